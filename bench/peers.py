@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ascend_lab.compiler import Graph, Node, compile_stages, simulate_graph, zoo
-from ascend_lab.compiler.evaluate import node_macs
+from ascend_lab.compiler.counts import node_macs
 from ascend_lab.compiler.ir import operator_of
 from ascend_lab.compiler.onnx import import_onnx
 from ascend_lab.compiler.onnx.export import export_onnx

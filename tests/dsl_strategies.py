@@ -37,20 +37,13 @@ from dsl_oracles import (
     unary,
 )
 from hypothesis import strategies as st
+from strategies import assert_bounds
 
 from ascend_lab.errors import ScheduleError
 from ascend_lab.machine.chip import Chip, load_chip
-from ascend_lab.machine.isa import Kernel, Launch, sanitize
+from ascend_lab.machine.isa import Kernel, sanitize
 from ascend_lab.machine.isa.memory import numpy_type
-from ascend_lab.machine.sim import (
-    KernelTimeline,
-    Surroundings,
-    Timeline,
-    analyse,
-    execute,
-    instruction_cost,
-    simulate_kernel,
-)
+from ascend_lab.machine.sim import execute, simulate_kernel
 from ascend_lab.operators import dsl as te
 from ascend_lab.operators.dsl.stages import Stage
 from ascend_lab.operators.dsl.tensor import topological
@@ -60,7 +53,6 @@ CHIPS = ("Ascend910A", "Ascend910B2")
 ALL_CHIPS = ("Toy", "Ascend310", "Ascend310P3", *CHIPS)
 CHIP_CASES = (*CHIPS, pytest.param("Toy", marks=pytest.mark.full))
 SIZES = (1, 2, 3, 5, 7, 13, 15, 16, 17, 31, 32, 33, 37, 67, 127, 128, 129)
-FORMATS = ("fp16", "fp32", "int32", "int8", "uint8", "bf16")
 
 
 @cache
@@ -155,19 +147,16 @@ def check_auto(
     return verify(outputs, arrays, schedule, whole=whole)
 
 
-def assert_time(kernel: Kernel, chip: Chip) -> KernelTimeline:
-    """Work of any pipe and of memory <= cycles <= sum of all parts; both engines agree."""
+def assert_time(kernel: Kernel, chip: Chip) -> None:
+    """Both engines agree on every pipe; phases are within their bounds and add up."""
     timeline = simulate_kernel(kernel, chip)
     plain = simulate_kernel(kernel, chip, engine="reference")
     assert timeline.cycles == plain.cycles
     assert [p.pipe_cycles for p in timeline.phases] == [p.pipe_cycles for p in plain.phases]
     waits = (len(kernel.phases) - 1) * chip.all_cores_cycles
     assert timeline.cycles == sum(p.cycles for p in timeline.phases) + waits
-    for launch, phase in zip(kernel.phases, timeline.phases, strict=True):
-        memory = phase.memory_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz
-        assert max(memory, pipe_work(launch, chip)) <= phase.cycles + 1e-6
-        assert phase.cycles <= max(sum_of_parts(phase), math.ceil(memory))
-    return timeline
+    for phase in timeline.phases:
+        assert_bounds(phase)
 
 
 def least_cycles(outputs: Sequence[Known], chip: Chip) -> float:
@@ -179,31 +168,6 @@ def least_cycles(outputs: Sequence[Known], chip: Chip) -> float:
     inputs = {t for t in topological(tensors) if t.body is None}
     size = sum(t.size_bytes for t in inputs)
     return size / chip.device_memory.rate_bytes_per_s * chip.clock_hz
-
-
-def pipe_work(launch: Launch, chip: Chip) -> int:
-    """Cycles of the busiest pipe of any core, were nothing to wait for."""
-    around = Surroundings(launch.core_count, analyse(launch, chip).fresh)
-    most = 0
-    for part in launch.parts:
-        work: dict[str, int] = {}
-        for instruction, times in part.program.instructions():
-            cost = instruction_cost(chip, instruction, around).occupancy_cycles
-            work[instruction.pipe] = work.get(instruction.pipe, 0) + cost * times
-        most = max(most, *work.values())
-    return most
-
-
-def sum_of_parts(phase: Timeline) -> int:
-    """Cycles of the longest core if nothing overlapped: work, flags, latencies waited for."""
-    return max(
-        max(part.tail_latency, default=0)
-        + sum(
-            runs * (cycles + latency)
-            for runs, cycles, latency in zip(part.runs(), part.cycles, part.latency, strict=True)
-        )
-        for part in phase.parts
-    )
 
 
 # -- random tensor programs ------------------------------------------------------------------------
@@ -336,21 +300,28 @@ class _Writer:
     def _reshape(self, a: Known) -> Known:
         total = math.prod(a.shape)
         first = self.pick((1, 2, 3, 7, 16))
-        shapes = [(total,), (1, *a.shape), (*a.shape, 1)]
+        shapes = [(total,), (-1,), (1, *a.shape), (*a.shape, 1)]
         shapes += [(first, total // first)] if total % first == 0 else []
         return reshape(a, self.pick(shapes))
 
     def _cut(self, a: Known) -> Known:
-        begin = [self.draw(st.integers(0, n - 1)) for n in a.shape]
-        end = [self.draw(st.integers(b + 1, n)) for b, n in zip(begin, a.shape, strict=True)]
-        return cut(a, begin, end, [1] * len(begin))
+        begin = [self.draw(st.integers(-n, n - 1)) for n in a.shape]
+        low = [b % n for b, n in zip(begin, a.shape, strict=True)]
+        end = [self.draw(st.integers(b + 1, n + 3)) for b, n in zip(low, a.shape, strict=True)]
+        step = [self.pick((1, 1, 2, 3)) for _ in a.shape]
+        if a.dtype == "int8":  # no chip moves single bytes
+            step[-1] = 1
+        return cut(a, begin, end, step)
 
     def _join(self, a: Known) -> Known:
-        return concat([a, self.pick((a, self.input(a.shape, a.dtype)))], self.pick((0, -1)))
+        axis = self.draw(st.integers(-len(a.shape), len(a.shape) - 1))
+        shape = list(a.shape)
+        shape[axis] = self.pick((1, 3, 16, 17, shape[axis]))
+        return concat(self.pick(((a, a), (a, self.input(shape, a.dtype), a))), axis)
 
     def _pad(self, a: Known) -> Known:
-        widths = [(self.pick((0, 1, 3)), self.pick((0, 2))) for _ in a.shape]
-        return pad(a, widths, self.pick((0.0, 1.0)))
+        widths = [(self.pick((0, 1, 3)), self.pick((0, 2, 16))) for _ in a.shape]
+        return pad(a, widths, self.pick((0.0, 1.0, -3.0)))
 
 
 def tame(a: Known, limit: int) -> bool:

@@ -261,7 +261,7 @@ def run(network: Network, chip: str, folder: Path) -> dict[str, Values]:
     except UnsupportedError:
         data = network.model.SerializeToString()
         beside_host = load_chip("Ascend310" if chip == "Toy" else chip)  # the toy has no host
-        return dict(place_model(data, beside_host, given=network.feed).run())
+        return dict(place_model(data, beside_host, inputs=network.feed).run())
     return _typed(evaluate(imported.graph, _inputs(network, imported)), imported)
 
 

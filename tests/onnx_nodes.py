@@ -175,7 +175,7 @@ def drawn(op: str, seed: int) -> Case:
 
 # -- element by element ---------------------------------------------------------------------------
 @family(
-    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Ceil", "Celu", "Cos",
+    "Abs", "BitwiseNot", "Ceil", "Celu", "Cos",
     "Cosh", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity", "IsInf",
     "IsNaN", "LeakyRelu", "Log", "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu",
     "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Swish", "Tan",
@@ -449,32 +449,6 @@ def _conv_transpose(draw: Draw) -> Drawn:
     return [x, w, b], attrs, 1
 
 
-@family("DeformConv", stored=(1, 3))
-def _deform_conv(draw: Draw) -> Drawn:
-    image, attrs = _window(draw, 2)
-    attrs.pop("auto_pad", None)
-    kernel = attrs["kernel_shape"]
-    strides = attrs.get("strides", (1, 1))
-    dilations = attrs.get("dilations", (1, 1))
-    pads = attrs.get("pads", (0,) * 4)
-    out = [
-        (n + pads[i] + pads[i + 2] - (k - 1) * d - 1) // s + 1
-        for i, (n, k, s, d) in enumerate(zip(image, kernel, strides, dilations, strict=True))
-    ]
-    group, per_group, each = draw.sizes(3, 1, 2)
-    channels = group * per_group
-    offset_group = draw.pick(*(g for g in (1, 2) if channels % g == 0))
-    attrs |= {"group": group, "offset_group": offset_group}
-    taps = kernel[0] * kernel[1] * offset_group
-    kind = draw.type()
-    x = draw.numbers((1, channels, *image), kind)
-    w = draw.numbers((group * each, per_group, *kernel), kind)
-    offset = draw.numbers((1, 2 * taps, *out), kind)
-    b = draw.numbers((group * each,), kind) if draw.chance() else None
-    mask = draw.numbers((1, taps, *out), kind) if draw.chance() else None
-    return [x, w, offset, b, mask], attrs, 1
-
-
 # -- pools ----------------------------------------------------------------------------------------
 @family("MaxPool", "AveragePool", "LpPool")
 def _pool(draw: Draw) -> Drawn:
@@ -497,27 +471,7 @@ def _global_pool(draw: Draw) -> Drawn:
     return [draw.numbers(shape, draw.type())], {"p": draw.size(1, 3)}, 1
 
 
-@family("MaxUnpool", stored=(2,))
-def _max_unpool(draw: Draw) -> Drawn:
-    rank = draw.pick(1, 2)
-    kernel = draw.sizes(rank, 2, 3)
-    pooled = draw.sizes(rank, 1, 3)
-    shape = (draw.size(1, 2), draw.size(1, 2), *pooled)
-    spatial = tuple(n * k for n, k in zip(pooled, kernel, strict=True))
-    per_image = int(np.prod(spatial))
-    total = int(np.prod(shape[:2])) * per_image
-    flat = np.empty(shape, np.int64)
-    for i in range(shape[0]):
-        for j in range(shape[1]):
-            places = draw.rng.permutation(per_image)[: int(np.prod(pooled))]
-            base = (i * shape[1] + j) * per_image
-            flat[i, j] = np.sort(places).reshape(pooled) + base
-    assert total
-    x = draw.numbers(shape, draw.type())
-    return [x, flat], {"kernel_shape": kernel, "strides": kernel}, 1
-
-
-@family("MaxRoiPool", "RoiAlign")
+@family("RoiAlign")
 def _roi(draw: Draw) -> Drawn:
     kind = draw.type()
     n = draw.size(1, 2)
@@ -530,9 +484,6 @@ def _roi(draw: Draw) -> Drawn:
     high = low + draw.rng.uniform(0.2, 4, (count, 2))
     boxes = np.concatenate((low, high), 1).astype(kind)
     batch = draw.rng.integers(0, n, count)
-    if draw.op == "MaxRoiPool":
-        rois = np.concatenate((batch[:, None], np.round(boxes)), 1).astype(kind)
-        return [x, rois], {"pooled_shape": draw.sizes(2, 1, 3), "spatial_scale": 1.0}, 1
     attrs = {
         "mode": draw.pick("avg", "max"), "output_height": draw.size(1, 3),
         "output_width": draw.size(1, 3), "sampling_ratio": draw.size(0, 2),
@@ -724,22 +675,6 @@ def _rotary(draw: Draw) -> Drawn:
         return [x, draw.numbers(table, kind), draw.numbers(table, kind), ids], attrs, 1
     table = (n, s, half)
     return [x, draw.numbers(table, kind), draw.numbers(table, kind)], attrs, 1
-
-
-@family("TensorScatter")
-def _tensor_scatter(draw: Draw) -> Drawn:
-    n = draw.size(1, 3)
-    h = draw.size(1, 2)
-    most = draw.size(2, 5)
-    d = draw.size(1, 3)
-    count = draw.size(1, most)
-    mode = draw.pick("linear", "circular")
-    kind = draw.type()
-    top = most - count if mode == "linear" else most - 1
-    at = draw.rng.integers(0, top + 1, n)
-    cache = draw.numbers((n, h, most, d), kind)
-    update = draw.numbers((n, h, count, d), kind)
-    return [cache, update, at if draw.chance(0.8) else None], {"mode": mode}, 1
 
 
 # -- normalisation --------------------------------------------------------------------------------
@@ -973,25 +908,6 @@ def _unique(draw: Draw) -> Drawn:
     return [x], attrs, draw.size(1, 4)
 
 
-@family("NonMaxSuppression", stored=(2, 3, 4))
-def _non_max_suppression(draw: Draw) -> Drawn:
-    n = draw.size(1, 2)
-    classes = draw.size(1, 2)
-    count = draw.size(1, 8)
-    low = draw.rng.uniform(0, 5, (n, count, 2))
-    boxes = np.concatenate((low, low + draw.rng.uniform(0.5, 4, (n, count, 2))), 2)
-    if draw.chance(0.3):  # any two opposite corners describe a box
-        boxes = boxes[..., [2, 3, 0, 1]]
-    scores = draw.rng.random((n, classes, count)).astype(np.float32)
-    limits = [
-        np.array([draw.size(1, 5)], np.int64),
-        *(np.array([v], np.float32) for v in (0.4, 0.2)),
-    ]
-    count_given = draw.size(1, 3)
-    attrs = {"center_point_box": draw.size(0, 1)}
-    return [boxes.astype(np.float32), scores, *limits[:count_given]], attrs, 1
-
-
 @family("OneHot", stored=(1,))
 def _one_hot(draw: Draw) -> Drawn:
     shape = draw.shape(0, 3)
@@ -1075,31 +991,9 @@ def _dft(draw: Draw) -> Drawn:
     return [x, length, np.array(1, np.int64)], attrs, 1
 
 
-@family("STFT", stored=(1, 2, 3))
-def _stft(draw: Draw) -> Drawn:
-    step = draw.size(1, 4)
-    frame = draw.size(3, 6)
-    x = draw.numbers((draw.size(1, 2), frame + draw.size(0, 9), 1))
-    window = draw.numbers((frame,)) if draw.chance() else None
-    values = [x, np.array(step, np.int64), window, np.array(frame, np.int64)]
-    return values, {"onesided": draw.size(0, 1)}, 1
-
-
 @family("HannWindow", "HammingWindow", "BlackmanWindow", stored=(0,))
 def _window_function(draw: Draw) -> Drawn:
     return [np.array(draw.size(2, 9), np.int64)], {"periodic": draw.size(0, 1)}, 1
-
-
-@family("MelWeightMatrix", stored=(0, 1, 2, 3, 4))
-def _mel(draw: Draw) -> Drawn:
-    numbers = [np.array(n, np.int64) for n in (draw.size(3, 8), draw.pick(16, 32, 64), 8000)]
-    return [*numbers, np.array(0, np.float32), np.array(3000, np.float32)], {}, 1
-
-
-@family("Det")
-def _det(draw: Draw) -> Drawn:
-    size = draw.size(1, 4)
-    return [draw.numbers((*draw.shape(0, 2), size, size), draw.type())], {}, 1
 
 
 # -- quantised ------------------------------------------------------------------------------------
@@ -1160,43 +1054,3 @@ def _loss(draw: Draw) -> Drawn:
             target.flat[0] = (attrs["ignore_index"] + 1) % c
     outputs = draw.size(1, 2) if draw.op == "SoftmaxCrossEntropyLoss" else 1
     return [x, target, weight], attrs, outputs
-
-
-# -- texts ----------------------------------------------------------------------------------------
-@family("StringConcat")
-def _string_concat(draw: Draw) -> Drawn:
-    words = np.array(["a", "bc", "", "d e"], object)
-    pairs = [words[draw.rng.integers(0, 4, (2, 3))] for _ in range(2)]
-    return pairs, {}, 1
-
-
-@family("StringSplit")
-def _string_split(draw: Draw) -> Drawn:
-    words = np.array(["a b", "b,c d", " e  f ", "g"], object)
-    attrs: dict[str, Any] = {"delimiter": draw.pick(" ", ",")} if draw.chance() else {}
-    return [words[draw.rng.integers(0, 4, 3)]], attrs, 2
-
-
-@family("RegexFullMatch")
-def _regex(draw: Draw) -> Drawn:
-    words = np.array(["abc", "a1", "bc", "zz9"], object)
-    return [words[draw.rng.integers(0, 4, 3)]], {"pattern": draw.pick("[a-z]+", "a.*")}, 1
-
-
-@family("StringNormalizer")
-def _string_normalizer(draw: Draw) -> Drawn:
-    words = np.array(["Monday", "tuesday", "THURSDAY"], object)
-    attrs = {"case_change_action": draw.pick("LOWER", "UPPER", "NONE"), "is_case_sensitive": 1,
-             "stopwords": draw.pick(["monday"], ["tuesday"])}  # fmt: skip
-    return [words[draw.rng.integers(0, 3, 4)]], attrs, 1
-
-
-@family("TfIdfVectorizer")
-def _tf_idf(draw: Draw) -> Drawn:
-    attrs = {
-        "mode": draw.pick("TF", "IDF", "TFIDF"), "min_gram_length": draw.size(1, 2),
-        "max_gram_length": 2, "max_skip_count": draw.size(0, 2), "ngram_counts": [0, 4],
-        "ngram_indexes": [0, 1, 2, 3, 4, 5, 6], "pool_int64s": [2, 3, 5, 4, 5, 6, 7, 8, 6, 7],
-        "weights": [1.0, 2.0, 3.0, 1.0, 0.5, 1.5, 2.5],
-    }  # fmt: skip
-    return [draw.rng.integers(2, 9, 12).astype(draw.pick("int32", "int64"))], attrs, 1

@@ -6,6 +6,7 @@ every draw is legal, free of races, and has queues of 1-3 slots, tails and barri
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +30,8 @@ from ascend_lab.machine.isa import (
     Region,
     binding_of,
 )
+from ascend_lab.machine.sim import Timeline
+from ascend_lab.machine.sim.compiled import WORK
 from ascend_lab.operators.kernels import GemmSchedule, GemmShape
 
 Values = NDArray[Any]
@@ -433,3 +436,21 @@ def without_flags(program: Program, src: str, dst: str) -> Program:
         return None if event is not None and (event.src, event.dst) == (src, dst) else instruction
 
     return edited(program, keep)
+
+
+def assert_bounds(timeline: Timeline) -> None:
+    """Work of any pipe and of memory <= cycles <= sum of work + latencies + flags."""
+    program = timeline.compiled
+    chip = timeline.chip
+    memory_s = timeline.memory_bytes / chip.device_memory.rate_bytes_per_s
+    memory_cycles = memory_s * chip.clock_hz
+    work = dict.fromkeys(program.pipes, 0)
+    everything = max(program.tail_latency, default=0)
+    rows = zip(program.steps, program.runs(), program.cycles, program.latency, strict=True)
+    for step, runs, cycles, latency in rows:
+        everything += runs * (cycles + latency)
+        if step.kind == WORK:
+            work[program.pipes[step.pipe]] += runs * cycles
+    assert all(timeline.busy_cycles[pipe] <= work[pipe] for pipe in work)
+    assert max(memory_cycles, *work.values()) <= timeline.cycles + 1e-6
+    assert timeline.cycles <= max(everything, math.ceil(memory_cycles))

@@ -7,9 +7,9 @@ import pytest
 from matplotlib.text import Text
 from page_checks import assert_apart
 
-from ascend_lab.errors import CapacityError, PathError
-from ascend_lab.lab.checks import chapter01_02 as chapter02, check_ex_02_2
-from ascend_lab.lab.figures import fig_core_map, fig_core_path
+from ascend_lab.errors import PathError
+from ascend_lab.lab.checks import chapter01_02 as chapter02
+from ascend_lab.lab.figures import fig_core_map
 from ascend_lab.lab.figures.core import find_route, move_over
 from ascend_lab.lab.figures.style import LabFigure
 from ascend_lab.machine.chip import PRESETS, Chip, load_chip
@@ -118,37 +118,7 @@ def test_route_is_the_shortest_legal_chain(name: str) -> None:
         assert sum(move.occupied_cycles for move in found) == best
 
 
-def test_path_figure_refuses_what_does_not_fit_or_does_not_exist() -> None:
-    with pytest.raises(CapacityError, match="64 KiB"):
-        fig_core_path("Ascend910A", "L1", "L0A", 68)
-    with pytest.raises(PathError, match="BT"):
-        fig_core_path("Ascend910A", "L1", "BT", 1)
-    with pytest.raises(PathError, match="L0A->UB"):
-        fig_core_path("Ascend910A", "L0A", "UB", 1)
-
-
 # -- the checks of the exercises ---------------------------------------------------------------
-def relu_with_a_queue(tiles: int) -> object:
-    k = KernelBuilder("relu", load_chip("Toy"))
-    x = k.tensor("x", "fp16", 256 * tiles)
-    y = k.tensor("y", "fp16", 256 * tiles)
-    loads = k.queue("loads", "UB", "fp16", 256, src="MTE2", dst="V")
-    stores = k.queue("stores", "UB", "fp16", 256, src="V", dst="MTE3")
-    with k.loop("i", tiles) as i:
-        k.copy(loads.alloc().region(), x.region(i * 256, 256))
-        loads.enqueue()
-        source = loads.dequeue()
-        target = stores.alloc()
-        k.vector("vrelu", target.region(0, (2, 128)), source.region(0, (2, 128)))
-        loads.free()
-        stores.enqueue()
-        k.copy(y.region(i * 256, 256), stores.dequeue().region())
-        stores.free()
-    return k.finish()
-
-
-def test_a_program_with_queues_keeps_all_orders() -> None:
-    assert check_ex_02_2(relu_with_a_queue).passed
 
 
 def test_largest_k_leaves_room_for_two_and_not_for_one_block_more() -> None:

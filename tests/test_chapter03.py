@@ -1,7 +1,5 @@
 """Chapter 3: rooflines from counted bytes, closed forms against programs, figures and checks."""
 
-from dataclasses import replace
-
 import pytest
 
 from ascend_lab.errors import CapacityError, InputError, MachineError
@@ -53,13 +51,6 @@ def stream(chip: Chip, size: int, passes: int, cores: int) -> Timeline:
 
 
 # --- levels and dots ------------------------------------------------------------------------------
-def test_the_layer_of_the_question_is_on_both_sides() -> None:
-    dot = rf.level_dot("layer", layer())
-    levels = rf.levels_of(layer())
-    above = [dot.ops_per_byte(lv.name) / rf.ridge_point(PEAK, lv) for lv in levels]
-    assert above[0] > 1.5
-    assert above[2] < 0.5
-    assert rf.binding_level(dot, PEAK, levels)[0] == rf.INTO_L2
 
 
 @pytest.mark.parametrize(("m", "n"), [(16, 256), (64, 64), (128, 256), (48, 80)])
@@ -68,11 +59,6 @@ def test_intensity_into_l0_is_macs_per_element(m: int, n: int) -> None:
     dot = rf.level_dot("", run)
     assert dot.ops_per_byte(rf.INTO_L0) == pytest.approx(m * n / (m + n), rel=1e-12)
     assert dot.ops_per_byte(rf.INTO_L1) == dot.ops_per_byte(rf.INTO_L0)
-
-
-def test_a_convolution_reuses_l1() -> None:
-    dot = rf.level_dot("", convolution())
-    assert dot.ops_per_byte(rf.INTO_L1) > 3 * dot.ops_per_byte(rf.INTO_L0)
 
 
 def test_intensity_at_memory_is_that_of_three_matrices() -> None:
@@ -92,14 +78,6 @@ def test_no_program_is_above_a_roof(name: str) -> None:
         dot = rf.level_dot("", run)
         for level in rf.levels_of(run):
             assert dot.ops_per_s <= rf.attainable(dot.ops_per_byte(level.name), peak, level)
-
-
-def test_the_rate_into_l0_follows_the_mix_of_a_and_b() -> None:
-    only_b, even, only_a = (rf.chip_levels(CHIP, share_of_a=s)[0] for s in (0.0, 0.5, 1.0))
-    per_core = CHIP.clock_hz * CHIP.core_count
-    assert only_b.rate_bytes_per_s == pytest.approx(256 * per_core)
-    assert only_a.rate_bytes_per_s == pytest.approx(512 * per_core)
-    assert even.rate_bytes_per_s == pytest.approx(2 / (1 / 256 + 1 / 512) * per_core)
 
 
 @pytest.mark.parametrize("chip", presets().values(), ids=presets())
@@ -135,38 +113,12 @@ def test_the_sum_on_mte2_explains_what_the_roofs_do_not() -> None:
         assert roof > 1.15 * dot.ops_per_s
 
 
-def test_n_cores_share_and_a_second_pass_hits_up_to_the_size_of_l2() -> None:
-    for n in (1, 8, 16, 32):
-        memory = (n << 20) / stream(CHIP, n << 20, 1, n).cycles
-        l2 = 256 * (n << 20) / stream(CHIP, n << 20, 256, n).cycles
-        assert memory == pytest.approx(min(n * 110, 1200), rel=0.07)
-        assert l2 == pytest.approx(min(n * 110, 4000), rel=0.04)
-        assert memory <= min(n * 110, 1200)
-    edge = load_chip("Ascend310")
-    for size, times in ((edge.l2.size_bytes, 1), (edge.l2.size_bytes + (1 << 20), 2)):
-        assert stream(edge, size, 2, 2).memory_bytes == times * size
-
-
-def test_the_cliff_lies_where_a_pass_outgrows_l2() -> None:
-    edge = load_chip("Ascend310")
-    before, after = (matmul(edge, 2048, side, side, 128, 64, 128, 4, 1, 2) for side in (1792, 2048))
-    assert after.memory_bytes > 5 * before.memory_bytes
-    assert after.peak_share < 0.7 * before.peak_share
-    roomy = replace(edge, l2=replace(edge.l2, size_bytes=1 << 24))
-    assert matmul(roomy, 2048, 2048, 2048, 128, 64, 128, 4, 1, 2).peak_share > 0.8
-
-
 def test_padding_is_counted_by_the_program_as_by_the_formula() -> None:
     for dtype in ("fp16", "int8"):
         for side in (16, 17, 33, 50, 67):
             shape = GemmShape(side, side, side, dtype)
             run = simulate(gemm_launch(shape, CHIP, GemmSchedule(64, 64, 64, 1, 1, 1)), CHIP)
             assert side**3 / run.macs == pytest.approx(useful_share(side, dtype))
-
-
-def test_the_tile_of_the_deliberate_failure_overflows_l0c() -> None:
-    with pytest.raises(CapacityError, match=r"L0C.* 524288 .*262144"):
-        matmul(CHIP, 4096, 4096, 4096, 256, 32, 512, 1, 4, 8)
 
 
 # --- figures --------------------------------------------------------------------------------------

@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ascend_lab.errors import CapacityError, SimulationError
 from ascend_lab.lab import figures
 from ascend_lab.lab.checks.chapter03_04 import max_plus_product
 from ascend_lab.lab.figures import gantt
-from ascend_lab.lab.figures.style import PIPE_STYLE
 from ascend_lab.machine.chip import Chip, load_chip
 from ascend_lab.machine.isa import KernelBuilder, Program
 from ascend_lab.machine.sim import Timeline, simulate
@@ -68,13 +66,6 @@ def bars(ax: Any) -> list[tuple[int, float, float, tuple[float, ...]]]:
     ]
 
 
-def test_rows_follow_the_data_and_know_every_pipe(timeline: Timeline) -> None:
-    assert set(gantt.FLOW) == set(PIPE_STYLE)
-    assert gantt.pipes_of([timeline]) == ["MTE2", "V", "MTE3"]
-    (ax,) = figures.fig_gantt(timeline).axes
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["MTE2", "V", "MTE3"]
-
-
 def test_bars_are_the_spans_and_stalls_look_different(timeline: Timeline) -> None:
     (ax,) = figures.fig_gantt(timeline, critical=False).axes
     drawn = bars(ax)
@@ -87,69 +78,6 @@ def test_bars_are_the_spans_and_stalls_look_different(timeline: Timeline) -> Non
         colours = [{bar[3] for bar in own if bar[1:3] in kind} for kind in (worked, stalled)]
         assert len(colours[0]) == len(colours[1]) == 1
         assert colours[0] != colours[1]
-
-
-def test_the_critical_path_is_drawn_and_can_be_left_out(timeline: Timeline) -> None:
-    def longest(critical: bool) -> Any:
-        (ax,) = figures.fig_gantt(timeline, critical=critical).axes
-        return max((line.get_xdata() for line in ax.lines), key=len)
-
-    path = timeline.critical_path
-    assert list(longest(True)) == [x for s in path for x in (s.start + s.stall_cycles, s.end)]
-    assert len(longest(False)) == 2
-
-
-def test_pieces_of_work_count_the_tiles(timeline: Timeline) -> None:
-    for pipe in ("MTE2", "V", "MTE3"):
-        pieces = gantt.work_pieces(timeline, pipe)
-        assert len(pieces) == 8
-        assert sum(end - start for start, end in pieces) == timeline.busy_cycles[pipe]
-    (ax,) = figures.fig_gantt(timeline).axes
-    assert sorted(text.get_text() for text in ax.texts) == sorted("01234567" * 3)
-    assert not figures.fig_gantt(timeline, numbers=False).axes[0].texts
-
-
-def test_a_window_cuts(timeline: Timeline) -> None:
-    (ax,) = figures.fig_gantt(timeline, window=(500, 900)).axes
-    assert ax.get_xlim() == (500, 900)
-    assert all(end > 500 and start < 900 for _, start, end, _ in bars(ax))
-
-
-def test_latency_is_drawn_behind_the_load() -> None:
-    """The dotted line covers the cycles between the end of a load and its flag."""
-
-    def dotted(chip: Chip) -> set[int]:
-        (ax,) = figures.fig_gantt(simulate(work(chip), chip), critical=False).axes
-        pairs = [line.get_xdata() for line in ax.lines if line.get_ydata()[0] < 0]
-        return {round(x[1] - x[0]) for x in pairs}
-
-    assert dotted(QUIET) == set()
-    assert dotted(FAR) == {200}
-
-
-def test_barriers_are_neither_work_nor_stalls() -> None:
-    k = KernelBuilder("fenced", TOY)
-    slot = k.buffer("slot", "UB", "fp16", 1024)
-    k.copy(slot.region(), k.tensor("x", "fp16", 1024).region())
-    k.barrier()
-    k.vector("vrelu", slot.region(0, (8, 128)), slot.region(0, (8, 128)))
-    run = simulate(k.finish(), TOY)
-    assert len(gantt.work_pieces(run, "MTE2")) == len(gantt.work_pieces(run, "V")) == 1
-    legend = figures.fig_gantt(run).legends[0].get_texts()
-    assert "barrier" in [text.get_text() for text in legend]
-
-
-def test_many_bars_are_joined_to_keep_drawing_fast() -> None:
-    run = simulate(work(QUIET, rounds=1500), QUIET)
-    (ax,) = figures.fig_gantt(run, critical=False).axes
-    spans = sum("flag" not in s.name or s.stall_cycles > 0 for s in run.spans)
-    assert 3 <= len(ax.patches) < spans / 10
-
-
-def test_too_many_instructions_are_refused() -> None:
-    huge = simulate(work(QUIET, rounds=50_000), QUIET)
-    with pytest.raises(SimulationError, match="smaller shape"):
-        figures.fig_gantt(huge)
 
 
 # --- figures of the chapter -----------------------------------------------------------------------
@@ -177,27 +105,6 @@ def test_d_buffers_give_at_most_a_factor_d(chip: Chip, degree: int) -> None:
         now = gantt.steady_cycles(work, chip, (degree,), depth, rounds=12)
         assert one / depth <= now <= before
         before = now
-
-
-def test_full_gain_of_the_second_buffer_means_that_a_third_pays() -> None:
-    """The chapter's rule, on programs from latency-bound to compute-bound."""
-    seen = set()
-    for degree in range(1, 9):
-        one, two, three = (
-            gantt.steady_cycles(work, FAR, (degree,), d, rounds=12) for d in (1, 2, 3)
-        )
-        assert (one / two == 2.0) == (three < two)
-        seen.add(three < two)
-    assert seen == {True, False}
-
-
-def test_overlap_figure_answers_to_every_slider() -> None:
-    texts = {figures.fig_overlap(work, QUIET).alt_text}
-    for change in ({"degree": 5}, {"buffers": 1}, {"latency_cycles": 300}, {"tiles": 5}):
-        texts.add(figures.fig_overlap(work, QUIET, **change).alt_text)
-    assert len(texts) == 5
-    with pytest.raises(CapacityError, match="UB"):
-        figures.fig_overlap(work, QUIET, buffers=5)
 
 
 # --- exercises ------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from page_checks import assert_apart, printed
 
-from ascend_lab.errors import CapacityError, InputError, ScheduleError
+from ascend_lab.errors import InputError, ScheduleError
 from ascend_lab.lab.figures import fig_choices, fig_nest, fig_pairs, fig_tails
 from ascend_lab.lab.figures.expressions import add_relu
 from ascend_lab.machine.chip import load_chip
@@ -38,38 +38,6 @@ def test_the_cube_walks_padded_fractals(dtype: str, out: str) -> None:
     got = interpret(te.auto_schedule(c, CHIP), feed)["c"]
     assert got.shape == (m, n) and got.dtype == numpy_type(out)
     assert abs(got - exact).max() <= (0 if dtype == "int8" else 2e-3 * abs(exact).max())
-
-
-OPERATIONS = {
-    "vabs": np.abs,
-    "vrelu": lambda v: np.maximum(v, 0),
-    "vexp": np.exp,
-    "vsqrt": np.sqrt,
-    "vrec": lambda v: 1 / v,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "round": np.rint,
-}
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_operations_are_rounded_like_the_hardware(name: str) -> None:
-    values = abs(normal(64, scale=4)) + np.float16(0.25)
-    y = te.renamed(getattr(te, name)(te.placeholder((64,), name="x")), "y")
-    got = interpret(te.create_schedule(y, CHIP), {"x": values})["y"]
-    exact = OPERATIONS[name](values.astype(np.float32)).astype(numpy_type(y.dtype))
-    assert np.array_equal(got, exact)
-    assert np.array_equal(got, te.run(te.auto_schedule(y, CHIP), {"x": values})["y"])
-
-
-def test_comparison_selection_and_casts() -> None:
-    a = te.placeholder((40,), name="a")
-    b = te.placeholder((40,), name="b")
-    y = te.renamed(te.cast_to(te.select(te.vcmp(a, b, "gt"), a, te.vmuls(b, -3.0)), "int8"), "y")
-    feed = {"a": normal(40, scale=90), "b": normal(40, seed=1, scale=90)}
-    exact = np.where(feed["a"] > feed["b"], feed["a"], feed["b"] * np.float16(-3))
-    exact = np.clip(np.rint(exact), -128, 127).astype(np.int8)
-    assert np.array_equal(interpret(te.create_schedule(y, CHIP), feed)["y"], exact)
 
 
 def test_inputs_and_hand_written_stages_are_errors_with_names() -> None:
@@ -104,13 +72,6 @@ def pairs() -> dict[str, tuple[te.Schedule, te.Schedule]]:
 def test_texts_stay_inside_and_apart(make) -> None:
     fig = make()
     assert_apart(fig, [t for ax in fig.axes for t in (*ax.texts, ax.xaxis.label)], room=1)
-
-
-def test_choices_that_do_not_fit_are_errors() -> None:
-    with pytest.raises(CapacityError, match="bytes of UB"):
-        fig_choices(True, 32768, "cut", 2, 1)
-    with pytest.raises(ScheduleError, match="a factor from 1 to 20864"):
-        fig_choices(True, 32768, "cut", 1, 48)
 
 
 # -- the page ---------------------------------------------------------------------------------

@@ -5,21 +5,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ascend_lab.errors import PathError
 from ascend_lab.lab.checks.chapter07_08 import AXES, ORDERS, nest
 from ascend_lab.lab.figures import fig_tile_fit
 from ascend_lab.machine.chip import load_chip
-from ascend_lab.machine.sim import execute, simulate
+from ascend_lab.machine.sim import execute
 from ascend_lab.operators.kernels import (
     GemmSchedule,
     GemmShape,
-    default_schedule,
-    gemm_launch,
     tile_bytes,
 )
 
 CHIP = load_chip("Ascend910A")
-DEEP = GemmShape(64, 65536, 64)
 
 
 # --- figures --------------------------------------------------------------------------------------
@@ -61,22 +57,3 @@ def test_every_order_computes_the_product(order: str) -> None:
     inputs = {x: tiled(x, full[x]).astype(kinds[AXES[x][2]]) for x in AXES}
     got = execute(nest(CHIP, order, trips, tile=1), inputs, CHIP)["c"]
     assert np.array_equal(got, tiled("c", full["c"] + full["a"] @ full["b"]))
-
-
-def test_the_split_chip_cannot_bring_sums_back() -> None:
-    with pytest.raises(PathError):
-        nest(load_chip("Ascend910B2"), "mkn", {"m": 1, "k": 1, "n": 1}, tile=1)
-
-
-# --- what the chapter says ------------------------------------------------------------------------
-def test_what_the_chapter_says_about_its_deep_product_holds() -> None:
-    """The text says that longer stages are faster, and that the rule's choice is not the best."""
-    rule = default_schedule(DEEP, CHIP)
-    steps = [
-        simulate(gemm_launch(DEEP, CHIP, GemmSchedule(16, 128, 16, step, 4, 4)), CHIP).cycles
-        for step in (1, 2, 4)
-    ]
-    assert steps == sorted(steps, reverse=True)
-    chosen = simulate(gemm_launch(DEEP, CHIP, rule), CHIP).cycles
-    best = simulate(gemm_launch(DEEP, CHIP, GemmSchedule(16, 1024, 16, 1, 4, 4)), CHIP).cycles
-    assert best < chosen

@@ -1,28 +1,23 @@
 """The figures of the convolution chapter, its three coded exercises, and what its text claims."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ascend_lab.errors import InputError
-from ascend_lab.lab.checks.chapter07_08 import addresses, folded
+from ascend_lab.lab.checks.chapter07_08 import addresses
 from ascend_lab.lab.figures import fig_windows
-from ascend_lab.lab.figures.layouts import copies_of, matrix_sizes
+from ascend_lab.lab.figures.layouts import matrix_sizes
 from ascend_lab.lab.kernels import explicit_conv, im2col_launch
 from ascend_lab.machine.chip import load_chip
-from ascend_lab.machine.sim import execute, simulate, simulate_kernel
-from ascend_lab.operators.kernels import ConvShape, conv_launch
+from ascend_lab.machine.sim import execute, simulate_kernel
+from ascend_lab.operators.kernels import ConvShape
 
 CHIP = load_chip("Ascend910A")
 
 
 # --- figures --------------------------------------------------------------------------------------
-def test_copies_are_counted_by_hand() -> None:
-    matrix, copies = copies_of(ConvShape(1, 1, 3, 3, 1, 2, 2))
-    assert matrix.tolist() == [[1, 2, 4, 5], [2, 3, 5, 6], [4, 5, 7, 8], [5, 6, 8, 9]]
-    assert copies.tolist() == [0, 1, 2, 1, 2, 4, 2, 1, 2, 1]
 
 
 @pytest.mark.parametrize("pad", [0, 1])
@@ -68,30 +63,3 @@ def test_addresses_are_those_of_the_kernels() -> None:
     stored = a.reshape(12, -1, 16)[column // 16, m, column % 16]
     np.testing.assert_array_equal(picked, stored.astype(int) - 1)
     assert (picked == -1).any()
-
-
-def test_folding_an_image_moves_parities_into_channels() -> None:
-    x = np.arange(16).reshape(1, 1, 4, 4)
-    got = folded(x)
-    assert got.shape == (1, 4, 2, 2)
-    assert got[0, :, 0, 0].tolist() == [0, 1, 4, 5]
-    assert got[0, :, 1, 1].tolist() == [10, 11, 14, 15]
-
-
-# --- claims of the text ---------------------------------------------------------------------------
-@pytest.mark.parametrize("name", ["Ascend310", "Ascend910A", "Ascend910B2"])
-def test_what_the_chapter_says_holds_on_the_chips_it_names(name: str) -> None:
-    chip = load_chip(name)
-
-    def cycles(shape: ConvShape) -> int:
-        return simulate(conv_launch(shape, chip), chip).cycles
-
-    dense = ConvShape(8, 256, 28, 28, 256, 3, 3, pad=1)
-    depthwise = replace(dense, groups=256)
-    assert cycles(dense) / cycles(depthwise) < 16
-    share = depthwise.ops / cycles(depthwise) * chip.clock_hz / chip.peak_ops_per_s("fp16")
-    assert share < 1 / 16
-    stem = ConvShape(8, 3, 224, 224, 64, 7, 7, 2, 3)
-    small = ConvShape(8, 12, 115, 115, 64, 4, 4)
-    assert stem.out_hw == small.out_hw
-    assert cycles(stem) > 2 * cycles(small)

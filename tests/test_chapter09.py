@@ -5,16 +5,11 @@ import re
 import pytest
 from page_checks import assert_apart, printed
 
-from ascend_lab.errors import LayoutError
 from ascend_lab.lab.figures import fig_address_maps, fig_element, fig_padding
 from ascend_lab.lab.figures.layouts import matrix_maps
 from ascend_lab.lab.figures.style import LabFigure
 
-
 # -- figures ----------------------------------------------------------------------------------
-def test_an_element_outside_is_an_error_with_its_bounds() -> None:
-    with pytest.raises(LayoutError, match=r"0\.\.27.*28"):
-        fig_element(28, 0)
 
 
 @pytest.mark.parametrize("fig", [fig_address_maps(matrix_maps()), fig_element(), fig_padding()])

@@ -1,7 +1,5 @@
 """The checks and figures of chapter 21, and what its prose claims."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from onnx_models import run_onnx
@@ -9,19 +7,16 @@ from onnx_models import run_onnx
 from ascend_lab.aoe.subgraph import (
     Region,
     SlicePlan,
-    compiled,
-    plan_time,
     prepared,
     sliced,
-    tune_subgraph,
 )
 from ascend_lab.aoe.subgraph.segments import Segments
 from ascend_lab.aoe.subgraph.slicing import even, ranges_of
-from ascend_lab.compiler import GraphBuilder, evaluate, simulate_graph
+from ascend_lab.compiler import evaluate
 from ascend_lab.compiler.onnx import export_onnx
 from ascend_lab.compiler.slice import part_of
 from ascend_lab.compiler.zoo import build
-from ascend_lab.lab.checks.chapter21_22 import chain_rows, eyes, least_slices
+from ascend_lab.lab.checks.chapter21_22 import chain_rows, eyes
 from ascend_lab.lab.figures.tuned_networks import Bands
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.sim.l2 import L2, Access
@@ -35,15 +30,7 @@ def net():
     return prepared(eyes(), CHIP)
 
 
-def time_of(net, *regions):
-    return plan_time(net, SlicePlan(regions), CHIP)
-
-
 # -- exercises -------------------------------------------------------------------------------------
-def test_the_least_number_of_slices_by_hand():
-    assert least_slices(16, 0, 10, 0, 160) == 1
-    assert least_slices(16, 2, 10, 20, 100) == 3  # 6 rows and 2 more are 80 bytes
-    assert least_slices(16, 8, 10, 0, 80) == 0
 
 
 def test_the_formula_of_the_halo_is_what_slice_rules_say(net):
@@ -86,34 +73,13 @@ def test_bands_are_what_the_package_says_of_l2(count, l2_rows):
     assert (bands.count("hit"), bands.memory_rows) == (found, moved)
 
 
-@pytest.mark.full
-def test_images_beat_rows_and_recomputing_beats_storing(net):
-    rows = Region("conv1", "pool", "height", (28, 28))
-    halves = time_of(net, rows)
-    stored = time_of(net, replace(rows, halo="store"))
-    images = time_of(net, Region("conv1", "pool", "batch", (4, 3)))
-    whole = time_of(net)
-    assert images < halves < stored < whole
-    result = tune_subgraph(eyes(), CHIP, time_limit_s=None)
-    assert [r.parts for r in result.plan.regions] == [(4, 3)] and result.after_s < images
-
-
-def test_zigzag_reads_weights_once():
-    net = GraphBuilder("dense", "fp16")
-    x = net.input("x", (4096, 2048))
-    for i in range(4):
-        x = net.relu(net.matmul(x, net.weight((2048, 2048)), name=f"m{i}"), name=f"r{i}")
-    net.output(x)
-    graph = prepared(net.build(), CHIP)
-    depth, zigzag = (
-        simulate_graph(
-            compiled(
-                sliced(graph, SlicePlan((Region("m0", "r3", "batch", (512,) * 8, order),))), CHIP
-            )
-        )
-        for order in ("depth", "zigzag")
-    )
-    assert zigzag.memory_bytes < depth.memory_bytes and zigzag.time_s < depth.time_s
+def test_the_sliced_graph_runs_as_onnx(net):
+    plan = SlicePlan((Region("conv1", "pool", "batch", (4, 3)),))
+    graph = sliced(net, plan)
+    rng = np.random.default_rng(0)
+    inputs = {"x": rng.integers(-2, 3, (7, 3, 224, 224)).astype(np.float16)}
+    (got,) = run_onnx(export_onnx(graph), inputs).values()
+    np.testing.assert_array_equal(got, evaluate(net, inputs)["pool"])
 
 
 def test_kernels_on_one_image_fill_the_cores_less_well():
@@ -125,12 +91,3 @@ def test_kernels_on_one_image_fill_the_cores_less_well():
         launches = segments.launch_s * sum(kernels for _, kernels in floors)
         work[batch] = sum(time_s for time_s, _ in floors) - launches
     assert 16 * work[1] > 1.2 * work[16]
-
-
-def test_the_sliced_graph_runs_as_onnx(net):
-    plan = SlicePlan((Region("conv1", "pool", "batch", (4, 3)),))
-    graph = sliced(net, plan)
-    rng = np.random.default_rng(0)
-    inputs = {"x": rng.integers(-2, 3, (7, 3, 224, 224)).astype(np.float16)}
-    (got,) = run_onnx(export_onnx(graph), inputs).values()
-    np.testing.assert_array_equal(got, evaluate(net, inputs)["pool"])

@@ -3,11 +3,6 @@
 import numpy as np
 import pytest
 
-from ascend_lab.cluster import load_topology
-from ascend_lab.cluster.parallel import best_plans, placements
-from ascend_lab.cluster.parallel.model import GraphModel
-from ascend_lab.cluster.parallel.plan import Unit, bubble_share
-from ascend_lab.cluster.parallel.timing import PlanTime, TopologyCosts, plan_time
 from ascend_lab.cluster.parallel.values import (
     Plan,
     Sgd,
@@ -17,18 +12,8 @@ from ascend_lab.cluster.parallel.values import (
     train_single,
     transformer,
 )
-from ascend_lab.compiler.zoo.transformers import WORDS, Size, bert
 from ascend_lab.errors import ClusterError
-from ascend_lab.lab.checks.chapter23_26 import least_micro_batches, sent_bytes
-from ascend_lab.machine.chip import load_chip
-
-
-# -- exercises -------------------------------------------------------------------------------------
-def test_least_micro_batches_by_trying_all() -> None:
-    for stages, bubble in ((1, 0.5), (4, 0.3), (8, 0.123), (16, 0.0499)):
-        m = least_micro_batches(stages, bubble)
-        assert bubble_share(stages, m) <= bubble
-        assert m == 1 or bubble_share(stages, m - 1) > bubble
+from ascend_lab.lab.checks.chapter23_26 import sent_bytes
 
 
 # -- the closed forms, and messages between arrays -------------------------------------------------
@@ -67,49 +52,3 @@ def test_a_forgotten_all_reduce_shows_in_copies_and_not_in_the_first_loss(monkey
     assert blind.losses[0] == pytest.approx(one.losses[0], rel=1e-12)
     key = "layer0.attention.norm.scale"
     assert not np.allclose(blind.gradients[0][key], one.gradients[0][key])
-
-
-# -- figures ---------------------------------------------------------------------------------------
-class Layers:
-    """Four layers of 10 million parameters that tensor parallelism may cut in two."""
-
-    name = "layers"
-    update_s_per_parameter = 0.0
-
-    def units(self, micro_batch: int, tensor: int, sequence: bool) -> tuple[Unit, ...]:
-        size = 4e6 * micro_batch
-        return (
-            Unit("u", 10**7 // tensor, 1e-3 / tensor, 2e-3 / tensor, size, size, size, 2, size),
-        ) * 4
-
-    def tensor_degrees(self) -> tuple[int, ...]:
-        return (1, 2)
-
-
-def placed() -> list[PlanTime]:
-    plan = Plan(2, 4, 2, micro_batches=4)
-    costs = TopologyCosts(load_topology("910a-roce:16"))
-    return [plan_time(one, Layers(), costs, 8) for one in placements(plan)]
-
-
-def test_tensor_innermost_is_quickest() -> None:
-    timed = sorted(placed(), key=lambda one: one.step_s)
-    assert timed[0].plan.axes[0] == "tensor"
-    assert timed[-1].step_s > 1.2 * timed[0].step_s
-    assert len({one.plan.axes for one in timed}) == 6
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("batch", "winner"), [(256, "D8 T1 P8 interleaved v2 m32 Z1"), (512, "D64 T1 P1 Z3")]
-)
-def test_all_plans_of_the_package_have_the_winners_of_the_chapter(batch: int, winner: str) -> None:
-    def sized(count: int) -> object:
-        return bert("bert", Size(2560, 3, 40, 512, count, 1e-12), "fp32", WORDS)
-
-    chip = load_chip("Ascend910A")
-    big = GraphModel("BERT", sized, chip, layers=48)
-    room = chip.device_memory.size_bytes
-    topology = load_topology("910a-roce:64")
-    found = best_plans(big, topology, 64, batch, memory_bytes=room, keep=1)
-    assert found.best.plan.label == winner

@@ -3,15 +3,10 @@
 import pytest
 
 from ascend_lab.aoe.gradient import AlphaBeta, plan
-from ascend_lab.lab.checks.chapter24_25 import best_of, ends_at, toy_rows
+from ascend_lab.lab.checks.chapter24_25 import toy_rows
 from ascend_lab.lab.figures import fig_caps
 
-
 # -- figures and claims ----------------------------------------------------------------------------
-def test_the_toy_of_the_chapter():
-    given = [0, 1, 2, 3, 4], [1, 1, 4, 1, 6], 1.0, 0.5
-    assert ends_at(*given, [0, 2, 4]) == best_of(*given) == pytest.approx(10.0)
-    assert ends_at(*given, [4]) == ends_at(*given, [0, 1, 2, 3, 4]) == pytest.approx(11.5)
 
 
 @pytest.mark.parametrize(("count", "rule", "exact"), [(3, 12.8, 12.0), (13, 21.8, 12.0)])

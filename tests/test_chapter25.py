@@ -7,9 +7,7 @@ import pytest
 
 from ascend_lab.compiler import GraphBuilder, bound_of, compile_graph, ledger, simulate_graph
 from ascend_lab.compiler.compile import TERMS
-from ascend_lab.errors import InputError
 from ascend_lab.lab import tuning as tq
-from ascend_lab.lab.checks.chapter24_25 import two_credits
 from ascend_lab.lab.figures import fig_ledger
 from ascend_lab.lab.figures.tuned_networks import TERM_STYLE, one_block
 from ascend_lab.machine.chip import load_chip
@@ -40,13 +38,6 @@ def test_shares_are_the_mean_over_all_orders():
     assert sum(found.values()) == pytest.approx(11)
 
 
-def test_two_credits_are_the_shapley_factors():
-    times = {frozenset(): 12.0, frozenset("a"): 6.0, frozenset("b"): 4.0, frozenset("ab"): 3.0}
-    found = tq.factors(times, ("a", "b"))
-    assert (found["a"], found["b"]) == pytest.approx(two_credits(12, 6, 4, 3))
-    assert tq.factor_range(times, "a", ("a", "b")) == pytest.approx((4 / 3, 2))
-
-
 # -- the compiler with switches --------------------------------------------------------------------
 @pytest.mark.parametrize("chip", ["Ascend310", "Ascend910B2"])
 def test_all_techniques_are_the_default_compiler(chip):
@@ -55,26 +46,6 @@ def test_all_techniques_are_the_default_compiler(chip):
     default = simulate_graph(compile_graph(one_block(2), device))
     assert [o.name for o in found.operators] == [o.name for o in default.operators]
     assert found.time_s == default.time_s
-
-
-def test_the_naive_compiler_is_slower_in_every_way():
-    naive = tq.compile_with(one_block(), CHIP, ())
-    default = tq.compile_with(one_block(), CHIP, tq.TECHNIQUES)
-    assert len(naive.tasks) > 2 * len(default.tasks)
-    assert simulate_graph(naive).time_s > 8 * simulate_graph(default).time_s
-    cores = {p.core_count for o in simulate_graph(naive).operators for p in o.timeline.phases}
-    assert max(cores) == CHIP.core_count
-
-
-def test_unknown_techniques_are_refused(small):
-    with pytest.raises(InputError, match="magic"):
-        tq.compile_with(small, CHIP, ["magic"])
-
-
-def test_what_a_scheduler_of_small_tiles_believes():
-    blind = tq.small_chip(CHIP)
-    assert (blind.core_count, blind.buffers["UB"] * 8) == (CHIP.core_count, CHIP.buffers["UB"])
-    assert blind.buffers["L1"] == CHIP.buffers["L1"]
 
 
 def test_credits_of_a_small_network_multiply_to_the_whole(small):
@@ -86,12 +57,6 @@ def test_credits_of_a_small_network_multiply_to_the_whole(small):
     assert [name for name, _, _ in rows] == ["naive", *tq.TECHNIQUES]
     assert rows[0][2] == times[frozenset()]
     assert rows[-1][2] == times[frozenset(tq.TECHNIQUES)]
-
-
-def test_one_slot_is_slower_than_two(small):
-    most = [t for t in tq.TECHNIQUES if t != "double buffers"]
-    single = simulate_graph(tq.compile_with(small, CHIP, most)).time_s
-    assert single > 1.05 * simulate_graph(tq.compile_with(small, CHIP, tq.TECHNIQUES)).time_s
 
 
 # -- figures ---------------------------------------------------------------------------------------

@@ -251,11 +251,6 @@ def test_a_guess_or_model_value_must_be_a_finite_number(value) -> None:
         compare(Prediction("How many?", 1.0), value)
 
 
-def test_numpy_numbers_are_numbers(capsys) -> None:
-    compare(predict("How many?", guess=np.int64(12345), unit="cycles"), np.float32(12345))
-    assert "12,345 cycles" in capsys.readouterr().out
-
-
 # The two-sided runner, on notebooks small enough to read.
 
 

@@ -3,11 +3,12 @@
 import math
 import tomllib
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import get_args
 
 import pytest
+from message_lists import assert_messages
 
 import ascend_lab.machine.chip
 from ascend_lab.errors import AscendLabError, ChipError, PathError
@@ -22,80 +23,45 @@ TOY = (FOLDER / "Toy.toml").read_text("utf-8")
 
 # -- presets ---------------------------------------------------------------------------------------
 
-PEAKS = {
-    "Ascend310": 8.192e12,
-    "Ascend310DK": 11.14e12,
-    "Ascend310P3": 69.47e12,
-    "Ascend910A": 262.144e12,
-    "Ascend910B1": 363.7e12,
-    "Ascend910B2": 353.9e12,
-    "Ascend910B3": 294.9e12,
-    "Ascend910B4": 245.8e12,
-    "Ascend910C": 363.7e12,
-    "Ascend950PR": 432.5e12,
-    "Toy": 16.384e12,
+# cores, clock in Hz, MiB of L2, ops/s in fp16, KiB of L0A, L0B, L0C, L1 and UB
+SPLIT_KIB = (64, 64, 128, 512, 192)
+PUBLISHED = {
+    "Ascend310": (2, 5e8, 8, 8.192e12, (64, 64, 256, 1024, 248)),
+    "Ascend310DK": (2, 6.8e8, 8, 11.14e12, (64, 64, 256, 1024, 248)),
+    "Ascend310P3": (8, 1.06e9, 16, 69.47e12, (64, 64, 256, 1024, 256)),
+    "Ascend910A": (32, 1e9, 32, 262.144e12, (64, 64, 256, 1024, 256)),
+    "Ascend910B1": (24, 1.85e9, 192, 363.7e12, SPLIT_KIB),
+    "Ascend910B2": (24, 1.8e9, 192, 353.9e12, SPLIT_KIB),
+    "Ascend910B3": (20, 1.8e9, 192, 294.9e12, SPLIT_KIB),
+    "Ascend910B4": (20, 1.5e9, 96, 245.8e12, SPLIT_KIB),
+    "Ascend910C": (24, 1.85e9, 192, 363.7e12, SPLIT_KIB),
+    "Ascend950PR": (32, 1.65e9, 128, 432.5e12, (64, 64, 256, 512, 248)),
+    "Toy": (2, 1e9, 1, 16.384e12, (8, 8, 16, 64, 32)),
 }
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_peaks_agree_with_the_published_ones(name):
+def test_numbers_agree_with_the_published_ones(name):
     """ops/s = 2 * cores * 16 * 16 * 16 * clock; INT8 doubles it (hardware facts, 1.1)."""
     chip = load_chip(name)
-    assert chip.peak_ops_per_s("fp16") == pytest.approx(PEAKS[name], rel=1e-3)
+    cores, clock_hz, l2_mib, peak, sizes = PUBLISHED[name]
+    assert (chip.core_count, chip.clock_hz) == (cores, clock_hz)
+    assert chip.l2.size_bytes == l2_mib << 20
+    assert chip.peak_ops_per_s("fp16") == pytest.approx(peak, rel=1e-3)
     assert chip.peak_ops_per_s("int8") == 2 * chip.peak_ops_per_s("fp16")
     assert chip.macs_per_cycle("fp16") == 4096
     assert chip.cube_shape("int8") == (16, 32, 16)
-
-
-def test_vector_peak_of_the_split_chip():
-    """48 vector cores x 128 lanes x 1.8 GHz = 11.06 TOPS [CATLASS]."""
-    assert load_chip("Ascend910B2").vector_peak_ops_per_s("fp16") == pytest.approx(11.06e12, 1e-3)
-
-
-KIB = 1024
-BINS = ("Ascend910B1", "Ascend910B3", "Ascend910B4", "Ascend910C")
-"""Presets that state where they differ from the 910B2."""
-SIZES = {
-    "Ascend310": (64, 64, 256, 1024, 248),
-    "Ascend310DK": (64, 64, 256, 1024, 248),
-    "Ascend310P3": (64, 64, 256, 1024, 256),
-    "Ascend910A": (64, 64, 256, 1024, 256),
-    **dict.fromkeys((*BINS, "Ascend910B2"), (64, 64, 128, 512, 192)),
-    "Ascend950PR": (64, 64, 256, 512, 248),
-    "Toy": (8, 8, 16, 64, 32),
-}
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_buffers_agree_with_the_published_ones(name):
-    chip = load_chip(name)
-    order = ("L0A", "L0B", "L0C", "L1", "UB")
-    assert tuple(chip.buffers[space] // KIB for space in order) == SIZES[name]
-    assert all(chip.buffers[space] % chip.alignment[space] == 0 for space in order)
+    spaces = ("L0A", "L0B", "L0C", "L1", "UB")
+    assert tuple(chip.buffers[space] // 1024 for space in spaces) == sizes
+    assert all(chip.buffers[space] % chip.alignment[space] == 0 for space in spaces)
     assert chip.vector_bytes_per_repeat % BLOCK_BYTES == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "cores", "clock_hz", "l2_mib"),
-    [
-        ("Ascend310", 2, 5e8, 8),
-        ("Ascend310P3", 8, 1.06e9, 16),
-        ("Ascend910A", 32, 1e9, 32),
-        ("Ascend910B1", 24, 1.85e9, 192),
-        ("Ascend910B2", 24, 1.8e9, 192),
-        ("Ascend910B3", 20, 1.8e9, 192),
-        ("Ascend910B4", 20, 1.5e9, 96),
-        ("Ascend910C", 24, 1.85e9, 192),
-        ("Ascend950PR", 32, 1.65e9, 128),
-    ],
-)
-def test_cores_clock_and_l2_agree_with_the_published_ones(name, cores, clock_hz, l2_mib):
-    chip = load_chip(name)
-    assert (chip.core_count, chip.clock_hz) == (cores, clock_hz)
-    assert chip.l2.size_bytes == l2_mib * KIB * KIB
     assert chip.combined == (name[:9] not in ("Ascend910", "Ascend950") or name == "Ascend910A")
     assert chip.cores_of("vector") == cores * (1 if chip.combined else 2)
     assert chip.cores_of("cube") == chip.cores_of("core") == cores
+
+
+BINS = ("Ascend910B1", "Ascend910B3", "Ascend910B4", "Ascend910C")
+"""Presets that state where they differ from the 910B2."""
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -123,13 +89,6 @@ def test_paths_drain_the_cube_by_fix_pipe_or_by_vector(name):
         assert {p.unit for p in chip.paths.values()} == {"cube", "vector"}
     with pytest.raises(PathError, match="fp64"):
         chip.cube_shape("fp64")
-
-
-def test_shared_rates_are_split_evenly():
-    chip = load_chip("Toy")
-    assert chip.shared_rate_bytes_per_cycle("memory", 1) == 40
-    assert chip.shared_rate_bytes_per_cycle("memory", 2) == 20
-    assert chip.shared_rate_bytes_per_cycle("L2", 2) == 100
 
 
 def test_presets_are_loaded_once_and_print_short():
@@ -199,12 +158,6 @@ def load(tmp_path: Path, text: str | bytes):
     return load_chip(file)
 
 
-def test_a_copied_preset_loads(tmp_path):
-    chip = load(tmp_path, TOY)
-    assert chip.name == "Toy"
-    assert chip.peak_ops_per_s("fp16") == load_chip("Toy").peak_ops_per_s("fp16")
-
-
 def test_a_file_may_change_a_preset_by_a_few_lines(tmp_path):
     text = (
         'base = "Ascend910A"\nname = "Faster"\nsummary = "910A at 2 GHz"\ncombined = true\n'
@@ -252,124 +205,88 @@ L0A = 'L0A.size_bytes = { value = 8192, source = "TEAM", trust = "assumed" }'
 LATENCY = 'latency_cycles = { value = 50, source = "PTO", trust = "derived" }'
 FIRST_RATE = 'rate_bytes_per_cycle = { value = 32, source = "TEAM", trust = "assumed" }'
 
-# Each row: text of the Toy file, what it becomes, and what the message must say.
+# Each row: text of the Toy file, and what it becomes.
 BAD = {
-    "unknown section": ("[clock]", "[speed]\nx = 1\n\n[clock]", "speed needs a known section"),
-    "unknown key": (CLOCK, f"{CLOCK}\nmhz = {value('1')}", "clock.mhz needs a known key"),
-    "unknown path key": ('pipe = "MTE2"', 'pipe = "MTE2"\ncolour = 1', "colour needs a known key"),
-    "unknown buffer": (L0A, f"{L0A}\nL9.size_bytes = {value('64')}", "buffer.L9 needs a known key"),
-    "unknown buffer key": (L0A, f"{L0A}\nL0A.rows = {value('64')}", "buffer.L0A.rows needs"),
-    "unknown cube key": ("[launch]", f"[cube.fp16]\nq = {value('1')}\n[launch]", "cube.fp16.q"),
-    "unknown vector op": (
-        "[launch]",
-        f"[vector_op.vfoo]\nhead_cycles = {value('1')}\n[launch]",
-        "vector_op.vfoo needs a known key",
-    ),
-    "unknown space": ('[path."GM->L1"]', '[path."GM->L3"]', "path.GM->L3 needs SRC->DST"),
-    "path without arrow": ('[path."GM->L1"]', '[path."GML1"]', "path.GML1 needs SRC->DST"),
-    "missing path": ('[path."GM->L1"]', '[path."L1->GM"]', "path.GM->L1 needs an entry"),
-    "missing drain": ('[path."L0C->UB"]', '[path."L0C->L1"]', "path.L0C->UB needs an entry"),
-    "ragged vector": (
-        "[launch]",
-        f"[vector]\nrepeat_bytes = {value('100')}\n[launch]",
-        "vector.repeat_bytes needs a multiple of 32; got 100",
-    ),
-    "missing clock": (f"[clock]\n{CLOCK}", "", "clock needs a table"),
-    "missing number": (CLOCK, "", "clock.hz needs"),
-    "missing buffer": (L0A, "", "buffer.L0A needs an entry"),
-    "missing name": ('name = "Toy"', "", "name needs a text"),
-    "missing combined": ("combined = true", "", "combined needs true or false"),
-    "combined as text": ("combined = true", 'combined = "yes"', "combined needs true or false"),
-    "name as number": ('name = "Toy"', "name = 7", "name needs a text"),
-    "negative": (COUNT, f"count = {value('-2')}", "core.count needs a positive number; got -2"),
-    "zero": (COUNT, f"count = {value('0')}", "core.count needs a positive number; got 0"),
-    "zero rate": (FIRST_RATE, f"rate_bytes_per_cycle = {value('0.0')}", "a positive number; got 0"),
-    "negative latency": (LATENCY, f"latency_cycles = {value('-1')}", "a positive number; got -1"),
-    "fraction": (COUNT, f"count = {value('2.5')}", "core.count needs a whole number; got 2.5"),
-    "absurd count": (COUNT, f"count = {value('99999')}", "core.count needs at most 4096"),
-    "absurd clock": (CLOCK, f"hz = {value('1e18')}", "clock.hz needs at most 1e+10"),
-    "clock in GHz": (CLOCK, f"hz = {value('1.0')}", "clock.hz needs at least 1000"),
-    "absurd buffer": (L0A, f"L0A.size_bytes = {value('8e12')}", "L0A.size_bytes needs at most"),
-    "absurd cube": ("[launch]", f"[cube.fp16]\nm = {value('4096')}\n[launch]", "cube.fp16.m needs"),
-    "other cube": ("[launch]", f"[cube.int8]\nk = {value('16')}\n[launch]", "k needs 32, the side"),
-    "two vectors": (
-        "core = { value = 1,",
-        "core = { value = 2,",
-        "1 where combined = true",
-    ),
-    "tiny rate": (FIRST_RATE, f"rate_bytes_per_cycle = {value('1e-9')}", "needs at least 0.001"),
-    "huge integer": (COUNT, f"count = {value('9' * 400)}", "core.count needs at most 4096"),
-    "integer beyond reading": (COUNT, f"count = {value('9' * 5000)}", "valid TOML"),
-    "not a number": (CLOCK, f"hz = {value('nan')}", "clock.hz needs a number; got nan"),
-    "infinite": (CLOCK, f"hz = {value('inf')}", "clock.hz needs at most 1e+10; got inf"),
-    "text": (CLOCK, f"hz = {value(chr(34) + 'fast' + chr(34))}", "clock.hz needs a number"),
-    "boolean": (COUNT, f"count = {value('true')}", "core.count needs a number; got True"),
-    "list": (COUNT, f"count = {value('[2]')}", "core.count needs a number; got [2]"),
-    "bare number": (COUNT, "count = 2", "core.count needs {value"),
-    "without source": (CLOCK, 'hz = { value = 1e9, trust = "assumed" }', "give all three"),
-    "without trust": (CLOCK, 'hz = { value = 1e9, source = "TEAM" }', "give all three"),
-    "extra word": (CLOCK, f'{CLOCK[:-2]}, note = "x" }}', "give all three"),
-    "unknown source": (CLOCK, f"hz = {value('1e9', 'RUMOUR')}", "a source listed in [sources]"),
-    "source as list": (
-        CLOCK,
-        'hz = { value = 1e9, source = ["TEAM"], trust = "assumed" }',
-        "a source listed in [sources]",
-    ),
-    "unknown trust": (CLOCK, f"hz = {value('1e9', 'TEAM', 'certain')}", "trust published, derived"),
-    "sources as number": (
-        'base = "common"',
-        'base = "common"\nsources = 3',
-        "sources needs a table",
-    ),
-    "source text as number": (
-        "[launch]",
-        "[sources]\nNEW = 1\n[launch]",
-        "sources.NEW needs a text",
-    ),
-    "wrong pipe": ('pipe = "MTE2"', 'pipe = "DMA"', "pipe needs one of S, V"),
-    "pipe as list": ('pipe = "MTE2"', 'pipe = ["MTE2"]', "pipe needs one of S, V"),
-    "wrong unit": ('unit = "core"', 'unit = "tensor"', "unit needs core, cube or vector"),
-    "unknown base": ('base = "common"', 'base = "H100"', "base names a preset"),
-    "base as list": ('base = "common"', "base = [1]", "base names a preset"),
-    "bad TOML": ("[clock]", "[clock", "valid TOML"),
-    "twice": (CLOCK, f"{CLOCK}\n{CLOCK}", "valid TOML"),
+    "unknown section": ("[clock]", "[speed]\nx = 1\n\n[clock]"),
+    "unknown key": (CLOCK, f"{CLOCK}\nmhz = {value('1')}"),
+    "unknown path key": ('pipe = "MTE2"', 'pipe = "MTE2"\ncolour = 1'),
+    "unknown buffer": (L0A, f"{L0A}\nL9.size_bytes = {value('64')}"),
+    "unknown buffer key": (L0A, f"{L0A}\nL0A.rows = {value('64')}"),
+    "unknown cube key": ("[launch]", f"[cube.fp16]\nq = {value('1')}\n[launch]"),
+    "unknown vector op": ("[launch]", f"[vector_op.vfoo]\nhead_cycles = {value('1')}\n[launch]"),
+    "unknown space": ('[path."GM->L1"]', '[path."GM->L3"]'),
+    "path without arrow": ('[path."GM->L1"]', '[path."GML1"]'),
+    "missing path": ('[path."GM->L1"]', '[path."L1->GM"]'),
+    "missing drain": ('[path."L0C->UB"]', '[path."L0C->L1"]'),
+    "ragged vector": ("[launch]", f"[vector]\nrepeat_bytes = {value('100')}\n[launch]"),
+    "missing clock": (f"[clock]\n{CLOCK}", ""),
+    "missing number": (CLOCK, ""),
+    "missing buffer": (L0A, ""),
+    "missing name": ('name = "Toy"', ""),
+    "missing combined": ("combined = true", ""),
+    "combined as text": ("combined = true", 'combined = "yes"'),
+    "name as number": ('name = "Toy"', "name = 7"),
+    "negative": (COUNT, f"count = {value('-2')}"),
+    "zero": (COUNT, f"count = {value('0')}"),
+    "zero rate": (FIRST_RATE, f"rate_bytes_per_cycle = {value('0.0')}"),
+    "negative latency": (LATENCY, f"latency_cycles = {value('-1')}"),
+    "fraction": (COUNT, f"count = {value('2.5')}"),
+    "absurd count": (COUNT, f"count = {value('99999')}"),
+    "absurd clock": (CLOCK, f"hz = {value('1e18')}"),
+    "clock in GHz": (CLOCK, f"hz = {value('1.0')}"),
+    "absurd buffer": (L0A, f"L0A.size_bytes = {value('8e12')}"),
+    "absurd cube": ("[launch]", f"[cube.fp16]\nm = {value('4096')}\n[launch]"),
+    "other cube": ("[launch]", f"[cube.int8]\nk = {value('16')}\n[launch]"),
+    "two vectors": ("core = { value = 1,", "core = { value = 2,"),
+    "tiny rate": (FIRST_RATE, f"rate_bytes_per_cycle = {value('1e-9')}"),
+    "huge integer": (COUNT, f"count = {value('9' * 400)}"),
+    "integer beyond reading": (COUNT, f"count = {value('9' * 5000)}"),
+    "not a number": (CLOCK, f"hz = {value('nan')}"),
+    "infinite": (CLOCK, f"hz = {value('inf')}"),
+    "text": (CLOCK, f"hz = {value(chr(34) + 'fast' + chr(34))}"),
+    "boolean": (COUNT, f"count = {value('true')}"),
+    "list": (COUNT, f"count = {value('[2]')}"),
+    "bare number": (COUNT, "count = 2"),
+    "without source": (CLOCK, 'hz = { value = 1e9, trust = "assumed" }'),
+    "without trust": (CLOCK, 'hz = { value = 1e9, source = "TEAM" }'),
+    "extra word": (CLOCK, f'{CLOCK[:-2]}, note = "x" }}'),
+    "unknown source": (CLOCK, f"hz = {value('1e9', 'RUMOUR')}"),
+    "source as list": (CLOCK, 'hz = { value = 1e9, source = ["TEAM"], trust = "assumed" }'),
+    "unknown trust": (CLOCK, f"hz = {value('1e9', 'TEAM', 'certain')}"),
+    "sources as number": ('base = "common"', 'base = "common"\nsources = 3'),
+    "source text as number": ("[launch]", "[sources]\nNEW = 1\n[launch]"),
+    "wrong pipe": ('pipe = "MTE2"', 'pipe = "DMA"'),
+    "pipe as list": ('pipe = "MTE2"', 'pipe = ["MTE2"]'),
+    "wrong unit": ('unit = "core"', 'unit = "tensor"'),
+    "unknown base": ('base = "common"', 'base = "H100"'),
+    "base as list": ('base = "common"', "base = [1]"),
+    "bad TOML": ("[clock]", "[clock"),
+    "twice": (CLOCK, f"{CLOCK}\n{CLOCK}"),
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_bad_files_name_file_key_and_remedy(tmp_path, case):
-    old, new, message = BAD[case]
-    assert old in TOY
-    with pytest.raises(ChipError) as caught:
-        load(tmp_path, TOY.replace(old, new, 1))
-    assert message in str(caught.value)
-    assert "mine.toml" in str(caught.value)
-    assert caught.value.remedy
-
-
-def test_files_that_cannot_be_read_are_refused(tmp_path):
-    with pytest.raises(ChipError, match="readable chip file"):
-        load(tmp_path, b'name = "\xff\xfe"')
-    with pytest.raises(ChipError, match="readable chip file"):
-        load_chip(tmp_path / "absent.toml")
+def test_what_is_refused_says_what_is_needed(tmp_path, monkeypatch):
+    """A message names the file as the caller did."""
+    monkeypatch.chdir(tmp_path)
+    here = Path()
+    assert all(TOY.count(old) for old, _ in BAD.values())
+    calls = {
+        case: partial(load, here, TOY.replace(old, new, 1)) for case, (old, new) in BAD.items()
+    }
     (tmp_path / "folder.toml").mkdir()
-    with pytest.raises(ChipError, match="readable chip file"):
-        load_chip(tmp_path / "folder.toml")
-    with pytest.raises(ChipError, match="readable chip file"):
-        load_chip("nul\0.toml")
-
-
-@pytest.mark.parametrize("name", ["Ascend999", "", "toy", "../presets/Toy", "common"])
-def test_unknown_names_list_the_presets(name):
-    with pytest.raises(ChipError, match="presets: Ascend310, "):
-        load_chip(name)
-
-
-def test_empty_and_deep_files_are_refused(tmp_path):
-    with pytest.raises(ChipError, match=r"mine\.toml: sources needs a table"):
-        load(tmp_path, "")
-    with pytest.raises(ChipError, match="valid TOML"):
-        load(tmp_path, "x = " + "[" * 100_000)
+    for name in ("Ascend999", "", "toy", "../presets/Toy", "common"):
+        calls[f"no preset {name!r}"] = partial(load_chip, name)
+    calls |= {
+        "other bytes": partial(load, here, b'name = "\xff\xfe"'),
+        "an absent file": lambda: load_chip(Path("absent.toml")),
+        "a folder": lambda: load_chip(Path("folder.toml")),
+        "no name of a file": lambda: load_chip("nul\0.toml"),
+        "an empty file": partial(load, here, ""),
+        "a deep file": partial(load, here, "x = " + "[" * 100_000),
+        "data from elsewhere": lambda: chip_from_dict(tomllib.loads(TOY)),
+        "the name of its base": partial(load, here, 'base = "Ascend910A"\nsummary = "a chip"\n'),
+    }
+    assert_messages("chip", "test_chip", calls)
 
 
 @pytest.mark.parametrize("number", [1, 33, 4096, 1e6])
@@ -404,12 +321,6 @@ def toy_sections() -> dict:
     return own
 
 
-def test_data_from_elsewhere_is_checked_alike():
-    data = tomllib.loads(TOY)
-    with pytest.raises(ChipError, match="chip: sources needs a table"):
-        chip_from_dict(data)
-
-
 # -- figures of other chips ------------------------------------------------------------------------
 def test_a_figure_of_another_chip_is_borrowed(tmp_path):
     chips = presets()
@@ -427,14 +338,6 @@ def test_a_figure_of_another_chip_is_borrowed(tmp_path):
     for wrong, says in (('PTO = "Mine"', "a list of chips"), ("XYZ = []", "a known key")):
         with pytest.raises(ChipError, match=says):
             load(tmp_path, f"{mine}[about]\n{wrong}\n")
-
-
-def test_a_chip_of_ones_own_has_a_name_of_its_own(tmp_path):
-    """With the base's name it would pass for the base."""
-    path = tmp_path / "mine.toml"
-    path.write_text('base = "Ascend910A"\nsummary = "a chip"\n', "utf-8")
-    with pytest.raises(ChipError, match="name"):
-        load_chip(path)
 
 
 def test_kernels_reach_no_more_than_the_peak(tmp_path):

@@ -101,28 +101,6 @@ def test_equal_kernels_are_one_row(capsys):
     assert len(rows) >= len(kinds) and all(len(row) <= 88 for row in rows)
 
 
-def test_no_fusion_costs_launches(capsys, tiny):
-    base = (tiny, "--chip", "Ascend910A", "--batch", 2)
-    fused = run_json(capsys, "simulate", *base)
-    apart = run_json(capsys, "simulate", *base, "--no-fusion")
-    assert "conv2d+relu" in {row["type"] for row in fused["operators"]}
-    assert not any("+" in row["type"] for row in apart["operators"])
-    assert apart["totals"]["kernels"] > fused["totals"]["kernels"]
-    assert apart["time_s"] > fused["time_s"]
-
-
-def test_larger_batches_take_longer_but_not_per_image(capsys, tiny):
-    times = [
-        run_json(capsys, "simulate", tiny, "--chip", "Ascend310", "--batch", n)["time_s"]
-        for n in (1, 64)
-    ]
-    assert times[0] < times[1] < 64 * times[0]
-    by_shape = run_json(
-        capsys, "simulate", tiny, "--chip", "Ascend310", "--input-shape", "x:64,3,16,16"
-    )
-    assert by_shape["time_s"] == times[1]
-
-
 def test_fewer_cores_are_a_chip_of_fewer_cores(capsys, tiny, tmp_path):
     """Against a chip file that says so; also where part of a model runs on the host."""
     one = tmp_path / "one.toml"
@@ -226,56 +204,6 @@ def test_files_that_are_no_models(capsys, tmp_path):
     assert refused(capsys, "simulate", half, *CHIP)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--chip", "Ascend999"), "Ascend999"),
-        ((*CHIP, "--dtype", "fp64", "--batch", "1"), "a dtype among fp16, bf16, int8; got fp64"),
-        ((*CHIP, "--dtype", "bf16", "--batch", "1"), "bf16"),
-        (CHIP, "sizes that are numbers"),
-        ((*CHIP, "--batch", "0"), "0"),
-        ((*CHIP, "--batch", "-3"), "-3"),
-        ((*CHIP, "--input-shape", "x"), "NAME:sizes"),
-        ((*CHIP, "--input-shape", "z:1,2"), "z"),
-        ((*CHIP, "--input-shape", "x:1,3,four,4"), "NAME:sizes"),
-        ((*CHIP, "--input-shape", "x:1,4,16,16"), "16"),
-        ((*CHIP, "--batch", "1", "--json", "/no/such/dir/f"), "/no/such/dir/f"),
-        ((*CHIP, "--batch", "1", "--trace", "/no/such/dir/f"), "/no/such/dir/f"),
-        ((*CHIP, "--batch", "1", "--fusion-result", "/no/such/dir/f"), "/no/such/dir/f"),
-        ((*CHIP, "--batch", "1", "--fusion-switch", "/no/such/file"), "/no/such/file"),
-    ],
-)
-def test_options_that_do_not_fit(capsys, tiny, options, message):
-    assert message in refused(capsys, "simulate", tiny, *options)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("SoftmaxFusionPass:maybe", "line 1: on or off; got 'maybe'"),
-        ("\nSoftmaxFusionPass", "line 2: on or off"),
-        ('{"Switch": ', "mend the JSON"),
-        ('{"Switch": {"Fusion": {"ALL": "on"}}}', "got Fusion"),
-        ('{"Switch": {"UBFusion": {"ALL": 1}}}', "ALL: on or off"),
-        ('{"Switch": []}', "mend the JSON"),
-        ('{"switch": {}}', "mend the JSON"),
-    ],
-)
-def test_switch_files_that_are_wrong(capsys, tiny, tmp_path, text, message):
-    file = tmp_path / "fusion_switch.cfg"
-    file.write_text(text)
-    line = refused(capsys, "simulate", tiny, *CHIP, "--batch", 1, "--fusion-switch", file)
-    assert message in line
-
-
-def test_a_switch_file_of_bytes(capsys, tiny, tmp_path):
-    file = tmp_path / "fusion_switch.cfg"
-    file.write_bytes(b"\xff\xfe\x00")
-    assert "a fusion switch file" in refused(
-        capsys, "simulate", tiny, *CHIP, "--batch", 1, "--fusion-switch", file
-    )
-
-
 # -- models by name -------------------------------------------------------------------------------
 def test_zoo_lists_all_models_and_counts_one(capsys):
     rows = run_json(capsys, "zoo")
@@ -295,31 +223,6 @@ def test_zoo_lists_all_models_and_counts_one(capsys):
     assert (wide["parameters"], wide["input_shape"]) == (1_331_592, [1, 3, 128, 128])
     why = run_json(capsys, "zoo", "mobilenet_v3_small", "--chip", "Ascend310")
     assert why["time_s"] > why["bound_s"] > 0
-
-
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (("zoo", "resnet19"), "did you mean resnet18"),
-        (("zoo", "resnet50", "--width", "0.5"), "a width to choose"),
-        (("zoo", "bert_base", "--resolution", "64"), "a size to choose"),
-        (("zoo", "--width", "0.5"), "--width only with a model's name"),
-        (("zoo", "mobilenet_v2", "--width", "0"), "a width from 0.05 to 8.0"),
-        (("zoo", "mobilenet_v2", "--width", "nan"), "a number"),
-        (("zoo", "--chip", "Ascend310"), "a model's name with --chip"),
-        (("zoo", "mobilenet_v2", "--chip", "Ascend311"), "Ascend310"),
-        (("zoo", "resnet50", "--resolution", "0"), "batch and size >= 1"),
-        (("zoo", "resnet50", "--batch", "-1"), "batch and size >= 1"),
-        (("zoo", "resnet50", "--batch", "nan"), "whole number"),
-        (("simulate", "zoo:resnet19", "--chip", "Ascend310"), "did you mean resnet18"),
-        (("simulate", "zoo:", "--chip", "Ascend310"), "one of the"),
-        (("run", "zoo:resnet18", "--input-shape", "y:1,3,32,32"), "inputs x[1, 3, 32, 32]"),
-        (("run", "zoo:resnet18", "--input-shape", "x:1,3,32,64"), "mend the name or the shape"),
-        (("simulate", "zoo:resnet18", "--batch", "100000", "--chip", "Ascend310"), "elements"),
-    ],
-)
-def test_a_name_or_size_that_cannot_be_is_one_line(capsys, words, part):
-    assert part in refused(capsys, *words)
 
 
 def test_zoo_names_are_models_everywhere(capsys, tmp_path):

@@ -13,14 +13,12 @@ from ascend_lab.cluster import collective_time, load_topology
 from ascend_lab.compare import Compared, compare, group_of
 from ascend_lab.compare.chains import attention
 from ascend_lab.compare.profile import Task, reading
-from ascend_lab.compare.rows import Work
 from ascend_lab.compare.table import COLUMNS
 from ascend_lab.compare.words import OTHER_WORDS
 from ascend_lab.compiler import bound_of, compile_stages, zoo
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.operators import ops
-from bench.compared import VARIABLE, compared_figures, folder_of
 
 DATA = Path(__file__).parent / "data" / "compare"
 B2 = load_chip("Ascend910B2")
@@ -139,12 +137,6 @@ def test_halves_of_gelu_are_computed_in_fp32_as_measured(tmp_path: Path) -> None
     assert any("fp32" in mark for mark in halves.marks) and not brains.marks
     older = one(tmp_path, **row, chip="Ascend910A")
     assert not older.marks
-
-
-def test_a_move_is_bounded_by_its_bytes(tmp_path: Path) -> None:
-    found = one(tmp_path, operator="transpose", inputs="4096x8192", attributes="perm=(1,0)")
-    read_s = 4096 * 8192 * 2 / B2.memory_peak_bytes_per_s
-    assert found.bound_s >= read_s
 
 
 @pytest.mark.parametrize("name", ["swi_glu", "dynamic_quant", "arg_max"])
@@ -335,22 +327,6 @@ def test_a_causal_row_skips_whole_tiles_and_masks_the_others(tmp_path: Path) -> 
     assert causal.bound_s < full.bound_s and causal.model_s < in_full.model_s
 
 
-def test_heads_stacked_as_rows_know_their_queries(tmp_path: Path) -> None:
-    """Four heads of 256 queries on each key head, in the table 1024 rows."""
-    stacked = "2x4x1024x64;2x4x512x64;2x4x512x64;1024x512"
-    words = "causal=True;heads=16;kv_heads=4;queries=256;keys=512"
-    found = one(tmp_path, operator="flash_attention", inputs=stacked, attributes=words)
-    shapes = ((2, 16, 256, 64), *((2, 4, 512, 64),) * 2, (256, 512))
-    dealt = replace(B2, core_count=16)  # 16 blocks of 512 rows
-    line = ops.time("flash_attention", shapes, ("fp16",) * 4, dealt)
-    assert found.model_s == pytest.approx(line.task_s + READ_S)
-    odd = words.replace("queries=256", "queries=300")
-    assert (
-        "queries"
-        in one(tmp_path, operator="flash_attention", inputs=stacked, attributes=odd).refused
-    )
-
-
 @pytest.mark.parametrize("layout", ["BSND", "BNSD"])
 def test_latent_attention_is_one_kernel_with_one_key_head(tmp_path: Path, layout: str) -> None:
     sizes = {"BSND": ("2x3x16x", "2x300x1x"), "BNSD": ("2x16x3x", "2x1x300x")}
@@ -403,33 +379,6 @@ def test_blocks_of_512_rows_are_dealt_whole(tmp_path: Path) -> None:
     assert attention.LIBRARY in found.marks
     by_hand = one(tmp_path, **row, l2="warm")
     assert by_hand.model_s < found.model_s and attention.LIBRARY not in by_hand.marks
-
-
-@pytest.mark.parametrize(
-    ("q", "k", "cores"),
-    [
-        ((60, 8, 16, 128), (60, 8, 2048, 128), 24),  # 16 queries: cut otherwise
-        ((4, 8, 2048, 128), (4, 8, 256, 128), 22),  # 128 blocks in 6 turns
-        ((1, 4, 64, 128), (1, 4, 64, 128), 4),
-    ],
-)
-def test_cores_that_are_busy_to_the_end(q: tuple[int, ...], k: tuple[int, ...], cores: int) -> None:
-    work = Work("flash_attention", B2.name, (q, k, k), None, ("fp16",), {}, "cold")
-    assert attention.dealt_cores(work, B2) == cores
-    latent = Work("flash_attention", B2.name, (q, k, (*k[:3], 64)), None, ("fp16",), {}, "cold")
-    assert attention.dealt_cores(latent, B2) == 24
-
-
-def test_short_rows_take_longer_to_gather_than_to_multiply() -> None:
-    """Of 240 queries each of 24 cores has 10, and each of its vector cores half of their rows."""
-    shapes = ((1, 240, 1, 16), (1, 4096, 1, 16), (1, 4096, 1, 16), (1, 240, 1, 512))
-    words = {"layout": "BSND"}
-    work = Work("sparse_flash_attention", B2.name, shapes, None, ("fp16",), words, "cold")
-    found = attention.selected(work, B2)
-    row = attention.gathered_row_cycles(attention.selected_shape(work), B2)
-    assert row == 10 + 1  # to start, and 32 bytes at 60.2 a cycle
-    assert found.limit == "gathered rows"
-    assert found.model_s > 10 * 256 * row / B2.clock_hz
 
 
 def test_a_mistake_of_ours_stops_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -485,18 +434,6 @@ def test_a_profile_is_read_row_by_row() -> None:
     ):
         assert word in row.refused, row
     assert [group.group for group in found.groups()][:2] == ["MatMulV2", "Add"]
-
-
-def test_columns_of_torch_npu_are_read_too(tmp_path: Path) -> None:
-    path = tmp_path / "kernel_details.csv"
-    path.write_text(
-        "Name,Type,Accelerator Core,Duration(us),Input Shapes,Input Data Types,Input Formats\n"
-        'relu,Relu,AI_VECTOR_CORE,5.5,"64,1024",DT_BF16,ND\n',
-        "utf-8",
-    )
-    (row,) = compare(path, B2).rows
-    line = ops.time("relu", ((64, 1024),), ("bf16",), B2)
-    assert row.model_s == pytest.approx(line.task_s)
 
 
 def test_heads_in_uneven_groups_and_unknown_collectives_are_named(tmp_path: Path) -> None:
@@ -589,35 +526,6 @@ def test_a_chip_of_ones_own_takes_the_rows_that_name_it_or_none(
     assert all(row["refused"] is None for row in data)
 
 
-def test_files_that_are_no_tables_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "rows.csv"
-    head = "case,chip,operator,inputs,dtype,timing,measured_us\n"
-    for text, word in (
-        ("", "empty"),
-        ("\n\n,,\n", "empty"),
-        (head, "at least one row"),
-        (head.replace("chip", "chp"), "did you mean chip"),
-        (head.replace("chip", "colour"), "colour"),
-        (head.replace("chip", "case"), "case twice"),
-        (head.replace("chip,", ""), "also the columns chip"),
-        ('a,"b', "CSV"),
-        (f"{','.join(map(str, range(70)))}\nx\n", "columns"),
-        ("OP Type,Task Duration(us)\nAdd,3\n", "op name"),
-    ):
-        path.write_text(text, "utf-8")
-        assert word in refused(capsys, "compare", path, "--chip", "Toy")
-    path.write_bytes(b"\xff\xfe\x00case")
-    refused(capsys, "compare", path)
-    refused(capsys, "compare", tmp_path / "none.csv")
-    refused(capsys, "compare", tmp_path)
-    assert "profile" in refused(capsys, "compare", DATA / "op_summary.csv")
-    refused(capsys, "compare", DATA / "measured.csv", "--figure", tmp_path / "x.gif")
-    refused(capsys, "compare", DATA / "measured.csv", "--figure", "-")
-    refused(capsys, "compare", DATA / "measured.csv", "--chip", "Ascend911")
-
-
 def test_a_file_that_is_too_large_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -625,21 +533,3 @@ def test_a_file_that_is_too_large_is_refused(
     assert "at most 3" in refused(capsys, "compare", table(tmp_path, *[{}] * 4))
     monkeypatch.setattr("ascend_lab.compare.TABLE_BYTES", 100)
     assert "at most 100 bytes" in refused(capsys, "compare", table(tmp_path, {}))
-
-
-# -- bench -----------------------------------------------------------------------------------------
-def test_bench_tells_groups_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    assert (folder_of(None) / "kernels_910b2.csv").is_file()
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "absent"))
-    for given in (None, str(tmp_path / "missing")):
-        with pytest.raises(InputError):
-            list(compared_figures(given))
-    table(tmp_path, {}, {"operator": ""})
-    (tmp_path / "words.csv").write_text("a,b\n1,2\n", "utf-8")
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
-    head, group, words = compared_figures()
-    assert "measured tables" in head.name
-    assert group.name == "  rows, made up" and group.measured.startswith("1 of 2 rows: -")
-    assert "not read" in words.measured
-    assert all(figure.met is None for figure in (head, group, words))

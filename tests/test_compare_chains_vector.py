@@ -8,7 +8,6 @@ from hypothesis import given, settings, strategies as st
 from test_compare import PLAIN, one
 
 from ascend_lab.compare.chains import KERNELS, vector
-from ascend_lab.compare.model import estimate
 from ascend_lab.compare.rows import Work
 from ascend_lab.compiler import Road, front_stages, run_tasks, tasks
 from ascend_lab.errors import InputError, UnsupportedError
@@ -235,36 +234,6 @@ def test_an_operator_of_the_same_name_stays_one(tmp_path):
         one(tmp_path, operator="exp", inputs="64x64", attributes=text) for text in ("", "base=2.0")
     )
     assert plain.marks == () and "cut as the source's" in power.marks[0]
-
-
-def test_one_program_reads_what_it_needs_once():
-    """A chain apart moves its intermediate results, one program does not."""
-    shape = (8192, 4096)
-    work = work_of("masked_scale", [shape, shape], ["fp32", "int8"], scale=2.0)
-    times = [estimate(replace(work, kernels=kernels)).model_s for kernels in ("", "Cast+Mul*2")]
-    assert times[1] > 1.3 * times[0]
-
-
-def test_a_product_of_two_floats_is_in_the_wider_one():
-    """Of fp16 and fp32 in fp32: more bytes than of two fp16, as many as of two fp32."""
-    shape = (8192, 4096)
-    times = [
-        estimate(replace(work_of("masked_scale", [shape] * 2, formats), kernels="Cast+Mul*2"))
-        for formats in (("fp16", "fp16"), ("fp16", "fp32"), ("fp32", "fp16"))
-    ]
-    narrow, mixed, turned = (found.model_s for found in times)
-    assert mixed > 1.5 * narrow
-    assert mixed == pytest.approx(turned, rel=0.01)
-
-
-def test_a_slice_that_a_row_names_is_a_kernel():
-    shape = (512, 1001)
-    work = work_of("swi_glu", [shape], ["fp16"], axis=0)
-    apart, one_kernel = (
-        estimate(replace(work, kernels=kernels)) for kernels in ("Slice+SwiGlu", "")
-    )
-    assert "kernels of ours: 2" in apart.marks[0] and "kernels of ours: 1" in one_kernel.marks[0]
-    assert apart.model_s > one_kernel.model_s
 
 
 @pytest.mark.parametrize(

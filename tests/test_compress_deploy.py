@@ -226,23 +226,6 @@ def test_the_sum_of_two_layers_is_in_steps_of_its_bytes(chip):
     assert np.abs(got.astype(np.float64) - wanted).max() <= 1.1 * 0.05
 
 
-def test_bytes_halve_the_traffic_of_a_convolution():
-    rng = np.random.default_rng(0)
-    chip = load_chip("Ascend310P3")
-    net = GraphBuilder("half", "fp16")
-    x = net.input("x", (4, 64, 28, 28))
-    y = net.relu(net.conv2d(x, net.constant(rng.normal(size=(64, 64, 3, 3)).astype(np.float16)),
-                            pad=1))  # fmt: skip
-    net.output(y)
-    small = whole_conv(rng, 64, 64, size=28)
-    half, byte = (
-        next(op for op in compile_stages(g, chip).timeline().operators if "conv2d" in op.type)
-        for g in (net.build(), small)
-    )
-    assert byte.timeline.cycles < half.timeline.cycles
-    assert byte.timeline.macs * 2 == half.timeline.macs  # 2 images instead of 4
-
-
 @pytest.mark.parametrize("chip", ["Toy", "Ascend310", "Ascend910A"])
 @pytest.mark.parametrize(
     "case",

@@ -98,12 +98,6 @@ def test_a_written_model_takes_any_batch(name, capsys, tmp_path):
     assert 0 < data["output_error"] < 0.05
 
 
-def test_rows_keep_their_length_open(capsys, tmp_path):
-    written, _ = quantised(capsys, tmp_path, ROWS, {"x": numbers(16, 6, 40)})
-    feed = {"x": numbers(2, 6, 31, seed=2)}
-    assert off(*(run_onnx(one, feed)["y"] for one in (ROWS, written))) < 0.05
-
-
 def test_the_batch_may_be_a_later_axis_and_recurrent_layers_stay_as_they_are(capsys, tmp_path):
     samples = {"x": numbers(7, 40, 8), "h": numbers(1, 40, 5)}
     written, data = quantised(capsys, tmp_path, STEPS_FIRST, samples)

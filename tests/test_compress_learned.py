@@ -73,17 +73,6 @@ def networks(digits):
     return {name: learned.trained(make(), digits[0]) for name, make in MADE.items()}
 
 
-def test_the_digits_are_real_and_apart(digits):
-    learn, test = digits
-    assert sum(map(len, learn.labels)) == 1250
-    assert sum(map(len, test.labels)) == 500
-    assert set(np.concatenate(test.labels).tolist()) == set(range(10))
-    images = {feed["image"][i].tobytes() for feed in learn.feeds for i in range(learned.BATCH)}
-    assert not images & {
-        feed["image"][i].tobytes() for feed in test.feeds for i in range(learned.BATCH)
-    }
-
-
 @pytest.mark.parametrize("name", MADE)
 def test_eight_bits_cost_at_most_half_a_point(name, networks, digits):
     learn, test = digits

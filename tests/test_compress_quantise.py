@@ -111,23 +111,6 @@ def test_weights_lie_in_the_file_as_bytes():
     assert model.ByteSize() < export_onnx(found.graph).ByteSize() / 2.5
 
 
-def test_channels_beat_tensors_and_depthwise_layers_gain_most():
-    rng = np.random.default_rng(2)
-    net = GraphBuilder("deep")
-    x = net.input("x", (2, 8, 6, 6))
-    spread = np.geomspace(0.02, 3, 8)[:, None, None, None]
-    weights = (rng.normal(size=(8, 1, 3, 3)) * spread).astype(np.float32)
-    y = net.depthwise_conv2d(x, net.constant(weights), pad=1)
-    net.output(net.mul(y, net.constant((1 / spread[:, 0]).astype(np.float32))))
-    graph = net.build()
-    feeds = c.batches_of(graph, {"x": rng.normal(size=(8, 8, 6, 6)).astype(np.float32)})
-    each, one = (
-        c.output_error(graph, c.fake_quantised(c.quantise_graph(graph, feeds, c.Plan(plan))), feeds)
-        for plan in (c.LayerPlan("minmax"), c.LayerPlan("minmax", channel_wise=False))
-    )
-    assert each < one / 10
-
-
 def test_balance_helps_where_one_channel_dominates():
     rng = np.random.default_rng(3)
     net = GraphBuilder("product")

@@ -143,14 +143,6 @@ def test_what_makes_numbers_of_zeros_keeps_its_channels():
     assert set(pruning.prune(tied_net(), 0.5, keep=frozenset({"b", "c"})).removed) == {"e"}
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
-def test_networks_of_the_zoo_lose_channels(name):
-    graph = zoo.build(name)
-    found = pruning.prune(graph, 0.5)
-    sizes = [sum(c.type.elements for c in g.constants.values()) for g in (graph, found.graph)]
-    assert sizes[1] < 0.6 * sizes[0] and len(found.graph.nodes) == len(graph.nodes)
-
-
 # -- low rank -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("shape", "rank"),
@@ -223,12 +215,3 @@ def test_parts_of_full_rank_are_the_convolution_and_the_cut_is_the_best(shape):
         fewer_weights.decomposed(graph, {"c": 5000})
     with pytest.raises(InputError, match="convolutions to split"):
         fewer_weights.decomposed(graph, {"d": 16})
-
-
-def test_the_documented_example_has_a_third_of_the_parameters():
-    thin = fewer_weights.Thin(64, 64, (3, 3))
-    assert thin.parameters(32) == 12288 and thin.kind == "SCFK"
-    one, two = fewer_weights.split_weights(
-        thin, np.random.default_rng(0).normal(size=(64, 64, 3, 3)), 32
-    )
-    assert one.shape == (32, 64, 3, 1) and two.shape == (64, 32, 1, 3)

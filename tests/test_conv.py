@@ -1,15 +1,15 @@
 """Convolutions against NumPy: stride, pads, dilation, groups, wide rows, transposed; and time."""
 
 from dataclasses import replace
-from itertools import product
+from functools import partial
 
 import numpy as np
 import pytest
 from cube_checks import CHIPS, assert_conv, on
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import example, given, strategies as st
+from message_lists import assert_messages
 
 from ascend_lab.compiler import GraphBuilder, compile_graph
-from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.lab.kernels import conv2d_reference
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.sim import simulate
@@ -22,7 +22,7 @@ from ascend_lab.operators.kernels import (
     pack_conv,
     stacked_schedule,
 )
-from ascend_lab.operators.kernels.conv_schedules import stage_bytes, takes_strips
+from ascend_lab.operators.kernels.conv_schedules import takes_strips
 
 SIDES = (1, 2, 3, 5, 7, 15, 16, 17, 31, 33)
 CHANNELS = (1, 2, 3, 15, 16, 17, 31, 32, 33)
@@ -52,42 +52,13 @@ def conv_shapes(draw):
 @example(ConvShape(1, 1, 1, 1, 1, 3, 3, 1, 1), "Toy", 0)
 @example(ConvShape(1, 3, 5, 1, 2, 1, 1, (3, 2), (0, 3, 2, 1)), "Ascend910B2", 1)
 @example(ConvShape(2, 34, 5, 7, 51, 3, 1, 2, (2, 0, 1, 0), dilation=(2, 1), groups=17), "Toy", 2)
+@example(ConvShape(1, 16, 6, 7, 16, 3, 3, 1, 1, groups=16), "Ascend910A", 0)
+@example(ConvShape(1, 40, 6, 7, 40, 3, 3, 1, 1, "int8", groups=40), "Ascend910B2", 0)
+@example(ConvShape(1, 20, 6, 7, 30, 3, 3, 1, 1, groups=10), "Ascend910B2", 0)
+@example(ConvShape(1, 100, 6, 7, 100, 3, 3, 1, 1, groups=4), "Ascend310", 0)
 def test_any_convolution_equals_numpy(shape, chip_name, seed):
     chip = load_chip(chip_name)
     assert_conv(shape, chip, seed=seed)
-
-
-GROUPED = [
-    # c, k, groups: depthwise of one block, more, a rest; groups that fill blocks; that do not
-    (16, 16, 16),
-    (40, 40, 40),
-    (32, 64, 32),
-    (32, 32, 2),
-    (48, 96, 3),
-    (20, 30, 10),
-    (72, 48, 3),
-    (6, 10, 2),
-    (100, 100, 4),
-]
-
-
-@pytest.mark.parametrize("chip_name", on("Toy", "Ascend910B2"))
-@pytest.mark.parametrize("dtype", ["fp16", "int8"])
-@pytest.mark.parametrize(("c", "k", "groups"), GROUPED)
-def test_groups_equal_numpy(chip_name, dtype, c, k, groups):
-    chip = load_chip(chip_name)
-    shape = ConvShape(1, c, 6, 7, k, 3, 3, 1, 1, dtype, groups=groups)
-    assert_conv(shape, chip)
-
-
-@pytest.mark.parametrize("cols", [1, 2, 3, 4, 6, 12])
-def test_bundles_are_divided_over_columns_of_cores(cols):
-    """Three bundles, the last one short: over fewer, as many and more columns than bundles."""
-    chip = load_chip("Ascend910B2")
-    for c, k, groups in ((20, 80, 5), (40, 40, 40), (80, 160, 5)):
-        shape = ConvShape(2, c, 4, 5, k, 1, 3, groups=groups)
-        base = GemmSchedule(16, 16, 16, 1, 2, cols)
-        assert_conv(shape, chip, base)
 
 
 def test_cores_that_differ_by_a_shift_share_a_program():
@@ -101,20 +72,6 @@ def test_cores_that_differ_by_a_shift_share_a_program():
     assert [part.core_count for part in both.parts] == [2, 24, 2]
     across = assert_conv(shape, chip, replace(schedule, grid_rows=3))
     assert across.core_count == 6
-
-
-def test_rows_stay_in_l1_for_all_output_channels_and_weights_for_all_pixels():
-    chip = load_chip("Ascend910A")
-    shape = ConvShape(1, 16, 28, 28, 64, 3, 3, 1, 1)
-    weights = 9 * 16 * 64 * 2
-    window = 28 * 16 * 2
-    loaded = {}
-    for base_n in (16, 64):
-        launch = assert_conv(shape, chip, GemmSchedule(112, 16, base_n, 9, 1, 1))
-        loaded[base_n] = simulate(launch, chip).path_bytes["GM", "L1"]
-    rows = (5 + 5 * 6 + 5) * window
-    assert loaded[16] == rows + 7 * weights
-    assert loaded[64] == rows + weights
 
 
 WIDE = [
@@ -138,101 +95,6 @@ def test_wide_rows_are_cut_into_strips(chip_name, shape, base_m):
     assert_conv(shape, chip, schedule)
 
 
-def test_rows_too_long_for_l1_are_cut_and_not_refused():
-    chip = load_chip("Toy")
-    shape = ConvShape(1, 16, 8, 4096, 16, 7, 7, 1, 3)
-    launch = assert_conv(ConvShape(1, 16, 1, 1024, 16, 1, 7, 1, (0, 3)), chip)
-    assert launch.core_count == chip.core_count
-    schedule = conv_schedule(shape, chip)
-    assert stage_bytes(shape, schedule) > chip.buffers["L1"]
-    assert stage_bytes(shape, schedule, strip=True) <= chip.buffers["L1"]
-    assert conv_launch(shape, chip).core_count == chip.core_count
-
-
-@settings(max_examples=100)
-@given(conv_shapes(), st.integers(1, 4), st.booleans())
-def test_windows_never_exceed_what_l1_was_checked_for(shape, tile, strip):
-    from ascend_lab.operators.kernels.conv_windows import runs_of, tiles_per_image, window_sides
-
-    rows, columns = window_sides(shape, tile, strip=strip)
-    count = tiles_per_image(shape, tile, strip=strip)
-    seen = []
-    for run in runs_of(shape, tile, 0, count, strip=strip):
-        for turn, (pixel, (window,)) in product(range(run.count), run.tiles):
-            assert window.rows.count <= rows
-            assert window.columns.count <= columns
-            assert window.rows.first + turn * run.rows >= 0
-            assert window.rows.first + turn * run.rows + window.rows.count <= shape.h
-            assert window.columns.first + window.columns.count <= shape.w
-            seen += range(pixel + turn * run.pixels, pixel + turn * run.pixels + window.pixels)
-    oh, ow = shape.out_hw
-    assert sorted(seen) == list(range(oh * ow))
-
-
-# -- time ------------------------------------------------------------------------------------------
-
-TIMED = [
-    ConvShape(1, 64, 28, 28, 64, 3, 3, 1, 1),
-    ConvShape(2, 64, 28, 28, 128, 3, 3, 2, (0, 1, 0, 1)),
-    ConvShape(1, 32, 4, 2000, 32, 3, 3, 1, 1),
-    ConvShape(1, 64, 28, 28, 64, 3, 3, 1, 2, dilation=2),
-    ConvShape(1, 96, 14, 14, 96, 3, 3, 1, 1, groups=96),
-    ConvShape(1, 96, 14, 14, 192, 1, 1, groups=3),
-    ConvShape(1, 64, 14, 14, 64, 1, 1, dtype="int8"),
-]
-
-
-@pytest.mark.parametrize("chip_name", on(*CHIPS))
-@pytest.mark.parametrize("shape", TIMED, ids=str)
-def test_time_lies_between_its_bounds_and_engines_agree(chip_name, shape):
-    chip = load_chip(chip_name)
-    launch = conv_launch(shape, chip)
-    timeline = simulate(launch, chip)
-    assert simulate(launch, chip, engine="reference").cycles == timeline.cycles
-    least = shape.ops / chip.peak_ops_per_s(shape.dtype) * chip.clock_hz
-    memory = timeline.memory_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz
-    assert max(least, memory, *timeline.busy_cycles.values()) <= timeline.cycles
-    assert timeline.cycles <= sum_of_parts(launch, chip)
-
-
-def sum_of_parts(launch, chip):
-    """Cycles if every instruction of the longest part waited for the one before it."""
-    from ascend_lab.machine.sim import Surroundings, analyse, instruction_cost
-
-    around = Surroundings(launch.core_count, analyse(launch, chip).fresh)
-    return max(
-        sum(
-            (cost.occupancy_cycles + cost.latency_cycles) * times
-            for instruction, times in part.program.instructions()
-            for cost in [instruction_cost(chip, instruction, around)]
-        )
-        for part in launch.parts
-    )
-
-
-def test_default_schedules_beat_simple_ones():
-    """Against one row of tiles of 64x64 on all cores: never slower, mostly much faster."""
-    chip = load_chip("Ascend910A")
-    gains = []
-    for shape in TIMED[:5]:
-        simple = GemmSchedule(64, 16, 64, 9, chip.core_count, 1)
-        ours, theirs = (simulate(conv_launch(shape, chip, s), chip).cycles for s in (None, simple))
-        gains.append(theirs / ours)
-    assert min(gains) >= 1.0
-    assert np.median(gains) > 1.3
-
-
-def test_zeros_of_grouped_channels_cost_what_channels_cost():
-    """Depthwise on the cube takes as long as a dense layer of 16 channels a block."""
-    chip = load_chip("Ascend910A")
-    shape = ConvShape(1, 512, 28, 28, 512, 3, 3, 1, 1, groups=512)
-    timeline = simulate(conv_launch(shape, chip), chip)
-    assert timeline.macs >= 16 * shape.ops / 2
-    dense = ConvShape(1, 512, 28, 28, 512, 3, 3, 1, 1)
-    assert dense.ops == 512 * shape.ops
-    assert timeline.cycles > 20 * simulate(conv_launch(dense, chip), chip).cycles / 512
-
-
 # -- shapes and refusals ---------------------------------------------------------------------------
 def test_equal_sides_are_one_number():
     shape = ConvShape(1, 4, 8, 8, 4, 3, 3, (2, 2), (1, 1, 1, 1), dilation=[1, 1])
@@ -243,52 +105,42 @@ def test_equal_sides_are_one_number():
     assert ConvShape(1, 4, 9, 8, 4, 3, 3, (2, 1), (1, 0, 2, 1), dilation=(2, 3)).out_hw == (3, 5)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"stride": (1, 0)}, "stride"),
-        ({"stride": (1, 1, 1)}, "stride: a whole number, or 2 of them"),
-        ({"stride": 1.5}, "stride: a whole number"),
-        ({"stride": True}, "stride: a whole number"),
-        ({"pad": (1, 2, 3)}, "pad: a whole number, or 2 or 4 of them"),
-        ({"pad": (0, 0, -1, 0)}, "padding of at least 0"),
-        ({"dilation": 0}, "dilation from 1"),
-        ({"dilation": 5}, "padded image 8x8; got 11x11"),
-        ({"dilation": (1, 2), "s": 5}, "padded image 8x8; got 3x9"),
-        ({"groups": 0}, "groups that divide 4 input and 6 output channels; got 0"),
-        ({"groups": 4}, "groups that divide 4 input and 6 output channels; got 4"),
-        ({"groups": 3}, "got 3"),
-        ({"n": 0}, "sizes"),
-        ({"c": 0}, "sizes"),
-        ({"w": 0}, "sizes"),
-        ({"k": -6}, "sizes"),
-        ({"r": 0}, "sizes"),
-        ({"crop": True, "pad": (-4, -4, 0, 0)}, "a row and a column left; got \\(0, 8\\)"),
-        ({"dtype": "int32"}, "fp16, bf16, int8"),
-    ],
+SIZES = {"n": 1, "c": 4, "h": 8, "w": 8, "k": 6, "r": 3, "s": 3}
+WRONG = (
+    *({"stride": (1, 0)}, {"stride": (1, 1, 1)}, {"stride": 1.5}, {"stride": True}),
+    *({"pad": (1, 2, 3)}, {"pad": (0, 0, -1, 0)}, {"crop": True, "pad": (-4, -4, 0, 0)}),
+    *({"dilation": 0}, {"dilation": 5}, {"dilation": (1, 2), "s": 5}),
+    *({"groups": 0}, {"groups": 4}, {"groups": 3}, {"dtype": "int32"}),
+    *({"n": 0}, {"c": 0}, {"w": 0}, {"k": -6}, {"r": 0}),
 )
-def test_what_is_no_convolution_is_refused(change, message):
-    sizes = {"n": 1, "c": 4, "h": 8, "w": 8, "k": 6, "r": 3, "s": 3}
-    ConvShape(**sizes)
-    with pytest.raises(InputError, match=message):
-        ConvShape(**(sizes | change))
+ALONE = (
+    *({"n": 1}, {"h": 64, "w": 8}, {"stride": 2}, {"h": 33, "w": 16, "r": 2}),
+    *({"groups": 2}, {"dtype": "int8"}),
+)
+"""Images that do not fill tiles better together."""
 
 
-def test_a_window_that_no_tiling_fits_is_refused_with_its_bytes():
-    shape = ConvShape(1, 16, 90, 90, 16, 3, 3, dilation=40)
-    chip = load_chip("Toy")
-    with pytest.raises(CapacityError, match=r"twice in L1: \d+ bytes; got \d+"):
-        conv_schedule(shape, chip)
+def stacked_launch(change, *, dense=True):
+    shape = replace(ConvShape(2, 32, 7, 7, 32, 1, 1), **change, out_dtype="")
+    schedule = GemmSchedule(32, 32, 16, 1, 2, 1, window="stacked")
+    conv_launch(shape, load_chip("Toy"), schedule, dense_placement(shape) if dense else None)
 
 
-def test_operands_of_another_size_are_refused():
-    shape = ConvShape(1, 4, 8, 8, 4, 3, 3, groups=2)
+def test_what_is_refused_says_what_is_needed():
+    ConvShape(**SIZES)
     x = np.zeros((1, 4, 8, 8))
     weight = np.zeros((4, 4, 3, 3))
-    with pytest.raises(InputError, match="c / groups"):
-        pack_conv(shape, x, weight)
-    with pytest.raises(InputError, match=r"c/2"):
-        conv2d_reference(x, weight, groups=2)
+    deep = ConvShape(1, 16, 90, 90, 16, 3, 3, dilation=40)
+    grouped = ConvShape(1, 4, 8, 8, 4, 3, 3, groups=2)
+    calls = {f"a shape with {change}": partial(ConvShape, **(SIZES | change)) for change in WRONG}
+    calls |= {f"stacked with {change}": partial(stacked_launch, change) for change in ALONE}
+    calls |= {
+        "stacked, images apart": partial(stacked_launch, {}, dense=False),
+        "a window that no tiling fits": partial(conv_schedule, deep, load_chip("Toy")),
+        "weights of another size": partial(pack_conv, grouped, x, weight),
+        "weights of the reference": partial(conv2d_reference, x, weight, groups=2),
+    }
+    assert_messages("cube", "test_conv", calls)
 
 
 # -- all images as one ----------------------------------------------------------------------------
@@ -328,17 +180,3 @@ def test_a_compiler_takes_the_quicker_tiles(chip):
         cycles = [simulate(launch, own, warm=near).cycles for launch in launches]
         taken = simulate(task.lowered.kernel.phases[0], own, warm=near).cycles
         assert taken <= min(cycles)
-
-
-@pytest.mark.parametrize(
-    ("changes", "dense"),
-    [({"n": 1}, True), ({"h": 64, "w": 8}, True), ({"stride": 2}, True),
-     ({"h": 33, "w": 16, "r": 2}, True), ({"groups": 2}, True), ({"dtype": "int8"}, True),
-     ({}, False)],
-)  # fmt: skip
-def test_only_images_that_fill_tiles_better_go_together(changes, dense):
-    chip = load_chip("Toy")
-    shape = replace(ConvShape(2, 32, 7, 7, 32, 1, 1), **changes, out_dtype="")
-    schedule = GemmSchedule(32, 32, 16, 1, 2, 1, window="stacked")
-    with pytest.raises(InputError, match="for stacked tiles"):
-        conv_launch(shape, chip, schedule, dense_placement(shape) if dense else None)

@@ -243,16 +243,6 @@ def test_jupyter_trusts_a_copy_until_someone_else_changes_it(
     assert not notary.check_signature(notebook)
 
 
-def test_a_folder_that_cannot_be_made_gets_one_line(
-    copies: ModuleType, made, capsys, monkeypatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(copies, "all_copies", lambda: made)
-    (tmp_path / "file").write_text("mine")
-    assert copies.main([str(tmp_path / "file")]) == 1
-    assert capsys.readouterr().err.count("\n") == 1
-    assert (tmp_path / "file").read_text() == "mine"
-
-
 # --- they run -------------------------------------------------------------------------------------
 
 FORBID = """

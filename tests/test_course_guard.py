@@ -35,7 +35,7 @@ from ascend_lab.course import (
     start,
     write_report,
 )
-from ascend_lab.course.handin import HandIn, hand_ins, source_of, student_of
+from ascend_lab.course.handin import HandIn, hand_ins
 from ascend_lab.course.texts import shown
 from ascend_lab.errors import InputError, ProgramError
 from ascend_lab.machine.isa import parse_program
@@ -102,23 +102,12 @@ def test_a_zip_damaged_anywhere_is_a_note(tmp_path):
     assert all(one.source or one.notes for one in found)
 
 
-def test_the_name_of_a_file_names_nobody_else():
-    name = "Eve_12_assignsubmission_file_Bob_13_assignsubmission_file_x.py"
-    assert student_of(name, {}) == ("Eve_12", False)
-
-
 def test_names_that_look_alike_are_students_of_their_own(tmp_path):
     """`a b` and `a_b` are the same in a table; files of one name are of one student."""
     for name in ("a b.py", "a_b.py", "a<b.py", "ada.py", "ada.ipynb"):
         (tmp_path / name).write_text("def sums(): return 1" if name.endswith(".py") else "{}")
     found = [one.student for one in hand_ins(tmp_path, ["sums"])]
     assert sorted(found) == ["a_b", "a_b-2", "a_b-3", "ada"]
-
-
-def test_a_student_s_own_notebook_of_a_wrong_shape_is_one_line():
-    for content in (BROKEN["table.ipynb"], BROKEN["deep.ipynb"]):
-        with pytest.raises(InputError, match="a notebook"):
-            source_of("w.ipynb", content, ["sums"])
 
 
 @pytest.mark.parametrize(

@@ -113,39 +113,6 @@ def test_other_streams_keep_memory_busy(name):
     assert max(shares.values()) <= 1.0 + 1e-9
 
 
-@pytest.mark.parametrize("chip", ["Ascend910A", "Ascend910B2"])
-def test_a_large_product_keeps_the_cube_busy(chip):
-    chip = chip_of(chip)
-    a = tensor(4096, 4096, name="a")
-    b = tensor(4096, 4096, name="b")
-    timeline = simulate_kernel(te.lower(te.auto_schedule(te.matmul(a, b), chip)), chip)
-    rate = 2 * 4096**3 / (timeline.cycles / chip.clock_hz)
-    assert 0.7 <= rate / chip.peak_ops_per_s("fp16") <= 1.0
-    assert timeline.macs == 4096**3
-
-
-def test_fusing_moves_fewer_bytes_and_saves_time():
-    """exp(a + b) * 2 + relu(a + b) in one nest against one phase an operation."""
-    chip = chip_of("Ascend910A")
-    a = tensor(1 << 22, name="a")
-    b = tensor(1 << 22, name="b")
-    total = te.vadd(a, b)
-    y = te.renamed(te.vadd(te.vmuls(te.vexp(total), 2.0), te.vrelu(total)), "y")
-    fused = te.auto_schedule(y, chip)
-    assert len(te.lower(fused).phases) == 1
-    stages = [te.auto_schedule(te.vadd(a, b), chip)]
-    stages += [te.auto_schedule(op(tensor(1 << 22, name="x")), chip) for op in (te.vexp, te.vrelu)]
-    apart = sum(simulate_kernel(te.lower(s), chip).cycles for s in stages)
-    assert simulate_kernel(te.lower(fused), chip).cycles < 0.7 * apart
-
-
-@pytest.mark.parametrize("chip", REAL)
-def test_large_work_uses_all_cores(chip):
-    chip = chip_of(chip)
-    kernel = te.lower(te.auto_schedule(te.vrelu(tensor(1 << 22)), chip))
-    assert kernel.core_count == chip.core_count * chip.vector_cores_per_core
-
-
 # -- awkward shapes: they lower, are free of races, and keep the bounds of time --------------------
 def column(x, axis=1):
     return te.broadcast(te.reduce_sum(x, axis, True), x.shape)
@@ -155,9 +122,7 @@ AWKWARD = {
     "one element": lambda: te.vadd(tensor(1), tensor(1)),
     "one element fp32 sum": lambda: te.reduce_sum(tensor(1, dtype="fp32"), 0),
     "prime length": lambda: te.vexp(tensor(1_000_003)),
-    "short prime": lambda: te.vmuls(tensor(7919), 2.0),
     "rank 6": lambda: te.vrelu(tensor(2, 3, 4, 5, 6, 7)),
-    "ones everywhere": lambda: te.vabs(tensor(1, 1, 1, 5, 1)),
     "row too long for UB": lambda: te.vadd(tensor(3, 2_000_001), tensor(3, 2_000_001)),
     "softmax of short rows": lambda: soft(tensor(100_000, 3)),
     "softmax of one row": lambda: soft(tensor(1, 1000)),
@@ -166,83 +131,39 @@ AWKWARD = {
     "softmax over the first axis": lambda: soft(tensor(1000, 130), 0),
     "softmax over the middle": lambda: soft(tensor(17, 33, 65), 1),
     "softmax of softmax": lambda: soft(soft(tensor(64, 100)), 0),
-    "softmax in fp32": lambda: soft(tensor(300, 257, dtype="fp32")),
     "sum of all": lambda: te.reduce_sum(tensor(1 << 22), 0),
     "sum of a prime": lambda: te.reduce_sum(tensor(1_000_003, dtype="fp32"), 0),
     "max of a prime": lambda: te.reduce_max(tensor(1_000_003), 0),
     "product of all": lambda: te.reduce_prod(tensor(33, 77, dtype="fp32"), (0, 1)),
-    "first axis": lambda: te.reduce_sum(tensor(5000, 3), 0),
     "first axis, wide": lambda: te.reduce_sum(tensor(3, 70_001), 0),
     "last axis of 2": lambda: te.reduce_max(tensor(70_001, 2), 1),
     "two outer axes": lambda: te.reduce_min(tensor(40, 50, 60), (0, 1)),
-    "two apart": lambda: te.reduce_sum(tensor(40, 50, 60), (0, 2)),
     "batch-norm axes": lambda: te.reduce_sum(tensor(8, 64, 28, 28), (0, 2, 3)),
     "five axes, two folded": lambda: te.reduce_max(tensor(3, 4, 5, 6, 7), (1, 3)),
     "five axes, three folded": lambda: te.reduce_min(tensor(3, 4, 5, 6, 7), (0, 2, 4)),
-    "keepdims": lambda: te.reduce_max(tensor(100, 33), 1, True),
-    "keepdims of all": lambda: te.reduce_max(tensor(7, 5, 3), (0, 1, 2), True),
     "5-D broadcast": lambda: te.vadd(
         tensor(3, 4, 5, 6, 7), te.broadcast(tensor(4, 1, 6, 1), (3, 4, 5, 6, 7))
-    ),
-    "5-D broadcast, other axes": lambda: te.vadd(
-        tensor(3, 4, 5, 6, 7), te.broadcast(tensor(3, 1, 5, 1, 7), (3, 4, 5, 6, 7))
     ),
     "outer product": lambda: te.vmul(
         te.broadcast(tensor(300, 1), (300, 500)), te.broadcast(tensor(500), (300, 500))
     ),
     "broadcast of one number": lambda: te.broadcast(tensor(1), (333, 77)),
-    "broadcast of a row": lambda: te.broadcast(tensor(77), (333, 77)),
-    "broadcast of a column": lambda: te.broadcast(tensor(333, 1), (333, 77)),
     "long column": lambda: te.vmul(tensor(50_001, 9), te.broadcast(tensor(50_001, 1), (50_001, 9))),
-    "row minus sum": lambda: te.vsub(tensor(100, 33), column(tensor(100, 33))),
-    "column minus sum": lambda: te.vsub(tensor(100, 33), column(tensor(100, 33), 0)),
     "centred twice": lambda: centred(centred(tensor(64, 96), 1), 0),
-    "same sum read twice": lambda: te.vmul(column(X), te.vexp(column(X))),
     "adam of a prime": lambda: adam(1_000_003),
     "adam of one": lambda: adam(1),
-    "two outputs": lambda: (te.vadd(X, X), te.vexp(X)),
-    "outputs of two shapes": lambda: (te.vabs(X), te.reduce_max(X, 1)),
     "outputs in a row": lambda: in_a_row(tensor(1000)),
     "two programs in one": lambda: (te.vabs(tensor(33)), te.vexp(tensor(7, 9))),
-    "casts": lambda: te.cast_to(te.vadds(te.cast_to(tensor(12_345), "fp32"), 1.0), "fp16"),
-    "int8 to fp32": lambda: te.cast_to(tensor(333, 7, dtype="int8"), "fp32"),
-    "floor": lambda: te.floor(tensor(1001, dtype="fp32")),
-    "select": lambda: te.select(te.vcmp(X, Y, "gt"), X, Y),
-    "bits": lambda: te.vor(te.vnot(tensor(999, dtype="int32")), tensor(999, dtype="int32")),
     "transpose": lambda: te.transpose(tensor(129, 257)),
     "transpose of vectors": lambda: te.transpose(tensor(100, 64, 48), (1, 0, 2)),
-    "transpose, then add": lambda: te.vadd(te.transpose(tensor(33, 50)), tensor(50, 33)),
-    "transpose of a sum": lambda: te.transpose(te.vadd(X, Y)),
     "4-D permutation": lambda: te.transpose(tensor(2, 12, 40, 64), (0, 2, 1, 3)),
-    "reshape of a reshape": lambda: te.reshape(te.reshape(tensor(6, 4), (4, 6)), (3, 8)),
-    "reshape, then add": lambda: te.vadds(te.reshape(te.vabs(tensor(6, 35)), (14, 15)), 1.0),
-    "slice": lambda: te.slice(tensor(100, 100), (1, 3), (99, 98)),
-    "slice with steps": lambda: te.slice(tensor(100, 100), (0, 0), (100, 100), (3, 1)),
     "slice of the last column": lambda: te.slice(tensor(100, 100), (0, 99), (100, 100)),
-    "concat": lambda: te.concat([X, te.vexp(Y), X], 1),
-    "pad": lambda: te.pad(te.vabs(X), ((1, 2), (3, 0)), 1.0),
-    "gather": lambda: te.gather(tensor(1000, 64), tensor(37, dtype="int32")),
-    "scatter": lambda: te.scatter(
-        tensor(100, 64), tensor(37, dtype="int32"), tensor(37, 64), "add"
-    ),
-    "max pooling": lambda: te.pooling2d(tensor(1, 2, 56, 56, 16), 3, 2, 1),
-    "average pooling": lambda: te.pooling2d(tensor(1, 1, 14, 14, 16), 14, 1, 0, "avg"),
     "matmul of 1": lambda: te.matmul(tensor(1, 1), tensor(1, 1)),
     "matmul of primes": lambda: te.matmul(tensor(127, 257), tensor(257, 67)),
     "matmul times a vector": lambda: te.matmul(tensor(1, 4096), tensor(4096, 1000)),
     "matmul, long k": lambda: te.matmul(tensor(16, 100_000), tensor(100_000, 16)),
-    "matmul of int8": lambda: te.matmul(
-        tensor(100, 300, dtype="int8"), tensor(300, 50, dtype="int8")
-    ),
-    "batched matmul": lambda: te.matmul(tensor(12, 128, 64), tensor(12, 64, 128)),
     "attention": lambda: attention(64, 48),
-    "matmul with bias": lambda: te.vadd(
-        te.matmul(tensor(64, 80), tensor(80, 96)), te.broadcast(tensor(96), (64, 96))
-    ),
-    "convolution": lambda: te.vrelu(te.conv2d(tensor(1, 32, 14, 14), tensor(48, 32, 3, 3), pad=1)),
 }
-X = tensor(60, 100, name="x")
-Y = tensor(60, 100, name="y")
 
 
 def centred(x, axis):

@@ -133,7 +133,7 @@ def detector(pixels: int = 64):
 def test_a_model_with_sizes_that_values_decide_runs_and_is_timed() -> None:
     model = detector()
     x = np.random.default_rng(1).standard_normal((1, 3, 64, 64)).astype(np.float32)
-    hosted = place_model(model, CHIP, given={"x": x})
+    hosted = place_model(model, CHIP, inputs={"x": x})
     theirs = run_onnx(model, {"x": x})
     ours = hosted.run()
     np.testing.assert_array_equal(ours["found"], theirs["found"])
@@ -199,7 +199,7 @@ def test_what_a_rule_copies_is_what_the_time_holds() -> None:
 )  # fmt: skip
 def test_what_no_graph_holds_runs_on_the_host_or_its_processor(nodes, inputs, outputs) -> None:
     model = model_of(nodes, inputs, outputs, opset=20)
-    hosted = place_model(model, CHIP, seed=3)
+    hosted = place_model(model, CHIP)
     theirs = run_onnx(model, {"x": hosted.values["x"]})["y"]
     np.testing.assert_array_equal(hosted.run()["y"], theirs)
     assert hosted.off_core
@@ -238,7 +238,7 @@ def test_a_model_that_nobody_computes_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="the host computes"):
         place_model(model, CHIP)
     with pytest.raises(InputError, match="inputs with x"):
-        place_model(detector(), CHIP, given={"y": np.zeros(3)})
+        place_model(detector(), CHIP, inputs={"y": np.zeros(3)})
 
 
 # -- the command line ------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from ascend_lab.compiler import (
     run_tasks,
 )
 from ascend_lab.compiler.compile import Road, compile_stages
-from ascend_lab.compiler.decide import Switches, parse_switches, read_switches
 from ascend_lab.compiler.fusion import (
     AUTOMATIC,
     LONGEST,
@@ -28,10 +27,10 @@ from ascend_lab.compiler.fusion import (
     fuse,
     fusion_rule,
     immediate_post_dominators,
-    kind_of,
     rules_restored,
     unfused,
 )
+from ascend_lab.compiler.switches import Switches, parse_switches, read_switches
 from ascend_lab.compiler.tasks import cycles_started
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import load_chip
@@ -58,16 +57,6 @@ def net_of(edges: dict[str, str], outputs: str, width: int = 16):
         live[name] = value
     net.output(*(live[n] for n in outputs))
     return net.build()
-
-
-def test_dominators_by_hand():
-    """A diamond a -> b, c -> d with a tail e, and f, which is an output of its own."""
-    graph = net_of({"a": "x", "b": "a", "c": "a", "d": "bc", "e": "d", "f": "e"}, "ef")
-    assert immediate_post_dominators(graph) == {
-        "a": "d", "b": "d", "c": "d", "d": "e", "e": None, "f": None,
-    }  # fmt: skip
-    names = {n.name for n in between(graph, graph.node("a"), "d", 9)}
-    assert names == {"b", "c", "d"}
 
 
 @given(st.data())
@@ -167,14 +156,6 @@ def test_json_switches_by_scope():
 def test_wrong_switches_are_named(text, message):
     with pytest.raises(InputError, match=message):
         parse_switches(text)
-
-
-def test_a_missing_or_binary_file_is_named(tmp_path):
-    with pytest.raises(InputError, match="a fusion switch file"):
-        read_switches(tmp_path / "none.cfg")
-    (tmp_path / "bytes.cfg").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="check the path"):
-        read_switches(tmp_path / "bytes.cfg")
 
 
 def conv_net(tail: str):
@@ -283,16 +264,6 @@ def test_a_gap_or_a_second_result_has_no_effect():
 
 
 # -- automatic groups ------------------------------------------------------------------------------
-def test_kinds():
-    net = GraphBuilder("kinds", "fp16")
-    x = net.input("x", (1, 16, 8, 8))
-    a = net.conv2d(x, net.weight((16, 16, 1, 1)), name="a")
-    b = net.relu(a, name="b")
-    c = net.softmax(b, axis=-1, name="c")
-    net.output(net.transpose(c, perm=(0, 2, 3, 1), name="d"))
-    graph = net.build()
-    kinds = {"a": "cube", "b": "elementwise", "c": "reduce", "d": "other"}
-    assert {n.name: kind_of(n) for n in graph.nodes} == kinds
 
 
 def test_a_diamond_is_one_kernel():
@@ -426,17 +397,6 @@ def test_fused_values_are_right_and_never_slower(rng, chip):
 def _cycles(stages) -> int:
     pieces = [t.piece for t in stages.compiled.tasks if t.lowered is not None]
     return sum(cycles_started(piece, stages.compiled.chip, "queued") for piece in pieces)
-
-
-def test_outputs_keep_the_models_names():
-    graph = conv_net("add relu")
-    inputs = random_inputs(graph, 1)
-    found = run_compiled(graph, inputs, TOY)
-    wanted = evaluate(graph, inputs)
-    assert list(found) == list(graph.outputs)
-    scale = np.abs(wanted[graph.outputs[0]]).max()
-    for name in graph.outputs:
-        np.testing.assert_allclose(found[name], wanted[name], rtol=0, atol=0.01 * scale)
 
 
 @pytest.mark.parametrize(("channels", "size", "kernel"), [(16, 28, 3), (64, 7, 1), (40, 56, 3)])

@@ -175,27 +175,6 @@ def test_an_output_that_is_a_constant_in_another_shape_has_a_place():
         np.testing.assert_array_equal(found[name], array)
 
 
-def test_slices_off_the_grid_of_copies_move():
-    net = GraphBuilder("g", "fp16")
-    x = net.abs(net.input("x", (4, 5)))
-    net.output(net.slice(x, begin=(1, 0), end=(3, 5)))
-    assert not view_nodes(net.build())
-
-
-def test_split_is_as_many_views():
-    net = GraphBuilder("g", "fp16")
-    x = net.abs(net.input("x", (6, 16)), name="x_abs")
-    net.output(*net.split(x, sizes=(1, 3, 2), axis=0, name="s"))
-    graph = net.build()
-    network = compiled(graph)
-    assert kernels(network) == ["abs"]
-    offsets = sorted(a.offset_bytes for a in aliases_of(network).values())
-    assert offsets == [0, 32, 128]
-    inputs = random_inputs(graph)
-    for name, value in run_tasks(network, inputs).items():
-        np.testing.assert_array_equal(value, evaluate(graph, inputs)[name])
-
-
 def test_a_part_is_never_overwritten_in_place():
     """relu reads a part for the last time; the rest is still needed."""
     net = GraphBuilder("g", "fp16")
@@ -223,24 +202,6 @@ def test_slices_of_images_stay_in_blocks(axis):
     (got,) = run_tasks(network, inputs).values()
     (wanted,) = evaluate(graph, inputs).values()
     np.testing.assert_array_equal(got, wanted)
-
-
-def test_slices_of_whole_channel_blocks():
-    net = GraphBuilder("g", "fp16")
-    x = net.input("x", (2, 40, 4, 4))
-    y = net.conv2d(x, net.constant(np.eye(40, dtype=np.float16).reshape(40, 40, 1, 1)))
-    parts = [(0, 16), (16, 32), (16, 40), (8, 24)]
-    for low, high in parts:
-        part = net.slice(y, begin=(0, low, 0, 0), end=(2, high, 4, 4), name=f"c{low}_{high}")
-        net.output(net.relu(part))
-    graph = net.build()
-    network = compiled(graph)
-    kinds = [network.graph.types.get(f"c{low}_{high}") for low, high in parts]
-    assert [kind and kind.layout for kind in kinds] == ["C1NHWC0"] * 3 + [None]  # by the cube
-    inputs = random_inputs(graph)
-    wanted = evaluate(graph, inputs).values()
-    for got, value in zip(run_tasks(network, inputs).values(), wanted, strict=True):
-        np.testing.assert_array_equal(got, value)
 
 
 def heads_net(batch=1, rows=32, heads=4, width=32):

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from test_placement import run_in_arena
 
-from ascend_lab.compiler import GraphBuilder, compile_stages, evaluate, run_tasks, tasks
+from ascend_lab.compiler import GraphBuilder, compile_stages, evaluate, run_tasks
 from ascend_lab.compiler.aliases import BLOCK_BYTES, Alias, run_offset
 from ascend_lab.compiler.ir import TensorType
-from ascend_lab.compiler.lower import blocks
 from ascend_lab.compiler.memory import METHODS, Plan, verify
 from ascend_lab.compiler.placement import (
     aliases_of,
@@ -18,6 +17,7 @@ from ascend_lab.compiler.placement import (
     plan_network,
 )
 from ascend_lab.errors import UnsupportedError
+from ascend_lab.fused import block_kernels as blocks
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.isa import Buffer, Instruction, check_program, var
 from ascend_lab.machine.layout import addresses
@@ -201,21 +201,6 @@ def test_kernels_find_blocks_where_they_are(chip):
         assert quick.cycles == slow.cycles
         for part in launch.parts:
             check_program(network.chip, part.program)
-
-
-def test_kernels_that_do_not_find_blocks_convert_images(monkeypatch):
-    def refused(piece, launch):
-        raise UnsupportedError("copies in one plane", "none", "convert the image")
-
-    monkeypatch.setattr(blocks, "readdressed", refused)
-    tasks._lowered.cache_clear()
-    try:
-        graph = branches(2)
-        network = compiled(graph)
-        check_values(network, graph)
-        assert {"images", "blocks"} <= {launch.name for launch in phases(network)}
-    finally:
-        tasks._lowered.cache_clear()
 
 
 STEPS = ((512, 3, 256), (256, 2, 768), (1, 256, 1))
@@ -417,40 +402,6 @@ def test_a_run_is_where_all_addresses_say(data):
     found = run_offset(whole, part, axis, (low, high))
     if found is not None:
         assert found == run_by_addresses(whole, part, axis, (low, high))
-
-
-@pytest.mark.parametrize(
-    ("layout", "shape", "axis", "span", "wanted"),
-    [
-        ("NC1HWC0", (1, 40, 4, 4), 1, (16, 32), 512),
-        ("NC1HWC0", (1, 40, 4, 4), 1, (16, 40), 512),  # its last block is padded in both
-        ("NC1HWC0", (1, 40, 4, 4), 1, (0, 8), None),  # ends inside a block
-        ("NC1HWC0", (1, 40, 4, 4), 1, (0, 24), None),
-        ("NC1HWC0", (1, 40, 4, 4), 1, (8, 24), None),
-        ("NC1HWC0", (1, 40, 4, 4), 1, (8, 32), None),  # two blocks too, but others
-        ("NC1HWC0", (2, 40, 4, 4), 1, (16, 32), None),  # of two images the blocks lie apart
-        ("NC1HWC0", (2, 40, 4, 4), 0, (1, 2), 1536),
-        ("NC1HWC0", (1, 16, 4, 4), 2, (1, 3), 128),  # rows of one block
-        ("NC1HWC0", (1, 5, 4, 4), 2, (1, 3), 128),
-        ("NC1HWC0", (1, 32, 4, 4), 2, (1, 3), None),
-        ("NC1HWC0", (1, 16, 1, 4), 3, (1, 3), 32),
-        ("FRACTAL_NZ", (20, 48), 1, (16, 48), 1024),  # columns: whole stacks of fractals
-        ("FRACTAL_NZ", (20, 48), 0, (16, 20), None),
-        ("FRACTAL_NZ", (40, 16), 0, (16, 32), 512),
-        ("FRACTAL_NZ", (1, 20, 48), 2, (16, 32), 1024),
-        ("FRACTAL_NZ", (2, 20, 48), 2, (16, 32), None),
-        ("ND", (1, 1, 64), 2, (16, 48), 32),
-        ("ND", (1, 2, 64), 2, (16, 48), None),
-        ("ND", (1, 1, 64), 2, (8, 48), None),  # off the grid of copies
-    ],
-)
-def test_where_parts_start(layout, shape, axis, span, wanted):
-    whole = TensorType(shape, "fp16", layout)
-    inner = (*shape[:axis], span[1] - span[0], *shape[axis + 1 :])
-    part = TensorType(inner, "fp16", layout)
-    assert run_offset(whole, part, axis, span) == wanted
-    if wanted is not None:
-        assert run_by_addresses(whole, part, axis, span) == wanted
 
 
 # -- convolutions of one image --------------------------------------------------------------------

@@ -48,13 +48,6 @@ def test_replacements_chain():
     )
 
 
-def test_outputs_are_replaced_and_the_order_kept():
-    edit = Draft(from_text(CHAIN.replace("(c)", "(c, b)")))
-    edit.replace("c", "b")
-    graph = edit.finish()
-    assert graph.outputs == ("b", "b") and len(graph.nodes) == 2
-
-
 def test_insert_infers_types_and_names_apart():
     edit = Draft(from_text(CHAIN))
     name = edit.insert("transpose", ("c",), {"perm": (1, 0)}, "a")
@@ -95,13 +88,6 @@ def test_removing_what_is_still_read():
     assert [n.name for n in edit] == ["b", "c"]
     with pytest.raises(GraphError, match="input a; got nothing writes it"):
         edit.finish()
-
-
-def test_inputs_stay_though_nobody_reads_them():
-    edit = Draft(from_text(CHAIN.replace("(x: fp32[2, 3])", "(x: fp32[2, 3], z: fp32[1])")))
-    edit.add(Constant(TensorType((1,), "fp32"), Fill(0.0)))
-    graph = edit.finish()
-    assert graph.inputs == ("x", "z") and not graph.constants
 
 
 def shuffled(graph, order):
@@ -159,12 +145,3 @@ def test_ten_thousand_nodes_in_reverse():
     graph = net.build()
     found = ordered(shuffled(graph, range(9_999, -1, -1)))
     assert found.nodes == graph.nodes
-
-
-def test_a_name_has_the_first_number_that_is_free():
-    net = GraphBuilder("names")
-    x = net.input("neg_1", (2,))
-    for _ in range(3):
-        x = net.neg(x)
-    net.output(net.neg(x))
-    assert [n.output for n in net.build().nodes] == ["neg", "neg_2", "neg_3", "neg_4"]

@@ -242,20 +242,6 @@ def test_layouts_change_no_value(graph):
     assert len(conversions(short)) <= len(conversions(laid))
 
 
-def test_following_saves_conversions():
-    """A relu between two convolutions stays in their blocks; alone it would be row-major."""
-    net = GraphBuilder("g", "fp16")
-    x = net.input("x", (1, 16, 4, 4))
-    weight = np.ones((16, 16, 1, 1), np.float16)
-    x = net.relu(net.conv2d(x, net.constant(weight)))
-    net.output(net.conv2d(x, net.constant(weight)))
-    graph = net.build()
-    following = assign_layouts(graph)
-    alone = assign_layouts(graph, follow=False)
-    assert len(conversions(following)) == 2
-    assert len(conversions(alone)) == 4
-
-
 def cleaned(graph):
     """Return how many conversions only refill padding."""
     return sum(

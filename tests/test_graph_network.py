@@ -206,16 +206,6 @@ def test_the_second_reader_finds_a_tensor_in_l2():
     assert all(t.cycles <= first.cycles for t in others)
 
 
-def test_a_tensor_larger_than_l2_is_read_from_memory_again():
-    rows = 4 * A910.l2.size_bytes // 2048
-    _, again, last = readers(rows, count=3)
-    assert again.l2_hit_rate < 0.05  # what it reads pushes out what it will read
-    assert again.memory_bytes >= 0.95 * rows * 2048
-    assert last.l2_hit_rate == pytest.approx(
-        0.25, abs=0.01
-    )  # keeps nothing: the end is still there
-
-
 def test_an_activation_is_warm_for_its_reader_and_weights_are_cold():
     net = GraphBuilder("chain", "fp16")
     x = net.input("x", (256, 256))
@@ -226,16 +216,6 @@ def test_an_activation_is_warm_for_its_reader_and_weights_are_cold():
     assert ops["softmax"].l2_hit_rate == 1
     assert ops["matmul_1"].memory_bytes >= 256 * 256 * 2
     assert ops["matmul_1"].l2_hit_rate < 1
-
-
-def test_views_take_no_time():
-    net = GraphBuilder("views", "fp16")
-    x = net.input("x", (4, 6))
-    y = net.neg(net.reshape(net.reshape(x, shape=(24,)), shape=(2, 12)))
-    net.output(net.reshape(y, shape=(4, 6)))
-    stages = stages_of(net.build())
-    assert [t.op for t in stages.compiled.tasks] == ["reshape", "reshape", "neg", "reshape"]
-    assert [op.type for op in simulate_graph(stages.compiled).operators] == ["neg"]
 
 
 def test_networks_without_a_kernel():
@@ -322,11 +302,6 @@ def test_trace_rows_do_not_overlap(tmp_path):
     kernels = [e for e in spans if rows[e["tid"]] == "kernel"]
     assert [e["name"] for e in kernels] == [op.name for op in times.operators]
     assert network_events(times) == events
-
-
-def test_files_that_cannot_be_written(tmp_path):
-    with pytest.raises(InputError, match="missing"):
-        write_network_trace(timed(small_net()), tmp_path / "missing" / "t.json")
 
 
 # -- lifetimes ------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from ascend_lab.compiler import GraphBuilder, zoo
 from ascend_lab.compiler.compile import compile_stages
-from ascend_lab.compiler.evaluate import HEAD, table
+from ascend_lab.compiler.counts import HEAD, table
 from ascend_lab.compiler.network import simulate_graph
 from ascend_lab.errors import InputError
 from ascend_lab.lab.graph_examples import WAYS, crossing_bytes, dispatch, kernel_times
@@ -37,15 +37,6 @@ def test_rows_say_what_each_node_writes_and_costs():
         ["twice", "3", "nodes", "64", "512"],
     ]
     assert all(line[lines[0].index("operator") - 2 :].startswith("  ") for line in lines[:-1])
-
-
-def test_totals_of_a_model_are_its_counts():
-    graph = zoo.build("resnet18")
-    lines = table(graph, limit=3).splitlines()
-    assert len(lines) == 1 + 3 + 1 + 1
-    assert lines[-2].strip() == f"... {len(graph.nodes) - 3} more"
-    assert lines[-1].split()[-2:] == [f"{graph.parameter_count:,}", f"{zoo.macs(graph):,}"]
-    assert table(graph).splitlines()[-1].split() == lines[-1].split()
 
 
 def test_a_node_with_several_outputs_lists_their_types():
@@ -97,17 +88,6 @@ def test_wrong_ways_are_refused():
         dispatch([1.0], "sink", 1.0, 2.0)
 
 
-def test_kernel_times_are_the_networks_without_launches():
-    chip = load_chip("Ascend910A")
-    net = compile_stages(zoo.build("resnet18", size=32), chip, passes=(), fusion=False).compiled
-    times = kernel_times(net)
-    network = simulate_graph(net)
-    assert len(times) == len(network.operators)
-    assert sum(times.values()) + network.launch_s == pytest.approx(network.time_s, rel=1e-9)
-    sink = dispatch(list(times.values()), "sink", chip.launch_overhead_s, chip.queued_launch_s)
-    assert sink.time_s == pytest.approx(network.time_s, rel=1e-9)
-
-
 def test_bytes_over_a_cut_are_what_the_second_part_reads():
     net = GraphBuilder("skip")
     x = net.input("x", (4, 8))  # 128 bytes
@@ -117,3 +97,14 @@ def test_bytes_over_a_cut_are_what_the_second_part_reads():
     graph = net.build()
     # before a: x; behind a: a; behind b: a for the sum, and b; behind c: a and c; at the end: none
     assert [crossing_bytes(graph, i) for i in range(5)] == [128, 128, 160, 256, 0]
+
+
+def test_kernel_times_are_the_networks_without_launches():
+    chip = load_chip("Ascend910A")
+    net = compile_stages(zoo.build("resnet18", size=32), chip, passes=(), fusion=False).compiled
+    times = kernel_times(net)
+    network = simulate_graph(net)
+    assert len(times) == len(network.operators)
+    assert sum(times.values()) + network.launch_s == pytest.approx(network.time_s, rel=1e-9)
+    sink = dispatch(list(times.values()), "sink", chip.launch_overhead_s, chip.queued_launch_s)
+    assert sink.time_s == pytest.approx(network.time_s, rel=1e-9)

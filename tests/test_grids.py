@@ -67,32 +67,6 @@ def test_no_grid_is_quicker(case: tuple[str, Shape, tuple[int, int, int]]) -> No
     assert cycles_of(shape, name, found) == min(every.values())
 
 
-CONV = ("conv", 1, 64, 14, 14, 64, 3, 3, "--pad", 1, "--chip", "Ascend910A")
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("gemm", 2048, 512, 2048, "--chip", "Ascend910A", "--tile", "128,64,128"),
-        (*CONV, "--tile", "16,48,16"),
-        (*CONV, "--step-k", 1),
-    ],
-)
-def test_the_command_takes_it_and_obeys_a_grid(
-    capsys: pytest.CaptureFixture[str], words: tuple[object, ...]
-) -> None:
-    def schedule(*more: object) -> tuple[int, tuple[int, int]]:
-        assert main([*map(str, (*words, *more)), "--json", "-"]) == 0
-        data = json.loads(capsys.readouterr().out)
-        return data["cycles"], (data["schedule"]["grid_rows"], data["schedule"]["grid_cols"])
-
-    best, _ = schedule()
-    grids = [(rows, 32 // rows) for rows in (1, 2, 4, 8, 16, 32)]
-    found = [schedule("--grid", f"{rows}x{cols}") for rows, cols in grids]
-    assert [grid for _, grid in found] == grids
-    assert best <= min(cycles for cycles, _ in found)
-
-
 def test_an_operator_takes_a_tile_too(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("op", "matmul", "2048x512", "2048x512", "--attr", "trans_b=True")
     words = (*words, "--chip", "Ascend910A", "--tile", "128,64,128", "--json", "-")

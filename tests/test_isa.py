@@ -6,8 +6,9 @@ from functools import partial
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from message_lists import assert_messages
 
-from ascend_lab.errors import AlignmentError, AscendLabError, CapacityError, PathError, ProgramError
+from ascend_lab.errors import AscendLabError, ProgramError
 from ascend_lab.machine.chip import PRESETS, load_chip
 from ascend_lab.machine.isa import (
     Affine,
@@ -22,15 +23,12 @@ from ascend_lab.machine.isa import (
     as_launch,
     barrier,
     binding_of,
-    c0_of,
     check_instruction,
     data_copy,
     fixpipe,
-    interleave,
     load2d,
     load3d,
     mmad,
-    mmad_shape,
     pipe_stream,
     program_unit,
     scalar,
@@ -78,14 +76,6 @@ def test_affine_bounds_are_reached(a, ranges):
     assert a.bounds(ranges) == (min(values), max(values))
 
 
-@pytest.mark.parametrize("factor", [2.5, "2", None])
-def test_affine_refuses_what_is_no_whole_number(factor):
-    with pytest.raises(ProgramError, match="a whole number"):
-        var("i") * factor
-    with pytest.raises(ProgramError, match="a whole number"):
-        var("i") + factor
-
-
 @settings(max_examples=100)
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(-20, 20)), min_size=1, max_size=3),
@@ -128,33 +118,27 @@ def test_slots_count_modulo_the_queue():
     assert str(region) == "q[i+2 | 0 | 16:1]"
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Buffer("x", "GM", "fp16", 0), "elements >= 1"),
-        (lambda: Buffer("x", "GM", "fp16", 4, slots=0), "slots >= 1"),
-        (lambda: Buffer("x", "GM", "fp16", 4, address=-32), "address >= 0"),
-        (lambda: Buffer("x", "GM", "fp8", 4), "a number format; got fp8"),
-        (lambda: Buffer("x y", "GM", "fp16", 4), "a buffer name"),
-        (lambda: Buffer("x", "GM", "fp16", 4.0), "a whole number"),
-        (lambda: Buffer("x", "UB", "fp16", 16, slots=2, slot_bytes=8), "32 bytes apart"),
-        (lambda: Buffer("x", "GM", "fp16", 4).region(0, (2, 2), (1,)), "one stride per size"),
-        (lambda: Buffer("x", "GM", "fp16", 4).region(0, (0,)), "sizes >= 1"),
-        (lambda: Buffer("x", "GM", "fp16", 4).region(0, ()), "sizes >= 1"),
-        (lambda: Buffer("x", "GM", "fp16", 4).region(0, (1.5,)), "a whole number"),
-        (lambda: Buffer("x", "GM", "fp16", 4).region(0.5), "a whole number"),
-        (lambda: Loop("i", -1, ()), "a trip count >= 0"),
-        (lambda: Loop("i j", 1, ()), "a loop variable"),
-        (lambda: Program("p", (), (), (("core", 0),)), "counts >= 1"),
-        (lambda: Program("p", (), (), (("core", 2), ("core", 3))), "params with different names"),
-        (lambda: Part(Program("p", (), ()), ()), "a binding per core"),
-        (lambda: Part(Program("p", (), (), (("core", 2),))), "a binding of core in 0..1"),
-        (lambda: Part(Program("p", (), ()), ((("x", 0),),)), "a binding of no params"),
-    ],
-)
-def test_data_types_refuse_nonsense(make, message):
-    with pytest.raises(ProgramError, match=message):
-        make()
+DATA_TYPES = {
+    "elements >= 1": lambda: Buffer("x", "GM", "fp16", 0),
+    "slots >= 1": lambda: Buffer("x", "GM", "fp16", 4, slots=0),
+    "address >= 0": lambda: Buffer("x", "GM", "fp16", 4, address=-32),
+    "a number format; got fp8": lambda: Buffer("x", "GM", "fp8", 4),
+    "a buffer name": lambda: Buffer("x y", "GM", "fp16", 4),
+    "a whole number": lambda: Buffer("x", "GM", "fp16", 4.0),
+    "32 bytes apart": lambda: Buffer("x", "UB", "fp16", 16, slots=2, slot_bytes=8),
+    "one stride per size": lambda: Buffer("x", "GM", "fp16", 4).region(0, (2, 2), (1,)),
+    "sizes >= 1": lambda: Buffer("x", "GM", "fp16", 4).region(0, (0,)),
+    "no sizes": lambda: Buffer("x", "GM", "fp16", 4).region(0, ()),
+    "a size of 1.5": lambda: Buffer("x", "GM", "fp16", 4).region(0, (1.5,)),
+    "an offset of 0.5": lambda: Buffer("x", "GM", "fp16", 4).region(0.5),
+    "a trip count >= 0": lambda: Loop("i", -1, ()),
+    "a loop variable": lambda: Loop("i j", 1, ()),
+    "counts >= 1": lambda: Program("p", (), (), (("core", 0),)),
+    "params with different names": lambda: Program("p", (), (), (("core", 2), ("core", 3))),
+    "a binding per core": lambda: Part(Program("p", (), ()), ()),
+    "a binding of core in 0..1": lambda: Part(Program("p", (), (), (("core", 2),))),
+    "a binding of no params": lambda: Part(Program("p", (), ()), ((("x", 0),),)),
+}
 
 
 # -- instructions ----------------------------------------------------------------------------------
@@ -200,133 +184,105 @@ def test_instructions_know_their_pipe():
     assert barrier(TOY).pipe == "ALL"
 
 
-def test_shapes_and_formats():
-    assert mmad_shape(good_mmad()) == (32, 48, 64)
-    assert (c0_of("fp16"), c0_of("int8"), c0_of("fp32")) == (16, 32, 8)
-    copy = data_copy(TOY, tile("UB", 64), tile("GM", 64))
-    assert copy.attr("pad", 7) == 7
-    assert [r.space for r in copy.regions] == ["UB", "GM"]
-    with pytest.raises(ProgramError, match="an integer attribute scale"):
-        Instruction("fixpipe", "FIX", attrs=(("scale", 0.5),)).number("scale")
-
-
 ROOMY = replace(TOY, buffers={**TOY.buffers, "L0A": 1 << 20, "L1": 1 << 20})
 UB64 = tile("UB", 1, 64)
 
 copy = partial(data_copy, TOY)
 compute = partial(vector, TOY)
-REFUSED = {
-    PathError: {
-        "GM->L0C": lambda: copy(tile("L0C", 64), tile("GM", 64)),
-        "use load2d": lambda: copy(tile("L0A", 1, 256), tile("L1", 1, 256)),
-        "a padding copy": lambda: copy(tile("UB", 24), tile("GM", 24), pad=True),
-        "relu on the path L0C->UB": lambda: copy(tile("UB", 64), tile("GM", 64), relu=True),
-        "GM->L7": lambda: copy(at("L7", 64).region(), tile("GM", 64)),
-        "an instruction of pipe V on Toy": lambda: fixpipe(
-            TOY, tile("UB", 64), tile("L0C", 64, dtype="fp32")
-        ),
-        "an instruction of pipe MTE2": lambda: fixpipe(SPLIT, tile("L1", 64), tile("GM", 64)),
-        "L0A or L0B": lambda: load2d(TOY, tile("UB", 1, 256), tile("L1", 1, 256)),
-        "UB->L0A": lambda: good_load3d(src=tile("UB", 1, 5, 5, 16)),
-        "A in L0A": lambda: good_mmad(a=tile("L1", 2, 3, 16, 16)),
-        "number format of the Toy cube": lambda: good_mmad(
-            a=tile("L0A", 2, 3, 16, 16, dtype="fp32")
-        ),
-        "fp16 x int8": lambda: good_mmad(b=tile("L0B", 3, 4, 16, 16, dtype="int8")),
-        "-> int32": lambda: good_mmad(c=tile("L0C", 4, 2, 16, 16, dtype="int32")),
-        "BT": lambda: good_mmad(bias=tile("UB", 64, dtype="fp32")),
-        "in UB": lambda: compute("vrelu", UB64, tile("L1", 1, 64)),
-    },
-    ProgramError: {
-        "equal shapes": lambda: copy(tile("UB", 64), tile("GM", 4, 16)),
-        "one number format": lambda: copy(tile("UB", 64), tile("GM", 64, dtype="fp32")),
-        "fixpipe: equal shapes": lambda: fixpipe(
-            SPLIT, tile("GM", 64), tile("L0C", 4, 16, dtype="fp32")
-        ),
-        "fractals of 512 bytes": lambda: load2d(TOY, tile("L0A", 2, 128), tile("L1", 2, 128)),
-        "load2d: one number format": lambda: load2d(
-            TOY, tile("L0A", 1, 256), tile("L1", 1, 256, dtype="fp32")
-        ),
-        "L0A": lambda: good_load3d(dst=tile("L0B", 1, 1, 16, 16)),
-        "M1, K1, 16, 16": lambda: good_load3d(dst=tile("L0A", 16, 16)),
-        "C1, H, W, 16": lambda: good_load3d(src=tile("L1", 5, 5, 16)),
-        "kernel as 2 numbers": lambda: good_load3d(kernel=(0, 3)),
-        "kernel as 2 numbers of at least 1; got '33'": lambda: good_load3d(kernel="33"),
-        "stride as 2 numbers": lambda: good_load3d(stride=(1, 0)),
-        "pad as 4 numbers": lambda: good_load3d(pad=(1, 1)),
-        "at least 0": lambda: good_load3d(pad=(0, 0, 0, -1)),
-        "within the padded image": lambda: good_load3d(kernel=(8, 3)),
-        "padded image": lambda: good_load3d(dilation=(4, 1)),
-        "must agree": lambda: good_mmad(b=tile("L0B", 2, 4, 16, 16)),
-        r"got \(1536,\).*must agree": lambda: good_mmad(a=tile("L0A", 1536)),
-        "a bias of 64 fp32": lambda: good_mmad(SPLIT, bias=tile("BT", 32, dtype="fp32")),
-        "use one of": lambda: compute("vfoo", UB64, UB64),
-        "2 source regions": lambda: compute("vadd", UB64, UB64),
-        "a scalar": lambda: compute("vadds", UB64, UB64),
-        "no scalar": lambda: compute("vrelu", UB64, UB64, scalar=1.0),
-        "a whole scalar for int32": lambda: compute(
-            "vdup", tile("UB", 1, 64, dtype="int32"), scalar=0.5
-        ),
-        "64 ele": lambda: compute("vrelu", UB64, tile("UB", 1, 32)),
-        "cast with vconv": lambda: compute("vadd", UB64, UB64, tile("UB", 1, 64, dtype="int32")),
-        "a mask with a bit for each of 64 lanes": lambda: compute(
-            "vrelu", UB64, UB64, mask=1 << 64
-        ),
-        "mask": lambda: compute("vrelu", UB64, UB64, mask=0),
-        "1 elements": lambda: compute("vcadd", UB64, UB64),
-        "steps >= 1": lambda: scalar(TOY, steps=0),
-        "give both or neither": lambda: scalar(TOY, tile("GM", 1)),
-        "one element": lambda: scalar(TOY, tile("GM", 2), tile("GM", 2)),
-        "two pipes": lambda: set_flag(TOY, Event("X", "V", 0)),
-        "different pipes": lambda: set_flag(TOY, Event("V", "V", 0)),
-        "a pipe or ALL": lambda: barrier(TOY, "V2"),
-    },
-    AlignmentError: {
-        "runs of whole 32-byte blocks in ub; got 48 bytes": lambda: copy(
-            tile("UB", 24), tile("GM", 24)
-        ),
-        "multiples of 32 bytes; got 16 bytes; step by 16 elements": lambda: copy(
-            at("UB").region(8, 64), tile("GM", 64)
-        ),
-        "multiples of 32 bytes": lambda: copy(at("UB").region(var("i") * 8, 64), tile("GM", 64)),
-        "multiples of 32 bytes apart; got 84 bytes; pad the rows to whole blocks": lambda: compute(
-            "vcadd", tile("UB", 4), at("UB", 168).region(0, (4, 42))
-        ),
-        "UB addresses in multiples of 32 bytes": lambda: copy(
-            at("UB", 64, address=16).region(), tile("GM", 64)
-        ),
-        "multiples of 512 bytes": lambda: load2d(
-            TOY, at("L0A").region(16, (1, 256)), tile("L1", 1, 256)
-        ),
-        "multiples of 16": lambda: good_load3d(k_start=8),
-        "multiples of 32": lambda: compute("vrelu", at("UB").region(1, (1, 64)), UB64),
-        "whole 32-byte blocks": lambda: compute("vcgadd", tile("UB", 1, 1), tile("UB", 1, 24)),
-    },
-    CapacityError: {
-        r"bytes 32704\.\.32831 of UB; got 32768 bytes on Toy": lambda: copy(
-            at("UB", 64, address=32768 - 64).region(), tile("GM", 64)
-        ),
-        "at most 255 repeats; got 256": lambda: load2d(
-            ROOMY, tile("L0A", 256, 256), tile("L1", 256, 256)
-        ),
-        "vrelu: at most 255 repeats; got 256": lambda: compute(
-            "vrelu", tile("UB", 256, 16), tile("UB", 256, 16)
-        ),
-        "256 bytes a repeat": lambda: compute("vrelu", tile("UB", 1, 256), tile("UB", 1, 256)),
-        r"0\.\.7": lambda: wait_flag(TOY, Event("S", "V", 7, 2)),
-    },
+INSTRUCTIONS = {
+    "GM->L0C": lambda: copy(tile("L0C", 64), tile("GM", 64)),
+    "use load2d": lambda: copy(tile("L0A", 1, 256), tile("L1", 1, 256)),
+    "a padding copy": lambda: copy(tile("UB", 24), tile("GM", 24), pad=True),
+    "relu on the path L0C->UB": lambda: copy(tile("UB", 64), tile("GM", 64), relu=True),
+    "GM->L7": lambda: copy(at("L7", 64).region(), tile("GM", 64)),
+    "an instruction of pipe V on Toy": lambda: fixpipe(
+        TOY, tile("UB", 64), tile("L0C", 64, dtype="fp32")
+    ),
+    "an instruction of pipe MTE2": lambda: fixpipe(SPLIT, tile("L1", 64), tile("GM", 64)),
+    "L0A or L0B": lambda: load2d(TOY, tile("UB", 1, 256), tile("L1", 1, 256)),
+    "UB->L0A": lambda: good_load3d(src=tile("UB", 1, 5, 5, 16)),
+    "A in L0A": lambda: good_mmad(a=tile("L1", 2, 3, 16, 16)),
+    "number format of the Toy cube": lambda: good_mmad(a=tile("L0A", 2, 3, 16, 16, dtype="fp32")),
+    "fp16 x int8": lambda: good_mmad(b=tile("L0B", 3, 4, 16, 16, dtype="int8")),
+    "-> int32": lambda: good_mmad(c=tile("L0C", 4, 2, 16, 16, dtype="int32")),
+    "BT": lambda: good_mmad(bias=tile("UB", 64, dtype="fp32")),
+    "in UB": lambda: compute("vrelu", UB64, tile("L1", 1, 64)),
+    "equal shapes": lambda: copy(tile("UB", 64), tile("GM", 4, 16)),
+    "one number format": lambda: copy(tile("UB", 64), tile("GM", 64, dtype="fp32")),
+    "fixpipe: equal shapes": lambda: fixpipe(
+        SPLIT, tile("GM", 64), tile("L0C", 4, 16, dtype="fp32")
+    ),
+    "fractals of 512 bytes": lambda: load2d(TOY, tile("L0A", 2, 128), tile("L1", 2, 128)),
+    "load2d: one number format": lambda: load2d(
+        TOY, tile("L0A", 1, 256), tile("L1", 1, 256, dtype="fp32")
+    ),
+    "L0A": lambda: good_load3d(dst=tile("L0B", 1, 1, 16, 16)),
+    "M1, K1, 16, 16": lambda: good_load3d(dst=tile("L0A", 16, 16)),
+    "C1, H, W, 16": lambda: good_load3d(src=tile("L1", 5, 5, 16)),
+    "kernel as 2 numbers": lambda: good_load3d(kernel=(0, 3)),
+    "kernel as 2 numbers of at least 1; got '33'": lambda: good_load3d(kernel="33"),
+    "stride as 2 numbers": lambda: good_load3d(stride=(1, 0)),
+    "pad as 4 numbers": lambda: good_load3d(pad=(1, 1)),
+    "at least 0": lambda: good_load3d(pad=(0, 0, 0, -1)),
+    "within the padded image": lambda: good_load3d(kernel=(8, 3)),
+    "padded image": lambda: good_load3d(dilation=(4, 1)),
+    "must agree": lambda: good_mmad(b=tile("L0B", 2, 4, 16, 16)),
+    "got (1536,).*must agree": lambda: good_mmad(a=tile("L0A", 1536)),
+    "a bias of 64 fp32": lambda: good_mmad(SPLIT, bias=tile("BT", 32, dtype="fp32")),
+    "use one of": lambda: compute("vfoo", UB64, UB64),
+    "2 source regions": lambda: compute("vadd", UB64, UB64),
+    "a scalar": lambda: compute("vadds", UB64, UB64),
+    "no scalar": lambda: compute("vrelu", UB64, UB64, scalar=1.0),
+    "a whole scalar for int32": lambda: compute(
+        "vdup", tile("UB", 1, 64, dtype="int32"), scalar=0.5
+    ),
+    "64 ele": lambda: compute("vrelu", UB64, tile("UB", 1, 32)),
+    "cast with vconv": lambda: compute("vadd", UB64, UB64, tile("UB", 1, 64, dtype="int32")),
+    "a mask with a bit for each of 64 lanes": lambda: compute("vrelu", UB64, UB64, mask=1 << 64),
+    "mask": lambda: compute("vrelu", UB64, UB64, mask=0),
+    "1 elements": lambda: compute("vcadd", UB64, UB64),
+    "steps >= 1": lambda: scalar(TOY, steps=0),
+    "give both or neither": lambda: scalar(TOY, tile("GM", 1)),
+    "one element": lambda: scalar(TOY, tile("GM", 2), tile("GM", 2)),
+    "two pipes": lambda: set_flag(TOY, Event("X", "V", 0)),
+    "different pipes": lambda: set_flag(TOY, Event("V", "V", 0)),
+    "a pipe or ALL": lambda: barrier(TOY, "V2"),
+    "runs of whole 32-byte blocks in ub; got 48 bytes": lambda: copy(
+        tile("UB", 24), tile("GM", 24)
+    ),
+    "multiples of 32 bytes; got 16 bytes; step by 16 elements": lambda: copy(
+        at("UB").region(8, 64), tile("GM", 64)
+    ),
+    "multiples of 32 bytes": lambda: copy(at("UB").region(var("i") * 8, 64), tile("GM", 64)),
+    "multiples of 32 bytes apart; got 84 bytes; pad the rows to whole blocks": lambda: compute(
+        "vcadd", tile("UB", 4), at("UB", 168).region(0, (4, 42))
+    ),
+    "UB addresses in multiples of 32 bytes": lambda: copy(
+        at("UB", 64, address=16).region(), tile("GM", 64)
+    ),
+    "multiples of 512 bytes": lambda: load2d(
+        TOY, at("L0A").region(16, (1, 256)), tile("L1", 1, 256)
+    ),
+    "multiples of 16": lambda: good_load3d(k_start=8),
+    "multiples of 32": lambda: compute("vrelu", at("UB").region(1, (1, 64)), UB64),
+    "whole 32-byte blocks": lambda: compute("vcgadd", tile("UB", 1, 1), tile("UB", 1, 24)),
+    "bytes 32704..32831 of UB; got 32768 bytes on Toy": lambda: copy(
+        at("UB", 64, address=32768 - 64).region(), tile("GM", 64)
+    ),
+    "at most 255 repeats; got 256": lambda: load2d(
+        ROOMY, tile("L0A", 256, 256), tile("L1", 256, 256)
+    ),
+    "vrelu: at most 255 repeats; got 256": lambda: compute(
+        "vrelu", tile("UB", 256, 16), tile("UB", 256, 16)
+    ),
+    "256 bytes a repeat": lambda: compute("vrelu", tile("UB", 1, 256), tile("UB", 1, 256)),
+    "0..7": lambda: wait_flag(TOY, Event("S", "V", 7, 2)),
 }
 
 
-@pytest.mark.parametrize(
-    ("error", "message", "make"),
-    [(kind, *row) for kind, rows in REFUSED.items() for row in rows.items()],
-)
-def test_illegal_instructions_say_what_is_needed(error, message, make):
-    with pytest.raises(error, match=message) as caught:
-        make()
-    assert caught.value.needed
-    assert caught.value.remedy
+def test_what_is_refused_says_what_is_needed():
+    numbers = {f"{factor!r} times i": lambda f=factor: var("i") * f for factor in (2.5, "2", None)}
+    assert_messages("isa", "test_isa", DATA_TYPES | numbers | INSTRUCTIONS)
 
 
 @pytest.mark.parametrize(
@@ -405,16 +361,6 @@ def test_programs_count_what_runs():
     assert program.pipes == ("S",)
     assert [times for _, times in program.instructions()] == [1, 3, 12]
     assert [ranges for _, ranges in program.scoped()] == [{}, {"i": 3}, {"i": 3, "j": 4}]
-
-
-def test_interleaving_keeps_each_pipes_order():
-    steps = [Instruction("scalar", "S", attrs=(("steps", n),)) for n in (1, 2, 3)]
-    others = [Instruction("barrier", pipe) for pipe in ("V", "MTE2", "V")]
-    program = Program("two", (), (*steps, *others))
-    for pick in (lambda ready: ready[0], lambda ready: ready[-1]):
-        order = [i for i, _ in interleave(program, {}, pick)]
-        assert [i for i in order if i.pipe == "S"] == steps
-        assert len(order) == 6
 
 
 def test_launches_name_their_tensors_and_cores():

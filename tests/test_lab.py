@@ -43,11 +43,6 @@ def test_an_unsuitable_python_gets_one_line(lab, version):
     assert "\n" not in line
 
 
-@pytest.mark.parametrize("version", [(3, 11), (3, 12, 1), (3, 13, 0, "final", 0)])
-def test_a_suitable_python_gets_none(lab, version):
-    assert lab.python_problem(version) == ""
-
-
 def test_the_line_names_a_python_that_is_there(lab, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: name if name == "python3.12" else None)
     assert "this machine has python3.12" in lab.python_problem((3, 9))
@@ -56,19 +51,6 @@ def test_the_line_names_a_python_that_is_there(lab, monkeypatch):
 def test_an_old_python_can_read_the_script():
     source = (ROOT / "lab.py").read_text(encoding="ascii")
     ast.parse(source, feature_version=(3, 7))
-
-
-@pytest.mark.parametrize("name", ["python3.8", "python3.9", "python3.10"])
-def test_an_old_python_here_prints_the_line(name):
-    found = shutil.which(name)
-    if not found or subprocess.run([found, "-V"], capture_output=True, check=False).returncode:
-        pytest.skip(f"no {name} on this machine")
-    done = subprocess.run(
-        [found, str(ROOT / "lab.py"), "book"], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("lab: Python 3.11, 3.12 or 3.13 is needed")
-    assert done.stderr.count("\n") == 1
 
 
 def test_a_missing_venv_module_gets_one_line(lab):
@@ -171,15 +153,6 @@ def test_help_names_every_verb(lab, capsys, words):
     assert listed == list(lab.VERBS)
 
 
-def test_help_for_a_reader_that_has_gone_is_quiet():
-    read, write = os.pipe()
-    os.close(read)
-    command = [sys.executable, str(ROOT / "lab.py"), "--help"]
-    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False)
-    os.close(write)
-    assert (done.returncode, done.stderr) == (0, b"")
-
-
 def test_an_unknown_verb_is_refused_in_one_line(checkout):
     done = run_lab(checkout, "bok")
     assert (done.returncode, done.stdout) == (2, "")
@@ -240,14 +213,6 @@ def test_pdf_needs_a_book_and_takes_one_file(lab, tmp_path, monkeypatch):
         lab.do_pdf(["my.pdf"])
 
 
-def test_slides_says_when_none_are_written(lab, told, monkeypatch):
-    assert lab.do_slides([]) == 0
-    assert told == [(lab.SLIDES, lab.BUILD / "slides")]
-    monkeypatch.setattr(lab, "python", lambda *words: 1)
-    with pytest.raises(lab.LabError, match="no slides were written"):
-        lab.do_slides([])
-
-
 def test_the_browser_site_installs_jupyterlite_once_and_says_what_it_needs(
     lab, told, monkeypatch, capsys
 ):
@@ -287,18 +252,6 @@ def test_the_browser_site_has_copies_that_install_the_package(copies, monkeypatc
     assert (tmp_path / "files" / "a.ipynb").exists()
 
 
-def test_a_pdf_without_a_browser_gets_one_line_with_the_remedy(tmp_path, monkeypatch, capsys):
-    printer = load_script(ROOT / "book" / "pdf.py")
-    monkeypatch.delenv("CHROMIUM", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert printer.main([str(tmp_path), str(tmp_path / "book.pdf")]) == 1
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "needs Chromium, Chrome or Edge" in said
-    assert "set CHROMIUM" in said
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_relative_folder_for_copies_is_the_users(lab, monkeypatch, tmp_path):
     done: list[tuple[object, ...]] = []
     monkeypatch.setattr(lab, "python", lambda *words, **options: done.append((words, options)) or 0)
@@ -311,15 +264,6 @@ def test_a_relative_folder_for_copies_is_the_users(lab, monkeypatch, tmp_path):
     assert lab.do_copies([]) == 0
     folders = [words[0][1] for words in done[1:]]
     assert folders == [tmp_path / "mine", lab.ROOT / "my_notebooks"]
-
-
-def test_notebooks_writes_the_copies_and_opens_them(lab, told, monkeypatch):
-    assert lab.do_notebooks(["--no-browser"]) == 0
-    copies = lab.ROOT / "my_notebooks"
-    assert told == [(lab.COPIER, copies), ("-m", "jupyterlab", "--no-browser", copies)]
-    monkeypatch.setattr(lab, "python", lambda *words: 1)
-    with pytest.raises(lab.LabError, match="reason is above"):
-        lab.do_notebooks([])
 
 
 def test_git_and_clean_leave_the_readers_copies_alone(checkout):
@@ -436,13 +380,3 @@ def test_the_status_table_says_what_was_run(build):
     assert "| 01_a.ipynb | 1.3 |" in table
     assert "| numpy | " in table
     assert "not executed again" in build.run_times_table({})
-
-
-def test_the_forwarding_page_asks_for_no_icon(build, tmp_path):
-    """A browser that finds no icon named asks for /favicon.ico, which the book does not have."""
-    page = tmp_path / "index.html"
-    page.write_text('<meta http-equiv="Refresh" content="0; url=book/index.html" />\n')
-    build.ask_no_icon(page)
-    forward, icon = page.read_text(encoding="utf-8").splitlines()
-    assert "url=book/index.html" in forward
-    assert icon == '<link rel="icon" href="data:," />'

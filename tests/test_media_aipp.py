@@ -13,7 +13,6 @@ from hypothesis import given, strategies as st
 from PIL import Image as Picture
 
 from ascend_lab.deploy import media as m
-from ascend_lab.deploy.media.aipp import KEYS
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import load_chip
 
@@ -252,48 +251,6 @@ def test_several_inputs_and_modes():
         m.parse_config((HEAD + "}") * 2)
 
 
-def test_every_key_takes_its_default():
-    plain = {k: v for k, v in KEYS.items() if v.default is not None and k != "input_format"}
-    lines = [f"{name}: {json.dumps(key.default)}" for name, key in plain.items()]
-    assert m.parse_config(HEAD + "\n".join(lines) + "}") == m.parse_config(HEAD + "}")
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "an aipp_op"),
-        ("aipp_op {", "}; got the end"),
-        ("aipp { }", "line 1: a known key; got 'aipp'; did you mean aipp_op?"),
-        ("aipp_op [ ]", "an aipp_op { ... }"),
-        ("aipp_op { }", "aipp_mode"),
-        ("aipp_op { aipp_mode: static }", "input_format"),
-        ("aipp_op { aipp_mode: dynamic }", "max_src_image_size above 0"),
-        ("aipp_op { aipp_mode: dynamic max_src_image_size: 9 crop: true }", "crop only with"),
-        (
-            HEAD + "\n crop_siz_w: 3 }",
-            "line 2: a known key; got 'crop_siz_w'; did you mean crop_size_w",
-        ),
-        (HEAD + "crop: true crop: true }", "crop once"),
-        (HEAD + "matrix_r0c0: 1 matrix_r0c0: 2 }", "matrix_r0c0 once"),
-        (HEAD + "matrix_r0c0: 40000 }", "matrix_r0c0: a number from -32768 to 32767"),
-        (HEAD + "mean_chn_0: 1.5 }", "mean_chn_0: a whole number"),
-        (HEAD + "var_reci_chn_0: nan }", "var_reci_chn_0: a finite number"),
-        (HEAD + "left_padding_size: 33 }", "left_padding_size: a number from 0 to 32"),
-        (HEAD + "crop: maybe }", "crop: true or false"),
-        (HEAD + "crop true }", "crop: a value behind a colon"),
-        (HEAD + "resize: true }", "resize: False; got True; the documents reserve it"),
-        (HEAD + 'related_input_name: "data" }', "related_input_name"),
-        (HEAD + "max_src_image_size: 5 }", "only with aipp_mode: dynamic"),
-        (HEAD.replace("YUV420SP_U8", "YUYV_U8") + "}", "YUV420SP_U8 or XRGB8888_U8"),
-        (HEAD + "crop: }", "crop: true or false; got '}'"),
-    ],
-)
-def test_a_wrong_file_is_named(text, said):
-    with pytest.raises(InputError) as found:
-        m.parse_config(text)
-    assert said in str(found.value)
-
-
 def text_of(s, rank):
     """Return settings as a configuration file says them."""
     sizes = {"src_image_size_w": s.width, "src_image_size_h": s.height}
@@ -362,16 +319,6 @@ def test_limits_of_a_chip():
         m.check(wide, load_chip("Ascend310"))
     odd = m.Aipp("YUV420SP_U8", 64, 48, crop=(3, 1, 8, 8))
     assert m.check(odd, replace(load_chip("Ascend910B2"), name="Ascend950PR")) is odd
-
-
-def test_sizes_left_to_the_network():
-    open_ = m.Aipp("RGB888_U8", 0, 0)
-    assert m.fitted(open_, 20, 10).size == (20, 10)
-    assert m.fitted(replace(open_, width=30, height=30, crop=(2, 4, 0, 0)), 20, 10).crop == (
-        2, 4, 20, 10,
-    )  # fmt: skip
-    with pytest.raises(InputError, match=r"20 x 10 pixels.*got 30 x 30"):
-        m.fitted(replace(open_, width=30, height=30), 20, 10)
 
 
 @pytest.mark.parametrize("frames", [np.zeros(5, np.uint8), np.zeros(0, np.uint8), np.zeros(6)])

@@ -74,13 +74,6 @@ def test_published_rates(unit, size, rate):
     assert m.unit_station("Ascend310", unit, *size).rate_per_s == pytest.approx(rate)
 
 
-@pytest.mark.parametrize(
-    ("unit", "cards"), [("JPEGD", 12), ("VDEC", 7), ("VPC", 3), ("software JPEG", 200)]
-)
-def test_three_thousand_pictures_a_second(unit, cards):
-    assert m.cards_needed([m.unit_station("Ascend310", unit, 1920, 1080)], 3000).cards == cards
-
-
 def test_the_slowest_station_decides():
     decode = m.unit_station("Ascend310", "JPEGD", 1920, 1080)
     stations = [m.copy_station(4e5), decode, m.network_station(0.05, 16)]
@@ -137,13 +130,3 @@ def test_laws_of_queues_hold():
     even = m.play([station, m.Station("b", 2, 0.02)], 99.0, 500, seed=None)
     assert max(even.waited_s.values()) == pytest.approx(0.0, abs=1e-9)
     assert even.throughput_per_s == pytest.approx(99.0, rel=0.01)
-
-
-def test_enough_cards_keep_up_and_one_less_does_not():
-    stations = [m.unit_station("Ascend310", "JPEGD", 1920, 1080), m.network_station(0.003)]
-    cards = m.cards_needed(stations, 3000).cards
-    enough, short = (m.play(stations, 3000 / n, 3000, seed=1) for n in (cards, cards - 1))
-    assert enough.throughput_per_s == pytest.approx(3000 / cards, rel=0.05)
-    assert short.throughput_per_s < 0.97 * 3000 / (cards - 1)
-    assert short.latencies_s[-1] > 3 * enough.latencies_s[-1]
-    assert short.busy[m.cards_needed(stations, 3000).bottleneck] > 0.99

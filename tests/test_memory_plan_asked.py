@@ -5,11 +5,9 @@ import itertools
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.cli import ascend_lab as main
+from ascend_lab.compiler.buffers import Buffer, Gap
 from ascend_lab.compiler.memory import (
     HEURISTICS,
-    Buffer,
-    Gap,
     Plan,
     height,
     peak_live_bytes,
@@ -19,7 +17,7 @@ from ascend_lab.compiler.memory import (
 )
 from ascend_lab.compiler.memory_file import read_csv
 from ascend_lab.compiler.packing import cpsat_available
-from ascend_lab.errors import GraphError, InputError
+from ascend_lab.errors import GraphError
 
 MOST_BYTES = 14
 """The oracle looks no higher; a case that needs more is not drawn."""
@@ -116,11 +114,6 @@ def test_offsets_that_are_given_hold_and_bind_others():
         verify(moved, buffers)
 
 
-def test_l2_places_plain_buffers_only():
-    with pytest.raises(GraphError, match="l2"):
-        plan([Buffer("a", 0, 1, 4, 4)], method="l2")
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -151,34 +144,3 @@ def test_every_column_of_the_format_counts(tmp_path):
         Buffer("b", 0, 5, 2),
         Buffer("c", 0, 5, 2),
     ]
-
-
-@pytest.mark.parametrize(
-    ("header", "row", "message"),
-    [
-        ("id,lower,upper,size,align", "a,0,1,5,4", "'align'"),
-        ("id,lower,upper,size,start", "a,0,1,5,4", "each column once"),
-        ("id,lower,upper,size,alignment", "a,0,1,5,0", "alignment of at least 1"),
-        ("id,lower,upper,size,alignment", "a,0,1,5,x", "alignment as a whole number"),
-        ("id,lower,upper,size,offset", "a,0,1,5,-2", "offset from 0"),
-        ("id,lower,upper,size,gaps", "a,0,9,5,2", "FROM-TO"),
-        ("id,lower,upper,size,gaps", "a,0,9,5,2-12", "gaps one after"),
-    ],
-)
-def test_bad_columns_are_named(tmp_path, capsys, header, row, message):
-    file = tmp_path / "p.csv"
-    file.write_text(f"{header}\n{row}\n")
-    with pytest.raises(InputError):
-        read_csv(file)
-    assert main(["plan-memory", str(file)]) == 2
-    text = capsys.readouterr().err
-    assert message in text
-    assert text.count("\n") == 1
-
-
-def test_the_command_obeys_alignment(tmp_path, capsys):
-    """b begins at 8, the first multiple of 4 behind a, and ends at 13."""
-    file = tmp_path / "p.csv"
-    file.write_text("id,lower,upper,size,alignment\na,0,10,5,4\nb,5,15,5,4\n")
-    assert main(["plan-memory", str(file), "--capacity", "12"]) == 1
-    assert "13 bytes" in capsys.readouterr().out

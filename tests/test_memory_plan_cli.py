@@ -3,7 +3,6 @@
 import json
 from contextlib import suppress
 
-import pytest
 from hypothesis import given, settings, strategies as st
 
 from ascend_lab.cli import ascend_lab as main
@@ -48,63 +47,6 @@ def test_alignment_method_and_file_are_used(capsys, tmp_path):
     data = json.loads(target.read_text("utf-8"))
     assert (code, out, data["method"], data["height_bytes"]) == (0, "", "greedy-by-start", 1536)
     assert all(offset % 512 == 0 for offset in data["offsets"].values())
-
-
-def test_no_buffers_need_no_bytes(capsys, tmp_path):
-    file = tmp_path / "none.csv"
-    file.write_text("id,lower,upper,size\n")
-    code, out, _ = run(capsys, file, "--capacity", 0, "--json", "-")
-    assert (code, json.loads(out)["height_bytes"], json.loads(out)["offsets"]) == (0, 0, {})
-
-
-BAD = {
-    "": "header",
-    "id,lower,upper\na,0,1\n": "header",
-    "a,0,1,5\n": "header",
-    "id,lower,upper,size\na,0,1\n": "line 2",
-    "id,lower,upper,size\na,0,1,5,6\n": "line 2",
-    "id,lower,upper,size\na,0,1,5\nb,0,1,-5\n": "line 3",
-    "id,lower,upper,size\na,2,2,5\n": "line 2",
-    "id,lower,upper,size\na,3,2,5\n": "line 2",
-    "id,lower,upper,size\na,0,1,5\n\na,0,1,5\n": "line 4",
-    "id,lower,upper,size\na,0,1,5.5\n": "'5.5'",
-    "id,lower,upper,size\na,0,x,5\n": "'x'",
-    "id,lower,upper,size\na,0,1,\n": "''",
-    "id,lower,upper,size\na,0,1," + "9" * 5000 + "\n": "line 2",
-    "id,lower,upper,size\na,0,1,9223372036854775807\n": "line 2",
-    'id,lower,upper,size\n"a,0,1,5\n': "CSV",
-    "id,lower,upper,size\na,0,1,5\x00\n": "line 2",
-}
-
-
-@pytest.mark.parametrize("text", BAD)
-def test_bad_files_are_one_line(capsys, tmp_path, text):
-    file = tmp_path / "bad.csv"
-    file.write_text(text)
-    code, out, err = run(capsys, file, "--capacity", 10, "--json", "-")
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1
-    assert err.startswith("ascend-lab: ")
-    assert BAD[text] in err
-    assert len(err) < 400
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--capacity", -1),
-        ("--capacity", "many"),
-        ("--time-limit", "nan"),
-        ("--time-limit", -1),
-        ("--alignment", 0),
-        ("--method", "magic"),
-        ("--seed", -1),
-    ],
-)
-def test_bad_arguments_are_one_line(capsys, arguments):
-    code, out, err = run(capsys, SAMPLE, *arguments)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert arguments[0] in err
 
 
 def test_files_that_are_absent_huge_long_or_no_text(capsys, tmp_path, monkeypatch):

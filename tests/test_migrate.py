@@ -206,28 +206,6 @@ def test_the_verb_writes_model_and_report(tmp_path, capsys):
     assert code == 0 and "direct" in said
 
 
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (["--report", "r.pdf"], "--report as .json, .html, .txt"),
-        (["--output", "."], "."),
-        (["--output", "no/such/folder/m.onnx"], "no/such/folder"),
-        (["--report", "{file}"], "--report as"),
-        (["--output", "{file}"], "another file than the inputs"),
-        (["--chip", "Ascend311"], "Ascend310"),
-        (["--input-shape", "x:1,3"], "4 sizes"),
-        (["--dtype", "fp64"], "a dtype among"),
-    ],
-)
-def test_bad_arguments_are_one_line_and_write_nothing(tmp_path, capsys, words, part):
-    file = tmp_path / "mixed.onnx"
-    onnx.save(mixed(), file)
-    before = file.read_bytes()
-    words = [w.replace("{file}", str(file)) for w in words]
-    assert part in refused(capsys, "migrate", file, *words)
-    assert file.read_bytes() == before
-
-
 @pytest.mark.parametrize("data", [b"", b"nonsense", b"\x08\x0a"])
 def test_damaged_files_are_one_line(tmp_path, capsys, data):
     file = tmp_path / "bad.onnx"

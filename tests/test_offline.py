@@ -359,10 +359,6 @@ def test_operators_of_the_ai_cpu_are_kept_apart():
     assert all(found[name].tobytes() == wanted[name].tobytes() for name in wanted)
 
 
-def test_a_file_of_no_partitions_is_a_file():
-    assert unpack_parts(pack_parts([]), "x") == {}
-
-
 def test_command_lines_say_what_is_amiss(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("empty.alm").touch()

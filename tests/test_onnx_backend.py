@@ -221,7 +221,7 @@ def test_what_a_graph_refuses_runs_when_placed(node_cases, node_results):
         try:
             for inputs, outputs in case.data_sets:
                 feed = dict(zip(names, map(plain, inputs), strict=False))
-                hosted = place_model(case.model, chip, given=feed)
+                hosted = place_model(case.model, chip, inputs=feed)
                 found = hosted.run()
                 assert hosted.timeline().time_s >= 0
                 for entry, wanted in zip(case.model.graph.output, outputs, strict=True):

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import onnx
 import pytest
+from graph_strategies import smooth_graphs, whole_graphs
 from hypothesis import given, strategies as st
 from onnx_models import assert_close, run_onnx
 
@@ -12,7 +13,8 @@ from ascend_lab.compiler import Fill, GraphBuilder, TensorType, evaluate, random
 from ascend_lab.compiler.onnx import import_onnx
 from ascend_lab.compiler.onnx.export import export_onnx, save_onnx
 from ascend_lab.compiler.onnx.export_writer import RULES
-from ascend_lab.errors import InputError, UnsupportedError
+from ascend_lab.compiler.passes import convert
+from ascend_lab.errors import UnsupportedError
 from ascend_lab.operators import ops
 from ascend_lab.operators.ops import verify
 from ascend_lab.operators.ops.formats import format_of
@@ -76,15 +78,6 @@ def test_casts_round_and_limit_as_ours_do(mode):
     values = np.array([-1e9, -129.5, -2.5, -1.5, -0.4, 0.5, 1.5, 2.6, 127.4, 255.5, 1e9], "f4")
     for dtype in ("int8", "uint8", "int32"):
         graph, feed = one_node("cast", [values], {"dtype": dtype, "round": mode})
-        got = run_onnx(export_onnx(graph), feed)["cast"]
-        np.testing.assert_array_equal(got, evaluate(graph, feed)["cast"])
-
-
-def test_whole_casts_limit_instead_of_wrapping():
-    for source, target in (("int32", "int8"), ("int32", "uint8"), ("int8", "uint8")):
-        values = np.array([-128, -1, 0, 1, 127], source)
-        values = np.append(values, np.array([-1000, 300], source)) if source == "int32" else values
-        graph, feed = one_node("cast", [values], {"dtype": target})
         got = run_onnx(export_onnx(graph), feed)["cast"]
         np.testing.assert_array_equal(got, evaluate(graph, feed)["cast"])
 
@@ -177,104 +170,14 @@ def test_models_beyond_what_a_file_holds_are_refused():
     assert len(export_onnx(net.build(), fill_nodes=True).SerializeToString()) < 1000
 
 
-def test_a_path_that_cannot_be_written_is_an_input_error(tmp_path):
-    net = GraphBuilder("net")
-    net.output(net.relu(net.input("x", (3,))))
-    with pytest.raises(InputError, match="make its folder first"):
-        save_onnx(net.build(), tmp_path / "none" / "net.onnx")
-
-
 # -- random graphs, and networks ------------------------------------------------------------------
 # Both sum fp32 products, in another order: errors grow with the largest number a graph holds.
 RTOL = 2e-5
 
-UNARY = (
-    "abs", "neg", "relu", "square", "relu6", "leaky_relu", "sigmoid", "tanh", "gelu", "silu",
-    "softplus", "elu", "hard_sigmoid", "hard_swish", "adds", "muls", "clip", "softmax",
-    "log_softmax",
-)  # fmt: skip
-BINARY = ("add", "sub", "mul", "max", "min", "select", "concat")
 
-
-def windowed(draw, net, x):
-    """Return x (n, c, h, w) after an operator with a window."""
-    c, h, w = x.shape[1:]
-    size = draw(st.integers(1, min(3, h, w)))
-    step = {"stride": draw(st.integers(1, 2))}
-    padded = {**step, "pad": draw(st.integers(0, size - 1))}
-    return draw(
-        st.sampled_from(
-            (
-                lambda: net.conv2d(x, net.weight((3, c, size, size)), net.weight((3,)), **padded),
-                lambda: net.depthwise_conv2d(x, net.weight((c, 1, size, size)), **padded),
-                lambda: net.conv_transpose2d(x, net.weight((c, 2, size, size)), **step),
-                lambda: net.max_pool2d(x, kernel=size, **padded),
-                lambda: net.avg_pool2d(x, kernel=size, **padded),
-                lambda: net.avg_pool2d(x, kernel=size, count_include_pad=True, **padded),
-            )
-        )
-    )()
-
-
-def moved(draw, net, x):
-    """Return x (n, c, h, w) after an operator that moves or rescales whole axes."""
-    n, c, h, w = x.shape
-    any_axis = draw(st.integers(0, 3))
-    few = draw(st.integers(0, 2))
-    picks = np.array(draw(st.lists(st.integers(0, c - 1), min_size=1, max_size=3)), np.int32)
-    order = tuple(draw(st.permutations(range(4))))
-    per_channel = [net.weight((c,)) for _ in range(3)]
-    begin = draw(st.integers(0, h - 1))
-    return draw(
-        st.sampled_from(
-            (
-                lambda: net.batch_norm(x, *per_channel, net.fill((c,), 0.5)),
-                lambda: net.layer_norm(x, net.weight((w,)), net.weight((w,))),
-                lambda: net.transpose(x, perm=order),
-                lambda: net.reshape(x, shape=(n * c, 1, w, h)),
-                lambda: net.pad(x, pads=((0, 0), (few, 1), (0, few), (1, 0)), value=-1.5),
-                lambda: net.slice(x, begin=(0, 0, begin, 0), end=x.shape, step=(1, 1, 1 + few, 1)),
-                lambda: net.split(net.concat(x, x, axis=any_axis), sizes=2, axis=any_axis)[1],
-                lambda: net.reduce_mean(x, axis=any_axis, keepdims=True),
-                lambda: net.batch_matmul(x, net.weight((1, w, few + 1))),
-                lambda: net.gather(x, net.constant(picks), axis=1),
-                lambda: net.expand(net.reduce_max(x, axis=0, keepdims=True), shape=(2, c, h, w)),
-            )
-        )
-    )()
-
-
-def joined(draw, net, x, y):
-    """Return two tensors in one; select asks the first, concat repeats it."""
-    op = draw(st.sampled_from(BINARY))
-    if op == "select":
-        return net.select(net.greater(x, y), x, net.muls(y, number=0.5))
-    return net.concat(x, y, x, axis=draw(st.integers(0, 3))) if op == "concat" else net.add_node(
-        op, x, y
-    )  # fmt: skip
-
-
-@st.composite
-def graphs(draw):
-    """Draw a network of 1 to 8 operators over one image; branches join again."""
-    net = GraphBuilder("random")
-    x = net.input("x", tuple(draw(st.integers(1, 5)) for _ in range(4)))
-    for _ in range(draw(st.integers(1, 8))):
-        way = draw(st.integers(0, 3))
-        if way == 0:
-            x = joined(draw, net, x, net.add_node(draw(st.sampled_from(UNARY)), x))
-        elif way == 1:
-            x = net.add_node(draw(st.sampled_from(UNARY)), x)
-        else:
-            x = draw(st.sampled_from((windowed, moved)))(draw, net, x)
-        if x.type.elements > 4000:
-            x = net.slice(x, begin=(0,) * 4, end=tuple(min(n, 3) for n in x.shape))
-    net.output(net.relu(x), net.reduce_max(x, axis=-1))
-    return net.build()
-
-
-@given(graphs(), st.integers(0, 1000))
+@given(whole_graphs() | smooth_graphs(), st.integers(0, 1000))
 def test_random_graphs_agree_with_onnx_runtime_and_survive_the_way_back(graph, seed):
+    graph, _ = convert(graph, "fp32", "fp16")
     feed = random_inputs(graph, seed)
     model = export_onnx(graph)
     onnx.checker.check_model(model, full_check=True)

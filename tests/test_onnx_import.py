@@ -130,16 +130,6 @@ def test_a_symbolic_size_names_the_input_and_the_argument():
         import_onnx(model, shapes={"z": (2, 3, 5)})
 
 
-def test_a_symbol_has_one_size_in_all_inputs():
-    model = model_of("Add a b -> y", {"a": ("N", 2), "b": ("N", 2)}, ["y"])
-    assert import_onnx(model, shapes={"a": (5, 2)}).types["b"].shape == (5, 2)
-    assert import_onnx(model, batch=3).types["y"].shape == (3, 2)
-    with pytest.raises(InputError, match="one size for N"):
-        import_onnx(model, shapes={"a": (5, 2), "b": (1, 2)})
-    with pytest.raises(InputError, match="at least 1"):
-        import_onnx(model, batch=0)
-
-
 def test_whole_and_logical_types_come_back():
     nodes = (
         "Greater x limit -> above; And above mask -> both; Cast both -> count to=INT64; "

@@ -1,133 +1,115 @@
 """Bad calls: each raises a typed error before any work, with the numbers and a remedy."""
 
+from functools import partial
+
 import numpy as np
 import pytest
+from message_lists import assert_messages
 
-from ascend_lab.errors import AscendLabError, InputError, ShapeError, TypeMismatchError
+from ascend_lab.errors import AscendLabError, InputError, TypeMismatchError
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.operators import ops
 
 H = "fp16"
 # fmt: off
 CASES = [
-    # operator (and its chip), shapes, formats, attributes, error, words of the message
-    ("add", ((3,), (4,)), H, {}, ShapeError, ("(3,)", "(4,)", "3 against 4")),
-    ("add", ((2, 3), (3, 2)), H, {}, ShapeError, ("(2, 3)", "(3, 2)", "axis -")),
-    ("add", ((3,), (3,)), (H, "fp32"), {}, TypeMismatchError, ("y", "fp16", "fp32", "cast")),
-    ("add", ((3,), (3,)), "int8", {}, TypeMismatchError, ("int8", "fp16 or fp32")),
-    ("add", ((3,), (3,)), "fp64", {}, TypeMismatchError, ("fp64", "fp32")),
-    ("add on Ascend910A", ((3,), (3,)), "bf16", {}, TypeMismatchError, ("bf16", "910A")),
-    ("add", ((3,),), H, {}, InputError, ("2 inputs", "x, y", "1")),
-    ("add", ((3,), (3,)), (H,), {}, InputError, ("format", "1")),
-    ("add", ((3,), (3,)), H, {"alpha": 2}, InputError, ("alpha", "(none)")),
-    ("add", ((-3,), (3,)), H, {}, ShapeError, ("-3", "at least 0")),
-    ("add", ((2.5,), (3,)), H, {}, ShapeError, ("2.5",)),
-    ("add", ((1 << 20, 1 << 12), (1,)), H, {}, ShapeError, ("2147483647", "4294967296")),
-    ("div", ((3,), (3,)), "int32", {}, TypeMismatchError, ("int32", "cast")),
-    ("and", ((3,), (3,)), H, {}, TypeMismatchError, ("int32", "fp16")),
-    ("leaky_relu", ((3,),), H, {"alhpa": 1}, InputError, ("alhpa", "did you mean alpha")),
-    ("cast", ((3,),), H, {}, InputError, ("dtype", "dtype=...")),
-    ("cast", ((3,),), H, {"dtype": "fp8"}, TypeMismatchError, ("fp8", "int32")),
-    ("cast", ((3,),), H, {"dtype": "int8", "round": "up"}, InputError, ("up", "floor")),
-    ("cast", ((3,),), H, {"dtype": "fp32", "round": "floor"}, TypeMismatchError,
-     ("floor", "whole")),
-    ("reduce_sum", ((2, 3),), H, {"axis": 2}, ShapeError, ("-2 to 1", "2", "(2, 3)")),
-    ("reduce_sum", ((2, 3),), H, {"axis": -3}, ShapeError, ("-2 to 1", "-3")),
-    ("reduce_sum", ((2, 3),), H, {"axis": (0, -2)}, ShapeError, ("each axis once", "-2")),
-    ("reduce_max", ((2, 0),), H, {"axis": 1}, ShapeError, ("not empty", "(2, 0)")),
-    ("softmax", ((2, 3),), H, {"axis": 5}, ShapeError, ("-2 to 1", "5")),
-    ("softmax", ((0, 3),), H, {}, ShapeError, ("not empty", "(0, 3)")),
-    ("layer_norm", ((2, 3), (2,), (3,)), H, {}, ShapeError, ("(3,)", "(2,)")),
-    ("batch_norm", ((2, 3, 4, 4), (3,), (3,), (2,), (3,)), (H, *("fp32",) * 4), {}, ShapeError,
-     ("mean", "(3,)", "(2,)")),
-    ("batch_norm", ((2, 3, 4, 4), *((3,),) * 4), H, {}, TypeMismatchError,
-     ("scale", "fp32", "fp16")),
-    ("transpose", ((2, 3),), H, {"perm": (0, 0)}, ShapeError, ("(0, 0)", "once")),
-    ("transpose", ((2, 3),), H, {"perm": (0, 2)}, ShapeError, ("-2 to 1", "2")),
-    ("reshape", ((2, 3),), H, {"shape": (4,)}, ShapeError, ("6 elements", "4 in (4,)")),
-    ("reshape", ((2, 3),), H, {"shape": (-1, -1)}, ShapeError, ("one -1",)),
-    ("reshape", ((2, 3),), H, {"shape": (4, -1)}, ShapeError, ("divide the 6",)),
-    ("expand", ((2, 3),), H, {"shape": (2, 4)}, ShapeError, ("(2, 3)", "(2, 4)")),
-    ("concat", ((2, 3), (2, 4)), H, {"axis": 0}, ShapeError, ("(2, 3)", "(2, 4)")),
-    ("concat", ((2, 3), (2, 3)), (H, "fp32"), {}, TypeMismatchError, ("fp16", "fp32")),
-    ("split", ((7,),), H, {"sizes": 2}, ShapeError, ("7", "(3, 3)")),
-    ("split", ((7,),), H, {"sizes": (3, 5)}, ShapeError, ("7", "(3, 5)")),
-    ("slice", ((7,),), H, {"begin": (3,), "end": (3,)}, ShapeError, ("3 .. 3",)),
-    ("slice", ((7, 7),), H, {"begin": (0,), "end": (3,)}, ShapeError, ("2 axes",)),
-    ("slice", ((7,),), H, {"begin": (0,), "end": (7,), "step": (-1,)}, ShapeError,
-     ("at least 1", "-1", "gather")),
-    ("pad", ((7,),), H, {"pads": 5}, InputError, ("attributes of the kind",)),
-    ("max_pool2d", ((1, 1, 4, 4),), H, {"kernel": 2.5}, ShapeError,
-     ("kernel: one or two whole numbers >= 1; got 2.5; e.g. 2",)),
-    ("max_pool2d", ((1, 1, 4, 4),), H, {"kernel": True}, ShapeError, ("got True",)),
-    ("max_pool2d", ((1, 1, 4, 4),), H, {"kernel": 2, "pad": 0.5}, ShapeError, ("pad", "0.5")),
-    ("reduce_sum", ((7,),), H, {"axis": "x"}, ShapeError, ("-1 to 0", "'x'")),
-    ("pad", ((7,),), H, {"pads": ((-1, 0),)}, ShapeError, ("-1", "slice")),
-    ("gather", ((7, 2), (3,)), H, {}, TypeMismatchError, ("indices", "int32", "fp16")),
-    ("gather", ((7, 2), (3,)), (H, "int32"), {"axis": 2}, ShapeError, ("-2 to 1", "2")),
-    ("scatter_add", ((7, 2), (3,), (2, 2)), (H, "int32", H), {}, ShapeError, ("(3, 2)", "(2, 2)")),
-    ("embedding", ((7,), (3,)), (H, "int32"), {}, ShapeError, ("words, width", "(7,)")),
-    ("one_hot", ((3,),), "int32", {"depth": 0}, ShapeError, ("depth", "0")),
-    ("matmul", ((2, 3), (4, 5)), H, {}, ShapeError, ("3 in a", "4 in b", "transpose")),
-    ("matmul", ((2, 3), (3, 5)), "fp32", {}, TypeMismatchError, ("fp32", "int8")),
-    ("matmul", ((3,), (3, 5)), H, {}, ShapeError, ("2 axes", "1 in (3,)")),
-    ("matmul", ((2, 3), (3, 5)), "int8", {"out_dtype": "fp16"}, TypeMismatchError,
-     ("int32", "fp16")),
-    ("matmul on Ascend310", ((2, 3), (3, 5)), "bf16", {}, TypeMismatchError,
-     ("cube unit of Ascend310", "bf16")),
-    ("batch_matmul", ((2, 3, 4), (3, 4, 5)), H, {}, ShapeError, ("2 against 3",)),
-    ("gemm", ((2, 3), (3, 5), (4,)), H, {}, ShapeError, ("(2, 5)", "(4,)")),
-    ("conv2d", ((1, 3, 4, 4), (2, 4, 3, 3)), H, {}, ShapeError, ("3 channels", "4 in")),
-    ("conv2d", ((1, 3, 2, 2), (2, 3, 3, 3)), H, {}, ShapeError, ("(2 + 0)", "padding")),
-    ("conv2d", ((3, 4, 4), (2, 3, 3, 3)), H, {}, ShapeError, ("4 axes", "3 in")),
-    ("conv2d", ((1, 3, 4, 4), (2, 3, 3, 3)), H, {"groups": 2}, ShapeError,
-     ("groups", "3 input", "2")),
-    ("conv2d", ((1, 3, 4, 4), (2, 3, 3, 3)), H, {"stride": 0}, ShapeError, ("stride", ">= 1", "0")),
-    ("conv2d", ((1, 3, 4, 4), (2, 3, 3, 3), (3,)), H, {}, ShapeError, ("bias", "(2,)", "(3,)")),
-    ("conv_transpose2d", ((1, 3, 4, 4), (3, 2, 3, 3)), H, {"stride": 2, "output_padding": 2},
-     ShapeError, ("output_padding", "(2, 2)")),
-    ("max_pool2d", ((1, 3, 4, 4),), H, {"kernel": 2, "pad": 2}, ShapeError, ("(2, 2)",)),
-    ("max_pool2d", ((1, 3, 4, 4),), H, {"kernel": 5}, ShapeError, ("(4 + 0)", "5")),
-    ("attention", ((2, 3), (4, 3), (5, 3)), H, {}, ShapeError, ("4 in a", "5 in b")),
-    ("attention", ((2, 3), (4, 3), (4, 3), (3, 4)), H, {}, ShapeError, ("(2, 4)", "(3, 4)")),
-    ("adam", ((3,), (3,), (4,), (3,)), "fp32", {}, ShapeError, ("(3,)", "(4,)")),
-    ("cross_entropy", ((3, 4), (3,)), H, {}, ShapeError, ("(3, 4)", "one_hot")),
-    ("conv2d_grad_weight", ((1, 4, 8, 8), (1, 4, 8, 8)), H, {"kernel": 3}, ShapeError,
-     ("gradient of shape (1, 4, 6, 6)",)),
-    ("conv2d_grad_weight", ((2, 4, 8, 8), (1, 4, 8, 8)), H, {"kernel": 1}, ShapeError,
-     ("gradient of shape (2, 4, 8, 8)",)),
-    ("conv2d_grad_weight", ((1, 4, 8, 8), (1, 6, 8, 8)), H, {"kernel": 1, "groups": 4}, ShapeError,
-     ("groups that divide",)),
-    ("conv2d_grad_weight", ((1, 4, 8), (1, 6, 8, 8)), H, {"kernel": 1}, ShapeError, ("4 axes",)),
-    ("conv2d_grad_weight", ((1, 4, 2, 2), (1, 6, 1, 1)), H, {"kernel": 5}, ShapeError,
-     ("a window no larger",)),
-    ("conv2d_grad_weight", ((1, 1, 1, 1), (1, 1, 1, 1)), "int8", {"kernel": 1}, TypeMismatchError,
-     ("fp16 or bf16",)),
-    ("avg_pool2d_grad", ((1, 4, 4, 4),), H, {"kernel": 2, "size": (7, 6)}, ShapeError,
-     ("a gradient of",)),
+    # operator (and its chip), shapes, formats, attributes
+    ("add", ((3,), (4,)), H, {}),
+    ("add", ((2, 3), (3, 2)), H, {}),
+    ("add", ((3,), (3,)), (H, "fp32"), {}),
+    ("add", ((3,), (3,)), "int8", {}),
+    ("add", ((3,), (3,)), "fp64", {}),
+    ("add on Ascend910A", ((3,), (3,)), "bf16", {}),
+    ("add", ((3,),), H, {}),
+    ("add", ((3,), (3,)), (H,), {}),
+    ("add", ((3,), (3,)), H, {"alpha": 2}),
+    ("add", ((-3,), (3,)), H, {}),
+    ("add", ((2.5,), (3,)), H, {}),
+    ("add", ((1 << 20, 1 << 12), (1,)), H, {}),
+    ("div", ((3,), (3,)), "int32", {}),
+    ("and", ((3,), (3,)), H, {}),
+    ("leaky_relu", ((3,),), H, {"alhpa": 1}),
+    ("cast", ((3,),), H, {}),
+    ("cast", ((3,),), H, {"dtype": "fp8"}),
+    ("cast", ((3,),), H, {"dtype": "int8", "round": "up"}),
+    ("cast", ((3,),), H, {"dtype": "fp32", "round": "floor"}),
+    ("reduce_sum", ((2, 3),), H, {"axis": 2}),
+    ("reduce_sum", ((2, 3),), H, {"axis": -3}),
+    ("reduce_sum", ((2, 3),), H, {"axis": (0, -2)}),
+    ("reduce_max", ((2, 0),), H, {"axis": 1}),
+    ("softmax", ((2, 3),), H, {"axis": 5}),
+    ("softmax", ((0, 3),), H, {}),
+    ("layer_norm", ((2, 3), (2,), (3,)), H, {}),
+    ("batch_norm", ((2, 3, 4, 4), (3,), (3,), (2,), (3,)), (H, *("fp32",) * 4), {}),
+    ("batch_norm", ((2, 3, 4, 4), *((3,),) * 4), H, {}),
+    ("transpose", ((2, 3),), H, {"perm": (0, 0)}),
+    ("transpose", ((2, 3),), H, {"perm": (0, 2)}),
+    ("reshape", ((2, 3),), H, {"shape": (4,)}),
+    ("reshape", ((2, 3),), H, {"shape": (-1, -1)}),
+    ("reshape", ((2, 3),), H, {"shape": (4, -1)}),
+    ("expand", ((2, 3),), H, {"shape": (2, 4)}),
+    ("concat", ((2, 3), (2, 4)), H, {"axis": 0}),
+    ("concat", ((2, 3), (2, 3)), (H, "fp32"), {}),
+    ("split", ((7,),), H, {"sizes": 2}),
+    ("split", ((7,),), H, {"sizes": (3, 5)}),
+    ("slice", ((7,),), H, {"begin": (3,), "end": (3,)}),
+    ("slice", ((7, 7),), H, {"begin": (0,), "end": (3,)}),
+    ("slice", ((7,),), H, {"begin": (0,), "end": (7,), "step": (-1,)}),
+    ("pad", ((7,),), H, {"pads": 5}),
+    ("max_pool2d", ((1, 1, 4, 4),), H, {"kernel": 2.5}),
+    ("max_pool2d", ((1, 1, 4, 4),), H, {"kernel": True}),
+    ("max_pool2d", ((1, 1, 4, 4),), H, {"kernel": 2, "pad": 0.5}),
+    ("reduce_sum", ((7,),), H, {"axis": "x"}),
+    ("pad", ((7,),), H, {"pads": ((-1, 0),)}),
+    ("gather", ((7, 2), (3,)), H, {}),
+    ("gather", ((7, 2), (3,)), (H, "int32"), {"axis": 2}),
+    ("scatter_add", ((7, 2), (3,), (2, 2)), (H, "int32", H), {}),
+    ("embedding", ((7,), (3,)), (H, "int32"), {}),
+    ("one_hot", ((3,),), "int32", {"depth": 0}),
+    ("matmul", ((2, 3), (4, 5)), H, {}),
+    ("matmul", ((2, 3), (3, 5)), "fp32", {}),
+    ("matmul", ((3,), (3, 5)), H, {}),
+    ("matmul", ((2, 3), (3, 5)), "int8", {"out_dtype": "fp16"}),
+    ("matmul on Ascend310", ((2, 3), (3, 5)), "bf16", {}),
+    ("batch_matmul", ((2, 3, 4), (3, 4, 5)), H, {}),
+    ("gemm", ((2, 3), (3, 5), (4,)), H, {}),
+    ("conv2d", ((1, 3, 4, 4), (2, 4, 3, 3)), H, {}),
+    ("conv2d", ((1, 3, 2, 2), (2, 3, 3, 3)), H, {}),
+    ("conv2d", ((3, 4, 4), (2, 3, 3, 3)), H, {}),
+    ("conv2d", ((1, 3, 4, 4), (2, 3, 3, 3)), H, {"groups": 2}),
+    ("conv2d", ((1, 3, 4, 4), (2, 3, 3, 3)), H, {"stride": 0}),
+    ("conv2d", ((1, 3, 4, 4), (2, 3, 3, 3), (3,)), H, {}),
+    ("conv_transpose2d", ((1, 3, 4, 4), (3, 2, 3, 3)), H, {"stride": 2, "output_padding": 2}),
+    ("max_pool2d", ((1, 3, 4, 4),), H, {"kernel": 2, "pad": 2}),
+    ("max_pool2d", ((1, 3, 4, 4),), H, {"kernel": 5}),
+    ("attention", ((2, 3), (4, 3), (5, 3)), H, {}),
+    ("attention", ((2, 3), (4, 3), (4, 3), (3, 4)), H, {}),
+    ("adam", ((3,), (3,), (4,), (3,)), "fp32", {}),
+    ("cross_entropy", ((3, 4), (3,)), H, {}),
+    ("conv2d_grad_weight", ((1, 4, 8, 8), (1, 4, 8, 8)), H, {"kernel": 3}),
+    ("conv2d_grad_weight", ((2, 4, 8, 8), (1, 4, 8, 8)), H, {"kernel": 1}),
+    ("conv2d_grad_weight", ((1, 4, 8, 8), (1, 6, 8, 8)), H, {"kernel": 1, "groups": 4}),
+    ("conv2d_grad_weight", ((1, 4, 8), (1, 6, 8, 8)), H, {"kernel": 1}),
+    ("conv2d_grad_weight", ((1, 4, 2, 2), (1, 6, 1, 1)), H, {"kernel": 5}),
+    ("conv2d_grad_weight", ((1, 1, 1, 1), (1, 1, 1, 1)), "int8", {"kernel": 1}),
+    ("avg_pool2d_grad", ((1, 4, 4, 4),), H, {"kernel": 2, "size": (7, 6)}),
 ]
 # fmt: on
 
 
-@pytest.mark.parametrize(
-    ("name", "shapes", "dtypes", "attrs", "error", "words"),
-    CASES,
-    ids=[f"{c[0]}-{i}" for i, c in enumerate(CASES)],
-)
-def test_bad_calls(name, shapes, dtypes, attrs, error, words):
+def call_of(how, name, shapes, dtypes, attrs):
+    """The check of a call, or its compilation."""
     name, _, chip = name.partition(" on ")
-    target = load_chip(chip or "Toy")
     dtypes = (dtypes,) * len(shapes) if isinstance(dtypes, str) else dtypes
-    with pytest.raises(error) as caught:
-        ops.check(name, shapes, dtypes, target, **attrs)
-    assert type(caught.value) is error
-    message = str(caught.value)
-    assert message.startswith(name)
-    assert caught.value.remedy
-    for word in words:
-        assert word in message, message
-    with pytest.raises(error):
-        ops.compile(name, shapes, dtypes, target, **attrs)
+    return partial(how, name, shapes, dtypes, load_chip(chip or "Toy"), **attrs)
+
+
+def test_bad_calls_say_what_is_needed_before_any_work():
+    calls = {" ".join(map(str, case)): call_of(ops.check, *case) for case in CASES}
+    assert_messages("ops", "test_ops_errors", calls)
+    for case in CASES:
+        with pytest.raises(AscendLabError):
+            call_of(ops.compile, *case)()
 
 
 @pytest.mark.parametrize("index", [-1, 3, 1 << 20])

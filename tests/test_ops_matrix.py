@@ -34,13 +34,6 @@ WITHOUT_GRADIENT = {
     "bn_training_reduce", "bn_training_update_grad",
     "quantise", "dequantise", "requantise", "add_dequantised",
 }  # fmt: skip
-PATTERNS = {
-    "abs": "Elemwise", "batch_norm": "ElemwiseBroadcast", "expand": "Broadcast",
-    "conv2d": "SlidingWindow", "max_pool2d": "SlidingWindow",
-    "conv_transpose2d": "SlidingWindowDeconv", "matmul": "CubeMatmul", "softmax": "Reduce",
-    "reduce_sum": "Reduce", "transpose": "Transpose", "scatter_add": "Scatter",
-    "gather": "Segment", "concat": "Segment",
-}  # fmt: skip
 
 
 def wide_format(operator: ops.Operator) -> str:
@@ -255,13 +248,6 @@ def test_indices_have_no_gradient():
 
 
 # -- slice rules ----------------------------------------------------------------------------------
-@pytest.mark.parametrize(("name", "pattern"), PATTERNS.items())
-def test_operators_fall_into_the_known_classes(name, pattern):
-    operator = ops.get(name)
-    example = operator.examples[1]
-    assert operator.slice_rules(example.shapes, example.attrs).pattern == pattern
-
-
 def test_two_pieces_of_a_convolution_share_rows_and_keep_the_outer_padding():
     operator = ops.get("conv2d")
     shapes = ((1, 1, 8, 8), (1, 1, 3, 3))

@@ -10,8 +10,8 @@ from command_lines import run
 from onnx_models import model_of, run_onnx
 
 from ascend_lab.compiler import Road, compile_graph, run_tasks
-from ascend_lab.compiler.evaluate import Overflow
 from ascend_lab.compiler.onnx import import_model
+from ascend_lab.compiler.overflow import Overflow
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import load_chip
 

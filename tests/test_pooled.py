@@ -1,26 +1,28 @@
-"""A convolution whose result is pooled before it leaves the core: values, refusals, graphs."""
+"""A convolution whose result is pooled before it leaves the core: values and refusals."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
+from cube_checks import run_checked
 from hypothesis import assume, example, given, strategies as st
+from message_lists import assert_messages
+from test_cube_networks import stem
 
-from ascend_lab.aoe.operators import operators_of
-from ascend_lab.compiler import GraphBuilder, bound_of, evaluate, ledger, random_inputs, run_tasks
+from ascend_lab.compiler import GraphBuilder, evaluate, random_inputs, run_tasks
 from ascend_lab.compiler.compile import Road
-from ascend_lab.compiler.decide import Switches
 from ascend_lab.compiler.passes import PASSES
-from ascend_lab.errors import AscendLabError, CapacityError, UnsupportedError
+from ascend_lab.errors import CapacityError
 from ascend_lab.lab.kernels import conv2d_reference
 from ascend_lab.machine.chip import load_chip
-from ascend_lab.machine.isa import FRACTAL, as_kernel, sanitize, up
-from ascend_lab.machine.sim import execute, simulate, simulate_kernel
+from ascend_lab.machine.isa import FRACTAL, as_kernel, up
+from ascend_lab.machine.sim import simulate_kernel
 from ascend_lab.operators.kernels import ConvShape, conv_launch, conv_schedule, dense_placement
-from ascend_lab.operators.kernels.conv_shape import pack_conv, unpack_conv
 from ascend_lab.operators.kernels.conv_windows import rows_seen
 from ascend_lab.operators.kernels.epilogue import PLAIN, Epilogue, Operand, Step
 from ascend_lab.operators.kernels.epilogue_plan import pack_bias
+from ascend_lab.operators.kernels.operand_packing import pack_conv, unpack_conv
 
 COMBINED = ("Ascend310", "Ascend310P3", "Ascend910A")
 NARROW = Step("vconv", ("sums",), None, "fp16")
@@ -45,7 +47,7 @@ def pooled(conv, size, step=1, pad=0):
 
 
 def run(shape, end, chip, schedule, seed=0):
-    """Return what the kernel writes, what NumPy says, and the launch."""
+    """Return what the kernel writes, and what NumPy says."""
     rng = np.random.default_rng(seed)
     sizes = ((shape.n, shape.c, shape.h, shape.w), (shape.k, shape.c, shape.r, shape.s), shape.k)
     x, weight, bias = (rng.integers(-2, 3, size).astype(np.float16) for size in sizes)
@@ -57,7 +59,7 @@ def run(shape, end, chip, schedule, seed=0):
     flat[: shape.k] = bias
     tensors = pack_conv(shape, x, weight)
     tensors |= {"bias": pack_bias(shape, bias) if end == "cube" else flat} if end != "plain" else {}
-    got = unpack_conv(pool, execute(as_kernel(launch), tensors, chip, seed=seed), dense=True)
+    got = unpack_conv(pool, run_checked(launch, tensors, chip, seed=seed), dense=True)
     settings = {"stride": shape.stride, "pad": shape.pads, "groups": shape.groups}
     sums = conv2d_reference(x.astype(np.float64), weight.astype(np.float64), **settings)
     sums = sums + bias[:, None, None] * (end != "plain")
@@ -67,7 +69,7 @@ def run(shape, end, chip, schedule, seed=0):
     y = np.pad(y, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=-np.inf)
     windows = np.lib.stride_tricks.sliding_window_view(y, (pool.r, pool.s), (2, 3))
     down, across = pool.strides
-    return got, windows[:, :, ::down, ::across].max((4, 5)), launch
+    return got, windows[:, :, ::down, ::across].max((4, 5))
 
 
 @given(
@@ -99,24 +101,10 @@ def test_values_equal_numpy_however_it_is_cut(sizes, taps, size, step, pad, cut,
     schedule = replace(conv_schedule(shape, chip, ENDS[end]), **base, base_k=16, step_k=r * r)
     try:
         schedule = replace(schedule, grid_rows=cores, grid_cols=1)
-        got, wanted, launch = run(shape, end, chip, schedule, seed)
+        got, wanted = run(shape, end, chip, schedule, seed)
     except CapacityError:
         assume(False)
     np.testing.assert_array_equal(got, wanted)
-    assert sanitize(launch, chip) == []
-
-
-@pytest.mark.parametrize("name", COMBINED)
-@pytest.mark.parametrize("changes", [{"lanes": 4}, {"groups": 2, "c": 4}, {}])
-def test_first_layers_and_groups_are_pooled_too(name, changes):
-    whole = replace(ConvShape(2, 3, 31, 32, 40, 3, 3, 2, 1), **changes)
-    shape = pooled(whole, (3, 3), 2, 1)
-    chip = load_chip(name)
-    got, wanted, launch = run(shape, "cube", chip, None)
-    np.testing.assert_array_equal(got, wanted)
-    assert sanitize(launch, chip) == []
-    fast, slow = (simulate(launch, chip, engine=e).cycles for e in ("fast", "reference"))
-    assert fast == slow
 
 
 def test_only_what_windows_leave_goes_to_memory():
@@ -127,23 +115,30 @@ def test_only_what_windows_leave_goes_to_memory():
     assert sum(size for (_, to), size in moved.items() if to == "GM") == 2 * 32 * 16 * 16 * 2
 
 
-@pytest.mark.parametrize(
-    ("changes", "epilogue", "what"),
-    [
-        ({}, None, "steps that rise"),
-        ({}, replace(PLAIN, steps=(NARROW, Step("vabs", (0,)))), "steps that rise"),
-        ({}, replace(PLAIN, steps=(NARROW, Step("vmuls", (0,), -1.0))), "steps that rise"),
-        ({}, replace(PLAIN, steps=(Step("vrelu", ("sums",)), Step("vconv", (0,), None, "fp16"))),
-         "fp16 all the way"),
-        ({"n": 2}, PLAIN, "images as it writes them"),
-        ({"out_dtype": "fp32"}, PLAIN, "fp16 all the way"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_pooled_on_the_core_is_refused(changes, epilogue, what):
-    conv = ConvShape(1, 16, 8, 8, 16, 3, 3, 1, 1)
-    shape = replace(pooled(conv, (2, 2), 2), **changes)
-    with pytest.raises(UnsupportedError, match=what):
-        conv_launch(shape, load_chip("Ascend310"), None, dense_placement(shape), epilogue)
+ABS = replace(PLAIN, steps=(NARROW, Step("vabs", (0,))))
+FALLING = replace(PLAIN, steps=(NARROW, Step("vmuls", (0,), -1.0)))
+LATE = replace(PLAIN, steps=(Step("vrelu", ("sums",)), Step("vconv", (0,), None, "fp16")))
+
+
+def refused(epilogue=PLAIN, chip="Ascend310", schedule=None, **changes):
+    conv = ConvShape(1, 16, 8, 40, 16, 3, 3, 1, 1)
+    shape = replace(pooled(conv, (3, 3), 2), **changes)
+    low = replace(conv_schedule(shape, load_chip(chip), PLAIN), base_m=64) if schedule else None
+    return conv_launch(shape, load_chip(chip), low, dense_placement(shape), epilogue)
+
+
+def test_what_is_refused_says_what_is_needed():
+    calls = {
+        "no epilogue": partial(refused, None),
+        "absolute values": partial(refused, ABS),
+        "values that fall": partial(refused, FALLING),
+        "narrow in the end only": partial(refused, LATE),
+        "other images": partial(refused, n=2),
+        "wide results": partial(refused, out_dtype="fp32"),
+        "separate cores": partial(refused, chip="Ascend910B2"),
+        "tiles lower than a window": partial(refused, schedule="low"),
+    }
+    assert_messages("cube", "test_pooled", calls)
 
 
 SIGMOID = (NARROW, Step("vmuls", (0,), -1.0), Step("vexp", (1,)), Step("vadds", (2,), 1.0))
@@ -175,11 +170,6 @@ def test_what_rises_with_the_sums(steps, rises):
     assert bool(np.all(np.diff(found[-1]) >= 0)) == rises
 
 
-def test_what_has_a_number_of_its_own_per_sum_does_not_rise():
-    steps = NARROW, Step("vmuls", ("old",), 2.0), Step("vadd", (0, 1))
-    assert not Epilogue((Operand("old", "tile", "fp16"),), steps, "fp16").rises
-
-
 def test_a_relu_behind_the_windows_goes_in_front_of_them_only_behind_a_convolution():
     for late in (True, False):
         net = GraphBuilder("late", "fp16")
@@ -192,71 +182,6 @@ def test_a_relu_behind_the_windows_goes_in_front_of_them_only_behind_a_convoluti
     feeds = random_inputs(graph, 3)
     for one, other in zip(*(evaluate(g, feeds).values() for g in (graph, after)), strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def test_other_cores_and_low_tiles_are_refused():
-    shape = pooled(ConvShape(1, 16, 8, 40, 16, 3, 3, 1, 1), (3, 3), 2)
-    with pytest.raises(AscendLabError, match="Ascend910B2"):
-        conv_launch(shape, load_chip("Ascend910B2"), None, dense_placement(shape), PLAIN)
-    chip = load_chip("Ascend310")
-    low = replace(conv_schedule(shape, chip, PLAIN), base_m=64)
-    with pytest.raises(CapacityError, match="a row of windows: 3 rows of 40 pixels"):
-        conv_launch(shape, chip, low, dense_placement(shape), PLAIN)
-
-
-# -- in a network ---------------------------------------------------------------------------------
-def stem(last="relu", size=(2, 3, 64, 64), skip=False, late=False):
-    """A first layer with a bias, pooled (`late`: before the activation), and a layer behind it."""
-    net = GraphBuilder("stem", "fp16")
-    own = net.weight((32, 3, 7, 7)), net.weight((32,), scale=1.0)
-    y = net.conv2d(net.input("x", size), *own, stride=2, pad=3)
-    y = y if late else getattr(net, last)(y, name="rows")
-    y = net.add(y, net.input("skip", (size[0], 32, size[2] // 2, size[3] // 2))) if skip else y
-    y = net.max_pool2d(y, kernel=3, stride=2, pad=1)
-    y = getattr(net, last)(y) if late else y
-    net.output(net.relu(net.conv2d(y, net.weight((16, 32, 1, 1)))))
-    return net.build()
-
-
-@pytest.mark.parametrize("name", COMBINED)
-@pytest.mark.parametrize(("last", "late"), [("relu", False), ("relu", True), ("sigmoid", False)])
-def test_pooling_is_done_in_the_kernel_in_front(name, last, late):
-    graph = stem(last, late=late)
-    chip = load_chip(name)
-    together = f"conv2d+{last}+max_pool2d"
-    off = Switches({("UBFusion", "PooledConvolutionFusionPass"): False})
-    stages = Road().stages(graph, chip)
-    apart = Road(switches=off).stages(graph, chip)
-    assert [together in [t.op for t in s.compiled.tasks] for s in (stages, apart)] == [True, False]
-    feeds = random_inputs(graph, 1)
-    (got,) = run_tasks(stages.compiled, feeds).values()
-    (wanted,) = evaluate(graph, feeds).values()
-    np.testing.assert_allclose(got, wanted, rtol=0, atol=0.01 * np.abs(wanted).max())
-    (other,) = run_tasks(apart.compiled, feeds).values()  # who adds the bias rounds once, or twice
-    np.testing.assert_allclose(got, other, rtol=0, atol=2**-10 * np.abs(wanted).max())
-    times = stages.timeline()
-    bound = bound_of(stages.rewritten, chip)
-    assert bound.time_s <= times.time_s < apart.timeline().time_s
-    assert sum(ledger(times, bound).values()) == pytest.approx(times.time_s, rel=1e-12)
-    own = {op.op: op for op in operators_of(stages.compiled)}[together]
-    assert not own.unit and "pooled on the core" in own.reason
-
-
-@pytest.mark.parametrize(
-    "graph",
-    [
-        stem("silu"),
-        stem(skip=True),
-        replace(stem(), outputs=(*stem().outputs, "rows")),
-    ],
-    ids=["falls", "a number per element", "read by others"],
-)
-def test_what_must_be_whole_is_pooled_apart(graph):
-    for name in (*COMBINED, "Ascend910B2"):
-        kernels = [t.op for t in Road().stages(graph, load_chip(name)).compiled.tasks]
-        assert "max_pool2d" in kernels
-    kernels = [t.op for t in Road().stages(stem(), load_chip("Ascend910B2")).compiled.tasks]
-    assert "max_pool2d" in kernels
 
 
 @pytest.mark.parametrize("channels", [8, 16, 24])
@@ -274,3 +199,13 @@ def test_images_of_wide_numbers_are_pooled_apart_in_blocks_of_16(channels):
         wanted = evaluate(one, feeds).values()
         for left, right in zip(got, wanted, strict=True):
             np.testing.assert_allclose(left, right, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", COMBINED)
+@pytest.mark.parametrize("changes", [{"lanes": 4}, {"groups": 2, "c": 4}, {}])
+def test_first_layers_and_groups_are_pooled_too(name, changes):
+    whole = replace(ConvShape(2, 3, 31, 32, 40, 3, 3, 2, 1), **changes)
+    shape = pooled(whole, (3, 3), 2, 1)
+    chip = load_chip(name)
+    got, wanted = run(shape, "cube", chip, None)
+    np.testing.assert_array_equal(got, wanted)

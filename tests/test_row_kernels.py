@@ -24,10 +24,6 @@ def kernel(operator, *shapes, dtype="fp16", chip=CHIP, **work):
     return row_kernel(Work(operator, chip.name, shapes, dtypes=(dtype,), **work), chip)
 
 
-def norm(rows, columns, dtype):
-    return kernel("rms_norm", (rows, columns), (columns,), dtype=dtype)
-
-
 @pytest.mark.parametrize(
     ("operator", "shapes", "dtype", "name"),
     [
@@ -117,17 +113,6 @@ def test_barriers_are_paid_behind_nearly_every_vector_instruction():
     saved = simulate(launch, CHIP).cycles - simulate(launch, free).cycles
     # Of 13 instructions for a row of 100, the last two and the first have no barrier.
     assert 100 * 9 * CHIP.barrier_cycles <= saved <= 100 * 12 * CHIP.barrier_cycles
-
-
-def test_a_scalar_between_holds_up_the_next_load():
-    """Long rows: the load of the next one is seen in full, in one buffer of a norm."""
-    rows = 48 * 20
-    columns = 2049
-    own = simulate(norm(rows, columns, "fp32"), CHIP)
-    more = simulate(norm(2 * rows, columns, "fp32"), CHIP)
-    a_row = (more.cycles - own.cycles) / 20
-    busy = {pipe: more.busy_cycles[pipe] - own.busy_cycles[pipe] for pipe in ("MTE2", "V")}
-    assert a_row > 0.95 * (busy["MTE2"] + busy["V"]) / 20
 
 
 def test_halving_adds_what_is_behind_the_largest_power_of_two_first():

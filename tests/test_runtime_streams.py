@@ -8,7 +8,6 @@ import simpy
 from hypothesis import given, settings, strategies as st
 
 from ascend_lab.deploy.runtime import (
-    DeadlockError,
     Record,
     Task,
     WaitFor,
@@ -126,33 +125,6 @@ def test_independent_kernels_take_the_longest_or_the_sum(times):
 def test_pipelines_reach_the_closed_form(items, streams, times):
     spans = run_streams(pipeline_programs(items, streams, *times))
     assert max(s.end_s for s in spans) == pipeline_s(items, streams, *times)
-
-
-def test_two_streams_lie_between():
-    times = (3.0, 4.0, 5.0)
-    ends = [
-        max(s.end_s for s in run_streams(pipeline_programs(12, k, *times))) for k in (1, 2, 3, 4)
-    ]
-    assert ends[0] > ends[1] > ends[2] == ends[3]
-    with pytest.raises(InputError, match="simulate it"):
-        pipeline_s(12, 2, *times)
-
-
-def test_a_circle_of_waits_is_told():
-    one = [WaitFor("a"), Task("x", "AI Core", 1.0), Record("b")]
-    two = [WaitFor("b"), Record("c")]
-    three = [WaitFor("c"), Record("a")]
-    with pytest.raises(DeadlockError, match=r"waits without a circle") as error:
-        run_streams([[Task("free", "AI Core", 1.0)], one, two, three])
-    assert "waits for a, recorded later by" in str(error.value)
-    assert all(f"waits for {name}" in str(error.value) for name in "abc")
-    with pytest.raises(DeadlockError, match="waits for a"):
-        run_streams([[WaitFor("a"), Record("a")]])
-
-
-def test_an_event_that_nobody_records_holds_nobody():
-    (span,) = run_streams([[WaitFor("never"), Task("x", "AI Core", 1.0)]])
-    assert (span.start_s, span.end_s) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize("time_s", [-1.0, float("nan")])

@@ -1,14 +1,16 @@
 """Every choice of a cube schedule: equal values, no races, legality with numbers, and its gain."""
 
 from dataclasses import fields, replace
-from itertools import product
+from functools import partial
 
 import pytest
 from cube_checks import assert_conv, assert_gemm
 from hypothesis import assume, example, given, settings, strategies as st
+from message_lists import assert_messages
+from test_conv import conv_shapes
 from test_epilogue import PIPE, RESIDUAL
 
-from ascend_lab.errors import CapacityError, InputError
+from ascend_lab.errors import CapacityError
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.sim import simulate, simulate_kernel
 from ascend_lab.operators.kernels import (
@@ -73,22 +75,6 @@ def unchanged(extra):
     return extra | {"window": "" if extra["window"] == "stacked" else extra["window"]}
 
 
-@st.composite
-def conv_shapes(draw):
-    pair = st.sampled_from((1, 2, 3))
-    groups = draw(st.sampled_from((1, 1, 1, 2, 3)))
-    c, k = (draw(st.sampled_from((3, 16, 33))) * groups for _ in range(2))
-    h = draw(st.sampled_from((5, 9, 17)))
-    w = draw(st.sampled_from((5, 16, 33, 70)))
-    pads = draw(st.integers(0, 1))
-    dtype = draw(st.sampled_from(("fp16", "int8")))
-    r = draw(pair)
-    s = draw(pair)
-    stride = draw(pair)
-    n = draw(st.integers(1, 2))
-    return ConvShape(n, c, h, w, k, r, s, stride, pads, dtype, groups=groups)
-
-
 @given(conv_shapes(), tilings(), choices(conv=True), st.sampled_from(CHIPS), st.integers(0, 99))
 @example(ConvShape(2, 33, 5, 5, 16, 1, 1), GemmSchedule(32, 32, 16, 2, 2, 1),
          {**PLAIN, "window": "stacked"}, "Toy", 0)  # fmt: skip
@@ -145,18 +131,6 @@ def loaded(launch, chip):
     return simulate(launch, chip).path_bytes["GM", "L1"]
 
 
-def test_the_loop_outside_decides_what_is_loaded_often():
-    """The rows of 32 tiles of columns are few: L2 keeps them while columns pass once."""
-    chip = load_chip("Ascend310")
-    shape = GemmShape(512, 512, 4096)
-    tiling = GemmSchedule(128, 64, 256, 1, 2, 1)
-    before, after = (
-        cycles(gemm_launch(shape, chip, replace(tiling, order=order)), chip)
-        for order in ("mn", "nm")
-    )
-    assert after < 0.85 * before
-
-
 def test_weights_stay_where_output_channels_are_outside():
     chip = load_chip("Ascend910A")
     shape = ConvShape(1, 512, 7, 7, 2048, 1, 1)
@@ -186,33 +160,52 @@ def test_an_operand_kept_in_l1_is_loaded_once(keep):
     assert loaded(gemm_launch(one, chip, kept), chip) == matrix + 4 * matrix
 
 
-def test_one_slot_makes_room_for_a_larger_tile_in_l1():
-    """All K of 128 columns fits L1 once, not twice; 64 columns do, and need A twice as often."""
-    chip = load_chip("Ascend910A")
-    shape = GemmShape(2048, 2048, 256)
-    staged = GemmSchedule(128, 64, 128, 1, 16, 2)
-    twice = replace(staged, order="nm", keep="b")
-    with pytest.raises(CapacityError, match=r"keep b: 1081344 bytes; got 1048576 on Ascend910A"):
-        gemm_launch(shape, chip, twice)
-    once = cycles(gemm_launch(shape, chip, replace(twice, b_l1_slots=1)), chip)
-    assert once < cycles(gemm_launch(shape, chip, staged), chip)
-    assert once < cycles(gemm_launch(shape, chip, replace(twice, base_n=64)), chip)
-
-
-def test_one_slot_makes_room_for_a_larger_tile_in_l0():
-    """A single slot of 64 x 64 weights in L0B beats every tiling of a product with two slots."""
+def test_a_window_is_flat_or_a_strip_as_told():
     chip = load_chip("Toy")
-    shape = GemmShape(16, 256, 128)
-    large = GemmSchedule(16, 64, 64, 1, 1, 2, b_l0_slots=1)
-    with pytest.raises(CapacityError, match=r"L0B .*: 16384 bytes; got 8192"):
-        gemm_launch(shape, chip, replace(large, b_l0_slots=2))
-    times = []
-    for k, n, step, grid in product((16, 32, 64), (16, 32, 64), (1, 2, 4, 8), ((1, 2), (2, 1))):
-        tiling = GemmSchedule(16, k, n, step, *grid)
-        if all(size <= chip.buffers[s] for s, size in tile_bytes(shape, tiling).items()):
-            times.append(cycles(gemm_launch(shape, chip, tiling), chip))
-    assert len(times) > 50
-    assert cycles(gemm_launch(shape, chip, large), chip) < min(times)
+    shape = ConvShape(1, 16, 8, 70, 16, 3, 3, 1, 1)
+    tiling = GemmSchedule(32, 48, 16, 3, 1, 1)
+    flat, strip = (conv_launch(shape, chip, replace(tiling, window=w)) for w in ("flat", "strip"))
+    assert conv_launch(shape, chip, tiling) == strip != flat
+
+
+SMALL = GemmSchedule(16, 16, 16, 1, 1, 1)
+PRODUCTS = (
+    *({"order": "km"}, {"keep": "c"}, {"keep": "a", "order": "nm"}, {"keep": "b"}),
+    *({"keep": "a", "bypass": "ab"}, {"bypass": "a"}, {"window": "flat"}),
+    *({"a_l0_slots": 3}, {"b_l1_slots": 0}, {"c_l0_slots": 4}),
+)
+CONVOLUTIONS = ({"keep": "a"}, {"bypass": "b"}, {"window": "row"}, {"a_l1_slots": 3})
+
+
+def test_what_is_refused_says_what_is_needed():
+    toy = load_chip("Toy")
+    first = load_chip("Ascend910A")
+    split = load_chip("Ascend910B2")
+    square = GemmShape(32, 32, 32)
+    conv = ConvShape(1, 16, 8, 8, 16, 1, 1)
+    wide = ConvShape(1, 16, 8, 1024, 16, 3, 3, 1, 1)
+    flat = GemmSchedule(32, 48, 16, 3, 1, 1, window="flat")
+    single = replace(flat, a_l1_slots=1, b_l1_slots=1)
+    assert stage_bytes(wide, single) == stage_bytes(wide, flat) / 2
+    kept = GemmSchedule(128, 64, 128, 1, 16, 2, order="nm", keep="b")
+    sums = GemmSchedule(128, 64, 256, 1, 1, 1, c_l0_slots=2)
+    deep = GemmSchedule(16, 64, 64, 1, 1, 2)
+    calls = {
+        f"a product with {extra}": partial(gemm_launch, square, toy, replace(SMALL, **extra))
+        for extra in PRODUCTS
+    }
+    calls |= {
+        f"a convolution with {extra}": partial(conv_launch, conv, first, replace(SMALL, **extra))
+        for extra in CONVOLUTIONS
+    }
+    calls |= {
+        "all K of B twice": partial(gemm_launch, GemmShape(2048, 2048, 256), first, kept),
+        "B in L0 twice": partial(gemm_launch, GemmShape(16, 256, 128), toy, deep),
+        "sums twice": partial(gemm_launch, GemmShape(256, 256, 256), split, sums),
+        "wide rows, flat, twice": partial(conv_launch, wide, toy, flat),
+        "wide rows, flat, once": partial(conv_launch, wide, toy, single),
+    }
+    assert_messages("cube", "test_schedule_choices", calls)
 
 
 def test_small_operands_gain_by_going_around_l1():
@@ -224,68 +217,3 @@ def test_small_operands_gain_by_going_around_l1():
     moved = simulate(around, chip).path_bytes
     assert moved["GM", "L0A"] == moved["L1", "L0B"] / 2
     assert ("L1", "L0A") not in moved
-
-
-def test_sums_may_keep_one_slot_of_l0c():
-    chip = load_chip("Ascend910B2")
-    shape = GemmShape(256, 256, 256)
-    tiling = GemmSchedule(128, 128, 128, 1, 1, 1)
-    one, two = (gemm_launch(shape, chip, replace(tiling, c_l0_slots=slots)) for slots in (1, 2))
-    assert cycles(two, chip) < cycles(one, chip)
-    assert two == gemm_launch(shape, chip, tiling)
-    large = GemmSchedule(128, 64, 256, 1, 1, 1, c_l0_slots=2)
-    with pytest.raises(CapacityError, match=r"L0C .* c_l0_slots 2: 262144 bytes; got 131072"):
-        gemm_launch(shape, chip, large)
-
-
-def test_a_window_is_flat_or_a_strip_as_told():
-    chip = load_chip("Toy")
-    shape = ConvShape(1, 16, 8, 70, 16, 3, 3, 1, 1)
-    tiling = GemmSchedule(32, 48, 16, 3, 1, 1)
-    flat, strip = (conv_launch(shape, chip, replace(tiling, window=w)) for w in ("flat", "strip"))
-    assert conv_launch(shape, chip, tiling) == strip != flat
-    assert cycles(strip, chip) != cycles(flat, chip)
-    wide = ConvShape(1, 16, 8, 1024, 16, 3, 3, 1, 1)
-    needed = stage_bytes(wide, tiling)
-    with pytest.raises(CapacityError, match=f"two stages of rows and weights: {needed} bytes"):
-        conv_launch(wide, chip, replace(tiling, window="flat"))
-    single = replace(tiling, window="flat", a_l1_slots=1, b_l1_slots=1)
-    assert stage_bytes(wide, single) == needed / 2
-    with pytest.raises(CapacityError, match=f"1 slots of rows and 1 of weights: {needed // 2}"):
-        conv_launch(wide, chip, single)
-
-
-@pytest.mark.parametrize(
-    ("extra", "words"),
-    [
-        ({"order": "km"}, "order of 'mn', 'nm'; got 'km'"),
-        ({"keep": "c"}, "keep of"),
-        ({"keep": "a", "order": "nm"}, 'order "mn" to keep A'),
-        ({"keep": "b"}, 'order "nm" to keep B'),
-        ({"keep": "a", "bypass": "ab"}, "another operand to bypass L1"),
-        ({"a_l0_slots": 3}, "a_l0_slots of 1, 2; got 3"),
-        ({"b_l1_slots": 0}, "b_l1_slots of 1, 2; got 0"),
-        ({"c_l0_slots": 4}, "c_l0_slots of 0, 1, 2"),
-        ({"bypass": "a"}, "a chip with a path from GM to L0A; got Toy"),
-        ({"window": "flat"}, "no window for a matrix product"),
-    ],
-)
-def test_choices_that_are_none(extra, words):
-    schedule = GemmSchedule(16, 16, 16, 1, 1, 1, **extra)
-    with pytest.raises(InputError, match=words):
-        gemm_launch(GemmShape(32, 32, 32), load_chip("Toy"), schedule)
-
-
-@pytest.mark.parametrize(
-    ("extra", "words"),
-    [
-        ({"keep": "a"}, "keep and bypass of '' for a convolution"),
-        ({"bypass": "b"}, "keep and bypass of '' for a convolution"),
-        ({"window": "row"}, "window of '', 'flat', 'strip', 'stacked'; got 'row'"),
-        ({"a_l1_slots": 3}, "a_l1_slots of 1, 2; got 3"),
-    ],
-)
-def test_choices_a_convolution_does_not_have(extra, words):
-    schedule = GemmSchedule(16, 16, 16, 1, 1, 1, **extra)
-    with pytest.raises(InputError, match=words):
-        conv_launch(ConvShape(1, 16, 8, 8, 16, 1, 1), load_chip("Ascend310"), schedule)

@@ -8,8 +8,8 @@ from command_lines import refused, run, run_json
 
 from ascend_lab.compiler import zoo
 from ascend_lab.compiler.compile import compile_stages
-from ascend_lab.deploy.serving import affine, queues, read_scenario
-from ascend_lab.deploy.serving.model import batch_sizes, network_seconds
+from ascend_lab.deploy.serving import queues, read_scenario
+from ascend_lab.deploy.serving.model import network_seconds
 
 PLAIN = """
 [service]
@@ -86,16 +86,6 @@ def test_a_network_on_a_chip_is_a_server(simulate, monkeypatch):
     assert simulate(table) == data
 
 
-def test_a_line_through_times_says_how_far_they_lie_from_it():
-    line = affine({b: 1.8874 + 0.1438 * b for b in (1, 2, 4, 128)})
-    assert (line.mean_s, line.per_item_s) == pytest.approx((1.8874, 0.1438))
-    assert line.worst_error < 1e-12
-    assert affine({1: 1.0, 2: 4.0}).mean_s == 0
-    assert affine({1: 1.0, 2: 1.0, 3: 1.5}).worst_error > 0.1
-    assert batch_sizes(1) == [1]
-    assert batch_sizes(6) == [1, 2, 4, 6]
-
-
 def test_further_tables_are_read_and_reported(simulate):
     data = simulate(PLAIN.replace("rate_per_s = 3.0", "rate_per_s = 0.8")
                     .replace("max_batch = 4", "max_batch = 1") + """
@@ -167,57 +157,10 @@ def test_a_canary_is_promoted_or_rolled_back_and_loses_nothing(simulate):
         assert rows["1"]["answered"] + rows["2"]["answered"] == 22000  # the warm-up too
 
 
-WRONG = {
-    "rate_per_s = 3.0": ("rate_per_s = nan", "rate_per_s = -1", "rate_per_s = 0",
-                         'rate_per_s = "3"', "rate_per_s = true", "rate_per_s = 1e300", ""),
-    'law = "poisson"': ('law = "normal"', "law = 3", 'law = "closed"'),
-    'law = "exponential"': ('law = "erlang"', 'law = "erlang"\nshape = 0', 'law = ""', "",
-                            'law = "erlang"\nshape = 1.5', 'model = "zoo:nothing"\nchip="Toy"'),
-    "mean_s = 1.0": ("mean_s = -1", "mean_s = 0", "", "mean_s = []", 'model = "x.onnx"'),
-    "instances = 1": ("instances = 0", "instances = 1.0", "instances = 99999999", "instance = 1",
-                      "instances = true"),
-    "max_batch = 4": ("max_batch = 0", "max_batch = 10000000", "preferred = [9]",
-                      "preferred = []"),
-    "max_delay_s = 0.0": ("max_delay_s = -1", "max_delay_s = nan"),
-    "queue_limit = 0": ("queue_limit = -1", "queue_limit = 0.5", "loss = 1"),
-    "requests = 30000": ("requests = 0", "requests = 10000000000", 'requests = "many"'),
-    "seed = 4": ("seed = -1", "seed = 1.5", "warmup = -1"),
-    "[run]": ("[runs]", "[[run]]", "[[priorities]]\nshare = 0\n[run]",
-              "[[failures]]\ninstance = 4\nat_s = 1\nrepair_s = 1\n[run]",
-              "[canary]\n[run]", '[[versions]]\nname = "1"\n[run]', "[[steps]]\n[run]",
-              '[[steps]]\nname = "a"\nafter = ["a"]\n[run]', 'server = 3\n[run]',
-              "[run", '[[steps]]\nname = "a"\nserver = {instances = -1}\n[run]'),
-}  # fmt: skip
-BAD = [(old, new) for old, many in WRONG.items() for new in many]
-
-
-@pytest.mark.parametrize(("old", "new"), BAD)
-def test_a_wrong_file_is_one_line(old, new, config, capsys):
-    config.write_text(PLAIN.replace(old, new), "utf-8")
-    refused(capsys, "serve-sim", config, "--json", config.with_name("out.json"))
-    assert not config.with_name("out.json").exists()
-
-
 OVERLOAD = (
     "overload: 4.5 items/s come to model, which bears 4 at most: waits grow with the run, "
     "unless requests are lost"
 )
-PAIR = "[[priorities]]\nshare = 0.5\n[[priorities]]\nshare = {}\n[run]"
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("max_batch", "max_bach", "server.toml: [server]: keys among"),
-        ("max_batch", "max_bach", "got 'max_bach'; did you mean max_batch?"),
-        ("[arrivals]", "[arivals]", "did you mean arrivals?"),
-        ("[run]", PAIR.format(0.6), "[[priorities]] whose shares sum to 1; got a sum of 1.1"),
-        ("[run]", PAIR.replace("share = {}\n", ""), "got a sum of 1.5"),
-    ],
-)
-def test_a_slip_names_the_file_and_what_was_meant(old, new, said, config, capsys):
-    config.write_text(PLAIN.replace(old, new), "utf-8")
-    assert said in refused(capsys, "serve-sim", config)
 
 
 @pytest.mark.parametrize(

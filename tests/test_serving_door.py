@@ -149,15 +149,6 @@ def test_a_wrong_length_of_the_json_is_refused(length, served):
     assert reason(ask(served, headers={messages.LENGTH: length}))[0] == 400
 
 
-@pytest.mark.parametrize("identity", ["\ud800", "\udfff a", 4, ["a"], True])
-def test_an_id_that_is_no_text_is_refused(identity, served):
-    body = json.dumps({"id": identity, "inputs": [X]}).encode()
-    status, said = reason(ask(served, body=body))
-    assert status == 400 and "id" in said
-    body = json.dumps({"inputs": [{**X, "name": "\ud800"}]}).encode()
-    assert reason(ask(served, body=body))[0] == 400
-
-
 @pytest.mark.parametrize(
     ("shape", "data", "fits"),
     [

@@ -95,11 +95,6 @@ def test_batch_service_has_the_values_of_the_chain(rate, most, values):
     assert (chain.L, chain.W, chain.mean_batch) == same
 
 
-def test_growing_batches_come_from_the_chain():
-    grows = theory.growing_batches(0.8, 0.1438, 1.8874, 4)
-    assert (grows.L, grows.W, grows.mean_batch) == pytest.approx((3.896861, 4.871076, 2.054927))
-
-
 @pytest.mark.parametrize(
     ("rate", "size", "w", "bound", "busy"),
     [
@@ -367,21 +362,6 @@ def test_a_dying_instance_loses_no_accepted_request():
     assert (found.finish_s > found.arrival_s).all()
 
 
-def test_a_starved_request_of_the_warm_up_spoils_no_rate():
-    """Whoever is served last of all came first: delayed behind a queue that never ends."""
-    late = Level(1.0, 5.0, "delay")
-    found = served(1.3, EXPONENTIAL, Policy(levels=(late,)), 4000)
-    assert found.throughput_per_s == pytest.approx(1, rel=0.05)
-    assert found.utilisation() == pytest.approx(1, abs=1e-6)
-
-
-def test_one_request_and_all_at_once_have_rates_too():
-    assert answers([3.0], Policy()).throughput_per_s == pytest.approx(0.1)
-    arrivals = Arrivals("closed", clients=9)
-    found = served(0, DETERMINISTIC, arrivals=arrivals, n=8)
-    assert found.throughput_per_s == pytest.approx(1)
-
-
 @settings(max_examples=100)
 @given(
     closed=st.booleans(), instances=st.integers(1, 3), most=st.integers(2, 5),
@@ -413,13 +393,6 @@ def test_every_request_ends_once_whatever_the_policy(
     if closed:
         open_now = [((found.arrival_s <= t) & (found.finish_s > t)).sum() for t in found.arrival_s]
         assert max(open_now) <= 6
-
-
-def test_common_random_numbers_make_a_second_instance_help_everyone():
-    one, two = (served(0.9, EXPONENTIAL, Policy(c), 3000) for c in (1, 2))
-    assert (one.arrival_s == two.arrival_s).all()
-    assert (two.wait_s <= one.wait_s + 1e-9).all()
-    assert (served(0.9, EXPONENTIAL, n=3000).finish_s == one.finish_s).all()  # the same seed
 
 
 def test_the_knee_of_chapter_26_tells_both_servers():

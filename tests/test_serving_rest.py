@@ -11,7 +11,6 @@ import time
 import httpx
 import numpy as np
 import pytest
-from command_lines import refused
 
 from ascend_lab.compiler import GraphBuilder
 from ascend_lab.compiler.onnx import save_onnx
@@ -65,18 +64,6 @@ def served(tmp_path_factory):
     running = Running(model, "--max-delay-s", "0.005")
     yield running
     assert running.end() == (0, "linear is served no more\n", "")
-
-
-def test_it_says_what_it_serves(served):
-    with httpx.Client(base_url=served.url) as client:
-        for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/linear/ready",
-                     "/v2/models/linear/versions/1/ready"):  # fmt: skip
-            assert client.get(path).status_code == 200
-        assert client.get("/v2").json()["name"] == "ascend_lab"
-        found = client.get("/v2/models/linear").json()
-        assert found["versions"] == ["1"]
-        assert found["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]
-        assert found["outputs"][0]["shape"] == [-1, 3]
 
 
 def test_a_thousand_requests_at_once_get_their_own_answers(served):
@@ -189,16 +176,6 @@ def test_wrong_paths_methods_and_bodies(method, path, body, status, served):
     assert httpx.get(f"{served.url}/v2/health/live").status_code == 200
 
 
-def test_outputs_and_nested_data_as_the_protocol_has_them(served):
-    body = {"inputs": [{**GOOD, "data": [[1, 2, 3, 4]]}], "parameters": {"a": 1}}
-    name = httpx.get(f"{served.url}/v2/models/linear").json()["outputs"][0]["name"]
-    answers = [
-        httpx.post(f"{served.url}/v2/models/linear/versions/1/infer", json={**body, **more})
-        for more in ({}, {"outputs": [{"name": name}]}, {"outputs": []})
-    ]
-    assert len({answer.text for answer in answers}) == 1
-
-
 def test_a_model_is_loaded_again_and_a_failed_load_keeps_the_old(tmp_path):
     model = tmp_path / "linear.onnx"
     save_model(model)
@@ -261,12 +238,6 @@ def test_a_full_queue_says_so_and_answers_whom_it_took():
     assert all(answers[n].json()["outputs"][0]["data"] == [n, n] for n in taken)
 
 
-def test_a_request_that_is_too_large_is_refused():
-    service = Service("made", lambda: made(lambda x: x), Policy(), body_bytes=100)
-    (answer,) = asked(service, [[[0.123456789, 2]] * 4])
-    assert (answer.status_code, set(answer.json())) == (413, {"error"})
-
-
 def test_one_bad_request_spoils_no_other_of_its_batch():
     def picky(inputs):
         if (inputs["x"] < 0).any():
@@ -319,17 +290,6 @@ def test_shutdown_answers_what_is_on_its_way(tmp_path):
     client.join()
     assert (running.process.returncode, out, err) == (0, "linear is served no more\n", "")
     assert found[0].status_code == 200
-
-
-@pytest.mark.parametrize("words", [
-    ["missing.onnx"], ["zoo:nothing"], ["{}", "--port", "70000"], ["{}", "--chip", "nothing"],
-    ["{}", "--max-batch", "0"], ["{}", "--instances", "0"], ["{}", "--queue-limit", "0"],
-    ["{}", "--max-delay-s", "-1"], ["{}", "--port", "x"], ["."], ["{}", "--body-mib", "0"],
-])  # fmt: skip
-def test_what_cannot_be_served_is_one_line(words, tmp_path, capsys):
-    model = tmp_path / "linear.onnx"
-    save_model(model)
-    refused(capsys, "serve", *(word.replace("{}", str(model)) for word in words))
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch):

@@ -78,17 +78,6 @@ def test_bytes_and_json_say_the_same(given, wanted, kinds):
     assert (said["model_name"], said["model_version"], said["id"]) == ("kinds", "1", "seven")
 
 
-@pytest.mark.parametrize("there", [None, "gzip", "deflate"])
-@pytest.mark.parametrize("back", [None, "gzip", "deflate"])
-def test_both_ways_are_compressed(there, back, kinds):
-    answer = kinds.infer(
-        "kinds", tensors_of(FEED), request_compression_algorithm=there,
-        response_compression_algorithm=back,
-    )  # fmt: skip
-    equal(answer, EXPECTED)
-    assert answer._buffer is not None
-
-
 def test_outputs_come_in_the_order_asked_for_each_in_its_form(kinds):
     outputs = [
         triton.InferRequestedOutput("place", binary_data=True),
@@ -272,30 +261,6 @@ def test_whole_numbers_are_exact_in_64_bits_and_refused_with_the_node_beyond(tmp
         equal(client.infer("squares", tensors_of({"x": np.array([[2**20, 1]])})),
               {"y": np.array([[2**40, 1]])})  # fmt: skip
         assert "y_squared" in refused(client, "squares", tensors_of({"x": np.array([[2**40, 1]])}))
-
-
-def test_the_repository_is_told_loaded_and_unloaded(tmp_path):
-    path = copy_model(tmp_path / "copy.onnx", T.FLOAT)
-    x = np.ones((1, 4), np.float32)
-    with serving(service_of(path)) as (address, _), client_of(address) as client:
-        (entry,) = client.get_model_repository_index()
-        assert (entry["name"], entry["version"], entry["state"]) == ("copy", "1", "READY")
-        client.unload_model("copy")
-        (entry,) = client.get_model_repository_index()
-        assert (entry["state"], entry["reason"]) == ("UNAVAILABLE", "unloaded")
-        assert not client.is_model_ready("copy") and not client.is_server_ready()
-        assert client.get_inference_statistics()["model_stats"] == []
-        refused(client, "copy", tensors_of({"x": x}), "503")
-        with pytest.raises(InferenceServerException, match="without parameters"):
-            client.load_model("copy", config="{}")
-        client.load_model("copy")
-        equal(client.infer("copy", tensors_of({"x": x}), model_version="2"), {"y": x})
-        (stats,) = client.get_inference_statistics("copy", "2")["model_stats"]
-        assert (stats["version"], stats["inference_count"]) == ("2", 1)
-        assert stats["last_inference"] > 1.6e12
-        for act in (client.load_model, client.unload_model, client.get_inference_statistics):
-            with pytest.raises(InferenceServerException, match="no model"):
-                act("other")
 
 
 def test_a_version_keeps_its_file_though_the_file_changes(tmp_path):

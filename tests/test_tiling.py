@@ -1,7 +1,6 @@
 """Huge inputs in tiles: the values of the whole network, within the memory, halos at borders."""
 
 import json
-import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -184,39 +183,6 @@ def test_branches_skips_and_several_outputs(make, grid):
     same(graph, tiled)
 
 
-def test_half_precision_is_rounded_at_the_same_places():
-    net = GraphBuilder("half", "fp16")
-    x = net.input("x", (1, 3, 20, 20))
-    y = net.relu(net.conv2d(x, net.weight((4, 3, 3, 3)), pad=1))
-    net.output(net.avg_pool2d(y, kernel=3, stride=2))
-    graph = net.build()
-    inputs = random_inputs(graph)
-    found = evaluate_tiled(cut_into(graph, 3, 3), inputs)
-    for name, values in evaluate(graph, inputs).items():
-        np.testing.assert_array_equal(found[name], values)
-
-
-def test_only_tiles_at_a_border_keep_its_padding():
-    net = GraphBuilder("pads")
-    x = net.input("x", (1, 1, 30, 30))
-    net.output(net.conv2d(x, net.constant(whole_numbers((1, 1, 3, 3), 0)), pad=1))
-    (step,) = cut_into(net.build(), 3, 3).steps
-    assert (len(step.kinds), len(step.tiles)) == (9, 9)
-    found = {tuple(k.nodes[0].attr("pad", ((0, 0), (0, 0)))) for k in step.kinds}
-    sides = ((1, 0), (0, 0), (0, 1))
-    assert found == {(a, b) for a in sides for b in sides}
-    corner = step.tiles[0]
-    middle = step.tiles[4]
-    assert corner.reads["x"] == ((0, 11), (0, 11))
-    assert middle.reads["x"] == ((9, 21), (9, 21))
-
-
-def test_tiles_of_a_kind_share_a_graph():
-    (step,) = cut_into(up_and_down(), 12, 1).steps
-    assert len(step.tiles) == 12
-    assert len(step.kinds) <= 6  # near the top, inside, near the bottom
-
-
 # -- models ---------------------------------------------------------------------------------------
 MODELS = {
     "resnet18": ({"size": 64}, 0.5),
@@ -244,16 +210,6 @@ def test_models_within_a_small_memory(name):
     for output, values in evaluate(graph, inputs).items():
         scale = np.abs(values).max()
         np.testing.assert_allclose(found[output], values, rtol=0, atol=1e-6 * scale)
-
-
-def test_overhead_counts_what_tiles_compute_again():
-    graph = zoo.build("unet", size=256, width=2)
-    assert tile_graph(graph, peak_bytes(graph)).halo_share == 0.0
-    (step,) = cut_into(graph, 2, 1).steps
-    tiled = Tiled(graph, (step,), 0, 0)
-    again = sum(macs(step.kinds[t.kind]) for t in step.tiles) / macs(graph) - 1
-    assert tiled.halo_share == pytest.approx(again)
-    assert 0.05 < again < 1.0  # two halves, each with the rows that the other's edge looks at
 
 
 # -- bytes and limits -----------------------------------------------------------------------------
@@ -320,20 +276,6 @@ def test_what_needs_the_whole_image_is_named():
     norm.output(norm.softmax(y, axis=3, name="over_columns"))
     with pytest.raises(CapacityError, match=r"over_columns.*axis 3"):
         tile_graph(norm.build(), 20_000)
-
-
-def test_a_run_in_tiles_never_holds_the_large_maps():
-    graph = stack(size=512, channels=32)
-    inputs = random_inputs(graph)
-    tiled = tile_graph(graph, peak_bytes(graph) // 10)
-    peaks = []
-    for run, what in ((evaluate, graph), (evaluate_tiled, tiled)):
-        tracemalloc.start()
-        run(what, inputs)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[1] < peaks[0] / 4
-    assert peaks[0] > 2 * graph.types["relu"].size_bytes
 
 
 # -- on a chip ------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from ascend_lab.compiler.lower import (
     Piece,
     lower,
 )
-from ascend_lab.compiler.lower.conv import beside_of, by_vector, conv_shape_of, pooled_of
+from ascend_lab.compiler.lower.conv import beside_of, by_vector, conv_shape_of
 from ascend_lab.compiler.lower.matmul import is_plain, is_turned
 from ascend_lab.compiler.lower.piece import packed
 from ascend_lab.compiler.lower.vector import mixed_blocks
@@ -136,10 +136,6 @@ def _fixed(piece: Piece) -> str:
     nodes = piece.graph.nodes
     if special := special_form(piece.graph, nodes):
         return special[0].untuned
-    if nodes[0].op not in CONVOLUTIONS or beside_of(piece)[1]:
-        return ""
-    if pooled_of(piece)[1]:
-        return "what it makes is pooled on the core, in tiles of its windows"
     return ""
 
 

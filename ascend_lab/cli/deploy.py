@@ -162,10 +162,11 @@ def _report(arguments: argparse.Namespace) -> bool:
 
 def _road(arguments: argparse.Namespace) -> Road:
     """Return what passes, rules and number format the options ask for."""
-    from ascend_lab.compiler import Road, decide
+    from ascend_lab.compiler import Road
+    from ascend_lab.compiler.switches import Switches, read_switches
 
     file = arguments.fusion_switch_file
-    switches = decide.read_switches(file) if file else decide.Switches()
+    switches = read_switches(file) if file else Switches()
     network.warn_of_switches(switches)
     keep = network.kept_nodes(arguments.keep_dtype)
     return Road(switches=switches, dtype=dtype_of(arguments), keep=keep)
@@ -274,6 +275,11 @@ def _serve_sim(arguments: argparse.Namespace) -> int:
     if ending not in PICTURES:
         needed = f"--figure with an ending among {', '.join(PICTURES)}"
         raise InputError(needed, arguments.figure, "rename it")
+    from ascend_lab.llm import scenario as language
+
+    if language.is_file_of_llm(arguments.config):
+        refuse_idle(arguments, "without llm in [model]", "--figure")
+        return _serve_llm(arguments)
     found = read_scenario(arguments.config)
     served = simulate_serving(found.scenario)
     data = served.summary()
@@ -290,6 +296,34 @@ def _serve_sim(arguments: argparse.Namespace) -> int:
         write_whole(arguments.figure, drawn.getvalue())
     emit(arguments.json, data, [*_served_text(data), *(f"  note: {note}" for note in found.notes)])
     return 0
+
+
+def _serve_llm(arguments: argparse.Namespace) -> int:
+    """Simulate a server of a language model."""
+    from ascend_lab.llm import scenario as language
+
+    scenario = language.read_llm_scenario(arguments.config)
+    log = language.serve_llm(scenario)
+    data = log.summary() | {"bottleneck": language.bottleneck(scenario, log)}
+    emit(arguments.json, data, _llm_text(scenario.model.decoder.title, data))
+    return 0
+
+
+def _llm_text(title: str, data: dict[str, Any]) -> list[str]:
+    """Return the numbers of a language model's server as lines."""
+    lines = [f"{title}: {data['tokens_per_s']:.6g} tokens/s (simulated), {data['steps']} steps"]
+    for key, words in (
+        ("first_token_s", "to the first token"),
+        ("between_tokens_s", "between tokens"),
+        ("latency_s", "to the last token"),
+    ):
+        times = ", ".join(f"{name} {seconds:.6g}" for name, seconds in data[key].items())
+        lines.append(f"  seconds {words}: {times}")
+    lines.append(
+        f"  {data['preemptions']} preemptions, {data['prompt_tokens_read']} prompt tokens read"
+    )
+    lines.append(f"  a mean step: {data['bottleneck']}")
+    return lines
 
 
 def _served_text(data: dict[str, Any]) -> list[str]:
@@ -373,7 +407,12 @@ seed, warmup (requests before those, a tenth as many). lost counts measured requ
 [[priorities]] (first served first) share (of 1; none: alike), timeout_s, action (reject, delay),
 queue_limit; [[failures]] instance, at_s, repair_s; [[steps]] name, after, service, server: an
 ensemble; two [[versions]] name, error_rate, service, server with [canary] stages, window,
-max_error_rate, max_p95_s, users."""
+max_error_rate, max_p95_s, users.
+
+A language model: [model] llm = "zoo:qwen3_8b", chip, cluster, tp, ep, dp, pp, format, mode;
+[requests] count, prompt, output (tokens, or [least, most]), seed; [arrivals] rate_per_s (none: all
+at the start); [server] policy (static, prefill, select, split), max_batch, max_prefill_tokens,
+blocks of the cache; [prefill] a machine of its own for prompts, keys as [model]."""
 
 COMPILE = Verb(
     "compile",

@@ -17,9 +17,10 @@ from ascend_lab.errors import CapacityError, InputError, UnsupportedError, compl
 from ascend_lab.machine.chip import Chip, load_chip
 
 if TYPE_CHECKING:
-    from ascend_lab.compiler import Graph, NetworkTimeline, OperatorTime, decide, fusion, hosted
+    from ascend_lab.compiler import Graph, NetworkTimeline, OperatorTime, fusion, hosted
     from ascend_lab.compiler.compile import Front, Road
-    from ascend_lab.compiler.evaluate import Overflow
+    from ascend_lab.compiler.overflow import Overflow
+    from ascend_lab.compiler.switches import Switches
     from ascend_lab.deploy.runtime import OfflineModel
 
 
@@ -30,8 +31,8 @@ WHOLE = "for models whose operators the compiler takes"
 
 def _run(arguments: argparse.Namespace) -> int:
     from ascend_lab.compiler import evaluate, random_inputs
-    from ascend_lab.compiler.evaluate import constants_beyond
     from ascend_lab.compiler.onnx.tensors import in_type
+    from ascend_lab.compiler.overflow import constants_beyond
 
     if not arguments.compiled:
         common.refuse_idle(
@@ -129,7 +130,7 @@ def _told(
 
 def _cause(graph: Graph, inputs: Arrays, overflows: Sequence[Overflow]) -> str:
     """Say why outputs of kernels are not finite: the model itself, what it reads, or fp16."""
-    from ascend_lab.compiler.evaluate import not_finite_from
+    from ascend_lab.compiler.overflow import not_finite_from
 
     origin = not_finite_from(graph, inputs)
     if origin is not None:
@@ -233,6 +234,7 @@ def placed(
 ) -> hosted.Hosted:
     """Return the model of the arguments placed on core, AI CPU and host; raise `error` if not."""
     from ascend_lab.compiler.hosted import place_model
+    from ascend_lab.compiler.onnx import host
     from ascend_lab.deploy.media import UNITS
 
     if not arguments.model.endswith(common.ONNX):
@@ -241,14 +243,14 @@ def placed(
     chip = common.chip_with(arguments)
     vpc = UNITS.get(chip.name, {}).get("VPC")
     try:
+        model = host.whole_model(arguments.model)
+        seed = getattr(arguments, "seed", 0)
+        shapes = common.shapes_of(arguments)
         return place_model(
-            arguments.model,
+            model,
             chip,
-            given=given,
-            shapes=common.shapes_of(arguments),
-            batch=arguments.batch,
+            inputs=given or host.random_feed(model, shapes, arguments.batch, seed),
             dtype=getattr(arguments, "dtype", "fp16"),
-            seed=getattr(arguments, "seed", 0),
             media_pixels_per_s=vpc.pixels_per_s if vpc else 0.0,
         )
     except UnsupportedError as other:
@@ -276,8 +278,9 @@ LONGEST = 36
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
-    from ascend_lab.compiler import Road, decide, front_stages, network
+    from ascend_lab.compiler import Road, front_stages, network
     from ascend_lab.compiler.like_cann import cann_road
+    from ascend_lab.compiler.switches import Switches, read_switches
 
     if arguments.like:
         own = ("--tuned", "--bank", "--fusion-switch", "--no-fusion")
@@ -290,11 +293,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
         raise InputError("--chip with a chip name or file", "none", "see `ascend-lab chips`")
     chip = common.chip_with(arguments)
     common.check_least(arguments, "--memory-limit", 1, " byte", "raise it")
-    switches = (
-        decide.read_switches(arguments.fusion_switch)
-        if arguments.fusion_switch
-        else decide.Switches()
-    )
+    switches = read_switches(arguments.fusion_switch) if arguments.fusion_switch else Switches()
     try:
         graph = common.imported(arguments).graph
     except UnsupportedError as error:
@@ -387,12 +386,13 @@ def _timed(
     return simulate_graph(tuned), stages.fused
 
 
-def warn_of_switches(switches: decide.Switches) -> None:
+def warn_of_switches(switches: Switches) -> None:
     """Name on stderr what a switch file turns and no pass or rule has, at all or in that scope."""
-    from ascend_lab.compiler import decide, fusion, passes
+    from ascend_lab.compiler import fusion, passes
+    from ascend_lab.compiler.switches import SCOPES
 
     rules = {fusion.AUTOMATIC, *(rule.name for rule in fusion.rules())}
-    known = dict(zip(decide.SCOPES, (set(passes.PASSES), rules), strict=True))
+    known = dict(zip(SCOPES, (set(passes.PASSES), rules), strict=True))
     names = {name for _, name in switches.named} - {"ALL"}
     if unknown := sorted(names.difference(*known.values())):
         complain("ascend-lab", f"no pass or rule is called {', '.join(unknown)}", 0)

@@ -21,9 +21,10 @@ BUFFERS = (
     "A row a buffer, columns in any order: id; lower and upper, the steps of its life (upper is "
     "behind the last); size in bytes. Where wanted: alignment in bytes; offset, where it must lie; "
     'gaps, times in which it needs no bytes, "6-8 11-12" (steps 6, 7 and 11), or only a part of '
-    'them, "6-8@0:4" (its first four). Methods: "best of" (all rules and '
-    "searches), greedy-by-size, greedy-by-start, greedy-by-life, best-fit, l2, exact. The exit "
-    "code is 1 where the buffers do not fit into --capacity."
+    'them, "6-8@0:4" (its first four). Methods: "best of" (all rules, then '
+    "CP-SAT where OR-tools is installed), greedy-by-size, greedy-by-start, greedy-by-life, "
+    "best-fit, l2, exact (rules and CP-SAT; needs OR-tools). The exit code is 1 where the buffers "
+    "do not fit into --capacity."
 )
 STRATEGY_METHODS = ("auto", "exact", "heuristic")
 PROFILES = (

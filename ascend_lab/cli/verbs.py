@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli import cluster, compare, course, deploy, models, network, solve
+from ascend_lab.cli import cluster, compare, course, deploy, llm, models, network, solve
 from ascend_lab.cli.common import CHIP, JSON, LIKE, TRACE, Flag, Verb, emit, flag, refuse_idle
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, shown, whole, wholes_of
@@ -413,6 +413,7 @@ VERBS = (
     ),
     *network.VERBS,
     compare.COMPARE,
+    llm.LLM,
     deploy.COMPILE,
     *models.VERBS,
     *solve.VERBS,

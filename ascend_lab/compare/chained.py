@@ -53,11 +53,12 @@ def ends_as_given(graph: Graph) -> Graph:
 def chain(work: Work, graph: Graph, chip: Chip) -> Estimate:
     """Time the kernels of a small graph, each tensor in the format that the row gives it."""
     from ascend_lab.compiler import Road, bound_of, finish_stages, front_stages, network, tasks
+    from ascend_lab.compiler.compile import Layouts
 
     if "cores" in work.attributes:
         cores = cores_of(chip, "cores", work.attributes["cores"])
         chip = replace(chip, core_count=cores)
-    road = Road(dtype="", layouts=ends_as_given)
+    road = Road(dtype="", layouts=Layouts(ends_as_given))
     front = front_stages(graph, chip, road)
     if cut := KERNELS.get(work.operator):
         groups = cut(work, front.laid_out)
@@ -93,6 +94,7 @@ def grouped(work: Work, chip: Chip) -> Estimate:
     cannot hold goes to memory meanwhile.
     """
     from ascend_lab.compiler import Road, bound_of, simulate_graph
+    from ascend_lab.compiler.compile import Layouts
     from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
 
     found = GROUPS[work.operator](work)
@@ -113,7 +115,7 @@ def grouped(work: Work, chip: Chip) -> Estimate:
     parts["products"] = line.task_s
     by_host_s = chip.launch_overhead_s - chip.queued_launch_s
     if found.behind:
-        stages = Road(dtype="", layouts=ends_as_given).stages(found.behind, chip)
+        stages = Road(dtype="", layouts=Layouts(ends_as_given)).stages(found.behind, chip)
         times = simulate_graph(stages.compiled, written=("y",))
         parts["behind"] = times.time_s - by_host_s
         kernels += len(times.operators)

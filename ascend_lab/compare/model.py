@@ -11,6 +11,7 @@ bound.
 """
 
 from dataclasses import replace
+from importlib import import_module
 
 from ascend_lab.compare.chained import chain, grouped
 from ascend_lab.compare.chains import CHAINS, ESTIMATES, GROUPS, is_chain
@@ -20,13 +21,14 @@ from ascend_lab.compare.estimates import Estimate
 from ascend_lab.compare.networks import network
 from ascend_lab.compare.operators import as_library, in_pairs, operator_alone
 from ascend_lab.compare.programs import Programs, programs
-from ascend_lab.compare.rows import Work
+from ascend_lab.compare.rows import LANGUAGE, Work
 from ascend_lab.compare.table import COLLECTIVES
 from ascend_lab.compare.words import NOT_PRINTED, chip_of
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.machine.chip import Chip
 
 ZOO = "zoo:"
+LANGUAGE_ROWS = "ascend_lab.llm.published"
 LIKE = ("cann",)
 """Compilers to be timed in place of ours, for networks, products and row kernels."""
 
@@ -38,6 +40,8 @@ def estimate(work: Work, own_chip: Chip | None = None, like: str = "") -> Estima
     ours is quicker (`row_kernels`). With `like` "cann" networks and products, too, are compiled as
     CANN would. Raises an `AscendLabError` that says what the model cannot do.
     """
+    if work.operator == LANGUAGE:
+        return _language_step(work, own_chip)
     if "metric" in work.attributes:
         needed = "a time of the whole work"
         raise InputError(needed, f"metric={work.attributes['metric']}", "it is a time per unit")
@@ -58,6 +62,24 @@ def estimate(work: Work, own_chip: Chip | None = None, like: str = "") -> Estima
     if any(NOT_PRINTED in mark for mark in marks):
         answer = replace(answer, bound_s=None)  # another bin may be quicker
     return replace(answer, marks=(*marks, *answer.marks))
+
+
+def _language_step(work: Work, own_chip: Chip | None) -> Estimate:
+    """Time a step of a language model, if the room that can is installed.
+
+    That room is built on this one, which therefore may know it by name only.
+    """
+    try:
+        published = import_module(LANGUAGE_ROWS)
+    except ModuleNotFoundError as error:
+        if error.name != LANGUAGE_ROWS:
+            raise
+        needed = "the package ascend_lab.llm"
+        raise UnsupportedError(
+            needed, "it is not installed", "steps of models are refused"
+        ) from None
+    answer: Estimate = published.estimate_row(work, own_chip)
+    return answer
 
 
 def _timed(work: Work, chip: Chip, like: str) -> Estimate:

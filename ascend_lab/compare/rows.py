@@ -11,6 +11,8 @@ from ascend_lab.limits import shown, wholes_of
 
 Shape = tuple[int, ...]
 L2_STATES = ("cold", "warm", "unknown")
+LANGUAGE = "llm"
+"""The operator of rows that have none and name a language model in their attributes."""
 TIMINGS = ("kernel", "wall", "step")
 """What was timed: the task on the device, a call by the host's clock, or a step of a network."""
 

@@ -12,6 +12,7 @@ from typing import Any
 from ascend_lab.compare.chains import CASE_NAMES, CHAINS, ESTIMATES, GROUPS
 from ascend_lab.compare.rows import (
     L2_STATES,
+    LANGUAGE,
     TIMINGS,
     Measured,
     Work,
@@ -105,6 +106,8 @@ def _work(row: Mapping[str, str], group: str) -> Work:
         if value not in choices:
             raise InputError(f"{name}: one of {', '.join(choices)}", shown(value), "mend that row")
     attributes = attributes_of(row.get("attributes", ""))
+    if not operator and "model" in attributes:
+        operator = LANGUAGE
     if not operator:
         needed = "operator, or a case source/KERNEL/number whose kernel is known"
         raise InputError(needed, shown(row["case"]), "none is guessed")

@@ -6,7 +6,7 @@ attention              one kernel that keeps the scores on the core, or products
 (.., k) @ (k, n)       one product of flat matrices, reshapes around it
 products of one x      one product (`merged_products`)
 elementwise(reshape)   reshape(elementwise): elementwise work directly behind a product can fuse
-moves of channels      products with zeros and ones where that is quicker (`channels`)
+moves of channels      what special kernels do to them (`rules.operator_rewrites`)
 
 The products are queries, keys and values of an attention, for example:
 
@@ -24,10 +24,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from ascend_lab.compiler.channels import channels_by_cube
 from ascend_lab.compiler.draft import Draft, pruned
 from ascend_lab.compiler.ir import Attrs, Constant, Graph, Node, TensorType, Values, only_reader
 from ascend_lab.compiler.passes import images
+from ascend_lab.compiler.rules import operator_rewrites
 from ascend_lab.machine.chip import Chip
 from ascend_lab.operators.ops.attention import grouped_heads, seen_keys
 from ascend_lab.operators.ops.formats import is_float
@@ -43,7 +43,9 @@ def canonical(graph: Graph, chip: Chip, *, joint: bool = True) -> Graph:
     `joint`: two convolutions whose results are added may become one kernel.
     """
     graph = _sink(_flatten(_expand(_attention_apart(pruned(graph), chip))))
-    return merged_products(channels_by_cube(graph, chip, joint=joint), chip)
+    for rewrite in operator_rewrites():
+        graph = rewrite(graph, chip, joint)
+    return merged_products(graph, chip)
 
 
 # -- attention ------------------------------------------------------------------------------------

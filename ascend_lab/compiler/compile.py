@@ -12,10 +12,9 @@
 A `Road` holds the choices of each stage. `simulate` and the tuner take the default road; the ladder
 of techniques switches stages off; training has its own rewrites and its own layout of images.
 
-Three decisions need times before the last stage: whether a group is faster as one fused kernel,
-whether rows are faster in fractals, and whether a first layer reads pixels of 4 channels. `decide`
-makes them: it lowers and times the candidates alone, and the stage `lower` finds these kernels in a
-cache.
+Two decisions need times before the last stage: whether a group is faster as one fused kernel, and
+whether rows are faster in fractals. `decide` makes them: it lowers and times the candidates alone,
+and the stage `lower` finds these kernels in a cache.
 
 The ledger splits the time into its lower bound and named terms for all that lies above it:
 
@@ -37,19 +36,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ascend_lab.compiler import canonical, channels, decide, ir, layout, network, tasks, values
+from ascend_lab.compiler import canonical, decide, ir, layout, network, tasks, values
 from ascend_lab.compiler.bound import Bound
 from ascend_lab.compiler.draft import in_order
-from ascend_lab.compiler.evaluate import Overflow
-from ascend_lab.compiler.fusion import JOINT, Fused, fuse, unfused
+from ascend_lab.compiler.fusion import Fused, fuse, unfused
+from ascend_lab.compiler.overflow import Overflow
 from ascend_lab.compiler.passes import DEFAULT, convert, quantise, run_passes
+from ascend_lab.compiler.rules import JOINT, layout_rewrites
+from ascend_lab.compiler.switches import Switches
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import Chip, load_chip
 from ascend_lab.machine.sim import few_collections
 from ascend_lab.machine.sim.timeline import Start, Timeline
 
 FORMATS = ("fp16", "bf16", "int8")
-ALL_ON = decide.Switches()
+ALL_ON = Switches()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,37 @@ class Stages(Front):
 
 
 @dataclass(frozen=True, slots=True)
+class Layouts:
+    """How every tensor of a prepared graph lies in memory, and what is tried to make it quicker.
+
+    - assign: gives every tensor a layout
+    - joined: remove conversions that cancel; if False they stay where operators put them, and
+      nothing below is tried
+    - most_moved: largest number of nodes of a graph whose rows may be moved to fractals
+    - left_out: names of the special rewritings of layouts (`rules.layout_rewrites`) not to run
+    """
+
+    assign: Callable[[ir.Graph], ir.Graph] = layout.assign_layouts
+    joined: bool = True
+    most_moved: float = float("inf")
+    left_out: frozenset[str] = frozenset()
+
+    def lay_out(self, graph: ir.Graph, chip: Chip, start: Start) -> ir.Graph:
+        """Return a prepared graph with layouts; `start` is how its kernels will start."""
+        graph = self.assign(graph)
+        if not self.joined:
+            return graph
+        # the order matters: conversions that cancel would count as costs in the decisions
+        graph = layout.cancel_trans_data(graph)
+        if len(graph.nodes) <= self.most_moved:
+            graph = decide.stay_in_fractals(graph, chip, start)
+        for rewrite in layout_rewrites():
+            if rewrite.name not in self.left_out:
+                graph = rewrite.apply(graph, chip, start)
+        return graph
+
+
+@dataclass(frozen=True, slots=True)
 class Road:
     """The choices of each stage; the defaults are those of the compiler.
 
@@ -91,29 +123,20 @@ class Road:
       step keeps its own order, in which backward frees what forward kept
     - apart: rewrites of operators without a kernel, before those of `canonical`
 
-    Layouts:
+    Layouts and kernels:
 
-    - layouts: assigns a layout to every tensor
-    - joined: remove conversions that cancel; if False they stay where operators put them
-    - most_moved: largest number of nodes of a graph whose rows may be moved to fractals
-    - small: let first layers read pixels of 4 channels
-
-    Kernels:
-
+    - layouts: how every tensor lies in memory
     - fusion: fuse groups of nodes into kernels
     - start: how a kernel starts: fusion and layouts weigh times with this price
     - finish: changes the kernels at the end: `like_cann` cuts tiles as another compiler does
     """
 
     passes: Sequence[str] = DEFAULT
-    switches: decide.Switches = ALL_ON
+    switches: Switches = ALL_ON
     dtype: str = "fp16"
     apart: tuple[Callable[[ir.Graph], ir.Graph], ...] = ()
-    layouts: Callable[[ir.Graph], ir.Graph] = layout.assign_layouts
-    joined: bool = True
-    most_moved: float = float("inf")
+    layouts: Layouts = Layouts()
     fusion: bool = True
-    small: bool = True
     start: Start = "queued"
     keep: frozenset[str] = frozenset()
     ordered: bool = True
@@ -138,15 +161,7 @@ class Road:
 
     def lay_out(self, graph: ir.Graph, chip: Chip) -> ir.Graph:
         """Return a prepared graph with layouts."""
-        graph = self.layouts(graph)
-        if self.joined:
-            # the order matters: conversions that cancel would count as costs in the decisions
-            graph = layout.cancel_trans_data(graph)
-            if len(graph.nodes) <= self.most_moved:
-                graph = decide.stay_in_fractals(graph, chip, self.start)
-            graph = decide.small_first_layers(graph, chip, self.start) if self.small else graph
-            graph = channels.blocks_outermost(graph, chip)
-        return graph
+        return self.layouts.lay_out(graph, chip, self.start)
 
     def fuse(self, graph: ir.Graph, chip: Chip) -> Fused:
         """Return the groups of nodes that become one kernel each."""
@@ -192,7 +207,7 @@ def compile_stages(
     dtype: str = "fp16",
     passes: Sequence[str] = DEFAULT,
     fusion: bool = True,
-    switches: decide.Switches | None = None,
+    switches: Switches | None = None,
 ) -> Stages:
     """Return the graph after every stage on a chip, given as a `Chip` or by name.
 
@@ -245,11 +260,11 @@ def nodes_to_keep(
     keep = dict.fromkeys(sorted(kept))
     seen = list(overflows)
     for _ in range(MOST_ROUNDS):
-        found = dict.fromkeys(_makers_and_readers(plain, seen))
+        names = dict.fromkeys(_makers_and_readers(plain, seen))
         # nothing new: either no overflow is left, or fp32 does not help
-        if found.keys() <= keep.keys():
+        if names.keys() <= keep.keys():
             break
-        keep |= found
+        keep |= names
         road = Road(dtype=seen[0].dtype, keep=frozenset(keep))
         seen = values.overflows_of(road.rewrite(graph)[0], inputs)
     return list(keep)
@@ -319,8 +334,8 @@ def ledger(times: network.NetworkTimeline, bound: Bound) -> dict[str, float]:
     if bound.time_s > times.time_s + 1 / times.chip.clock_hz:
         got = f"{bound.time_s * 1e6:.3f} us, the time is {times.time_s * 1e6:.3f} us"
         raise InputError("a bound of these times", got, "bound_of the graph and chip timed")
-    first = FIRST.get(bound.unit, ())
-    order = (*first, *(name for name in LAYERS if name not in first))
+    limiting = FIRST.get(bound.unit, ())
+    order = (*limiting, *(name for name in LAYERS if name not in limiting))
     cycles = Counter[str]()
     launches = 0
     for op in times.operators:

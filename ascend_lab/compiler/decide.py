@@ -1,110 +1,112 @@
-"""Decisions: those that need the clock, and those that a user takes in a file of switches.
+"""Decisions that need times before the network is lowered: groups, rows in fractals, small pixels.
 
-Groups of one kernel, rows in fractals and pixels of 4 channels are decided before the network is
-lowered, so candidates are lowered and timed here, with what starts them in a network: a launch from
-the device's queue, or a barrier inside a super kernel. Kernels are remembered, so that what is
-taken is not written again.
-
-Which passes and fusion rules are on is said in the two forms of `fusion_switch.cfg`:
-
-    SoftmaxFusionPass:off
-
-    {"Switch": {"GraphFusion": {"ALL": "off", "SoftmaxFusionPass": "on"}, "UBFusion": {...}}}
-
-`ALL` sets what is not named. Source: CANN documentation, --fusion_switch_file.
+The candidates are lowered and timed here, with what starts them in a network: a launch from the
+device's queue, or a barrier inside a super kernel. Kernels are remembered, so that the candidate
+that is taken is not lowered again.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
 
-from ascend_lab import limits
 from ascend_lab.compiler import aliases, ir, lower, tasks
 from ascend_lab.compiler.draft import Draft
-from ascend_lab.compiler.lower.blocks import scale_of
+from ascend_lab.compiler.layout import scale_of
 from ascend_lab.compiler.lower.vector import ROW_WISE
 from ascend_lab.compiler.rules import special_form
-from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.machine import isa
+from ascend_lab.errors import AscendLabError
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.machine.sim.timeline import Start, start_cycles
 from ascend_lab.operators.ops.casts import QUANTISED
 
-SCOPES = ("GraphFusion", "UBFusion")
-FORM = '{"Switch": {"GraphFusion": {...}, "UBFusion": {...}}}'
+Group = Sequence[ir.Node]
+"""Nodes that would be one kernel."""
+NEVER = float("inf")
+"""Cycles of a kernel that cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
-class Switches:
-    """On or off by scope and name; what no file names is on."""
+class Clock:
+    """How candidates are timed.
 
-    named: Mapping[tuple[str, str], bool] = field(default_factory=dict)
-
-    def is_on(self, name: str, scope: str = "UBFusion") -> bool:
-        """Tell whether a rule runs."""
-        return self.named.get((scope, name), self.named.get((scope, "ALL"), True))
-
-
-def read_switches(path: str | Path) -> Switches:
-    """Return the switches of a file; raise `InputError` naming what cannot be read."""
-    data = limits.read_file(path, "a fusion switch file", limits.TOML_BYTES)
-    with limits.naming(path):
-        try:
-            return parse_switches(data.decode("utf-8"))
-        except UnicodeDecodeError as error:
-            remedy = "check the path; it is UTF-8"
-            raise InputError("a fusion switch file", str(error), remedy) from error
-
-
-def parse_switches(text: str) -> Switches:
-    """Return the switches of a text in either form."""
-    found: dict[tuple[str, str], bool] = {}
-    if text.lstrip().startswith(("{", "[")):
-        whole = limits.json_of(text, FORM, "mend the JSON")
-        scopes = whole.get("Switch") if isinstance(whole, dict) else None
-        if not isinstance(scopes, dict) or not all(isinstance(v, dict) for v in scopes.values()):
-            raise InputError(FORM, text.strip()[:60], "mend the JSON")
-        wrong = next((s for s, names in scopes.items() if names and s not in SCOPES), None)
-        if wrong is not None:
-            raise InputError(f"a scope {' or '.join(SCOPES)}", wrong, "rename it")
-        for scope, names in scopes.items():
-            found.update({(scope, name): _state(str(v), name) for name, v in names.items()})
-        return Switches(found)
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip() and not line.lstrip().startswith("#"):
-            name, _, state = line.partition(":")
-            on = _state(state, f"line {number}")
-            found.update({(scope, name.strip()): on for scope in SCOPES})
-    return Switches(found)
-
-
-def _state(text: str, where: str) -> bool:
-    if text.strip().lower() not in ("on", "off"):
-        raise InputError(f"{where}: on or off", repr(text.strip()), "write Name:on or Name:off")
-    return text.strip().lower() == "on"
-
-
-# -- what needs the clock --------------------------------------------------------------------------
-NEVER = float("inf")
-
-
-def pays(graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start = "queued") -> bool:
-    """Tell whether a group becomes one kernel no slower than its nodes apart, starts counted.
-
-    One on cube and vector cores starts later and saves little but trips to L2, and a convolution
-    alone may run on either: for both, what other kernels wrote is taken to be in L2.
+    With `warm`, L2 holds what other kernels wrote for a kernel, as `lower.piece.near_memory` says;
+    otherwise it is empty.
     """
+
+    chip: Chip
+    start: Start
+    warm: bool = False
+
+    def kernel_cycles(self, piece: lower.Piece) -> float:
+        """Return the cycles of a piece's kernel with its start, or NEVER if there is none."""
+        try:
+            return tasks.cycles_started(piece, self.chip, self.start, warm=self.warm)
+        except AscendLabError:
+            return NEVER
+
+    def least_cycles(self, graph: ir.Graph, group: Group) -> int:
+        """Return a lower bound: a kernel's start and the writing of its last result."""
+        result = graph.types[group[-1].output]
+        to_memory = [
+            p.rate_bytes_per_cycle for (_, dst), p in self.chip.paths.items() if dst == "GM"
+        ]
+        # all cores write at once
+        bytes_per_cycle = max(to_memory) * self.chip.cores_of("vector")
+        written = result.elements * DTYPE_BYTES[result.dtype] / bytes_per_cycle
+        return start_cycles(self.chip, self.start) + int(written)
+
+    def total_cycles(self, graph: ir.Graph, groups: Sequence[Group], limit: float = NEVER) -> float:
+        """Return the cycles of kernels one after another, or a number of at least `limit`.
+
+        Lowering is what takes time: kernels are lowered until the sum of their cycles, and of the
+        lower bounds of those behind them, reaches the limit.
+        """
+        bounds = [self.least_cycles(graph, group) for group in groups]
+        cycles: float = sum(bounds)
+        for group, bound in zip(groups, bounds, strict=True):
+            if cycles >= limit:
+                break
+            cycles += self.kernel_cycles(lower.piece_of(graph, group)) - bound
+        return cycles
+
+    def quickest(
+        self,
+        graph: ir.Graph,
+        ways: Iterable[Sequence[Group]],
+        *,
+        compare_all: bool,
+        limit: float = NEVER,
+    ) -> float:
+        """Return the cycles of the quickest way to compute nodes in several kernels.
+
+        Without `compare_all` it is the first way that the chip has. With it, ways are compared
+        until one takes less than `limit`; more need not be known.
+        """
+        best = NEVER
+        for groups in ways:
+            best = min(best, self.total_cycles(graph, groups, limit))
+            if best < (limit if compare_all else NEVER):
+                break
+        return best
+
+
+# -- groups that become one kernel -----------------------------------------------------------------
+def pays(graph: ir.Graph, group: Group, chip: Chip, start: Start = "queued") -> bool:
+    """Tell whether a group becomes one kernel no slower than its nodes apart, starts counted."""
     if not aliases.moves_between(graph).isdisjoint(n.name for n in group):
-        return False  # nothing moves there
+        # a move inside a view costs nothing, and would cost something in a kernel
+        return False
     piece = lower.piece_of(graph, group)
-    after = ir.only_reader(graph, group[-1])
     special = special_form(graph, group)
     smaller = special[0].smaller(special[1]) if special else ()
-    two_products = special or _added(graph, group)
-    more = after and after.has("lanes") and not scale_of(graph, after)
-    if (len(piece.graph.outputs) > 1 and not smaller) or (more and two_products):
-        return False  # what follows two products needs a kernel of its own
+    if len(piece.graph.outputs) > 1 and not smaller:
+        return False
+    reader = ir.only_reader(graph, group[-1])
+    is_followed = reader and reader.has("lanes") and not scale_of(graph, reader)
+    products = sum(node.has("convolution", "product") for node in group)
+    if is_followed and products > 1:
+        # what follows two products needs a kernel of its own
+        return False
     if smaller and not pays(graph, smaller, chip, start):
         return False
     try:
@@ -116,101 +118,58 @@ def pays(graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start = "
     except AscendLabError:
         return False
     mixed = any(phase.mix for phase in kernel.phases) and not lower.attention_in(group)
-    warm = mixed or any(node.has("convolution") for node in group)
-    together = _cycles(piece, chip, start, warm=warm)
-    least = _apart(graph, group, chip, start, cuts=mixed, warm=warm, enough=together)
-    # one by one some cannot leave their blocks
-    return together <= least if least < NEVER else any(n.op in QUANTISED for n in group)
+    # a mix kernel starts later and saves little but trips to L2, and a convolution alone may run on
+    # cube or vector cores: both are judged as they run in a network, on a warm L2
+    clock = Clock(chip, start, mixed or any(node.has("convolution") for node in group))
+    fused_cycles = clock.kernel_cycles(piece)
+    splits = chain(_splits(graph, group), _halves(group) if mixed else ())
+    compare_all = mixed or bool(special and special[0].compares_all)
+    split_cycles = clock.quickest(graph, splits, compare_all=compare_all, limit=fused_cycles)
+    if split_cycles == NEVER:
+        # alone, an operator between bytes in blocks of 32 channels and floats in blocks of 16 has
+        # no kernel in blocks: it runs in its group or row-major
+        return any(node.op in QUANTISED for node in group)
+    return fused_cycles <= split_cycles
 
 
-def _may_mix(graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start) -> bool:
+def _may_mix(graph: ir.Graph, group: Group, chip: Chip, start: Start) -> bool:
     """Tell whether what follows a convolution takes longer, apart, than a mix kernel's later start.
 
-    It is asked before that kernel is written, which is hardly quicker than the convolution alone.
+    It is asked before that kernel is lowered, which takes hardly less than to simulate it.
     """
-    head = _cycles(lower.piece_of(graph, group[:1]), chip, start, warm=True)
-    later = start_cycles(chip, start, round(chip.mix_start_s * chip.clock_hz))
-    rest = _apart(graph, group, chip, start, cuts=False, warm=True) - head
-    return head == NEVER or rest > later - start_cycles(chip, start)
+    clock = Clock(chip, start, warm=True)
+    convolution_cycles = clock.kernel_cycles(lower.piece_of(graph, group[:1]))
+    mix_start = start_cycles(chip, start, round(chip.mix_start_s * chip.clock_hz))
+    split_cycles = clock.quickest(graph, _splits(graph, group), compare_all=False)
+    later_cycles = mix_start - start_cycles(chip, start)
+    return convolution_cycles == NEVER or split_cycles - convolution_cycles > later_cycles
 
 
-def _apart(
-    graph: ir.Graph,
-    group: Sequence[ir.Node],
-    chip: Chip,
-    start: Start,
-    *,
-    cuts: bool,
-    warm: bool,
-    enough: float = NEVER,
-) -> float:
-    """Return the cycles of the first way apart there is, or with `cuts` of one below `enough`."""
-    least = NEVER
-    special = special_form(graph, group)
-    every = cuts or bool(special and special[0].compares_all)
-    for way in chain(_ways_apart(graph, group), _cuts(group) if cuts else ()):
-        least = min(least, _summed(graph, way, chip, start, warm=warm, enough=enough))
-        if least < (enough if every else NEVER):
-            break
-    return least
-
-
-def _summed(
-    graph: ir.Graph,
-    way: Sequence[Sequence[ir.Node]],
-    chip: Chip,
-    start: Start,
-    *,
-    warm: bool,
-    enough: float,
-) -> float:
-    """Return the cycles of kernels one after another, or some number from `enough` on.
-
-    Kernels that bring a way to `enough` cycles by what each takes at least are not written.
-    """
-    cycles: float = sum(known := [_least(graph, part, chip, start) for part in way])
-    for part, at_least in zip(way, known, strict=True):
-        if cycles >= enough:
-            break
-        cycles += _cycles(lower.piece_of(graph, part), chip, start, warm=warm) - at_least
-    return cycles
-
-
-def _least(graph: ir.Graph, part: Sequence[ir.Node], chip: Chip, start: Start) -> int:
-    """Return the cycles of starting a kernel and writing its last result, all cores at once."""
-    kind = graph.types[part[-1].output]
-    rate = max(path.rate_bytes_per_cycle for (_, to), path in chip.paths.items() if to == "GM")
-    written = kind.elements * DTYPE_BYTES[kind.dtype] / (rate * chip.cores_of("vector"))
-    return start_cycles(chip, start) + int(written)
-
-
-def _ways_apart(graph: ir.Graph, group: Sequence[ir.Node]) -> Iterator[Sequence[Sequence[ir.Node]]]:
-    """Yield what would be kernels without a group, the first that the chip has counts."""
+def _splits(graph: ir.Graph, group: Group) -> Iterator[Sequence[Group]]:
+    """Yield the kernels that there would be without a group, the most likely ones first."""
     views = aliases.view_nodes(graph)
     if special := special_form(graph, group):
-        fusion, parts = special
-        yield from fusion.apart(parts)
+        fusion, groups = special
+        yield from fusion.apart(groups)
         return
-    if group[-1].has("largest"):
-        yield [group[:-1], group[-1:]]
-        return
-    if heads := _added(graph, group):  # the one in front would be one kernel with what follows
-        other = heads[0] if group[0] in heads[1] else heads[1]
-        yield [other, [n for n in group if n not in other]]
+    if heads := _added_convolutions(graph, group):
+        # the convolution in front would be one kernel with what follows
+        alone = heads[0] if group[0] in heads[1] else heads[1]
+        yield [alone, [n for n in group if n not in alone]]
         yield [*heads, [n for n in group if n not in (*heads[0], *heads[1])]]
     if node := lower.attention_in(group):
-        found = (chain for _, chain, _ in lower.around_attention(graph, node))
-        yield [(node,), *(chain for chain in found if chain[0] in group)]
+        chains = (chain for _, chain, _ in lower.around_attention(graph, node))
+        yield [(node,), *(chain for chain in chains if chain[0] in group)]
     yield [(n,) for n in group if n.name not in views]
 
 
-def _cuts(group: Sequence[ir.Node]) -> Iterator[Sequence[Sequence[ir.Node]]]:
-    """Yield a chain in two: vector cores that follow a cube save less where it is two kernels."""
+def _halves(group: Group) -> Iterator[Sequence[Group]]:
+    """Yield a chain cut in two at each place: a, b, c are (a), (b, c) and (a, b), (c)."""
     for cut in range(1, len(group)):
         yield group[:cut], group[cut:]
 
 
-def _added(graph: ir.Graph, group: Sequence[ir.Node]) -> list[tuple[ir.Node, ...]]:
+def _added_convolutions(graph: ir.Graph, group: Group) -> list[tuple[ir.Node, ...]]:
     """Return the two convolutions of a group that are added, if it has such."""
     for node in group:
         heads = lower.added_convolutions(graph, node)
@@ -219,14 +178,7 @@ def _added(graph: ir.Graph, group: Sequence[ir.Node]) -> list[tuple[ir.Node, ...
     return []
 
 
-def _cycles(piece: lower.Piece, chip: Chip, start: Start, *, warm: bool = False) -> float:
-    """Return the cycles of a piece's kernel, its start included; infinite if there is none."""
-    try:
-        return tasks.cycles_started(piece, chip, start, warm=warm)
-    except AscendLabError:
-        return NEVER
-
-
+# -- layouts ---------------------------------------------------------------------------------------
 def stay_in_fractals(graph: ir.Graph, chip: Chip, start: Start = "queued") -> ir.Graph:
     """Return the graph with row-wise operators on fractals where the programs say so.
 
@@ -234,17 +186,15 @@ def stay_in_fractals(graph: ir.Graph, chip: Chip, start: Start = "queued") -> ir
     takes two conversions, each started; one in front of products may be quicker behind a conversion
     than before it: both ways are timed.
     """
+    clock = Clock(chip, start)
     for name in [node.name for node in graph.nodes if node.op in ROW_WISE]:
-        found = _moved(graph, graph.node(name))
-        if found is None:
-            continue
-        cycles = _near_cycles(*found, chip, start, NEVER)
-        if cycles < _near_cycles(graph, name, chip, start, cycles + 1):
-            graph = found[0]
+        on_fractals = _on_fractals(graph, graph.node(name))
+        if on_fractals and is_quicker(clock, on_fractals, (graph, name)):
+            graph = on_fractals[0]
     return graph
 
 
-def _moved(graph: ir.Graph, node: ir.Node) -> tuple[ir.Graph, str] | None:
+def _on_fractals(graph: ir.Graph, node: ir.Node) -> tuple[ir.Graph, str] | None:
     """Return the graph with one operator on fractals, and its name there.
 
     None if its operand does not come from fractals, nor its result go there, or a row has padding.
@@ -255,12 +205,13 @@ def _moved(graph: ir.Graph, node: ir.Node) -> tuple[ir.Graph, str] | None:
     rank = len(kind.shape)
     source = graph.producers.get(x)
     constants = all(n in graph.constants for n in node.inputs[1:])
+    # a row is folded along its last axis; zeros that pad it to 16 would be folded, too
     if kind.shape[-1] % 16 or not constants or node.attr("axis", -1) % rank != rank - 1:
         return None
-    goes = {n.attr("layout") for n in graph.readers[node.output] if n.op == "trans_data"}
+    goes_to = {n.attr("layout") for n in graph.readers[node.output] if n.op == "trans_data"}
     if source and source.op == "trans_data":
         fractal = source.inputs[0]
-    elif "FRACTAL_NZ" in goes:
+    elif "FRACTAL_NZ" in goes_to:
         fractal = draft.insert("trans_data", (x,), {"layout": "FRACTAL_NZ"}, f"{x}.rows")
     else:
         return None
@@ -272,50 +223,41 @@ def _moved(graph: ir.Graph, node: ir.Node) -> tuple[ir.Graph, str] | None:
     for reader in graph.readers[node.output]:
         if reader.op == "trans_data" and reader.attr("layout") == "FRACTAL_NZ":
             draft.replace(reader.output, y)
+    # row-major readers keep a conversion; without such readers it is dead and leaves
     draft.replace(node.output, draft.insert("trans_data", (y,), {"layout": "ND"}, f"{y}.ND"))
     return draft.finish(), y
 
 
-def small_first_layers(graph: ir.Graph, chip: Chip, start: Start = "queued") -> ir.Graph:
-    """Return the graph whose first convolutions read pixels of 4 channels where that is faster.
+def is_quicker(
+    clock: Clock, candidate: tuple[ir.Graph, str], current: tuple[ir.Graph, str]
+) -> bool:
+    """Tell whether an operator takes fewer cycles in one graph than in another.
 
-    An image of 3 channels fills 3 of 16 lanes of memory, and of the depth of the cube, in bytes 3
-    of 32. With 4 lanes a pixel four taps fill 16, or eight 32. Conversion and convolution are
-    timed, together.
+    Each is timed with its conversions: see `_with_conversions`.
     """
-    for node in graph.nodes:
-        maker = graph.producers.get(node.inputs[0]) if node.op == "conv2d" else None
-        if maker is None or maker.op != "trans_data" or len(graph.readers[maker.output]) > 1:
-            continue
-        (_, c, *_), (*_, r, s) = (graph.types[name].shape for name in node.inputs[:2])
-        plain = (r, s) == (1, 1) or node.attr("groups", 1) > 1
-        plain = plain or DTYPE_BYTES[graph.types[maker.output].dtype] > 2
-        if c > isa.SMALL_C0 or plain or node.inputs[1] not in graph.constants:
-            continue
-        draft = Draft(graph)
-        kind = replace(draft.type(maker.output), layout=ir.SMALL_PIXELS)
-        draft.put(replace(maker, attrs={**maker.attrs, "layout": ir.SMALL_PIXELS}), kind)
-        small = draft.finish()
-        cycles = _near_cycles(small, node.name, chip, start, NEVER)
-        if cycles < _near_cycles(graph, node.name, chip, start, cycles + 1):
-            graph = small
-    return graph
+    cycles = clock.total_cycles(candidate[0], _with_conversions(*candidate))
+    limit = cycles + 1  # an equal number of cycles is no gain
+    return cycles < clock.total_cycles(current[0], _with_conversions(*current), limit)
 
 
-def _near_cycles(graph: ir.Graph, name: str, chip: Chip, start: Start, enough: float) -> float:
-    """Return the cycles of an operator and of the conversions it alone needs, with their starts.
+def _with_conversions(graph: ir.Graph, name: str) -> list[tuple[ir.Node, ...]]:
+    """Return the kernels of an operator and of the conversions that it alone needs.
 
-    Bytes are made, and sums of bytes scaled, in the same kernels. Conversions are written first.
+    A quantise in front of a conversion runs in its kernel, and the scaling of sums of bytes in that
+    of the operator. Conversions come first: they are quick to lower, and may exceed the limit.
     """
     node = graph.node(name)
-    before = graph.producers.get(node.inputs[0])
-    after = ir.only_reader(graph, node)
-    scaled = after is not None and after.op in ("dequantise", "requantise")
-    readers = graph.readers[node.output]
-    groups: list[tuple[ir.Node, ...]] = [(n,) for n in readers if n.op == "trans_data"]
-    if before is not None and before.op == "trans_data" and len(graph.readers[before.output]) == 1:
-        maker = graph.producers.get(before.inputs[0])
-        bytes_made = maker is not None and maker.op == "quantise" and ir.only_reader(graph, maker)
-        groups.append((maker, before) if maker and bytes_made else (before,))
-    groups.append((node, after) if after and scaled else (node,))
-    return _summed(graph, groups, chip, start, warm=False, enough=enough)
+    maker = graph.producers.get(node.inputs[0])
+    reader = ir.only_reader(graph, node)
+    groups: list[tuple[ir.Node, ...]] = [
+        (n,) for n in graph.readers[node.output] if n.op == "trans_data"
+    ]
+    if maker is not None and maker.op == "trans_data" and len(graph.readers[maker.output]) == 1:
+        source = graph.producers.get(maker.inputs[0])
+        if source and source.op == "quantise" and ir.only_reader(graph, source):
+            groups.append((source, maker))
+        else:
+            groups.append((maker,))
+    is_scaled = reader is not None and reader.op in ("dequantise", "requantise")
+    groups.append((node, reader) if reader and is_scaled else (node,))
+    return groups

@@ -286,8 +286,10 @@ class Draft:
         kinds = kinds or ir.infer(node.op, [self.type(n) for n in node.inputs], node.attrs)
         if any(self.resolve(name) in self.narrowed for name in node.inputs):
             # what a rewrite makes of int64 numbers is int64 in the model, too
-            new = {n for n, k in zip(node.outputs, kinds, strict=True) if k.dtype == "int32"}
-            self.narrowed |= new - self.graph.types.keys()
+            int32_names = {
+                n for n, k in zip(node.outputs, kinds, strict=True) if k.dtype == "int32"
+            }
+            self.narrowed |= int32_names - self.graph.types.keys()
         self.types.update(zip(node.outputs, kinds, strict=True))
         self.nodes[node.name] = node
         self.made.update(dict.fromkeys(node.outputs, node.name))
@@ -333,26 +335,28 @@ class Draft:
         Names of the graph's outputs stay. Returns False, and does nothing, where that is not
         possible: `value` is an input, a constant or another output.
         """
-        old = node.output
-        new = self.resolve(value)
+        old_name = node.output
+        new_name = self.resolve(value)
         # `title` is the node that writes the new value; None for inputs and constants
-        title = self.made.get(new)
-        if old not in self.outputs:
-            self.replace(old, new)
-        elif title is None or new in self.outputs:
+        title = self.made.get(new_name)
+        if old_name not in self.outputs:
+            self.replace(old_name, new_name)
+        elif title is None or new_name in self.outputs:
             return False
         else:
             # the graph's output keeps its name: the maker of `value` writes under it from now on
-            outs = tuple(old if name == new else name for name in self.nodes[title].outputs)
+            outs = tuple(
+                old_name if name == new_name else name for name in self.nodes[title].outputs
+            )
             self.nodes[title] = replace(self.nodes[title], outputs=outs)
-            if new in self.narrowed:
-                self.narrowed.add(old)
-            self.aliases[new] = old
-            self.uses[old] += self.uses[new]
+            if new_name in self.narrowed:
+                self.narrowed.add(old_name)
+            self.aliases[new_name] = old_name
+            self.uses[old_name] += self.uses[new_name]
         self.remove(node.name)
         self._release(node.inputs)
-        if old in self.outputs and title is not None:
-            self.made[old] = title
+        if old_name in self.outputs and title is not None:
+            self.made[old_name] = title
         return True
 
     def remove(self, name: str) -> None:
@@ -381,9 +385,9 @@ class Draft:
         kinds = self.graph.elements
         # the model's element types follow outputs that were replaced
         moved = {
-            new: kinds[old]
-            for old, new in zip(self.graph.outputs, outs, strict=True)
-            if old in kinds
+            new_name: kinds[old_name]
+            for old_name, new_name in zip(self.graph.outputs, outs, strict=True)
+            if old_name in kinds
         }
         nodes = tuple(self.current(name) for name in self.nodes)
         graph = replace(

@@ -80,7 +80,9 @@ class Problem:
 
     def placed(self, engines: Mapping[str, str]) -> Placement:
         """Return a placement with its copies and its time."""
+        # True: written on the host. Tensors that no operator writes are weights, on both sides.
         side = {tensor: engines[work.name] == HOST for work in self.works for tensor in work.writes}
+        # a tensor is copied once, however many operators of the other side read it
         copies = dict.fromkeys(
             (tensor, engines[work.name] == HOST)
             for work in self.works
@@ -100,14 +102,17 @@ class Problem:
         cut = _Cut()
         writer = {tensor: work.name for work in self.works for tensor in work.writes}
         for work in self.works:
+            # an operator on the host's side is cut from the device: that costs its host seconds
             cut.edge("device", work.name, work.best(on_host=True)[0])
             cut.edge(work.name, "host", work.best(on_host=False)[0])
             for tensor in work.reads:
+                # endless edges tie a tensor's copy to each reader: one copy serves all of them
                 if tensor in writer and tensor in self.copy_s:
                     cut.edge(f"to host {tensor}", work.name, math.inf)
                     cut.edge(work.name, f"to device {tensor}", math.inf)
         for tensor, name in writer.items():
             if tensor in self.copy_s:
+                # paid where the writer and some reader are on different sides
                 cut.edge(name, f"to host {tensor}", self.copy_s[tensor])
                 cut.edge(f"to device {tensor}", name, self.copy_s[tensor])
         on_host = cut.sink_side("device", "host")
@@ -115,7 +120,11 @@ class Problem:
 
 
 class _Cut:
-    """Capacities in whole femtoseconds, so that no rest of a rounding is taken for room."""
+    """A network of capacities and its minimum cut.
+
+    Capacities are whole femtoseconds: rounding of floats would leave remainders of 1e-20 s, which
+    the search for paths would take for room.
+    """
 
     ENDLESS = 10**24
 
@@ -127,10 +136,12 @@ class _Cut:
         room = self.ENDLESS if math.isinf(seconds) else round(seconds * 1e15)
         to = self.left.setdefault(start, {})
         to[end] = to.get(end, 0) + room
+        # the way back has room for what flows forward, to undo it
         self.left.setdefault(end, {}).setdefault(start, 0)
 
     def sink_side(self, source: str, sink: str) -> set[str]:
         """Return the smallest set of nodes that a least cut leaves with the sink (Dinic 1970)."""
+        # each round fills all shortest paths; a round later the shortest is longer
         while sink in (level := self._reached(source)):
             following = {node: iter(list(self.left[node])) for node in level}
             while path := self._path(source, sink, level, following):
@@ -138,6 +149,8 @@ class _Cut:
                 for a, b in path:
                     self.left[a][b] -= room
                     self.left[b][a] += room
+        # the smallest set: what the sink still reaches against the flow. All others stay on the
+        # device, which is the choice among cuts of equal cost.
         return set(self._reached(sink, back=True))
 
     def _reached(self, start: str, *, back: bool = False) -> dict[str, int]:
@@ -168,5 +181,6 @@ class _Cut:
             else:
                 if not path:
                     return []
+                # a dead end: one step back, and on with the next end there
                 node = path.pop()[0]
         return path

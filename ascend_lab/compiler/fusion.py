@@ -27,10 +27,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ascend_lab.compiler import aliases, lower
-from ascend_lab.compiler.decide import Switches, pays
+from ascend_lab.compiler.decide import pays
 from ascend_lab.compiler.ir import Graph, Node, moves_behind, only_reader, operator_of
-from ascend_lab.compiler.rules import Match, Rule, fusions
+from ascend_lab.compiler.rules import Match, Rule, special_rules
+from ascend_lab.compiler.switches import Switches
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.sim.timeline import Start
@@ -39,8 +39,6 @@ Kind = Literal["cube", "elementwise", "reduce", "other"]
 AUTOMATIC = "AutomaticUbFusion"
 LONGEST = 29
 """Fusion by dominators, which comes after all rules, and the most operators of a group (GE)."""
-JOINT = "JointConvolutionFusionPass"
-"""The name of the rule that makes two convolutions that are added one kernel."""
 FOLLOWERS: Mapping[Kind, tuple[Kind, ...]] = {
     "cube": ("elementwise",),
     "elementwise": ("elementwise", "reduce"),
@@ -83,44 +81,9 @@ def _headed(name: str, head: str, *followers: str) -> Rule:
     return Rule(name, match)
 
 
-def joint_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
-    """Propose two convolutions that are added, their sum, and elementwise nodes."""
-    heads = lower.added_convolutions(graph, node)
-    return [*heads[0], *heads[1], node, *elementwise_chain(graph, node)] if heads else None
-
-
-def pooled_convolution(graph: Graph, node: Node) -> Sequence[Node] | None:
-    """Propose a convolution, what follows it, and the largest of windows of that."""
-    chain = [node, *elementwise_chain(graph, node)] if node.has("convolution") else []
-    pool = only_reader(graph, chain[-1]) if chain else None
-    return [*chain, pool] if pool is not None and pool.has("largest") else None
-
-
-def quantised_move(graph: Graph, node: Node) -> Sequence[Node] | None:
-    """Propose a quantisation and the conversion of its bytes, which a kernel does in one go."""
-    after = only_reader(graph, node) if node.op == "quantise" else None
-    return [node, after] if after is not None and after.op == "trans_data" else None
-
-
-def moved_attention(graph: Graph, node: Node) -> Sequence[Node] | None:
-    """Propose attention and the moves around it that its kernel can do: it strides over them."""
-    if not lower.attention_in([node]):
-        return None
-    idle = aliases.moves_between(graph)
-    views = aliases.view_nodes(graph)
-    found = [node]
-    for _, chain, _ in lower.around_attention(graph, node):
-        names = {move.name for move in chain}
-        found += chain if idle.isdisjoint(names) and names - views else ()
-    return found
-
-
+FIRST_PLAIN = "ConfusionTransposeTransDataFusionPass"
 RULES: list[Rule] = [
-    Rule("TbeEltwiseQuantFusionPass", quantised_move),
-    Rule("FlashAttentionTransposeFusionPass", moved_attention),
-    Rule("ConfusionTransposeTransDataFusionPass", moves),
-    Rule(JOINT, joint_convolutions),
-    Rule("PooledConvolutionFusionPass", pooled_convolution),
+    Rule(FIRST_PLAIN, moves),
     _headed("TbeConv2dAddRelu6MulMulFusionPass", "conv2d", "adds", "relu6", "mul", "muls"),
     _headed("TbeConvDoubleInFusionPass", "conv2d", "add", "relu"),
     _headed("TbeConvElemwiseFusionPass", "conv2d"),
@@ -134,8 +97,9 @@ RULES: list[Rule] = [
 
 def rules() -> list[Rule]:
     """Return all rules in order of priority, those of special kernels included."""
-    at = next(i for i, rule in enumerate(RULES) if rule.name == JOINT)  # special ones come first
-    return [*RULES[:at], *(fusion.rule for fusion in fusions()), *RULES[at:]]
+    # a user's rules come first, then those of special kernels
+    at = next(i for i, rule in enumerate(RULES) if rule.name == FIRST_PLAIN)
+    return [*RULES[:at], *special_rules(), *RULES[at:]]
 
 
 def fusion_rule(name: str) -> Callable[[Match], Match]:

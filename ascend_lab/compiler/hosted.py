@@ -13,7 +13,7 @@ on the device, as for networks without such nodes; what is constant lies on both
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,11 +78,12 @@ class Hosted:
 
     def run(self) -> dict[str, h.Values]:
         """Return the outputs: the core's parts as graphs, the rest on the host."""
+        # forget what placing computed: each part has to write its results itself
         later = {name for part in self.parts for node in part.nodes for name in node.output}
-        known = {name: value for name, value in self.values.items() if name not in later}
+        values = {name: value for name, value in self.values.items() if name not in later}
         for part in self.parts:
-            known |= self._values(part, known)
-        return {entry.name: known[entry.name] for entry in self.model.graph.output}
+            values |= self._values(part, values)
+        return {entry.name: values[entry.name] for entry in self.model.graph.output}
 
     def _values(self, part: Part, known: Mapping[str, Any]) -> dict[str, Any]:
         reads, writes = h.ends(part.nodes, self.wanted)
@@ -90,19 +91,22 @@ class Hosted:
         if part.imported is not None:
             graph = part.imported.graph
             kinds = part.imported.output_types
-            with suppress(AscendLabError):  # numbers that a graph does not hold
-                found = evaluate(graph, {name: known[name] for name in graph.inputs})
-                return {n: np.asarray(found[n]).astype(NUMPY[kind]) for n, kind in kinds.items()}
+            # numbers that a graph does not hold: then the host computes the part
+            with suppress(AscendLabError):
+                results = evaluate(graph, {name: known[name] for name in graph.inputs})
+                return {n: np.asarray(results[n]).astype(NUMPY[kind]) for n, kind in kinds.items()}
         return h.run_on_host(model, known)
 
     def timeline(self) -> NetworkTimeline:
         """Return the time of everything in order; each part of the core begins with a cold L2."""
         operators: list[OperatorTime] = []
+        # a tensor is copied when the first operator on the other side needs it
         copied: set[str] = set()
         works = {work.name: work for work in self.problem.works}
         for part in self.parts:
             for node in part.nodes:
                 operators += self._copies(works[node.name], copied)
+                # a part of the core is timed as one network below
                 if part.compiled is None:
                     operators.append(self._node(node, works[node.name]))
             if part.compiled is not None:
@@ -117,10 +121,10 @@ class Hosted:
         rule = self.problem.cheapest_engine()
         outside = [(op, op.timeline.busy_cycles) for op in times.operators]
         for engine, key in ((MEDIA, "media"), (HOST, "host"), (COPY, "copy")):
-            found = [op for op, busy in outside if engine in busy]
+            operators = [op for op, busy in outside if engine in busy]
             data["totals"] |= {
-                f"{key}_operators": [op.name for op in found],
-                f"{key}_time_s": sum(op.time_s for op in found),
+                f"{key}_operators": [op.name for op in operators],
+                f"{key}_time_s": sum(op.time_s for op in operators),
             }
         data["placement"] = {
             "engines": self.off_core,
@@ -136,24 +140,26 @@ class Hosted:
         """Return in words what is off the core, why, and what the published rule would take."""
         off = self.off_core
         title_of = {node.name: node.op_type for part in self.parts for node in part.nodes}
-        found = [
+        off_core_lines = [
             f"{name} ({title_of[name]}) on the {engine} ({TRUST} rate): "
             f"{self.reasons.get(name, 'its neighbours are there, or a launch costs more')}"
             for name, engine in off.items()
         ]
         rule_us = self.problem.cheapest_engine().time_s * 1e6
-        last = (
+        total_line = (
             f"placement: {len(off)} of {len(title_of)} nodes off the core, "
             f"{len(self.placement.copies)} copies, {self.placement.time_s * 1e6:.1f} us node by "
             f"node; the cheapest-engine rule {rule_us:.1f} us"
         )
-        return [*found, last]
+        return [*off_core_lines, total_line]
 
     def _copies(self, work: Work, copied: set[str]) -> list[OperatorTime]:
         """Return the copies that an operator is the first to need."""
         to_host = self.placement.engines[work.name] == HOST
-        new = [t for t in work.reads if (t, to_host) in self.placement.copies and t not in copied]
-        copied.update(new)
+        new_copies = [
+            t for t in work.reads if (t, to_host) in self.placement.copies and t not in copied
+        ]
+        copied.update(new_copies)
         kind = f"{COPY} to the {'host' if to_host else 'device'}"
         over_s = engines.COPY_OVERHEAD_S
         return [
@@ -164,7 +170,7 @@ class Hosted:
                 h.size_bytes(self.values[tensor]),
                 (over_s, self.problem.copy_s[tensor] - over_s),
             )
-            for tensor in new
+            for tensor in new_copies
         ]
 
     def _node(self, node: NodeProto, work: Work) -> OperatorTime:
@@ -179,6 +185,7 @@ class Hosted:
     def _outside(
         self, name: str, title: str, engine: str, size: int, seconds: tuple[float, float]
     ) -> OperatorTime:
+        # the host has memory of its own; on the device every byte is taken to miss L2
         missed = 0 if engine == HOST else size
         moved = (size, 0, 0, missed, 0.0, engine)
         return OperatorTime(name, title, CpuTimeline(name, self.chip, (), *moved, seconds=seconds))
@@ -188,24 +195,21 @@ def place_model(
     source: str | Path | bytes | ModelProto,
     chip: Chip,
     *,
-    given: Mapping[str, Any] | None = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
-    batch: int | None = None,
+    inputs: Mapping[str, Any] | None = None,
     dtype: str = "fp16",
-    seed: int = 0,
     media_pixels_per_s: float = 0.0,
 ) -> Hosted:
-    """Return any ONNX model placed on a chip and its host, for the inputs given or random ones.
+    """Return any ONNX model placed on a chip and its host, for some inputs or random ones.
 
-    `media_pixels_per_s` is the rate of a media unit, which resizes images of bytes; 0: there is
-    none.
+    `media_pixels_per_s` is the rate of a media unit, which resizes images of bytes; 0 is for chips
+    without one.
     Raises `InputError` and `GraphError` for files that are no sound model, `UnsupportedError` for
     one that neither ONNX Runtime nor the reference evaluator computes.
     """
     if dtype not in FORMATS:
         raise InputError(f"a dtype among {', '.join(FORMATS)}", dtype, "choose one")
     model = h.whole_model(source)
-    feed = dict(given or {}) or h.random_feed(model, shapes or {}, batch, seed)
+    feed = dict(inputs or {}) or h.random_feed(model, {}, None, 0)
     if missing := [entry.name for entry in inputs_of(model.graph) if entry.name not in feed]:
         raise InputError(f"inputs with {', '.join(missing)}", ", ".join(feed), "give each by name")
     values = {**h.constants_of(model), **h.run_on_host(model, feed, everything=True), **feed}
@@ -227,6 +231,7 @@ class _Placer:
         self.known = {tensor.name for tensor in model.graph.initializer}
         self.reasons: dict[str, str] = {}
         self.inputs = [entry.name for entry in inputs_of(model.graph)]
+        # backward from the outputs: a node that nothing reads is not placed
         used = set(self.outputs)
         live = []
         for node in reversed(model.graph.node):
@@ -255,10 +260,13 @@ class _Placer:
             for name in work.writes
             if h.is_numbers(self.values[name])
         }
+        # first the published rule, for the parts that it makes; then the cut, with the seconds of
+        # the core as they are inside these parts
         rule = self._settled(Problem(works, copy_s), Problem.cheapest_engine)
         problem = Problem(self._together(rule), copy_s)
         rule = replace(rule, problem=problem, placement=problem.placed(rule.placement.engines))
         exact = self._settled(problem, Problem.exact)
+        # the cut is exact for seconds node by node; parts may still be quicker by the rule
         return min(exact, rule, key=lambda found: found.timeline().time_s)
 
     def _settled(self, problem: Problem, choose: Callable[[Problem], Placement]) -> Hosted:
@@ -270,6 +278,7 @@ class _Placer:
             except _RefusedError as error:
                 names, reason = error.args
                 self.reasons.update(dict.fromkeys(names, reason))
+                # these nodes cannot run on the core; each round takes some away, so the loop ends
                 works = [
                     replace(w, seconds={e: s for e, s in w.seconds.items() if e != CORE})
                     if w.name in names
@@ -293,11 +302,12 @@ class _Placer:
         for part in rule.parts:
             names = [node.name for node in part.nodes] if part.compiled else []
             shares.update(dict.fromkeys(names, 0.0))
-            last = names[0] if names else ""
+            last_name = names[0] if names else ""
             for op in simulate_graph(part.compiled).operators if part.compiled else ():
-                own = [name for name in names if op.name.startswith(name)]
-                last = max(own, key=len, default=last)
-                shares[last] += op.time_s
+                # a kernel is named after a node: `conv1_fp16` belongs to `conv1`, not to `conv`
+                matching = [name for name in names if op.name.startswith(name)]
+                last_name = max(matching, key=len, default=last_name)
+                shares[last_name] += op.time_s
         cores = {name: {CORE: s} for name, s in shares.items()}
         return [
             replace(work, seconds={**work.seconds, **cores.get(work.name, {})})
@@ -311,13 +321,14 @@ class _Placer:
         names = [name for name in (*h.all_reads(node), *node.output) if name]
         ends_of: list[Any] = [self.values.get(name) for name in names]
         numbers = all(h.is_numbers(value) for value in ends_of)
-        branches = any(one.HasField("g") or one.graphs for one in node.attribute)
+        branches = any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
         if numbers and self.chip.ai_cpu_rate_bytes_per_s and not branches:
             rate = self.chip.ai_cpu_rate_bytes_per_s
             seconds[CPU] = self.chip.ai_cpu_overhead_s + moved / rate
-        first: Any = ends_of[0] if ends_of and h.is_numbers(ends_of[0]) else None
-        picture = first is not None and first.dtype == np.uint8 and first.ndim == 4
-        if node.op_type == "Resize" and self.media_rate and picture and first.shape[1] in (1, 3):
+        image: Any = ends_of[0] if ends_of and h.is_numbers(ends_of[0]) else None
+        # a media unit resizes images of bytes, grey or in three colours
+        picture = image is not None and image.dtype == np.uint8 and image.ndim == 4
+        if node.op_type == "Resize" and self.media_rate and picture and image.shape[1] in (1, 3):
             pixels = max(end.shape[2] * end.shape[3] for end in (ends_of[0], ends_of[-1]))
             busy_s = len(ends_of[0]) * pixels / self.media_rate
             seconds[MEDIA] = self.chip.launch_overhead_s + busy_s
@@ -341,8 +352,10 @@ class _Placer:
         groups: dict[int, list[NodeProto]] = {}
         for node in self.nodes:
             on_core = placement.engines[node.name] == CORE
+            # places alternate: even ones are the core's, odd ones the others'. A node goes to the
+            # first place of its kind that is not in front of what it reads.
             at = max((place.get(name, 0) for name in h.all_reads(node)), default=0)
-            at += at % 2 == on_core  # even places are the core's
+            at += at % 2 == on_core
             place.update((name, at) for name in node.output)
             groups.setdefault(at, []).append(node)
         return [(at % 2 == 0, groups[at]) for at in sorted(groups)]
@@ -357,8 +370,8 @@ class _Placer:
 
     def _compiled(self, nodes: tuple[NodeProto, ...]) -> Part:
         """Return nodes as a graph and its kernels; what steers shapes is pinned."""
-        own = {id(node) for node in nodes}
-        later = [n for node in self.nodes if id(node) not in own for n in h.all_reads(node)]
+        ids = {id(node) for node in nodes}
+        later = [n for node in self.nodes if id(node) not in ids for n in h.all_reads(node)]
         reads, writes = h.ends(nodes, [*self.outputs, *later])
         inner = [name for name in reads if name not in self.known]
         model = h.sub_model(self.model, nodes, reads, writes, self.values, self.known)

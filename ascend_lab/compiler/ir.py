@@ -27,6 +27,8 @@ MOVES = ("trans_data", "reshape", "transpose")
 """Operators that compute nothing: they change the order, the shape or the layout of elements."""
 JOINS = ("concat", "slice", "split")
 """Operators that concatenate tensors along an axis, or cut one into pieces."""
+IMAGES = "NC1HWC0"
+BLOCKS = "C1NHWC0"
 SMALL_PIXELS = "NC1HWC0:4"
 """Images of up to 4 channels, 4 numbers a pixel: a network's first convolution may read them."""
 
@@ -298,6 +300,11 @@ GRAPH_ONLY: dict[str, Operator] = {TRANS_DATA.name: TRANS_DATA}
 def operator_of(op: str) -> Operator:
     """Return the operator a node names; raise `InputError` with near names for an unknown one."""
     return GRAPH_ONLY[op] if op in GRAPH_ONLY else get(op)
+
+
+def rules_of(graph: Graph, node: Node) -> slicing.SliceRules:
+    """Return the slice rules of a node at its shapes."""
+    return operator_of(node.op).slice_rules([t.shape for t in graph.in_types(node)], node.attrs)
 
 
 def infer(op: str, given: Sequence[TensorType], attrs: Mapping[str, Any]) -> tuple[TensorType, ...]:

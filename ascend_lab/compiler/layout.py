@@ -21,7 +21,15 @@ import numpy as np
 
 from ascend_lab.compiler.aliases import cut_spans
 from ascend_lab.compiler.draft import Draft
-from ascend_lab.compiler.ir import SMALL_PIXELS, Graph, Node, TensorType, operator_of
+from ascend_lab.compiler.ir import (
+    BLOCKS,
+    IMAGES,
+    SMALL_PIXELS,
+    Graph,
+    Node,
+    TensorType,
+    operator_of,
+)
 from ascend_lab.compiler.lower import PRODUCTS, matmul, vector
 from ascend_lab.machine.chip import DTYPE_BYTES
 from ascend_lab.operators.ops import casts, formats
@@ -328,3 +336,30 @@ def cancel_trans_data(graph: Graph) -> Graph:
         conversions[source, layout] = converted
         origin[converted] = source
     return draft.finish()
+
+
+# -- two layouts of images ------------------------------------------------------------------------
+def images_outermost(graph: Graph) -> Graph:
+    """Return a graph in which no image has its blocks of channels outermost."""
+    types = {
+        name: replace(kind, layout=IMAGES) if kind.layout == BLOCKS else kind
+        for name, kind in graph.types.items()
+    }
+    nodes = tuple(
+        replace(node, attrs={"layout": IMAGES}) if node.attr("layout") == BLOCKS else node
+        for node in graph.nodes
+    )
+    return replace(graph, nodes=nodes, types=types)
+
+
+def scale_of(graph: Graph, node: Node) -> tuple[str, str] | None:
+    """Return (image, scale) of a node that scales an image by a number per image and channel."""
+    if node.op != "mul" or len(node.inputs) != 2:
+        return None
+    one, two = sorted(node.inputs, key=lambda name: -graph.types[name].elements)
+    image = graph.types[one]
+    scale = graph.types[two]
+    layouts = IMAGES, BLOCKS
+    plain = all(t.dtype == "fp16" and t.layout in layouts for t in (image, scale))
+    fits = plain and scale.shape == (*image.shape[:2], 1, 1) and scale.shape != image.shape
+    return (one, two) if fits else None

@@ -24,12 +24,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ascend_lab.compiler.compile import Road
-from ascend_lab.compiler.decide import Switches
+from ascend_lab.compiler.compile import Layouts, Road
 from ascend_lab.compiler.lower import CONVOLUTIONS, PRODUCTS, Choice
 from ascend_lab.compiler.lower.conv import conv_shape_of
 from ascend_lab.compiler.lower.matmul import is_plain, is_turned, product_job
 from ascend_lab.compiler.lower.piece import Piece
+from ascend_lab.compiler.rules import SMALL_FIRST_LAYERS
+from ascend_lab.compiler.switches import Switches
 from ascend_lab.compiler.tasks import Compiled, CpuKernel, lowered_once, with_choices
 from ascend_lab.errors import AscendLabError, CapacityError
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
@@ -108,9 +109,9 @@ FUSED_ATTENTION = "Ascend910B"
 
 def switches(chip: Chip) -> Switches:
     """Return all passes and rules, those without a document of the vendor off."""
-    found = dict.fromkeys(NAMED, True) | dict.fromkeys(OURS, False)
-    found |= dict.fromkeys(ATTENTION, chip.name.startswith(FUSED_ATTENTION))
-    return Switches(found)
+    named = dict.fromkeys(NAMED, True) | dict.fromkeys(OURS, False)
+    named |= dict.fromkeys(ATTENTION, chip.name.startswith(FUSED_ATTENTION))
+    return Switches(named)
 
 
 # -- tilings ---------------------------------------------------------------------------------------
@@ -149,6 +150,7 @@ def tiling_of_operator(
     )
     shape = GemmShape(m, k, n, dtypes[0])
     tiling = product_tiling(shape, chip)
+    # the vendor's block is for the largest buffers: on a smaller chip the longer side is halved
     while True:
         try:
             check_schedule(shape, tiling, chip)
@@ -180,6 +182,7 @@ def _tiling(m1: int, n1: int, k1: int, chip: Chip, dtype: str, images: int = 1) 
     base_m = min((LONG_BLOCK if large else BLOCK) // FRACTAL, m1)
     base_n = min(LONG_BLOCK // FRACTAL, n1)
     blocks = images * up(m1, base_m) * up(n1, base_n)
+    # a block counts for a whole core, however few rows of it are filled
     short = min(m1, n1) * FRACTAL < LEAST_SIDE
     if short or blocks < chip.core_count:
         rows, columns = _balanced(images * m1, n1, chip.core_count)
@@ -187,7 +190,9 @@ def _tiling(m1: int, n1: int, k1: int, chip: Chip, dtype: str, images: int = 1) 
         base_n = min(base_n, up(n1, columns))
     depth = DEPTH_BYTES // element_bytes
     block_bytes = max(base_m, base_n) * FRACTAL * DEPTH_BYTES
+    # half of L1 for each operand, in two buffers
     steps = max(1, chip.buffers["L1"] // 2 // block_bytes // 2)
+    # a fractal is 32 bytes deep: 16 numbers of fp16, 32 of int8
     k_elements = k1 * (32 // element_bytes)
     depth = min(depth, k_elements)
     rows, columns = _dealt(images * up(m1, base_m), up(n1, base_n), chip.core_count)
@@ -223,6 +228,7 @@ def _dealt(rows: int, columns: int, cores: int) -> tuple[int, int]:
     """Return the grid of cores that works through the blocks of C in the fewest rounds."""
 
     def rounds(grid: tuple[int, int]) -> tuple[int, int]:
+        # of equally many rounds the grid with fewer cores
         return up(rows, grid[0]) * up(columns, grid[1]), grid[0] * grid[1]
 
     return min(_grids(cores), key=rounds)
@@ -250,6 +256,7 @@ def with_tilings(compiled: Compiled) -> Compiled:
     for task in compiled.tasks:
         if task.lowered is None or isinstance(task.lowered.kernel, CpuKernel):
             continue
+        # repeated blocks of a network are one piece
         if task.piece.key in choices:
             continue
         tiling = tiling_of(task.piece, compiled.chip)
@@ -282,9 +289,10 @@ def cann_road(chip: Chip, dtype: str = "fp16", *, small_channel: bool = False) -
 
     `small_channel`: the first layer reads pixels of 4 channels, as enable_small_channel=1 asks.
     """
+    left_out = frozenset() if small_channel else frozenset({SMALL_FIRST_LAYERS})
     return Road(
         switches=switches(chip),
         dtype=dtype,
-        small=small_channel,
+        layouts=Layouts(left_out=left_out),
         finish=with_tilings,
     )

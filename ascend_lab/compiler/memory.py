@@ -1,15 +1,7 @@
-"""Memory planning: an offset for every buffer, from their sizes and lifetimes.
+"""Memory planning: an offset for every buffer, so that none alive at one time share a byte.
 
-A buffer needs size_bytes during the half-open time [lower, upper). Two buffers that are alive at
-the same time must not share a byte; any others may. Nothing here knows about graphs; `memory_file`
-reads buffers from CSV.
-
-A buffer may have further conditions, as in MiniMalloc: its own alignment, a given offset, and gaps,
-times within its life when it needs no bytes or only a window of them. In the plane of time and
-address, a buffer with gaps is a row of rectangles that share one offset.
-
-Heuristics place buffers one by one: fast and good, without a guarantee. `packing` searches for the
-optimum; where OR-tools is installed, its CP-SAT gets what the search does not find in time.
+Heuristics place buffers one by one: fast and good, without a guarantee. Where they end above the
+goal and OR-tools is installed, its solver CP-SAT looks for a lower plan (`packing`).
 `hot_first` prefers addresses that were freed last: their lines are still in the cache, where the
 next buffer overwrites them. An address that nobody has used for long costs an eviction.
 """
@@ -22,93 +14,9 @@ from functools import partial
 
 import numpy as np
 
-from ascend_lab.compiler.packing import Offsets, cpsat_available, pack, pack_cpsat
-from ascend_lab.errors import GraphError
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Times [lower, upper) in which a buffer needs only its bytes [first, last), or none."""
-
-    lower: int
-    upper: int
-    first: int = 0
-    last: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Rectangle:
-    """Bytes [first, last), counted from the offset, that a buffer needs in [lower, upper)."""
-
-    lower: int
-    upper: int
-    first: int
-    last: int
-
-    @property
-    def size_bytes(self) -> int:
-        """Return the number of bytes."""
-        return self.last - self.first
-
-
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """A block of size_bytes, needed in the time [lower, upper).
-
-    Its offset has to be a multiple of alignment_bytes, and equal to `offset` if that is given.
-    """
-
-    id: Hashable
-    lower: int
-    upper: int
-    size_bytes: int
-    alignment_bytes: int = 1
-    gaps: tuple[Gap, ...] = ()
-    offset: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.upper <= self.lower:
-            got = f"buffer {self.id} from {self.lower} to {self.upper}"
-            raise GraphError("a lifetime that ends after it starts", got)
-        if self.size_bytes < 0:
-            got = f"buffer {self.id} of {self.size_bytes}"
-            raise GraphError("a size of at least 0 bytes", got)
-        if self.alignment_bytes < 1:
-            got = f"buffer {self.id} with {self.alignment_bytes}"
-            raise GraphError("an alignment of at least 1 byte", got)
-        if self.offset is not None and (self.offset < 0 or self.offset % self.alignment_bytes):
-            got = f"buffer {self.id} at {self.offset}"
-            raise GraphError(f"an offset of a multiple of {self.alignment_bytes} from 0", got)
-        self._check_gaps()
-
-    def _check_gaps(self) -> None:
-        """Raise GraphError unless the gaps are in order, inside the lifetime and the size."""
-        free_from = self.lower
-        for gap in self.gaps:
-            where = f"buffer {self.id}: {gap.lower}-{gap.upper}@{gap.first}:{gap.last}"
-            if not free_from <= gap.lower < gap.upper <= self.upper:
-                needed = f"gaps one after the other from {self.lower} to {self.upper}"
-                raise GraphError(needed, where)
-            if not 0 <= gap.first <= gap.last <= self.size_bytes:
-                raise GraphError(f"a window from 0 to {self.size_bytes}", where)
-            free_from = gap.upper
-
-    @property
-    def is_plain(self) -> bool:
-        """True for a buffer that may be anywhere and needs all its bytes all the time."""
-        return self.alignment_bytes == 1 and not self.gaps and self.offset is None
-
-    @property
-    def rectangles(self) -> list[Rectangle]:
-        """Return the rectangles of time and bytes, in order of time, without empty ones."""
-        rectangles = []
-        begin = self.lower
-        for gap in self.gaps:
-            rectangles.append(Rectangle(begin, gap.lower, 0, self.size_bytes))
-            rectangles.append(Rectangle(gap.lower, gap.upper, gap.first, gap.last))
-            begin = gap.upper
-        rectangles.append(Rectangle(begin, self.upper, 0, self.size_bytes))
-        return [r for r in rectangles if r.lower < r.upper and r.first < r.last]
+from ascend_lab.compiler.buffers import Buffer, Offsets, Rectangle
+from ascend_lab.compiler.packing import cpsat_available, pack_cpsat
+from ascend_lab.errors import GraphError, UnsupportedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +82,7 @@ def least_height_bytes(buffers: Sequence[Buffer]) -> int:
 def share(buffers: Sequence[Buffer], pairs: Iterable[tuple[Hashable, Hashable]]) -> list[Buffer]:
     """Merge buffers that may use the same bytes, such as the input and output of an operator.
 
-    Each pair (kept, merged) becomes one buffer with the kept id, alive from the earlier start to
+    Each pair of ids becomes one buffer with the first id, alive from the earlier start to
     the later end and as large as the larger. Chains of pairs become one buffer. Raises GraphError
     for unknown ids.
     """
@@ -183,15 +91,16 @@ def share(buffers: Sequence[Buffer], pairs: Iterable[tuple[Hashable, Hashable]])
 
     def buffer_of(name: Hashable) -> Buffer:
         """Return the buffer into which this id has been merged so far."""
+        # with pairs (a, b) and (b, c), the id b already stands for the buffer a
         while name in merged_into:
             name = merged_into[name]
         if name not in alive:
             raise GraphError("ids of buffers to share", str(name))
         return alive[name]
 
-    for kept, merged in pairs:
-        a = buffer_of(kept)
-        b = buffer_of(merged)
+    for first_id, second_id in pairs:
+        a = buffer_of(first_id)
+        b = buffer_of(second_id)
         if a.id != b.id:
             merged_into[b.id] = a.id
             size = max(a.size_bytes, b.size_bytes)
@@ -229,9 +138,9 @@ def check_apart(buffers: Sequence[Buffer], offsets: Offsets | Mapping[Hashable, 
         in_space = (start < end[i]) & (end > start[i])
         clash = in_time & in_space & (owner != k)
         if clash.any():
-            other = buffers[owner[int(clash.argmax())]].id
+            clashing_id = buffers[owner[int(clash.argmax())]].id
             needed = "live buffers with bytes of their own"
-            raise GraphError(needed, f"{buffers[k].id} and {other} overlap")
+            raise GraphError(needed, f"{buffers[k].id} and {clashing_id} overlap")
 
 
 def events_of(buffers: Sequence[Buffer | Rectangle]) -> list[tuple[bool, int]]:
@@ -249,8 +158,9 @@ def simulate_writes(buffers: Sequence[Buffer], plan: Plan) -> None:
     """
     poison = 0xFFFF
     placed = [(b, r) for b in buffers for r in b.rectangles]
-    memory = np.full(plan.height_bytes, poison, np.uint16)  # the number of a byte's last writer
-    # uint16 for the pattern: the number of the rectangle that wrote a byte last
+    # per byte the number of the rectangle that wrote it last: two bytes a number keep a plan of
+    # 1 GiB at 2 GiB here
+    memory = np.full(plan.height_bytes, poison, np.uint16)
     for is_birth, k in events_of([r for _, r in placed]):
         b, r = placed[k]
         begin = plan.offsets[b.id] + r.first
@@ -360,6 +270,7 @@ def hot_first(buffers: Sequence[Buffer], slack: float = 0.25) -> Offsets:
     freed = np.zeros(limit, np.int64)  # bytes written by the time each unit was freed
     live = np.zeros(limit, np.int64)
     offsets: Offsets = {}
+    # the clock is the number of bytes written: what was freed at 900 is warmer than at 100
     written = 0
     for is_birth, k in events_of(order):
         b = order[k]
@@ -371,10 +282,11 @@ def hot_first(buffers: Sequence[Buffer], slack: float = 0.25) -> Offsets:
             continue
         start = _hottest(freed, live, count)
         if start < 0:
-            start = int(live.nonzero()[0].max(initial=-1)) + 1  # grow from the highest in use
-            more = np.zeros(start + count - len(live), np.int64)
-            freed = np.append(freed, more)
-            live = np.append(live, more)
+            # no free window is large enough: grow from the highest unit in use
+            start = int(live.nonzero()[0].max(initial=-1)) + 1
+            new_units = np.zeros(start + count - len(live), np.int64)
+            freed = np.append(freed, new_units)
+            live = np.append(live, new_units)
         live[start : start + count] = 1
         offsets[b.id] = start * unit
         written += b.size_bytes
@@ -428,6 +340,8 @@ HEURISTICS: dict[str, Callable[[Sequence[Buffer]], Offsets]] = {
 }
 """Heuristics that only look for a small height."""
 METHODS = ("best of", *HEURISTICS, "l2", "exact")
+ANSWER_SHARE = 0.85
+"""Share of the remaining time that one question to a packer may take."""
 
 
 def plan(
@@ -440,77 +354,84 @@ def plan(
 ) -> Plan:
     """Give every buffer an offset.
 
-    "best of" and "exact" take the lowest heuristic plan; if that is above the goal, they search for
-    one that reaches it until time_limit_s is over. The goal is the capacity, or without one the
+    "best of" and "exact" take the lowest heuristic plan; if that is above the goal, they ask CP-SAT
+    for a lower one until time_limit_s is over. Without OR-tools, "best of" ends with the
+    heuristics, and "exact" raises UnsupportedError. The goal is the capacity, or without one the
     lower bound of the height. The plan returned may exceed the capacity: compare its height_bytes.
     Raises GraphError for bad buffers, unknown methods, and given offsets that make buffers overlap.
     """
     if method not in METHODS:
         raise GraphError(f"one of {', '.join(METHODS)}", repr(method))
+    if method == "exact" and not cpsat_available():
+        raise UnsupportedError(
+            "OR-tools for an exact plan", "none", "pip install 'ascend-lab[exact]'"
+        )
+    start_s = time.perf_counter()
     sized = rounded(buffers, alignment_bytes)
-    bound = least_height_bytes(sized)
     fixed = [b for b in sized if b.offset is not None]
     check_apart(fixed, {b.id: b.offset or 0 for b in fixed})
-    if method == "l2":
-        offsets = hot_first(sized)
-        used_method = method
-    elif method in HEURISTICS:
-        offsets = HEURISTICS[method](sized)
-        used_method = method
-    else:
-        goal = bound if capacity_bytes is None else max(bound, capacity_bytes)
-        return _search(sized, bound, goal, method, time_limit_s, seed)
+    if method in ("best of", "exact"):
+        best = best_heuristic(sized)
+        if not cpsat_available():
+            return best
+        goal_bytes = max(best.lower_bound_bytes, capacity_bytes or 0)
+        packer = partial(pack_cpsat, seed=seed)
+        # the heuristics count towards the time limit, too
+        remaining_s = time_limit_s - (time.perf_counter() - start_s)
+        return lowered_by_search(best, sized, goal_bytes, packer, "exact (CP-SAT)", remaining_s)
+    offsets = hot_first(sized) if method == "l2" else HEURISTICS[method](sized)
+    bound = least_height_bytes(sized)
     plan_height = height(sized, offsets)
-    return Plan(offsets, plan_height, bound, used_method, plan_height == bound)
+    return Plan(offsets, plan_height, bound, method, plan_height == bound)
 
 
-def _search(
-    buffers: Sequence[Buffer], bound: int, goal: int, method: str, time_limit_s: float, seed: int
+def best_heuristic(buffers: Sequence[Buffer]) -> Plan:
+    """Return the lowest of the heuristics' plans."""
+    bound = least_height_bytes(buffers)
+    offsets = {name: heuristic(buffers) for name, heuristic in HEURISTICS.items()}
+    heights = {name: height(buffers, offsets[name]) for name in offsets}
+    lowest = min(heights, key=heights.__getitem__)
+    return Plan(offsets[lowest], heights[lowest], bound, lowest, heights[lowest] == bound)
+
+
+Packer = Callable[[Sequence[Buffer], int, float], Offsets | None]
+"""(buffers, capacity in bytes, seconds) -> offsets within the capacity, None if there are none.
+
+Raises TimeoutError without an answer.
+"""
+
+
+def lowered_by_search(
+    start: Plan,
+    buffers: Sequence[Buffer],
+    goal_bytes: int,
+    packer: Packer,
+    method: str,
+    time_limit_s: float,
 ) -> Plan:
-    """Return the best heuristic plan, improved by a search between the bound and its height."""
-    # heuristics count towards the time limit, too
-    end_s = time.perf_counter() + time_limit_s
-    heuristic_offsets = {name: rule(buffers) for name, rule in HEURISTICS.items()}
-    best_method = min(heuristic_offsets, key=lambda name: height(buffers, heuristic_offsets[name]))
-    best_offsets = heuristic_offsets[best_method]
-    best_height = height(buffers, heuristic_offsets[best_method])
-    proven = bound
-    if not (cpsat_available() or all(b.is_plain for b in buffers)):
-        return Plan(
-            best_offsets, best_height, bound, best_method, best_height == bound
-        )  # our own search knows plain ones only
-    # First the goal itself; whatever is left of the time halves what lies between.
-    target = goal
-    while best_height > max(goal, proven) and (left_s := end_s - time.perf_counter()) > 0:
-        try:
-            packed, name = _pack(buffers, target, left_s, seed)
-        except TimeoutError:
-            # no answer in time: ask for less
-            target = (target + best_height) // 2
-            continue
-        if packed is None:
-            # the target is impossible: every plan is higher
-            proven = target + 1
-        elif height(buffers, packed) < best_height:
-            best_offsets = packed
-            best_height = height(buffers, packed)
-            best_method = name
-        target = max(goal, (proven + best_height) // 2)
-    return Plan(best_offsets, best_height, bound, best_method, best_height <= proven)
+    """Return the lowest plan that a packer finds between the lower bound and the plan `start`.
 
-
-def _pack(
-    buffers: Sequence[Buffer], target: int, time_limit_s: float, seed: int
-) -> tuple[Offsets | None, str]:
-    """Return the offsets of our search or of CP-SAT, and the name of the method that found them.
-
-    The offsets are None where the target is proven impossible.
+    It is asked for the goal first, then by halving: with a bound of 8, a goal of 8 and a plan of
+    16, no answer for 8 leads to the question for 12.
     """
-    if not all(b.is_plain for b in buffers):
-        return pack_cpsat(buffers, target, time_limit_s, seed), "exact (CP-SAT)"
-    if not cpsat_available():
-        return pack(buffers, target, time_limit_s / 2, seed), "exact"
-    try:
-        return pack(buffers, target, time_limit_s / 8, seed), "exact"
-    except TimeoutError:
-        return pack_cpsat(buffers, target, time_limit_s * 0.85, seed), "exact (CP-SAT)"
+    end_s = time.perf_counter() + time_limit_s
+    best = start
+    # no plan is lower than this: the bound, or one above the last capacity refused
+    proven_bytes = start.lower_bound_bytes
+    target_bytes = goal_bytes
+    while best.height_bytes > max(goal_bytes, proven_bytes):
+        remaining_s = end_s - time.perf_counter()
+        if remaining_s <= 0:
+            break
+        try:
+            # some time stays for a question that is easier than the goal
+            offsets = packer(buffers, target_bytes, ANSWER_SHARE * remaining_s)
+        except TimeoutError:
+            target_bytes = (target_bytes + best.height_bytes) // 2
+            continue
+        if offsets is None:
+            proven_bytes = target_bytes + 1
+        elif (height_bytes := height(buffers, offsets)) < best.height_bytes:
+            best = replace(best, offsets=offsets, height_bytes=height_bytes, method=method)
+        target_bytes = max(goal_bytes, (proven_bytes + best.height_bytes) // 2)
+    return replace(best, optimal=best.height_bytes <= proven_bytes)

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from ascend_lab.compiler.memory import Buffer, Gap
+from ascend_lab.compiler.buffers import Buffer, Gap
 from ascend_lab.errors import GraphError, InputError
 from ascend_lab.limits import csv_of, read_file, whole_of
 
@@ -51,6 +51,7 @@ def read_csv(path: str | Path) -> list[Buffer]:
     names = _columns(words, path)
     if len(numbered) > MOST_ROWS + 1:
         raise InputError(f"at most {MOST_ROWS} buffers", f"{len(numbered) - 1} in {path}")
+    # a column `end` holds the last time of a life; `upper` is the first time after it
     past_the_end = int("end" in words)
     buffers: dict[str, Buffer] = {}
     for line, row in numbered[1:]:
@@ -60,6 +61,7 @@ def read_csv(path: str | Path) -> list[Buffer]:
         cells = dict(zip(names, row, strict=True))
         try:
             buffer = _buffer(cells, past_the_end, where)
+        # `Buffer` knows no lines of files: the line is added here
         except GraphError as error:
             raise InputError(error.needed, f"{error.got} in {where}", "mend it") from error
         if buffer.id in buffers:
@@ -74,10 +76,10 @@ def _columns(words: list[str], path: str | Path) -> list[str]:
     if not set(REQUIRED) <= set(names):
         needed = f"a header with {','.join(REQUIRED)}"
         raise InputError(needed, f"none in {path}", "name them in the first line")
-    known = (*REQUIRED, *OPTIONAL)
-    unknown = [word for word, name in zip(words, names, strict=True) if name not in known]
+    columns = (*REQUIRED, *OPTIONAL)
+    unknown = [word for word, name in zip(words, names, strict=True) if name not in columns]
     if unknown:
-        needed = f"columns {', '.join(known)}"
+        needed = f"columns {', '.join(columns)}"
         raise InputError(needed, f"{unknown[0][:30]!r} in {path}", "leave it out")
     if len(set(names)) < len(names):
         raise InputError("each column once", f"{','.join(words)[:60]} in {path}", "leave one out")
@@ -96,6 +98,7 @@ def _buffer(cells: Mapping[str, str], past_the_end: int, where: str) -> Buffer:
         raise InputError(f"alignment of at most {MOST_ALIGNMENT}", f"{alignment} in {where}")
     if offset < -1:
         raise InputError("offset from 0, or -1 for any", f"{offset} in {where}", "mend it")
+    # checked, so that a damaged column is reported, and then not used
     number("hint", "-1")
     return Buffer(
         cells["id"],
@@ -119,8 +122,8 @@ def _gaps(text: str, past_the_end: int, where: str) -> tuple[Gap, ...]:
         if match is None:
             needed = "a gap as FROM-TO or FROM-TO@FIRST:LAST"
             raise InputError(needed, f"{word[:30]!r} in {where}", "mend it")
-        lower, upper, first, last = (int(number or 0) for number in match.groups())
-        gaps.append(Gap(lower, upper + past_the_end, first, last))
+        lower, upper, first_byte, last_byte = (int(number or 0) for number in match.groups())
+        gaps.append(Gap(lower, upper + past_the_end, first_byte, last_byte))
     return tuple(sorted(gaps, key=lambda gap: gap.lower))
 
 
@@ -128,6 +131,7 @@ def _number(text: str, name: str, where: str) -> int:
     value = whole_of(text)
     if value is None:
         raise InputError(f"{name} as a whole number", f"{text[:30]!r} in {where}", "mend it")
+    # 10,000 buffers of 2**40 bytes add up to less than 2**63
     if abs(value) > MOST:
         raise InputError(f"{name} of at most {MOST}", f"{text[:30]} in {where}", "mend it")
     return value

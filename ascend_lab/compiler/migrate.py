@@ -88,12 +88,12 @@ def migrate(
     """
     is_program = not isinstance(source, bytes) and Path(source).suffix == ".pt2"
     read = _from_torch(Path(str(source))) if is_program else source
-    whole = h.whole_model(read)
-    feed = h.random_feed(whole, shapes or {}, batch, 0)
+    model_given = h.whole_model(read)
+    feed = h.random_feed(model_given, shapes or {}, batch, 0)
     sizes = {name: array.shape for name, array in feed.items()}
-    titles = {node.name: node for node in whole.graph.node}
+    titles = {node.name: node for node in model_given.graph.node}
     data: dict[str, Any] = {
-        "model": whole.graph.name or "model",
+        "model": model_given.graph.name or "model",
         "chip": chip.name,
         "nodes": len(titles),
         "inputs": {name: list(shape) for name, shape in sizes.items()},
@@ -103,24 +103,25 @@ def migrate(
     }
     imported = None
     try:
-        imported = import_model(whole, shapes=sizes)
+        imported = import_model(model_given, shapes=sizes)
         feed |= _indices_inside(imported)
         compiled = compile_graph(imported.graph, chip, dtype=dtype)
     except InputError:
         raise
     except AscendLabError as error:
-        model, became = _placed(whole, chip, feed, dtype, data, error)
+        model, became = _placed(model_given, chip, feed, dtype, data, error)
     else:
         model, became = _whole(imported, compiled, data, titles)
         before_s = simulate_graph(compiled).time_s
+        # the migrated model is read again as a user would: what its export adds counts, too
         after_s = _time_s(model, chip, dtype)
         data["time_s"] = {"before": before_s, "after": after_s}
         if after_s > before_s * (1 + PAYS):
-            model = _as_it_was(whole, feed)
+            model = _as_it_was(model_given, feed)
             became = _verdicts(imported.graph, imported.graph, titles)
             _say_kept(data, before_s, after_s)
-    errors = _errors(whole, feed, model, data, imported)
-    data["rows"] = _rows(became, errors, titles, whole)
+    errors = _errors(model_given, feed, model, data, imported)
+    data["rows"] = _rows(became, errors, titles, model_given)
     data["totals"] = {
         v: sum(row["count"] for row in data["rows"] if row["verdict"] == v) for v in VERDICTS
     }
@@ -150,6 +151,7 @@ def _as_it_was(whole: ModelProto, feed: Mapping[str, Any]) -> ModelProto:
     outputs = [entry.name for entry in whole.graph.output]
     used = set(outputs)
     live: list[NodeProto] = []
+    # backward from the outputs, so that a node comes after all its readers
     for node in reversed(whole.graph.node):
         if used.intersection(node.output):
             used.update(h.all_reads(node))
@@ -170,11 +172,11 @@ def _with_ends(model: ModelProto, whole: ModelProto) -> ModelProto:
 
 def _indices_inside(imported: Imported) -> dict[str, Any]:
     """Return random whole numbers for the inputs that take them, indices inside what they index."""
-    found = random_inputs(imported.graph)
+    arrays = random_inputs(imported.graph)
     return {
-        name: tensors.in_type(found[name], kind)
+        name: tensors.in_type(arrays[name], kind)
         for name, kind in imported.input_types.items()
-        if kind in tensors.INTEGERS and name in found
+        if kind in tensors.INTEGERS and name in arrays
     }
 
 
@@ -186,6 +188,7 @@ def _rows(
     became: Became, errors: Mapping[str, float], titles: Mapping[str, NodeProto], whole: ModelProto
 ) -> list[dict[str, Any]]:
     """Return a row for every operator and what it became, the gravest first."""
+    # verdicts are listed from the lightest to the gravest
     order = {verdict: i for i, verdict in enumerate(VERDICTS)}
     rows = [
         {
@@ -227,17 +230,22 @@ def _whole(
 def _verdicts(graph: Graph, after: Graph, titles: Mapping[str, NodeProto]) -> Became:
     """Return what nodes became in a graph and after its passes: both call theirs by title."""
     before_and_after: list[dict[str, list[str]]] = [defaultdict(list), defaultdict(list)]
-    for ops, one in zip(before_and_after, (graph, after), strict=True):
-        for node in one.nodes:
+    for ops, stage in zip(before_and_after, (graph, after), strict=True):
+        for node in stage.nodes:
             ops[node.name if node.name in titles else node.name.rpartition("/")[0]].append(node.op)
     became: Became = defaultdict(list)
     for name, entry in titles.items():
-        first, last = (ops.get(name, []) for ops in before_and_after)
-        if len(first) == 1:
-            verdict, by = ("direct", last) if first == last else ("rewritten", last or ["fused"])
+        ops_before, ops_after = (ops.get(name, []) for ops in before_and_after)
+        # several operators are a composition; none is a constant, or a node that changes nothing
+        if len(ops_before) == 1:
+            verdict, by = (
+                ("direct", ops_after)
+                if ops_before == ops_after
+                else ("rewritten", ops_after or ["fused"])
+            )
         else:
-            verdict = "composed" if first else "folded"
-            by = first
+            verdict = "composed" if ops_before else "folded"
+            by = ops_before
         became[entry.op_type, verdict, tuple(dict.fromkeys(by))].append(name)
     return became
 
@@ -255,7 +263,7 @@ def _placed(
 
     became: Became = defaultdict(list)
     try:
-        hosted = place_model(whole, chip, given=feed, dtype=dtype)
+        hosted = place_model(whole, chip, inputs=feed, dtype=dtype)
     except UnsupportedError as other:
         data["refused"] = str(error if isinstance(error, UnsupportedError) else other)
         for node in whole.graph.node:
@@ -266,10 +274,10 @@ def _placed(
         return None, became
     kept = {node.name: node for part in hosted.parts for node in part.nodes}
     for part in hosted.parts:
-        own = {node.name: node for node in part.nodes}
+        titles = {node.name: node for node in part.nodes}
         if part.imported is not None and part.compiled is not None:
             graph = part.imported.graph
-            for key, names in _verdicts(graph, run_passes(graph, DEFAULT)[0], own).items():
+            for key, names in _verdicts(graph, run_passes(graph, DEFAULT)[0], titles).items():
                 became[key] += names
             data["padded"] += _padded(part.compiled.graph)
     for name, engine in hosted.off_core.items():
@@ -277,15 +285,16 @@ def _placed(
         became[op, "host", (engine,)].append(name)
         reason = hosted.reasons.get(name, "cheaper there: its neighbours, or a launch")
         data["moved"].append({"node": name, "op": op, "engine": engine, "reason": reason})
+    # nodes on no engine were computed beforehand from constants
     for node in (node for node in whole.graph.node if node.name not in kept):
         became[node.op_type, "folded", ()].append(node.name)
     data["placement"] = hosted.summary()["placement"]
     ends = (tensors.inputs_of(whole.graph), whole.graph.output)
     inputs, names = ([entry.name for entry in entries] for entries in ends)
     written = {name for node in kept.values() for name in node.output}
-    known = {name for name in hosted.values if name not in written and name not in inputs}
-    reads = [*inputs, *known]
-    model = h.sub_model(whole, [*kept.values()], reads, names, hosted.values, known)
+    constants = {name for name in hosted.values if name not in written and name not in inputs}
+    reads = [*inputs, *constants]
+    model = h.sub_model(whole, [*kept.values()], reads, names, hosted.values, constants)
     return _with_ends(model, whole), became
 
 
@@ -293,8 +302,8 @@ def _typed(model: ModelProto, graph: Graph, imported: Imported) -> ModelProto:
     """Return a written graph with the names and element types that the source's ends had."""
     import onnx
 
-    before: list[NodeProto] = []
-    after: list[NodeProto] = []
+    casts_in: list[NodeProto] = []
+    casts_out: list[NodeProto] = []
     for entry, kinds in (
         *((e, imported.input_types) for e in model.graph.input),
         *((e, imported.output_types) for e in model.graph.output),
@@ -302,26 +311,29 @@ def _typed(model: ModelProto, graph: Graph, imported: Imported) -> ModelProto:
         name = entry.name
         tensor = entry.type.tensor_type
         is_input = kinds is imported.input_types
-        own = name if is_input else imported.graph.outputs[list(graph.outputs).index(name)]
-        wanted = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(_NUMPY.get(kinds[own], kinds[own])))
-        if tensor.elem_type == wanted and own == name:
+        model_name = name if is_input else imported.graph.outputs[list(graph.outputs).index(name)]
+        element_type = onnx.helper.np_dtype_to_tensor_dtype(
+            np.dtype(_NUMPY.get(kinds[model_name], kinds[model_name]))
+        )
+        if tensor.elem_type == element_type and model_name == name:
             continue
+        # a graph computes in fp16 or int32 where the source's ends are float or int64
         inner = f"{name}.inner"
         cast = onnx.helper.make_node(
             "Cast",
             [name] if is_input else [inner],
-            [inner] if is_input else [own],
-            to=tensor.elem_type if is_input else wanted,
+            [inner] if is_input else [model_name],
+            to=tensor.elem_type if is_input else element_type,
         )
-        (before if is_input else after).append(cast)
+        (casts_in if is_input else casts_out).append(cast)
         for node in model.graph.node:
             for ends in (node.input, node.output):
                 ends[:] = [inner if end == name else end for end in ends]
         for stored in model.graph.initializer:
             stored.name = inner if stored.name == name else stored.name
-        tensor.elem_type = wanted
-        entry.name = own
-    nodes = onnx.GraphProto(node=[*before, *model.graph.node, *after])
+        tensor.elem_type = element_type
+        entry.name = model_name
+    nodes = onnx.GraphProto(node=[*casts_in, *model.graph.node, *casts_out])
     del model.graph.node[:]
     model.graph.node.extend(nodes.node)
     return model
@@ -360,19 +372,19 @@ def _error(ours: Any, theirs: Any) -> float:
     """
     if not h.is_numbers(theirs):
         return 0.0 if np.array_equal(np.asarray(ours), np.asarray(theirs)) else float("inf")
-    got, wanted = (np.asarray(array).astype(np.float64) for array in (ours, theirs))
-    if got.shape != wanted.shape:
+    got, expected = (np.asarray(array).astype(np.float64) for array in (ours, theirs))
+    if got.shape != expected.shape:
         return float("inf")
-    finite = np.isfinite(got) & np.isfinite(wanted)
-    if not np.array_equal(got[~finite], wanted[~finite], equal_nan=True):
+    finite = np.isfinite(got) & np.isfinite(expected)
+    if not np.array_equal(got[~finite], expected[~finite], equal_nan=True):
         return float("inf")
-    scale = float(np.abs(wanted[finite]).max(initial=0.0)) or 1.0
-    return float(np.abs(got[finite] - wanted[finite]).max(initial=0.0)) / scale
+    scale = float(np.abs(expected[finite]).max(initial=0.0)) or 1.0
+    return float(np.abs(got[finite] - expected[finite]).max(initial=0.0)) / scale
 
 
 def _padded(graph: Graph) -> list[dict[str, Any]]:
     """Return the tensors of which a good share is zeros that pad, and which sizes to raise."""
-    found = []
+    rows = []
     for node in graph.nodes:
         kind = graph.types[node.output]
         stored = int(np.prod(kind.stored_shape))
@@ -382,17 +394,17 @@ def _padded(graph: Graph) -> list[dict[str, Any]]:
             names = ("rows", "columns") if fractal else ("channels",)
             sizes = zip(names, kind.shape[-2:] if fractal else kind.shape[1:2], strict=False)
             short = [name for name, size in sizes if size % 16]
-            more = ": a larger batch has more" if short == ["rows"] else ""
-            found.append(
+            note = ": a larger batch has more" if short == ["rows"] else ""
+            rows.append(
                 {
                     "tensor": node.output,
                     "shape": list(kind.shape),
                     "layout": kind.layout,
                     "zeros": zeros,
-                    "advice": f"use {' and '.join(short or names)} in multiples of 16{more}",
+                    "advice": f"use {' and '.join(short or names)} in multiples of 16{note}",
                 }
             )
-    return found
+    return rows
 
 
 def _advice(node: NodeProto, verdict: str, whole: ModelProto) -> str:

@@ -19,8 +19,8 @@ from math import ceil, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.compiler.ir import Fill, Graph, Node
-from ascend_lab.operators.ops import formats, slicing
+from ascend_lab.compiler.ir import Fill, Graph, Node, rules_of
+from ascend_lab.operators.ops import slicing
 
 Mask = NDArray[np.bool_] | None
 Masks = tuple[Mask, ...]
@@ -45,51 +45,56 @@ WHOLE = (
     "rec",
 )
 """Operators that need every element of their inputs, though none of their traits says so."""
+FOLLOWS = (*PRODUCTS, *ATTENTION, *BY_ROW, "trans_data", "transpose")
+"""Operators of which a result needs what the slice rules say, and no less.
+
+Rules of other operators may ask for more than is needed, such as a hull of windows with gaps.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
     """Windows along an axis.
 
-    counts     how many windows hold 0, 1, 2, ... elements that are no padding
-    all_read   every element is in some window
-    all_taps   every tap of the kernel meets some element
-    least      smallest share of the taps that an element meets
+    counts        how many windows hold 0, 1, 2, ... elements that are no padding
+    all_read      every element is in some window
+    all_taps      every tap of the kernel meets some element
+    least_share   smallest share of the taps that an element meets
     """
 
     counts: Counter[int]
     all_read: bool
     all_taps: bool
-    least: float
+    least_share: float
 
 
 @lru_cache(1024)
-def along(
-    size: int, kernel: int, stride: int, pads: slicing.Range, dilation: int, out: int, spread: bool
-) -> Windows:
-    """Return the `out` windows along an axis of `size` elements; padding is no element.
+def along(size: int, window: slicing.Window, count: int) -> Windows:
+    """Return `count` windows along an axis of `size` elements; padding is no element.
 
-    5 elements, kernel 3, stride 1, pads (1, 1): counts are {2: 2, 3: 3}. With `spread` the windows
-    are those of a transposed convolution, whose stride separates the elements that it reads.
+    5 elements, a window of 3, stride 1, one padded element on each side: `counts` are {2: 2, 3: 3},
+    for the first and the last window hold two elements and the three between them three.
     """
     counts = Counter[int]()
-    read = Counter[int]()
+    taps_met = Counter[int]()
     taps = set[int]()
-    for at in range(out):
-        # output i of a transposed convolution reads element (i + pad - t * dilation) / stride at
-        # tap t
-        if spread:
-            steps = ((at + pads[0] - t * dilation, t) for t in range(kernel))
-            elements = [(position // stride, t) for position, t in steps if position % stride == 0]
+    kernel = (window.before + window.after) // window.dilation + 1
+    for out in range(count):
+        if window.inverse:
+            # output i of a transposed convolution reads element (i + pad - t * dilation) / stride
+            # at tap t, where that is a whole number
+            steps = ((out + window.before - t * window.dilation, t) for t in range(kernel))
+            elements = [(p // window.stride, t) for p, t in steps if p % window.stride == 0]
         else:
-            elements = [(at * stride - pads[0] + t * dilation, t) for t in range(kernel)]
+            start = out * window.stride - window.before
+            elements = [(start + t * window.dilation, t) for t in range(kernel)]
         elements = [(i, t) for i, t in elements if 0 <= i < size]
         counts[len(elements)] += 1
-        read.update(i for i, _ in elements)
+        taps_met.update(i for i, _ in elements)
         taps.update(t for _, t in elements)
-    # `read` counts in how many windows, that is taps, each element is
-    least = min(read[i] for i in range(size)) / kernel
-    return Windows(counts, len(read) == size, len(taps) == kernel, least)
+    # each window meets an element with another tap, so that windows count as taps
+    least_share = min(taps_met[i] for i in range(size)) / kernel
+    return Windows(counts, len(taps_met) == size, len(taps) == kernel, least_share)
 
 
 def slides(node: Node) -> bool:
@@ -98,16 +103,12 @@ def slides(node: Node) -> bool:
 
 
 def _windows(graph: Graph, node: Node) -> tuple[Windows, Windows]:
-    size = graph.types[node.inputs[0]].shape[2:]
-    out = graph.types[node.output].shape[2:]
-    shape = () if node.has("pooling") else graph.types[node.inputs[1]].shape[2:]
-    kernel = shape or formats.pair("kernel", node.attr("kernel"))
-    stride = formats.pair("stride", node.attr("stride") or (1 if shape else kernel))
-    pads = formats.pad_pairs("window", node.attr("pad", 0))
-    spread = node.op == "conv_transpose2d"
-    dilation = formats.pair("dilation", node.attr("dilation", 1))
+    """Return the windows along rows and columns, as the slice rules of the node have them."""
+    image = graph.types[node.inputs[0]].shape
+    out = graph.types[node.output].shape
+    rules = rules_of(graph, node)
     rows, columns = (
-        along(size[i], kernel[i], stride[i], pads[i], dilation[i], out[i], spread) for i in range(2)
+        along(image[axis], rules.axes[axis].sources[0].window, out[axis]) for axis in (2, 3)
     )
     return rows, columns
 
@@ -198,28 +199,33 @@ class Needs:
 
     def _need_for(self, node: Node, out: Masks) -> Iterator[tuple[str, Masks]]:
         """Yield (input, masks) that a node needs to compute the results in the masks `out`."""
-        shapes = [self.graph.types[name].shape for name in node.inputs]
-        if node.op in PRODUCTS or node.op in ATTENTION:
-            for name, shape, masks in zip(node.inputs, shapes, _factors(node, out), strict=False):
-                yield name, _fit(masks, shape)
-        elif node.op in BY_ROW:
-            axis = node.attr("axis", -1) % len(out)
-            yield node.inputs[0], (*out[:axis], None, *out[axis + 1 :])
-        elif node.op == "trans_data" or node.has("pointwise", "broadcasts"):
-            yield from ((n, _fit(out, shape)) for n, shape in zip(node.inputs, shapes, strict=True))
-        elif node.op == "transpose":
-            order = node.attr("perm") or tuple(reversed(range(len(out))))
-            back = {axis % len(out): at for at, axis in enumerate(order)}
-            yield node.inputs[0], tuple(out[back[axis]] for axis in range(len(out)))
+        if node.op in FOLLOWS or node.has("pointwise", "broadcasts"):
+            yield from self._followed(node, out)
         elif node.op == "reshape":
-            yield node.inputs[0], _reshaped(out, self.graph.types[node.output].shape, shapes[0])
+            in_shape = self.graph.types[node.inputs[0]].shape
+            yield node.inputs[0], _reshaped(out, self.graph.types[node.output].shape, in_shape)
         elif node.op == "slice":
             steps = node.attr("step") or (1,) * len(out)
             bounds = zip(node.attr("begin"), node.attr("end"), steps, strict=True)
-            read = [np.zeros(size, bool) for size in shapes[0]]
+            read = [np.zeros(size, bool) for size in self.graph.types[node.inputs[0]].shape]
             for mask, bound, inner in zip(read, bounds, out, strict=True):
                 mask[slice(*bound)] = True if inner is None else inner
             yield node.inputs[0], tuple(read)
+
+    def _followed(self, node: Node, out: Masks) -> Iterator[tuple[str, Masks]]:
+        """Yield the needs of a node whose slice rules say which input axes follow an output axis.
+
+        Rows 2 and 3 of a product (8, 100) x (100, 5) need rows 2 and 3 of the first factor, and all
+        of its 100 columns: no output axis stands for these.
+        """
+        rules = rules_of(self.graph, node)
+        for place, name in enumerate(node.inputs):
+            masks: list[Mask] = [None] * len(self.graph.types[name].shape)
+            for rule, mask in zip(rules.axes, out, strict=True):
+                for source in rule.sources:
+                    if source.input == place:
+                        masks[source.axis] = mask
+            yield name, tuple(masks)
 
     def _split(self, node: Node) -> Iterator[tuple[str, Masks]]:
         """Yield the need of a split: along its axis, the ranges of those pieces needed whole."""
@@ -276,8 +282,8 @@ class Needs:
         """
         out = self.graph.types[node.output]
         if node.op in PRODUCTS:
-            first = self.graph.types[node.inputs[0]].shape
-            return out.elements * _up(first[-2 if node.attr("trans_a", False) else -1], depth)
+            first_shape = self.graph.types[node.inputs[0]].shape
+            return out.elements * _up(first_shape[-2 if node.attr("trans_a", False) else -1], depth)
         if node.op in ATTENTION and len(node.inputs) == 3:
             # queries (s, d), keys (t, d), values (t, e)
             (*many, s, d), (*_, t, _), (*_, e) = (self.graph.types[n].shape for n in node.inputs)
@@ -294,9 +300,9 @@ class Needs:
             return 0
         rows, columns = self.windows[node.name]
         steps = sum(
-            many * each * _up(channels * taps_high * taps_wide, depth)
+            many * column_count * _up(channels * taps_high * taps_wide, depth)
             for taps_high, many in rows.counts.items()
-            for taps_wide, each in columns.counts.items()
+            for taps_wide, column_count in columns.counts.items()
         )
         return out.shape[0] * out.shape[1] * steps
 
@@ -440,30 +446,10 @@ class Needs:
         """
         batches = prod(self.graph.types[node.inputs[1]].shape[:-2])
         return (
-            prod(w.least for w in self.windows[node.name])
+            prod(w.least_share for w in self.windows[node.name])
             if node.name in self.windows
             else 1 / batches
         )
-
-
-def _factors(node: Node, out: Masks) -> tuple[Masks, ...]:
-    """Return the masks of both factors of a matrix product: rows of one, columns of the other."""
-    *batch, rows, columns = out
-    if node.op in ATTENTION:
-        return (*batch, rows, None), (*batch, None, None), (*batch, None, columns)
-    first: Masks = (rows, None)
-    second: Masks = (None, columns)
-    if node.attr("trans_a", False):
-        first = (None, rows)
-    if node.attr("trans_b", False) or node.op == "attention_scores":
-        second = (columns, None)
-    return (*batch, *first), (*batch, *second)
-
-
-def _fit(masks: Masks, shape: Sequence[int]) -> Masks:
-    """Return the masks that fit `shape`: None on axes that broadcasting stretches from size 1."""
-    ends = zip(masks[len(masks) - len(shape) :], shape, strict=True)
-    return tuple(m if m is not None and len(m) == size else None for m, size in ends)
 
 
 def _reshaped(out: Masks, shape: Sequence[int], given: Sequence[int]) -> Masks:

@@ -248,14 +248,16 @@ def _starts(compiled: Compiled, first: Start) -> dict[str, Start]:
 
 def _mixed(compiled: Compiled, starts: Mapping[str, Start]) -> set[str]:
     """Return the first kernel of every launch that runs on cube and on vector cores."""
-    first = ""
+    first_launched = ""
     launched = dict[str, list[frozenset[str]]]()
     for task in compiled.tasks:
         if task.lowered is not None and task.name in starts:
             # a launched kernel opens a new launch; the others belong to the last one opened
             is_launched = starts[task.name] in ("cold", "queued")
-            first = task.name if is_launched or not first else first
-            launched.setdefault(first, []).append(sim.units_of(task.lowered.kernel, compiled.chip))
+            first_launched = task.name if is_launched or not first_launched else first_launched
+            launched.setdefault(first_launched, []).append(
+                sim.units_of(task.lowered.kernel, compiled.chip)
+            )
     return {name for name, units in launched.items() if len(frozenset().union(*units)) > 1}
 
 

@@ -29,8 +29,9 @@ from itertools import accumulate
 
 from ascend_lab.compiler import fusion, memory
 from ascend_lab.compiler.aliases import Alias, aliases
+from ascend_lab.compiler.buffers import Buffer
 from ascend_lab.compiler.ir import Graph, pixels
-from ascend_lab.compiler.memory import Buffer, Plan, plan, share
+from ascend_lab.compiler.memory import Plan, plan, share
 from ascend_lab.compiler.tasks import Compiled, CpuKernel, Task
 from ascend_lab.machine.isa import Kernel
 from ascend_lab.machine.sim import DeviceMemory, KernelTimeline
@@ -63,9 +64,9 @@ def live_bytes(graph: Graph) -> list[int]:
     """Return the bytes of the activations alive while each node runs, with its own results."""
     # differences between neighbouring nodes; their running sum is the number of live bytes
     change = [0] * (max(len(graph.nodes), 1) + 1)
-    for name, (first, last_node) in spans(graph).items():
+    for name, (first_node, last_node) in spans(graph).items():
         size = graph.types[name].size_bytes
-        change[first] += size
+        change[first_node] += size
         change[last_node + 1] -= size
     return list(accumulate(change))[:-1]
 
@@ -124,7 +125,7 @@ def buffers_of(compiled: Compiled) -> list[Buffer]:
         if owner.get(name, name) in span:
             span[owner.get(name, name)][1] = end
     lives = ((n, span[n]) for n in span if n not in graph.constants)
-    return [Buffer(n, first, last + 1, sizes[n]) for n, (first, last) in lives]
+    return [Buffer(n, birth, last_task + 1, sizes[n]) for n, (birth, last_task) in lives]
 
 
 def workspaces(task: Task) -> tuple[str, ...]:
@@ -346,8 +347,8 @@ def _held(
             never.update(uses[task.name].reads, uses[task.name].writes)
     # one operator before the network writes the inputs, one after it reads the outputs
     order = [Use((), tuple(written)), *uses.values(), Use(tuple(read_later), ())]
-    held = allocate(order, tensor_bytes(compiled), never, chip.l2.size_bytes)
-    return dict(zip(uses, held[1:], strict=False))
+    in_scratch = allocate(order, tensor_bytes(compiled), never, chip.l2.size_bytes)
+    return dict(zip(uses, in_scratch[1:], strict=False))
 
 
 def _last_reads(compiled: Compiled, places: Places) -> dict[str, dict[str, tuple[int, int]]]:

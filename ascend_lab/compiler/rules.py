@@ -1,23 +1,33 @@
 """Records of fusion: rules that propose nodes for one kernel, and special kernels that plug in.
 
 A rule says which nodes may run together; what lowers them is the head's own kernel. A special
-kernel brings its own lowering, too. It is a module of `ascend_lab.fused` with a list `FUSIONS` of
-records, or `ROW_KERNELS`. Without the module the rest works as before: nothing proposes the group,
-so its nodes become kernels of their own.
+kernel brings its own lowering, too. It is a module of `ascend_lab.fused` with lists:
+
+    FUSIONS             groups of nodes that become one kernel
+    RULES               groups of nodes that the head's own kernel computes
+    PIECE_KERNELS       kernels in place of the usual ones
+    ROW_KERNELS         kernels that compete with those of the vector unit
+    OPERATOR_REWRITES   graphs in other operators, before layouts
+    LAYOUT_REWRITES     graphs in other layouts
+
+Without the module the rest works as before: nothing proposes the group, so its nodes become kernels
+of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ascend_lab.compiler.ir import Graph, Node
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import Chip
+from ascend_lab.machine.sim.timeline import Start
 
 if TYPE_CHECKING:
     from ascend_lab.compiler.lower.piece import Lowered, Piece
@@ -28,7 +38,18 @@ Match = Callable[[Graph, Node], Group | None]
 """From a node to the nodes, itself included, that should run with it, or None."""
 RowKernels = Callable[["Piece", Chip], Iterator["Lowered"]]
 """From a piece that the vector unit computes row by row to other kernels for it, if there are."""
+PieceKernel = Callable[["Piece", Chip, Callable[["Piece"], "Lowered"]], "Lowered | None"]
+"""From a piece, and what lowers other pieces, to the kernel that is taken without asking the clock.
+
+None for pieces that the special kernel does not know.
+"""
+OperatorRewrite = Callable[[Graph, Chip, bool], Graph]
+"""From a graph to one in other operators; told whether two added convolutions may be one kernel."""
 PACKAGE = "ascend_lab.fused"
+JOINT = "JointConvolutionFusionPass"
+"""The name of the rule that makes two convolutions that are added one kernel."""
+SMALL_FIRST_LAYERS = "SmallFirstLayers"
+"""The name of the rewriting that lets first layers read pixels of 4 channels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +94,35 @@ class Fusion:
     smaller: Callable[[Sequence[Group]], Group] = lambda _: ()
 
 
+@dataclass(frozen=True, slots=True)
+class LayoutRewrite:
+    """A rewriting of graphs with layouts to quicker ones, for kernels started so; and its name."""
+
+    name: str
+    apply: Callable[[Graph, Chip, Start], Graph]
+
+
+_switched_off: list[bool] = []
+"""An item for each `without_special_kernels` that is open."""
+
+
+@contextmanager
+def without_special_kernels() -> Iterator[None]:
+    """Compile as if this installation had no special kernels, to see what they are worth."""
+    _switched_off.append(True)
+    try:
+        yield
+    finally:
+        _switched_off.pop()
+
+
+def plugins() -> tuple[ModuleType, ...]:
+    """Return the modules with special kernels that are in use."""
+    return () if _switched_off else _installed()
+
+
 @cache
-def _plugins() -> tuple[ModuleType, ...]:
+def _installed() -> tuple[ModuleType, ...]:
     """Return the modules with special kernels that this installation has.
 
     A module that is not there is left out; one that fails to import raises what it raises.
@@ -96,15 +144,43 @@ def _module(name: str) -> ModuleType | None:
 
 
 @cache
+def _listed(modules: tuple[ModuleType, ...], name: str) -> tuple[Any, ...]:
+    """Return the items of the lists that modules have under one name, in order."""
+    return tuple(item for module in modules for item in getattr(module, name, ()))
+
+
 def fusions() -> tuple[Fusion, ...]:
     """Return the special kernels for groups of nodes, in the order of their rules."""
-    return tuple(fusion for module in _plugins() for fusion in getattr(module, "FUSIONS", ()))
+    return _listed(plugins(), "FUSIONS")
 
 
-@cache
+def special_rules() -> tuple[Rule, ...]:
+    """Return the rules of special kernels in order of priority."""
+    rules = list[Rule]()
+    for module in plugins():
+        rules += getattr(module, "RULES", ())
+        rules += [fusion.rule for fusion in getattr(module, "FUSIONS", ())]
+    return tuple(rules)
+
+
+def piece_kernels() -> tuple[PieceKernel, ...]:
+    """Return what writes special kernels in place of the usual ones; the first that does counts."""
+    return _listed(plugins(), "PIECE_KERNELS")
+
+
 def row_kernels() -> tuple[RowKernels, ...]:
     """Return what writes special kernels for rows."""
-    return tuple(write for module in _plugins() for write in getattr(module, "ROW_KERNELS", ()))
+    return _listed(plugins(), "ROW_KERNELS")
+
+
+def operator_rewrites() -> tuple[OperatorRewrite, ...]:
+    """Return the rewritings of graphs in operators that have kernels."""
+    return _listed(plugins(), "OPERATOR_REWRITES")
+
+
+def layout_rewrites() -> tuple[LayoutRewrite, ...]:
+    """Return the rewritings of graphs with layouts."""
+    return _listed(plugins(), "LAYOUT_REWRITES")
 
 
 def special_form(graph: Graph, group: Group) -> tuple[Fusion, Sequence[Group]] | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from ascend_lab.compiler.draft import Draft, given_attrs
-from ascend_lab.compiler.ir import Graph, Node, operator_of, pixels, verify
+from ascend_lab.compiler.ir import Graph, Node, operator_of, pixels, rules_of, verify
 from ascend_lab.compiler.lower.piece import read_outside
 from ascend_lab.compiler.placement import live_bytes
 from ascend_lab.errors import AscendLabError, InputError, ShapeError
@@ -23,11 +23,6 @@ from ascend_lab.operators.ops.slicing import AxisRule, Cut, Range, SliceRules, c
 
 Rules = Mapping[str, SliceRules]
 """Slice rules of every node of a graph, by name, at its full shapes."""
-
-
-def rules_of(graph: Graph, node: Node) -> SliceRules:
-    """Return the slice rules of a node at its shapes."""
-    return operator_of(node.op).slice_rules([t.shape for t in graph.in_types(node)], node.attrs)
 
 
 def all_rules(graph: Graph) -> Rules:
@@ -81,6 +76,7 @@ def walk(graph: Graph, rules: Rules, axes: Mapping[str, int], wanted: Mapping[st
     """Return what these ranges of the outputs need; raise `ShapeError` for padding only."""
     need = dict(wanted)
     parts = {}
+    # backward: all readers of a tensor have said which range they need before its writer is cut
     for node in reversed(graph.nodes):
         span = hull(need[name] for name in node.outputs if name in need)
         need.update(dict.fromkeys(node.outputs, span))
@@ -218,6 +214,7 @@ def obstacle(graph: Graph, node: Node) -> str:
         rules = rules_of(graph, node)
     except AscendLabError as error:
         return str(error)
+    # an operand that broadcasts along rows only would be cut along columns only
     cut_inputs = []
     for axis in (ROWS, COLUMNS):
         rule = rules.axes[axis]
@@ -332,6 +329,7 @@ class Grid:
         """Return the fewest columns that fit with `rows` rows of tiles, at most `most`; else 0."""
         low = 1
         high = most
+        # more columns are smaller tiles, which fit if larger ones do: bisection is right
         if most < 1 or not self.fits(rows, most):
             return 0
         while low < high:

@@ -13,9 +13,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from types import ModuleType
 
 from ascend_lab import errors
-from ascend_lab.compiler import aliases, ir, lower as lowering
+from ascend_lab.compiler import aliases, ir, lower as lowering, rules
 from ascend_lab.compiler.lower import CONVOLUTIONS, PRODUCTS, Choice, Lowered, Piece, lower
 from ascend_lab.compiler.lower.piece import near_memory
 from ascend_lab.machine import isa, sim
@@ -265,7 +266,7 @@ def lowered_once(
     piece: Piece, chip: Chip, choice: Choice | None = None, start: Start = "queued"
 ) -> Lowered:
     """Return the kernel of a piece; an equal piece is lowered for a chip only once."""
-    return _lowered(piece, chip, choice, _operators(piece), _price(piece, chip, start))
+    return _lowered(piece, chip, choice, _known(piece), _price(piece, chip, start))
 
 
 def cycles_started(piece: Piece, chip: Chip, start: Start, *, warm: bool = False) -> int:
@@ -275,7 +276,7 @@ def cycles_started(piece: Piece, chip: Chip, start: Start, *, warm: bool = False
     than half of it.
     """
     price = _price(piece, chip, start)
-    cycles, mix_cycles = _cycles(piece, chip, _operators(piece), warm, price)
+    cycles, mix_cycles = _cycles(piece, chip, _known(piece), warm, price)
     # inside a super kernel a mix kernel starts on "both" kinds of cores
     start = "both" if start == "across" and mix_cycles else start
     return cycles + start_cycles(chip, start, mix_cycles)
@@ -293,9 +294,15 @@ def _price(piece: Piece, chip: Chip, start: Start) -> Start:
     return "across" if mixes and not launched else "queued"
 
 
-def _operators(piece: Piece) -> tuple[Operator, ...]:
-    """Return the nodes' operators: an operator that is registered again is lowered again."""
-    return tuple(ir.operator_of(node.op) for node in piece.graph.nodes)
+Known = tuple[tuple[Operator, ...], tuple[ModuleType, ...]]
+
+
+def _known(piece: Piece) -> Known:
+    """Return the nodes' operators and the special kernels that a kernel depends on.
+
+    An operator that is registered again is lowered again.
+    """
+    return tuple(ir.operator_of(node.op) for node in piece.graph.nodes), rules.plugins()
 
 
 @lru_cache(REMEMBERED)
@@ -303,11 +310,11 @@ def _lowered(
     piece: Piece,
     chip: Chip,
     choice: Choice | None,
-    operators: tuple[Operator, ...],
+    known: Known,
     start: Start,
 ) -> Lowered:
     def cached(other: Piece) -> Lowered:
-        return _lowered(other, chip, choice, operators, start)
+        return _lowered(other, chip, choice, known, start)
 
     lowered = lower(piece, chip, choice, start, cached)
     # constants may be packed for the kernel; activations must lie as their layout says
@@ -322,10 +329,8 @@ def _lowered(
 
 
 @lru_cache(REMEMBERED)
-def _cycles(
-    piece: Piece, chip: Chip, operators: tuple[Operator, ...], warm: bool, start: Start
-) -> tuple[int, int]:
-    lowered = _lowered(piece, chip, None, operators, start)
+def _cycles(piece: Piece, chip: Chip, known: Known, warm: bool, start: Start) -> tuple[int, int]:
+    lowered = _lowered(piece, chip, None, known, start)
     memory = None
     if warm and lowered.near is not None:
         return lowered.near

@@ -13,12 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ascend_lab.compiler import draft, fusion, lower, placement, tasks
+from ascend_lab.compiler import draft, fusion, placement, tasks
 from ascend_lab.compiler.compile import DEFAULT_ROAD, Front, Road, finish_stages
-from ascend_lab.compiler.evaluate import macs
+from ascend_lab.compiler.counts import macs
 from ascend_lab.compiler.ir import SMALL_PIXELS, Graph, Node
+from ascend_lab.compiler.layout import images_outermost
 from ascend_lab.compiler.network import NetworkTimeline, OperatorTime, simulate_graph
 from ascend_lab.compiler.placement import KERNEL_PIXELS, live_bytes, too_large, weight_bytes
+from ascend_lab.compiler.rules import SMALL_FIRST_LAYERS
 from ascend_lab.compiler.slice import Box, Grid, Step, obstacle, part_of, whole_inputs
 from ascend_lab.errors import CapacityError
 from ascend_lab.machine.chip import Chip
@@ -51,6 +53,7 @@ class Tiled:
 
         Of a network without any it is the share of elements.
         """
+        # pooling alone has no products: elements stand for its work
         count = macs if macs(self.graph) else work
         return sum(_sum(step, count) for step in self.steps) / max(1, count(self.graph)) - 1.0
 
@@ -62,12 +65,13 @@ def work(graph: Graph) -> int:
 
 
 def _sum(step: Step, count: Callable[[Graph], int]) -> int:
-    each = [count(kind) for kind in step.kinds]
-    return sum(each[tile.kind] for tile in step.tiles) if step.tiles else count(step.graph)
+    counts = [count(kind) for kind in step.kinds]
+    return sum(counts[tile.kind] for tile in step.tiles) if step.tiles else count(step.graph)
 
 
 def _extra(step: Step) -> int:
     """Return the cost of tiles: what they compute again and the copies in and out."""
+    # every tile copies its inputs in and its outputs out
     copied = _sum(step, lambda g: sum(g.types[n].elements for n in (*g.inputs, *g.outputs)))
     return _sum(step, work) - work(step.graph) + BALANCE * copied
 
@@ -83,6 +87,7 @@ def tile_graph(graph: Graph, limit_bytes: int, *, most_pixels: int | None = None
     live = live_bytes(graph)
     large = too_large(graph, limit_bytes, most_pixels)
     chosen: list[_Part] = []
+    # a network that fits has no large node: nothing is tiled
     for start, end in _runs(graph, large) if large else ():
         over = [i for i in large if start <= i < end]
         if over:
@@ -93,6 +98,7 @@ def tile_graph(graph: Graph, limit_bytes: int, *, most_pixels: int | None = None
         steps += [*_whole(graph, done, part.start), part.step]
         done = part.stop
     steps += _whole(graph, done, len(graph.nodes))
+    # inside a tiled part, what a node needs whole does not count: its tiles do
     inside = {i for part in chosen for i in range(part.start, part.stop)}
     peaks = [n for i, n in enumerate(live) if i not in inside] + [p.peak_bytes for p in chosen]
     return Tiled(graph, tuple(steps), limit_bytes, weight_bytes(graph) + max(peaks))
@@ -111,6 +117,7 @@ def _runs(graph: Graph, large: Sequence[int]) -> Iterator[tuple[int, int]]:
     written = set[str]()
     for i, node in enumerate(graph.nodes):
         reason = obstacle(graph, node)
+        # an operator that reads a tensor whole cannot share tiles with the tensor's writer
         if reason or whole_inputs(graph, node) & written:
             if start < i:
                 yield start, i
@@ -130,7 +137,7 @@ def _runs(graph: Graph, large: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Nodes start .. stop-1 in tiles, and the most bytes of activations there meanwhile."""
+    """Nodes start .. stop-1 in tiles, and the peak of activations while they run."""
 
     start: int
     stop: int
@@ -142,20 +149,24 @@ def _parts(
     graph: Graph, start: int, end: int, over: Sequence[int], limit: int, pixels: int | None
 ) -> list[_Part]:
     """Return the tiled parts of a run: one for all large nodes, or one for each group of them."""
+    # groups of adjacent large nodes: 3, 4, 9 are (3, 4) and (9)
     firsts = [i for i in over if i - 1 not in over]
     lasts = [i for i in over if i + 1 not in over]
-    one = [(start, over[-1], end)]
-    each = list(zip(firsts, lasts, [*firsts[1:], end], strict=True))
-    found = list[list[_Part]]()
+    as_one_part = [(start, over[-1], end)]
+    part_per_group = list(zip(firsts, lasts, [*firsts[1:], end], strict=True))
+    candidates = list[list[_Part]]()
     problem = None
-    for way in (one, each) if each != one else (one,):
+    for ends_of_parts in (
+        (as_one_part, part_per_group) if part_per_group != as_one_part else (as_one_part,)
+    ):
         try:
-            found.append([_part(graph, *ends, limit, pixels) for ends in way])
+            candidates.append([_part(graph, *ends, limit, pixels) for ends in ends_of_parts])
         except CapacityError as error:
+            # the first error speaks of the whole run: it is the one to report
             problem = problem or error
-    if not found:
+    if not candidates:
         raise problem or AssertionError
-    return min(found, key=lambda parts: sum(_extra(part.step) for part in parts))
+    return min(candidates, key=lambda parts: sum(_extra(part.step) for part in parts))
 
 
 def _part(graph: Graph, start: int, last: int, end: int, limit: int, pixels: int | None) -> _Part:
@@ -166,44 +177,50 @@ def _part(graph: Graph, start: int, last: int, end: int, limit: int, pixels: int
     """
     weights = weight_bytes(graph)
     alive = placement.spans(graph)
-    found = list[_Part]()
-    least = list[int]()
+    candidates = list[_Part]()
+    least_bytes = list[int]()
+    # an elementwise node is fused with the node in front of it, if no border lies between
     stops = [s for s in range(last + 1, end) if not graph.nodes[s].has("lanes")]
     for stop in _ends(graph, alive, start, [*stops, end]):
-        own = part_of(graph, graph.nodes[start:stop], f"{graph.name}.{start}")
-        before = {
+        sub = part_of(graph, graph.nodes[start:stop], f"{graph.name}.{start}")
+        live_outside = {
             n for n, (a, b) in alive.items() if b >= start and (a < start or n in graph.inputs)
         }
-        resident = sum(graph.types[n].size_bytes for n in {*own.inputs, *own.outputs, *before})
-        grid = Grid(own, limit - weights - resident, pixels)
+        resident = sum(
+            graph.types[n].size_bytes for n in {*sub.inputs, *sub.outputs, *live_outside}
+        )
+        grid = Grid(sub, limit - weights - resident, pixels)
         step = grid.least()
         if step:
             peak = resident + max(max(live_bytes(kind)) for kind in step.kinds)
-            found.append(_Part(start, stop, step, peak))
-        least.append(weights + resident + grid.smallest())
-    if not found:
+            candidates.append(_Part(start, stop, step, peak))
+        least_bytes.append(weights + resident + grid.smallest())
+    if not candidates:
+        needed_bytes = min(*least_bytes, placement.peak_bytes(graph))
         raise CapacityError(
-            f"{graph.name}: about {min(*least, placement.peak_bytes(graph))} B of device memory "
+            f"{graph.name}: about {needed_bytes} B of device memory "
             f"for {graph.nodes[start].name} .. {graph.nodes[last].name} whole or in the smallest "
             f"tiles, {weights} B of it weights",
             f"{limit} B",
             "use a chip with more memory or a smaller input",
         )
-    return min(found, key=lambda part: (_extra(part.step), part.stop))
+    # of equal ones the shortest: more of the network runs whole
+    return min(candidates, key=lambda part: (_extra(part.step), part.stop))
 
 
 def _ends(graph: Graph, alive: Mapping[str, Range], start: int, stops: Sequence[int]) -> list[int]:
-    """Return the first of the stops and the last, and some at which fewer bytes cross than near.
+    """Return the first and the last stop, and some at which fewer bytes cross than beside them.
 
-    What crosses is written from node `start` on and needed at the stop or behind it.
+    The bytes that cross are written from node `start` on and needed at the stop or behind it.
     """
 
     def crossing(stop: int) -> int:
-        found = (n for n, (a, b) in alive.items() if start <= a < stop)
-        needed = (n for n in found if alive[n][1] >= stop or n in graph.outputs)
+        written = (n for n, (a, b) in alive.items() if start <= a < stop)
+        needed = (n for n in written if alive[n][1] >= stop or n in graph.outputs)
         return sum(graph.types[n].size_bytes for n in needed if n not in graph.inputs)
 
     cost = [crossing(stop) for stop in stops]
+    # local minima, such as behind a pooling; every n-th of them where there are many
     low = [stops[i] for i in range(1, len(cost) - 1) if cost[i - 1] > cost[i] <= cost[i + 1]]
     inner = low[:: -(-len(low) // INNER_ENDS)] if low else []
     return sorted({stops[0], *inner, stops[-1]})
@@ -219,6 +236,7 @@ class TiledTimeline(NetworkTimeline):
 
     def repeated(self) -> list[tuple[OperatorTime, int]]:
         """Return every kernel once, and how often it runs."""
+        # tiles of one kind share the object, so that it stands for the kind
         counts = Counter(map(id, self.operators))
         return [(op, counts[i]) for i, op in {id(op): op for op in self.operators}.items()]
 
@@ -243,13 +261,12 @@ def tile_for(
     at any column, pixels of 4 channels at every fourth: in tiles, first layers read whole blocks.
     """
     limit = chip.device_memory.size_bytes if limit_bytes is None else limit_bytes
-    laid_out = lower.blocks.images_outermost(front.laid_out)
+    laid_out = images_outermost(front.laid_out)
     tiled = tile_graph(laid_out, limit, most_pixels=KERNEL_PIXELS)
     if tiled.tile_count and any(t.layout == SMALL_PIXELS for t in front.laid_out.types.values()):
-        plain = replace(road, small=False)
-        laid_out = lower.blocks.images_outermost(
-            plain.lay_out(plain.prepare(front.rewritten, chip), chip)
-        )
+        left_out = road.layouts.left_out | {SMALL_FIRST_LAYERS}
+        plain = replace(road, layouts=replace(road.layouts, left_out=left_out))
+        laid_out = images_outermost(plain.lay_out(plain.prepare(front.rewritten, chip), chip))
         tiled = tile_graph(laid_out, limit, most_pixels=KERNEL_PIXELS)
     return tiled
 
@@ -271,7 +288,8 @@ def simulate_within(
     except CapacityError as error:
         problem = error
     stages = finish_stages(front, chip, road)
-    if problem and placement.planned_bytes(stages.compiled) > limit:  # fusion may have saved it
+    # a fused group writes no tensor between its nodes, so that the network may fit after all
+    if problem and placement.planned_bytes(stages.compiled) > limit:
         raise problem
     return stages.timeline(), stages.fused
 
@@ -281,12 +299,15 @@ def simulate_tiled(tiled: Tiled, chip: Chip, road: Road = DEFAULT_ROAD) -> Tiled
     work = _Timer(chip, road)
     for step in tiled.steps:
         work.add(step)
-    first = work.operators[:1]
-    others = work.operators[1:]
+    first_operator = work.operators[:1]
+    later_operators = work.operators[1:]
     return TiledTimeline(
         tiled.graph.name,
         chip,
-        (*(replace(op, timeline=replace(op.timeline, start="cold")) for op in first), *others),
+        (
+            *(replace(op, timeline=replace(op.timeline, start="cold")) for op in first_operator),
+            *later_operators,
+        ),
         work.written_back_bytes,
         tiled,
         fusion.Fused((), work.counts),
@@ -337,10 +358,10 @@ class _Timer:
         (top, bottom), (left, right) = box
         title = f"{verb} {name} {bottom - top}x{right - left}"
         if title not in self.copies:
-            part = replace(kind, shape=(*kind.shape[:2], bottom - top, right - left))
-            attrs = {"begin": (0, 0, 0, 0), "end": part.shape}
+            tile_type = replace(kind, shape=(*kind.shape[:2], bottom - top, right - left))
+            attrs = {"begin": (0, 0, 0, 0), "end": tile_type.shape}
             node = Node(title, "slice", (name,), ("part",), attrs)
-            small = Graph(title, (name,), ("part",), (node,), {name: kind, "part": part})
+            small = Graph(title, (name,), ("part",), (node,), {name: kind, "part": tile_type})
             copy = tasks.compile_tasks(small, self.chip, ((node,),))
             self.copies[title] = simulate_graph(copy, first="queued")
         return self.copies[title]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.compiler import aliases, evaluate, ir
+from ascend_lab.compiler import aliases, evaluate, ir, overflow
 from ascend_lab.compiler.lower import packed
 from ascend_lab.compiler.tasks import Compiled, CpuKernel, Task
 from ascend_lab.machine import sim
@@ -27,7 +27,7 @@ def run_tasks(
     compiled: Compiled,
     inputs: Mapping[str, Any],
     names: Sequence[str] = (),
-    overflows: list[evaluate.Overflow] | None = None,
+    overflows: list[overflow.Overflow] | None = None,
 ) -> dict[str, ir.Values]:
     """Return the outputs as the kernels compute them, on poisoned memory and in their formats.
 
@@ -41,10 +41,11 @@ def run_tasks(
         live[name] = packed(graph.types[name], array)
         if overflows is not None:
             entry = ir.Node(name, "input", (), (name,))
-            given = np.asarray(inputs[name])
-            lost = evaluate.overflow_of(entry, (), [given], [graph.types[name].dtype])
+            array_given = np.asarray(inputs[name])
+            lost = overflow.overflow_of(entry, (), [array_given], [graph.types[name].dtype])
             overflows += [lost] if lost else []
     for task in compiled.tasks:
+        # kernels hold 32 bits and would wrap silently
         _check_int64(task, compiled, live)
         beyond: list[bool] = []
         written = _run(task, compiled, live, partial(beyond.append, True))
@@ -63,34 +64,36 @@ def _overflows(
     live: Mapping[str, ir.Values],
     written: Mapping[str, ir.Values],
     beyond: bool,
-) -> list[evaluate.Overflow]:
+) -> list[overflow.Overflow]:
     """Return the nodes of a task whose finite numbers left their format.
 
-    A kernel tells that some did (`beyond`), not which: each node is computed again, exactly.
+    A kernel tells that some did (`beyond`), but not which: each node is computed again in fp64.
     """
     graph = compiled.graph
     lowered = task.lowered
     if lowered is None:
         return []
-    halves = [name for name in written if graph.types[name].dtype in evaluate.MOST]
+    # the formats that networks are converted to: models come in fp32
+    halves = [name for name in written if graph.types[name].dtype in overflow.MOST]
     lost = not all(_finite(written[name]) for name in halves)
     if not beyond and not (lost and isinstance(lowered.kernel, CpuKernel)):
         return []
     nodes = [graph.producers[task.piece.names[node.output]] for node in task.piece.graph.nodes]
     unknown = [
-        evaluate.Overflow(node.name, node.op, graph.types[node.output].dtype, None, None)
+        overflow.Overflow(node.name, node.op, graph.types[node.output].dtype, None, None)
         for node in nodes
-        if graph.types[node.output].dtype in evaluate.MOST
+        if graph.types[node.output].dtype in overflow.MOST
     ]
     if not unknown or (compiled.bare and task.piece.constants):
         return unknown
-    found, values = _computed_again(graph, nodes, live)
-    if not found and lost and all(_finite(array) for array in values.values()):
-        return unknown[-1:]  # inside the kernel: what the nodes read and write is finite
-    return found
+    overflows, values = _computed_again(graph, nodes, live)
+    if not overflows and lost and all(_finite(array) for array in values.values()):
+        # inside the kernel: what the nodes read and write is finite
+        return unknown[-1:]
+    return overflows
 
 
-def overflows_of(graph: ir.Graph, inputs: Mapping[str, Any]) -> list[evaluate.Overflow]:
+def overflows_of(graph: ir.Graph, inputs: Mapping[str, Any]) -> list[overflow.Overflow]:
     """Return which nodes of a graph in its formats overflow for some inputs, without kernels."""
     arrays = evaluate.checked_inputs(graph, inputs)
     live = {name: packed(graph.types[name], array) for name, array in arrays.items()}
@@ -99,23 +102,23 @@ def overflows_of(graph: ir.Graph, inputs: Mapping[str, Any]) -> list[evaluate.Ov
 
 def _computed_again(
     graph: ir.Graph, nodes: Sequence[ir.Node], live: Mapping[str, ir.Values]
-) -> tuple[list[evaluate.Overflow], dict[str, ir.Values]]:
+) -> tuple[list[overflow.Overflow], dict[str, ir.Values]]:
     """Return which nodes overflow when each is computed exactly, and all that they read or write.
 
     What a node writes is rounded to its format before the next reads it.
     """
-    found: list[evaluate.Overflow] = []
+    overflows: list[overflow.Overflow] = []
     values: dict[str, ir.Values] = {}
     for node in nodes:
         values |= {n: _logical_of(graph, n, live) for n in node.inputs if n not in values}
         arrays = [values[name] for name in node.inputs]
         exact = evaluate.exact_values(graph, node, arrays)
         kinds = graph.out_types(node)
-        lost = evaluate.overflow_of(node, arrays, exact, [kind.dtype for kind in kinds])
-        found += [lost] if lost else []
+        lost = overflow.overflow_of(node, arrays, exact, [kind.dtype for kind in kinds])
+        overflows += [lost] if lost else []
         for name, value, kind in zip(node.outputs, exact, kinds, strict=True):
             values[name] = formats.round_to(value, kind.dtype).reshape(kind.shape)
-    return found, values
+    return overflows, values
 
 
 def _finite(array: ir.Values) -> bool:
@@ -171,6 +174,7 @@ def _run(
     if isinstance(kernel, CpuKernel):
         node = graph.node(task.name)
         return run_cpu(graph, node, [stored(name) for name in node.inputs])
+    # small tensors of the kernel's own, such as tables of indices
     tensors = dict(task.lowered.extra)
     for buffer in kernel.tensors:
         if buffer.name.partition(".")[0] in inputs:
@@ -183,20 +187,21 @@ def _named_anew(graph: ir.Graph, node: ir.Node, given: Sequence[ir.Values]) -> d
     """Return what a view writes: its operand, parts of it, or its operands one behind the other."""
     if node.op not in aliases.CUTTING:
         return {node.output: np.concatenate(given) if len(given) > 1 else given[0]}
-    found = {}
+    views = {}
     for name, offset in zip(node.outputs, aliases.cut_offsets(graph, node) or (), strict=True):
         kind = graph.types[name]
-        first = offset // DTYPE_BYTES[kind.dtype]
-        found[name] = given[0][first : first + math.prod(kind.stored_shape)]
-    return found
+        # an offset in bytes, from the start of the operand
+        start = offset // DTYPE_BYTES[kind.dtype]
+        views[name] = given[0][start : start + math.prod(kind.stored_shape)]
+    return views
 
 
 def run_cpu(graph: ir.Graph, node: ir.Node, stored: Sequence[ir.Values]) -> dict[str, ir.Values]:
     """Return what a node writes, from and to flat arrays as they lie in memory."""
     arrays = [logical(kind, flat) for kind, flat in zip(graph.in_types(node), stored, strict=True)]
-    found = evaluate.compute(graph, node, arrays)
+    results = evaluate.compute(graph, node, arrays)
     return {
-        n: packed(graph.types[n], np.asarray(v)) for n, v in zip(node.outputs, found, strict=True)
+        n: packed(graph.types[n], np.asarray(v)) for n, v in zip(node.outputs, results, strict=True)
     }
 
 

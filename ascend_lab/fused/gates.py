@@ -13,8 +13,8 @@ import numpy as np
 
 from ascend_lab.compiler.fusion import elementwise_chain
 from ascend_lab.compiler.ir import Graph, Node, Values, only_reader
+from ascend_lab.compiler.layout import scale_of
 from ascend_lab.compiler.lower import conv
-from ascend_lab.compiler.lower.blocks import scale_of
 from ascend_lab.compiler.lower.piece import Form, Lowered, Piece
 from ascend_lab.compiler.rules import Fusion, Group, Rule
 from ascend_lab.errors import UnsupportedError

@@ -36,7 +36,7 @@ from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.machine.isa import FRACTAL, Affine, KernelBuilder, Launch, Program, Tile, up
 from ascend_lab.operators.kernels import conv_windows
 from ascend_lab.operators.kernels.conv_tiles import load_l0b_weights
-from ascend_lab.operators.kernels.epilogue_emit import Channels, drain, held_channels
+from ascend_lab.operators.kernels.epilogue_emit import Channels, Memory, drain, held_channels
 from ascend_lab.operators.kernels.planes import Own, plane_launch
 from ascend_lab.operators.kernels.tiles import Area, chunks, repeat, segments, sum_queue
 
@@ -316,7 +316,7 @@ class _Writer:
                 half.add(self.acc, (self.left, self.ones), window, view, near)
                 pieces = ((0, pixel, size),)
                 area = Area(Affine(), pieces, self.blocks, band.pixels, 1, m, size)
-                drain(half.finish, self.acc, planes, area, first, held)
+                drain(half.finish, self.acc, ((planes, area),), first, held)
 
             yield tile
         self.planes.enqueue()
@@ -346,11 +346,11 @@ class _Writer:
                 half.add(self.acc, (self.left, self.ones), window, view, near)
                 own = turn.pixel, self.blocks, window
                 area = conv_windows.area_of(shape, place, plane, turn.down, own)
-                also: tuple[tuple[Tile, Area], ...] = ()
+                places: tuple[tuple[Memory, Area], ...] = ((self.y, area),)
                 if self.means and slot:
                     pixel = turn.down * ow + turn.pixel
-                    also = ((slot, self.means.place(area, pixel)),)
-                drain(half.finish, self.acc, self.y, area, first, held, also)
+                    places += ((slot, self.means.place(area, pixel)),)
+                drain(half.finish, self.acc, places, first, held)
 
             yield tile
         self.planes.free()

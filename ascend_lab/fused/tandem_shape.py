@@ -9,10 +9,11 @@ from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import FRACTAL, Affine, Buffer, KernelBuilder, Queue, Region, Tile, up
 from ascend_lab.operators.kernels import conv_shape, epilogue_emit, tiles
-from ascend_lab.operators.kernels.conv_tiles import Feeds, add_products
+from ascend_lab.operators.kernels.conv_tiles import WindowFeed
 from ascend_lab.operators.kernels.conv_windows import Window, tiles_per_image, window_of
 from ascend_lab.operators.kernels.epilogue import PLAIN, Epilogue, check_epilogue
 from ascend_lab.operators.kernels.epilogue_plan import CubeBias
+from ascend_lab.operators.kernels.tiles import ResidentFeed, Sums, accumulate, sums_region
 
 SUMS = "fp32"
 Job = tuple[conv_shape.ConvShape, Epilogue | None]
@@ -227,13 +228,14 @@ class Half:
         count = self.blocks
         c = acc.alloc()
         loads = up(self.deep, left.buffer.elements // (m * AREA))
-        feeds = Feeds(left, left, up(self.deep, loads))  # all as deep, about
+        tile_depth = up(self.deep, loads)  # all as deep, about
         wide, units = (1, 1) if self.single else (count, self.shape.blocks[0])
-        sizes = wide, Affine(), units
         with tiles.repeat(k, "block", count if self.single else 1) as j:
             one = replace(view, offset=view.offset + j * view.strides[0])
-            starts = j * (self.deep * AREA), j * (m * AREA)
-            add_products(k, self.shape, feeds, c, window, one, (None, near), sizes, None, starts)
+            x = WindowFeed(k, left, m, self.shape, window, one)
+            weights = ResidentFeed(near, wide, j * (self.deep * AREA))
+            sums = Sums(sums_region(c, m, wide, j * (m * AREA)))
+            accumulate(k, sums, x, weights, units * self.shape.taps, tile_depth)
         if self.bias and ones:
             a = ones.region(0, (m, 1, FRACTAL, FRACTAL))
             b = near.region(self.deep * count * AREA, (1, count, FRACTAL, FRACTAL))

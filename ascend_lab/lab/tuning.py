@@ -33,6 +33,7 @@ from ascend_lab.aoe.vector import VectorMeasure, VectorSpace, bound
 from ascend_lab.aoe.vector.layout import Layout, lay
 from ascend_lab.aoe.vector.nest import LEAST, NestSpace
 from ascend_lab.compiler import Compiled, Graph, Road, like_cann, passes, simulate_graph
+from ascend_lab.compiler.compile import Layouts
 from ascend_lab.compiler.layout import assign_layouts
 from ascend_lab.compiler.lower import CONVOLUTIONS, Choice, Lowered, Piece, conv, matmul, vector
 from ascend_lab.compiler.tasks import CpuKernel, lowered_once
@@ -224,8 +225,7 @@ def _compiler(graph: Graph, chip: Chip) -> Callable[[frozenset[str]], Compiled]:
         road = Road(
             passes.DEFAULT if "rewriting" in on else (),
             dtype="fp16",
-            joined=follow,
-            layouts=partial(assign_layouts, follow=follow),
+            layouts=Layouts(partial(assign_layouts, follow=follow), joined=follow),
             fusion="fusion" in on,
         )
         return road.stages(graph, believed).compiled

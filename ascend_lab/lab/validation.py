@@ -19,6 +19,8 @@ from typing import Any
 from ascend_lab import cluster
 from ascend_lab.cluster.train import StepProfile, all_reduce_cost, profile_training, step_timeline
 from ascend_lab.compiler import Road, bound, ledger, zoo
+from ascend_lab.compiler.compile import Layouts
+from ascend_lab.compiler.rules import SMALL_FIRST_LAYERS
 from ascend_lab.machine import isa, sim
 from ascend_lab.machine.chip import Chip, load_chip
 from ascend_lab.operators import kernels
@@ -233,7 +235,9 @@ def network_rows(names: Iterable[str] = ()) -> Iterator[NetworkRow]:
             chip = load_chip(entry["chip"])
             graph = zoo.build(entry["name"], batch=batch, **entry.get("settings", {}))
             passes = [name for name in Road().passes if name not in entry.get("without", ())]
-            stages = Road(passes, small=entry.get("small_channel", False)).stages(graph, chip)
+            small_channel = entry.get("small_channel", False)
+            left_out = frozenset() if small_channel else frozenset({SMALL_FIRST_LAYERS})
+            stages = Road(passes, layouts=Layouts(left_out=left_out)).stages(graph, chip)
             times = stages.timeline()
             terms = ledger(times, bound.bound_of(stages.rewritten, chip))
             both = batch / rates[batch], times.time_s

@@ -18,15 +18,15 @@ from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.sim import execute, simulate
 from ascend_lab.operators.kernels.conv import conv_launch
-from ascend_lab.operators.kernels.conv_shape import (
-    ConvShape,
+from ascend_lab.operators.kernels.conv_shape import ConvShape
+from ascend_lab.operators.kernels.gemm import gemm_launch
+from ascend_lab.operators.kernels.gemm_schedule import GemmSchedule, GemmShape
+from ascend_lab.operators.kernels.operand_packing import (
     pack_conv,
     pack_gemm,
     unpack_conv,
     unpack_gemm,
 )
-from ascend_lab.operators.kernels.gemm import gemm_launch
-from ascend_lab.operators.kernels.gemm_schedule import GemmSchedule, GemmShape
 
 NAMES = ("replays", "values", "quicker")
 TRIALS = 24

@@ -52,14 +52,6 @@ def test_the_built_in_bank_finds_what_was_written(entries):
         assert again.read_bytes() == file.read_bytes()
 
 
-def test_the_built_in_bank_is_small(tmp_path):
-    file = tmp_path / "bank.gz"
-    text = "conv2d of a long description " * 20
-    write_builtin([entry(f"{text} {i}", seed=i % 5) for i in range(500)], file)
-    assert file.stat().st_size < 500 * 40
-    assert len(bank.builtin_entries(file)) == 500
-
-
 def test_the_package_works_without_the_file_and_with_the_one_it_has(tmp_path):
     assert dict(bank.builtin_entries(tmp_path / "none.gz")) == {}
     for e in bank.builtin_entries(bank.BUILTIN_FILE).values():
@@ -181,21 +173,6 @@ def test_the_published_flow(custom, builtin, case, bank):
         assert bank == "custom" or origin == ("builtin" if outcome == "reserved" else "custom")
 
 
-def test_another_process_that_was_faster_is_respected(custom):
-    with Knowledge(custom, None) as one, Knowledge(custom, None) as two:
-        assert one.find(KEY) is None
-        assert two.keep(entry(after_cycles=105)) == "add"
-        assert settle(one, ENTRY) == "reserved"
-        assert one.find(KEY) == (entry(after_cycles=105), "custom")
-
-
-def test_the_summary_counts_under_the_published_names():
-    counts = {"add": 1, "hit": 3, "reserved": 4, "unsatisfied": 2, "update": 5}
-    found = bank.repo_summary([name for name, count in counts.items() for _ in range(count)])
-    assert found == {f"repo_{name}_num": n for name, n in counts.items()} | {"total_num": 15}
-    assert set(bank.repo_summary([]).values()) == {0}
-
-
 # -- where the bank lies ---------------------------------------------------------------------------
 @pytest.fixture
 def places(tmp_path, monkeypatch):
@@ -247,12 +224,6 @@ def test_any_other_place_that_cannot_be_made_leaves_a_warning(tmp_path, variable
         assert knowledge.keep(ENTRY) == "add"
         (warning,) = knowledge.warnings
         assert variable in warning and "tuning goes on" in warning
-
-
-def test_a_damaged_bank_is_not_passed_over(places):
-    bank.bank_file().write_text("not a database, but long enough to be one " * 9)
-    with pytest.raises(BankError, match="left as it is"):
-        bank.open_knowledge()
 
 
 def test_repeat_tune_is_true_or_false(places):

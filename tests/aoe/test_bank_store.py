@@ -56,16 +56,6 @@ def test_put_writes_only_what_is_better(store):
     assert [e.after_cycles for e in store.entries()] == [150]
 
 
-def test_the_bank_is_one_file_that_can_be_opened_again(tmp_path):
-    file = tmp_path / "a bank? 100%.db"
-    with Store(file) as first:
-        first.put(ENTRY)
-    assert [p.name for p in tmp_path.iterdir()] == [file.name]
-    with Store(file, write=False) as again:
-        assert again.entries() == (ENTRY,)
-        assert again.check() == ()
-
-
 def test_nearest_looks_at_like_problems_only(store):
     near = entry("near", features=(6, 6, 7))
     far = entry("far", features=(9, 9, 9))
@@ -234,14 +224,6 @@ def test_a_damaged_page_costs_only_its_own_rows(tmp_path):
     assert file.read_bytes() == data and [p.name for p in tmp_path.iterdir()] == [file.name]
 
 
-def test_a_closed_bank_says_so(tmp_path):
-    store = Store(tmp_path / "knowledge.db")
-    store.close()
-    store.close()
-    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
-        store.entries()
-
-
 def test_the_digest_of_a_chip_follows_its_numbers_only():
     chip = load_chip("Ascend310")
     assert chip_digest(chip) == chip_digest(replace(chip, name="Mine", summary="edited words"))
@@ -266,23 +248,6 @@ def test_every_part_of_a_key_counts(name):
     assert other != KEY
     assert other.digest != KEY.digest
     assert replace(KEY).digest == KEY.digest
-
-
-def test_the_gap_is_what_is_left_above_the_bound():
-    assert ENTRY.gap == pytest.approx(0.2)
-    assert entry(bound_cycles=120).gap == 0
-    assert entry(bound_cycles=None).gap is None
-    assert entry(bound_cycles=0).gap is None
-    assert ENTRY.improved
-    assert not entry(after_cycles=200).improved
-
-
-def test_an_entry_owns_its_schedule():
-    tile = [1, 2]
-    mine = entry(schedule={"tile": tile, "pair": (3, 4)})
-    tile.append(3)
-    assert mine.schedule == {"tile": [1, 2], "pair": [3, 4]}
-    assert len({mine, replace(mine)}) == 1
 
 
 @pytest.mark.parametrize(
@@ -707,35 +672,6 @@ def test_a_read_only_bank_is_read_and_never_stops_a_run(locked):
     assert reason == "unwritable"
     assert known == ((ENTRY, "custom"), "add", 1)
     assert absent == (None, "add", 0 if locked == "file" else 1)
-
-
-def open_killed(folder):
-    """Read a bank whose writer was killed, in a folder that may not be written."""
-    return [Store(folder / "knowledge.db", write).get(KEY) for write in (True, False)]
-
-
-@pytest.mark.skipif(not hasattr(os, "setuid"), reason="permissions are a Unix matter")
-def test_a_half_written_state_is_never_shown():
-    """What a killed writer left in the write-ahead file must not be passed over."""
-    with TemporaryDirectory() as name:
-        live = Path(name) / "live"
-        folder = Path(name) / "copy"
-        live.mkdir()
-        folder.mkdir()
-        with Store(live / "knowledge.db") as store:
-            store.put(ENTRY)
-            for suffix in ("", "-wal"):
-                file = folder / f"knowledge.db{suffix}"
-                file.write_bytes((live / file.name).read_bytes())
-                file.chmod(0o444)
-        Path(name).chmod(0o755)
-        folder.chmod(0o555)
-        assert asked_of_nobody(open_killed, folder) == [ENTRY, ENTRY]
-        folder.chmod(0o777)
-        for file in folder.iterdir():
-            file.chmod(0o666)
-        with Store(folder / "knowledge.db") as store:
-            assert store.get(KEY) == ENTRY
 
 
 def test_a_bank_held_by_another_process_is_waited_for_and_then_named(tmp_path, monkeypatch):

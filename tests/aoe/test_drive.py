@@ -6,13 +6,12 @@ import os
 import signal
 from concurrent.futures import BrokenExecutor, Executor, Future
 
-import numpy as np
 import pytest
 import search_cases as cases
 
 import ascend_lab.aoe.workers as workers_module
 from ascend_lab.aoe.bank import Knowledge
-from ascend_lab.aoe.drive import IDLE_BATCHES, OVERALL, Bars, Trial, drive
+from ascend_lab.aoe.drive import IDLE_BATCHES, Bars, Trial, drive
 from ascend_lab.aoe.search import SEARCHES
 from ascend_lab.aoe.workers import DIED, Workers, WorkersLostError, workers_of
 from ascend_lab.errors import InputError
@@ -154,18 +153,6 @@ def test_an_interrupt_keeps_what_was_found_and_resuming_gives_the_same_trace(nam
     assert len(again) == 25 - stop
 
 
-def test_every_trial_is_told_of_before_the_next_is_measured():
-    told = []
-    open_when_measured = []
-
-    def measure(point):
-        open_when_measured.append(len(told))
-        return cases.cost(point)
-
-    trace = drive(SEARCHES["genetic"], SPACE, measure, 20, on_trial=told.append)
-    assert tuple(told) == trace.trials and open_when_measured == list(range(20))
-
-
 def test_an_error_of_the_listener_is_not_taken_for_one_of_a_candidate():
     def full(trial):
         raise InputError("a disk with room", "none left")
@@ -226,12 +213,6 @@ def test_executors_are_named_and_checked():
     for text in ("threads", "threads:2", *counts, "dask:"):
         with pytest.raises(InputError, match="serial, processes:N or dask:ADDRESS"):
             workers_of(text)
-
-
-def test_best_so_far_falls():
-    trace = drive(SEARCHES["annealing"], SPACE, cases.failing, 25, seed=1)
-    assert np.all(np.diff([c for c in trace.best_so_far if math.isfinite(c)]) <= 0)
-    assert trace.best_so_far[-1] == trace.best.cost
 
 
 distributed = pytest.importorskip("distributed", reason="the extra `scale` is not installed")
@@ -330,17 +311,3 @@ def test_a_terminal_gets_a_bar_per_label():
         assert bars.bar is not first and bars.bar.n == 3
     assert "1/2 matmul" in stream.getvalue() and "2/2 conv2d" in stream.getvalue()
     assert bars.bar is None
-
-
-def test_the_whole_run_has_a_bar_of_its_own_above():
-    stream = Terminal()
-    with Bars(stream=stream) as bars:
-        bars(OVERALL, 1, 3, "")
-        bars("bounds", 2, 7, "")
-        whole = bars.overall
-        assert (whole.n, whole.total, whole.unit, bars.bar.unit) == (1, 3, "step", "operator")
-        bars(OVERALL, 2, 9, "")
-        bars("2/7 matmul, proof", 1, 9, "")
-        assert bars.overall is whole and (whole.n, whole.total) == (2, 9)
-        assert bars.bar.unit == "kernel" and bars.bar.pos == -1
-    assert bars.bar is bars.overall is None

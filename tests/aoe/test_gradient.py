@@ -3,7 +3,6 @@
 import json
 import math
 from collections import namedtuple
-from functools import partial
 
 import numpy as np
 import pytest
@@ -32,8 +31,6 @@ from ascend_lab.cluster import checked, collective_time, load_topology
 from ascend_lab.compiler import GraphBuilder
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.machine.chip import load_chip
-from bench import gradient as bench_gradient
-from bench.gradient import beyond, chain, exact_cases, line_of, plan_s, row_of, tuned
 
 limits = st.one_of(st.none(), st.integers(1, 5))
 
@@ -88,13 +85,6 @@ def test_more_segments_are_never_worse(rows, cost):
     ends = [plan(rows, cost, most).end_s for most in range(1, len(rows) + 1)]
     assert ends == sorted(ends, reverse=True)
     assert ends[-1] == plan(rows, cost).end_s
-
-
-def test_the_bound_is_reached_where_nothing_waits():
-    rows = rows_of([0, 0, 0], [5, 6, 7])
-    assert (
-        gradient.bound(rows, AlphaBeta(1.0, 1.0)) == plan(rows, AlphaBeta(1.0, 1.0)).end_s == 19.0
-    )
 
 
 @pytest.mark.parametrize(("count", "merged"), [(3, 12.8), (13, 21.8)])
@@ -217,12 +207,6 @@ def test_a_table_never_falls(values):
         assert table.many(np.arange(1.0, len(values) + 1)).tolist() == pytest.approx(values)
 
 
-def test_costs_from_lists_functions_and_arrays_agree():
-    cost = AlphaBeta(0.1, 0.02)
-    sizes = np.array([1.0, 5.0, 1.0])
-    assert price_of(cost)(sizes).tolist() == price_of(lambda n: 0.1 + 0.02 * n)(sizes).tolist()
-
-
 BAD = {
     "no rows": (lambda: plan((), AlphaBeta(1, 1)), "at least one gradient"),
     "nan": (lambda: rows_of([math.nan], [1]), "ready time"),
@@ -254,27 +238,11 @@ def test_what_means_nothing_is_refused(case):
         action()
 
 
-def test_rows_of_a_profile_are_gradients():
-    assert gradient.gradients_of([Row("w", 1.5, 7)], "fp32") == (Gradient("w", 1.5, 7, "fp32"),)
-
-
 def test_all_splits_are_all_and_different():
     found = list(all_splits(6))
     assert len(set(found)) == len(found) == 32
     assert {len(s) for s in all_splits(6, 2)} == {1, 2}
     assert gradient.splits.split_at([0, 2]) == ((0, 0), (1, 2))
-
-
-def test_a_thousand_gradients_with_few_segments():
-    rng = np.random.default_rng(3)
-    ready = np.cumsum(rng.exponential(1e-4, 1000)).tolist()
-    rows = rows_of(ready, rng.lognormal(11, 2, 1000).astype(int).tolist())
-    table = table_of(rows)
-    price = price_of(AlphaBeta(3e-4, 1e-10))
-    free, end = gradient.splits.best_split(table, price)
-    few, limited = gradient.splits.best_split(table, price, 8)
-    assert len(few) <= 8 < len(free)
-    assert end < limited < plan(rows, AlphaBeta(3e-4, 1e-10), 8).baselines["one_bucket"]
 
 
 ONE = AlphaBeta(1.0, 1.0)
@@ -306,13 +274,6 @@ def test_two_streams_share_the_link_and_overlap_their_startups():
     assert evaluate(split, rows, Scenario(ONE, streams=2)) == pytest.approx(21.0)
     half = evaluate(split, rows, Scenario(ONE, streams=2, sharing=0.5))
     assert half == pytest.approx(1 + 1.5 * 10)  # as measured: alpha + 1.5 beta n, both of them
-
-
-def test_a_stream_more_than_there_are_buckets_waits_for_gradients():
-    rows = rows_of([0, 5], [10, 10])
-    split = ((0, 0), (1, 1))
-    # 1 startup, 5 bytes alone, then 5 + 5 shared while the second starts up and follows
-    assert evaluate(split, rows, Scenario(ONE, streams=2)) == pytest.approx(21.0)
 
 
 def test_backward_is_slowed_while_something_is_sent():
@@ -447,23 +408,6 @@ def test_the_key_is_of_network_batch_chip_and_training():
     assert len(others | {key}) == 4
 
 
-def test_profiles_travel_with_the_bank(tmp_path, capsys):
-    ask = Counting()
-    settings = {"dtype": "bf16"}
-    with Knowledge(tmp_path / "a.db", None) as bank:
-        found, _ = profiled(network(), CHIP, bank, profiler=ask, settings=settings)
-        assert {row.dtype for row in found.gradients} == {"bf16"}
-    lines = tmp_path / "a.jsonl"
-    other = tmp_path / "b.db"
-    assert aoe(["bank", "export", str(lines), "--bank", str(tmp_path / "a.db")]) == 0
-    assert aoe(["bank", "import", str(lines), "--bank", str(other)]) == 0
-    assert aoe(["bank", "list", "--bank", str(other)]) == 0
-    assert "training" in capsys.readouterr().out
-    with Knowledge(other, None) as bank:
-        again, outcome = profiled(network(), CHIP, bank, profiler=ask, settings=settings)
-        assert (again, outcome, ask.asked) == (found, "hit", 1)
-
-
 def test_an_entry_that_is_no_profile_is_profiled_anew(tmp_path):
     key = key_of_profile(network(), CHIP, "")
     with Store(tmp_path / "b.db") as store:
@@ -553,71 +497,9 @@ def test_the_command_tunes_and_reports(capsys, small, tmp_path):
     assert "in 1 segments" in out
 
 
-BAD_TUNINGS = {
-    "cluster": (["-j", "4"], "`ascend-lab topologies` lists them"),
-    "together": (["-j", "2,4", "--cluster", "star:4"], "by itself"),
-    "other job": (["-j", "2", "--cluster", "star:4"], "--cluster only with --job_type 4"),
-    "devices": (["-j", "4", "--cluster", "star", "--devices", "0"], "--devices of at least 1"),
-    "twice": (["-j", "4", "--cluster", "star:4", "--devices", "8"], "--devices 4, as --cluster"),
-    "unknown": (["-j", "4", "--cluster", "moon"], "a topology by name"),
-    "unknown size": (["-j", "4", "--cluster", "moon", "--devices", "8"], "a topology by name"),
-    "fixed": (["-j", "4", "--cluster", "910a-server", "--devices", "4"], "910a-server"),
-    "segments": (["-j", "4", "--cluster", "star:4", "--max_segments", "-2"], "at least 1 segment"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_TUNINGS)
-def test_wrong_calls_are_one_line(capsys, small, tmp_path, case):
-    words, message = BAD_TUNINGS[case]
-    code, _, err = run(capsys, *words, "-m", small, "--output", tmp_path)
-    assert code == 2
-    assert message in err
-    assert err.count("\n") == 1
-
-
 def test_a_chip_that_the_cluster_has_not_is_said(capsys, small, tmp_path):
     words = ("-j", "4", "-m", small, "--output", tmp_path, "--cluster", "910a-roce:2")
     code, _, err = run(capsys, *words, "--soc_version", "Ascend310")
     assert code == 0
     assert err.count("\n") == 1
     assert "warning: the devices of 910a-roce:2 are Ascend910A, --soc_version is Ascend310" in err
-
-
-def test_single_operators_are_not_trained(capsys, tmp_path):
-    words = ("-j", "4", "--cluster", "star:4", "--singleop", tmp_path / "op.json")
-    code, _, err = run(capsys, *words)
-    assert code == 2
-    assert "--model or --model_path for job 4" in err
-
-
-def test_the_number_of_a_fixed_cluster_may_be_said(capsys, small, tmp_path):
-    words = ("-j", "4", "--cluster", "910a-server", "--devices", "8", "--output", tmp_path)
-    code, out, _ = run(capsys, *words, "-m", small)
-    assert code == 0
-    assert "8 devices of 910a-server" in out
-
-
-def test_small_cases_are_exact_and_searched():
-    assert exact_cases(12) == 0
-    plan_gap, search_gap = beyond(cases=2, count=6)
-    assert 0 <= search_gap <= min(0.01, plan_gap)
-    assert plan_s(20, 4) > 0
-    assert sum(row.size_bytes for row in chain(50)) > 4.9e8
-
-
-def test_a_row_of_the_table_has_a_gain_for_every_baseline(monkeypatch, tmp_path):
-    ask = Counting()
-    monkeypatch.setattr(bench_gradient, "NETWORKS", {"small": 4})
-    monkeypatch.setattr(bench_gradient, "CLUSTERS", ("star", "ring"))
-    monkeypatch.setattr(bench_gradient, "SIZES", (4, 8))
-    monkeypatch.setattr(bench_gradient.zoo, "build", lambda name, batch: network(batch, name))
-    with_fake = partial(tune_gradients, profiler=ask)
-    monkeypatch.setattr(bench_gradient, "tune_gradients", with_fake)
-    rows = [row_of(where, found) for where, found in tuned(["small"], tmp_path / "p.db")]
-    assert [row["cluster"] for row in rows] == ["star:4", "star:8", "ring:4", "ring:8"]
-    assert ask.asked == 1
-    for row in rows:
-        assert set(row["gains"]) == set(gradient.BASELINES)
-        assert min(row["gains"].values()) >= -1e-9
-        assert row["hccl_loss"] >= -1e-9
-        assert "small" in line_of(row)

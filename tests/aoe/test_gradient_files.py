@@ -31,33 +31,6 @@ def test_a_table_is_read(tmp_path):
     assert read_profile(written(tmp_path, text)) == (Gradient("a/grad", 1e-6, 8, "fp32"),)
 
 
-BAD_TABLES = {
-    "empty": ("", "header"),
-    "header only": ("name,ready_us,bytes\n", "at least one gradient"),
-    "no times": ("gradient_node_name,gradient_size(byte)\na,1\n", "line 1: a column ready_us"),
-    "letters": (CSV + "x,soon,5\n", "line 4: ready_us as a number"),
-    "nan": (CSV + "x,nan,5\n", "line 4: ready_us as a number"),
-    "negative": (CSV + "x,-1,5\n", "line 4: a ready time"),
-    "half": (CSV + "x,1,0.5\n", "line 4: a whole number of bytes"),
-    "huge": (CSV + "x,1,inf\n", "line 4: bytes as a number"),
-    "short": (CSV + "x,1\n", "line 4: 3 columns"),
-    "quote": (CSV + '"x,1,2\n', "a CSV file"),
-    "unknown column": ("name,ready_us,bytes,ready_ms\na,1,2,3\n", "line 1: known .*ready_ms"),
-    "a column twice": ("name,bytes,ready_us,bytes\na,1,2,3\n", "line 1: one column bytes"),
-    "two words for one": ("name,bytes,ready_us,gradient_size(byte)\na,1,2,3\n", "one column bytes"),
-    "long": (CSV + "x,3,5,fp16\n", "line 4: 3 columns"),
-    "a row twice": (CSV + "fc,3,1000\n", "line 4: a name of its own .*fc.*, as in line 2"),
-    "falling": (CSV + "x,2.25,5\n", "line 4: a ready_us of at least 2.5, .* got 2.25"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_TABLES)
-def test_wrong_tables_name_the_line(tmp_path, case):
-    text, message = BAD_TABLES[case]
-    with pytest.raises(InputError, match=message):
-        read_profile(written(tmp_path, text))
-
-
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
@@ -296,10 +269,6 @@ def test_shares_of_large_gradients_lead_back_to_the_segments(sizes, data):
     assert split_by_size(by_size(split, rows), rows) == split
 
 
-def test_without_bytes_one_share_has_all():
-    assert by_size(((0, 0), (1, 1)), rows_of([0, 1], [0, 0])) == (100.0,)
-
-
 # -- the verb --------------------------------------------------------------------------------------
 
 PRICE = ["--alpha-us", "1", "--beta-us-per-byte", "1"]
@@ -317,18 +286,6 @@ def test_the_verb_answers_in_json(tmp_path, capsys):
     assert "scenario" not in data
     assert main(["gradient-plan", str(file), *PRICE, "--max-segments", "1", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["segments"] == [[0, 2]]
-
-
-def test_the_verb_prints_a_table(tmp_path, capsys):
-    """Of two threads that overlap one gradient may be ready before the one above it."""
-    events = [event("autograd::engine::evaluate_function: AddBackward0", 5, 30)]
-    events += [accumulate(ts, [9], dur) for ts, dur in ((10, 5), (20, 9), (22, 2))]
-    file = written(tmp_path, json.dumps(events), "t.json")
-    assert main(["gradient-plan", str(file), *PRICE, "--streams", "2", "--noise", "0.1"]) == 0
-    out = capsys.readouterr().out
-    for word in ("optimal", "mg_wfbp", "set_split_strategy_by_size", "bucket_cap_mb", "2 streams"):
-        assert word in out
-    assert "1 gradients are ready before one above" in out
 
 
 def test_the_table_says_what_limits_and_small_sizes_mean(tmp_path, capsys):
@@ -350,29 +307,3 @@ def test_the_table_says_what_limits_and_small_sizes_mean(tmp_path, capsys):
     assert "# segments larger than asked: HCCL takes 8" in out
     assert main(["gradient-plan", str(file), *PRICE]) == 0
     assert "optimal (among all splits)" in capsys.readouterr().out
-
-
-BAD_CALLS = {
-    "no file": (["none.csv", *PRICE], "none.csv"),
-    "no alpha": (["FILE", "--beta-us-per-byte", "1"], "--alpha-us"),
-    "negative": (["FILE", "--alpha-us", "-1", "--beta-us-per-byte", "1"], "alpha and beta"),
-    "nan": (["FILE", "--alpha-us", "nan", "--beta-us-per-byte", "1"], "--alpha-us: a number, 0 or"),
-    "overflow": (["FILE", *PRICE[:3], "1e310"], "us-per-byte: a number"),
-    "too slow": (["FILE", *PRICE[:3], "1e307"], "us-per-byte: a number"),
-    "segments": (["FILE", *PRICE, "--max-segments", "0"], "at least 1 segment"),
-    "bytes": (["FILE", *PRICE, "--max-bytes", "-3"], "more than 0"),
-    "streams": (["FILE", *PRICE, "--streams", "0"], "at least 1 stream"),
-    "budget": (["FILE", *PRICE, "--streams", "2", "--budget", "0"], "budget"),
-    "seed": (["FILE", *PRICE, "--seed", "-1"], "--seed"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_CALLS)
-def test_wrong_calls_are_one_line(tmp_path, capsys, case):
-    arguments, message = BAD_CALLS[case]
-    file = str(written(tmp_path, CSV))
-    assert main(["gradient-plan", *(file if a == "FILE" else a for a in arguments)]) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-    assert not captured.out

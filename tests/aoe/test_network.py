@@ -46,7 +46,6 @@ from ascend_lab.aoe.tuning import (
 from ascend_lab.aoe.workers import attempt
 from ascend_lab.compiler import compile_graph, simulate_graph
 from ascend_lab.compiler.lower import lower
-from ascend_lab.compiler.tasks import with_choices
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.operators.ops.matmul import warm_cycles
 
@@ -185,16 +184,6 @@ def test_choices_that_harm_the_network_are_left_out(monkeypatch):
     assert all(r.choice is None for r in kept)  # the report says what the network has
 
 
-def test_only_what_the_user_wants():
-    found = tune_network(COMPILED, FEW, wanted=lambda op: op.unit == "vector")
-    for result in found.results:
-        assert bool(result.trials) == (result.operator.unit == "vector")
-        if result.operator.unit == "cube":
-            assert (result.source, result.note) == ("none", "not asked for")
-    nothing = tune_network(COMPILED, FEW, wanted=lambda op: False)
-    assert nothing.gain == 0 and nothing.compiled is COMPILED and nothing.outcomes == ()
-
-
 class Clock:
     """Time that passes when it is told to, and at every look by `step`."""
 
@@ -299,23 +288,6 @@ def test_ctrl_c_keeps_what_was_found_and_the_next_run_goes_on(stop, tmp_path):
     con.close()
 
 
-def test_ctrl_c_between_operators(monkeypatch):
-    original = engine_module.tune_operator
-    done = []
-
-    def tune(operator, *rest, **more):
-        if done:
-            raise KeyboardInterrupt
-        done.append(operator.name)
-        return original(operator, *rest, **more)
-
-    monkeypatch.setattr(engine_module, "tune_operator", tune)
-    found = tune_network(COMPILED, FEW)
-    assert found.interrupted
-    assert [r.operator.name for r in found.results if r.trials] == done
-    assert [r.note for r in found.results].count("interrupted") == TUNABLE - 1
-
-
 CHILD = """
 import os, signal, sys
 sys.path[:0] = {path!r}
@@ -347,58 +319,6 @@ def test_a_killed_run_loses_nothing(tmp_path):
     hits = {r.operator.name for r in again.results if r.source == "custom"}
     total = sum(r.trials for r in whole.results if r.operator.name not in hits)
     assert hits and measured == total == len(heard)
-
-
-def test_known_trials_are_not_measured_again(tmp_path, monkeypatch):
-    """After a kill, what was saved answers for the kernels."""
-    compiled = compile_graph(cases.product(), "Ascend310")
-    cubes = {"wanted": lambda op: op.unit == "cube"}
-    with bank(tmp_path) as knowledge:
-        tune_network(compiled, PLAIN, knowledge, progress=hearing([], 4), **cubes)
-        original = engine_module.tune_operator
-        calls = []
-
-        def counting(op, settings, *, known, **more):
-            calls.append(dict(known))
-            found = original(op, settings, known=known, **more)
-            assert [(t.cost, t.note) for t in found.trace.trials[: len(known)]] == [*known.values()]
-            return found
-
-        monkeypatch.setattr(engine_module, "tune_operator", counting)
-        tune_network(compiled, PLAIN, knowledge, **cubes)
-        tune_network(compiled, replace(PLAIN, seed=1, repeat=True), knowledge, **cubes)
-    assert [len(known) for known in calls] == [4, 0]
-
-
-def test_a_bank_that_cannot_be_written_does_not_stop_tuning(tmp_path):
-    with bank(tmp_path) as knowledge:
-        tune_network(COMPILED, FEW, knowledge, wanted=lambda op: op.unit == "vector")
-    file = tmp_path / "bank.db"
-    before = file.read_bytes()
-    # one may write a read-only file as root: SQLite itself is told not to
-    with bank(tmp_path) as knowledge:
-        knowledge._store._con.execute("PRAGMA query_only=1")
-        found = tune_network(COMPILED, FEW, knowledge)
-        assert as_used(found) == as_used(alone(FEW))
-        assert 0 < found.outcomes.count("hit") < TUNABLE
-        (warning,) = {w.partition("bank.db")[0] for w in knowledge.warnings}
-        assert "tuning goes on" in knowledge.warnings[0] and "writing" in warning
-        assert len(knowledge.unsaved) == TUNABLE - found.outcomes.count("hit")
-        again = tune_network(COMPILED, FEW, knowledge)
-        assert again.outcomes == ("hit",) * TUNABLE
-    assert file.read_bytes() == before
-
-
-def test_entries_for_the_preset_are_no_hits_on_an_edited_chip(tmp_path):
-    chip = load_chip("Ascend310")
-    edited = replace(chip, launch_overhead_s=2 * chip.launch_overhead_s)
-    with bank(tmp_path) as knowledge:
-        tune_network(COMPILED, FEW, knowledge)
-        other = tune_network(compile_graph(NET, edited), FEW, knowledge)
-        assert "hit" not in other.outcomes and len(other.outcomes) == TUNABLE
-        fewer = tune_network(compile_graph(NET, replace(chip, core_count=1)), FEW, knowledge)
-        assert "hit" not in fewer.outcomes
-        assert tune_network(COMPILED, FEW, knowledge).outcomes == ("hit",) * TUNABLE
 
 
 def test_candidates_that_all_fail_leave_no_entry(tmp_path, monkeypatch):
@@ -467,18 +387,6 @@ def test_an_operator_starts_on_the_l2_of_its_network(chip):
         assert ahead.warm == {*first.inputs} and ahead.default_cycles == hot
 
 
-@pytest.mark.parametrize("chip", cases.CHIPS)
-def test_operators_alone_add_up_to_about_the_network(chip):
-    compiled = compile_graph(blocks(4), chip)
-    found = operators_of(compiled)
-    chip = compiled.chip
-    times = simulate_graph(compiled)
-    alone = sum(op.count * op.default_cycles for op in found)
-    alone -= sum(op.count for op in found) * round(chip.launch_overhead_s * chip.clock_hz)
-    total = (times.time_s - times.launch_s) * chip.clock_hz
-    assert alone == pytest.approx(total, rel=0.01)
-
-
 def test_who_does_not_find_its_inputs_in_l2_is_another_problem():
     operator = cases.first(cases.product())
     warm = replace(operator, warm=frozenset(operator.piece.graph.inputs))
@@ -531,17 +439,6 @@ def test_which_tuner_an_operator_is_for(kind, chip):
         if other.op == "trans_data":
             assert not other.unit and "hand-written" in other.reason
     assert np.isfinite(operator.default_cycles) and operator.default_cycles > 0
-
-
-def test_a_depthwise_kernel_on_the_vector_unit_has_no_parameters(monkeypatch):
-    graph = graph_of(lambda n, x: n.depthwise_conv2d(x, n.numbers(16, 1, 3, 2)), IMAGE)
-
-    def vector_first(way, *_):
-        return replace(way, near=("depthwise" not in way.kernel.phases[0].name, 0))
-
-    monkeypatch.setattr("ascend_lab.compiler.lower.conv._timed", vector_first)
-    (operator,) = [o for o in operators_of(compile_graph(graph, "Ascend310")) if "conv" in o.op]
-    assert not operator.unit and "on the vector unit" in operator.reason
 
 
 chips = st.sampled_from(cases.CHIPS)
@@ -659,34 +556,6 @@ def test_what_was_not_measured_is_not_proven(kind, note):
     assert not proven or job.operator.default_cycles == least
 
 
-def test_schedules_that_suited_other_shapes_become_points_of_this_one():
-    one = job_of(cases.first(cases.product(70, 200, 90), unit="cube"))
-    other = job_of(cases.first(cases.product(33, 48, 100), unit="cube"))
-    image = job_of(cases.first(cases.convolution(k=64), unit="cube"))
-    rng = np.random.default_rng(0)
-    for job, near in ((one, other), (other, one), (image, image)):
-        choices = [near.choice(near.space.sample(rng)) for _ in range(5)]
-        points = job.points(choices)
-        assert len(points) == 5
-        for point in points:
-            job.space.row(point)
-            assert job.measure(point) > 0
-    assert one.points([one.choice(one.default)]) == [one.default]
-    steps = job_of(cases.first(cases.vector(kind="relu")))
-    assert one.points([steps.choice(steps.start()[0])]) == []
-
-
-def test_choices_reach_the_network():
-    """The time of a network changes by what its operator gained."""
-    compiled = compile_graph(cases.batch(relu=False), "Ascend310")
-    operator = next(o for o in cases.operators_of(compiled) if o.unit)
-    found = tune_operator(operator, Settings(budget=10))
-    tuned = with_choices(compiled, {operator.piece.key: found.choice})
-    gained_s = simulate_graph(compiled).time_s - simulate_graph(tuned).time_s
-    gained = gained_s * operator.chip.clock_hz
-    assert gained == pytest.approx(found.before_cycles - found.after_cycles) and gained > 0
-
-
 BUDGET = Settings(budget=8, seed=5)
 BATCH = cases.batch(lead=(4,), relu=False)
 CUBE = cases.product(33, 70, 90, "bias relu")
@@ -753,14 +622,6 @@ def test_a_tiling_with_a_wrong_number_does_no_harm(unit, value):
         near = suggestions(operator, knowledge)
         assert all(job.measure(point) > 0 for point in job.points(near))
         assert near == [] or value in (10**9, 10**30)
-
-
-def test_a_schedule_of_another_unit_does_not_fit():
-    for unit, other in (("cube", "vector"), ("vector", "cube")):
-        entry = kept(other)[2]
-        assert entry.improved
-        back = from_bank(kept(unit)[0], entry, "builtin")
-        assert back.choice is None and "does not fit" in back.note
 
 
 def test_a_schedule_that_is_no_longer_faster_is_not_used():

@@ -3,7 +3,6 @@
 import json
 import math
 import sys
-from collections import Counter
 from inspect import ismodule
 from pathlib import Path
 
@@ -13,16 +12,14 @@ import search_cases as cases
 from hypothesis import given, settings, strategies as st
 
 from ascend_lab import aoe
-from ascend_lab.aoe import TableSpace, completed, crossed, drive, mutated, nearest
-from ascend_lab.aoe.search import SEARCHES, BranchAndBound, Genetic, Mcts, search_named, tree_of
+from ascend_lab.aoe import TableSpace, completed, crossed, drive, mutated
+from ascend_lab.aoe.search import SEARCHES, BranchAndBound, Mcts, search_named, tree_of
 from ascend_lab.aoe.search.points import Annealing, Surrogate, scaled
 from ascend_lab.aoe.space import neighbours, random_completion
-from ascend_lab.data import data_path
 from ascend_lab.errors import InputError
 from bench import search as bench
 from bench.peers import Peer, PeerSkippedError
 from bench.search import _TALK
-from bench.table import Figure, closing
 
 TABLES = st.lists(
     st.tuples(st.integers(-3, 9), st.sampled_from(["x", "y"]), st.sampled_from([1, 2, 4, 16])),
@@ -64,20 +61,6 @@ def test_moves_are_legal_and_do_what_they_say(points, seed):
     assert {p for p in legal if sum(a != b for a, b in zip(p, one, strict=True)) == 1} <= set(near)
     assert crossed(space, one, one, rng) == one == completed(space, one)
     assert completed(space, two, one[:1])[0] == one[0]
-
-
-def test_a_wanted_value_moves_to_the_nearest_one():
-    assert nearest((1, 4, 64), 16) == 4 and nearest((1, 4, 64), 40) == 64
-    assert nearest((2, 4), 4) == 4 and nearest(("x", "y"), "z") == "x"
-    space = space_of([(1, "x", 2), (8, "y", 16), (8, "y", 1)])
-    assert completed(space, (6, "x", 8)) == (8, "y", 16)
-
-
-def test_samples_are_even():
-    space = cases.table()
-    rng = np.random.default_rng(0)
-    counts = Counter(space.sample(rng) for _ in range(200 * space.size))
-    assert len(counts) == space.size and min(counts.values()) > 140
 
 
 def test_tables_that_cannot_be():
@@ -214,16 +197,6 @@ def test_the_tree_counts_visits_and_keeps_least_costs(budget):
     assert set(tree_of(search.root, 1)) == {p for p in tree if len(p) <= 1}
 
 
-def test_the_generations_are_logged():
-    search = Genetic()
-    trace = drive(search, SPACES["table"], cases.cost, 27, seed=0)
-    assert [(b.point, b.cost) for b in search.log] == [(t.point, t.cost) for t in trace.trials]
-    assert [b.generation for b in search.log[:16]] == [0] * 16
-    assert {b.generation for b in search.log} == {0, 1, 2}
-    assert {b.origin for b in search.log[:16]} == {"random"}
-    assert {b.origin for b in search.log[16:]} <= {"random", "neighbour", "crossed", "mutated"}
-
-
 def test_the_model_grown_in_steps_is_the_model_learned_at_once():
     space = SPACES["table"]
     points = list(space.points())
@@ -238,34 +211,6 @@ def test_the_model_grown_in_steps_is_the_model_learned_at_once():
     mean, doubt = at_once.predict(points)
     np.testing.assert_allclose(mean[:20], scaled(costs[:20]), atol=0.2)
     assert doubt[:20].max() < doubt[20:].min()
-
-
-def test_the_model_forgets_when_there_are_too_many_trials(monkeypatch):
-    monkeypatch.setattr("ascend_lab.aoe.search.points.MOST", 20)
-    space = SPACES["table"]
-    points = list(space.points())
-    model = Surrogate()
-    for first in range(0, len(points), 9):
-        model.learn(points[first : first + 9], [cases.cost(p) for p in points[first : first + 9]])
-    assert len(model.points) <= 20 and min(model.costs) == cases.optimum(space)
-    assert np.isfinite(model.predict(points)).all()
-
-
-def test_the_model_is_worth_its_place_where_costs_have_a_shape():
-    rng = np.random.default_rng(5)
-    columns = [rng.choice(sizes, 4000) for sizes in ([1, 2, 4, 8, 16, 32, 64],) * 6]
-    space = TableSpace(tuple("abcdef"), columns)
-
-    def cost(point):
-        logs = np.log2(point)
-        off = logs - [3, 1, 4, 1, 5, 2]
-        return float(1 + off @ off + logs[0] * logs[1])
-
-    def best(screened):
-        search = Genetic(screened=screened)
-        return np.mean([drive(search, space, cost, 80, seed=s).best.cost for s in range(6)])
-
-    assert best(True) < best(False)
 
 
 SPACE = cases.table()
@@ -317,12 +262,6 @@ def test_curves_of_ours_and_the_table():
     assert {row.split()[0] for row in text.splitlines()[1:]} == {"random", "mcts"}
 
 
-def test_curve_and_mean():
-    assert bench.curve([math.inf, 4.0, 6.0, 2.0], 6, 2.0) == [math.inf, 2.0, 2.0, 1.0, 1.0, 1.0]
-    assert bench.curve([4.0, 2.0], 1, 2.0) == [2.0]
-    assert bench.geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
-
-
 def test_the_report_skips_peers_that_cannot_be_installed(tmp_path, capsys, monkeypatch):
     def none(peer, folder):
         raise PeerSkippedError(f"{peer.name} cannot be installed here")
@@ -337,26 +276,19 @@ def test_the_report_skips_peers_that_cannot_be_installed(tmp_path, capsys, monke
     assert all(len(r["mean"]) == 20 for r in rows)
 
 
-def test_the_recorded_spaces_are_cases():
-    folder = data_path("autotune_bruteforce/README.md").parent
-    found = bench.recorded_cases(folder)
-    assert [case[0] for case in found] == ["conv2d_A100", "dedispersion_MI250X", "gemm_RTX_3090"]
-    assert all(len(costs) == space.size for _, space, costs in found)
-
-
-def test_misses_are_named_under_what_they_belong_to():
-    met = Figure("stem", "4 s", "< 5 s", True)
-    part = Figure("  again", "9 s", "< 5 s", False)
-    assert closing([met]) == "all targets met" == closing([met, Figure("info", "1", "", None)])
-    other = Figure("import", "2 s", "< 1 s", False)
-    assert closing([met, part, other]).splitlines() == [
-        "missed: stem, again: 9 s, target < 5 s",
-        "missed: import: 2 s, target < 1 s",
-    ]
-
-
 def test_annealing_takes_a_step_up_less_and_less():
     walk = Annealing()
     assert walk._chance(2.0, 3.0, 0) == pytest.approx(math.exp(-1))  # half more, at 0.5
     assert walk._chance(2.0, 4.0, 0) < walk._chance(2.0, 3.0, 0) < walk._chance(2.0, 2.0, 0) == 1
     assert walk._chance(2.0, 3.0, 400) < walk._chance(2.0, 3.0, 0) == walk._chance(2.0, 3.0, 500)
+
+
+def test_the_model_forgets_when_there_are_too_many_trials(monkeypatch):
+    monkeypatch.setattr("ascend_lab.aoe.search.points.MOST", 20)
+    space = SPACES["table"]
+    points = list(space.points())
+    model = Surrogate()
+    for first in range(0, len(points), 9):
+        model.learn(points[first : first + 9], [cases.cost(p) for p in points[first : first + 9]])
+    assert len(model.points) <= 20 and min(model.costs) == cases.optimum(space)
+    assert np.isfinite(model.predict(points)).all()

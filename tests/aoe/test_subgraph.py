@@ -22,7 +22,7 @@ from ascend_lab.aoe.subgraph import (
     uneven,
 )
 from ascend_lab.aoe.subgraph.segments import WHOLE, Buffer, Cache, Segments, Step, cut_points
-from ascend_lab.aoe.subgraph.slicing import AXES, HALOS, ORDERS, axis_number, even, ranges_of
+from ascend_lab.aoe.subgraph.slicing import AXES, HALOS, ORDERS, axis_number, even
 from ascend_lab.compiler import (
     GraphBuilder,
     TensorType,
@@ -36,7 +36,6 @@ from ascend_lab.compiler import (
 )
 from ascend_lab.compiler.canonical import canonical
 from ascend_lab.compiler.compile import front_stages
-from ascend_lab.compiler.slice import part_of
 from ascend_lab.errors import AscendLabError, InputError, ShapeError
 from ascend_lab.machine.chip import load_chip
 
@@ -71,17 +70,6 @@ def attention(batch=4, rows=6):
     scores = net.batch_matmul(q, k, trans_b=True, name="scores")
     share = net.softmax(net.muls(scores, number=0.25), axis=-1, name="share")
     net.output(net.relu(net.batch_matmul(share, v, name="mixed"), name="out"))
-    return net.build()
-
-
-def dense(batch=6, rows=4):
-    """Products with constants: columns in slices cut the weights."""
-    net = GraphBuilder("dense", "fp16")
-    x = net.input("x", (batch, rows, 8))
-    flat = net.reshape(x, shape=(batch * rows, 8), name="flat")
-    y = net.relu(net.matmul(flat, whole_numbers(net, (8, 32), 1), name="m1"), name="r1")
-    z = net.add(y, whole_numbers(net, (32,), 2), name="a1")
-    net.output(net.reshape(z, shape=(batch, rows, 32), name="nd"))
     return net.build()
 
 
@@ -137,32 +125,6 @@ def test_images_on_every_axis(data):
     assert len(new.nodes) > len(graph.nodes)
 
 
-@pytest.mark.parametrize("order", ["depth", "zigzag"])
-@pytest.mark.parametrize(
-    ("axis", "halo", "parts"),
-    [
-        ("batch", "recompute", (1, 2)),
-        ("height", "recompute", (3, 4)),
-        ("height", "store", (3, 4)),
-        ("width", "store", (2, 6)),
-    ],
-)
-def test_compiled_slices_of_images(axis, halo, parts, order):
-    graph = images(3, 20, 8)
-    agree(graph, SlicePlan((region(graph, axis, parts, order, halo),)), compiled=True)
-
-
-def test_stored_rows_are_computed_once():
-    graph = images(1, 5, 9, pool=False)
-    part = part_of(graph, graph.nodes, "p")
-
-    def rows(halo):
-        found = ranges_of(part, region(graph, "height", (3, 3, 3), halo=halo)).spans
-        return sum(high - low for (name, _), (low, high) in found.items() if name == "y1")
-
-    assert rows("store") == 9 < rows("recompute") == 9 + 4
-
-
 def test_channels_cut_the_weights():
     graph = images(2, 5, 6)
     last = graph.node("y2")
@@ -175,14 +137,6 @@ def test_channels_cut_the_weights():
         sliced(graph, whole)
 
 
-def test_shared_weights_stay_shared():
-    graph = images()
-    new = agree(graph, SlicePlan((region(graph, "batch", (1, 1, 1)),)))
-    assert set(new.constants) == set(graph.constants)
-    readers = [len(new.readers[n]) for n in graph.constants]
-    assert readers == [3] * len(readers)
-
-
 @settings(max_examples=10)
 @given(data=st.data(), axis=st.sampled_from(["batch", "sequence"]))
 def test_attention(data, axis):
@@ -190,13 +144,6 @@ def test_attention(data, axis):
     parts = sizes_of(data.draw, 4 if axis == "batch" else 6)
     order = st.sampled_from(ORDERS)
     agree(graph, SlicePlan((region(graph, axis, parts, data.draw(order)),)))
-
-
-@pytest.mark.parametrize("axis", ["batch", "sequence"])
-def test_compiled_attention(axis):
-    graph = attention(rows=32)
-    parts = (3, 1) if axis == "batch" else (16, 16)
-    agree(graph, SlicePlan((region(graph, axis, parts),)), compiled=True, rtol=2e-2)
 
 
 @pytest.mark.parametrize("parts", [(3, 1), (2, 2), (1, 2, 1)])
@@ -221,14 +168,6 @@ def test_slices_of_heads_are_read_where_they_lie(parts):
     assert rule.effect_times == sum(part > 1 for part in parts)
 
 
-@pytest.mark.parametrize(("axis", "parts"), [("batch", (4, 2)), ("channel", (16, 16))])
-def test_products(axis, parts):
-    graph = dense()
-    first = "m1" if axis == "channel" else None
-    new = agree(graph, SlicePlan((region(graph, axis, parts, first=first),)), compiled=True)
-    assert len([n for n in new.nodes if n.op == "matmul"]) == 2
-
-
 def test_several_regions_and_graphs_between():
     graph = images(4)
     rows = region(graph, "height", (4, 4), first="y3", last="y6")
@@ -243,30 +182,6 @@ def test_several_regions_and_graphs_between():
     assert "batch 3+1, depth" in str(plan) and str(SlicePlan()) == "no slices"
     assert sliced(graph, SlicePlan()) is not None and len(new.nodes) > len(graph.nodes)
     assert canonical(new, CHIP).outputs == graph.outputs
-
-
-def test_equal_slices_are_lowered_once():
-    from ascend_lab.compiler import compile_stages
-
-    graph = images(4, 16, 8)
-    new = sliced(graph, SlicePlan((region(graph, "batch", (2, 2)),)))
-    tasks = [t for t in compile_stages(new, CHIP).compiled.tasks if t.op.startswith("conv2d")]
-    assert len(tasks) == 2 * len({id(t.lowered) for t in tasks})
-
-
-def test_exported_slices_come_back(tmp_path):
-    pytest.importorskip("onnx")
-    from ascend_lab.compiler.onnx import import_onnx, save_onnx
-
-    graph = images(4)
-    new = sliced(graph, SlicePlan((region(graph, "batch", (3, 1), "zigzag"),)))
-    save_onnx(new, tmp_path / "sliced.onnx")
-    back = import_onnx(tmp_path / "sliced.onnx")
-    back = getattr(back, "graph", back)
-    inputs = random_whole(graph, 3)
-    wanted = evaluate(graph, inputs).values()
-    for got, value in zip(evaluate(back, inputs).values(), wanted, strict=True):
-        np.testing.assert_array_equal(got, value)
 
 
 def test_what_is_refused():
@@ -555,7 +470,3 @@ def test_a_cache_keeps_weights_for_the_next_slice_and_drops_what_nobody_reads_ag
     assert [moved(steps, cache, {"z"}) for _ in range(2)] == [7, 0]  # x and w; then all is there
     small = Cache(7)  # w is gone when y is read; z of the first slice leaves for the second
     assert [moved(steps, small, {"z"}) for _ in range(2)] == [7 + 4, 7 + 8]
-
-
-def test_even_parts():
-    assert even(7, 2) == (4, 3) and even(16, 6) == (3, 3, 3, 3, 2, 2) and even(4, 4) == (1,) * 4

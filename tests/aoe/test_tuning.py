@@ -47,16 +47,6 @@ def test_bound_after_before(graph, chip, seed, budget):
             assert found.note and found.gap is None
 
 
-@pytest.mark.parametrize("unit", UNITS)
-def test_one_seed_gives_one_result(unit):
-    operator = cases.first(UNITS[unit])
-    one, two = (tune_operator(operator, Settings(budget=12, seed=3)) for _ in range(2))
-    assert one == two and one.trials >= 3
-    if unit == "vector":
-        other = tune_operator(operator, Settings(budget=12, seed=4))
-        assert other.trace.trials != one.trace.trials
-
-
 def trap(monkeypatch, operator, how):
     """Let one of the first points of an operator fail in a way; return it."""
     job = job_of(operator)
@@ -140,19 +130,6 @@ def counted(monkeypatch, operator, stop=0):
     return Counting.calls
 
 
-def test_an_interrupted_search_ends_at_once(monkeypatch):
-    """Nothing long is begun after it, such as a proof."""
-    operator = cases.first(CUBE)
-    calls = counted(monkeypatch, operator)
-
-    def on_trial(trial):
-        raise KeyboardInterrupt
-
-    found = tune_operator(operator, Settings(budget=50), on_trial=on_trial)
-    assert found.trace.end == "interrupted"
-    assert len(calls) == found.trials == 1
-
-
 def test_an_interrupted_proof_keeps_what_the_search_found(monkeypatch):
     operator = cases.first(HARD)
     whole = tune_operator(operator, DEEPER)
@@ -205,14 +182,6 @@ def test_a_winner_whose_values_take_too_long_to_check_is_not_taken(monkeypatch):
     found = tune_operator(cases.first(CUBE), Settings(budget=20))
     assert found.choice is None and not found.proven and found.trials
     assert (found.source, found.note) == ("none", NOT_CHECKED)
-
-
-def test_proof_and_check_are_told():
-    told = []
-    tune_operator(cases.first(HARD), DEEPER, told=lambda *step: told.append(step))
-    assert [step for step in told if step[0] == "values"] == [("values", 0, 1), ("values", 1, 1)]
-    done = [step[1] for step in told if step[0] == "proof"]
-    assert done == sorted(done) and done[-1] > 1
 
 
 def test_schedules_of_like_shapes_are_tried_first(monkeypatch):

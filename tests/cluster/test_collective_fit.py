@@ -101,13 +101,6 @@ def test_any_table_gives_a_cost_that_never_falls(table: list[tuple[int, int, flo
     assert fit.time_s(1e6, 1) == 0
 
 
-def test_a_negative_rate_is_held_at_zero() -> None:
-    falling = [Measured(1e3, 4, 2e-5), Measured(1e6, 4, 1.9e-5), Measured(1e7, 4, 1.8e-5)]
-    (band,) = fit_collective(falling).bands
-    assert band.beta_s_per_byte == 0
-    assert band.time_s(1e6, 4) == pytest.approx(1.9e-5, rel=0.05)
-
-
 def test_a_row_is_judged_by_a_fit_that_never_saw_its_size() -> None:
     rows = ring_rows([Band(1e3, 1e9, 1e-5, 1e-10)], [1e4, 1e5, 1e6, 1e7], (2, 4))
     wrong = [
@@ -122,13 +115,6 @@ def test_a_row_is_judged_by_a_fit_that_never_saw_its_size() -> None:
     apart = [row for row in wrong if row.ranks == 2]
     (seen,) = [item for item in held_out(wrong, "ranks") if item.row == wrong[1]]
     assert seen == predicted(fit_collective(apart), wrong[1])
-
-
-def test_nothing_is_left_out_where_nothing_would_remain() -> None:
-    one_size = ring_rows([Band(1e3, 1e9, 1e-5, 1e-10)], [1e4], (2, 4, 8))
-    assert held_out(one_size) == []
-    assert len(held_out(one_size, "ranks")) == 3
-    assert mape([]) is None
 
 
 # -- DeepBench ------------------------------------------------------------------------------------
@@ -157,56 +143,7 @@ def test_sizes_of_a_megabyte_and_more_are_within_12_percent(device: str) -> None
     assert small > 0.3, "one size below a megabyte: nothing to learn it from"
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_two_and_four_ranks_predict_eight(device: str) -> None:
-    fit = fit_collective(deepbench(device, 2, 4))
-    error = mape(predicted(fit, row) for row in deepbench(device, 8))
-    assert error is not None
-    assert 0.05 < error <= 0.12
-
-
-def test_two_servers_leave_the_law() -> None:
-    rows = deepbench("NV_P100", 2, 4, 8)
-    judged = [predicted(fit_collective(rows), row) for row in deepbench("NV_P100", 16)]
-    assert len(judged) == 7
-    assert all(item.predicted_s < item.row.time_s for item in large(judged))
-    error = mape(large(judged))
-    assert error is not None
-    assert error > 0.4
-
-
 # -- tables ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "columns bytes, ranks, time_s; got nothing"),
-        ("bytes,ranks\n8,2\n", "columns bytes, ranks, time_s; got bytes, ranks"),
-        ("bytes,ranks,time_s\n", "measured rows; got no rows"),
-        ("bytes,ranks,time_s\n8,2\n", "line 2: time_s as a number; got None"),
-        ("bytes,ranks,time_s\n8,2,x\n", "line 2: time_s as a number; got 'x'"),
-        ("#\n\nBytes,RANKS,time_s\n# x\n8,2,x\n", "line 5: time_s as a number; got 'x'"),
-        ("bytes,ranks,time_s\n8,2,nan\n", "line 2: time_s as a number"),
-        ("bytes,ranks,time_s\n8,2,inf\n", "line 2: time_s as a number"),
-        ("bytes,ranks,time_s\n8,2,1\n8,2.5,1\n", "line 3: a whole count of ranks"),
-        ("bytes,ranks,time_s\n-8,2,1\n", "line 2: bytes > 0, ranks > 1, time_s > 0"),
-        ("bytes,ranks,time_s\n8,2,-1\n", "line 2: bytes > 0, ranks > 1, time_s > 0"),
-        ("bytes,ranks,time_s\n8,2,0\n", "line 2: bytes > 0"),
-        ("bytes,ranks,time_s\n8,1,1\n", "ranks > 1"),
-        ('bytes,ranks,time_s\n"8,2,1\n', "a CSV file"),
-        ("bytes,ranks,time_s\n8,2,1\n", "rows of two or more sizes"),
-        ("bytes,ranks,time_s\n8,2,1\n8,2,2\n", "rows of two or more sizes"),
-        ("device,bytes,ranks,time_s\na,8,2,1\nb,9,2,1\n", "rows of one device; got a, b"),
-    ],
-)
-def test_bad_tables_are_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
-) -> None:
-    path = tmp_path / "table.csv"
-    path.write_text(text, "utf-8")
-    assert main(["fit-collective", str(path)]) == 2
-    complaint = capsys.readouterr().err
-    assert said in complaint
-    assert complaint.count("\n") == 1
 
 
 def test_a_file_that_is_not_there_and_a_device_that_is_not_in_it(tmp_path: Path) -> None:
@@ -234,22 +171,3 @@ def test_the_command_prints_bands_and_errors(
     assert band["rows"] == data["rows"] == 18
     assert data["held_out_mape"] == pytest.approx(0, abs=1e-9)
     assert data["held_out_mape_ranks"] == pytest.approx(0, abs=1e-9)
-
-
-def test_the_command_reads_deepbench_and_states_errors_by_band_and_size(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    words = ["fit-collective", str(DEEPBENCH), "--device", "NV_P100", "--max-ranks", "8"]
-    assert main([*words, "--json", "-"]) == 0
-    data = json.loads(capsys.readouterr().out)
-    judged = held_out(deepbench("NV_P100", 2, 4, 8))
-    assert data["held_out_mape"] == pytest.approx(mape(judged))
-    assert sum(band["rows"] for band in data["bands"]) == 21
-    assert len(data["sizes"]) == 7
-    by_size = np.mean([size["held_out_mape"] for size in data["sizes"]])
-    assert data["held_out_mape"] == pytest.approx(by_size)
-    assert main(words) == 0
-    text = capsys.readouterr().out
-    assert "ring law fitted to 21 rows" in text
-    assert f"in all {data['held_out_mape']:.1%}" in text
-    assert main([*words[:-1], "1"]) == 2

@@ -131,11 +131,6 @@ def test_the_greedy_rule_gathers_where_an_exchange_is_cheaper() -> None:
     assert found.example is not None
 
 
-def test_one_axis_needs_no_search() -> None:
-    found = compare((4,), (8, 8))
-    assert (found.worse, found.excess, found.worst, found.example) == (0, 0.0, 1.0, None)
-
-
 @pytest.mark.parametrize(
     ("matrix", "tensor_map", "shape", "complaint"),
     [
@@ -162,9 +157,3 @@ def test_steps_that_cannot_be_are_refused() -> None:
     assert [one.kind for one in steps_from(own)] == ["all_gather"]
     with pytest.raises(LayoutError, match="target of shape"):
         redistribute(own, layout((2,), (0, -1), (4, 6)))
-
-
-def test_a_single_device_has_one_layout() -> None:
-    assert [own.slice_shape for own in all_layouts((), (4, 4))] == [(4, 4)]
-    with pytest.raises(LayoutError, match="target of shape"):
-        redistribute(Layout((), ((),), (4,)), Layout((1,), ((0,),), (4,)))

@@ -6,8 +6,7 @@ from values_cases import SGD, case, distance, perceptron, points
 
 from ascend_lab.cluster.parallel import values
 from ascend_lab.cluster.parallel.plan import BACKWARD, FORWARD, Task, orders, state_bytes
-from ascend_lab.cluster.parallel.values import Plan, Run, _Chunk, weights
-from ascend_lab.cluster.parallel.values.weights import Cuts
+from ascend_lab.cluster.parallel.values import Plan, Run, weights
 from ascend_lab.errors import AscendLabError, ClusterError
 
 TOLERANCE = 1e-10
@@ -203,22 +202,6 @@ def test_what_is_held_is_what_the_memory_model_says(stage: int, data: int, exper
     assert list(run.held.values()) == wanted
 
 
-def test_adam_forgets_the_mean_and_the_mean_square_each_at_its_own_rate() -> None:
-    adam = values.Adam(lr=0.1)
-    weight = np.ones(1)
-    mean = 0.0
-    square = 0.0
-    expected = 1.0
-    state = values.Adam().start(weight)
-    for step, grad in enumerate((2.0, -1.0, 0.5), 1):
-        weight, state = adam.update(weight, np.full(1, grad), state, step)
-        mean = 0.9 * mean + 0.1 * grad
-        square = 0.999 * square + 0.001 * grad**2
-        size = np.sqrt(square / (1 - 0.999**step)) + 1e-8
-        expected -= 0.1 * mean / (1 - 0.9**step) / size
-        assert weight == pytest.approx(expected, rel=1e-5)
-
-
 FP64_BYTES = 8
 BATCH = 8
 LENGTH = 8
@@ -284,24 +267,6 @@ def test_a_layer_all_reduces_four_activations_or_sends_the_same_bytes_in_two_ste
     assert a_layer(plan, "all_reduce")[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("sequence", "wanted"),
-    [
-        (False, [{"all_reduce": 2}, {"all_reduce": 4}]),
-        (True, [{"all_gather": 2, "reduce_scatter": 2}, {"all_gather": 4, "reduce_scatter": 4}]),
-    ],
-)
-def test_half_of_them_forward_and_half_backward(sequence: bool, wanted: list) -> None:
-    layer = values.transformer().pieces[1:2]
-    cuts = Cuts(Plan(tensor=2, sequence=sequence))
-    traffic = values.Traffic()
-    chunk = _Chunk(layer, cuts.groups(traffic), cuts, SGD)
-    x = [np.ones((BATCH, LENGTH // 2 if sequence else LENGTH, WIDTH))] * 2
-    for half, run in enumerate((lambda: chunk.forward(0, x, x), lambda: chunk.backward(0, x))):
-        run()
-        assert {op: count.calls for (_, op), count in traffic.counts.items()} == wanted[half]
-
-
 def test_the_vocabulary_exchanges_three_numbers_a_token() -> None:
     traffic = one_step(Plan(tensor=4), layers=0).traffic
     tokens_bytes = BATCH * LENGTH * FP64_BYTES
@@ -338,16 +303,6 @@ def test_experts_exchange_slots_four_times(ranks: int) -> None:
     assert run.traffic.of("data", "all_reduce").size_bytes == shared * FP64_BYTES
 
 
-def test_the_table_shows_all() -> None:
-    text = str(one_step(Plan(data=2, tensor=2, pipeline=2)).traffic)
-    assert [line.split()[:2] for line in text.splitlines()[1:]] == [
-        ["data", "all_reduce"],
-        ["stage", "send"],
-        ["tensor", "all_gather"],
-        ["tensor", "all_reduce"],
-    ]
-
-
 # -- outputs held for the backward pass -----------------------------------------------------------
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_outputs_of_a_layer(ranks: int) -> None:
@@ -363,11 +318,3 @@ def test_outputs_of_a_layer(ranks: int) -> None:
     assert a_layers(Plan(tensor=ranks)) == (8 if ranks == 1 else 10) + 19 / ranks
     if ranks > 1:
         assert a_layers(Plan(tensor=ranks, sequence=True)) == 4 + (8 + 19) / ranks
-
-
-def test_1f1b_holds_fewer_outputs_than_gpipe() -> None:
-    late, early = (
-        one_step(Plan(pipeline=2, micro_batches=4, schedule=name)) for name in ("gpipe", "1f1b")
-    )
-    assert (late.flights, early.flights) == ((4, 4), (2, 1))
-    assert early.outputs == (late.outputs[0] / 2, late.outputs[1] / 4)

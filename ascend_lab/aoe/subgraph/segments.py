@@ -32,7 +32,7 @@ from ascend_lab.compiler import (
     weight_bytes,
 )
 from ascend_lab.compiler.compile import DEFAULT_ROAD
-from ascend_lab.compiler.lower.blocks import images_outermost
+from ascend_lab.compiler.layout import images_outermost
 from ascend_lab.compiler.placement import Use, allocate, owners, spans
 from ascend_lab.compiler.rules import fusions
 from ascend_lab.compiler.slice import part_of

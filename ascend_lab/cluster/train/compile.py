@@ -18,6 +18,7 @@ import numpy as np
 from ascend_lab import compiler as graphs
 from ascend_lab.cluster.train.step import TrainingGraph
 from ascend_lab.compiler import Compiled, Constant, Draft, Fill, Graph, Node, Stages, TensorType, ir
+from ascend_lab.compiler.compile import Layouts
 from ascend_lab.compiler.layout import Assigner
 from ascend_lab.compiler.passes import DEFAULT, rewrite
 from ascend_lab.machine.chip import Chip, load_chip
@@ -196,7 +197,7 @@ MERGING = "CommonSubexpressionEliminationPass"
 TRAINING = graphs.Road(
     dtype="",
     apart=(batch_norms_apart, as_convolutions, casts_apart),
-    layouts=images_in_blocks,
+    layouts=Layouts(images_in_blocks),
     ordered=False,
 )
 """The road of a step: number formats and the order of its nodes are its own, and sums of channels
@@ -224,7 +225,7 @@ LONGEST_STAY = 2500
 
 def compile_step(step: TrainingGraph, chip: Chip) -> Compiled:
     """Return the kernels of forward and backward; number formats stay as the step states them."""
-    road = replace(TRAINING, most_moved=LONGEST_STAY)
+    road = replace(TRAINING, layouts=replace(TRAINING.layouts, most_moved=LONGEST_STAY))
     front = graphs.front_stages(weights_in_place(step), chip, road)
     return road.kernels(promptly(front.laid_out), chip)
 

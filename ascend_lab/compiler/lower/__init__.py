@@ -6,7 +6,7 @@ Special kernels plug in (`compiler.rules`): they are asked first.
 from collections.abc import Callable
 
 from ascend_lab.compiler.ir import operator_of
-from ascend_lab.compiler.lower import blocks, conv, matmul, vector
+from ascend_lab.compiler.lower import conv, matmul, vector
 from ascend_lab.compiler.lower.conv import added_convolutions, conv_job, near_cycles
 from ascend_lab.compiler.lower.matmul import around_attention, attention_in
 from ascend_lab.compiler.lower.piece import (
@@ -18,7 +18,7 @@ from ascend_lab.compiler.lower.piece import (
     piece_of,
     refuse_packed_twice,
 )
-from ascend_lab.compiler.rules import row_kernels, special_form
+from ascend_lab.compiler.rules import piece_kernels, row_kernels, special_form
 from ascend_lab.errors import TypeMismatchError, UnsupportedError
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import ACCUMULATOR
@@ -58,9 +58,14 @@ def lower(
     `known` returns that of another piece, if kernels are remembered. Raises a typed error if it
     cannot be written for the chip.
     """
-    if plain := blocks.plain_piece(piece):
-        found = known(plain) if known else lower(plain, chip, choice, start)
-        return blocks.among_blocks(piece, plain, found, chip)
+
+    def lower_other(other: Piece) -> Lowered:
+        return known(other) if known else lower(other, chip, choice, start)
+
+    for write in piece_kernels():
+        special = write(piece, chip, lower_other)
+        if special is not None:
+            return special
     return _lowered(piece, chip, choice, start)
 
 
@@ -100,8 +105,6 @@ def _lowered(piece: Piece, chip: Chip, choice: Choice | None, start: Start) -> L
         return conv.lower_deconv(piece, chip)
     if op == "conv2d_grad_weight" and piece.type(nodes[0].inputs[0]).layout != "ND":
         return vector.lower_weight_gradient(piece, chip)
-    if [node.op for node in nodes] == ["quantise", "trans_data"]:
-        return vector.lower_quantised_move(piece, chip)
     if vector.mixed_blocks(piece) and op != "cast":
         return vector.lower_mixed(piece, chip)
     return _from_template(piece, chip) or _lower_rows(piece, chip)

@@ -18,10 +18,11 @@ from ascend_lab.machine.layout import address_map, maps_launch, pack
 from ascend_lab.machine.sim.timeline import Start, start_cycles
 from ascend_lab.operators import dsl as te, kernels
 from ascend_lab.operators.kernels import conv_schedules, deconv, dense_placement, epilogue_plan
-from ascend_lab.operators.kernels.conv_shape import bundles_of, pack_weights, thinned, units_of
+from ascend_lab.operators.kernels.conv_shape import bundles_of, thinned, units_of
 from ascend_lab.operators.kernels.epilogue import PAIR, PLAIN, Epilogue, Operand, supported
+from ascend_lab.operators.kernels.operand_packing import pack_weights
 from ascend_lab.operators.kernels.pooling import PoolGradient, pool_gradient_launch
-from ascend_lab.operators.ops import conv_gradient, operator, pooling
+from ascend_lab.operators.ops import conv_gradient, operator
 from ascend_lab.operators.ops.convolution import geometry
 from ascend_lab.operators.ops.expressions import narrow
 from ascend_lab.operators.ops.formats import numpy_type, pair
@@ -81,20 +82,17 @@ def lower_conv(
     if beside_of(piece)[1]:
         return _by_cube(piece, chip, tiling)
     node = piece.graph.nodes[0]
-    if pooled_of(piece)[1]:
-        refuse_computed(piece, node.inputs[1])
-        return _lower_conv(piece, chip, vector=False, tiling=tiling)
     single = by_vector(conv_shape_of(piece, node, piece.output.dtype))
     fixed = node.inputs[1] in piece.constants
     if piece.type(node.inputs[1]).layout != "FRACTAL_Z":
         if not fixed and single:
-            return _lower_conv(piece, chip, vector=True)
+            return write_conv(piece, chip, vector=True)
         refuse_computed(piece, node.inputs[1])
     if tiling or not fixed or not single:
         return _by_cube(piece, chip, tiling)
     found = list[Lowered]()
     failure = None
-    ways = partial(_lower_conv, piece, chip, vector=True), partial(_by_cube, piece, chip, None)
+    ways = partial(write_conv, piece, chip, vector=True), partial(_by_cube, piece, chip, None)
     for way in ways:
         try:
             found.append(way())
@@ -110,12 +108,12 @@ def lower_conv(
 
 def _by_cube(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None) -> Lowered:
     """Return the convolution on the cube; without a tiling, promising others are timed, too."""
-    best = _lower_conv(piece, chip, vector=False, tiling=tiling)
+    best = write_conv(piece, chip, vector=False, tiling=tiling)
     if tiling:
         return best
     for found in _promising(piece, chip):
         best = _timed(best, piece, chip)
-        way = replace(_lower_conv(piece, chip, vector=False, tiling=found), tiling=found)
+        way = replace(write_conv(piece, chip, vector=False, tiling=found), tiling=found)
         way = _timed(way, piece, chip)
         assert best.near and way.near
         # in a network L2 may hold more than it does for a kernel that is timed alone
@@ -166,16 +164,19 @@ def near_cycles(kernel: isa.Kernel, piece: Piece, chip: Chip) -> int:
     return timeline.cycles + start_cycles(chip, "queued", timeline.mix_cycles)
 
 
-def _lower_conv(
-    piece: Piece, chip: Chip, *, vector: bool, tiling: kernels.GemmSchedule | None = None
+def write_conv(
+    piece: Piece,
+    chip: Chip,
+    *,
+    vector: bool,
+    tiling: kernels.GemmSchedule | None = None,
+    pool: kernels.ConvShape | None = None,
 ) -> Lowered:
+    """Return the kernel of a convolution on one unit; `pool`: windows whose largest it keeps."""
     y = piece.graph.outputs[0]
-    (piece, pool) = pooled_of(piece)
     shape, epilogue, operands = conv_job(piece, chip, vector=vector)
     if pool:
-        settings = ir.operator_of(pool.op).settings(pool.attrs)
-        windows = pooling.as_convolution(settings, piece.output.shape)
-        shape = replace(shape, pool=windows)
+        shape = replace(shape, pool=pool)
         epilogue = epilogue or PLAIN
     piece, other = beside_of(piece)
     node = piece.graph.nodes[0]
@@ -212,15 +213,6 @@ def _head_of(graph: ir.Graph, name: str) -> tuple[ir.Node, ...]:
         conv = graph.producers.get(found[0].inputs[0])
         found = [conv, *found] if conv and ir.only_reader(graph, conv) else []
     return tuple(found) if found and found[0].op == "conv2d" else ()
-
-
-def pooled_of(piece: Piece) -> tuple[Piece, ir.Node | None]:
-    """Return a piece without the maximum of windows at its end, and that, if there is one."""
-    *nodes, last = piece.graph.nodes
-    if not nodes or not last.has("largest"):
-        return piece, None
-    graph = replace(piece.graph, nodes=tuple(nodes), outputs=last.inputs)
-    return replace(piece, graph=graph), last
 
 
 def beside_of(piece: Piece) -> tuple[Piece, tuple[ir.Node, ...]]:
@@ -307,7 +299,7 @@ def conv_job(
 def follows_free(piece: Piece, alone: Piece, chip: Chip) -> bool:
     """Tell whether a convolution takes as long `alone`: a fix pipe does what follows in passing."""
     heads = tuple(node for node in piece.graph.nodes if node.has("convolution"))
-    if chip.combined or heads != piece.graph.nodes[:1] or pooled_of(piece)[1]:
+    if chip.combined or heads != piece.graph.nodes[:1]:
         return False
     (shape, one, _) = conv_job(piece, chip)
     (same, other, _) = conv_job(alone, chip)

@@ -13,32 +13,22 @@ and one strided copy does it.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ascend_lab.compiler.ir import JOINS, SMALL_PIXELS, Graph, Node, TensorType, Values, operator_of
+from ascend_lab.compiler.ir import JOINS, Graph, Node, TensorType, Values, operator_of
 from ascend_lab.compiler.lower.piece import Form, Lowered, Piece, beside, maps_between, pack_beside
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
-from ascend_lab.machine.isa import Kernel, as_kernel, renamed
+from ascend_lab.machine.isa import Kernel, renamed
 from ascend_lab.machine.layout import AddressMap, maps_launch
 from ascend_lab.machine.layout.maps import Piece as Digits
 from ascend_lab.operators import dsl as te
 from ascend_lab.operators.dsl.fractals import matrices
 from ascend_lab.operators.kernels import transpose
-from ascend_lab.operators.kernels.images import (
-    ByteImage,
-    FewChannels,
-    SmallImage,
-    byte_image_launch,
-    few_channels_launch,
-    small_image_launch,
-)
-from ascend_lab.operators.ops.casts import is_half
 from ascend_lab.operators.ops.conv_gradient import in_blocks
 from ascend_lab.operators.ops.expressions import in_fp32, own_tensor
 from ascend_lab.operators.ops.formats import CUBE_LAYOUTS
@@ -320,54 +310,8 @@ def _copied(piece: Piece, chip: Chip, maps: tuple[AddressMap, AddressMap], name:
 
 def lower_trans_data(piece: Piece, chip: Chip) -> Lowered:
     """Return the program that copies a tensor from one layout to another."""
-    (x,) = piece.graph.inputs
-    (y,) = piece.graph.outputs
     kind = piece.type(piece.graph.inputs[0])
-    launch = None
-    with suppress(UnsupportedError):  # many channels, or few pixels: by the maps
-        if (kind.layout, piece.output.layout) == ("ND", SMALL_PIXELS):
-            n, c, h, w = kind.shape
-            launch = small_image_launch(SmallImage(n, c, h * w, kind.dtype), chip)
-        if (kind.layout, piece.output.layout) == ("ND", "NC1HWC0"):
-            n, c, h, w = kind.shape
-            launch = few_channels_launch(FewChannels(n, c, h * w, kind.dtype), chip)
-    if launch is not None:
-        return Lowered(Kernel("trans_data", (renamed(launch, {"x": x, "y": y}),)))
     return _copied(piece, chip, maps_between(kind, piece.output), "trans_data")
-
-
-def lower_quantised_move(piece: Piece, chip: Chip) -> Lowered:
-    """Return a kernel that quantises a tensor and puts its bytes in a layout of blocks.
-
-    For an image that is one program, else two phases: quantised as it lies, then moved. Raises
-    `UnsupportedError` for other formats, and as `byte_image_launch` and `lower_vector`.
-    """
-    (node, last) = piece.graph.nodes
-    (x,) = piece.graph.inputs
-    kind = piece.type(x)
-    settings = operator_of(node.op).settings(node.attrs)
-    if (kind.dtype, kind.layout, piece.output.dtype) != ("fp16", "ND", "int8"):
-        raise UnsupportedError("halves row by row, and bytes", str(kind), "convert it apart")
-    in_halves = is_half(1 / settings["scale"])  # these kernels multiply in fp16
-    if in_halves and piece.output.layout == "NC1HWC0":
-        n, c, h, w = kind.shape
-        image = ByteImage(n, c, h * w, 1 / settings["scale"], settings["offset"])
-        kernel = as_kernel(byte_image_launch(image, chip))
-        return Lowered(named(kernel, {"x": x, "y": last.output}))
-    if in_halves and piece.output.layout == SMALL_PIXELS:
-        n, c, h, w = kind.shape
-        few = SmallImage(n, c, h * w, "fp16", "int8", 1 / settings["scale"], settings["offset"])
-        with suppress(UnsupportedError):  # few pixels: in two phases
-            kernel = as_kernel(small_image_launch(few, chip))
-            return Lowered(named(kernel, {"x": x, "y": last.output}))
-    types = {name: piece.type(name) for name in (x, node.output)}
-    own = replace(piece.graph, outputs=node.outputs, nodes=(node,), types=types)
-    inner = lower_vector(Piece(own, piece.constants, piece.names), chip)
-    maps = maps_between(piece.type(node.output), piece.output)
-    between = {node.output: "bytes"}
-    move = renamed(maps_launch(*maps, chip, "move"), {"x": "bytes", "y": last.output})
-    phases = (*(renamed(phase, between) for phase in inner.kernel.phases), move)
-    return Lowered(Kernel("quantise", phases), inner.forms, inner.extra)
 
 
 def lower_moves(piece: Piece, chip: Chip) -> Lowered:

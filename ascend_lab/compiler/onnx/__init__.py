@@ -121,10 +121,11 @@ def import_pinning(
         try:
             return import_model(source, shapes=shapes, batch=batch, pinned=pinned)
         except NeedsConstant as error:
-            new = {name: given[name] for name in error.names if name in given}
-            if not new.keys() - pinned.keys():
+            # pin what this node asks for, and begin again
+            newly_pinned = {name: given[name] for name in error.names if name in given}
+            if not newly_pinned.keys() - pinned.keys():
                 raise
-            pinned |= new
+            pinned |= newly_pinned
 
 
 class _Importer:
@@ -138,6 +139,7 @@ class _Importer:
         self.tensors: dict[str, Tensor] = {
             proto.name: file.tensor_of(proto, folder) for proto in self.proto.initializer
         }
+        # names of the file are kept for its own tensors; those inside a node get others
         reserved = {name for node in self.nodes for name in (*node.input, *node.output)}
         reserved |= {entry.name for entry in (*self.proto.input, *self.proto.output)}
         self.net = Builder(self.proto.name or "model", reserved)
@@ -158,24 +160,24 @@ class _Importer:
             sizes = kinds.sizes_of(entries[name])
             self.tensors[name] = kinds.pinned_tensor(name, elems[name], sizes, value)
         free = [entry for name, entry in entries.items() if name not in pinned]
-        old = kinds.fixed_batch({entry.name: kinds.sizes_of(entry) for entry in free})
-        self.rebatch = (old, batch) if batch and old and not shapes else None
+        stated_batch = kinds.fixed_batch({entry.name: kinds.sizes_of(entry) for entry in free})
+        self.rebatch = (stated_batch, batch) if batch and stated_batch and not shapes else None
         open_shapes = {n: s for n, s in shapes.items() if n not in pinned}
         for name, shape in kinds.pinned_shapes(free, open_shapes, batch).items():
-            made = self.net.input(name, shape, kinds.FORMATS[elems[name]])
-            self.tensors[name] = Tensor(elems[name], shape, made, roots=frozenset((name,)))
+            graph_input = self.net.input(name, shape, kinds.FORMATS[elems[name]])
+            self.tensors[name] = Tensor(elems[name], shape, graph_input, roots=frozenset((name,)))
             self.types[name] = elems[name]
             if elems[name] == "int64":
-                self.net.narrow_input(made.name)
+                self.net.narrow_input(graph_input.name)
 
     def node(self, node: NodeProto) -> None:
         """Convert one node and name what it writes."""
-        most = max(len(node.input), len(node.output))
-        refuse_above(f"{file.title(node)}: operands", most, OPERANDS, "split the node")
-        how = file.find(node, self.opset)
+        operand_count = max(len(node.input), len(node.output))
+        refuse_above(f"{file.title(node)}: operands", operand_count, OPERANDS, "split the node")
+        signature = file.find(node, self.opset)
         inputs = [self.tensors[name] if name else None for name in node.input]
         ctx = Context(
-            how.op,
+            signature.op,
             file.title(node),
             self.opset,
             self.net,
@@ -188,6 +190,7 @@ class _Importer:
         )
         start = self.net.node_count
         results = tensors_of(ctx)
+        # optional outputs that a converter does not compute may stand there if nobody reads them
         for name in node.output[len(results) :]:
             if name in self.read:
                 ctx.unsupported(f"{len(results)} outputs", f"{name} is used")
@@ -195,20 +198,20 @@ class _Importer:
 
     def _name(self, ctx: Context, start: int, results: Mapping[str, Tensor]) -> None:
         """Enter the results under the model's names; the graph's tensors take them over."""
-        wanted: dict[str, str] = {}
-        for name, found in results.items():
-            if name and found.value is not None:
-                wanted.setdefault(found.value.name, name)
+        model_names: dict[str, str] = {}
+        for name, tensor in results.items():
+            if name and tensor.value is not None:
+                model_names.setdefault(tensor.value.name, name)
         for name in self.net.written(start):
             check_size(ctx.where, self.net.type_of(name).shape)
-        renamed = self.net.settle(start, ctx.name, wanted)
-        for name, found in results.items():
-            if found.value is not None:
-                value = renamed.get(found.value.name, found.value)
-                self.tensors[name] = replace(found, value=value)
+        renamed = self.net.settle(start, ctx.name, model_names)
+        for name, tensor in results.items():
+            if tensor.value is not None:
+                value = renamed.get(tensor.value.name, tensor.value)
+                self.tensors[name] = replace(tensor, value=value)
             else:
-                self.tensors[name] = found if found.name else replace(found, name=name)
-            check_size(f"{ctx.where}: output", found.shape)
+                self.tensors[name] = tensor if tensor.name else replace(tensor, name=name)
+            check_size(f"{ctx.where}: output", tensor.shape)
 
     def finish(self) -> Imported:
         """Return the graph with the model's outputs."""
@@ -231,6 +234,7 @@ _MALFORMED = (TypeError, ValueError, LookupError, ArithmeticError, AttributeErro
 
 def tensors_of(ctx: Context) -> list[Tensor]:
     """Return what a node writes; whole numbers computed from what is known are known, too."""
+    # the nodes from here on are those of this ONNX node
     start = ctx.net.node_count
     ctx.result = CONVERTERS[ctx.op].result or next((t.elem for t in ctx.inputs if t), "")
     converted = _converted(ctx)
@@ -262,10 +266,11 @@ def _converted(ctx: Context) -> Sequence[Result]:
             allowed = types[min(i, len(types) - 1)]
             if tensor is not None and tensor.elem not in allowed:
                 ctx.unsupported(f"input {i} in {' or '.join(allowed)}", tensor.elem, "cast it")
-        found = CONVERTERS[ctx.op].convert(ctx)
+        results = CONVERTERS[ctx.op].convert(ctx)
     except UnsupportedError:
         raise
     except AscendLabError as error:
+        # tensors without elements are legal in ONNX; kernels have none of size 0
         if any(t is not None and not t.elements for t in ctx.inputs):
             raise UnsupportedError(f"{ctx.where}: {error.needed}", error.got, "skip it") from error
         if error.needed.startswith("node "):
@@ -274,12 +279,12 @@ def _converted(ctx: Context) -> Sequence[Result]:
     except _MALFORMED as error:
         got = f"{type(error).__name__}: {error}"
         raise GraphError(f"{ctx.where}: attributes that fit", got, "mend the node") from error
-    return (found,) if isinstance(found, draft.Value | Tensor) else tuple(found)
+    return (results,) if isinstance(results, draft.Value | Tensor) else tuple(results)
 
 
 def _early(ctx: Context, start: int, results: Sequence[Result], long: bool) -> Sequence[Result]:
     """Return whole numbers computed from what is known as known: shapes depend on them."""
-    fresh = [found.name for found in results if isinstance(found, draft.Value)]
+    fresh = [result.name for result in results if isinstance(result, draft.Value)]
     sizes = [t.elements if t.known is not None else kinds.SMALL + 1 for t in ctx.inputs if t]
     sizes += [ctx.net.type_of(name).elements for name in fresh]
     if not fresh or not any(ctx.inputs) or ctx.result not in (*kinds.INTEGERS, "bool"):
@@ -288,8 +293,8 @@ def _early(ctx: Context, start: int, results: Sequence[Result], long: bool) -> S
         return results
     arrays = ctx.net.computed(start, fresh, int64=long)
     return tuple(
-        ctx.known(arrays[found.name], ctx.result) if isinstance(found, draft.Value) else found
-        for found in results
+        ctx.known(arrays[result.name], ctx.result) if isinstance(result, draft.Value) else result
+        for result in results
     )
 
 
@@ -324,23 +329,23 @@ def _inlined(ctx: Context) -> list[Tensor]:
             ctx.unsupported(needed, str(ctx.attr(key)))
     body = _body(ctx)
     opset = body.opset_import[0].version
-    found = dict(zip(body.input, ctx.inputs, strict=False))
+    tensors = dict(zip(body.input, ctx.inputs, strict=False))
     for node in body.node:
-        how = file.find(node, opset)
+        signature = file.find(node, opset)
         inner = replace(
             ctx,
-            op=how.op,
+            op=signature.op,
             opset=opset,
-            inputs=[found.get(name) for name in node.input],
+            inputs=[tensors.get(name) for name in node.input],
             attrs=file.attributes(node, opset, ctx.attrs),
             out_count=len(node.output),
             within=ctx.within or ctx.op,
         )
-        found |= zip(node.output, tensors_of(inner), strict=False)
-    results = [tensor for name in body.output if (tensor := found.get(name)) is not None]
+        tensors |= zip(node.output, tensors_of(inner), strict=False)
+    results = [tensor for name in body.output if (tensor := tensors.get(name)) is not None]
     if ctx.op in _ELEMENTWISE:  # constants of a body have one axis, what they meet may have none
-        wanted = np.broadcast_shapes(*(t.shape for t in ctx.inputs if t))
-        results = [_tensor(ctx, shapes.reshaped(ctx, results[0], wanted))]
+        shape = np.broadcast_shapes(*(t.shape for t in ctx.inputs if t))
+        results = [_tensor(ctx, shapes.reshaped(ctx, results[0], shape))]
     return results
 
 
@@ -354,10 +359,10 @@ def inlined_lanes(ctx: Context) -> Sequence[Result]:
 
     Some bodies hold their numbers as lists of one, which make a scalar a list.
     """
-    (found,) = _inlined(ctx)
-    if found.shape == ctx.shape(0):
-        return (found,)
-    return (ctx.reshape(ctx.value(found), ctx.shape(0)),)
+    (result,) = _inlined(ctx)
+    if result.shape == ctx.shape(0):
+        return (result,)
+    return (ctx.reshape(ctx.value(result), ctx.shape(0)),)
 
 
 def _body(ctx: Context) -> FunctionProto:
@@ -372,15 +377,15 @@ def _body(ctx: Context) -> FunctionProto:
         return body
     inputs = [f"x{i}" if tensor else "" for i, tensor in enumerate(ctx.inputs)]
     outputs = [f"y{i}" for i in range(ctx.out_count)]
-    given = {name: value for name, value in ctx.attrs.items() if value not in (None, ())}
-    node = helper.make_node(ctx.op, inputs, outputs, **given).SerializeToString()
+    attrs = {name: value for name, value in ctx.attrs.items() if value not in (None, ())}
+    node = helper.make_node(ctx.op, inputs, outputs, **attrs).SerializeToString()
     kinds = [
         helper.make_tensor_type_proto(_NUMBERS[t.elem], t.shape).SerializeToString() if t else b""
         for t in ctx.inputs
     ]
     version = max(schema.context_dependent_function_opset_versions)
-    made = schema.get_context_dependent_function_with_opset_version(version, node, kinds)
-    body.ParseFromString(made)
+    function = schema.get_context_dependent_function_with_opset_version(version, node, kinds)
+    body.ParseFromString(function)
     if not body.node:
-        ctx.unsupported("attributes that the standard has a function for", str(given))
+        ctx.unsupported("attributes that the standard has a function for", str(attrs))
     return body

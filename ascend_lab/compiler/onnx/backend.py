@@ -36,8 +36,8 @@ class PreparedModel(BackendRep):
         sizes = {e.name: tensors.sizes_of(e) for e in entries if e.type.HasField("tensor_type")}
         self._open = tuple(
             name
-            for name, found in sizes.items()
-            if found is None or any(isinstance(size, str) for size in found)
+            for name, sizes_of_input in sizes.items()
+            if sizes_of_input is None or any(isinstance(size, str) for size in sizes_of_input)
         )
         self._steering: set[str] = set()
         self._imports: dict[Any, Imported] = {}
@@ -54,50 +54,50 @@ class PreparedModel(BackendRep):
         """
         feed = self._named(inputs)
         imported = self._imported(feed)
-        given = {name: feed[name] for name in imported.graph.inputs}
-        for name, array in given.items():
+        graph_inputs = {name: feed[name] for name in imported.graph.inputs}
+        for name, array in graph_inputs.items():
             if beyond := tensors.beyond_32_bits(array):
                 needed = f"input {name}: whole numbers that fit in 32 bits"
                 raise UnsupportedError(needed, beyond, "scale them")
         try:
-            found = evaluate(imported.graph, given)
+            results = evaluate(imported.graph, graph_inputs)
         except GraphError as error:  # a sound graph, but an index outside its tensor
             raise UnsupportedError(error.needed, error.got, error.remedy) from error
         types = {name: tensors.NUMPY[imported.output_types[name]] for name in self.outputs}
-        values = [found[name].astype(kind, copy=False) for name, kind in types.items()]
-        made: tuple[Any, ...] = namedtupledict("Outputs", self.outputs)(*values)
-        return made
+        values = [results[name].astype(kind, copy=False) for name, kind in types.items()]
+        outputs: tuple[Any, ...] = namedtupledict("Outputs", self.outputs)(*values)
+        return outputs
 
     def _named(self, inputs: Any) -> dict[str, Values]:
         """Return the inputs by name, as arrays; refuse sequences and optionals."""
         needed = f"inputs {', '.join(self.inputs)}"
         if not isinstance(inputs, Mapping):
-            given = list(inputs) if isinstance(inputs, Sequence) else [inputs]
-            if len(given) != len(self.inputs):
-                raise InputError(needed, f"{len(given)} values", "one each")
-            inputs = dict(zip(self.inputs, given, strict=True))
+            arrays = list(inputs) if isinstance(inputs, Sequence) else [inputs]
+            if len(arrays) != len(self.inputs):
+                raise InputError(needed, f"{len(arrays)} values", "one each")
+            inputs = dict(zip(self.inputs, arrays, strict=True))
         if set(inputs) != set(self.inputs):
             raise InputError(needed, ", ".join(inputs), "check the names")
-        found = {}
+        feed = {}
         for name, value in inputs.items():
             if isinstance(value, onnx.TensorProto):
                 value = numpy_helper.to_array(value)  # noqa: PLW2901
             if not isinstance(value, np.ndarray | np.generic | int | float):
                 got = type(value).__name__
                 raise UnsupportedError(f"input {name}: a tensor", got, "pass an array")
-            found[name] = np.asarray(value)
-        return found
+            feed[name] = np.asarray(value)
+        return feed
 
     def _imported(self, feed: Mapping[str, Values]) -> Imported:
         """Return the graph for these inputs, from an earlier run if there is one."""
         shapes = {name: feed[name].shape for name in self._open}
-        if (found := self._imports.get(self._key(feed))) is None:
-            found = import_pinning(self.model, feed, shapes=shapes)
-            self._steering |= feed.keys() - found.input_types.keys()
+        if (imported := self._imports.get(self._key(feed))) is None:
+            imported = import_pinning(self.model, feed, shapes=shapes)
+            self._steering |= feed.keys() - imported.input_types.keys()
             while len(self._imports) >= KEPT:
                 self._imports.pop(next(iter(self._imports)))
-            self._imports[self._key(feed)] = found
-        return found
+            self._imports[self._key(feed)] = imported
+        return imported
 
     def _key(self, feed: Mapping[str, Values]) -> tuple[Any, ...]:
         """Return what an import depends on: open sizes, and values that steer shapes."""

@@ -67,12 +67,12 @@ class Builder(GraphBuilder):
         types = {name: self._types[name] for name in names}
         constants = {name: self._constants[name] for name in names if name in self._constants}
         long = self._whole(written) if int64 else frozenset[str]()
-        found = evaluate(Graph(self.name, (), outs, nodes, types, constants, long), {})
+        values = evaluate(Graph(self.name, (), outs, nodes, types, constants, long), {})
         del self._nodes[start:]
         for name in written:
             del self._types[name]
         self._numbers.clear()
-        return found
+        return values
 
     def written(self, start: int) -> list[str]:
         """Return what the nodes from `start` on write."""
@@ -105,22 +105,24 @@ class Builder(GraphBuilder):
         The node that writes the first is called `title`, its helpers after it.
         """
         written = set(self.written(start))
-        new = {old: name for old, name in wanted.items() if old in written}
-        if new:
+        new_names = {old_name: name for old_name, name in wanted.items() if old_name in written}
+        if new_names:
             self._numbers.clear()
-        for old, name in new.items():
-            self._types[name] = self._types.pop(old)
+        for old_name, name in new_names.items():
+            self._types[name] = self._types.pop(old_name)
             for names in (self._narrowed, self.truths):
-                if old in names:
-                    names.remove(old)
+                if old_name in names:
+                    names.remove(old_name)
                     names.add(name)
-        main = next(iter(new), "")
+        main = next(iter(new_names), "")
         for at, node in enumerate(self._nodes[start:], start):
-            own = title if main in node.outputs else f"{title}/{node.op}"
-            own = kinds.free_name(own, self._titles)
-            reads, writes = (tuple(new.get(n, n) for n in p) for p in (node.inputs, node.outputs))
-            self._nodes[at] = Node(own, node.op, reads, writes, node.attrs)
-        return {old: Value(name, self._types[name]) for old, name in new.items()}
+            node_title = title if main in node.outputs else f"{title}/{node.op}"
+            node_title = kinds.free_name(node_title, self._titles)
+            reads, writes = (
+                tuple(new_names.get(n, n) for n in p) for p in (node.inputs, node.outputs)
+            )
+            self._nodes[at] = Node(node_title, node.op, reads, writes, node.attrs)
+        return {old_name: Value(name, self._types[name]) for old_name, name in new_names.items()}
 
     def copy(self, value: Value, name: str) -> Value:
         """Return the same tensor under a name of its own: an output that no node writes."""
@@ -178,10 +180,10 @@ class Context:
 
     def tensor(self, i: int) -> kinds.Tensor:
         """Return input i, in the graph or known; raise `GraphError` if it is left out."""
-        found = self.inputs[i] if i < len(self.inputs) else None
-        if found is None:
+        tensor = self.inputs[i] if i < len(self.inputs) else None
+        if tensor is None:
             raise GraphError(f"{self.where}: input {i}", "none", "the standard requires it")
-        return found
+        return tensor
 
     def shape(self, i: int) -> kinds.Shape:
         """Return the shape of input i."""
@@ -255,8 +257,8 @@ class Context:
 
     def emit_all(self, op: str, *inputs: Value, **attrs: Any) -> tuple[Value, ...]:
         """Append a node of the operator library; return its outputs."""
-        found = self.net.add_node(op, *inputs, **attrs)
-        return found if isinstance(found, tuple) else (found,)
+        values = self.net.add_node(op, *inputs, **attrs)
+        return values if isinstance(values, tuple) else (values,)
 
     def value(self, tensor: kinds.Tensor) -> Value:
         """Return a tensor as a value of the graph; a known one becomes a constant, once."""
@@ -266,13 +268,13 @@ class Context:
         dtype = kinds.FORMATS.get(tensor.elem)
         if dtype is None:
             self.unsupported(f"one of the types {', '.join(kinds.FORMATS)}", tensor.elem)
-        found = self.net.emitted.get(id(tensor))
-        if found is None:
+        emitted = self.net.emitted.get(id(tensor))
+        if emitted is None:
             data = self._data(tensor.known, tensor)
             kind = TensorType(tensor.shape, dtype)
-            made = self.net.lasting(data, kind, tensor.name or f"{self.name}/constant")
-            found = self.net.emitted[id(tensor)] = (made, tensor)
-        return found[0]
+            constant = self.net.lasting(data, kind, tensor.name or f"{self.name}/constant")
+            emitted = self.net.emitted[id(tensor)] = (constant, tensor)
+        return emitted[0]
 
     def _data(self, data: kinds.Known, tensor: kinds.Tensor) -> Data:
         """Return constant data in the graph's format; int64 beyond 32 bits is refused.

@@ -126,8 +126,8 @@ def _hyperbolic(ctx: Context) -> Value:
     x = ctx.input(0, "fp32")
     up = ctx.emit("exp", x)
     down = ctx.emit("exp", ctx.emit("neg", x))
-    both = ctx.emit("sub" if ctx.op == "Sinh" else "add", up, down)
-    return ctx.cast(ctx.emit("muls", both, number=0.5), ctx.input(0).type.dtype)
+    total = ctx.emit("sub" if ctx.op == "Sinh" else "add", up, down)
+    return ctx.cast(ctx.emit("muls", total, number=0.5), ctx.input(0).type.dtype)
 
 
 @converter("Sin", "Cos", types=(FLOATS,))
@@ -217,8 +217,8 @@ def _mod(ctx: Context) -> Value:
     """Return the remainder, of y's sign or, with fmod, of x's."""
     x = ctx.input(0)
     y = ctx.input(1)
-    rest = quantised.divided(ctx, x, y)[1] if ctx.attr("fmod") else quantised.modulo(ctx, x, y)
-    return ctx.cast(rest, x.type.dtype)
+    remainder = quantised.divided(ctx, x, y)[1] if ctx.attr("fmod") else quantised.modulo(ctx, x, y)
+    return ctx.cast(remainder, x.type.dtype)
 
 
 @converter("Pow", types=(FLOATS, NUMBERS), since=6)
@@ -347,21 +347,25 @@ _MOVES = ("Range", "Concat", "Gather", "CumSum", "NonZero")
 
 def folded(ctx: Context) -> Tensor | None:
     """Return the result of a node if all its inputs are known and small, and it is too."""
-    given = [t for t in ctx.inputs if t is not None and t.known is not None]
-    if not given or len(given) < len(ctx.inputs) or sum(t.elements for t in given) > kinds.SMALL:
+    known_inputs = [t for t in ctx.inputs if t is not None and t.known is not None]
+    if (
+        not known_inputs
+        or len(known_inputs) < len(ctx.inputs)
+        or sum(t.elements for t in known_inputs) > kinds.SMALL
+    ):
         return None
     if ctx.op not in (*UFUNCS, "Div", "Mod", "Where", *_MOVES):
         return None
-    arrays = [t.array() for t in given]
+    arrays = [t.array() for t in known_inputs]
     with np.errstate(all="ignore"):
         if ctx.op in _MOVES:
-            found = _picked(ctx, *arrays)
+            values = _picked(ctx, *arrays)
         elif np.prod(np.broadcast_shapes(*(a.shape for a in arrays)), dtype=object) > kinds.SMALL:
-            found = None
+            values = None
         else:
-            found = _element_by_element(ctx, *arrays)
-            _check_64_bits(ctx, found, *arrays)
-    return None if found is None else kinds.known(found)
+            values = _element_by_element(ctx, *arrays)
+            _check_64_bits(ctx, values, *arrays)
+    return None if values is None else kinds.known(values)
 
 
 def _check_64_bits(ctx: Context, found: Values, *arrays: Values) -> None:
@@ -380,8 +384,8 @@ def _element_by_element(ctx: Context, x: Values, *more: Values) -> Values:
     if ctx.op in ("Div", "Mod") and x.dtype.kind in "iu" and not np.all(more[0]):
         raise GraphError("a divisor that is not 0", "0", "mend the model")
     if ctx.op == "Div":
-        whole = x.dtype.kind in "iu"  # cut toward zero
-        return np.asarray((x - np.fmod(x, *more)) // more[0] if whole else x / more[0])
+        is_integer = x.dtype.kind in "iu"  # cut toward zero
+        return np.asarray((x - np.fmod(x, *more)) // more[0] if is_integer else x / more[0])
     if ctx.op == "Mod":
         return np.asarray(np.fmod(x, *more) if ctx.attr("fmod") else np.mod(x, *more))
     total = UFUNCS[ctx.op](x, *more[:1])

@@ -55,17 +55,21 @@ def export_onnx(graph: Graph, *, fill_nodes: bool = False) -> onnx.ModelProto:
             raise UnsupportedError(needed, node.op, remedy)
         writer.begin(node.name)
         site = _site(graph, node, writer)
-        found = RULES[node.op](site)
-        many = (found,) if isinstance(found, str) else found
+        names = RULES[node.op](site)
+        many = (names,) if isinstance(names, str) else names
         writer.finish(_stated(graph, node, site, many), node.outputs)
     inner = [n for node in graph.nodes for n in node.outputs if n not in graph.outputs]
     ends = _infos(graph, graph.inputs), _infos(graph, list(dict.fromkeys(graph.outputs)))
     named = graph.name or "graph"
     inside = _infos(graph, inner)
-    made = onnx.helper.make_graph(writer.nodes, named, *ends, writer.tensors, value_info=inside)
-    _keep_elements(made, graph)
-    how = {"ir_version": IR_VERSION, "producer_name": "ascend_lab"}
-    return onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", OPSET)], **how)
+    onnx_graph = onnx.helper.make_graph(
+        writer.nodes, named, *ends, writer.tensors, value_info=inside
+    )
+    _keep_elements(onnx_graph, graph)
+    producer = {"ir_version": IR_VERSION, "producer_name": "ascend_lab"}
+    return onnx.helper.make_model(
+        onnx_graph, opset_imports=[onnx.helper.make_opsetid("", OPSET)], **producer
+    )
 
 
 def save_onnx(graph: Graph, path: str | Path, *, fill_nodes: bool = False) -> Path:
@@ -114,21 +118,23 @@ def _site(graph: Graph, node: Node, writer: Writer) -> Site:
         types = graph.in_types(node), graph.out_types(node)
         return Site(node.op, writer, node.inputs, *types, settings)
     if node.op == "cast":
-        given, wanted = ([_format(graph, n) for n in side] for side in (node.inputs, node.outputs))
-        settings = {**settings, "dtype": wanted[0]}
+        in_formats, out_formats = (
+            [_format(graph, n) for n in side] for side in (node.inputs, node.outputs)
+        )
+        settings = {**settings, "dtype": out_formats[0]}
         inputs = node.inputs
     else:
-        given, wanted = (
+        in_formats, out_formats = (
             ["int64" if graph.types[n].dtype == "int32" else graph.types[n].dtype for n in side]
             for side in (node.inputs, node.outputs)
         )
         inputs = tuple(
             name if _format(graph, name) == dtype else writer.emit("Cast", name, to=INT64)[0]
-            for name, dtype in zip(node.inputs, given, strict=True)
+            for name, dtype in zip(node.inputs, in_formats, strict=True)
         )
     sides = [
         tuple(replace(graph.types[n], dtype=d) for n, d in zip(names, dtypes, strict=True))
-        for names, dtypes in ((node.inputs, given), (node.outputs, wanted))
+        for names, dtypes in ((node.inputs, in_formats), (node.outputs, out_formats))
     ]
     return Site(node.op, writer, inputs, sides[0], sides[1], settings)
 
@@ -153,8 +159,8 @@ def _keep_elements(made: onnx.GraphProto, graph: Graph) -> None:
     """
     taken = set(graph.types) | {name for node in made.node for name in node.output}
     inner: dict[str, str] = {}
-    first: list[onnx.NodeProto] = []
-    last: list[onnx.NodeProto] = []
+    casts_in: list[onnx.NodeProto] = []
+    casts_out: list[onnx.NodeProto] = []
     for entry in (*made.input, *made.output):
         elem = graph.elements.get(entry.name)
         kind = entry.type.tensor_type
@@ -164,18 +170,24 @@ def _keep_elements(made: onnx.GraphProto, graph: Graph) -> None:
         kind.elem_type = export_writer.ONNX_TYPES[elem]
         if entry.name in inner:  # an input that is an output, too
             continue
-        new = inner[entry.name] = free_name(f"{entry.name}/{graph.types[entry.name].dtype}", taken)
+        inner_name = inner[entry.name] = free_name(
+            f"{entry.name}/{graph.types[entry.name].dtype}", taken
+        )
         if entry.name in graph.inputs:
-            first.append(onnx.helper.make_node("Cast", [entry.name], [new], new, to=fmt))
+            casts_in.append(
+                onnx.helper.make_node("Cast", [entry.name], [inner_name], inner_name, to=fmt)
+            )
         else:
-            cast = onnx.helper.make_node("Cast", [new], [entry.name], entry.name, to=kind.elem_type)
-            last.append(cast)
+            cast = onnx.helper.make_node(
+                "Cast", [inner_name], [entry.name], entry.name, to=kind.elem_type
+            )
+            casts_out.append(cast)
     for node in made.node:
         node.input[:] = [inner.get(name, name) for name in node.input]
         node.output[:] = [inner.get(name, name) for name in node.output]
     for tensor in made.initializer:  # an output that is constant
         tensor.name = inner.get(tensor.name, tensor.name)
-    nodes = [*first, *made.node, *last]
+    nodes = [*casts_in, *made.node, *casts_out]
     del made.node[:]
     made.node.extend(nodes)
 
@@ -269,10 +281,10 @@ def _cast(site: Site) -> Result:
         name = site.one(rounding, name) if rounding else name
         inside = target in ("int32", "int64")
     else:
-        own = np.iinfo(numpy_type(source))
-        inside = low <= own.min and own.max <= high
-        low = max(low, int(own.min))
-        high = min(high, int(own.max))
+        source_limits = np.iinfo(numpy_type(source))
+        inside = low <= source_limits.min and source_limits.max <= high
+        low = max(low, int(source_limits.min))
+        high = min(high, int(source_limits.max))
     return site.cast(name if inside else _clip(site, name, low, high, source), target)
 
 
@@ -352,8 +364,8 @@ def _scatter(site: Site) -> Result:
     """ONNX leaves open which of equal indices wins an update; its runtimes take the last."""
     x, indices, updates = site.inputs
     places = site.one("Unsqueeze", site.cast(indices, "int64"), site.writer.ints((-1,)))
-    way = "add" if site.op == "scatter_add" else "none"
-    return site.one("ScatterND", x, places, updates, reduction=way)
+    reduction = "add" if site.op == "scatter_add" else "none"
+    return site.one("ScatterND", x, places, updates, reduction=reduction)
 
 
 # -- products -------------------------------------------------------------------------------------
@@ -382,8 +394,10 @@ def _matmul(site: Site) -> Result:
 @rule("gemm")
 def _gemm(site: Site) -> Result:
     a = site.attrs
-    how = {"transA": int(a["trans_a"]), "transB": int(a["trans_b"])}
-    return site.one("Gemm", *site.inputs, alpha=float(a["alpha"]), beta=float(a["beta"]), **how)
+    transposes = {"transA": int(a["trans_a"]), "transB": int(a["trans_b"])}
+    return site.one(
+        "Gemm", *site.inputs, alpha=float(a["alpha"]), beta=float(a["beta"]), **transposes
+    )
 
 
 def _scores(site: Site, q: str, k: str) -> str:
@@ -446,7 +460,7 @@ def _whole_convolution(site: Site, op: str, attrs: dict[str, Any]) -> str:
     Raises `UnsupportedError` where its sums could leave what fp32 holds exactly.
     """
     if op == "Conv":
-        found = site.one("ConvInteger", *site.inputs[:2], **attrs)
+        sums = site.one("ConvInteger", *site.inputs[:2], **attrs)
     else:
         weight = site.given[1].shape
         largest = math.prod((weight[0] // attrs["group"], *weight[2:])) * 2**14
@@ -454,11 +468,11 @@ def _whole_convolution(site: Site, op: str, attrs: dict[str, Any]) -> str:
             needed = f"conv_transpose2d: int8 sums up to {FP32_WHOLE:,} for ONNX"
             raise UnsupportedError(needed, f"up to {largest:,}", "cast to fp16 first")
         sides = [site.cast(name, "fp32") for name in site.inputs[:2]]
-        found = site.cast(site.one(op, *sides, **attrs), "int32")
+        sums = site.cast(site.one(op, *sides, **attrs), "int32")
     if len(site.inputs) > 2:
         column = site.one("Reshape", site.inputs[2], site.writer.ints((1, -1, 1, 1)))
-        found = site.one("Add", found, column)
-    return found
+        sums = site.one("Add", sums, column)
+    return sums
 
 
 @rule("max_pool2d", "avg_pool2d")

@@ -56,16 +56,16 @@ class Writer:
 
     def finish(self, found: Sequence[str], wanted: Sequence[str]) -> None:
         """Let the nodes since `begin` write `wanted` where they wrote `found`."""
-        new = self.nodes[self._start :]
-        own = {name for node in new for name in node.output}
+        new_nodes = self.nodes[self._start :]
+        new_names = {name for node in new_nodes for name in node.output}
         for name, target in zip(found, wanted, strict=True):
-            if name not in own:
+            if name not in new_names:
                 self.nodes.append(self._onnx.make_node("Identity", [name], [target], target))
                 continue
-            for node in new:
+            for node in new_nodes:
                 node.input[:] = [target if n == name else n for n in node.input]
                 node.output[:] = [target if n == name else n for n in node.output]
-        for name in own.intersection(found):
+        for name in new_names.intersection(found):
             self._names.discard(name)
 
     def tensor(self, name: str, array: np.ndarray, dtype: str) -> None:
@@ -76,11 +76,11 @@ class Writer:
 
     def fill(self, name: str, kind: TensorType, value: float) -> None:
         """Add a ConstantOfShape node that makes a tensor with one number everywhere."""
-        one = np.full((1,), value, numpy_type(kind.dtype)).tobytes()
-        number = self._onnx.make_tensor("value", ONNX_TYPES[kind.dtype], (1,), one, raw=True)
+        element = np.full((1,), value, numpy_type(kind.dtype)).tobytes()
+        number = self._onnx.make_tensor("value", ONNX_TYPES[kind.dtype], (1,), element, raw=True)
         shape = self.ints(kind.shape)
-        made = self._onnx.make_node("ConstantOfShape", [shape], [name], name, value=number)
-        self.nodes.append(made)
+        node = self._onnx.make_node("ConstantOfShape", [shape], [name], name, value=number)
+        self.nodes.append(node)
 
     def number(self, value: float | Sequence[float], dtype: str) -> str:
         """Return the name of an initialiser, a scalar or a list; equal ones are shared."""
@@ -146,8 +146,8 @@ class Site:
 
     def back(self, name: str) -> str:
         """Return an fp32 value in the node's output format."""
-        wanted = self.wanted[0].dtype
-        return name if wanted == "fp32" else self.cast(name, wanted)
+        dtype = self.wanted[0].dtype
+        return name if dtype == "fp32" else self.cast(name, dtype)
 
 
 Rule = Callable[[Site], Result]

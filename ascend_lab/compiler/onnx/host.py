@@ -54,15 +54,15 @@ def run_on_host(
     import onnx
     from onnx import inliner
 
-    whole = inliner.inline_local_functions(model) if model.functions else model
-    names = [entry.name for entry in whole.graph.output]
-    feed = {e.name: _as_array(given[e.name]) for e in whole.graph.input if e.name in given}
-    nodes = list(sound_nodes(whole))
+    inlined = inliner.inline_local_functions(model) if model.functions else model
+    names = [entry.name for entry in inlined.graph.output]
+    feed = {e.name: _as_array(given[e.name]) for e in inlined.graph.input if e.name in given}
+    nodes = list(sound_nodes(inlined))
     if everything:
         written = [name for node in nodes for name in node.output if name]
         names = list(dict.fromkeys((*names, *written)))
-    check_sound(whole, nodes)
-    host = _Host(onnx, whole, {**constants_of(whole), **feed}, names)
+    check_sound(inlined, nodes)
+    host = _Host(onnx, inlined, {**constants_of(inlined), **feed}, names)
     host.compute(nodes)
     if missing := [name for name in names if name not in host.values]:
         raise InputError(f"an input {missing[0]}", "none", "give each by name")
@@ -92,20 +92,21 @@ class _Host:
         parts: list[tuple[tuple[str, ...], list[NodeProto]]] = []
         for node in nodes:
             names = self.evaluators(node)
+            # a call of an evaluator costs more than a node: neighbours of one evaluator share it
             if not parts or parts[-1][0][:1] != names[:1]:
                 parts.append((names, []))
             parts[-1][1].append(node)
-        for i, (names, part) in enumerate(parts):
-            later = [node for _, others in parts[i + 1 :] for node in others]
+        for i, (names, nodes_of_part) in enumerate(parts):
+            later = [node for _, later_nodes in parts[i + 1 :] for node in later_nodes]
             reads = [name for node in later for name in all_reads(node)]
-            self.part(names, part, [*self.wanted, *reads])
+            self.part(names, nodes_of_part, [*self.wanted, *reads])
 
     def evaluators(self, node: NodeProto) -> tuple[str, ...]:
         """Return the installed evaluators that are right for a node; raise if there is none."""
         right = witnesses.evaluators(node, self.opset)
-        there = tuple(name for name in right if name != RUNTIME or self.has_runtime)
-        if there:
-            return there
+        installed = tuple(name for name in right if name != RUNTIME or self.has_runtime)
+        if installed:
+            return installed
         raise self.refused(node, [])
 
     def part(
@@ -121,6 +122,7 @@ class _Host:
         if len(nodes) == 1:
             self.alone(nodes[0], self.evaluators(nodes[0])[1:], wanted, reason)
             return
+        # an evaluator does not say which node it refuses: of 64 nodes six halvings find it
         half = len(nodes) // 2
         reads = [name for node in nodes[half:] for name in all_reads(node)]
         self.part(names, nodes[:half], [*wanted, *reads])
@@ -143,20 +145,21 @@ class _Host:
     def ask(self, name: str, nodes: Sequence[NodeProto], wanted: Sequence[str]) -> dict[str, Any]:
         """Return what nodes write, of that what is wanted, as one evaluator computes it."""
         reads, writes = ends(nodes, wanted)
-        part = sub_model(self.model, nodes, reads, writes, self.values)
-        stored = {tensor.name for tensor in part.graph.initializer}
+        sub = sub_model(self.model, nodes, reads, writes, self.values)
+        stored = {tensor.name for tensor in sub.graph.initializer}
         feed = {name: self.values[name] for name in reads if name not in stored}
         if not writes:
             return {}
         run = {RUNTIME: _onnxruntime, REFERENCE: _reference, GRAPH: _own_graph}[name]
         try:
-            found = run(part, writes, feed)
+            results = run(sub, writes, feed)
         except Exception:
-            older = _in_oldest_words(part, self.onnx) if name == RUNTIME else None
+            # the runtime may be older than the file's version of an operator
+            older = _in_oldest_words(sub, self.onnx) if name == RUNTIME else None
             if older is None:
                 raise
-            found = run(older, writes, feed)
-        return dict(zip(writes, found, strict=True))
+            results = run(older, writes, feed)
+        return dict(zip(writes, results, strict=True))
 
     def refused(self, node: NodeProto, reasons: Sequence[str]) -> UnsupportedError:
         """Return the error for a node that nobody installed computes rightly."""
@@ -203,14 +206,16 @@ def _onnxruntime(model: ModelProto, names: list[str], feed: Mapping[str, Any]) -
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
+    # errors are raised, and need not be printed as well
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
+    # rewrites would round elsewhere than the file says
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     data = model.SerializeToString()
     session = onnxruntime.InferenceSession(data, options, ["CPUExecutionProvider"])
     kinds = {entry.name: entry.type for entry in session.get_outputs()}
-    found = session.run(names, dict(feed))
-    return [_in_kind(value, kinds[name]) for name, value in zip(names, found, strict=True)]
+    results = session.run(names, dict(feed))
+    return [_in_kind(value, kinds[name]) for name, value in zip(names, results, strict=True)]
 
 
 def _in_kind(value: Any, kind: str) -> Any:
@@ -228,16 +233,16 @@ def _reference(model: ModelProto, names: list[str], feed: Mapping[str, Any]) -> 
     import onnx.reference
 
     with np.errstate(all="ignore"):
-        found = onnx.reference.ReferenceEvaluator(model).run(names, dict(feed))
-    return [np.asarray(v) if isinstance(v, np.generic | int | float) else v for v in found]
+        results = onnx.reference.ReferenceEvaluator(model).run(names, dict(feed))
+    return [np.asarray(v) if isinstance(v, np.generic | int | float) else v for v in results]
 
 
 def _own_graph(model: ModelProto, names: list[str], feed: Mapping[str, Any]) -> list[Any]:
     """Return the tensors as a graph of ours computes them."""
     imported = import_pinning(model, feed, shapes={n: np.shape(v) for n, v in feed.items()})
     graph = imported.graph
-    found = evaluate(graph, {name: feed[name] for name in graph.inputs})
-    return [in_type(found[name], imported.output_types[name]) for name in names]
+    results = evaluate(graph, {name: feed[name] for name in graph.inputs})
+    return [in_type(results[name], imported.output_types[name]) for name in names]
 
 
 # -- whole models, nodes and values ---------------------------------------------------------------
@@ -276,6 +281,7 @@ def whole_model(source: str | Path | bytes | ModelProto) -> ModelProto:
     ordered = onnx.GraphProto(node=sound_nodes(model))
     del model.graph.node[:]
     model.graph.node.extend(ordered.node)
+    # names of nodes are optional in ONNX; here they are keys of engines and reasons
     seen: Counter[str] = Counter()
     for node in model.graph.node:
         name = title(node)
@@ -286,15 +292,16 @@ def whole_model(source: str | Path | bytes | ModelProto) -> ModelProto:
 
 def all_reads(node: NodeProto) -> list[str]:
     """Return the names a node reads, those that its branches take from outside included."""
-    found = [name for name in node.input if name]
+    reads = [name for name in node.input if name]
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):
-            own = {entry.name for entry in (*graph.input, *graph.initializer)}
+            inner_names = {entry.name for entry in (*graph.input, *graph.initializer)}
             for inner in graph.node:
-                found += [name for name in all_reads(inner) if name not in own]
-                own.update(inner.output)
-            found += [entry.name for entry in graph.output if entry.name not in own]
-    return list(dict.fromkeys(found))
+                # what a branch does not write itself it takes from the graph around it
+                reads += [name for name in all_reads(inner) if name not in inner_names]
+                inner_names.update(inner.output)
+            reads += [entry.name for entry in graph.output if entry.name not in inner_names]
+    return list(dict.fromkeys(reads))
 
 
 def ends(nodes: Sequence[NodeProto], wanted: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -317,10 +324,10 @@ def sub_model(
 
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     fixed = stored.keys() | (constants or set())
-    found = onnx.ModelProto(ir_version=model.ir_version)
-    found.opset_import.extend(model.opset_import)
-    found.functions.extend(model.functions)
-    graph = found.graph
+    sub = onnx.ModelProto(ir_version=model.ir_version)
+    sub.opset_import.extend(model.opset_import)
+    sub.functions.extend(model.functions)
+    graph = sub.graph
     graph.name = model.graph.name or "part"
     graph.node.extend(nodes)
     for name in reads:
@@ -331,7 +338,7 @@ def sub_model(
         else:
             graph.input.append(entry_of(name, values[name]))
     graph.output.extend(onnx.ValueInfoProto(name=name) for name in writes)
-    return found
+    return sub
 
 
 def entry_of(name: str, value: Any) -> Any:
@@ -356,7 +363,7 @@ def is_numbers(value: Any) -> bool:
 def size_bytes(value: Any) -> int:
     """Return the bytes of a tensor, of the texts or tensors of a list; 0 for none."""
     if isinstance(value, list | tuple):
-        return sum(size_bytes(part) for part in value)
+        return sum(size_bytes(entry) for entry in value)
     if isinstance(value, np.ndarray) and value.dtype.kind == "O":
         return sum(len(str(text)) for text in value.ravel())
     return int(np.asarray(value).nbytes) if value is not None else 0
@@ -372,8 +379,8 @@ def moved_bytes(node: NodeProto, values: Mapping[str, Any]) -> int:
     if place is not None:
         x, w, y = (np.asarray(v) for v in (factors[0], factors[place], writes[0]))
         deep = w.shape[1:] if "Conv" in node.op_type else x.shape[-1:]
-        each = x.dtype.itemsize + w.dtype.itemsize
-        read = max(read, y.size * math.prod(deep) * each)
+        pair_bytes = x.dtype.itemsize + w.dtype.itemsize
+        read = max(read, y.size * math.prod(deep) * pair_bytes)
     return read + sum(size_bytes(value) for value in writes)
 
 
@@ -384,7 +391,7 @@ def random_feed(
     from onnx import helper
 
     rng = np.random.default_rng(seed)
-    found = {}
+    feed = {}
     entries = inputs_of(model.graph)
     for entry in entries:
         if not entry.type.HasField("tensor_type"):
@@ -393,9 +400,9 @@ def random_feed(
         number = {e.name: e.type.tensor_type.elem_type for e in entries}[name]
         kind = np.dtype(helper.tensor_dtype_to_np_dtype(number))
         if kind.kind in "biu":
-            found[name] = rng.integers(0, 2, shape).astype(kind)
+            feed[name] = rng.integers(0, 2, shape).astype(kind)
         elif kind.kind == "O":
-            found[name] = np.full(shape, "a", object)
+            feed[name] = np.full(shape, "a", object)
         else:
-            found[name] = rng.standard_normal(shape, np.float32).astype(kind)
-    return found
+            feed[name] = rng.standard_normal(shape, np.float32).astype(kind)
+    return feed

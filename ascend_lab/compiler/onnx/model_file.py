@@ -72,8 +72,8 @@ def _parsed(data: bytes, where: str) -> ModelProto:
         model.ParseFromString(data)
     except DecodeError as error:
         got = f"{where}: {str(error).strip() or 'not a model'}"
-        other = "export it again: damaged or another format"
-        remedy = "give the .onnx file that it is from" if where.endswith(".alm") else other
+        export_again = "export it again: damaged or another format"
+        remedy = "give the .onnx file that it is from" if where.endswith(".alm") else export_again
         raise InputError("an ONNX model", got, remedy) from None
     if not model.HasField("graph") or not model.graph.output:
         raise InputError("an ONNX model with outputs", f"{where}: none", "export it again")
@@ -85,10 +85,10 @@ def opset_of(model: ModelProto) -> int:
     if model.ir_version > NEWEST_IR:
         needed = f"ONNX files of IR version {NEWEST_IR} or older"
         raise UnsupportedError(needed, str(model.ir_version), "export anew")
-    found = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
-    if len(set(found)) > 1:
-        raise InputError("one version of the standard's operators", str(found), "keep one")
-    version = found[0] if found else 1
+    versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    if len(set(versions)) > 1:
+        raise InputError("one version of the standard's operators", str(versions), "keep one")
+    version = versions[0] if versions else 1
     if not 1 <= version <= NEWEST_OPSET:
         needed = f"operators of opset 1 to {NEWEST_OPSET}"
         raise UnsupportedError(needed, str(version), "export with an older opset")
@@ -126,12 +126,13 @@ def sound_nodes(model: ModelProto) -> Sequence[NodeProto]:
 def _names(graph: GraphProto) -> set[str]:
     """Return the names there are before the first node; raise `GraphError` for repeats."""
     entries, weights, outs = (
-        [one.name for one in part] for part in (graph.input, graph.initializer, graph.output)
+        [entry.name for entry in entries_of_kind]
+        for entries_of_kind in (graph.input, graph.initializer, graph.output)
     )
-    for what, names in (("graph input", entries), ("initialiser", weights)):
+    for kind, names in (("graph input", entries), ("initialiser", weights)):
         if len(set(names)) < len(names) or "" in names:
             twice = Counter(names).most_common(1)[0][0] if "" not in names else ""
-            raise GraphError(f"{what} names, each once", repr(twice), "rename one")
+            raise GraphError(f"{kind} names, each once", repr(twice), "rename one")
     written = {*entries, *weights}
     for node in graph.node:
         for name in filter(None, node.output):
@@ -152,18 +153,18 @@ def _names(graph: GraphProto) -> set[str]:
 
 def _ordered(graph: GraphProto, ready: set[str]) -> Sequence[NodeProto]:
     """Return the nodes as they stand if that order works, else sorted."""
-    there = set(ready)
+    available = set(ready)
     sound = True
     for node in graph.node:
-        sound = sound and all(not name or name in there for name in node.input)
-        there.update(node.output)
+        sound = sound and all(not name or name in available for name in node.input)
+        available.update(node.output)
     if sound:
         return list(graph.node)
     writer = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
     reads = ([writer[n] for n in node.input if n in writer] for node in graph.node)
-    before = dict(enumerate(reads))
+    missing = dict(enumerate(reads))
     try:
-        return [graph.node[i] for i in TopologicalSorter(before).static_order()]
+        return [graph.node[i] for i in TopologicalSorter(missing).static_order()]
     except CycleError as error:
         loop = [title(graph.node[i]) for i in error.args[1]]
         text = " -> ".join(loop if len(loop) < 8 else [*loop[:3], "...", *loop[-3:]])
@@ -203,9 +204,10 @@ def signature(op: str, opset: int) -> Signature | None:
     stated: dict[str, Any] = schema.attributes
     for name, attribute in stated.items():
         kinds[name] = int(attribute.type)
-        given = attribute.default_value
+        default = attribute.default_value
+        # a list that is left out is empty; `Constant` tells its forms apart by what is there at all
         empty = () if _KINDS.get(kinds[name]) in _LISTS and op != "Constant" else None
-        defaults[name] = read_with_kind(given, op)[1] if given.name else empty
+        defaults[name] = read_with_kind(default, op)[1] if default.name else empty
     required = frozenset(n for n, a in schema.attributes.items() if a.required)
     return Signature(schema.min_input, schema.max_input, defaults, kinds, required)
 
@@ -218,22 +220,27 @@ def title(node: NodeProto) -> str:
 def find(node: NodeProto, opset: int) -> Converter:
     """Return a node's converter; raise `UnsupportedError` with near operators if there is none."""
     where = f"node {title(node)}"
-    found = CONVERTERS.get(node.op_type)
-    if node.domain not in ("", "ai.onnx") or found is None:
+    known_converter = CONVERTERS.get(node.op_type)
+    if node.domain not in ("", "ai.onnx") or known_converter is None:
         name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-        near = difflib.get_close_matches(node.op_type, CONVERTERS, 3)
-        remedy = f"near it: {', '.join(near)}" if near else "graph.onnx.CONVERTERS lists them"
+        suggestions = difflib.get_close_matches(node.op_type, CONVERTERS, 3)
+        remedy = (
+            f"near it: {', '.join(suggestions)}"
+            if suggestions
+            else "graph.onnx.CONVERTERS lists them"
+        )
         needed = f"{where}: one of the {len(CONVERTERS)} ONNX operators with kernels here"
         raise UnsupportedError(needed, name, remedy)
     says = signature(node.op_type, opset)
-    if opset < found.since or says is None:
-        needed = f"{where} ({node.op_type}): operators of version {found.since} to {NEWEST_OPSET}"
+    if opset < known_converter.since or says is None:
+        versions = f"{known_converter.since} to {NEWEST_OPSET}"
+        needed = f"{where} ({node.op_type}): operators of version {versions}"
         raise UnsupportedError(needed, f"opset {opset}", "convert the model to a newer opset")
     if not says.least <= len(node.input) <= says.most:
         count = f"{says.least} to {says.most}" if says.least < says.most else f"{says.most}"
         needed = f"{where} ({node.op_type}): {count} input{'s' * (says.most > 1)}"
         raise UnsupportedError(needed, str(len(node.input)), "mend the node")
-    return found
+    return known_converter
 
 
 def attributes(
@@ -246,41 +253,44 @@ def attributes(
     where = f"node {title(node)} ({node.op_type})"
     says = signature(node.op_type, opset)
     assert says is not None
-    found = dict(says.defaults)
+    values = dict(says.defaults)
     for attribute in node.attribute:
         name = attribute.name
+        # inside a function an attribute may stand for one of the call
         if outer is not None and attribute.ref_attr_name:
             value = outer[attribute.ref_attr_name]
-            found[name] = found[name] if value is None else value
+            values[name] = values[name] if value is None else value
             continue
-        if name not in found and not _in_any_opset(node.op_type, name):
-            known = ", ".join(found) or "none"
-            raise UnsupportedError(f"{where}: attributes {known}", name, "remove it")
+        if name not in values and not _in_any_opset(node.op_type, name):
+            known_names = ", ".join(values) or "none"
+            raise UnsupportedError(f"{where}: attributes {known_names}", name, "remove it")
         kind, value = read_with_kind(attribute, where)
         if kind != says.kinds.get(name, kind):
-            wanted = _KINDS.get(says.kinds[name], "other")
-            raise GraphError(f"{where}: attribute {name} as {wanted}", repr(value)[:40], "mend it")
-        found[name] = value
+            kind_name = _KINDS.get(says.kinds[name], "other")
+            raise GraphError(
+                f"{where}: attribute {name} as {kind_name}", repr(value)[:40], "mend it"
+            )
+        values[name] = value
     for name in says.required:
-        if found[name] in (None, ()) and name not in {a.name for a in node.attribute}:
+        if values[name] in (None, ()) and name not in {a.name for a in node.attribute}:
             raise GraphError(f"{where}: attribute {name}", "none", "the standard requires it")
-    return found
+    return values
 
 
 def _in_any_opset(op: str, name: str) -> bool:
     """Tell whether some version of an operator has an attribute: exporters keep old ones."""
     from onnx import defs
 
-    every = defs.get_all_schemas_with_history()
-    return any(s.name == op and not s.domain and name in s.attributes for s in every)
+    schemas = defs.get_all_schemas_with_history()
+    return any(s.name == op and not s.domain and name in s.attributes for s in schemas)
 
 
 def read_with_kind(attribute: AttributeProto, where: str) -> tuple[int, Any]:
     """Return an attribute's kind and value: a number, text, a tuple, or the `TensorProto`."""
     kind = int(attribute.type)
     if kind == 0:  # files before IR version 2 leave the type out
-        there = {descriptor.name for descriptor, _ in attribute.ListFields()}
-        present = [n for n, field in _KINDS.items() if field in there]
+        set_fields = {descriptor.name for descriptor, _ in attribute.ListFields()}
+        present = [n for n, field in _KINDS.items() if field in set_fields]
         kind = present[0] if len(present) == 1 else 0
     field = _KINDS.get(kind)
     if field is None:
@@ -323,8 +333,8 @@ def tensor_of(proto: TensorProto, folder: Path | None) -> Tensor:
         got = len(getattr(proto, _FIELDS.get(elem, "int32_data")))
         needed = count
     if got != needed:
-        wanted = f"{where}: {needed} bytes or numbers for {shape} of {elem}"
-        raise InputError(wanted, str(got), "export again")
+        needed_text = f"{where}: {needed} bytes or numbers for {shape} of {elem}"
+        raise InputError(needed_text, str(got), "export again")
 
     def made() -> Values:
         from onnx import numpy_helper
@@ -349,10 +359,10 @@ def _external(proto: TensorProto, folder: Path | None) -> Callable[[], Values]:
     size_bytes = math.prod(shape) * kind.itemsize
     offset = _number(where, entries.get("offset", "0"))
     length = _number(where, entries.get("length", str(size_bytes)))
-    there = path.stat().st_size
-    if length != size_bytes or offset + length > there:
+    file_bytes = path.stat().st_size
+    if length != size_bytes or offset + length > file_bytes:
         needed = f"{where}: {size_bytes} bytes from {offset} on in {path.name}"
-        got = f"length {length} in a file of {there}"
+        got = f"length {length} in a file of {file_bytes}"
         raise InputError(needed, got, "copy the whole data file beside the model")
 
     def read() -> Values:

@@ -17,10 +17,10 @@ from ascend_lab.compiler.onnx.context import Context, Result, converter
 @converter("Concat", since=4)
 def _concat(ctx: Context) -> Result:
     """Put tensors one behind the other; those without elements add none."""
-    full = [i for i in range(len(ctx.inputs)) if ctx.tensor(i).elements] or [0]
-    if len(full) == 1:
-        return ctx.tensor(full[0])
-    return ctx.emit("concat", *ctx.alike(*full), axis=ctx.attr("axis"))
+    filled = [i for i in range(len(ctx.inputs)) if ctx.tensor(i).elements] or [0]
+    if len(filled) == 1:
+        return ctx.tensor(filled[0])
+    return ctx.emit("concat", *ctx.alike(*filled), axis=ctx.attr("axis"))
 
 
 @converter("Split", since=2)
@@ -36,8 +36,8 @@ def _split(ctx: Context) -> Sequence[Result]:
     if not sizes:
         if count != ctx.out_count or (ctx.attr("num_outputs") is None and size % count):
             ctx.unsupported(f"{count} equal pieces of axis {at}", f"size {size}")
-        each = -(-size // count)
-        sizes = (*(each,) * (count - 1), size - each * (count - 1))
+        part_size = -(-size // count)
+        sizes = (*(part_size,) * (count - 1), size - part_size * (count - 1))
     if len(sizes) != ctx.out_count:
         ctx.unsupported(f"{len(sizes)} outputs", str(ctx.out_count))
     if len(sizes) == 1 and sizes[0] == size:
@@ -45,11 +45,11 @@ def _split(ctx: Context) -> Sequence[Result]:
     if min(sizes) < 0 or sum(sizes) != size:
         ctx.unsupported(f"sizes that add up to {size}", str(sizes))
     empty = np.zeros((*ctx.shape(0)[:at], 0, *ctx.shape(0)[at + 1 :]))
-    full = tuple(n for n in sizes if n)
-    if len(full) > 1:
-        pieces: list[Result] = list(ctx.emit_all("split", ctx.input(0), sizes=full, axis=at))
+    filled = tuple(n for n in sizes if n)
+    if len(filled) > 1:
+        pieces: list[Result] = list(ctx.emit_all("split", ctx.input(0), sizes=filled, axis=at))
     else:
-        pieces = [ctx.tensor(0)] * len(full)
+        pieces = [ctx.tensor(0)] * len(filled)
     return [pieces.pop(0) if n else ctx.known(empty, ctx.elem(0)) for n in sizes]
 
 
@@ -57,12 +57,12 @@ def _split(ctx: Context) -> Sequence[Result]:
 def _slice(ctx: Context) -> Result:
     """Cut; from opset 10 on the bounds are inputs. A negative step turns an axis round."""
     x = ctx.tensor(0)
-    given: list[kinds.Shape] = [ctx.attr(key) for key in ("starts", "ends", "axes")]
+    operands: list[kinds.Shape] = [ctx.attr(key) for key in ("starts", "ends", "axes")]
     if ctx.opset >= 10:
-        given = [ctx.ints(i) if ctx.has(i) else () for i in range(1, 5)]
-    starts, ends, axes, *more = given
+        operands = [ctx.ints(i) if ctx.has(i) else () for i in range(1, 5)]
+    starts, ends, axes, *steps_given = operands
     axes = shapes.axes_of(ctx, axes or tuple(range(len(starts))), len(x.shape))
-    steps = (more[0] if more else ()) or (1,) * len(starts)
+    steps = (steps_given[0] if steps_given else ()) or (1,) * len(starts)
     if any(s < 0 and e >= 2**31 - 1 for e, s in zip(ends, steps, strict=False)):
         ctx.unsupported("an end before the start for steps below 0", str(ends))
     if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
@@ -96,9 +96,9 @@ def _cut(ctx: Context, value: Value, parts: Sequence[slice]) -> Value:
         begin, end, step = zip(*((p.start, p.stop, p.step) for p in forward), strict=True)
         steps = None if set(step) <= {1} else step
         value = ctx.emit("slice", value, begin=begin, end=end, step=steps)
-    for axis, part in enumerate(parts):
-        if part.step < 0:
-            value = _picked(ctx, value, np.arange(value.shape[axis])[part], axis)
+    for axis, axis_slice in enumerate(parts):
+        if axis_slice.step < 0:
+            value = _picked(ctx, value, np.arange(value.shape[axis])[axis_slice], axis)
     return value
 
 
@@ -162,9 +162,11 @@ def _pad(ctx: Context) -> Result:
     axes = shapes.axes_of(ctx, ctx.ints(3), rank) if ctx.has(3) else tuple(range(rank))
     if len(pads) != 2 * len(axes):
         ctx.unsupported(f"{2 * len(axes)} pads", str(pads))
+    # the file has all pads before the axes, then all behind: (t, l, b, r)
     sides = [(0, 0)] * rank
     for i, axis in enumerate(axes):
         sides[axis] = (pads[i], pads[len(axes) + i])
+    # negative pads cut; what is left is padded by the positive ones
     parts = [slice(max(0, -a), n - max(0, -b), 1) for n, (a, b) in zip(x.shape, sides, strict=True)]
     if any(p.start >= p.stop for p in parts):
         ctx.unsupported("pads that leave an element", str(pads))
@@ -184,14 +186,21 @@ def _extended(ctx: Context, x: Value, widths: Sequence[tuple[int, int]], mode: o
     if mode not in ("reflect", "edge", "wrap"):
         ctx.unsupported("mode constant, reflect, edge or wrap", str(mode))
     out = x
-    for axis, (before, after) in enumerate(widths):
+    for axis, (pad_before, pad_after) in enumerate(widths):
         size = x.shape[axis]
-        if before + size + after > kinds.SMALL:
-            ctx.unsupported(f"axes of at most {kinds.SMALL} elements", str(before + size + after))
-        if mode != "edge" and max(before, after) >= size + (mode == "wrap"):
-            ctx.unsupported(f"pads that axis {axis} of size {size} can fill", f"{before}, {after}")
-        if before or after:
-            out = _picked(ctx, out, np.pad(np.arange(size), (before, after), mode=mode), axis)
+        if pad_before + size + pad_after > kinds.SMALL:
+            ctx.unsupported(
+                f"axes of at most {kinds.SMALL} elements", str(pad_before + size + pad_after)
+            )
+        # `reflect` leaves out the border itself, `wrap` does not: one element more
+        if mode != "edge" and max(pad_before, pad_after) >= size + (mode == "wrap"):
+            ctx.unsupported(
+                f"pads that axis {axis} of size {size} can fill", f"{pad_before}, {pad_after}"
+            )
+        if pad_before or pad_after:
+            out = _picked(
+                ctx, out, np.pad(np.arange(size), (pad_before, pad_after), mode=mode), axis
+            )
     return ctx.tensor(0) if out.name == ctx.input(0).name else out
 
 
@@ -207,9 +216,10 @@ def _blocks(ctx: Context) -> Value:
     cut = x.shape[1:2] if deep else x.shape[2:]
     if len(x.shape) != 4 or block < 1 or any(s % (block**2 if deep else block) for s in cut):
         sides = "height and width multiples of blocksize"
-        what = "channels a multiple of blocksize squared" if deep else sides
-        ctx.unsupported(f"4 axes, {what}", f"{x.shape}, {block}")
+        needed = "channels a multiple of blocksize squared" if deep else sides
+        ctx.unsupported(f"4 axes, {needed}", f"{x.shape}, {block}")
     n, c, h, w = x.shape
+    # channel (i, j, k) of DCR and (k, i, j) of CRD become pixel (i, j) of a block, channel k
     if deep:
         c //= block**2
         split = (n, block, block, c, h, w) if mode == "DCR" else (n, c, block, block, h, w)
@@ -256,6 +266,7 @@ def _hardmax(ctx: Context) -> Value:
     x = ctx.input(0)
     shape = ctx.shape(0)
     axis = ctx.axis(ctx.attr("axis"), len(shape))
+    # the older definition takes the tensor as a matrix
     if ctx.opset < 13:
         x = ctx.reshape(x, (math.prod(shape[:axis]), math.prod(shape[axis:])))
         axis = 1
@@ -287,6 +298,7 @@ def _reverse_sequence(ctx: Context) -> Value:
         ctx.unsupported("time and batch as the first two axes, one length each", f"{x.shape}")
     places = np.arange(x.type.elements // int(np.prod(x.shape[2:]))).reshape(x.shape[:2])
     turned = places if batch == 0 else places.T
+    # rows of a view: turning them changes `places`
     for row, length in zip(turned, lengths, strict=True):
         row[:length] = row[:length][::-1].copy()
     flat = ctx.reshape(x, (places.size, *x.shape[2:]))
@@ -320,12 +332,14 @@ def _elements(ctx: Context, shape: kinds.Shape, axis: int) -> Value:
     ):
         ctx.unsupported(f"indices no larger than {shape} but for axis {axis}", str(indices.shape))
     steps = _strides(shape)
-    own = np.indices(indices.shape).reshape(len(shape), *indices.shape)
-    rest = sum((own[i] * steps[i] for i in range(len(shape)) if i != axis), np.zeros(1, np.int64))
+    grid = np.indices(indices.shape).reshape(len(shape), *indices.shape)
+    other_offsets = sum(
+        (grid[i] * steps[i] for i in range(len(shape)) if i != axis), np.zeros(1, np.int64)
+    )
     scaled = _counted(ctx, indices, np.array(shape[axis]))
     if steps[axis] != 1:
         scaled = ctx.emit("mul", scaled, ctx.table(steps[axis], "int32", "step"))
-    base = np.broadcast_to(rest, indices.shape)
+    base = np.broadcast_to(other_offsets, indices.shape)
     return ctx.emit("add", scaled, ctx.table(base, "int32", "base")) if base.any() else scaled
 
 
@@ -351,12 +365,12 @@ def _scatter_elements(ctx: Context) -> Value:
 
 def _way(ctx: Context) -> str:
     """Return the operator of a reduction."""
-    ways = {"none": "scatter_update", "add": "scatter_add"}
-    way = ways.get(ctx.attr("reduction") or "none")
-    if way is None or (way == "scatter_add" and ctx.elem(0) not in kinds.NUMBERS):
+    operators = {"none": "scatter_update", "add": "scatter_add"}
+    operator = operators.get(ctx.attr("reduction") or "none")
+    if operator is None or (operator == "scatter_add" and ctx.elem(0) not in kinds.NUMBERS):
         got = f"{ctx.attr('reduction')} of {ctx.elem(0)}"
         ctx.unsupported("reduction none, or add of floats, int32 or int64", got)
-    return way
+    return operator
 
 
 def _rows(ctx: Context, shape: kinds.Shape, batch: int = 0) -> tuple[Value, kinds.Shape]:
@@ -371,8 +385,8 @@ def _rows(ctx: Context, shape: kinds.Shape, batch: int = 0) -> tuple[Value, kind
     scaled = ctx.emit("mul", counted, ctx.table(steps, "int32", "steps"))
     rows = ctx.emit("reduce_sum", scaled, axis=-1)
     if batch:
-        own = np.arange(math.prod(shape[:batch])) * int(np.prod(sizes))
-        base = own.reshape(*shape[:batch], *(1,) * (len(rows.shape) - batch))
+        batch_starts = np.arange(math.prod(shape[:batch])) * int(np.prod(sizes))
+        base = batch_starts.reshape(*shape[:batch], *(1,) * (len(rows.shape) - batch))
         rows = ctx.emit("add", rows, ctx.table(base, "int32", "base"))
     return rows, shape[batch + depth :]
 
@@ -380,13 +394,13 @@ def _rows(ctx: Context, shape: kinds.Shape, batch: int = 0) -> tuple[Value, kind
 @converter("GatherND", "ScatterND", types=_TYPES, since=11)
 def _slices_at(ctx: Context) -> Value:
     x = ctx.input(0)
-    rows, rest = _rows(ctx, x.shape, ctx.attr("batch_dims") or 0)
-    table = ctx.reshape(x, (x.type.elements // max(math.prod(rest), 1), *rest))
+    rows, row_shape = _rows(ctx, x.shape, ctx.attr("batch_dims") or 0)
+    table = ctx.reshape(x, (x.type.elements // max(math.prod(row_shape), 1), *row_shape))
     if ctx.op == "GatherND":
         return ctx.emit("gather", table, rows, axis=0)
     updates = ctx.input(2)
-    if updates.shape != (*rows.shape, *rest):
-        ctx.unsupported(f"updates {(*rows.shape, *rest)}", str(updates.shape))
+    if updates.shape != (*rows.shape, *row_shape):
+        ctx.unsupported(f"updates {(*rows.shape, *row_shape)}", str(updates.shape))
     return ctx.reshape(ctx.emit(_way(ctx), table, rows, updates), x.shape)
 
 
@@ -410,14 +424,14 @@ def _top_k(ctx: Context) -> tuple[Result, ...]:
         is_number = ctx.emit("equal", turned, turned)
         numbers = ctx.choose(is_number, turned, ctx.number(math.inf, x.type.dtype))
     column, row = (ctx.reshape(numbers, (*numbers.shape[:-1], *s)) for s in ((n, 1), (1, n)))
-    before = ctx.emit("less" if ctx.attr("largest") == 0 else "greater", row, column)
+    precedes = ctx.emit("less" if ctx.attr("largest") == 0 else "greater", row, column)
     lower = ctx.table(np.tril(np.ones((n, n)), -1), "int32", "lower")
     tied = ctx.emit("mul", ctx.cast(ctx.emit("equal", row, column), "int32"), lower)
-    ahead = ctx.emit("add", ctx.cast(before, "int32"), tied)
+    ahead = ctx.emit("add", ctx.cast(precedes, "int32"), tied)
     ranks = ctx.emit("reduce_sum", ahead, axis=-1, keepdims=True)
     hits = ctx.emit("equal", ranks, ctx.counting(k, 0, 1))
-    given = ctx.reshape(turned, column.shape)
-    values = ctx.choose(hits, given, ctx.table(0, x.type.dtype, "none"))
+    sorted_values = ctx.reshape(turned, column.shape)
+    values = ctx.choose(hits, sorted_values, ctx.table(0, x.type.dtype, "none"))
     places = ctx.emit("mul", hits, ctx.reshape(ctx.counting(n, 0, 1), (n, 1)))
     back = tuple(np.argsort(order))
     values, places = (

@@ -29,17 +29,17 @@ def divided(ctx: Context, x: Value, y: Value) -> tuple[Value, Value]:
     x = ctx.cast(x, "int32")
     y = ctx.cast(y, "int32")
     nearest = ctx.emit("div", x, y)
-    rest = ctx.emit("sub", x, ctx.emit("mul", nearest, y))
+    remainder = ctx.emit("sub", x, ctx.emit("mul", nearest, y))
     # the nearest quotient is one too far from zero where the rest points the other way than x
-    step = ctx.emit("mul", _opposed(ctx, rest, x), _sign(ctx, x, y))
-    return ctx.emit("sub", nearest, step), ctx.emit("add", rest, ctx.emit("mul", step, y))
+    step = ctx.emit("mul", _opposed(ctx, remainder, x), _sign(ctx, x, y))
+    return ctx.emit("sub", nearest, step), ctx.emit("add", remainder, ctx.emit("mul", step, y))
 
 
 def modulo(ctx: Context, x: Value, y: Value) -> Value:
     """Return the remainder with the sign of y, in int32."""
-    rest = divided(ctx, x, y)[1]
+    remainder = divided(ctx, x, y)[1]
     y = ctx.cast(y, "int32")
-    return ctx.choose(_opposed(ctx, rest, y), ctx.emit("add", rest, y), rest)
+    return ctx.choose(_opposed(ctx, remainder, y), ctx.emit("add", remainder, y), remainder)
 
 
 def wrapped(ctx: Context, x: Value, dtype: str) -> Value:
@@ -63,52 +63,54 @@ def _shift(ctx: Context) -> Value:
     """Multiply by a power of two, or divide and round down; too far shifts leave the sign only."""
     x = ctx.input(0, "int32")
     y = ctx.input(1, "int32")
-    left = ctx.attr("direction") == "LEFT"
+    # a shift is a product with, or a quotient by, a power of two from a table
+    is_left = ctx.attr("direction") == "LEFT"
     dtype = ctx.input(0).type.dtype
-    if not left and ctx.attr("direction") != "RIGHT":
+    if not is_left and ctx.attr("direction") != "RIGHT":
         ctx.unsupported("direction LEFT or RIGHT", str(ctx.attr("direction")))
-    most = (32 if dtype == "int32" else 8) - (1 if left or dtype != "int32" else 2)
-    powers = (2 ** np.arange(most + 1, dtype=np.int64)).astype(np.int32)
-    places = ctx.emit("clip", y, low=0, high=most)
+    largest_shift = (32 if dtype == "int32" else 8) - (1 if is_left or dtype != "int32" else 2)
+    powers = (2 ** np.arange(largest_shift + 1, dtype=np.int64)).astype(np.int32)
+    places = ctx.emit("clip", y, low=0, high=largest_shift)
     power = ctx.emit("gather", ctx.table(powers, "int32", "powers"), places, axis=0)
     zero = ctx.table(0, "int32", "zero")
-    if left:
+    if is_left:
         moved = ctx.emit("mul", x, power)
         sign = zero
     else:
         moved = ctx.emit("div", ctx.emit("sub", x, modulo(ctx, x, power)), power)
+        # a negative number shifted right for ever is -1
         sign = ctx.emit("neg", ctx.emit("less", x, zero))
     inside = ctx.emit("equal", y, places)
-    found = ctx.choose(inside, moved, sign)
-    return found if dtype == "int32" else wrapped(ctx, found, dtype)
+    shifted = ctx.choose(inside, moved, sign)
+    return shifted if dtype == "int32" else wrapped(ctx, shifted, dtype)
 
 
 # -- quantised tensors: whole numbers that stand for (number - zero point) * scale ----------------
 def _spread(ctx: Context, i: int, shape: Shape) -> Value:
     """Return a scale or zero point shaped to broadcast: for all, for each row, or for blocks."""
-    given = ctx.input(i)
+    numbers = ctx.input(i)
     block = ctx.attr("block_size")
-    if given.type.elements == 1 and not block:
-        return ctx.reshape(given, ())
+    if numbers.type.elements == 1 and not block:
+        return ctx.reshape(numbers, ())
     axis = ctx.axis(ctx.attr("axis"), len(shape))
     if not block:
-        if given.shape != (shape[axis],):
-            ctx.unsupported(f"{shape[axis]} scales along axis {axis}", str(given.shape))
+        if numbers.shape != (shape[axis],):
+            ctx.unsupported(f"{shape[axis]} scales along axis {axis}", str(numbers.shape))
         sides = (shape[axis], *(1,) * (len(shape) - axis - 1))
         if ctx.tensor(i).known is None:
-            return ctx.reshape(given, sides)
-        return ctx.table(ctx.const(i).reshape(sides), given.type.dtype, "scales")
-    wanted = tuple(-(-n // block) if d == axis else n for d, n in enumerate(shape))
-    if given.shape != wanted:
-        ctx.unsupported(f"scales {wanted} for blocks of {block}", str(given.shape))
+            return ctx.reshape(numbers, sides)
+        return ctx.table(ctx.const(i).reshape(sides), numbers.type.dtype, "scales")
+    block_shape = tuple(-(-n // block) if d == axis else n for d, n in enumerate(shape))
+    if numbers.shape != block_shape:
+        ctx.unsupported(f"scales {block_shape} for blocks of {block}", str(numbers.shape))
     rows = ctx.table(np.arange(shape[axis]) // block, "int32", "blocks")
-    return ctx.emit("gather", given, rows, axis=axis)
+    return ctx.emit("gather", numbers, rows, axis=axis)
 
 
 def _one_step(ctx: Context) -> tuple[float, int] | None:
     """Return scale and zero point of a whole tensor, if they are known and can be attributes."""
-    whole = [i for i in (1, 2) if ctx.has(i)]
-    if any(ctx.tensor(i).known is None or ctx.tensor(i).elements != 1 for i in whole):
+    operands = [i for i in (1, 2) if ctx.has(i)]
+    if any(ctx.tensor(i).known is None or ctx.tensor(i).elements != 1 for i in operands):
         return None
     scale = float(ctx.scalar(1))
     offset = int(ctx.scalar(2)) if ctx.has(2) else 0
@@ -120,32 +122,34 @@ def _one_step(ctx: Context) -> tuple[float, int] | None:
 def _quantize(ctx: Context) -> Value:
     if ctx.attr("precision"):
         ctx.unsupported("the scale's precision", f"precision {ctx.attr('precision')}")
-    given = ctx.attr("output_dtype")
+    output_dtype = ctx.attr("output_dtype")
     elem = ctx.elem(2) if ctx.has(2) else "uint8"
-    ctx.result = ELEMENTS[given][0] if given in ELEMENTS else elem
-    if ctx.result not in _NARROW or (given and given not in ELEMENTS):
-        ctx.unsupported("output in int8 or uint8", ctx.result if not given else str(given))
+    ctx.result = ELEMENTS[output_dtype][0] if output_dtype in ELEMENTS else elem
+    if ctx.result not in _NARROW or (output_dtype and output_dtype not in ELEMENTS):
+        ctx.unsupported(
+            "output in int8 or uint8", ctx.result if not output_dtype else str(output_dtype)
+        )
     x = ctx.input(0)
-    one = _one_step(ctx)
-    if one is not None:
-        return ctx.emit("quantise", x, scale=one[0], offset=one[1], dtype=ctx.result)
+    step = _one_step(ctx)
+    if step is not None:
+        return ctx.emit("quantise", x, scale=step[0], offset=step[1], dtype=ctx.result)
     scale = _spread(ctx, 1, x.shape)
     ratio = ctx.emit("div", ctx.cast(x, scale.type.dtype), scale)
-    whole = ctx.cast(ctx.emit("round", ratio), "fp32")
+    rounded = ctx.cast(ctx.emit("round", ratio), "fp32")
     if ctx.has(2):
-        whole = ctx.emit("add", whole, ctx.cast(_spread(ctx, 2, x.shape), "fp32"))
-    return ctx.cast(whole, ctx.result)
+        rounded = ctx.emit("add", rounded, ctx.cast(_spread(ctx, 2, x.shape), "fp32"))
+    return ctx.cast(rounded, ctx.result)
 
 
 @converter("DequantizeLinear", types=((*_NARROW, "int32"), FLOATS, (*_NARROW, "int32")), since=10)
 def _dequantize(ctx: Context) -> Value:
-    given = ctx.attr("output_dtype")
-    (ctx.result, one) = (ctx.elem(1), _one_step(ctx))
-    if given and ELEMENTS.get(given, ("",))[0] != ctx.result:
-        ctx.unsupported("output in the scale's type", f"output_dtype {given}")
-    if one is not None:
+    output_dtype = ctx.attr("output_dtype")
+    (ctx.result, step) = (ctx.elem(1), _one_step(ctx))
+    if output_dtype and ELEMENTS.get(output_dtype, ("",))[0] != ctx.result:
+        ctx.unsupported("output in the scale's type", f"output_dtype {output_dtype}")
+    if step is not None:
         dtype = ctx.input(1).type.dtype
-        return ctx.emit("dequantise", ctx.input(0), scale=one[0], offset=one[1], dtype=dtype)
+        return ctx.emit("dequantise", ctx.input(0), scale=step[0], offset=step[1], dtype=dtype)
     scale = _spread(ctx, 1, ctx.shape(0))
     if not ctx.has(2) or (ctx.tensor(2).known is not None and not ctx.const(2).any()):
         wide = ctx.cast(scale, "fp32")  # symmetric, a scale a channel
@@ -179,6 +183,7 @@ def _in_int8(ctx: Context, i: int, point: Value | int) -> tuple[Value, Value | i
     x = ctx.input(i)
     if x.type.dtype == "int8":
         return x, point
+    # the cube multiplies signed bytes: (a - 128) - (point - 128) is the same difference
     half = ctx.table(128, "int32", "half")
     moved = ctx.cast(ctx.emit("sub", ctx.cast(x, "int32"), half), "int8")
     return moved, point - 128 if isinstance(point, int) else ctx.emit("sub", point, half)
@@ -236,6 +241,7 @@ def _convolved(
         return total
     if not isinstance(points, int) and points.shape:  # one a channel
         points = ctx.reshape(points, (points.type.elements, *(1,) * (len(w.shape) - 2)))
+    # sum x over each window, as a convolution with ones
     ones = ctx.table(np.ones(w.shape), "int8", "ones")
     return _less(ctx, total, _above(ctx, x, low, ones), points)
 
@@ -251,10 +257,11 @@ def _above(ctx: Context, x: Value, low: Value | int, w: Value, *bias: Value) -> 
         counts = windows.convolved(ctx, inside, w)
         return _less(ctx, windows.convolved(ctx, x, w, *bias), counts, low)
     if low:
+        # -low sum w for each filter: one number, so that it fits in the bias
         axes = tuple(range(1, len(w.shape)))
         sums = ctx.emit("reduce_sum", ctx.cast(w, "int32"), axis=axes, keepdims=False)
-        more = ctx.emit("mul", sums, ctx.table(-low, "int32", "point"))
-        bias = (ctx.emit("add", bias[0], more) if bias else more,)
+        border_sums = ctx.emit("mul", sums, ctx.table(-low, "int32", "point"))
+        bias = (ctx.emit("add", bias[0], border_sums) if bias else border_sums,)
     return windows.convolved(ctx, x, w, *bias, border=low)
 
 
@@ -270,14 +277,14 @@ def _rescaled(ctx: Context, total: Value, axes_behind: tuple[int, int]) -> Value
     """
     scales = []
     for i, behind in zip((1, 4, 6), (*axes_behind, 0), strict=True):
-        given = ctx.input(i, "fp32")
-        one = given.type.elements == 1
-        scales.append(ctx.reshape(given, () if one else (*given.shape, *(1,) * behind)))
+        scale = ctx.input(i, "fp32")
+        is_single = scale.type.elements == 1
+        scales.append(ctx.reshape(scale, () if is_single else (*scale.shape, *(1,) * behind)))
     ratio = ctx.emit("div", ctx.emit("mul", scales[0], scales[1]), scales[2])
-    whole = ctx.emit("round", ctx.emit("mul", ctx.cast(total, "fp32"), ratio))
+    rounded = ctx.emit("round", ctx.emit("mul", ctx.cast(total, "fp32"), ratio))
     point = ctx.reshape(ctx.input(7, "fp32"), ())
     ctx.result = ctx.elem(7)
-    return ctx.cast(ctx.emit("add", whole, point), ctx.result)
+    return ctx.cast(ctx.emit("add", rounded, point), ctx.result)
 
 
 _EIGHT = (_NARROW, FLOATS, _NARROW, _NARROW, FLOATS, _NARROW, FLOATS, _NARROW)
@@ -305,9 +312,9 @@ def _as_whole(site: export_writer.Site, x: str, dtype: str) -> str:
 def _as_float(site: export_writer.Site, x: str, dtype: str, *bias: str) -> str:
     """Return (x + bias - offset) scale in fp32; a zero point of ONNX is a byte, 0 for int32."""
     a = site.attrs
-    least = {"int8": -128, "uint8": 0}.get(dtype, 256)
-    whole = float(a["offset"]).is_integer()
-    if not bias and whole and least <= a["offset"] < least + 256:
+    lowest_byte = {"int8": -128, "uint8": 0}.get(dtype, 256)
+    is_integer = float(a["offset"]).is_integer()
+    if not bias and is_integer and lowest_byte <= a["offset"] < lowest_byte + 256:
         point = site.writer.number(a["offset"], dtype)
         return site.one("DequantizeLinear", x, site.writer.number(a["scale"], "fp32"), point)
     if bias:
@@ -325,12 +332,12 @@ def _quantised_out(site: export_writer.Site) -> export_writer.Result:
 
 @export_writer.rule("dequantise", "requantise")
 def _scaled_out(site: export_writer.Site) -> export_writer.Result:
-    found = _as_float(site, site.inputs[0], site.dtype, *site.inputs[2:])
-    found = site.one("Mul", found, site.inputs[1]) if len(site.inputs) > 1 else found
+    scaled = _as_float(site, site.inputs[0], site.dtype, *site.inputs[2:])
+    scaled = site.one("Mul", scaled, site.inputs[1]) if len(site.inputs) > 1 else scaled
     if site.op == "dequantise":
-        return site.back(found)
-    found = site.one("Relu", found) if site.attrs["relu"] else found
-    return _as_whole(site, found, "int8")
+        return site.back(scaled)
+    scaled = site.one("Relu", scaled) if site.attrs["relu"] else scaled
+    return _as_whole(site, scaled, "int8")
 
 
 @export_writer.rule("add_dequantised")

@@ -34,9 +34,9 @@ def _attention(ctx: Context) -> Sequence[Value]:
         if q.shape[1] % k.shape[1]:
             ctx.unsupported(f"query heads in groups of {k.shape[1]}", str(q.shape[1]))
         k, v = (_repeated(ctx, x, q.shape[1] // k.shape[1]) for x in (k, v))
-    known = _known_bias(ctx, q.shape, k.shape[2], ctx.shape(4)[2] if ctx.has(4) else 0)
+    known_bias = _known_bias(ctx, q.shape, k.shape[2], ctx.shape(4)[2] if ctx.has(4) else 0)
     mask = _mask(ctx, k.shape[2], q.type.dtype) if ctx.has(3) else None
-    out, scores = _attended(ctx, (q, k, v), known, mask)
+    out, scores = _attended(ctx, (q, k, v), known_bias, mask)
     if len(ctx.shape(0)) == 3:
         n, h, s, d = out.shape
         out = ctx.reshape(ctx.transpose(out, (0, 2, 1, 3)), (n, s, h * d))
@@ -103,10 +103,10 @@ def _attended(
     (q, k, v) = qkv
     dtype = qkv[0].type.dtype
     cap, scale, mode = (ctx.attr(n) for n in ("softcap", "scale", "qk_matmul_output_mode"))
-    wanted = ctx.out_count > 3
+    wants_scores = ctx.out_count > 3
     may_drop = mask is not None or (known is not None and bool((known.max(-1) == -np.inf).any()))
     added = None if known is None else ctx.table(known, dtype, "allowed")
-    if not (cap or wanted or may_drop):
+    if not (cap or wants_scores or may_drop):
         return ctx.emit("attention", *qkv, *((added,) if added else ()), scale=scale), None
     stages = [ctx.emit("attention_scores", q, k, scale=scale)]
     capped = stages[0]
@@ -118,13 +118,13 @@ def _attended(
     biased = capped if added is None else ctx.emit("add", capped, added)
     shares = ctx.emit("softmax", biased, axis=-1)
     if added is not None and may_drop:
-        most = ctx.emit("reduce_max", added, axis=-1, keepdims=True)
-        none = ctx.emit("equal", most, ctx.table(-math.inf, dtype, "none"))
+        row_max = ctx.emit("reduce_max", added, axis=-1, keepdims=True)
+        none = ctx.emit("equal", row_max, ctx.table(-math.inf, dtype, "none"))
         shares = ctx.emit("select", none, ctx.table(0, dtype, "zero"), shares)
     stages += [capped, biased, shares]
     if not 0 <= mode < len(stages):
         ctx.unsupported("qk_matmul_output_mode 0 to 3", str(mode))
-    return ctx.emit("attention_context", shares, v), stages[mode] if wanted else None
+    return ctx.emit("attention_context", shares, v), stages[mode] if wants_scores else None
 
 
 # -- RNN, GRU, LSTM -------------------------------------------------------------------------------
@@ -147,9 +147,9 @@ class _Layer:
         self.functions = functions
         self.biases: tuple[Value, Value] | None = None
         if ctx.has(3):
-            both = _own(ctx, ctx.input(3), d)
-            half = both.shape[0] // 2
-            self.biases = ctx.part(both, 0, 0, half), ctx.part(both, 0, half, 2 * half)
+            biases = _own(ctx, ctx.input(3), d)
+            half = biases.shape[0] // 2
+            self.biases = ctx.part(biases, 0, 0, half), ctx.part(biases, 0, half, 2 * half)
         self.peepholes = _own(ctx, ctx.input(7), d) if ctx.has(7) else None
         self.weights = _own(ctx, ctx.input(1), d), _own(ctx, ctx.input(2), d)
 
@@ -168,8 +168,8 @@ class _Layer:
     def gates(self, x: Value, h: Value, begin: int, end: int) -> Value:
         """Return the pre-activations of gates begin to end."""
         total = self.project(0, x, begin, end)
-        own = self.project(1, h, begin, end)
-        return self.ctx.emit("add", total, own)
+        from_state = self.project(1, h, begin, end)
+        return self.ctx.emit("add", total, from_state)
 
     def active(self, which: int, x: Value) -> Value:
         """Return an activation function's values, its argument limited if the layer clips."""
@@ -192,14 +192,15 @@ def _rnn_cell(layer: _Layer, x: Value, states: States) -> States:
 def _gru_cell(layer: _Layer, x: Value, states: States) -> States:
     ctx = layer.ctx
     (h,) = states
-    both = layer.gates(x, h, 0, 2)
-    update, reset = (layer.active(0, layer.gate(both, i, i + 1)) for i in range(2))
+    gates = layer.gates(x, h, 0, 2)
+    update, reset = (layer.active(0, layer.gate(gates, i, i + 1)) for i in range(2))
     fresh = layer.project(0, x, 2, 3)
+    # r (h R + b), or (r h) R + b: exporters of PyTorch write the first, the paper has the second
     if ctx.attr("linear_before_reset"):
-        own = ctx.emit("mul", reset, layer.project(1, h, 2, 3))
+        from_state = ctx.emit("mul", reset, layer.project(1, h, 2, 3))
     else:
-        own = layer.project(1, ctx.emit("mul", reset, h), 2, 3)
-    fresh = layer.active(1, ctx.emit("add", fresh, own))
+        from_state = layer.project(1, ctx.emit("mul", reset, h), 2, 3)
+    fresh = layer.active(1, ctx.emit("add", fresh, from_state))
     moved = ctx.emit("mul", update, ctx.emit("sub", h, fresh))  # (1 - z) fresh + z h
     return (ctx.emit("add", fresh, moved),)
 
@@ -208,6 +209,7 @@ def _lstm_cell(layer: _Layer, x: Value, states: States) -> States:
     ctx = layer.ctx
     (h, c) = states
     gates = layer.gates(x, h, 0, 4)
+    # the file's order of gates: input, output, forget, cell
     enter, leave, forget, fresh = (layer.gate(gates, i, i + 1) for i in range(4))
     enter = layer.active(0, layer.peep(0, enter, c))
     forget = layer.active(0, layer.peep(2, forget, c))
@@ -238,8 +240,8 @@ def _unrolled(ctx: Context) -> tuple[Value, ...]:
     steps, batch, _ = x.shape
     directions, rows, _ = ctx.shape(1)
     hidden = rows // gates
-    ways = {"forward": (1,), "reverse": (-1,), "bidirectional": (1, -1)}
-    order = ways.get(ctx.attr("direction"), ())
+    turns_of = {"forward": (1,), "reverse": (-1,), "bidirectional": (1, -1)}
+    order = turns_of.get(ctx.attr("direction"), ())
     if len(order) != directions or not 0 < steps <= _MOST_STEPS:
         ctx.unsupported(f"1 to {_MOST_STEPS} steps in a known direction", f"{steps} steps")
     if ctx.has(4) and set(ctx.ints(4)) != {steps}:
@@ -247,21 +249,23 @@ def _unrolled(ctx: Context) -> tuple[Value, ...]:
     names = _functions(ctx, default * directions)
     outs = []
     lasts = []
-    for d, way in enumerate(order):
+    for d, direction in enumerate(order):
         layer = _Layer(ctx, d, hidden, names[d * len(default) : (d + 1) * len(default)])
         now = tuple(_initial(ctx, 5 + i, d, (batch, hidden)) for i in range(states))
         hiddens = []
-        for step in range(steps)[::way]:
+        # a graph has no loops: each step is written out
+        for step in range(steps)[::direction]:
             now = cell(layer, ctx.reshape(ctx.part(x, 0, step, step + 1), x.shape[1:]), now)
             hiddens.append(ctx.reshape(now[0], (1, 1, batch, hidden)))
-        outs.append(_joined(ctx, hiddens[::way], 0))
+        # a layer that runs backward still lists its states in order of time
+        outs.append(_joined(ctx, hiddens[::direction], 0))
         lasts.append([ctx.reshape(s, (1, batch, hidden)) for s in now])
-    every = _joined(ctx, outs, 1)
-    final = [_joined(ctx, [last[i] for last in lasts], 0) for i in range(states)]
+    all_outputs = _joined(ctx, outs, 1)
+    final = [_joined(ctx, [final_state[i] for final_state in lasts], 0) for i in range(states)]
     if not turned:
-        return every, *final
+        return all_outputs, *final
     final = [ctx.emit("transpose", v, perm=(1, 0, 2)) for v in final]
-    return ctx.emit("transpose", every, perm=(2, 0, 1, 3)), *final
+    return ctx.emit("transpose", all_outputs, perm=(2, 0, 1, 3)), *final
 
 
 def _joined(ctx: Context, values: list[Value], axis: int) -> Value:
@@ -270,8 +274,8 @@ def _joined(ctx: Context, values: list[Value], axis: int) -> Value:
 
 def _functions(ctx: Context, default: tuple[str, ...]) -> tuple[str, ...]:
     """Return the library's names of the activation functions."""
-    given = ctx.attr("activations")[: len(default)]  # an RNN's default is of two directions
-    names = tuple(str(name).lower() for name in given or default)
+    activations = ctx.attr("activations")[: len(default)]  # an RNN's default is of two directions
+    names = tuple(str(name).lower() for name in activations or default)
     if set(names) - set(_FUNCTIONS) or ctx.attr("activation_alpha") or len(names) != len(default):
         ctx.unsupported(f"activations {', '.join(_FUNCTIONS)}", ", ".join(names))
     return names
@@ -287,10 +291,10 @@ def _initial(ctx: Context, i: int, d: int, shape: tuple[int, int]) -> Value:
     if not ctx.has(i):
         zero = ctx.table(0, ctx.input(0).type.dtype, "zero")
         return ctx.emit("expand", zero, shape=shape)
-    given = ctx.input(i)
+    state = ctx.input(i)
     if ctx.attr("layout"):
-        given = ctx.emit("transpose", given, perm=(1, 0, 2))
-    return _own(ctx, given, d)
+        state = ctx.emit("transpose", state, perm=(1, 0, 2))
+    return _own(ctx, state, d)
 
 
 # -- linear attention -----------------------------------------------------------------------------
@@ -299,8 +303,8 @@ def _linear_attention(ctx: Context) -> Sequence[Result]:
     """Step by step in fp32: S = e^g S + k^T v, with a beta + k^T (beta (v - k e^g S)); q S."""
     rule, heads, readers = (ctx.attr(k) for k in ("update_rule", "kv_num_heads", "q_num_heads"))
     n, steps, width = ctx.shape(0)
-    known = rule in ("linear", "gated", "delta", "gated_delta")
-    if not known or heads < 1 or readers % heads or not 0 < steps <= _MOST_TOKENS:
+    is_known = rule in ("linear", "gated", "delta", "gated_delta")
+    if not is_known or heads < 1 or readers % heads or not 0 < steps <= _MOST_TOKENS:
         ctx.unsupported(f"a known rule over 1 to {_MOST_TOKENS} steps", f"{rule}, {steps} steps")
     if ("gated" in rule) != ctx.has(4) or ("delta" in rule) != ctx.has(5):
         ctx.unsupported("decay for gated rules, beta for delta rules", rule)
@@ -320,27 +324,28 @@ def _linear_attention(ctx: Context) -> Sequence[Result]:
             kept = ctx.reshape(ctx.emit("exp", gate), (n, heads, gate.shape[-1], 1))
             state = ctx.emit("mul", state, kept)
         if beta is not None:
-            rest = ctx.emit("sub", value, ctx.emit("batch_matmul", key, state))
-            value = ctx.emit("mul", rest, _row(ctx, beta, step))
+            difference = ctx.emit("sub", value, ctx.emit("batch_matmul", key, state))
+            value = ctx.emit("mul", difference, _row(ctx, beta, step))
         learned = ctx.emit("batch_matmul", key, value, trans_a=True)
         state = ctx.emit("add", state, learned)
+        # several readers share a state, as in grouped attention
         query = ctx.reshape(_row(ctx, q, step), (n, heads, readers // heads, k.shape[-1]))
         read = ctx.emit("muls", ctx.emit("batch_matmul", query, state), number=scale)
         outs.append(ctx.reshape(read, (n, 1, readers * v.shape[-1])))
     like = 3 if ctx.has(3) else 0
-    last = ctx.cast(state, ctx.input(like).type.dtype)
-    every = ctx.cast(_joined(ctx, outs, 1), ctx.input(0).type.dtype)
-    return every, ctx.typed(last, ctx.elem(like))
+    final_state = ctx.cast(state, ctx.input(like).type.dtype)
+    all_outputs = ctx.cast(_joined(ctx, outs, 1), ctx.input(0).type.dtype)
+    return all_outputs, ctx.typed(final_state, ctx.elem(like))
 
 
 def _steps(ctx: Context, i: int, heads: int) -> Value:
     """Return an input (n, t, heads * d) as (n, t, heads, d) in fp32; of gates d follows."""
     x = ctx.input(i, "fp32")
     n, t, width = x.shape
-    own = heads or min(width, ctx.attr("kv_num_heads"))
-    if width % own:
-        ctx.unsupported(f"a width of {own} heads", str(x.shape))
-    return ctx.reshape(x, (n, t, own, width // own))
+    key_heads = heads or min(width, ctx.attr("kv_num_heads"))
+    if width % key_heads:
+        ctx.unsupported(f"a width of {key_heads} heads", str(x.shape))
+    return ctx.reshape(x, (n, t, key_heads, width // key_heads))
 
 
 def _row(ctx: Context, x: Value, step: int) -> Value:

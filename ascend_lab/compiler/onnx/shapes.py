@@ -46,20 +46,20 @@ def _dropout(ctx: Context) -> Sequence[Result]:
 def _reshape(ctx: Context) -> Result:
     """Take sizes as they are; 0 keeps one (unless allowzero), -1 is what is left."""
     x = ctx.tensor(0)
-    wanted = ctx.ints(1)
+    stated = ctx.ints(1)
     keep = not ctx.attr("allowzero")
-    if any(n == 0 and i >= len(x.shape) for i, n in enumerate(wanted)) and keep:
-        ctx.unsupported(f"0 only for the {len(x.shape)} axes of the input", str(wanted))
-    sizes = [x.shape[i] if n == 0 and keep else n for i, n in enumerate(wanted)]
+    if any(n == 0 and i >= len(x.shape) for i, n in enumerate(stated)) and keep:
+        ctx.unsupported(f"0 only for the {len(x.shape)} axes of the input", str(stated))
+    sizes = [x.shape[i] if n == 0 and keep else n for i, n in enumerate(stated)]
     if ctx.rebatch and sizes and sizes[0] == ctx.rebatch[0] and x.shape[:1] == ctx.rebatch[1:]:
         sizes[0] = ctx.rebatch[1]
     if sizes.count(-1) > 1 or any(n < -1 for n in sizes):
-        ctx.unsupported("sizes of at least 0 and one -1", str(wanted))
+        ctx.unsupported("sizes of at least 0 and one -1", str(stated))
     if -1 in sizes:
-        others = math.prod(n for n in sizes if n != -1)
-        if others == 0 or x.elements % others:
-            ctx.unsupported(f"sizes that divide {x.elements} elements", str(wanted))
-        sizes[sizes.index(-1)] = x.elements // others
+        known_elements = math.prod(n for n in sizes if n != -1)
+        if known_elements == 0 or x.elements % known_elements:
+            ctx.unsupported(f"sizes that divide {x.elements} elements", str(stated))
+        sizes[sizes.index(-1)] = x.elements // known_elements
     return reshaped(ctx, x, tuple(sizes))
 
 
@@ -76,23 +76,23 @@ def _flatten(ctx: Context) -> Result:
 @converter("Squeeze")
 def _squeeze(ctx: Context) -> Result:
     x = ctx.tensor(0)
-    given = axes_given(ctx)
+    stated_axes = axes_given(ctx)
     axes = {i for i, n in enumerate(x.shape) if n == 1}
-    if given is not None:
-        axes = set(axes_of(ctx, given, len(x.shape)))
+    if stated_axes is not None:
+        axes = set(axes_of(ctx, stated_axes, len(x.shape)))
         if any(x.shape[a] != 1 for a in axes):
-            ctx.unsupported("axes of size 1", f"{given} of {x.shape}")
+            ctx.unsupported("axes of size 1", f"{stated_axes} of {x.shape}")
     return reshaped(ctx, x, tuple(n for i, n in enumerate(x.shape) if i not in axes))
 
 
 @converter("Unsqueeze")
 def _unsqueeze(ctx: Context) -> Result:
     x = ctx.tensor(0)
-    given = axes_given(ctx)
-    if given is None:
+    stated_axes = axes_given(ctx)
+    if stated_axes is None:
         ctx.unsupported("axes", "none")
-    rank = len(x.shape) + len(given)
-    axes = set(axes_of(ctx, given, rank))
+    rank = len(x.shape) + len(stated_axes)
+    axes = set(axes_of(ctx, stated_axes, rank))
     sizes = iter(x.shape)
     return reshaped(ctx, x, tuple(1 if i in axes else next(sizes) for i in range(rank)))
 
@@ -184,10 +184,10 @@ def _recast(tensor: Tensor, elem: str) -> Tensor:
 # -- known while importing: constants, shapes, ranges ---------------------------------------------
 @converter("Constant")
 def _constant(ctx: Context) -> Tensor:
-    given = {key: value for key, value in ctx.attrs.items() if value is not None}
-    if len(given) != 1 or "string" in next(iter(given)):
-        ctx.unsupported("one value", ", ".join(given) or "none")
-    ((key, value),) = given.items()
+    attrs = {key: value for key, value in ctx.attrs.items() if value is not None}
+    if len(attrs) != 1 or "string" in next(iter(attrs)):
+        ctx.unsupported("one value", ", ".join(attrs) or "none")
+    ((key, value),) = attrs.items()
     if key == "value":
         return _stored(ctx)
     return ctx.known(value, "int64" if key.startswith("value_int") else "float32")
@@ -207,11 +207,11 @@ def _constant_of_shape(ctx: Context) -> Tensor:
     check_size(f"{ctx.where}: shape", shape)
     if ctx.attr("value") is None:
         return Tensor("float32", shape, known=ir.Fill(0.0))
-    one = _stored(ctx)
-    if one.elements != 1:
-        ctx.unsupported("a value of one element", str(one.shape))
-    number: Any = one.array().reshape(()).item()
-    return Tensor(one.elem, shape, known=ir.Fill(number))
+    element = _stored(ctx)
+    if element.elements != 1:
+        ctx.unsupported("a value of one element", str(element.shape))
+    number: Any = element.array().reshape(()).item()
+    return Tensor(element.elem, shape, known=ir.Fill(number))
 
 
 @converter("Shape", "Size")

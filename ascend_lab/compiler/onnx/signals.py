@@ -48,14 +48,14 @@ class _Axis:
         scale = kind(self.scale)
         half = kind(0.5)
         centred: Values = (at + half) / scale - half
-        last = self.length - 1
+        last_index = self.length - 1
         if how == "half_pixel_symmetric":
             share = kind(self.out) / (scale * kind(self.length))
             offset = float(kind(self.length / 2) * (1 - share))
             exact = (at.astype(np.float64) + 0.5) / float(scale) - 0.5
             return np.asarray(offset + exact, kind)
         if how == "align_corners":
-            return at * kind(last) / kind(self.out - 1) if self.out > 1 else at * 0
+            return at * kind(last_index) / kind(self.out - 1) if self.out > 1 else at * 0
         if how == "asymmetric":
             return np.asarray(at / scale)
         if how == "tf_half_pixel_for_nn":
@@ -63,8 +63,8 @@ class _Axis:
         if how == CROP:
             span = self.end - self.start
             if self.out == 1:
-                return np.array([0.5 * (self.start + self.end) * last])
-            return self.start * last + at * span * last / (self.out - 1)
+                return np.array([0.5 * (self.start + self.end) * last_index])
+            return self.start * last_index + at * span * last_index / (self.out - 1)
         return centred if how == "half_pixel" or self.out > 1 else at * 0
 
 
@@ -110,9 +110,9 @@ def _resize(ctx: Context) -> Result:
         return _resized(ctx, _axes(ctx, attrs), attrs)
     shape = ctx.shape(0)
     scales = ctx.const(1).tolist() if ctx.has(1) else ctx.attr("scales")
-    least = 1 if ctx.op == "Upsample" else 0
-    if len(scales) != len(shape) or min(scales, default=1) < least or 0 in scales:
-        ctx.unsupported(f"a scale above 0, at least {least}, for each axis", str(scales))
+    first_scale = 1 if ctx.op == "Upsample" else 0
+    if len(scales) != len(shape) or min(scales, default=1) < first_scale or 0 in scales:
+        ctx.unsupported(f"a scale above 0, at least {first_scale}, for each axis", str(scales))
     changes = {i: _scaled(n, s) for i, (n, s) in enumerate(zip(shape, scales, strict=True))}
     attrs |= {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     return _resized(ctx, changes, attrs)
@@ -163,24 +163,24 @@ def _resized(ctx: Context, changes: dict[int, _Axis], attrs: dict[str, Any]) -> 
     PyTorch have it.
     """
     x = ctx.input(0)
-    how = attrs["coordinate_transformation_mode"]
+    coordinate_mode = attrs["coordinate_transformation_mode"]
     mode = attrs["mode"]
     _check_modes(ctx, attrs)
     mixes = mode in ("linear", "cubic")
     if any(change.out < 1 for change in changes.values()):
         ctx.unsupported("sizes of at least 1", str([c.out for c in changes.values()]))
     _check_sizes(ctx, changes, mixes)
-    same = all(change.out == change.length for change in changes.values())
-    if same and how not in (CROP, "half_pixel_symmetric"):
+    keeps_size = all(change.out == change.length for change in changes.values())
+    if keeps_size and coordinate_mode not in (CROP, "half_pixel_symmetric"):
         return ctx.tensor(0)
     rank = len(x.shape)
     outside = np.zeros((1,) * rank, bool)
     for axis, change in changes.items():
-        if how != CROP and change.out == change.length and change.scale == 1:
+        if coordinate_mode != CROP and change.out == change.length and change.scale == 1:
             continue
-        at = change.coordinates(how, np.float64 if mixes else np.float32)
-        _sure(ctx, change, at, how, mixes)
-        if how == CROP:
+        at = change.coordinates(coordinate_mode, np.float64 if mixes else np.float32)
+        _sure(ctx, change, at, coordinate_mode, mixes)
+        if coordinate_mode == CROP:
             beyond = (at < 0) | (at > change.length - 1)
             outside = outside | beyond.reshape([-1 if i == axis else 1 for i in range(rank)])
         if mixes:
@@ -198,12 +198,14 @@ def _resized(ctx: Context, changes: dict[int, _Axis], attrs: dict[str, Any]) -> 
 
 def _check_modes(ctx: Context, attrs: dict[str, Any]) -> None:
     """Refuse modes that the standard does not have, or not in the node's version."""
-    how, nearest, mode = (
+    coordinate_mode, nearest, mode = (
         attrs[key] for key in ("coordinate_transformation_mode", "nearest_mode", "mode")
     )
-    known = tuple(h for h in (*_HOW, CROP) if h != "tf_half_pixel_for_nn" or ctx.opset < 13)
-    if how not in known:
-        ctx.unsupported(f"coordinates {', '.join(known)}", str(how), "export another mode")
+    known_modes = tuple(h for h in (*_HOW, CROP) if h != "tf_half_pixel_for_nn" or ctx.opset < 13)
+    if coordinate_mode not in known_modes:
+        ctx.unsupported(
+            f"coordinates {', '.join(known_modes)}", str(coordinate_mode), "export another mode"
+        )
     if nearest not in _NEAREST:
         ctx.unsupported(f"nearest_mode {', '.join(_NEAREST)}", str(nearest), "export another mode")
     mixes = mode in ("linear", "cubic") and ctx.elem(0) in FLOATS
@@ -225,8 +227,8 @@ def _sure(ctx: Context, change: _Axis, at: Values, how: str, mixes: bool) -> Non
     ends = np.minimum(np.abs(at), np.abs(at - (change.length - 1)))
     edge = bool(((ends > 0) & (ends < 2.0**-16)).any())
     kept = change.scale == 1 and (change.start, change.end) != (0, 1)
-    whole = abs(change.scale * change.length - change.out) <= 2.0**-12
-    if how == CROP and (not mixes or kept or edge or not whole):
+    is_exact = abs(change.scale * change.length - change.out) <= 2.0**-12
+    if how == CROP and (not mixes or kept or edge or not is_exact):
         ctx.unsupported("a crop that interpolates to another size", f"roi {change.start} ...")
 
 
@@ -248,9 +250,9 @@ def _weights(at: Values, change: _Axis, attrs: dict[str, Any]) -> Values:
 
 def _cubic(t: Values, a: float) -> Values:
     """Return the weights of cubic convolution at distances t >= 0 (Keys 1981)."""
-    near = ((a + 2) * t - (a + 3)) * t * t + 1
+    inner_weight = ((a + 2) * t - (a + 3)) * t * t + 1
     far = ((t - 5) * t + 8) * t * a - 4 * a
-    result: Values = np.where(t <= 1, near, np.where(t < 2, far, 0.0))
+    result: Values = np.where(t <= 1, inner_weight, np.where(t < 2, far, 0.0))
     return result
 
 
@@ -292,8 +294,10 @@ def _fourier(ctx: Context, n: int, length: int, parts: int) -> Values:
     turn = turn / length if inverse else turn
     if inverse and onesided:  # the other side is the mirror image: its conjugates
         turn = turn * np.where((at > 0) & (2 * at < length), 2, 1)
-    both = np.stack([turn.real, -turn.imag, turn.imag, turn.real], -1).reshape(*turn.shape, 2, 2)
-    pairs = both.swapaxes(1, 2)[:, : 1 if inverse and onesided else 2]
-    full = np.zeros((outs, pairs.shape[1], n, parts))
-    full[:, :, : at.shape[1]] = pairs[..., :parts]
-    return full.reshape(outs * pairs.shape[1], n * parts)
+    rotations = np.stack([turn.real, -turn.imag, turn.imag, turn.real], -1).reshape(
+        *turn.shape, 2, 2
+    )
+    pairs = rotations.swapaxes(1, 2)[:, : 1 if inverse and onesided else 2]
+    padded = np.zeros((outs, pairs.shape[1], n, parts))
+    padded[:, :, : at.shape[1]] = pairs[..., :parts]
+    return padded.reshape(outs * pairs.shape[1], n * parts)

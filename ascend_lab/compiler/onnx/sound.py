@@ -61,15 +61,17 @@ def _check_ends(node: NodeProto, opset: int) -> None:
     except defs.SchemaError:
         return
     where = f"node {title(node)} ({node.op_type})"
-    for what, names, least, most in (
+    for side, names, least_count, most_count in (
         ("input", node.input, schema.min_input, schema.max_input),
         ("output", node.output, schema.min_output, schema.max_output),
     ):
-        if not least <= len(names) <= most:
-            text = f"{least} to {most}" if most < MANY else f"at least {least}"
-            count = f"{most}" if least == most else text
-            plural = "s" if most > 1 else ""
-            raise GraphError(f"{where}: {count} {what}{plural}", str(len(names)), "mend the node")
+        if not least_count <= len(names) <= most_count:
+            text = (
+                f"{least_count} to {most_count}" if most_count < MANY else f"at least {least_count}"
+            )
+            count = f"{most_count}" if least_count == most_count else text
+            plural = "s" if most_count > 1 else ""
+            raise GraphError(f"{where}: {count} {side}{plural}", str(len(names)), "mend the node")
     option = defs.OpSchema.FormalParameterOption
     for place, name in enumerate(node.input):
         formal = schema.inputs[min(place, len(schema.inputs) - 1)]
@@ -92,8 +94,8 @@ def _check_places(node: NodeProto) -> None:
     """Refuse places outside any tensor."""
     limits = {("GatherND", "batch_dims"): 16, ("TfIdfVectorizer", "ngram_indexes"): LARGEST_PLACE}
     for attribute in node.attribute:
-        most = limits.get((node.op_type, attribute.name))
+        limit = limits.get((node.op_type, attribute.name))
         numbers = list(attribute.ints) or [attribute.i]
-        if most is not None and not all(0 <= number <= most for number in numbers):
-            needed = f"node {title(node)} ({node.op_type}): {attribute.name} from 0 to {most}"
+        if limit is not None and not all(0 <= number <= limit for number in numbers):
+            needed = f"node {title(node)} ({node.op_type}): {attribute.name} from 0 to {limit}"
             raise InputError(needed, str(numbers)[:40], "mend the node")

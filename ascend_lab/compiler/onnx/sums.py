@@ -32,10 +32,11 @@ def _matmul(ctx: Context) -> draft.Value:
     b = ctx.input(1)
     if not a.shape or not b.shape:
         ctx.unsupported("operands of at least 1 axis", f"{a.shape} and {b.shape}")
-    left = a if len(a.shape) > 1 else ctx.reshape(a, (1, *a.shape))
+    matrix_a = a if len(a.shape) > 1 else ctx.reshape(a, (1, *a.shape))
     right = b if len(b.shape) > 1 else ctx.reshape(b, (*b.shape, 1))
-    flat = len(left.shape) == len(right.shape) == 2
-    out = ctx.emit("matmul" if flat else "batch_matmul", left, right)
+    flat = len(matrix_a.shape) == len(right.shape) == 2
+    out = ctx.emit("matmul" if flat else "batch_matmul", matrix_a, right)
+    # the axis that made a vector a matrix leaves again
     rows = out.shape[-2:-1] if len(a.shape) > 1 else ()
     columns = out.shape[-1:] if len(b.shape) > 1 else ()
     return ctx.reshape(out, (*out.shape[:-2], *rows, *columns))
@@ -63,22 +64,24 @@ def _einsum(ctx: Context) -> draft.Value:
 def _parsed(ctx: Context) -> tuple[list[str], str]:
     """Return the letters of each operand and of the result, ellipses written out."""
     equation = str(ctx.attr("equation")).replace(" ", "")
-    left, arrow, result = equation.partition("->")
-    terms = left.split(",")
+    left_side, arrow, result = equation.partition("->")
+    terms = left_side.split(",")
     if len(terms) != len(ctx.inputs):
         ctx.unsupported(f"a term for each of {len(ctx.inputs)} inputs", equation)
-    full = [_written(ctx, term, len(ctx.shape(i))) for i, term in enumerate(terms)]
-    dots = _DOTS[: max(sum(c in _DOTS for c in term) for term in full)][::-1]
+    full_terms = [_written(ctx, term, len(ctx.shape(i))) for i, term in enumerate(terms)]
+    # axes of an ellipsis are aligned at the right, as in broadcasting
+    dots = _DOTS[: max(sum(c in _DOTS for c in term) for term in full_terms)][::-1]
     if arrow:
         result = result.replace("...", dots)
     else:
-        letters = sorted("".join(full))
+        # without an arrow: letters that stand once, in the order of the alphabet
+        letters = sorted("".join(full_terms))
         result = dots + "".join(c for c in letters if letters.count(c) == 1 and c not in _DOTS)
-    if any(len(set(term)) < len(term) for term in (*full, result)):
+    if any(len(set(term)) < len(term) for term in (*full_terms, result)):
         ctx.unsupported("each letter once in a term", equation)
-    if set(result) - set("".join(full)):
+    if set(result) - set("".join(full_terms)):
         ctx.unsupported("letters of the operands in the result", equation)
-    return full, result
+    return full_terms, result
 
 
 def _written(ctx: Context, term: str, rank: int) -> str:
@@ -104,9 +107,12 @@ def _joined(ctx: Context, left: Named, right: Named, needed: set[str]) -> Named:
         if size != 1 and sizes.get(name, 1) not in (1, size):
             ctx.unsupported(f"one size for {name}", f"{sizes[name]} and {size}")
         sizes[name] = max(size, sizes.get(name, 1))
+    # "bij,bjk->bik": batch b, inner j, rows i, columns k
     batch = "".join(name for name in a if name in b and name in needed)
     inner = "".join(name for name in a if name in b and name not in needed)
-    rows, columns = ("".join(n for n in one if n not in two) for one, two in ((a, b), (b, a)))
+    rows, columns = (
+        "".join(n for n in letters if n not in two) for letters, two in ((a, b), (b, a))
+    )
 
     def matrices(x: draft.Value, names: str, *groups: str) -> draft.Value:
         """Return an operand as a batch of matrices, its axes grouped; sizes of 1 stretch."""
@@ -128,10 +134,10 @@ _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38}
 def _axes(ctx: Context) -> kinds.Shape:
     """Return the axes to fold, all if none are named; () for noop_with_empty_axes."""
     rank = len(ctx.shape(0))
-    given = shapes.axes_given(ctx)
-    if not given:
+    axes = shapes.axes_given(ctx)
+    if not axes:
         return () if ctx.attr("noop_with_empty_axes") else tuple(range(rank))
-    return shapes.axes_of(ctx, given, rank)
+    return shapes.axes_of(ctx, axes, rank)
 
 
 def _fold(ctx: Context, op: str, value: draft.Value, *, keep: bool | None = None) -> draft.Value:
@@ -183,13 +189,15 @@ def _composed(ctx: Context) -> Result:
         ctx.unsupported("axes to fold", "none")
     if op == "LogSumExp" and _empty(ctx):
         return _least(ctx, 1)
-    if op == "LogSumExp":  # max + log sum exp(x - max): nothing overflows, nor is infinity - itself
+    if op == "LogSumExp":
+        # max + log sum exp(x - max): no exponential overflows; a limit on the maximum keeps
+        # infinity - infinity, which is NaN, away
         largest: float = _LARGEST[ctx.elem(0)]
         top = ctx.emit("clip", _fold(ctx, "reduce_max", x, keep=True), low=-largest, high=largest)
         total = ctx.emit("log", _fold(ctx, "reduce_sum", ctx.emit("exp", ctx.emit("sub", x, top))))
         return ctx.emit("add", ctx.emit("reshape", top, shape=total.shape), total)
-    before = {"L1": "abs", "SumSquare": "square", "L2": "square"}.get(op)
-    total = _fold(ctx, "reduce_sum", ctx.emit(before, x) if before else x)
+    first_op = {"L1": "abs", "SumSquare": "square", "L2": "square"}.get(op)
+    total = _fold(ctx, "reduce_sum", ctx.emit(first_op, x) if first_op else x)
     behind = {"L2": "sqrt", "LogSum": "log"}.get(op)
     return ctx.emit(behind, total) if behind else total
 
@@ -233,13 +241,13 @@ def _batch_norm(ctx: Context) -> Sequence[Result]:
         ctx.unsupported("one number per channel", "spatial = 0")
     if ctx.opset < 7 and not ctx.attr("is_test"):
         ctx.unsupported("inference in opset 6", "is_test = 0")
-    given = (ctx.input(0), *(ctx.input(i, "fp32") for i in range(1, 5)))
-    how = {"epsilon": ctx.attr("epsilon")}
+    operands = (ctx.input(0), *(ctx.input(i, "fp32") for i in range(1, 5)))
+    settings = {"epsilon": ctx.attr("epsilon")}
     if not ctx.attr("training_mode"):
-        return (ctx.emit("batch_norm", *given, **how),)
-    how["momentum"] = ctx.attr("momentum")
+        return (ctx.emit("batch_norm", *operands, **settings),)
+    settings["momentum"] = ctx.attr("momentum")
     elem = ctx.elem(3)
-    out, *averages = ctx.emit_all("batch_norm_training", *given, **how)
+    out, *averages = ctx.emit_all("batch_norm_training", *operands, **settings)
     return out, *(ctx.typed(ctx.cast(value, kinds.FORMATS[elem]), elem) for value in averages)
 
 
@@ -291,11 +299,11 @@ def _tail(ctx: Context) -> kinds.Shape:
 def _stretched(ctx: Context, value: draft.Value, shape: kinds.Shape) -> draft.Value:
     """Return a scale broadcast to the normalised axes."""
     extra = value.shape[: max(0, len(value.shape) - len(shape))]
-    own = value.shape[len(extra) :]
-    if any(n != 1 for n in extra) or np.broadcast_shapes(own, shape) != shape:
+    own_shape = value.shape[len(extra) :]
+    if any(n != 1 for n in extra) or np.broadcast_shapes(own_shape, shape) != shape:
         ctx.unsupported(f"a scale that broadcasts to {shape}", str(value.shape))
-    value = ctx.reshape(value, own)
-    return value if own == shape else ctx.emit("expand", value, shape=shape)
+    value = ctx.reshape(value, own_shape)
+    return value if own_shape == shape else ctx.emit("expand", value, shape=shape)
 
 
 def _fill(ctx: Context, like: draft.Value, shape: kinds.Shape, number: float) -> draft.Value:

@@ -82,14 +82,15 @@ def in_type(values: Any, kind: str) -> Any:
     """
     array = np.asarray(values)
     if kind == "bool":
+        # a graph holds truth values as int32
         return array != 0
-    wanted = NUMPY.get(kind, array.dtype)
-    if wanted.kind in "iu" and array.dtype.kind in "iu" and array.size:
+    dtype = NUMPY.get(kind, array.dtype)
+    if dtype.kind in "iu" and array.dtype.kind in "iu" and array.size:
         low = int(array.min())
         high = int(array.max())
-        if low < np.iinfo(wanted).min or high > np.iinfo(wanted).max:
+        if low < np.iinfo(dtype).min or high > np.iinfo(dtype).max:
             raise GraphError(f"an output in {kind}", f"numbers from {low} to {high}", "cast it")
-    return array.astype(wanted, copy=False)
+    return array.astype(dtype, copy=False)
 
 
 def beyond_32_bits(array: Values) -> str:
@@ -134,19 +135,19 @@ class Tensor:
         """Return the values of a known tensor; a fill or a lazy one is made now."""
         if isinstance(self.known, ir.Fill):
             return np.full(self.shape, self.known.value, NUMPY[self.elem])
-        found = self.known() if callable(self.known) else self.known
-        return np.asarray(found, NUMPY[self.elem]).reshape(self.shape)
+        array = self.known() if callable(self.known) else self.known
+        return np.asarray(array, NUMPY[self.elem]).reshape(self.shape)
 
     def mapped(self, shape: Shape, change: Callable[[Values], Values]) -> Tensor:
         """Return a known tensor moved or cut; a fill stays one, a lazy one is read when needed."""
-        known: Known
+        mapped_known: Known
         if isinstance(self.known, ir.Fill):
-            known = self.known
+            mapped_known = self.known
         elif callable(self.known):
-            known = lambda: change(self.array())  # noqa: E731
+            mapped_known = lambda: change(self.array())  # noqa: E731
         else:
-            known = change(self.array())
-        return Tensor(self.elem, shape, known=known)
+            mapped_known = change(self.array())
+        return Tensor(self.elem, shape, known=mapped_known)
 
 
 def known(array: Any, elem: str | None = None) -> Tensor:
@@ -221,40 +222,44 @@ def pinned_shapes(
     stated = {entry.name: sizes_of(entry) for entry in entries}
     for name in shapes:
         if name not in stated:
-            known = ", ".join(stated) or "none"
-            raise InputError(f"an input of the model ({known})", name, "check the name")
+            known_names = ", ".join(stated) or "none"
+            raise InputError(f"an input of the model ({known_names})", name, "check the name")
     if batch is not None and batch < 1:
         raise InputError("a batch of at least 1", str(batch), "raise it")
-    found = {name: _given(name, sizes, shapes.get(name)) for name, sizes in stated.items()}
+    shapes_of = {name: _given(name, sizes, shapes.get(name)) for name, sizes in stated.items()}
     if batch is not None:
-        found = _batched(stated, found, batch, shapes)
+        shapes_of = _batched(stated, shapes_of, batch, shapes)
     bound: dict[str, int] = {}
-    first: dict[str, str] = {}
+    first_input: dict[str, str] = {}
     for name, sizes in stated.items():
-        for axis, (symbol, size) in enumerate(zip(sizes or (), found[name] or (), strict=False)):
+        for axis, (symbol, size) in enumerate(
+            zip(sizes or (), shapes_of[name] or (), strict=False)
+        ):
             if not symbol or isinstance(symbol, int) or isinstance(size, str):
                 continue
-            place = first.setdefault(symbol, f"{name} axis {axis}")
+            place = first_input.setdefault(symbol, f"{name} axis {axis}")
             if bound.setdefault(symbol, size) != size:
                 got = f"{bound[symbol]} ({place}) and {size} ({name} axis {axis})"
                 raise InputError(f"one size for {symbol}", got, "check the input shape")
-    return {name: _closed(name, sizes, bound) for name, sizes in found.items()}
+    return {name: _closed(name, sizes, bound) for name, sizes in shapes_of.items()}
 
 
 def _given(name: str, sizes: Sizes, wanted: Sequence[int] | None) -> Sizes:
     """Return the sizes with the caller's in place; fixed ones must agree."""
     if wanted is None:
         return sizes
-    given = tuple(int(n) for n in wanted)
-    if sizes is not None and len(sizes) != len(given):
+    sizes_given = tuple(int(n) for n in wanted)
+    if sizes is not None and len(sizes) != len(sizes_given):
         needed = f"{len(sizes)} sizes, as in {_text(sizes)}"
-        got = f"{len(given)}: {given}"
+        got = f"{len(sizes_given)}: {sizes_given}"
         raise InputError(f"input {name}: {needed}", got, "check the input shape")
-    for axis, (size, asked) in enumerate(zip(sizes or given, given, strict=True)):
+    for axis, (size, asked) in enumerate(zip(sizes or sizes_given, sizes_given, strict=True)):
         if isinstance(size, int) and size != asked:
-            where = f"input {name}: a size of {size} at axis {axis} of {_text(sizes or given)}"
+            where = (
+                f"input {name}: a size of {size} at axis {axis} of {_text(sizes or sizes_given)}"
+            )
             raise InputError(where, str(asked), "check the input shape")
-    return given
+    return sizes_given
 
 
 def _text(sizes: Sequence[int | str]) -> str:
@@ -301,9 +306,11 @@ def _closed(name: str, sizes: Sizes, bound: Mapping[str, int]) -> Shape:
     filled = [bound.get(s, s) if isinstance(s, str) else s for s in sizes or ()]
     if sizes is None or any(isinstance(s, str) for s in filled):
         text = "unknown rank" if sizes is None else str(list(sizes)).replace("''", "?")
-        given = (1, 3, 224, 224) if sizes is None else sizes
-        likely = (1, 3, 224, 224) if len(given) == 4 else (1,) * len(given)
-        example = tuple(s if isinstance(s, int) else n for s, n in zip(given, likely, strict=True))
+        closed_sizes = (1, 3, 224, 224) if sizes is None else sizes
+        likely = (1, 3, 224, 224) if len(closed_sizes) == 4 else (1,) * len(closed_sizes)
+        example = tuple(
+            s if isinstance(s, int) else n for s, n in zip(closed_sizes, likely, strict=True)
+        )
         first_only = sizes is not None and not any(isinstance(s, str) for s in sizes[1:])
         got = text.replace("'", "")
         remedy = f"pin them: shapes={{{name!r}: {example}}}{' or batch=1' * first_only}"
@@ -316,11 +323,11 @@ def _closed(name: str, sizes: Sizes, bound: Mapping[str, int]) -> Shape:
 def pinned_tensor(name: str, elem: str, sizes: Sizes, given: Any) -> Tensor:
     """Return a graph input whose value is given before the graph is built."""
     array = np.asarray(given)
-    wanted = NUMPY[elem]
-    if array.dtype.kind not in "biuf" and array.dtype != wanted:
+    dtype = NUMPY[elem]
+    if array.dtype.kind not in "biuf" and array.dtype != dtype:
         raise InputError(f"input {name} in {elem}", str(array.dtype), "pass numbers")
-    cast = array.astype(wanted)
-    if wanted.kind in "biu" and not np.array_equal(cast, array):
+    cast = array.astype(dtype)
+    if dtype.kind in "biu" and not np.array_equal(cast, array):
         raise InputError(f"input {name} in {elem}", f"values of {array.dtype}", "pass whole ones")
     _given(name, sizes, array.shape)
     return Tensor(elem, array.shape, known=cast, name=name)

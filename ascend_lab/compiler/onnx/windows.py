@@ -47,19 +47,19 @@ class Window:
 
     def settings(self) -> dict[str, Any]:
         """Return the attributes of a convolution with this window."""
-        how = {"stride": self.stride, "pad": self.pads, "dilation": self.dilation}
-        return {key: plain(value) for key, value in how.items()}
+        attrs = {"stride": self.stride, "pad": self.pads, "dilation": self.dilation}
+        return {key: plain(value) for key, value in attrs.items()}
 
 
 def window_of(ctx: Context, kernel: Shape, size: Shape) -> Window:
     """Return the window over the last axes of an input of spatial `size`."""
     rank = len(size)
-    given = ctx.attr("kernel_shape")
+    kernel_shape = ctx.attr("kernel_shape")
     if rank not in (1, 2):
         ctx.unsupported("images of 1 or 2 dimensions", f"{rank} dimensions")
-    if len(kernel) != rank or given not in ((), kernel):
+    if len(kernel) != rank or kernel_shape not in ((), kernel):
         needed = f"{ctx.where}: kernel_shape of {rank} sizes, as the weights"
-        raise GraphError(needed, str(given or kernel), "mend it")
+        raise GraphError(needed, str(kernel_shape or kernel), "mend it")
     stride, dilation = (_sizes(ctx, key, rank) for key in ("strides", "dilations"))
     if min(*kernel, *stride, *dilation) < 1:
         needed = "kernel, strides, dilations of at least 1"
@@ -72,16 +72,17 @@ def window_of(ctx: Context, kernel: Shape, size: Shape) -> Window:
         ctx.unsupported("pads of at least 0", str(pads))
     padded = tuple(n + sum(p) for n, p in zip(size, pads, strict=True))
     check_size(f"{ctx.where}: padded", (*ctx.shape(0)[:2], *padded))
+    # a row (n, c, w) is an image of height 1
     lead: Any = (1,) * (2 - rank)
     none: Any = ((0, 0),) * (2 - rank)
     return Window(lead + kernel, lead + stride, none + pads, lead + dilation)
 
 
 def _sizes(ctx: Context, key: str, rank: int) -> Shape:
-    given: Shape = ctx.attr(key) or (1,) * rank
-    if len(given) != rank:
-        raise GraphError(f"{ctx.where}: {key} of {rank} sizes", str(given), "mend it")
-    return given
+    numbers: Shape = ctx.attr(key) or (1,) * rank
+    if len(numbers) != rank:
+        raise GraphError(f"{ctx.where}: {key} of {rank} sizes", str(numbers), "mend it")
+    return numbers
 
 
 def _pads(
@@ -90,13 +91,14 @@ def _pads(
     """Return (before, after) per axis: as given, or so that the output is ceil(size / stride)."""
     rank = len(size)
     auto = ctx.attr("auto_pad")
-    given = ctx.attr("pads")
+    pads = ctx.attr("pads")
     if auto in ("NOTSET", ""):
-        flat = given or (0,) * (2 * rank)
+        # the file has all pads before the axes, then all behind
+        flat = pads or (0,) * (2 * rank)
         if len(flat) != 2 * rank:
             raise GraphError(f"{ctx.where}: {2 * rank} pads", str(flat), "mend it")
         return tuple((flat[i], flat[rank + i]) for i in range(rank))
-    if any(given):
+    if any(pads):
         ctx.unsupported("pads or auto_pad", "both")
     if auto == "VALID":
         return ((0, 0),) * rank
@@ -104,19 +106,20 @@ def _pads(
         ctx.unsupported("auto_pad NOTSET, VALID, SAME_UPPER or SAME_LOWER", str(auto))
     if any(d != 1 for d in dilation):
         ctx.unsupported("dilations of 1 with auto_pad SAME", str(dilation))
-    found = []
+    pairs = []
     for k, s, d, n in zip(kernel, stride, dilation, size, strict=True):
         total = (-(-n // s) - 1) * s + (k - 1) * d + 1 - n
-        # A stride beyond the kernel needs no pad for ceil(n / s) windows; below 0 it would cut.
-        found.append(_halves(max(total, 0), auto))
-    return tuple(found)
+        # 5 pixels, kernel 3, stride 2: 3 windows reach from 0 to 6, 2 pixels too far
+        # a stride beyond the kernel needs no pad for ceil(n / s) windows; below 0 it would cut
+        pairs.append(_halves(max(total, 0), auto))
+    return tuple(pairs)
 
 
 def _halves(total: int, auto: str) -> Pair:
     """Return pads before and after; the odd one behind for SAME_UPPER, else in front."""
-    less = total // 2
-    more = total - total // 2
-    return (less, more) if auto == "SAME_UPPER" else (more, less)
+    lower = total // 2
+    upper = total - total // 2
+    return (lower, upper) if auto == "SAME_UPPER" else (upper, lower)
 
 
 def as_image(ctx: Context, value: Value) -> Value:
@@ -136,8 +139,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, int):
         return value
     parts = [plain(v) for v in value]
-    same = isinstance(parts[0], int) and len(set(map(str, parts))) == 1
-    return parts[0] if same else tuple(value)
+    is_uniform = isinstance(parts[0], int) and len(set(map(str, parts))) == 1
+    return parts[0] if is_uniform else tuple(value)
 
 
 # -- convolutions ---------------------------------------------------------------------------------
@@ -167,25 +170,34 @@ def _conv_transpose(ctx: Context) -> Value:
     weight = ctx.shape(1)
     spatial = shape[2:]
     auto = ctx.attr("auto_pad")
-    wanted = ctx.attr("output_shape")
+    output_shape = ctx.attr("output_shape")
     lead = (1,) * (2 - len(spatial))
-    given: Shape = ctx.attr("output_padding") or (0,) * len(spatial)
-    if len(given) != len(spatial):
-        ctx.unsupported(f"{len(spatial)} sizes of output_padding", str(given))
-    extra = (0,) * len(lead) + given
+    output_padding: Shape = ctx.attr("output_padding") or (0,) * len(spatial)
+    if len(output_padding) != len(spatial):
+        ctx.unsupported(f"{len(spatial)} sizes of output_padding", str(output_padding))
+    extra = (0,) * len(lead) + output_padding
     if auto.startswith("SAME"):
         ctx.attrs = {**ctx.attrs, "auto_pad": "NOTSET"}
     window = window_of(ctx, weight[2:], spatial)
     size = lead + spatial
-    whole = [(n - 1) * s + r for n, s, r in zip(size, window.stride, window.reach, strict=True)]
-    if wanted or auto.startswith("SAME"):
+    full_sizes = [
+        (n - 1) * s + r for n, s, r in zip(size, window.stride, window.reach, strict=True)
+    ]
+    # the output's size is given, and the pads follow from it: full size less the target
+    if output_shape or auto.startswith("SAME"):
         target = tuple(n * s for n, s in zip(size, window.stride, strict=True))
-        target = (*lead, *wanted[-len(spatial) :]) if wanted else (*lead, *target[len(lead) :])
-        totals = [n + e - t for n, e, t in zip(whole, extra, target, strict=True)]
-        if less := [-total for total in totals if total < 0]:
-            ctx.unsupported("an output_shape that needs no output_padding", f"{less[0]} missing")
+        target = (
+            (*lead, *output_shape[-len(spatial) :])
+            if output_shape
+            else (*lead, *target[len(lead) :])
+        )
+        totals = [n + e - t for n, e, t in zip(full_sizes, extra, target, strict=True)]
+        if negative_pads := [-total for total in totals if total < 0]:
+            ctx.unsupported(
+                "an output_shape that needs no output_padding", f"{negative_pads[0]} missing"
+            )
         window = replace(window, pads=(_halves(totals[0], auto), _halves(totals[1], auto)))
-    check_size(f"{ctx.where}: before its pads are cut", (*shape[:2], *whole))
+    check_size(f"{ctx.where}: before its pads are cut", (*shape[:2], *full_sizes))
     values = [as_image(ctx, ctx.input(i)) for i in range(2)]
     values += [ctx.input(2)] if ctx.has(2) else []
     settings = {**window.settings(), "output_padding": plain(extra), "groups": ctx.attr("group")}
@@ -196,14 +208,14 @@ def _conv_transpose(ctx: Context) -> Value:
 @converter("MaxPool", types=((*FLOATS, "int8", "uint8"),))
 def _max_pool(ctx: Context) -> Value:
     """Take the largest of each window; bytes pass through fp32, which holds them exactly."""
-    whole = ctx.elem(0) not in FLOATS
+    is_integer = ctx.elem(0) not in FLOATS
     window = _pool_window(ctx)
-    x = as_image(ctx, ctx.input(0, "fp32" if whole else ""))
+    x = as_image(ctx, ctx.input(0, "fp32" if is_integer else ""))
     if window.dilation == (1, 1) and _fits(window):
         out = ctx.emit("max_pool2d", x, **_pool_settings(window))
     else:
         out = _by_taps(ctx, x, window, "max", -math.inf)
-    return as_row(ctx, ctx.cast(out, ctx.elem(0)) if whole else out, len(ctx.shape(0)))
+    return as_row(ctx, ctx.cast(out, ctx.elem(0)) if is_integer else out, len(ctx.shape(0)))
 
 
 @converter("AveragePool", types=(FLOATS,))
@@ -303,8 +315,8 @@ def _fits(window: Window) -> bool:
 
 
 def _pool_settings(window: Window) -> dict[str, Any]:
-    how = {"kernel": window.kernel, "stride": window.stride, "pad": window.reached}
-    return {key: plain(value) for key, value in how.items()}
+    attrs = {"kernel": window.kernel, "stride": window.stride, "pad": window.reached}
+    return {key: plain(value) for key, value in attrs.items()}
 
 
 def _counts(size: Shape, window: Window, include: bool) -> Values:
@@ -313,8 +325,8 @@ def _counts(size: Shape, window: Window, include: bool) -> Values:
     mask = np.pad(mask, tuple((0, n) for n in window.extra))
     ones = np.ones((1, 1, *window.kernel))
     conv = operator_of("conv2d")
-    how = conv.settings({"stride": window.stride, "dilation": window.dilation})
-    counts: Values = np.asarray(conv.formula(mask[None, None], ones, **how))[0, 0]
+    attrs = conv.settings({"stride": window.stride, "dilation": window.dilation})
+    counts: Values = np.asarray(conv.formula(mask[None, None], ones, **attrs))[0, 0]
     return counts
 
 
@@ -325,14 +337,14 @@ def _by_taps(ctx: Context, x: Value, window: Window, op: str, border: float) -> 
     if ctx.attr("pads") or any(map(any, window.reached)):
         x = ctx.emit("pad", x, pads=((0, 0), (0, 0), *window.reached), value=border)
     n, c, h, w = x.shape
-    last = [s - r for s, r in zip((h, w), window.reach, strict=True)]
-    if min(last) < 0:
+    last_starts = [s - r for s, r in zip((h, w), window.reach, strict=True)]
+    if min(last_starts) < 0:
         ctx.unsupported("a window no larger than the padded image", f"{window.reach}")
     taps = []
     for i, j in itertools.product(*map(range, window.kernel)):
         top = i * window.dilation[0]
-        left = j * window.dilation[1]
-        end = (n, c, top + last[0] + 1, left + last[1] + 1)
+        first_column = j * window.dilation[1]
+        end = (n, c, top + last_starts[0] + 1, first_column + last_starts[1] + 1)
         step = (1, 1, *window.stride)
-        taps.append(ctx.emit("slice", x, begin=(0, 0, top, left), end=end, step=step))
+        taps.append(ctx.emit("slice", x, begin=(0, 0, top, first_column), end=end, step=step))
     return functools.reduce(lambda one, other: ctx.emit(op, one, other), taps)

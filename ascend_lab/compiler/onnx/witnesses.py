@@ -146,7 +146,7 @@ def evaluators(node: NodeProto, opset: int) -> tuple[str, ...]:
     if graphs:
         nodes = [inner for graph in graphs for inner in graph.node]
         shared = [set(evaluators(inner, opset)) for inner in nodes]
-        return tuple(e for e in (RUNTIME, REFERENCE) if all(e in one for one in shared))
+        return tuple(e for e in (RUNTIME, REFERENCE) if all(e in allowed for allowed in shared))
     if node.op_type in WITNESSED.get(node.domain, ()):
         return RUNTIME, REFERENCE
     if node.domain not in STANDARD:

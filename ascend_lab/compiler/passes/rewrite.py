@@ -122,11 +122,11 @@ def match(draft: Draft, node: Node, *patterns: Pattern) -> Found | None:
     Nodes inside the match must not be read from outside it.
     """
     for pattern in patterns:
-        for found in _node(draft, node, pattern, {}):
+        for bindings in _node(draft, node, pattern, {}):
             # under "" the search notes which nodes of the match read each inner tensor
-            readers: Mapping[str, set[str]] = found.pop("", {})
+            readers: Mapping[str, set[str]] = bindings.pop("", {})
             if all(draft.uses[name] == len(by) for name, by in readers.items()):
-                return found
+                return bindings
     return None
 
 

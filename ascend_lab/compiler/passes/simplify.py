@@ -62,9 +62,9 @@ def merge_common(graph: Graph) -> tuple[Graph, int]:
     count = 0
     first_of: dict[Hashable, str] = {}
     for name, constant in graph.constants.items():
-        first = first_of.setdefault(_content(constant), name)
-        if first != name and name not in draft.outputs:
-            draft.replace(name, first)
+        first_name = first_of.setdefault(_content(constant), name)
+        if first_name != name and name not in draft.outputs:
+            draft.replace(name, first_name)
             count += 1
     node_of: dict[Hashable, str] = {}
     for node in draft:
@@ -76,8 +76,8 @@ def merge_common(graph: Graph) -> tuple[Graph, int]:
         if len(node.outputs) == 1:
             count += draft.forward(node, twin.output)
         elif draft.outputs.isdisjoint(node.outputs):
-            for old, new in zip(node.outputs, twin.outputs, strict=True):
-                draft.replace(old, new)
+            for old_name, new_name in zip(node.outputs, twin.outputs, strict=True):
+                draft.replace(old_name, new_name)
             count += 1
     return (draft.finish(), count) if count else (graph, 0)
 
@@ -167,10 +167,12 @@ def _without_expand(draft: Draft, node: Node) -> bool:
     """Remove an `expand` in front of a broadcasting node that repeats the operand itself."""
     for place in (0, 1):
         maker = draft.maker(node.inputs[place])
-        other = node.inputs[1 - place]
-        has_full_shape = draft.type(other).shape == draft.type(node.output).shape
+        other_operand = node.inputs[1 - place]
+        has_full_shape = draft.type(other_operand).shape == draft.type(node.output).shape
         if has_full_shape and maker is not None and maker.op == "expand":
-            inputs = (maker.inputs[0], other) if place == 0 else (other, maker.inputs[0])
+            inputs = (
+                (maker.inputs[0], other_operand) if place == 0 else (other_operand, maker.inputs[0])
+            )
             return draft.become(node, node.op, inputs, node.attrs)
     return False
 
@@ -198,10 +200,10 @@ def scalar_operand(draft: Draft, node: Node) -> bool:
         limits = tuple(settings(node)[key] for key in ("low", "high"))
         limit_op = next((op for op, ends in LIMITS.items() if ends == limits), "")
         return bool(limit_op) and draft.become(node, limit_op, node.inputs)
-    x, other = node.inputs
-    number = draft.number(other)
+    x, scalar = node.inputs
+    number = draft.number(scalar)
     if number is None and node.has("commutes"):
-        x, other, number = other, x, draft.number(x)
+        x, scalar, number = scalar, x, draft.number(x)
     kind = draft.type(node.output)
     if number is None or draft.type(x) != kind or kind.dtype not in FLOATS:
         return _reciprocal(draft, node)
@@ -269,8 +271,8 @@ def _sum_with_negative(draft: Draft, node: Node) -> bool:
     for first, second in _pairs(node):
         maker = draft.maker(second)
         if maker is not None and maker.op == "neg":
-            other = "sub" if node.op == "add" else "add"
-            return draft.become(node, other, (first, maker.inputs[0]))
+            other_op = "sub" if node.op == "add" else "add"
+            return draft.become(node, other_op, (first, maker.inputs[0]))
     return False
 
 
@@ -353,11 +355,11 @@ def _around(draft: Draft, node: Node, order: tuple[int, ...]) -> bool:
     middle = draft.only(node.inputs[0])
     if middle is None or not middle.has("pointwise"):
         return False
-    first = draft.only(middle.inputs[0], "transpose")
-    if first is None:
+    source = draft.only(middle.inputs[0], "transpose")
+    if source is None:
         return False
-    inner = order_of(draft, first)
-    draft.become(middle, middle.op, first.inputs, middle.attrs)
+    inner = order_of(draft, source)
+    draft.become(middle, middle.op, source.inputs, middle.attrs)
     merged = tuple(inner[axis] for axis in order)
     return draft.become(node, "transpose", [middle.output], {"perm": merged})
 
@@ -369,8 +371,8 @@ def _transposed_operand(draft: Draft, node: Node) -> bool:
         if maker is None or maker.op != "transpose":
             continue
         order = order_of(draft, maker)
-        last = len(order) - 1
-        if order == (*range(last - 1), last, last - 1):
+        last_axis = len(order) - 1
+        if order == (*range(last_axis - 1), last_axis, last_axis - 1):
             inputs = list(node.inputs)
             inputs[place] = maker.inputs[0]
             attrs = {**node.attrs, key: not node.attr(key, False)}

@@ -15,7 +15,7 @@ from typing import Any
 
 from ascend_lab.compiler import bound, ir, onnx
 from ascend_lab.compiler.compile import compile_stages
-from ascend_lab.compiler.evaluate import macs, parameters, published_macs
+from ascend_lab.compiler.counts import macs, parameters, published_macs
 from ascend_lab.compiler.onnx.tensors import FORMATS, check_size
 from ascend_lab.compiler.zoo import convolutional as c, formers, mobile, transformers as t
 from ascend_lab.data import data_path
@@ -103,6 +103,7 @@ def find(name: str) -> Callable[..., ir.Graph]:
 def _wanted(name: str) -> tuple[Callable[..., ir.Graph], dict[str, Any]]:
     """Return a builder and the width that a name such as mobilenet_v2_0_75 ends with."""
     plain = name.lower().replace(".", "_")
+    # mobilenet_v2_0_75 and MobileNetV2 0.75x have the width 0.75; mobilenet_v1 has none
     with_width = re.fullmatch(r"(.+?)_?x?(\d)_(\d+)x?", plain)
     if with_width and _letters(name) not in _SPELLED:
         builder = ZOO.get(_SPELLED.get(_letters(with_width[1]), ""))
@@ -122,6 +123,7 @@ def build(name: str, *args: Any, **settings: Any) -> ir.Graph:
     try:
         return builder(*args, **settings)
     except TypeError as error:
+        # Python names a wrong argument in the text only; any other TypeError is a fault of ours
         if "argument" not in str(error):
             raise
         arguments = ", ".join(n for n in builder.__annotations__ if n != "return")

@@ -31,6 +31,9 @@ BRANCH = 0.25
 class Net(GraphBuilder):
     """A graph builder whose methods are layers; a layer's `name` begins the names of its nodes."""
 
+    epsilon = 1e-5
+    """That of batch norms; a model that was published with another one sets it."""
+
     def __getattr__(self, op: str) -> Callable[..., Value]:
         """Return the method that appends a node of an operator with one output."""
         return super().__getattr__(op)
@@ -61,23 +64,25 @@ class Net(GraphBuilder):
         kernel: int | tuple[int, int] = 1,
         *,
         name: str,
-        stride: int = 1,
-        pad: Any = None,
-        groups: int = 1,
         bias: bool = True,
+        **attrs: Any,
     ) -> Value:
-        """Append a convolution; `pad` None keeps the size at stride 1."""
+        """Append a convolution; `attrs` are those of `conv2d`.
+
+        Without `pad`, the image is padded to keep its size at stride 1.
+        """
         height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
-        pads = (height // 2, width // 2) if pad is None else pad
-        shape = (features, x.shape[1] // groups, height, width)
+        pads = attrs.pop("pad", (height // 2, width // 2))
+        shape = (features, x.shape[1] // attrs.get("groups", 1), height, width)
         operands = [x, self.weight(shape, f"{name}.weight")]
         if bias:
             operands.append(self.seeded(f"{name}.bias", (features,), 0.02))
         # one number for equal pads, as the default of the operator
         pad_attr = pads[0] if isinstance(pads, tuple) and pads[0] == pads[1] else pads
-        return self.conv2d(*operands, stride=stride, pad=pad_attr, groups=groups, name=name)
+        attrs = {"stride": 1, "pad": pad_attr, "groups": 1, **attrs}
+        return self.conv2d(*operands, name=name, **attrs)
 
-    def norm(self, x: Value, *, name: str, scale: float = 1.0, epsilon: float = 1e-5) -> Value:
+    def norm(self, x: Value, *, name: str, scale: float = 1.0) -> Value:
         """Append a batch norm with given statistics; its parameters are fp32 in every model."""
         rows = (
             ("scale", 0.1 * scale, scale),
@@ -87,7 +92,7 @@ class Net(GraphBuilder):
         )
         channels = (x.shape[1],)
         parameters = [self.seeded(f"{name}.{key}", channels, s, m, "fp32") for key, s, m in rows]
-        return self.batch_norm(x, *parameters, name=name, epsilon=epsilon)
+        return self.batch_norm(x, *parameters, name=name, epsilon=self.epsilon)
 
     def act(self, x: Value, kind: str, *, name: str) -> Value:
         """Append an activation by its operator's name; "" appends nothing."""
@@ -102,19 +107,20 @@ class Net(GraphBuilder):
         name: str,
         act: str = "relu",
         scale: float = 1.0,
-        epsilon: float = 1e-5,
-        bias: bool = False,
         **conv: Any,
     ) -> Value:
-        """Append convolution (by default without bias), batch norm, activation."""
-        y = self.conv(x, features, kernel, name=f"{name}.conv", bias=bias, **conv)
-        y = self.norm(y, name=f"{name}.bn", scale=scale, epsilon=epsilon)
+        """Append convolution, batch norm, activation.
+
+        The norm has a bias, so that the convolution has none unless `conv` asks for one.
+        """
+        y = self.conv(x, features, kernel, name=f"{name}.conv", **{"bias": False, **conv})
+        y = self.norm(y, name=f"{name}.bn", scale=scale)
         return self.act(y, act, name=f"{name}.{act}")
 
-    def depthwise(self, x: Value, kernel: int | tuple[int, int] = 3, **how: Any) -> Value:
+    def depthwise(self, x: Value, kernel: int | tuple[int, int] = 3, **settings: Any) -> Value:
         """Append a filter for each channel, batch norm, and an activation if one is named."""
-        how = {"act": "", "groups": x.shape[1], **how}
-        return self.conv_norm(x, x.shape[1], kernel, **how)
+        settings = {"act": "", "groups": x.shape[1], **settings}
+        return self.conv_norm(x, x.shape[1], kernel, **settings)
 
     def conv_act(
         self, x: Value, features: int, kernel: int = 1, *, name: str, act: str = "relu", **conv: Any

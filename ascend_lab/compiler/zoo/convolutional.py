@@ -151,7 +151,6 @@ INCEPTION = {
     "5b": (384, 192, 384, 48, 128, 128),
 }
 """Features of the 1 x 1 branch; two branches' reductions and features; of the pooled branch."""
-EPSILON = 1e-3
 
 
 def _inception(net: Net, x: Value, widths: tuple[int, ...], name: str) -> Value:
@@ -159,7 +158,7 @@ def _inception(net: Net, x: Value, widths: tuple[int, ...], name: str) -> Value:
     features_1x1, reduce_a, a, reduce_b, b, pooled = widths
 
     def layer(y: Value, features: int, kernel: int, branch: str) -> Value:
-        return net.conv_norm(y, features, kernel, epsilon=EPSILON, name=f"{name}.{branch}")
+        return net.conv_norm(y, features, kernel, name=f"{name}.{branch}")
 
     branches = (
         layer(x, features_1x1, 1, "1"),
@@ -176,10 +175,11 @@ def inception_v1(net: Net, x: Value, classes: int) -> Value:
 
     It differs from the paper: batch norms, and 3 x 3 where the paper has 5 x 5.
     """
-    x = net.conv_norm(x, 64, 7, stride=2, epsilon=EPSILON, name="conv1")
+    net.epsilon = 1e-3
+    x = net.conv_norm(x, 64, 7, stride=2, name="conv1")
     x = net.pool_up(x, 3, 2, name="pool1")
-    x = net.conv_norm(x, 64, 1, epsilon=EPSILON, name="conv2")
-    x = net.conv_norm(x, 192, 3, epsilon=EPSILON, name="conv3")
+    x = net.conv_norm(x, 64, 1, name="conv2")
+    x = net.conv_norm(x, 192, 3, name="conv3")
     for name, widths in INCEPTION.items():
         if name in ("3a", "4a", "5a"):
             x = net.pool_up(x, 2 if name == "5a" else 3, 2, name=f"pool{name[0]}")
@@ -258,22 +258,23 @@ GHOST = (
 
 # -- ShuffleNet V1 --------------------------------------------------------------------------------
 def _grouped(
-    net: Net, x: Value, features: int, groups: int, reduce_groups: int, first: bool, name: str
+    net: Net, x: Value, features: int, groups: tuple[int, int], halves: bool, name: str
 ) -> Value:
     """Append 1 x 1 in groups, shuffle, depthwise, 1 x 1 in groups, and a shortcut.
 
-    The first unit of a stage halves the size: it concatenates the mean of its input instead.
+    `groups` are those of the two 1 x 1. A unit that `halves` the size concatenates the mean of its
+    input instead of adding the input.
     """
+    reduce_groups, expand_groups = groups
     inner = features // 4
     y = net.conv_norm(x, inner, groups=reduce_groups, name=f"{name}.reduce")
-    y = net.channel_shuffle(y, groups, name=name)
-    y = net.depthwise(y, stride=2 if first else 1, name=f"{name}.depthwise")
+    y = net.channel_shuffle(y, expand_groups, name=name)
+    y = net.depthwise(y, stride=2 if halves else 1, name=f"{name}.depthwise")
     # the mean of the input, concatenated below, has its channels already
-    width = features - x.shape[1] if first else features
-    y = net.conv_norm(
-        y, width, groups=groups, act="", scale=1.0 if first else BRANCH, name=f"{name}.expand"
-    )
-    if not first:
+    width = features - x.shape[1] if halves else features
+    scale = 1.0 if halves else BRANCH
+    y = net.conv_norm(y, width, groups=expand_groups, act="", scale=scale, name=f"{name}.expand")
+    if not halves:
         return net.relu(net.add(x, y))
     y = net.relu(y)
     mean = net.avg_pool2d(x, kernel=3, stride=2, pad=1, count_include_pad=True)
@@ -288,7 +289,7 @@ def _shufflenet_v1(
     for stage, (width, depth) in enumerate(zip(features, DEPTHS, strict=True), 2):
         for i in range(depth):
             reduced = 1 if stage == 2 and i == 0 else groups
-            x = _grouped(net, x, width, groups, reduced, i == 0, f"stage{stage}.{i}")
+            x = _grouped(net, x, width, (reduced, groups), i == 0, f"stage{stage}.{i}")
     return net.head(x, classes, bias=False)
 
 
@@ -303,13 +304,13 @@ def _unit(net: Net, x: Value, features: int, first: bool, name: str) -> Value:
     """Append a unit: half the channels pass; in the first of a stage both halves shrink."""
     width = features // 2
     if first:
-        left = _separable(net, x, width, 2, f"{name}.left")
+        left_branch = _separable(net, x, width, 2, f"{name}.left")
         right = x
     else:
-        left, right = net.split(x, sizes=2, axis=1)
+        left_branch, right = net.split(x, sizes=2, axis=1)
     right = net.conv_norm(right, width, name=f"{name}.reduce")
     right = _separable(net, right, width, 2 if first else 1, f"{name}.right")
-    return net.channel_shuffle(net.concat(left, right, axis=1), 2, name=name)
+    return net.channel_shuffle(net.concat(left_branch, right, axis=1), 2, name=name)
 
 
 def _shufflenet_v2(features: tuple[int, ...], last: int, net: Net, x: Value, classes: int) -> Value:

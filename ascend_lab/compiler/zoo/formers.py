@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -159,24 +160,26 @@ def _former_block(
     return (net.add(x, y) if has_shortcut else y), t
 
 
-def _mobile_former(
-    groups: int,
-    stem: int,
-    tokens: int,
-    width: int,
-    last: int,
-    text: str,
-    net: Net,
-    x: Value,
-    classes: int,
-) -> Value:
+class FormerSizes(NamedTuple):
+    """A row of `FORMER`: numbers of a Mobile-Former, and its blocks as text."""
+
+    groups: int
+    stem: int
+    tokens: int
+    width: int
+    last_features: int
+    blocks: str
+
+
+def _mobile_former(sizes: FormerSizes, net: Net, x: Value, classes: int) -> Value:
     """Return Mobile-Former (Chen et al. 2022), named after its multiply-accumulates."""
+    groups, stem, tokens, width, last_features, text = sizes
     n = x.shape[0]
-    first, *blocks = text.split()
+    first_block, *blocks = text.split()
     t = net.seeded("tokens", (1, tokens, width), 1.0)
     t = net.reshape(net.expand(t, shape=(n, tokens, width)), shape=(n * tokens, width))
     x = start = net.conv_norm(x, stem, 3, stride=2, act="relu6", name="stem")
-    expansion, features, stride = (int(k) for k in first.split(","))
+    expansion, features, stride = (int(k) for k in first_block.split(","))
     x = net.relu6(_wide(net, x, stem * expansion, 1, stride, "first.wide"))
     if groups > 1:
         x = net.channel_shuffle(x, stem, name="first")
@@ -189,8 +192,8 @@ def _mobile_former(
     x = net.conv_norm(x, 6 * x.shape[1], groups=groups, act="", name="last")
     pooled = net.hard_swish(net.global_avg_pool(x))
     y = net.concat(net.flat(pooled), _first(net, t, n), axis=1)
-    y = net.dense(y, last, name="fc1")
-    column = net.norm(net.reshape(y, shape=(n, last, 1, 1)), name="fc1.bn")
+    y = net.dense(y, last_features, name="fc1")
+    column = net.norm(net.reshape(y, shape=(n, last_features, 1, 1)), name="fc1.bn")
     y = net.flat(net.hard_swish(column), name="fc1.row")
     return net.dense(y, classes, name="fc2")
 
@@ -298,11 +301,15 @@ def _layer(net: Net, x: Value, features: int, name: str, act: str = "", **conv: 
     return net.conv_norm(x, features, kernel, bias=True, act=act, name=name, **conv)
 
 
-def _attended(net: Net, q: Value, k: Value, v: Value, step: int, talking: bool, name: str) -> Value:
-    """Append attention over pixels: (n, heads, value depth, queries); heads may talk around it.
+def _attended(
+    net: Net, operands: tuple[Value, Value, Value], name: str, *, step: int, talking: bool
+) -> Value:
+    """Append attention over pixels: (n, heads, value depth, queries).
 
-    Queries stand on every `step`-th pixel.
+    The operands are queries, which stand on every `step`-th pixel, keys and values. With `talking`
+    a 1 x 1 convolution mixes the heads before and after the softmax.
     """
+    q, k, v = operands
     bias = _relative(net, k.shape[2], step, f"{name}.bias")
     queries, keys, values = (
         net.reshape(m, shape=(m.shape[0], HEADS, m.shape[1] // HEADS, m.shape[2] * m.shape[3]))
@@ -328,7 +335,9 @@ def _attention(net: Net, x: Value, halved: bool, name: str) -> Value:
     q, k = (_layer(net, x, HEADS * KEY, f"{name}.{part}") for part in "qk")
     v = _layer(net, x, value_width, f"{name}.v")
     local = _layer(net, v, value_width, f"{name}.local", kernel=3, groups=value_width)
-    y = net.add(net.reshape(_attended(net, q, k, v, 1, True, name), shape=v.shape), local)
+    y = net.add(
+        net.reshape(_attended(net, (q, k, v), name, step=1, talking=True), shape=v.shape), local
+    )
     if halved:
         small = y.shape[2]
         large = start.shape[2]
@@ -349,7 +358,7 @@ def _attention_down(net: Net, x: Value, features: int, name: str) -> Value:
     k = _layer(net, x, key, f"{name}.k")
     v = _layer(net, x, 4 * key, f"{name}.v")
     local = _layer(net, v, 4 * key, f"{name}.local", kernel=3, stride=2, groups=4 * key)
-    y = net.reshape(_attended(net, q, k, v, 2, False, name), shape=local.shape)
+    y = net.reshape(_attended(net, (q, k, v), name, step=2, talking=False), shape=local.shape)
     y = _layer(net, net.gelu(net.add(y, local)), features, f"{name}.out")
     return net.add(y, _layer(net, x, features, f"{name}.conv", kernel=3, stride=2))
 
@@ -383,7 +392,12 @@ def _efficientformer_v2(
 
 
 BUILDERS: tuple[Callable[..., Graph], ...] = (
-    *family("mobile_former_", _mobile_former, FORMER, multiple=32),
+    *family(
+        "mobile_former_",
+        _mobile_former,
+        {name: (FormerSizes(*row),) for name, row in FORMER.items()},
+        multiple=32,
+    ),
     *family("efficientformer_", _efficientformer, FORMER_V1, multiple=32),
     *family("efficientformer_v2_", _efficientformer_v2, FORMER_V2, multiple=32),
 )

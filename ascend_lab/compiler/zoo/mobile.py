@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from ascend_lab.compiler.draft import Value
 from ascend_lab.compiler.ir import Graph
@@ -154,19 +155,15 @@ class Inverted:
     squeezed: int = 0
     squeeze_act: str = "relu"
     gate: str = "hard_sigmoid"
-    epsilon: float = 1e-5
 
 
 def inverted(net: Net, x: Value, block: Inverted, name: str) -> Value:
     """Append an inverted residual, with the sum where size and channels stay."""
     start = x
     channels = x.shape[1]
-    eps = block.epsilon
     if block.expanded != channels:
-        x = net.conv_norm(x, block.expanded, act=block.act, epsilon=eps, name=f"{name}.expand")
-    x = net.depthwise(
-        x, block.kernel, stride=block.stride, act=block.act, epsilon=eps, name=f"{name}.depthwise"
-    )
+        x = net.conv_norm(x, block.expanded, act=block.act, name=f"{name}.expand")
+    x = net.depthwise(x, block.kernel, stride=block.stride, act=block.act, name=f"{name}.depthwise")
     if block.squeezed:
         x = net.squeeze_excite(
             x, block.squeezed, name=f"{name}.se", act=block.squeeze_act, gate=block.gate
@@ -177,24 +174,25 @@ def inverted(net: Net, x: Value, block: Inverted, name: str) -> Value:
         block.features,
         act="",
         scale=BRANCH if stays else 1.0,
-        epsilon=eps,
         name=f"{name}.project",
     )
     return net.add(start, x, name=f"{name}.add") if stays else x
 
 
-def fused_residual(
-    net: Net, x: Value, expanded: int, features: int, stride: int, act: str, name: str
-) -> Value:
-    """Append a fused inverted residual: 3 x 3 up to `expanded`, 1 x 1 down; plain if they match."""
+def fused_residual(net: Net, x: Value, block: Inverted, name: str) -> Value:
+    """Append an inverted residual whose first two convolutions are one 3 x 3.
+
+    A block that does not expand is a single 3 x 3.
+    """
     start = x
-    stays = stride == 1 and x.shape[1] == features
+    stays = block.stride == 1 and x.shape[1] == block.features
     scale = BRANCH if stays else 1.0
-    if expanded == x.shape[1]:
-        x = net.conv_norm(x, features, 3, stride=stride, act=act, scale=scale, name=f"{name}.conv")
+    settings: dict[str, Any] = {"stride": block.stride, "act": block.act}
+    if block.expanded == x.shape[1]:
+        x = net.conv_norm(x, block.features, 3, scale=scale, name=f"{name}.conv", **settings)
     else:
-        x = net.conv_norm(x, expanded, 3, stride=stride, act=act, name=f"{name}.expand")
-        x = net.conv_norm(x, features, act="", scale=scale, name=f"{name}.project")
+        x = net.conv_norm(x, block.expanded, 3, name=f"{name}.expand", **settings)
+        x = net.conv_norm(x, block.features, act="", scale=scale, name=f"{name}.project")
     return net.add(start, x, name=f"{name}.add") if stays else x
 
 
@@ -203,32 +201,28 @@ def _staged(
     x: Value,
     rows: Rows,
     scaled: Callable[[int], int],
-    depth: float = 1.0,
     act: str = "relu6",
     squeezes: bool = False,
 ) -> Value:
     """Append stages of residuals; they squeeze and excite to a quarter of a block's input."""
     for stage, (kernel, expansion, features, blocks, first_stride) in enumerate(rows, 1):
-        for i in range(math.ceil(blocks * depth)):
+        for i in range(blocks):
             channels = x.shape[1]
             stride = first_stride if i == 0 else 1
             name = f"stage{stage}.{i}"
-            if kernel:
-                block = Inverted(
-                    channels * expansion,
-                    scaled(features),
-                    kernel,
-                    stride,
-                    act,
-                    channels // 4 * squeezes,
-                    "silu",
-                    "sigmoid",
-                )
-                x = inverted(net, x, block, name)
-            else:
-                x = fused_residual(
-                    net, x, channels * expansion, scaled(features), stride, act, name
-                )
+            # only the first block of a stage changes the size
+            block = Inverted(
+                channels * expansion,
+                scaled(features),
+                kernel,
+                stride,
+                act,
+                channels // 4 * squeezes,
+                "silu",
+                "sigmoid",
+            )
+            append = inverted if kernel else fused_residual
+            x = append(net, x, block, name)
     return x
 
 
@@ -274,10 +268,10 @@ def _mobilenet_v3(
     A width changes neither that layer nor the ratio of expansion of a row, nor, below 0.75, the
     stem.
     """
-    eps = 1e-3
+    net.epsilon = 1e-3
     last_features = 16
     stem = rounded(16 * width) if width >= 0.75 else 16
-    x = net.conv_norm(x, stem, 3, stride=2, act=H, epsilon=eps, name="stem")
+    x = net.conv_norm(x, stem, 3, stride=2, act=H, name="stem")
     for i, (kernel, expanded, features, squeezes, act, stride) in enumerate(rows, 1):
         # a row's ratio, as 64 / 16 = 4, times the channels of the scaled network
         inner = rounded(x.shape[1] * expanded / last_features)
@@ -289,10 +283,9 @@ def _mobilenet_v3(
             stride,
             act,
             rounded(inner / 4) if squeezes else 0,
-            epsilon=eps,
         )
         x = inverted(net, x, block, f"block{i}")
-    x = net.conv_norm(x, rounded(6 * last_features * width), act=H, epsilon=eps, name="last")
+    x = net.conv_norm(x, rounded(6 * last_features * width), act=H, name="last")
     x = net.act(net.head(x, hidden, name="fc1"), H, name="fc1.act")
     return net.dense(x, classes, name="fc2")
 
@@ -307,9 +300,13 @@ MOBILENETS_V3 = family(
 
 # -- EfficientNet V1 and V2 -----------------------------------------------------------------------
 def _efficientnet(
-    rows: Rows, most_lost: float, width: float, depth: float, net: Net, x: Value, classes: int
+    rows: Rows, scales: tuple[float, float], most_lost: float, net: Net, x: Value, classes: int
 ) -> Value:
-    """Return EfficientNet (Tan & Le 2019, 2021); V2 may lose any share when rounding."""
+    """Return EfficientNet (Tan & Le 2019, 2021), `scales` times as wide and deep as its rows.
+
+    Rounding channels loses at most the share `most_lost`; in V2 it may lose any.
+    """
+    width, depth = scales
 
     def scaled(channels: int) -> int:
         return rounded(channels * width, most_lost=most_lost)
@@ -317,7 +314,9 @@ def _efficientnet(
     x = net.conv_norm(
         x, scaled(rows[0][2] if rows[0][3] > 1 else 32), 3, stride=2, act="silu", name="stem"
     )
-    x = _staged(net, x, rows, scaled, depth, "silu", True)
+    # a depth of 1.1 makes 2 blocks 3: rounded up, as published
+    deep_rows = tuple((*row[:3], math.ceil(row[3] * depth), row[4]) for row in rows)
+    x = _staged(net, x, deep_rows, scaled, "silu", True)
     x = net.conv_norm(x, scaled(1280), act="silu", name="last")
     return net.head(x, classes)
 
@@ -325,13 +324,13 @@ def _efficientnet(
 EFFICIENTNETS = (
     *(
         image_network(size=size, name=f"efficientnet_b{i}")(
-            partial(_efficientnet, B0, 0.1, width, depth)
+            partial(_efficientnet, B0, (width, depth), 0.1)
         )
         for i, (width, depth, size) in enumerate(V1_SCALES)
     ),
     *(
         image_network(size=size, name=f"efficientnet_v2_{name}")(
-            partial(_efficientnet, EFFICIENT_V2[name[0]], 1.0, width, depth)
+            partial(_efficientnet, EFFICIENT_V2[name[0]], (width, depth), 1.0)
         )
         for name, (width, depth, size) in V2_SCALES.items()
     ),
@@ -464,7 +463,8 @@ def _mobilenet_v4(
                         name=name,
                     )
                 elif text[0] == "f":
-                    x = fused_residual(net, x, 4 * x.shape[1], features[0], stride, "relu", name)
+                    block = Inverted(4 * x.shape[1], features[0], stride=stride, act="relu")
+                    x = fused_residual(net, x, block, name)
                 elif text[0] == "q":
                     x = _multi_query(net, x, text[1:], name)
                 else:

@@ -9,6 +9,7 @@ BERT's original has the error function (they differ by < 0.0005).
 
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -117,15 +118,19 @@ def encoder_block(
     mask: Value | None,
     *,
     name: str,
-    act: str = "gelu",
-    inner: int = 0,
+    hidden: tuple[int, str] | None = None,
 ) -> Value:
-    """Append a block that norms before each half (GPT-2, ViT); `inner` is 4 widths unless given."""
+    """Append a block that norms before each half (GPT-2, ViT).
+
+    `hidden` is the width of the MLP's hidden layer and its activation: 4 widths and GELU by
+    default.
+    """
     y = norm(net, x, size.epsilon, name=f"{name}.norm1")
     y = self_attention(net, y, size, mask, name=f"{name}.attn", joined=True)
     x = net.add(x, y, name=f"{name}.add1")
     y = norm(net, x, size.epsilon, name=f"{name}.norm2")
-    y = mlp(net, y, inner or 4 * size.width, act, name=f"{name}.mlp")
+    hidden_width, act = hidden or (4 * size.width, "gelu")
+    y = mlp(net, y, hidden_width, act, name=f"{name}.mlp")
     return net.add(x, y, name=f"{name}.add2")
 
 
@@ -293,7 +298,7 @@ def _block(net: Net, start: Value, width: int, layers: int, name: str) -> Value:
     size = Size(d, 0, 4, h * w // PATCH**2, n * PATCH**2, 1e-5)
     x = net.reshape(_unfolded(net, x, (0, 3, 2, 1)), shape=(size.tokens, d))
     for i in range(layers):
-        x = encoder_block(net, x, size, None, name=f"{name}.{i}", act="silu", inner=2 * width)
+        x = encoder_block(net, x, size, None, name=f"{name}.{i}", hidden=(2 * width, "silu"))
     x = norm(net, x, size.epsilon, name=f"{name}.norm")
     x = net.reshape(x, shape=(n, PATCH**2, size.length, d))
     x = _folded(net, x, (0, 3, 2, 1), shape)
@@ -330,16 +335,18 @@ VIT_SIZES = {
 LAYERS = (2, 4, 3)
 
 
-def _mobilevit(
-    expansion: int,
-    features: tuple[int, ...],
-    widths: tuple[int, ...],
-    last: int,
-    net: Net,
-    x: Value,
-    classes: int,
-) -> Value:
+class ViTSizes(NamedTuple):
+    """A row of `VIT_SIZES`: numbers of a MobileViT."""
+
+    expansion: int
+    features: tuple[int, ...]
+    widths: tuple[int, ...]
+    last_features: int
+
+
+def _mobilevit(sizes: ViTSizes, net: Net, x: Value, classes: int) -> Value:
     """Return MobileViT: inverted residuals and three MobileViT blocks."""
+    expansion, features, widths, last_features = sizes
     x = net.conv_norm(x, 16, 3, stride=2, act="silu", name="stem")
     first_features, second_features, *later_features = features
     for i, (stage_features, stride) in enumerate(
@@ -352,7 +359,7 @@ def _mobilevit(
     ):
         block = Inverted(expansion * x.shape[1], stage_features, stride=2, act="silu")
         x = _block(net, inverted(net, x, block, f"stage{i}.mv2"), width, layers, f"stage{i}.mvit")
-    x = net.conv_norm(x, last, act="silu", name="last")
+    x = net.conv_norm(x, last_features, act="silu", name="last")
     return net.head(x, classes)
 
 
@@ -418,6 +425,12 @@ def _mobilevit_v2(net: Net, x: Value, classes: int, width: float = 1.0) -> Value
 
 
 MOBILEVITS = (
-    *family("mobilevit_", _mobilevit, VIT_SIZES, size=256, multiple=64),
+    *family(
+        "mobilevit_",
+        _mobilevit,
+        {name: (ViTSizes(*row),) for name, row in VIT_SIZES.items()},
+        size=256,
+        multiple=64,
+    ),
     image_network(size=256, multiple=64, scaled=True, name="mobilevit_v2")(_mobilevit_v2),
 )

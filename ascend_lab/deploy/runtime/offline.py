@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ascend_lab.compiler import Graph, compile_graph, evaluate, from_text, simulate_graph, zoo
-from ascend_lab.compiler.evaluate import Overflow, overflows_in
 from ascend_lab.compiler.ir import Values
 from ascend_lab.compiler.lower import Lowered, piece_of
 from ascend_lab.compiler.onnx import CONVERTERS, Imported, tensors
 from ascend_lab.compiler.onnx.model_file import attributes, find, load, opset_of, title
+from ascend_lab.compiler.overflow import Overflow, overflows_in
 from ascend_lab.compiler.tasks import Compiled, Task
 from ascend_lab.compiler.values import run_tasks
 from ascend_lab.deploy import media

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ascend_lab.deploy.serving.model import StepTime
+from ascend_lab.deploy.serving.model import StepTimer
 from ascend_lab.deploy.serving.simulate import latencies
 from ascend_lab.errors import CapacityError, InputError
 
@@ -192,7 +192,7 @@ class Conversation:
 class _Scheduler:
     """The state between two steps; requests have numbers in order of arrival."""
 
-    def __init__(self, requests: Sequence[Request], engine: Engine, time: StepTime) -> None:
+    def __init__(self, requests: Sequence[Request], engine: Engine, time: StepTimer) -> None:
         self.engine = engine
         self.time = time
         self.log = Conversation(list(requests))
@@ -327,7 +327,7 @@ class _Scheduler:
         return reads
 
 
-def converse(requests: Sequence[Request], engine: Engine, time: StepTime) -> Conversation:
+def converse(requests: Sequence[Request], engine: Engine, time: StepTimer) -> Conversation:
     """Return what becomes of requests; those given stay as they are.
 
     Raises `InputError` for an unknown policy, and for a request whose cache can never fit.

@@ -12,6 +12,7 @@ the mean.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -96,6 +97,13 @@ EPSILON = 1e-5
 PROMPTS = (64, 256, 1024)
 DECODES = ((1, 128), (1, 1024), (8, 128), (8, 1024), (32, 128), (32, 1024))
 """Requests, and tokens that stand in the cache of each."""
+
+
+class StepTimer(Protocol):
+    """Whatever knows the seconds of a step."""
+
+    def of(self, prompt_tokens: int, decodes: int, cached: int) -> float:
+        """Return the seconds of a step that reads and decodes so many tokens."""
 
 
 @dataclass(frozen=True, slots=True)

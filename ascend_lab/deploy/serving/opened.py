@@ -244,7 +244,7 @@ class AsRun:
         chip = load_chip(self.chip or PLACING_CHIP)
         unit = UNITS.get(chip.name, {}).get("VPC")
         rate = unit.pixels_per_s if unit else 0.0
-        return place_model(self.proto, chip, given=inputs, media_pixels_per_s=rate).run()
+        return place_model(self.proto, chip, inputs=inputs, media_pixels_per_s=rate).run()
 
     def _kept_for(self, inputs: Arrays) -> Runner | None:
         sizes = _sizes(inputs)

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.compiler.memory import Buffer, plan
+from ascend_lab.compiler.buffers import Buffer
+from ascend_lab.compiler.memory import plan
 from ascend_lab.errors import InputError
 from ascend_lab.lab.checks import core as ex
 

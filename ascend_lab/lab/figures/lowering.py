@@ -10,8 +10,9 @@ from matplotlib.lines import Line2D
 
 from ascend_lab import errors
 from ascend_lab.compiler import Compiled, buffers_of, compile_graph, layout, plan_network, zoo
+from ascend_lab.compiler.buffers import Buffer
 from ascend_lab.compiler.compile import DEFAULT_ROAD
-from ascend_lab.compiler.memory import Buffer, Plan
+from ascend_lab.compiler.memory import Plan
 from ascend_lab.lab import graph_examples as choices
 from ascend_lab.lab.figures import nests, style as st
 from ascend_lab.machine import isa

@@ -16,7 +16,8 @@ from ascend_lab import errors
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.operators.kernels import gemm, gemm_schedule, planes
-from ascend_lab.operators.kernels.conv_shape import ConvShape, Pads, Pair, pack_conv, unpack_gemm
+from ascend_lab.operators.kernels.conv_shape import ConvShape, Pads, Pair
+from ascend_lab.operators.kernels.operand_packing import pack_conv, unpack_gemm
 
 
 def explicit_gemm(shape: ConvShape) -> gemm_schedule.GemmShape:

@@ -9,9 +9,7 @@ from ascend_lab.errors import InputError
 from ascend_lab.machine.isa import KernelBuilder, Launch, Program, spread
 from ascend_lab.operators.kernels.conv import conv_launch
 from ascend_lab.operators.kernels.conv_schedules import conv_schedule, stacked_schedule
-from ascend_lab.operators.kernels.conv_shape import (
-    ConvShape, pack_conv, pack_gemm, unpack_conv, unpack_gemm,
-)
+from ascend_lab.operators.kernels.conv_shape import ConvShape
 from ascend_lab.operators.kernels.conv_windows import dense_placement
 from ascend_lab.operators.kernels.deconv import (
     DeconvShape, deconv_kernel, pack_deconv, unpack_deconv,
@@ -26,6 +24,9 @@ from ascend_lab.operators.kernels.gemm_schedule import (
     GemmSchedule, GemmShape, check_schedule, tile_bytes,
 )
 from ascend_lab.operators.kernels.grids import best_grid
+from ascend_lab.operators.kernels.operand_packing import (
+    pack_conv, pack_gemm, unpack_conv, unpack_gemm,
+)
 from ascend_lab.operators.kernels.rearrange import (
     check_indices, concat_launch, gather_launch, one_hot_launch, pad_launch, reshape_launch,
     scatter_launch, slice_launch, split_launch,

@@ -35,26 +35,34 @@ from ascend_lab.operators.kernels import (
 )
 from ascend_lab.operators.kernels.conv_shape import ConvShape, units_of
 from ascend_lab.operators.kernels.conv_tiles import (
+    Addend,
     BundlePlace,
     BundleShare,
-    Feeds,
     Job,
+    Operands,
     Resident,
     TileWalk,
+    WindowFeed,
+    load_l0b_weights,
+    rows_view,
 )
-from ascend_lab.operators.kernels.conv_windows import Pixels
+from ascend_lab.operators.kernels.conv_windows import Pixels, Window
 from ascend_lab.operators.kernels.epilogue import Epilogue, check_epilogue, halves
+from ascend_lab.operators.kernels.epilogue_emit import Leave
 from ascend_lab.operators.kernels.epilogue_plan import CubeBias, chip_left, demand_of
 from ascend_lab.operators.kernels.gemm_schedule import GemmSchedule
-from ascend_lab.operators.kernels.mix import After, VectorWriter, to_ring
+from ascend_lab.operators.kernels.mix import After, VectorWriter
 from ascend_lab.operators.kernels.rows import Pooled, check_pool
 from ascend_lab.operators.kernels.tiles import (
+    ResidentFeed,
     Span,
+    Sums,
+    accumulate,
     by_size,
     chunks,
     out_queue,
     segments,
-    store_area,
+    sums_region,
 )
 
 
@@ -194,6 +202,8 @@ class _Writer(TileWalk):
         self.image_elements = stage * own_elements
         rows = stage * (own_elements + beside_elements)
         weights = stage * units.depth * tile_n * self.fractal
+        # Where a tile of L0C holds the sums of the convolution beside; 0: it adds to the same ones.
+        self.second_sums = (shape.sums - 1) * tile_m * tile_n * isa.FRACTAL**2
         self._declare_tensors()
         a_slots = schedule.a_l1_slots
         b_slots = schedule.b_l1_slots
@@ -221,11 +231,9 @@ class _Writer(TileWalk):
         l0c_bytes = chip.buffers["L0C"] - k.used_bytes("L0C")
         slots = schedule.c_l0_slots or 1 + (2 * tile_m * tile_n * shape.sums * 1024 <= l0c_bytes)
         self.acc = tiles.sum_queue(k, "y_l0", sums, tile_m, tile_n * shape.sums, slots)
-        # Where a tile of L0C holds the sums of the convolution beside; 0: it adds to the same ones.
-        self.second_sums = (shape.sums - 1) * tile_m * tile_n * isa.FRACTAL**2
         no_epilogue_in_ub = chip.combined and job.epilogue is None
         ub_bytes = k.used_bytes("UB")
-        self.out = out_queue(k, shape.out_dtype, tile_m, tile_n) if no_epilogue_in_ub else None
+        out = out_queue(k, shape.out_dtype, tile_m, tile_n) if no_epilogue_in_ub else None
         sizes = epilogue_emit.Sizes(
             tile_m, tile_n, n_own, shape.blocks[1], job.elements, taken=ub_bytes
         )
@@ -235,6 +243,7 @@ class _Writer(TileWalk):
         self.bias = (
             CubeBias.make(k, bias, shape, n_own, has_queue=stage < units.count) if bias else None
         )
+        self.leave = Leave(k, self.acc, self.y, out, self.finish, self.ring)
 
     def _declare_tensors(self) -> None:
         """Declare the tensors of images, weights and, unless vector cores store it, the result."""
@@ -247,16 +256,28 @@ class _Writer(TileWalk):
         last_blocks = bundle.last_c1 * bundle.last_n1
         after = self.job.after
         fractals = ((bundle.count - 1) * bundle.c1 * bundle.n1 + last_blocks) * shape.taps
-        self.x = k.tensor("x", shape.dtype, shape.images * c1 * shape.plane)
-        self.weight = k.tensor(self.job.place.weight, shape.dtype, fractals * self.fractal)
+        x = k.tensor("x", shape.dtype, shape.images * c1 * shape.plane)
+        weight = k.tensor(self.job.place.weight, shape.dtype, fractals * self.fractal)
+        cube_adds_bias = bool(self.job.epilogue and self.job.epilogue.bias)
+        self.addends = [Addend(shape, x, weight, self.units.c1, 0, 0, sums_begun=cube_adds_bias)]
         if beside:
             blocks = beside.blocks[0]
-            self.other_x = k.tensor("beside", shape.dtype, beside.images * blocks * beside.plane)
-            self.other_weight = k.tensor("beside_weight", shape.dtype, blocks * n1 * self.fractal)
-        self.ring = after and k.ring_out(after.ring, isa.var("core"), "FIX")
-        if not after:
-            out_dtype = self.job.epilogue.out_dtype if self.job.epilogue else shape.out_dtype
-            self.y = k.tensor("y", out_dtype, self.job.elements)
+            x = k.tensor("beside", shape.dtype, beside.images * blocks * beside.plane)
+            weight = k.tensor("beside_weight", shape.dtype, blocks * n1 * self.fractal)
+            self.addends.append(
+                Addend(
+                    beside,
+                    x,
+                    weight,
+                    self.units.beside,
+                    self.image_elements,
+                    self.second_sums,
+                    sums_begun=not self.second_sums,
+                )
+            )
+        self.ring = k.ring_out(after.ring, isa.var("core"), "FIX") if after else None
+        out_dtype = self.job.epilogue.out_dtype if self.job.epilogue else shape.out_dtype
+        self.y = None if after else k.tensor("y", out_dtype, self.job.elements)
 
     # -- one tile ---------------------------------------------------------------------------------
     def begin(self, share: BundleShare, first: isa.Affine, col: isa.Affine) -> None:
@@ -293,18 +314,8 @@ class _Writer(TileWalk):
                     weights = resident.weights or self.weights.dequeue()
                 if not bias_before_rows:
                     self._begin_sums(c, bundle, at, (n, col), resident.l0b_weights)
-                conv_tiles.add_stage(
-                    self.k,
-                    self.shape,
-                    Feeds(self.a_l0, self.b_l0, self.tile_k),
-                    c,
-                    at.windows,
-                    sources=(rows, weights, resident.l0b_weights),
-                    sizes=(n[1], *stage),
-                    bias=bias,
-                    starts=(self.image_elements, self.second_sums),
-                    begun=bool(self.bias),
-                )
+                operands = Operands(rows, weights, resident.l0b_weights)
+                self._add_stage(c, at.windows, n[1], stage, operands, bias)
                 if resident.rows is None:
                     self.rows.free()
                 if resident.weights is None and not self.weights_beside_rows:
@@ -330,8 +341,36 @@ class _Writer(TileWalk):
         bias = None
         if l0b_weights:
             start = self._depth(at) * n[0][1] * self.fractal
-            bias = l0b_weights.region(start, (1, n[0][1], isa.FRACTAL, self.c0))
+            bias = ResidentFeed(l0b_weights, n[0][1], start)
         self.bias.add(c, (self.a_l0, self.b_l0), pixels.window.fractals, blocks, bias)
+
+    def _add_stage(
+        self,
+        c: isa.Tile,
+        windows: tuple[Window, ...],
+        n: int,
+        stage: Span,
+        operands: Operands,
+        bias: isa.Region | None,
+    ) -> None:
+        """Add the products of the units in `stage` to the sums of `n` output blocks."""
+        (first_unit, unit_count) = stage
+        weights_start = 0
+        for addend, window in zip(self.addends, windows, strict=False):
+            conv = addend.shape
+            blocks = unit_count * addend.unit_blocks
+            depth = blocks * conv.taps
+            view = rows_view(conv, operands.rows, window, blocks, addend.rows_start)
+            left = WindowFeed(self.k, self.a_l0, window.fractals, conv, window, view)
+            right = operands.weights_from(self.k, self.b_l0, n, weights_start)
+            depth_before = first_unit * (addend.unit_blocks * conv.taps)
+            # Sums that begin with a bias, or with another convolution's products, are never
+            # overwritten: to mmad there is some depth before.
+            depth_before = isa.Affine(1) if addend.sums_begun else depth_before
+            region = sums_region(c, window.fractals, n, addend.sums_start)
+            accumulate(self.k, Sums(region, depth_before, bias), left, right, depth, self.tile_k)
+            weights_start += depth * n * self.fractal
+            bias = None
 
     def _depth(self, bundle: BundlePlace) -> int:
         """Return the depth of a bundle in fractals, over all its taps and channel blocks."""
@@ -357,7 +396,7 @@ class _Writer(TileWalk):
             assert weights is not None
             blocks = self._bias_index(at, n, col), n[1]
             bias = self.bias.blocks(blocks) if self.bias else None
-            conv_tiles.load_l0b_weights(self.k, self.b_l0, weights, self._depth(at) * n[1], bias)
+            load_l0b_weights(self.k, self.b_l0, weights, self._depth(at) * n[1], bias)
 
         if not stays:
             yield None, None
@@ -393,24 +432,19 @@ class _Writer(TileWalk):
     ) -> None:
         """Copy the rows of a tile's windows, of the units in `stage`, to a slot of L1.
 
-        Where weights share the slot, those of output blocks `n` follow.
+        Those of the image beside follow. Where weights share the slot, those of blocks `n` do, too.
         """
-        shape = self.shape
-        beside = self.shape.beside
-        units = self.units
         slot = self.rows.alloc()
-        first = at.image * (shape.blocks[0] * shape.mixed) + bundle.index * self.bundle.c1
-        # Image rows to move down: the loop's turn, and output rows of the core times the stride.
-        down = at.turn * at.run.rows + at.down * shape.strides[0]
-        blocks = first + stage[0] * units.c1, stage[1] * units.c1
-        source = conv_windows.rows_of(shape, self.x, at.window, blocks, down)
-        self.k.copy(slot.region(0, source.sizes), source)
-        if beside:
-            first = at.image * (beside.blocks[0] * beside.mixed) + stage[0] * units.beside
-            blocks = first, stage[1] * units.beside
-            down = at.turn * (at.run.pixels // shape.out_hw[1]) + at.down
-            source = conv_windows.rows_of(beside, self.other_x, at.windows[1], blocks, down)
-            self.k.copy(slot.region(self.image_elements, source.sizes), source)
+        (first_unit, unit_count) = stage
+        # Output rows to move down: the loop's turn, and those of the core before the tile.
+        output_rows = at.turn * (at.run.pixels // self.shape.out_hw[1]) + at.down
+        for addend, window in zip(self.addends, at.windows, strict=False):
+            conv = addend.shape
+            first = at.image * (conv.blocks[0] * conv.mixed) + bundle.index * self.bundle.c1
+            blocks = first + first_unit * addend.unit_blocks, unit_count * addend.unit_blocks
+            down = output_rows * conv.strides[0]
+            source = conv_windows.rows_of(conv, addend.x, window, blocks, down)
+            self.k.copy(slot.region(addend.rows_start, source.sizes), source)
         if self.weights_beside_rows and n:
             self._copy_weights(bundle, n, stage, isa.Tile(self.weights_beside_rows, slot.slot))
         self.rows.enqueue()
@@ -425,48 +459,33 @@ class _Writer(TileWalk):
 
         Weights of the convolution beside follow.
         """
-        shape = self.shape
-        beside = self.shape.beside
-        units = self.units
-        start = isa.Affine()
         # FRACTAL_Z is (depth, N1, 16, C0): one row has all output blocks of the bundle, of which
         # the slot gets n[1].
         row_elements = at.n1 * self.fractal
         slot_row_elements = n[1] * self.fractal
-        first = at.index * (self.bundle.c1 * shape.taps * self.bundle.n1 * self.fractal)
-        sources = [(self.weight, shape, units.c1)]
-        sources += [(self.other_weight, beside, units.beside)] if beside else []
-        for tensor, conv, unit_blocks in sources:
-            depth = unit_blocks * conv.taps
+        first = at.index * (self.bundle.c1 * self.shape.taps * self.bundle.n1 * self.fractal)
+        start = 0
+        for addend in self.addends:
+            depth = addend.unit_blocks * addend.shape.taps
             first += stage[0] * (depth * row_elements) + n[0] * self.fractal
-            weights = tensor.region(first, (stage[1] * depth, slot_row_elements), (row_elements, 1))
-            self.k.copy(slot.region(start, weights.sizes), weights)
+            sizes = (stage[1] * depth, slot_row_elements)
+            weights = addend.weight.region(first, sizes, (row_elements, 1))
+            self.k.copy(slot.region(start, sizes), weights)
             first = isa.Affine()
-            start = start + stage[1] * depth * slot_row_elements
+            start += stage[1] * depth * slot_row_elements
 
     def _store(
         self, at: Pixels, n: Span, first_block: isa.Affine, channels: epilogue_emit.Channels | None
     ) -> None:
         """Store a finished tile: to vector cores, pooled, or to its place in the result."""
-        place = self.job.place
-        acc = self.acc
-        out = self.out
-        if self.ring:
-            sizes = (at.window.fractals, n[1])
-            to_ring(self.k, acc, self.ring, self.finish, sizes, at.window.pixels)
-            return
         if self.pooled:
+            assert self.y is not None
             plane = self.plane(at, n, first_block)
             tile = (n[1], at.window.fractals, at.windows[1])
-            self.pooled.drain(acc, self.y, plane, tile, n[0], channels)
+            self.pooled.drain(self.acc, self.y, plane, tile, n[0], channels)
             return
         area = self.area(at, n, first_block)
-        plane_in_order = not self.job.strip and place == conv_windows.plain_placement(self.shape)
-        if plane_in_order and self.finish is None:
-            sizes = (at.window.fractals, n[1])
-            start = area.base + area.pieces[0][1] * isa.FRACTAL
-            tiles.store_tile(self.k, acc, out, self.y, sizes, start, place.plane // isa.FRACTAL)
-        elif self.finish is None:
-            store_area(self.k, acc, out, self.y, area)
-        else:
-            epilogue_emit.drain(self.finish, acc, self.y, area, n[0], channels)
+        plain = conv_windows.plain_placement(self.shape)
+        if self.finish is None and not self.job.strip and self.job.place == plain:
+            area = area.in_whole_fractals()
+        self.leave.store(area, n[0], channels)

@@ -1,21 +1,31 @@
 """Which output tiles of a convolution a core computes, and in which order.
 
 The programs of a cube core and of the vector cores that follow it walk through the same tiles. The
-last section is one stage of a tile: products of staged rows and weights, added to sums in L0C.
+last section brings operands to L0. The A matrix, im2col, is never stored: load3d forms a tile of it
+from rows of the image in L1.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import Chip
 from ascend_lab.operators.kernels import conv_windows, epilogue_emit, gemm_schedule, mix
-from ascend_lab.operators.kernels.conv_shape import ConvShape, bundles_of, units_of
+from ascend_lab.operators.kernels.conv_shape import ConvShape, bundles_of
 from ascend_lab.operators.kernels.conv_windows import Pixels, Window, area_of
 from ascend_lab.operators.kernels.epilogue import Epilogue
-from ascend_lab.operators.kernels.tiles import Area, Span, chunks, repeat, segments
+from ascend_lab.operators.kernels.tiles import (
+    Area,
+    Feed,
+    OrderedFeed,
+    ResidentFeed,
+    SlotFeed,
+    Span,
+    chunks,
+    repeat,
+    segments,
+)
 
 
 # -- shares of cores ------------------------------------------------------------------------------
@@ -289,140 +299,81 @@ class TileWalk:
             yield isa.Affine(at // per_image), 0, end - at
 
 
-# -- a stage --------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Feeds:
-    """The queues of A (im2col) and B (weights) in L0, whose tiles are `depth` fractals deep."""
-
-    left: isa.Queue
-    right: isa.Queue
-    depth: int
-
-
-def load_l0b_weights(
-    k: isa.KernelBuilder, right: isa.Queue, weights: isa.Tile, count: int, bias: isa.Region | None
-) -> None:
-    """Copy `count` fractals of weights from L1 to a slot of L0B, and the bias behind them."""
-    fractal = isa.FRACTAL * isa.c0_of(weights.buffer.dtype)
-    slot = right.alloc()
-    sizes = (count, fractal)
-    k.load2d(slot.region(0, sizes), weights.region(0, sizes))
-    if bias is not None:
-        k.load2d(slot.region(count * fractal, bias.sizes), bias)
-    right.enqueue()
-
-
-def add_stage(
-    k: isa.KernelBuilder,
-    shape: ConvShape,
-    feeds: Feeds,
-    c: isa.Tile,
-    windows: tuple[Window, ...],
-    sources: tuple[isa.Tile, isa.Tile, isa.Tile | None],
-    sizes: tuple[int, isa.Affine, int],
-    bias: isa.Region | None,
-    starts: tuple[int, int],
-    *,
-    begun: bool,
-) -> None:
-    """Add the products of a stage, of the convolution and of the one beside it, to sums `c`.
-
-    `sizes` are (output blocks, first unit, units). `sources` are rows in L1, weights in L1, and
-    weights in L0B if they stay there. The convolution beside finds its rows at element `starts[0]`
-    of the rows' slot, and has sums of its own at `starts[1]` of `c`, or adds to the same ones if
-    that is 0. The first product overwrites the sums unless they are `begun`: a bias is in them.
-    """
-    (n, first_unit, unit_count) = sizes
-    units = units_of(shape)
-    beside = shape.beside
-    block_sizes = n, first_unit * units.c1, unit_count * units.c1
-    x, *weights = sources
-    view = view_of(shape, x, windows[0], 0, block_sizes[2])
-    add_products(
-        k, shape, feeds, c, windows[0], view, weights, block_sizes, bias, (0, 0), begun=begun
-    )
-    if beside:
-        # Its weights follow those of the convolution in the slot.
-        start = block_sizes[2] * shape.taps * n * isa.FRACTAL * isa.c0_of(shape.dtype)
-        # A first block that is not 0 makes the products add to the sums that are already there.
-        first_block = first_unit * units.beside if starts[1] else isa.Affine(1)
-        block_sizes = n, first_block, unit_count * units.beside
-        view = view_of(beside, x, windows[1], starts[0], block_sizes[2])
-        beside_starts = start, starts[1]
-        add_products(
-            k, beside, feeds, c, windows[1], view, weights, block_sizes, None, beside_starts
-        )
-
-
-def windows_of(shape: ConvShape, window: Window) -> dict[str, Any]:
-    """Return the arguments by which load3d finds the taps of a window in its rows."""
-    rows = window.rows
-    columns = window.columns
-    return {
-        "kernel": (shape.r, shape.s),
-        "stride": shape.strides,
-        "pad": (rows.before, rows.after, columns.before, columns.after),
-        # Rows of m images take turns, so rows of one image are m apart: a dilation to load3d.
-        "dilation": (shape.dilations[0] * shape.mixed, shape.dilations[1]),
-        "m_start": window.m_start,
-        "pad_value": shape.pad_value,
-    }
-
-
-def view_of(shape: ConvShape, x: isa.Tile, window: Window, start: int, blocks: int) -> isa.Region:
+# -- operands on their way to L0 ------------------------------------------------------------------
+def rows_view(shape: ConvShape, x: isa.Tile, window: Window, blocks: int, start: int) -> isa.Region:
     """Return the region of L1 with the rows of a window, one channel block after another."""
     return x.region(start, (blocks, window.rows.count, window.columns.count, shape.c0))
 
 
-def add_products(
-    k: isa.KernelBuilder,
-    shape: ConvShape,
-    feeds: Feeds,
-    c: isa.Tile,
-    window: Window,
-    view: isa.Region,
-    weights: Sequence[isa.Tile | None],
-    sizes: tuple[int, isa.Affine, int],
-    bias: isa.Region | None,
-    starts: tuple[isa.Affine | int, isa.Affine | int],
-    *,
-    begun: bool = False,
-) -> None:
-    """Add the products of some channel blocks to sums `c`: `load3d`, `load2d`, `mmad` per K tile.
+@dataclass(frozen=True, slots=True)
+class Addend:
+    """One of the convolutions whose results are added: its tensors, its places in L1 and L0C.
 
-    `sizes` are (output blocks, first channel block, channel blocks). load3d forms tiles of the
-    im2col matrix from the rows of `view`. `weights` are the tile in L1 and, if weights stay there,
-    the one in L0B. Weights begin at element `starts[0]`, sums at `starts[1]`.
+    A unit of depth has `unit_blocks` channel blocks of it. Its rows begin at element `rows_start`
+    of a slot of L1, its sums at `sums_start` of a tile of L0C. `sums_begun`: something is in these
+    sums before its first product.
     """
-    (l1_weights, l0b_weights) = weights
-    (n, first_block, blocks) = sizes
-    a_queue = feeds.left
-    b_queue = feeds.right
-    c0 = isa.c0_of(shape.dtype)
-    m = window.fractals
-    window_args = windows_of(shape, window)
-    fractal = isa.FRACTAL * c0
-    for k_at, depth in segments(k, "k", blocks * shape.taps, feeds.depth):
-        im2col = a_queue.alloc().region(0, (m, depth, isa.FRACTAL, c0))
-        k.emit(isa.load3d(k.chip, im2col, view, **window_args, k_start=k_at * c0))
-        a_queue.enqueue()
-        start = k_at * (n * fractal) + starts[0]
-        weight_sizes = (depth * n, fractal)
-        if l0b_weights is None:
-            assert l1_weights is not None
-            k.load2d(
-                b_queue.alloc().region(0, weight_sizes), l1_weights.region(start, weight_sizes)
-            )
-            b_queue.enqueue()
-        a = a_queue.dequeue().region(0, (m, depth, isa.FRACTAL, c0))
-        weight_tile, start = (
-            (l0b_weights, start) if l0b_weights else (b_queue.dequeue(), isa.Affine())
+
+    shape: ConvShape
+    x: isa.Buffer
+    weight: isa.Buffer
+    unit_blocks: int
+    rows_start: int
+    sums_start: int
+    sums_begun: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WindowFeed(SlotFeed):
+    """Tiles of the im2col matrix, formed from the image rows `view` of a pixel tile's window."""
+
+    shape: ConvShape
+    window: Window
+    view: isa.Region
+
+    def fill(self, slot: isa.Tile, k_at: isa.Affine, depth: int) -> None:
+        """Let load3d find the taps of the window in its rows."""
+        shape = self.shape
+        rows = self.window.rows
+        columns = self.window.columns
+        c0 = isa.c0_of(shape.dtype)
+        self.k.load3d(
+            slot.region(0, (self.side, depth, isa.FRACTAL, c0)),
+            self.view,
+            kernel=(shape.r, shape.s),
+            stride=shape.strides,
+            pad=(rows.before, rows.after, columns.before, columns.after),
+            # Rows of m images take turns, so rows of one image are m apart: a dilation to load3d.
+            dilation=(shape.dilations[0] * shape.mixed, shape.dilations[1]),
+            m_start=self.window.m_start,
+            pad_value=shape.pad_value,
+            k_start=k_at * c0,
         )
-        # The first product of all (depth 0) overwrites the sums, the others add to them.
-        sums = c.region(starts[1], (n, m, isa.FRACTAL, isa.FRACTAL))
-        depth_before = first_block * shape.taps + k_at
-        b = weight_tile.region(start, (depth, n, isa.FRACTAL, c0))
-        k.mmad(sums, a, b, accumulate=1 if begun else depth_before, bias=bias)
-        a_queue.free()
-        if l0b_weights is None:
-            b_queue.free()
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """Image rows and weights of a stage in L1, and the weights in L0B if they stay there."""
+
+    rows: isa.Tile
+    weights: isa.Tile
+    l0b_weights: isa.Tile | None
+
+    def weights_from(self, k: isa.KernelBuilder, queue: isa.Queue, n: int, start: int) -> Feed:
+        """Return the feed of weights of `n` output blocks from element `start` on."""
+        if self.l0b_weights:
+            return ResidentFeed(self.l0b_weights, n, start)
+        return OrderedFeed(k, queue, n, self.weights, start)
+
+
+def load_l0b_weights(
+    k: isa.KernelBuilder, queue: isa.Queue, weights: isa.Tile, count: int, bias: isa.Region | None
+) -> None:
+    """Copy `count` fractals of weights from L1 to a slot of L0B, and the bias behind them."""
+    fractal = isa.FRACTAL * isa.c0_of(weights.buffer.dtype)
+    slot = queue.alloc()
+    sizes = (count, fractal)
+    k.load2d(slot.region(0, sizes), weights.region(0, sizes))
+    if bias is not None:
+        k.load2d(slot.region(count * fractal, bias.sizes), bias)
+    queue.enqueue()

@@ -16,15 +16,9 @@ from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import FRACTAL, Kernel, up
 from ascend_lab.operators.kernels.conv import conv_launch
-from ascend_lab.operators.kernels.conv_shape import (
-    ConvShape,
-    Pads,
-    Pair,
-    pack_conv,
-    pair,
-    unpack_conv,
-)
+from ascend_lab.operators.kernels.conv_shape import ConvShape, Pads, Pair, pair
 from ascend_lab.operators.kernels.conv_windows import Placement
+from ascend_lab.operators.kernels.operand_packing import pack_conv, unpack_conv
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,6 +251,10 @@ class Fix:
     relu: bool = False
 
 
+AS_THEY_ARE = Fix()
+"""The fix pipe leaves the sums as they are."""
+
+
 def fix_of(epilogue: Epilogue) -> Fix | str:
     """Return the epilogue as a setting of the fix pipe, or the reason why it cannot be one."""
     bias = ""

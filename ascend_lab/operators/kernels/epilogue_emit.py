@@ -1,4 +1,4 @@
-"""Drain a tile of sums through an epilogue.
+"""How sums leave L0C: plain, through an epilogue, or to vector cores.
 
 Where cube and vector unit share a core, sums go by UB and the vector unit does the steps. Where
 they are separate, the bias table and the fix pipe do what they can.
@@ -10,8 +10,18 @@ from dataclasses import dataclass, field
 
 from ascend_lab import errors
 from ascend_lab.machine import chip
-from ascend_lab.machine.isa import FRACTAL, Affine, Buffer, KernelBuilder, Queue, Region, Tile
+from ascend_lab.machine.isa import (
+    FRACTAL,
+    Affine,
+    Buffer,
+    KernelBuilder,
+    Queue,
+    Region,
+    RingEnd,
+    Tile,
+)
 from ascend_lab.operators.kernels.epilogue import (
+    AS_THEY_ARE,
     Deq,
     Epilogue,
     Fix,
@@ -346,19 +356,18 @@ def bias_of(finish: Finish | None, loaded: Channels | None, n: Span) -> Region |
 def drain(
     finish: Finish,
     acc: Queue,
-    y: Memory,
-    area: Area,
+    places: Sequence[tuple[Memory, Area]],
     n: Affine,
     channels: Channels | None,
-    also: Sequence[tuple[Tile, Area]] = (),
 ) -> None:
-    """Move a finished (N1, M1) tile of L0C through the epilogue to `area`; `n`: its first block.
+    """Move a finished (N1, M1) tile of L0C through the epilogue; `n`: its first output block.
 
-    The result also goes from UB to the places in `also`.
+    `places` are where it goes, the first one the tile's own area of the result. On chips with a fix
+    pipe there is one place.
     """
+    (y, area) = places[0]
     if finish.out is None:
-        fix = finish.fix or Fix()
-        store_area(finish.builder, acc, None, y, area, fix.relu, fix.scale)
+        store_area(finish.builder, acc, None, y, area, finish.fix or AS_THEY_ARE)
         return
     k = finish.builder
     pitch = _block_elements(finish, area)
@@ -377,15 +386,13 @@ def drain(
         rates = finish.channels.held(channels.tile) if finish.channels and channels else {}
         # The channel operands are in blocks of 16, the tile may be in blocks of 32.
         first_rate = n + block * (area.width // FRACTAL) - channels.first if channels else block
-        _copy_sums(
-            finish, memories[finish.plan.start], c, area, (block, count, pitch), (rates, first_rate)
-        )
+        numbers = (rates, first_rate)
+        _copy_sums(finish, memories[finish.plan.start], c, area, (block, count, pitch), numbers)
         named: dict[str, Memory] = {}
         if finish.second:
             deq, name, named[name], start = finish.second
-            _dequantise(
-                finish, deq, named[name], (c, start), area, (block, count), (rates, first_rate)
-            )
+            sums = _block_pairs(c, area, (block, count), start)
+            _dequantise(k, deq, named[name], sums, numbers)
         if in_one_piece:
             acc.free()
         if finish.tiles:
@@ -393,7 +400,7 @@ def drain(
         write_steps(k, finish.plan, Piece(memories, named, rates, first_rate, count, pitch))
         if finish.tiles:
             finish.tiles.queue.free()
-        leave(k, finish.out, ((y, area), *also), pitch, (block, count))
+        leave(k, finish.out, places, pitch, (block, count))
     if not in_one_piece:
         acc.free()
 
@@ -439,39 +446,36 @@ def _copy_sums(
         source = c.region(first_block * size, (count, block_elements), (size, 1))
         k.copy(target.region(0, (count, block_elements)), source, relu=finish.plan.relu)
         return
-    _dequantise(finish, finish.deq, target, (c, 0), area, (first_block, count), channels)
+    sums = _block_pairs(c, area, (first_block, count), 0)
+    _dequantise(k, finish.deq, target, sums, channels)
 
 
-def _dequantise(
-    finish: Finish,
-    deq: Deq,
-    target: Memory,
-    source: tuple[Tile, int],
-    area: Area,
-    blocks: Span,
-    channels: tuple[Mapping[str, Tile], Affine],
-) -> None:
-    """Copy `blocks` (first, count) of the sums that begin at `source` in L0C to UB, dequantised.
+def _block_pairs(c: Tile, area: Area, blocks: Span, start: int) -> Region:
+    """Return `blocks` (first, count) of sums that begin at element `start` of a tile of L0C.
 
     Blocks of 32 channels are two neighbouring fractals of L0C: `halves` is 2.
     """
-    (c, start) = source
     (first_block, count) = blocks
-    (rates, first_rate) = channels
     halves = area.width // FRACTAL
     fractal_column = area.fractals * FRACTAL * FRACTAL
     sizes = (count, area.pixels, halves, FRACTAL)
-    sums = c.region(
-        first_block * (fractal_column * halves) + start,
-        sizes,
-        (fractal_column * halves, FRACTAL, fractal_column, 1),
-    )
-    channel_numbers = [
-        rates[name].region(first_rate * FRACTAL, count * area.width) for name in deq.names
-    ]
-    finish.builder.vdeq(
-        target.region(0, sizes), sums, *channel_numbers, relu=deq.relu, offset=deq.offset
-    )
+    strides = (fractal_column * halves, FRACTAL, fractal_column, 1)
+    return c.region(first_block * (fractal_column * halves) + start, sizes, strides)
+
+
+def _dequantise(
+    k: KernelBuilder,
+    deq: Deq,
+    target: Memory,
+    sums: Region,
+    channels: tuple[Mapping[str, Tile], Affine],
+) -> None:
+    """Copy sums to UB as numbers: each times the scale of its channel, plus its bias."""
+    (rates, first_rate) = channels
+    count, _, halves, _ = sums.sizes
+    elements = count * halves * FRACTAL
+    numbers = [rates[name].region(first_rate * FRACTAL, elements) for name in deq.names]
+    k.vdeq(target.region(0, sums.sizes), sums, *numbers, relu=deq.relu, offset=deq.offset)
 
 
 def load_tiles(group: Group, k: KernelBuilder, area: Area, at: Affine, count: int) -> None:
@@ -482,3 +486,42 @@ def load_tiles(group: Group, k: KernelBuilder, area: Area, at: Affine, count: in
         for source, target in area.pairs(tensor, slots[operand.name], block_elements, at, count):
             k.copy(target, source)
     group.queue.enqueue()
+
+
+# -- all ways out of L0C --------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """How a kernel's finished tiles of sums leave the slots `acc` of L0C.
+
+    Plain to GM, through an epilogue on the way to GM, or through a ring of slots to vector cores.
+
+    `ring` goes to vector cores, which store the `result`: then a kernel has none. `finish` are the
+    buffers of an epilogue. `out` are slots of UB for plain sums on chips without a fix pipe.
+    """
+
+    k: KernelBuilder
+    acc: Queue
+    result: Buffer | None
+    out: Queue | None
+    finish: Finish | None
+    ring: RingEnd | None
+
+    def store(self, area: Area, n: Affine, channels: Channels | None) -> None:
+        """Store the next finished tile at `area`; `n` is its first output block."""
+        if self.ring is not None:
+            self._to_ring(self.ring, area)
+            return
+        assert self.result is not None
+        if self.finish is None:
+            store_area(self.k, self.acc, self.out, self.result, area)
+        else:
+            drain(self.finish, self.acc, ((self.result, area),), n, channels)
+
+    def _to_ring(self, ring: RingEnd, area: Area) -> None:
+        """Move a tile of L0C to a slot of the ring, without the rows that pad its last fractal."""
+        fix = (self.finish.fix if self.finish else None) or AS_THEY_ARE
+        sizes = area.blocks, area.pixels * FRACTAL
+        source = self.acc.dequeue().region(0, sizes, (area.fractals * FRACTAL * FRACTAL, 1))
+        self.k.fixpipe(ring.alloc().region(0, sizes), source, relu=fix.relu, scale=fix.scale)
+        self.acc.free()
+        ring.enqueue()

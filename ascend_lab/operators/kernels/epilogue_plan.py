@@ -24,15 +24,19 @@ from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.operators.kernels.conv_shape import ConvShape, bundles_of
 from ascend_lab.operators.kernels.epilogue import SUMS, Epilogue, halves, step_formats
 from ascend_lab.operators.kernels.gemm_schedule import Array, Tilings
-from ascend_lab.operators.kernels.tiles import Span
+from ascend_lab.operators.kernels.tiles import (
+    Feed,
+    OrderedFeed,
+    SlotFeed,
+    Span,
+    Sums,
+    multiply,
+    sums_region,
+)
 
 Source = int | str
 """An operand's name, or a number: of a value (0: the sums, i + 1: the result of step i) before
 tiles are given out, of a tile afterwards."""
-LARGEST = 127
-"""The largest int8."""
-MOST_WHOLE = LARGEST * LARGEST * (2 * isa.FRACTAL - 1) + LARGEST // 2
-"""The largest integer bias that one int8 fractal adds: 127 * 127 * 31 + 63 = 500,062."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +326,12 @@ def _fits(demand: Demand, chip: Chip, m: Array, n: Array) -> NDArray[np.bool_]:
 
 
 # -- a bias that the cube adds --------------------------------------------------------------------
+LARGEST = 127
+"""The largest int8."""
+MOST_WHOLE = LARGEST * LARGEST * (2 * isa.FRACTAL - 1) + LARGEST // 2
+"""The largest integer bias that one int8 fractal adds: 127 * 127 * 31 + 63 = 500,062."""
+
+
 def bias_bytes(shape: ConvShape) -> int:
     """Return the bytes of L1 that the bias of all output blocks takes."""
     return isa.FRACTAL * 2 * isa.FRACTAL * (1 + shape.blocks[1])
@@ -347,6 +357,19 @@ def pack_bias(shape: ConvShape, bias: np.ndarray) -> np.ndarray:
     packed[1:, :, 0] = (padded - LARGEST * high).reshape(blocks, isa.FRACTAL)
     packed[1:, :, 1:] = digits.reshape(blocks, isa.FRACTAL, c0 - 1)
     return packed.reshape(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class OnesFeed(SlotFeed):
+    """The left operand: the first fractal of `l1`, the same for all fractals of pixels."""
+
+    l1: isa.Buffer
+
+    def fill(self, slot: isa.Tile, k_at: isa.Affine, depth: int) -> None:
+        """Load one fractal `side` times."""
+        sizes = (self.side, isa.FRACTAL * isa.c0_of(self.l1.dtype))
+        # A stride of 0 repeats the fractal.
+        self.k.load2d(slot.region(0, sizes), self.l1.region(0, sizes, (0, 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,26 +442,14 @@ class CubeBias:
         feeds: tuple[isa.Queue, isa.Queue],
         m: int,
         n: Span,
-        l0b_bias: isa.Region | None = None,
+        l0b_bias: Feed | None = None,
     ) -> None:
         """Begin sums of `m` fractals of pixels with the bias of blocks `n` (index in L1, count).
 
         `l0b_bias` is the bias in L0B, if it stays there.
         """
-        k = self.k
-        (a_queue, b_queue) = feeds
-        c0 = isa.c0_of(self.shape.dtype)
-        fractal = isa.FRACTAL * c0
-        ones_sizes = (m, fractal)
-        # A stride of 0 repeats the fractal of ones for all m fractals of pixels.
-        k.load2d(a_queue.alloc().region(0, ones_sizes), self.l1.region(0, ones_sizes, (0, 1)))
-        a_queue.enqueue()
-        if l0b_bias is None:
-            k.load2d(b_queue.alloc().region(0, (n[1], fractal)), self.blocks(n))
-            b_queue.enqueue()
-        a = a_queue.dequeue().region(0, (m, 1, isa.FRACTAL, c0))
-        b = l0b_bias or b_queue.dequeue().region(0, (1, n[1], isa.FRACTAL, c0))
-        k.mmad(c.region(0, (n[1], m, isa.FRACTAL, isa.FRACTAL)), a, b, accumulate=0)
-        a_queue.free()
-        if l0b_bias is None:
-            b_queue.free()
+        fractal = isa.FRACTAL * isa.c0_of(self.shape.dtype)
+        ones = OnesFeed(self.k, feeds[0], m, self.l1)
+        # The ones are the first fractal, so block 0 is the second.
+        bias = l0b_bias or OrderedFeed(self.k, feeds[1], n[1], self.l1, (n[0] + 1) * fractal)
+        multiply(self.k, Sums(sums_region(c, m, n[1])), ones, bias, (isa.Affine(), 1))

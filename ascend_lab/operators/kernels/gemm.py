@@ -27,21 +27,38 @@ from ascend_lab.machine.isa import (
 )
 from ascend_lab.operators.kernels import default_schedules, epilogue_emit, gemm_schedule, tiles
 from ascend_lab.operators.kernels.epilogue import Epilogue, check_epilogue, halves
-from ascend_lab.operators.kernels.mix import AREA, After, VectorWriter, to_ring
+from ascend_lab.operators.kernels.epilogue_emit import Leave
+from ascend_lab.operators.kernels.mix import AREA, After, VectorWriter
 from ascend_lab.operators.kernels.tiles import (
     Area,
     Fractals,
+    MatrixFeed,
     Span,
+    Sums,
+    accumulate,
     chunks,
-    feed_a,
-    feed_b,
     segments,
+    sums_region,
 )
 
 Kept = tuple[isa.Tile | None, isa.Tile | None]
 """The L1 tiles with all K of A's rows and of B's columns; None where no outer loop keeps them."""
 Keeper = Callable[[int, Span], AbstractContextManager[isa.Tile | None]]
 """Called as keep(side, span): loads all K of a span of A (side 0) or B (side 1), if it is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all programs of a launch have in common.
+
+    They compute `area` of C; the cube's core does `epilogue`.
+    """
+
+    shape: gemm_schedule.GemmShape
+    schedule: gemm_schedule.GemmSchedule
+    chip: Chip
+    area: gemm_schedule.Stretches
+    epilogue: Epilogue | None
 
 
 def gemm_launch(
@@ -76,21 +93,21 @@ def gemm_launch(
     if chosen.split_k > 1:
         grid["part"] = chunks(k1, 1, chosen.split_k)
 
+    job = Job(shape, chosen, chip, area, head)
+
     def program(*shares: Share) -> Program | tuple[Program, ...]:
         if tail is None:
-            return _Writer(shape, chosen, chip, shares, area, head).program()
+            return _Writer(job, shares).program()
         cores = len(grid["row"]), len(grid["col"])
         sides = chosen.base_m // FRACTAL, chosen.base_n // FRACTAL
         arriving_dtype = head.out_dtype if head else ACCUMULATOR[shape.dtype]
         after = After(tail, arriving_dtype, sides, cores, n1, n1 * m1 * AREA)
-        cube = _Writer(shape, chosen, chip, shares, area, head, after).program()
+        cube = _Writer(job, shares, after).program()
         vector_cores = chip.vector_cores_per_core
         # 2 vector cores take 8 of a fractal's 16 rows each, by one program; 3 would need three.
         if FRACTAL % vector_cores == 0:
-            return cube, *[_after(shape, chosen, chip, shares, area, after)] * vector_cores
-        return cube, *(
-            _after(shape, chosen, chip, shares, area, after, i) for i in range(vector_cores)
-        )
+            return cube, *[_vector_program(job, shares, after)] * vector_cores
+        return cube, *(_vector_program(job, shares, after, i) for i in range(vector_cores))
 
     return isa.spread(f"gemm_{shape.m}x{shape.k}x{shape.n}", grid, program)
 
@@ -136,28 +153,24 @@ def tiles_in_order(
                     yield (m, n), (None, b), tile_channels
 
 
-def _after(
-    shape: gemm_schedule.GemmShape,
-    schedule: gemm_schedule.GemmSchedule,
-    chip: Chip,
-    shares: Sequence[Share],
-    area: gemm_schedule.Stretches,
-    after: After,
-    number: int | None = None,
+def _vector_program(
+    job: Job, shares: Sequence[Share], after: After, number: int | None = None
 ) -> Program:
     """Return the program of vector core `number`, by default one program that fits them all.
 
     It takes the tiles in the order in which its cube core makes them.
     """
     rows, cols = shares
-    k = isa.KernelBuilder(f"after_{shape.m}x{shape.n}", chip)
+    shape = job.shape
+    area = job.area
+    k = isa.KernelBuilder(f"after_{shape.m}x{shape.n}", job.chip)
     row = k.param("row", rows[2])
     col = k.param("col", cols[2])
-    vector_core = k.param("aiv", chip.vector_cores_per_core) if number is None else number
+    vector_core = k.param("aiv", job.chip.vector_cores_per_core) if number is None else number
     write = VectorWriter(k, after, "c", after.core(row, col), vector_core, (rows[0], cols[0]))
     m1 = shape.fractals[0]
     base = (row * rows[1] + area[0][0], col * cols[1] + area[1][0])
-    for (m, n), _, channels in tiles_in_order(write.finish, k, schedule, (rows, cols), base):
+    for (m, n), _, channels in tiles_in_order(write.finish, k, job.schedule, (rows, cols), base):
         piece = (0, m[0] * FRACTAL, m[1] * FRACTAL)
         tile = Area(n[0] * (m1 * AREA), (piece,), n[1], m1 * FRACTAL, 1, m[1], m[1] * FRACTAL)
         write.tile(tile, n, Affine(), channels)
@@ -189,21 +202,16 @@ class _Writer:
     All sizes are in fractals. A share is (size, step from core to core, cores).
     """
 
-    def __init__(
-        self,
-        shape: gemm_schedule.GemmShape,
-        schedule: gemm_schedule.GemmSchedule,
-        chip: Chip,
-        shares: Sequence[Share],
-        area: gemm_schedule.Stretches,
-        epilogue: Epilogue | None,
-        after: After | None = None,
-    ) -> None:
-        """Declare the tensors; allocate the queues for `area` of C.
+    def __init__(self, job: Job, shares: Sequence[Share], after: After | None = None) -> None:
+        """Declare the tensors; allocate the queues.
 
         Tiles leave by a ring of slots if vector cores work on them `after` the cube.
         """
-        self.schedule = schedule
+        shape = job.shape
+        chip = job.chip
+        area = job.area
+        epilogue = job.epilogue
+        schedule = self.schedule = job.schedule
         (rows, cols, *k_share) = shares
         self.rows = rows
         self.cols = cols
@@ -234,22 +242,20 @@ class _Writer:
         )
         row, col = core = k.param("row", rows[2]), k.param("col", cols[2])
         self.base = row * rows[1] + area[0][0], col * cols[1] + area[1][0]
-        self.ring = k.ring_out(after.ring, after.core(*core), "FIX") if after else None
-        if not after:
-            self.c = k.tensor(out_name, out_dtype, out_blocks * m1 * 256)  # 16 x 16 a fractal
+        ring = k.ring_out(after.ring, after.core(*core), "FIX") if after else None
+        # Vector cores, if any, store the result. A fractal of it has 16 x 16 elements.
+        c = None if after else k.tensor(out_name, out_dtype, out_blocks * m1 * 256)
         self.first_k, self.first_c = self._share_starts(*area[1])
         self.operands = (
             _Operand(a, m1, self._l1(a, tile_m), self._l0(a, tile_m), schedule.keep == "a"),
             _Operand(b, n1, self._l1(b, tile_n), self._l0(b, tile_n), schedule.keep == "b"),
         )
         self.acc = tiles.sum_queue(k, "c_l0", sums, tile_m, tile_n, schedule.c_l0_slots)
-        self.out = (
-            tiles.out_queue(k, out_dtype, tile_m, tile_n)
-            if chip.combined and not epilogue
-            else None
-        )
+        plain_through_ub = chip.combined and not epilogue
+        out = tiles.out_queue(k, out_dtype, tile_m, tile_n) if plain_through_ub else None
         sizes = epilogue_emit.Sizes(tile_m, tile_n, cols[0], n1, n1 * m1 * 256)
         self.finish = epilogue_emit.new_finish(k, epilogue, sums, sizes)
+        self.leave = Leave(k, self.acc, c, out, self.finish, ring)
 
     def _l1(self, tensor: Buffer, side: int) -> Queue | None:
         """Allocate slots of tensor a or b in L1, none where it bypasses L1."""
@@ -298,28 +304,23 @@ class _Writer:
         self, spans: tuple[Span, Span], kept: Kept, loaded: epilogue_emit.Channels | None
     ) -> None:
         """Compute and store the tile of C at `spans`; `kept`, `loaded`: of `tiles_in_order`."""
-        (m_at, m), (n_at, n) = spans
         with epilogue_emit.held_channels(self.finish, spans[1], Affine(), loaded) as channels:
             c = self.acc.alloc()
             self._reduce(c, spans, kept, epilogue_emit.bias_of(self.finish, channels, spans[1]))
             self.acc.enqueue()
-            if self.ring is not None:
-                to_ring(self.k, self.acc, self.ring, self.finish, (m, n), m * FRACTAL)
-                return
-            # C is (N1, M1, 16, 16): a block of 16 columns holds m1 fractals of 256 elements.
-            start = self.first_c + n_at * (self.m1 * 256)
-            rows = m * FRACTAL
-            if self.finish is None:
-                start += m_at * 256
-                tiles.store_tile(self.k, self.acc, self.out, self.c, (m, n), start, self.m1)
-                return
-            block_channels = self.finish.width
-            plane = self.m1 * FRACTAL
-            piece = (0, m_at * FRACTAL, rows)
-            # An int8 result has blocks of 32 channels: half as many as of 16.
-            n = n * FRACTAL // block_channels
-            area = Area(start, (piece,), n, plane, 1, m, rows, block_channels)
-            epilogue_emit.drain(self.finish, self.acc, self.c, area, n_at, channels)
+            self.leave.store(self._area(spans), spans[1][0], channels)
+
+    def _area(self, spans: tuple[Span, Span]) -> Area:
+        """Return where the tile at `spans` lies in C."""
+        (m_at, m), (n_at, n) = spans
+        # C is (N1, M1, 16, 16): a block of 16 columns holds m1 fractals of 256 elements.
+        start = self.first_c + n_at * (self.m1 * 256)
+        rows = m * FRACTAL
+        piece = (0, m_at * FRACTAL, rows)
+        # An int8 result has blocks of 32 channels: half as many as of 16.
+        width = self.finish.width if self.finish else FRACTAL
+        blocks = n * FRACTAL // width
+        return Area(start, (piece,), blocks, self.m1 * FRACTAL, 1, m, rows, width)
 
     def _stage(self, operand: _Operand, at: Span, depth: Span) -> None:
         """Bring a piece of A or B to L1: `at` along m or n, `depth` along k."""
@@ -353,10 +354,12 @@ class _Writer:
         for stage_at, size in segments(self.k, "stage", self.k1, self.stage_k):
             for operand, span in staged:
                 self._stage(operand, span, (stage_at, size))
-            sources = [self._source(*side, stage_at) for side in sides]
-            for k_at, depth in segments(self.k, "k", size, self.tile_k):
-                sizes = (spans[0][1], depth, spans[1][1])
-                self._multiply(c, [s.down(k_at) for s in sources], sizes, stage_at + k_at, bias)
+            left, right = (
+                MatrixFeed(self.k, operand.l0, span[1], self._source(operand, span, tile, stage_at))
+                for operand, span, tile in sides
+            )
+            sums = Sums(sums_region(c, spans[0][1], spans[1][1]), stage_at, bias)
+            accumulate(self.k, sums, left, right, size, self.tile_k)
             for operand, _ in staged:
                 assert operand.l1 is not None
                 operand.l1.free()
@@ -375,29 +378,3 @@ class _Writer:
         if kept is not None:
             return Fractals(kept, stage_at * pitch, pitch)
         return Fractals(operand.l1.dequeue(), Affine(), pitch)
-
-    def _multiply(
-        self,
-        c: Tile,
-        sources: Sequence[Fractals],
-        sizes: tuple[int, int, int],
-        done: Affine,
-        bias: Region | None,
-    ) -> None:
-        """Load a tile of A and of B to L0 and add their product to c.
-
-        `done` counts the fractals of K multiplied before: where it is 0, the product replaces
-        what is in c, plus the bias if there is one.
-        """
-        (m, depth, n) = sizes
-        c0 = self.area // FRACTAL
-        a_queue, b_queue = (operand.l0 for operand in self.operands)
-        feed_a(self.k, a_queue.alloc(), sources[0], m, depth)
-        a_queue.enqueue()
-        feed_b(self.k, b_queue.alloc(), sources[1], n, depth)
-        b_queue.enqueue()
-        a = a_queue.dequeue().region(0, (m, depth, FRACTAL, c0))
-        b = b_queue.dequeue().region(0, (depth, n, FRACTAL, c0))
-        self.k.mmad(c.region(0, (n, m, FRACTAL, FRACTAL)), a, b, accumulate=done, bias=bias)
-        a_queue.free()
-        b_queue.free()

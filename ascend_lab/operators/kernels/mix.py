@@ -53,24 +53,6 @@ class After:
         return row * self.grid[1] + col
 
 
-def to_ring(
-    k: isa.KernelBuilder,
-    acc: isa.Queue,
-    ring: isa.RingEnd,
-    finish: epilogue_emit.Finish | None,
-    sizes: tuple[int, int],
-    rows: int,
-) -> None:
-    """Move the first `rows` of a finished tile of L0C, (M1, N1) fractals, to a slot of the ring."""
-    (m, n) = sizes
-    fix = (finish.fix if finish else None) or epilogue.Fix()
-    wanted = n, rows * isa.FRACTAL
-    source = acc.dequeue().region(0, wanted, (m * AREA, 1))
-    k.fixpipe(ring.alloc().region(0, wanted), source, relu=fix.relu, scale=fix.scale)
-    acc.free()
-    ring.enqueue()
-
-
 # -- the vector cores' program --------------------------------------------------------------------
 def share_of(area: Area, number: isa.Affine | int, cores: int) -> tuple[Area, isa.Affine | int]:
     """Return where a vector core's share of a tile goes, and the first row of it in the tile.

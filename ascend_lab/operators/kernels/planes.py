@@ -283,7 +283,7 @@ class _Writer:
                 self.fed.free()
         self.sums.enqueue()
         area = Area(first * FRACTAL, ((0, Affine(), 1),), planes, 1, 1, 1, 1)
-        drain(self.finish, self.sums, self.y, area, Affine(), None)
+        drain(self.finish, self.sums, ((self.y, area),), Affine(), None)
 
     def _parts(self) -> Iterator[Span]:
         """Yield (first fractal, fractals) of what is loaded of a plane at once."""

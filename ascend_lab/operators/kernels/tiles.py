@@ -1,8 +1,21 @@
-"""Steps the matrix product and the convolution share: tails, L0 loads, draining L0C."""
+"""What every product on the cube does: loops with tails, loads to L0, mmad, stores from L0C.
 
+The innermost loop of a product is the same for all (`accumulate`):
+
+    for each tile of k:
+        L0A <- a tile of A, by its feed
+        L0B <- a tile of B, by its feed
+        L0C += L0A @ L0B                            (mmad)
+
+A product and a convolution differ in their feeds only. The rows of a matrix come to L0A by load2d,
+the windows of an image by load3d; weights come to L0B tile by tile, or stay there.
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from ascend_lab.machine import chip, isa
 from ascend_lab.machine.isa import (
@@ -16,6 +29,7 @@ from ascend_lab.machine.isa import (
     c0_of,
     up,
 )
+from ascend_lab.operators.kernels.epilogue import AS_THEY_ARE, Fix
 
 Span = tuple[Affine, int]
 """(start, size) of a stretch along one axis."""
@@ -131,35 +145,6 @@ def repeat(k: KernelBuilder, name: str, count: int) -> Iterator[Affine]:
         yield index
 
 
-def store_tile(
-    k: KernelBuilder,
-    acc: Queue,
-    out: Queue | None,
-    tensor: Buffer,
-    sizes: tuple[int, int],
-    start: Affine,
-    pitch: int,
-) -> None:
-    """Move a finished (N1, M1) tile of L0C to GM at `start`; `pitch` fractals a column."""
-    m, n = sizes
-    c = acc.dequeue()
-    if out is None:
-        target = tensor.region(start, (n, m * 256), (pitch * 256, 1))
-        k.fixpipe(target, c.region(0, target.sizes))
-        acc.free()
-        return
-    # Without a fix pipe sums leave by UB, as many columns of fractals at a time as a slot holds.
-    slot_columns = out.buffer.elements // (m * 256)
-    for column, size in segments(k, "column", n, min(slot_columns, n)):
-        k.copy(out.alloc().region(0, size * m * 256), c.region(column * (m * 256), size * m * 256))
-        out.enqueue()
-        drained = out.dequeue()
-        target = tensor.region(start + column * (pitch * 256), (size, m * 256), (pitch * 256, 1))
-        k.copy(target, drained.region(0, target.sizes))
-        out.free()
-    acc.free()
-
-
 @dataclass(frozen=True, slots=True)
 class Area:
     """Where a tile of `blocks` output blocks lies in GM, in `pieces` of neighbouring pixels.
@@ -178,6 +163,12 @@ class Area:
     fractals: int
     pixels: int
     width: int = FRACTAL
+
+    def in_whole_fractals(self) -> "Area":
+        """Return the area of a tile in one piece with the rows that pad its last fractal."""
+        ((pixel, place, _),) = self.pieces
+        pixels = self.fractals * FRACTAL
+        return replace(self, pieces=((pixel, place, pixels),), pixels=pixels)
 
     def lines(self, *, separate: bool) -> Iterator[tuple[int, Affine, int, int, tuple[int, int]]]:
         """Yield (first pixel in the tile, place, pixels, pieces, distance): one copy for each.
@@ -245,17 +236,16 @@ def store_area(
     out: Queue | None,
     tensor: Tile | Buffer,
     area: Area,
-    relu: bool = False,
-    scale: float = 1.0,
+    fix: Fix = AS_THEY_ARE,
 ) -> None:
-    """Move a tile's pixels from L0C to GM; the fix pipe, if any, applies `relu` and `scale`."""
+    """Move a tile's pixels from L0C to GM; the fix pipe, if any, applies `fix`."""
     c = acc.dequeue()
     blocks = area.blocks
     # Sums of a block of 16 channels: 16 x 16 per fractal of pixels.
     block = area.fractals * FRACTAL * FRACTAL
     if out is None:
         for target, source in area.pairs(tensor, c, block, Affine(), blocks):
-            k.fixpipe(target, source, relu=relu, scale=scale)
+            k.fixpipe(target, source, relu=fix.relu, scale=fix.scale)
         acc.free()
         return
     for first, columns in segments(k, "column", blocks, min(out.buffer.elements // block, blocks)):
@@ -265,3 +255,135 @@ def store_area(
             k.copy(target, source)
         out.free()
     acc.free()
+
+
+# -- the innermost loop of a product -------------------------------------------------------------
+class Feed(Protocol):
+    """Where tiles of an operand of a product come from."""
+
+    def load(self, k_at: Affine, depth: int) -> None:
+        """Bring `depth` fractals of k, from `k_at` on, to L0."""
+
+    def take(self, k_at: Affine, depth: int) -> Region:
+        """Return them as mmad reads them: (M1, K1, 16, C0) of A, (K1, N1, 16, C0) of B."""
+        raise NotImplementedError
+
+    def free(self) -> None:
+        """Give their slot back, since the cube has read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFeed(ABC):
+    """A feed whose tiles take turns in the slots of a queue; `side` is m or n in fractals."""
+
+    k: KernelBuilder
+    queue: Queue
+    side: int
+
+    def load(self, k_at: Affine, depth: int) -> None:
+        """Fill the next slot."""
+        self.fill(self.queue.alloc(), k_at, depth)
+        self.queue.enqueue()
+
+    def take(self, k_at: Affine, depth: int) -> Region:
+        """Wait for the slot."""
+        c0 = c0_of(self.queue.buffer.dtype)
+        is_left = self.queue.buffer.space == "L0A"
+        sides = (self.side, depth) if is_left else (depth, self.side)
+        return self.queue.dequeue().region(0, (*sides, FRACTAL, c0))
+
+    def free(self) -> None:
+        """Give the slot back."""
+        self.queue.free()
+
+    @abstractmethod
+    def fill(self, slot: Tile, k_at: Affine, depth: int) -> None:
+        """Write the instructions that fill a slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixFeed(SlotFeed):
+    """A or B of a product, as rows of fractals in L1 or in GM."""
+
+    source: Fractals
+
+    def fill(self, slot: Tile, k_at: Affine, depth: int) -> None:
+        """Load a row or a column of fractals an instruction."""
+        feed = feed_a if self.queue.buffer.space == "L0A" else feed_b
+        feed(self.k, slot, self.source.down(k_at), self.side, depth)
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedFeed(SlotFeed):
+    """B as fractals of L1 that already lie in the order of L0B, (depth, N1), from `start` on."""
+
+    memory: Tile | Buffer
+    start: Affine | int = 0
+
+    def fill(self, slot: Tile, k_at: Affine, depth: int) -> None:
+        """Copy neighbouring fractals by one load2d."""
+        fractal = FRACTAL * c0_of(slot.buffer.dtype)
+        sizes = (depth * self.side, fractal)
+        source = self.memory.region(k_at * (self.side * fractal) + self.start, sizes)
+        self.k.load2d(slot.region(0, sizes), source)
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentFeed:
+    """An operand that stays in L0B, (depth, N1) fractals from element `start` on."""
+
+    tile: Tile
+    n: int
+    start: Affine | int = 0
+
+    def load(self, k_at: Affine, depth: int) -> None:
+        """Load nothing."""
+
+    def take(self, k_at: Affine, depth: int) -> Region:
+        """Return the fractals where they lie."""
+        c0 = c0_of(self.tile.buffer.dtype)
+        start = k_at * (self.n * FRACTAL * c0) + self.start
+        return self.tile.region(start, (depth, self.n, FRACTAL, c0))
+
+    def free(self) -> None:
+        """Keep the slot for the next tile of A."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """A tile of L0C, (N1, M1, 16, 16), and how its first product is added.
+
+    Where `depth_before` is 0 the first product overwrites the tile, with `bias` if there is one;
+    later products, and the first one elsewhere, are added to what is in the tile.
+    """
+
+    region: Region
+    depth_before: Affine | int = 0
+    bias: Region | None = None
+
+
+def sums_region(c: Tile, m: int, n: int, start: Affine | int = 0) -> Region:
+    """Return the region of a tile of L0C with the sums of m x n fractals."""
+    return c.region(start, (n, m, FRACTAL, FRACTAL))
+
+
+def accumulate(
+    k: KernelBuilder, sums: Sums, left: Feed, right: Feed, depth: int, tile_depth: int
+) -> None:
+    """Add the product of `depth` fractals of k, of which a tile of L0 holds `tile_depth`."""
+    for k_at, size in segments(k, "k", depth, tile_depth):
+        multiply(k, sums, left, right, (k_at, size))
+
+
+def multiply(
+    k: KernelBuilder, sums: Sums, left: Feed, right: Feed, k_tile: tuple[Affine, int]
+) -> None:
+    """Load one tile of A and of B to L0 and add their product."""
+    left.load(*k_tile)
+    right.load(*k_tile)
+    a = left.take(*k_tile)
+    b = right.take(*k_tile)
+    # mmad overwrites the sums where the depth before this tile is 0, in the first turn of a loop.
+    k.mmad(sums.region, a, b, accumulate=k_tile[0] + sums.depth_before, bias=sums.bias)
+    left.free()
+    right.free()

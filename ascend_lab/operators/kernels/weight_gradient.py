@@ -142,8 +142,12 @@ class _Writer:
                         self._reduce((m, c), total, group + done)
                 self.acc.enqueue()
                 column = split * (c_all * taps) + (c_base + c_at) * taps
-                start = (column * m_all + (m_base + m_at)) * AREA
-                tiles.store_tile(k, self.acc, self.out, self.sums, (m, c * taps), start, m_all)
+                rows = m * isa.FRACTAL
+                piece = (0, (m_base + m_at) * isa.FRACTAL, rows)
+                area = tiles.Area(
+                    column * (m_all * AREA), (piece,), c * taps, m_all * isa.FRACTAL, 1, m, rows
+                )
+                tiles.store_area(k, self.acc, self.out, self.sums, area)
         return k.finish()
 
     def _bands(self, own: tuple[int, int]) -> Iterator[tuple[Band, isa.Affine]]:

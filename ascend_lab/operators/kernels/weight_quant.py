@@ -324,7 +324,7 @@ class _Cube:
         piece = 0, m[0] * FRACTAL, m[1] * FRACTAL
         area = Area(n[0] * (m1 * AREA), (piece,), n[1], m1 * FRACTAL, 1, m[1], m[1] * FRACTAL)
         assert self.finish is not None
-        epilogue_emit.drain(self.finish, self.acc, self.y, area, n[0], held)
+        epilogue_emit.drain(self.finish, self.acc, ((self.y, area),), n[0], held)
 
     def _load(self, queue: isa.Queue, source: isa.Region) -> None:
         """Bring a part of an operand to L1."""

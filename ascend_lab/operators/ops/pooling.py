@@ -15,7 +15,8 @@ from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import Kernel, as_kernel, renamed, up
 from ascend_lab.operators import dsl as te
 from ascend_lab.operators.kernels import conv, conv_windows, epilogue, pooling, rows
-from ascend_lab.operators.kernels.conv_shape import ConvShape, pack_weights
+from ascend_lab.operators.kernels.conv_shape import ConvShape
+from ascend_lab.operators.kernels.operand_packing import pack_weights
 from ascend_lab.operators.kernels.planes import PlaneMeans, ones_and_zeros, plane_means_launch
 from ascend_lab.operators.ops import expressions, formats as forms, reduction
 from ascend_lab.operators.ops.expressions import (

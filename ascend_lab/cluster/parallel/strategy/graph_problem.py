@@ -25,7 +25,7 @@ from ascend_lab.cluster import Topology, collective_time
 from ascend_lab.cluster.parallel.redistribution import Cost, Layout, cheapest, price
 from ascend_lab.cluster.parallel.strategy.problem import Edge, Node, Problem
 from ascend_lab.compiler import Graph, Node as GraphNode
-from ascend_lab.compiler.evaluate import STATISTICS, node_macs
+from ascend_lab.compiler.counts import STATISTICS, node_macs
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.operators import ops
 

@@ -15,15 +15,14 @@ sign of zero. An infinity becomes NaN in every channel of its pixel, even in one
 as 0 * infinity is NaN. Both ways are timed, from images in blocks to images in blocks.
 """
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ascend_lab.compiler import aliases, fusion, layout, lower, tasks
+from ascend_lab.compiler import aliases, fusion, layout, tasks
 from ascend_lab.compiler.draft import Draft
-from ascend_lab.compiler.ir import JOINS, MOVES, Constant, Graph, Node, TensorType, Values
-from ascend_lab.compiler.lower.blocks import BLOCKS, IMAGES, alike
+from ascend_lab.compiler.ir import IMAGES, Constant, Graph, Node, TensorType, Values
 from ascend_lab.compiler.passes.rewrite import derived
 from ascend_lab.errors import AscendLabError
 from ascend_lab.machine.chip import Chip
@@ -66,7 +65,7 @@ class Family:
         return not whole_blocks or (len(blocks[-1]) < layout.BLOCK and blocks[-1][-1] not in ends)
 
 
-def channels_by_cube(graph: Graph, chip: Chip, *, joint: bool = True) -> Graph:
+def channels_by_cube(graph: Graph, chip: Chip, joint: bool = True) -> Graph:
     """Return the graph in which the cube moves channels of images wherever that is quicker.
 
     If two convolutions may be `joint` in one kernel, a convolution may take in a move of two
@@ -295,92 +294,4 @@ def _spread(kind: TensorType, mine: Values, lanes: Values) -> Callable[[Values],
     return wide
 
 
-# -- joins of several images -----------------------------------------------------------------------
-def blocks_outermost(graph: Graph, chip: Chip) -> Graph:
-    """Return the graph in which joins and cuts of images are views wherever that is quicker.
-
-    In C1NHWC0 the blocks of channels are outermost: a block of all images is one run of bytes, so
-    that a join or cut at whole blocks is a view. A single image is one run in NC1HWC0, too. A join
-    whose first operands are those of an earlier join reads that join's result, as in a DenseNet.
-    Joins save copies, and conversions become slower: both are timed. Convolutions work on planes of
-    a block and an image; other addresses of the planes cost them nothing.
-    """
-    done = set[str]()
-    for node in graph.nodes:
-        kind = graph.types[node.output]
-        if node.output in done or node.op not in JOINS or kind.layout != IMAGES:
-            continue
-        names = _lying_alike(graph, node.output)
-        laid_out = _relaid(graph, names) if kind.shape[0] > 1 else graph
-        moved = _nested(laid_out, names)
-        done |= names
-        if aliases.view_nodes(moved) - aliases.view_nodes(graph):
-            cycles = [_copying_cycles(candidate, names, chip) for candidate in (moved, graph)]
-            graph = moved if cycles[0] < cycles[1] else graph
-    return graph
-
-
-def _lying_alike(graph: Graph, name: str) -> set[str]:
-    """Return the images that must have the same layout as this one, through all operators."""
-    images = set[str]()
-    stack = [name]
-    while stack:
-        name = stack.pop()
-        if name in images or graph.types[name].layout != IMAGES:
-            continue
-        images.add(name)
-        for node in (*filter(None, [graph.producers.get(name)]), *graph.readers[name]):
-            if alike(node) and node.op not in MOVES:
-                stack += [*node.inputs, *node.outputs]
-    return images
-
-
-def _relaid(graph: Graph, names: Set[str]) -> Graph:
-    """Return the graph with these images in C1NHWC0: blocks of channels outermost."""
-    types = {n: replace(graph.types[n], layout=BLOCKS) for n in names}
-    nodes = tuple(
-        replace(node, attrs={"layout": BLOCKS})
-        if node.op == "trans_data" and node.output in names
-        else node
-        for node in graph.nodes
-    )
-    return replace(graph, nodes=nodes, types={**graph.types, **types})
-
-
-def _nested(graph: Graph, names: Set[str]) -> Graph:
-    """Return the graph in which a join reads an earlier join of its first operands.
-
-    concat(a, b, c) behind y = concat(a, b) becomes concat(y, c).
-    """
-    joins = dict[tuple[str, ...], str]()
-    nodes = list[Node]()
-    for node in graph.nodes:
-        operands = reads = node.inputs
-        if node.op == "concat" and node.output in names and node.attr("axis", 0) % 4 == 1:
-            # the longest list of first operands that an earlier join has
-            counts = range(len(operands) - 1, 1, -1)
-            if count := next((n for n in counts if operands[:n] in joins), 0):
-                reads = joins[operands[:count]], *operands[count:]
-            joins[operands] = node.output
-        nodes.append(replace(node, inputs=reads))
-    return replace(graph, nodes=tuple(nodes))
-
-
-def _copying_cycles(graph: Graph, names: Set[str], chip: Chip) -> float:
-    """Return the cycles of joins and cuts that are no views, and of nodes bound to a layout.
-
-    Infinite if one of them has no kernel.
-    """
-    views = aliases.view_nodes(graph)
-    total = 0.0
-    for node in graph.nodes:
-        bound_to_layout = not alike(node) and not node.has("convolution")
-        copies = (bound_to_layout or node.op in (*JOINS, "trans_data")) and node.name not in views
-        if copies and not names.isdisjoint((*node.inputs, *node.outputs)):
-            try:
-                piece = lower.piece_of(graph, (node,))
-                warm = not {*node.inputs} & {*graph.inputs}
-                total += tasks.cycles_started(piece, chip, "queued", warm=warm)
-            except AscendLabError:
-                return float("inf")
-    return total
+OPERATOR_REWRITES = [channels_by_cube]

@@ -14,14 +14,13 @@ plane by plane, kernels are right as they are.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ascend_lab.compiler.ir import JOINS, MOVES, Graph, Node
+from ascend_lab.compiler.ir import BLOCKS, IMAGES, JOINS, MOVES, Node
+from ascend_lab.compiler.layout import images_outermost
 from ascend_lab.compiler.lower.piece import Lowered, Piece, maps_between
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.machine import isa, layout
 from ascend_lab.machine.chip import Chip
 
-IMAGES = "NC1HWC0"
-BLOCKS = "C1NHWC0"
 Steps = tuple[tuple[int, int, int], ...]
 """Of every stored axis: elements from one to the next, how many, and elements where it is moved."""
 
@@ -40,19 +39,6 @@ def plain_piece(piece: Piece) -> Piece | None:
     if not found or all(map(alike, piece.graph.nodes)):
         return None
     return replace(piece, graph=images_outermost(piece.graph))
-
-
-def images_outermost(graph: Graph) -> Graph:
-    """Return a graph in which no image has its blocks of channels outermost."""
-    types = {
-        name: replace(kind, layout=IMAGES) if kind.layout == BLOCKS else kind
-        for name, kind in graph.types.items()
-    }
-    nodes = tuple(
-        replace(node, attrs={"layout": IMAGES}) if node.attr("layout") == BLOCKS else node
-        for node in graph.nodes
-    )
-    return replace(graph, nodes=nodes, types=types)
 
 
 def among_blocks(piece: Piece, plain: Piece, found: Lowered, chip: Chip) -> Lowered:
@@ -198,16 +184,3 @@ def _digits(value: int, steps: Steps) -> list[int]:
         digit, value = divmod(value, stride)
         digits.append(digit)
     return digits
-
-
-def scale_of(graph: Graph, node: Node) -> tuple[str, str] | None:
-    """Return (image, scale) of a node that scales an image by a number per image and channel."""
-    if node.op != "mul" or len(node.inputs) != 2:
-        return None
-    one, two = sorted(node.inputs, key=lambda name: -graph.types[name].elements)
-    image = graph.types[one]
-    scale = graph.types[two]
-    layouts = IMAGES, BLOCKS
-    plain = all(t.dtype == "fp16" and t.layout in layouts for t in (image, scale))
-    fits = plain and scale.shape == (*image.shape[:2], 1, 1) and scale.shape != image.shape
-    return (one, two) if fits else None

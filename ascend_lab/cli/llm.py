@@ -1,0 +1,227 @@
+"""The verb `llm`: what a step of a language model takes on a machine, and where its time goes."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from ascend_lab.cli.common import JSON, Verb, emit, flag, refuse_idle
+from ascend_lab.errors import InputError
+from ascend_lab.limits import count, decimal, shown
+
+if TYPE_CHECKING:
+    from ascend_lab.llm import Machine, Model, Plans, Step
+
+AUTO = "auto"
+OF_PLAN = ("--tp", "--ep", "--dp", "--pp", "--batch", "--prefill", "--queries")
+OF_SEARCH = ("--tpot-ms", "--devices", "--figure")
+MS = 1e3
+GIB = 2**30
+
+
+def _llm(arguments: argparse.Namespace) -> int:
+    """Time a step of a plan, or search for the best plan."""
+    from ascend_lab.llm import Plan, load_decoder, machine_of
+
+    decoder = load_decoder(arguments.model)
+    if arguments.plan == AUTO:
+        refuse_idle(arguments, "without --plan auto", *OF_PLAN)
+        devices = arguments.devices or 8
+        plan = Plan(dp=devices)
+        machine = machine_of(arguments.chip, arguments.cluster, plan, arguments.mode)
+        return _search(arguments, decoder, machine, devices)
+    refuse_idle(arguments, "with --plan auto", *OF_SEARCH)
+    from ascend_lab.llm import Model
+
+    plan = Plan(arguments.tp, arguments.ep, arguments.dp, arguments.pp)
+    machine = machine_of(arguments.chip, arguments.cluster, plan, arguments.mode)
+    model = Model(decoder, machine, plan, arguments.format)
+    return _step(arguments, model)
+
+
+def _step(arguments: argparse.Namespace, model: Model) -> int:
+    """Print a decode step, and a prefill if one is asked for."""
+    from ascend_lab.llm import decode, prefill
+
+    step = model.step(decode(arguments.batch, arguments.context, arguments.queries))
+    data: dict[str, Any] = {
+        "model": model.decoder.name,
+        "chip": model.machine.chip.name,
+        "plan": {name: getattr(model.plan, name) for name in ("tp", "ep", "dp", "pp")},
+        "devices": model.plan.devices,
+        "format": model.format.name,
+        "mode": model.machine.mode,
+        "batch": arguments.batch,
+        "context": arguments.context,
+        "step_s": step.time_s,
+        "prefill_s": None,
+        "tokens_per_s": step.tokens_per_s,
+        "memory_bytes": _memory(step),
+        "largest_batch": step.memory.largest_batch,
+        "bound_s": step.bound_s,
+        "ledger_s": dict(step.ledger),
+        "kernels": step.kernels,
+        "bottleneck": step.bottleneck,
+    }
+    lines = _lines(model, step)
+    if arguments.prefill is not None:
+        prompt = model.step(prefill(arguments.batch, arguments.prefill))
+        data["prefill_s"] = prompt.time_s
+        data["prefill"] = prompt.as_dict()
+        lines += _prefill_lines(prompt)
+    emit(arguments.json, data, lines)
+    return 0
+
+
+def _memory(step: Step) -> dict[str, float]:
+    """Return the bytes of the fullest device."""
+    memory = step.memory
+    return {
+        "weights": memory.weights_bytes,
+        "cache": memory.cache_bytes,
+        "activations": memory.activations_bytes,
+        "total": memory.total_bytes,
+        "device": memory.device_bytes,
+    }
+
+
+def _lines(model: Model, step: Step) -> list[str]:
+    """Return what the command prints of a decode step."""
+    memory = step.memory
+    parts = (
+        f"weights {memory.weights_bytes / GIB:.2f}",
+        f"cache {memory.cache_bytes / GIB:.2f}",
+        f"activations {memory.activations_bytes / GIB:.2f}",
+    )
+    return [
+        f"{model.decoder.title} on {_devices(model)}, {model.format.name} (model result)",
+        (
+            f"  decode of {step.load.batch} at {step.load.keys} tokens: {step.time_s * MS:.2f} ms, "
+            f"{step.tokens_per_s:.0f} tokens/s, {step.kernels} kernels"
+        ),
+        f"  no schedule beats {step.bound_s * MS:.2f} ms",
+        f"  {_ledger(step)}",
+        f"  {step.bottleneck}",
+        (
+            f"  GiB a device: {', '.join(parts)}, of {memory.device_bytes / GIB:.0f}; "
+            f"the largest batch that fits is {memory.largest_batch}"
+        ),
+    ]
+
+
+def _devices(model: Model) -> str:
+    """Return the chip, or how many and in which plan."""
+    machine = model.machine
+    if machine.topology is None:
+        return machine.chip.name
+    where = f"{model.plan.devices} {machine.chip.name} of {machine.topology.name}"
+    return f"{where} ({model.plan})"
+
+
+def _ledger(step: Step) -> str:
+    """Return the ledger in ms, without what takes nothing."""
+    parts = (f"{entry} {time_s * MS:.2f}" for entry, time_s in step.ledger.items() if time_s)
+    return f"ms: {', '.join(parts)}"
+
+
+def _prefill_lines(prompt: Step) -> list[str]:
+    """Return what the command prints of a prefill."""
+    load = prompt.load
+    return [
+        (
+            f"  prefill of {load.batch} x {load.tokens} tokens: {prompt.time_s * MS:.2f} ms, "
+            f"{prompt.tokens_per_s:.0f} tokens/s"
+        ),
+        f"  no schedule beats {prompt.bound_s * MS:.2f} ms",
+        f"  {_ledger(prompt)}",
+        f"  {prompt.bottleneck}",
+    ]
+
+
+def _search(arguments: argparse.Namespace, decoder: Any, machine: Machine, devices: int) -> int:
+    """Print the best plan under the limit, and the frontier."""
+    from ascend_lab.llm import best_plans
+
+    if arguments.tpot_ms is None:
+        raise InputError("--tpot-ms, the longest step, with --plan auto", "none", "e.g. 50")
+    if not arguments.tpot_ms > 0:
+        raise InputError("--tpot-ms above 0", shown(arguments.tpot_ms), "e.g. 50")
+    limit_s = arguments.tpot_ms / MS
+    plans = best_plans(decoder, machine, devices, arguments.context, limit_s, arguments.format)
+    where = f"{decoder.title} on {devices} {machine.chip.name}, context {arguments.context}"
+    lines = [
+        f"{where}, steps within {arguments.tpot_ms:g} ms (model result)",
+        f"  {plans.points} points of plan and batch fit, {plans.timed} had to be timed",
+        f"  best: {_point(plans.best)}",
+        "  frontier:",
+        *(f"    {_point(step)}" for step in plans.frontier),
+    ]
+    if arguments.figure:
+        _draw(arguments.figure, plans)
+        lines.append(f"{arguments.figure}: the frontier")
+    emit(arguments.json, _plans(plans), lines)
+    return 0
+
+
+def _point(step: Step) -> str:
+    """Return a plan and its step as words."""
+    return (
+        f"{step.plan}, batch {step.load.batch}: {step.time_s * MS:.2f} ms, "
+        f"{step.tokens_per_s:.0f} tokens/s"
+    )
+
+
+def _plans(plans: Plans) -> dict[str, Any]:
+    """Return a search as plain data."""
+    return {
+        "best": _plain(plans.best),
+        "frontier": [_plain(step) for step in plans.frontier],
+        "points": plans.points,
+        "timed": plans.timed,
+    }
+
+
+def _plain(step: Step) -> dict[str, Any]:
+    """Return a point of the grid as plain data."""
+    plan = {name: getattr(step.plan, name) for name in ("tp", "ep", "dp", "pp")}
+    return {"plan": plan, "batch": step.load.batch, "step_s": step.time_s, **step.as_dict()}
+
+
+def _draw(path: str, plans: Plans) -> None:
+    """Write the frontier as a figure."""
+    from ascend_lab.lab.figures import fig_frontier
+
+    fig_frontier(plans).savefig(path)
+
+
+LLM = Verb(
+    "llm",
+    "time a step of a language model on a machine, or find the best plan",
+    _llm,
+    (
+        flag("model", metavar="MODEL", help="zoo:qwen3_8b and others, or a .toml table of yours"),
+        flag("--chip", required=True, help="a preset name or your own .toml file"),
+        flag(
+            "--cluster",
+            default="",
+            metavar="NAME",
+            help="a2-server, a3-pod:N, a topology of `collective` or a .toml file; "
+            "default: the chip's usual server",
+        ),
+        flag("--batch", type=count, default=1, metavar="N", help="sequences of all groups"),
+        flag("--context", type=count, required=True, metavar="N", help="tokens in each cache"),
+        flag("--prefill", type=count, metavar="N", help="also time prompts of N tokens"),
+        flag("--queries", type=count, default=1, metavar="N", help="tokens guessed per step"),
+        flag("--format", default="", metavar="F", help="bf16 (default), fp16, w8a8 or w4a16"),
+        flag("--mode", default="graph", metavar="M", help="graph (default) or eager"),
+        flag("--tp", type=count, default=1, metavar="N", help="tensor parallel", group="plan"),
+        flag("--ep", type=count, default=1, metavar="N", help="expert parallel", group="plan"),
+        flag("--dp", type=count, default=1, metavar="N", help="data parallel", group="plan"),
+        flag("--pp", type=count, default=1, metavar="N", help="pipeline parallel", group="plan"),
+        flag("--plan", choices=(AUTO,), help="search tp, ep, dp and batch", group="search"),
+        flag("--devices", type=count, metavar="N", help="devices to use (8)", group="search"),
+        flag("--tpot-ms", type=decimal, metavar="MS", help="the longest step", group="search"),
+        flag("--figure", metavar="F.svg", help="draw the frontier", group="search"),
+        JSON,
+    ),
+)

@@ -1,0 +1,133 @@
+"""Finite numbers of a graph that a number format rounds to infinity, and where they begin."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.compiler import ir
+from ascend_lab.compiler.evaluate import evaluate, evaluate_all
+from ascend_lab.operators.ops import formats
+
+MOST = {"fp16": 65504.0, "bf16": 3.3895313892515355e38}
+"""The largest finite number of each format that networks are converted to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overflow:
+    """Finite numbers of a node that its number format rounds to infinity.
+
+    `largest` is the largest absolute value among them, `share` their fraction of the node's
+    numbers. Both are None where the overflow happens inside a kernel and cannot be seen.
+    """
+
+    node: str
+    op: str
+    dtype: str
+    largest: float | None
+    share: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {
+            "node": self.node,
+            "op": self.op,
+            "format": self.dtype,
+            "largest": self.largest,
+            "share": self.share,
+        }
+
+    def __str__(self) -> str:
+        """Return the overflow as one line."""
+        if self.largest is None or self.share is None:
+            return f"node {self.node} ({self.op}): numbers beyond {self.dtype} inside its kernel"
+        return (
+            f"node {self.node} ({self.op}): {self.share:.3%} of its numbers, the largest "
+            f"{self.largest:.6g}, leave {self.dtype} ({MOST[self.dtype]:g})"
+        )
+
+
+def overflow_of(
+    node: ir.Node, arrays: Sequence[ir.Values], found: Sequence[ir.Values], dtypes: Sequence[str]
+) -> Overflow | None:
+    """Return a node's exact values that overflow the format of an output, None if all fit.
+
+    Attention masks add the lowest number of a format, -65504 in fp16, to the scores of forbidden
+    keys. The sum may be -infinity, and softmax makes 0 of either: that is no overflow.
+    """
+    for exact, dtype in zip(found, dtypes, strict=True):
+        if dtype not in MOST or not exact.size:
+            continue
+        with np.errstate(all="ignore"):
+            wide = exact.astype(np.float64)
+            overflowed = np.isfinite(wide) & ~np.isfinite(
+                formats.round_to(wide, dtype).astype(float)
+            )
+        if node.op in ("add", "sub") and overflowed.any():
+            for array in arrays:
+                # a lane whose operand is already the lowest number is masked: no overflow
+                is_lowest = np.abs(array.astype(np.float64)) >= MOST[dtype]
+                overflowed &= ~np.broadcast_to(is_lowest, overflowed.shape)
+        if overflowed.any():
+            largest = float(np.abs(wide[overflowed]).max())
+            return Overflow(node.name, node.op, dtype, largest, float(overflowed.mean()))
+    return None
+
+
+MASKING = frozenset({"add", "sub", "select"})
+"""Operators in which a very negative constant may mean minus infinity: a mask."""
+
+
+def constants_beyond(graph: ir.Graph, dtype: str) -> list[Overflow]:
+    """Return the constants of a model whose finite numbers a format does not hold.
+
+    Kernels read the largest number of the format instead. In a mask, that is as good: the softmax
+    of -65504 is 0, as is that of -1e9. So negative constants that only mask are not returned.
+    """
+    overflows = []
+    for name, constant in graph.constants.items():
+        readers = graph.readers.get(name, ())
+        if not readers or not formats.is_float(constant.type.dtype):
+            continue
+        wide = constant.array().astype(np.float64)
+        overflowed = np.isfinite(wide) & (np.abs(wide) > MOST[dtype])
+        if all(node.op in MASKING for node in readers):
+            # a large negative number in a mask means -infinity
+            overflowed &= wide > 0
+        if overflowed.any():
+            largest = float(np.abs(wide[overflowed]).max())
+            overflows.append(Overflow(name, "constant", dtype, largest, float(overflowed.mean())))
+    return overflows
+
+
+def overflows_in(graph: ir.Graph, inputs: Mapping[str, Any], dtype: str) -> list[Overflow]:
+    """Return the nodes of a graph whose floats would leave a narrower format."""
+    names = (*graph.inputs, *graph.producers)
+    values = evaluate(replace(graph, outputs=names), inputs)
+    overflows = []
+    for node in graph.nodes:
+        arrays = [values[n] if n in values else graph.constants[n].array() for n in node.inputs]
+        exact = [values[name] for name in node.outputs]
+        kinds = [dtype if formats.is_float(k.dtype) else k.dtype for k in graph.out_types(node)]
+        if overflow := overflow_of(node, arrays, exact, kinds):
+            overflows.append(overflow)
+    return overflows
+
+
+def not_finite_from(graph: ir.Graph, inputs: Mapping[str, Any]) -> str | None:
+    """Return the origin of infinities or NaN in a graph's outputs; None if all are finite.
+
+    The origin is the first node that reads finite numbers only and writes others; if there is none,
+    an input or a weight.
+    """
+    values = evaluate_all(graph, inputs)
+    not_finite = {
+        n for n, array in values.items() if not np.isfinite(array.astype(np.float64)).all()
+    }
+    if not_finite.isdisjoint(graph.outputs):
+        return None
+    for node in graph.nodes:
+        if not_finite.isdisjoint(node.inputs) and not not_finite.isdisjoint(node.outputs):
+            return f"node {node.name} ({node.op}), which reads finite numbers"
+    return "inputs or weights that are not finite"

@@ -1,0 +1,131 @@
+"""The text form of a graph, read back: the inverse of `ir.to_text`.
+
+People read the text form, and tests compare it:
+
+    graph "toy" (x: fp16[1, 3, 8, 8]) -> (y) {
+      w: fp16[4, 3, 3, 3] = seeded(7, 0.1)
+      y: fp16[1, 4, 8, 8] = conv2d(x, w) {pad = 1} "first"
+    }
+
+A line is a constant or a node. A constant is written as numbers in brackets, as `fill`, `seeded`,
+or `data` if it is too long to write. A node is written as the tensors it writes with their
+types, its operator, the tensors it reads, its attributes and its name.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.compiler import ir
+from ascend_lab.errors import GraphError
+from ascend_lab.operators.ops import formats
+
+# a name that is no identifier is quoted as in JSON
+_NAME = r'(?:[A-Za-z_][\w.]*|"(?:[^"\\]|\\.)*")'
+_TYPE = r"\w+\[[\d, ]*\](?:@\w+(?::\d+)?)?"
+_TYPED = re.compile(rf"({_NAME}): (\w+)\[([\d, ]*)\](?:@(\w+(?::\d+)?))?")
+_NAMES = rf"(?:{_NAME}(?:, {_NAME})*)?"
+_INPUTS = rf"{_NAME}: {_TYPE}(?:, {_NAME}: {_TYPE})*"
+_HEAD = re.compile(rf"graph ({_NAME}) \(((?:{_INPUTS})?)\) -> \(({_NAMES})\) \{{$")
+_LINE = re.compile(rf"({_INPUTS}) = (.*)$")
+_NODE = re.compile(rf"(\w+)\(({_NAMES})\)(?: \{{(.*)\}})? ({_NAME})$")
+
+
+def from_text(text: str, data: Mapping[str, ir.Values] | None = None) -> ir.Graph:
+    """Return the verified graph of a text form; `data` holds the arrays the text leaves out.
+
+    Raises `GraphError` naming the line.
+    """
+    lines = [line.strip() for line in text.splitlines()]
+    # numbers are those of the file, comments and empty lines included
+    rows = [(n, line) for n, line in enumerate(lines, 1) if line and not line.startswith("#")]
+    head = _HEAD.match(rows[0][1]) if rows else None
+    if head is None or rows[-1][1] != "}":
+        raise GraphError('graph "name" (inputs) -> (outputs) { ... }', text[:40], "see to_text")
+    reader = _Reader(data or {})
+    inputs = reader.types(head[2])
+    for number, line in rows[1:-1]:
+        try:
+            reader.line(line)
+        except (ValueError, SyntaxError, KeyError, TypeError) as error:
+            raise GraphError(f"line {number}: a constant or a node", line, str(error)) from error
+    return ir.verify(
+        ir.Graph(
+            _plain(head[1]),
+            inputs,
+            _names(head[3]),
+            tuple(reader.nodes),
+            reader.known,
+            reader.constants,
+        )
+    )
+
+
+def _plain(name: str) -> str:
+    return str(json.loads(name)) if name.startswith('"') else name
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(_plain(name) for name in re.findall(_NAME, text))
+
+
+class _Reader:
+    """The types, constants and nodes of the lines read so far."""
+
+    def __init__(self, data: Mapping[str, ir.Values]) -> None:
+        self.data = data
+        self.known: dict[str, ir.TensorType] = {}
+        self.constants: dict[str, ir.Constant] = {}
+        self.nodes: list[ir.Node] = []
+
+    def types(self, text: str) -> tuple[str, ...]:
+        names = []
+        for quoted, dtype, sizes, layout in _TYPED.findall(text):
+            name = _plain(quoted)
+            shape = tuple(int(n) for n in sizes.split(",") if n.strip())
+            if name in self.known:
+                raise GraphError("every name once", f"{name} twice", "rename one")
+            self.known[name] = ir.TensorType(shape, dtype, layout or "ND")
+            names.append(name)
+        return tuple(names)
+
+    def line(self, line: str) -> None:
+        match = _LINE.match(line)
+        if match is None:
+            raise ValueError("write name: type[shape] = ...")
+        names = self.types(match[1])
+        body = match[2]
+        node = _NODE.match(body)
+        # what is no call of an operator is a constant: numbers, `data`, or one of its makers
+        if node is None:
+            (name,) = names
+            self.constants[name] = ir.Constant(self.known[name], self.constant(name, body))
+            return
+        attrs = _attrs(node[3] or "")
+        self.nodes.append(ir.Node(_plain(node[4]), node[1], _names(node[2]), names, attrs))
+
+    def constant(self, name: str, body: str) -> ir.Data:
+        kind = formats.numpy_type(self.known[name].dtype)
+        shape = self.known[name].shape
+        if body == "data":
+            if name not in self.data:
+                raise KeyError(f"pass data={{{name!r}: array}}")
+            return np.asarray(self.data[name])
+        if body.startswith("["):
+            return np.array(json.loads(body)).astype(kind).reshape(shape)
+        maker, _, arguments = body.partition("(")
+        numbers = ast.literal_eval(f"({arguments.removesuffix(')')},)")
+        return ir.Fill(*numbers) if maker == "fill" else {"seeded": ir.Seeded}[maker](*numbers)
+
+
+def _attrs(text: str) -> dict[str, Any]:
+    """Read `key = literal, ...`; literals are Python's."""
+    # parsed as Python and never run: only literals are taken
+    call = ast.parse(f"dict({text})", mode="eval").body
+    if not isinstance(call, ast.Call):
+        raise ValueError("key = literal, ...")
+    return {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}

@@ -1,0 +1,36 @@
+"""What all special kernels together are worth: networks timed with them, and on the first floor."""
+
+import math
+from collections.abc import Iterable, Mapping
+
+from ascend_lab.compiler import compile_graph, simulate_graph, zoo
+from ascend_lab.compiler.rules import without_special_kernels
+from ascend_lab.machine.chip import load_chip
+
+Row = tuple[str, int, str]
+"""A network, its images, a chip."""
+NETWORKS = ("alexnet", "mobilevit_block", "shufflenet_v2", "squeezenet")
+CHIPS = ("Ascend310P3", "Ascend910A", "Ascend910B2")
+SMALL_ROWS: tuple[Row, ...] = tuple((name, 1, chip) for name in NETWORKS for chip in CHIPS)
+"""A dozen of the rows of `tests/data/golden_zoo.json`, which are timed within seconds."""
+
+
+def time_ratios(rows: Iterable[Row] = SMALL_ROWS) -> Mapping[Row, float]:
+    """Return for each row the time without special kernels over the time with them."""
+    ratios = dict[Row, float]()
+    for network, batch, chip in rows:
+        full_s = _time_s(network, batch, chip)
+        with without_special_kernels():
+            plain_s = _time_s(network, batch, chip)
+        ratios[network, batch, chip] = plain_s / full_s
+    return ratios
+
+
+def geometric_mean(ratios: Mapping[Row, float]) -> float:
+    """Return the geometric mean of the ratios: twice as slow and twice as quick make 1."""
+    return math.exp(sum(math.log(ratio) for ratio in ratios.values()) / len(ratios))
+
+
+def _time_s(network: str, batch: int, chip: str) -> float:
+    compiled = compile_graph(zoo.build(network, batch=batch), load_chip(chip))
+    return simulate_graph(compiled).time_s

@@ -1,0 +1,33 @@
+"""Language models on a machine: what a step takes, where its time goes, which plan is best.
+
+>>> from ascend_lab import llm
+>>> model = llm.Model(llm.load_decoder("qwen3_8b"), llm.machine_of("Ascend910B2", "", llm.Plan()))
+>>> step = model.step(llm.decode(batch=1, context=2048))
+>>> step.bottleneck.partition(":")[0].partition(" of ")[2]
+'the step is reading weights from memory'
+>>> 0.010 < step.time_s < 0.020 and step.bound_s < step.time_s
+True
+"""
+
+from ascend_lab.llm.machine import GAPS, Machine, machine_of
+from ascend_lab.llm.models import Decoder, decoder_names, load_decoder
+from ascend_lab.llm.plan import Load, Plan, decode, prefill
+from ascend_lab.llm.search import Plans, best_plans
+from ascend_lab.llm.step import Model, Step
+
+__all__ = [
+    "GAPS",
+    "Decoder",
+    "Load",
+    "Machine",
+    "Model",
+    "Plan",
+    "Plans",
+    "Step",
+    "best_plans",
+    "decode",
+    "decoder_names",
+    "load_decoder",
+    "machine_of",
+    "prefill",
+]

@@ -1,0 +1,150 @@
+"""Number formats of a decoder, and the kernels that a product with its weights takes in each.
+
+    bf16, fp16  weights and activations in two bytes: one product
+    w8a8        weights in int8 with a scale a column; each token is brought to int8 with a scale of
+                its own (dynamic_quant), and vector cores scale the sums back behind the cube
+    w4a16       weights in int4, a scale for 128 of a column; the product makes them wide again
+
+Embedding, head, router and norms keep two bytes in all of them, as the published files do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ascend_lab.compare.rows import Work
+from ascend_lab.errors import InputError, UnsupportedError
+from ascend_lab.limits import shown
+from ascend_lab.machine.chip import Chip
+
+WIDE_BYTES = 2
+MIXED = "cube and vector"
+"""The unit of kernels that start cube and vector cores together.
+
+Grouped products are of that kind, and those whose vector cores scale back the sums of bytes, tile
+by tile behind the cube: QuantBatchMatmulV3 and GroupedMatmul of CANN's operator library.
+"""
+GROUP = 128
+"""Weights of a column that share a scale in w4a16."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format: the two-byte format of activations, and the bytes of one weight with its scales."""
+
+    name: str
+    main: str
+    weight_bytes: float
+
+
+def format_of(name: str, chip: Chip) -> Format:
+    """Return a format on a chip; raises `InputError` for one that is unknown or not there."""
+    has_bf16 = "bf16" in chip.cube
+    main = "bf16" if has_bf16 else "fp16"
+    known = {
+        "fp16": Format("fp16", "fp16", WIDE_BYTES),
+        "w8a8": Format("w8a8", main, 1.0),
+        "w4a16": Format("w4a16", main, 0.5 + WIDE_BYTES / GROUP),
+    }
+    if has_bf16:
+        known = {"bf16": Format("bf16", "bf16", WIDE_BYTES)} | known
+    if name == "bf16" and not has_bf16:
+        needed = f"a format of {chip.name}: {', '.join(known)}"
+        raise InputError(needed, "bf16", "it computes in fp16: write --format fp16")
+    if name not in known:
+        raise InputError(f"a format: {', '.join(known)}", shown(name), "write one of them")
+    return known[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A kernel that a layer starts: what it is for, and the work as the library is called.
+
+    `weight_bytes` and `cache_bytes` are what it must fetch from memory of weights and of the cache,
+    `macs` its multiplications. `fetches_code`: a large kernel of the library, ours stands in for
+    it: its cores fetch its code one after another first (`compare.estimates.fetched`).
+    `unit` does the work: "cube", "vector" or MIXED.
+    """
+
+    name: str
+    work: Work
+    unit: str = "vector"
+    weight_bytes: float = 0.0
+    cache_bytes: float = 0.0
+    macs: float = 0.0
+    fetches_code: bool = False
+
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+class Caller:
+    """Writes calls for one chip and format."""
+
+    def __init__(self, chip: Chip, number_format: Format) -> None:
+        self.chip = chip
+        self.format = number_format
+
+    def call(
+        self, name: str, operator: str, *shapes: tuple[int, ...], **attributes: object
+    ) -> Call:
+        """Return a call of a vector kernel on operands in the main format."""
+        return Call(name, self.work(operator, shapes, (self.format.main,), attributes))
+
+    def work(
+        self,
+        operator: str,
+        shapes: Shapes,
+        dtypes: tuple[str, ...],
+        attributes: dict[str, object] | None = None,
+    ) -> Work:
+        """Return the work of a kernel whose operands come from memory."""
+        attributes = attributes or {}
+        return Work(
+            operator, self.chip.name, shapes, dtypes=dtypes, attributes=attributes, l2="cold"
+        )
+
+    def product(self, name: str, rows: int, depth: int, columns: int) -> Call:
+        """Return y = x w in the main format: head and router, which no format narrows.
+
+        The weights lie as PyTorch stores a linear layer: (columns, depth), the depth contiguous.
+        """
+        shapes = ((rows, depth), (columns, depth))
+        work = self.work("matmul", shapes, (self.format.main,), {"trans_b": True})
+        weights = depth * columns
+        weight_bytes = float(WIDE_BYTES) * weights
+        return Call(name, work, "cube", weight_bytes=weight_bytes, macs=float(rows) * weights)
+
+    def linear(self, name: str, rows: int, depth: int, columns: int) -> list[Call]:
+        """Return the kernels of y = x w with weights in the format."""
+        if self.format.weight_bytes == WIDE_BYTES:
+            return [self.product(name, rows, depth, columns)]
+        weight_bytes = self.format.weight_bytes * depth * columns
+        macs = float(rows) * depth * columns
+        if self.format.name == "w8a8":
+            to_int8 = self.call(f"{name}.quantise", "dynamic_quant", (rows, depth))
+            shapes: Shapes = ((rows, depth), (columns, depth))
+            work = self.work("matmul", shapes, ("int8",), {"trans_b": True})
+            product = Call(name, work, MIXED, weight_bytes=weight_bytes, macs=macs)
+            return [to_int8, product]
+        shapes = ((rows, depth), (depth, columns), (depth // GROUP, columns))
+        dtypes = (self.format.main, "int4", self.format.main)
+        work = self.work("weight_quant_batch_matmul", shapes, dtypes)
+        return [Call(name, work, "cube", weight_bytes=weight_bytes, macs=macs)]
+
+    def grouped(self, name: str, groups: int, rows: int, depth: int, columns: int) -> list[Call]:
+        """Return the kernels of products of `rows` rows with each of `groups` matrices."""
+        weight_bytes = self.format.weight_bytes * groups * depth * columns
+        macs = float(groups) * rows * depth * columns
+        x = (groups, rows, depth)
+        w = (groups, depth, columns)
+        if self.format.name == "w8a8":
+            to_int8 = self.call(f"{name}.quantise", "dynamic_quant", (groups * rows, depth))
+            work = self.work("batch_matmul", (x, w), ("int8",))
+            product = Call(name, work, MIXED, weight_bytes=weight_bytes, macs=macs)
+            return [to_int8, product]
+        if self.format.name == "w4a16":
+            needed = "experts in bf16, fp16 or w8a8"
+            raise UnsupportedError(needed, "w4a16", "write --format w8a8")
+        work = self.work("batch_matmul", (x, w), (self.format.main,))
+        return [Call(name, work, MIXED, weight_bytes=weight_bytes, macs=macs)]

@@ -1,0 +1,99 @@
+"""What runs a model: a chip, the links between several, and who sends the next kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from ascend_lab.errors import InputError
+from ascend_lab.limits import shown
+from ascend_lab.llm.plan import Plan
+from ascend_lab.machine.chip import Chip, load_chip
+
+if TYPE_CHECKING:
+    from ascend_lab.cluster import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Seconds that a device waits between two kernels, with their source and its trust."""
+
+    time_s: float
+    source: str
+    trust: str
+
+
+GAPS: Mapping[str, Gap] = MappingProxyType(
+    {
+        # DeepSeek-V3 decode: 18 us of waiting in a layer of about 20 kernels.
+        "graph": Gap(
+            0.9e-6, "CANN Learning Hub, DeepSeek-V3 decode on A3: waits of a layer", "derived"
+        ),
+        # The host sends one operator after another, and the device is sooner than it.
+        "eager": Gap(20e-6, "ours", "assumed"),
+    }
+)
+"""Mode -> the gap. In graph mode all kernels of a step wait in the device's queue already."""
+CLUSTERS: Mapping[str, str] = MappingProxyType({"a2-server": "910b-server", "a2": "910b-roce"})
+"""Names of machines as they are sold -> the preset of `cluster`."""
+SERVER = {"Ascend910A": "910a-server", "Ascend910B": "910b-server", "Ascend910C": "a3-pod"}
+"""Beginning of a chip's name -> the topology that its servers have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A chip, its cluster (None: one device), and the gap between kernels."""
+
+    chip: Chip
+    topology: Topology | None
+    mode: str
+
+    @property
+    def gap_s(self) -> float:
+        """Seconds between two kernels."""
+        return GAPS[self.mode].time_s
+
+
+def machine_of(chip: Chip | str, cluster: str, plan: Plan, mode: str = "graph") -> Machine:
+    """Return the machine of a plan; without a cluster it is the usual server of the chip.
+
+    Raises `InputError` for an unknown mode, a cluster with too few devices, and more than one
+    device of a chip that no cluster is known for.
+    """
+    chip = load_chip(chip) if isinstance(chip, str) else chip
+    if mode not in GAPS:
+        raise InputError(f"a mode: {', '.join(GAPS)}", shown(mode), "write one of them")
+    if plan.devices == 1 and not cluster:
+        return Machine(chip, None, mode)
+    return Machine(chip, _topology(chip, cluster, plan), mode)
+
+
+def _topology(chip: Chip, cluster: str, plan: Plan) -> Topology:
+    """Return a topology with room for a plan's devices."""
+    from ascend_lab.cluster import load_topology
+    from ascend_lab.cluster.loader import TOPOLOGIES
+
+    name = cluster
+    if not name:
+        servers = [topology for start, topology in SERVER.items() if chip.name.startswith(start)]
+        if not servers:
+            needed = f"--cluster for {plan.devices} devices of {chip.name}"
+            raise InputError(
+                needed, "none", "write a topology or a .toml file: see `cluster --list`"
+            )
+        name = servers[0]
+        if name == "910b-server" and plan.devices > 8:
+            name = "910b-roce"
+    kind, colon, count = name.partition(":")
+    kind = CLUSTERS.get(kind, kind)
+    name = f"{kind}{colon}{count}"
+    preset = TOPOLOGIES.get(kind)
+    if preset is not None and preset.limit and not colon:
+        name = f"{kind}:{max(2, plan.devices)}"
+    topology = load_topology(name)
+    if topology.size < plan.devices:
+        needed = f"a cluster of at least {plan.devices} devices ({plan})"
+        raise InputError(needed, f"{name} with {topology.size}", "take a larger one or fewer parts")
+    return topology

@@ -1,0 +1,113 @@
+"""Bytes of a device: weights, cache, activations; the largest batch that there is room for.
+
+sequences of a device = (memory - weights - activations) / bytes of a sequence's pages
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from ascend_lab.llm.formats import WIDE_BYTES, Format
+from ascend_lab.llm.layer import PAGE_TOKENS, group_batch, pages_of
+from ascend_lab.llm.models import Decoder, GroupedAttention
+from ascend_lab.llm.plan import Load, Plan, Shard
+from ascend_lab.machine.chip import Chip
+
+SCORE_BYTES = 4
+"""Scores of words are fp32 where the next word is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of the fullest device, and of its memory; `largest_batch` is of all groups together."""
+
+    weights_bytes: float
+    cache_bytes: float
+    activations_bytes: float
+    device_bytes: float
+    largest_batch: int
+
+    @property
+    def total_bytes(self) -> float:
+        """Weights, cache and activations."""
+        return self.weights_bytes + self.cache_bytes + self.activations_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device has room for them."""
+        return self.total_bytes <= self.device_bytes
+
+
+def weights_of(decoder: Decoder, plan: Plan, shard: Shard, number_format: Format) -> float:
+    """Return the bytes of weights on the fullest device.
+
+    Linear layers are in the format; embedding, head, router and norms have two bytes a number.
+    """
+    hidden = decoder.hidden
+    attention = decoder.attention
+    if isinstance(attention, GroupedAttention):
+        width = shard.heads * attention.head_dim
+        linear = hidden * (2 * width + 2 * shard.kv_heads * attention.head_dim)
+        wide = 0
+    else:
+        queries = shard.heads * (attention.nope_dim + attention.rope_dim)
+        rank = attention.q_rank or hidden
+        linear = (hidden * attention.q_rank if attention.q_rank else 0) + rank * queries
+        linear += hidden * attention.cached_numbers
+        linear += shard.heads * attention.value_dim * hidden
+        # The two factors of the projection of keys and values are used apart, as they are.
+        wide = attention.kv_rank * shard.heads * (attention.nope_dim + attention.value_dim)
+    dense = linear + 3 * hidden * shard.dense_width
+    sparse = linear + 3 * hidden * (shard.experts * shard.expert_width + shard.shared_width)
+    router = hidden * decoder.experts.count if decoder.experts is not None else 0
+    dense_layers = decoder.dense_layers
+    sparse_layers = decoder.layers - dense_layers
+    # Stages hold equal numbers of layers of the model's mixture of kinds.
+    share = shard.layers / decoder.layers
+    linear_weights = share * (dense_layers * dense + sparse_layers * sparse)
+    wide_weights = share * (sparse_layers * router + decoder.layers * wide)
+    tables = 1 if decoder.tied else 2
+    wide_weights += tables * shard.words * hidden / plan.pp
+    return linear_weights * number_format.weight_bytes + wide_weights * WIDE_BYTES
+
+
+def sequence_bytes(decoder: Decoder, shard: Shard, tokens: int) -> float:
+    """Return the bytes of the pages of one sequence on one device."""
+    attention = decoder.attention
+    numbers = attention.cached_numbers  # a latent vector is on every device of a group
+    if isinstance(attention, GroupedAttention):
+        numbers = 2 * shard.kv_heads * attention.head_dim
+    return float(shard.layers * pages_of(tokens) * PAGE_TOKENS * numbers * WIDE_BYTES)
+
+
+def activations_of(decoder: Decoder, shard: Shard, load: Load, plan: Plan) -> float:
+    """Return the bytes of the largest tensors that live together: one block's, and the scores."""
+    batch = group_batch(load, plan)
+    rows = batch * load.tokens
+    widest = 2 * shard.dense_width
+    if decoder.experts is not None:
+        per_token = decoder.experts.chosen * (decoder.hidden + 2 * shard.expert_width)
+        widest = max(widest, math.ceil(per_token * plan.dp / plan.ep) + 2 * shard.shared_width)
+    scored = rows if load.phase == "decode" else batch
+    block_bytes = rows * (2 * decoder.hidden + widest) * WIDE_BYTES
+    return float(block_bytes + scored * shard.words * SCORE_BYTES)
+
+
+def memory_of(
+    decoder: Decoder, plan: Plan, shard: Shard, load: Load, number_format: Format, chip: Chip
+) -> Memory:
+    """Return the bytes of the fullest device for a load."""
+    weights_bytes = weights_of(decoder, plan, shard, number_format)
+    one = sequence_bytes(decoder, shard, load.keys)
+    device_bytes = float(chip.device_memory.size_bytes)
+    single = replace(load, batch=plan.dp)
+    of_one = one + activations_of(decoder, shard, single, plan)
+    largest = plan.dp * max(0, int((device_bytes - weights_bytes) // of_one))
+    return Memory(
+        weights_bytes,
+        group_batch(load, plan) * one,
+        activations_of(decoder, shard, load, plan),
+        device_bytes,
+        largest,
+    )

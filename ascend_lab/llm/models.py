@@ -1,0 +1,266 @@
+"""Decoders as tables: what a language model is made of, and how many weights that takes.
+
+A decoder is a stack of layers. Each layer has an attention and a feed-forward part. The attention
+is one of two kinds: heads that share keys in groups (Llama, Qwen), or heads that share one latent
+key (DeepSeek). The feed-forward part is one block for all tokens, or a choice of experts.
+
+`load_decoder("qwen3_8b")` reads a table of `models.toml`; a path reads a table of the user's own.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ascend_lab.errors import InputError
+from ascend_lab.limits import read_file, shown
+
+TABLES = Path(__file__).with_name("models.toml")
+PREFIX = "zoo:"
+TABLE_BYTES = 1 << 20
+LARGEST_SIZE = 1 << 24
+"""Of any size in a table: beyond it a slip of units."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedAttention:
+    """Attention in which `heads / kv_heads` query heads share the keys and values of one head."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    qk_norm: bool = False
+    bias: bool = False
+
+    @property
+    def query_width(self) -> int:
+        """Numbers of all queries of a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def key_width(self) -> int:
+        """Numbers of all keys of a token; its values have as many."""
+        return self.kv_heads * self.head_dim
+
+    def weights(self, hidden: int) -> int:
+        """Return hidden (q + 2 k) + q hidden, plus the biases and the weights of norms."""
+        in_width = self.query_width + 2 * self.key_width
+        projections = hidden * in_width + self.query_width * hidden
+        biases = in_width if self.bias else 0
+        norms = 2 * self.head_dim if self.qk_norm else 0
+        return projections + biases + norms
+
+    @property
+    def cached_numbers(self) -> int:
+        """Numbers that the cache holds for a token of a layer: its keys and its values."""
+        return 2 * self.key_width
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Attention whose heads share one latent vector per token (DeepSeek-V2, section 2.1).
+
+    The cache holds `kv_rank` latent numbers and `rope_dim` numbers of a key that carries the
+    position. `q_rank` 0 means that queries are computed without a latent vector of their own.
+    """
+
+    heads: int
+    q_rank: int
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+
+    @property
+    def query_width(self) -> int:
+        """Numbers of all queries of a token."""
+        return self.heads * (self.nope_dim + self.rope_dim)
+
+    @property
+    def value_width(self) -> int:
+        """Numbers of all heads' results of a token."""
+        return self.heads * self.value_dim
+
+    def weights(self, hidden: int) -> int:
+        """Return the weights of the five projections and the two norms of a layer."""
+        if self.q_rank:
+            queries = hidden * self.q_rank + self.q_rank + self.q_rank * self.query_width
+        else:
+            queries = hidden * self.query_width
+        latent = hidden * (self.kv_rank + self.rope_dim) + self.kv_rank
+        keys_and_values = self.kv_rank * self.heads * (self.nope_dim + self.value_dim)
+        return queries + latent + keys_and_values + self.value_width * hidden
+
+    @property
+    def cached_numbers(self) -> int:
+        """Numbers that the cache holds for a token of a layer."""
+        return self.kv_rank + self.rope_dim
+
+
+Attention = GroupedAttention | LatentAttention
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture: `count` experts of a width, of which each token is sent to `chosen`.
+
+    `shared_width` is the width of the block that every token passes (0: none). The first
+    `dense_layers` layers of the model have a dense block instead. `corrected`: a bias per expert
+    is added to the scores before the choice.
+    """
+
+    count: int
+    chosen: int
+    width: int
+    shared_width: int = 0
+    dense_layers: int = 0
+    corrected: bool = False
+
+    def weights(self, hidden: int) -> int:
+        """Return the weights of all experts, the shared block and the router of a layer."""
+        blocks = 3 * hidden * (self.count * self.width + self.shared_width)
+        router = hidden * self.count + (self.count if self.corrected else 0)
+        return blocks + router
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A language model: `layers` times attention and feed-forward part, and a head over words.
+
+    `dense_width` is the width of the feed-forward block of layers without experts. `tied`: the head
+    uses the weights of the embedding. `published` is the count of weights that its source states.
+    """
+
+    name: str
+    title: str
+    source: str
+    layers: int
+    hidden: int
+    vocabulary: int
+    attention: Attention
+    dense_width: int = 0
+    experts: Experts | None = None
+    tied: bool = False
+    published: int = 0
+
+    @property
+    def dense_layers(self) -> int:
+        """Layers whose feed-forward part is one block for all tokens."""
+        return self.layers if self.experts is None else self.experts.dense_layers
+
+    def layer_weights(self, dense: bool) -> int:
+        """Return the weights of a layer: attention, feed-forward part, and its two norms."""
+        attention = self.attention.weights(self.hidden)
+        if dense or self.experts is None:
+            feed_forward = 3 * self.hidden * self.dense_width
+        else:
+            feed_forward = self.experts.weights(self.hidden)
+        return attention + feed_forward + 2 * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All weights: layers, embedding, head unless it is tied, and the last norm."""
+        sparse_layers = self.layers - self.dense_layers
+        layers = self.dense_layers * self.layer_weights(True)
+        layers += sparse_layers * self.layer_weights(False)
+        tables = 1 if self.tied else 2
+        return layers + tables * self.vocabulary * self.hidden + self.hidden
+
+    def cache_bytes(self, number_bytes: float = 2) -> float:
+        """Return the bytes of one token in the caches of all layers, undivided."""
+        return self.layers * self.attention.cached_numbers * number_bytes
+
+
+# -- tables ----------------------------------------------------------------------------------------
+@cache
+def _built_in() -> Mapping[str, Mapping[str, Any]]:
+    """Return the tables of the models that come with the package."""
+    return tomllib.loads(TABLES.read_text("utf-8"))
+
+
+def decoder_names() -> tuple[str, ...]:
+    """Return the names of the models that come with the package."""
+    return tuple(_built_in())
+
+
+def load_decoder(name: str | Path) -> Decoder:
+    """Return a decoder by name (`qwen3_8b`, `zoo:qwen3_8b`) or from a .toml file of one table.
+
+    Raises `InputError` for an unknown name, and for a table with missing, unknown or wrong entries.
+    """
+    text = str(name)
+    if text.endswith(".toml"):
+        data = read_file(text, "a table of a decoder", TABLE_BYTES)
+        return decoder_of(Path(text).stem, _parsed(text, data), text)
+    key = text.removeprefix(PREFIX).lower().replace("-", "_").replace(".", "_")
+    tables = _built_in()
+    if key not in tables:
+        close = get_close_matches(key, tables, 1)
+        hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(tables)}"
+        raise InputError("a language model by name, or a .toml file", shown(text), hint)
+    return decoder_of(key, tables[key], key)
+
+
+def _parsed(path: str, data: bytes) -> Mapping[str, Any]:
+    """Return the table in a file; raises `InputError` if it is no TOML."""
+    try:
+        return tomllib.loads(data.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: a TOML file", str(error)[:80], "mend that line") from None
+
+
+def decoder_of(name: str, table: Mapping[str, Any], where: str) -> Decoder:
+    """Return the decoder of a table; raises `InputError` naming the entry that is wrong."""
+    plain = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
+    attention_table = table.get("attention", {})
+    if not isinstance(attention_table, Mapping):
+        raise InputError(f"{where}: a table [attention]", shown(attention_table), "write one")
+    kind: type[Attention] = GroupedAttention
+    if "kv_rank" in attention_table:
+        kind = LatentAttention
+    attention = _record(kind, attention_table, f"{where}: attention")
+    experts = None
+    if isinstance(table.get("experts"), Mapping):
+        experts = _record(Experts, table["experts"], f"{where}: experts")
+        if experts.chosen > experts.count:
+            needed = f"{where}: chosen of at most {experts.count} experts"
+            raise InputError(needed, str(experts.chosen), "mend the table")
+    entries = {"title": name, "source": where, **plain}
+    parts = {"name": name, "attention": attention, "experts": experts}
+    decoder: Decoder = _record(Decoder, {**entries, **parts}, where)
+    if decoder.dense_layers and not decoder.dense_width:
+        raise InputError(f"{where}: dense_width of the dense layers", "none", "add it")
+    if isinstance(attention, GroupedAttention) and attention.heads % attention.kv_heads:
+        needed = f"{where}: heads that are a multiple of {attention.kv_heads} kv_heads"
+        raise InputError(needed, str(attention.heads), "mend the table")
+    return decoder
+
+
+def _record(kind: type[Any], entries: Mapping[str, Any], where: str) -> Any:
+    """Return a record of a class whose whole numbers are checked."""
+    known = {field.name: field for field in fields(kind)}
+    for key, value in entries.items():
+        if key not in known:
+            close = get_close_matches(key, known, 1)
+            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+            raise InputError(f"{where}: known entries", shown(key), hint)
+        if known[key].type == "int" and not _is_size(value):
+            needed = f"{where}: {key} as a whole number from 0 to {LARGEST_SIZE}"
+            raise InputError(needed, shown(value), "mend that entry")
+        if known[key].type == "bool" and not isinstance(value, bool):
+            raise InputError(f"{where}: {key} as true or false", shown(value), "mend that entry")
+    try:
+        return kind(**entries)
+    except TypeError as error:
+        missing = str(error).rpartition(":")[2].strip()
+        raise InputError(f"{where}: {missing}", "nothing", "add it") from None
+
+
+def _is_size(value: object) -> bool:
+    """Tell whether a value is a whole number that a model may have."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 1 << 44

@@ -1,0 +1,175 @@
+"""How a decoder is divided among devices, what a device holds of it, and what it is asked to do.
+
+    tp  tensor parallel: heads and widths are cut, each layer's results are added up
+    dp  data parallel: groups of `tp` devices with sequences of their own
+    ep  expert parallel: the experts are dealt to `ep` sets of the `tp dp` devices
+    pp  pipeline parallel: the layers are cut into `pp` stages
+
+An expert that lies on more than one device (`tp dp / ep` of them) is cut along its width.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ascend_lab.errors import InputError
+from ascend_lab.llm.models import Decoder, GroupedAttention
+
+PHASES = ("decode", "prefill")
+MOST_DEVICES = 1024
+MOST_TOKENS = 1 << 27
+"""Of a step: sequences times tokens, beyond which a number is a slip."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Numbers of parts: tensor, expert, data and pipeline parallel."""
+
+    tp: int = 1
+    ep: int = 1
+    dp: int = 1
+    pp: int = 1
+
+    @property
+    def devices(self) -> int:
+        """All devices: tp dp pp."""
+        return self.tp * self.dp * self.pp
+
+    @property
+    def stage_devices(self) -> int:
+        """Devices of a pipeline stage: tp dp."""
+        return self.tp * self.dp
+
+    @property
+    def expert_parts(self) -> int:
+        """Devices among which one expert is cut: tp dp / ep."""
+        return self.stage_devices // self.ep
+
+    def __str__(self) -> str:
+        words = (f"{name} {getattr(self, name)}" for name in ("tp", "ep", "dp", "pp"))
+        return ", ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a step has to do: sequences of all groups together, new tokens of each, tokens before.
+
+    A decode step has one new token per sequence, or a few if more are guessed ahead (speculation);
+    `context` tokens stand in the cache. A prefill has all tokens of the prompts, and usually no
+    context.
+    """
+
+    phase: str
+    batch: int
+    tokens: int
+    context: int
+
+    @property
+    def keys(self) -> int:
+        """Keys that the last new token of a sequence sees."""
+        return self.context + self.tokens
+
+
+def decode(batch: int, context: int, queries: int = 1) -> Load:
+    """Return the load of a decode step.
+
+    `context` counts the tokens whose keys are read, the new ones included.
+    """
+    _check_size("batch", batch)
+    _check_size("context", context)
+    if not 1 <= queries <= context:
+        raise InputError(f"queries from 1 to {context}, the context", str(queries), "lower them")
+    _check_size("batch times context", batch * context)
+    return Load("decode", batch, queries, context - queries)
+
+
+def prefill(batch: int, tokens: int) -> Load:
+    """Return the load of a prefill of whole prompts."""
+    _check_size("batch", batch)
+    _check_size("tokens of a prompt", tokens)
+    _check_size("batch times tokens", batch * tokens)
+    return Load("prefill", batch, tokens, 0)
+
+
+def _check_size(word: str, value: int) -> None:
+    """Raise `InputError` unless a number of sequences or tokens is one that a step can have."""
+    if not 1 <= value <= MOST_TOKENS:
+        raise InputError(f"{word} from 1 to {MOST_TOKENS}", str(value), "mend that number")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What one device of a plan holds of a decoder, in heads, columns and experts.
+
+    With fewer heads of keys than `tp` each device holds one, and several hold the same.
+    """
+
+    layers: int
+    heads: int
+    kv_heads: int
+    dense_width: int
+    words: int
+    experts: int = 0
+    expert_width: int = 0
+    shared_width: int = 0
+
+
+def shard_of(decoder: Decoder, plan: Plan) -> Shard:
+    """Return the largest shard; raises `InputError` if a plan does not divide a decoder."""
+    for name in ("tp", "ep", "dp", "pp"):
+        value = getattr(plan, name)
+        if not 1 <= value <= MOST_DEVICES:
+            raise InputError(f"{name} from 1 to {MOST_DEVICES}", str(value), "mend that number")
+    if plan.devices > MOST_DEVICES:
+        needed = f"at most {MOST_DEVICES} devices"
+        raise InputError(needed, f"{plan.devices} ({plan})", "lower one of them")
+    attention = decoder.attention
+    _divides("tp", plan.tp, attention.heads, f"heads of {decoder.name}")
+    kv_heads = 1
+    if isinstance(attention, GroupedAttention):
+        kv_heads = max(1, attention.kv_heads // plan.tp)
+        if attention.kv_heads % plan.tp and plan.tp % attention.kv_heads:
+            needed = f"tp that divides {attention.kv_heads} heads of keys, or is a multiple of them"
+            raise InputError(needed, f"tp {plan.tp}", f"try {divisors_text(attention.kv_heads)}")
+    if decoder.dense_layers:
+        _divides("tp", plan.tp, decoder.dense_width, "columns of the dense block")
+    if plan.pp > decoder.layers:
+        raise InputError(f"pp of at most {decoder.layers} layers", str(plan.pp), "lower it")
+    experts = expert_width = shared_width = 0
+    if decoder.experts is None and plan.ep > 1:
+        raise InputError(f"ep 1: {decoder.name} has no experts", f"ep {plan.ep}", "leave ep out")
+    if decoder.experts is not None:
+        mixture = decoder.experts
+        _divides("ep", plan.ep, plan.stage_devices, "devices of a stage (tp dp)")
+        _divides("ep", plan.ep, mixture.count, "experts")
+        _divides("tp dp / ep", plan.expert_parts, mixture.width, "columns of an expert")
+        experts = mixture.count // plan.ep
+        expert_width = mixture.width // plan.expert_parts
+        _divides("tp", plan.tp, mixture.shared_width, "columns of the shared block")
+        shared_width = mixture.shared_width // plan.tp
+    return Shard(
+        layers=math.ceil(decoder.layers / plan.pp),
+        heads=attention.heads // plan.tp,
+        kv_heads=kv_heads,
+        dense_width=decoder.dense_width // plan.tp,
+        words=math.ceil(decoder.vocabulary / plan.tp),
+        experts=experts,
+        expert_width=expert_width,
+        shared_width=shared_width,
+    )
+
+
+def _divides(name: str, parts: int, total: int, what: str) -> None:
+    """Raise `InputError` unless a number of parts divides a total."""
+    if total % parts:
+        needed = f"{name} that divides the {total} {what}"
+        raise InputError(needed, f"{name} {parts}", f"try {divisors_text(total)}")
+
+
+def divisors_text(total: int) -> str:
+    """Return the divisors of a number that are powers of two, as words: "1, 2, 4 or 8"."""
+    powers = [2**bits for bits in range(11) if total % 2**bits == 0]
+    if len(powers) == 1:
+        return "1"
+    return ", ".join(map(str, powers[:-1])) + f" or {powers[-1]}"

@@ -1,0 +1,195 @@
+"""Measured rows of language models: their conditions in our words, and the model's answer.
+
+A row's attributes name the model, the plan (tp, ep, dp), the load (batch, context, or prompt and
+output) and the phase. Two kinds of row are no time of one step:
+
+    metric    a server's microseconds per output token: batch requests at a time, each read once
+              and then given `output` tokens, so that a token takes
+                  (output step + batch prefill of one prompt) / (batch output)
+    accepted  time per output token with tokens guessed ahead: a step has 1 + mtp queries and gives
+              1 + accepted tokens
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ascend_lab.compare.estimates import Estimate, largest
+from ascend_lab.compare.rows import Work
+from ascend_lab.compare.words import NOT_PRINTED
+from ascend_lab.errors import InputError, UnsupportedError
+from ascend_lab.limits import shown
+from ascend_lab.llm.machine import machine_of
+from ascend_lab.llm.models import Decoder, decoder_names, load_decoder
+from ascend_lab.llm.plan import Load, Plan, decode, prefill
+from ascend_lab.llm.step import Model, Step
+from ascend_lab.machine.chip import PRESETS, Chip
+
+ALSO_CALLED: Mapping[str, str] = {
+    "deepseek-r1": "deepseek_v3",
+    "deepseek-r1-0528": "deepseek_v3",
+    "kimi-k2.5": "kimi_k2",
+    "kimi-k2-thinking": "kimi_k2",
+    "minimax-m2.7": "minimax_m2",
+}
+"""Models that have the sizes of another one."""
+SERIES: Mapping[str, str] = {"A2": "Ascend910B2", "A3": "Ascend910C"}
+"""First word of a source's chip -> the preset that it is timed as."""
+DIES: Mapping[str, int] = {"die": 1, "card": 2, "chip": 2, "node": 16}
+"""Devices of an A3 in one of what a source counts; of other series each is one device."""
+MODES: Mapping[str, str] = {"graph": "graph", "npugraph_ex": "graph", "eager": "eager"}
+CACHE_IN_BYTES = "c8"
+PER_TOKEN = "us per output token of the server"
+
+
+def estimate_row(work: Work, own_chip: Chip | None) -> Estimate:
+    """Return the model's estimate of a row; raises an `AscendLabError` with what it lacks."""
+    given = work.attributes
+    marks: list[str] = []
+    chip, devices = _chip(work.chip, own_chip, marks)
+    decoder = _decoder(given)
+    plan = _plan(given, devices, decoder)
+    mode = MODES.get(str(given.get("mode", "graph")), "")
+    if not mode:
+        raise UnsupportedError(
+            f"a mode: {', '.join(MODES)}", shown(given["mode"]), "none is guessed"
+        )
+    number_format = work.dtypes[0] if work.dtypes else ""
+    if not number_format:
+        raise InputError("dtype: the format of the weights", "none", "none is guessed")
+    if number_format.endswith(CACHE_IN_BYTES):
+        number_format = number_format.removesuffix(CACHE_IN_BYTES)
+        marks.append("cache counted in two bytes a number, measured in one")
+    if number_format == "bf16" and "bf16" not in chip.cube:
+        number_format = "fp16"
+    model = Model(decoder, machine_of(chip, "", plan, mode), plan, number_format)
+    if "metric" in given:
+        return _served(model, given, marks)
+    return _timed(model, given, marks)
+
+
+def _chip(words: str, own_chip: Chip | None, marks: list[str]) -> tuple[Chip, int]:
+    """Return the chip of a row, and the devices that its words count (0: none are counted)."""
+    from ascend_lab.machine.chip import load_chip
+
+    name = words.partition(" (")[0]
+    counted = re.search(r"\((\d+) (die|card|chip|node)s?\)", words)
+    if own_chip is not None and name in ("", own_chip.name):
+        return own_chip, int(counted[1]) if counted else 0
+    if name in PRESETS:
+        return load_chip(name), int(counted[1]) if counted else 0
+    series = name.partition(" ")[0]
+    if series not in SERIES:
+        known = ", ".join((*SERIES, *PRESETS))
+        raise InputError(f"chip: one of {known}", shown(words), "none is guessed")
+    preset = SERIES[series]
+    marks.append(f"chip: as {preset}, {NOT_PRINTED}")
+    devices = 0
+    if counted:
+        devices = int(counted[1]) * (DIES[counted[2]] if series == "A3" else 1)
+    return load_chip(preset), devices
+
+
+def _decoder(given: Mapping[str, Any]) -> Decoder:
+    """Return the decoder that a row names by its published title."""
+    title = str(given["model"])
+    titles = {load_decoder(name).title.lower(): name for name in decoder_names()}
+    name = titles.get(title.lower()) or ALSO_CALLED.get(title.lower())
+    if name is None:
+        needed = "a model with a table: write one as a .toml file for the command llm"
+        raise UnsupportedError(needed, shown(title), "its sizes are not in this package")
+    return load_decoder(name)
+
+
+def _plan(given: Mapping[str, Any], devices: int, decoder: Decoder) -> Plan:
+    """Return the plan that a row states; raises `InputError` if it leaves it open.
+
+    Of experts on as many devices as there are, with no word on attention, each device is a group of
+    its own: that is how the sources that print `ep` alone run.
+    """
+    ranks = int(given.get("ranks", devices))
+    words = {word: int(given[word]) for word in ("tp", "ep", "dp") if word in given}
+    if not words and ranks > 1:
+        raise InputError("a plan: tp, ep or dp", f"{ranks} devices and none", "none is guessed")
+    tp = words.get("tp", 1)
+    ep = words.get("ep", 1)
+    dp = words.get("dp", max(1, ep // tp))
+    if decoder.experts is None:
+        dp = words.get("dp", 1)
+    return Plan(tp=tp, ep=ep, dp=dp)
+
+
+def _number(given: Mapping[str, Any], word: str) -> int:
+    """Return a whole number above 0 of a row; raises `InputError` if it is not there."""
+    value = given.get(word)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        needed = f"{word} as a number"
+        raise InputError(
+            needed, shown(value) if word in given else "none", "the row leaves it open"
+        )
+    return value
+
+
+def _timed(model: Model, given: Mapping[str, Any], marks: list[str]) -> Estimate:
+    """Return the time of one step, or per token where tokens are guessed ahead."""
+    phase = given.get("phase")
+    if phase == "prefill":
+        load = prefill(_number(given, "batch"), _number(given, "prompt"))
+        return _estimate(model.step(load), 1.0, marks)
+    if phase != "decode":
+        raise UnsupportedError("phase: decode or prefill", shown(phase), "none is guessed")
+    tokens_per_step = 1.0
+    queries = int(given.get("queries", 1))
+    if "mtp" in given and "queries" not in given:
+        accepted = re.match(r"([\d.]+)", str(given.get("accepted", "")))
+        if accepted is None:
+            raise InputError("accepted tokens of those guessed", "none", "the row leaves it open")
+        queries = 1 + int(given["mtp"])
+        tokens_per_step += float(accepted[1])
+    return _estimate(model.step(_decode_load(given, queries, marks)), tokens_per_step, marks)
+
+
+def _decode_load(given: Mapping[str, Any], queries: int, marks: list[str]) -> Load:
+    """Return the load of a decode row: its context, or the middle of its answer."""
+    batch = _number(given, "batch")
+    if "context" in given:
+        return decode(batch, _number(given, "context"), queries)
+    middle = _number(given, "output") // 2
+    longest = re.fullmatch(r"(\d+) at most", str(given.get("prompt", "")))
+    if longest is None:
+        context = _number(given, "prompt") + middle
+    else:
+        # With one sequence the cache is a few per cent of what a step reads.
+        context = int(longest[1]) // 2 + middle
+        marks.append("length of the prompt not printed: half of the most it can be")
+    marks.append(f"context: {context}, in the middle of the answer")
+    return decode(batch, context, queries)
+
+
+def _served(model: Model, given: Mapping[str, Any], marks: list[str]) -> Estimate:
+    """Return a server's seconds per output token: prompts are read between the steps."""
+    if given["metric"] != PER_TOKEN:
+        raise InputError("a time of the whole work", f"metric={given['metric']}", "of a unit")
+    batch = _number(given, "batch")
+    output = _number(given, "output")
+    step = model.step(_decode_load(given, 1, marks))
+    prompt = model.step(prefill(1, _number(given, "prompt")))
+    read_s = batch / model.plan.dp * prompt.time_s
+    token_s = (output * step.time_s + read_s) / (batch * output)
+    marks.append("full batch at all times, each prompt read alone between two steps")
+    bound_s = (output * step.bound_s + batch / model.plan.dp * prompt.bound_s) / (batch * output)
+    limit = largest(step.ledger) if output * step.time_s > read_s else "prefill"
+    return Estimate(token_s, _bound(bound_s, marks), limit, {}, tuple(marks))
+
+
+def _estimate(step: Step, tokens_per_step: float, marks: list[str]) -> Estimate:
+    """Return the estimate of a step."""
+    bound_s = _bound(step.bound_s / tokens_per_step, marks)
+    return Estimate(step.time_s / tokens_per_step, bound_s, largest(step.ledger), {}, tuple(marks))
+
+
+def _bound(bound_s: float, marks: list[str]) -> float | None:
+    """Return a bound, or None if the bin of the chip is not printed: another may be quicker."""
+    return None if any(NOT_PRINTED in mark for mark in marks) else bound_s

@@ -1,0 +1,202 @@
+"""A file for `serve-sim` with a language model: requests, their lengths, and who reads prompts.
+
+    [model]     llm = "zoo:qwen3_8b", chip, and if wanted cluster, tp, ep, dp, pp, format, mode
+    [arrivals]  rate_per_s (Poisson); without it all requests are there at the start
+    [requests]  count, prompt and output: tokens, or [least, most] from which each is drawn; seed
+    [server]    policy, max_batch, max_prefill_tokens, blocks
+    [prefill]   a machine of its own for prompts, with the keys of [model] but llm
+
+With a machine for prompts, each prompt is read there, one after another. The pages of its cache
+then cross a link to the machine that gives the tokens, where the request arrives with its first
+token given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.deploy.serving.language import (
+    POLICIES,
+    Conversation,
+    Engine,
+    Request,
+    blocks_of,
+    converse,
+)
+from ascend_lab.errors import InputError
+from ascend_lab.limits import Range, decoded, naming, shown, toml_of
+from ascend_lab.llm.layer import PAGE_TOKENS
+from ascend_lab.llm.machine import GAPS, machine_of
+from ascend_lab.llm.memory import sequence_bytes
+from ascend_lab.llm.models import load_decoder
+from ascend_lab.llm.plan import MOST_DEVICES, Plan, decode
+from ascend_lab.llm.serving import Steps
+from ascend_lab.llm.step import Model
+
+_PARTS = Range(int, 1, MOST_DEVICES)
+_TOKENS = Range(int, 1, 1 << 20)
+_MACHINE: dict[str, Any] = {
+    "chip": str,
+    "cluster": str,
+    "tp": _PARTS,
+    "ep": _PARTS,
+    "dp": _PARTS,
+    "pp": _PARTS,
+    "format": str,
+    "mode": tuple(GAPS),
+}
+FILE: dict[str, Any] = {
+    "model": {"llm": str, **_MACHINE},
+    "prefill": _MACHINE,
+    "arrivals": {"rate_per_s": Range(float, 1e-6, 1e6)},
+    "requests": {
+        "count": Range(int, 1, 100_000),
+        "prompt": [_TOKENS],
+        "output": [_TOKENS],
+        "seed": Range(int, 0, 2**53),
+    },
+    "server": {
+        "policy": POLICIES,
+        "max_batch": Range(int, 1, 4096),
+        "max_prefill_tokens": Range(int, 1, 1 << 20),
+        "blocks": Range(int, 1, 1 << 24),
+    },
+}
+"""Every table, its keys, and what each may be."""
+USUAL_CHIP = "Ascend910B2"
+
+
+@dataclass(frozen=True, slots=True)
+class LlmScenario:
+    """A model that gives tokens, one that reads prompts (None: the same), requests, a scheduler."""
+
+    model: Model
+    reader: Model | None
+    requests: tuple[Request, ...]
+    engine: Engine
+
+
+def is_file_of_llm(path: str | Path) -> bool:
+    """Tell whether a scenario's file names a language model."""
+    model = toml_of(path, f"{path}: a TOML file of a scenario", InputError).get("model")
+    return isinstance(model, dict) and "llm" in model
+
+
+def read_llm_scenario(path: str | Path) -> LlmScenario:
+    """Return the scenario of a TOML file; raises `InputError` naming the table and key at fault."""
+    tables = toml_of(path, f"{path}: a TOML file of a scenario", InputError)
+    with naming(path):
+        requests = tables.get("requests")
+        if isinstance(requests, dict):
+            for key in ("prompt", "output"):
+                if isinstance(requests.get(key), int):
+                    requests[key] = [requests[key]]
+        return _scenario(decoded(FILE, tables))
+
+
+def _scenario(file: Mapping[str, Any]) -> LlmScenario:
+    """Return the scenario of checked tables."""
+    table = file["model"]
+    model = _model(table, table["llm"])
+    reader = _model(file["prefill"], table["llm"]) if "prefill" in file else None
+    server = dict(file.get("server", {}))
+    server.setdefault("blocks", Steps(model).pages())
+    engine = Engine(block_tokens=PAGE_TOKENS, **server)
+    return LlmScenario(model, reader, _requests(file), engine)
+
+
+def _model(table: Mapping[str, Any], name: str) -> Model:
+    """Return the model on the machine of a table."""
+    parts = {key: table[key] for key in ("tp", "ep", "dp", "pp") if key in table}
+    plan = Plan(**parts)
+    chip = table.get("chip", USUAL_CHIP)
+    machine = machine_of(chip, table.get("cluster", ""), plan, table.get("mode", "graph"))
+    return Model(load_decoder(name), machine, plan, table.get("format", ""))
+
+
+def _requests(file: Mapping[str, Any]) -> tuple[Request, ...]:
+    """Return the requests, drawn by the seed."""
+    table = file.get("requests", {})
+    for key in ("count", "prompt", "output"):
+        if key not in table:
+            raise InputError(f"[requests] with {key}", "none", "add it")
+    draw = np.random.default_rng(table.get("seed", 0))
+    count = table["count"]
+    prompts = _lengths(table["prompt"], count, draw, "prompt")
+    outputs = _lengths(table["output"], count, draw, "output")
+    rate = file.get("arrivals", {}).get("rate_per_s")
+    waits = draw.exponential(1 / rate, count) if rate else np.zeros(count)
+    arrivals = np.cumsum(waits)
+    rows = zip(arrivals.tolist(), prompts, outputs, strict=True)
+    return tuple(Request(arrival_s, prompt, output) for arrival_s, prompt, output in rows)
+
+
+def _lengths(given: tuple[int, ...], count: int, draw: np.random.Generator, key: str) -> list[int]:
+    """Return a length for each request: one number for all, or drawn between two."""
+    if len(given) > 2 or given[0] > given[-1]:
+        needed = f"[requests] {key}: a number of tokens, or [least, most]"
+        raise InputError(needed, shown(list(given)), "mend it")
+    lengths: list[int] = draw.integers(given[0], given[-1] + 1, count).tolist()
+    return lengths
+
+
+def serve_llm(scenario: LlmScenario) -> Conversation:
+    """Return what becomes of the requests."""
+    if scenario.reader is None:
+        return converse(scenario.requests, scenario.engine, Steps(scenario.model))
+    in_order = sorted(scenario.requests, key=lambda request: request.arrival_s)
+    arriving = _read_elsewhere(in_order, scenario.reader)
+    log = converse(arriving, scenario.engine, _CachesArrive(Steps(scenario.model)))
+    # A user waits from the moment that the request came to the reader.
+    for request, served in zip(in_order, log.requests, strict=True):
+        served.arrival_s = request.arrival_s
+    return log
+
+
+class _CachesArrive:
+    """Steps in which prompts cost nothing: their caches come over a link."""
+
+    def __init__(self, steps: Steps) -> None:
+        self.steps = steps
+
+    def of(self, prompt_tokens: int, decodes: int, cached: int) -> float:
+        """Return the seconds of the decodes of a step."""
+        return self.steps.of(0, decodes, cached)
+
+
+def _read_elsewhere(requests: Sequence[Request], reader: Model) -> list[Request]:
+    """Return requests as they arrive behind the machine that reads prompts.
+
+    One prompt is read at a time; a request leaves when its prompt is read and its pages are sent.
+    """
+    steps = Steps(reader)
+    link = max(
+        (link.rate_bytes_per_s * link.count for link in reader.machine.chip.links.values()),
+        default=0.0,
+    )
+    if not link:
+        needed = f"a chip with a link, to send caches from {reader.machine.chip.name}"
+        raise InputError(needed, "none", "leave [prefill] out")
+    page_bytes = sequence_bytes(reader.decoder, reader.shard, PAGE_TOKENS)
+    free_s = 0.0
+    arriving = []
+    for request in requests:
+        free_s = max(free_s, request.arrival_s) + steps.of(request.prompt, 0, 0)
+        pages = blocks_of(request.prompt, PAGE_TOKENS)
+        sent_s = pages * page_bytes / link
+        arriving.append(replace(request, arrival_s=free_s + sent_s))
+    return arriving
+
+
+def bottleneck(scenario: LlmScenario, log: Conversation) -> str:
+    """Return what limits a decode step of the mean batch and the mean context."""
+    tokens = sum(request.output for request in log.requests)
+    prompts = sum(request.prompt for request in log.requests)
+    batch = max(1, min(scenario.engine.max_batch, round(tokens / max(log.steps, 1))))
+    context = max(1, round((prompts + tokens / 2) / len(log.requests)))
+    return scenario.model.timed(decode(batch, context)).bottleneck

@@ -1,0 +1,308 @@
+"""One step of a language model on a machine: its seconds, where they go, and what bounds them.
+
+The kernels of a layer run one after another on every device; after attention and after the
+feed-forward part the devices of a group add up their results. So
+
+    step = sum over layers of (kernels + gaps + collectives) + head
+
+The ledger parts that sum:
+
+    weights, cache   bytes that a kernel fetches of them / rate that kernels reach
+    cube, vector     what is left of the kernels of each unit
+    starts           of tasks on the device
+    gaps             between tasks: who sends the next one (see `machine`)
+    links            collectives
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ascend_lab.errors import CapacityError
+from ascend_lab.llm.formats import WIDE_BYTES, Call, Caller, Format, format_of
+from ascend_lab.llm.layer import LayerCalls
+from ascend_lab.llm.machine import Machine
+from ascend_lab.llm.memory import Memory, memory_of
+from ascend_lab.llm.models import Decoder
+from ascend_lab.llm.plan import Load, Plan, shard_of
+from ascend_lab.llm.times import Times
+
+LEDGER = ("weights", "cache", "cube", "vector", "starts", "gaps", "links")
+PIECES = 3
+"""Into how many a product is cut whose sums are sent meanwhile.
+
+A product of 371.6 us and an all-reduce of 437.3 us take 560.6 us together, as one kernel: 437.3 +
+371.6 / 3. Source: hw-native-sys/pto-isa @3186c381, gemm_ar, 8 x 910B.
+"""
+CUT_BYTES = 1 << 20
+"""Results below this size are not cut: each piece's message would be all latency (assumed)."""
+SENTENCES: Mapping[str, str] = {
+    "weights": "reading weights from memory: more sequences a step share that read",
+    "cache": "reading the cache from memory: shorter contexts or more devices help",
+    "cube": "products on the cube: fewer tokens a step, 8 bits or more devices help",
+    "vector": "vector kernels: fewer tokens a step or more devices help",
+    "starts": "starts of small kernels: more work a kernel, or fewer kernels, help",
+    "gaps": "waits between kernels: graph mode or fewer kernels help",
+    "links": "collectives between devices: fewer devices a group help",
+}
+"""Entry of the ledger -> what limits a step if it is the largest, and what helps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step's seconds, their ledger, a bound that no schedule beats, a device's memory."""
+
+    decoder: Decoder
+    plan: Plan
+    load: Load
+    number_format: Format
+    ledger: Mapping[str, float]
+    kernels: int
+    bound_s: float
+    memory: Memory
+
+    @property
+    def time_s(self) -> float:
+        """Seconds of the step: the sum of its ledger."""
+        return sum(self.ledger.values())
+
+    @property
+    def tokens_per_s(self) -> float:
+        """New tokens of all sequences per second."""
+        return self.load.batch * self.load.tokens / self.time_s
+
+    @property
+    def bottleneck(self) -> str:
+        """What takes longest, and what helps, as a sentence."""
+        largest = max(LEDGER, key=lambda entry: self.ledger[entry])
+        share = self.ledger[largest] / self.time_s
+        return f"{share:.0%} of the step is {SENTENCES[largest]}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the step as plain data."""
+        return {
+            "time_s": self.time_s,
+            "tokens_per_s": self.tokens_per_s,
+            "kernels": self.kernels,
+            "bound_s": self.bound_s,
+            "ledger": dict(self.ledger),
+            "bottleneck": self.bottleneck,
+        }
+
+
+class Model:
+    """A decoder on a machine in a plan and a format; times its steps."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        machine: Machine,
+        plan: Plan | None = None,
+        number_format: str = "",
+        times: Times | None = None,
+    ) -> None:
+        """Raises `InputError` for a plan that does not divide the decoder, and unknown formats.
+
+        `times` of another plan on the same machine keep what was timed there.
+        """
+        plan = plan or Plan()
+        name = number_format or ("bf16" if "bf16" in machine.chip.cube else "fp16")
+        self.decoder = decoder
+        self.machine = machine
+        self.plan = plan
+        self.shard = shard_of(decoder, plan)
+        self.format = format_of(name, machine.chip)
+        self.times = times or Times(machine.chip, machine.topology)
+
+    def step(self, load: Load) -> Step:
+        """Return the step of a load; raises `CapacityError` if the devices have no room for it."""
+        memory = self.memory(load)
+        if not memory.fits:
+            raise CapacityError(
+                f"{memory.total_bytes / 2**30:.1f} GiB a device for {self.decoder.title} "
+                f"({memory.weights_bytes / 2**30:.1f} of weights)",
+                f"{memory.device_bytes / 2**30:.0f} GiB",
+                self._remedy(memory),
+            )
+        return self._sum(load, memory)
+
+    def timed(self, load: Load) -> Step:
+        """Return the step of a load, whether or not the devices have room for it."""
+        return self._sum(load, self.memory(load))
+
+    def memory(self, load: Load) -> Memory:
+        """Return the bytes of the fullest device."""
+        return memory_of(self.decoder, self.plan, self.shard, load, self.format, self.machine.chip)
+
+    def _remedy(self, memory: Memory) -> str:
+        """Return what would make a load fit."""
+        if memory.largest_batch:
+            return f"the largest batch that fits is {memory.largest_batch}"
+        return "raise tp, pp or ep, or take a format with smaller weights"
+
+    def calls(self, load: Load) -> list[tuple[list[Call], int]]:
+        """Return the kernels of a step on one device, and how often each list is run."""
+        layers = self._layers(load)
+        dense_layers = self.decoder.dense_layers
+        sparse_layers = self.decoder.layers - dense_layers
+        parts = [(layers.attention(), self.decoder.layers)]
+        if dense_layers:
+            parts.append((layers.feed_forward(dense=True), dense_layers))
+        if sparse_layers:
+            parts.append((layers.feed_forward(dense=False), sparse_layers))
+        parts.append((layers.head(), 1))
+        return parts
+
+    def _layers(self, load: Load) -> LayerCalls:
+        """Return what writes the calls of a load."""
+        caller = Caller(self.machine.chip, self.format)
+        return LayerCalls(caller, self.decoder, self.plan, self.shard, load)
+
+    def least_s(self, load: Load) -> float:
+        """Return seconds that no timing of the step falls below, without timing a kernel.
+
+        Every kernel starts, every gap passes, and the bytes move at the memory's peak.
+        """
+        chip = self.machine.chip
+        kernels = 0
+        read_bytes = 0.0
+        for calls, repeats in self.calls(load):
+            kernels += repeats * len(calls)
+            read_bytes += repeats * sum(call.weight_bytes + call.cache_bytes for call in calls)
+        return kernels * self.machine.gap_s + read_bytes / chip.memory_peak_bytes_per_s
+
+    def _sum(self, load: Load, memory: Memory) -> Step:
+        """Add up all layers, the head, and what passes between devices."""
+        account = _Account(self.times, self.machine)
+        for calls, repeats in self.calls(load):
+            account.add(calls, repeats)
+        self._add_links(account, self._layers(load))
+        return Step(
+            self.decoder,
+            self.plan,
+            load,
+            self.format,
+            {entry: account.ledger[entry] for entry in LEDGER},
+            account.kernels,
+            account.bound_s(self.format),
+            memory,
+        )
+
+    def _add_links(self, account: _Account, layers: LayerCalls) -> None:
+        """Add the collectives of all layers and of the head.
+
+        Row sums of attention and dense blocks go through an all-reduce of tp devices. With one
+        group the experts' results do, too; several groups send tokens to their experts and back.
+        """
+        plan = self.plan
+        decoder = self.decoder
+        sums_bytes = float(layers.rows * decoder.hidden * WIDE_BYTES)
+        sparse_layers = decoder.layers - decoder.dense_layers
+        # What ends each part of a layer on one device, and how many layers have it.
+        ends = [(layers.attention()[-1], decoder.layers)]
+        if decoder.dense_layers:
+            ends.append((layers.feed_forward(dense=True)[-1], decoder.dense_layers))
+        if sparse_layers and plan.dp == 1:
+            ends.append((layers.feed_forward(dense=False)[-1], sparse_layers))
+        for product, count in ends:
+            self._add_sums(account, product, sums_bytes, count)
+        if decoder.experts is not None and plan.dp > 1:
+            self._add_dispatch(account, layers, sparse_layers)
+        scored = layers.rows if layers.load.phase == "decode" else layers.batch
+        words_bytes = float(scored * self.shard.words * WIDE_BYTES)
+        account.add_collective("all_gather", words_bytes * plan.tp, plan.tp, 1)
+        if plan.pp > 1:
+            account.add_collective("all_gather", sums_bytes, 2, plan.pp - 1)
+
+    def _add_sums(self, account: _Account, product: Call, size_bytes: float, count: int) -> None:
+        """Add the all-reduce of a product's results among the tp devices of a group.
+
+        A large one begins while the product still runs: that is cut into `PIECES`, and a piece is
+        sent while the next is multiplied. So the shorter of both hides behind the longer, but for
+        one piece:
+
+            together = longer + shorter / PIECES
+        """
+        sum_s, bound_s = self.times.collective("all_reduce", size_bytes, self.plan.tp)
+        if size_bytes >= CUT_BYTES and product.macs:
+            product_s = self.times.of(product).time_s
+            together_s = max(product_s, sum_s) + min(product_s, sum_s) / PIECES
+            sum_s = min(sum_s, together_s - product_s)
+        account.add_links(sum_s, bound_s, count)
+
+    def _add_dispatch(self, account: _Account, layers: LayerCalls, count: int) -> None:
+        """Add what groups exchange for their experts: tokens out, results back, and their sums.
+
+        Each of the tp devices of a group sends its share of the group's tokens. Tokens go out in
+        one byte a number in w8a8.
+        """
+        experts = self.decoder.experts
+        assert experts is not None
+        plan = self.plan
+        rows = layers.rows / plan.tp * experts.chosen
+        number_bytes = 1 if self.format.name == "w8a8" else WIDE_BYTES
+        out_bytes = rows * self.decoder.hidden * number_bytes
+        back_bytes = rows * self.decoder.hidden * WIDE_BYTES
+        if plan.ep > 1:
+            account.add_collective("all_to_all", out_bytes, plan.ep, count)
+            account.add_collective("all_to_all", back_bytes, plan.ep, count)
+        if plan.expert_parts > 1:
+            account.add_collective("all_reduce", back_bytes, plan.expert_parts, count)
+        group_bytes = float(layers.rows * self.decoder.hidden * WIDE_BYTES)
+        account.add_collective("all_gather", group_bytes, plan.tp, count)
+
+
+class _Account:
+    """Sums of a step: seconds by entry of the ledger, kernels, bytes and multiplications."""
+
+    def __init__(self, times: Times, machine: Machine) -> None:
+        self.times = times
+        self.machine = machine
+        self.ledger = dict.fromkeys(LEDGER, 0.0)
+        self.kernels = 0
+        self.read_bytes = 0.0
+        self.macs = 0.0
+        self.links_bound_s = 0.0
+
+    def add(self, calls: list[Call], repeats: int) -> None:
+        """Add calls, each `repeats` times."""
+        rate = self.machine.chip.device_memory.rate_bytes_per_s
+        for call in calls:
+            timed = self.times.of(call)
+            read_bytes = call.weight_bytes + call.cache_bytes
+            running_s = timed.time_s - timed.start_s
+            fetching_s = min(running_s, read_bytes / rate)
+            if read_bytes:
+                weights_share = call.weight_bytes / read_bytes
+                self.ledger["weights"] += repeats * fetching_s * weights_share
+                self.ledger["cache"] += repeats * fetching_s * (1 - weights_share)
+            unit = "vector" if call.unit == "vector" else "cube"
+            self.ledger[unit] += repeats * (running_s - fetching_s)
+            self.ledger["starts"] += repeats * timed.start_s
+            self.ledger["gaps"] += repeats * self.machine.gap_s
+            self.kernels += repeats
+            self.read_bytes += repeats * read_bytes
+            self.macs += repeats * call.macs
+
+    def add_collective(self, operation: str, size_bytes: float, ranks: int, repeats: int) -> None:
+        """Add a collective, `repeats` times; one rank exchanges nothing."""
+        time_s, bound_s = self.times.collective(operation, size_bytes, ranks)
+        self.add_links(time_s, bound_s, repeats)
+
+    def add_links(self, time_s: float, bound_s: float, repeats: int) -> None:
+        """Add seconds of collectives that nothing hides, and their bound."""
+        self.ledger["links"] += repeats * time_s
+        self.links_bound_s += repeats * bound_s
+
+    def bound_s(self, number_format: Format) -> float:
+        """Return the least seconds: bytes at the memory's peak, products at the cube's, links.
+
+        They may all overlap, so that the largest of them is certain and their sum is not.
+        """
+        chip = self.machine.chip
+        quickest = "int8" if number_format.name == "w8a8" else number_format.main
+        memory_s = self.read_bytes / chip.memory_peak_bytes_per_s
+        cube_s = 2 * self.macs / chip.peak_ops_per_s(quickest)
+        return max(memory_s, cube_s, self.links_bound_s)

@@ -1,0 +1,93 @@
+"""Seconds of calls on a chip, and of collectives between devices; each is computed once.
+
+A kernel is timed as a task on the device, in the structure of the vendor's library where that is
+known (`compare`). Between two tasks the device waits for the next: in graph mode for its own
+scheduler, in eager mode for the host, which sends one operator after another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ascend_lab.compare.model import estimate
+from ascend_lab.compare.rows import Work
+from ascend_lab.llm.formats import MIXED, Call
+from ascend_lab.llm.layer import ROTARY
+from ascend_lab.machine.chip import Chip
+
+if TYPE_CHECKING:
+    from ascend_lab.cluster import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class CallTime:
+    """Seconds of a call: all of it, and of that the start of its task on the device."""
+
+    call: Call
+    time_s: float
+    start_s: float
+
+
+class Times:
+    """Times calls on one chip, and collectives of its cluster; what repeats is looked up."""
+
+    def __init__(self, chip: Chip, topology: Topology | None = None) -> None:
+        self.chip = chip
+        self.topology = topology
+        self._known: dict[tuple[object, ...], float] = {}
+        self._collectives: dict[tuple[str, float, int], tuple[float, float]] = {}
+
+    def collective(self, operation: str, size_bytes: float, ranks: int) -> tuple[float, float]:
+        """Return the seconds of a collective among the first `ranks` devices, and their bound.
+
+        `size_bytes` is what each rank holds. A single rank takes no time.
+        """
+        from ascend_lab.cluster import collective_time
+
+        if ranks == 1:
+            return 0.0, 0.0
+        assert self.topology is not None  # `machine_of` has seen to it
+        key = (operation, size_bytes, ranks)
+        if key not in self._collectives:
+            quickest = collective_time(operation, self.topology, size_bytes, placement=range(ranks))
+            self._collectives[key] = (quickest.time_s, quickest.lower_bound_s)
+        return self._collectives[key]
+
+    def of(self, call: Call) -> CallTime:
+        """Return the seconds of a call; raises as the operator's own check of its shapes."""
+        start_s = self.chip.queued_launch_s
+        time_s = self._seconds(call.work)
+        if call.unit == MIXED:
+            # The vector cores' own work is hidden behind the cube's, their start is not.
+            start_s += self.chip.mix_start_s
+            time_s += self.chip.mix_start_s
+        if call.fetches_code:
+            fetch_s = self.chip.library_fetch_s * self.chip.cores_of("vector")
+            start_s += fetch_s
+            time_s += fetch_s
+        return CallTime(call, time_s, min(start_s, time_s))
+
+    def _seconds(self, work: Work) -> float:
+        """Return the seconds of a work from the table, or of its kernel."""
+        attributes = tuple(sorted(work.attributes.items()))
+        key = (work.operator, work.shapes, work.dtypes, attributes)
+        if key not in self._known:
+            if work.operator == ROTARY:
+                self._known[key] = rotary_s(work, self.chip)
+            else:
+                self._known[key] = estimate(work, self.chip).model_s
+        return self._known[key]
+
+
+def rotary_s(work: Work, chip: Chip) -> float:
+    """Return the seconds of the kernel that turns q and k, whose sines lie in memory."""
+    from ascend_lab.machine.isa import as_kernel
+    from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
+    from ascend_lab.operators.kernels.rotary import Rotary, rotary_launch
+
+    (rows, heads, dim), (_, kv_heads, _) = work.shapes
+    shape = Rotary(rows, (heads, kv_heads), dim, work.dtypes[0])
+    kernel = as_kernel(rotary_launch(shape, chip))
+    timeline = simulate_kernel(kernel, chip, DeviceMemory.of(chip))
+    return replace(timeline, start="queued").task_s
