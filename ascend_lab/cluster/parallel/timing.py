@@ -128,21 +128,21 @@ class Cut:
     def bound_s(self) -> float:
         """Seconds no step is shorter than: a device's work, and the way to it and back."""
         plan = self.plan
-        way = 0.0
-        most = 0.0
+        path_s = 0.0
+        busiest_s = 0.0
         for device in range(plan.pipeline):
             work = self.work_s(device)
-            most = max(most, plan.micro_batches * work + way)
-            way += work if plan.virtual == 1 else 0.0
-        return most
+            busiest_s = max(busiest_s, plan.micro_batches * work + path_s)
+            path_s += work if plan.virtual == 1 else 0.0
+        return busiest_s
 
     def memory(self, optimizer: str) -> tuple[DeviceMemory, ...]:
         """Return the memory of one device of every pipeline stage."""
         stages = self.plan.pipeline
         helds = ({s // stages: n for s, n in self.held[d].items()} for d in range(stages))
         return tuple(
-            plans.stage_memory(self.of_device(d), held, self.plan, optimizer)
-            for d, held in enumerate(helds)
+            plans.stage_memory(self.of_device(d), held_by_chunk, self.plan, optimizer)
+            for d, held_by_chunk in enumerate(helds)
         )
 
 
@@ -153,9 +153,9 @@ def cut_model(plan: Plan, model: Model, batch: int) -> Cut:
     """
     units = model.units(plan.micro_batch(batch), plan.tensor, plan.sequence)
     ranges = _ranges(tuple(u.forward_s + u.backward_s for u in units), plan.pipeline * plan.virtual)
-    chunks = tuple(tuple(units[i] for i in part) for part in ranges)
-    held = _held(plan.schedule, plan.pipeline, plan.micro_batches, plan.virtual)
-    return Cut(plan, chunks, held)
+    chunks = tuple(tuple(units[i] for i in unit_range) for unit_range in ranges)
+    micro_batches_held = _held(plan.schedule, plan.pipeline, plan.micro_batches, plan.virtual)
+    return Cut(plan, chunks, micro_batches_held)
 
 
 _ranges = lru_cache(512)(plans.split_units)
@@ -214,9 +214,9 @@ def plan_time(
     traffic = _Traffic(plan, costs)
     ahead = [_forward_s(chunk, traffic) for chunk in cut.chunks]
     back = [_backward_s(chunk, traffic) for chunk in cut.chunks]
-    ways = [costs.transfer(plan, c[-1].boundary_bytes) for c in cut.chunks[:-1]]
+    transfers = [costs.transfer(plan, c[-1].boundary_bytes) for c in cut.chunks[:-1]]
     lists = orders(plan.schedule, plan.pipeline, plan.micro_batches, plan.virtual)
-    timed = plans.run_pipeline(lists, ahead, back, ways)
+    timed = plans.run_pipeline(lists, ahead, back, transfers)
     step_s = max(_finished_s(cut, model, traffic, timed, d) for d in range(plan.pipeline))
     passes = 3 if plan.recompute else 2
     work, exchanges = max(
@@ -326,8 +326,8 @@ class TopologyCosts:
     def beside(self, groups: Sequence[tuple[int, ...]]) -> Groups:
         """Return the first group and those that have devices in its servers."""
         homes = {d: i for i, group in enumerate(self.topology.groups) for d in group}
-        near = {homes[device] for device in groups[0]}
-        return tuple(g for g in groups if any(homes[device] in near for device in g))
+        occupied = {homes[device] for device in groups[0]}
+        return tuple(g for g in groups if any(homes[device] in occupied for device in g))
 
     def _timed(self, op: str, groups: Groups, size_bytes: float) -> float:
         ranks = len(groups[0])
@@ -335,22 +335,24 @@ class TopologyCosts:
             return 0.0
         if op == "transfer":
             return self._hop(groups, size_bytes)
-        first = collective_time(op, self.topology, size_bytes, placement=groups[0])
+        quickest = collective_time(op, self.topology, size_bytes, placement=groups[0])
         if len(groups) == 1:
-            return first.time_s
-        key = (op, groups, first.algorithm)
+            return quickest.time_s
+        key = (op, groups, quickest.algorithm)
         if key not in self._prepared:
             servers = cluster.servers_of(self.topology, groups[0])
-            one = make(op, first.algorithm, ranks, groups=servers)
+            schedule = make(op, quickest.algorithm, ranks, groups=servers)
             places = tuple(device for group in groups for device in group)
-            self._prepared[key] = prepare(side_by_side(one, len(groups)), self.topology, places)
+            self._prepared[key] = prepare(
+                side_by_side(schedule, len(groups)), self.topology, places
+            )
         return self._prepared[key].time_s(size_bytes * (ranks if op == "all_to_all" else 1))
 
     def _hop(self, groups: Groups, size_bytes: float) -> float:
         stages = np.array(groups).T
         everyone = tuple(range(self.topology.size))
         rows = np.zeros((len(groups), 1), np.int64)
-        hops = (Round.of(one, two, rows) for one, two in pairwise(stages))
+        hops = (Round.of(senders, receivers, rows) for senders, receivers in pairwise(stages))
         patterns = (pattern_of(hop, self.topology, everyone) for hop in hops)
         return max(pattern.time_s(size_bytes, self.topology) for pattern in patterns)
 
