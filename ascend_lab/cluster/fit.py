@@ -142,6 +142,7 @@ def _band_count(rows: Sequence[Measured]) -> int:
         logs[:, i] = np.log(np.pad(errors, (0, max_bands - len(errors)), mode="edge") + FINE)
     for count in range(max_bands - 1):
         gains = logs[count] - logs[count + 1 :]
+        # More bands always fit the fitted rows better; only a gain on rows left out counts.
         slack = CLEARLY * np.std(gains, axis=1, ddof=1) / math.sqrt(len(folds))
         if not (gains.mean(axis=1) > slack).any():
             return count + 1
@@ -169,6 +170,7 @@ def _fits(rows: Sequence[Measured], most: int) -> list[CollectiveFit]:
     sizes = sorted({row.size_bytes for row in rows})
     sums = _Sums.of(rows, sizes)
     count = len(sizes)
+    # A band of one size cannot tell latency from rate.
     narrow = min(2, len(sizes))
     edges = np.unique(np.linspace(0, count, min(count, MANY) + 1).round().astype(int)).tolist()
     parts = {
@@ -195,6 +197,7 @@ def _fits(rows: Sequence[Measured], most: int) -> list[CollectiveFit]:
 def _with_bands(
     sizes: Sequence[float], cuts: Sequence[int], parts: dict[tuple[int, int], Fitted]
 ) -> CollectiveFit:
+    # Bands meet half way on a logarithmic scale: between 1 KiB and 4 KiB at 2 KiB.
     middle = (math.sqrt(sizes[cut - 1] * sizes[cut]) for cut in cuts[1:-1])
     edges = pairwise([sizes[0], *middle, sizes[-1]])
     fitted = (parts[interval] for interval in pairwise(cuts))

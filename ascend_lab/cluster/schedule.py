@@ -380,6 +380,7 @@ def _folded_gather(p: int, adds: float) -> Floats:
     """Fold in one slot, double what pairs hold, fold out all but the own."""
     kept = 2 ** int(math.log2(p))
     terms = _terms(2, 1.0, adds)
+    # 6 ranks: two of the 4 that stay hold a folded neighbour's block besides their own: 2, 2, 1, 1.
     block_counts = [2] * (p - kept) + [1] * (2 * kept - p)
     for k in reversed(range(kept.bit_length() - 1)):
         span = 2 ** (k + 1)

@@ -130,6 +130,7 @@ class Uses:
             np.minimum.at(least_label, self.resource, label[self.flow])
             relabelled = label.copy()
             np.minimum.at(relabelled, self.flow, least_label[self.resource])
+            # Follow each label to its own label, which halves the distance to the least one.
             relabelled = relabelled[relabelled]
             if (relabelled == label).all():
                 return label
@@ -154,6 +155,8 @@ def fair_rates(uses: Uses, capacity: Floats, active: Mask | None = None) -> Floa
         if not busy.any():
             rate[open_flow] = math.inf
             break
+        # Three flows share a link of 10 GB/s and one of them also crosses a link of 2 GB/s: that
+        # flow is fixed at 2, and the other two get (10 - 2) / 2 = 4 GB/s each.
         share = np.where(busy, np.maximum(spare, 0.0) / np.maximum(load, 1), math.inf)
         least_share = share.min()
         tight = share <= least_share * (1 + EPSILON)
@@ -186,6 +189,7 @@ def finish_times(starts_s: Floats, sizes: Floats, uses: Uses, capacity: Floats) 
             need = np.where(running, remaining / rate, math.inf)
         need[running & np.isinf(rate)] = 0.0
         coming = float(starts_s[waiting].min()) - now if waiting.any() else math.inf
+        # Rates are constant until a flow ends or the next one starts, whichever comes first.
         step = min(float(need.min()), coming)
         if math.isinf(step):
             ends[running] = math.inf
@@ -236,6 +240,8 @@ class Pattern:
         """Return when each message has arrived."""
         ends: Floats = self.starts_s + self.slopes_s * block_bytes
         bent, uses = self.bent
+        # A straight line holds while all flows that share links start together. The others are
+        # simulated for this size: which of them overlap depends on how long each takes.
         if len(bent):
             starts = self.starts_s[bent]
             sizes = self.counts[bent] * block_bytes
@@ -281,6 +287,7 @@ def routed(step: Round, topology: Topology, places: Places) -> tuple[list[Path],
     issued: dict[int, float] = {}
     starts = np.zeros(len(paths))
     for i, path in enumerate(paths):
+        # With an alpha of 1 us, two messages by one link start at 1 us and at 2 us.
         issued[path[0]] = issued.get(path[0], 0.0) + delay[path]
         starts[i] = issued[path[0]]
     return paths, starts
@@ -403,6 +410,7 @@ def _parts_s_per_byte(
 ) -> float:
     """Return seconds a byte if each part has this share of the ranks; the root is at `home`."""
     full_tensor = np.ones(len(share))
+    # 2 of 8 ranks on a server each send 6/8 of their tensor out of it: 8 * 1/4 * 3/4 = 1.5.
     crossing = ranks * share * (1 - share)
     sends, receives = {
         "reduce_scatter": (1 - share, share),

@@ -93,6 +93,7 @@ def best_plans(
         raise ClusterError(needed, str(batch), "raise the batch or use fewer devices")
     times: list[PlanTime] = []
     for bound_s, i in sorted((cut.bound_s, i) for i, cut in enumerate(cuts)):
+        # Bounds rise from here on, so no later plan can be among the quickest either.
         if len(times) >= keep and bound_s > times[keep - 1].step_s:
             break
         places = placements(cuts[i].plan)
@@ -126,6 +127,7 @@ def _divisors(n: int) -> list[int]:
 
 def _powers(samples: int, stages: int) -> list[int]:
     """Return the powers of two that divide the samples of a pipeline; fewer than stages starve."""
+    # 12 samples: micro-batches 1, 2 and 4; with 4 stages only 4 keeps every stage busy.
     powers = [
         2**k for k in range(MOST_MICRO_BATCHES.bit_length()) if samples and not samples % 2**k
     ]

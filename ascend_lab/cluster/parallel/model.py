@@ -141,6 +141,7 @@ def _sliced(part: "Part", tensor: int, sequence: bool, model: GraphModel) -> Uni
     """
     share = 1.0
     if tensor > 1:  # the time of products with 1/t of their columns / that of the whole ones
+        # 1/t of the columns can take more than 1/t of the time: narrow tiles reuse less.
         uncut_s, cut_s = (
             sum(_product_s(m, k, -(-n // t), model.dtype, model.chip) for m, k, n in part.products)
             for t in (1, tensor)

@@ -193,6 +193,8 @@ def split_units(costs: Sequence[float], pieces: int) -> list[range]:
     prefix = np.concatenate([[0.0], np.cumsum(costs)])
     range_costs = prefix[:, None] - prefix[None, :]
     range_costs[np.tri(n + 1, dtype=bool).T] = np.inf  # a piece starts before it ends
+    # best[end]: the dearest piece, as cheap as possible, when the first `end` units are cut in as
+    # many pieces as there were passes. Costs 4, 1, 1, 2 in two pieces: [4] and [1, 1, 2], at 4.
     best = np.full(n + 1, np.inf)
     best[0] = 0.0
     cut = []
@@ -272,6 +274,7 @@ def orders(schedule: str, stages: int, micro_batches: int, virtual: int = 1) -> 
         if schedule != "gpipe":
             behind = stages - 1 - device
             warm_up = min(behind if virtual == 1 else 2 * behind + (virtual - 1) * stages, warm_up)
+        # The first of 4 stages runs F0 F1 F2, then F3 B0, F4 B1, ...; the last runs F0 B0, F1 B1.
         steady = [x for pair in zip(ahead[warm_up:], back, strict=False) for x in pair]
         task_lists.append([*ahead[:warm_up], *steady, *back[len(turns) - warm_up :]])
     return task_lists
@@ -281,6 +284,8 @@ def _turn(k: int, stages: int, virtual: int) -> tuple[int, int]:
     """Return (chunk, micro-batch) of a device's k-th forward: P micro-batches a chunk in turn."""
     if virtual == 1:
         return 0, k
+    # 2 stages of 2 chunks: micro-batches 0 and 1 through chunk 0, then both through chunk 1, and
+    # only then micro-batches 2 and 3.
     group, place = divmod(k, stages * virtual)
     return place // stages, group * stages + place % stages
 

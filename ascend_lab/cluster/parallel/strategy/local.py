@@ -171,6 +171,7 @@ def _sweep(
         for neighbour, table in land.links[node].items():
             if (rank[neighbour] > rank[node]) == forward:
                 incoming = ((node_share - messages[neighbour, node])[:, None] + table).min(axis=0)
+                # Only differences between strategies matter; without this, messages would grow.
                 messages[node, neighbour] = incoming - incoming.min()
     return at
 
@@ -188,6 +189,7 @@ def descend(land: Landscape, start: Positions) -> Positions:
         for neighbour, table in land.links[node].items():
             total = total + table[:, at[neighbour]]
         room = (land.rooms[rows] - used[rows]).min(initial=np.inf)
+        # A strategy fits if it needs at most the room of the fullest row more than the present one.
         fits = usage - usage[at[node]] <= max(room, 0.0)
         best = int(np.argmin(np.where(fits, total, np.inf)))
         if total[best] < total[at[node]]:
@@ -252,6 +254,7 @@ def halving(given: graph_problem.GraphProblem, own_costs: bool = False) -> tuple
     for _ in range(given.halvings):
         now = _Round(list(counts), counts)
         for v in order:
+            # A halving can fail: 6 rows cut in two leave 3, which cannot be cut in two again.
             open_ways = [w for w in _open(operators[v]) if _more(counts[v], w) in places[v]]
             now.taken[v] = min(open_ways, key=lambda w: weigh(now, v, w), default=-1)
             if open_ways:

@@ -26,8 +26,8 @@ from ascend_lab.cluster.parallel.values.weights import (
 from ascend_lab.cluster.train.step import DynamicLossScale
 
 __all__ = [
-    "Adam", "Batch", "Group", "MixedRun", "Model", "Net", "Piece", "Plan", "Run", "Sgd",
-    "Routing", "Shard", "Tape", "Traffic", "Var", "experts_transformer", "loss_and_gradients",
+    "Adam", "Batch", "Group", "MixedRun", "Model", "Net", "Piece", "Plan", "Routing", "Run", "Sgd",
+    "Shard", "Tape", "Traffic", "Var", "experts_transformer", "loss_and_gradients",
     "sentences", "train", "train_mixed", "train_single", "transformer", "vanishing",
 ]
 # fmt: on

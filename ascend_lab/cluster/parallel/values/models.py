@@ -209,6 +209,8 @@ def route(chances: Values, top: int, capacity: int) -> Values:
     taken = np.zeros((len(chances), experts), np.int64)
     for choice in range(top):
         picked = np.eye(experts, dtype=np.int64)[choices[..., choice]]
+        # The token's place in its expert's queue: the third token for an expert gets slot 2. A
+        # place beyond the capacity equals no slot, so the token is dropped.
         slots = np.cumsum(picked, axis=1) - picked + taken[:, None]
         dispatch += picked[..., None] * (slots[..., None] == np.arange(capacity))
         taken += picked.sum(axis=1)
@@ -386,6 +388,7 @@ def cross_entropy(tape: comm.Tape, logits: Var, targets: Ranked, group: comm.Gro
     ones = [
         np.arange(words) + group.place(r) * words == t[..., None] for r, t in enumerate(targets)
     ]
+    # Without subtracting the maximum of all ranks, exp of a logit above 709 overflows fp64.
     local_max = [v.max(-1)[None] for v in wide]
     global_max = [m.max(0)[..., None] for m in group.all_gather(local_max)]
     power = [np.exp(v - m) for v, m in zip(wide, global_max, strict=True)]
