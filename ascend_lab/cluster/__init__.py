@@ -88,16 +88,18 @@ def closed(
 
     One is closed when it holds `limit_bytes`, the first when it holds `first_bytes`.
     """
-    closings: list[tuple[int, int]] = []
+    buckets: list[tuple[int, int]] = []
     start = 0
     limit = first_bytes
     count = len(sums_bytes) - 1
     while start < count:
+        # Gradients of 10, 20 and 5 MiB, limit 25 MiB: the second closes the bucket, because
+        # a gradient is never cut.
         end = bisect_left(sums_bytes, sums_bytes[start] + limit, start) - 1
-        closings.append((start, min(max(end, start), count - 1)))
-        start = closings[-1][1] + 1
+        buckets.append((start, min(max(end, start), count - 1)))
+        start = buckets[-1][1] + 1
         limit = limit_bytes
-    return tuple(closings)
+    return tuple(buckets)
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ class Interpolated:
         """Return the seconds; 0 for nothing."""
         if size_bytes <= 0:
             return 0.0
+        # 6 KiB is between 4 KiB (k = 1) and 16 KiB (k = 2), a sixth of the way.
         place = math.log(size_bytes / SMALLEST_BYTES, STEP)
         low = max(0, math.floor(place))
         below_bytes, above_bytes = (SMALLEST_BYTES * STEP**k for k in (low, low + 1))

@@ -251,10 +251,12 @@ class _Router:
 
     def _find(self, source: int, target: int) -> Path:
         topology = self.topology
+        # A cable between the two devices is taken even if a way through a switch were quicker.
         if (direct := topology.between.get((source, target))) is not None:
             return (direct,)
         if paths := self._through_switches(source, target):
             return min(paths)[1]
+        # No cable and no switch in common: other devices forward the message, as on a ring.
         tree = self._tree(source, anything=True)
         if target not in tree:
             names = f"{topology.label(source)} to {topology.label(target)}"
@@ -297,6 +299,7 @@ class _Router:
             done[node] = (cost, last_link)
             for i in topology.leaving[node]:
                 target = topology.links[i].target
+                # Devices do not forward where a way through switches alone exists.
                 if target not in done and (anything or target >= topology.size):
                     begin = i if first_link < 0 else first_link
                     heapq.heappush(queue, (cost + self.costs[i], target, begin, i))
@@ -321,6 +324,8 @@ def max_flow(topology: Topology, sources: Iterable[int], targets: Iterable[int])
         residual.setdefault(node, {})[SINK] = math.inf
     total = 0.0
     while path := _shortest(residual):
+        # The narrowest link of a path bounds what the path adds. The reverse entry allows a later
+        # path to take some of it back.
         amount = min(residual[a][b] for a, b in path)
         if math.isinf(amount):
             return amount

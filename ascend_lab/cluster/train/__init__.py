@@ -261,6 +261,8 @@ def profile_layers(
     if layers <= SAMPLE:
         return profile
     prefix = layer_prefix([node.name for node in graph.nodes])
+    # The first and the last layer differ from the others (they touch embedding and head);
+    # 12 layers are first + 10 times middle + last, of which the sample has one middle layer.
     added_layers = layers - SAMPLE
     middle = [row for row in profile.operators if row.nodes[0].startswith(f"{prefix}1.")]
     ahead, back = (sum(r.time_s for r in middle if r.phase == phase) for phase in PHASES[:2])
@@ -268,6 +270,7 @@ def profile_layers(
     width = DTYPE_BYTES[dtype]
     gradient_count = profile.gradient_bytes // width
     added = sum(row.size_bytes for row in layer_rows) // width
+    # Only the update depends on the count of all parameters at once, so it is simulated for both.
     updates = [
         update_s(n, chip, optimizer, dtype)
         for n in (gradient_count, gradient_count + added_layers * added)
@@ -301,6 +304,7 @@ def _all_gradients(
                 name = _renamed(row.name, prefix, 1, 1 + more - k)
                 all_rows.append(replace(row, name=name, ready_s=row.ready_s + k * period_s))
         else:
+            # What backward writes after the middle layer waits for all the layers added to it.
             later = more * period_s if row.ready_s >= begin else 0.0
             name = _renamed(row.name, prefix, 2, 2 + more)
             all_rows.append(replace(row, name=name, ready_s=row.ready_s + later))
@@ -320,6 +324,7 @@ def _all_operators(rows: Sequence[OperatorRow], prefix: str, more: int) -> tuple
         layer_rows = [phase_rows[i] for i in places]
         phase_rows = [moved(row, 2, 2 + more) for row in phase_rows]
         at = places[-1] + 1 if places else len(phase_rows)
+        # Forward runs layers 2, 3, ... upwards, backward from the last one down.
         order = range(2, 2 + more) if phase == "forward" else range(1 + more, 1, -1)
         again = [moved(row, 1, k) for k in order for row in layer_rows]
         start = at if phase == "forward" else (places[0] if places else at)
@@ -379,9 +384,10 @@ def step_timeline(
     back = profile.forward_s + profile.backward_s
     spans = [Span("compute", "forward", 0.0, start), Span("compute", "backward", start, back)]
     lane = total = 0.0
-    for number, (first, last) in enumerate(cuts):
-        seconds = cost(sum(row.size_bytes for row in rows[first : last + 1]))
-        ready = start + max(row.ready_s for row in rows[first : last + 1])
+    for number, (first_row, last_row) in enumerate(cuts):
+        seconds = cost(sum(row.size_bytes for row in rows[first_row : last_row + 1]))
+        ready = start + max(row.ready_s for row in rows[first_row : last_row + 1])
+        # A bucket waits for its last gradient and for the bucket ahead of it on the network.
         begin = max(lane, ready)
         lane = begin + seconds
         total = total + seconds

@@ -170,6 +170,8 @@ class _Step:
         net = self.net
         net.phase = "backward"
         for row in rows:
+            # The loss is a mean: each of 32 rows has slope 1/32, or 32 with a loss scale of
+            # 1024, so that small gradients do not underflow in fp16.
             data = Fill(loss_scale / row.type.elements)
             self.grads[row.name] = net.constant(data, row.type, SEED)
         for node in reversed(net.forward):
@@ -184,6 +186,7 @@ class _Step:
         """Add gradients to those that the tensors have from other readers."""
         for name, grad in zip(node.inputs, found, strict=True):
             if grad is not None:
+                # A tensor with two readers (a residual) has two gradients, which add up.
                 previous = self.grads.get(name)
                 self.grads[name] = grad if previous is None else self.net.add(previous, grad)
 
@@ -195,6 +198,7 @@ class _Step:
                 grad = self.grads[leaf]
                 self.net.prefix = f"{name}.grad"
                 if name in merged:
+                    # A weight read in fp16 by a product and in fp32 by a norm, say: added in fp32.
                     grad = self.net.add(self.net.wide(merged[name]), self.net.wide(grad))
                 merged[name] = grad
         return merged
@@ -234,6 +238,7 @@ class _Step:
             net.input(state, weight.shape, weight.type.dtype)
             self.initial[state] = Constant(weight.type, Fill(0.0))
         net.prefix = f"{name}.update"
+        # The loss scale is taken out after the cast, where dividing cannot underflow.
         unscaled = net.scaled(net.in_format(grad, weight.type.dtype), 1.0 / scale)
         arguments = (weight, unscaled, *map(net.value, states))
         results = net.add_node(found.operator.name, *arguments, **found.attrs)

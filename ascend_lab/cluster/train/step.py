@@ -66,6 +66,7 @@ def is_parameter(graph: Graph, name: str) -> bool:
         for i, input_name in enumerate(node.inputs)
         if input_name == name
     ]
+    # Running means and variances are read by norms but follow the data, not a gradient.
     trained = [(n, i) for n, i in places if not (n.op in NORMS and i in STATISTICS)]
     if isinstance(constant.data, Seeded):
         return bool(trained)
@@ -142,6 +143,7 @@ def every(graph: Graph, blocks: int, parameters: Sequence[str]) -> tuple[str, ..
     if blocks < 1:
         raise InputError("recompute: every n-th block, n of at least 1", str(blocks), "raise it")
     inner = [name for name in cuts(graph, parameters) if name not in graph.outputs]
+    # Of cuts a, b, c, d, e with n = 2: keep b and d, and compute the rest once more.
     kept = inner[blocks - 1 :: blocks]
     if not kept:
         return ()

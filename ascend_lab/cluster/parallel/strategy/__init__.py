@@ -237,6 +237,7 @@ def _solved(
 
     columns = len(costs)
     rhs = np.zeros(equal.count)
+    # A node's 0/1 columns, one a strategy, add up to 1: exactly one is chosen.
     rhs[: len(offsets)] = 1.0
     constraints = [LinearConstraint(equal.build(columns), rhs, rhs)]
     if small.rows:
@@ -270,6 +271,7 @@ def _formulate(small: Reduced) -> tuple[Costs, _Matrix, dict[int, int], int]:
     tables = []
     for (u, v), table in small.edges.items():
         remainder, by_row, by_column = _grouped(table, costs[u], costs[v])
+        # The table was a sum of a term of u and a term of v: nothing couples the two nodes.
         if remainder.shape == (1, 1):
             continue
         ids = np.where(np.isfinite(remainder), 0, -1)
@@ -291,6 +293,7 @@ def _grouped(table: Costs, left: Costs, right: Costs) -> tuple[Costs, np.ndarray
     Minima of rows and columns move into the costs of the nodes, which change in place.
     """
     rows = table.min(axis=1)
+    # [[5, 7], [6, 8]] has row minima 5 and 6, then column minima 0 and 2: nothing remains.
     remainder = table - np.where(np.isfinite(rows), rows, 0.0)[:, None]
     columns = remainder.min(axis=0)
     remainder = remainder - np.where(np.isfinite(columns), columns, 0.0)
@@ -306,6 +309,7 @@ def _memory(small: Reduced, offsets: dict[int, int], columns: int) -> tuple[Any,
     used = _Matrix()
     limits = []
     for nodes, room in small.rows:
+        # Solvers lose precision on coefficients of 1e10 bytes; about 1000 is safe.
         unit = max(room, 1) / 1024
         for node in (v for v in nodes if v in offsets):
             usage = small.usages[node]

@@ -125,6 +125,7 @@ class Cuttable:
 
     def shardings(self, halvings: int) -> Iterator[Counts]:
         """Yield how often each way is used, in all that fit with at most `halvings` in total."""
+        # Two ways on 4 devices: (0, 0), (0, 1), (0, 2), (1, 0), (1, 1) and (2, 0).
         for counts in product(range(halvings + 1), repeat=len(self.ways)):
             if sum(counts) <= halvings and self.fits(counts):
                 yield counts
@@ -133,6 +134,8 @@ class Cuttable:
         """Return the layout of a tensor under a sharding."""
         shape = getattr(self, side)[index]
         maps: list[list[int]] = [[] for _ in shape]
+        # 8 devices are the matrix (2, 2, 2), axis 2 outermost. A matmul with its rows cut twice and
+        # its sum once: rows on axes 2 and 1, the sum on axis 0, where devices hold partial sums.
         first_axis = halvings - 1
         for axis, count in self.axes(counts, side, index):
             if axis >= 0:

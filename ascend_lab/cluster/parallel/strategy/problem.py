@@ -234,6 +234,7 @@ class Reduced:
     def restore(self, positions: dict[int, int]) -> tuple[int, ...]:
         """Return a strategy for every node of the problem, the folded ones chosen best."""
         restored = dict(positions)
+        # The node folded last has only neighbours that are decided by now: it comes first.
         for node, costs, tables in reversed(self.folded):
             total = costs + sum(
                 (table[:, restored[neighbour]] for neighbour, table in tables), np.zeros(1)
@@ -270,6 +271,8 @@ class Reduced:
         slack = cost - bound + 1.0 + 1e-9 * (abs(cost) + abs(bound))
 
         def cheap(table: Costs) -> Costs:
+            # Lower bound 90 and a choice of cost 100: an entry more than 11 (1 for rounding) above
+            # its table's least can be in no better choice.
             return np.where(table - table.min() <= slack, table, np.inf)
 
         costs = {node: cheap(node_costs) for node, node_costs in self.costs.items()}

@@ -343,6 +343,7 @@ def _rows(tape: comm.Tape, table: Var, tokens: Var, group: comm.Group) -> Var:
     def slope(grads: Ranked) -> list[Ranked]:
         out = [np.zeros(table.shape, grads[0].dtype) for _ in grads]
         for total, grad, n, m in zip(out, grads, local, mine, strict=True):
+            # A word that occurs twice gets both gradients; total[n] += grad would keep only one.
             np.add.at(total, n[m], grad[m])
         return [out]
 
@@ -388,7 +389,7 @@ def cross_entropy(tape: comm.Tape, logits: Var, targets: Ranked, group: comm.Gro
     ones = [
         np.arange(words) + group.place(r) * words == t[..., None] for r, t in enumerate(targets)
     ]
-    # Without subtracting the maximum of all ranks, exp of a logit above 709 overflows fp64.
+    # Without subtracting the maximum of all ranks, exp of a logit above 88 overflows fp32.
     local_max = [v.max(-1)[None] for v in wide]
     global_max = [m.max(0)[..., None] for m in group.all_gather(local_max)]
     power = [np.exp(v - m) for v, m in zip(wide, global_max, strict=True)]

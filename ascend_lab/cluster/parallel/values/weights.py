@@ -112,6 +112,8 @@ class Cuts:
     def sums(self, piece: Piece, name: str) -> tuple[str, ...]:
         """Return the groups whose ranks each have only part of a weight's gradient."""
         shard = self.shard(piece, name)
+        # With a split sequence each tensor rank sees other tokens: the gradient of a weight that
+        # all of them hold (a norm's scale) is a sum over them.
         axes = ["tensor"] if self.plan.sequence and shard is None else []
         axes.append("replica" if shard is not None and shard.group == "expert" else "data")
         return tuple(axes)
@@ -141,6 +143,7 @@ class Cuts:
 def flatten(arrays: Sequence[Values], multiple: int = 1) -> Values:
     """Return arrays one behind the other, zeros at the end up to a multiple of elements."""
     flat = np.concatenate([a.ravel() for a in arrays])
+    # 10 elements for 4 ranks are padded to 12: -10 % 4 = 2.
     return np.pad(flat, (0, -len(flat) % multiple))
 
 
@@ -207,6 +210,7 @@ class Replicas:
             names = [key for key in self.states if axis in self.sums[key]]
             if names:
                 self._sum(names, self.groups[axis])
+        # Backward finishes the last weights first, so buckets are filled in reverse order.
         names = [key for key in reversed(self.states) if "data" in self.sums[key]]
         for start, end in self.cuts.buckets(len(names)):
             self._sum(names[start : end + 1], self.groups["data"])
