@@ -71,12 +71,12 @@ STEP = 4.0
 
 def checked(segments: Sequence[Sequence[int]], count: int) -> Segments:
     """Return the segments; raise `InputError` unless they cover 0 .. count - 1 in order."""
-    found = tuple((int(a), int(b)) for a, b in segments)
-    flat = [i for a, b in found for i in range(a, b + 1)]
-    if flat != list(range(count)) or any(a > b for a, b in found):
-        what = f"segments (first, last) that are gradients 0 to {count - 1} in order"
-        raise InputError(what, str(found)[:80], "leave no gap")
-    return found
+    bounds = tuple((int(a), int(b)) for a, b in segments)
+    flat = [i for a, b in bounds for i in range(a, b + 1)]
+    if flat != list(range(count)) or any(a > b for a, b in bounds):
+        needed = f"segments (first, last) that are gradients 0 to {count - 1} in order"
+        raise InputError(needed, str(bounds)[:80], "leave no gap")
+    return bounds
 
 
 def closed(
@@ -88,16 +88,18 @@ def closed(
 
     One is closed when it holds `limit_bytes`, the first when it holds `first_bytes`.
     """
-    found: list[tuple[int, int]] = []
+    buckets: list[tuple[int, int]] = []
     start = 0
     limit = first_bytes
     count = len(sums_bytes) - 1
     while start < count:
-        last = bisect_left(sums_bytes, sums_bytes[start] + limit, start) - 1
-        found.append((start, min(max(last, start), count - 1)))
-        start = found[-1][1] + 1
+        # Gradients of 10, 20 and 5 MiB, limit 25 MiB: the second closes the bucket, because
+        # a gradient is never cut.
+        end = bisect_left(sums_bytes, sums_bytes[start] + limit, start) - 1
+        buckets.append((start, min(max(end, start), count - 1)))
+        start = buckets[-1][1] + 1
         limit = limit_bytes
-    return tuple(found)
+    return tuple(buckets)
 
 
 @dataclass(frozen=True)
@@ -115,12 +117,15 @@ class Interpolated:
         """Return the seconds; 0 for nothing."""
         if size_bytes <= 0:
             return 0.0
+        # 6 KiB is between 4 KiB (k = 1) and 16 KiB (k = 2), a sixth of the way.
         place = math.log(size_bytes / SMALLEST_BYTES, STEP)
         low = max(0, math.floor(place))
-        least, most = (SMALLEST_BYTES * STEP**k for k in (low, low + 1))
+        below_bytes, above_bytes = (SMALLEST_BYTES * STEP**k for k in (low, low + 1))
         start = self._at(low)
         end = self._at(low + 1)
-        return max(0.0, start + (end - start) * (size_bytes - least) / (most - least))
+        return max(
+            0.0, start + (end - start) * (size_bytes - below_bytes) / (above_bytes - below_bytes)
+        )
 
     def _at(self, k: int) -> float:
         if k not in self.known:
@@ -156,29 +161,29 @@ def make(
     Raises `ClusterError` for what does not exist.
     """
     op = op_name(op)
-    said = parse_name(op, algorithm)
+    parsed = parse_name(op, algorithm)
     if isinstance(ranks, Topology):
         groups = ranks.groups if groups is None else groups
         ranks = ranks.size
-    chunks = chunks if said.chunks is None else said.chunks
+    chunks = chunks if parsed.chunks is None else parsed.chunks
     if ranks < 1 or chunks < 1 or not 0 <= root < ranks:
         got = f"{ranks} ranks, {chunks} chunks, root {root}"
         raise ClusterError("ranks and chunks of at least 1, a root among the ranks", got, "count")
-    label = said.algorithm
+    label = parsed.algorithm
     if label in LEVELS:
-        servers = _servers(ranks, groups, said.split)
-        levels = _levels(op, label, servers, said.inside or inside, said.between or between)
+        servers = _servers(ranks, groups, parsed.split)
+        levels = _levels(op, label, servers, parsed.inside or inside, parsed.between or between)
         blocks, stages = in_two(op, label, servers, root, *levels)
-        parts = [str(said.split or ""), ",".join(filter(None, levels))]
+        parts = [str(parsed.split or ""), ",".join(filter(None, levels))]
         label += f"({':'.join(filter(None, parts))})" if any(parts) else ""
     else:
         blocks, stages = flat(op, label, ranks, root)
     rounds = tuple(step for stage in stages for step in stage)
     if chunks > 1:
         if chunks * len(rounds) > MOST_STEPS:
-            what = f"{label}: at most {MOST_STEPS // max(len(rounds), 1)} chunks on {ranks} ranks"
-            raise ClusterError(what, str(chunks), "take fewer")
-        lag = 1 if said.algorithm == "chain" else max(map(len, stages), default=0)
+            needed = f"{label}: at most {MOST_STEPS // max(len(rounds), 1)} chunks on {ranks} ranks"
+            raise ClusterError(needed, str(chunks), "take fewer")
+        lag = 1 if parsed.algorithm == "chain" else max(map(len, stages), default=0)
         rounds = chunked(rounds, chunks, lag)
         label = f"{label}*{chunks}"
     return Schedule(op, label, ranks, blocks * chunks, rounds, root)
@@ -191,8 +196,8 @@ def _servers(ranks: int, groups: Groups | None, split: int | None) -> Ints:
         rows = [row[i : i + split] for row in rows for i in range(0, len(row), split)]
     sizes = sorted({len(row) for row in rows})
     if sorted(r for row in rows for r in row) != list(range(ranks)) or len(sizes) != 1:
-        what = f"servers of one size that hold {ranks} ranks"
-        raise ClusterError(what, f"servers of {sizes} ranks", "use a flat algorithm")
+        needed = f"servers of one size that hold {ranks} ranks"
+        raise ClusterError(needed, f"servers of {sizes} ranks", "use a flat algorithm")
     return np.array(rows, np.int64)
 
 
@@ -202,18 +207,20 @@ def _levels(
     """Return the algorithms of both levels, checked; two empty names where there are none."""
     if name == "pipeline" or op == "all_to_all":
         if inside or between:
-            what = f"{op} by {name} without names of levels"
-            raise ClusterError(what, f"{inside}, {between}", "leave them out")
+            needed = f"{op} by {name} without names of levels"
+            raise ClusterError(needed, f"{inside}, {between}", "leave them out")
         return "", ""
     rooted = op in ("broadcast", "reduce")
     usual = "ring" if len(servers) & (len(servers) - 1) else "halving-doubling"
     inside = inside or ("tree" if rooted else "mesh")
     between = between or ("tree" if rooted else usual)
-    known = CASTS if rooted else tuple(GATHERS)
-    wider = (*known, "recursive-doubling") if op == "all_reduce" else known
+    flat_names = CASTS if rooted else tuple(GATHERS)
+    wider = (*flat_names, "recursive-doubling") if op == "all_reduce" else flat_names
     inside, between = (ALIASES.get(x, x).replace("_", "-") for x in (inside, between))
-    if inside not in known or between not in wider:
-        raise ClusterError(f"levels by {', '.join(known)}", f"{inside}, {between}", "choose these")
+    if inside not in flat_names or between not in wider:
+        raise ClusterError(
+            f"levels by {', '.join(flat_names)}", f"{inside}, {between}", "choose these"
+        )
     return inside, between
 
 
@@ -256,8 +263,8 @@ def compare(
     """Return the quickest variant of every algorithm that "auto" tries, quickest first."""
     op, candidates = _candidates_of(op, topology, "auto", placement, root)
     named: dict[str, list[Prepared]] = {}
-    for one in candidates:
-        named.setdefault(parse_name(op, one.algorithm)[0], []).append(one)
+    for candidate in candidates:
+        named.setdefault(parse_name(op, candidate.algorithm)[0], []).append(candidate)
     best = (_quickest(named[name], size_bytes) for name in sorted(named))
     return tuple(sorted((timed(op, b, size_bytes, root) for b in best), key=lambda t: t.time_s))
 
@@ -272,17 +279,19 @@ def servers_of(topology: Topology, places: Sequence[int]) -> Rows:
 def islands(topology: Topology, places: Places, servers: Rows) -> int | None:
     """Return k if every k ranks of a server, in order, are linked directly and others are not."""
     linked = topology.between
-    for each in range(2, min(max(map(len, servers)), CROWD + 1)):
-        pieces = [row[i : i + each] for row in servers for i in range(0, len(row), each)]
+    for island_ranks in range(2, min(max(map(len, servers)), CROWD + 1)):
+        pieces = [
+            row[i : i + island_ranks] for row in servers for i in range(0, len(row), island_ranks)
+        ]
         of = {places[rank]: n for n, piece in enumerate(pieces) for rank in piece}
-        if {len(piece) for piece in pieces} == {each} and all(
+        if {len(piece) for piece in pieces} == {island_ranks} and all(
             ((a, b) in linked) == (of[a] == of[b])
             for row in ([places[rank] for rank in server] for server in servers)
             for a in row
             for b in row
             if a != b
         ):
-            return each
+            return island_ranks
     return None
 
 
@@ -302,10 +311,10 @@ def variants(op: str, name: str, servers: Rows, split: int | None = None) -> tup
         betweens = ["tree", "nhr"][: len(servers) if not split else 2]
     if (split or len(servers[0])) <= CROWD:
         insides = ["mesh", *insides][: 2 if big else 3]
-    part = f"{split}:" if split else ""
+    prefix = f"{split}:" if split else ""
     overlaps = (1,) if big else OVERLAPS
     return tuple(
-        f"{name}({part}{inside},{between})" + (f"*{chunks}" if chunks > 1 else "")
+        f"{name}({prefix}{inside},{between})" + (f"*{chunks}" if chunks > 1 else "")
         for inside in insides
         for between in betweens
         for chunks in overlaps
@@ -327,7 +336,7 @@ def _quickest(candidates: Sequence[Prepared], size_bytes: float) -> Prepared:
     """Return the quickest, the first of equals; by rising floors, while one may be quicker."""
     if not 0 <= size_bytes < math.inf:
         raise ClusterError("a size of at least 0 bytes", str(size_bytes), "correct it")
-    floors = sorted((one.floor_s(size_bytes), i) for i, one in enumerate(candidates))
+    floors = sorted((candidate.floor_s(size_bytes), i) for i, candidate in enumerate(candidates))
     best = 0
     best_s = math.inf
     for floor_s, i in floors:
@@ -352,18 +361,18 @@ def _candidates(
 ) -> tuple[Prepared, ...]:
     """Return what to try; where no path joins two devices, only what can do without."""
     servers = servers_of(topology, places)
-    found = []
-    last = None
+    candidates = []
+    previous = None
     for name in _names(op, topology, algorithm, places, servers):
         try:
             schedule = make(op, name, len(places), root=root, groups=servers)
-            found.append(prepare(schedule, topology, places))
+            candidates.append(prepare(schedule, topology, places))
         except ClusterError as error:
-            last = error
-    if not found:
-        assert last is not None
-        raise last
-    return tuple(found)
+            previous = error
+    if not candidates:
+        assert previous is not None
+        raise previous
+    return tuple(candidates)
 
 
 def _names(
@@ -374,11 +383,11 @@ def _names(
 
     def tried(name: str, asked: bool) -> tuple[str, ...]:
         levels = name in LEVELS
-        whole = _applies(op, name, servers) or (asked and not (levels and split))
+        is_flat = _applies(op, name, servers) or (asked and not (levels and split))
         parts = variants(op, name, servers, split) if levels and split else ()
-        return (*(variants(op, name, servers) if whole else ()), *parts)
+        return (*(variants(op, name, servers) if is_flat else ()), *parts)
 
     if algorithm == "auto":
-        return tuple(full for name in ALGORITHMS[op] for full in tried(name, asked=False))
+        return tuple(full_name for name in ALGORITHMS[op] for full_name in tried(name, asked=False))
     name, *details = parse_name(op, algorithm)
     return (algorithm,) if any(details) else tried(name, asked=True)

@@ -41,7 +41,7 @@ def laid(rounds: Rounds, ranks: Ints, blocks: Ints) -> Rounds:
 
     `ranks`: (groups, p); `blocks`: (groups or 1, slots, w), the blocks that slot stands for.
     """
-    found = []
+    laid_rounds = []
     groups = len(ranks)
     width = blocks.shape[2]
     for step in rounds:
@@ -50,8 +50,8 @@ def laid(rounds: Rounds, ranks: Ints, blocks: Ints) -> Rounds:
         rows = np.broadcast_to(picked, (groups, messages, count, width))
         sources, targets = (ranks[:, x].reshape(-1) for x in (step.sources, step.targets))
         rows = rows.reshape(groups * messages, count * width)
-        found.append(Round(sources, targets, rows, np.tile(step.reduces, groups)))
-    return tuple(found)
+        laid_rounds.append(Round(sources, targets, rows, np.tile(step.reduces, groups)))
+    return tuple(laid_rounds)
 
 
 def chunked(rounds: Rounds, chunks: int, lag: int) -> Rounds:
@@ -60,6 +60,8 @@ def chunked(rounds: Rounds, chunks: int, lag: int) -> Rounds:
     Block b becomes blocks b * chunks .. b * chunks + chunks - 1. Rounds of different chunks that
     fall together travel at once.
     """
+    # A chain of 4 ranks has 3 rounds; in 8 chunks with lag 1 it takes 3 + 7 rounds of an eighth
+    # of the tensor each, the time of 10 / 8 instead of 3 whole tensors.
     waves: list[list[Round]] = [[] for _ in range(len(rounds) + (chunks - 1) * lag)]
     for chunk in range(chunks):
         for t, step in enumerate(rounds):
@@ -113,6 +115,8 @@ def nhr_gather(p: int) -> Rounds:
     ranks = np.arange(p)
     rounds = []
     for k in reversed(range((p - 1).bit_length())):
+        # Of 8 ranks each sends 1 slot 4 ranks on, then 2 slots 2 ranks on, then 4 slots to the
+        # next rank: 7 slots in 3 rounds.
         back = np.arange(0, p - 2**k, 2 ** (k + 1))
         rounds.append(Round.of(ranks, (ranks + 2**k) % p, (ranks[:, None] - back) % p))
     return tuple(rounds)
@@ -121,6 +125,7 @@ def nhr_gather(p: int) -> Rounds:
 def folded(p: int) -> tuple[Ints, Ints, Ints]:
     """Return (the ranks that stay, those that fold, whom they fold into): powers of 2 stay."""
     kept = 2 ** (p.bit_length() - 1)
+    # Of 6 ranks 4 stay (0, 2, 4, 5); ranks 1 and 3 fold into ranks 0 and 2.
     spare = np.arange(p - kept)
     stay = np.concatenate([2 * spare, np.arange(2 * (p - kept), p)])
     return stay, 2 * spare + 1, 2 * spare
@@ -132,21 +137,23 @@ def doubling_gather(p: int) -> Rounds:
     A folded rank gives its slot to its left neighbour and gets all others from it in the end.
     """
     stay, fold, into = folded(p)
-    own = stay[:, None]
+    own_blocks = stay[:, None]
     if len(fold):
         second = np.full(len(stay), NONE)
         second[: len(fold)] = fold
-        own = np.stack([stay, second], axis=1)
+        own_blocks = np.stack([stay, second], axis=1)
     count = len(stay)
     active = np.arange(len(stay))
     rounds = [Round.of(fold, into, fold[:, None])] if len(fold) else []
     for k in reversed(range(count.bit_length() - 1)):
-        near = 2 ** (k + 1)
-        have = active[:, None] % near + near * np.arange(count // near)
-        rounds.append(Round.of(stay, stay[active ^ 2**k], own[have].reshape(count, -1)))
+        span = 2 ** (k + 1)
+        # Of 4 ranks, rank 0 swaps slot 0 with rank 2, then slots 0 and 2 with rank 1.
+        have = active[:, None] % span + span * np.arange(count // span)
+        rounds.append(Round.of(stay, stay[active ^ 2**k], own_blocks[have].reshape(count, -1)))
     if len(fold):
-        rest = np.arange(p - 1) + (np.arange(p - 1) >= fold[:, None])
-        rounds.append(Round.of(into, fold, rest))
+        # Every slot except the folded rank's own: rank 1 of 4 still lacks slots 0, 2 and 3.
+        other_blocks = np.arange(p - 1) + (np.arange(p - 1) >= fold[:, None])
+        rounds.append(Round.of(into, fold, other_blocks))
     return tuple(rounds)
 
 
@@ -180,17 +187,18 @@ def all_reduce(name: str, p: int) -> tuple[int, Rounds]:
         rounds = laid(inner, stay[None], np.arange(count)[None, :, None])
     elif name == "recursive-doubling":
         slots = 1
-        whole = np.zeros((count, 1), np.int64)
+        whole_tensor = np.zeros((count, 1), np.int64)
         steps = [2**k for k in range(count.bit_length() - 1)]
-        rounds = tuple(Round.of(stay, stay[active ^ step], whole, True) for step in steps)
+        rounds = tuple(Round.of(stay, stay[active ^ step], whole_tensor, True) for step in steps)
     else:
         return p, (*reduce_scatter(name, p), *GATHERS[name](p))
     if not len(fold):
         return slots, rounds
+    # Ranks beyond the power of two add their tensor to a neighbour's first and get the sum last.
     all_slots = np.tile(np.arange(slots), (len(fold), 1))
-    first = Round.of(fold, into, all_slots, True)
-    last = Round.of(into, fold, all_slots)
-    return slots, (first, *rounds, last)
+    fold_round = Round.of(fold, into, all_slots, True)
+    unfold_round = Round.of(into, fold, all_slots)
+    return slots, (fold_round, *rounds, unfold_round)
 
 
 # -- broadcast from rank 0, reduction to it -------------------------------------------------------
@@ -198,6 +206,7 @@ def tree_cast(p: int) -> Rounds:
     """Send all to ranks p/2, p/4 .. 1 on: the ranks that have it double each round."""
     rounds = []
     for k in reversed(range((p - 1).bit_length())):
+        # Of 8 ranks: 0 sends to 4; then 0 and 4 to 2 and 6; then 0, 2, 4, 6 to 1, 3, 5, 7.
         sources = np.arange(0, p - 2**k, 2 ** (k + 1))
         rounds.append(Round.of(sources, sources + 2**k, np.zeros((len(sources), 1), np.int64)))
     return tuple(rounds)
@@ -215,8 +224,8 @@ def star_cast(p: int) -> Rounds:
 
 def star_scatter(p: int) -> Rounds:
     """Send each rank its slot at once."""
-    others = np.arange(1, p)
-    return (Round.of(np.zeros_like(others), others, others[:, None]),) if p > 1 else ()
+    leaves = np.arange(1, p)
+    return (Round.of(np.zeros_like(leaves), leaves, leaves[:, None]),) if p > 1 else ()
 
 
 def tree_scatter(p: int) -> Rounds:
@@ -244,6 +253,7 @@ def cast(name: str, p: int) -> tuple[int, Rounds]:
     scatter, gather = CUT[name]
     rounds = list(scatter(p))
     for step in gather(p):
+        # The root had all slots from the start: what the all-gather sends it is left out.
         keep = step.targets != 0
         rounds.append(Round.of(step.sources[keep], step.targets[keep], step.blocks[keep]))
     return p, tuple(rounds)
@@ -271,8 +281,8 @@ def mesh_exchange(p: int) -> Rounds:
 def pairwise_exchange(p: int) -> Rounds:
     """Send in round t to the rank t on: one message out and one in for every rank."""
     ranks = np.arange(p)
-    ways = ((ranks + t) % p for t in range(1, p))
-    return tuple(Round.of(ranks, to, (ranks * p + to)[:, None]) for to in ways)
+    shifted = ((ranks + t) % p for t in range(1, p))
+    return tuple(Round.of(ranks, to, (ranks * p + to)[:, None]) for to in shifted)
 
 
 def bruck_exchange(p: int) -> Rounds:
@@ -284,10 +294,10 @@ def bruck_exchange(p: int) -> Rounds:
     ranks = np.arange(p)[:, None]
     rounds = []
     for k in range((p - 1).bit_length()):
-        ways = np.arange(p)
-        ways = ways[(ways >> k) & 1 == 1]
-        starts = (ranks - ways % 2**k) % p
-        blocks = starts * p + (starts + ways) % p
+        distances = np.arange(p)
+        distances = distances[(distances >> k) & 1 == 1]
+        starts = (ranks - distances % 2**k) % p
+        blocks = starts * p + (starts + distances) % p
         rounds.append(Round.of(ranks[:, 0], (ranks[:, 0] + 2**k) % p, blocks))
     return tuple(rounds)
 
@@ -323,7 +333,7 @@ def in_two(
     op: str, name: str, groups: Ints, root: int, inside: str, between: str
 ) -> tuple[int, Stages]:
     """Return blocks and stages in two levels."""
-    servers, each = groups.shape
+    servers, server_ranks = groups.shape
     p = groups.size
     if op == "all_to_all":
         return p * p, (_exchange(groups),)
@@ -333,20 +343,20 @@ def in_two(
         return p, {"all_reduce": (down, up), "reduce_scatter": (down,), "all_gather": (up,)}[op]
     if op == "all_reduce":  # scatter inside, add up along each rail, gather inside
         slots, rail = all_reduce(between, servers)
-        blocks = np.arange(each * slots).reshape(each, slots)
-        return each * slots, (
-            laid(reduce_scatter(inside, each), groups, blocks[None]),
+        blocks = np.arange(server_ranks * slots).reshape(server_ranks, slots)
+        return server_ranks * slots, (
+            laid(reduce_scatter(inside, server_ranks), groups, blocks[None]),
             laid(rail, groups.T, blocks[:, :, None]),
-            laid(GATHERS[inside](each), groups, blocks[None]),
+            laid(GATHERS[inside](server_ranks), groups, blocks[None]),
         )
     if op == "all_gather":
         return p, (
             laid(GATHERS[between](servers), groups.T, groups.T[:, :, None]),
-            laid(GATHERS[inside](each), groups, groups.T[None]),
+            laid(GATHERS[inside](server_ranks), groups, groups.T[None]),
         )
     if op == "reduce_scatter":
         return p, (
-            laid(reduce_scatter(inside, each), groups, groups.T[None]),
+            laid(reduce_scatter(inside, server_ranks), groups, groups.T[None]),
             laid(reduce_scatter(between, servers), groups.T, groups.T[:, :, None]),
         )
     return _rooted(op, groups, root, inside, between)
@@ -361,23 +371,23 @@ def _rooted(op: str, groups: Ints, root: int, inside: str, between: str) -> tupl
     server, place = (int(i[0]) for i in np.nonzero(groups == root))
     home: Ints = np.roll(np.roll(groups, -server, axis=0), -place, axis=1)  # the root is first
     rooted = cast if op == "broadcast" else collect
-    each = groups.shape[1]
+    server_ranks = groups.shape[1]
     outer, rail = rooted(between, len(groups))
-    slots, local = rooted(inside, each) if inside in WHOLE else (each, ())
+    slots, local = rooted(inside, server_ranks) if inside in WHOLE else (server_ranks, ())
     blocks = np.arange(slots * outer).reshape(slots, outer)
     if inside in WHOLE:
-        one = (
+        one_server = (
             laid(rail, home[:, 0][None], blocks[:, :, None]),
             laid(local, home, blocks[None]),
         )
-        return outer, one if op == "broadcast" else one[::-1]
-    scatter, gather = (template(each) for template in CUT[inside])
+        return outer, one_server if op == "broadcast" else one_server[::-1]
+    scatter, gather = (template(server_ranks) for template in CUT[inside])
     along = laid(rail, home.T, blocks[:, :, None])
     if op == "broadcast":
-        first = laid(scatter, home[:1], blocks[None])
-        return slots * outer, (first, along, laid(gather, home, blocks[None]))
-    last = laid(backwards(scatter), home[:1], blocks[None])
-    return slots * outer, (laid(turned(gather), home, blocks[None]), along, last)
+        root_scatter = laid(scatter, home[:1], blocks[None])
+        return slots * outer, (root_scatter, along, laid(gather, home, blocks[None]))
+    root_gather = laid(backwards(scatter), home[:1], blocks[None])
+    return slots * outer, (laid(turned(gather), home, blocks[None]), along, root_gather)
 
 
 def _exchange(groups: Ints) -> Rounds:
@@ -385,21 +395,25 @@ def _exchange(groups: Ints) -> Rounds:
 
     Inside at once, between servers pairwise.
     """
-    servers, each = groups.shape
+    servers, server_ranks = groups.shape
     p = groups.size
     rounds = []
-    if each > 1:
-        one, two = pairs(each)
-        to = groups.T[two]
-        parts = [groups[s, one][:, None] * p + to for s in range(servers)]
-        inside = (groups[:, one].reshape(-1), groups[:, two].reshape(-1))
+    if server_ranks > 1:
+        sender, receiver = pairs(server_ranks)
+        to = groups.T[receiver]
+        parts = [groups[s, sender][:, None] * p + to for s in range(servers)]
+        inside = (groups[:, sender].reshape(-1), groups[:, receiver].reshape(-1))
         rounds.append(Round.of(*inside, np.concatenate(parts)))
-    here = np.arange(servers)
+    source_server = np.arange(servers)
     for t in range(1, servers):
-        there = (here + t) % servers
-        blocks = groups[here][:, None, :] * p + groups[there][:, :, None]
+        target_server = (source_server + t) % servers
+        blocks = groups[source_server][:, None, :] * p + groups[target_server][:, :, None]
         rounds.append(
-            Round.of(groups[here].reshape(-1), groups[there].reshape(-1), blocks.reshape(p, each))
+            Round.of(
+                groups[source_server].reshape(-1),
+                groups[target_server].reshape(-1),
+                blocks.reshape(p, server_ranks),
+            )
         )
     return tuple(rounds)
 
@@ -409,15 +423,15 @@ def _pipeline_gather(groups: Ints) -> Rounds:
 
     As many rounds as servers: (m - 1) max(between, inside) + inside, HCCL's pipeline.
     """
-    servers, each = groups.shape
+    servers, server_ranks = groups.shape
     rail = laid(ring_gather(servers), groups.T, groups.T[:, :, None])
-    one, two = pairs(each)
-    sides = groups[:, one].reshape(-1), groups[:, two].reshape(-1)
+    sender, receiver = pairs(server_ranks)
+    sides = groups[:, sender].reshape(-1), groups[:, receiver].reshape(-1)
     rounds = []
     for t in range(servers):
         parts = [*rail[t : t + 1]]
-        if each > 1:
-            parts.append(Round.of(*sides, np.roll(groups, t, axis=0)[:, one].reshape(-1, 1)))
+        if server_ranks > 1:
+            parts.append(Round.of(*sides, np.roll(groups, t, axis=0)[:, sender].reshape(-1, 1)))
         if parts:
             rounds.append(together(parts))
     return tuple(rounds)

@@ -111,8 +111,8 @@ def fit_collective(rows: Sequence[Measured]) -> CollectiveFit:
     Needed are two rows at least that differ in bytes / ranks: only then alpha and beta differ.
     """
     if not _tells_two(rows):
-        what = "rows of two or more sizes, or of one size on two or more counts of ranks"
-        raise InputError(what, f"{len(rows)} rows that are alike", "measure more sizes")
+        needed = "rows of two or more sizes, or of one size on two or more counts of ranks"
+        raise InputError(needed, f"{len(rows)} rows that are alike", "measure more sizes")
     return _fits(rows, _band_count(rows))[-1]
 
 
@@ -127,22 +127,26 @@ def _band_count(rows: Sequence[Measured]) -> int:
     standard errors of the gain in log(error + 1 %), which no single row decides.
     """
     sizes = {row.size_bytes for row in rows}
-    most = min(MAX_BANDS, (len(sizes) - 1) // 2)
-    if most < 2:
+    max_bands = min(MAX_BANDS, (len(sizes) - 1) // 2)
+    if max_bands < 2:
         return 1
     folds = _folds(rows, "size_bytes")
     if len({row.ranks for row in rows}) > 1:
         folds += _folds(rows, "ranks")
-    logs = np.zeros((most, len(folds)))
-    for i, (kept, left) in enumerate(folds):
-        errors = [np.mean([predicted(fit, r).error for r in left]) for fit in _fits(kept, most)]
-        logs[:, i] = np.log(np.pad(errors, (0, most - len(errors)), mode="edge") + FINE)
-    for count in range(most - 1):
+    logs = np.zeros((max_bands, len(folds)))
+    for i, (fitted_rows, left_out) in enumerate(folds):
+        errors = [
+            np.mean([predicted(fit, r).error for r in left_out])
+            for fit in _fits(fitted_rows, max_bands)
+        ]
+        logs[:, i] = np.log(np.pad(errors, (0, max_bands - len(errors)), mode="edge") + FINE)
+    for count in range(max_bands - 1):
         gains = logs[count] - logs[count + 1 :]
+        # More bands always fit the fitted rows better; only a gain on rows left out counts.
         slack = CLEARLY * np.std(gains, axis=1, ddof=1) / math.sqrt(len(folds))
         if not (gains.mean(axis=1) > slack).any():
             return count + 1
-    return most
+    return max_bands
 
 
 def _folds(rows: Sequence[Measured], by: str) -> list[tuple[list[Measured], list[Measured]]]:
@@ -151,13 +155,13 @@ def _folds(rows: Sequence[Measured], by: str) -> list[tuple[list[Measured], list
     Of more than `MANY` values every so-manieth is left out together.
     """
     values = sorted({getattr(row, by) for row in rows})
-    parts = [set(values[i::MANY]) for i in range(min(MANY, len(values)))]
+    folds = [set(values[i::MANY]) for i in range(min(MANY, len(values)))]
     return [
         (
-            [row for row in rows if getattr(row, by) not in part],
-            [row for row in rows if getattr(row, by) in part],
+            [row for row in rows if getattr(row, by) not in fold],
+            [row for row in rows if getattr(row, by) in fold],
         )
-        for part in parts
+        for fold in folds
     ]
 
 
@@ -166,6 +170,7 @@ def _fits(rows: Sequence[Measured], most: int) -> list[CollectiveFit]:
     sizes = sorted({row.size_bytes for row in rows})
     sums = _Sums.of(rows, sizes)
     count = len(sizes)
+    # A band of one size cannot tell latency from rate.
     narrow = min(2, len(sizes))
     edges = np.unique(np.linspace(0, count, min(count, MANY) + 1).round().astype(int)).tolist()
     parts = {
@@ -176,23 +181,26 @@ def _fits(rows: Sequence[Measured], most: int) -> list[CollectiveFit]:
     }
     # Dynamic programming: the least error of the sizes before `end` in so many bands, and starts.
     best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
-    found = []
+    fits = []
     for _ in range(max(1, min(most, count // 2))):
-        ways: dict[int, list[tuple[float, list[int]]]] = {}
+        options_by_end: dict[int, list[tuple[float, list[int]]]] = {}
         for (start, end), (_, _, error) in parts.items():
             if start in best:
-                ways.setdefault(end, []).append((best[start][0] + error, [*best[start][1], start]))
-        best = {end: min(options) for end, options in ways.items()}
-        found.append(_with_bands(sizes, [*best[count][1], count], parts))
-    return found
+                options_by_end.setdefault(end, []).append(
+                    (best[start][0] + error, [*best[start][1], start])
+                )
+        best = {end: min(options) for end, options in options_by_end.items()}
+        fits.append(_with_bands(sizes, [*best[count][1], count], parts))
+    return fits
 
 
 def _with_bands(
     sizes: Sequence[float], cuts: Sequence[int], parts: dict[tuple[int, int], Fitted]
 ) -> CollectiveFit:
+    # Bands meet half way on a logarithmic scale: between 1 KiB and 4 KiB at 2 KiB.
     middle = (math.sqrt(sizes[cut - 1] * sizes[cut]) for cut in cuts[1:-1])
     edges = pairwise([sizes[0], *middle, sizes[-1]])
-    fitted = (parts[part] for part in pairwise(cuts))
+    fitted = (parts[interval] for interval in pairwise(cuts))
     return CollectiveFit(
         tuple(Band(low, high, *fit[:2]) for (low, high), fit in zip(edges, fitted, strict=True))
     )
@@ -214,26 +222,27 @@ class _Sums:
         place = np.searchsorted(sizes, [row.size_bytes for row in rows])
         x = np.array([_law(r.size_bytes, r.ranks) for r in rows]) / [[r.time_s] for r in rows]
         products = np.stack([x[:, 0] ** 2, x[:, 0] * x[:, 1], x[:, 1] ** 2], axis=1)
-        both = np.zeros((len(sizes) + 1, 6))
-        np.add.at(both, place + 1, np.hstack([products, x, np.ones((len(rows), 1))]))
-        both = both.cumsum(axis=0)
-        return _Sums(both[:, :3], both[:, 3:5], both[:, 5])
+        sums = np.zeros((len(sizes) + 1, 6))
+        np.add.at(sums, place + 1, np.hstack([products, x, np.ones((len(rows), 1))]))
+        sums = sums.cumsum(axis=0)
+        return _Sums(sums[:, :3], sums[:, 3:5], sums[:, 5])
 
     def fit(self, start: int, end: int) -> Fitted:
         """Return alpha, beta >= 0 and the squared relative errors of sizes start .. end - 1."""
         aa, ab, bb = (self.products[end] - self.products[start]).tolist()
         a, b = (self.terms[end] - self.terms[start]).tolist()
         rows = float(self.counts[end] - self.counts[start])
-        least = aa * bb - ab * ab
-        ways = [(a / aa, 0.0), (0.0, b / bb)]  # with two unknowns, one of them is 0 in the best
-        if least > SINGULAR * aa * bb:
-            ways.append(((a * bb - b * ab) / least, (b * aa - a * ab) / least))
-        found = [
+        determinant = aa * bb - ab * ab
+        # If the free optimum has a negative number, the best allowed one has alpha or beta = 0.
+        candidates = [(a / aa, 0.0), (0.0, b / bb)]
+        if determinant > SINGULAR * aa * bb:
+            candidates.append(((a * bb - b * ab) / determinant, (b * aa - a * ab) / determinant))
+        errors = [
             (rows - 2 * (x * a + y * b) + x * x * aa + 2 * x * y * ab + y * y * bb, x, y)
-            for x, y in ways
+            for x, y in candidates
             if x >= 0 and y >= 0
         ]
-        error, alpha, beta = min(found)
+        error, alpha, beta = min(errors)
         return alpha, beta, max(error, 0.0)
 
 
@@ -244,13 +253,13 @@ def held_out(rows: Sequence[Measured], by: str = "size_bytes") -> list[HeldOut]:
     With many sizes a twentieth of them is left out at a time. Empty where the table has one size
     (count of ranks) only or the rest cannot be fitted.
     """
-    found = []
-    for kept, left in _folds(rows, by):
-        if not _tells_two(kept):
+    judged = []
+    for fitted_rows, left_out in _folds(rows, by):
+        if not _tells_two(fitted_rows):
             return []
-        fit = fit_collective(kept)
-        found += [predicted(fit, row) for row in left]
-    return found
+        fit = fit_collective(fitted_rows)
+        judged += [predicted(fit, row) for row in left_out]
+    return judged
 
 
 def predicted(fit: CollectiveFit, row: Measured) -> HeldOut:
@@ -293,28 +302,28 @@ def read_table(
         raise InputError(f"{name}: columns {', '.join(OWN)}", got, "name them in the first line")
     rows = [(number, dict(zip(columns, line, strict=False))) for number, line in lines[1:]]
     _one_device(name, rows, device)
-    found = [
+    measured = [
         _measured(f"{name}, line {number}", row, names)
         for number, row in rows
         if device is None or row.get("device") == device
     ]
-    kept = [row for row in found if max_ranks is None or row.ranks <= max_ranks]
+    kept = [row for row in measured if max_ranks is None or row.ranks <= max_ranks]
     if len(kept) > MOST_ROWS:
-        what = f"{name}: at most {MOST_ROWS} rows"
-        raise InputError(what, str(len(kept)), "average those of one size, or take fewer ranks")
+        needed = f"{name}: at most {MOST_ROWS} rows"
+        raise InputError(needed, str(len(kept)), "average those of one size, or take fewer ranks")
     if not kept:
-        got = f"{len(found)} rows, none of at most {max_ranks} ranks" if found else "no rows"
+        got = f"{len(measured)} rows, none of at most {max_ranks} ranks" if measured else "no rows"
         raise InputError(f"{name}: measured rows", got, "measure some")
     return kept
 
 
 def _one_device(name: str, rows: list[tuple[int, dict[str, str]]], device: str | None) -> None:
     """Refuse a table of several devices with none chosen, or a device it has not."""
-    there = sorted({row["device"] for _, row in rows if row.get("device")})
-    if device is None and len(there) > 1:
-        raise InputError(f"{name}: rows of one device", ", ".join(there), "choose one device")
-    if device is not None and device not in there:
-        got = ", ".join(there) or "no column device"
+    devices = sorted({row["device"] for _, row in rows if row.get("device")})
+    if device is None and len(devices) > 1:
+        raise InputError(f"{name}: rows of one device", ", ".join(devices), "choose one device")
+    if device is not None and device not in devices:
+        got = ", ".join(devices) or "no column device"
         raise InputError(f"{name}: rows of device {device}", got, "choose one of them")
 
 

@@ -67,15 +67,15 @@ def load_topology(text: str | Path) -> Topology:
     if preset is None:
         close = get_close_matches(kind.lower(), TOPOLOGIES, 1)
         asked = f"did you mean {usage(close[0])}? " if close else ""
-        there = f"{asked}there are {', '.join(map(usage, TOPOLOGIES))}"
-        raise ClusterError("a topology by name or a .toml file", repr(name), there)
+        known_topologies = f"{asked}there are {', '.join(map(usage, TOPOLOGIES))}"
+        raise ClusterError("a topology by name or a .toml file", repr(name), known_topologies)
     if not preset.limit:
         if colon:
             raise ClusterError(f"{kind} without a count", repr(name), f"write {kind}")
         return _built(kind, SERVER_DEVICES)
     if not (count.isascii() and count.isdigit() and 1 <= int(count[:9]) <= preset.limit):
-        what = f"{kind}:N with N from 1 to {preset.limit}"
-        raise ClusterError(what, repr(name), f"for example {kind}:8")
+        needed = f"{kind}:N with N from 1 to {preset.limit}"
+        raise ClusterError(needed, repr(name), f"for example {kind}:8")
     return _built(kind, int(count))
 
 
@@ -114,12 +114,12 @@ def rates() -> Mapping[str, model.Fact]:
     """Return what `rates.toml` knows, with source and trust, by dotted key ("share.hccs")."""
     data = tomllib.loads(Path(__file__).with_name("rates.toml").read_text("utf-8"))
     sources = data.pop("sources")
-    found = {}
+    rates_by_name = {}
     for section, entries in data.items():
         for key, entry in entries.items():
             source = sources[entry["source"]]
-            found[f"{section}.{key}"] = model.Fact(entry["value"], source, entry["trust"])
-    return MappingProxyType(found)
+            rates_by_name[f"{section}.{key}"] = model.Fact(entry["value"], source, entry["trust"])
+    return MappingProxyType(rates_by_name)
 
 
 def _achieved(topology: Topology, direct: str, by_switch: str) -> Topology:
@@ -127,14 +127,14 @@ def _achieved(topology: Topology, direct: str, by_switch: str) -> Topology:
 
     `direct` and `by_switch` say of what kind the links between devices are, and all others.
     """
-    known = rates()
+    measured = rates()
     links = []
     for link in topology.links:
         between_devices = max(link.source, link.target) < topology.size
-        share = known[f"share.{direct if between_devices else by_switch}"].value
+        share = measured[f"share.{direct if between_devices else by_switch}"].value
         links.append(replace(link, beta_s_per_byte=link.beta_s_per_byte / share, share=share))
-    call_s = known["call.time_s"].value
-    round_s = known["round.time_s"].value
+    call_s = measured["call.time_s"].value
+    round_s = measured["round.time_s"].value
     return replace(topology, links=tuple(links), call_s=call_s, round_s=round_s)
 
 
@@ -172,11 +172,13 @@ def _roce(name: str, count: int, chip: Chip, rails: int) -> Topology:
     names = [f"rail{r}" for r in range(used)] + (["spine"] if used > 1 else [])
     inside = _room(f"{name}:{count}", count, chip, names)
     port = chip.links["roce"]
-    first = count + len(inside.switches) - len(names)
-    links = [x for d in range(count) for x in _cable(d, first + d % rails, port, 2, port.count)]
+    first_port = count + len(inside.switches) - len(names)
+    links = [
+        x for d in range(count) for x in _cable(d, first_port + d % rails, port, 2, port.count)
+    ]
     for r in range(used if used > 1 else 0):
         ports = len(range(r, count, rails)) * port.count
-        links += _cable(first + r, first + used, port, 2, ports)
+        links += _cable(first_port + r, first_port + used, port, 2, ports)
     return replace(inside, links=(*inside.links, *links))
 
 
@@ -196,14 +198,14 @@ def _pod(count: int) -> Topology:
     they are one, with the rate of all ports. The network above has no less.
     """
     chip = load_chip("Ascend910C")
-    known = rates()
+    measured = rates()
     hccs = chip.links["hccs"]
-    near_s = known["a3.near_latency_s"].value
-    far_s = known["a3.far_latency_s"].value
+    near_s = measured["a3.near_latency_s"].value
+    far_s = measured["a3.far_latency_s"].value
     port = replace(hccs, latency_s=near_s)
     up = replace(hccs, latency_s=(far_s - near_s) / 2)
-    sio_rate = known["a3.sio_rate_bytes_per_s"].value
-    sio_s = known["a3.sio_latency_s"].value
+    sio_rate = measured["a3.sio_rate_bytes_per_s"].value
+    sio_s = measured["a3.sio_latency_s"].value
     sio = model.Link(sio_rate, sio_s, 1)
     servers = [
         range(start, min(start + POD_SERVER_DIES, count))
@@ -329,9 +331,9 @@ def read_topology(file: str) -> Topology:
         refuse_above(f"{file}: links", len(links), LINKS, "join nodes by switches", ClusterError)
     times = {key: checked(f"{file}: {key}", data.get(key, 0.0), LARGEST) for key in TIMES}
     groups = _servers(file, data.get("servers"), nodes, len(devices))
-    found = Topology(title, devices, switches, tuple(links), groups, **times)
-    _check_reach(file, found)
-    return found
+    topology = Topology(title, devices, switches, tuple(links), groups, **times)
+    _check_reach(file, topology)
+    return topology
 
 
 def _devices(file: str, given: Any) -> tuple[str, ...]:
@@ -373,35 +375,35 @@ def _links(where: str, entry: Any, nodes: dict[str, int]) -> list[Link]:
     one_way = entry.get("one_way", False)
     if not isinstance(one_way, bool):
         raise ClusterError(f"{where}: one_way as true or false", shown(one_way), "write it so")
-    found: list[Link] = []
+    links: list[Link] = []
     sources, targets = (_ends(where, entry, key, nodes) for key in ("from", "to"))
     count = len(sources) * len(targets)
     refuse_above(f"{where}: links", count, LINKS, "join nodes by switches", ClusterError)
     for a, b in product(sources, targets):
         if a == b:
             raise ClusterError(f"{where}: a link between two nodes", "one node", "mend from or to")
-        there, back = both_ways(a, b, alpha_s, beta)
-        found += [there] if one_way else [there, back]
-    return found
+        forward, backward = both_ways(a, b, alpha_s, beta)
+        links += [forward] if one_way else [forward, backward]
+    return links
 
 
 def _ends(where: str, entry: dict[str, Any], key: str, nodes: dict[str, int]) -> list[int]:
-    given = entry.get(key)
-    names = _names(f"{where}: {key}", [given] if isinstance(given, str) else given)
+    value = entry.get(key)
+    names = _names(f"{where}: {key}", [value] if isinstance(value, str) else value)
     for name in names:
         if name not in nodes:
-            known = ", ".join(list(nodes)[:10])
-            raise ClusterError(f"{where}: {key} names a node", shown(name), f"nodes: {known}")
+            node_names = ", ".join(list(nodes)[:10])
+            raise ClusterError(f"{where}: {key} names a node", shown(name), f"nodes: {node_names}")
     return [nodes[name] for name in names]
 
 
 def _one_of(where: str, entry: dict[str, Any], *pair: str) -> tuple[str, float]:
     """Return the one key of two that an entry has, and its number."""
-    given = [key for key in pair if key in entry]
-    if len(given) != 1:
-        got = " and ".join(given) or "neither"
+    present = [key for key in pair if key in entry]
+    if len(present) != 1:
+        got = " and ".join(present) or "neither"
         raise ClusterError(f"{where}: one of {pair[0]} and {pair[1]}", got, "give one")
-    return given[0], checked(f"{where}: {given[0]}", entry[given[0]], LARGEST)
+    return present[0], checked(f"{where}: {present[0]}", entry[present[0]], LARGEST)
 
 
 def _servers(
@@ -419,8 +421,8 @@ def _servers(
             raise ClusterError(f"{where}: names of devices", shown(names), "mend it")
         groups.append(tuple(members))
     if sorted(d for group in groups for d in group) != list(range(devices)):
-        what = f"{file}: servers, every device in exactly one"
-        raise ClusterError(what, shown(given), "list each device once")
+        needed = f"{file}: servers, every device in exactly one"
+        raise ClusterError(needed, shown(given), "list each device once")
     return tuple(groups)
 
 
@@ -431,17 +433,17 @@ def _check_reach(file: str, topology: Topology) -> None:
     for link in topology.links:
         onward[link.source].add(link.target)
         back[link.target].add(link.source)
-    for edges, verb, other in ((onward, "to", "from"), (back, "from", "to")):
+    for edges, verb, opposite in ((onward, "to", "from"), (back, "from", "to")):
         seen = {0}
         todo = [0]
         while todo:
-            new = edges[todo.pop()] - seen
-            seen |= new
-            todo += new
+            reached = edges[todo.pop()] - seen
+            seen |= reached
+            todo += reached
         lost = [topology.devices[d] for d in range(topology.size) if d not in seen]
         if lost:
-            what = f"{file}: a way {verb} every device {other} {topology.devices[0]}"
-            raise ClusterError(what, f"none {verb} {', '.join(lost[:5])}", "add links")
+            needed = f"{file}: a way {verb} every device {opposite} {topology.devices[0]}"
+            raise ClusterError(needed, f"none {verb} {', '.join(lost[:5])}", "add links")
 
 
 # -- as text and as plain data --------------------------------------------------------------------
@@ -453,10 +455,10 @@ Kind = tuple[str, float, float]
 
 def kind_of(topology: Topology, link: int) -> Kind:
     """Return a link's kind; nodes are named without their numbers: npu, host, rail."""
-    found = topology.links[link]
-    ends = sorted(family(topology.label(node)) for node in (found.source, found.target))
+    cable = topology.links[link]
+    ends = sorted(family(topology.label(node)) for node in (cable.source, cable.target))
     rate = float(topology.rate_bytes_per_s[link])
-    return " - ".join(ends), found.alpha_s, float(f"{rate:.6g}")
+    return " - ".join(ends), cable.alpha_s, float(f"{rate:.6g}")
 
 
 def family(label: str) -> str:

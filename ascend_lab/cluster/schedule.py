@@ -46,8 +46,8 @@ class Round:
     @property
     def counts(self) -> Ints:
         """Blocks in each message."""
-        found: Ints = (self.blocks != NONE).sum(axis=1)
-        return found
+        block_counts: Ints = (self.blocks != NONE).sum(axis=1)
+        return block_counts
 
     @staticmethod
     def of(
@@ -61,10 +61,10 @@ class Round:
             widest = max((len(row) for row in blocks), default=0)
             filled = [(*row, *[NONE] * (widest - len(row))) for row in blocks]
             blocks = np.array(filled, np.int64).reshape(len(blocks), widest)
-        one = np.asarray(sources, np.int64)
-        two = np.asarray(targets, np.int64)
-        flags = np.broadcast_to(np.asarray(reduces, bool), one.shape)
-        return Round(one, two, blocks.astype(np.int64, copy=False), flags)
+        source_ranks = np.asarray(sources, np.int64)
+        target_ranks = np.asarray(targets, np.int64)
+        flags = np.broadcast_to(np.asarray(reduces, bool), source_ranks.shape)
+        return Round(source_ranks, target_ranks, blocks.astype(np.int64, copy=False), flags)
 
 
 def together(rounds: Iterable[Round]) -> Round:
@@ -72,12 +72,12 @@ def together(rounds: Iterable[Round]) -> Round:
     parts = tuple(rounds)
     if len(parts) == 1:
         return parts[0]
-    widest = max(part.blocks.shape[1] for part in parts)
-    blocks = np.full((sum(len(part.sources) for part in parts), widest), NONE)
+    widest = max(member.blocks.shape[1] for member in parts)
+    blocks = np.full((sum(len(member.sources) for member in parts), widest), NONE)
     row = 0
-    for part in parts:
-        messages, count = part.blocks.shape
-        blocks[row : row + messages, :count] = part.blocks
+    for member in parts:
+        messages, count = member.blocks.shape
+        blocks[row : row + messages, :count] = member.blocks
         row += messages
     return Round(
         np.concatenate([p.sources for p in parts]),
@@ -111,11 +111,11 @@ class Schedule:
         if self.ranks < 1 or not 0 <= self.root < self.ranks:
             raise ClusterError(f"a root below {self.ranks} ranks", str(self.root), "choose one")
         if self.op in ("reduce_scatter", "all_gather") and self.blocks % self.ranks:
-            what = f"{self.op}: a multiple of {self.ranks} blocks"
-            raise ClusterError(what, str(self.blocks), "cut the tensor finer")
+            needed = f"{self.op}: a multiple of {self.ranks} blocks"
+            raise ClusterError(needed, str(self.blocks), "cut the tensor finer")
         if self.op == "all_to_all" and self.blocks % self.ranks**2:
-            what = f"all_to_all: a multiple of {self.ranks}^2 blocks"
-            raise ClusterError(what, str(self.blocks), "one block for each pair of ranks")
+            needed = f"all_to_all: a multiple of {self.ranks}^2 blocks"
+            raise ClusterError(needed, str(self.blocks), "one block for each pair of ranks")
 
     @property
     def parts(self) -> int:
@@ -124,8 +124,8 @@ class Schedule:
 
     def share(self, rank: int) -> range:
         """Return the blocks that are a rank's own in reduce_scatter, all_gather, all_to_all."""
-        own = self.blocks // self.ranks
-        return range(rank * own, (rank + 1) * own)
+        rank_blocks = self.blocks // self.ranks
+        return range(rank * rank_blocks, (rank + 1) * rank_blocks)
 
     def starts_with(self, rank: int) -> range:
         """Return the blocks a rank has at the beginning."""
@@ -196,17 +196,17 @@ def op_name(text: str) -> str:
 
 def parse_name(op: str, text: str) -> Name:
     """Return what the name of an algorithm says; raise `ClusterError` if there is none such."""
-    known = ALGORITHMS[op_name(op)]
-    found = _NAME.fullmatch(re.sub(r"\s", "", text.lower()).replace("_", "-"))
-    if found is not None:
-        name = ALIASES.get(found[1], found[1])
-        if name == "pipeline" and "chain" in known and name not in known:
+    algorithms = ALGORITHMS[op_name(op)]
+    match = _NAME.fullmatch(re.sub(r"\s", "", text.lower()).replace("_", "-"))
+    if match is not None:
+        name = ALIASES.get(match[1], match[1])
+        if name == "pipeline" and "chain" in algorithms and name not in algorithms:
             name = "chain"
-        chunks, split = (int(n) if n else None for n in (found[6], found[2] or found[3]))
-        plain = not (found[4] or split)
-        if name in known and (plain or name in LEVELS) and chunks != 0 and split != 0:
-            return Name(name, found[4], found[5], chunks, split)
-    raise ClusterError(f"{op} by one of {', '.join(known)}", repr(text), "choose one")
+        chunks, split = (int(n) if n else None for n in (match[6], match[2] or match[3]))
+        plain = not (match[4] or split)
+        if name in algorithms and (plain or name in LEVELS) and chunks != 0 and split != 0:
+            return Name(name, match[4], match[5], chunks, split)
+    raise ClusterError(f"{op} by one of {', '.join(algorithms)}", repr(text), "choose one")
 
 
 # -- on arrays ------------------------------------------------------------------------------------
@@ -218,68 +218,71 @@ def execute(schedule: Schedule, arrays: Sequence[Values]) -> list[Values]:
     all; broadcast takes the root's; all_to_all takes ranks * k elements and returns as many.
     Raises `ClusterError` for other inputs, and where a rank sends what it has not.
     """
-    given = _checked(schedule, arrays)
-    memory, held = _load(schedule, given)
+    checked_arrays = _checked(schedule, arrays)
+    memory, has_block = _load(schedule, checked_arrays)
     for number, step in enumerate(schedule.rounds):
         rows, columns = np.nonzero(step.blocks != NONE)
         sources = step.sources[rows]
         targets = step.targets[rows]
         blocks = step.blocks[rows, columns]
-        if not held[sources, blocks].all():
-            bad = int(np.argmin(held[sources, blocks]))
-            what = f"{schedule.algorithm}: round {number}, rank {sources[bad]} with its block"
-            raise ClusterError(what, f"no block {blocks[bad]}", "mend the schedule")
+        if not has_block[sources, blocks].all():
+            bad = int(np.argmin(has_block[sources, blocks]))
+            needed = f"{schedule.algorithm}: round {number}, rank {sources[bad]} with its block"
+            raise ClusterError(needed, f"no block {blocks[bad]}", "mend the schedule")
         moved = memory[sources, blocks]
         adds = step.reduces[rows]
         memory[targets[~adds], blocks[~adds]] = moved[~adds]
         np.add.at(memory, (targets[adds], blocks[adds]), moved[adds])
-        held[targets, blocks] = True
-    return [_result(schedule, memory, held, len(given[0]), r) for r in range(schedule.ranks)]
+        has_block[targets, blocks] = True
+    return [
+        _result(schedule, memory, has_block, len(checked_arrays[0]), r)
+        for r in range(schedule.ranks)
+    ]
 
 
 def _checked(schedule: Schedule, arrays: Sequence[Values]) -> list[Values]:
-    given = [np.asarray(a) for a in arrays]
-    what = f"{schedule.op}: {schedule.ranks} flat arrays of one length and kind"
-    kinds = {(a.shape, a.dtype) for a in given}
-    if len(given) != schedule.ranks or len(kinds) > 1 or any(a.ndim != 1 for a in given):
-        got = f"{len(given)} of shapes {sorted({a.shape for a in given})}"
-        raise ClusterError(what, got, "one ravelled array a rank")
-    if schedule.op == "all_to_all" and len(given[0]) % schedule.ranks:
-        what = f"all_to_all: elements for each of {schedule.ranks} ranks alike"
-        raise ClusterError(what, str(len(given[0])), "pad them")
-    return given
+    converted = [np.asarray(a) for a in arrays]
+    needed = f"{schedule.op}: {schedule.ranks} flat arrays of one length and kind"
+    kinds = {(a.shape, a.dtype) for a in converted}
+    if len(converted) != schedule.ranks or len(kinds) > 1 or any(a.ndim != 1 for a in converted):
+        got = f"{len(converted)} of shapes {sorted({a.shape for a in converted})}"
+        raise ClusterError(needed, got, "one ravelled array a rank")
+    if schedule.op == "all_to_all" and len(converted[0]) % schedule.ranks:
+        needed = f"all_to_all: elements for each of {schedule.ranks} ranks alike"
+        raise ClusterError(needed, str(len(converted[0])), "pad them")
+    return converted
 
 
 def _load(schedule: Schedule, given: list[Values]) -> tuple[Values, Mask]:
     """Return memory (rank, block, element) and which blocks are held; zeros fill up blocks."""
     ranks = schedule.ranks
-    own = schedule.op in ("all_gather", "all_to_all")
-    blocks = schedule.blocks // ranks if own else schedule.blocks
+    starts_with_own = schedule.op in ("all_gather", "all_to_all")
+    blocks = schedule.blocks // ranks if starts_with_own else schedule.blocks
     pieces = ranks if schedule.op == "all_to_all" else 1  # each is cut into blocks evenly
-    each = len(given[0]) // pieces
+    block_length = len(given[0]) // pieces
     per_piece = blocks // pieces
-    size = -(-each // per_piece)
+    size = -(-block_length // per_piece)
     cut = np.zeros((ranks, pieces, per_piece * size), given[0].dtype)
-    cut[:, :, :each] = np.stack(given).reshape(ranks, pieces, each)
+    cut[:, :, :block_length] = np.stack(given).reshape(ranks, pieces, block_length)
     memory = np.zeros((ranks, schedule.blocks, size), given[0].dtype)
-    held = np.zeros((ranks, schedule.blocks), bool)
+    has_block = np.zeros((ranks, schedule.blocks), bool)
     for rank in range(ranks):
         mine = schedule.starts_with(rank)
         if len(mine):
             memory[rank, mine.start : mine.stop] = cut[rank].reshape(blocks, size)
-            held[rank, mine.start : mine.stop] = True
-    return memory, held
+            has_block[rank, mine.start : mine.stop] = True
+    return memory, has_block
 
 
 def _result(schedule: Schedule, memory: Values, held: Mask, length: int, rank: int) -> Values:
     """Return what a rank ends with; raise `ClusterError` where it lacks a block of that."""
-    wanted = schedule.ends_with(rank)
+    expected = schedule.ends_with(rank)
     ranks = schedule.ranks
-    if not held[rank, wanted].all():
-        lack = [int(b) for b in wanted if not held[rank, b]][:4]
-        what = f"{schedule.algorithm}: every block of rank {rank} delivered"
-        raise ClusterError(what, f"blocks {lack} missing", "mend the schedule")
-    flat = memory[rank, wanted].reshape(-1)
+    if not held[rank, expected].all():
+        lack = [int(b) for b in expected if not held[rank, b]][:4]
+        needed = f"{schedule.algorithm}: every block of rank {rank} delivered"
+        raise ClusterError(needed, f"blocks {lack} missing", "mend the schedule")
+    flat = memory[rank, expected].reshape(-1)
     if schedule.op == "all_gather":
         flat = flat.reshape(ranks, -1)[:, :length]
     elif schedule.op == "all_to_all":
@@ -288,8 +291,8 @@ def _result(schedule: Schedule, memory: Values, held: Mask, length: int, rank: i
         flat = flat[: max(0, length - rank * len(flat))]
     else:
         flat = flat[:length]
-    found: Values = flat.reshape(-1).copy()
-    return found
+    result: Values = flat.reshape(-1).copy()
+    return result
 
 
 # -- published costs: alpha a message, beta a byte sent, gamma a byte added ------------------------
@@ -310,17 +313,17 @@ def closed_form_s(
     `size_bytes` as in `time_collective`. Raises `ClusterError` for algorithms in levels.
     """
     op = op_name(op)
-    said = parse_name(op, algorithm)
+    parsed = parse_name(op, algorithm)
     if ranks < 1 or not size_bytes >= 0:
         raise ClusterError("ranks >= 1 and bytes >= 0", f"{ranks}, {size_bytes}", "count")
     if ranks == 1 or size_bytes == 0:
         return 0.0
-    name = said.algorithm
-    chunks = said.chunks or 1
+    name = parsed.algorithm
+    chunks = parsed.chunks or 1
     table = _table(op, ranks, chunks)
     if name not in table or (chunks > 1 and name != "chain"):
-        what = f"{op} by one of {', '.join(table)}"
-        raise ClusterError(what, name, "add the costs of the levels yourself")
+        needed = f"{op} by one of {', '.join(table)}"
+        raise ClusterError(needed, name, "add the costs of the levels yourself")
     alphas, betas, gammas = table[name].tolist()
     cost_s = size_bytes * (betas * beta_s_per_byte + gammas * gamma_s_per_byte)
     return float(alphas * alpha_s + cost_s)
@@ -335,23 +338,23 @@ def _table(op: str, p: int, chunks: int) -> dict[str, Floats]:
     """Return the costs of an operation by algorithm."""
     if op == "all_to_all":
         log = math.ceil(math.log2(p))
-        moved = sum((way >> k) & 1 for k in range(log) for way in range(p)) / p
-        ways = {"mesh": (1, 1 / p), "pairwise": (p - 1, (p - 1) / p), "bruck": (log, moved)}
-        return {name: _terms(*counts) for name, counts in ways.items()}
+        moved = sum((distance >> k) & 1 for k in range(log) for distance in range(p)) / p
+        exchange = {"mesh": (1, 1 / p), "pairwise": (p - 1, (p - 1) / p), "bruck": (log, moved)}
+        return {name: _terms(*counts) for name, counts in exchange.items()}
     if op in ("broadcast", "reduce"):
         return _rooted(p, chunks, adds=float(op == "reduce"))
     if op in ("all_gather", "reduce_scatter"):
         return _gather(p, adds=float(op == "reduce_scatter"))
     scatter = _gather(p, 1.0)
     gather = _gather(p, 0.0)
-    found = {name: scatter[name] + gather[name] for name in scatter}
+    table = {name: scatter[name] + gather[name] for name in scatter}
     log = int(math.log2(p))
     share = (2**log - 1) / 2**log
     fold = _terms(2, 2, 1) if 2**log < p else _terms(0, 0)
     hops = 2 * (p - 1) + chunks - 1
     adding = p - 1 + chunks - 1
     return {
-        **found,
+        **table,
         "halving-doubling": _terms(2 * log, 2 * share, share) + fold,
         "recursive-doubling": _terms(log, log, log) + fold,
         "tree": _rooted(p, 1, 1.0)["tree"] + _rooted(p, 1, 0.0)["tree"],
@@ -377,11 +380,14 @@ def _folded_gather(p: int, adds: float) -> Floats:
     """Fold in one slot, double what pairs hold, fold out all but the own."""
     kept = 2 ** int(math.log2(p))
     terms = _terms(2, 1.0, adds)
-    held = [2] * (p - kept) + [1] * (2 * kept - p)
+    # 6 ranks: two of the 4 that stay hold a folded neighbour's block besides their own: 2, 2, 1, 1.
+    block_counts = [2] * (p - kept) + [1] * (2 * kept - p)
     for k in reversed(range(kept.bit_length() - 1)):
-        near = 2 ** (k + 1)
-        most = max(sum(held[a] for a in range(a0, kept, near)) for a0 in range(min(near, kept)))
-        terms = terms + _terms(1, most / p, adds * most / p)
+        span = 2 ** (k + 1)
+        max_blocks = max(
+            sum(block_counts[a] for a in range(a0, kept, span)) for a0 in range(min(span, kept))
+        )
+        terms = terms + _terms(1, max_blocks / p, adds * max_blocks / p)
     return terms
 
 

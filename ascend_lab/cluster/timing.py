@@ -91,8 +91,8 @@ def placed(ranks: int, topology: Topology, placement: Sequence[int] | None = Non
     places = tuple(range(ranks)) if placement is None else tuple(map(int, placement))
     fits = len(places) == ranks == len(set(places)) and min(places) >= 0
     if not fits or max(places) >= topology.size:
-        what = f"{topology.name}: {ranks} different devices of {topology.size}"
-        raise ClusterError(what, str(list(places))[:60], "use a larger topology or fewer ranks")
+        needed = f"{topology.name}: {ranks} different devices of {topology.size}"
+        raise ClusterError(needed, str(list(places))[:60], "use a larger topology or fewer ranks")
     return places
 
 
@@ -125,15 +125,16 @@ class Uses:
     def components(self) -> Ints:
         """Return for every flow the least flow it shares resources with, if only through others."""
         label = np.arange(self.count)
-        least = np.full(int(self.resource.max(initial=0)) + 1, self.count)
+        least_label = np.full(int(self.resource.max(initial=0)) + 1, self.count)
         while True:
-            np.minimum.at(least, self.resource, label[self.flow])
-            found = label.copy()
-            np.minimum.at(found, self.flow, least[self.resource])
-            found = found[found]
-            if (found == label).all():
+            np.minimum.at(least_label, self.resource, label[self.flow])
+            relabelled = label.copy()
+            np.minimum.at(relabelled, self.flow, least_label[self.resource])
+            # Follow each label to its own label, which halves the distance to the least one.
+            relabelled = relabelled[relabelled]
+            if (relabelled == label).all():
                 return label
-            label = found
+            label = relabelled
 
 
 def fair_rates(uses: Uses, capacity: Floats, active: Mask | None = None) -> Floats:
@@ -145,23 +146,25 @@ def fair_rates(uses: Uses, capacity: Floats, active: Mask | None = None) -> Floa
     """
     rate = np.zeros(uses.count)
     open_flow = np.ones(uses.count, bool) if active is None else active.copy()
-    left = np.array(capacity, float)
-    finite = np.isfinite(left)
+    spare = np.array(capacity, float)
+    finite = np.isfinite(spare)
     while open_flow.any():
         live = open_flow[uses.flow]
-        load = np.bincount(uses.resource[live], minlength=len(left))
+        load = np.bincount(uses.resource[live], minlength=len(spare))
         busy = (load > 0) & finite
         if not busy.any():
             rate[open_flow] = math.inf
             break
-        share = np.where(busy, np.maximum(left, 0.0) / np.maximum(load, 1), math.inf)
-        least = share.min()
-        tight = share <= least * (1 + EPSILON)
+        # Three flows share a link of 10 GB/s and one of them also crosses a link of 2 GB/s: that
+        # flow is fixed at 2, and the other two get (10 - 2) / 2 = 4 GB/s each.
+        share = np.where(busy, np.maximum(spare, 0.0) / np.maximum(load, 1), math.inf)
+        least_share = share.min()
+        tight = share <= least_share * (1 + EPSILON)
         fixed = np.zeros(uses.count, bool)
         fixed[uses.flow[live & tight[uses.resource]]] = True
-        rate[fixed] = least
+        rate[fixed] = least_share
         open_flow &= ~fixed
-        left -= least * np.bincount(uses.resource[fixed[uses.flow]], minlength=len(left))
+        spare -= least_share * np.bincount(uses.resource[fixed[uses.flow]], minlength=len(spare))
     return rate
 
 
@@ -171,8 +174,8 @@ def finish_times(starts_s: Floats, sizes: Floats, uses: Uses, capacity: Floats) 
     A flow of size 0 ends when it starts; one on a resource of capacity 0 never does (infinity).
     """
     ends = np.array(starts_s, float)
-    left = np.array(sizes, float)
-    waiting = left > 0
+    remaining = np.array(sizes, float)
+    waiting = remaining > 0
     now = 0.0
     running = np.zeros(uses.count, bool)
     while waiting.any() or running.any():
@@ -183,16 +186,17 @@ def finish_times(starts_s: Floats, sizes: Floats, uses: Uses, capacity: Floats) 
         waiting &= ~begin
         rate = fair_rates(uses, capacity, running)
         with np.errstate(divide="ignore", invalid="ignore"):
-            need = np.where(running, left / rate, math.inf)
+            need = np.where(running, remaining / rate, math.inf)
         need[running & np.isinf(rate)] = 0.0
         coming = float(starts_s[waiting].min()) - now if waiting.any() else math.inf
+        # Rates are constant until a flow ends or the next one starts, whichever comes first.
         step = min(float(need.min()), coming)
         if math.isinf(step):
             ends[running] = math.inf
             break
         over = running & (need <= step * (1 + EPSILON))
         with np.errstate(invalid="ignore"):
-            left = np.where(running & ~over, left - rate * step, left)
+            remaining = np.where(running & ~over, remaining - rate * step, remaining)
         now += step
         ends[over] = now
         running &= ~over
@@ -225,17 +229,19 @@ class Pattern:
         They share links, if only through others, with ones that start elsewhen.
         """
         label = self.uses.components()
-        first = np.full(self.uses.count, np.inf)
-        last = np.full(self.uses.count, -np.inf)
-        np.minimum.at(first, label, self.starts_s)
-        np.maximum.at(last, label, self.starts_s)
-        bent = (last > first)[label]
+        first_start = np.full(self.uses.count, np.inf)
+        last_start = np.full(self.uses.count, -np.inf)
+        np.minimum.at(first_start, label, self.starts_s)
+        np.maximum.at(last_start, label, self.starts_s)
+        bent = (last_start > first_start)[label]
         return np.flatnonzero(bent), self.uses.only(bent)
 
     def ends_s(self, block_bytes: float) -> Floats:
         """Return when each message has arrived."""
         ends: Floats = self.starts_s + self.slopes_s * block_bytes
         bent, uses = self.bent
+        # A straight line holds while all flows that share links start together. The others are
+        # simulated for this size: which of them overlap depends on how long each takes.
         if len(bent):
             starts = self.starts_s[bent]
             sizes = self.counts[bent] * block_bytes
@@ -275,12 +281,13 @@ def routed(step: Round, topology: Topology, places: Places) -> tuple[list[Path],
 
     Messages that leave by the same link are issued one after another, alpha apart.
     """
-    ways = zip(step.sources.tolist(), step.targets.tolist(), strict=True)
-    paths = [topology.route(places[a], places[b]) for a, b in ways]
+    endpoints = zip(step.sources.tolist(), step.targets.tolist(), strict=True)
+    paths = [topology.route(places[a], places[b]) for a, b in endpoints]
     delay = {path: float(sum(topology.alpha_s[i] for i in path)) for path in set(paths)}
     issued: dict[int, float] = {}
     starts = np.zeros(len(paths))
     for i, path in enumerate(paths):
+        # With an alpha of 1 us, two messages by one link start at 1 us and at 2 us.
         issued[path[0]] = issued.get(path[0], 0.0) + delay[path]
         starts[i] = issued[path[0]]
     return paths, starts
@@ -304,9 +311,13 @@ class Prepared:
     def floor_s(self, size_bytes: float) -> float:
         """Return seconds this schedule cannot go below, without going through any events."""
         block_bytes = size_bytes / self.parts
-        last, first, busiest, added = self.floors.T
+        last_start, first_start, busiest, added = self.floors.T
         adding = added * self.topology.gamma_s_per_byte * block_bytes
-        rounds_s = np.maximum(last, first + busiest * block_bytes) + adding + self.topology.round_s
+        rounds_s = (
+            np.maximum(last_start, first_start + busiest * block_bytes)
+            + adding
+            + self.topology.round_s
+        )
         return self.topology.call_s + float(rounds_s.sum())
 
     def time_s(self, size_bytes: float) -> float:
@@ -324,21 +335,25 @@ class Prepared:
 
 def prepare(schedule: Schedule, topology: Topology, places: Places) -> Prepared:
     """Return the schedule prepared; raise `ClusterError` if there is too much in it to be timed."""
-    known: dict[tuple[bytes, ...], int] = {}
+    pattern_numbers: dict[tuple[bytes, ...], int] = {}
     patterns: list[Pattern] = []
     which = np.zeros(len(schedule.rounds), np.int64)
     uses = 0
     for number, step in enumerate(schedule.rounds):
         key = tuple(a.tobytes() for a in (step.sources, step.targets, step.counts, step.reduces))
-        which[number] = known.setdefault(key, len(patterns))
+        which[number] = pattern_numbers.setdefault(key, len(patterns))
         if which[number] == len(patterns):
             if len(step.sources) > MOST_MESSAGES or uses > MOST_USES:
-                what = f"{MOST_MESSAGES} messages a round and {MOST_USES} hops in all at most"
+                needed = f"{MOST_MESSAGES} messages a round and {MOST_USES} hops in all at most"
                 got = f"{len(step.sources)} and {uses}"
-                raise ClusterError(what, got, "take fewer ranks, or an algorithm of fewer messages")
+                raise ClusterError(
+                    needed, got, "take fewer ranks, or an algorithm of fewer messages"
+                )
             patterns.append(pattern_of(step, topology, places))
             uses += len(patterns[-1].uses.flow)
-    floors = np.array([(*one.floor(topology), one.added) for one in patterns]).reshape(-1, 4)
+    floors = np.array([(*pattern.floor(topology), pattern.added) for pattern in patterns]).reshape(
+        -1, 4
+    )
     return Prepared(
         schedule.algorithm, topology, places, tuple(patterns), which, schedule.parts, floors[which]
     )
@@ -377,10 +392,12 @@ def _bounds(op: str, topology: Topology, places: Places, root: int) -> tuple[flo
     bounds = [0.0]
     for parts in ([(device,) for device in places], servers):
         if len(parts) > 1:
-            held = np.array([len(used.intersection(part)) for part in parts])
-            home = np.array([places[root] in part for part in parts], float)
+            ranks_held = np.array([len(used.intersection(devices)) for devices in parts])
+            home = np.array([places[root] in devices for devices in parts], float)
             out, into = _cuts(topology, parts)
-            bounds.append(_parts_s_per_byte(op, held / len(places), len(places), home, out, into))
+            bounds.append(
+                _parts_s_per_byte(op, ranks_held / len(places), len(places), home, out, into)
+            )
     ports = max(len(topology.leaving[device]) for device in places)
     if not ports:
         return max(bounds), math.inf
@@ -392,7 +409,8 @@ def _parts_s_per_byte(
     op: str, share: Floats, ranks: int, home: Floats, out: Floats, into: Floats
 ) -> float:
     """Return seconds a byte if each part has this share of the ranks; the root is at `home`."""
-    whole = np.ones(len(share))
+    full_tensor = np.ones(len(share))
+    # 2 of 8 ranks on a server each send 6/8 of their tensor out of it: 8 * 1/4 * 3/4 = 1.5.
     crossing = ranks * share * (1 - share)
     sends, receives = {
         "reduce_scatter": (1 - share, share),
@@ -400,7 +418,7 @@ def _parts_s_per_byte(
         "all_to_all": (crossing, crossing),
         "broadcast": (home, 1.0 - home),
         "reduce": (1.0 - home, home),
-    }.get(op, (whole, whole))
+    }.get(op, (full_tensor, full_tensor))
     pairs = [(sends, out), (receives, into)]
     if op == "all_reduce":
         pairs.append((np.array([2.0 * (len(share) - 1)]), np.array([float(out.sum())])))
@@ -414,20 +432,22 @@ def _cuts(topology: Topology, parts: Sequence[Sequence[int]]) -> tuple[Floats, F
     Links carry what they are rated at: what arrives of it may come to be more than is known.
     A switch whose devices are all of one part belongs to it.
     """
-    part = np.full(topology.size + len(topology.switches), -1)
+    part_of_node = np.full(topology.size + len(topology.switches), -1)
     for number, devices in enumerate(parts):
-        part[list(devices)] = number
+        part_of_node[list(devices)] = number
     links = np.fromiter(topology.between.values(), np.int64)
     nodes = np.array(list(topology.between), np.int64).reshape(-1, 2)
-    least = np.full(len(part), len(parts))
-    most = np.full(len(part), -1)
+    least_part = np.full(len(part_of_node), len(parts))
+    greatest_part = np.full(len(part_of_node), -1)
     for device, switch in (nodes.T, nodes.T[::-1]):
         joins = (device < topology.size) & (switch >= topology.size)
-        np.minimum.at(least, switch[joins], part[device[joins]])
-        np.maximum.at(most, switch[joins], part[device[joins]])
-    part = np.where((least == most) & (most >= 0), most, part)
+        np.minimum.at(least_part, switch[joins], part_of_node[device[joins]])
+        np.maximum.at(greatest_part, switch[joins], part_of_node[device[joins]])
+    part_of_node = np.where(
+        (least_part == greatest_part) & (greatest_part >= 0), greatest_part, part_of_node
+    )
     rates = np.zeros((2, len(parts)))
-    sides = part[nodes].T
+    sides = part_of_node[nodes].T
     for row, side in zip(rates, sides, strict=True):
         counts = (sides[0] != sides[1]) & (side >= 0)
         np.add.at(row, side[counts], topology.rated_bytes_per_s[links[counts]])
@@ -436,8 +456,8 @@ def _cuts(topology: Topology, parts: Sequence[Sequence[int]]) -> tuple[Floats, F
 
 def _least_alpha_s(topology: Topology) -> float:
     """Return a latency no message between two devices can beat."""
-    least = {(True, True): math.inf, (True, False): math.inf, (False, True): math.inf}
+    least_alpha = {(True, True): math.inf, (True, False): math.inf, (False, True): math.inf}
     for link in topology.links:
         ends = link.source < topology.size, link.target < topology.size
-        least[ends] = min(least.get(ends, math.inf), link.alpha_s)
-    return min(least[True, True], least[True, False] + least[False, True])
+        least_alpha[ends] = min(least_alpha.get(ends, math.inf), link.alpha_s)
+    return min(least_alpha[True, True], least_alpha[True, False] + least_alpha[False, True])

@@ -77,8 +77,8 @@ class Topology:
         checked(f"{self.name}: round_s", self.round_s)
         groups = self.groups or (tuple(range(self.size)),)
         if sorted(d for group in groups for d in group) != list(range(self.size)):
-            what = f"{self.name}: each of {self.size} devices in one server"
-            raise ClusterError(what, str(groups)[:80], "list every device once")
+            needed = f"{self.name}: each of {self.size} devices in one server"
+            raise ClusterError(needed, str(groups)[:80], "list every device once")
         object.__setattr__(self, "groups", tuple(map(tuple, groups)))
 
     def _check(self, link: Link) -> None:
@@ -128,27 +128,27 @@ class Topology:
     @cached_property
     def between(self) -> dict[tuple[int, int], int]:
         """The link from one node to another: of several the one with the least beta, then alpha."""
-        found: dict[tuple[int, int], int] = {}
+        link_numbers: dict[tuple[int, int], int] = {}
         numbered = enumerate(self.links)
         for i, x in sorted(numbered, key=lambda one: (one[1].beta_s_per_byte, one[1].alpha_s)):
-            found.setdefault((x.source, x.target), i)
-        return found
+            link_numbers.setdefault((x.source, x.target), i)
+        return link_numbers
 
     @cached_property
     def leaving(self) -> tuple[tuple[int, ...], ...]:
         """For every node the links that leave it, one to each neighbour."""
-        found: list[list[int]] = [[] for _ in range(self.size + len(self.switches))]
+        outgoing: list[list[int]] = [[] for _ in range(self.size + len(self.switches))]
         for (source, _), i in self.between.items():
-            found[source].append(i)
-        return tuple(map(tuple, found))
+            outgoing[source].append(i)
+        return tuple(map(tuple, outgoing))
 
     def without(self, *dead: tuple[int, int]) -> "Topology":
         """Return the topology after links between these nodes, (source, target), have died."""
         gone = set(dead)
-        left = tuple(link for link in self.links if (link.source, link.target) not in gone)
-        if len(left) == len(self.links):
+        remaining = tuple(link for link in self.links if (link.source, link.target) not in gone)
+        if len(remaining) == len(self.links):
             raise ClusterError(f"{self.name}: a link to cut", str(dead), "name (source, target)")
-        return replace(self, links=left)
+        return replace(self, links=remaining)
 
     def route(self, source: int, target: int) -> Path:
         """Return the links from one device to another; raise `ClusterError` if there is no way."""
@@ -251,10 +251,12 @@ class _Router:
 
     def _find(self, source: int, target: int) -> Path:
         topology = self.topology
+        # A cable between the two devices is taken even if a way through a switch were quicker.
         if (direct := topology.between.get((source, target))) is not None:
             return (direct,)
-        if ways := self._through_switches(source, target):
-            return min(ways)[1]
+        if paths := self._through_switches(source, target):
+            return min(paths)[1]
+        # No cable and no switch in common: other devices forward the message, as on a ring.
         tree = self._tree(source, anything=True)
         if target not in tree:
             names = f"{topology.label(source)} to {topology.label(target)}"
@@ -271,16 +273,16 @@ class _Router:
 
     def _through_switches(self, source: int, target: int) -> list[tuple[float, Path]]:
         """Join each of the source's links to a switch, that one's tree, and the target's links."""
-        found = []
-        for first in self.topology.leaving[source]:
-            switch = self.topology.links[first].target
+        paths = []
+        for first_link in self.topology.leaving[source]:
+            switch = self.topology.links[first_link].target
             if switch >= self.topology.size:
                 tree = self._tree(switch, anything=False)
-                for node, last in self.into[target].items():
+                for node, last_link in self.into[target].items():
                     if node in tree:
-                        total = self.costs[first] + tree[node][0] + self.costs[last]
-                        found.append((total, (first, *self._walked(tree, node), last)))
-        return found
+                        total = self.costs[first_link] + tree[node][0] + self.costs[last_link]
+                        paths.append((total, (first_link, *self._walked(tree, node), last_link)))
+        return paths
 
     def _tree(self, start: int, *, anything: bool) -> Tree:
         """Return the quickest ways from a node to every node (Dijkstra), or to switches only."""
@@ -291,14 +293,15 @@ class _Router:
         done = Tree()
         queue = [(0.0, start, -1, -1)]  # cost, node, first and last link
         while queue:
-            cost, node, first, last = heapq.heappop(queue)
+            cost, node, first_link, last_link = heapq.heappop(queue)
             if node in done:
                 continue
-            done[node] = (cost, last)
+            done[node] = (cost, last_link)
             for i in topology.leaving[node]:
                 target = topology.links[i].target
+                # Devices do not forward where a way through switches alone exists.
                 if target not in done and (anything or target >= topology.size):
-                    begin = i if first < 0 else first
+                    begin = i if first_link < 0 else first_link
                     heapq.heappush(queue, (cost + self.costs[i], target, begin, i))
         self.trees[key] = done
         return done
@@ -311,22 +314,24 @@ SINK = -2
 
 def max_flow(topology: Topology, sources: Iterable[int], targets: Iterable[int]) -> float:
     """Return the bytes a second that can go from all sources together to all targets together."""
-    left: dict[int, dict[int, float]] = {SOURCE: dict.fromkeys(sources, math.inf), SINK: {}}
+    residual: dict[int, dict[int, float]] = {SOURCE: dict.fromkeys(sources, math.inf), SINK: {}}
     for (a, b), i in topology.between.items():
-        left.setdefault(a, {})[b] = float(topology.rate_bytes_per_s[i])
-        left.setdefault(b, {}).setdefault(a, 0.0)
-    for node in left[SOURCE]:
-        left.setdefault(node, {})
+        residual.setdefault(a, {})[b] = float(topology.rate_bytes_per_s[i])
+        residual.setdefault(b, {}).setdefault(a, 0.0)
+    for node in residual[SOURCE]:
+        residual.setdefault(node, {})
     for node in targets:
-        left.setdefault(node, {})[SINK] = math.inf
+        residual.setdefault(node, {})[SINK] = math.inf
     total = 0.0
-    while path := _shortest(left):
-        amount = min(left[a][b] for a, b in path)
+    while path := _shortest(residual):
+        # The narrowest link of a path bounds what the path adds. The reverse entry allows a later
+        # path to take some of it back.
+        amount = min(residual[a][b] for a, b in path)
         if math.isinf(amount):
             return amount
         for a, b in path:
-            left[a][b] -= amount
-            left[b][a] = left[b].get(a, 0.0) + amount
+            residual[a][b] -= amount
+            residual[b][a] = residual[b].get(a, 0.0) + amount
         total += amount
     return total
 

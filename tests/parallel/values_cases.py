@@ -38,7 +38,7 @@ MODELS = {
     "transformer": values.transformer,
     "perceptron": perceptron,
     "experts": values.experts_transformer,
-    "experts-top1": lambda: values.experts_transformer(top=1, factor=0.75),
+    "experts-top1": lambda: values.experts_transformer(routing=values.Routing(top=1, factor=0.75)),
 }
 STEPS = 3
 

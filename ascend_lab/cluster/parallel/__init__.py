@@ -49,12 +49,12 @@ class Ranking:
     def best(self) -> PlanTime:
         """The quickest plan; raise `ClusterError` if none fits."""
         if not self.plans:
-            least, got = (
+            least_bytes, got = (
                 f"{size / 1e9:.2f} GB" if size >= 1e7 else f"{size:,.0f} bytes"
                 for size in (self.least_bytes, self.limit_bytes)
             )
-            what = f"device memory of {least}, the least any plan needs"
-            raise ClusterError(what, got, "use more devices, a smaller batch or another chip")
+            needed = f"device memory of {least_bytes}, the least any plan needs"
+            raise ClusterError(needed, got, "use more devices, a smaller batch or another chip")
         return self.plans[0]
 
 
@@ -76,29 +76,30 @@ def best_plans(
     does not have or the batch does not allow.
     """
     if not 1 <= devices <= topology.size:
-        what = f"{topology.name}: from 1 to {topology.size} devices"
-        raise ClusterError(what, str(devices), "choose a larger topology or fewer devices")
+        needed = f"{topology.name}: from 1 to {topology.size} devices"
+        raise ClusterError(needed, str(devices), "choose a larger topology or fewer devices")
     costs = costs or TopologyCosts(topology)
     cuts: list[Cut] = []
-    least = float("inf")
+    least_bytes = float("inf")
     tried = 0
     for plan in shapes(devices, batch, model.tensor_degrees(), len(model.units(1, 1, False))):
         cut = cut_model(plan, model, batch)
         tried = tried + 1
         need = max(m.total_bytes for m in cut.memory(optimizer))
-        least = min(least, need)
+        least_bytes = min(least_bytes, need)
         cuts += [cut] if need <= memory_bytes else []
     if not tried:
-        what = f"a batch of at least one sample on each of {devices} devices that plans can share"
-        raise ClusterError(what, str(batch), "raise the batch or use fewer devices")
-    found: list[PlanTime] = []
+        needed = f"a batch of at least one sample on each of {devices} devices that plans can share"
+        raise ClusterError(needed, str(batch), "raise the batch or use fewer devices")
+    times: list[PlanTime] = []
     for bound_s, i in sorted((cut.bound_s, i) for i, cut in enumerate(cuts)):
-        if len(found) >= keep and bound_s > found[keep - 1].step_s:
+        # Bounds rise from here on, so no later plan can be among the quickest either.
+        if len(times) >= keep and bound_s > times[keep - 1].step_s:
             break
         places = placements(cuts[i].plan)
-        found += [plan_time(plan, model, costs, batch, optimizer) for plan in places]
-        found = sorted(found, key=lambda t: (t.step_s, t.memory_bytes, t.plan.label))[:keep]
-    return Ranking(tuple(found), tried, tried - len(cuts), least, memory_bytes)
+        times += [plan_time(plan, model, costs, batch, optimizer) for plan in places]
+        times = sorted(times, key=lambda t: (t.step_s, t.memory_bytes, t.plan.label))[:keep]
+    return Ranking(tuple(times), tried, tried - len(cuts), least_bytes, memory_bytes)
 
 
 def shapes(devices: int, batch: int, tensor: Sequence[int], units: int) -> Iterator[Plan]:
@@ -126,8 +127,11 @@ def _divisors(n: int) -> list[int]:
 
 def _powers(samples: int, stages: int) -> list[int]:
     """Return the powers of two that divide the samples of a pipeline; fewer than stages starve."""
-    found = [2**k for k in range(MOST_MICRO_BATCHES.bit_length()) if samples and not samples % 2**k]
-    return [m for m in found if m >= stages or m == found[-1]]
+    # 12 samples: micro-batches 1, 2 and 4; with 4 stages only 4 keeps every stage busy.
+    powers = [
+        2**k for k in range(MOST_MICRO_BATCHES.bit_length()) if samples and not samples % 2**k
+    ]
+    return [m for m in powers if m >= stages or m == powers[-1]]
 
 
 def _schedules(stages: int, micro_batches: int, units: int) -> list[tuple[str, int]]:
@@ -140,8 +144,8 @@ def _schedules(stages: int, micro_batches: int, units: int) -> list[tuple[str, i
 
 def placements(plan: Plan) -> list[Plan]:
     """Return the plan with every order of its axes that puts devices elsewhere."""
-    found: dict[tuple[str, ...], Plan] = {}
+    plans: dict[tuple[str, ...], Plan] = {}
     for order in permutations(AXES):
         key = tuple(axis for axis in order if getattr(plan, axis) > 1)
-        found.setdefault(key, replace(plan, axes=order))
-    return list(found.values())
+        plans.setdefault(key, replace(plan, axes=order))
+    return list(plans.values())

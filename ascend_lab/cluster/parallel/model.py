@@ -55,13 +55,13 @@ class GraphModel:
     @cached_property
     def update_s_per_parameter(self) -> float:
         """Seconds the optimiser takes a parameter: a large one's update, simulated."""
-        whole = train.update_s(UPDATE_PARAMETERS, self.chip, self.optimizer, self.dtype)
-        return whole / UPDATE_PARAMETERS
+        update_s = train.update_s(UPDATE_PARAMETERS, self.chip, self.optimizer, self.dtype)
+        return update_s / UPDATE_PARAMETERS
 
     @cached_property
     def _degrees(self) -> tuple[int, ...]:
-        most = math.gcd(*attention_heads(self.build(1)))
-        return tuple(2**k for k in range(7) if (most % 2**k == 0 and most) or not k)
+        head_divisor = math.gcd(*attention_heads(self.build(1)))
+        return tuple(2**k for k in range(7) if (head_divisor % 2**k == 0 and head_divisor) or not k)
 
     def tensor_degrees(self) -> tuple[int, ...]:
         """Return the powers of two that divide the heads of all attentions; (1,) without."""
@@ -71,8 +71,8 @@ class GraphModel:
         """Return the units; raise `ClusterError` for a tensor degree the heads do not allow."""
         if tensor > 1 and tensor not in self._degrees:
             allowed = ", ".join(map(str, self._degrees))
-            what = f"{self.name}: a tensor degree of {allowed}"
-            raise errors.ClusterError(what, str(tensor), "choose one")
+            needed = f"{self.name}: a tensor degree of {allowed}"
+            raise errors.ClusterError(needed, str(tensor), "choose one")
         return _units(self, micro_batch, tensor, sequence)
 
 
@@ -103,8 +103,8 @@ def _units(model: GraphModel, micro_batch: int, tensor: int, sequence: bool) -> 
         return tuple(once[pair] for pair in pairs)
     parts = _parts(model.build, model.chip, model.optimizer, model.dtype, micro_batch)
     parts = repeated(parts, model.layers) if model.layers else parts
-    cut = {part: _sliced(part, tensor, sequence, model) for part in dict.fromkeys(parts)}
-    return tuple(cut[part] for part in parts)
+    cut = {unit: _sliced(unit, tensor, sequence, model) for unit in dict.fromkeys(parts)}
+    return tuple(cut[unit] for unit in parts)
 
 
 @lru_cache(maxsize=16)
@@ -119,11 +119,11 @@ def _parts(
 
 def repeated(parts: Sequence["Part"], layers: int) -> tuple["Part", ...]:
     """Return the parts of a network of 3 layers with the middle layer's often enough."""
-    names = [part.name.partition(":")[2] for part in parts]
+    names = [unit.name.partition(":")[2] for unit in parts]
     middle = f"{train.layer_prefix(names)}1."
     places = [i for i, name in enumerate(names) if name.startswith(middle)]
-    own = [parts[i] for i in places]
-    return (*parts[: places[0]], *own * (layers - train.SAMPLE), *parts[places[0] :])
+    members = [parts[i] for i in places]
+    return (*parts[: places[0]], *members * (layers - train.SAMPLE), *parts[places[0] :])
 
 
 def attention_heads(graph: Graph) -> list[int]:
@@ -141,11 +141,12 @@ def _sliced(part: "Part", tensor: int, sequence: bool, model: GraphModel) -> Uni
     """
     share = 1.0
     if tensor > 1:  # the time of products with 1/t of their columns / that of the whole ones
-        whole, cut = (
+        # 1/t of the columns can take more than 1/t of the time: narrow tiles reuse less.
+        uncut_s, cut_s = (
             sum(_product_s(m, k, -(-n // t), model.dtype, model.chip) for m, k, n in part.products)
             for t in (1, tensor)
         )
-        share = cut / whole if part.products else 1.0 / tensor
+        share = cut_s / uncut_s if part.products else 1.0 / tensor
     norms = 1.0 / tensor if sequence else 1.0
     ahead, back = (
         part.product_s[i] * share + part.cut_s[i] / tensor + part.whole_s[i] * norms for i in (0, 1)
@@ -204,12 +205,14 @@ def parts_of(graph: Graph, profile: train.StepProfile, dtype: str) -> tuple[Part
     place = {node.name: i for i, nodes in enumerate(groups) for node in nodes}
     seconds = _seconds(profile, place, typed)
     kept = _kept_tensors(graph, dtype)
-    found = []
+    source = _Source(typed, frozenset(leaves), kept)
+    runs = []
+    # A weight that two units read (a tied embedding, say) is counted in the first of them only.
     counted = set[str]()
     for i, nodes in enumerate(groups):
-        found.append(_part(i, nodes, typed, frozenset(leaves), counted, seconds[i], kept))
+        runs.append(_part(i, nodes, source, counted, seconds[i]))
         counted.update(name for node in nodes for name in node.inputs)
-    return tuple(found)
+    return tuple(runs)
 
 
 def _unit_nodes(typed: Graph, leaves: Sequence[str]) -> list[list[Node]]:
@@ -217,16 +220,16 @@ def _unit_nodes(typed: Graph, leaves: Sequence[str]) -> list[list[Node]]:
 
     Units without parameters are joined to those before.
     """
-    own = set(leaves)
-    found = list[list[Node]]([[]])
+    leaf_names = set(leaves)
+    units = list[list[Node]]([[]])
     for node, live in alive(typed, leaves):
-        found[-1].append(node)
+        units[-1].append(node)
         if len(live) == 1 and node is not typed.nodes[-1]:
-            found.append([])
+            units.append([])
     joined: list[list[Node]] = []
-    for nodes in found:
-        has = any(not own.isdisjoint(node.inputs) for node in nodes)
-        if joined and not (has and any(not own.isdisjoint(n.inputs) for n in joined[-1])):
+    for nodes in units:
+        has = any(not leaf_names.isdisjoint(node.inputs) for node in nodes)
+        if joined and not (has and any(not leaf_names.isdisjoint(n.inputs) for n in joined[-1])):
             joined[-1] += nodes
         else:
             joined.append(nodes)
@@ -242,9 +245,9 @@ def _kept_tensors(graph: Graph, dtype: str) -> Mapping[str, int]:
         name for node in full.nodes if step.phases[node.name] == "forward" for name in node.outputs
     }
     read = {n for node in full.nodes if step.phases[node.name] == "backward" for n in node.inputs}
-    found = {owner.get(name, name) for name in ahead & read}
+    tensors = {owner.get(name, name) for name in ahead & read}
     copies = {n.output for n in full.nodes if n.op == "cast" and n.inputs[0] in step.parameters}
-    return {n: full.types[n].size_bytes for n in found - copies if n not in full.inputs}
+    return {n: full.types[n].size_bytes for n in tensors - copies if n not in full.inputs}
 
 
 def _seconds(
@@ -252,7 +255,7 @@ def _seconds(
 ) -> list[dict[str, list[float]]]:
     """Return, per unit, (forward, backward) seconds by kind: product, cut, whole."""
     count = max(place.values()) + 1
-    found = [{k: [0.0, 0.0] for k in ("product", "cut", "whole")} for _ in range(count)]
+    seconds = [{k: [0.0, 0.0] for k in ("product", "cut", "whole")} for _ in range(count)]
     ops = {node.name: node.op for node in typed.nodes}
     unit = 0
     for row in profile.operators:
@@ -260,10 +263,10 @@ def _seconds(
             continue
         bases = [base for name in row.nodes if (base := _base(name, place))]
         unit = place[bases[0]] if bases else unit
-        whole = "whole" if any(ops[b] in WHOLE for b in bases) else "cut"
-        kind = "product" if any(ops[b] in PRODUCTS for b in bases) else whole
-        found[unit][kind][row.phase == "backward"] += row.time_s
-    return found
+        sharding = "whole" if any(ops[b] in WHOLE for b in bases) else "cut"
+        kind = "product" if any(ops[b] in PRODUCTS for b in bases) else sharding
+        seconds[unit][kind][row.phase == "backward"] += row.time_s
+    return seconds
 
 
 def _base(name: str, place: Mapping[str, int]) -> str:
@@ -273,23 +276,37 @@ def _base(name: str, place: Mapping[str, int]) -> str:
     return name
 
 
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The network that units are cut from.
+
+    `leaves` are the trainable weights; `kept_bytes` the activations stored for backward.
+    """
+
+    typed: Graph
+    leaves: frozenset[str]
+    kept_bytes: Mapping[str, int]
+
+
 def _part(
     number: int,
     nodes: Sequence[Node],
-    typed: Graph,
-    leaves: frozenset[str],
+    source: _Source,
     counted: Collection[str],
     seconds: Mapping[str, Sequence[float]],
-    kept: Mapping[str, int],
 ) -> Part:
+    """Return the sizes and times of one unit; weights in `counted` belong to earlier units."""
+    typed = source.typed
+    leaves = source.leaves
+    kept_bytes = source.kept_bytes
     read = dict.fromkeys(name for node in nodes for name in node.inputs)
-    own = {name for node in nodes for name in node.outputs}
+    produced = {name for node in nodes for name in node.outputs}
     own_leaves = leaves - set(counted)
     weights = [typed.types[name] for name in read if name in own_leaves]
     cut = {n for node in nodes for n in node.inputs if n in own_leaves and _is_cut(typed, node, n)}
     matrices = sum(typed.types[n].elements for n in cut)
-    whole = {name for node in nodes if node.op in WHOLE for name in node.outputs}
-    outer = [n for n in read if n not in own and n not in leaves and n not in typed.constants]
+    replicated = {name for node in nodes if node.op in WHOLE for name in node.outputs}
+    outer = [n for n in read if n not in produced and n not in leaves and n not in typed.constants]
     wide = DTYPE_BYTES[typed.types[nodes[-1].output].dtype]
     pair = {kind: (times[0], times[1]) for kind, times in seconds.items()}
     return Part(
@@ -300,8 +317,8 @@ def _part(
         pair["product"],
         pair["cut"],
         pair["whole"],
-        float(sum(kept.get(n, 0) for n in own - whole)),
-        float(sum(kept.get(n, 0) for n in own & whole)),
+        float(sum(kept_bytes.get(n, 0) for n in produced - replicated)),
+        float(sum(kept_bytes.get(n, 0) for n in produced & replicated)),
         float(sum(typed.types[n].size_bytes for n in outer)),
         float(typed.types[nodes[-1].output].elements * min(wide, HALF_BYTES)),
         any(node.op == "softmax" for node in nodes),

@@ -57,11 +57,11 @@ class Plan:
         if self.zero_stage not in range(4):
             raise ClusterError("a ZeRO stage from 0 to 3", str(self.zero_stage), "choose one")
         if self.data % self.expert:
-            what = "experts spread over a divisor of the data axis"
-            raise ClusterError(what, f"{self.expert} of {self.data}", "change one")
+            needed = "experts spread over a divisor of the data axis"
+            raise ClusterError(needed, f"{self.expert} of {self.data}", "change one")
         if self.virtual > 1 and (self.pipeline == 1 or self.micro_batches % self.pipeline):
-            what = "virtual stages with P > 1 and a multiple of P micro-batches"
-            raise ClusterError(what, self.label, "change one")
+            needed = "virtual stages with P > 1 and a multiple of P micro-batches"
+            raise ClusterError(needed, self.label, "change one")
 
     @property
     def devices(self) -> int:
@@ -83,14 +83,14 @@ class Plan:
             ("recompute", self.recompute),
             (order, self.axes != AXES),
         ]
-        return " ".join(text for text, said in parts if said)
+        return " ".join(text for text, is_shown in parts if is_shown)
 
     def micro_batch(self, batch: int) -> int:
         """Return the samples of one micro-batch; raise `ClusterError` if they do not come out."""
         pieces = self.data * self.micro_batches
         if batch % pieces or batch < pieces:
-            what = f"{self.label}: a batch that is a multiple of {pieces}"
-            raise ClusterError(what, str(batch), "change the batch")
+            needed = f"{self.label}: a batch that is a multiple of {pieces}"
+            raise ClusterError(needed, str(batch), "change the batch")
         return batch // pieces
 
     def groups(self, axis: str) -> list[tuple[int, ...]]:
@@ -191,13 +191,15 @@ def split_units(costs: Sequence[float], pieces: int) -> list[range]:
     if pieces > n:
         raise ClusterError(f"{pieces} stages of at least one unit", f"{n} units", "fewer stages")
     prefix = np.concatenate([[0.0], np.cumsum(costs)])
-    last = prefix[:, None] - prefix[None, :]
-    last[np.tri(n + 1, dtype=bool).T] = np.inf  # a piece starts before it ends
+    range_costs = prefix[:, None] - prefix[None, :]
+    range_costs[np.tri(n + 1, dtype=bool).T] = np.inf  # a piece starts before it ends
+    # best[end]: the dearest piece, as cheap as possible, when the first `end` units are cut in as
+    # many pieces as there were passes. Costs 4, 1, 1, 2 in two pieces: [4] and [1, 1, 2], at 4.
     best = np.full(n + 1, np.inf)
     best[0] = 0.0
     cut = []
     for _ in range(pieces):
-        dearest = np.maximum(best[None, :], last)
+        dearest = np.maximum(best[None, :], range_costs)
         cut.append(dearest.argmin(axis=1))
         best = dearest.min(axis=1)
     edges = [n]
@@ -261,26 +263,29 @@ def orders(schedule: str, stages: int, micro_batches: int, virtual: int = 1) -> 
         got = f"{stages}, {micro_batches}, {virtual}"
         raise ClusterError("stages, micro-batches, virtual stages of at least 1", got, "raise them")
     if virtual > 1 and (schedule != "interleaved" or micro_batches % stages):
-        what = "virtual stages with schedule interleaved and a multiple of P micro-batches"
-        raise ClusterError(what, f"{schedule}, P {stages}, {micro_batches}", "change one")
+        needed = "virtual stages with schedule interleaved and a multiple of P micro-batches"
+        raise ClusterError(needed, f"{schedule}, P {stages}, {micro_batches}", "change one")
     turns = [_turn(k, stages, virtual) for k in range(micro_batches * virtual)]
-    found = []
+    task_lists = []
     for device in range(stages):
         ahead = [Task(c * stages + device, m, FORWARD) for c, m in turns]
         back = [Task((virtual - 1 - c) * stages + device, m, BACKWARD) for c, m in turns]
-        first = len(turns)  # forwards before the first backward
+        warm_up = len(turns)  # forwards before the first backward
         if schedule != "gpipe":
             behind = stages - 1 - device
-            first = min(behind if virtual == 1 else 2 * behind + (virtual - 1) * stages, first)
-        steady = [x for pair in zip(ahead[first:], back, strict=False) for x in pair]
-        found.append([*ahead[:first], *steady, *back[len(turns) - first :]])
-    return found
+            warm_up = min(behind if virtual == 1 else 2 * behind + (virtual - 1) * stages, warm_up)
+        # The first of 4 stages runs F0 F1 F2, then F3 B0, F4 B1, ...; the last runs F0 B0, F1 B1.
+        steady = [x for pair in zip(ahead[warm_up:], back, strict=False) for x in pair]
+        task_lists.append([*ahead[:warm_up], *steady, *back[len(turns) - warm_up :]])
+    return task_lists
 
 
 def _turn(k: int, stages: int, virtual: int) -> tuple[int, int]:
     """Return (chunk, micro-batch) of a device's k-th forward: P micro-batches a chunk in turn."""
     if virtual == 1:
         return 0, k
+    # 2 stages of 2 chunks: micro-batches 0 and 1 through chunk 0, then both through chunk 1, and
+    # only then micro-batches 2 and 3.
     group, place = divmod(k, stages * virtual)
     return place // stages, group * stages + place % stages
 
@@ -301,13 +306,13 @@ def run_pipeline(
     places = [0] * len(lists)
     done: list[TimedTask] = []
     total = sum(map(len, lists))
-    last = len(forward_s) - 1
+    last_chunk = len(forward_s) - 1
     while len(done) < total:
-        before = len(done)
+        done_count = len(done)
         for device, tasks in enumerate(lists):
             while places[device] < len(tasks):
                 task = tasks[places[device]]
-                ready = _ready(task, last, ends, transfer_s)
+                ready = _ready(task, last_chunk, ends, transfer_s)
                 if ready is None:
                     break
                 start = max(clock[device], ready)
@@ -315,13 +320,13 @@ def run_pipeline(
                 clock[device] = ends[task] = start + work
                 done.append(TimedTask(task, device, start, start + work))
                 places[device] += 1
-        if len(done) == before:
+        if len(done) == done_count:
             raise ClusterError("tasks in an order that can run", "a deadlock", "mend the lists")
     worked: list[list[float]] = [[] for _ in lists]
     for timed in done:
         worked[timed.device].append(timed.end_s - timed.start_s)
-    held = tuple(map(peak_held, lists))
-    return PipelineTime(tuple(done), max(clock), tuple(map(sum, worked)), held)
+    peaks = tuple(map(peak_held, lists))
+    return PipelineTime(tuple(done), max(clock), tuple(map(sum, worked)), peaks)
 
 
 def _ready(
@@ -333,11 +338,11 @@ def _ready(
         return 0.0
     if not forward and task.stage == last:
         return ends.get(Task(task.stage, task.micro_batch, FORWARD))
-    other = task.stage - 1 if forward else task.stage + 1
-    end = ends.get(Task(other, task.micro_batch, task.phase))
+    neighbour = task.stage - 1 if forward else task.stage + 1
+    end = ends.get(Task(neighbour, task.micro_batch, task.phase))
     if end is None:
         return None
-    return end + (transfer_s[min(other, task.stage)] if transfer_s else 0.0)
+    return end + (transfer_s[min(neighbour, task.stage)] if transfer_s else 0.0)
 
 
 def peak_held(tasks: Sequence[Task]) -> dict[int, int]:
@@ -345,13 +350,13 @@ def peak_held(tasks: Sequence[Task]) -> dict[int, int]:
 
     A micro-batch is held from its forward to the end of its backward.
     """
-    held: dict[int, int] = {}
-    most: dict[int, int] = {}
+    in_flight: dict[int, int] = {}
+    peaks: dict[int, int] = {}
     for task in tasks:
-        held[task.stage] = held.get(task.stage, 0) + (1 if task.phase == FORWARD else -1)
-        if task.phase == FORWARD and sum(held.values()) > sum(most.values()):
-            most = dict(held)
-    return most
+        in_flight[task.stage] = in_flight.get(task.stage, 0) + (1 if task.phase == FORWARD else -1)
+        if task.phase == FORWARD and sum(in_flight.values()) > sum(peaks.values()):
+            peaks = dict(in_flight)
+    return peaks
 
 
 def bubble_share(stages: int, micro_batches: int, virtual: int = 1) -> float:

@@ -65,11 +65,13 @@ class Layout:
         """Check that every device gets an equal slice."""
         axes = [axis for dim in self.tensor_map for axis in dim]
         if len(self.tensor_map) != len(self.shape):
-            what = f"a tensor map of {len(self.shape)} dimensions"
-            raise LayoutError(what, f"{len(self.tensor_map)} in it")
+            needed = f"a tensor map of {len(self.shape)} dimensions"
+            raise LayoutError(needed, f"{len(self.tensor_map)} in it")
         if any(not 0 <= axis < len(self.device_matrix) for axis in axes):
-            what = f"axes 0 to {len(self.device_matrix) - 1} of device matrix {self.device_matrix}"
-            raise LayoutError(what, str(self.tensor_map))
+            needed = (
+                f"axes 0 to {len(self.device_matrix) - 1} of device matrix {self.device_matrix}"
+            )
+            raise LayoutError(needed, str(self.tensor_map))
         if len(set(axes)) < len(axes):
             raise LayoutError("each device axis at most once", str(self.tensor_map))
         for dim, (size, parts) in enumerate(zip(self.shape, self.parts, strict=True)):
@@ -110,18 +112,18 @@ class Layout:
 
     def group(self, device: int, axis: int) -> tuple[int, ...]:
         """Return the devices that differ from `device` only along an axis, in order."""
-        first = device - self.coordinate(device, axis) * self.stride(axis)
-        return tuple(first + place * self.stride(axis) for place in range(self.extent(axis)))
+        first_device = device - self.coordinate(device, axis) * self.stride(axis)
+        return tuple(first_device + place * self.stride(axis) for place in range(self.extent(axis)))
 
     def slices(self, device: int) -> tuple[slice, ...]:
         """Return the part of each dimension that a device holds."""
-        found = []
+        slices = []
         for dim, size in zip(self.tensor_map, self.slice_shape, strict=True):
             place = 0
             for axis in dim:
                 place = place * self.extent(axis) + self.coordinate(device, axis)
-            found.append(slice(place * size, (place + 1) * size))
-        return tuple(found)
+            slices.append(slice(place * size, (place + 1) * size))
+        return tuple(slices)
 
 
 def all_layouts(device_matrix: Sequence[int], shape: Sequence[int]) -> Iterator[Layout]:
@@ -159,17 +161,18 @@ class Step:
 
     def received_bytes(self, item_bytes: int) -> float:
         """Return the bytes every device receives."""
-        held = self.before.slice_elements * item_bytes
-        others = self.group_size - 1
-        share = {"slice": 0.0, "all_to_all": others / self.group_size, "all_gather": others}
-        return held * share[self.kind]
+        slice_bytes = self.before.slice_elements * item_bytes
+        peers = self.group_size - 1
+        # Among 4 devices an all-to-all brings 3 quarters of a slice, an all-gather 3 slices more.
+        share = {"slice": 0.0, "all_to_all": peers / self.group_size, "all_gather": peers}
+        return slice_bytes * share[self.kind]
 
     def time_s(self, item_bytes: int, cost: Cost) -> float:
         """Return the seconds a cost model gives; a slice moves nothing and counts as free."""
         if self.kind == "slice" or self.group_size == 1:
             return 0.0
-        held = self.after if self.kind == "all_gather" else self.before
-        return cost(self.kind, self.group_size, float(held.slice_elements * item_bytes))
+        layout = self.after if self.kind == "all_gather" else self.before
+        return cost(self.kind, self.group_size, float(layout.slice_elements * item_bytes))
 
     def __str__(self) -> str:
         """Return it in words: all_gather(dim 0, axis 1)."""
@@ -182,7 +185,7 @@ def step(before: Layout, kind: Kind, dim: int, axis: int = -1, to_dim: int = -1)
 
     `axis` is needed for a slice; the others use the last axis that cuts `dim`.
     """
-    maps = [list(own) for own in before.tensor_map]
+    maps = [list(axes) for axes in before.tensor_map]
     if kind != "slice":
         if not maps[dim]:
             raise LayoutError(f"a dimension {dim} that is cut", str(before.tensor_map))
@@ -198,22 +201,22 @@ def steps_from(before: Layout) -> Iterator[Step]:
     used = {axis for dim in before.tensor_map for axis in dim}
     free = [axis for axis in range(len(before.device_matrix)) if axis not in used]
     sizes = before.slice_shape
-    for dim, own in enumerate(before.tensor_map):
+    for dim, axes in enumerate(before.tensor_map):
         for axis in free:
             if sizes[dim] % before.extent(axis) == 0:
                 yield step(before, "slice", dim, axis)
-        if own:
+        if axes:
             yield step(before, "all_gather", dim)
-            for other, size in enumerate(sizes):
-                if other != dim and size % before.extent(own[-1]) == 0:
-                    yield step(before, "all_to_all", dim, to_dim=other)
+            for other_dim, size in enumerate(sizes):
+                if other_dim != dim and size % before.extent(axes[-1]) == 0:
+                    yield step(before, "all_to_all", dim, to_dim=other_dim)
 
 
 def execute(steps: Sequence[Step], arrays: Sequence[Values]) -> list[Values]:
     """Return what every device holds after the steps, from what each holds before them."""
     current = list(arrays)
-    for one in steps:
-        current = [_received(one, device, current) for device in range(len(current))]
+    for transition in steps:
+        current = [_received(transition, device, current) for device in range(len(current))]
     return current
 
 
@@ -224,7 +227,7 @@ def _received(one: Step, device: int, arrays: Sequence[Values]) -> Values:
         return np.split(arrays[device], len(group), axis=one.dim)[place]
     parts = [arrays[peer] for peer in group]
     if one.kind == "all_to_all":
-        parts = [np.split(part, len(group), axis=one.to_dim)[place] for part in parts]
+        parts = [np.split(chunk, len(group), axis=one.to_dim)[place] for chunk in parts]
     return np.concatenate(parts, axis=one.dim)
 
 
@@ -260,8 +263,8 @@ def redistribute(
 
 def _comparable(source: Layout, target: Layout) -> None:
     if (source.shape, source.device_matrix) != (target.shape, target.device_matrix):
-        what = f"a target of shape {source.shape} on devices {source.device_matrix}"
-        raise LayoutError(what, f"{target.shape} on {target.device_matrix}")
+        needed = f"a target of shape {source.shape} on devices {source.device_matrix}"
+        raise LayoutError(needed, f"{target.shape} on {target.device_matrix}")
 
 
 def cheapest(source: Layout, cost: Price) -> dict[Map, Path]:
@@ -274,9 +277,15 @@ def cheapest(source: Layout, cost: Price) -> dict[Map, Path]:
         if at.tensor_map in done:
             continue
         done[at.tensor_map] = Path(total, path)
-        for one in steps_from(at):
-            if one.after.tensor_map not in done:
-                item = (total + cost(one), length + 1, next(ticket), one.after, (*path, one))
+        for transition in steps_from(at):
+            if transition.after.tensor_map not in done:
+                item = (
+                    total + cost(transition),
+                    length + 1,
+                    next(ticket),
+                    transition.after,
+                    (*path, transition),
+                )
                 heapq.heappush(queue, item)
     return done
 
@@ -294,24 +303,24 @@ def greedy(source: Layout, target: Layout) -> tuple[Step, ...]:
 
 def _next(at: Layout, target: Layout) -> Step:
     """Return the step the greedy rule takes next."""
-    used, wanted = ({a for dim in own.tensor_map for a in dim} for own in (at, target))
+    used, target_axes = ({a for dim in layout.tensor_map for a in dim} for layout in (at, target))
     pairs = list(enumerate(zip(at.tensor_map, target.tensor_map, strict=True)))
     growing = {
-        dim: goal[len(own)]
-        for dim, (own, goal) in pairs
-        if len(own) < len(goal) and goal[: len(own)] == own
+        dim: goal[len(axes)]
+        for dim, (axes, goal) in pairs
+        if len(axes) < len(goal) and goal[: len(axes)] == axes
     }
     for dim, axis in growing.items():
         if axis not in used:
             return step(at, "slice", dim, axis)
     for dim, axis in growing.items():
-        for other, (own, _) in pairs:
-            if own and own[-1] == axis:
-                return step(at, "all_to_all", other, to_dim=dim)
-    wrong = [dim for dim, (own, goal) in pairs if own and goal[: len(own)] != own]
+        for other_dim, (axes, _) in pairs:
+            if axes and axes[-1] == axis:
+                return step(at, "all_to_all", other_dim, to_dim=dim)
+    wrong = [dim for dim, (axes, goal) in pairs if axes and goal[: len(axes)] != axes]
     if not wrong:
         raise LayoutError("a step towards the target", f"{at.tensor_map}: none")
-    unwanted = [dim for dim in wrong if at.tensor_map[dim][-1] not in wanted]
+    unwanted = [dim for dim in wrong if at.tensor_map[dim][-1] not in target_axes]
     return step(at, "all_gather", (unwanted or wrong)[0])
 
 

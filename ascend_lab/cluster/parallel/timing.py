@@ -128,21 +128,21 @@ class Cut:
     def bound_s(self) -> float:
         """Seconds no step is shorter than: a device's work, and the way to it and back."""
         plan = self.plan
-        way = 0.0
-        most = 0.0
+        path_s = 0.0
+        busiest_s = 0.0
         for device in range(plan.pipeline):
             work = self.work_s(device)
-            most = max(most, plan.micro_batches * work + way)
-            way += work if plan.virtual == 1 else 0.0
-        return most
+            busiest_s = max(busiest_s, plan.micro_batches * work + path_s)
+            path_s += work if plan.virtual == 1 else 0.0
+        return busiest_s
 
     def memory(self, optimizer: str) -> tuple[DeviceMemory, ...]:
         """Return the memory of one device of every pipeline stage."""
         stages = self.plan.pipeline
         helds = ({s // stages: n for s, n in self.held[d].items()} for d in range(stages))
         return tuple(
-            plans.stage_memory(self.of_device(d), held, self.plan, optimizer)
-            for d, held in enumerate(helds)
+            plans.stage_memory(self.of_device(d), held_by_chunk, self.plan, optimizer)
+            for d, held_by_chunk in enumerate(helds)
         )
 
 
@@ -153,9 +153,9 @@ def cut_model(plan: Plan, model: Model, batch: int) -> Cut:
     """
     units = model.units(plan.micro_batch(batch), plan.tensor, plan.sequence)
     ranges = _ranges(tuple(u.forward_s + u.backward_s for u in units), plan.pipeline * plan.virtual)
-    chunks = tuple(tuple(units[i] for i in part) for part in ranges)
-    held = _held(plan.schedule, plan.pipeline, plan.micro_batches, plan.virtual)
-    return Cut(plan, chunks, held)
+    chunks = tuple(tuple(units[i] for i in unit_range) for unit_range in ranges)
+    micro_batches_held = _held(plan.schedule, plan.pipeline, plan.micro_batches, plan.virtual)
+    return Cut(plan, chunks, micro_batches_held)
 
 
 _ranges = lru_cache(512)(plans.split_units)
@@ -214,9 +214,9 @@ def plan_time(
     traffic = _Traffic(plan, costs)
     ahead = [_forward_s(chunk, traffic) for chunk in cut.chunks]
     back = [_backward_s(chunk, traffic) for chunk in cut.chunks]
-    ways = [costs.transfer(plan, c[-1].boundary_bytes) for c in cut.chunks[:-1]]
+    transfers = [costs.transfer(plan, c[-1].boundary_bytes) for c in cut.chunks[:-1]]
     lists = orders(plan.schedule, plan.pipeline, plan.micro_batches, plan.virtual)
-    timed = plans.run_pipeline(lists, ahead, back, ways)
+    timed = plans.run_pipeline(lists, ahead, back, transfers)
     step_s = max(_finished_s(cut, model, traffic, timed, d) for d in range(plan.pipeline))
     passes = 3 if plan.recompute else 2
     work, exchanges = max(
@@ -249,14 +249,18 @@ def _backward_s(units: Sequence[Unit], traffic: _Traffic) -> float:
     return _two_lanes(work, gathers, scatters)
 
 
-def _two_lanes(work: Sequence[float], before: Sequence[float], after: Sequence[float]) -> float:
-    """Return when compute and communication are done: a gather ahead, a scatter behind each."""
-    gathered = computed = scattered = 0.0
-    for own, first, last in zip(work, before, after, strict=True):
-        gathered += first
-        computed = max(computed, gathered) + own
-        scattered = max(scattered, computed) + last if last else scattered
-    return max(computed, scattered, sum(before) + sum(after))
+def _two_lanes(
+    compute_s: Sequence[float], gather_s: Sequence[float], scatter_s: Sequence[float]
+) -> float:
+    """Return when the units are computed, each after its gather and before its reduce-scatter."""
+    gather_end = compute_end = scatter_end = 0.0
+    for unit_s, gather, scatter in zip(compute_s, gather_s, scatter_s, strict=True):
+        gather_end += gather
+        compute_end = max(compute_end, gather_end) + unit_s
+        # A unit without a reduce-scatter (a forward pass) must not wait for the lane.
+        scatter_end = max(scatter_end, compute_end) + scatter if scatter else scatter_end
+    # Gathers and reduce-scatters share the links, so their sum is a bound as well.
+    return max(compute_end, scatter_end, sum(gather_s) + sum(scatter_s))
 
 
 def _finished_s(
@@ -264,25 +268,29 @@ def _finished_s(
 ) -> float:
     """Return when a device has updated its parameters (and gathered them again, ZeRO 1 and 2)."""
     plan = cut.plan
-    last = timed.last_backward(device)
+    backward = timed.last_backward(device)
     chunks = cut.of_device(device)
     op = {0: "all_reduce", 1: "reduce_scatter"}.get(plan.zero_stage)
-    now = last.start_s
-    lane = 0.0
-    final = last.task.stage // plan.pipeline
-    for place in sorted(range(len(chunks)), key=lambda c: c == final):
-        for unit in chunks[place][::-1]:
-            if place == final:
-                share = unit.backward_s / (sum(u.backward_s for u in chunks[place]) or 1.0)
-                now += share * (last.end_s - last.start_s)
-            lane = max(lane, now if place == final else last.start_s)
-            lane += traffic.gradient_s(op, unit) if op else 0.0
+    gradient_ready_s = backward.start_s
+    lane_end_s = 0.0
+    final = backward.task.stage // plan.pipeline
+    # The gradients of every chunk but the final one are complete when its last task starts.
+    for chunk in sorted(range(len(chunks)), key=lambda c: c == final):
+        for unit in chunks[chunk][::-1]:
+            if chunk == final:
+                # The units of a chunk divide its task in proportion to their backward passes.
+                share = unit.backward_s / (sum(u.backward_s for u in chunks[chunk]) or 1.0)
+                gradient_ready_s += share * (backward.end_s - backward.start_s)
+            ready_s = gradient_ready_s if chunk == final else backward.start_s
+            lane_end_s = max(lane_end_s, ready_s)
+            lane_end_s += traffic.gradient_s(op, unit) if op else 0.0
     units = cut.units_of(device)
-    own = sum(u.parameters for u in units) / (plan.data if plan.zero_stage else 1)
-    end = max(lane, last.end_s) + own * model.update_s_per_parameter
+    # ZeRO shards the optimiser: a replica updates only its shard of the parameters.
+    shard = sum(u.parameters for u in units) / (plan.data if plan.zero_stage else 1)
+    end_s = max(lane_end_s, backward.end_s) + shard * model.update_s_per_parameter
     if plan.zero_stage in (1, 2):
-        end += sum(traffic.gradient_s("all_gather", u) for u in units)
-    return end
+        end_s += sum(traffic.gradient_s("all_gather", u) for u in units)
+    return end_s
 
 
 # -- what groups of devices take where the plan puts them -----------------------------------------
@@ -318,8 +326,8 @@ class TopologyCosts:
     def beside(self, groups: Sequence[tuple[int, ...]]) -> Groups:
         """Return the first group and those that have devices in its servers."""
         homes = {d: i for i, group in enumerate(self.topology.groups) for d in group}
-        near = {homes[device] for device in groups[0]}
-        return tuple(g for g in groups if any(homes[device] in near for device in g))
+        occupied = {homes[device] for device in groups[0]}
+        return tuple(g for g in groups if any(homes[device] in occupied for device in g))
 
     def _timed(self, op: str, groups: Groups, size_bytes: float) -> float:
         ranks = len(groups[0])
@@ -327,22 +335,24 @@ class TopologyCosts:
             return 0.0
         if op == "transfer":
             return self._hop(groups, size_bytes)
-        first = collective_time(op, self.topology, size_bytes, placement=groups[0])
+        quickest = collective_time(op, self.topology, size_bytes, placement=groups[0])
         if len(groups) == 1:
-            return first.time_s
-        key = (op, groups, first.algorithm)
+            return quickest.time_s
+        key = (op, groups, quickest.algorithm)
         if key not in self._prepared:
             servers = cluster.servers_of(self.topology, groups[0])
-            one = make(op, first.algorithm, ranks, groups=servers)
+            schedule = make(op, quickest.algorithm, ranks, groups=servers)
             places = tuple(device for group in groups for device in group)
-            self._prepared[key] = prepare(side_by_side(one, len(groups)), self.topology, places)
+            self._prepared[key] = prepare(
+                side_by_side(schedule, len(groups)), self.topology, places
+            )
         return self._prepared[key].time_s(size_bytes * (ranks if op == "all_to_all" else 1))
 
     def _hop(self, groups: Groups, size_bytes: float) -> float:
         stages = np.array(groups).T
         everyone = tuple(range(self.topology.size))
         rows = np.zeros((len(groups), 1), np.int64)
-        hops = (Round.of(one, two, rows) for one, two in pairwise(stages))
+        hops = (Round.of(senders, receivers, rows) for senders, receivers in pairwise(stages))
         patterns = (pattern_of(hop, self.topology, everyone) for hop in hops)
         return max(pattern.time_s(size_bytes, self.topology) for pattern in patterns)
 

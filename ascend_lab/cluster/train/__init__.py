@@ -163,14 +163,14 @@ def _gradients(
         clock += row.time_s if row.phase == "backward" else 0.0
         ends.update(dict.fromkeys(row.nodes, clock))
     # rewrites give outputs other names, in the same order
-    own = own_outputs(step)
-    names = dict(zip(own, compiled.graph.outputs, strict=True))
-    found = []
+    outputs_of = own_outputs(step)
+    names = dict(zip(outputs_of, compiled.graph.outputs, strict=True))
+    gradient_rows = []
     for parameter, gradient in step.gradients.items():
         size = step.graph.types[parameter].elements * DTYPE_BYTES[dtype]
         ready_s = _written_s(compiled.graph, names[gradient], ends)
-        found.append(GradientRow(parameter, ready_s, size))
-    return tuple(sorted(found, key=lambda row: row.ready_s))
+        gradient_rows.append(GradientRow(parameter, ready_s, size))
+    return tuple(sorted(gradient_rows, key=lambda row: row.ready_s))
 
 
 def _written_s(graph: Graph, name: str, ends: Mapping[str, float]) -> float:
@@ -180,21 +180,21 @@ def _written_s(graph: Graph, name: str, ends: Mapping[str, float]) -> float:
         return 0.0
     if node.name in ends:
         return ends[node.name]
-    return max(_written_s(graph, one, ends) for one in node.inputs)
+    return max(_written_s(graph, input_name, ends) for input_name in node.inputs)
 
 
 # -- update ---------------------------------------------------------------------------------------
 @lru_cache(4096)
 def update_s(elements: int, chip: Chip, optimizer: str, dtype: str = "fp16") -> float:
     """Return the seconds in which parameters in one tensor are updated, from a cold L2."""
-    found = optimiser(optimizer, None)
-    assert found is not None
+    rule = optimiser(optimizer, None)
+    assert rule is not None
     net = GraphBuilder("update")
-    old = net.input("old", (elements,))
+    weight = net.input("old", (elements,))
     grad = net.input("grad", (elements,), dtype)
-    states = [net.input(name, (elements,)) for name in found.states]
-    made = net.add_node(found.operator.name, old, net.cast(grad, dtype="fp32"), *states)
-    net.output(*made, net.cast(made[0], dtype=dtype))
+    states = [net.input(name, (elements,)) for name in rule.states]
+    updated = net.add_node(rule.operator.name, weight, net.cast(grad, dtype="fp32"), *states)
+    net.output(*updated, net.cast(updated[0], dtype=dtype))
     return _alone_s(net, chip)
 
 
@@ -204,11 +204,11 @@ def averages_s(step: TrainingGraph, chip: Chip) -> float:
     if not elements:
         return 0.0
     net = GraphBuilder("averages")
-    old = net.input("old", (elements,))
+    average = net.input("old", (elements,))
     batch = net.input("batch", (elements,))
     kept = RUNNING_MOMENTUM
-    new = 1.0 - RUNNING_MOMENTUM
-    net.output(net.add(net.muls(old, number=kept), net.muls(batch, number=new)))
+    batch_share = 1.0 - RUNNING_MOMENTUM
+    net.output(net.add(net.muls(average, number=kept), net.muls(batch, number=batch_share)))
     return _alone_s(net, chip)
 
 
@@ -230,11 +230,11 @@ def layer_prefix(names: Sequence[str]) -> str:
 
     Raises `InputError` where nothing is numbered so.
     """
-    found: dict[str, set[str]] = {}
+    layers_by_prefix: dict[str, set[str]] = {}
     for name in names:
         if match := re.match(r"(\D*)(\d+)\.", name):
-            found.setdefault(match[1], set()).add(match[2])
-    fitting = [prefix for prefix, numbers in found.items() if numbers == {"0", "1", "2"}]
+            layers_by_prefix.setdefault(match[1], set()).add(match[2])
+    fitting = [prefix for prefix, numbers in layers_by_prefix.items() if numbers == {"0", "1", "2"}]
     if not fitting:
         raise errors.InputError("a network of 3 layers numbered from 0", "none", "profile it whole")
     return fitting[0]
@@ -261,21 +261,27 @@ def profile_layers(
     if layers <= SAMPLE:
         return profile
     prefix = layer_prefix([node.name for node in graph.nodes])
-    more = layers - SAMPLE
+    # The first and the last layer differ from the others (they touch embedding and head);
+    # 12 layers are first + 10 times middle + last, of which the sample has one middle layer.
+    added_layers = layers - SAMPLE
     middle = [row for row in profile.operators if row.nodes[0].startswith(f"{prefix}1.")]
     ahead, back = (sum(r.time_s for r in middle if r.phase == phase) for phase in PHASES[:2])
-    own = [row for row in profile.gradients if row.name.startswith(f"{prefix}1.")]
+    layer_rows = [row for row in profile.gradients if row.name.startswith(f"{prefix}1.")]
     width = DTYPE_BYTES[dtype]
-    some = profile.gradient_bytes // width
-    added = sum(row.size_bytes for row in own) // width
-    updates = [update_s(n, chip, optimizer, dtype) for n in (some, some + more * added)]
+    gradient_count = profile.gradient_bytes // width
+    added = sum(row.size_bytes for row in layer_rows) // width
+    # Only the update depends on the count of all parameters at once, so it is simulated for both.
+    updates = [
+        update_s(n, chip, optimizer, dtype)
+        for n in (gradient_count, gradient_count + added_layers * added)
+    ]
     return replace(
         profile,
-        forward_s=profile.forward_s + more * ahead,
-        backward_s=profile.backward_s + more * back,
+        forward_s=profile.forward_s + added_layers * ahead,
+        backward_s=profile.backward_s + added_layers * back,
         update_s=profile.update_s - updates[0] + updates[1],
-        gradients=_all_gradients(profile.gradients, prefix, more, back),
-        operators=_all_operators(profile.operators, prefix, more),
+        gradients=_all_gradients(profile.gradients, prefix, added_layers, back),
+        operators=_all_operators(profile.operators, prefix, added_layers),
         memory_bytes=0,
     )
 
@@ -289,19 +295,20 @@ def _all_gradients(
     rows: Sequence[GradientRow], prefix: str, more: int, period_s: float
 ) -> tuple[GradientRow, ...]:
     """Return the rows of all layers: backward comes to the last first, each a period after."""
-    own = [row for row in rows if row.name.startswith(f"{prefix}1.")]
-    begin = min((row.ready_s for row in own), default=0.0)
-    found = []
+    layer_rows = [row for row in rows if row.name.startswith(f"{prefix}1.")]
+    begin = min((row.ready_s for row in layer_rows), default=0.0)
+    all_rows = []
     for row in rows:
-        if row in own:
+        if row in layer_rows:
             for k in range(more + 1):
                 name = _renamed(row.name, prefix, 1, 1 + more - k)
-                found.append(replace(row, name=name, ready_s=row.ready_s + k * period_s))
+                all_rows.append(replace(row, name=name, ready_s=row.ready_s + k * period_s))
         else:
+            # What backward writes after the middle layer waits for all the layers added to it.
             later = more * period_s if row.ready_s >= begin else 0.0
             name = _renamed(row.name, prefix, 2, 2 + more)
-            found.append(replace(row, name=name, ready_s=row.ready_s + later))
-    return tuple(sorted(found, key=lambda row: row.ready_s))
+            all_rows.append(replace(row, name=name, ready_s=row.ready_s + later))
+    return tuple(sorted(all_rows, key=lambda row: row.ready_s))
 
 
 def _all_operators(rows: Sequence[OperatorRow], prefix: str, more: int) -> tuple[OperatorRow, ...]:
@@ -310,18 +317,19 @@ def _all_operators(rows: Sequence[OperatorRow], prefix: str, more: int) -> tuple
     def moved(row: OperatorRow, old: int, new: int) -> OperatorRow:
         return replace(row, nodes=tuple(_renamed(n, prefix, old, new) for n in row.nodes))
 
-    found: list[OperatorRow] = []
+    all_rows: list[OperatorRow] = []
     for phase in PHASES:
-        part = [row for row in rows if row.phase == phase]
-        places = [i for i, row in enumerate(part) if row.nodes[0].startswith(f"{prefix}1.")]
-        own = [part[i] for i in places]
-        part = [moved(row, 2, 2 + more) for row in part]
-        at = places[-1] + 1 if places else len(part)
+        phase_rows = [row for row in rows if row.phase == phase]
+        places = [i for i, row in enumerate(phase_rows) if row.nodes[0].startswith(f"{prefix}1.")]
+        layer_rows = [phase_rows[i] for i in places]
+        phase_rows = [moved(row, 2, 2 + more) for row in phase_rows]
+        at = places[-1] + 1 if places else len(phase_rows)
+        # Forward runs layers 2, 3, ... upwards, backward from the last one down.
         order = range(2, 2 + more) if phase == "forward" else range(1 + more, 1, -1)
-        again = [moved(row, 1, k) for k in order for row in own]
+        again = [moved(row, 1, k) for k in order for row in layer_rows]
         start = at if phase == "forward" else (places[0] if places else at)
-        found += [*part[:start], *again, *part[start:]]
-    return tuple(found)
+        all_rows += [*phase_rows[:start], *again, *phase_rows[start:]]
+    return tuple(all_rows)
 
 
 # -- a data-parallel step on two lanes: compute, and the exchange of gradients in buckets ----------
@@ -376,9 +384,10 @@ def step_timeline(
     back = profile.forward_s + profile.backward_s
     spans = [Span("compute", "forward", 0.0, start), Span("compute", "backward", start, back)]
     lane = total = 0.0
-    for number, (first, last) in enumerate(cuts):
-        seconds = cost(sum(row.size_bytes for row in rows[first : last + 1]))
-        ready = start + max(row.ready_s for row in rows[first : last + 1])
+    for number, (first_row, last_row) in enumerate(cuts):
+        seconds = cost(sum(row.size_bytes for row in rows[first_row : last_row + 1]))
+        ready = start + max(row.ready_s for row in rows[first_row : last_row + 1])
+        # A bucket waits for its last gradient and for the bucket ahead of it on the network.
         begin = max(lane, ready)
         lane = begin + seconds
         total = total + seconds

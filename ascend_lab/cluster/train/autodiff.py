@@ -57,13 +57,13 @@ def training_graph(
     """
     if not loss_scale > 0:
         raise InputError("a loss scale above 0", str(loss_scale), "1 switches scaling off")
-    found = steps.optimiser(optimizer, settings)
+    rule = steps.optimiser(optimizer, settings)
     names = steps.trainable(forward, parameters)
     step = _Step(forward, dtype, names, recompute)
     step.forward()
     rows = step.losses()
     step.backward(rows, loss_scale)
-    return step.finish(found, loss_scale, parameters is not None)
+    return step.finish(rule, loss_scale, parameters is not None)
 
 
 class _Step:
@@ -118,15 +118,15 @@ class _Step:
             elif node.op in steps.NORMS and place in steps.STATISTICS:
                 self._input(name)
             else:
-                known = self.typed.constants[name]
-                net.constant(known.data, known.type, name)
+                constant = self.typed.constants[name]
+                net.constant(constant.data, constant.type, name)
 
     def _normed(self, node: Node) -> Node:
         """Return a batch norm with the batch's statistics; momentum 0 returns those themselves."""
         outs = node.outputs[:1]
         batch = tuple(self.net.unique(f"{node.name}.batch_{key}") for key in ("mean", "variance"))
-        for place, new in zip(steps.STATISTICS, batch, strict=True):
-            self.statistics[node.inputs[place]] = new
+        for place, statistic in zip(steps.STATISTICS, batch, strict=True):
+            self.statistics[node.inputs[place]] = statistic
         attrs = {**node.attrs, "momentum": 0.0}
         return Node(node.name, "batch_norm_training", node.inputs, (*outs, *batch), attrs)
 
@@ -135,18 +135,18 @@ class _Step:
         """Append the loss; return the losses of the rows of each output."""
         net = self.net
         outs = [name for name in self.typed.outputs if name in self.wanted]
-        found = [self._rows(net.value(name)) for name in outs]
-        if not found:
+        outputs = [self._rows(net.value(name)) for name in outs]
+        if not outputs:
             got = f"{len(self.names)} parameters, none of which an output hangs on"
             remedy = "give a model with weights, or name parameters= in Python"
             raise GraphError(f"{self.given.name}: parameters to train", got, remedy)
         total = None
-        for rows in found:
+        for rows in outputs:
             mean = net.reduce_mean(rows, axis=(0,), keepdims=True)
             total = mean if total is None else net.add(total, mean)
         assert total is not None
         self.loss = total.name
-        return found
+        return outputs
 
     def _rows(self, logits: Value) -> Value:
         """Append the cross entropy of an output's rows, in fp32."""
@@ -169,35 +169,39 @@ class _Step:
         """Append the rules of all nodes, last to first."""
         net = self.net
         net.phase = "backward"
-        for one in rows:
-            data = Fill(loss_scale / one.type.elements)
-            self.grads[one.name] = net.constant(data, one.type, SEED)
+        for row in rows:
+            # The loss is a mean: each of 32 rows has slope 1/32, or 32 with a loss scale of
+            # 1024, so that small gradients do not underflow in fp16.
+            data = Fill(loss_scale / row.type.elements)
+            self.grads[row.name] = net.constant(data, row.type, SEED)
         for node in reversed(net.forward):
             if node.output in self.leaves:
                 continue
             grads = tuple(self.grads.get(name) for name in node.outputs)
-            wanted = tuple(name in self.wanted for name in node.inputs)
-            if any(wanted) and any(g is not None for g in grads):
-                self._add(node, gradients(net, node, grads, wanted))
+            needs_grad = tuple(name in self.wanted for name in node.inputs)
+            if any(needs_grad) and any(g is not None for g in grads):
+                self._add(node, gradients(net, node, grads, needs_grad))
 
     def _add(self, node: Node, found: list[Value | None]) -> None:
         """Add gradients to those that the tensors have from other readers."""
         for name, grad in zip(node.inputs, found, strict=True):
             if grad is not None:
-                before = self.grads.get(name)
-                self.grads[name] = grad if before is None else self.net.add(before, grad)
+                # A tensor with two readers (a residual) has two gradients, which add up.
+                previous = self.grads.get(name)
+                self.grads[name] = grad if previous is None else self.net.add(previous, grad)
 
     def _merged(self) -> dict[str, Value]:
         """Return one gradient per parameter; one that is read in two formats adds them up."""
-        found: dict[str, Value] = {}
+        merged: dict[str, Value] = {}
         for leaf, name in self.leaves.items():
             if leaf in self.grads:
                 grad = self.grads[leaf]
                 self.net.prefix = f"{name}.grad"
-                if name in found:
-                    grad = self.net.add(self.net.wide(found[name]), self.net.wide(grad))
-                found[name] = grad
-        return found
+                if name in merged:
+                    # A weight read in fp16 by a product and in fp32 by a norm, say: added in fp32.
+                    grad = self.net.add(self.net.wide(merged[name]), self.net.wide(grad))
+                merged[name] = grad
+        return merged
 
     # -- update -----------------------------------------------------------------------------------
     def finish(
@@ -211,42 +215,45 @@ class _Step:
             raise GraphError(f"a gradient of {missing[0]}", "none reaches it", "leave it out")
         net.phase = "update"
         parameters = tuple(name for name in self.names if name in grads)
-        new: dict[str, str] = {}
+        updated_names: dict[str, str] = {}
         states: list[str] = []
         for name in net.in_order(grads):
             if found is not None:
-                made = self._updated(name, grads[name], found, scale)
-                new.update(made)
-                states += list(made)[1:]
+                updates = self._updated(name, grads[name], found, scale)
+                updated_names.update(updates)
+                states += list(updates)[1:]
         for name, batch in self.statistics.items():
             states.append(name)
-            new[name] = self._running(name, batch)
-        return self._described(parameters, grads, states, new, scale)
+            updated_names[name] = self._running(name, batch)
+        return self._described(parameters, grads, states, updated_names, scale)
 
     def _updated(
         self, name: str, grad: Value, found: steps.Optimiser, scale: float
     ) -> dict[str, str]:
         """Append a parameter's update; return the new tensor of the parameter and of each state."""
         net = self.net
-        old = self.net.value(name)
+        weight = self.net.value(name)
         states = [net.unique(f"{name}.{state}") for state in found.states]
         for state in states:
-            net.input(state, old.shape, old.type.dtype)
-            self.initial[state] = Constant(old.type, Fill(0.0))
+            net.input(state, weight.shape, weight.type.dtype)
+            self.initial[state] = Constant(weight.type, Fill(0.0))
         net.prefix = f"{name}.update"
-        whole = net.scaled(net.in_format(grad, old.type.dtype), 1.0 / scale)
-        given = (old, whole, *map(net.value, states))
-        made = net.add_node(found.operator.name, *given, **found.attrs)
-        return {one: new.name for one, new in zip((name, *states), made, strict=True)}
+        # The loss scale is taken out after the cast, where dividing cannot underflow.
+        unscaled = net.scaled(net.in_format(grad, weight.type.dtype), 1.0 / scale)
+        arguments = (weight, unscaled, *map(net.value, states))
+        results = net.add_node(found.operator.name, *arguments, **found.attrs)
+        return {
+            old_name: result.name for old_name, result in zip((name, *states), results, strict=True)
+        }
 
     def _running(self, name: str, batch: str) -> str:
         """Append a running statistic: share m of the old, 1 - m of the batch's; return its name."""
         net = self.net
         net.prefix = f"{name}.update"
-        old = net.muls(net.value(name), number=steps.RUNNING_MOMENTUM)
-        new = net.muls(net.value(batch), number=1.0 - steps.RUNNING_MOMENTUM)
-        made: Value = net.add(old, new)
-        return made.name
+        old_share = net.muls(net.value(name), number=steps.RUNNING_MOMENTUM)
+        batch_share = net.muls(net.value(batch), number=1.0 - steps.RUNNING_MOMENTUM)
+        average: Value = net.add(old_share, batch_share)
+        return average.name
 
     def _described(
         self,
@@ -273,7 +280,7 @@ class _Step:
             data=self.typed.inputs,
             targets=tuple(self.targets),
             states=tuple(states),
-            updates={old: names.get(one, one) for old, one in new.items()},
+            updates={old_name: names.get(new_name, new_name) for old_name, new_name in new.items()},
             phases={node.name: net.phases[node.name] for node in graph.nodes},
             initial={name: self.initial[name] for name in (*parameters, *states)},
             loss_scale=scale,
@@ -302,9 +309,9 @@ class Tape(GraphBuilder, Writer):
     def add_node(self, op: str, *inputs: Value, name: str = "", **attrs: Any) -> Any:
         """Append a node of the present phase, as `GraphBuilder.add_node` does."""
         title = name or (f"{self.prefix}.{op}" if self.prefix else op)
-        made = super().add_node(op, *inputs, name=self.unique(title), **attrs)
+        outputs = super().add_node(op, *inputs, name=self.unique(title), **attrs)
         self._record(self._nodes[-1])
-        return made
+        return outputs
 
     def copy(self, node: Node) -> None:
         """Append a node with the names it has."""
@@ -376,12 +383,12 @@ class Tape(GraphBuilder, Writer):
     def telling(self, grads: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
         """Return names that say what a tensor is: w.grad, w.new; one of two meanings keeps its."""
         written = {name for node in self._nodes for name in node.outputs}
-        found: dict[str, str] = {}
+        origins: dict[str, str] = {}
         for ending, pairs in (("grad", grads), ("new", new)):
             for name, tensor in pairs.items():
-                if tensor in written and tensor not in found and tensor != f"{name}.{ending}":
-                    found[tensor] = self.unique(f"{name}.{ending}")
-        return found
+                if tensor in written and tensor not in origins and tensor != f"{name}.{ending}":
+                    origins[tensor] = self.unique(f"{name}.{ending}")
+        return origins
 
     def finished(self, outputs: Sequence[str], names: Mapping[str, str]) -> Graph:
         """Return the verified graph with these outputs, tensors renamed by `names`."""
@@ -405,8 +412,8 @@ def gradients(
     """
     net.prefix = f"{node.name}.grad"
     operator = ir.operator_of(node.op)
-    full = operator.settings(node.attrs)
+    settings = operator.settings(node.attrs)
     tensors = (node.inputs, node.outputs)
     return written(
-        operator, Site(net, node.op, node.name, *tensors, grads, wanted, full, operator.wide)
+        operator, Site(net, node.op, node.name, *tensors, grads, wanted, settings, operator.wide)
     )

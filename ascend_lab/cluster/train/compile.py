@@ -42,8 +42,8 @@ class _Images(Assigner):
 
     def followed(self, node: Node) -> str:
         """Return the layout that a node takes over, NC1HWC0 also for folds over images."""
-        given = [n for n in node.inputs if n not in self.graph.constants]
-        image = any("NC1HWC0" in self.forms[n] for n in given)
+        data_inputs = [n for n in node.inputs if n not in self.graph.constants]
+        image = any("NC1HWC0" in self.forms[n] for n in data_inputs)
         if image and node.op in FOLDS and node.attr("keepdims", False):
             shape = self.graph.types[node.inputs[0]].shape
             if len(shape) == 4 and formats.axes_of("fold", node.attr("axis"), shape) in FOLDED:
@@ -81,8 +81,8 @@ def _apart(edit: Draft, node: Node) -> None:
     offset = put("sub", _column(edit, bias, name), put("mul", mean, slope))
     y = put("add", put("mul", wide, slope), offset)
     edit.replace(node.outputs[0], y if kind.dtype == "fp32" else put("cast", y, dtype=kind.dtype))
-    for old, new in zip(node.outputs[1:], (mean, spread), strict=True):
-        edit.replace(old, put("reshape", new, shape=channels))
+    for old_name, new_name in zip(node.outputs[1:], (mean, spread), strict=True):
+        edit.replace(old_name, put("reshape", new_name, shape=channels))
 
 
 def _column(edit: Draft, name: str, norm: str) -> str:
@@ -91,8 +91,8 @@ def _column(edit: Draft, name: str, norm: str) -> str:
     if name not in edit.constants:
         return edit.insert("reshape", (name,), {"shape": shape}, f"{norm}.reshape")
     kind = replace(edit.types[name], shape=shape)
-    made = rewrite.derived(kind, lambda values: values.reshape(shape), edit.constants[name])
-    return edit.add(made, f"{name}.column")
+    column = rewrite.derived(kind, lambda values: values.reshape(shape), edit.constants[name])
+    return edit.add(column, f"{name}.column")
 
 
 def casts_apart(graph: Graph) -> Graph:
@@ -107,9 +107,11 @@ def casts_apart(graph: Graph) -> Graph:
         if not wide or node.output in graph.outputs or len(graph.types[node.output].shape) != 4:
             continue
         for reader in readers[1:]:
-            own = edit.insert("cast", node.inputs, node.attrs, node.name)
+            own_cast = edit.insert("cast", node.inputs, node.attrs, node.name)
             now = edit.current(reader.name)
-            edit.put(replace(now, inputs=tuple(own if n == node.output else n for n in now.inputs)))
+            edit.put(
+                replace(now, inputs=tuple(own_cast if n == node.output else n for n in now.inputs))
+            )
     return edit.finish()
 
 
@@ -175,8 +177,8 @@ def flipped(edit: Draft, weight: str, name: str) -> str:
     k, c, r, s = kind.shape
     if weight in edit.constants and (r, s) == (1, 1):
         turned = replace(kind, shape=(c, k, 1, 1))
-        made = rewrite.derived(turned, lambda v: v.swapaxes(0, 1), edit.constants[weight])
-        return edit.add(made, f"{name}.turned")
+        flipped_weight = rewrite.derived(turned, lambda v: v.swapaxes(0, 1), edit.constants[weight])
+        return edit.add(flipped_weight, f"{name}.turned")
     if (r, s) == (1, 1):
         return edit.insert("transpose", (weight,), {"perm": (1, 0, 2, 3)}, f"{name}.turned")
     title = f"{name}.flipped"
@@ -235,19 +237,21 @@ def weights_in_place(step: TrainingGraph) -> Graph:
     graph = step.graph
     constants = dict(step.graph.constants)
     nodes = []
-    known = set(step.parameters)
+    parameters = set(step.parameters)
     for node in graph.nodes:
-        if node.op == "cast" and node.inputs[0] in known:
+        if node.op == "cast" and node.inputs[0] in parameters:
             constants[node.output] = Constant(graph.types[node.output], Fill(0.0))
         elif step.phases.get(node.name) != "update":
             nodes.append(node)
     read = {name for node in nodes for name in node.inputs}
-    for name in sorted(known & read):
+    for name in sorted(parameters & read):
         constants[name] = Constant(graph.types[name], Fill(0.0))
     inputs = tuple(name for name in graph.inputs if name in read and name not in constants)
     outputs = tuple(own_outputs(step))
-    new = replace(graph, nodes=tuple(nodes), inputs=inputs, outputs=outputs, constants=constants)
-    return graphs.verify(graphs.pruned(new))
+    updated_graph = replace(
+        graph, nodes=tuple(nodes), inputs=inputs, outputs=outputs, constants=constants
+    )
+    return graphs.verify(graphs.pruned(updated_graph))
 
 
 def averages(step: TrainingGraph) -> Mapping[str, int]:
@@ -274,5 +278,8 @@ def promptly(graph: Graph) -> Graph:
     order = [node for name in (*graph.inputs, *graph.constants) for node in late.get(name, ())]
     for node in graph.nodes:
         if node.name not in moved:
-            order += [node, *(after for name in node.outputs for after in late.get(name, ()))]
+            order += [
+                node,
+                *(postponed for name in node.outputs for postponed in late.get(name, ())),
+            ]
     return replace(graph, nodes=tuple(order))

@@ -60,7 +60,13 @@ def is_parameter(graph: Graph, name: str) -> bool:
     if not is_float(constant.type.dtype) or isinstance(constant.data, Fill):
         return False
     readers = graph.readers[name]
-    places = [(node, i) for node in readers for i, one in enumerate(node.inputs) if one == name]
+    places = [
+        (node, i)
+        for node in readers
+        for i, input_name in enumerate(node.inputs)
+        if input_name == name
+    ]
+    # Running means and variances are read by norms but follow the data, not a gradient.
     trained = [(n, i) for n, i in places if not (n.op in NORMS and i in STATISTICS)]
     if isinstance(constant.data, Seeded):
         return bool(trained)
@@ -82,9 +88,9 @@ def trainable(graph: Graph, chosen: Sequence[str] | None = None) -> tuple[str, .
     floating-point constant of the graph.
     """
     for name in chosen or ():
-        known = graph.constants.get(name)
-        if known is None or not is_float(known.type.dtype):
-            got = "no constant" if known is None else known.type.dtype
+        constant = graph.constants.get(name)
+        if constant is None or not is_float(constant.type.dtype):
+            got = "no constant" if constant is None else constant.type.dtype
             raise InputError(f"parameter {name}: a floating-point constant", got, "check the name")
     read = dict.fromkeys(n for node in graph.nodes for n in node.inputs if n in graph.constants)
     if chosen is not None:
@@ -97,11 +103,11 @@ def trainable(graph: Graph, chosen: Sequence[str] | None = None) -> tuple[str, .
 # tensors for one more forward pass (Chen et al. 2016).
 def carried(graph: Graph, parameters: Sequence[str]) -> frozenset[str]:
     """Return the tensors through which gradients flow: floats that hang on a parameter."""
-    found = set(parameters)
+    carried_names = set(parameters)
     for node in graph.nodes:
-        if not found.isdisjoint(node.inputs):
-            found.update(n for n in node.outputs if is_float(graph.types[n].dtype))
-    return frozenset(found)
+        if not carried_names.isdisjoint(node.inputs):
+            carried_names.update(n for n in node.outputs if is_float(graph.types[n].dtype))
+    return frozenset(carried_names)
 
 
 def cuts(graph: Graph, parameters: Sequence[str]) -> tuple[str, ...]:
@@ -110,22 +116,22 @@ def cuts(graph: Graph, parameters: Sequence[str]) -> tuple[str, ...]:
     They part the network into blocks: between a residual block and the next there is one, inside
     there is none. Tensors that hang on no parameter, such as masks, do not count.
     """
-    found: dict[str, None] = {}
+    cut_names: dict[str, None] = {}
     for _, live in alive(graph, parameters):
         if len(live) == 1:
-            found.update(dict.fromkeys(live))
-    return tuple(found)
+            cut_names.update(dict.fromkeys(live))
+    return tuple(cut_names)
 
 
 def alive(graph: Graph, parameters: Sequence[str]) -> Iterator[tuple[Node, set[str]]]:
     """Yield every node and the tensors that carry gradients past it; the set is not to be kept."""
     flowing = carried(graph, parameters) - set(parameters)
-    last = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
-    last.update(dict.fromkeys(graph.outputs, len(graph.nodes)))
+    last_use = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
+    last_use.update(dict.fromkeys(graph.outputs, len(graph.nodes)))
     live: set[str] = set()
     for i, node in enumerate(graph.nodes):
-        live.update(name for name in node.outputs if name in flowing and name in last)
-        live -= {name for name in live if last[name] <= i}
+        live.update(name for name in node.outputs if name in flowing and name in last_use)
+        live -= {name for name in live if last_use[name] <= i}
         yield node, live
 
 
@@ -137,6 +143,7 @@ def every(graph: Graph, blocks: int, parameters: Sequence[str]) -> tuple[str, ..
     if blocks < 1:
         raise InputError("recompute: every n-th block, n of at least 1", str(blocks), "raise it")
     inner = [name for name in cuts(graph, parameters) if name not in graph.outputs]
+    # Of cuts a, b, c, d, e with n = 2: keep b and d, and compute the rest once more.
     kept = inner[blocks - 1 :: blocks]
     if not kept:
         return ()
@@ -158,13 +165,13 @@ def dropped_tensors(
     """
     names = every(graph, recompute, parameters) if isinstance(recompute, int) else recompute
     nodes = {node.name: node for node in graph.nodes}
-    found: set[str] = set()
+    dropped: set[str] = set()
     for name in names:
         node = graph.producers.get(name) or nodes.get(name)
         if node is None:
             raise InputError("recompute: nodes or their outputs", repr(name), "check the name")
-        found.update(node.outputs)
-    return frozenset(found - set(graph.outputs))
+        dropped.update(node.outputs)
+    return frozenset(dropped - set(graph.outputs))
 
 
 # -- mixed precision: narrow formats with wide masters, and the scale of the loss ------------------
@@ -192,8 +199,8 @@ def in_compute_format(
         typed = typed if source == dtype else passes.convert(typed, dtype, source)[0]
     masters = {}
     for name in typed.constants:
-        found = re.fullmatch(r"(.+)_(?:fp16|bf16|fp32)(?:_\d+)?", name)
-        origin = name if name in forward.constants or found is None else found[1]
+        match = re.fullmatch(r"(.+)_(?:fp16|bf16|fp32)(?:_\d+)?", name)
+        origin = name if name in forward.constants or match is None else match[1]
         if origin in parameters:
             masters[name] = origin
     formats = {name: typed.types[name].dtype for name in masters}
@@ -203,8 +210,8 @@ def in_compute_format(
     )
     types = {names.get(n, n): kind for n, kind in typed.types.items()}
     constants = {names.get(n, n): constant for n, constant in typed.constants.items()}
-    made = replace(typed, nodes=nodes, types=types, constants=constants)
-    return made, {names[n]: origin for n, origin in masters.items()}
+    converted = replace(typed, nodes=nodes, types=types, constants=constants)
+    return converted, {names[n]: origin for n, origin in masters.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,9 +283,9 @@ def optimiser(name: str | None, attrs: Mapping[str, Any] | None) -> Optimiser | 
         return None
     if name not in OPTIMISERS:
         raise InputError(f"optimizer {', '.join(OPTIMISERS)} or None", repr(name), "choose one")
-    found = Optimiser(name, dict(attrs or {}))
-    found.operator.settings(found.attrs)
-    return found
+    rule = Optimiser(name, dict(attrs or {}))
+    rule.operator.settings(rule.attrs)
+    return rule
 
 
 # -- running a step on arrays, as a loop of training would -----------------------------------------
@@ -311,10 +318,12 @@ def run_step(
     """
     if not set(step.parameters) <= step.updates.keys():
         raise InputError("a training graph with an optimiser", "gradients only", "name one")
-    found = evaluate(at_step(step, number).graph, {**values, **data})
-    new = {name: found[output] for name, output in step.updates.items()}
-    overflow = found_inf(new)
-    return StepResult(float(found[step.loss][0]), dict(values) if overflow else new, overflow)
+    outputs = evaluate(at_step(step, number).graph, {**values, **data})
+    new_values = {name: outputs[output] for name, output in step.updates.items()}
+    overflow = found_inf(new_values)
+    return StepResult(
+        float(outputs[step.loss][0]), dict(values) if overflow else new_values, overflow
+    )
 
 
 def at_step(step: TrainingGraph, number: int) -> TrainingGraph:

@@ -96,14 +96,14 @@ def solve(
     limit_s = math.inf if time_limit_s is None else time_limit_s
     ends = time.monotonic() + limit_s
     small = reduce_problem(problem)
-    found: list[Found] = []
+    solutions: list[Found] = []
 
     def offer(positions: dict[int, int] | None, how: str) -> None:
         if positions is not None:
             strategies = small.restore(positions)
             worth = evaluate(problem, strategies)
             if worth.feasible:
-                found.append((worth.cost, strategies, how, worth.peak_usage))
+                solutions.append((worth.cost, strategies, how, worth.peak_usage))
 
     exact = method == "exact" or (method == "auto" and scipy_available())
     sweeps = FEW_SWEEPS if exact and time_limit_s is None else SWEEPS
@@ -111,14 +111,14 @@ def solve(
     offer(search(small, sweeps, share * (ends - time.monotonic()), seed), "messages")
     lower = small.lower_bound
     if exact:
-        lower = max(lower, _exact(small, found, ends, offer))
-    if not found:
+        lower = max(lower, _exact(small, solutions, ends, offer))
+    if not solutions:
         raise ClusterError(
             f"an allowed choice of strategies for {problem.name or 'the problem'}",
             "none found, and no proof that there is none",
             "allow more time, or install ascend-lab[exact]" if not exact else "allow more time",
         )
-    cost, strategies, how, peak = min(found)
+    cost, strategies, how, peak = min(solutions)
     trust = 1e-6 + ROUNDING * abs(cost)
     least = math.ceil(lower - trust)  # all costs are whole, so a bound a fraction below is as good
     proven = least >= cost or lower >= cost - trust
@@ -212,16 +212,16 @@ def solve_milp(small: Reduced, time_limit_s: float = math.inf) -> Answer:
     if not small.costs:
         return Answer({}, small.constant)
     costs, equal, offsets, choices = _formulate(small)
-    found = _solved(small, costs, equal, offsets, choices, time_limit_s)
-    if found.status == INFEASIBLE:
+    solution = _solved(small, costs, equal, offsets, choices, time_limit_s)
+    if solution.status == INFEASIBLE:
         raise ClusterError("a choice of strategies within the usage limit", "proof: none exists")
-    bound = found.mip_dual_bound
-    known = bound is not None and math.isfinite(bound)
-    lower = float(bound) + small.constant if known else -math.inf
-    if found.x is None:
+    bound = solution.mip_dual_bound
+    has_bound = bound is not None and math.isfinite(bound)
+    lower = float(bound) + small.constant if has_bound else -math.inf
+    if solution.x is None:
         return Answer(None, lower)
-    values = {v: found.x[first : first + len(small.costs[v])] for v, first in offsets.items()}
-    return Answer({v: int(np.argmax(own)) for v, own in values.items()}, lower)
+    values = {v: solution.x[offset : offset + len(small.costs[v])] for v, offset in offsets.items()}
+    return Answer({v: int(np.argmax(indicators)) for v, indicators in values.items()}, lower)
 
 
 def _solved(
@@ -237,6 +237,7 @@ def _solved(
 
     columns = len(costs)
     rhs = np.zeros(equal.count)
+    # A node's 0/1 columns, one a strategy, add up to 1: exactly one is chosen.
     rhs[: len(offsets)] = 1.0
     constraints = [LinearConstraint(equal.build(columns), rhs, rhs)]
     if small.rows:
@@ -256,27 +257,28 @@ def _solved(
 
 def _formulate(small: Reduced) -> tuple[Costs, _Matrix, dict[int, int], int]:
     """Return costs of columns, equations, first column of each node, number of x."""
-    costs = {node: own.copy() for node, own in small.costs.items()}
+    costs = {node: node_costs.copy() for node, node_costs in small.costs.items()}
     offsets = dict[int, int]()
     choices = 0
     equal = _Matrix()
-    for node, own in costs.items():
+    for node, node_costs in costs.items():
         offsets[node] = choices
-        span = np.arange(choices, choices + len(own))
-        equal.add(np.full(len(own), equal.count), span, 1.0)
+        span = np.arange(choices, choices + len(node_costs))
+        equal.add(np.full(len(node_costs), equal.count), span, 1.0)
         equal.count += 1
-        choices += len(own)
+        choices += len(node_costs)
     columns = choices
     tables = []
     for (u, v), table in small.edges.items():
-        rest, by_row, by_column = _grouped(table, costs[u], costs[v])
-        if rest.shape == (1, 1):
+        remainder, by_row, by_column = _grouped(table, costs[u], costs[v])
+        # The table was a sum of a term of u and a term of v: nothing couples the two nodes.
+        if remainder.shape == (1, 1):
             continue
-        ids = np.where(np.isfinite(rest), 0, -1)
+        ids = np.where(np.isfinite(remainder), 0, -1)
         used = ids == 0
         ids[used] = columns + np.arange(np.count_nonzero(used))
         columns += int(np.count_nonzero(used))
-        tables.append(rest[used])
+        tables.append(remainder[used])
         for node, lines, labels in ((u, ids, by_row), (v, ids.T, by_column)):
             place, _ = np.nonzero(lines >= 0)
             equal.add(equal.count + place, lines[lines >= 0], 1.0)
@@ -291,13 +293,14 @@ def _grouped(table: Costs, left: Costs, right: Costs) -> tuple[Costs, np.ndarray
     Minima of rows and columns move into the costs of the nodes, which change in place.
     """
     rows = table.min(axis=1)
-    rest = table - np.where(np.isfinite(rows), rows, 0.0)[:, None]
-    columns = rest.min(axis=0)
-    rest = rest - np.where(np.isfinite(columns), columns, 0.0)
+    # [[5, 7], [6, 8]] has row minima 5 and 6, then column minima 0 and 2: nothing remains.
+    remainder = table - np.where(np.isfinite(rows), rows, 0.0)[:, None]
+    columns = remainder.min(axis=0)
+    remainder = remainder - np.where(np.isfinite(columns), columns, 0.0)
     left += rows
     right += columns
-    rest, by_row = np.unique(rest, axis=0, return_inverse=True)
-    turned, by_column = np.unique(rest.T, axis=0, return_inverse=True)
+    remainder, by_row = np.unique(remainder, axis=0, return_inverse=True)
+    turned, by_column = np.unique(remainder.T, axis=0, return_inverse=True)
     return turned.T, by_row.ravel(), by_column.ravel()
 
 
@@ -306,11 +309,12 @@ def _memory(small: Reduced, offsets: dict[int, int], columns: int) -> tuple[Any,
     used = _Matrix()
     limits = []
     for nodes, room in small.rows:
+        # Solvers lose precision on coefficients of 1e10 bytes; about 1000 is safe.
         unit = max(room, 1) / 1024
         for node in (v for v in nodes if v in offsets):
-            own = small.usages[node]
-            span = offsets[node] + np.arange(len(own))
-            used.add(np.full(len(own), used.count), span, own / unit)
+            usage = small.usages[node]
+            span = offsets[node] + np.arange(len(usage))
+            used.add(np.full(len(usage), used.count), span, usage / unit)
         used.count += 1
         limits.append(room / unit)
     return used.build(columns), -np.inf, np.array(limits)

@@ -109,20 +109,23 @@ class Cuttable:
 
     def axes(self, counts: Counts, side: str, index: int) -> list[tuple[int, int]]:
         """Return the axis of a tensor that each way divides (-1: none) and how often it does."""
-        ways = zip(self.ways, counts, strict=True)
-        return [(getattr(way, side)[index], count) for way, count in ways]
+        counted_ways = zip(self.ways, counts, strict=True)
+        return [(getattr(loop_axis, side)[index], count) for loop_axis, count in counted_ways]
 
     def fits(self, counts: Counts) -> bool:
         """Tell whether every tensor divides evenly when each way is used so often."""
         return not any(
-            axis >= 0 and shape[axis] % ((way.grain if side == "outputs" else 1) << count)
+            axis >= 0 and shape[axis] % ((loop_axis.grain if side == "outputs" else 1) << count)
             for side in ("outputs", "inputs")
             for index, shape in enumerate(getattr(self, side))
-            for way, (axis, count) in zip(self.ways, self.axes(counts, side, index), strict=True)
+            for loop_axis, (axis, count) in zip(
+                self.ways, self.axes(counts, side, index), strict=True
+            )
         )
 
     def shardings(self, halvings: int) -> Iterator[Counts]:
         """Yield how often each way is used, in all that fit with at most `halvings` in total."""
+        # Two ways on 4 devices: (0, 0), (0, 1), (0, 2), (1, 0), (1, 1) and (2, 0).
         for counts in product(range(halvings + 1), repeat=len(self.ways)):
             if sum(counts) <= halvings and self.fits(counts):
                 yield counts
@@ -131,11 +134,13 @@ class Cuttable:
         """Return the layout of a tensor under a sharding."""
         shape = getattr(self, side)[index]
         maps: list[list[int]] = [[] for _ in shape]
-        first = halvings - 1
+        # 8 devices are the matrix (2, 2, 2), axis 2 outermost. A matmul with its rows cut twice and
+        # its sum once: rows on axes 2 and 1, the sum on axis 0, where devices hold partial sums.
+        first_axis = halvings - 1
         for axis, count in self.axes(counts, side, index):
             if axis >= 0:
-                maps[axis] += range(first, first - count, -1)
-            first -= count
+                maps[axis] += range(first_axis, first_axis - count, -1)
+            first_axis -= count
         return Layout((2,) * halvings, tuple(map(tuple, maps)), shape)
 
     def parts(self, counts: Counts, side: str, index: int) -> int:
@@ -158,18 +163,18 @@ def cuttable(graph: Graph, node: GraphNode) -> Cuttable:
     outputs = tuple(kind.shape for kind in graph.out_types(node))
     rules = ops.OPERATORS[node.op].slice_rules(inputs, dict(node.attrs))
     images = len(outputs[0]) == 4 and any(n.op in IMAGE_OPS for n in graph.nodes)
-    ways = []
+    loop_axes = []
     for rule in rules.axes:
         if rule.kind == "free" and outputs[0][rule.axis] > 1 and not (images and rule.axis > 1):
-            own = {source.input: source.axis for source in rule.sources}
-            read = tuple(own.get(i, -1) for i in range(len(inputs)))
-            ways.append(Way(f"axis {rule.axis}", rule.joins, read, grain=rule.grain))
+            axis_of_input = {source.input: source.axis for source in rule.sources}
+            read = tuple(axis_of_input.get(i, -1) for i in range(len(inputs)))
+            loop_axes.append(Way(f"axis {rule.axis}", rule.joins, read, grain=rule.grain))
     for reduction in rules.reductions or _sums(node, inputs):
         if reduction.combine == "sum":
-            own = dict(reduction.sources)
-            read = tuple(own.get(i, -1) for i in range(len(inputs)))
-            ways.append(Way("sum", (-1,) * len(outputs), read, summed=True))
-    return Cuttable(node, tuple(ways), inputs, outputs)
+            axis_of_input = dict(reduction.sources)
+            read = tuple(axis_of_input.get(i, -1) for i in range(len(inputs)))
+            loop_axes.append(Way("sum", (-1,) * len(outputs), read, summed=True))
+    return Cuttable(node, tuple(loop_axes), inputs, outputs)
 
 
 def _sums(node: GraphNode, inputs: tuple[Shape, ...]) -> tuple[ops.Reduction, ...]:
@@ -177,8 +182,8 @@ def _sums(node: GraphNode, inputs: tuple[Shape, ...]) -> tuple[ops.Reduction, ..
     plain = WITHOUT_BIAS.get(node.op)
     if plain is None or len(inputs) != 3:
         return ()
-    known = ops.OPERATORS[plain].attrs
-    attrs = {key: value for key, value in node.attrs.items() if key in known}
+    attributes = ops.OPERATORS[plain].attrs
+    attrs = {key: value for key, value in node.attrs.items() if key in attributes}
     return ops.OPERATORS[plain].slice_rules(inputs[:2], attrs).reductions
 
 
@@ -213,11 +218,13 @@ class GraphProblem:
 
     def chosen(self, strategies: tuple[int, ...]) -> dict[str, dict[str, int]]:
         """Return the parts of each way that is used, by the operator's name."""
-        found = {}
+        degrees = {}
         for op, options, strategy in zip(self.operators, self.shardings, strategies, strict=True):
             pairs = zip(op.ways, options[strategy], strict=True)
-            found[op.node.name] = {way.name: 1 << count for way, count in pairs if count}
-        return found
+            degrees[op.node.name] = {
+                loop_axis.name: 1 << count for loop_axis, count in pairs if count
+            }
+        return degrees
 
 
 def problem_of(
@@ -251,25 +258,27 @@ def problem_of(
 
 def data_parallel(given: GraphProblem) -> tuple[int, ...]:
     """Return the strategies that cut the first axis of every output, as far as it goes."""
-    found = []
+    choices = []
     for op, options in zip(given.operators, given.shardings, strict=True):
         cuts = [
-            -1 if any(n and way.outputs[0] for way, n in zip(op.ways, c, strict=True)) else sum(c)
+            -1
+            if any(n and loop_axis.outputs[0] for loop_axis, n in zip(op.ways, c, strict=True))
+            else sum(c)
             for c in options
         ]
-        found.append(cuts.index(max(cuts)))
-    return tuple(found)
+        choices.append(cuts.index(max(cuts)))
+    return tuple(choices)
 
 
 def inner_s(graph: Graph, op: Cuttable, counts: Counts, cost: Cost) -> float:
     """Return the seconds of communication inside an operator, forward and backward."""
     total = 0.0
     everyone = 1 << sum(counts)
-    group = 1 << sum(c for way, c in zip(op.ways, counts, strict=True) if way.summed)
+    group = 1 << sum(c for loop_axis, c in zip(op.ways, counts, strict=True) if loop_axis.summed)
     if group > 1:
         kind = graph.out_types(op.node)[0]
-        held = kind.elements * DTYPE_BYTES[kind.dtype] / op.parts(counts, "outputs", 0)
-        total += cost("all_reduce", group, held)
+        shard_bytes = kind.elements * DTYPE_BYTES[kind.dtype] / op.parts(counts, "outputs", 0)
+        total += cost("all_reduce", group, shard_bytes)
     weights: dict[int, float] = {}
     for index, name in enumerate(op.node.inputs):
         parts = op.parts(counts, "inputs", index)
@@ -277,12 +286,14 @@ def inner_s(graph: Graph, op: Cuttable, counts: Counts, cost: Cost) -> float:
         if group == 1 or not has_gradient(graph, op.node, index):
             continue
         kind = graph.types[name]
-        held = kind.elements * DTYPE_BYTES[kind.dtype] / parts
+        shard_bytes = kind.elements * DTYPE_BYTES[kind.dtype] / parts
         if name in graph.constants:  # an operator's weights travel together
-            weights[group] = weights.get(group, 0.0) + held
+            weights[group] = weights.get(group, 0.0) + shard_bytes
         else:
-            total += cost("all_reduce", group, held)
-    return total + sum(cost("all_reduce", group, held) for group, held in weights.items())
+            total += cost("all_reduce", group, shard_bytes)
+    return total + sum(
+        cost("all_reduce", group, shard_bytes) for group, shard_bytes in weights.items()
+    )
 
 
 def has_gradient(graph: Graph, node: GraphNode, index: int) -> bool:
@@ -299,8 +310,8 @@ def usage_bytes(graph: Graph, op: Cuttable, counts: Counts) -> int:
         if name in graph.constants:
             kind = graph.types[name]
             trained = has_gradient(graph, op.node, index)
-            each = STATE_BYTES if trained else DTYPE_BYTES[kind.dtype]
-            total += kind.elements * each // op.parts(counts, "inputs", index)
+            element_bytes = STATE_BYTES if trained else DTYPE_BYTES[kind.dtype]
+            total += kind.elements * element_bytes // op.parts(counts, "inputs", index)
     for index, kind in enumerate(graph.out_types(op.node)):
         size_bytes = kind.elements * DTYPE_BYTES[kind.dtype]
         total += size_bytes // op.parts(counts, "outputs", index)
@@ -317,18 +328,21 @@ def _edges(
 ) -> tuple[Edge, ...]:
     """Return an edge per tensor and operator that reads it, of two or more strategies each."""
     table = _tables(cost)
-    found = []
+    edges = []
     for u, v, port, slot in joints(operators):
         node = operators[v].node
-        left = [operators[u].layout(c, halvings, "outputs", port) for c in shardings[u]]
-        right = [operators[v].layout(c, halvings, "inputs", slot) for c in shardings[v]]
-        kept, whole = _cut_dimensions([*left, *right])
-        item_bytes = DTYPE_BYTES[graph.types[node.inputs[slot]].dtype] * whole
-        before, after = (tuple(_only(own, kept) for own in side) for side in (left, right))
-        costs = table(before, after, item_bytes, has_gradient(graph, node, slot))
+        source_layouts = [operators[u].layout(c, halvings, "outputs", port) for c in shardings[u]]
+        target_layouts = [operators[v].layout(c, halvings, "inputs", slot) for c in shardings[v]]
+        kept, uncut_elements = _cut_dimensions([*source_layouts, *target_layouts])
+        item_bytes = DTYPE_BYTES[graph.types[node.inputs[slot]].dtype] * uncut_elements
+        sources, targets = (
+            tuple(_only(layout, kept) for layout in side)
+            for side in (source_layouts, target_layouts)
+        )
+        costs = table(sources, targets, item_bytes, has_gradient(graph, node, slot))
         if any(costs):
-            found.append(Edge(u, v, costs))
-    return tuple(found)
+            edges.append(Edge(u, v, costs))
+    return tuple(edges)
 
 
 Table = Callable[[tuple[Layout, ...], tuple[Layout, ...], int, bool], tuple[int, ...]]
@@ -348,8 +362,8 @@ def _tables(cost: Cost) -> Table:
         left: tuple[Layout, ...], right: tuple[Layout, ...], item_bytes: int, back: bool
     ) -> tuple[int, ...]:
         def both_ways_s(a: Layout, b: Layout) -> float:
-            there = times_s(a, item_bytes)[b.tensor_map]
-            return there + (times_s(b, item_bytes)[a.tensor_map] if back else 0.0)
+            forward_s = times_s(a, item_bytes)[b.tensor_map]
+            return forward_s + (times_s(b, item_bytes)[a.tensor_map] if back else 0.0)
 
         return tuple(round(NS * both_ways_s(a, b)) for a in left for b in right)
 
@@ -359,7 +373,7 @@ def _tables(cost: Cost) -> Table:
 def _cut_dimensions(layouts: Sequence[Layout]) -> tuple[list[int], int]:
     """Return the dimensions that any layout cuts, and the elements of all others together."""
     shape = layouts[0].shape
-    kept = [dim for dim in range(len(shape)) if any(own.tensor_map[dim] for own in layouts)]
+    kept = [dim for dim in range(len(shape)) if any(layout.tensor_map[dim] for layout in layouts)]
     return kept, math.prod(n for dim, n in enumerate(shape) if dim not in kept)
 
 

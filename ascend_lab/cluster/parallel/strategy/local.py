@@ -55,15 +55,15 @@ class Landscape:
     def cost(self, at: Positions) -> float:
         """Return the cost of a choice, without what was folded."""
         total = sum(float(costs[at[node]]) for node, costs in self.costs.items())
-        for u, near in self.links.items():
-            total += sum(float(table[at[u], at[v]]) for v, table in near.items() if u < v)
+        for u, tables in self.links.items():
+            total += sum(float(table[at[u], at[v]]) for v, table in tables.items() if u < v)
         return total
 
     def used(self, at: Positions) -> Costs:
         """Return what a choice uses of every row of memory."""
         used = np.zeros(len(self.rooms))
-        for node, own in self.usages.items():
-            used[self.rows_of[node]] += own[at[node]]
+        for node, usage in self.usages.items():
+            used[self.rows_of[node]] += usage[at[node]]
         return used
 
 
@@ -91,7 +91,7 @@ def search(
 def landscape(small: Reduced, order: tuple[int, ...]) -> Landscape:
     """Return a reduced problem as the heuristics need it."""
     finite = [t[np.isfinite(t)] for t in (*small.costs.values(), *small.edges.values())]
-    forbidden = 1.0 + 2 * sum(float(np.abs(part).max()) for part in finite)
+    forbidden = 1.0 + 2 * sum(float(np.abs(costs_or_table).max()) for costs_or_table in finite)
 
     def filled(table: Costs) -> Costs:
         return np.where(np.isfinite(table), table, forbidden)
@@ -102,16 +102,16 @@ def landscape(small: Reduced, order: tuple[int, ...]) -> Landscape:
             rows[node].append(index)
     rank = {node: place for place, node in enumerate(order)}
     share = {}
-    for node, near in small.links.items():
-        later = sum(rank[n] > rank[node] for n in near)
-        share[node] = 1.0 / max(1, later, len(near) - later)
+    for node, tables in small.links.items():
+        later = sum(rank[n] > rank[node] for n in tables)
+        share[node] = 1.0 / max(1, later, len(tables) - later)
     return Landscape(
         rank,
         share,
         {node: filled(costs) for node, costs in small.costs.items()},
-        {u: {v: filled(t) for v, t in near.items()} for u, near in small.links.items()},
+        {u: {v: filled(t) for v, t in tables.items()} for u, tables in small.links.items()},
         {node: small.usages[node].astype(np.float64) for node in small.costs},
-        {node: np.array(own, np.int64) for node, own in rows.items()},
+        {node: np.array(row, np.int64) for node, row in rows.items()},
         np.array([room for _, room in small.rows], np.float64),
         forbidden,
     )
@@ -124,7 +124,7 @@ def _sweeps(land: Landscape, sweeps: int, ends: float) -> Positions | None:
     """
     best: Positions | None = None
     best_cost = land.forbidden
-    frugal = descend(land, {node: int(np.argmin(own)) for node, own in land.usages.items()})
+    frugal = descend(land, {node: int(np.argmin(usage)) for node, usage in land.usages.items()})
     if land.cost(frugal) < best_cost:
         best = frugal
         best_cost = land.cost(frugal)
@@ -132,7 +132,7 @@ def _sweeps(land: Landscape, sweeps: int, ends: float) -> Positions | None:
     unit = 1e-3 * spread / max(len(land.rooms), 1) + 1.0
     prices = np.zeros(len(land.rooms))
     messages = {
-        (u, v): np.zeros(len(land.costs[v])) for u, near in land.links.items() for v in near
+        (u, v): np.zeros(len(land.costs[v])) for u, tables in land.links.items() for v in tables
     }
     for _ in range(sweeps):
         per_use = prices / np.maximum(land.rooms, 1)
@@ -162,16 +162,17 @@ def _sweep(
     rank = land.rank
     for node in rank if forward else reversed(rank):
         total = choice = priced[node]
-        for near, table in land.links[node].items():
-            told = messages[near, node]
-            total = total + told
-            choice = choice + (table[:, at[near]] if near in at else told)
+        for neighbour, table in land.links[node].items():
+            incoming = messages[neighbour, node]
+            total = total + incoming
+            choice = choice + (table[:, at[neighbour]] if neighbour in at else incoming)
         at[node] = int(np.argmin(choice))
-        part = land.share[node] * total
-        for near, table in land.links[node].items():
-            if (rank[near] > rank[node]) == forward:
-                told = ((part - messages[near, node])[:, None] + table).min(axis=0)
-                messages[node, near] = told - told.min()
+        node_share = land.share[node] * total
+        for neighbour, table in land.links[node].items():
+            if (rank[neighbour] > rank[node]) == forward:
+                incoming = ((node_share - messages[neighbour, node])[:, None] + table).min(axis=0)
+                # Only differences between strategies matter; without this, messages would grow.
+                messages[node, neighbour] = incoming - incoming.min()
     return at
 
 
@@ -183,15 +184,16 @@ def descend(land: Landscape, start: Positions) -> Positions:
     while todo:
         node = todo.pop()
         rows = land.rows_of[node]
-        own = land.usages[node]
+        usage = land.usages[node]
         total = land.costs[node]
-        for near, table in land.links[node].items():
-            total = total + table[:, at[near]]
+        for neighbour, table in land.links[node].items():
+            total = total + table[:, at[neighbour]]
         room = (land.rooms[rows] - used[rows]).min(initial=np.inf)
-        fits = own - own[at[node]] <= max(room, 0.0)
+        # A strategy fits if it needs at most the room of the fullest row more than the present one.
+        fits = usage - usage[at[node]] <= max(room, 0.0)
         best = int(np.argmin(np.where(fits, total, np.inf)))
         if total[best] < total[at[node]]:
-            used[rows] += own[best] - own[at[node]]
+            used[rows] += usage[best] - usage[at[node]]
             at[node] = best
             todo.update(land.links[node])
     return at
@@ -210,7 +212,7 @@ def greedy(problem: Problem) -> tuple[int, ...]:
     """
     nodes = problem.nodes
     totals = [np.array(node.costs, np.float64) for node in nodes]
-    near: list[list[tuple[int, np.ndarray]]] = [[] for _ in nodes]
+    adjacent: list[list[tuple[int, np.ndarray]]] = [[] for _ in nodes]
     for edge in problem.edges:
         u = edge.source
         v = edge.target
@@ -218,13 +220,13 @@ def greedy(problem: Problem) -> tuple[int, ...]:
         if u == v:
             totals[u] += np.diag(table)
         else:
-            near[u].append((v, table))
-            near[v].append((u, table.T))
+            adjacent[u].append((v, table))
+            adjacent[v].append((u, table.T))
     chosen: dict[int, int] = {}
     for node in sorted(range(len(nodes)), key=lambda v: -max(nodes[v].usages)):
         chosen[node] = int(np.argmin(totals[node]))
-        for other, table in near[node]:
-            totals[other] += table[chosen[node]]
+        for neighbour, table in adjacent[node]:
+            totals[neighbour] += table[chosen[node]]
     return tuple(chosen[node] for node in range(len(nodes)))
 
 
@@ -252,6 +254,7 @@ def halving(given: graph_problem.GraphProblem, own_costs: bool = False) -> tuple
     for _ in range(given.halvings):
         now = _Round(list(counts), counts)
         for v in order:
+            # A halving can fail: 6 rows cut in two leave 3, which cannot be cut in two again.
             open_ways = [w for w in _open(operators[v]) if _more(counts[v], w) in places[v]]
             now.taken[v] = min(open_ways, key=lambda w: weigh(now, v, w), default=-1)
             if open_ways:
@@ -271,44 +274,48 @@ def _more(counts: graph_problem.Counts, way: int) -> graph_problem.Counts:
 def _open(op: graph_problem.Cuttable) -> list[int]:
     """Return the ways MindSpore considers: of a convolution only the batch."""
     image = op.node.op in graph_problem.IMAGE_OPS
-    return [i for i, way in enumerate(op.ways) if not image or way.outputs[0] == 0]
+    return [i for i, loop_axis in enumerate(op.ways) if not image or loop_axis.outputs[0] == 0]
 
 
 def _inner(op: graph_problem.Cuttable, counts: graph_problem.Counts, way: int) -> float:
     """Return the published cost of a cut: what it leaves whole, in elements of a device's part."""
     if op.node.op not in (*PRODUCTS, *graph_problem.IMAGE_OPS):
         return 0.0
-    whole = 0.0
+    total_s = 0.0
     for side, index in (("inputs", 0), ("inputs", 1), ("outputs", 0)):
         if getattr(op.ways[way], side)[index] < 0:
-            whole += op.held_elements(counts, side, index)
+            total_s += op.held_elements(counts, side, index)
     rows = op.node.op in PRODUCTS and op.ways[way].outputs[0] == len(op.outputs[0]) - 2
-    return whole / 2 * (ROWS if rows else 1.0)
+    return total_s / 2 * (ROWS if rows else 1.0)
 
 
 def _weight(op: graph_problem.Cuttable) -> float:
     """Return what operators are sorted by: a product's dearest cut, a convolution's cheapest."""
-    costs = [_inner(op, (0,) * len(op.ways), way) for way in _open(op)]
+    costs = [_inner(op, (0,) * len(op.ways), loop_axis) for loop_axis in _open(op)]
     pick = max if op.node.op in PRODUCTS else min
     return pick(costs, default=0.0)
 
 
 def _published(operators: tuple[graph_problem.Cuttable, ...]) -> Weigh:
     """Return MindSpore's cost of a cut, towards neighbours cut in the same round too."""
-    near: list[list[graph_problem.Joint]] = [[] for _ in operators]
+    edges_of: list[list[graph_problem.Joint]] = [[] for _ in operators]
     for joint in graph_problem.joints(operators):
-        near[joint.source].append(joint)
-        near[joint.target].append(joint)
+        edges_of[joint.source].append(joint)
+        edges_of[joint.target].append(joint)
 
     def weigh(now: _Round, v: int, way: int) -> float:
         total = _inner(operators[v], now.before[v], way)
-        ways = {**now.taken, v: way}
-        for joint in near[v]:
-            if joint.source not in ways or joint.target not in ways:
+        assigned = {**now.taken, v: way}
+        for joint in edges_of[v]:
+            if joint.source not in assigned or joint.target not in assigned:
                 continue
-            left = _axis(operators[joint.source], ways[joint.source], "outputs", joint.port)
-            right = _axis(operators[joint.target], ways[joint.target], "inputs", joint.slot)
-            if left != right:
+            source_axis = _axis(
+                operators[joint.source], assigned[joint.source], "outputs", joint.port
+            )
+            target_axis = _axis(
+                operators[joint.target], assigned[joint.target], "inputs", joint.slot
+            )
+            if source_axis != target_axis:
                 end = ("outputs", joint.port) if joint.source == v else ("inputs", joint.slot)
                 total += REDISTRIBUTION * operators[v].held_elements(now.before[v], *end)
         return total
@@ -325,19 +332,19 @@ def _own(given: graph_problem.GraphProblem, places: list[dict[graph_problem.Coun
     """Return the same weighing with the problem's own node and edge costs."""
     nodes = given.problem.nodes
     edges = given.problem.edges
-    near: list[list[int]] = [[] for _ in nodes]
+    edges_of: list[list[int]] = [[] for _ in nodes]
     for index, edge in enumerate(edges):
-        near[edge.source].append(index)
-        near[edge.target].append(index)
+        edges_of[edge.source].append(index)
+        edges_of[edge.target].append(index)
 
     def weigh(now: _Round, v: int, way: int) -> float:
-        own = places[v][_more(now.before[v], way)]
-        total = nodes[v].costs[own]
-        for edge in (edges[index] for index in near[v]):
-            other = edge.target if edge.source == v else edge.source
-            if other in now.taken:
-                theirs = places[other][now.counts[other]]
-                s, t = (own, theirs) if edge.source == v else (theirs, own)
+        position = places[v][_more(now.before[v], way)]
+        total = nodes[v].costs[position]
+        for edge in (edges[index] for index in edges_of[v]):
+            neighbour = edge.target if edge.source == v else edge.source
+            if neighbour in now.taken:
+                theirs = places[neighbour][now.counts[neighbour]]
+                s, t = (position, theirs) if edge.source == v else (theirs, position)
                 total += edge.costs[s * len(nodes[edge.target].costs) + t]
         return total
 

@@ -137,24 +137,24 @@ def _nodes(data: dict[str, Any]) -> tuple[Node, ...]:
     intervals = _list(data["intervals"], "nodes.intervals")
     costs = _list(data["costs"], "nodes.costs", len(intervals))
     usages = _list(data["usages"], "nodes.usages", len(intervals))
-    found = []
+    nodes = []
     for index, interval in enumerate(intervals):
         where = f"nodes.intervals[{index}]"
         lower, upper = _numbers(interval, where, 2)
         if lower > upper:
             raise InputError(f"{where} as [lower, upper] with lower <= upper", shown(interval))
-        own = _numbers(costs[index], f"nodes.costs[{index}]")
-        if not own:
+        node_costs = _numbers(costs[index], f"nodes.costs[{index}]")
+        if not node_costs:
             raise InputError(f"at least one strategy in nodes.costs[{index}]", "none")
-        used = _numbers(usages[index], f"nodes.usages[{index}]", len(own), 0)
-        found.append(Node(lower, upper, own, used))
-    return tuple(found)
+        used = _numbers(usages[index], f"nodes.usages[{index}]", len(node_costs), 0)
+        nodes.append(Node(lower, upper, node_costs, used))
+    return tuple(nodes)
 
 
 def _edges(data: dict[str, Any], nodes: tuple[Node, ...]) -> tuple[Edge, ...]:
     ends = _list(data["nodes"], "edges.nodes")
     costs = _list(data["costs"], "edges.costs", len(ends))
-    found = []
+    edges = []
     for index, pair in enumerate(ends):
         where = f"edges.nodes[{index}]"
         source, target = _numbers(pair, where, 2, 0)
@@ -163,8 +163,8 @@ def _edges(data: dict[str, Any], nodes: tuple[Node, ...]) -> tuple[Edge, ...]:
             raise InputError(f"{where} among the {len(nodes)} nodes", f"node {unknown}")
         size = len(nodes[source].costs) * len(nodes[target].costs)
         table = _numbers(costs[index], f"edges.costs[{index}]", size)
-        found.append(Edge(source, target, table))
-    return tuple(found)
+        edges.append(Edge(source, target, table))
+    return tuple(edges)
 
 
 def _object(value: Any, name: str, needed: tuple[str, ...]) -> dict[str, Any]:
@@ -172,10 +172,10 @@ def _object(value: Any, name: str, needed: tuple[str, ...]) -> dict[str, Any]:
         raise InputError(f"{name} as a JSON object", type(value).__name__, "mend it")
     missing = [key for key in needed if key not in value]
     if missing:
-        there = ", ".join(map(str, value))[:60] or "none"
+        present = ", ".join(map(str, value))[:60] or "none"
         keys = "the key" if len(needed) == 1 else "the keys"
         what = f"{name} as a JSON object with {keys} {', '.join(needed)}"
-        raise InputError(what, f"no {', '.join(missing)} among its keys ({there})", "add it")
+        raise InputError(what, f"no {', '.join(missing)} among its keys ({present})", "add it")
     return value
 
 
@@ -229,49 +229,56 @@ class Reduced:
     @property
     def edges(self) -> dict[tuple[int, int], Costs]:
         """Each table once, by (smaller node, larger node)."""
-        return {(u, v): t for u, near in self.links.items() for v, t in near.items() if u < v}
+        return {(u, v): t for u, tables in self.links.items() for v, t in tables.items() if u < v}
 
     def restore(self, positions: dict[int, int]) -> tuple[int, ...]:
         """Return a strategy for every node of the problem, the folded ones chosen best."""
-        full = dict(positions)
+        restored = dict(positions)
+        # The node folded last has only neighbours that are decided by now: it comes first.
         for node, costs, tables in reversed(self.folded):
-            total = costs + sum((table[:, full[near]] for near, table in tables), np.zeros(1))
-            full[node] = int(np.argmin(total))
-        return tuple(int(self.choices[node][full[node]]) for node in sorted(full))
+            total = costs + sum(
+                (table[:, restored[neighbour]] for neighbour, table in tables), np.zeros(1)
+            )
+            restored[node] = int(np.argmin(total))
+        return tuple(int(self.choices[node][restored[node]]) for node in sorted(restored))
 
     def forget(self, node: int) -> dict[int, Costs]:
         """Take a node out and return its tables, rows its own positions."""
-        near = self.links.pop(node)
-        for other in near:
-            del self.links[other][node]
-        self.folded.append((node, self.costs.pop(node), tuple(near.items())))
-        return near
+        neighbours = self.links.pop(node)
+        for neighbour in neighbours:
+            del self.links[neighbour][node]
+        self.folded.append((node, self.costs.pop(node), tuple(neighbours.items())))
+        return neighbours
 
     def join(self, u: int, v: int, table: Costs) -> None:
         """Add a table between two nodes to what is there."""
-        old = self.links[u].get(v)
-        self.links[u][v] = table if old is None else old + table
+        previous = self.links[u].get(v)
+        self.links[u][v] = table if previous is None else previous + table
         self.links[v][u] = self.links[u][v].T
 
     @property
     def lower_bound(self) -> float:
         """Sum of every node's and every table's least cost: nothing costs less."""
         parts = (*self.costs.values(), *self.edges.values())
-        return self.constant + sum(float(part.min()) for part in parts)
+        return self.constant + sum(float(table.min()) for table in parts)
 
     def below(self, cost: float) -> "Reduced":
         """Return the problem without what cannot be part of a choice of at most `cost`.
 
         That is every cost which alone lifts the lower bound above it; it becomes inf.
         """
-        least = self.lower_bound
-        slack = cost - least + 1.0 + 1e-9 * (abs(cost) + abs(least))
+        bound = self.lower_bound
+        slack = cost - bound + 1.0 + 1e-9 * (abs(cost) + abs(bound))
 
         def cheap(table: Costs) -> Costs:
+            # Lower bound 90 and a choice of cost 100: an entry more than 11 (1 for rounding) above
+            # its table's least can be in no better choice.
             return np.where(table - table.min() <= slack, table, np.inf)
 
-        costs = {node: cheap(own) for node, own in self.costs.items()}
-        links = {u: {v: cheap(t) for v, t in near.items()} for u, near in self.links.items()}
+        costs = {node: cheap(node_costs) for node, node_costs in self.costs.items()}
+        links = {
+            u: {v: cheap(t) for v, t in tables_of.items()} for u, tables_of in self.links.items()
+        }
         return replace(self, costs=costs, links=links)
 
 
@@ -321,22 +328,22 @@ def _rows(problem: Problem) -> list[tuple[tuple[int, ...], int]]:
             ends[node.upper].append(index)
     times = sorted({*starts, *ends})
     live: set[int] = set()
-    found: dict[tuple[int, ...], int] = {}
-    for time, after in zip_longest(times, times[1:]):
+    row_by_live: dict[tuple[int, ...], int] = {}
+    for time, next_time in zip_longest(times, times[1:]):
         live = (live - set(ends[time])) | set(starts[time])
         # A set is largest where some node has just begun and the next change ends one.
-        if not starts[time] or (after is not None and not ends[after]):
+        if not starts[time] or (next_time is not None and not ends[next_time]):
             continue
-        most = sum(max(problem.nodes[v].usages) for v in live)
+        peak = sum(max(problem.nodes[v].usages) for v in live)
         room = limit - sum(min(problem.nodes[v].usages) for v in live)
         if room < 0:
             needed = f"strategies within the usage limit of {limit} at time {time}"
             got = f"at least {limit - room}, whatever is chosen"
             raise ClusterError(needed, got, "raise the limit")
-        if most > limit:
+        if peak > limit:
             varying = (v for v in live if len(set(problem.nodes[v].usages)) > 1)
-            found[tuple(sorted(varying))] = room
-    return list(found.items())
+            row_by_live[tuple(sorted(varying))] = room
+    return list(row_by_live.items())
 
 
 def _keep(small: Reduced, node: int, good: NDArray[np.bool_]) -> bool:
@@ -350,9 +357,9 @@ def _keep(small: Reduced, node: int, good: NDArray[np.bool_]) -> bool:
     for kind in (small.costs, small.usages, small.choices):
         table: dict[int, Any] = kind
         table[node] = table[node][good]
-    for near, costs in small.links[node].items():
-        small.links[node][near] = costs[good]
-        small.links[near][node] = small.links[node][near].T
+    for neighbour, costs in small.links[node].items():
+        small.links[node][neighbour] = costs[good]
+        small.links[neighbour][node] = small.links[node][neighbour].T
     return True
 
 
@@ -402,22 +409,26 @@ def _fold(small: Reduced) -> None:
         if node not in small.costs or len(small.links[node]) > 2:
             continue
         costs = small.costs[node]
-        near = list(small.links[node])
-        if len(near) == 2 and _grows(small, node, near[0], near[1]):
+        neighbours = list(small.links[node])
+        if len(neighbours) == 2 and _grows(small, node, neighbours[0], neighbours[1]):
             continue
         tables = small.forget(node)
-        if not near:
+        if not neighbours:
             small.constant += float(costs.min())
-        elif len(near) == 1:
-            small.costs[near[0]] = small.costs[near[0]] + (tables[near[0]].T + costs).min(axis=1)
+        elif len(neighbours) == 1:
+            small.costs[neighbours[0]] = small.costs[neighbours[0]] + (
+                tables[neighbours[0]].T + costs
+            ).min(axis=1)
         else:
-            left, right = (tables[n] for n in near)
-            through = [(row[:, None] + costs[:, None] + right).min(axis=0) for row in left.T]
-            small.join(near[0], near[1], np.array(through))
-        todo += [n for n in near if n not in bound]
+            first_table, second_table = (tables[n] for n in neighbours)
+            through = [
+                (row[:, None] + costs[:, None] + second_table).min(axis=0) for row in first_table.T
+            ]
+            small.join(neighbours[0], neighbours[1], np.array(through))
+        todo += [n for n in neighbours if n not in bound]
 
 
 def _grows(small: Reduced, node: int, left: int, right: int) -> bool:
     """Tell whether folding makes a new table that is larger than the two it replaces."""
-    own, a, b = (len(small.costs[n]) for n in (node, left, right))
-    return right not in small.links[left] and a * b > own * (a + b)
+    choices, a, b = (len(small.costs[n]) for n in (node, left, right))
+    return right not in small.links[left] and a * b > choices * (a + b)

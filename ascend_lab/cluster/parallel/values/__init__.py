@@ -17,16 +17,18 @@ from ascend_lab.cluster.parallel.values.group import (
     Batch, Group, Model, Net, Piece, Ranked, Shard, Tape, Traffic, Values, Var, part, parts, same,
     send,
 )
-from ascend_lab.cluster.parallel.values.models import experts_transformer, sentences, transformer
+from ascend_lab.cluster.parallel.values.models import (
+    Routing, experts_transformer, sentences, transformer,
+)
 from ascend_lab.cluster.parallel.values.weights import (
     Adam, Cuts, Optimizer, Replicas, Sgd, Sharded, flatten, unflatten,
 )
 from ascend_lab.cluster.train.step import DynamicLossScale
 
 __all__ = [
-    "Adam", "Batch", "Group", "MixedRun", "Model", "Net", "Piece", "Plan", "Run", "Sgd",
-    "Shard", "Tape", "Traffic", "Var", "experts_transformer", "loss_and_gradients", "sentences",
-    "train", "train_mixed", "train_single", "transformer", "vanishing",
+    "Adam", "Batch", "Group", "MixedRun", "Model", "Net", "Piece", "Plan", "Routing", "Run", "Sgd",
+    "Shard", "Tape", "Traffic", "Var", "experts_transformer", "loss_and_gradients",
+    "sentences", "train", "train_mixed", "train_single", "transformer", "vanishing",
 ]
 # fmt: on
 # isort: on
@@ -64,13 +66,13 @@ def passed(
     """
     tape = Tape()
     x = Var(inputs)
-    found = {key: Var(ranked) for key, ranked in weights.items()}
+    variables = {key: Var(ranked) for key, ranked in weights.items()}
     for piece in model.pieces:
-        own = {name: found[f"{piece.name}.{name}"] for name in piece.weights}
-        x = piece.forward(Net(tape, own, groups), x, targets)
+        piece_weights = {name: variables[f"{piece.name}.{name}"] for name in piece.weights}
+        x = piece.forward(Net(tape, piece_weights, groups), x, targets)
     tape.backward(x, [np.full_like(losses, seed) for losses in x.values])
     loss = sum(float(losses.sum()) for losses in x.values)
-    return loss, {key: var.grads for key, var in found.items() if var.grads is not None}
+    return loss, {key: var.grads for key, var in variables.items() if var.grads is not None}
 
 
 def loss_and_gradients(
@@ -81,7 +83,7 @@ def loss_and_gradients(
     tokens = batch.targets.size
     ranked = {key: [weight] for key, weight in weights.items()}
     loss, grads = passed(model, ranked, groups, [batch.inputs], [batch.targets], 1 / tokens)
-    return loss / tokens, {key: one[0] for key, one in grads.items()}
+    return loss / tokens, {key: copies[0] for key, copies in grads.items()}
 
 
 def train_single(model: Model, batches: Sequence[Batch], optimizer: Optimizer) -> Run:
@@ -148,21 +150,21 @@ class _Chunk:
     def forward(self, micro: int, x: Ranked, targets: Ranked) -> Ranked:
         """Run the pieces and keep what the backward pass needs."""
         tape = Tape()
-        first = Var(x)
-        last = first
+        chunk_input = Var(x)
+        chunk_output = chunk_input
         for piece in self.pieces:
             weights = self.store.fetch(tape, piece)
             net = Net(tape, weights, self.groups, self.cuts.plan.sequence)
-            last = piece.forward(net, last, targets)
+            chunk_output = piece.forward(net, chunk_output, targets)
             self.store.release(tape, piece, weights)
-        self.flights[micro] = (tape, first, last)
-        return last.values
+        self.flights[micro] = (tape, chunk_input, chunk_output)
+        return chunk_output.values
 
     def backward(self, micro: int, grads: Ranked) -> Ranked | None:
         """Return the gradient of the chunk's input, if it has one; weights keep theirs."""
-        tape, first, last = self.flights.pop(micro)
-        tape.backward(last, grads)
-        return first.grads
+        tape, chunk_input, chunk_output = self.flights.pop(micro)
+        tape.backward(chunk_output, grads)
+        return chunk_input.grads
 
 
 class _Trainer:
@@ -181,18 +183,19 @@ class _Trainer:
         self.traffic = Traffic()
         plan = cuts.plan
         self.groups = cuts.groups(self.traffic)
-        made = orders(plan.schedule, plan.pipeline, plan.micro_batches, plan.virtual)
-        self.order = made if order is None else order
-        if [set(row) for row in self.order] != [set(row) for row in made]:
-            what = f"for each of {plan.pipeline} stages all its tasks"
-            raise errors.ClusterError(what, "others", "reorder what `orders` gives")
+        task_lists = orders(plan.schedule, plan.pipeline, plan.micro_batches, plan.virtual)
+        self.order = task_lists if order is None else order
+        if [set(row) for row in self.order] != [set(row) for row in task_lists]:
+            needed = f"for each of {plan.pipeline} stages all its tasks"
+            raise errors.ClusterError(needed, "others", "reorder what `orders` gives")
         count = plan.pipeline * plan.virtual
         if count > len(model.pieces):
-            what = f"at least {count} pieces for {plan.pipeline} stages x {plan.virtual} chunks"
-            raise errors.ClusterError(what, str(len(model.pieces)), "use fewer stages")
+            needed = f"at least {count} pieces for {plan.pipeline} stages x {plan.virtual} chunks"
+            raise errors.ClusterError(needed, str(len(model.pieces)), "use fewer stages")
         owned = np.array_split(np.arange(len(model.pieces)), count)
         self.chunks = [
-            _Chunk([model.pieces[i] for i in own], self.groups, cuts, optimizer) for own in owned
+            _Chunk([model.pieces[i] for i in unit_range], self.groups, cuts, optimizer)
+            for unit_range in owned
         ]
         self.flights = [0] * plan.pipeline
         self.outputs = [0] * plan.pipeline
@@ -222,28 +225,30 @@ class _Trainer:
         """Run a task and put its result where the next one finds it."""
         chunk = task.stage
         micro = task.micro_batch
-        last = len(self.chunks) - 1
-        given = inbox.pop(task)
+        last_chunk = len(self.chunks) - 1
+        received = inbox.pop(task)
         if task.phase == BACKWARD:
-            grads = self.chunks[chunk].backward(micro, given)
+            grads = self.chunks[chunk].backward(micro, received)
             if chunk > 0 and grads is not None:
                 inbox[Task(chunk - 1, micro, BACKWARD)] = self._send(grads)
             return
-        out = self.chunks[chunk].forward(micro, given, targets[micro])
-        if chunk < last:
+        out = self.chunks[chunk].forward(micro, received, targets[micro])
+        if chunk < last_chunk:
             inbox[Task(chunk + 1, micro, FORWARD)] = self._send(out)
         else:
             losses.append(out)
             # mean over all tokens of the batch: gradients of parts are simply added
-            inbox[Task(last, micro, BACKWARD)] = [np.full_like(one, 1 / tokens) for one in out]
+            inbox[Task(last_chunk, micro, BACKWARD)] = [
+                np.full_like(rank_loss, 1 / tokens) for rank_loss in out
+            ]
 
     def _send(self, arrays: Ranked) -> Ranked:
         return send(arrays, self.traffic) if self.plan.pipeline > 1 else arrays
 
     def _count(self, stage: int) -> None:
         """Note the most micro-batches, and elements of outputs, that a stage has held."""
-        own = self.chunks[stage :: self.plan.pipeline]
-        tapes = [tape for chunk in own for tape, _, _ in chunk.flights.values()]
+        stage_chunks = self.chunks[stage :: self.plan.pipeline]
+        tapes = [tape for chunk in stage_chunks for tape, _, _ in chunk.flights.values()]
         self.flights[stage] = max(self.flights[stage], len(tapes))
         self.outputs[stage] = max(self.outputs[stage], sum(tape.elements for tape in tapes))
 
@@ -259,34 +264,34 @@ class _Trainer:
         self.held = stores[0].held()
         for store in stores:
             store.reduce()
-        found = self.assembled([store.whole_grads() for store in stores])
+        gradients = self.assembled([store.whole_grads() for store in stores])
         for store in stores:
             store.step(number)
             store.clear()
-        return found
+        return gradients
 
     def assembled(self, stores: Sequence[dict[str, Ranked]]) -> dict[str, Values]:
         """Return full arrays from ranks' parts; raise `ClusterError` if copies differ."""
         ranked = {key: arrays for store in stores for key, arrays in store.items()}
-        found = {}
+        assembled = {}
         for piece in self.model.pieces:
             for name in piece.weights:
                 key = f"{piece.name}.{name}"
                 shard = self.cuts.shard(piece, name)
-                found[key] = self._whole(ranked[key], shard, key)
-        return found
+                assembled[key] = self._whole(ranked[key], shard, key)
+        return assembled
 
     def _whole(self, ranked: Ranked, shard: Shard | None, key: str) -> Values:
         copies = ranked
-        whole = ranked[0]
+        full_array = ranked[0]
         if shard is not None:
             group = self.groups[shard.group]
             copies = [array for r, array in enumerate(ranked) if group.place(r) == 0]
-            whole = np.concatenate([ranked[r] for r in group.members[0]], shard.axis)
+            full_array = np.concatenate([ranked[r] for r in group.members[0]], shard.axis)
         if not same(copies):
-            what = f"{key}: equal copies on every rank"
-            raise errors.ClusterError(what, "copies that differ", "add them up")
-        return whole
+            needed = f"{key}: equal copies on every rank"
+            raise errors.ClusterError(needed, "copies that differ", "add them up")
+        return full_array
 
 
 # -- mixed precision ------------------------------------------------------------------------------
@@ -328,14 +333,14 @@ def train_mixed(
     for batch in batches:
         with np.errstate(all="ignore"):  # fp16 may overflow: that is what the scale reacts to
             loss, grads = _half_pass(model, half, batch, scale.scale)
-            own = group.reduce_scatter([np.pad(g, (0, -len(g) % ranks)) for g in grads])
-        seen = [np.array([float(not np.isfinite(g).all())], np.float32) for g in own]
+            shards = group.reduce_scatter([np.pad(g, (0, -len(g) % ranks)) for g in grads])
+        seen = [np.array([float(not np.isfinite(g).all())], np.float32) for g in shards]
         bad = bool(group.all_reduce(seen)[0][0] > 0)
         rows.append((loss, scale.scale, bad, float(np.mean([g == 0 for g in grads]))))
         if not bad:
             taken += 1
             for r in range(ranks):
-                grad = own[r].astype(np.float32) / np.float32(scale.scale)
+                grad = shards[r].astype(np.float32) / np.float32(scale.scale)
                 masters[r], states[r] = optimizer.update(masters[r], grad, states[r], taken)
         half = group.all_gather([m.astype(np.float16) for m in masters])
         scale = scale.next(bad)
@@ -361,8 +366,8 @@ def _half_pass(model: Model, half: Ranked, batch: Batch, scale: float) -> tuple[
     count = len(half)
     tokens = batch.targets.size
     groups = Cuts(Plan(data=count)).groups(Traffic())
-    both = batch.inputs, batch.targets
-    inputs, targets = (parts(array, groups["data"], 0, "a batch") for array in both)
+    inputs_and_targets = batch.inputs, batch.targets
+    inputs, targets = (parts(array, groups["data"], 0, "a batch") for array in inputs_and_targets)
     named = [_named(model, one) for one in half]
     weights = {key: [one[key] for one in named] for key in model.weights}
     loss, grads = passed(model, weights, groups, inputs, targets, scale / tokens)

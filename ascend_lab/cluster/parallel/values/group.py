@@ -102,14 +102,14 @@ class Group:
 
     def all_reduce(self, arrays: Ranked) -> Ranked:
         """Return on every rank the sum over its team."""
-        found = self._run("all_reduce", [a.ravel() for a in arrays])
-        return [f.reshape(a.shape) for f, a in zip(found, arrays, strict=True)]
+        reduced = self._run("all_reduce", [a.ravel() for a in arrays])
+        return [f.reshape(a.shape) for f, a in zip(reduced, arrays, strict=True)]
 
     def all_to_all(self, arrays: Ranked) -> Ranked:
         """Send part i of axis 0 to rank i of the team; return what came, by sender, on axis 0."""
         part(arrays[0], self.ranks, 0, 0)
-        found = self._run("all_to_all", [a.ravel() for a in arrays])
-        return [f.reshape(a.shape) for f, a in zip(found, arrays, strict=True)]
+        exchanged = self._run("all_to_all", [a.ravel() for a in arrays])
+        return [f.reshape(a.shape) for f, a in zip(exchanged, arrays, strict=True)]
 
     def all_gather(self, arrays: Ranked, axis: int = 0) -> Ranked:
         """Return on every rank the arrays of its team joined along an axis."""
@@ -122,8 +122,10 @@ class Group:
 
     def _along(self, op: str, arrays: Ranked, axis: int) -> Ranked:
         fronts = [np.moveaxis(a, axis, 0) for a in arrays]
-        found = self._run(op, [f.ravel() for f in fronts])
-        shaped = [f.reshape(-1, *front.shape[1:]) for f, front in zip(found, fronts, strict=True)]
+        gathered = self._run(op, [f.ravel() for f in fronts])
+        shaped = [
+            f.reshape(-1, *front.shape[1:]) for f, front in zip(gathered, fronts, strict=True)
+        ]
         return [np.moveaxis(s, 0, axis) for s in shaped]
 
     def _run(self, op: str, arrays: Ranked) -> Ranked:
@@ -142,8 +144,8 @@ class Group:
 
 @cache
 def _schedule(op: str, algorithm: str, ranks: int) -> Schedule:
-    known = ALGORITHMS[op]
-    return make(op, algorithm if algorithm in known else known[0], ranks)
+    algorithms = ALGORITHMS[op]
+    return make(op, algorithm if algorithm in algorithms else algorithms[0], ranks)
 
 
 def _sent_bytes(schedule: Schedule, size_bytes: int) -> int:
@@ -181,8 +183,8 @@ def part(array: Values, ranks: int, rank: int, axis: int, what: str = "an axis")
         raise errors.ClusterError(needed, str(size), "use fewer ranks or pad")
     step = size // ranks
     index = (slice(None),) * (axis % array.ndim) + (slice(rank * step, (rank + 1) * step),)
-    found: Values = array[index]
-    return found
+    block: Values = array[index]
+    return block
 
 
 def parts(array: Values, group: Group, axis: int, what: str = "an axis") -> Ranked:
@@ -193,9 +195,9 @@ def parts(array: Values, group: Group, axis: int, what: str = "an axis") -> Rank
 
 def same(arrays: Sequence[Values], tolerance: float = 1e-12) -> bool:
     """Return whether all arrays agree within a relative tolerance."""
-    first = arrays[0]
-    scale = float(np.abs(first).max(initial=0.0)) or 1.0
-    return all(float(np.abs(a - first).max(initial=0.0)) <= tolerance * scale for a in arrays)
+    reference = arrays[0]
+    scale = float(np.abs(reference).max(initial=0.0)) or 1.0
+    return all(float(np.abs(a - reference).max(initial=0.0)) <= tolerance * scale for a in arrays)
 
 
 # -- the tape --------------------------------------------------------------------------------------
@@ -219,8 +221,10 @@ class Var:
 
     def add(self, grads: Ranked) -> None:
         """Add to the gradient."""
-        old = self.grads
-        self.grads = grads if old is None else [a + b for a, b in zip(old, grads, strict=True)]
+        previous = self.grads
+        self.grads = (
+            grads if previous is None else [a + b for a, b in zip(previous, grads, strict=True)]
+        )
 
 
 class Tape:
@@ -238,16 +242,16 @@ class Tape:
         `new`: the output needs memory of its own (it is not another view of an input).
         """
         var = Var(out)
-        if new and not any(np.may_share_memory(out[0], one.values[0]) for one in inputs):
+        if new and not any(np.may_share_memory(out[0], variable.values[0]) for variable in inputs):
             self.elements += out[0].size
 
         def back() -> None:
             if var.grads is None:
                 return
-            found = slope(var.grads)
-            for one, grads in zip(inputs, found, strict=True):
+            slopes = slope(var.grads)
+            for variable, grads in zip(inputs, slopes, strict=True):
                 if grads is not None:
-                    one.add(grads)
+                    variable.add(grads)
 
         self.steps.append(back)
         return var
@@ -255,8 +259,8 @@ class Tape:
     def apply(self, name: str, *inputs: Var, **attrs: Any) -> Var:
         """Apply an operator of the library on every rank."""
         operator = ops.get(name)
-        given = list(zip(*(var.values for var in inputs), strict=True))
-        out = [operator.reference(*arrays, **attrs) for arrays in given]
+        arguments = list(zip(*(var.values for var in inputs), strict=True))
+        out = [operator.reference(*arrays, **attrs) for arrays in arguments]
 
         def slope(grads: Ranked) -> list[Ranked | None]:
             # read again: a gathered parameter was dropped and gathered anew in the meantime
@@ -265,7 +269,9 @@ class Tape:
                 ops.gradient(operator, [g], xs, [y], **attrs)
                 for g, xs, y in zip(grads, arrays, out, strict=True)
             ]
-            return [None if one[0] is None else list(one) for one in zip(*rows, strict=True)]
+            return [
+                None if column[0] is None else list(column) for column in zip(*rows, strict=True)
+            ]
 
         return self.record(inputs, out, slope, name not in VIEWS)
 

@@ -17,6 +17,7 @@ transformers", 2021.
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -48,29 +49,42 @@ def transformer(
     """Return a causal language model: embedding, layers of 4 x width hidden units, head."""
     rng = np.random.default_rng(seed)
     inner = (layer(f"layer{i}", width, heads, 4 * width, rng) for i in range(layers))
-    first = embed("embed", vocabulary, length, width, rng)
-    return Model((first, *inner, head("head", width, vocabulary, rng)))
+    embedding = embed("embed", vocabulary, length, width, rng)
+    return Model((embedding, *inner, head("head", width, vocabulary, rng)))
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How tokens are spread over experts: each to its `top` likeliest of `experts`.
+
+    An expert takes at most `factor` times an even share of a sequence's tokens.
+    """
+
+    experts: int = 4
+    top: int = 2
+    factor: float = 1.25
+
+
+TWO_OF_FOUR = Routing()
+VOCABULARY = 24
+LENGTH = 8
+"""Words and sequence length of the small models here; `sentences` has the same defaults."""
 
 
 def experts_transformer(
     layers: int = 1,
     width: int = 16,
     heads: int = 4,
-    experts: int = 4,
-    top: int = 2,
-    factor: float = 1.25,
-    vocabulary: int = 24,
-    length: int = 8,
+    routing: Routing = TWO_OF_FOUR,
     seed: int = 0,
 ) -> Model:
-    """Return a language model with `experts` in place of the second half of each layer."""
+    """Return a language model whose layers have experts in place of the two-layer MLP."""
     rng = np.random.default_rng(seed)
     inner = (
-        experts_layer(f"layer{i}", width, heads, 2 * width, experts, rng, top, factor)
-        for i in range(layers)
+        experts_layer(f"layer{i}", width, heads, 2 * width, routing, rng) for i in range(layers)
     )
-    first = embed("embed", vocabulary, length, width, rng)
-    return Model((first, *inner, head("head", width, vocabulary, rng)))
+    embedding = embed("embed", VOCABULARY, LENGTH, width, rng)
+    return Model((embedding, *inner, head("head", width, VOCABULARY, rng)))
 
 
 def sentences(
@@ -78,14 +92,14 @@ def sentences(
 ) -> list[comm.Batch]:
     """Return batches of a language where word w is mostly followed by 3 w + 1 modulo the words."""
     rng = np.random.default_rng(seed)
-    found = []
+    sequences = []
     for _ in range(batches):
         words = rng.integers(vocabulary, size=(batch, length + 1))
         for t in range(length):
             follows = rng.random(batch) < 0.9
             words[:, t + 1] = np.where(follows, (3 * words[:, t] + 1) % vocabulary, words[:, t + 1])
-        found.append(comm.Batch(words[:, :-1].astype(np.int32), words[:, 1:].astype(np.int32)))
-    return found
+        sequences.append(comm.Batch(words[:, :-1].astype(np.int32), words[:, 1:].astype(np.int32)))
+    return sequences
 
 
 # -- weights --------------------------------------------------------------------------------------
@@ -102,8 +116,8 @@ ATTENTION_SHARDS = {
 
 def normal(rng: np.random.Generator, *shape: int) -> Values:
     """Return random matrices (..., rows, columns) of variance 1 / rows."""
-    found: Values = rng.normal(size=shape) / np.sqrt(shape[-2])
-    return found
+    weights: Values = rng.normal(size=shape) / np.sqrt(shape[-2])
+    return weights
 
 
 def norm_weights(name: str, width: int, rng: np.random.Generator) -> dict[str, Values]:
@@ -191,18 +205,21 @@ def route(chances: Values, top: int, capacity: int) -> Values:
     """
     experts = chances.shape[-1]
     choices = np.argsort(-chances, axis=-1, kind="stable")[..., :top]
-    found = np.zeros((*chances.shape, capacity))
+    dispatch = np.zeros((*chances.shape, capacity))
     taken = np.zeros((len(chances), experts), np.int64)
     for choice in range(top):
         picked = np.eye(experts, dtype=np.int64)[choices[..., choice]]
+        # The token's place in its expert's queue: the third token for an expert gets slot 2. A
+        # place beyond the capacity equals no slot, so the token is dropped.
         slots = np.cumsum(picked, axis=1) - picked + taken[:, None]
-        found += picked[..., None] * (slots[..., None] == np.arange(capacity))
+        dispatch += picked[..., None] * (slots[..., None] == np.arange(capacity))
         taken += picked.sum(axis=1)
-    return found
+    return dispatch
 
 
 def capacity_of(tokens: int, experts: int, top: int, factor: float) -> int:
     """Return the slots of one expert for a sentence: factor times an even share, rounded up."""
+    # 8 tokens, each to 2 of 4 experts, factor 1.25: 1.25 * 2 * 8 / 4 = 5 slots.
     return max(1, math.ceil(factor * top * tokens / experts))
 
 
@@ -211,19 +228,19 @@ def experts_layer(
     width: int,
     heads: int,
     hidden: int,
-    experts: int,
+    routing: Routing,
     rng: np.random.Generator,
-    top: int = 2,
-    factor: float = 1.25,
 ) -> Piece:
-    """Return a transformer layer whose second half is a layer of experts."""
+    """Return a transformer layer with experts, `hidden` units each, in place of the MLP."""
+    experts = routing.experts
+    top = routing.top
 
     def forward(net: Net, x: Var, targets: Ranked) -> Var:
         x = attention(net, x, heads)
         y = net.norm(x, "experts.norm")
         chances = net.apply("softmax", net.linear(y, "router"))
-        slots = capacity_of(x.shape[1], experts, top, factor)
-        sent = [route(one, top, slots).astype(one.dtype) for one in chances.values]
+        slots = capacity_of(x.shape[1], experts, top, routing.factor)
+        sent = [route(chance, top, slots).astype(chance.dtype) for chance in chances.values]
         gates = _gates(net, chances, top)
         back = _computed(net, _dispatch(net.tape, y, sent))
         return net.apply("add", x, _combine(net.tape, back, gates, sent))
@@ -264,14 +281,15 @@ def _computed(net: Net, rows: Var) -> Var:
     """Send tokens to the ranks of their experts, compute them there, send them back."""
     group = net.groups["expert"]
     (experts, batch, slots, width) = rows.shape
-    own = experts // group.ranks
-    # by expert -> by sender -> by own expert, all senders' tokens in a row
+    local_experts = experts // group.ranks
+    # With 4 experts on 2 ranks, the exchange brings (sender, expert of this rank, ...) in rows.
+    # One batched product an expert needs (expert of this rank, tokens of all senders).
     x = exchange(net.tape, rows, group)
-    x = _turned(net, x, group.ranks, own, batch * slots)
-    x = net.apply("reshape", x, shape=(own, group.ranks * batch * slots, width))
+    x = _turned(net, x, group.ranks, local_experts, batch * slots)
+    x = net.apply("reshape", x, shape=(local_experts, group.ranks * batch * slots, width))
     y = net.apply("gelu", net.apply("batch_matmul", x, net["up"]))
     y = net.apply("batch_matmul", y, net["down"])
-    y = _turned(net, y, own, group.ranks, batch * slots)
+    y = _turned(net, y, local_experts, group.ranks, batch * slots)
     y = net.apply("reshape", y, shape=(experts, batch, slots, width))
     return exchange(net.tape, y, group)
 
@@ -288,11 +306,11 @@ def _combine(tape: comm.Tape, rows: Var, gates: Var, sent: Ranked) -> Var:
 
     def slope(grads: Ranked) -> list[Ranked]:
         pairs = zip(grads, spread, sent, rows.values, strict=True)
-        both = [
+        slopes = [
             (np.einsum("bsec,bsh->ebch", w, g), np.einsum("bsec,bsh,ebch->bse", m, g, r))
             for g, w, m, r in pairs
         ]
-        return [list(one) for one in zip(*both, strict=True)]
+        return [list(column) for column in zip(*slopes, strict=True)]
 
     out = [np.einsum("bsec,ebch->bsh", w, r) for w, r in zip(spread, rows.values, strict=True)]
     return tape.record([rows, gates], out, slope)
@@ -317,7 +335,7 @@ def _rows(tape: comm.Tape, table: Var, tokens: Var, group: comm.Group) -> Var:
     rows = table.shape[0]
     local = [t - group.place(r) * rows for r, t in enumerate(tokens.values)]
     mine = [(n >= 0) & (n < rows) for n in local]
-    found = [
+    selected = [
         np.where(m[..., None], weights[np.where(m, n, 0)], 0)
         for weights, n, m in zip(table.values, local, mine, strict=True)
     ]
@@ -325,10 +343,11 @@ def _rows(tape: comm.Tape, table: Var, tokens: Var, group: comm.Group) -> Var:
     def slope(grads: Ranked) -> list[Ranked]:
         out = [np.zeros(table.shape, grads[0].dtype) for _ in grads]
         for total, grad, n, m in zip(out, grads, local, mine, strict=True):
+            # A word that occurs twice gets both gradients; total[n] += grad would keep only one.
             np.add.at(total, n[m], grad[m])
         return [out]
 
-    return tape.record([table], found, slope)
+    return tape.record([table], selected, slope)
 
 
 def _positions(net: Net, length: int) -> Var:
@@ -370,12 +389,13 @@ def cross_entropy(tape: comm.Tape, logits: Var, targets: Ranked, group: comm.Gro
     ones = [
         np.arange(words) + group.place(r) * words == t[..., None] for r, t in enumerate(targets)
     ]
-    own = [v.max(-1)[None] for v in wide]
-    most = [m.max(0)[..., None] for m in group.all_gather(own)]
-    power = [np.exp(v - m) for v, m in zip(wide, most, strict=True)]
+    # Without subtracting the maximum of all ranks, exp of a logit above 88 overflows fp32.
+    local_max = [v.max(-1)[None] for v in wide]
+    global_max = [m.max(0)[..., None] for m in group.all_gather(local_max)]
+    power = [np.exp(v - m) for v, m in zip(wide, global_max, strict=True)]
     total = group.all_reduce([p.sum(-1) for p in power])
     target = group.all_reduce([(v * o).sum(-1) for v, o in zip(wide, ones, strict=True)])
-    losses = [np.log(s) + m[..., 0] - t for s, m, t in zip(total, most, target, strict=True)]
+    losses = [np.log(s) + m[..., 0] - t for s, m, t in zip(total, global_max, target, strict=True)]
 
     def slope(grads: Ranked) -> list[Ranked]:
         rows = zip(grads, power, total, ones, logits.values, strict=True)

@@ -48,8 +48,8 @@ class _Rule:
         """Return weight and state after a step, counted from 1."""
         operator = ops.get(self.operator)
         counted = {"step": step} if self.numbers == 2 else {}
-        new, *rest = operator.reference(weight, grad, *state, **asdict(self), **counted)
-        return new, tuple(rest)
+        updated, *new_states = operator.reference(weight, grad, *state, **asdict(self), **counted)
+        return updated, tuple(new_states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +90,11 @@ class Cuts:
     def __post_init__(self) -> None:
         """Check that choices fit together."""
         if self.segments and self.plan.zero_stage:
-            what = "segments only where gradients are all-reduced"
-            raise errors.ClusterError(what, f"ZeRO stage {self.plan.zero_stage}", "drop one")
+            needed = "segments only where gradients are all-reduced"
+            raise errors.ClusterError(needed, f"ZeRO stage {self.plan.zero_stage}", "drop one")
         if self.plan.expert > 1 and self.plan.sequence:
-            what = "whole sequences for experts, whose capacity counts a sequence's tokens"
-            raise errors.ClusterError(what, "a split sequence", "drop one")
+            needed = "whole sequences for experts, whose capacity counts a sequence's tokens"
+            raise errors.ClusterError(needed, "a split sequence", "drop one")
 
     def groups(self, traffic: comm.Traffic) -> dict[str, Group]:
         """Return the groups of a stage's ranks; "data" is "replica" x "expert"."""
@@ -106,29 +106,31 @@ class Cuts:
     def shard(self, piece: Piece, name: str) -> Shard | None:
         """Return how a weight is cut, or None if every rank of a stage has all of it."""
         shard = piece.shards.get(name)
-        whole = shard is None or (shard.group == "expert" and self.plan.expert == 1)
-        return None if whole else shard
+        is_replicated = shard is None or (shard.group == "expert" and self.plan.expert == 1)
+        return None if is_replicated else shard
 
     def sums(self, piece: Piece, name: str) -> tuple[str, ...]:
         """Return the groups whose ranks each have only part of a weight's gradient."""
         shard = self.shard(piece, name)
-        found = ["tensor"] if self.plan.sequence and shard is None else []
-        found.append("replica" if shard is not None and shard.group == "expert" else "data")
-        return tuple(found)
+        # With a split sequence each tensor rank sees other tokens: the gradient of a weight that
+        # all of them hold (a norm's scale) is a sum over them.
+        axes = ["tensor"] if self.plan.sequence and shard is None else []
+        axes.append("replica" if shard is not None and shard.group == "expert" else "data")
+        return tuple(axes)
 
     def local(self, pieces: Sequence[Piece], groups: Mapping[str, Group]) -> dict[str, Ranked]:
         """Return every rank's part of the weights by "piece.weight"; raises `ClusterError`."""
-        found = {}
+        shards = {}
         for piece in pieces:
-            for name, full in piece.weights.items():
+            for name, full_array in piece.weights.items():
                 shard = self.shard(piece, name)
                 key = f"{piece.name}.{name}"
                 if shard is None:
-                    found[key] = [full] * (self.plan.data * self.plan.tensor)
+                    shards[key] = [full_array] * (self.plan.data * self.plan.tensor)
                 else:
-                    what = f"axis {shard.axis} of {key} {full.shape}"
-                    found[key] = comm.parts(full, groups[shard.group], shard.axis, what)
-        return found
+                    needed = f"axis {shard.axis} of {key} {full_array.shape}"
+                    shards[key] = comm.parts(full_array, groups[shard.group], shard.axis, needed)
+        return shards
 
     def buckets(self, count: int) -> cluster.Segments:
         """Return the segments of `count` gradients; `InputError` unless they cover them."""
@@ -141,6 +143,7 @@ class Cuts:
 def flatten(arrays: Sequence[Values], multiple: int = 1) -> Values:
     """Return arrays one behind the other, zeros at the end up to a multiple of elements."""
     flat = np.concatenate([a.ravel() for a in arrays])
+    # 10 elements for 4 ranks are padded to 12: -10 % 4 = 2.
     return np.pad(flat, (0, -len(flat) % multiple))
 
 
@@ -160,8 +163,8 @@ def counted(
     weights: Mapping[Any, Ranked], grads: Mapping[Any, Ranked], states: Mapping[Any, list[State]]
 ) -> dict[str, int]:
     """Return numbers of elements on the first rank: parameters, gradients, state."""
-    parameters, gradients = (sum(one[0].size for one in x.values()) for x in (weights, grads))
-    state = sum(a.size for one in states.values() for a in one[0])
+    parameters, gradients = (sum(copies[0].size for copies in x.values()) for x in (weights, grads))
+    state = sum(a.size for copies in states.values() for a in copies[0])
     return {"parameters": parameters, "gradients": gradients, "state": state}
 
 
@@ -184,14 +187,14 @@ class Replicas:
 
     def fetch(self, tape: Tape, piece: Piece) -> dict[str, Var]:
         """Return a piece's weights for one forward pass; their gradients are kept afterwards."""
-        found = {name: Var(self.weights[f"{piece.name}.{name}"]) for name in piece.weights}
+        variables = {name: Var(self.weights[f"{piece.name}.{name}"]) for name in piece.weights}
 
         def keep() -> None:
-            for name, var in found.items():
+            for name, var in variables.items():
                 self.keep(f"{piece.name}.{name}", var)
 
         tape.steps.append(keep)
-        return found
+        return variables
 
     def release(self, tape: Tape, piece: Piece, found: dict[str, Var]) -> None:
         """Say that a piece's forward pass is over; replicas keep their weights."""
@@ -207,14 +210,15 @@ class Replicas:
             names = [key for key in self.states if axis in self.sums[key]]
             if names:
                 self._sum(names, self.groups[axis])
+        # Backward finishes the last weights first, so buckets are filled in reverse order.
         names = [key for key in reversed(self.states) if "data" in self.sums[key]]
-        for first, last in self.cuts.buckets(len(names)):
-            self._sum(names[first : last + 1], self.groups["data"])
+        for start, end in self.cuts.buckets(len(names)):
+            self._sum(names[start : end + 1], self.groups["data"])
 
     def _sum(self, names: list[str], group: Group) -> None:
         """Replace gradients by their sums over a group, from one all-reduce of all together."""
         arrays = [self.grads[name] for name in names]
-        shapes = [one[0].shape for one in arrays]
+        shapes = [copies[0].shape for copies in arrays]
         flat = group.all_reduce([flatten(rank) for rank in zip(*arrays, strict=True)])
         rows = zip(*(unflatten(f, shapes) for f in flat), strict=True)
         self.grads.update(zip(names, map(list, rows), strict=True))
@@ -222,16 +226,16 @@ class Replicas:
     def step(self, number: int) -> None:
         """Update every weight on every rank."""
         for key, states in self.states.items():
-            given = self.weights[key], self.grads[key], states
-            self.weights[key], self.states[key] = self.updated(*given, number)
+            update_inputs = self.weights[key], self.grads[key], states
+            self.weights[key], self.states[key] = self.updated(*update_inputs, number)
 
     def updated(
         self, weights: Ranked, grads: Ranked, states: list[State], number: int
     ) -> tuple[Ranked, list[State]]:
         """Return weights and states of every rank after the optimiser's step."""
         rows = zip(weights, grads, states, strict=True)
-        new = [self.optimizer.update(w, g, s, number) for w, g, s in rows]
-        return [weight for weight, _ in new], [state for _, state in new]
+        updates = [self.optimizer.update(w, g, s, number) for w, g, s in rows]
+        return [weight for weight, _ in updates], [state for _, state in updates]
 
     def clear(self) -> None:
         """Forget the gradients."""
@@ -277,19 +281,21 @@ class Sharded(Replicas):
         self.shard_grads: dict[Flat, Ranked] = {}
         self.shard_states: dict[Flat, list[State]] = {}
         for flat in self.flats:
-            own = self._own(flat)
-            self.shard_states[flat] = [optimizer.start(shard) for shard in own]
+            shards = self._own(flat)
+            self.shard_states[flat] = [optimizer.start(shard) for shard in shards]
             if self.zero == 3:
-                self.shards[flat] = own
+                self.shards[flat] = shards
                 self._drop(flat)
 
     def _flats(self, piece: Piece) -> tuple[Flat, ...]:
         keys = [f"{piece.name}.{name}" for name in piece.weights]
-        found = []
+        flats = []
         for kind in dict.fromkeys(self.sums[key] for key in keys):
-            some = tuple(key for key in keys if self.sums[key] == kind)
-            found.append(Flat(some, tuple(self.weights[key][0].shape for key in some), kind))
-        return tuple(found)
+            same_kind = tuple(key for key in keys if self.sums[key] == kind)
+            flats.append(
+                Flat(same_kind, tuple(self.weights[key][0].shape for key in same_kind), kind)
+            )
+        return tuple(flats)
 
     def _group(self, flat: Flat) -> Group:
         return self.groups[flat.sums[-1]]
@@ -342,8 +348,8 @@ class Sharded(Replicas):
     def _scatter(self, flats: Sequence[Flat]) -> None:
         """Add whole gradients up over the ranks that share them; each keeps its part."""
         for flat in flats:
-            new = self._group(flat).reduce_scatter(self._vectors(flat, self.grads))
-            self.shard_grads[flat] = added(self.shard_grads.get(flat), new)
+            scattered = self._group(flat).reduce_scatter(self._vectors(flat, self.grads))
+            self.shard_grads[flat] = added(self.shard_grads.get(flat), scattered)
             for key in flat.keys:
                 del self.grads[key]
 
@@ -358,13 +364,13 @@ class Sharded(Replicas):
     def step(self, number: int) -> None:
         """Update each rank's part; stages 1 and 2 then gather the new parameters."""
         for flat in self.flats:
-            own = self.shards[flat] if self.zero == 3 else self._own(flat)
-            given = own, self.shard_grads[flat], self.shard_states[flat]
-            new, self.shard_states[flat] = self.updated(*given, number)
+            weight_shards = self.shards[flat] if self.zero == 3 else self._own(flat)
+            update_inputs = weight_shards, self.shard_grads[flat], self.shard_states[flat]
+            new_shards, self.shard_states[flat] = self.updated(*update_inputs, number)
             if self.zero == 3:
-                self.shards[flat] = new
+                self.shards[flat] = new_shards
             else:
-                self.weights.update(self._gathered(flat, new))
+                self.weights.update(self._gathered(flat, new_shards))
 
     def clear(self) -> None:
         """Forget the gradients."""
@@ -375,12 +381,14 @@ class Sharded(Replicas):
         self, whole: dict[str, Ranked], shards: dict[Flat, Ranked]
     ) -> dict[str, Ranked]:
         """Return whole arrays for the reader, without any message between ranks."""
-        found = dict(whole)
-        for flat, own in shards.items():
+        merged = dict(whole)
+        for flat, flat_shards in shards.items():
             team = {r: members for members in self._group(flat).members for r in members}
-            vectors = [np.concatenate([own[m] for m in team[r]]) for r in range(len(own))]
-            found.update(_named(flat, vectors))
-        return found
+            vectors = [
+                np.concatenate([flat_shards[m] for m in team[r]]) for r in range(len(flat_shards))
+            ]
+            merged.update(_named(flat, vectors))
+        return merged
 
     def whole_weights(self) -> dict[str, Ranked]:
         """Return every rank's weights, put together from parts where needed."""
@@ -392,8 +400,8 @@ class Sharded(Replicas):
 
     def held(self) -> dict[str, int]:
         """Return numbers of elements on the first rank: parameters, gradients, state."""
-        own = counted(self.shards, self.shard_grads, self.shard_states)
-        return {kind: count + own[kind] for kind, count in super().held().items()}
+        local_counts = counted(self.shards, self.shard_grads, self.shard_states)
+        return {kind: count + local_counts[kind] for kind, count in super().held().items()}
 
 
 def _named(flat: Flat, vectors: Ranked) -> dict[str, Ranked]:
