@@ -138,7 +138,7 @@ def test_what_the_readme_shows_runs(
         "chips", "gemm", "conv", "op", "run-kernel", "simulate", "run", "plan-memory", "replay",
         "subgraph", "collective", "fit-collective", "strategy", "train-plan",
         "topologies", "gradient-plan", "compile", "quantize", "calibrate", "migrate", "zoo", "aipp",
-        "serve-sim", "course", "compare",
+        "serve-sim", "course", "compare", "llm",
     }  # fmt: skip
     monkeypatch.setenv("ASCEND_CACHE_PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
