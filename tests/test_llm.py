@@ -90,6 +90,7 @@ CASES = [
     ("qwen3_8b", "Ascend910C", "", {}),
     ("qwen3_8b", "Ascend910B2", "w8a8", {"tp": 4}),
     ("qwen3_8b", "Ascend310P3", "", {}),
+    ("qwen3_8b", "Ascend910B2", "w4a16", {}),
     ("qwen3_30b_a3b", "Ascend910C", "", {"tp": 2, "dp": 2, "ep": 4}),
     ("tiny_mla", "Ascend910B2", "", {"tp": 2}),
     ("tiny", "Ascend910B2", "", {"pp": 2}),

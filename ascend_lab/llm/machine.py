@@ -80,9 +80,7 @@ def _topology(chip: Chip, cluster: str, plan: Plan) -> Topology:
         servers = [topology for start, topology in SERVER.items() if chip.name.startswith(start)]
         if not servers:
             needed = f"a cluster for {plan.devices} devices of {chip.name}"
-            raise InputError(
-                needed, "none", "name a topology or a .toml file"
-            )
+            raise InputError(needed, "none", "name a topology or a .toml file")
         name = servers[0]
         if name == "910b-server" and plan.devices > 8:
             name = "910b-roce"
