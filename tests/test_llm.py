@@ -39,6 +39,8 @@ def test_parameters_are_as_published(name: str) -> None:
         ({"layers": "two"}, "layers as a whole number"),
         ({"layer": 2}, "did you mean layers"),
         ({"tied": 1}, "true or false"),
+        ({"layers": 0}, "layers as a whole number from 1"),
+        ({"hidden": 1 << 30}, "hidden as a whole number from 1 to"),
     ],
 )
 def test_a_table_that_is_wrong_is_refused_by_its_entry(
@@ -83,6 +85,19 @@ def test_more_devices_than_a_server_has_are_refused() -> None:
         llm.machine_of("Ascend910B2", "a2-server", llm.Plan(tp=16))
     with pytest.raises(InputError, match="a cluster for 2 devices of Ascend310P3"):
         llm.machine_of("Ascend310P3", "", llm.Plan(tp=2))
+
+
+def test_a_plan_larger_than_the_machine_is_refused() -> None:
+    machine = llm.machine_of("Ascend910B2", "", llm.Plan())
+    with pytest.raises(InputError, match="at least 2 devices"):
+        llm.Model(llm.load_decoder("tiny"), machine, llm.Plan(tp=2))
+
+
+def test_no_heads_of_keys_are_refused() -> None:
+    table = {"layers": 1, "hidden": 8, "vocabulary": 8, "dense_width": 8}
+    attention = {"heads": 2, "kv_heads": 0, "head_dim": 4}
+    with pytest.raises(InputError, match="kv_heads as a whole number from 1"):
+        decoder_of("mine", {**table, "attention": attention}, "mine.toml")
 
 
 # -- steps -----------------------------------------------------------------------------------------

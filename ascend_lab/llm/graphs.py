@@ -208,7 +208,6 @@ def _latent(
     rank = attention.kv_rank
     nope_dim = attention.nope_dim
     rope_dim = attention.rope_dim
-    value_dim = attention.value_dim
     q = x
     if attention.q_rank:
         q = _linear(net, x, attention.q_rank, "q.down")
@@ -224,18 +223,58 @@ def _latent(
     k_rope = _rotated(net, net.reshape(k_rope, shape=(rows, 1, rope_dim)), cos, sin)
     k_rope = net.reshape(k_rope, shape=(rows, rope_dim))
     cached = _paged(net, step, net.concat(latent, k_rope, axis=1))
-    scale = (nope_dim + rope_dim) ** -0.5
     if step.phase == "prefill":
-        up = _linear(net, latent, heads * (nope_dim + value_dim), "kv.up")
-        up = net.reshape(up, shape=(rows, heads, nope_dim + value_dim))
-        k_nope, v = net.split(up, sizes=(nope_dim, value_dim), axis=2)
-        k_rope = net.reshape(k_rope, shape=(rows, 1, rope_dim))
-        k_rope = net.expand(k_rope, shape=(rows, heads, rope_dim))
-        q = net.concat(q_nope, q_rope, axis=2)
-        k = net.concat(k_nope, k_rope, axis=2)
-        flat = (net.reshape(operand, shape=(rows, -1)) for operand in (q, k, v))
-        q, k, v = (_by_head(net, operand, step.batch, heads) for operand in flat)
-        return _attended(net, step, (q, k, v), scale)
+        keys = (latent, k_rope)
+        return _latent_in_full(net, attention, step, (q_nope, q_rope), keys)
+    return _latent_absorbed(net, attention, step, (q_nope, q_rope), cached)
+
+
+def _latent_in_full(
+    net: GraphBuilder,
+    attention: LatentAttention,
+    step: Paged,
+    queries: tuple[Value, Value],
+    keys: tuple[Value, Value],
+) -> Value:
+    """Return the results of a prompt's heads, each with keys and values of its own: q (W_k c).
+
+    Queries come without and with positions, keys as latent vectors c and the part with positions,
+    which all heads share.
+    """
+    q_nope, q_rope = queries
+    latent, k_rope = keys
+    rows, heads, nope_dim = q_nope.shape
+    rope_dim = attention.rope_dim
+    value_dim = attention.value_dim
+    up = _linear(net, latent, heads * (nope_dim + value_dim), "kv.up")
+    up = net.reshape(up, shape=(rows, heads, nope_dim + value_dim))
+    k_nope, v = net.split(up, sizes=(nope_dim, value_dim), axis=2)
+    k_rope = net.reshape(k_rope, shape=(rows, 1, rope_dim))
+    k_rope = net.expand(k_rope, shape=(rows, heads, rope_dim))
+    q = net.concat(q_nope, q_rope, axis=2)
+    k = net.concat(k_nope, k_rope, axis=2)
+    flat = (net.reshape(operand, shape=(rows, -1)) for operand in (q, k, v))
+    q, k, v = (_by_head(net, operand, step.batch, heads) for operand in flat)
+    return _attended(net, step, (q, k, v), (nope_dim + rope_dim) ** -0.5)
+
+
+def _latent_absorbed(
+    net: GraphBuilder,
+    attention: LatentAttention,
+    step: Paged,
+    queries: tuple[Value, Value],
+    cached: Value,
+) -> Value:
+    """Return the results of a decode step, which reads latent vectors as they lie: (q W_k) c.
+
+    The two halves of the projection of keys and values go to either side of the cache.
+    """
+    q_nope, q_rope = queries
+    rows, heads, nope_dim = q_nope.shape
+    rank = attention.kv_rank
+    rope_dim = attention.rope_dim
+    value_dim = attention.value_dim
+    scale = (nope_dim + rope_dim) ** -0.5
     up = net.input("kv.up", (heads * (nope_dim + value_dim), rank))
     up = net.reshape(up, shape=(heads, nope_dim + value_dim, rank))
     w_k, w_v = net.split(up, sizes=(nope_dim, value_dim), axis=1)

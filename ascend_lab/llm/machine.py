@@ -28,9 +28,7 @@ class Gap:
 GAPS: Mapping[str, Gap] = MappingProxyType(
     {
         # DeepSeek-V3 decode: 18 us of waiting in a layer of about 20 kernels.
-        "graph": Gap(
-            0.9e-6, "CANN Learning Hub, DeepSeek-V3 decode on A3: waits of a layer", "derived"
-        ),
+        "graph": Gap(0.9e-6, "CANN Learning Hub, DeepSeek-V3 decode: waits of a layer", "derived"),
         # The host sends one operator after another, and the device is sooner than it.
         "eager": Gap(20e-6, "ours", "assumed"),
     }

@@ -249,9 +249,12 @@ def _record(kind: type[Any], entries: Mapping[str, Any], where: str) -> Any:
             close = get_close_matches(key, known, 1)
             hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
             raise InputError(f"{where}: known entries", shown(key), hint)
-        if known[key].type == "int" and not _is_size(value):
-            needed = f"{where}: {key} as a whole number from 0 to {LARGEST_SIZE}"
-            raise InputError(needed, shown(value), "mend that entry")
+        if known[key].type == "int" and key != "published":
+            # a part that a model may lack has 0 as its default; all others are needed
+            least = 0 if known[key].default == 0 or key == "q_rank" else 1
+            if not _is_whole(value) or not least <= value <= LARGEST_SIZE:
+                needed = f"{where}: {key} as a whole number from {least} to {LARGEST_SIZE}"
+                raise InputError(needed, shown(value), "mend that entry")
         if known[key].type == "bool" and not isinstance(value, bool):
             raise InputError(f"{where}: {key} as true or false", shown(value), "mend that entry")
     try:
@@ -261,6 +264,6 @@ def _record(kind: type[Any], entries: Mapping[str, Any], where: str) -> Any:
         raise InputError(f"{where}: {missing}", "nothing", "add it") from None
 
 
-def _is_size(value: object) -> bool:
-    """Tell whether a value is a whole number that a model may have."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 1 << 44
+def _is_whole(value: object) -> bool:
+    """Tell whether a value is a whole number; TOML's true and false are none."""
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -109,8 +109,8 @@ def _plan(given: Mapping[str, Any], devices: int, decoder: Decoder) -> Plan:
     Of experts on as many devices as there are, with no word on attention, each device is a group of
     its own: that is how the sources that print `ep` alone run.
     """
-    ranks = int(given.get("ranks", devices))
-    words = {word: int(given[word]) for word in ("tp", "ep", "dp") if word in given}
+    ranks = _number(given, "ranks") if "ranks" in given else devices
+    words = {word: _number(given, word) for word in ("tp", "ep", "dp") if word in given}
     if not words and ranks > 1:
         raise InputError("a plan: tp, ep or dp", f"{ranks} devices and none", "none is guessed")
     tp = words.get("tp", 1)
@@ -141,12 +141,12 @@ def _timed(model: Model, given: Mapping[str, Any], marks: list[str]) -> Estimate
     if phase != "decode":
         raise UnsupportedError("phase: decode or prefill", shown(phase), "none is guessed")
     tokens_per_step = 1.0
-    queries = int(given.get("queries", 1))
+    queries = _number(given, "queries") if "queries" in given else 1
     if "mtp" in given and "queries" not in given:
         accepted = re.match(r"([\d.]+)", str(given.get("accepted", "")))
         if accepted is None:
             raise InputError("accepted tokens of those guessed", "none", "the row leaves it open")
-        queries = 1 + int(given["mtp"])
+        queries = 1 + _number(given, "mtp")
         tokens_per_step += float(accepted[1])
     return _estimate(model.step(_decode_load(given, queries, marks)), tokens_per_step, marks)
 

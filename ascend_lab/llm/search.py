@@ -56,7 +56,7 @@ def best_plans(
     Raises `CapacityError` if no plan has room for the model, `InputError` if none is quick enough.
     """
     times = Times(machine.chip, machine.topology)
-    points = list(_points(decoder, machine, devices, context, (number_format, times)))
+    points = list(_points(decoder, machine, devices, context, number_format, times))
     if not points:
         needed = f"devices with room for {decoder.title} and a sequence of {context} tokens"
         raise CapacityError(needed, f"{devices} of {machine.chip.name}", "take more devices")
@@ -90,10 +90,14 @@ class _Point:
 
 
 def _points(
-    decoder: Decoder, machine: Machine, devices: int, context: int, of_model: tuple[str, Times]
+    decoder: Decoder,
+    machine: Machine,
+    devices: int,
+    context: int,
+    number_format: str,
+    times: Times,
 ) -> Iterator[_Point]:
     """Yield the points of the grid that the devices have room for."""
-    number_format, times = of_model
     for plan in plans_of(decoder, devices):
         try:
             model = Model(decoder, machine, plan, number_format, times)

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ascend_lab.errors import CapacityError
+from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.llm.formats import WIDE_BYTES, Call, Caller, Format, format_of
 from ascend_lab.llm.layer import LayerCalls
 from ascend_lab.llm.machine import Machine
@@ -103,7 +103,8 @@ class Model:
         number_format: str = "",
         times: Times | None = None,
     ) -> None:
-        """Raises `InputError` for a plan that does not divide the decoder, and unknown formats.
+        """Raises `InputError` for a plan that does not divide the decoder or has more devices than
+        the machine, and for unknown formats.
 
         `times` of another plan on the same machine keep what was timed there.
         """
@@ -114,6 +115,10 @@ class Model:
         self.plan = plan
         self.shard = shard_of(decoder, plan)
         self.format = format_of(name, machine.chip)
+        devices = machine.topology.size if machine.topology is not None else 1
+        if devices < plan.devices:
+            needed = f"a machine of at least {plan.devices} devices ({plan})"
+            raise InputError(needed, str(devices), "give `machine_of` the same plan")
         self.times = times or Times(machine.chip, machine.topology)
 
     def step(self, load: Load) -> Step:

@@ -47,7 +47,7 @@ class Times:
 
         if ranks == 1:
             return 0.0, 0.0
-        assert self.topology is not None  # `machine_of` has seen to it
+        assert self.topology is not None  # `Model` has seen to it
         key = (operation, size_bytes, ranks)
         if key not in self._collectives:
             quickest = collective_time(operation, self.topology, size_bytes, placement=range(ranks))
@@ -88,9 +88,9 @@ HALF_BYTES = "int4"
 def half_bytes_s(work: Work, chip: Chip) -> float:
     """Return the seconds of a product whose weights lie in int4.
 
-    The vector cores widen int4 with as many instructions as int8 (Ascend C, Cast), so it is the
-    kernel for int8 with half of the bytes of weights. These are nearly all that it reads, and half
-    of them take as long as all of them at twice the rate of memory.
+    Assumed: vector cores widen int4 with as many instructions as int8. Then it is the kernel for
+    int8 with half of the bytes of weights. These are nearly all that it reads, and half of them
+    take as long as all of them at twice the rate of memory.
     """
     x, weights, (_, columns) = work.shapes
     main = work.dtypes[0]

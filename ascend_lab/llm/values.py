@@ -333,7 +333,8 @@ class Runner:
 
         A group's sums of the shared block are scattered to the same shares before that.
         """
-        tp, ep = self.plan.tp, self.plan.ep
+        tp = self.plan.tp
+        ep = self.plan.ep
         rows, hidden = routed[0][0].shape
         share = math.ceil(rows / tp)
         filled = ((0, share * tp - rows), (0, 0))

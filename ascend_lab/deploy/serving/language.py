@@ -59,7 +59,8 @@ class BlockCache:
         if self.blocks < 1 or self.block_tokens < 1:
             got = f"{self.blocks} of {self.block_tokens}"
             raise InputError("at least one block of at least one token", got)
-        self.free, self.readers = list(range(self.blocks))[::-1], [0] * self.blocks
+        self.free = list(range(self.blocks))[::-1]
+        self.readers = [0] * self.blocks
 
     def needs(self, sequence: int, tokens: int) -> int:
         """Return the free blocks that appending `tokens` takes, a copy included."""
@@ -97,7 +98,8 @@ class BlockCache:
         """Let a new sequence begin as another one stands: beams, or several answers."""
         if child in self.tables:
             raise InputError("a new sequence", str(child), "drop the old one first")
-        self.tables[child], self.lengths[child] = list(self.tables[parent]), self.lengths[parent]
+        self.tables[child] = list(self.tables[parent])
+        self.lengths[child] = self.lengths[parent]
         for block in self.tables[child]:
             self.readers[block] += 1
 

@@ -25,7 +25,7 @@ def fig_step_ledger(steps: Sequence[Step]) -> st.LabFigure:
         ax.bar(names, heights, bottom=bottoms, label=entry, **look)
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     ax.set(xlabel="sequences in the batch", ylabel="time of a decode step (ms)")
-    ax.legend(loc="upper left", ncols=2)
+    fig.legend(loc="outside upper center", ncols=len(COLOURS))
     told = "; ".join(
         f"batch {step.load.batch} takes {1e3 * step.time_s:.1f} ms, of it weights "
         f"{step.ledger['weights'] / step.time_s:.0%} and cache "
