@@ -32,6 +32,7 @@ _HOMES = {
         "WAYS crossing_bytes dispatch kernel_times topological_order "
         "cheapest converted_bytes exported_block laid_out options prepared size_bytes unfused_us"
     ),
+    "instruction_times": "cycles_by_instruction",
     "kernels": (
         "conv2d_reference explicit_conv group_indices grouped_launch im2col_reference "
         "pack_explicit pack_pointwise pointwise_launch relu_transpose_kernel unpack_explicit"
