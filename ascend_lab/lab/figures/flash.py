@@ -298,3 +298,34 @@ def _stage_pieces(timeline: sim.Timeline) -> list[tuple[str, str, int, int, int]
             near = pieces and pieces[-1][:3] == piece and start - pieces[-1][4] < GAP_CYCLES
             pieces.append((*piece, pieces.pop()[3] if near else start, end))
     return pieces
+
+
+# -- a ring between two sides, tile by tile --------------------------------------------------------
+def fig_ring(
+    slots: int = 2, make: int = 100, use: int = 100, trip: int = 300, tiles: int = 8
+) -> st.LabFigure:
+    """Draw when each tile is made and used: two sides, a ring of slots, a way of `trip` cycles."""
+    made = list[int]()
+    used = list[int]()
+    for tile in range(tiles):
+        empty = used[tile - slots] + trip if tile >= slots else 0
+        made.append(max(made[-1] if made else 0, empty) + make)
+        used.append(max(used[-1] if used else 0, made[-1] + trip) + use)
+    fig, ax = st.new_figure(height_in=1.9)
+    for row, ends, length, colour in ((0, made, make, st.BLUE), (1, used, use, st.ORANGE)):
+        for tile, end in enumerate(ends):
+            ax.barh(row, length, 0.6, left=end - length, color=colour, ec=st.INK, lw=0.4)
+            ink = st.PAPER if colour == st.BLUE else st.INK
+            st.put(ax, end - length / 2, row, str(tile), fontsize=7, color=ink)
+    for made_at, used_at in zip(made, used, strict=True):
+        ax.plot([made_at, used_at - use], [0.3, 0.7], color=st.GREY, lw=0.8)
+    st.name_rows(ax, ("maker", "user"))
+    around = make + use + 2 * trip
+    period = max(make, use, around / slots)
+    ax.set(xlim=(0, used[-1] * 1.02), xlabel="cycles")
+    ax.set_title(f"{slots} slots: {period:g} cycles a tile in the long run", loc="left")
+    alt = (
+        f"Tiles made in {make} and used in {use} cycles, {trip} cycles apart, in a ring of {slots} "
+        f"slots: the last of {tiles} is used at {used[-1]:,}; {period:g} cycles a tile."
+    )
+    return st.finish(fig, alt=alt)
