@@ -54,10 +54,10 @@ def test_arrays_and_lists_name_the_first_place_that_differs() -> None:
     right = np.arange(12).reshape(3, 4)
     wrong = right.copy()
     wrong[1, 2] = 99
-    assert (equal_to(right)(wrong) or "").endswith("first differing at [1, 2]: 99 for 6")
-    assert (equal_to([1, 2, 3])([1, 5, 3]) or "").endswith("first differing at [1]: 5 for 2")
-    assert (equal_to([1, 2, 3])([1, 2]) or "").endswith("length 2 for 3")
-    assert equal_to([])([4]) == "expected []; length 1 for 0"
+    assert (equal_to(right)(wrong) or "").startswith("first differing at [1, 2]: 99 for 6;")
+    assert (equal_to([1, 2, 3])([1, 5, 3]) or "").startswith("first differing at [1]: 5 for 2;")
+    assert (equal_to([1, 2, 3])([1, 2]) or "").startswith("of length 2 for 3;")
+    assert equal_to([])([4]) == "of length 1 for 0; expected []"
     assert equal_to(right)(right) is None
 
 
@@ -370,3 +370,10 @@ def test_an_answer_that_is_called_by_another_function_is_told_its_own_line(check
 
     line = answer.__code__.co_firstlineno + 1
     assert f"in line {line}: no" in getattr(checks, check)(answer).message
+
+
+def test_a_tempting_answer_is_named_with_its_argument(capsys: pytest.CaptureFixture[str]) -> None:
+    guess = predict("How many times?", unit="x", guess=4)
+    compare(guess, 2.0, tempting=4, because="a quarter of the bytes")
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "The tempting answer is 4x: a quarter of the bytes."

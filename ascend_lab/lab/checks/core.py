@@ -25,6 +25,10 @@ from ascend_lab.lab.checks.wall import CheckError, Run, Tell, Verdict, behind_wa
 
 DEFAULT_CASES = 40
 DEFAULT_SEED = 7
+SHORT_CASE = 80
+"""Characters of the arguments that may stand before the reason of a message."""
+SHORT_ARRAY = 6
+"""Numbers of an array that a message prints."""
 Case = Mapping[str, Any]
 """One call: parameter name -> value. Values are passed by position, names are for the message."""
 Edges = Sequence[Case | tuple[Any, ...]]
@@ -100,6 +104,23 @@ def show(value: object, limit: int = 70) -> str:
     return text if len(text) <= 2 * limit else text[: 2 * limit - 3] + "..."
 
 
+def brief(value: object, limit: int = 90) -> str:
+    """Return a value as text if that is short, else what it is: no program, no array is printed.
+
+    >>> brief(3), brief(np.zeros((64, 16)))
+    ('3', 'an array of shape (64, 16)')
+    """
+    if isinstance(value, np.ndarray) and value.size > SHORT_ARRAY:
+        return f"an array of shape {value.shape}"
+    text = show(value)
+    if len(text) <= limit:
+        return text
+    kind = type(value).__name__
+    if isinstance(value, list | tuple | dict | set | str | bytes):
+        return f"a {kind} of {len(value)}"
+    return f"a {kind}"
+
+
 def equal_to(expected: Any, rel_tol: float = 0.0) -> Callable[[object], str | None]:
     """Return a judge of one value: numbers by `rel_tol`, arrays by shape then value, else `==`."""
 
@@ -109,7 +130,7 @@ def equal_to(expected: Any, rel_tol: float = 0.0) -> Callable[[object], str | No
         if _same(got, expected, rel_tol):
             return None
         where = _first_difference(got, expected, rel_tol)
-        return f"expected {show(expected)}{where}"
+        return f"{where}; expected {brief(expected)}" if where else f"expected {show(expected)}"
 
     return judge
 
@@ -125,7 +146,7 @@ def _first_difference(got: Any, expected: Any, rel_tol: float) -> str:
         pairs = enumerate(zip(got, expected, strict=False))
         differing = (i for i, (g, e) in pairs if not _same(g, e, rel_tol))
         if len(got) != len(expected):
-            return f"; length {len(got)} for {len(expected)}"
+            return f"of length {len(got)} for {len(expected)}"
         first = next(differing)
         at = str(first)
         values = f"{show(got[first])} for {show(expected[first])}"
@@ -133,7 +154,7 @@ def _first_difference(got: Any, expected: Any, rel_tol: float) -> str:
             return ""
     else:
         return ""
-    return f"; first differing at [{at}]: {values}"
+    return f"first differing at [{at}]: {values}"
 
 
 def _same(got: Any, expected: Any, rel_tol: float) -> bool:
@@ -309,23 +330,31 @@ def _values(case: Case) -> list[Any]:
 def _try_case(
     fn: Callable[..., Any], judge: Judge, case: Case, tell: Callable[[str], None]
 ) -> str | None:
-    """Run one case and return the sentence about what went wrong, or None."""
-    named = ", ".join(f"{name}={show(value)}" for name, value in case.items())
+    """Run one case and return the sentence about what went wrong, or None.
+
+    The reason stands first: arguments that take much room are named behind it.
+    """
+    named = ", ".join(f"{name}={brief(value)}" for name, value in case.items())
     where = f"for {named} your function" if named else "your function"
+    behind = ""
+    if len(named) > SHORT_CASE:
+        behind = f"; called with {named}"
+    start = "your function" if behind else where
     arguments = _values(case)
     tell(where)
     try:
         got = fn(*arguments)
     except (Exception, SystemExit) as error:
-        return f"{where} {raised(error, fn)}"
+        return f"{start} {raised(error, fn)}{behind}"
     tell(where.removesuffix("your function") + "the judgement of what your function returned")
     try:
         wrong = judge(got, case)
     except CheckError:  # a broken reference must not look like a wrong answer
         raise
     except Exception as error:
-        return f"{where} returned {show(got)}, which cannot be judged ({type(error).__name__})"
-    return None if wrong is None else f"{where} returned {show(got)}, {wrong}"
+        cannot = f"which cannot be judged ({type(error).__name__})"
+        return f"{start} returned {brief(got)}, {cannot}{behind}"
+    return None if wrong is None else f"{start} returned {brief(got)}, {wrong}{behind}"
 
 
 def raised(error: BaseException, fn: Any = None) -> str:
@@ -375,12 +404,25 @@ def predict(question: str, *, unit: str = "", guess: float | None = None) -> Pre
     return prediction
 
 
-def compare(prediction: Prediction | float, model_value: float) -> None:
-    """Print, in one sentence, how far the guess was from the model value (in the guess's unit)."""
+def compare(
+    prediction: Prediction | float,
+    model_value: float,
+    *,
+    tempting: float | None = None,
+    because: str = "",
+) -> None:
+    """Print, in one sentence, how far the guess was from the model value (in the guess's unit).
+
+    `tempting` is the answer that a quick argument gives, and `because` that argument: a second
+    sentence says both, so that a lost prediction teaches something.
+    """
     if not isinstance(prediction, Prediction):  # a reader's `guess = 50`
         prediction = Prediction("", _finite(prediction, "guess"))
     model_value = _finite(model_value, "model value")
     print(_verdict(prediction, model_value))
+    if tempting is not None:
+        text = _with_unit(_finite(tempting, "tempting answer"), prediction.unit)
+        print(f"The tempting answer is {text}: {because}.")
 
 
 def _verdict(prediction: Prediction, model_value: float) -> str:
