@@ -39,6 +39,7 @@ _HOMES = {
     ),
     "kernels.cross_core_folds": "atomic chain kept tree two_pass",
     "kernels.split_conflict": "common_split",
+    "one_file": "journey",
     "packing": "exact_plan",
     "text_table": "table",
     "machines": "VectorOp tops_per_watt",
