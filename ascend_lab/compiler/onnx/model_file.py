@@ -217,18 +217,32 @@ def title(node: NodeProto) -> str:
     return node.name or next((name for name in node.output if name), node.op_type)
 
 
+def is_own(node: NodeProto) -> bool:
+    """Tell whether a node's operator is of a domain that is not the standard's."""
+    return node.domain not in ("", "ai.onnx")
+
+
+def full_name(node: NodeProto) -> str:
+    """Return an operator's name, with its domain if that is not the standard's: my.lab.Swish."""
+    return f"{node.domain}.{node.op_type}" if is_own(node) else node.op_type
+
+
 def find(node: NodeProto, opset: int) -> Converter:
     """Return a node's converter; raise `UnsupportedError` with near operators if there is none."""
     where = f"node {title(node)}"
-    known_converter = CONVERTERS.get(node.op_type)
-    if node.domain not in ("", "ai.onnx") or known_converter is None:
-        name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+    name = full_name(node)
+    known_converter = CONVERTERS.get(name)
+    if known_converter is not None and is_own(node):
+        return known_converter  # the standard says nothing of an operator of somebody's domain
+    if known_converter is None:
         suggestions = difflib.get_close_matches(node.op_type, CONVERTERS, 3)
         remedy = (
             f"near it: {', '.join(suggestions)}"
             if suggestions
-            else "graph.onnx.CONVERTERS lists them"
+            else "compiler.onnx.CONVERTERS lists them"
         )
+        if is_own(node):
+            remedy = f'register one: @converter("{name}") of ascend_lab.compiler.onnx'
         needed = f"{where}: one of the {len(CONVERTERS)} ONNX operators with kernels here"
         raise UnsupportedError(needed, name, remedy)
     says = signature(node.op_type, opset)
@@ -251,6 +265,8 @@ def attributes(
     Raises `UnsupportedError` for one that is not the operator's, `GraphError` for another kind.
     """
     where = f"node {title(node)} ({node.op_type})"
+    if is_own(node):  # of any name and kind, without defaults
+        return {a.name: read_with_kind(a, where)[1] for a in node.attribute}
     says = signature(node.op_type, opset)
     assert says is not None
     values = dict(says.defaults)
