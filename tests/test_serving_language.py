@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 from ascend_lab.compiler import evaluate
 from ascend_lab.compiler.evaluate import evaluate_all
 from ascend_lab.compiler.zoo import build
-from ascend_lab.deploy.serving import interval, language as lm, model, queues
+from ascend_lab.deploy.serving import interval, language as lm, model, theory
 from ascend_lab.errors import CapacityError, InputError
 
 
@@ -158,7 +158,7 @@ def test_all_share_a_step_as_a_processor_is_shared():
     took_s = np.array([one.end_s - one.arrival_s for one in found.requests])
     for size in (20, 100, 400):
         measured = interval(took_s[sizes == size])
-        exact = queues.shared(rate, sizes.mean() * slice_s, size * slice_s)
+        exact = theory.shared(rate, sizes.mean() * slice_s, size * slice_s)
         assert abs(measured.mean - exact) <= measured.half + 5 * slice_s  # up to a step too late
 
 

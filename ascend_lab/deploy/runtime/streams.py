@@ -10,13 +10,12 @@ Issuing takes no time: the clock moves when somebody waits, so all that was issu
 Streams that can never go on are one of the runtime's errors, which carry AscendCL's codes.
 """
 
-import heapq
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from itertools import count
 
+from ascend_lab.deploy.agenda import Agenda
 from ascend_lab.errors import AscendLabError, InputError
 
 
@@ -154,7 +153,6 @@ class Streams:
 
     def __init__(self, servers: Mapping[str, int] | None = None) -> None:
         """Start at time 0; engines have one server unless `servers` says more."""
-        self.now_s = 0.0
         self.spans: list[Span] = []
         self.calls: deque[tuple[Hashable, Call]] = deque()
         self._servers = dict(servers or {})
@@ -163,8 +161,12 @@ class Streams:
         self._stuck: list[Hashable] = []
         self._asking: dict[str, deque[tuple[Hashable, Task]]] = {}
         self._busy: dict[str, int] = {}
-        self._ends: list[tuple[float, int, Action]] = []
-        self._number = count()
+        self._agenda = Agenda()
+
+    @property
+    def now_s(self) -> float:
+        """The simulated time."""
+        return self._agenda.now_s
 
     # -- issuing ----------------------------------------------------------------------------------
     def issue(self, stream: Hashable, command: Command) -> None:
@@ -198,14 +200,11 @@ class Streams:
         while not done():
             if self._ready:
                 self._step(self._ready.popleft())
-            elif self._ends and self._ends[0][0] <= until_s:
-                self.now_s, _, finish = heapq.heappop(self._ends)
-                finish()
-            elif until_s < float("inf"):
-                self.now_s = max(self.now_s, until_s)
+            elif not self._agenda.step(until_s):
+                if until_s == float("inf"):
+                    raise self._deadlock()
+                self._agenda.now_s = max(self.now_s, until_s)
                 return False
-            else:
-                raise self._deadlock()
         return True
 
     def drain(self, *streams: Hashable) -> None:
@@ -285,7 +284,7 @@ class Streams:
     ) -> None:
         """Let a stream go on after some seconds, and free its engine, whatever `end` raises."""
 
-        def finish() -> None:
+        def finish(now_s: float, argument: None) -> None:
             try:
                 if end:
                     end()
@@ -295,7 +294,7 @@ class Streams:
                     self._busy[engine] -= 1
                     self._serve(engine)
 
-        heapq.heappush(self._ends, (self.now_s + time_s, next(self._number), finish))
+        self._agenda.at(self.now_s + time_s, finish)
 
     # -- why nothing goes on ----------------------------------------------------------------------
     def _deadlock(self) -> DeadlockError:

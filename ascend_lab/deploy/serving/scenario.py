@@ -52,6 +52,12 @@ class Service:
         while True:
             yield from LAWS[self.law](rng, self.shape, CHUNK).tolist()
 
+    def sampler(self, rng: np.random.Generator, max_batch: int) -> Callable[[int], float]:
+        """Return a function that draws the seconds of a batch, given its size."""
+        means_s = [0.0, *(self.batch_s(size) for size in range(1, max_batch + 1))]
+        factors = self.noise(rng)
+        return lambda items: means_s[items] * next(factors)
+
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
