@@ -2,8 +2,9 @@
 
 # fmt: off
 # isort: off
-from ascend_lab.deploy.serving.language import BlockCache, Engine, Request, converse
+from ascend_lab.deploy.serving.language import Engine, Request, converse
 from ascend_lab.deploy.serving.model import StepTime, affine, network_seconds
+from ascend_lab.deploy.serving.paged_cache import BlockCache
 from ascend_lab.deploy.serving.queues import Failure, Level, Policy
 from ascend_lab.deploy.serving.scenario import (
     Arrivals, Canary, Scenario, Service, Step, Version, read_scenario,

@@ -24,7 +24,7 @@ Event = Callable[[float, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A priority: its share of the requests, and what befalls those that wait too long.
+    """A priority: its share of the requests, and what happens to those that wait too long.
 
     `timeout_s` (0: none) counts time in the queue only; then the request is lost ("reject") or
     served after all of its level ("delay"). `queue_limit` (0: none) is the most that wait.
@@ -47,7 +47,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How a model is served; the delay counts from the oldest request that waits.
+    """How a model is served; the delay counts from the arrival of the oldest waiting request.
 
     Without `preferred` sizes the largest batch is preferred; `loss`: nobody waits for an instance.
     """
@@ -63,7 +63,7 @@ class Policy:
 
 @dataclass(slots=True)
 class Jobs:
-    """What the stations know of the requests: level and items, and the time they waited."""
+    """The requests, one entry each in every list: level and items, time waited, lost or not."""
 
     level: list[int]
     items: list[int]
@@ -73,7 +73,7 @@ class Jobs:
 
 @dataclass(slots=True)
 class Batches:
-    """What the instances of a station did: one entry a batch; a batch cut short died."""
+    """The batches that a station ran, one entry each in every list; those cut short included."""
 
     start_s: list[float] = field(default_factory=list)
     end_s: list[float] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Batches:
 
 
 class Station:
-    """A model being served; `done` and `lost` are told what becomes of its requests."""
+    """A model being served; it calls `done` or `lost` when a request is answered or given up."""
 
     def __init__(
         self,
@@ -98,26 +98,31 @@ class Station:
         self.done = done
         self.lost = lost
         self.draw_s = draw_s
+        # a queue for requests of instances that died, then two for each level: fresh requests,
+        # and late ones that timed out with the action "delay"; earlier queues are served first
         self.again: deque[Entry] = deque()
         self.fresh: list[deque[Entry]] = [deque() for _ in policy.levels]
         self.late: list[deque[Entry]] = [deque() for _ in policy.levels]
         self.queues = (self.again, *chain.from_iterable(zip(self.fresh, self.late, strict=True)))
         self.free = list(range(policy.instances))[::-1]
+        # by instance: when its batch began, how many items it has, its requests
         self.running: dict[int, tuple[float, int, list[Entry]]] = {}
         self.batches = Batches()
+        # the time for which the batcher has entered its next look, not to enter it twice
         self.timer_s = -1.0
         self.timed = any(level.timeout_s for level in policy.levels)
         self.preferred = frozenset(policy.preferred or (policy.max_batch,))
         self.largest = max(self.preferred)
+        # requests of one item each and no rule but max_batch: counting entries is enough
         self.plain = not (self.timed or policy.preferred or set(jobs.items) - {1})
-        for one in policy.failures:
-            agenda.at(one.at_s, self._die, one)
+        for failure in policy.failures:
+            agenda.at(failure.at_s, self._die, failure)
 
     def arrive(self, now: float, job: int) -> None:
-        """Take a request in, or lose it if too many wait."""
-        place = self.jobs.level[job]
-        level = self.policy.levels[place]
-        queue = self.fresh[place]
+        """Put a request into the queue of its level, or lose it if too many wait."""
+        priority = self.jobs.level[job]
+        level = self.policy.levels[priority]
+        queue = self.fresh[priority]
         if self.timed:
             self._expire(now)
             if level.timeout_s:
@@ -125,20 +130,24 @@ class Station:
         queue.append((now, job))
         if self.free:
             self._look(now)
+        # a request that a free instance took at once never waited: the limit does not count it
         if (level.queue_limit or self.policy.loss) and queue and queue[-1][1] == job:
-            late = len(self.late[place])
+            late = len(self.late[priority])
             if len(queue) + late > (0 if self.policy.loss else level.queue_limit):
                 queue.pop()
                 self._lose(now, job)
 
     def _lose(self, now: float, job: int) -> None:
-        if not self.jobs.lost[job]:  # in another branch of an ensemble
+        """Mark a request as lost, and report it once."""
+        # another branch of an ensemble may have lost it already
+        if not self.jobs.lost[job]:
             self.jobs.lost[job] = True
             self.lost(now, job)
 
     def _expire(self, now: float) -> None:
-        """Take out who waited too long: a level's requests have one timeout, the first leads."""
+        """Take requests that waited too long out of their queues."""
         for level, queue, late in zip(self.policy.levels, self.fresh, self.late, strict=True):
+            # requests of a level have one timeout: the first in its queue is the first to time out
             while level.timeout_s and queue and now >= queue[0][0] + level.timeout_s:
                 entry = queue.popleft()
                 if level.action == "delay":
@@ -147,31 +156,32 @@ class Station:
                     self._lose(now, entry[1])
 
     def _look(self, now: float, _: object = None) -> None:
-        """Start batches while there are instances and the batcher has one to send."""
+        """Start batches while an instance is free and the batcher has a batch to send."""
         if self.timed:
             self._expire(now)
         while self.free and (size := self._choose(now)):
             self._start(now, size)
 
     def _choose(self, now: float) -> int:
-        """Return how many of the first requests are to be sent now; 0: wait, or none is there."""
+        """Return how many of the first requests to send now: 0 to wait, or if there are none."""
         policy = self.policy
-        oldest = min((queue[0][0] for queue in self.queues if queue), default=-1.0)
-        if oldest < 0:
+        oldest_s = min((queue[0][0] for queue in self.queues if queue), default=-1.0)
+        if oldest_s < 0:
             return 0
         if self.plain:
             fitting = best = 0
             for queue in self.queues:
                 fitting += len(queue)
-            if full := fitting >= policy.max_batch:
+            if is_full := fitting >= policy.max_batch:
                 best = fitting = policy.max_batch
         else:
-            fitting, best, full = self._fitting()
-        due_s = oldest + policy.max_delay_s
+            fitting, best, is_full = self._fitting()
+        due_s = oldest_s + policy.max_delay_s
         if policy.max_delay_s and now >= due_s:
             return fitting
-        if best or full or not policy.max_delay_s:
+        if best or is_full or not policy.max_delay_s:
             return best or fitting
+        # wait for more requests, but no longer than the oldest one may wait
         if self.timer_s != due_s:
             self.timer_s = due_s
             self.agenda.at(due_s, self._look)
@@ -184,24 +194,26 @@ class Station:
         number = 0
         best = 0
         for _, job in chain.from_iterable(self.queues):
-            more = total + items[job]
-            if number and more > self.largest and not best:
+            total_with_job = total + items[job]
+            # preferred 4 and 8, requests of 3 items: 3 + 3 + 3 = 9 is above 8, so two are sent
+            if number and total_with_job > self.largest and not best:
                 best = number
-            if more > self.policy.max_batch:
+            if total_with_job > self.policy.max_batch:
                 return number, best, True
-            total = more
+            total = total_with_job
             number = number + 1
             if total in self.preferred:
                 best = number
         return number, best, False
 
     def _start(self, now: float, size: int) -> None:
-        """Give the first requests to a free instance."""
+        """Start a batch of the first requests on a free instance."""
         batch: list[Entry] = []
         for queue in self.queues:
             while queue and len(batch) < size:
                 batch.append(queue.popleft())
         waited_s = self.jobs.waited_s
+        # added, not set: a request whose instance died waits twice
         for since_s, job in batch:
             waited_s[job] += now - since_s
         items = size if self.plain else sum(self.jobs.items[job] for _, job in batch)
@@ -209,18 +221,22 @@ class Station:
         self.running[instance] = (now, items, batch)
         self.agenda.at(now + self.draw_s(items), self._end, (instance, batch))
 
-    def _end(self, now: float, what: tuple[int, list[Entry]]) -> None:
-        instance, batch = what
-        found = self.running.get(instance)
-        if found is None or found[2] is not batch:
-            return  # the instance died meanwhile
-        self._note(now, instance)
+    def _end(self, now: float, started: tuple[int, list[Entry]]) -> None:
+        """End a batch: its instance takes the next one, its requests are answered."""
+        instance, batch = started
+        # if the instance died meanwhile it is idle, or works on another batch by now
+        running = self.running.get(instance)
+        if running is None or running[2] is not batch:
+            return
+        self._stop(now, instance)
         self.free.append(instance)
+        # in this order: requests that an answer brings about are not in the batch that starts now
         self._look(now)
         for _, job in batch:
             self.done(now, job)
 
-    def _note(self, now: float, instance: int) -> list[Entry]:
+    def _stop(self, now: float, instance: int) -> list[Entry]:
+        """Record the batch of an instance that stops now, and return its requests."""
         start_s, items, batch = self.running.pop(instance)
         self.batches.start_s.append(start_s)
         self.batches.end_s.append(now)
@@ -228,17 +244,18 @@ class Station:
         return batch
 
     def _die(self, now: float, failure: Failure) -> None:
-        """Stop an instance: what it worked on is first in the queue, whatever the limits say."""
+        """Let an instance die: its requests are served first, whatever the limits of queues say."""
         if failure.instance in self.running:
-            batch = self._note(now, failure.instance)
+            batch = self._stop(now, failure.instance)
             self.again.extendleft((now, job) for _, job in reversed(batch))
         elif failure.instance in self.free:
             self.free.remove(failure.instance)
         else:
-            return  # it is dead already
+            return  # dead already
         self.agenda.at(now + failure.repair_s, self._rise, failure.instance)
         self._look(now)
 
     def _rise(self, now: float, instance: int) -> None:
+        """Let a repaired instance work again."""
         self.free.append(instance)
         self._look(now)

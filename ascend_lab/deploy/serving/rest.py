@@ -133,11 +133,11 @@ class Service:
 
     def stats(self, request: Any) -> Any:
         """Return the statistics of the version that is served."""
-        return {"model_stats": [self.batcher_of(request.path_params).statistics.told()]}
+        return {"model_stats": [self.batcher_of(request.path_params).statistics.as_dict()]}
 
     def all_stats(self, request: Any) -> Any:
         """Return the statistics of all versions that are served: one or none."""
-        return {"model_stats": [self.batcher.statistics.told()] if self.batcher else []}
+        return {"model_stats": [self.batcher.statistics.as_dict()] if self.batcher else []}
 
     def metrics(self, request: Any) -> str:
         """Return the metrics of all versions there have been, in the text form of Prometheus."""

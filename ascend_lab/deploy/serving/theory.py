@@ -18,7 +18,7 @@ from ascend_lab.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Averages in equilibrium: times in s, numbers of requests; `blocked` is the lost share."""
+    """Means in equilibrium: times in s, numbers of requests; `blocked` is the share lost."""
 
     Wq: float
     W: float
@@ -29,11 +29,13 @@ class Queue:
     mean_batch: float = 1.0
 
 
-def _queue(rate: float, wq: float, w: float, busy: float, **more: float) -> Queue:
-    return Queue(wq, w, rate * wq, rate * w, busy, **more)
+def _queue(rate: float, wq: float, w: float, busy: float, **further: float) -> Queue:
+    """Return the means of a queue from its two times; the numbers follow by Little's law."""
+    return Queue(wq, w, rate * wq, rate * w, busy, **further)
 
 
 def _stable(utilisation: float) -> None:
+    """Raise `InputError` for a server with nothing to do, or with more than it can do."""
     if not 0 < utilisation < 1:
         got = f"a load of {utilisation:.4g}"
         raise InputError("more capacity than work, and some work", got, "lower the rate")
@@ -41,6 +43,7 @@ def _stable(utilisation: float) -> None:
 
 def mg1(rate: float, mean_s: float, cv2: float = 1.0) -> Queue:
     """Return M/G/1: Wq = l E[S^2] / (2 (1 - r)); cv2 of S is 1 for M/M/1 and 0 for M/D/1."""
+    # E[S^2] = (1 + cv2) S^2; with l = 0.8 and S = 1: Wq = 4 for M/M/1, 2 for M/D/1
     r = rate * mean_s
     _stable(r)
     wq = rate * mean_s**2 * (1 + cv2) / (2 * (1 - r))
@@ -48,7 +51,8 @@ def mg1(rate: float, mean_s: float, cv2: float = 1.0) -> Queue:
 
 
 def erlang_b(load: float, servers: int) -> float:
-    """Return the share lost of `load` erlang at servers where nobody waits."""
+    """Return the share lost of a load in erlang at servers where nobody waits."""
+    # by recursion over servers: the formula itself divides numbers as large as a^c / c!
     lost = 1.0
     for n in range(1, servers + 1):
         lost = load * lost / (n + load * lost)
@@ -59,6 +63,7 @@ def mmc(rate: float, mean_s: float, servers: int) -> Queue:
     """Return M/M/c: Wq = P(wait) S / (c - a) with a = l S, P(wait) after Erlang C."""
     load = rate * mean_s
     _stable(load / servers)
+    # Erlang C from Erlang B, so that no factorials are needed here, either
     lost = erlang_b(load, servers)
     waits = lost / (1 - load / servers * (1 - lost))
     wq = waits * mean_s / (servers - load)
@@ -68,8 +73,9 @@ def mmc(rate: float, mean_s: float, servers: int) -> Queue:
 def mm1k(rate: float, mean_s: float, places: int) -> Queue:
     """Return M/M/1 with `places` in all, the one being served included; averages of those let in.
 
-    The policy's `queue_limit` counts who waits: it is places - 1.
+    The `queue_limit` of a policy counts requests that wait: it is places - 1.
     """
+    # p_n is proportional to r^n for n = 0 .. places, also with r of 1 or more
     weights = (rate * mean_s) ** np.arange(places + 1)
     p = weights / weights.sum()
     let_in = rate * float(1 - p[-1])
@@ -80,13 +86,14 @@ def mm1k(rate: float, mean_s: float, places: int) -> Queue:
 def priorities(rates: Sequence[float], mean_s: float, cv2: float = 1.0) -> list[float]:
     """Return Wq of each level, the first served first, none interrupted (Cobham, 1954)."""
     _stable(sum(rates) * mean_s)
-    rest_s = sum(rates) * mean_s**2 * (1 + cv2) / 2
+    # an arrival waits for what is left of the service at work, in the mean l E[S^2] / 2
+    residual_s = sum(rates) * mean_s**2 * (1 + cv2) / 2
     sums = [sum(rates[:n]) * mean_s for n in range(len(rates) + 1)]
-    return [rest_s / ((1 - sums[n]) * (1 - sums[n + 1])) for n in range(len(rates))]
+    return [residual_s / ((1 - sums[n]) * (1 - sums[n + 1])) for n in range(len(rates))]
 
 
 def shared(rate: float, mean_s: float, own_s: float) -> float:
-    """Return W of a request of `own_s` work where all share the server: x / (1 - r)."""
+    """Return W of a request of work x = `own_s` where all share the server: x / (1 - r)."""
     _stable(rate * mean_s)
     return own_s / (1 - rate * mean_s)
 
@@ -97,6 +104,7 @@ def batch_root(rate: float, mean_s: float, most: int) -> float:
     mu = 1 / mean_s
     low = 0.0
     high = 1 - 1e-12
+    # bisection: 1 is a root, too, and the expression is positive below the one looked for
     for _ in range(200):
         r = (low + high) / 2
         low, high = (r, high) if mu * r ** (most + 1) - (rate + mu) * r + rate > 0 else (low, r)
@@ -104,10 +112,12 @@ def batch_root(rate: float, mean_s: float, most: int) -> float:
 
 
 def batches(rate: float, mean_s: float, most: int) -> Queue:
-    """Return a server of exponential batches, as long whatever their size.
+    """Return a server whose batches take exponential times of one mean, whatever their size.
 
-    A free server takes all that waits, at most K, and late arrivals wait: the dynamic batcher
-    without delay. With the root r: Lq = (1 - idle) r/(1 - r), idle = mu(1-r) / (l + mu(1-r)).
+    A free server takes all requests that wait, at most K, and later arrivals wait: the dynamic
+    batcher without delay. With the root r of `batch_root`:
+
+        Lq = (1 - idle) r / (1 - r)        idle = mu (1 - r) / (l + mu (1 - r))
     """
     r = batch_root(rate, mean_s, most)
     mu = 1 / mean_s
@@ -119,10 +129,10 @@ def batches(rate: float, mean_s: float, most: int) -> Queue:
 def growing_batches(
     rate: float, per_item_s: float, mean_s: float, most: int, waiting: int = 300
 ) -> Queue:
-    """Return a server of exponential batches of mean `per_item_s * b + mean_s`.
+    """Return a server whose batches of b take exponential times of mean `per_item_s * b + mean_s`.
 
-    A free server takes all that waits, at most `most`. From the Markov chain (batch, who waits),
-    cut where `waiting` wait.
+    A free server takes all requests that wait, at most `most`. Computed from the Markov chain
+    (batch size, number waiting), cut off at `waiting` requests.
     """
     tau = per_item_s * np.arange(most + 1) + mean_s
     _stable(rate * float(tau[most]) / most)
@@ -130,7 +140,9 @@ def growing_batches(
     place = {state: k for k, state in enumerate(states)}
     flow = np.zeros((len(states), len(states)))
     for (b, n), k in place.items():
+        # an arrival waits, or is a batch of its own if the server is idle (b = 0)
         flow[k, place[(b, min(n + 1, waiting - 1)) if b else (1, 0)]] += rate
+        # a batch ends: the next one takes up to `most` of those that wait
         if b:
             flow[k, place[min(n, most), max(n - most, 0)]] += 1 / tau[b]
     p = _equilibrium(flow)
@@ -144,16 +156,18 @@ def growing_batches(
 
 
 def _equilibrium(flow: np.ndarray) -> np.ndarray:
-    """Return the shares of time of a chain's states, from its rates or chances."""
+    """Return the share of time that a Markov chain spends in each state, from its rates."""
+    # p Q = 0 leaves one equation too few; the last row says instead that the shares sum to 1
     balance = (flow - np.diag(flow.sum(1))).T
     balance[-1] = 1.0
     return np.linalg.solve(balance, np.eye(len(flow))[-1])
 
 
 def take_all(rate: float, per_item_s: float, mean_s: float, most: int = 800) -> Queue:
-    """Return batches of `per_item_s * b + mean_s` exactly, all that waits in one (Inoue, 2021).
+    """Return a server whose batches of b take exactly `per_item_s * b + mean_s` (Inoue, 2021).
 
-    The next batch is the number A that came meanwhile, 1 if none did: a chain, here cut at `most`.
+    A batch takes all requests that wait: the number A that came during the batch before, or 1 if
+    none did. The sizes are a Markov chain, cut off at `most`.
     W = a + t0 + (1 + 2 l a)(E[B^2] - E[B]) / (2 l E[B]) (Performance Evaluation 147; arXiv
     1912.06322).
     """
@@ -163,17 +177,19 @@ def take_all(rate: float, per_item_s: float, mean_s: float, most: int = 800) -> 
     if not la < 1:
         raise InputError("rate * per_item_s below 1", f"{la:.4g}", "lower the rate")
     b = np.arange(1, most + 1)
-    came = np.arange(most + 1)
+    arrivals = np.arange(most + 1)
     load = rate * (a * b + t0)
+    # Poisson chances l^n e^-l / n! through logarithms: 800! is no floating-point number
     logs = np.concatenate(([0.0], np.cumsum(np.log(b))))
-    chances = np.exp(came * np.log(load)[:, None] - load[:, None] - logs)
-    none = chances[:, 0].copy()
+    chances = np.exp(arrivals * np.log(load)[:, None] - load[:, None] - logs)
+    none_came = chances[:, 0].copy()
+    # after none the next batch is a single request, so that chance joins that of one arrival
     chances = chances[:, 1:]
-    chances[:, 0] += none
+    chances[:, 0] += none_came
     p = _equilibrium(chances)
     mean = float(p @ b)
     square = float(p @ b**2)
     w = a + t0 + (1 + 2 * la) * (square - mean) / (2 * rate * mean)
     work_s = a * mean + t0
-    busy = work_s / (work_s + float(p @ none) / rate)
+    busy = work_s / (work_s + float(p @ none_came) / rate)
     return _queue(rate, w - work_s, w, busy, mean_batch=mean)
