@@ -69,7 +69,7 @@ def test_text_and_figure_say_the_same(tmp_path, capsys, config, simulate):
 
 
 def test_a_network_on_a_chip_is_a_server(simulate, monkeypatch):
-    timed = "ascend_lab.deploy.serving.scenario.network_seconds"
+    timed = "ascend_lab.deploy.serving.scenario_file.network_seconds"
     monkeypatch.setattr(timed, cache(network_seconds))
     text = '[service]\nmodel = "zoo:squeezenet"\nchip = "Ascend310"\n'
     text += "[arrivals]\nrate_per_s = 200\n[server]\nmax_batch = 4\n[run]\nrequests = 2000\n"

@@ -104,7 +104,7 @@ def _refuse_number(text: str) -> None:
 
 def unpacked(data: bytes | memoryview) -> bytes:
     """Return compressed bytes unpacked, never more than `KERNEL_BYTES`; raise `ValueError`."""
-    # 1 MB of zeros, packed, can unpack to 1 GB: the reader stops at the limit
+    # 1 MB may unpack to 1 GB of zeros: the reader stops at the limit
     reader = zlib.decompressobj()
     plain = reader.decompress(bytes(data), KERNEL_BYTES)
     need(reader.eof, f"kernels of at most {KERNEL_BYTES:,} bytes")

@@ -103,7 +103,7 @@ class Batcher:
         batch: list[Waiting] = []
         rows = 0
         while self.queue:
-            # cancelled: Starlette cancels a request when its connection is closed
+            # its client has gone: the future was cancelled together with the task that waited
             if self.queue[0].answer.done():
                 self.queue.popleft()
                 continue

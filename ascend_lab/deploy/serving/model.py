@@ -23,7 +23,7 @@ from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import Chip, load_chip
 
 
-# -- seconds of batches ----------------------------------------------------------------------------------
+# -- seconds of batches ----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Line:
     """A fitted line, and the largest relative error of the points that it was fitted to."""
