@@ -91,6 +91,7 @@ def load_from_mem(data: bytes | memoryview) -> Model:
     proc = process(waits=True)
     chip = proc.device().chip
     model = OfflineModel("memory", unpack_parts(memoryview(data), "memory"), chip)
+    # the file in memory may be for another chip than that of the device
     model.check_chip(chip)
     return _load(proc, model)
 
@@ -153,6 +154,7 @@ def _tensors(gear: Gear, side: str) -> list[Tensor]:
 def _described(desc: Desc, side: str) -> list[Tensor]:
     """Return the inputs or outputs of a description; `AclError` for one that is empty."""
     gear = process().get(Desc, desc).gear
+    # a description is made first and filled by a second call, as in AscendCL
     if gear is None:
         raise AclError(Code.INVALID, "a description that get_desc has filled", "an empty one")
     return _tensors(gear, side)
@@ -189,6 +191,7 @@ get_input_data_type, get_output_data_type = _getters("dtype")
 def create_data_buffer(address: int, size_bytes: int) -> DataBuffer:
     """Return a data buffer over device memory."""
     proc = process()
+    # refused now if the block is smaller, and not when a model reads it
     proc.memory(address, size_bytes)
     return proc.add(DataBuffer(None, 0, address, size_bytes))
 
@@ -211,6 +214,7 @@ def set_dynamic_batch_size(model: Model, batch: int) -> None:
     gears = {gear.batch: gear for gear in offline.gears} if offline else {}
     got = "one with fixed sizes"
     remedy = "compile it for several batches"
+    # a model with fixed sizes has one gear, whose batch is None
     need(None not in gears, "a model with gears", got, remedy, code=Code.STATIC)
     needed = f"a batch among the gears {', '.join(map(str, gears))}"
     need(batch in gears, needed, repr(batch), "pad to a gear")
@@ -241,6 +245,7 @@ def _issue(proc: Process, model: Model, inputs: Dataset, outputs: Dataset, strea
     _check_free(proc, model, stream)
     reads = _memory(proc, inputs, _tensors(gear, "input"), Code.INPUTS)
     writes = _memory(proc, outputs, _tensors(gear, "output"), Code.OUTPUTS)
+    # until this stream is idle the model may not run in another one: its work memory is in use
     model.stream = stream
     copies: list[Bytes] = []
 
@@ -248,6 +253,7 @@ def _issue(proc: Process, model: Model, inputs: Dataset, outputs: Dataset, strea
         # inputs count as they are when the model starts: writing over them later changes nothing
         copies.extend(memory.copy() for memory in reads)
         for memory in writes:
+            # whoever reads an output before the last kernel has ended gets NaN
             memory[:] = POISON
 
     end = partial(_compute, gear, copies, writes, proc.kernels)
@@ -271,6 +277,7 @@ def _memory(proc: Process, dataset: Dataset, tensors: Sequence[Tensor], code: Co
     memory = []
     for buffer, tensor in zip(buffers, tensors, strict=True):
         needed = f"{tensor.name} of {tensor.dims}: {tensor.size_bytes} bytes"
+        # a larger buffer is fine: one for the largest gear serves all of them
         fits = buffer.size_bytes >= tensor.size_bytes
         got = str(buffer.size_bytes)
         need(fits, needed, got, "see get_input_size_by_index", code=code)
@@ -284,6 +291,7 @@ def _compute(gear: Gear, copies: list[Bytes], writes: Sequence[Bytes], kernels: 
     inputs = {t.name: raw.view(t.dtype).reshape(t.dims) for t, raw in pairs}
     try:
         values = gear.run(inputs, kernels=kernels)
+    # inputs may hold values that the network refuses, such as an index out of range
     except AscendLabError as error:
         raise AclError(Code.INPUTS, error.needed, error.got, error.remedy) from error
     for (name, kind), memory in zip(gear.imported.output_types.items(), writes, strict=True):

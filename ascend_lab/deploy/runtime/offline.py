@@ -127,6 +127,7 @@ class Gear:
         with file.as_written(self.model.where):
             if not kernels:
                 return evaluate(graph, inputs)
+            # kernels round to their formats after each step, so overflows show only in them
             nodes: list[Overflow] = []
             values = run_tasks(self.compiled, inputs, graph.outputs, nodes)
             if overflows is not None:
@@ -253,6 +254,7 @@ class OfflineModel:
 
     def graph(self, data: Mapping[str, Any]) -> Graph:
         """Return a graph from its text and weights."""
+        # weights of a graph are views of the file: loading a gigabyte takes no memory of its own
         graph = from_text(data["text"], {n: self.array(key) for n, key in data["data"].items()})
         for kind in graph.types.values():
             # the stored shape is the larger one if a layout pads: 3 channels are stored as 16
@@ -269,6 +271,7 @@ class OfflineModel:
         """
         asked_shapes = {name: tuple(shape) for name, shape in (shapes or {}).items()}
         inputs = self.gears[0].inputs
+        # a misspelt name would else only say that no gear has these shapes
         if unknown := next((name for name in asked_shapes if name not in inputs), None):
             raise InputError(
                 f"an input of the model ({', '.join(inputs)})", unknown, "mend the name"
@@ -276,6 +279,7 @@ class OfflineModel:
         for gear in self.gears:
             # a gear with fixed sizes has no batch of its own: its first size counts as one
             first_size = next((sizes[0] for sizes in gear.inputs.values() if sizes), None)
+            # without shapes and batch the first gear fits
             fits = all(gear.inputs[name] == shape for name, shape in asked_shapes.items())
             if fits and batch in (None, gear.batch or first_size):
                 return gear
@@ -340,6 +344,7 @@ class Inference:
         self, shapes: Mapping[str, Any], inputs: Mapping[str, Any]
     ) -> tuple[Imported, dict[str, Values]]:
         """Return the model and its outputs; it is compiled at the first call for these shapes."""
+        # sorted: the order in which a caller lists the inputs makes no other model
         key = tuple(sorted(shapes.items()))
         if key not in self._compiled:
             start_s = time.perf_counter()

@@ -127,12 +127,14 @@ def call(
     key = name, kinds, repr(sorted(draft.given_attrs(name, attrs).items())), chip
     compiled, rows = _CACHE.get(key, lambda: _compile(name, kinds, attrs, chip))
     types = [compiled.graph.types[value] for value in compiled.graph.outputs]
+    # returned at once, and filled when the stream has carried out the operator
     results = tuple(np.empty(kind.shape, numpy_type(kind.dtype)) for kind in types)
     for result in results:
         result.reshape(-1).view(np.uint8)[:] = POISON
     copies: list[Values] = []
 
     def begin() -> None:
+        # operands are read at the start: an earlier operator may have filled them by then
         copies.extend(map(np.copy, operands))
 
     def compute() -> None:

@@ -40,6 +40,7 @@ def precheck(file: str | Path, error: AscendLabError | None = None) -> dict[str,
         result = "failed" if is_failure else "success"
         rows.append({"name": title(node), "type": node.op_type, "result": result, "cause": causes})
     failed = sum(row["result"] == "failed" for row in rows)
+    # an error of the whole file, such as external data that are missing, fits no row
     if error is not None and not failed:
         raise error
     return {

@@ -185,6 +185,7 @@ class Process:
         # a model without a task still has values to write in the stream's order
         rows = rows or (("nothing", "AI Core", 0.0),)
         device = self.device()
+        # one task for each kernel: between two of them other streams get the engine
         for i, (name, engine, time_s) in enumerate(rows):
             at_start = begin if i == 0 else None
             at_end = end if i == len(rows) - 1 else None
@@ -197,6 +198,7 @@ class Process:
         # 100 bytes become 128 and, with the tail, 160
         padded_bytes = -(-size_bytes // 32) * 32 + TAIL_BYTES
         pages_may_be_huge = policy == HUGE_FIRST and size_bytes > LEAST_HUGE_BYTES
+        # pages count, not sizes: a block of 100 bytes takes a page of 4 KB
         free_bytes = int(device.chip.device_memory.size_bytes) - device.taken_bytes
         if policy == HUGE_ONLY:
             page_sizes = [HUGE_BYTES]
@@ -220,6 +222,7 @@ class Process:
         if block is None:
             needed = "an address that malloc returned"
             raise AclError(Code.INVALID, needed, repr(address), "free once")
+        # the address is not used again: a late access to it is refused
         block.device.taken_bytes -= block.taken_bytes
 
     def memory(self, address: int, size_bytes: int) -> Bytes:
@@ -272,6 +275,7 @@ def finalize() -> tuple[str, ...]:
 
     Streams carry out their last commands first; those that never can are reported.
     """
+    # ENDED holds a process after `finalize`, and none before the first `init` or after another
     code = Code.FINALISED if ENDED else Code.UNINITIALISED
     need(bool(PROCESSES), "acl.init before acl.finalize", "none", "call each once", code)
     ended = PROCESSES.pop()

@@ -183,6 +183,7 @@ class Streams:
         """Append a command to a stream."""
         queue = self._queues.setdefault(stream, deque())
         queue.append(command)
+        # else the stream stands at an earlier command, and goes on when that is over
         if len(queue) == 1:
             self._ready.append(stream)
 
@@ -245,6 +246,7 @@ class Streams:
             # no record issued by now: the hardware does not wait, either
             if mark is None or mark.time_s is not None:
                 return True
+            # the record wakes the stream when its own stream gets there
             mark.waiting.append(stream)
             return False
         served = head.served()
@@ -285,6 +287,7 @@ class Streams:
     def _serve(self, engine: str) -> None:
         """Start waiting tasks while the engine has a server that is free."""
         asking = self._asking[engine]
+        # first come, first served: a task of another stream may have asked earlier
         while asking and self._busy.get(engine, 0) < self._servers.get(engine, 1):
             stream, task = asking.popleft()
             self._busy[engine] = self._busy.get(engine, 0) + 1

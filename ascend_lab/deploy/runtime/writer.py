@@ -45,6 +45,7 @@ class _Weights:
         self.index: list[tuple[int, str, list[int]]] = []
         self.body: list[Values] = []
         self._known: dict[tuple[bytes, str, tuple[int, ...]], int] = {}
+        # bytes of all arrays with their padding, where the next one will begin
         self._end = 0
 
     def add(self, array: Values) -> int:
@@ -93,9 +94,7 @@ def compile_offline(
         "name": next(iter(gears.values())).graph.name,
         "written_by": __version__,
         "dtype": road.dtype,
-        "chip": chip.name,
-        "cores": chip.core_count,
-        "chip_checksum": chip_checksum(chip),
+        **_chip_data(chip),
         "options": dict(options or {}),
         "gears": rows,
         "weights": weights.index,
@@ -107,6 +106,12 @@ def compile_offline(
         (Kind.KERNELS, 0, _bytes(zlib.compress(f"[{','.join(kernels)}]".encode()))),
     ]
     return pack_parts([*shared, *parts])
+
+
+def _chip_data(chip: Chip) -> dict[str, Any]:
+    """Return the chip a model is compiled for: by its name, and by its numbers at this time."""
+    # the file of a chip may be edited later: kernels and times would not fit its new numbers
+    return {"chip": chip.name, "cores": chip.core_count, "chip_checksum": chip_checksum(chip)}
 
 
 def _untiled_times(front: Front, chip: Chip, road: Road) -> NetworkTimeline:
@@ -163,6 +168,7 @@ def _graphs(
 def _stored(task: Task, graph: Graph, name: str) -> Values:
     """Return a constant as the task's kernel reads it."""
     assert task.lowered is not None
+    # kernels without a form of their own read a constant as its layout stores it, padding included
     constant = graph.constants[task.value(name)]
     form = task.lowered.forms.get(name)
     return form(constant.array()) if form else lower.packed(constant.type, constant.array())
@@ -218,6 +224,7 @@ def _times(times: NetworkTimeline, data: Mapping[str, Any], lines: Sequence[str]
 
 def engine_rows(times: NetworkTimeline) -> list[list[Any]]:
     """Return name, engine and seconds of every kernel, launch included."""
+    # a type is "conv2d", or "nonzero on the AI CPU" for an operator of another engine
     return [
         [op.name, op.type.partition(" on the ")[2] or AI_CORE, op.time_s] for op in times.operators
     ]
@@ -226,6 +233,7 @@ def engine_rows(times: NetworkTimeline) -> list[list[Any]]:
 def _memory(compiled: Compiled) -> list[Values]:
     """Return the plan of the device memory: where each tensor lies, and the bytes of both parts."""
     plan = plan_network(compiled, PLAN)
+    # constants stay in memory; all other tensors share work_bytes as the plan places them
     constants = sum(constant_bytes(compiled).values())
     return _json(
         {

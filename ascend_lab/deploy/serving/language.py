@@ -152,6 +152,7 @@ class _Scheduler:
         else:
             if self.waiting and self._prompts_next(len(decoding)):
                 reads = self._read(engine.max_prefill_tokens)
+                # a batch of the policy "static" keeps its places until its last member ends
                 self.places = len(reads) or self.places
             decoding = [] if reads else self._decode(decoding)
         tokens = sum(tokens for _, tokens in reads)

@@ -57,6 +57,7 @@ class Door:
         body = _Body(scope, receive, send)
         if refusal:
             status, text = refusal
+            # a client that keeps its connection open would hold up the end of the server
             headers = {"Connection": "close"} if self.ending else {}
             answer = json_answer({"error": text}, status, headers)
             await answer(scope, body.receive, body.send)
@@ -72,6 +73,7 @@ class Door:
         """Return the status and text with which a request is refused, None to let it in."""
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get(b"host", "localhost")
+        # a page of evil.example whose name points to 127.0.0.1 still sends that name as the host
         if not is_loopback(host):
             return 403, f"a host on loopback, such as 127.0.0.1; got {shown(host)}"
         # a page of http://evil.example sends that as its origin; programs send none
@@ -91,6 +93,7 @@ class Door:
         now_s = time.monotonic()
         if now_s - since_s > GRACE_S:
             return True
+        # late clients get 503 for a while, but not for ever
         is_late = now_s - since_s > LATE_S
         return not self.on_their_way and (is_late or now_s - max(self.last_s, since_s) > QUIET_S)
 
@@ -189,6 +192,7 @@ def listening_on(port: int) -> socket.socket:
     """Return a socket on loopback; raise `InputError` for a port in use."""
     listening = socket.socket()
     try:
+        # the port of a server that ended a moment ago is in TIME_WAIT, and would be refused
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(("127.0.0.1", port))
         listening.listen(2048)
@@ -217,6 +221,7 @@ def serve(service: Service, port: int, told: Callable[[int], None]) -> None:
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         while not door.ending and not serving.done():
             await asyncio.sleep(0.05)
+        # a signal handler can only set a flag: this loop looks at it 20 times a second
         since_s = time.monotonic()
         service.close()
         while not server.should_exit and not serving.done() and not door.is_quiet(since_s):

@@ -88,6 +88,7 @@ class Model:
             array = np.asarray(values[port.name])
             if port.element in NUMPY:
                 array = array.astype(NUMPY[port.element])  # numbers other than 0 become true
+            # rows that only filled the gear are dropped
             outputs[port.name] = array[:rows] if self.batched else array
         return outputs
 
@@ -110,6 +111,7 @@ class Source:
         self, given: Arrays | None = None, shapes: Shapes | None = None, batch: int | None = None
     ) -> onnx.Imported:
         """Return the model's graph; arguments and errors as `load_model`."""
+        # read anew from the zoo, or from a file whose weights lie in files beside it
         if self.proto is None:
             return zoo.load_model(self.path, given=given, shapes=shapes, batch=batch)
         sizes = {name: array.shape for name, array in (given or {}).items()}
@@ -134,6 +136,7 @@ def open_model(
     source = Source(path)
     name = zoo.model_name(path)
     platform = f"ascend_lab_{chip or 'reference'}"
+    # shapes of the user's own fix the rows as well
     by_rows = _by_rows(source) if max_batch > 1 and not shapes else {}
     try:
         loaded = by_rows.get(1) or source.imported(shapes=shapes)
@@ -169,6 +172,7 @@ def _by_rows(source: Source) -> dict[int, onnx.Imported]:
     try:
         loaded = {rows: source.imported(batch=rows) for rows in (1, 2)}
         return loaded if _rows_apart(loaded[1].graph, loaded[2].graph) else {}
+    # a model that cannot be imported for two rows takes no batches, but may still be served
     except AscendLabError:
         return {}
 

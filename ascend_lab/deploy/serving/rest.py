@@ -96,6 +96,7 @@ class Service:
         if self.batcher is None:
             raise RefusedError(503, f"{self.name} is not loaded")
         if path.get("version", str(self.version)) != str(self.version):
+            # a version that was replaced is gone: only the newest is loaded
             raise RefusedError(404, f"{self.name} has no version {shown(path['version'])} now")
         return self.batcher
 
@@ -142,6 +143,7 @@ class Service:
 
     def metrics(self, request: Any) -> str:
         """Return the metrics of all versions there have been, in the text form of Prometheus."""
+        # requests wait for the newest version only; older ones keep their counts
         waiting = len(self.batcher.queue) if self.batcher else 0
         *older, newest = self.versions
         return metrics_text(
@@ -176,6 +178,7 @@ class Service:
     async def _answered(self, request: Any, batcher: Batcher) -> tuple[bytes, dict[str, str]]:
         """Return the body and headers of an answer; the time of its parts is counted."""
         parts = batcher.statistics.parts
+        # of the version that was asked: another may be loaded before the answer is written
         head = {"model_name": self.name, "model_version": batcher.statistics.version}
         start_ns = time.perf_counter_ns()
         body = await self._body(request, self.body_bytes)
@@ -219,11 +222,13 @@ class Service:
     async def _body(self, request: Any, limit_bytes: int) -> bytes:
         """Return the body of a request; no more than the limit is ever in memory."""
         # a length that is stated is refused at once; a body without one while it comes in
+        # of the digits only 18 are read: a header of thousands would take its time
         stated = request.headers.get("content-length", "")
         if stated.isascii() and stated.isdigit() and int(stated[:18]) > limit_bytes:
             raise messages.too_large(limit_bytes)
         data = bytearray()
         async for chunk in request.stream():
+            # a client may send more than it stated, or state nothing at all (chunked)
             data += chunk
             if len(data) > limit_bytes:
                 raise messages.too_large(limit_bytes)
@@ -249,6 +254,7 @@ class Service:
         ready_only = note.get("ready", False)
         if not isinstance(ready_only, bool):
             raise RefusedError(400, f"ready, true or false; got {shown(ready_only)}")
+        # the one model of this repository is listed as unavailable once it is unloaded
         if self.batcher is None and ready_only:
             return []
         state, reason = ("READY", "") if self.batcher else ("UNAVAILABLE", "unloaded")

@@ -14,6 +14,7 @@ CHUNK = 4096
 LAWS: dict[str, Callable[[np.random.Generator, float, int], Floats]] = {
     "exponential": lambda rng, shape, n: rng.standard_exponential(n),
     "deterministic": lambda rng, shape, n: np.ones(n),
+    # a gamma law of mean 1 has the scale 1 / shape
     "erlang": lambda rng, shape, n: rng.gamma(shape, 1 / shape, n),
     "gamma": lambda rng, shape, n: rng.gamma(shape, 1 / shape, n),
 }
@@ -35,17 +36,20 @@ class Service:
 
     def batch_s(self, items: int) -> float:
         """Return the mean seconds of a batch."""
+        # lists begin with 0, batch sizes with 1
         if self.seconds:
             return self.seconds[items - 1]
         return self.mean_s + self.per_item_s * items
 
     def noise(self, rng: np.random.Generator) -> Iterator[float]:
         """Yield random factors with mean 1, one for each batch."""
+        # endless: how many batches there will be shows only when the simulation is over
         while True:
             yield from LAWS[self.law](rng, self.shape, CHUNK).tolist()
 
     def sampler(self, rng: np.random.Generator, max_batch: int) -> Callable[[int], float]:
         """Return a function that draws the seconds of a batch, given its size."""
+        # a table, as the same few sizes occur in every run; index 0 is no batch
         means_s = [0.0, *(self.batch_s(size) for size in range(1, max_batch + 1))]
         factors = self.noise(rng)
         return lambda items: means_s[items] * next(factors)
@@ -103,6 +107,7 @@ class Canary:
     max_error_rate: float = 0.01
     max_p95_s: float = float("inf")
     users: int = 1000
+    # with another salt other users are the first to see the new version
     salt: str = "canary"
 
 

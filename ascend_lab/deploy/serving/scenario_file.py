@@ -135,6 +135,7 @@ def _scenario(file: Mapping[str, Any], folder: Path) -> Read:
     run = file.get("run", {})
     table = file.get("arrivals", {})
     _needs("arrivals", table, "clients" if table.get("law") == "closed" else "rate_per_s")
+    # `decoded` has checked names and ranges, so the keys of a table are the fields of a record
     arrivals = Arrivals(**table)
     requests = run.get("requests", 100_000)
     timed: Timed = {}
@@ -150,6 +151,7 @@ def _scenario(file: Mapping[str, Any], folder: Path) -> Read:
     if max(arrivals.items) > max_batch:
         needed = f"[arrivals] items of at most max_batch {max_batch}"
         raise InputError(needed, str(max(arrivals.items)), "raise max_batch")
+    # a tenth of the requests, added to those that are measured
     warmup = run.get("warmup", requests // 10)
     scenario = Scenario(arrivals, steps, requests, run.get("seed", 0), warmup, versions, canary)
     idle = [key for key in IDLE[arrivals.law] if key in table]
@@ -211,6 +213,7 @@ def _policy(table: dict[str, Any], file: Mapping[str, Any]) -> Policy:
     rows = file.get("priorities", ({},))
     levels = tuple(Level(**row) for row in rows)
     total = sum(level.share for level in levels)
+    # without shares all levels get equal ones: `Level` has 1.0, and sums are normalised later
     if any("share" in row for row in rows) and abs(total - 1) > SHARES:
         needed = "[[priorities]] whose shares sum to 1"
         raise InputError(needed, f"a sum of {total:.12g}", "mend them, or give none")
@@ -236,6 +239,7 @@ def _stated_service(table: dict[str, Any]) -> Service:
         raise InputError(needed, shown(shape), "add it")
     if not table.get("mean_s", 0.0) + table.get("per_item_s", 0.0) > 0:
         raise InputError("[service] mean_s or per_item_s above 0", "none", "add one")
+    # chip and dtype of the file concern steps with a model only
     return Service(**{key: value for key, value in table.items() if key not in ("chip", "dtype")})
 
 
@@ -243,6 +247,7 @@ def _overload(scenario: Scenario) -> list[str]:
     """Return a note for each step at which more items arrive than it can serve in full batches."""
     arrivals = scenario.arrivals
     notes = []
+    # closed clients slow down with their server; the load of a version depends on the rollout
     if arrivals.law == "closed" or scenario.versions:
         return []
     rate = arrivals.rate_per_s * sum(arrivals.items) / len(arrivals.items)

@@ -219,6 +219,7 @@ class _Run:
         """Note the end of a request, answered or lost; its client thinks and asks again."""
         self.missing.pop(job, None)
         self.finish_s[job] = now
+        # the number of requests in a closed system stays that of its clients
         if not self.open and self.sent < self.total:
             think_s = self.scenario.arrivals.think_s
             self.agenda.at(now + think_s * next(self.think) if think_s else now, self._ask)
@@ -263,6 +264,7 @@ def simulate_serving(scenario: Scenario) -> Served:
     # all requests came at once: the window ends with the last answer
     if end_s <= start_s:
         end_s = max(float(finish_s.max()), float(np.nextafter(start_s, np.inf)))
+    # answers in the window, also to requests of the warm-up: the output rate of a running system
     answers = ~lost & (finish_s > start_s) & (finish_s <= end_s)
     names = [v.name for v in scenario.versions] or [step.name for step in scenario.steps]
     logs = [(station.policy, station.batches) for station in run.stations]

@@ -171,6 +171,7 @@ class Port:
         if kind.kind == "b":
             return np.array(piece, kind)
         if kind.kind in "iu":
+            # asked first, as some versions of NumPy wrap 300 to 44 in UINT8
             limits = np.iinfo(kind)
             low = min(piece)
             high = max(piece)
