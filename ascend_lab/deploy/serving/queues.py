@@ -100,10 +100,13 @@ class Station:
         self.draw_s = draw_s
         # a queue for requests of instances that died, then two for each level: fresh requests,
         # and late ones that timed out with the action "delay"; earlier queues are served first
-        self.again: deque[Entry] = deque()
+        self.interrupted: deque[Entry] = deque()
         self.fresh: list[deque[Entry]] = [deque() for _ in policy.levels]
         self.late: list[deque[Entry]] = [deque() for _ in policy.levels]
-        self.queues = (self.again, *chain.from_iterable(zip(self.fresh, self.late, strict=True)))
+        self.queues = (
+            self.interrupted,
+            *chain.from_iterable(zip(self.fresh, self.late, strict=True)),
+        )
         self.free = list(range(policy.instances))[::-1]
         # by instance: when its batch began, how many items it has, its requests
         self.running: dict[int, tuple[float, int, list[Entry]]] = {}
@@ -112,9 +115,9 @@ class Station:
         self.timer_s = -1.0
         self.timed = any(level.timeout_s for level in policy.levels)
         self.preferred = frozenset(policy.preferred or (policy.max_batch,))
-        self.largest = max(self.preferred)
+        self.largest_preferred = max(self.preferred)
         # requests of one item each and no rule but max_batch: counting entries is enough
-        self.plain = not (self.timed or policy.preferred or set(jobs.items) - {1})
+        self.counts_only = not (self.timed or policy.preferred or set(jobs.items) - {1})
         for failure in policy.failures:
             agenda.at(failure.at_s, self._die, failure)
 
@@ -168,20 +171,24 @@ class Station:
         oldest_s = min((queue[0][0] for queue in self.queues if queue), default=-1.0)
         if oldest_s < 0:
             return 0
-        if self.plain:
-            fitting = best = 0
+        if self.counts_only:
+            fitting = 0
             for queue in self.queues:
                 fitting += len(queue)
-            if is_full := fitting >= policy.max_batch:
-                best = fitting = policy.max_batch
+            best = 0
+            is_full = fitting >= policy.max_batch
+            if is_full:
+                fitting = policy.max_batch
+                best = fitting
         else:
             fitting, best, is_full = self._fitting()
+        # three cases: the oldest has waited long enough, or there is a batch that needs no waiting,
+        # or the next look is entered for the time at which the oldest will have waited long enough
         due_s = oldest_s + policy.max_delay_s
         if policy.max_delay_s and now >= due_s:
             return fitting
         if best or is_full or not policy.max_delay_s:
             return best or fitting
-        # wait for more requests, but no longer than the oldest one may wait
         if self.timer_s != due_s:
             self.timer_s = due_s
             self.agenda.at(due_s, self._look)
@@ -196,7 +203,7 @@ class Station:
         for _, job in chain.from_iterable(self.queues):
             total_with_job = total + items[job]
             # preferred 4 and 8, requests of 3 items: 3 + 3 + 3 = 9 is above 8, so two are sent
-            if number and total_with_job > self.largest and not best:
+            if number and total_with_job > self.largest_preferred and not best:
                 best = number
             if total_with_job > self.policy.max_batch:
                 return number, best, True
@@ -216,7 +223,7 @@ class Station:
         # added, not set: a request whose instance died waits twice
         for since_s, job in batch:
             waited_s[job] += now - since_s
-        items = size if self.plain else sum(self.jobs.items[job] for _, job in batch)
+        items = size if self.counts_only else sum(self.jobs.items[job] for _, job in batch)
         instance = self.free.pop()
         self.running[instance] = (now, items, batch)
         self.agenda.at(now + self.draw_s(items), self._end, (instance, batch))
@@ -247,7 +254,7 @@ class Station:
         """Let an instance die: its requests are served first, whatever the limits of queues say."""
         if failure.instance in self.running:
             batch = self._stop(now, failure.instance)
-            self.again.extendleft((now, job) for _, job in reversed(batch))
+            self.interrupted.extendleft((now, job) for _, job in reversed(batch))
         elif failure.instance in self.free:
             self.free.remove(failure.instance)
         else:

@@ -147,7 +147,8 @@ class _Run:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.agenda = Agenda()
-        self.total = total = scenario.warmup + scenario.requests
+        total = scenario.warmup + scenario.requests
+        self.total = total
         # arrivals, levels, sizes and the canary draw from the first four, each step from its own
         streams = np.random.SeedSequence(scenario.seed).spawn(4 + len(scenario.steps))
         self.rng = [np.random.default_rng(stream) for stream in streams]
@@ -160,17 +161,17 @@ class _Run:
         self.arrival_s = [0.0] * total
         self.finish_s = [0.0] * total
         self.sent = 0
-        self.open = scenario.arrivals.law != "closed"
+        self.is_open = scenario.arrivals.law != "closed"
         think = Service(scenario.arrivals.think_law, scenario.arrivals.think_s)
-        self.think = think.noise(self.rng[0])
-        self.plain = len(scenario.steps) == 1
+        self.think_factors = think.noise(self.rng[0])
+        self.has_one_step = len(scenario.steps) == 1
         self.stations = [
             Station(
                 self.agenda,
                 step.policy,
                 step.service.sampler(self.rng[4 + n], step.policy.max_batch),
                 self.jobs,
-                self._over if self.plain else partial(self._done, n),
+                self._over if self.has_one_step else partial(self._done, n),
                 self._over,
             )
             for n, step in enumerate(scenario.steps)
@@ -180,8 +181,12 @@ class _Run:
             self.rollout = rollout_of(scenario, scenario.canary, self.rng[3])
         # the steps a request begins with, and for each step those that wait for it
         self.entry_steps = [n for n, step in enumerate(scenario.steps) if not step.after]
-        self.next = {
-            n: [m for m, successor in enumerate(scenario.steps) if step.name in successor.after]
+        self.successors = {
+            n: [
+                later
+                for later, later_step in enumerate(scenario.steps)
+                if step.name in later_step.after
+            ]
             for n, step in enumerate(scenario.steps)
         }
         # of an ensemble, by request: how many steps each step still waits for, -1 if it ended
@@ -190,7 +195,7 @@ class _Run:
     def send(self, now: float, job: int) -> None:
         """Send a request to the steps that wait for no other, or to the version it is routed to."""
         self.arrival_s[job] = now
-        if self.plain:
+        if self.has_one_step:
             self.stations[0].arrive(now, job)
             return
         if self.rollout:
@@ -208,7 +213,7 @@ class _Run:
             self._over(now, job)
         elif missing := self.missing.get(job):  # none if another branch lost the request
             missing[step] = -1
-            for successor in self.next[step]:
+            for successor in self.successors[step]:
                 missing[successor] -= 1
                 if not missing[successor] and not self.jobs.lost[job]:
                     self.stations[successor].arrive(now, job)
@@ -220,9 +225,9 @@ class _Run:
         self.missing.pop(job, None)
         self.finish_s[job] = now
         # the number of requests in a closed system stays that of its clients
-        if not self.open and self.sent < self.total:
+        if not self.is_open and self.sent < self.total:
             think_s = self.scenario.arrivals.think_s
-            self.agenda.at(now + think_s * next(self.think) if think_s else now, self._ask)
+            self.agenda.at(now + think_s * next(self.think_factors) if think_s else now, self._ask)
 
     def _ask(self, now: float, _: object = None) -> None:
         """Let a closed client send the next request, if one is left to send."""
