@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ascend_lab.deploy.agenda import Agenda
 from ascend_lab.deploy.serving.canary import Rollout, rollout_of
 from ascend_lab.deploy.serving.queues import Batches, Jobs, Policy, Station
-from ascend_lab.deploy.serving.scenario import Floats, Scenario, Service
+from ascend_lab.deploy.serving.scenario import Floats, Scenario, Service, Step
 from ascend_lab.errors import InputError
 
 GROUPS = 20
@@ -165,17 +165,7 @@ class _Run:
         think = Service(scenario.arrivals.think_law, scenario.arrivals.think_s)
         self.think_factors = think.noise(self.rng[0])
         self.has_one_step = len(scenario.steps) == 1
-        self.stations = [
-            Station(
-                self.agenda,
-                step.policy,
-                step.service.sampler(self.rng[4 + n], step.policy.max_batch),
-                self.jobs,
-                self._over if self.has_one_step else partial(self._done, n),
-                self._over,
-            )
-            for n, step in enumerate(scenario.steps)
-        ]
+        self.stations = [self._station(n, step) for n, step in enumerate(scenario.steps)]
         self.rollout = None
         if scenario.canary:
             self.rollout = rollout_of(scenario, scenario.canary, self.rng[3])
@@ -191,6 +181,12 @@ class _Run:
         }
         # of an ensemble, by request: how many steps each step still waits for, -1 if it ended
         self.missing: dict[int, list[int]] = {}
+
+    def _station(self, number: int, step: Step) -> Station:
+        """Return the station of a step; it reports its requests to this simulation."""
+        draw_s = step.service.sampler(self.rng[4 + number], step.policy.max_batch)
+        done = self._over if self.has_one_step else partial(self._done, number)
+        return Station(self.agenda, step.policy, draw_s, self.jobs, done, self._over)
 
     def send(self, now: float, job: int) -> None:
         """Send a request to the steps that wait for no other, or to the version it is routed to."""
