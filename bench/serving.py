@@ -27,8 +27,8 @@ from ascend_lab.deploy.serving import (
     Service,
     Step,
     interval,
-    queues as theory,
     simulate_serving,
+    theory,
 )
 from ascend_lab.deploy.serving.opened import open_model
 from bench.table import Figure, below

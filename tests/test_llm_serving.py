@@ -76,7 +76,7 @@ def test_every_token_is_given(policy: str, tmp_path: Path) -> None:
     more = f'[server]\npolicy = "{policy}"\nmax_batch = 16\n'
     scenario = read_llm_scenario(scenario_file(tmp_path, more=more))
     log = serve_llm(scenario)
-    assert [request.given for request in log.requests] == [r.output for r in scenario.requests]
+    assert [request.produced for request in log.requests] == [r.output for r in scenario.requests]
     assert log.prompt_tokens == sum(request.prompt for request in scenario.requests)
 
 

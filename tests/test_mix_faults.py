@@ -8,7 +8,7 @@ from message_lists import assert_messages
 from mix_cases import CHIP, Relay
 from strategies import edited
 
-from ascend_lab.deploy.runtime.container import kernel_data, kernel_of
+from ascend_lab.deploy.runtime.kernel_data import kernel_data, kernel_of
 from ascend_lab.errors import SimulationError, SyncError
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.isa import (

@@ -14,7 +14,8 @@ from ascend_lab.compiler import GraphBuilder, compile_graph, random_inputs, run_
 from ascend_lab.compiler.onnx import Imported, import_model, save_onnx
 from ascend_lab.deploy.compress.config import parse_config
 from ascend_lab.deploy.runtime import OfflineModel, compile_offline, load_offline, unpack_parts
-from ascend_lab.deploy.runtime.container import Kind, checksum, kernel_data, kernel_of, pack_parts
+from ascend_lab.deploy.runtime.container import Kind, checksum, pack_parts
+from ascend_lab.deploy.runtime.kernel_data import kernel_data, kernel_of
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.isa import Kernel

@@ -8,7 +8,7 @@ from command_lines import refused, run, run_json
 
 from ascend_lab.compiler import zoo
 from ascend_lab.compiler.compile import compile_stages
-from ascend_lab.deploy.serving import queues, read_scenario
+from ascend_lab.deploy.serving import read_scenario, theory
 from ascend_lab.deploy.serving.model import network_seconds
 
 PLAIN = """
@@ -48,7 +48,7 @@ def test_the_answer_has_the_promised_keys_and_values(simulate):
     keys = {"throughput_per_s", "latency_s", "wait_s", "mean_batch", "utilisation", "lost"}
     assert keys <= set(data)
     assert set(data["latency_s"]) == {"p50", "p95", "p99", "mean"}
-    queue = queues.batches(3, 1, 4)
+    queue = theory.batches(3, 1, 4)
     assert data["throughput_per_s"] == pytest.approx(3, rel=0.02)
     assert data["latency_s"]["mean"] == pytest.approx(queue.W, rel=0.1)
     assert data["wait_s"]["mean"] == pytest.approx(queue.Wq, rel=0.15)
@@ -69,7 +69,7 @@ def test_text_and_figure_say_the_same(tmp_path, capsys, config, simulate):
 
 
 def test_a_network_on_a_chip_is_a_server(simulate, monkeypatch):
-    timed = "ascend_lab.deploy.serving.scenario.network_seconds"
+    timed = "ascend_lab.deploy.serving.scenario_file.network_seconds"
     monkeypatch.setattr(timed, cache(network_seconds))
     text = '[service]\nmodel = "zoo:squeezenet"\nchip = "Ascend310"\n'
     text += "[arrivals]\nrate_per_s = 200\n[server]\nmax_batch = 4\n[run]\nrequests = 2000\n"
@@ -118,7 +118,7 @@ rate_per_s = 0.5
 requests = 30000
 """)
     assert data["latency_s"]["mean"] == pytest.approx(
-        sum(queues.mg1(0.5, mean_s).W for mean_s in (1, 0.5)), rel=0.05
+        sum(theory.mg1(0.5, mean_s).W for mean_s in (1, 0.5)), rel=0.05
     )
     assert set(data["steps"]) == {"decode", "classify"}
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 from ascend_lab.compiler import evaluate
 from ascend_lab.compiler.evaluate import evaluate_all
 from ascend_lab.compiler.zoo import build
-from ascend_lab.deploy.serving import interval, language as lm, model, queues
+from ascend_lab.deploy.serving import interval, language as lm, model, paged_cache, theory
 from ascend_lab.errors import CapacityError, InputError
 
 
@@ -19,13 +19,13 @@ from ascend_lab.errors import CapacityError, InputError
 )
 def test_a_token_takes_the_published_bytes(layers, heads, depth, published):
     """OPT-13B: 800 KB a token, 1.6 GB for 2048 (arXiv 2309.06180); the others by its rule."""
-    assert lm.token_bytes(layers, heads, depth) == published
+    assert paged_cache.token_bytes(layers, heads, depth) == published
 
 
 def test_blocks_follow_mindies_rule():
-    bytes_of_token = lm.token_bytes(32, 8, 128)
-    assert lm.blocks_in(10 * 2**30, 128, bytes_of_token) == 640
-    assert lm.blocks_in(10 * 2**30, 128, bytes_of_token, cards=4) == 2560
+    bytes_of_token = paged_cache.token_bytes(32, 8, 128)
+    assert paged_cache.blocks_in(10 * 2**30, 128, bytes_of_token) == 640
+    assert paged_cache.blocks_in(10 * 2**30, 128, bytes_of_token, cards=4) == 2560
 
 
 # -- the cache ------------------------------------------------------------------------------------
@@ -34,7 +34,7 @@ def test_blocks_follow_mindies_rule():
                           st.integers(1, 9)), max_size=60), st.integers(1, 4))  # fmt: skip
 def test_every_sequence_reads_what_it_wrote(program, block_tokens):
     """Appends, forks and drops against plain lists; the memory is written only through tables."""
-    cache = lm.BlockCache(12, block_tokens)
+    cache = paged_cache.BlockCache(12, block_tokens)
     plain = dict[int, list[int]]()
     memory = np.zeros((12, block_tokens), int)
     token = 0
@@ -68,14 +68,14 @@ def test_every_sequence_reads_what_it_wrote(program, block_tokens):
     for one, tokens in plain.items():
         read = [memory[b, k] for b in cache.tables[one] for k in range(block_tokens)]
         assert read[: len(tokens)] == tokens
-        assert len(cache.tables[one]) == lm.blocks_of(len(tokens), block_tokens)
+        assert len(cache.tables[one]) == paged_cache.blocks_of(len(tokens), block_tokens)
 
 
 def test_a_cache_refuses_what_cannot_be():
     for blocks, tokens in ((0, 1), (1, 0)):
         with pytest.raises(InputError):
-            lm.BlockCache(blocks, tokens)
-    cache = lm.BlockCache(2, 4)
+            paged_cache.BlockCache(blocks, tokens)
+    cache = paged_cache.BlockCache(2, 4)
     cache.append(0)
     with pytest.raises(InputError, match="new sequence"):
         cache.fork(0, 0)
@@ -102,7 +102,7 @@ def test_everybody_gets_all_tokens_in_the_end(seed, policy, blocks, batch, budge
     found = lm.converse(requests, engine, TIME)
     again = sum(one.prompt for one in requests)
     for one in found.requests:
-        assert one.given == one.output
+        assert one.produced == one.output
         assert one.arrival_s < one.first_s <= one.end_s
     assert found.prompt_tokens == again or (found.preemptions and found.prompt_tokens > again)
     assert policy != "static" or not found.preemptions
@@ -158,7 +158,7 @@ def test_all_share_a_step_as_a_processor_is_shared():
     took_s = np.array([one.end_s - one.arrival_s for one in found.requests])
     for size in (20, 100, 400):
         measured = interval(took_s[sizes == size])
-        exact = queues.shared(rate, sizes.mean() * slice_s, size * slice_s)
+        exact = theory.shared(rate, sizes.mean() * slice_s, size * slice_s)
         assert abs(measured.mean - exact) <= measured.half + 5 * slice_s  # up to a step too late
 
 

@@ -19,10 +19,10 @@ from ascend_lab.deploy.serving import (
     Step,
     Version,
     interval,
-    queues as theory,
     simulate_serving,
+    theory,
 )
-from ascend_lab.deploy.serving.simulate import BUCKETS, bucket_of, guard
+from ascend_lab.deploy.serving.canary import BUCKETS, bucket_of, guard
 from ascend_lab.lab.figures import fig_knee
 
 ONE = Policy()

@@ -1,17 +1,18 @@
-"""Deployment: smaller models, media, offline models on a device, and servers.
+"""Deployment of a model: making it smaller, feeding it pictures, running it, serving it.
 
 - `compress`: quantised, pruned and decomposed models, and what that costs in accuracy.
-- `media`: from a camera's bytes to a network's input.
-- `runtime`: offline models, streams and events: AscendCL in small.
-- `serving`: a simulated server, language models, a real server for its clients.
+- `media`: the way from a camera's bytes to a network's input.
+- `runtime`: offline models, streams and events: a small AscendCL.
+- `serving`: a simulated server, language models, and a real server.
 
-Half of the channels of a ResNet-18 taken away, and what is left of its products:
+Without half of its channels a ResNet-18 has less than 30 % of its multiply-accumulate operations
+(MACs):
 
 >>> from ascend_lab.compiler import zoo
 >>> from ascend_lab.deploy import prune
->>> whole = zoo.build("resnet18")
->>> pruned = prune(whole, 0.5)
->>> zoo.macs(pruned.graph) < 0.3 * zoo.macs(whole)
+>>> graph = zoo.build("resnet18")
+>>> pruned = prune(graph, 0.5)
+>>> zoo.macs(pruned.graph) < 0.3 * zoo.macs(graph)
 True
 """
 

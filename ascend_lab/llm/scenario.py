@@ -25,9 +25,9 @@ from ascend_lab.deploy.serving.language import (
     Conversation,
     Engine,
     Request,
-    blocks_of,
     converse,
 )
+from ascend_lab.deploy.serving.paged_cache import blocks_of
 from ascend_lab.errors import InputError
 from ascend_lab.limits import Range, decoded, naming, shown, toml_of
 from ascend_lab.llm.layer import PAGE_TOKENS

@@ -21,7 +21,7 @@ import numpy as np
 
 from ascend_lab.cluster import execute, make
 from ascend_lab.compiler import Graph, evaluate
-from ascend_lab.deploy.serving.language import BlockCache
+from ascend_lab.deploy.serving.paged_cache import BlockCache
 from ascend_lab.errors import InputError
 from ascend_lab.llm import graphs
 from ascend_lab.llm.graphs import LOWEST, Paged

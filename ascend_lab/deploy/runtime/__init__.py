@@ -1,7 +1,7 @@
-"""Offline models, AscendCL in small, operators as functions; time is simulated, values are real.
+"""A small AscendCL: offline models, streams and operators; time is simulated, values are real.
 
-The room is AscendCL's `acl`, under that name too: `init` first, `finalize` last, `rt`, `mdl` and
-`op` between.
+This package stands for AscendCL's `acl`, and is offered under that name, too: a program calls
+`init` first, then functions of `rt`, `mdl` and `op`, and `finalize` last.
 """
 
 # fmt: off
@@ -9,14 +9,16 @@ The room is AscendCL's `acl`, under that name too: `init` first, `finalize` last
 import sys
 
 from ascend_lab.deploy.runtime import mdl as mdl, op as op, rt as rt
-from ascend_lab.deploy.runtime.container import compile_offline, is_offline, unpack_parts
+from ascend_lab.deploy.runtime.container import is_offline, unpack_parts
 from ascend_lab.deploy.runtime.mdl import create_data_buffer, destroy_data_buffer
-from ascend_lab.deploy.runtime.offline import Gear, Inference, OfflineModel, load_offline, precheck
+from ascend_lab.deploy.runtime.offline import Gear, Inference, OfflineModel, load_offline
+from ascend_lab.deploy.runtime.precheck import precheck
 from ascend_lab.deploy.runtime.process import finalize, init
 from ascend_lab.deploy.runtime.streams import (
     CODES, AclError, DeadlockError, Record, Span, Task, WaitFor, pipeline_programs, pipeline_s,
     run_streams,
 )
+from ascend_lab.deploy.runtime.writer import compile_offline
 
 acl = sys.modules[__name__]
 

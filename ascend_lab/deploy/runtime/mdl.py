@@ -1,4 +1,4 @@
-"""`acl.mdl`: models, their descriptions, datasets of buffers, and running them in a stream."""
+"""`acl.mdl`: loading offline models, describing them, and running them on datasets of buffers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from ascend_lab.errors import AscendLabError
 
 @dataclass(eq=False)
 class Model(Handle):
-    """A model in the memory of a device, the gear it is set to, and the stream it runs in."""
+    """A model in device memory, the gear (batch) it is set to, and the stream it ran in last."""
 
     offline: OfflineModel | None = None
     address: int = 0
@@ -28,7 +28,7 @@ class Model(Handle):
 
 @dataclass(eq=False)
 class Desc(Handle):
-    """What a model reads and writes, in its largest gear; filled by `get_desc`."""
+    """A description of what a model reads and writes in its largest gear; `get_desc` fills it."""
 
     gear: Gear | None = None
 
@@ -69,9 +69,12 @@ def query_size(path: str | Path) -> tuple[int, int]:
 
 
 def _sizes(model: OfflineModel) -> tuple[int, int]:
-    """Return the most of all gears: they share weights and memory."""
-    work, weights = (max(g.memory[f"{k}_bytes"] for g in model.gears) for k in ("work", "weight"))
-    return work, weights
+    """Return the bytes to work in and the bytes of weights, the largest of all gears."""
+    # one gear runs at a time, so they share both: for 100 and 400 bytes 400 are enough
+    plans = [gear.memory for gear in model.gears]
+    work_bytes: int = max(plan["work_bytes"] for plan in plans)
+    weight_bytes: int = max(plan["weight_bytes"] for plan in plans)
+    return work_bytes, weight_bytes
 
 
 def load_from_file(path: str | Path) -> Model:
@@ -79,30 +82,33 @@ def load_from_file(path: str | Path) -> Model:
 
     Raises `InputError` for a file that is damaged or for another chip, `AclError` without memory.
     """
-    found = process(waits=True)
-    return _load(found, load_offline(path, found.device().chip))
+    proc = process(waits=True)
+    return _load(proc, load_offline(path, proc.device().chip))
 
 
 def load_from_mem(data: bytes | memoryview) -> Model:
     """Load an offline model from memory, as `load_from_file` does from a file."""
-    found = process(waits=True)
-    chip = found.device().chip
+    proc = process(waits=True)
+    chip = proc.device().chip
     model = OfflineModel("memory", unpack_parts(memoryview(data), "memory"), chip)
+    # the file in memory may be for another chip than that of the device
     model.check_chip(chip)
-    return _load(found, model)
+    return _load(proc, model)
 
 
-def _load(found: Process, offline: OfflineModel) -> Model:
-    address = found.allocate(max(sum(_sizes(offline)), 1))
-    return found.add(Model(found.context(), 0, offline, address, offline.gears[-1]))
+def _load(proc: Process, offline: OfflineModel) -> Model:
+    """Return a model with memory for its weights and its work."""
+    # a network of views only has neither, but an address it must have: 0 bytes cannot be allocated
+    address = proc.allocate(max(sum(_sizes(offline)), 1))
+    return proc.add(Model(proc.context(), 0, offline, address, offline.gears[-1]))
 
 
 def unload(model: Model) -> None:
     """Unload a model that is not running."""
-    found = process(waits=True)
-    _check_free(found, found.own(Model, model, Code.NO_MODEL), None)
-    found.release(model.address)
-    found.drop(model)
+    proc = process(waits=True)
+    _check_free(proc, proc.in_context(Model, model, Code.NO_MODEL), None)
+    proc.release(model.address)
+    proc.drop(model)
 
 
 # -- descriptions ---------------------------------------------------------------------------------
@@ -113,16 +119,19 @@ def create_desc() -> Desc:
 
 def get_desc(desc: Desc, model: Model) -> None:
     """Fill a description with what a model reads and writes."""
-    found = process()
-    offline = found.own(Model, model, Code.NO_MODEL).offline
-    found.get(Desc, desc).gear = offline.gears[-1] if offline else None
+    proc = process()
+    offline = proc.in_context(Model, model, Code.NO_MODEL).offline
+    proc.get(Desc, desc).gear = offline.gears[-1] if offline else None
 
 
 def _destroyer(kind: type[Handle]) -> Callable[[Any], None]:
-    def destroy(handle: Any) -> None:
-        found = process()
-        found.drop(found.get(kind, handle))
+    """Return the function that destroys handles of a kind."""
 
+    def destroy(handle: Any) -> None:
+        proc = process()
+        proc.drop(proc.get(kind, handle))
+
+    # a dataset goes without its buffers, a buffer without its memory, as in AscendCL
     destroy.__doc__ = f"Destroy a {kind.__name__}, not what it names."
     return destroy
 
@@ -134,16 +143,18 @@ destroy_data_buffer = _destroyer(DataBuffer)
 
 def _tensors(gear: Gear, side: str) -> list[Tensor]:
     """Return a gear's inputs or outputs."""
-    found = gear.imported
-    graph = gear.imported.graph
-    inputs = side == "input"
-    kinds = found.input_types if inputs else found.output_types
-    pairs = zip(kinds.items(), graph.inputs if inputs else graph.outputs, strict=True)
-    return [Tensor(name, NUMPY[kind], graph.types[own].shape) for (name, kind), own in pairs]
+    imported = gear.imported
+    graph = imported.graph
+    is_input = side == "input"
+    kinds = imported.input_types if is_input else imported.output_types
+    pairs = zip(kinds.items(), graph.inputs if is_input else graph.outputs, strict=True)
+    return [Tensor(name, NUMPY[kind], graph.types[value].shape) for (name, kind), value in pairs]
 
 
 def _described(desc: Desc, side: str) -> list[Tensor]:
+    """Return the inputs or outputs of a description; `AclError` for one that is empty."""
     gear = process().get(Desc, desc).gear
+    # a description is made first and filled by a second call, as in AscendCL
     if gear is None:
         raise AclError(Code.INVALID, "a description that get_desc has filled", "an empty one")
     return _tensors(gear, side)
@@ -159,11 +170,13 @@ def get_num_outputs(desc: Desc) -> int:
     return len(_described(desc, "output"))
 
 
-def _getters(what: str) -> tuple[Callable[[Desc, int], Any], ...]:
+def _getters(attribute: str) -> tuple[Callable[[Desc, int], Any], ...]:
+    """Return two functions: an attribute of an input by its index, and of an output."""
+
     def of(side: str, desc: Desc, index: int) -> Any:
-        found = _described(desc, side)
-        need(0 <= index < len(found), f"an {side} from 0 to {len(found) - 1}", repr(index))
-        return getattr(found[index], what)
+        tensors = _described(desc, side)
+        need(0 <= index < len(tensors), f"an {side} from 0 to {len(tensors) - 1}", repr(index))
+        return getattr(tensors[index], attribute)
 
     return partial(of, "input"), partial(of, "output")
 
@@ -177,9 +190,10 @@ get_input_data_type, get_output_data_type = _getters("dtype")
 # -- data -----------------------------------------------------------------------------------------
 def create_data_buffer(address: int, size_bytes: int) -> DataBuffer:
     """Return a data buffer over device memory."""
-    found = process()
-    found.memory(address, size_bytes)
-    return found.add(DataBuffer(None, 0, address, size_bytes))
+    proc = process()
+    # refused now if the block is smaller, and not when a model reads it
+    proc.memory(address, size_bytes)
+    return proc.add(DataBuffer(None, 0, address, size_bytes))
 
 
 def create_dataset() -> Dataset:
@@ -189,88 +203,95 @@ def create_dataset() -> Dataset:
 
 def add_dataset_buffer(dataset: Dataset, buffer: DataBuffer) -> None:
     """Append a data buffer to a dataset."""
-    found = process()
-    found.get(Dataset, dataset).buffers.append(found.get(DataBuffer, buffer))
+    proc = process()
+    proc.get(Dataset, dataset).buffers.append(proc.get(DataBuffer, buffer))
 
 
 # -- running --------------------------------------------------------------------------------------
 def set_dynamic_batch_size(model: Model, batch: int) -> None:
     """Choose the gear of a model that has several; `AclError` names them all for another batch."""
-    offline = process().own(Model, model, Code.NO_MODEL).offline
+    offline = process().in_context(Model, model, Code.NO_MODEL).offline
     gears = {gear.batch: gear for gear in offline.gears} if offline else {}
     got = "one with fixed sizes"
     remedy = "compile it for several batches"
+    # a model with fixed sizes has one gear, whose batch is None
     need(None not in gears, "a model with gears", got, remedy, code=Code.STATIC)
-    known = f"a batch among the gears {', '.join(map(str, gears))}"
-    need(batch in gears, known, repr(batch), "pad to a gear")
+    needed = f"a batch among the gears {', '.join(map(str, gears))}"
+    need(batch in gears, needed, repr(batch), "pad to a gear")
     model.gear = gears[batch]
 
 
 def execute(model: Model, inputs: Dataset, outputs: Dataset) -> None:
     """Run a model and wait for it."""
-    found = process(waits=True)
-    own = Stream(found.context())
-    _issue(found, model, inputs, outputs, own)
-    found.clock.drain(own)
+    proc = process(waits=True)
+    # a stream of its own: the model does not wait for what other streams still have to do
+    model_stream = Stream(proc.context())
+    _issue(proc, model, inputs, outputs, model_stream)
+    proc.clock.drain(model_stream)
 
 
 def execute_async(
     model: Model, inputs: Dataset, outputs: Dataset, stream: Stream | None = None
 ) -> None:
-    """Run a model when a stream gets there; its outputs are poison until it is done."""
-    found = process()
-    _issue(found, model, inputs, outputs, found.stream(stream))
+    """Run a model when a stream reaches it; its outputs are poison until it is done."""
+    proc = process()
+    _issue(proc, model, inputs, outputs, proc.stream(stream))
 
 
-def _issue(found: Process, model: Model, inputs: Dataset, outputs: Dataset, stream: Stream) -> None:
-    """Issue the kernels of a model, one task each; values come with the last."""
-    gear = found.own(Model, model, Code.NO_MODEL).gear
+def _issue(proc: Process, model: Model, inputs: Dataset, outputs: Dataset, stream: Stream) -> None:
+    """Issue the kernels of a model, one task each; the outputs are computed when the last ends."""
+    gear = proc.in_context(Model, model, Code.NO_MODEL).gear
     assert gear is not None
-    _check_free(found, model, stream)
-    reads = _memory(found, inputs, _tensors(gear, "input"), Code.INPUTS)
-    writes = _memory(found, outputs, _tensors(gear, "output"), Code.OUTPUTS)
+    _check_free(proc, model, stream)
+    reads = _memory(proc, inputs, _tensors(gear, "input"), Code.INPUTS)
+    writes = _memory(proc, outputs, _tensors(gear, "output"), Code.OUTPUTS)
+    # until this stream is idle the model may not run in another one: its work memory is in use
     model.stream = stream
-    held: list[Bytes] = []
+    copies: list[Bytes] = []
 
     def begin() -> None:
-        held.extend(memory.copy() for memory in reads)
+        # inputs count as they are when the model starts: writing over them later changes nothing
+        copies.extend(memory.copy() for memory in reads)
         for memory in writes:
+            # whoever reads an output before the last kernel has ended gets NaN
             memory[:] = POISON
 
-    end = partial(_compute, gear, held, writes, found.kernels)
-    found.work(stream, gear.times["tasks"], begin, end)
+    end = partial(_compute, gear, copies, writes, proc.kernels)
+    proc.work(stream, gear.times["tasks"], begin, end)
 
 
-def _check_free(found: Process, model: Model, stream: Stream | None) -> None:
+def _check_free(proc: Process, model: Model, stream: Stream | None) -> None:
     """Raise `AclError` 200004 for a model that still runs in another stream."""
-    other = model.stream
-    free = other in (None, stream) or found.clock.is_idle(other)
-    got = f"one that runs in {other}"
+    last_stream = model.stream
+    is_free = last_stream in (None, stream) or proc.clock.is_idle(last_stream)
+    got = f"one that runs in {last_stream}"
     remedy = "synchronise that stream, or load it twice"
-    need(free, "a model in one stream at a time", got, remedy, code=Code.MISMATCH)
+    need(is_free, "a model in one stream at a time", got, remedy, code=Code.MISMATCH)
 
 
-def _memory(found: Process, dataset: Dataset, tensors: Sequence[Tensor], code: Code) -> list[Bytes]:
+def _memory(proc: Process, dataset: Dataset, tensors: Sequence[Tensor], code: Code) -> list[Bytes]:
     """Return the memory of a dataset's buffers, as large as the tensors."""
-    buffers = [found.get(DataBuffer, buffer) for buffer in found.get(Dataset, dataset).buffers]
-    same = len(buffers) == len(tensors)
-    need(same, f"{len(tensors)} buffers", str(len(buffers)), "one a tensor", code=code)
+    buffers = [proc.get(DataBuffer, buffer) for buffer in proc.get(Dataset, dataset).buffers]
+    as_many = len(buffers) == len(tensors)
+    need(as_many, f"{len(tensors)} buffers", str(len(buffers)), "one a tensor", code=code)
     memory = []
     for buffer, tensor in zip(buffers, tensors, strict=True):
         needed = f"{tensor.name} of {tensor.dims}: {tensor.size_bytes} bytes"
+        # a larger buffer is fine: one for the largest gear serves all of them
         fits = buffer.size_bytes >= tensor.size_bytes
         got = str(buffer.size_bytes)
         need(fits, needed, got, "see get_input_size_by_index", code=code)
-        memory.append(found.memory(buffer.address, tensor.size_bytes))
+        memory.append(proc.memory(buffer.address, tensor.size_bytes))
     return memory
 
 
-def _compute(gear: Gear, held: list[Bytes], writes: Sequence[Bytes], kernels: bool) -> None:
-    """Compute a gear's outputs from bytes into bytes."""
-    pairs = zip(_tensors(gear, "input"), held, strict=True)
+def _compute(gear: Gear, copies: list[Bytes], writes: Sequence[Bytes], kernels: bool) -> None:
+    """Compute a gear's outputs from the bytes of its inputs, and write them as bytes."""
+    pairs = zip(_tensors(gear, "input"), copies, strict=True)
     inputs = {t.name: raw.view(t.dtype).reshape(t.dims) for t, raw in pairs}
     try:
         values = gear.run(inputs, kernels=kernels)
+    # inputs may hold values that the network refuses, such as an index out of range
     except AscendLabError as error:
         raise AclError(Code.INPUTS, error.needed, error.got, error.remedy) from error
     for (name, kind), memory in zip(gear.imported.output_types.items(), writes, strict=True):

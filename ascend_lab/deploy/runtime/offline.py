@@ -1,12 +1,8 @@
-"""Offline models, loaded; and running a model, online or from such a file.
+"""Offline models read from their files, and inference with a model of either kind.
 
-`load_offline` maps what `compile_offline` wrote, a file that needs no ONNX to run, checks every
-byte, and makes graphs and kernels when somebody asks for them. Online, values and times are equal
-to the last bit; what differs is who pays for compiling, and when.
-
-Whether a model can be compiled, node by node, is told in the form of ATC's `check_result.json` and
-its codes: 0 fine, 1 the type of the operator is not supported, 2 a parameter is invalid, 9 a name
-is repeated, which is only told: here names are labels (CANN documentation, `--mode=3`).
+`load_offline` maps a file of `compile_offline` into memory and checks every byte of it; graphs and
+kernels are made from it when they are first needed. Running it needs no ONNX. Compiling a model
+online gives the same values and times to the last bit, but its first call has to compile it.
 """
 
 import math
@@ -22,19 +18,19 @@ import numpy as np
 from ascend_lab.compiler import Graph, compile_graph, evaluate, from_text, simulate_graph, zoo
 from ascend_lab.compiler.ir import Values
 from ascend_lab.compiler.lower import Lowered, piece_of
-from ascend_lab.compiler.onnx import CONVERTERS, Imported, tensors
-from ascend_lab.compiler.onnx.model_file import attributes, find, load, opset_of, title
+from ascend_lab.compiler.onnx import Imported, tensors
 from ascend_lab.compiler.overflow import Overflow, overflows_in
 from ascend_lab.compiler.tasks import Compiled, Task
 from ascend_lab.compiler.values import run_tasks
 from ascend_lab.deploy import media
 from ascend_lab.deploy.runtime import container as file
-from ascend_lab.errors import AscendLabError, ChipError, InputError
+from ascend_lab.deploy.runtime.kernel_data import kernel_of
+from ascend_lab.errors import ChipError, InputError
 from ascend_lab.machine.chip import Chip, load_chip
 from ascend_lab.operators.ops.formats import numpy_type
 
 if TYPE_CHECKING:
-    from onnx import NodeProto
+    pass
 
 BUFFER_BYTES = 2**31
 """Of one tensor of a kernel."""
@@ -57,30 +53,33 @@ class Gear:
 
     @cached_property
     def times(self) -> dict[str, Any]:
-        """The times: `summary` and `table` of `ascend-lab simulate`, `events`, `tasks`."""
-        found = self.model.json(file.Kind.TASKS, self.number)
+        """Simulated times: `summary` and `table` of `ascend-lab simulate`, `events` and `tasks`."""
+        data = self.model.json(file.Kind.TASKS, self.number)
         with file.as_written(self.model.where):
-            float(found["summary"]["time_s"])
-            file.need(_strings(found["table"]), "table of lines")
-            file.need(isinstance(found["events"], list), "events")
-            for name, engine, seconds in found["tasks"]:
-                file.need(_strings([name, engine]) and seconds >= 0, "seconds of tasks")
-        return found
+            # a checksum is no proof of a right table: whoever forges a file can compute it, too
+            float(data["summary"]["time_s"])
+            file.need(_strings(data["table"]), "table of lines")
+            file.need(isinstance(data["events"], list), "events")
+            for name, engine, time_s in data["tasks"]:
+                file.need(_strings([name, engine]) and time_s >= 0, "seconds of tasks")
+        return data
 
     @cached_property
     def memory(self) -> dict[str, Any]:
-        """The memory plan: work_bytes, weight_bytes, (address, bytes) of every tensor."""
-        found = self.model.json(file.Kind.MEMORY, self.number)
+        """The memory plan: work_bytes, weight_bytes, and (address, bytes) of every tensor."""
+        plan = self.model.json(file.Kind.MEMORY, self.number)
         with file.as_written(self.model.where):
             for key in ("work_bytes", "weight_bytes"):
-                file.need(isinstance(found[key], int) and found[key] >= 0, f"{key}")
-        return found
+                file.need(isinstance(plan[key], int) and plan[key] >= 0, f"{key}")
+        return plan
 
     @cached_property
     def imported(self) -> Imported:
         """The graph as the model states it, with its element types."""
         data = self._graphs
         with file.as_written(self.model.where):
+            # two graphs are in the file: "source" has the model's own nodes and formats,
+            # "compiled" what the passes made of it, and kernels belong to the latter
             graph = self.model.graph(data["source"])
             sides = ((graph.inputs, "input_types"), (graph.outputs, "output_types"))
             kinds = [dict(data[key]) for _, key in sides]
@@ -92,7 +91,7 @@ class Gear:
 
     @cached_property
     def compiled(self) -> Compiled:
-        """The kernels in order."""
+        """The graph that was compiled, and its kernels in order."""
         data = self._graphs
         chip = self.model.chip
         with file.as_written(self.model.where):
@@ -101,10 +100,12 @@ class Gear:
             return Compiled(graph, chip, tasks, bare=True)
 
     def _task(self, graph: Graph, row: Mapping[str, Any]) -> Task:
+        """Return a task of the compiled graph from its row in the file."""
         nodes = [graph.node(name) for name in row["nodes"]]
         lowered = None
         array = self.model.array
         if "kernel" in row:
+            # gears share kernels and weights: a row names both by their numbers
             kernel = self.model.kernels[row["kernel"]]
             forms = {n: _form(array(key)) for n, key in row.get("forms", {}).items()}
             lowered = Lowered(kernel, forms, {n: array(key) for n, key in row["extra"].items()})
@@ -118,71 +119,79 @@ class Gear:
         kernels: bool = False,
         overflows: list[Overflow] | None = None,
     ) -> dict[str, Values]:
-        """Return the outputs by name: of the model's graph, or as the kernels compute them.
+        """Return the outputs by name, as the model's graph or as the kernels compute them.
 
-        `overflows` gets the nodes whose numbers leave their format in the kernels.
+        With `kernels`, `overflows` receives the nodes whose numbers leave their format.
         """
         graph = self.imported.graph
         with file.as_written(self.model.where):
             if not kernels:
                 return evaluate(graph, inputs)
-            found: list[Overflow] = []
-            values = run_tasks(self.compiled, inputs, graph.outputs, found)
+            # kernels round to their formats after each step, so overflows show only in them
+            nodes: list[Overflow] = []
+            values = run_tasks(self.compiled, inputs, graph.outputs, nodes)
             if overflows is not None:
-                overflows += self._explained(inputs, found, values)
+                overflows += self._explained(inputs, nodes, values)
             return values
 
     def _explained(
-        self, inputs: Mapping[str, Any], found: list[Overflow], values: Mapping[str, Values]
+        self, inputs: Mapping[str, Any], overflows: list[Overflow], values: Mapping[str, Values]
     ) -> list[Overflow]:
-        """Return overflows with their numbers: where weights lie packed, the model's graph tells.
+        """Return overflows with their largest numbers.
 
-        What it does not know either is inside a kernel, and told if an output shows it.
+        Where the file holds weights only as a kernel reads them, the numbers come from the model's
+        graph. An overflow that it does not show either happened inside a kernel: it is reported if
+        an output is not finite.
         """
-        known = [one for one in found if one.largest is not None]
-        hidden = [one for one in found if one.largest is None]
+        explained = [overflow for overflow in overflows if overflow.largest is not None]
+        hidden = [overflow for overflow in overflows if overflow.largest is None]
         if not hidden:
-            return known
-        names = {one.node for one in known}
-        told = [
-            one
-            for one in overflows_in(self.imported.graph, inputs, hidden[0].dtype)
-            if one.node not in names and any(h.node.startswith(one.node) for h in hidden)
+            return explained
+        names = {overflow.node for overflow in explained}
+        from_graph = [
+            overflow
+            for overflow in overflows_in(self.imported.graph, inputs, hidden[0].dtype)
+            if overflow.node not in names
+            and any(packed.node.startswith(overflow.node) for packed in hidden)
         ]
-        finite = all(np.isfinite(array.astype(np.float64)).all() for array in values.values())
-        return [*known, *(told or ([] if finite else hidden))]
+        is_finite = all(np.isfinite(array.astype(np.float64)).all() for array in values.values())
+        if from_graph or is_finite:
+            return [*explained, *from_graph]
+        return [*explained, *hidden]
 
 
 def _strings(values: object) -> bool:
+    """Tell whether a value is a list of texts."""
     return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 def _form(stored: Values) -> Callable[[Values], Values]:
+    """Return the conversion of a weight whose converted form is in the file already."""
     return lambda logical: stored
 
 
 @dataclass(frozen=True)
 class OfflineModel:
-    """A file that `compile_offline` wrote, every byte of it checked; `own` is the chip given."""
+    """A file of `compile_offline`, every byte checked; `given_chip` replaces the chip it names."""
 
     where: str
     parts: file.Parts
-    own: Chip | None = None
+    given_chip: Chip | None = None
 
     @cached_property
     def meta(self) -> dict[str, Any]:
         """Name, chip, number format, options, gears, where the weights lie."""
-        found = self.json(file.Kind.META)
+        data = self.json(file.Kind.META)
         with file.as_written(self.where):
-            file.need(_strings([found["name"], found["chip"], found["chip_checksum"]]), "names")
-            cores = found["cores"]
+            file.need(_strings([data["name"], data["chip"], data["chip_checksum"]]), "names")
+            cores = data["cores"]
             file.need(isinstance(cores, int) and cores >= 1, "number of cores")
-            file.need(bool(found["gears"]) and isinstance(found["weights"], list), "gears")
-        return found
+            file.need(bool(data["gears"]) and isinstance(data["weights"], list), "gears")
+        return data
 
     @cached_property
     def gears(self) -> tuple[Gear, ...]:
-        """What the model is compiled for, one entry unless it has several batches."""
+        """One gear for each batch the model is compiled for; a single one for fixed sizes."""
         with file.as_written(self.where):
             return tuple(
                 Gear(self, i, row["batch"], {n: tuple(s) for n, s in row["inputs"].items()})
@@ -194,16 +203,17 @@ class OfflineModel:
         """All kernels, each once."""
         with file.as_written(self.where):
             rows = file.json_of(file.unpacked(self.part(file.Kind.KERNELS)))
-            found = tuple(map(file.kernel_of, rows))
-            size = max((b.size_bytes for kernel in found for b in kernel.tensors), default=0)
+            kernels = tuple(map(kernel_of, rows))
+            # a kernel allocates its buffers: a forged one could ask for all memory there is
+            size = max((b.size_bytes for kernel in kernels for b in kernel.tensors), default=0)
             file.need(size <= BUFFER_BYTES, f"buffers of at most {BUFFER_BYTES:,} bytes")
-            return found
+            return kernels
 
     @cached_property
     def chip(self) -> Chip:
-        """The chip, with as many cores as are used; `InputError` if its numbers are others now."""
+        """The chip with as many cores as are used; `InputError` if its numbers have changed."""
         try:
-            return self.check_chip(self.own or load_chip(self.meta["chip"]))
+            return self.check_chip(self.given_chip or load_chip(self.meta["chip"]))
         except ChipError:
             needed = f"{self.where}: the chip file of {self.meta['chip']}"
             raise InputError(needed, "no chip of that name", "give the .toml") from None
@@ -214,6 +224,7 @@ class OfflineModel:
         remedy = f"compile it for {chip.name}"
         if chip.name != name:
             raise InputError(f"{self.where}: chip {name}, which it is for", chip.name, remedy)
+        # compiled for 8 cores it runs on a chip of 32, too: on 8 of them
         chip = replace(chip, core_count=min(chip.core_count, self.meta["cores"]))
         if file.chip_checksum(chip) != self.meta["chip_checksum"]:
             needed = f"{self.where}: the numbers of {name} it is for"
@@ -228,14 +239,14 @@ class OfflineModel:
         return self.parts[kind, gear]
 
     def json(self, kind: file.Kind, gear: int = 0) -> dict[str, Any]:
-        """Return a partition of plain data."""
+        """Return the object that a partition holds as JSON."""
         with file.as_written(self.where):
-            found: dict[str, Any] = file.json_of(self.part(kind, gear))
-            file.need(isinstance(found, dict), f"object in {kind.name}")
-            return found
+            data: dict[str, Any] = file.json_of(self.part(kind, gear))
+            file.need(isinstance(data, dict), f"object in {kind.name}")
+            return data
 
     def array(self, key: int) -> Values:
-        """Return weights by number: a view of the file."""
+        """Return an array of weights by its number: a view of the file, not a copy."""
         offset, dtype, shape = self.meta["weights"][key]
         kind = numpy_type(dtype)
         size = math.prod(shape)
@@ -243,8 +254,10 @@ class OfflineModel:
 
     def graph(self, data: Mapping[str, Any]) -> Graph:
         """Return a graph from its text and weights."""
+        # weights of a graph are views of the file: loading a gigabyte takes no memory of its own
         graph = from_text(data["text"], {n: self.array(key) for n, key in data["data"].items()})
         for kind in graph.types.values():
+            # the stored shape is the larger one if a layout pads: 3 channels are stored as 16
             size = max(kind.elements, math.prod(kind.stored_shape))
             file.need(size <= tensors.LARGEST, f"tensor of at most {tensors.LARGEST:,} elements")
         return replace(graph, narrowed=frozenset(data["narrowed"]))
@@ -256,24 +269,28 @@ class OfflineModel:
 
         Raises `InputError` naming the gears: a batch between two of them is padded by the caller.
         """
-        wanted = {name: tuple(shape) for name, shape in (shapes or {}).items()}
-        known = self.gears[0].inputs
-        if unknown := next((name for name in wanted if name not in known), None):
+        asked_shapes = {name: tuple(shape) for name, shape in (shapes or {}).items()}
+        inputs = self.gears[0].inputs
+        # a misspelt name would else only say that no gear has these shapes
+        if unknown := next((name for name in asked_shapes if name not in inputs), None):
             raise InputError(
-                f"an input of the model ({', '.join(known)})", unknown, "mend the name"
+                f"an input of the model ({', '.join(inputs)})", unknown, "mend the name"
             )
         for gear in self.gears:
-            first = next((s[0] for s in gear.inputs.values() if s), None)
-            fits = all(gear.inputs[name] == shape for name, shape in wanted.items())
-            if fits and batch in (None, gear.batch or first):
+            # a gear with fixed sizes has no batch of its own: its first size counts as one
+            first_size = next((sizes[0] for sizes in gear.inputs.values() if sizes), None)
+            # without shapes and batch the first gear fits
+            fits = all(gear.inputs[name] == shape for name, shape in asked_shapes.items())
+            if fits and batch in (None, gear.batch or first_size):
                 return gear
         needed = f"inputs of a gear ({'; '.join(_shown(gear.inputs) for gear in self.gears[:8])})"
-        got = f"batch {batch}" if batch is not None else _shown(wanted)
+        got = f"batch {batch}" if batch is not None else _shown(asked_shapes)
         remedy = "pad the inputs to a gear, or compile for this one"
         raise InputError(f"{self.where}: {needed}", got, remedy)
 
 
 def _shown(shapes: Mapping[str, Sequence[int]]) -> str:
+    """Return shapes as a message or an option names them, such as `x:1,3,224,224`."""
     return ", ".join(f"{n}:{','.join(map(str, s))}" for n, s in shapes.items())[:200]
 
 
@@ -282,18 +299,18 @@ def load_offline(path: str | Path, chip: Chip | None = None) -> OfflineModel:
 
     Raises `InputError` for another version, another chip, and any damage.
     """
-    found = OfflineModel(str(path), file.read_parts(path), chip)
+    model = OfflineModel(str(path), file.read_parts(path), chip)
     if chip is not None:
-        found.check_chip(chip)
-    return found
+        model.check_chip(chip)
+    return model
 
 
 # -- online or offline ----------------------------------------------------------------------------
 class Inference:
-    """A model to call with inputs by name; `compile_s` are the seconds its calls spent compiling.
+    """A model that is called with inputs by name, compiled at its first call or offline.
 
-    `time_s` is the simulated time of the last call. With `kernels` the outputs are what the kernels
-    compute, else what the graph means.
+    `compile_s` is the time that its calls spent on compiling, `time_s` the simulated time of the
+    last call. With `kernels` the outputs are computed by the kernels, else by the graph.
     """
 
     def __init__(self, model: str | Path, chip: Chip | str, *, kernels: bool = True) -> None:
@@ -302,9 +319,11 @@ class Inference:
         self.online = not file.is_offline(model)
         self.kernels = kernels
         self._model = str(model)
+        # an offline model is read now, so that a damaged file is refused before the first call
         self._offline = None if self.online else load_offline(model, self.chip)
-        self._known: dict[Any, tuple[Imported, Compiled, float]] = {}
-        self.compile_s = self.time_s = 0.0
+        self._compiled: dict[Any, tuple[Imported, Compiled, float]] = {}
+        self.compile_s = 0.0
+        self.time_s = 0.0
 
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Values]:
         """Return the outputs in the model's types; raises as importing and compiling do."""
@@ -312,78 +331,30 @@ class Inference:
         if self._offline is not None:
             gear = self._offline.gear(shapes)
             self.time_s = float(gear.times["summary"]["time_s"])
-            found = gear.imported
+            imported = gear.imported
             values = gear.run(inputs, kernels=self.kernels)
         else:
-            found, values = self._run_online(shapes, inputs)
+            imported, values = self._run_online(shapes, inputs)
         return {
-            name: tensors.in_type(values[name], kind) for name, kind in found.output_types.items()
+            name: tensors.in_type(values[name], kind)
+            for name, kind in imported.output_types.items()
         }
 
     def _run_online(
         self, shapes: Mapping[str, Any], inputs: Mapping[str, Any]
     ) -> tuple[Imported, dict[str, Values]]:
-        """Return the model and its outputs; it is compiled when shapes are new."""
+        """Return the model and its outputs; it is compiled at the first call for these shapes."""
+        # sorted: the order in which a caller lists the inputs makes no other model
         key = tuple(sorted(shapes.items()))
-        if key not in self._known:
-            start = time.perf_counter()
-            found = zoo.load_model(self._model, given=inputs)
-            compiled = compile_graph(found.graph, self.chip)
-            self._known[key] = found, compiled, simulate_graph(compiled).time_s
-            self.compile_s += time.perf_counter() - start
-        found, compiled, self.time_s = self._known[key]
-        graph = found.graph
+        if key not in self._compiled:
+            start_s = time.perf_counter()
+            imported = zoo.load_model(self._model, given=inputs)
+            compiled = compile_graph(imported.graph, self.chip)
+            # the time depends on shapes only: it is simulated once for all calls with them
+            self._compiled[key] = imported, compiled, simulate_graph(compiled).time_s
+            self.compile_s += time.perf_counter() - start_s
+        imported, compiled, self.time_s = self._compiled[key]
+        graph = imported.graph
         if not self.kernels:
-            return found, evaluate(graph, inputs)
-        return found, run_tasks(compiled, inputs, graph.outputs)
-
-
-# -- before compiling -----------------------------------------------------------------------------
-TYPE_UNSUPPORTED = 1
-INVALID = 2
-REPEATED = 9
-
-
-def precheck(file: str | Path, error: AscendLabError | None = None) -> dict[str, Any]:
-    """Return the report on a model: name, result, total, pass, fail, and a row per node.
-
-    `error` is what importing it raised: it is told at the node it names, and raised if it names
-    none. Raises `InputError` for a file that is no model.
-    """
-    model, _ = load(file)
-    opset = opset_of(model)
-    rows = []
-    seen = set[str]()
-    for node in model.graph.node:
-        causes = _causes(node, opset, error)
-        bad = any(causes)
-        if node.name and node.name in seen:
-            causes.append({"code": REPEATED, "message": f"the name {node.name} is repeated"})
-        seen.add(node.name)
-        result = "failed" if bad else "success"
-        rows.append({"name": title(node), "type": node.op_type, "result": result, "cause": causes})
-    failed = sum(row["result"] == "failed" for row in rows)
-    if error is not None and not failed:
-        raise error
-    return {
-        "name": model.graph.name or Path(file).stem,
-        "result": "failed" if failed else "success",
-        "total": len(rows),
-        "pass": len(rows) - failed,
-        "fail": failed,
-        "op": rows,
-    }
-
-
-def _causes(node: "NodeProto", opset: int, error: AscendLabError | None) -> list[dict[str, Any]]:
-    """Return what keeps a node from being compiled."""
-    try:
-        find(node, opset)
-        attributes(node, opset)
-    except AscendLabError as found:
-        known = node.op_type in CONVERTERS and node.domain in ("", "ai.onnx")
-        return [{"code": INVALID if known else TYPE_UNSUPPORTED, "message": str(found)}]
-    about = str(error).removeprefix("node ")
-    if error is not None and about.startswith((f"{title(node)} ", f"{title(node)}:")):
-        return [{"code": INVALID, "message": str(error)}]
-    return []
+            return imported, evaluate(graph, inputs)
+        return imported, run_tasks(compiled, inputs, graph.outputs)

@@ -1,7 +1,7 @@
 """`acl.rt`: devices, contexts, streams, events, memory and callbacks, under AscendCL's names.
 
-What fails raises `AclError` with the published code in place of returning it, and what a function
-of `acl` returns beside its code is returned alone. Time is simulated: `now_s` tells it.
+A function of AscendCL returns an error code, often beside a result. Here it returns the result
+alone, and raises `AclError` with the published code. Time is simulated: `now_s` returns it.
 """
 
 import threading
@@ -37,10 +37,11 @@ MOST_THREADS = 1024
 
 
 # -- devices and contexts -------------------------------------------------------------------------
-def _device(found: Process, number: int) -> Device:
-    known = isinstance(number, int) and 0 <= number < len(found.devices)
-    need(known, f"a device from 0 to {len(found.devices) - 1}", repr(number))
-    return found.devices[number]
+def _device(proc: Process, number: int) -> Device:
+    """Return the device of a number; `AclError` for a number out of range."""
+    is_device = isinstance(number, int) and 0 <= number < len(proc.devices)
+    need(is_device, f"a device from 0 to {len(proc.devices) - 1}", repr(number))
+    return proc.devices[number]
 
 
 def get_device_count() -> int:
@@ -49,56 +50,60 @@ def get_device_count() -> int:
 
 
 def set_device(number: int) -> None:
-    """Use a device in this thread, in its default context; counted, see `reset_device`."""
-    found = process(waits=True)
-    device = _device(found, number)
+    """Use a device in this thread, in its default context; calls are counted for `reset_device`."""
+    proc = process(waits=True)
+    device = _device(proc, number)
+    # two calls of set_device need two of reset_device: libraries may each make a pair
     device.uses += 1
-    device.default = device.default or _context(found, device, owned=False)
+    device.default = device.default or _context(proc, device, owned=False)
     set_current_context(device.default)
 
 
 def reset_device(number: int) -> None:
-    """Undo one `set_device`; the last one frees all that the device holds."""
-    found = process(waits=True)
-    device = _device(found, number)
+    """Undo one `set_device`; undoing the last one frees all that the device holds."""
+    proc = process(waits=True)
+    device = _device(proc, number)
     need(device.uses > 0, f"device {number} set before it is reset", "not set", "reset once")
     device.uses -= 1
     if not device.uses:
-        for context in found.all(Context):
+        for context in proc.all(Context):
             if context.device is device:
-                found.drop(context)
-        for address in [a for a, b in found.blocks.items() if b.device is device]:
-            found.release(address)
+                proc.drop(context)
+        for address in [a for a, b in proc.blocks.items() if b.device is device]:
+            proc.release(address)
         device.default = None
 
 
 def create_context(number: int) -> Context:
     """Return a new context of a device, which this thread uses from now on."""
-    found = process(waits=True)
-    made = _context(found, _device(found, number), owned=True)
-    set_current_context(made)
-    return made
+    proc = process(waits=True)
+    context = _context(proc, _device(proc, number), owned=True)
+    set_current_context(context)
+    return context
 
 
-def _context(found: Process, device: Device, owned: bool) -> Context:
-    made = found.add(Context(None, device=device, owned=owned))
-    made.default = found.add(Stream(made))
-    return made
+def _context(proc: Process, device: Device, owned: bool) -> Context:
+    """Return a new context with its default stream."""
+    # a context belongs to no other: dropping it drops what belongs to it
+    context = proc.add(Context(None, device=device, owned=owned))
+    context.default = proc.add(Stream(context))
+    return context
 
 
 def destroy_context(context: Context) -> None:
-    """Destroy a context that `create_context` returned, and what belongs to it."""
-    found = process(waits=True)
-    owned = found.get(Context, context).owned
+    """Destroy a context that `create_context` returned, and all that belongs to it."""
+    proc = process(waits=True)
+    owned = proc.get(Context, context).owned
     remedy = "a default context goes with its device"
     need(owned, "a context that create_context returned", str(context), remedy)
-    found.drop(context)
+    proc.drop(context)
 
 
 def set_current_context(context: Context) -> None:
     """Let this thread use a context, and its device."""
-    found = process()
-    found.current[threading.get_ident()] = found.get(Context, context)
+    proc = process()
+    # AscendCL keeps the current context per thread: another thread has to choose its own
+    proc.current[threading.get_ident()] = proc.get(Context, context)
 
 
 def get_current_context() -> Context:
@@ -109,50 +114,53 @@ def get_current_context() -> Context:
 # -- streams and events ---------------------------------------------------------------------------
 def create_stream() -> Stream:
     """Return a new stream of the context."""
-    found = process(waits=True)
-    fine = len(found.all(Stream)) < MOST_STREAMS
+    proc = process(waits=True)
+    has_room = len(proc.all(Stream)) < MOST_STREAMS
     needed = f"at most {MOST_STREAMS} streams"
-    need(fine, needed, "one more", "destroy some", Code.NO_MEMORY)
-    return found.add(Stream(found.context()))
+    need(has_room, needed, "one more", "destroy some", Code.NO_MEMORY)
+    return proc.add(Stream(proc.context()))
 
 
 def destroy_stream(stream: Stream) -> None:
-    """Destroy a stream once it has done what it was given."""
-    found = process(waits=True)
-    own = found.own(Stream, stream) is not found.context().default
-    need(own, "a stream that create_stream returned", "the default stream")
-    found.clock.drain(stream)
-    found.drop(stream)
+    """Destroy a stream once it has carried out its commands."""
+    proc = process(waits=True)
+    is_created = proc.in_context(Stream, stream) is not proc.context().default
+    need(is_created, "a stream that create_stream returned", "the default stream")
+    proc.clock.drain(stream)
+    proc.drop(stream)
 
 
 def synchronize_stream(stream: Stream | None = None) -> None:
     """Wait until a stream is done; `DeadlockError` if it never will be."""
-    found = process(waits=True)
-    found.clock.drain(found.stream(stream))
+    proc = process(waits=True)
+    proc.clock.drain(proc.stream(stream))
 
 
 def synchronize_device() -> None:
     """Wait until all streams of the device are done."""
-    found = process(waits=True)
-    device = found.device()
-    found.clock.drain(*(s for s in found.all(Stream) if s.context and s.context.device is device))
+    proc = process(waits=True)
+    device = proc.device()
+    # streams of other contexts of this device are waited for, too
+    proc.clock.drain(*(s for s in proc.all(Stream) if s.context and s.context.device is device))
 
 
 def create_event(flag: int = EVENT_TIME_LINE) -> Event:
     """Return a new event of the context."""
-    found = process()
+    proc = process()
     flags = EVENT_SYNC | EVENT_CAPTURE_STREAM_PROGRESS | EVENT_TIME_LINE
-    known = flag > 0 and not flag & ~flags
-    need(known, "flags 1 (sync), 2 (progress), 8 (time line)", repr(flag))
-    made = found.add(Event(found.context()))
-    made.signal.name = str(made)
-    return made
+    # flags are bits and may be joined: 1 | 8 = 9 is one, 4 is none
+    is_known = flag > 0 and not flag & ~flags
+    need(is_known, "flags 1 (sync), 2 (progress), 8 (time line)", repr(flag))
+    event = proc.add(Event(proc.context()))
+    # the handle has its number now, so a deadlock's message can name the event
+    event.signal.name = str(event)
+    return event
 
 
 def destroy_event(event: Event) -> None:
     """Destroy an event."""
-    found = process()
-    found.drop(found.own(Event, event))
+    proc = process()
+    proc.drop(proc.in_context(Event, event))
 
 
 def record_event(event: Event, stream: Stream | None = None) -> None:
@@ -168,42 +176,47 @@ def stream_wait_event(stream: Stream | None, event: Event) -> None:
 def reset_event(event: Event, stream: Stream | None = None) -> None:
     """Forget the records of an event."""
     signal = _together(stream, event)[1]
-    signal.first = signal.last = None
+    signal.first_mark = None
+    signal.last_mark = None
 
 
 def _together(stream: Stream | None, event: Event) -> tuple[Stream, Signal]:
     """Return a stream and an event; `AclError` 200004 unless both are of one context."""
-    found = process()
-    handle = found.stream(stream)
-    what = found.get(Event, event)
-    got = f"{handle.context} and {what.context}"
+    proc = process()
+    handle = proc.stream(stream)
+    event_handle = proc.get(Event, event)
+    got = f"{handle.context} and {event_handle.context}"
     needed = "a stream and an event of one context"
-    need(handle.context is what.context, needed, got, code=Code.MISMATCH)
-    return handle, what.signal
+    need(handle.context is event_handle.context, needed, got, code=Code.MISMATCH)
+    return handle, event_handle.signal
 
 
 def query_event(event: Event) -> bool:
     """Tell whether the last record of an event has been reached."""
-    last = process().get(Event, event).signal.last
-    return last is not None and last.time_s is not None
+    last_mark = process().get(Event, event).signal.last_mark
+    # a later record takes the place of an earlier one that was reached
+    return last_mark is not None and last_mark.time_s is not None
 
 
 def synchronize_event(event: Event) -> None:
     """Wait until the last record of an event is reached; at once if there is none."""
-    found = process(waits=True)
-    if found.get(Event, event).signal.last:
-        found.clock.run(lambda: query_event(event))
+    proc = process(waits=True)
+    # without a record there is nothing to wait for
+    if proc.get(Event, event).signal.last_mark:
+        proc.clock.run(lambda: query_event(event))
 
 
 def event_elapsed_time(start: Event, end: Event) -> float:
     """Return the milliseconds between two events that have been reached."""
-    times = []
+    times: list[float] = []
     for event in (start, end):
         reached = query_event(event)
         remedy = "record it and synchronise"
         need(reached, "events that have been reached", str(event), remedy)
-        times.append(getattr(event.signal.last, "time_s"))  # noqa: B009 - there is one
-    return float(times[1] - times[0]) * 1e3
+        assert event.signal.last_mark is not None
+        assert event.signal.last_mark.time_s is not None
+        times.append(event.signal.last_mark.time_s)
+    return (times[1] - times[0]) * 1e3
 
 
 def now_s() -> float:
@@ -212,7 +225,7 @@ def now_s() -> float:
 
 
 def spans() -> tuple[Span, ...]:
-    """Return what engines have done since `acl.init`."""
+    """Return when tasks ran on the engines since `acl.init`."""
     return tuple(process().clock.spans)
 
 
@@ -223,26 +236,29 @@ def launch_kernel(
     stream: Stream | None = None,
     function: Callable[[], None] | None = None,
 ) -> None:
-    """Let an engine of the device work for some seconds; `function` is called at the end."""
-    found = process()
+    """Issue a task to an engine of the device; `function` is called when it ends."""
+    proc = process()
     need(0 <= time_s < float("inf"), f"{name}: seconds of at least 0", repr(time_s))
-    found.work(found.stream(stream), [(name, engine, time_s)], end=function)
+    proc.work(proc.stream(stream), [(name, engine, time_s)], end=function)
 
 
 # -- memory ---------------------------------------------------------------------------------------
 def _size(size_bytes: int) -> int:
-    fine = isinstance(size_bytes, int) and size_bytes >= 1
-    need(fine, "a size of at least 1 byte", repr(size_bytes))
+    """Return a size of memory; `AclError` unless it is a whole number of at least 1."""
+    is_size = isinstance(size_bytes, int) and size_bytes >= 1
+    need(is_size, "a size of at least 1 byte", repr(size_bytes))
     return size_bytes
 
 
 def malloc(size_bytes: int, policy: int = p.HUGE_FIRST) -> int:
-    """Return the address of device memory: 64-byte aligned, 32 bytes more than whole 32s.
+    """Return the address of new device memory, 64-byte aligned.
+
+    Its size is rounded up to a multiple of 32, and 32 bytes are added.
 
     `AclError` 200000 if the device has not that much left.
     """
-    known = policy in (p.HUGE_FIRST, p.HUGE_ONLY, p.NORMAL_ONLY)
-    need(known, "a policy: 0 huge first, 1 huge only, 2 normal", repr(policy))
+    is_known = policy in (p.HUGE_FIRST, p.HUGE_ONLY, p.NORMAL_ONLY)
+    need(is_known, "a policy: 0 huge first, 1 huge only, 2 normal", repr(policy))
     return process(waits=True).allocate(_size(size_bytes), policy)
 
 
@@ -253,151 +269,175 @@ def free(address: int) -> None:
 
 def malloc_host(size_bytes: int) -> Bytes:
     """Return pinned host memory: copies from and to it run beside the host."""
-    made = np.full(_size(size_bytes), p.POISON, np.uint8)
-    process(waits=True).pinned[made.ctypes.data] = made
-    return made
+    memory = np.full(_size(size_bytes), p.POISON, np.uint8)
+    # the address of the first byte serves as the key: arrays cannot be keys of a dict
+    process(waits=True).pinned[memory.ctypes.data] = memory
+    return memory
 
 
 def free_host(memory: Bytes) -> None:
     """Free pinned host memory."""
-    found = process().pinned.pop(memory.ctypes.data, None) is not None
-    need(found, "memory that malloc_host returned", "other memory", "free it once")
+    was_pinned = process().pinned.pop(memory.ctypes.data, None) is not None
+    need(was_pinned, "memory that malloc_host returned", "other memory", "free it once")
 
 
 def memcpy(dst: Any, dest_max: int, src: Any, size_bytes: int, kind: int) -> None:
     """Copy bytes and wait: addresses on the device, NumPy arrays on the host."""
-    found = process(waits=True)
-    own = Stream(found.context())  # a copy does not wait for streams
-    _copy(found, own, dst, dest_max, src, size_bytes, kind)
-    found.clock.drain(own)
+    proc = process(waits=True)
+    # a stream of its own: the copy does not wait for what other streams still have to do
+    copy_stream = Stream(proc.context())
+    _copy(copy_stream, dst, dest_max, src, size_bytes, kind)
+    proc.clock.drain(copy_stream)
 
 
 def memcpy_async(
     dst: Any, dest_max: int, src: Any, size_bytes: int, kind: int, stream: Stream | None = None
 ) -> None:
     """Copy bytes when a stream gets there; host memory that is not pinned makes the host wait."""
-    found = process()
-    own = found.stream(stream)
-    pinned = found.pinned.values()
-    _copy(found, own, dst, dest_max, src, size_bytes, kind)
-    host = [_host(x) for x in (dst, src) if not isinstance(x, int)]
-    if not all(any(np.shares_memory(x, block) for block in pinned) for x in host):
-        synchronize_stream(own)
+    proc = process()
+    handle = proc.stream(stream)
+    pinned = proc.pinned.values()
+    _copy(handle, dst, dest_max, src, size_bytes, kind)
+    # the host may change memory that is not pinned as soon as this call returns
+    host = [_host(side) for side in (dst, src) if not isinstance(side, int)]
+    if not all(any(np.shares_memory(side, block) for block in pinned) for side in host):
+        synchronize_stream(handle)
 
 
 def memset(address: int, dest_max: int, value: int, size_bytes: int) -> None:
     """Fill device memory, at once."""
-    fine = 0 <= value <= 255 and 0 <= size_bytes <= dest_max
-    need(fine, f"a byte, and at most {dest_max} of them", f"{value}, {size_bytes}")
+    fits = 0 <= value <= 255 and 0 <= size_bytes <= dest_max
+    need(fits, f"a byte, and at most {dest_max} of them", f"{value}, {size_bytes}")
     process().memory(address, size_bytes)[:] = value
 
 
-def _copy(
-    found: Process, stream: Stream, dst: Any, dest_max: int, src: Any, size_bytes: int, kind: int
-) -> None:
-    """Issue a copy; one within the host is done at once."""
-    fine = 0 <= size_bytes <= dest_max and kind in range(4)
+def _copy(stream: Stream, dst: Any, dest_max: int, src: Any, size_bytes: int, kind: int) -> None:
+    """Issue a copy to a stream; one within the host is carried out at once."""
+    proc = process()
+    fits = 0 <= size_bytes <= dest_max and kind in range(4)
     got = f"{size_bytes}, {kind!r}"
-    need(fine, f"at most {dest_max} bytes to copy, and a kind from 0 to 3", got)
-    sides = isinstance(src, int), isinstance(dst, int)
+    need(fits, f"at most {dest_max} bytes to copy, and a kind from 0 to 3", got)
+    # an address in device memory is an int, host memory an array
+    on_device = isinstance(src, int), isinstance(dst, int)
     needed = f"source and destination of a copy of kind {kind}"
     got = "host memory for device memory or the reverse"
-    need(sides == (kind in (2, 3), kind in (1, 3)), needed, got)
+    need(on_device == (kind in (2, 3), kind in (1, 3)), needed, got)
     source, target = (
-        found.memory(x, size_bytes) if isinstance(x, int) else _host(x, size_bytes)
-        for x in (src, dst)
+        proc.memory(side, size_bytes) if isinstance(side, int) else _host(side, size_bytes)
+        for side in (src, dst)
     )
+    # no engine of the device takes part, so it costs no simulated time
     if kind == HOST_TO_HOST:
         target[:] = source
         return
-    if kind == DEVICE_TO_HOST and not any(np.shares_memory(target, x) for x in found.reading):
+    # the target stays as it is while a copy issued earlier still has to read it
+    if kind == DEVICE_TO_HOST and not any(np.shares_memory(target, side) for side in proc.reading):
         target[:] = p.POISON
+    # a copy out of the device must not poison this memory before it has been read
     if kind == HOST_TO_DEVICE:
-        found.reading.append(source)
-    held: list[Bytes] = []
+        proc.reading.append(source)
+    copied: list[Bytes] = []
 
     def begin() -> None:
-        held.append(source.copy())
+        # what the copy carries is what the source holds when it starts, not when it ends
+        copied.append(source.copy())
         target[:] = p.POISON
-        found.reading[:] = [x for x in found.reading if x is not source]
+        proc.reading[:] = [side for side in proc.reading if side is not source]
 
     def end() -> None:
-        target[:] = held[0]
+        target[:] = copied[0]
 
     name = COPY_ENGINES[kind]
-    time_s = copy_s(found.device(), size_bytes, kind)
-    found.work(stream, [(f"{name} {size_bytes}", name, time_s)], begin, end)
+    time_s = copy_s(proc.device(), size_bytes, kind)
+    proc.work(stream, [(f"{name} {size_bytes}", name, time_s)], begin, end)
 
 
 def copy_s(device: Device, size_bytes: int, kind: int) -> float:
-    """Return the seconds of a copy: a device reads and writes, a link starts and carries."""
+    """Return the seconds of a copy.
+
+    Within a device every byte is read and written once: 2 * bytes / rate. Between host and device
+    the link takes its latency and bytes / rate.
+    """
     if kind == DEVICE_TO_DEVICE:
+        # 1 MB at 1.2 TB/s: 2 * 1e6 / 1.2e12 s = 1.7 us
         return 2 * size_bytes / device.chip.device_memory.rate_bytes_per_s
+    # 1 MB over PCIe 4.0 x16: 0.2 us + 1e6 / 32e9 s = 31.5 us
     link = device.chip.links.get("pcie", HOST_LINK)
     return link.latency_s + size_bytes / link.rate_bytes_per_s
 
 
 def _host(array: Any, size_bytes: int | None = None) -> Bytes:
-    """Return host memory as bytes; `AclError` unless it is one piece and large enough."""
-    whole = isinstance(array, np.ndarray) and array.flags.c_contiguous
-    need(whole, "host memory as a contiguous array", type(array).__name__)
+    """Return host memory as bytes; `AclError` unless it is contiguous and large enough."""
+    is_contiguous = isinstance(array, np.ndarray) and array.flags.c_contiguous
+    need(is_contiguous, "host memory as a contiguous array", type(array).__name__)
     raw: Bytes = array.reshape(-1).view(np.uint8)
-    fine = len(raw) >= (size_bytes or 0)
-    need(fine, f"{size_bytes} bytes of host memory", str(len(raw)))
+    is_large_enough = len(raw) >= (size_bytes or 0)
+    need(is_large_enough, f"{size_bytes} bytes of host memory", str(len(raw)))
     return raw[:size_bytes]
 
 
 # -- callbacks ------------------------------------------------------------------------------------
 def subscribe_report(thread: int, stream: Stream | None = None) -> None:
-    """Let a thread take a stream's callbacks: this one by `process_report`, others in a loop."""
-    found = process()
-    own = found.stream(stream)
-    needed = f"one thread for {own}"
+    """Let a thread take a stream's callbacks.
+
+    This thread takes them by `process_report`; any other is thought to do so in a loop.
+    """
+    proc = process()
+    handle = proc.stream(stream)
+    needed = f"one thread for {handle}"
     remedy = "unsubscribe_report"
-    need(own.thread is None, needed, "a second", remedy, Code.SUBSCRIBED)
-    threads = {s.thread for s in found.all(Stream)} - {None} | {thread}
+    need(handle.thread is None, needed, "a second", remedy, Code.SUBSCRIBED)
+    threads = {stream.thread for stream in proc.all(Stream)} - {None} | {thread}
     needed = f"at most {MOST_THREADS} threads"
+    # all threads that take callbacks of some stream, the new one included
     need(len(threads) <= MOST_THREADS, needed, "one more", code=Code.NO_MEMORY)
-    own.thread = thread
-    found.clock.retry()
+    handle.thread = thread
+    proc.clock.retry()
 
 
 def unsubscribe_report(thread: int, stream: Stream | None = None) -> None:
     """End what `subscribe_report` began."""
-    own = process().stream(stream)
-    need(own.thread == thread, f"thread {thread} subscribed to {own}", "another or none")
-    own.thread = None
+    handle = process().stream(stream)
+    need(
+        handle.thread == thread,
+        f"thread {thread} subscribed to {handle}",
+        "another or none",
+    )
+    handle.thread = None
 
 
 def launch_callback(
     function: Callable[[Any], object], user_data: Any, block: int, stream: Stream | None = None
 ) -> None:
-    """Call a function of the host when a stream gets there; BLOCK holds the stream meanwhile."""
-    found = process()
-    own = found.stream(stream)
+    """Call a function of the host when a stream reaches this command; BLOCK holds the stream."""
+    proc = process()
+    handle = proc.stream(stream)
     need(block in (NO_BLOCK, BLOCK), "0 (no block) or 1 (block)", repr(block))
 
     def call() -> None:
-        found.in_callback = True
+        # while it is set, calls that wait or allocate are refused: see `process`
+        proc.in_callback = True
         try:
             function(user_data)
         finally:
-            found.in_callback = False
+            proc.in_callback = False
 
     def served() -> bool | None:
-        return None if own.thread is None else own.thread != threading.get_ident()
+        # asked when the stream is there: the thread may subscribe after the call was issued
+        return None if handle.thread is None else handle.thread != threading.get_ident()
 
-    found.clock.issue(own, Call(call, served, block == BLOCK))
+    proc.clock.issue(handle, Call(call, served, block == BLOCK))
 
 
 def process_report(timeout_ms: float = -1) -> bool:
-    """Take one callback of this thread's streams; wait for it, at most some milliseconds (-1: on).
+    """Carry out one callback of this thread's streams; wait for it at most `timeout_ms` (-1: ever).
 
     Returns whether there was one.
     """
     clock = process(waits=True).clock
+    # the timeout passes on the simulated clock: nobody really waits
     until_s = clock.now_s + timeout_ms / 1e3 if timeout_ms >= 0 else float("inf")
-    there = clock.run(lambda: bool(clock.calls), until_s)
-    if there:
+    has_call = clock.run(lambda: bool(clock.calls), until_s)
+    if has_call:
         clock.take_call()
-    return there
+    return has_call

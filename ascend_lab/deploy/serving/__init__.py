@@ -2,12 +2,14 @@
 
 # fmt: off
 # isort: off
-from ascend_lab.deploy.serving.language import BlockCache, Engine, Request, converse
+from ascend_lab.deploy.serving.language import Engine, Request, converse
 from ascend_lab.deploy.serving.model import StepTime, affine, network_seconds
+from ascend_lab.deploy.serving.paged_cache import BlockCache
 from ascend_lab.deploy.serving.queues import Failure, Level, Policy
 from ascend_lab.deploy.serving.scenario import (
-    Arrivals, Canary, Scenario, Service, Step, Version, read_scenario,
+    Arrivals, Canary, Scenario, Service, Step, Version,
 )
+from ascend_lab.deploy.serving.scenario_file import read_scenario
 from ascend_lab.deploy.serving.simulate import Interval, Served, interval, simulate_serving
 
 __all__ = [

@@ -1,7 +1,8 @@
-"""The queue of a model and the dynamic batcher behind it: what waits together runs together.
+"""The dynamic batcher of a real server: requests that wait together run together.
 
 A free instance takes the oldest request and, in order, those behind it while their rows fit. With
-a delay it waits for more rows, counted from the arrival of the oldest. An instance is a thread.
+a delay it first waits for more rows; the delay counts from the arrival of the oldest request. An
+instance is a thread, and a task of the event loop that hands batches to it.
 """
 
 import asyncio
@@ -19,12 +20,12 @@ from ascend_lab.deploy.serving.tensors import Arrays
 
 
 class FullError(Exception):
-    """As many requests wait as may."""
+    """As many requests wait as are allowed to."""
 
 
 @dataclass(slots=True)
 class Waiting:
-    """A request in the queue."""
+    """A request in the queue, and the future in which its client waits for the answer."""
 
     since_ns: int
     rows: int
@@ -49,7 +50,7 @@ class Batcher:
         self.threads = ThreadPoolExecutor(self.policy.instances, "instance")
 
     def check(self) -> None:
-        """Raise `FullError` if as many requests wait as may."""
+        """Raise `FullError` if as many requests wait as are allowed to."""
         limit = self.policy.levels[0].queue_limit
         if limit and len(self.queue) >= limit:
             raise FullError
@@ -57,6 +58,7 @@ class Batcher:
     async def ask(self, inputs: Arrays) -> Arrays:
         """Return the outputs of a request; raises as `check` and as the model does."""
         self.check()
+        # started here and not in __post_init__: tasks need the loop, which runs only by now
         if all(task.done() for task in self.tasks):
             self.tasks = [asyncio.create_task(self._serve()) for _ in range(self.policy.instances)]
         answer: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
@@ -66,11 +68,12 @@ class Batcher:
         return await answer
 
     def close(self) -> None:
-        """Let the instances end when nothing waits any more."""
+        """Let the instances end once the queue is empty."""
         self.closed = True
         self.news.set()
 
     async def _serve(self) -> None:
+        """Run batches on one instance until the batcher is closed and the queue is empty."""
         while True:
             if not self.queue:
                 if self.closed:
@@ -81,6 +84,7 @@ class Batcher:
                 self.news.clear()
                 try:
                     await asyncio.wait_for(self.news.wait(), left_s)
+                # the delay is over: the next round sees that, and takes what there is
                 except TimeoutError:
                     continue
             elif batch := self._take():
@@ -88,16 +92,18 @@ class Batcher:
 
     def _left_s(self) -> float:
         """Return how long the oldest request may still wait for others."""
+        # a full batch has nothing to wait for
         if sum(waiting.rows for waiting in self.queue) >= self.model.max_batch:
             return 0.0
         waited_s = (time.perf_counter_ns() - self.queue[0].since_ns) * 1e-9
         return self.policy.max_delay_s - waited_s
 
     def _take(self) -> list[Waiting]:
-        """Return the next batch; requests that nobody waits for any more are dropped."""
+        """Return the next batch; requests whose clients have gone are dropped."""
         batch: list[Waiting] = []
         rows = 0
         while self.queue:
+            # its client has gone: the future was cancelled together with the task that waited
             if self.queue[0].answer.done():
                 self.queue.popleft()
                 continue
@@ -108,7 +114,7 @@ class Batcher:
         return batch
 
     async def _run(self, batch: list[Waiting]) -> None:
-        """Run a batch in a thread; after an error each request alone, so that one spoils none."""
+        """Run a batch in a thread; after an error each request alone: only the faulty one fails."""
         start_ns = time.perf_counter_ns()
         loop = asyncio.get_running_loop()
         try:
@@ -123,7 +129,8 @@ class Batcher:
         self.statistics.executed(sum(waiting.rows for waiting in batch), len(batch), spent_ns)
         for waiting, share in zip(batch, shares, strict=True):
             self.statistics.parts["queue"].add(start_ns - waiting.since_ns)
-            if not waiting.answer.done():  # its client may have gone meanwhile
+            # its client may have gone meanwhile
+            if not waiting.answer.done():
                 waiting.answer.set_result(share)
 
     def _together(self, batch: list[Waiting]) -> tuple[list[Arrays], dict[str, int]]:
@@ -138,11 +145,12 @@ class Batcher:
         outputs = self.model.run(inputs)
         computed_ns = time.perf_counter_ns()
         shares = []
-        first = 0
+        first_row = 0
         for waiting in batch:
-            rows = slice(first, first + waiting.rows) if self.model.batched else ...
+            # requests of 2 and 3 rows get rows 0 to 1 and 2 to 4 of the outputs
+            rows = slice(first_row, first_row + waiting.rows) if self.model.batched else ...
             shares.append({name: array[rows] for name, array in outputs.items()})
-            first += waiting.rows
+            first_row += waiting.rows
         spent_ns = {
             "compute_input": joined_ns - start_ns,
             "compute_infer": computed_ns - joined_ns,

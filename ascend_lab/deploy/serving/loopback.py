@@ -1,13 +1,13 @@
-"""A service on loopback: who may come in, and how it ends.
+"""A server on loopback: which requests it lets in, and how it shuts down.
 
-A server on loopback is reached by every program of the machine, also by a browser that shows a
-page of somebody else's. Such a page may send requests to 127.0.0.1 (their answers it cannot read),
-or let the name of its own host point there, which browsers take for the same origin. So the door
-asks two questions: is the host that the request names loopback, and is the page that sends it, if
-one does, of this very server? Else the answer is 403.
+Every program of the machine can reach a server on loopback, and so can a web page of a stranger
+that a browser shows. Such a page may send requests to 127.0.0.1, although it cannot read the
+answers; or it may let the name of its own host point to 127.0.0.1, which browsers take for the same
+origin. The door therefore asks two questions. Is the host that the request names loopback? Does the
+page that sends the request, if a page does, come from this very server? If not, the answer is 403.
 
-After SIGTERM or SIGINT nothing new is begun: late requests get 503 until those on their way are
-answered and no more have come for `QUIET_S`, then the port is closed.
+After SIGTERM or SIGINT late requests get 503 until those on their way are answered and no more have
+come for `QUIET_S`; then the port is closed.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ from ascend_lab.deploy.serving.rest import Service, application, json_answer
 from ascend_lab.limits import shown
 
 GRACE_S = 30.0
-"""What a server that is told to stop gives the requests on their way."""
+"""Longest time that a server which was told to stop waits for the requests on their way."""
 QUIET_S = 0.5
-"""How long nothing may have come in before its port is closed."""
+"""Time without a new request after which its port is closed."""
 LATE_S = 5.0
-"""How long it says 503 at most to clients that do not stop asking."""
+"""Longest time that it answers 503 to clients that do not stop asking."""
 DISCARD_BYTES = 2**28
-"""Most of a body that is read only so that its sender comes to read why it is refused."""
+"""Most bytes of a refused body that are read, only so that the sender then reads the refusal."""
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -40,7 +40,7 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 
 class Door:
-    """An ASGI application in front of another: it lets in, counts, and lets senders finish."""
+    """An ASGI application in front of another: it refuses requests, and counts the others."""
 
     def __init__(self, app: App) -> None:
         self.app = app
@@ -49,7 +49,7 @@ class Door:
         self.last_s = 0.0
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Pass a request on, or say why not."""
+        """Pass a request on, or answer why it is refused."""
         if scope["type"] != "http":
             return
         self.last_s = time.monotonic()
@@ -57,6 +57,7 @@ class Door:
         body = _Body(scope, receive, send)
         if refusal:
             status, text = refusal
+            # a client that keeps its connection open would hold up the end of the server
             headers = {"Connection": "close"} if self.ending else {}
             answer = json_answer({"error": text}, status, headers)
             await answer(scope, body.receive, body.send)
@@ -69,14 +70,17 @@ class Door:
             self.last_s = time.monotonic()
 
     def _refusal(self, scope: MutableMapping[str, Any]) -> tuple[int, str] | None:
-        """Return the status and words with which a request is turned away, None to let it in."""
+        """Return the status and text with which a request is refused, None to let it in."""
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get(b"host", "localhost")
+        # a page of evil.example whose name points to 127.0.0.1 still sends that name as the host
         if not is_loopback(host):
             return 403, f"a host on loopback, such as 127.0.0.1; got {shown(host)}"
+        # a page of http://evil.example sends that as its origin; programs send none
         origin = headers.get(b"origin")
         if origin is not None and origin.lower() != f"http://{host.lower()}":
             return 403, f"requests of this server's own pages; got one of {shown(origin)}"
+        # some requests of pages have no origin, but newer browsers say where they come from
         site = headers.get(b"sec-fetch-site", "none").lower()
         if site not in ("none", "same-origin") and scope["method"] not in ("GET", "HEAD"):
             return 403, f"requests of this server's own pages; got a {shown(site)} one"
@@ -85,16 +89,17 @@ class Door:
         return None
 
     def is_quiet(self, since_s: float) -> bool:
-        """Tell whether the port may be closed, for a server that ends since then."""
+        """Tell whether the port of a server that was told to stop at `since_s` may be closed."""
         now_s = time.monotonic()
         if now_s - since_s > GRACE_S:
             return True
+        # late clients get 503 for a while, but not for ever
         is_late = now_s - since_s > LATE_S
         return not self.on_their_way and (is_late or now_s - max(self.last_s, since_s) > QUIET_S)
 
 
 class _Body:
-    """The two ends of a request: before an error is sent, what its sender still sends is read.
+    """The body of a request, read to its end before an error is sent.
 
     A connection that is closed while the client is sending is reset, and the answer is lost.
     """
@@ -106,13 +111,13 @@ class _Body:
         self.is_read = any(name == b"expect" for name, _ in scope["headers"])
 
     async def receive(self) -> Message:
-        """Return the next part of the body."""
+        """Return the next message of the body."""
         message = await self._receive()
         self.is_read = message["type"] != "http.request" or not message.get("more_body", False)
         return message
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer."""
+        """Send a message of the answer."""
         if message["type"] == "http.response.start" and message["status"] >= 400:
             size_bytes = 0
             while not self.is_read and size_bytes < DISCARD_BYTES:
@@ -123,6 +128,7 @@ class _Body:
 def is_loopback(host: str) -> bool:
     """Tell whether a Host header names this machine: localhost or an address of loopback."""
     name = host.strip().lower()
+    # a port may follow: [::1]:8000 or 127.0.0.1:8000; ::1 alone has colons but no port
     if name.startswith("["):
         name = name[1:].partition("]")[0]
     elif name.count(":") == 1:
@@ -136,12 +142,12 @@ def is_loopback(host: str) -> bool:
 
 
 def _http_protocol() -> Any:
-    """Return uvicorn's HTTP over h11, with what is no HTTP refused in JSON as all else is."""
+    """Return uvicorn's protocol class, changed to refuse bytes that are no HTTP in JSON."""
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class JsonProtocol(H11Protocol):
-        """HTTP whose answer to what is no HTTP is JSON, too."""
+        """HTTP that answers in JSON to bytes that are no HTTP."""
 
         def send_400_response(self, msg: str) -> None:
             if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -163,7 +169,7 @@ def _http_protocol() -> Any:
 
 
 def server_of(door: Door) -> Any:
-    """Return uvicorn's server for a door; it is silent, and leaves signals to others."""
+    """Return uvicorn's server for a door; it writes no log and handles no signals."""
     import uvicorn
 
     config = uvicorn.Config(
@@ -177,6 +183,7 @@ def server_of(door: Door) -> Any:
         timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)
+    # uvicorn would close the port at once; `serve` lets late requests get their 503 first
     server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
     return server
 
@@ -185,6 +192,7 @@ def listening_on(port: int) -> socket.socket:
     """Return a socket on loopback; raise `InputError` for a port in use."""
     listening = socket.socket()
     try:
+        # the port of a server that ended a moment ago is in TIME_WAIT, and would be refused
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(("127.0.0.1", port))
         listening.listen(2048)
@@ -196,7 +204,7 @@ def listening_on(port: int) -> socket.socket:
 
 
 def serve(service: Service, port: int, told: Callable[[int], None]) -> None:
-    """Serve on loopback until SIGTERM or SIGINT, then answer what is on its way and return.
+    """Serve on loopback until SIGTERM or SIGINT, then answer the requests on their way and return.
 
     `port` 0 takes any free one; `told` is called with it. Raises `InputError` for one in use.
     """
@@ -205,13 +213,15 @@ def serve(service: Service, port: int, told: Callable[[int], None]) -> None:
 
     def stop(number: int, frame: object) -> None:
         if door.ending:
-            server.should_exit = True  # told twice: at once
+            # the second signal ends it at once
+            server.should_exit = True
         door.ending = True
 
     async def run() -> None:
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         while not door.ending and not serving.done():
             await asyncio.sleep(0.05)
+        # a signal handler can only set a flag: this loop looks at it 20 times a second
         since_s = time.monotonic()
         service.close()
         while not server.should_exit and not serving.done() and not door.is_quiet(since_s):
@@ -221,11 +231,11 @@ def serve(service: Service, port: int, told: Callable[[int], None]) -> None:
 
     with listening_on(port) as listening:
         handled = (signal.SIGTERM, signal.SIGINT)
-        before = {number: signal.signal(number, stop) for number in handled}
+        old_handlers = {number: signal.signal(number, stop) for number in handled}
         try:
             told(listening.getsockname()[1])
             asyncio.run(run())
         finally:
             service.close()
-            for number, handler in before.items():
+            for number, handler in old_handlers.items():
                 signal.signal(number, handler)

@@ -1,10 +1,11 @@
-"""The bodies of requests and answers: JSON, tensors as bytes behind it, and their compression.
+"""The bodies of requests and answers: JSON with tensors in it, or as bytes behind it.
 
     {"id": "7", "inputs": [{"name": "x", ..., "parameters": {"binary_data_size": 16}}]}<16 bytes>
 
-The header Inference-Header-Content-Length says where the JSON ends. 0 means that there is none: the
-body is the bytes of the model's one input, and all outputs come back as bytes. The request's
-parameter binary_data_output, or binary_data of an output, asks for outputs as bytes.
+The header Inference-Header-Content-Length tells where the JSON ends. 0 means that there is none:
+the body is the bytes of the model's one input, and all outputs come back as bytes. The parameter
+binary_data_output of a request, or binary_data of an output, asks for outputs as bytes. A body may
+be compressed.
 
 Protocol: https://github.com/kserve/open-inference-protocol; bytes: docs/protocol
 (extension_binary_data.md) of https://github.com/triton-inference-server/server.
@@ -27,13 +28,13 @@ LENGTH = "Inference-Header-Content-Length"
 ENCODINGS = ("gzip", "deflate")
 SHARED = "shared_memory_region"
 NESTS = 2**19
-"""Most lists and objects in JSON: while so many are read, 0.3 s, all other requests wait."""
+"""Most lists and objects in JSON: reading so many takes 0.3 s, in which all other requests wait."""
 LEVEL = 1
-"""Of compression: numbers gain little from more."""
+"""Level of compression, of 9: numbers gain little from a higher one."""
 
 
 class RefusedError(Exception):
-    """An answer that is no success: its status and what it says."""
+    """A request that is refused, with the status and the text of the answer."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -43,7 +44,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request that was read: its inputs, and each output asked for with whether as bytes."""
+    """A request that was read: its inputs, and the outputs it asks for, True for those as bytes."""
 
     inputs: Arrays
     outputs: tuple[tuple[Port, bool], ...]
@@ -52,7 +53,7 @@ class Asked:
 
 # -- compression ----------------------------------------------------------------------------------
 def unpacked(data: bytes, encoding: str, limit_bytes: int) -> bytes:
-    """Return a body without its compression; no more than the limit is ever held.
+    """Return a body without its compression; no more than the limit is ever in memory.
 
     Raises `RefusedError`: 415 for an unknown encoding, 413 above the limit, 400 for damaged data.
     """
@@ -61,10 +62,14 @@ def unpacked(data: bytes, encoding: str, limit_bytes: int) -> bytes:
         return data
     if word not in ENCODINGS:
         raise RefusedError(415, f"Content-Encoding {' or '.join(ENCODINGS)}; got {shown(word)}")
-    zlib_head = len(data) > 1 and data[0] & 15 == 8 and (data[0] * 256 + data[1]) % 31 == 0
-    bits = 31 if word == "gzip" else 15 if zlib_head else -15  # some send deflate without a head
+    # "deflate" is data in zlib's frame, whose first two bytes hold the method 8 and, as one number,
+    # are a multiple of 31; some clients send the data without the frame
+    has_zlib_head = len(data) > 1 and data[0] & 15 == 8 and (data[0] * 256 + data[1]) % 31 == 0
+    # what zlib calls window bits: 31 expects gzip, 15 a frame, -15 none
+    bits = 31 if word == "gzip" else 15 if has_zlib_head else -15
     reader = zlib.decompressobj(bits)
     try:
+        # one byte more than the limit is enough to see that there is too much
         plain = reader.decompress(data, limit_bytes + 1)
     except zlib.error as error:
         raise RefusedError(400, f"a body in {word}; got {error}") from None
@@ -83,12 +88,13 @@ def too_large(limit_bytes: int) -> RefusedError:
 
 
 def wanted_encoding(accepted: str) -> str:
-    """Return the compression that an Accept-Encoding header likes most; "" for none."""
+    """Return the compression that an Accept-Encoding header prefers; "" for none."""
+    # "gzip;q=0.5, deflate" prefers deflate, as q is 1 where it is left out; q=0 forbids a word
     best = ""
     best_weight = 0.0
     for entry in accepted.lower().split(","):
-        word, _, rest = entry.partition(";")
-        weight_text = rest.strip().removeprefix("q=").strip() or "1"
+        word, _, quality = entry.partition(";")
+        weight_text = quality.strip().removeprefix("q=").strip() or "1"
         try:
             weight = float(weight_text)
         except ValueError:
@@ -108,10 +114,7 @@ def packed(data: bytes, encoding: str) -> bytes:
 
 # -- requests -------------------------------------------------------------------------------------
 def decoded(data: bytes | memoryview) -> Any:
-    """Return the JSON in a body, null for nan and infinity; raise `InputError` for anything else.
-
-    Numbers go through functions of Python's, so that a long text lets other threads run.
-    """
+    """Return the value of a body of JSON, null for nan and infinity; `InputError` if it is none."""
     text = bytes(data)
     nests = text.count(b"[") + text.count(b"{")
     if nests > NESTS:
@@ -120,6 +123,8 @@ def decoded(data: bytes | memoryview) -> Any:
     try:
         return json.loads(
             text,
+            # functions of Python, not float and int themselves: between two of their calls other
+            # threads may run, while C code would hold them up until a long list is read
             parse_float=_decimal,
             parse_int=_whole,
             parse_constant=lambda word: None,
@@ -137,7 +142,8 @@ def _whole(text: str) -> int:
 
 
 def header_bytes_of(text: str | None) -> int | None:
-    """Return the length that the header says the JSON has; `InputError` if it is no length."""
+    """Return the length of the JSON from its header; `InputError` if it is no length."""
+    # fewer than 16 digits: no body is longer, and `int` takes long for a text of digits
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 16):
@@ -146,13 +152,14 @@ def header_bytes_of(text: str | None) -> int | None:
 
 
 def read_request(body: bytes, header_bytes: int | None, model: Model) -> Asked:
-    """Return what a body asks; raise `InputError` if it is wrong."""
+    """Return the request in a body; raise `InputError` if anything in it is wrong."""
     if header_bytes == 0:
         return _read_raw(body, model)
     if header_bytes is not None and header_bytes > len(body):
         needed = f"{LENGTH} of at most {len(body)}, the bytes of the body"
         raise InputError(needed, str(header_bytes))
     end = len(body) if header_bytes is None else header_bytes
+    # a view: slices of 16 MB of tensors are not copied
     view = memoryview(body)
     asked = decoded(view[:end])
     if not isinstance(asked, dict) or not isinstance(asked.get("inputs"), list):
@@ -161,8 +168,8 @@ def read_request(body: bytes, header_bytes: int | None, model: Model) -> Asked:
     parameters = parameters_of(asked, "the request")
     behind = _Behind(view[end:], header_bytes is not None)
     inputs = _inputs(asked["inputs"], behind, model)
-    if left := behind.left_bytes:
-        raise InputError("bytes behind the JSON for the inputs only", f"{left} bytes more")
+    if unused_bytes := behind.left_bytes:
+        raise InputError("bytes behind the JSON for the inputs only", f"{unused_bytes} bytes more")
     everything_binary = _flag(parameters, "binary_data_output", default=False)
     return Asked(inputs, _outputs(asked.get("outputs"), everything_binary, model), identity)
 
@@ -177,6 +184,7 @@ def _read_raw(body: bytes, model: Model) -> Asked:
     shape = port.described()["shape"]
     if shape.count(-1) > 1:
         raise InputError(f"{LENGTH} 0 for a shape with one open size", f"{shape}", "send JSON")
+    # shape [-1, 3] in FP32: 12 bytes a row, so a body of 24 bytes has two
     row_bytes = math.prod(size for size in shape if size != -1) * NUMPY[port.element].itemsize
     count = len(body) // row_bytes if row_bytes else 0
     sizes = [count if size == -1 else size for size in shape]
@@ -186,12 +194,13 @@ def _read_raw(body: bytes, model: Model) -> Asked:
 
 
 def _identity(asked: dict[str, Any]) -> str | None:
-    """Return the request's id."""
+    """Return the id of a request, None if it has none."""
     identity = asked.get("id")
     if identity is None:
         return None
     if not isinstance(identity, str):
         raise InputError("id, a text", shown(identity))
+    # JSON may hold one half of a pair of characters, which the answer could not repeat
     try:
         identity.encode("utf-8")
     except UnicodeEncodeError:
@@ -200,7 +209,7 @@ def _identity(asked: dict[str, Any]) -> str | None:
 
 
 def parameters_of(owner: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return the parameters of a request or tensor; those that nobody knows change nothing."""
+    """Return the parameters of a request or tensor; unknown ones are allowed and ignored."""
     parameters = owner.get("parameters")
     if parameters is None:
         return {}
@@ -213,6 +222,7 @@ def parameters_of(owner: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _flag(parameters: dict[str, Any], name: str, *, default: bool) -> bool:
+    """Return a parameter that is true or false."""
     value = parameters.get(name, default)
     if not isinstance(value, bool):
         raise InputError(f"{name}, true or false", shown(value))
@@ -220,7 +230,7 @@ def _flag(parameters: dict[str, Any], name: str, *, default: bool) -> bool:
 
 
 class _Behind:
-    """The bytes behind the JSON, which the inputs take in their order."""
+    """The bytes behind the JSON: each input takes its own, in order."""
 
     def __init__(self, data: memoryview, announced: bool) -> None:
         self.data = data
@@ -282,13 +292,14 @@ def _outputs(
     for entry in listed or ():
         name = entry.get("name") if isinstance(entry, dict) else None
         if not isinstance(name, str) or name not in ports or name in chosen:
-            known = ", ".join(map(shown, ports))
-            raise InputError(f"outputs among {known}, each once", shown(name or entry))
+            port_names = ", ".join(map(shown, ports))
+            raise InputError(f"outputs among {port_names}, each once", shown(name or entry))
         where = f"output {shown(name)}"
         parameters = parameters_of(entry, where)
         if "classification" in parameters:
             raise InputError(f"{where} as a tensor", "classification, which is not offered")
         chosen[name] = _flag(parameters, "binary_data", default=everything_binary)
+    # the protocol: a request that names no outputs gets all of them
     chosen = chosen or dict.fromkeys(ports, everything_binary)
     for name in chosen:
         ports[name].refuse_text("output")
@@ -303,11 +314,13 @@ def written(head: dict[str, Any], asked: Asked, outputs: Arrays) -> tuple[bytes,
     for port, binary in asked.outputs:
         array = outputs[port.name]
         described = {**port.described(), "shape": list(array.shape)}
+        # the shape is that of this answer: the metadata may have -1 in its place
         if binary:
             behind.append(to_bytes(array))
             described["parameters"] = {"binary_data_size": len(behind[-1])}
             texts.append(json.dumps(described))
         else:
+            # the text of the numbers is put in before the last brace: it was made in pieces
             texts.append(f'{json.dumps(described)[:-1]}, "data": {json_text(array)}}}')
     text = f'{json.dumps(head)[:-1]}, "outputs": [{", ".join(texts)}]}}'.encode("ascii")
     return b"".join([text, *behind]), len(text) if behind else None

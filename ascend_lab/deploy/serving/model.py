@@ -1,13 +1,12 @@
-"""What a model costs as a server of requests: the seconds of its batches, or of its steps.
+"""Service times of models: the seconds of a network's batches, and of a language model's steps.
 
-The seconds of a batch are its own time on a chip, batch by batch, and the line through them:
+Some batch sizes are simulated on a chip; sizes between them are interpolated, and a line is fitted:
 
     tau(b) ~ mean_s + per_item_s * b
 
-Sizes between those that are timed get what lies between; each instance has a chip to itself. The
-steps of a language model are fitted likewise: a prompt is GPT-2's graph as it is; a decoding step
-is the same layers on one row a request, with the cache of every request as inputs, all as long as
-the mean.
+Each instance has a chip to itself. The steps of a language model are fitted likewise: a prompt is
+GPT-2's graph as it is; a decoding step is the same layers on one row a request, whose inputs are
+the caches of all requests, each as long as their mean.
 """
 
 from collections.abc import Sequence
@@ -24,10 +23,10 @@ from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import Chip, load_chip
 
 
-# -- its seconds ----------------------------------------------------------------------------------
+# -- seconds of batches ----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The line closest to points, and the largest distance from it as a share of the point."""
+    """A fitted line, and the largest relative error of the points that it was fitted to."""
 
     mean_s: float
     per_item_s: float
@@ -35,59 +34,63 @@ class Line:
 
 
 def affine(points: dict[int, float]) -> Line:
-    """Return the line closest to seconds by size; raises as `fit`."""
+    """Return the line fitted to the seconds of batch sizes; raises as `fit`."""
     (mean_s, per_item_s), worst = fit([(1, b) for b in points], list(points.values()))
     return Line(mean_s, per_item_s, worst)
 
 
 def fit(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[list[float], float]:
-    """Return what each column of the rows costs, nothing below 0, and the largest relative error.
+    """Return a cost of at least 0 for each column, and the largest relative error.
 
-    Least squares of the relative errors, on the best of all faces of the region. Raises
+    The costs minimise the sum of squared relative errors, rows @ costs against `seconds`. Raises
     `InputError` without rows.
     """
     if not rows:
         raise InputError("a time to fit to", "none", "time a size")
+    # each row divided by its seconds should give 1: its distance from 1 is a relative error
     scaled = np.array(rows, float) / np.array(seconds)[:, None]
     width = scaled.shape[1]
-    least = np.inf
+    least_error = np.inf
     best = np.zeros(width)
-    for face in range(1, 2**width):
-        used = [k for k in range(width) if face >> k & 1]
-        part = np.linalg.lstsq(scaled[:, used], np.ones(len(scaled)), rcond=None)[0]
-        error = float(((scaled[:, used] @ part - 1) ** 2).sum())
-        if (part >= 0).all() and error < least - 1e-12:
+    # without a bound least squares may give a negative cost; the bounded minimum lies where some
+    # columns cost 0 and the others are unbounded: with at most 4 columns all 15 choices are tried
+    for chosen in range(1, 2**width):
+        # the bits of the number choose columns: 5 = 0b101 is columns 0 and 2
+        used = [k for k in range(width) if chosen >> k & 1]
+        costs = np.linalg.lstsq(scaled[:, used], np.ones(len(scaled)), rcond=None)[0]
+        error = float(((scaled[:, used] @ costs - 1) ** 2).sum())
+        if (costs >= 0).all() and error < least_error - 1e-12:
             best = np.zeros(width)
-            least = error
-            best[used] = part
+            least_error = error
+            best[used] = costs
     return best.tolist(), float(np.abs(scaled @ best - 1).max())
 
 
-def batch_sizes(most: int) -> list[int]:
-    """Return the sizes to time: 1, 2, 4, ... and the largest."""
+def batch_sizes(largest: int) -> list[int]:
+    """Return the batch sizes to simulate: 1, 2, 4, ... and the largest."""
+    # up to 6: 1, 2, 4, 6
     sizes = [1]
-    while sizes[-1] * 2 < most:
+    while sizes[-1] * 2 < largest:
         sizes.append(sizes[-1] * 2)
-    return sizes if most == 1 else [*sizes, most]
+    return sizes if largest == 1 else [*sizes, largest]
 
 
 def network_seconds(
-    model: str, chip: Chip | str, most: int, dtype: str = "fp16"
+    model: str, chip: Chip | str, largest: int, dtype: str = "fp16"
 ) -> tuple[tuple[float, ...], dict[int, float]]:
-    """Return the seconds of batches 1 to `most` of a file or zoo:NAME, and those timed.
+    """Return the seconds of batches 1 to `largest` of a file or zoo:NAME, and those simulated.
 
     Raises as `load_model` and `front_stages`.
     """
     chip = load_chip(chip) if isinstance(chip, str) else chip
     road = Road(dtype=dtype)
     timed: dict[int, float] = {}
-    for size in batch_sizes(most):
+    for size in batch_sizes(largest):
         graph = zoo.load_model(model, batch=size).graph
-        timed[size] = tiled.simulate_within(front_stages(graph, chip, road), chip, None, road)[
-            0
-        ].time_s
-    every = np.interp(np.arange(1, most + 1), list(timed), list(timed.values()))
-    return tuple(every.tolist()), timed
+        times, _ = tiled.simulate_within(front_stages(graph, chip, road), chip, None, road)
+        timed[size] = times.time_s
+    all_s = np.interp(np.arange(1, largest + 1), list(timed), list(timed.values()))
+    return tuple(all_s.tolist()), timed
 
 
 # -- language models ------------------------------------------------------------------------------
@@ -96,11 +99,11 @@ HEADS = 12
 EPSILON = 1e-5
 PROMPTS = (64, 256, 1024)
 DECODES = ((1, 128), (1, 1024), (8, 128), (8, 1024), (32, 128), (32, 1024))
-"""Requests, and tokens that stand in the cache of each."""
+"""Pairs of requests that decode and cached tokens of each; a fit needs both to vary."""
 
 
 class StepTimer(Protocol):
-    """Whatever knows the seconds of a step."""
+    """Something that gives the seconds of a step: fitted costs, or a model of a machine."""
 
     def of(self, prompt_tokens: int, decodes: int, cached: int) -> float:
         """Return the seconds of a step that reads and decodes so many tokens."""
@@ -108,7 +111,7 @@ class StepTimer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """What a step costs, in seconds."""
+    """Costs of a step in seconds: its start, and each token or request in it."""
 
     start_s: float = 0.0
     prompt_token_s: float = 0.0
@@ -126,39 +129,43 @@ class StepTime:
 
 
 def decode_graph(batch: int, cached: int, layers: int = 12, vocabulary: int = GPT_WORDS) -> Graph:
-    """Return a step of GPT-2 small: a row a request, and caches, to the scores of the next token.
+    """Return a decoding step of GPT-2 small: from a row a request to the scores of its next token.
 
-    Keys come as (batch, heads, depth, cached), values as (batch, heads, cached, depth), those of
-    the new tokens already in their places; they also go out.
+    The caches are inputs: keys (batch, heads, depth, cached), values (batch, heads, cached, depth).
+    Those of the new tokens are in their places already, and are outputs as well.
     """
     net = Net("gpt2_small", "fp32")
     depth = WIDTH // HEADS
     x = net.input("x", (batch, WIDTH), "fp32")
-    new = []
-    for i in range(layers):
-        y = norm(net, x, EPSILON, name=f"h{i}.norm1")
-        wide = linear(net, y, 3 * WIDTH, name=f"h{i}.attn.qkv")
-        q, k, v = net.split(wide, sizes=3, axis=1, name=f"h{i}.split")
-        new += [k, v]
-        keys = net.input(f"h{i}.keys", (batch, HEADS, depth, cached), "fp32")
-        values = net.input(f"h{i}.values", (batch, HEADS, cached, depth), "fp32")
-        row = net.reshape(q, shape=(batch, HEADS, 1, depth), name=f"h{i}.q")
-        scores = net.batch_matmul(row, keys, name=f"h{i}.scores")
-        scores = net.muls(scores, number=depth**-0.5, name=f"h{i}.scale")
-        shares = net.softmax(scores, axis=-1, name=f"h{i}.softmax")
-        found = net.batch_matmul(shares, values, name=f"h{i}.context")
-        found = net.reshape(found, shape=(batch, WIDTH), name=f"h{i}.rows")
-        x = net.add(x, linear(net, found, WIDTH, name=f"h{i}.attn.out"), name=f"h{i}.add1")
-        y = norm(net, x, EPSILON, name=f"h{i}.norm2")
-        x = net.add(x, mlp(net, y, 4 * WIDTH, "gelu", name=f"h{i}.mlp"), name=f"h{i}.add2")
+    new_keys_values = []
+    for layer in range(layers):
+        y = norm(net, x, EPSILON, name=f"h{layer}.norm1")
+        wide = linear(net, y, 3 * WIDTH, name=f"h{layer}.attn.qkv")
+        q, k, v = net.split(wide, sizes=3, axis=1, name=f"h{layer}.split")
+        new_keys_values += [k, v]
+        keys = net.input(f"h{layer}.keys", (batch, HEADS, depth, cached), "fp32")
+        values = net.input(f"h{layer}.values", (batch, HEADS, cached, depth), "fp32")
+        row = net.reshape(q, shape=(batch, HEADS, 1, depth), name=f"h{layer}.q")
+        scores = net.batch_matmul(row, keys, name=f"h{layer}.scores")
+        # 1 / sqrt(depth) keeps the variance of a score at that of one product
+        scores = net.muls(scores, number=depth**-0.5, name=f"h{layer}.scale")
+        shares = net.softmax(scores, axis=-1, name=f"h{layer}.softmax")
+        context = net.batch_matmul(shares, values, name=f"h{layer}.context")
+        context = net.reshape(context, shape=(batch, WIDTH), name=f"h{layer}.rows")
+        x = net.add(
+            x, linear(net, context, WIDTH, name=f"h{layer}.attn.out"), name=f"h{layer}.add1"
+        )
+        y = norm(net, x, EPSILON, name=f"h{layer}.norm2")
+        x = net.add(x, mlp(net, y, 4 * WIDTH, "gelu", name=f"h{layer}.mlp"), name=f"h{layer}.add2")
+    # GPT-2 multiplies by its table of words again to get a score for each word
     words = net.seeded("wte.weight", (vocabulary, WIDTH), SPREAD)
     x = norm(net, x, EPSILON, name="ln_f")
-    return net.finish(net.matmul(x, words, trans_b=True, name="lm_head"), *new)
+    return net.finish(net.matmul(x, words, trans_b=True, name="lm_head"), *new_keys_values)
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """Costs of steps, the times they were fitted to, and the largest error as a share of them."""
+    """Fitted costs of steps, the times they were fitted to, and the largest relative error."""
 
     time: StepTime
     prompts: dict[int, float]
@@ -167,7 +174,7 @@ class Fitted:
 
 
 def gpt2_steps(chip: Chip | str, layers: int = 12) -> Fitted:
-    """Return what GPT-2 small's steps cost on a chip: a plane through our own network times."""
+    """Return the costs of GPT-2 small's steps on a chip, fitted to simulated times."""
     chip = load_chip(chip) if isinstance(chip, str) else chip
 
     def seconds(graph: Graph) -> float:
@@ -175,6 +182,7 @@ def gpt2_steps(chip: Chip | str, layers: int = 12) -> Fitted:
 
     prompts = {n: seconds(gpt2_small(1, n, layers=layers)) for n in PROMPTS}
     decodes = {(b, c): seconds(decode_graph(b, c, layers)) for b, c in DECODES}
+    # columns: start, prompt tokens, requests that decode, cached tokens of all of them
     rows = [(1, n, 0, 0) for n in prompts] + [(1, 0, b, b * c) for b, c in decodes]
     costs, worst = fit(rows, [*prompts.values(), *decodes.values()])
     return Fitted(StepTime(*costs), prompts, decodes, worst)

@@ -1,14 +1,15 @@
-"""A model that is ready to be asked: batches where rows allow it, else as `ascend-lab run` does.
+"""Models opened for a server: in batches if their rows are independent, else request by request.
 
     file or zoo:NAME -> Source -> rows apart?   yes -> a graph for 1, 2, 4, ... rows   (batched)
                                   closed sizes? yes -> one graph
-                                  else              -> what each request needs          (`AsRun`)
+                                  else              -> a graph for each request         (`AsRun`)
 
-A model takes batches if its first sizes follow the batch and rows do not touch each other, which is
-tried once. Batches run in gears of 1, 2, 4, ... rows: what is missing repeats the last row.
+A model takes batches if the first axis of its inputs and outputs counts the rows of a batch and if
+rows do not influence each other, which is tried once. Batches run in gears of 1, 2, 4, ... rows:
+3 rows run in the gear of 4, the last row twice.
 
-A model whose sizes are open, whose inputs steer shapes, or with operators that only the AI CPU or
-the host computes is imported, or placed, anew for each request, as `run` does it.
+A model with open sizes, with inputs whose values decide on shapes, or with operators that only the
+AI CPU or the host computes is imported, or placed, anew for each request, as `ascend-lab run` does.
 """
 
 from collections import OrderedDict
@@ -39,14 +40,14 @@ Shapes = Mapping[str, tuple[int, ...]]
 PLACING_CHIP = "Ascend310"
 """The chip that operators are placed on without a chip of the user's: that of `run`."""
 KEPT = 16
-"""Most graphs that are kept, one for each set of sizes that requests have."""
+"""Most graphs in the cache of `AsRun`, one for each set of sizes that requests have."""
 TEXT_NUMBER = 8
-"""Of texts, in `TensorProto.DataType`."""
+"""The number of the type of texts in `TensorProto.DataType`."""
 
 
 @dataclass(slots=True)
 class Model:
-    """A version being served; `run` takes arrays with up to `max_batch` rows in the first axis."""
+    """A model to be served; `run` takes arrays with up to `max_batch` rows in the first axis."""
 
     name: str
     platform: str
@@ -66,8 +67,9 @@ class Model:
         return len(next(iter(inputs.values()))) if self.batched else 1
 
     def run(self, inputs: Arrays) -> Arrays:
-        """Return the outputs of some rows, or of the whole if the model takes no batches."""
+        """Return the outputs of some rows, or of a whole input if the model takes no batches."""
         rows = self.rows_of(inputs)
+        # the next power of two: 5 rows -> 4 = 0b100, three bits -> 8
         gear = 1 << (rows - 1).bit_length()
         if gear not in self.gears:
             self.gears[gear] = self.gear_of(gear)
@@ -86,6 +88,7 @@ class Model:
             array = np.asarray(values[port.name])
             if port.element in NUMPY:
                 array = array.astype(NUMPY[port.element])  # numbers other than 0 become true
+            # rows that only filled the gear are dropped
             outputs[port.name] = array[:rows] if self.batched else array
         return outputs
 
@@ -108,6 +111,7 @@ class Source:
         self, given: Arrays | None = None, shapes: Shapes | None = None, batch: int | None = None
     ) -> onnx.Imported:
         """Return the model's graph; arguments and errors as `load_model`."""
+        # read anew from the zoo, or from a file whose weights lie in files beside it
         if self.proto is None:
             return zoo.load_model(self.path, given=given, shapes=shapes, batch=batch)
         sizes = {name: array.shape for name, array in (given or {}).items()}
@@ -115,7 +119,7 @@ class Source:
         return onnx.import_pinning(self.proto, given or {}, shapes=sizes, batch=batch)
 
     def whole(self) -> "ModelProto":
-        """Return the model with operators that nobody has looked at; `UnsupportedError` if none."""
+        """Return the model as its file has it, unchecked; `UnsupportedError` for one of the zoo."""
         if self.path.startswith(zoo.PREFIX):
             raise UnsupportedError("a model file", self.path, "export it")
         return host.whole_model(self.proto or self.path)
@@ -124,14 +128,15 @@ class Source:
 def open_model(
     path: str, chip: str | None = None, max_batch: int = 8, shapes: Shapes | None = None
 ) -> Model:
-    """Return a file or zoo:NAME ready to be asked: evaluated, or as its kernels compute on a chip.
+    """Return a file or zoo:NAME ready to be asked: evaluated, or computed by kernels of a chip.
 
-    With `max_batch` 1, or `shapes` of its own, it is taken as it is. Raises as `load_model`, and
+    With `max_batch` 1, or with `shapes`, it runs request by request. Raises as `load_model`, and
     `UnsupportedError` for a model that `run` cannot compute either.
     """
     source = Source(path)
     name = zoo.model_name(path)
     platform = f"ascend_lab_{chip or 'reference'}"
+    # shapes of the user's own fix the rows as well
     by_rows = _by_rows(source) if max_batch > 1 and not shapes else {}
     try:
         loaded = by_rows.get(1) or source.imported(shapes=shapes)
@@ -149,7 +154,8 @@ def open_model(
             Port(key, element, kinds[key].shape, bool(by_rows)) for key, element in types.items()
         )
 
-    gears = {1: _runner(loaded.graph, chip)}  # a chip that cannot run it says so now
+    # compiled now, so that a model which the chip cannot run is refused at the start
+    gears = {1: _runner(loaded.graph, chip)}
     return Model(
         name,
         platform,
@@ -162,32 +168,41 @@ def open_model(
 
 
 def _by_rows(source: Source) -> dict[int, onnx.Imported]:
-    """Return the model for one row and for two if rows do not touch each other, else nothing."""
+    """Return the model for one row and for two if rows are independent, else nothing."""
     try:
         loaded = {rows: source.imported(batch=rows) for rows in (1, 2)}
         return loaded if _rows_apart(loaded[1].graph, loaded[2].graph) else {}
+    # a model that cannot be imported for two rows takes no batches, but may still be served
     except AscendLabError:
         return {}
 
 
-def _rows_apart(one: Graph, two: Graph) -> bool:
-    """Tell whether two rows together give what each gives alone; this warms the model up too."""
-    for name in (*one.inputs, *one.outputs):
-        shape = one.types[name].shape
+def _rows_apart(single: Graph, two: Graph) -> bool:
+    """Tell whether two rows together give the outputs that each gives alone."""
+    for name in (*single.inputs, *single.outputs):
+        shape = single.types[name].shape
         double = two.types[name].shape
         if not shape or (shape[0], double[0]) != (1, 2) or shape[1:] != double[1:]:
             return False
-    given = [random_inputs(one, seed) for seed in (0, 1)]
-    alone = [evaluate(one, inputs) for inputs in given]
-    pair = evaluate(two, {n: np.concatenate([g[n] for g in given]) for n in one.inputs})
+    row_inputs = [random_inputs(single, seed) for seed in (0, 1)]
+    alone = [evaluate(single, inputs) for inputs in row_inputs]
+    pair = evaluate(
+        two,
+        {
+            name: np.concatenate([inputs_of_row[name] for inputs_of_row in row_inputs])
+            for name in single.inputs
+        },
+    )
+    # wide tolerances: sums in another order differ in FP16, while mixed rows differ altogether
     return all(
-        np.allclose(pair[n][k], alone[k][n][0], rtol=1e-2, atol=1e-3, equal_nan=True)
-        for n in one.outputs
-        for k in (0, 1)
+        np.allclose(pair[name][row], alone[row][name][0], rtol=1e-2, atol=1e-3, equal_nan=True)
+        for name in single.outputs
+        for row in (0, 1)
     )
 
 
 def _runner(graph: Graph, chip: str | None) -> Runner:
+    """Return the function that computes a graph, by its kernels if a chip is named."""
     if chip is None:
         return lambda inputs: evaluate(graph, inputs)
     compiled = compile_graph(graph, chip)
@@ -196,19 +211,20 @@ def _runner(graph: Graph, chip: str | None) -> Runner:
 
 # -- as `run` does it -----------------------------------------------------------------------------
 class AsRun:
-    """A model that is imported for the sizes and values of each request, or else placed for them.
+    """A model that is imported, or placed on core, AI CPU and host, for each request.
 
-    Graphs are kept by the sizes of the inputs and the values of those that steer shapes. What is
-    placed on core, AI CPU and host depends on all values, and is placed each time.
+    Graphs are cached by the sizes of all inputs and the values of those that decide on shapes. A
+    placement depends on all values, and is made anew each time.
     """
 
     def __init__(self, source: Source, chip: str | None, error: UnsupportedError) -> None:
-        """Take a model that has no one graph; `error` says why."""
+        """Take a model for which no single graph exists; `error` says why."""
         self.source = source
         self.chip = chip
         self.error = error
         self.steering: dict[Any, tuple[str, ...]] = {}
-        self.kept: OrderedDict[Any, Runner] = OrderedDict()
+        self.cached: OrderedDict[Any, Runner] = OrderedDict()
+        # instances are threads, and all of them use this cache
         self.lock = Lock()
         try:
             self.proto = source.whole()
@@ -217,13 +233,14 @@ class AsRun:
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """Return the outputs; raises as importing, placing and evaluating do."""
-        runner = self._kept_for(inputs)
+        runner = self._cached_for(inputs)
         if runner is not None:
             return runner(inputs)
         try:
             loaded = self.source.imported(given=inputs)
         except UnsupportedError as error:
-            if str(LARGEST) in error.needed:  # the host would try, and take all memory there is
+            # too large a tensor: the host would try, and take all memory there is
+            if str(LARGEST) in error.needed:
                 raise
             return self._placed(inputs)
         graph = loaded.graph
@@ -232,13 +249,15 @@ class AsRun:
         def run(given: Arrays) -> Arrays:
             return compute({name: given[name] for name in graph.inputs})
 
-        self._keep(inputs, tuple(name for name in inputs if name not in graph.inputs), run)
+        # inputs that are no inputs of the graph were used up by it: their values decided on shapes
+        self._cache(inputs, tuple(name for name in inputs if name not in graph.inputs), run)
         return run(inputs)
 
     def _placed(self, inputs: Arrays) -> Arrays:
-        """Return the outputs of a model that no graph holds; raises as `place_model`."""
+        """Return the outputs of a model that is no single graph; raises as `place_model`."""
         for name, array in inputs.items():
-            if not array.size:  # some operators of ONNX Runtime end the process on such a tensor
+            # some operators of ONNX Runtime end the process on an empty tensor
+            if not array.size:
                 needed = f"input {shown(name)}: values for operators of the host"
                 raise InputError(needed, f"none, shape {list(array.shape)}")
         chip = load_chip(self.chip or PLACING_CHIP)
@@ -246,59 +265,67 @@ class AsRun:
         rate = unit.pixels_per_s if unit else 0.0
         return place_model(self.proto, chip, inputs=inputs, media_pixels_per_s=rate).run()
 
-    def _kept_for(self, inputs: Arrays) -> Runner | None:
+    def _cached_for(self, inputs: Arrays) -> Runner | None:
+        """Return the cached function for some inputs, None if there is none."""
         sizes = _sizes(inputs)
         with self.lock:
             if sizes not in self.steering:
                 return None
             key = _key(inputs, self.steering[sizes])
-            if key in self.kept:
-                self.kept.move_to_end(key)
-            return self.kept.get(key)
+            if key in self.cached:
+                self.cached.move_to_end(key)
+            return self.cached.get(key)
 
-    def _keep(self, inputs: Arrays, steering: tuple[str, ...], runner: Runner) -> None:
+    def _cache(self, inputs: Arrays, steering: tuple[str, ...], runner: Runner) -> None:
+        """Cache a function, with the names of the inputs whose values it was made for."""
         sizes = _sizes(inputs)
         with self.lock:
             self.steering[sizes] = steering
-            self.kept[_key(inputs, steering)] = runner
-            if len(self.kept) > KEPT:
-                self.kept.popitem(last=False)
-                used = {key[0] for key in self.kept}
+            self.cached[_key(inputs, steering)] = runner
+            if len(self.cached) > KEPT:
+                self.cached.popitem(last=False)
+                # sizes without a graph left are forgotten, too, or they would grow without end
+                used = {key[0] for key in self.cached}
                 self.steering = {k: names for k, names in self.steering.items() if k in used}
 
     def ports(self, shapes: Shapes) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
         """Return the inputs and outputs as the file states them, -1 for sizes that are open.
 
-        Raises `UnsupportedError` for what is no tensor, and for a model that random inputs show
-        nobody to compute.
+        Raises `UnsupportedError` for inputs that are no tensors, and for a model that fails on
+        random inputs.
         """
         entries = inputs_of(self.proto.graph)
         inputs = tuple(_port("input", entry, shapes.get(entry.name)) for entry in entries)
         open_sizes = any(-1 in port.shape for port in inputs)
-        found: Mapping[str, Any] = {}
+        values: Mapping[str, Any] = {}
         if not open_sizes and all(port.element != TEXT for port in inputs):
             fixed = {port.name: port.shape for port in inputs}
             try:
-                found = self(host.random_feed(self.proto, fixed, None, 0))
+                values = self(host.random_feed(self.proto, fixed, None, 0))
             except AscendLabError as other:
+                # whole numbers or flags may be indices, for which random values are not good enough
                 if all(NUMPY[port.element].kind not in "biu" for port in inputs):
                     raise self._neither(other) from other
         outputs = tuple(
-            _port("output", entry, None, found.get(entry.name)) for entry in _typed(self.proto)
+            _port("output", entry, None, values.get(entry.name)) for entry in _typed(self.proto)
         )
         return inputs, outputs
 
     def _neither(self, other: AscendLabError) -> UnsupportedError:
-        why = "; ".join(part for part in (self.error.remedy, f"off the core: {other}") if part)
+        """Return the error that names why neither a graph nor a placement computes the model."""
+        why = "; ".join(
+            sentence for sentence in (self.error.remedy, f"off the core: {other}") if sentence
+        )
         return UnsupportedError(self.error.needed, self.error.got, why)
 
 
 def _sizes(inputs: Arrays) -> tuple[Any, ...]:
+    """Return the names and shapes of some inputs, whatever their order."""
     return tuple((name, inputs[name].shape) for name in sorted(inputs))
 
 
 def _key(inputs: Arrays, steering: Sequence[str]) -> tuple[Any, ...]:
-    """Return what a graph depends on: all sizes, and the values of inputs that steer shapes."""
+    """Return the key of a graph: all sizes, and the values of inputs that decide on shapes."""
     return _sizes(inputs), tuple((name, inputs[name].tobytes()) for name in steering)
 
 
@@ -314,14 +341,17 @@ def _typed(proto: "ModelProto") -> list["ValueInfoProto"]:
 def _port(
     what: str, entry: "ValueInfoProto", shape: Sequence[int] | None, value: Any = None
 ) -> Port:
-    """Return what a file says of a tensor, or of an output a value of it."""
+    """Return a port as the file describes a tensor; for an output a value may fill the gaps."""
     kind = entry.type.WhichOneof("value")
     if kind not in (None, "tensor_type"):
         raise UnsupportedError(f"{what} {entry.name}: a tensor", str(kind), "leave it out")
     number = entry.type.tensor_type.elem_type
     element = TEXT if number == TEXT_NUMBER else ELEMENTS.get(number, ("", None))[0]
     if not element and value is not None:
-        element = next((n for n, known in NUMPY.items() if known == np.asarray(value).dtype), "")
+        element = next(
+            (name for name, numpy_type in NUMPY.items() if numpy_type == np.asarray(value).dtype),
+            "",
+        )
     if not element:
         needed = f"{what} {entry.name}: a tensor of numbers"
         raise UnsupportedError(needed, f"type {number} of ONNX", "export it in one")

@@ -1,13 +1,13 @@
-"""The KServe v2 REST protocol around a model and its dynamic batcher, with Triton's extensions.
+"""A server of one model: the KServe v2 REST protocol with Triton's extensions.
 
     GET  /v2, /v2/health/live, /v2/health/ready, /v2/models/stats, /metrics
     GET  /v2/models/NAME[/versions/V], and behind it /ready, /config, /stats
     POST /v2/models/NAME[/versions/V]/infer       tensors as JSON or as bytes (`messages`)
     POST /v2/repository/index, /v2/repository/models/NAME/load, .../unload
 
-Every request is checked before it waits: 400 wrong, 404 unknown, 405 method, 413 too large, 415
-unknown compression, 429 too many wait, 503 not served now; each as {"error": one line}. JSON has no
-infinity: null stands there.
+Every request is checked before it waits. A refusal is {"error": one line} with a status: 400 wrong
+request, 404 unknown path or model, 405 wrong method, 413 too large, 415 unknown compression, 429
+too many requests wait, 503 not served now. JSON has no infinity: null stands in its place.
 
 Protocol: https://github.com/kserve/open-inference-protocol; configuration, statistics, repository
 and metrics have Triton's names (docs/protocol of github.com/triton-inference-server/server).
@@ -36,7 +36,7 @@ BODY_BYTES = 2**24
 NOTE_BYTES = 2**20
 """Largest body of a request to the repository."""
 SHORT_BYTES = 2**14
-"""A body up to this is read at once; longer ones in a thread, that others be served meanwhile."""
+"""A longer body is read in a thread, so that other requests are served meanwhile."""
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
 NOT_OFFERED = {
     "systemsharedmemory": "shared memory",
@@ -62,7 +62,7 @@ def library_or_refuse() -> Any:
 
 
 class Service:
-    """What stands behind the routes: one version of a model at a time, and what was counted."""
+    """The state behind the routes: the version of the model that is served, and all statistics."""
 
     def __init__(
         self, name: str, load: Callable[[], Model], policy: Policy, body_bytes: int = BODY_BYTES
@@ -74,6 +74,7 @@ class Service:
         self.version = 0
         self.versions: list[Statistics] = []
         self.batcher: Batcher | None = None
+        # not the batcher's threads: reading a long body must not wait for a batch to end
         self.readers = ThreadPoolExecutor(2, "reader")
         self._serve_next(load())
 
@@ -85,22 +86,23 @@ class Service:
         self.batcher = Batcher(model, self.policy, self.versions[-1])
 
     def close(self) -> None:
-        """Serve no new requests; those on their way are answered."""
+        """Take no new requests; those on their way are answered."""
         if self.batcher:
             self.batcher.close()
         self.batcher = None
 
     def batcher_of(self, path: Mapping[str, str]) -> Batcher:
-        """Return what serves a path's version; raise `RefusedError` if nothing does."""
+        """Return the batcher of a path's version; raise `RefusedError` if it is not served."""
         if self.batcher is None:
             raise RefusedError(503, f"{self.name} is not loaded")
         if path.get("version", str(self.version)) != str(self.version):
+            # a version that was replaced is gone: only the newest is loaded
             raise RefusedError(404, f"{self.name} has no version {shown(path['version'])} now")
         return self.batcher
 
     # -- what it is -------------------------------------------------------------------------------
     def ready(self, request: Any) -> Any:
-        """Return that the model can be asked; refused if not."""
+        """Return that the model is ready; refused if it is not."""
         return {"ready": bool(self.batcher_of(request.path_params))}
 
     def metadata(self, request: Any) -> Any:
@@ -133,17 +135,20 @@ class Service:
 
     def stats(self, request: Any) -> Any:
         """Return the statistics of the version that is served."""
-        return {"model_stats": [self.batcher_of(request.path_params).statistics.told()]}
+        return {"model_stats": [self.batcher_of(request.path_params).statistics.as_dict()]}
 
     def all_stats(self, request: Any) -> Any:
         """Return the statistics of all versions that are served: one or none."""
-        return {"model_stats": [self.batcher.statistics.told()] if self.batcher else []}
+        return {"model_stats": [self.batcher.statistics.as_dict()] if self.batcher else []}
 
     def metrics(self, request: Any) -> str:
         """Return the metrics of all versions there have been, in the text form of Prometheus."""
+        # requests wait for the newest version only; older ones keep their counts
         waiting = len(self.batcher.queue) if self.batcher else 0
         *older, newest = self.versions
-        return metrics_text([*(one.metrics(0) for one in older), newest.metrics(waiting)])
+        return metrics_text(
+            [*(statistics.metrics(0) for statistics in older), newest.metrics(waiting)]
+        )
 
     # -- what it computes -------------------------------------------------------------------------
     async def infer(self, request: Any) -> Any:
@@ -151,8 +156,10 @@ class Service:
         start_ns = time.perf_counter_ns()
         batcher = self.batcher_of(request.path_params)
         statistics = batcher.statistics
+        # until the answer is there: an exception that is not caught below counts as OTHER, too
         reason = OTHER
         try:
+            # refused before the body is read; `ask` checks again, as the queue may fill meanwhile
             batcher.check()
             answer = await self._answered(request, batcher)
         except FullError:
@@ -171,6 +178,7 @@ class Service:
     async def _answered(self, request: Any, batcher: Batcher) -> tuple[bytes, dict[str, str]]:
         """Return the body and headers of an answer; the time of its parts is counted."""
         parts = batcher.statistics.parts
+        # of the version that was asked: another may be loaded before the answer is written
         head = {"model_name": self.name, "model_version": batcher.statistics.version}
         start_ns = time.perf_counter_ns()
         body = await self._body(request, self.body_bytes)
@@ -181,6 +189,7 @@ class Service:
             plain = messages.unpacked(body, encoding, self.body_bytes)
             return messages.read_request(plain, length, batcher.model)
 
+        # 10 KB may unpack to 10 MB: a compressed body counts as long
         is_long = len(body) > SHORT_BYTES or bool(encoding)
         asked: Asked = await self._in_thread(read) if is_long else read()
         parts["compute_input"].add(time.perf_counter_ns() - start_ns)
@@ -207,16 +216,20 @@ class Service:
         return answer
 
     async def _in_thread(self, act: Callable[[], Any]) -> Any:
+        """Return what a function returns in a thread; other requests are served meanwhile."""
         return await asyncio.get_running_loop().run_in_executor(self.readers, act)
 
     async def _body(self, request: Any, limit_bytes: int) -> bytes:
-        """Return what a request carries; no more than the limit is ever held."""
+        """Return the body of a request; no more than the limit is ever in memory."""
+        # a length that is stated is refused at once; a body without one while it comes in
+        # of the digits only 18 are read: a header of thousands would take its time
         stated = request.headers.get("content-length", "")
         if stated.isascii() and stated.isdigit() and int(stated[:18]) > limit_bytes:
             raise messages.too_large(limit_bytes)
         data = bytearray()
-        async for part in request.stream():
-            data += part
+        async for chunk in request.stream():
+            # a client may send more than it stated, or state nothing at all (chunked)
+            data += chunk
             if len(data) > limit_bytes:
                 raise messages.too_large(limit_bytes)
         return bytes(data)
@@ -236,11 +249,12 @@ class Service:
         return note
 
     async def index(self, request: Any) -> Any:
-        """Return the models of the repository: the one that there is, ready or not."""
+        """Return the models of the repository: the one of this server, ready or not."""
         note = await self._note(request)
         ready_only = note.get("ready", False)
         if not isinstance(ready_only, bool):
             raise RefusedError(400, f"ready, true or false; got {shown(ready_only)}")
+        # the one model of this repository is listed as unavailable once it is unloaded
         if self.batcher is None and ready_only:
             return []
         state, reason = ("READY", "") if self.batcher else ("UNAVAILABLE", "unloaded")
@@ -250,10 +264,13 @@ class Service:
     async def load(self, request: Any) -> Any:
         """Read the model again and serve it as the next version; the old stays if that fails."""
         note = await self._note(request)
-        if given := sorted(note.get("parameters") or {}):
-            text = f"a load without parameters: the model stays the same file; got {shown(given)}"
+        if parameters := sorted(note.get("parameters") or {}):
+            text = (
+                f"a load without parameters: the model stays the same file; got {shown(parameters)}"
+            )
             raise RefusedError(400, text)
         try:
+            # the old version answers requests while the new one is compiled
             model = await self._in_thread(self.load_model)
         except errors.AscendLabError as error:
             raise RefusedError(400, f"the model cannot be loaded: {error}") from error
@@ -261,14 +278,14 @@ class Service:
         return {"name": self.name, "version": str(self.version)}
 
     async def unload(self, request: Any) -> Any:
-        """Serve the model no more."""
+        """Stop serving the model."""
         await self._note(request)
         self.close()
         return {}
 
 
 def _configured(port: Port) -> dict[str, Any]:
-    """Return a tensor as the configuration has it: without the first size of a batch."""
+    """Return an input or output as the configuration lists it, without the axis of a batch."""
     word = "STRING" if port.datatype == "BYTES" else port.datatype
     dims = list(port.shape[1:] if port.batched else port.shape)
     return {"name": port.name, "data_type": f"TYPE_{word}", "dims": dims}
@@ -284,7 +301,7 @@ def json_answer(value: Any, status: int = 200, headers: Mapping[str, str] | None
 
 
 def _answer_of(result: Any) -> Any:
-    """Return the response that says what a route found."""
+    """Return the response for a route's result: a text, a body with headers, or plain data."""
     from starlette.responses import PlainTextResponse, Response
 
     if isinstance(result, str):
@@ -298,6 +315,16 @@ def _answer_of(result: Any) -> Any:
 def application(service: Service) -> Any:
     """Return the ASGI application of a service."""
     library = library_or_refuse()
+    handlers = {404: _no_route, 405: _no_route, Exception: _our_mistake}
+    routes = _routes(service, library)
+    app = library.applications.Starlette(routes=routes, exception_handlers=handlers)
+    # /v2/ is an unknown path, refused in JSON like any other, and no redirection to /v2
+    app.router.redirect_slashes = False
+    return app
+
+
+def _routes(service: Service, library: Any) -> list[Any]:
+    """Return the routes of a service, in the types of starlette."""
 
     def route(path: str, act: Callable[[Any], Any], method: str = "GET") -> Any:
         async def answer(request: Any) -> Any:
@@ -310,19 +337,10 @@ def application(service: Service) -> Any:
             except RefusedError as error:
                 return json_answer({"error": error.text}, error.status)
             except library.requests.ClientDisconnect:
-                return json_answer({"error": "the client has gone"}, 400)  # nobody reads it
+                # nobody reads this answer, but a route has to return one
+                return json_answer({"error": "the client has gone"}, 400)
 
         return library.routing.Route(path, answer, methods=[method])
-
-    async def no_route(request: Any, error: Any) -> Any:
-        first = request.url.path.strip("/").split("/")[1:2]
-        text = f"{request.method} {shown(request.url.path)}: {error.detail}"
-        if first and first[0] in NOT_OFFERED:
-            text = f"{NOT_OFFERED[first[0]]} is not offered here; got {text}"
-        return json_answer({"error": text}, error.status_code, error.headers)
-
-    async def ours(request: Any, error: Any) -> Any:
-        return json_answer({"error": f"a mistake of ours: {type(error).__name__}"}, 500)
 
     about = {"name": "ascend_lab", "version": __version__, "extensions": list(EXTENSIONS)}
     routes = [
@@ -343,7 +361,19 @@ def application(service: Service) -> Any:
             route(f"{base}/stats", service.stats),
             route(f"{base}/infer", service.infer, "POST"),
         ]
-    handlers = {404: no_route, 405: no_route, Exception: ours}
-    app = library.applications.Starlette(routes=routes, exception_handlers=handlers)
-    app.router.redirect_slashes = False
-    return app
+    return routes
+
+
+async def _no_route(request: Any, error: Any) -> Any:
+    """Answer a request to an unknown path, or with a method that the path does not have."""
+    # of /v2/systemsharedmemory/status the second word names the extension
+    extension = request.url.path.strip("/").split("/")[1:2]
+    text = f"{request.method} {shown(request.url.path)}: {error.detail}"
+    if extension and extension[0] in NOT_OFFERED:
+        text = f"{NOT_OFFERED[extension[0]]} is not offered here; got {text}"
+    return json_answer({"error": text}, error.status_code, error.headers)
+
+
+async def _our_mistake(request: Any, error: Any) -> Any:
+    """Answer a request that ran into an error of this program."""
+    return json_answer({"error": f"a mistake of ours: {type(error).__name__}"}, 500)

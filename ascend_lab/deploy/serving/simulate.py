@@ -1,122 +1,34 @@
 """A served model, an ensemble or two versions, simulated request by request from one seed.
 
-Arrivals, services, levels and failures draw from streams of their own, so that two policies can be
-compared on the same requests (common random numbers). Requests before the measured ones warm the
-system up and count nowhere. How far a mean can be trusted says an `interval` around it.
-
-A router splits users by a hash, so that one user sees one version while the share stands, and who
-saw the new one keeps it when the share grows. After every window of the new version's answers a
-guard looks at their errors and their p95: the share grows by a stage, or goes back to 0 for good.
-Requests already sent are answered by whom they were sent to: both versions stay loaded.
+Arrivals, services, levels and failures draw random numbers from streams of their own, so that two
+policies can be compared on the same requests (common random numbers). The first requests warm the
+system up and are not measured. `interval` tells how far a mean can be trusted.
 """
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.deploy.serving.queues import Agenda, Batches, Jobs, Policy, Station
-from ascend_lab.deploy.serving.scenario import Canary, Floats, Scenario, Service, Version
+from ascend_lab.deploy.agenda import Agenda
+from ascend_lab.deploy.serving.canary import Rollout, rollout_of
+from ascend_lab.deploy.serving.queues import Batches, Jobs, Policy, Station
+from ascend_lab.deploy.serving.scenario import Floats, Scenario, Service, Step
 from ascend_lab.errors import InputError
 
-BUCKETS = 10_000
-"""Of a hash: shares are multiples of one in so many."""
 GROUPS = 20
+"""Stretches of samples whose means are taken as independent."""
 T_99 = 2.8609
 """Two-sided 99 % quantile of Student's t with GROUPS - 1 degrees of freedom."""
-
-
-# -- a new version beside the old one --------------------------------------------------------------
-def bucket_of(user: int | str, salt: str = "canary") -> int:
-    """Return a user's place among `BUCKETS`: the same on every machine, another for each salt."""
-    digest = hashlib.blake2b(f"{salt}:{user}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") % BUCKETS
-
-
-def guard(latency_s: Sequence[float], failed: Sequence[bool], canary: Canary) -> str:
-    """Return why a window of answers breaks the canary's limits, "" if it does not."""
-    if (rate := float(np.mean(failed))) > canary.max_error_rate:
-        return f"error rate {rate:.4f} above {canary.max_error_rate:g}"
-    if (p95_s := float(np.percentile(latency_s, 95))) > canary.max_p95_s:
-        return f"p95 {p95_s:.6g} s above {canary.max_p95_s:g} s"
-    return ""
-
-
-@dataclass(slots=True)
-class Rollout:
-    """A canary on its way: `route` says who answers (0 the old, 1 the new), `answered` listens."""
-
-    versions: tuple[Version, ...]
-    canary: Canary
-    rng: np.random.Generator
-    total: int
-    stage: int = 0
-    ended: str = ""
-    sent: dict[int, int] = field(default_factory=dict)
-    history: list[dict[str, Any]] = field(default_factory=list)
-    answers: list[int] = field(default_factory=lambda: [0, 0])
-    errors: list[int] = field(default_factory=lambda: [0, 0])
-    users: list[int] = field(init=False)
-    fails: list[float] = field(init=False)
-    places: list[int] = field(init=False)
-    window: tuple[list[float], list[bool]] = field(default_factory=lambda: ([], []))
-
-    def __post_init__(self) -> None:
-        self.users = self.rng.integers(0, self.canary.users, self.total).tolist()
-        self.fails = self.rng.random(self.total).tolist()
-        self.places = [bucket_of(n, self.canary.salt) for n in range(self.canary.users)]
-
-    @property
-    def share(self) -> float:
-        """Share of the users that the new version gets now."""
-        return 0.0 if self.ended == "rolled back" else self.canary.stages[self.stage]
-
-    def route(self, job: int) -> int:
-        """Return which version answers a request."""
-        self.sent[job] = int(self.places[self.users[job]] < round(self.share * BUCKETS))
-        return self.sent[job]
-
-    def answered(self, now: float, job: int, place: int, latency_s: float) -> None:
-        """Take note of an answer; after a window of the new version's, decide."""
-        failed = self.fails[job] < self.versions[place].error_rate
-        self.answers[place] += 1
-        self.errors[place] += failed
-        if not place or self.ended:
-            return
-        self.window[0].append(latency_s)
-        self.window[1].append(failed)
-        if len(self.window[0]) < self.canary.window:
-            return
-        why = guard(*self.window, self.canary)
-        share = self.share
-        self.window = ([], [])
-        if why:
-            self.ended = "rolled back"
-        elif self.stage + 1 == len(self.canary.stages):
-            self.ended = "promoted"
-        else:
-            self.stage += 1
-        said = why or self.ended or f"share raised to {self.share:g}"
-        self.history.append({"time_s": now, "share": share, "decision": said})
-
-    def summary(self) -> dict[str, Any]:
-        """Return the outcome as plain data."""
-        rows = {
-            version.name: {"answered": self.answers[n], "errors": self.errors[n]}
-            for n, version in enumerate(self.versions)
-        }
-        outcome = self.ended or "undecided"
-        return {"outcome": outcome, "share": self.share, "versions": rows, "history": self.history}
 
 
 # -- what became of it ----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What became of the measured requests: arrays in order of arrival, lost ones in `lost`.
+    """The measured requests after a simulation: arrays in order of arrival; `lost` marks lost ones.
 
     Rates and shares are of the window in which they arrived: `throughput_per_s` counts all answers
     in it.
@@ -139,15 +51,16 @@ class Served:
 
     def batches(self, name: str = "") -> NDArray[np.int64]:
         """Return the items of the batches of a step (the first) since the window began."""
-        kept = self.stations[name or next(iter(self.stations))][1]
-        return np.array(kept.items, np.int64)[np.array(kept.start_s) >= self.window_s[0]]
+        batches = self.stations[name or next(iter(self.stations))][1]
+        return np.array(batches.items, np.int64)[np.array(batches.start_s) >= self.window_s[0]]
 
     def utilisation(self, name: str = "") -> float:
         """Return the busy share of the instances of a step (the first) in the window."""
-        policy, kept = self.stations[name or next(iter(self.stations))]
+        policy, batches = self.stations[name or next(iter(self.stations))]
         start_s, end_s = self.window_s
-        ends = np.clip([kept.start_s, kept.end_s], start_s, end_s)
-        return float((ends[1] - ends[0]).sum() / (policy.instances * (end_s - start_s)))
+        # a batch counts for the part of it that lies inside the window
+        clipped = np.clip([batches.start_s, batches.end_s], start_s, end_s)
+        return float((clipped[1] - clipped[0]).sum() / (policy.instances * (end_s - start_s)))
 
     def summary(self) -> dict[str, Any]:
         """Return the numbers as plain data, ready for JSON; percentiles of sorted samples."""
@@ -177,19 +90,20 @@ class Served:
         return data
 
     def _of_level(self, level: int) -> dict[str, Any]:
-        mine = self.level == level
-        kept = mine & ~self.lost
+        """Return the numbers of the requests of one level."""
+        in_level = self.level == level
+        served = in_level & ~self.lost
         return {
             "priority": level + 1,
-            "latency_s": latencies((self.finish_s - self.arrival_s)[kept]),
-            "wait_s": {"mean": _mean(self.wait_s[kept])},
-            "lost": int((mine & self.lost).sum()),
+            "latency_s": latencies((self.finish_s - self.arrival_s)[served]),
+            "wait_s": {"mean": _mean(self.wait_s[served])},
+            "lost": int((in_level & self.lost).sum()),
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean and what holds the true one in 99 of 100 simulations."""
+    """A mean, and half the width of an interval that holds the true mean in 99 of 100 runs."""
 
     mean: float
     half: float
@@ -199,38 +113,46 @@ class Interval:
 
 
 def interval(samples: Any) -> Interval:
-    """Return mean and 99 % interval of samples that depend on their neighbours, by batch means.
+    """Return the mean of samples that depend on their neighbours, and its 99 % interval.
 
-    The means of `GROUPS` long stretches are nearly independent. Raises `InputError` for fewer than
-    ten samples a stretch.
+    By batch means: the means of `GROUPS` long stretches are nearly independent. Raises
+    `InputError` for fewer than ten samples a stretch.
     """
     values = np.asarray(samples, float)
     if len(values) < 10 * GROUPS:
         raise InputError(f"at least {10 * GROUPS} samples", str(len(values)), "simulate longer")
-    means = np.array([part.mean() for part in np.array_split(values, GROUPS)])
+    # a wait of 5 s is followed by waits like it: taken as independent, samples promise too much
+    means = np.array([group.mean() for group in np.array_split(values, GROUPS)])
     return Interval(float(values.mean()), T_99 * float(means.std(ddof=1)) / GROUPS**0.5)
 
 
 def latencies(values: Floats) -> dict[str, float]:
     """Return median, p95, p99 and mean of samples."""
-    found = np.percentile(values, (50, 95, 99)) if len(values) else np.full(3, np.nan)
-    return {**dict(zip(("p50", "p95", "p99"), found.tolist(), strict=True)), "mean": _mean(values)}
+    percentiles = np.percentile(values, (50, 95, 99)) if len(values) else np.full(3, np.nan)
+    return {
+        **dict(zip(("p50", "p95", "p99"), percentiles.tolist(), strict=True)),
+        "mean": _mean(values),
+    }
 
 
 def _mean(values: Any) -> float:
+    """Return the mean of samples, nan of none."""
     return float(np.mean(values)) if len(values) else float("nan")
 
 
 # -- one simulation -------------------------------------------------------------------------------
 class _Run:
-    """One simulation on its way: stations wired to each other and to the arrivals."""
+    """A simulation in progress: stations that pass requests on to each other."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.agenda = Agenda()
-        self.total = total = scenario.warmup + scenario.requests
+        total = scenario.warmup + scenario.requests
+        self.total = total
+        # arrivals, levels, sizes and the canary draw from the first four, each step from its own
         streams = np.random.SeedSequence(scenario.seed).spawn(4 + len(scenario.steps))
         self.rng = [np.random.default_rng(stream) for stream in streams]
+        # shares 0.2, 0.3, 0.5: a random number below 0.2 draws level 0, one below 0.5 level 1
         shares = np.cumsum([level.share for level in scenario.steps[0].policy.levels])
         drawn = np.searchsorted(shares[:-1] / shares[-1], self.rng[1].random(total), side="right")
         items = scenario.arrivals.items
@@ -239,115 +161,122 @@ class _Run:
         self.arrival_s = [0.0] * total
         self.finish_s = [0.0] * total
         self.sent = 0
-        self.open = scenario.arrivals.law != "closed"
+        self.is_open = scenario.arrivals.law != "closed"
         think = Service(scenario.arrivals.think_law, scenario.arrivals.think_s)
-        self.think = think.noise(self.rng[0])
-        self.plain = len(scenario.steps) == 1
-        self.stations = [
-            Station(
-                self.agenda,
-                step.policy,
-                step.service.batch_s,
-                step.service.noise(self.rng[4 + n]),
-                self.jobs,
-                self._over if self.plain else partial(self._done, n),
-                self._over,
-            )
-            for n, step in enumerate(scenario.steps)
-        ]
+        self.think_factors = think.noise(self.rng[0])
+        self.has_one_step = len(scenario.steps) == 1
+        self.stations = [self._station(n, step) for n, step in enumerate(scenario.steps)]
         self.rollout = None
         if scenario.canary:
-            self.rollout = Rollout(scenario.versions, scenario.canary, self.rng[3], total)
-        self.firsts = [n for n, step in enumerate(scenario.steps) if not step.after]
-        self.next = {
-            n: [m for m, other in enumerate(scenario.steps) if step.name in other.after]
+            self.rollout = rollout_of(scenario, scenario.canary, self.rng[3])
+        # the steps a request begins with, and for each step those that wait for it
+        self.entry_steps = [n for n, step in enumerate(scenario.steps) if not step.after]
+        self.successors = {
+            n: [
+                later
+                for later, later_step in enumerate(scenario.steps)
+                if step.name in later_step.after
+            ]
             for n, step in enumerate(scenario.steps)
         }
-        self.left: dict[int, list[int]] = {}
+        # of an ensemble, by request: how many steps each step still waits for, -1 if it ended
+        self.missing: dict[int, list[int]] = {}
+
+    def _station(self, number: int, step: Step) -> Station:
+        """Return the station of a step; it reports its requests to this simulation."""
+        draw_s = step.service.sampler(self.rng[4 + number], step.policy.max_batch)
+        done = self._over if self.has_one_step else partial(self._done, number)
+        return Station(self.agenda, step.policy, draw_s, self.jobs, done, self._over)
 
     def send(self, now: float, job: int) -> None:
-        """Let a request in at the first steps, or at the version it is routed to."""
+        """Send a request to the steps that wait for no other, or to the version it is routed to."""
         self.arrival_s[job] = now
-        if self.plain:
+        if self.has_one_step:
             self.stations[0].arrive(now, job)
             return
         if self.rollout:
             self.stations[self.rollout.route(job)].arrive(now, job)
             return
-        self.left[job] = [len(step.after) for step in self.scenario.steps]
-        for place in self.firsts:
+        self.missing[job] = [len(step.after) for step in self.scenario.steps]
+        for step in self.entry_steps:
             if not self.jobs.lost[job]:
-                self.stations[place].arrive(now, job)
+                self.stations[step].arrive(now, job)
 
-    def _done(self, place: int, now: float, job: int) -> None:
+    def _done(self, step: int, now: float, job: int) -> None:
+        """Pass a request on to the steps that waited for this one, or end it."""
         if self.rollout:
-            self.rollout.answered(now, job, place, now - self.arrival_s[job])
+            self.rollout.answered(now, job, step, now - self.arrival_s[job])
             self._over(now, job)
-        elif left := self.left.get(job):  # else lost in another branch
-            left[place] = -1
-            for other in self.next[place]:
-                left[other] -= 1
-                if not left[other] and not self.jobs.lost[job]:
-                    self.stations[other].arrive(now, job)
-            if max(left) < 0:
+        elif missing := self.missing.get(job):  # none if another branch lost the request
+            missing[step] = -1
+            for successor in self.successors[step]:
+                missing[successor] -= 1
+                if not missing[successor] and not self.jobs.lost[job]:
+                    self.stations[successor].arrive(now, job)
+            if max(missing) < 0:
                 self._over(now, job)
 
     def _over(self, now: float, job: int) -> None:
         """Note the end of a request, answered or lost; its client thinks and asks again."""
-        self.left.pop(job, None)
+        self.missing.pop(job, None)
         self.finish_s[job] = now
-        if not self.open and self.sent < self.total:
+        # the number of requests in a closed system stays that of its clients
+        if not self.is_open and self.sent < self.total:
             think_s = self.scenario.arrivals.think_s
-            self.agenda.at(now + think_s * next(self.think) if think_s else now, self._ask)
+            self.agenda.at(now + think_s * next(self.think_factors) if think_s else now, self._ask)
 
     def _ask(self, now: float, _: object = None) -> None:
+        """Let a closed client send the next request, if one is left to send."""
         if self.sent < self.total:
             self.sent += 1
             self.send(now, self.sent - 1)
 
     def arrivals(self) -> Sequence[float]:
-        """Return the times of an open stream; let closed clients begin."""
+        """Return the times of arrivals; closed clients have none, and send a first request now."""
         arrivals = self.scenario.arrivals
         if arrivals.law == "closed":
+            # every later request of a client follows its last answer: see `_over`
             for _ in range(min(arrivals.clients, self.total)):
                 self.agenda.at(0.0, self._ask)
             return ()
         if arrivals.times_s:
             return arrivals.times_s
         gaps = self.rng[0].standard_exponential(self.total) / arrivals.rate_per_s
-        found: list[float] = np.cumsum(gaps).tolist()
-        return found
+        times_s: list[float] = np.cumsum(gaps).tolist()
+        return times_s
 
 
 def simulate_serving(scenario: Scenario) -> Served:
-    """Return what becomes of a scenario's requests: the same for the same seed.
+    """Simulate a scenario, and return what became of its requests: the same for the same seed.
 
-    Raises `InputError` for given times that are not one a request.
+    Raises `InputError` unless the scenario's times of arrival, if it lists them, are one a request.
     """
-    times = scenario.arrivals.times_s
-    if times and len(times) != scenario.warmup + scenario.requests:
-        raise InputError("a time for each request", f"{len(times)} times", "count them again")
+    times_s = scenario.arrivals.times_s
+    if times_s and len(times_s) != scenario.warmup + scenario.requests:
+        raise InputError("a time for each request", f"{len(times_s)} times", "count them again")
     run = _Run(scenario)
     run.agenda.run(run.arrivals(), run.send)
-    cut = scenario.warmup
+    first_measured = scenario.warmup
     lost = np.array(run.jobs.lost)
     arrival_s = np.array(run.arrival_s)
     finish_s = np.array(run.finish_s)
-    start_s = float(arrival_s[cut])
+    start_s = float(arrival_s[first_measured])
     end_s = float(arrival_s[-1])
-    if end_s <= start_s:  # all came at once
+    # all requests came at once: the window ends with the last answer
+    if end_s <= start_s:
         end_s = max(float(finish_s.max()), float(np.nextafter(start_s, np.inf)))
+    # answers in the window, also to requests of the warm-up: the output rate of a running system
     answers = ~lost & (finish_s > start_s) & (finish_s <= end_s)
     names = [v.name for v in scenario.versions] or [step.name for step in scenario.steps]
-    kept = [(station.policy, station.batches) for station in run.stations]
+    logs = [(station.policy, station.batches) for station in run.stations]
     return Served(
-        arrival_s[cut:],
-        finish_s[cut:],
-        np.array(run.jobs.waited_s)[cut:],
-        np.array(run.jobs.level)[cut:],
-        lost[cut:],
+        arrival_s[first_measured:],
+        finish_s[first_measured:],
+        np.array(run.jobs.waited_s)[first_measured:],
+        np.array(run.jobs.level)[first_measured:],
+        lost[first_measured:],
         (start_s, end_s),
         float(answers.sum() / (end_s - start_s)),
-        dict(zip(names, kept, strict=True)),
+        dict(zip(names, logs, strict=True)),
         run.rollout,
     )

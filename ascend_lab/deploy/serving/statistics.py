@@ -1,18 +1,18 @@
-"""What a server counts of one version of a model, as the statistics and the metrics of Triton.
+"""Counts and times of one version of a served model: Triton's statistics and metrics.
 
     statistics: https://github.com/triton-inference-server/server, docs/protocol
                 (extension_statistics.md)
     metrics:    there, docs/user_guide/metrics.md
 
-Times are kept in nanoseconds. Of a request they are: all of it (request), reading it
-(compute_input), waiting (queue), the model's batch (compute_infer) and writing the answer
+Times are counted in nanoseconds. A request has the time of all of it (request), of reading it
+(compute_input), of waiting (queue), of the model's batch (compute_infer) and of writing the answer
 (compute_output).
 """
 
 import json
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
@@ -23,23 +23,19 @@ OTHER = "OTHER"
 
 @dataclass(slots=True)
 class Duration:
-    """How often something was timed, and its nanoseconds together."""
+    """How often something was timed, and the sum of its nanoseconds."""
 
     count: int = 0
     ns: int = 0
 
     def add(self, ns: int) -> None:
-        """Count one time more."""
+        """Count one more time."""
         self.count += 1
         self.ns += ns
 
-    def told(self) -> dict[str, int]:
-        """Return it as statistics have it."""
-        return {"count": self.count, "ns": self.ns}
-
 
 def durations(names: Iterable[str]) -> dict[str, Duration]:
-    """Return a duration of nothing for each name."""
+    """Return a duration for each name, nothing counted yet."""
     return {name: Duration() for name in names}
 
 
@@ -53,7 +49,7 @@ class Statistics:
     failures: dict[str, Duration] = field(default_factory=lambda: durations((REJECTED, OTHER)))
     parts: dict[str, Duration] = field(default_factory=lambda: durations(PARTS))
     batches: dict[int, dict[str, Duration]] = field(default_factory=dict)
-    """By the rows that ran together: input, infer and output of the batch."""
+    """By the number of rows that ran together: input, infer and output of the batches."""
     inferences: int = 0
     executions: int = 0
     last_ms: int = 0
@@ -64,16 +60,18 @@ class Statistics:
         self.inferences += rows
         self.last_ms = int(time.time() * 1000)
         parts = self.batches.setdefault(rows, durations(PARTS[1:]))
-        for part, spent_ns in ns.items():
-            parts[part].add(spent_ns)
+        for part_name, spent_ns in ns.items():
+            parts[part_name].add(spent_ns)
+        # the batch takes its time for each of its requests: 3 of them count it 3 times
         for _ in range(requests):
             self.parts["compute_infer"].add(sum(ns.values()))
 
-    def told(self) -> dict[str, Any]:
-        """Return the object of the statistics extension."""
+    def as_dict(self) -> dict[str, Any]:
+        """Return the object of Triton's statistics extension."""
         failed = self.failures.values()
-        fail = {"count": sum(f.count for f in failed), "ns": sum(f.ns for f in failed)}
-        nothing = {"count": 0, "ns": 0}
+        failure = Duration(sum(f.count for f in failed), sum(f.ns for f in failed))
+        # nothing is cached here, but clients expect both entries
+        nothing = asdict(Duration())
         return {
             "name": self.name,
             "version": self.version,
@@ -81,20 +79,21 @@ class Statistics:
             "inference_count": self.inferences,
             "execution_count": self.executions,
             "inference_stats": {
-                "success": self.success.told(),
-                "fail": fail,
-                **{part: self.parts[part].told() for part in PARTS},
+                "success": asdict(self.success),
+                "fail": asdict(failure),
+                **_as_dicts(self.parts),
                 "cache_hit": nothing,
                 "cache_miss": nothing,
             },
             "batch_stats": [
-                {"batch_size": rows, **{part: parts[part].told() for part in parts}}
+                {"batch_size": rows, **_as_dicts(parts)}
                 for rows, parts in sorted(self.batches.items())
             ],
         }
 
     def metrics(self, pending: int) -> dict[str, dict[str, int]]:
-        """Return the metrics: by name and kind, the values by label."""
+        """Return the metrics: for each name and kind the values by label."""
+        # json.dumps escapes quotes in a name, as the text form of Prometheus asks
         label = f'model={json.dumps(self.name)},version="{self.version}"'
         counters = {
             "request_success": self.success.count,
@@ -102,7 +101,9 @@ class Statistics:
             "exec_count": self.executions,
             "request_duration_us": self.success.ns // 1000,
         }
-        counters |= {f"{part}_duration_us": self.parts[part].ns // 1000 for part in PARTS}
+        counters |= {
+            f"{part_name}_duration_us": self.parts[part_name].ns // 1000 for part_name in PARTS
+        }
         rows = {f"{key} counter": {label: value} for key, value in counters.items()}
         rows["request_failure counter"] = {
             f'{label},reason="{reason}"': failed.count for reason, failed in self.failures.items()
@@ -111,14 +112,20 @@ class Statistics:
         return rows
 
 
+def _as_dicts(parts: dict[str, Duration]) -> dict[str, dict[str, int]]:
+    return {name: asdict(duration) for name, duration in parts.items()}
+
+
 def metrics_text(tables: Iterable[dict[str, dict[str, int]]]) -> str:
     """Return the metrics of several versions in the text form of Prometheus."""
+    # Prometheus wants all lines of a metric together, also those of several versions
     together: dict[str, dict[str, int]] = {}
     for table in tables:
         for kind, values in table.items():
             together.setdefault(kind, {}).update(values)
     lines = []
     for kind, values in together.items():
+        # kind is "request_success counter": its first word is the name, in lines without the second
         name = f"nv_inference_{kind.split()[0]}"
         lines.append(f"# TYPE nv_inference_{kind}\n")
         lines += [f"{name}{{{label}}} {value}\n" for label, value in values.items()]

@@ -1,4 +1,4 @@
-"""Tensors on their way in and out of a server: as JSON numbers, or as bytes behind the JSON.
+"""The tensors of requests and answers: read from JSON numbers or bytes, and written as either.
 
 A `Port` is one input or output of a model in the words of KServe v2. It reads what a request says
 
@@ -60,9 +60,9 @@ CALLED = {bool: BOOLEANS, int: WHOLES, float: FRACTIONS, str: TEXTS}
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A tensor that goes in or out: its ONNX element type, and its sizes, -1 for any.
+    """An input or output of a model: its ONNX element type, and its sizes, -1 for any size.
 
-    If `batched` the first size counts the rows of a batch.
+    If it is `batched`, the first size counts the rows of a batch.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Port:
         return DATATYPES[self.element]
 
     def described(self) -> dict[str, Any]:
-        """Return what the metadata says."""
+        """Return name, datatype and shape as the metadata of the protocol lists them."""
         shape = [-1, *self.shape[1:]] if self.batched else list(self.shape)
         return {"name": self.name, "datatype": self.datatype, "shape": shape}
 
@@ -106,29 +106,34 @@ class Port:
         """Return a request's shape; raise `InputError` unless the model takes it."""
         sizes: list[int] = []
         if isinstance(stated, list):
+            # type(True) is bool, not int: `isinstance` would let true pass for 1
             sizes = [size for size in stated if type(size) is int and 0 <= size <= LARGEST]
         fits = isinstance(stated, list) and len(sizes) == len(stated) == len(self.shape)
-        wanted = self.described()["shape"]
-        fits = fits and all(want in (-1, size) for want, size in zip(wanted, sizes, strict=True))
+        expected = self.described()["shape"]
+        fits = fits and all(
+            open_size in (-1, size) for open_size, size in zip(expected, sizes, strict=True)
+        )
         if not fits or (self.batched and not 1 <= sizes[0] <= most_rows):
-            limit = f" (at most {most_rows} in the first)" if self.batched else ""
-            raise InputError(f"input {shown(self.name)}: shape {wanted}{limit}", shown(stated))
+            hint = f" (at most {most_rows} in the first)" if self.batched else ""
+            raise InputError(f"input {shown(self.name)}: shape {expected}{hint}", shown(stated))
         return tuple(sizes)
 
     # -- JSON -------------------------------------------------------------------------------------
     def _from_json(self, data: object, shape: tuple[int, ...]) -> np.ndarray:
+        """Return the array of a list of numbers, converted piece by piece."""
         values = self._flat(data, shape)
         array = np.empty(len(values), NUMPY[self.element])
-        for first in range(0, len(values), PIECE):
-            piece = values[first : first + PIECE]
-            array[first : first + PIECE] = self._converted(piece)
+        for start in range(0, len(values), PIECE):
+            piece = values[start : start + PIECE]
+            array[start : start + PIECE] = self._converted(piece)
         return array.reshape(shape)
 
     def _flat(self, data: object, shape: tuple[int, ...]) -> list[Any]:
-        """Return the values row after row; raise `InputError` for other counts, nests and kinds."""
+        """Return the values row by row; raise `InputError` for a wrong count, nesting or type."""
         name = shown(self.name)
-        number = math.prod(shape)
-        needed = f"input {name}: data, a list of {number} {self._wanted_kind()}"
+        value_count = math.prod(shape)
+        needed = f"input {name}: data, a list of {value_count} {self._wanted_kind()}"
+        # a tensor without axes has one value, which may stand without a list around it
         if shape == () and not isinstance(data, list):
             data = [data]
         if not isinstance(data, list):
@@ -137,21 +142,24 @@ class Port:
         if any(type(value) is list for value in data):
             nested = unnested(data, shape)
             if nested is None:
-                wanted = f"input {name}: data flat, or nested as shape {list(shape)} says"
-                raise InputError(wanted, nesting(data))
+                expected = f"input {name}: data flat, or nested as shape {list(shape)} says"
+                raise InputError(expected, nesting(data))
             values = nested
         kinds = set(map(type, values))
-        if len(values) != number or not kinds <= self._wanted_types():
+        if len(values) != value_count or not kinds <= self._wanted_types():
             raise InputError(needed, counted(values, kinds) or shown(data))
         return values
 
     def _wanted_types(self) -> set[type]:
+        """Return the Python types of JSON values that the element type accepts."""
         kind = NUMPY[self.element].kind
         if kind == "b":
             return {bool}
+        # 1.0 is no whole number in JSON, but 1 is a fine fraction
         return {int} if kind in "iu" else {int, float}
 
     def _wanted_kind(self) -> str:
+        """Return what messages call the values that the element type accepts."""
         kind = NUMPY[self.element].kind
         if kind == "b":
             return BOOLEANS
@@ -163,6 +171,7 @@ class Port:
         if kind.kind == "b":
             return np.array(piece, kind)
         if kind.kind in "iu":
+            # asked first, as some versions of NumPy wrap 300 to 44 in UINT8
             limits = np.iinfo(kind)
             low = min(piece)
             high = max(piece)
@@ -170,6 +179,7 @@ class Port:
                 raise self._unheld(f"{low} .. {high}"[:80])
             return np.array(piece, kind)
         try:
+            # through 64 bits: whether FP16 holds 70000 is seen only after the conversion
             wide = np.array(piece, np.float64)
         except OverflowError:
             raise self._unheld("a whole number of too many digits") from None
@@ -181,11 +191,12 @@ class Port:
         return array
 
     def _unheld(self, got: str) -> InputError:
+        """Return the error for a value outside the range of the element type."""
         return InputError(f"input {shown(self.name)}: values that {self.datatype} holds", got)
 
     # -- bytes ------------------------------------------------------------------------------------
     def from_bytes(self, data: memoryview, shape: tuple[int, ...]) -> np.ndarray:
-        """Return the array that bytes mean; raise `InputError` for another number of them."""
+        """Return the array that some bytes hold; raise `InputError` for a wrong number of them."""
         kind = NUMPY[self.element]
         size_bytes = math.prod(shape) * kind.itemsize
         name = shown(self.name)
@@ -193,16 +204,19 @@ class Port:
             needed = f"input {name}: {size_bytes} bytes for shape {list(shape)} in {self.datatype}"
             raise InputError(needed, str(len(data)))
         if kind.kind == "b":
+            # any byte but 0 counts as true in NumPy; the protocol allows 0 and 1
             flags = np.frombuffer(data, np.uint8)
             if flags.size and flags.max() > 1:
                 raise InputError(f"input {name}: bytes 0 and 1 in BOOL", str(flags.max()))
             return flags.astype(kind).reshape(shape)
-        array = np.frombuffer(data, kind).copy()  # aligned, and may be written to
+        # a copy is aligned and may be written to; a view of the body is neither
+        array = np.frombuffer(data, kind).copy()
         return native(array).reshape(shape)
 
 
 def counted(values: list[Any], kinds: set[type]) -> str:
-    """Return in words how many values of what kind stand in a list; "" without such words."""
+    """Return in words how many values of what kind a list has; "" if there are no words for it."""
+    # the widest kind names all: [1, 2.5] is "2 fractions", [1, "a"] "2 values, text among them"
     for kind in (str, float, int, bool):
         if kind in kinds and kinds <= CALLED.keys():
             return f"{len(values)} {CALLED[kind]}"
@@ -210,17 +224,18 @@ def counted(values: list[Any], kinds: set[type]) -> str:
 
 
 def unnested(data: list[Any], shape: tuple[int, ...]) -> list[Any] | None:
-    """Return the values of lists that are nested as a shape says, row after row; None if not."""
+    """Return the values of nested lists row after row; None unless they are nested as a shape."""
+    # one level at a time: [[1, 2], [3, 4]] -> [1, 2], [3, 4] -> 1, 2, 3, 4
     level: list[Any] = [data]
     for size in shape:
-        if not all(type(part) is list and len(part) == size for part in level):
+        if not all(type(entry) is list and len(entry) == size for entry in level):
             return None
         level = list(chain.from_iterable(level))
     return level
 
 
 def nesting(data: object) -> str:
-    """Return in words how lists are nested, along the first of each."""
+    """Return in words how lists are nested, judged by the first entry of each."""
     sizes = []
     while isinstance(data, list):
         sizes.append(str(len(data)))
@@ -233,10 +248,11 @@ def json_text(array: np.ndarray) -> str:
     """Return the values of an array as a flat JSON list; null stands for nan and infinity."""
     flat = array.ravel()
     pieces = []
-    for first in range(0, flat.size, PIECE):
-        piece = flat[first : first + PIECE]
+    for start in range(0, flat.size, PIECE):
+        piece = flat[start : start + PIECE]
         values = piece.tolist()
         if piece.dtype.kind not in "biu":
+            # JSON knows neither FP16 nor infinity
             wide = piece.astype(np.float64)
             values = wide.tolist()
             if not np.isfinite(wide).all():
@@ -251,5 +267,5 @@ def to_bytes(array: np.ndarray) -> bytes:
 
 
 def native(array: np.ndarray) -> np.ndarray:
-    """Return an array with its bytes between this machine's order and the little-endian one."""
+    """Return an array with its bytes in little-endian order, or back in that of this machine."""
     return array if sys.byteorder == "little" else array.byteswap()

@@ -1,0 +1,263 @@
+"""Reading a scenario from a TOML file: every key is known, every number in its range.
+
+The help of `ascend-lab serve-sim` explains the tables in `FILE`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ascend_lab.deploy.serving.model import Line, affine, network_seconds
+from ascend_lab.deploy.serving.queues import Failure, Level, Policy
+from ascend_lab.deploy.serving.scenario import (
+    LAWS,
+    Arrivals,
+    Canary,
+    Scenario,
+    Service,
+    Step,
+    Version,
+)
+from ascend_lab.errors import InputError
+from ascend_lab.limits import HUGE, TINY, Range, decoded, naming, shown, toml_of
+
+REQUESTS = 2_000_000
+"""Most requests that a file may ask for."""
+MOST_TIMED = 256
+"""Largest batch of a model whose time is simulated."""
+SHARES = 1e-9
+"""How far the sum of all shares may lie from 1: 0.1 + 0.2 + 0.7 is not 1 to the last bit."""
+IDLE = {"poisson": ("clients", "think_s", "think_law"), "closed": ("rate_per_s",)}
+"""Laws of arrivals, and the keys that change nothing under each."""
+_BATCH = Range(int, 1, 4096)
+_COUNT = Range(int, 0, REQUESTS)
+_SHARE = Range(float, 0, 1)
+_TIME = Range(float, 0, HUGE)
+_POSITIVE = Range(float, TINY, HUGE)
+_SERVICE: dict[str, Any] = {
+    "law": tuple(LAWS),
+    "mean_s": _TIME,
+    "per_item_s": _TIME,
+    "shape": Range(float, 1e-3, 1e6),
+    "model": str,
+    "chip": str,
+    "dtype": ("fp16", "bf16", "int8"),
+}
+_SERVER: dict[str, Any] = {
+    "instances": Range(int, 1, 10_000),
+    "max_batch": _BATCH,
+    "max_delay_s": _TIME,
+    "queue_limit": _COUNT,
+    "loss": bool,
+    "preferred": [_BATCH],
+}
+FILE: dict[str, Any] = {
+    "service": _SERVICE,
+    "server": _SERVER,
+    "arrivals": {
+        "law": tuple(IDLE),
+        "rate_per_s": _POSITIVE,
+        "clients": Range(int, 1, 100_000),
+        "think_s": _TIME,
+        "think_law": ("exponential", "deterministic"),
+        "items": [_BATCH],
+    },
+    "run": {"requests": Range(int, 1, REQUESTS), "seed": Range(int, 0, 2**53), "warmup": _COUNT},
+    "priorities": [
+        {
+            "share": _POSITIVE,
+            "timeout_s": _TIME,
+            "queue_limit": _COUNT,
+            "action": ("reject", "delay"),
+        }
+    ],
+    "failures": [{"instance": _COUNT, "at_s": _TIME, "repair_s": _TIME}],
+    "canary": {
+        "stages": [_SHARE],
+        "window": Range(int, 20, REQUESTS),
+        "max_error_rate": _SHARE,
+        "max_p95_s": _POSITIVE,
+        "users": Range(int, 1, 1_000_000),
+        "salt": str,
+    },
+    "steps": [{"name": str, "service": _SERVICE, "server": _SERVER, "after": [str]}],
+    "versions": [{"name": str, "service": _SERVICE, "server": _SERVER, "error_rate": _SHARE}],
+}
+"""Every table, its keys, and the values each may have, in the form of `limits.decoded`."""
+Timed = dict[str, tuple[dict[int, float], Line]]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A scenario from a file; for each step with a network its simulated times and their line.
+
+    `notes` warn of what a user may not expect: keys that change nothing, overload.
+    """
+
+    scenario: Scenario
+    timed: Timed = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def read_scenario(path: str | Path) -> Read:
+    """Return the scenario of a TOML file; networks in it are timed on their chips.
+
+    Raises `InputError` naming the file, table and key at fault, and what loading a model raises.
+    """
+    tables = toml_of(path, f"{path}: a TOML file of a scenario", InputError)
+    with naming(path):
+        return _scenario(decoded(FILE, _with_model(tables)), Path(path).parent)
+
+
+def _with_model(tables: dict[str, Any]) -> dict[str, Any]:
+    """Return the tables with a model and chip moved into [service].
+
+    They may stand at the top of the file, as keys or as a table [model], as in other files.
+    """
+    model = tables.pop("model", {})
+    service = tables.get("service", {})
+    model = {"name": model} if not isinstance(model, dict) else model
+    named = {"model" if key == "name" else key: value for key, value in model.items()}
+    named |= {"chip": tables.pop("chip")} if "chip" in tables else {}
+    # keys in [service] itself win; if it is no table at all, `decoded` will say so
+    return {**tables, "service": {**named, **service} if isinstance(service, dict) else service}
+
+
+def _needs(where: str, table: Mapping[str, Any], *keys: str) -> None:
+    """Raise `InputError` unless a table has some keys."""
+    if missing := [key for key in keys if key not in table]:
+        raise InputError(f"[{where}] with {', '.join(missing)}", "none", "add it")
+
+
+def _scenario(file: Mapping[str, Any], folder: Path) -> Read:
+    """Return the scenario of a checked file; networks are looked for in its folder first."""
+    run = file.get("run", {})
+    table = file.get("arrivals", {})
+    _needs("arrivals", table, "clients" if table.get("law") == "closed" else "rate_per_s")
+    # `decoded` has checked names and ranges, so the keys of a table are the fields of a record
+    arrivals = Arrivals(**table)
+    requests = run.get("requests", 100_000)
+    timed: Timed = {}
+    steps = tuple(_step(row, file, folder, timed) for row in _rows(file))
+    rows = file.get("versions", ())
+    versions = tuple(Version(row["name"], row.get("error_rate", 0.0)) for row in rows)
+    if bool(versions) != ("canary" in file) or len(versions) not in (0, 2):
+        got = f"{len(versions)} [[versions]]"
+        raise InputError("[canary] and two [[versions]], the old one first", got, "or none")
+    canary = Canary(**file["canary"]) if versions else None
+    # a request is never split: the largest one has to fit the smallest batch of all steps
+    max_batch = min(step.policy.max_batch for step in steps)
+    if max(arrivals.items) > max_batch:
+        needed = f"[arrivals] items of at most max_batch {max_batch}"
+        raise InputError(needed, str(max(arrivals.items)), "raise max_batch")
+    # a tenth of the requests, added to those that are measured
+    warmup = run.get("warmup", requests // 10)
+    scenario = Scenario(arrivals, steps, requests, run.get("seed", 0), warmup, versions, canary)
+    idle = [key for key in IDLE[arrivals.law] if key in table]
+    notes = [f"[arrivals] {key} changes nothing with law {arrivals.law}" for key in idle]
+    return Read(scenario, timed, (*notes, *_overload(scenario)))
+
+
+def _rows(file: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the rows of [[steps]] or [[versions]], or one row named "model" if there are none.
+
+    Raises `InputError` for a name that occurs twice, and for a step after one that is not above it:
+    so steps never wait for each other in a circle.
+    """
+    kinds = [kind for kind in ("steps", "versions") if kind in file]
+    if len(kinds) > 1:
+        raise InputError("[[steps]] or [[versions]]", "both", "choose one")
+    rows = list(file[kinds[0]]) if kinds else [{"name": "model"}]
+    for n, row in enumerate(rows):
+        _needs(kinds[0] if kinds else "", row, "name")
+        names = [row_above["name"] for row_above in rows[:n]]
+        unknown = [name for name in row.get("after", ()) if name not in names]
+        if row["name"] in names or unknown:
+            got = f"{shown(row['name'])} after {', '.join(unknown) or 'one of that name'}"
+            raise InputError(f"[[{kinds[0]}]] with names, after steps above", got, "mend it")
+    return rows
+
+
+def _step(row: Mapping[str, Any], file: Mapping[str, Any], folder: Path, timed: Timed) -> Step:
+    """Return a step: keys of its row, and for those it leaves out the tables of the whole file."""
+    policy = _policy({**file.get("server", {}), **row.get("server", {})}, file)
+    table = {**file["service"], **row.get("service", {})}
+    if "model" not in table:
+        return Step(row["name"], _stated_service(table), policy, row.get("after", ()))
+    model = table.pop("model")
+    chip = table.pop("chip", "")
+    dtype = table.pop("dtype", "fp16")
+    if not chip:
+        raise InputError("a chip for the model", "none", 'add chip = "Ascend310"')
+    if {"mean_s", "per_item_s"} & table.keys():
+        raise InputError("[service] a model, or mean_s and per_item_s", "both", "choose one")
+    if policy.max_batch > MOST_TIMED:
+        needed = f"max_batch of at most {MOST_TIMED} for a model"
+        raise InputError(needed, f"{policy.max_batch:,}", "lower it")
+    # paths are relative to the scenario's file, not to where the command runs
+    local = folder / model
+    place = str(local) if not model.startswith("zoo:") and local.exists() else model
+    seconds, points = network_seconds(place, chip, policy.max_batch, dtype)
+    timed[row["name"]] = points, affine(points)
+    return Step(row["name"], Service(**table, seconds=seconds), policy, row.get("after", ()))
+
+
+def _policy(table: dict[str, Any], file: Mapping[str, Any]) -> Policy:
+    """Return the policy of a step's server table, with the file's priorities and failures."""
+    limit = table.pop("queue_limit", 0)
+    max_batch = table.get("max_batch", 1)
+    if max(table.get("preferred", (1,))) > max_batch:
+        got = shown(list(table["preferred"]))
+        raise InputError(f"[server] preferred of at most max_batch {max_batch}", got, "mend it")
+    rows = file.get("priorities", ({},))
+    levels = tuple(Level(**row) for row in rows)
+    total = sum(level.share for level in levels)
+    # without shares all levels get equal ones: `Level` has 1.0, and sums are normalised later
+    if any("share" in row for row in rows) and abs(total - 1) > SHARES:
+        needed = "[[priorities]] whose shares sum to 1"
+        raise InputError(needed, f"a sum of {total:.12g}", "mend them, or give none")
+    # the queue_limit of [server] holds for each level that has none of its own
+    levels = tuple(replace(level, queue_limit=level.queue_limit or limit) for level in levels)
+    for row in file.get("failures", ()):
+        _needs("failures", row, "instance", "at_s", "repair_s")
+        if row["instance"] >= table.get("instances", 1):
+            got = str(row["instance"])
+            raise InputError("[[failures]] instance below [server] instances", got, "from 0")
+    failures = tuple(Failure(**row) for row in file.get("failures", ()))
+    return Policy(**table, levels=levels, failures=failures)
+
+
+def _stated_service(table: dict[str, Any]) -> Service:
+    """Return the service of a table that states its seconds, not a model."""
+    _needs("service", table, "law")
+    law = table["law"]
+    shape = table.get("shape")
+    # a sum of k exponential times is Erlang with shape k: k is a whole number
+    if law in ("erlang", "gamma") and (shape is None or (law == "erlang" and shape % 1)):
+        needed = f"[service] law {law} with a {'whole ' * (law == 'erlang')}shape"
+        raise InputError(needed, shown(shape), "add it")
+    if not table.get("mean_s", 0.0) + table.get("per_item_s", 0.0) > 0:
+        raise InputError("[service] mean_s or per_item_s above 0", "none", "add one")
+    # chip and dtype of the file concern steps with a model only
+    return Service(**{key: value for key, value in table.items() if key not in ("chip", "dtype")})
+
+
+def _overload(scenario: Scenario) -> list[str]:
+    """Return a note for each step at which more items arrive than it can serve in full batches."""
+    arrivals = scenario.arrivals
+    notes = []
+    # closed clients slow down with their server; the load of a version depends on the rollout
+    if arrivals.law == "closed" or scenario.versions:
+        return []
+    rate = arrivals.rate_per_s * sum(arrivals.items) / len(arrivals.items)
+    for step in scenario.steps:
+        sizes = range(1, step.policy.max_batch + 1)
+        # items a second of the best batch size: 8 items in 4 ms on 2 instances are 4,000 items/s
+        capacity = step.policy.instances * max(n / (step.service.batch_s(n) or TINY) for n in sizes)
+        if rate > capacity:
+            notes.append(
+                f"overload: {rate:.6g} items/s come to {step.name}, which bears {capacity:.6g} at "
+                "most: waits grow with the run, unless requests are lost"
+            )
+    return notes
