@@ -268,7 +268,7 @@ def _placed(
         data["refused"] = str(error if isinstance(error, UnsupportedError) else other)
         for node in whole.graph.node:
             named = str(error).startswith(f"node {model_file.title(node)}")
-            ours = node.op_type in CONVERTERS and node.domain in ("", "ai.onnx") and not named
+            ours = model_file.full_name(node) in CONVERTERS and not named
             elsewhere = "host" if defs.has(node.op_type, node.domain) else "unsupported"
             became[node.op_type, "direct" if ours else elsewhere, ()].append(node.name)
         return None, became

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab.compiler.onnx import CONVERTERS
-from ascend_lab.compiler.onnx.model_file import attributes, find, load, opset_of, title
+from ascend_lab.compiler.onnx.model_file import attributes, find, full_name, load, opset_of, title
 from ascend_lab.errors import AscendLabError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _causes(node: "NodeProto", opset: int, error: AscendLabError | None) -> list
         find(node, opset)
         attributes(node, opset)
     except AscendLabError as cause:
-        is_known = node.op_type in CONVERTERS and node.domain in ("", "ai.onnx")
+        is_known = full_name(node) in CONVERTERS
         return [{"code": INVALID if is_known else TYPE_UNSUPPORTED, "message": str(cause)}]
     about = str(error).removeprefix("node ")
     if error is not None and about.startswith((f"{title(node)} ", f"{title(node)}:")):
