@@ -27,7 +27,7 @@ from ascend_lab.operators.kernels.epilogue_emit import (
     Channels,
     Piece,
     Sizes,
-    leave,
+    copy_out,
     new_finish,
     write_steps,
 )
@@ -433,11 +433,15 @@ class Pooled:
                 acc.free()
             memories: list[Place] = [self.out.alloc(), *self.finish.scratch]
             self._fold(memories[self.finish.plan.start], window, count)
-            rates = self.finish.channels.held(held.tile) if self.finish.channels and held else {}
-            block = first + at - held.first if held else at
+            rates = (
+                self.finish.channels.tiles_by_name(held.tile)
+                if self.finish.channels and held
+                else {}
+            )
+            block = first + at - held.first_block if held else at
             run = window.pixels * C0
             write_steps(k, self.finish.plan, Piece(memories, {}, rates, block, count, run))
-            leave(k, self.out, ((y, area),), run, (at, count))
+            copy_out(k, self.out, ((y, area),), run, (at, count))
         if most < blocks:
             acc.free()
 
