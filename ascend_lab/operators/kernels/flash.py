@@ -143,7 +143,7 @@ class _Writer:
         return self.k.finish()
 
     def _walk(self, previous: Place | None, place: Place | None, following: Place | None) -> None:
-        """Take turns at the blocks of a place, the last one before it and the first one behind it."""
+        """Take turns at the blocks of a place, the last before it and the first behind it."""
         full_blocks, last_fractals, _ = self.cut
         last_number = full_blocks - (not last_fractals)
         previous_block = previous and self._block(previous, last_number)
