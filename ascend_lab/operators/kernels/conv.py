@@ -196,11 +196,7 @@ class _Writer(TileWalk):
         super().__init__(job, n_own, f"conv_{n_own * isa.FRACTAL}")
         shape = job.shape
         schedule = job.schedule
-        chip = job.chip
-        k = self.k
-        dtype = shape.dtype
-        sums = isa.ACCUMULATOR[dtype]
-        self.c0 = isa.c0_of(dtype)
+        self.c0 = isa.c0_of(shape.dtype)
         self.fractal = isa.FRACTAL * self.c0  # elements: 256 in fp16, 512 in int8
         tile_m, tile_n = job.sides(n_own)
         stage = self.stage = conv_schedules.c1_stage(shape, schedule)
@@ -214,9 +210,17 @@ class _Writer(TileWalk):
         # Where a tile of L0C holds the sums of the convolution beside; 0: it adds to the same ones.
         self.second_sums = (shape.sums - 1) * tile_m * tile_n * isa.FRACTAL**2
         self._declare_tensors()
-        a_slots = schedule.a_l1_slots
-        b_slots = schedule.b_l1_slots
-        stages_ahead = job.ahead
+        self._allocate_l1(rows, weights)
+        self._allocate_l0(tile_m, tile_n)
+        self._allocate_leave(tile_m, tile_n)
+
+    def _allocate_l1(self, rows: int, weights: int) -> None:
+        """Allocate slots of L1 of so many elements: for rows and weights together, or for each."""
+        k = self.k
+        dtype = self.shape.dtype
+        a_slots = self.job.schedule.a_l1_slots
+        b_slots = self.job.schedule.b_l1_slots
+        stages_ahead = self.job.ahead
         self.rows = k.queue(
             "x_l1", "L1", dtype, rows, src="MTE2", dst="MTE1", depth=stages_ahead or a_slots
         )
@@ -225,20 +229,40 @@ class _Writer(TileWalk):
             self.weights = k.queue(
                 "w_l1", "L1", dtype, weights, src="MTE2", dst="MTE1", depth=b_slots
             )
-        a_slots = schedule.a_l0_slots
-        b_slots = schedule.b_l0_slots
+
+    def _allocate_l0(self, tile_m: int, tile_n: int) -> None:
+        """Allocate slots of L0A and L0B for steps of a tile of `tile_m` x `tile_n` fractals."""
+        job = self.job
+        k = self.k
+        units = self.units
+        dtype = self.shape.dtype
+        a_slots = job.schedule.a_l0_slots
+        b_slots = job.schedule.b_l0_slots
         a_tile, b_tile = (side * self.tile_k * self.fractal for side in (tile_m, tile_n))
         bias = job.epilogue.bias if job.epilogue else ""
         # Weights stay in L0B for several pixel tiles if the whole depth fits, and a row of bias.
         all_weights = (units.every + bool(bias)) * tile_n * self.fractal
-        fits = (b_slots or 2) * all_weights * DTYPE_BYTES[dtype] <= chip.buffers["L0B"]
-        self.weights_stay_in_l0b = job.turns > 1 and stage >= units.count and fits
+        fits = (b_slots or 2) * all_weights * DTYPE_BYTES[dtype] <= job.chip.buffers["L0B"]
+        one_stage = self.stage >= units.count
+        self.weights_stay_in_l0b = job.turns > 1 and one_stage and fits
         b_tile = max(b_tile, all_weights) if self.weights_stay_in_l0b else b_tile
         self.a_l0 = k.queue("x_l0", "L0A", dtype, a_tile, src="MTE1", dst="M", depth=a_slots)
         self.b_l0 = k.queue("w_l0", "L0B", dtype, b_tile, src="MTE1", dst="M", depth=b_slots)
+
+    def _allocate_leave(self, tile_m: int, tile_n: int) -> None:
+        """Allocate sums in L0C, and what they need on their way out: an epilogue, pooling."""
+        job = self.job
+        k = self.k
+        shape = self.shape
+        chip = job.chip
+        n_own = self.n_own
+        sums = isa.ACCUMULATOR[shape.dtype]
+        bias = job.epilogue.bias if job.epilogue else ""
         # Two tiles of sums if they fit: 1024 bytes for each fractal of fp32 or int32.
         l0c_bytes = chip.buffers["L0C"] - k.used_bytes("L0C")
-        slots = schedule.c_l0_slots or 1 + (2 * tile_m * tile_n * shape.sums * 1024 <= l0c_bytes)
+        slots = job.schedule.c_l0_slots or 1 + (
+            2 * tile_m * tile_n * shape.sums * 1024 <= l0c_bytes
+        )
         self.acc = tiles.sum_queue(k, "y_l0", sums, tile_m, tile_n * shape.sums, slots)
         no_epilogue_in_ub = chip.combined and job.epilogue is None
         ub_bytes = k.used_bytes("UB")
@@ -250,7 +274,9 @@ class _Writer(TileWalk):
         finish = None if self.pooled else epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
         self.finish = self.pooled.finish if self.pooled else finish
         self.bias = (
-            CubeBias.make(k, bias, shape, n_own, has_queue=stage < units.count) if bias else None
+            CubeBias.make(k, bias, shape, n_own, has_queue=self.stage < self.units.count)
+            if bias
+            else None
         )
         self.leave = Leave(k, self.acc, self.y, out, self.finish, self.ring)
 

@@ -41,7 +41,7 @@ from ascend_lab.operators.kernels.planes import (
     row_blocks,
     walk,
 )
-from ascend_lab.operators.kernels.tiles import Area, repeat, segments
+from ascend_lab.operators.kernels.tiles import Area, Span, repeat, segments
 
 Place = isa.Tile | isa.Buffer
 LEAST = -math.inf
@@ -447,45 +447,49 @@ class Pooled:
         k = self.k
         (plane, down) = place
         (blocks, fractals, window) = tile
-        seen = window.rows
         c = acc.dequeue()
         (oh, pw) = self.shape.out_hw
-        (_, zeros_left, columns) = columns_seen(self.shape)
-        line = self.lines.line * C0
         # The first row of windows of this tile: its first image row, padding included, by the
         # stride.
-        row = divided(down + (seen.first - seen.before + self.shape.pads[0]), self.shape.strides[0])
+        top_row = window.rows.first - window.rows.before + self.shape.pads[0]
+        row = divided(down + top_row, self.shape.strides[0])
         area = Area(plane * C0, ((0, row * pw, window.pixels),), blocks, oh * pw, 1, 0, 0)
         piece_blocks = min(self.columns, blocks)
-        # From block to block of 16 channels in L0C.
-        block_elements = fractals * isa.FRACTAL * isa.FRACTAL
         pieces = (
             [(isa.Affine(), piece_blocks)]
             if piece_blocks == blocks
             else segments(k, "column", blocks, piece_blocks)
         )
         for at, count in pieces:
-            sizes = (count, seen.count, columns * C0)
-            target = self.x.region(
-                seen.before * line + zeros_left * C0, sizes, (self.seen * line, line, 1)
-            )
-            source = c.region(at * block_elements, sizes, (block_elements, self.shape.w * C0, 1))
-            k.copy(target, source, relu=self.finish.plan.relu)
+            self._copy_sums(c, fractals, window, (at, count))
             if piece_blocks == blocks:
                 acc.free()
             memories: list[Place] = [self.out.alloc(), *self.finish.scratch]
             self._fold(memories[self.finish.plan.start], window, count)
-            rates = (
-                self.finish.channels.tiles_by_name(loaded.tile)
-                if self.finish.channels and loaded
-                else {}
-            )
+            group = self.finish.channels
+            rates = group.tiles_by_name(loaded.tile) if group and loaded else {}
             block = first_block + at - loaded.first_block if loaded else at
             run = window.pixels * C0
             write_steps(k, self.finish.plan, Piece(memories, {}, rates, block, count, run))
             copy_out(k, self.out, ((y, area),), run, (at, count))
         if piece_blocks < blocks:
             acc.free()
+
+    def _copy_sums(self, c: isa.Tile, fractals: int, window: Window, blocks: Span) -> None:
+        """Copy the rows of some channel blocks from L0C to their places between what stands around.
+
+        A block of 16 channels is `fractals` high in L0C.
+        """
+        seen = window.rows
+        (at, count) = blocks
+        (_, zeros_left, columns) = columns_seen(self.shape)
+        line = self.lines.line * C0
+        block_elements = fractals * isa.FRACTAL * isa.FRACTAL
+        sizes = (count, seen.count, columns * C0)
+        start = seen.before * line + zeros_left * C0
+        target = self.x.region(start, sizes, (self.seen * line, line, 1))
+        source = c.region(at * block_elements, sizes, (block_elements, self.shape.w * C0, 1))
+        self.k.copy(target, source, relu=self.finish.plan.relu)
 
     def _fold(self, to: Place, window: Window, blocks: int) -> None:
         """Find the largest of each window of some channel blocks, a plane behind the other."""
@@ -497,7 +501,9 @@ class Pooled:
         line = lines.line
         (down, across) = shape.strides
         end = seen.before + seen.count
-        for at, rows in [one for one in ((0, seen.before), (end, seen.after)) if one[1]]:
+        for at, rows in ((0, seen.before), (end, seen.after)):
+            if not rows:
+                continue
             with repeat(k, "block", blocks) as block:
                 start = (block * self.seen + at) * (line * C0)
                 k.each("vdup", rows * line * C0, (self.x, start), scalar=LEAST)
