@@ -87,6 +87,7 @@ def write_steps(k: KernelBuilder, plan: Plan, piece: Piece) -> None:
             write.run(Affine(), piece.count * piece.run, Affine())
         # 2 repeats a block and 8 blocks: 2 instructions across all blocks instead of 8 along each.
         elif repeats_per_block < piece.count <= k.chip.max_repeat:
+            # One repeat of every block: 64 lanes of each in fp32.
             for start in range(0, piece.run, write.lanes):
                 shape = (piece.count, min(write.lanes, piece.run - start))
                 write.instruction(Affine(start), shape, piece.run, piece.first_block, 1)
@@ -184,6 +185,7 @@ class Group:
         queue = k.queue(
             f"{first_operand.name}_ub", "UB", first_operand.dtype, slots[0], src="MTE2", dst="V"
         )
+        # All operands of a kind arrive together: one queue, whose slots have a part for each.
         for operand, size in zip(other_operands, slots[1:], strict=True):
             queue.join(f"{operand.name}_ub", operand.dtype, size)
         return cls(tuple(operands), tensors, queue, blocks)
@@ -365,6 +367,7 @@ def held_channels(
     queue = group.queue
     slots = group.tiles_by_name(queue.alloc())
     for operand, tensor in zip(group.operands, group.tensors, strict=True):
+        # The bias table repeats numbers by itself; in UB a block of fp32 stands there four times.
         unit = FRACTAL if finish.table else finish.units[operand.name]
         load_channels(k, slots[operand.name], tensor, (first_block + n[0], n[1]), unit)
     queue.enqueue()
@@ -574,6 +577,7 @@ class Leave:
         fix = (self.finish.fix if self.finish else None) or AS_THEY_ARE
         # 49 pixels fill 3 fractals and 1 row of a fourth: the other 15 rows stay behind.
         sizes = area.blocks, area.pixels * FRACTAL
+        # Blocks lie whole fractals apart in L0C, but side by side in the ring.
         source = self.acc.dequeue().region(0, sizes, (area.fractals * FRACTAL * FRACTAL, 1))
         self.k.fixpipe(ring.alloc().region(0, sizes), source, relu=fix.relu, scale=fix.scale)
         self.acc.free()

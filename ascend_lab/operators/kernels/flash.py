@@ -104,6 +104,7 @@ class _Writer:
         self.q = self.keys.join("q_l1", "fp16", rows * depth)
         self.values = self.keys.join("v_l1", "fp16", keys * width)
         masked_depth = depth + FRACTAL * one_row
+        # L0A takes Q, with the shares of a mask; weights; or the halves of maxima.
         a_elements = rows * max(masked_depth, keys, 2 * FRACTAL)
         b_elements = keys * max(masked_depth, width)
         self.a_l0 = k.queue("a_l0", "L0A", "fp16", a_elements, src="MTE1", dst="M")
@@ -113,6 +114,7 @@ class _Writer:
         self.result = k.queue("out", "UB", "fp16", rows * max(keys, width), src="V", dst="MTE3")
         self.weights = k.queue("p_l1", "L1", "fp16", rows * keys, src="MTE3", dst="MTE1")
         size = 2 * rows * FRACTAL
+        # Maxima as two halves, each in 16 equal lanes a row: two fractals for 16 rows.
         self.peaks = k.queue("m_l1", "L1", "fp16", size, src="MTE3", dst="MTE1", depth=1)
         # A fractal of -128: 16 equal halves of m times -2048 / 16 are -2048 m.
         self.minus = k.buffer("minus_l1", "L1", "fp16", flash_shape.AREA)
@@ -333,6 +335,7 @@ class _Writer:
         out = self.result.alloc()
         k.copy(out.region(0, area), self.scores.dequeue().region(0, area))
         self.scores.free()
+        # p = exp(c (s - m))
         soft.weigh(self.state, out, rows * keys)
         self._send(self.weights.alloc().region(0, area))
         self.weights.enqueue()

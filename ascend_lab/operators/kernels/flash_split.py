@@ -110,6 +110,7 @@ def _l0_parts(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> tuple[int, 
         for side in (8, 4, 2, 1):
             a_fractals = rows * max(side, columns)
             b_fractals = side * columns
+            # Operands have 2 bytes; L0C holds scores or outputs in fp32.
             sizes = (("L0A", 2 * a_fractals), ("L0B", 2 * b_fractals), ("L0C", 4 * a_fractals))
             if all(tiling.l0_slots * n * AREA <= chip.buffers[space] for space, n in sizes):
                 return min(side, tiling.keys // FRACTAL), columns
@@ -242,6 +243,7 @@ class Plan:
         """Return the number of a core from its place in the grid."""
         number = isa.Affine()
         for place, count in zip(core, self.cores, strict=True):
+            # Place (1, 2, 0) in a grid of 2 x 4 x 3 is core (1 * 4 + 2) * 3 + 0 = 18.
             number = number * count + place
         return number
 
@@ -274,6 +276,7 @@ class Plan:
         cube = Cube.make(k, self, parts)
         scores = Scores(cube, k.ring_out(s, core, "FIX"))
         products = Products(cube, k.ring_in(p, core, "MTE2"), k.ring_out(o, core, "FIX"))
+        # QK is some tiles ahead of PV, so that P has time in between.
         nest.run(k, scores, products)
         return k.finish()
 
@@ -317,6 +320,7 @@ class Cube:
         rows = t.rows // FRACTAL
         keys = t.keys // FRACTAL
         slots = t.l0_slots
+        # A product takes so many keys: as k of P V, as n of Q K^T.
         side = sizes.keys
         columns = min(sizes.columns, max(depth, width))
 
@@ -408,6 +412,7 @@ class Scores:
                 self._product(at, source, count)
                 place = (start + first_key) * c.pitch
                 to = ring.region(place, (count, at[1].size * AREA), (c.pitch, 1))
+                # The fix pipe multiplies by the scale on the way to the ring.
                 c.store(to, c.shape.scale)
             c.keys.free()
         self.ring.enqueue()
@@ -447,6 +452,7 @@ class Products:
         c = self.cube
         (matrix, block, keys) = at
         width = c.shape.fractals[3]
+        # Wide values come in parts: then the weights must stay for all of them.
         if min(c.sizes.v_columns, c.sizes.columns) < width:
             self._in_parts(at)
             return
@@ -463,6 +469,7 @@ class Products:
         """Wait for the weights of a tile, and bring them."""
         _, block, keys = at
         weights = self.weights.dequeue()
+        # The ring keeps the pitch of a full tile, whatever the size of this one.
         source = weights.region(0, (keys.size, block.size * AREA), (self.cube.pitch, 1))
         weights_in_l1 = self.cube.load(self.cube.weights, source)
         self.weights.free()

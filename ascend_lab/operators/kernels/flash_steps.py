@@ -144,6 +144,7 @@ def take_peaks(s: State, out: Tile, rows: int, keys: int, block: Affine) -> None
 def tallest(s: State, rows: int, keys: int) -> None:
     """Emit best (rows) = the maxima over keys: of 8 lanes at once, then half onto half."""
     k = s.builder
+    # vcgmax leaves a maximum of 8 lanes: two for each fractal of 16 keys.
     count = 2 * keys
     repeats = 2 * rows * keys
     for half in (0, 1):
@@ -187,6 +188,7 @@ def rescale(s: State, out: Tile, rows: int, width: int, block: Affine) -> None:
     all_sums = (0, width * rows * AREA)
     k.copy(s.wide.region(*all_sums), out.region(*all_sums))
     for at in (0, 8):
+        # vbrcb writes 8 equal lanes: twice, for the 16 of a row.
         spread = s.work.region(at, (count, 8), (FRACTAL, 1))
         k.vector("vbrcb", spread, Tile(s.factor, block).region(0, count))
     columns(s, rows, width)
@@ -396,6 +398,7 @@ class Nest:
         inner = 1
         for axis in self.axes[self.ahead + 1 :]:
             inner *= axis.count
+        # 5 pieces begun of 2 blocks with 3 tiles each: 30 tiles.
         return (self.lead + 1) * inner
 
     def number(self, at: Place) -> Affine:
@@ -415,6 +418,7 @@ class Nest:
             for piece in axis.pieces(k):
                 self._outer(k, stages, (*at, piece))
             return
+        # If tiles run ahead, both stages begin and end the block together.
         opened = stages if len(at) == 2 else ()
         for stage in opened:
             stage.open(at)

@@ -152,6 +152,7 @@ class _Writer:
             k.each("vmul", size, squares, x, x)
             for buffer, (terms, _) in zip(self.sums, (x, squares), strict=True):
                 self._add_up(buffer, terms, size)
+        # v = sum(x x) / E - m^2, then 1 / sqrt(v + epsilon), each in lane 0 of a block.
         mean = (self.mean, 0)
         square = (self.square, 0)
         rate = (self.rate, 0)
@@ -196,6 +197,7 @@ class _Writer:
         self._load(self.loaded_factors, list(zip(buffers, sources, strict=True)))
         slot = self.loaded_factors.dequeue().slot
         scale, bias = (Tile(buffer, slot) for buffer in buffers)
+        # s = a / sqrt(v + epsilon), t = b - m s, for every channel
         a = self._widened(scale, self.slope, count)
         self._by_block("vmul", count, slope, a, (self.rates, 0))
         b = self._widened(bias, self.scratch, count)
@@ -236,6 +238,7 @@ class _Writer:
                 to = (self.wide, place)
                 self._by_block("vmul", numbers_per_channel, to, (x, place), (self.slopes, factors))
                 self._by_block("vadd", numbers_per_channel, to, to, (self.shifts, factors))
+            # z = y / (1 + e^-y)
             k.each("vmuls", count, below, y, scalar=-1.0)
             k.each("vexp", count, below, below)
             k.each("vadds", count, below, below, scalar=1.0)

@@ -75,6 +75,7 @@ class Feed:
         k = self.k
         chip = self.k.chip
         pad = count % 8 != 0
+        # 7 indices are 28 bytes: copies of whole blocks of 32 bytes would read beyond the tensor.
         single = pad and chip.combined
         tile = self.batch.alloc()
         if not single:
@@ -91,6 +92,7 @@ class Feed:
                 source = self.tensor.region(start + s, 1)
                 k.scalar(tile.region(s, 1), source, steps=l2_steps(chip) + self.steps - 1)
         else:
+            # S reads the indices, one a step; the copies use them later.
             k.scalar(steps=count * self.steps)
         if self.batch.middle is not None:
             self.batch.enqueue()
@@ -291,6 +293,7 @@ def scatter_program(
     chain = mode == "add" and not atomic
     u = k.tensor("u", table.dtype, table.picks * columns)
     y = k.tensor("y", table.dtype, table.rows * columns)
+    # An update needs indices for stores only, a sum for loads and stores.
     feed = Feed.make(k, w.index, *(("MTE3", "MTE2") if chain else ("MTE3",)))
     drain = "V" if chain else "MTE3"
     q = k.queue("rows", "UB", table.dtype, w.rows * w.pitch, src="MTE2", dst=drain)

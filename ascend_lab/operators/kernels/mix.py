@@ -124,6 +124,7 @@ class VectorWriter:
         k = self.k
         plan = self.plan
         start = self.plan.start
+        # Tile 0 is stored, tile `start` arrives: the other tiles of the plan never leave UB.
         scratch_tiles = [i for i in range(1, len(plan.tiles)) if i != start]
         operands = tail.of_kind("tile")
         stored = DTYPE_BYTES[tail.out_dtype]
@@ -153,6 +154,7 @@ class VectorWriter:
             arrival = k.queue("sums_ub", "UB", plan.tiles[start], size, src="MTE2", dst="V")
             out = k.queue("y_ub", "UB", tail.out_dtype, size, src="V", dst="MTE3")
         else:
+            # The steps write over what arrived: one queue from MTE2 by V to MTE3.
             arrival = out = k.queue(
                 "y_ub", "UB", tail.out_dtype, size, src="MTE2", via="V", dst="MTE3", depth=3
             )
@@ -176,6 +178,7 @@ class VectorWriter:
         cores = self.k.chip.vector_cores_per_core
         area, first_row = share_of(tile_area, self.number, cores)
         run = area.pixels * isa.FRACTAL
+        # In the ring a block of 16 columns has all rows of the tile, of which this core takes some.
         pitch = tile_area.pixels * isa.FRACTAL
         with epilogue_emit.held_channels(self.finish, n, first_block, loaded) as channels:
             slot = self.end.dequeue()
@@ -207,7 +210,9 @@ class VectorWriter:
             memories: dict[int, epilogue_emit.Memory] = {start: arrival.dequeue(), 0: f.out.alloc()}
         else:
             arrival.hand()
+            # The tile that V has just been handed is the one that it writes.
             memories = {0: isa.Tile(arrival.buffer, arrival.counts["alloc"] - 1)}
+        # What neither arrives nor leaves is scratch.
         spare = [i for i in range(len(self.plan.tiles)) if i not in memories]
         memories.update(zip(spare, f.scratch, strict=True))
         named = f.tiles.tiles_by_name(f.tiles.queue.dequeue()) if f.tiles else {}

@@ -80,6 +80,7 @@ def dealt(
     options = []
     for c in range(1, min(totals[0], cores) + 1):
         for n in range(1, min(totals[1], cores // c) + 1):
+            # All cores that channel blocks and images leave go to bands of rows.
             rows = min(totals[2], cores // (c * n))
             core_blocks = up(totals[0], c)
             planes = core_blocks * up(totals[1], n)
@@ -167,6 +168,8 @@ def row_blocks(
         if runs:
             count, head = runs[-1]
             moved = head.first + count * head.rows * shape.strides[0]
+            # Blocks in the middle of an image are alike but for where they begin: they become a
+            # loop.
             same = (head.rows, head.count, head.before) == (block.rows, block.count, block.before)
             if same and block.first == moved and block.count:
                 runs[-1] = (count + 1, head)
@@ -259,6 +262,7 @@ class _Writer:
         self.ones_l1 = k.buffer("ones_l1", "L1", dtype, AREA)
         self.ones_l0 = k.buffer("ones_l0", "L0A", dtype, self.depth * AREA)
         self.sums = sum_queue(k, "sums", "fp32", 1, self.group)
+        # The mean: sums in fp32 times 1 / pixels, rounded once.
         steps = (Step("vmuls", ("sums",), 1.0 / job.pixels), Step("vconv", (0,), None, dtype))
         finish = new_finish(k, Epilogue((), steps, dtype), "fp32", Sizes(1, self.group, 1, 1, 0))
         assert finish is not None
@@ -287,6 +291,7 @@ class _Writer:
             for start, depth in self._parts():
                 self._feed(first_plane + at, len(indices), start, depth)
                 tile = self.fed.dequeue()
+                # 16 equal rows of ones: every row of the result has the sums, and one is stored.
                 a = self.ones_l0.region(0, (1, depth, FRACTAL, FRACTAL))
                 for i in indices:
                     b = tile.region(i * depth * AREA, (depth, 1, FRACTAL, FRACTAL))
@@ -316,6 +321,7 @@ class _Writer:
         pixels_left = pixels if start.terms else pixels - start.const * FRACTAL
         # Elements of the part that are pixels; zeros fill the last fractal.
         run = min(depth * FRACTAL, pixels_left) * FRACTAL
+        # A plane of 196 pixels ends 12 pixels before its 13th fractal does.
         missing = max(depth * FRACTAL - pixels_left, 0)
         tile = self.loaded.alloc()
         line = depth * AREA

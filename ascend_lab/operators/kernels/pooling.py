@@ -81,6 +81,7 @@ class _Largest(RowWriter):
             taps = [i * lines.line + j for i in range(shape.r) for j in range(shape.s)]
             fold_largest(self.k, grid, taps, x, results)
             return
+        # First the largest of s neighbours in each row, then of r such rows.
         fold_largest(self.k, grid, list(range(shape.s)), x, self.beside)
         pitch = lines.pitch
         down = shape.strides[0] * lines.pitch
@@ -131,6 +132,7 @@ def block_of(shape: conv_shape.ConvShape, rows: int, index: int) -> GradientRows
     # Window i begins in row i * stride - top; the first one that reaches row `start` is the first
     # that ends behind it.
     first_window = max(0, up(start + top - shape.r + 1, stride))
+    # Windows up to the last one that begins before the end of the block.
     windows = max(0, min(oh - 1, (end - 1 + top) // stride) - first_window + 1)
     window = first_window * stride - top if windows else start
     base = min(start, window)
@@ -160,6 +162,7 @@ def _needed(job: PoolGradient, rows: int) -> int:
     (span, windows) = _largest(job.shape, rows)
     # 2 slots of dx, and of x; 2 slots of the gradient, and of y, and the hits.
     planes, runs = (4, 5) if job.maximum else (2, 2 if job.share else 4)
+    # Weights of a channel block, one block of 32 bytes a tap, in two slots.
     weights = 2 * shape.taps if job.weighted else 0
     pixels = windows * shape.out_hw[1]
     return planes * span * line_of(shape) + (runs + job.weighted) * pixels + weights
@@ -297,6 +300,7 @@ class _GradientWriter:
         result = self.sums.dequeue()
         sizes = (block.rows, shape.w * C0)
         source = result.region((-block.base * self.line + shape.pads[2]) * C0, sizes, (row, 1))
+        # dx has the image only: without the rows and columns of padding beside it in UB.
         start = (place[0] * (shape.h * shape.w) + index * (self.rows * shape.w)) * C0
         k.copy(self.y.region(start, sizes), source)
         self.sums.free()

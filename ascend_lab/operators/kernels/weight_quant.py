@@ -85,6 +85,7 @@ def _tiling(shape: WeightQuantShape, chip: Chip) -> _Tiling:
     All cores divide the columns, because each makes the weights of its own.
     """
     m1, k1, n1 = shape.fractals
+    # Tiles are 8 fractals high: 128 rows of x.
     rows = min(up(m1, ROWS), chip.core_count)
     # Blocks of 32 columns a core, from which tiles of equal width are made.
     core_pairs = up(n1 // 2, min(n1 // 2, chip.core_count // rows))
@@ -111,6 +112,7 @@ def weight_quant_launch(shape: WeightQuantShape, chip: Chip) -> isa.Launch:
         raise PathError(needed, chip.name, "convert the weights with a cast, then multiply")
     tiling = _tiling(shape, chip)
     m1, _, n1 = shape.fractals
+    # Columns are dealt in pairs of fractals: a block of 32 bytes of w has 32 columns.
     axes = {
         "row": chunks(m1, tiling.m, tiling.grid[0]),
         "col": chunks(n1, 2, tiling.grid[1]),
@@ -213,6 +215,7 @@ class _Vector:
         k = self.k
         width = n[1] * FRACTAL
         rows = depth[1] * FRACTAL // self.plan.chip.vector_cores_per_core
+        # Each vector core makes its share of the rows of a tile: rows 0 .. 63 and 64 .. 127.
         first_row = depth[0] * FRACTAL + self.member * rows
         source = self.w.region(
             first_row * self.pitch + n[0] * FRACTAL, (rows, width), (self.pitch, 1)
@@ -221,6 +224,7 @@ class _Vector:
         self.bytes.enqueue()
         loaded = self.bytes.dequeue()
         out = self.out.alloc()
+        # fp16 results are made in place; for bf16 the halves need a buffer of their own.
         halves = self.half or out
         scale = isa.Tile(self.numbers.buffer, number_slot)
         k.each("vconv", rows * width, (halves, 0), (loaded, 0))
@@ -277,6 +281,7 @@ class _Cube:
             return k.queue(name, space, shape.dtype, fractals * AREA, src=src, dst=dst)
 
         sides = (("L0A", m), ("L0B", n))
+        # Bytes of a fractal in two slots.
         slot = 2 * AREA * DTYPE_BYTES[shape.dtype]
         # As much of K as two slots of L0A and of L0B hold.
         self.step = min(
