@@ -81,6 +81,7 @@ def takes_strips(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> bool:
         return False
     if schedule.window:
         return schedule.window == "strip"
+    # 112 output columns and tiles of 48 pixels are strips, as 2 * 48 <= 112; tiles of 64 are flat.
     long_rows = shape.out_hw[1] >= 2 * schedule.base_m or shape.out_hw[0] == 1
     return long_rows or stage_bytes(shape, schedule) > chip.buffers["L1"]
 
@@ -182,6 +183,7 @@ def _demand(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> Demand |
     element_bytes = DTYPE_BYTES["fp16"]
     vmax = chip.vector_costs["vmax"]
     arrival = element_bytes / chip.path("L0C", "UB").rate_bytes_per_cycle
+    # 112 columns in windows of stride 2: 56, one half; of the rows as well: one quarter.
     columns_left, elements_left = (
         a / b for a, b in zip(pool.out_hw[::-1], (pool.w, pool.h), strict=True)
     )
@@ -213,6 +215,7 @@ def stacked_schedule(
         return None
     with suppress(errors.CapacityError):  # of large images, each a row then
         free_chip = chip_left(chip, demand)
+        # 7 x 7 pixels of 16 images: 49 fractals stacked, 64 one by one.
         stacked_cycles, index = _least(stacked_shape, free_chip, demand)
         schedule = _fitting(stacked_shape, free_chip, demand).tilings.schedule(
             index, stacked_shape.dtype
@@ -451,16 +454,12 @@ def _conv_loads(
     # the core has one tile of output channels.
     tiles_per_rows = np.where(one_stage, tiles_across, 1)
     tiles_per_weights = np.where(one_stage & (tiles_across == 1), tiles_down, 1)
-    pixel_tiles = shape.n * _tiles(shape, t.m, candidates.strips)
     cores = t.rows * t.cols
-    # The image comes from memory once; the other loads of its rows, by neighbouring tiles and for
-    # other output channels, hit L2. Weights come once for all pixel tiles.
-    row_loads = pixel_tiles * default_schedules.each_up(bundles_of(shape).n1, t.n)
-    read_once = _image_bytes(shape) * tiles_per_rows
-    image_miss_share = np.minimum(1.0, read_once / (row_loads * tile_image_bytes))
+    image_miss_share, weight_miss_share = _miss_shares(
+        shape, candidates, tile_image_bytes, tiles_per_rows, tiles_per_weights
+    )
     if image_in_l2:
         image_miss_share = np.zeros_like(image_miss_share)
-    weight_miss_share = np.minimum(1.0, tiles_per_weights / pixel_tiles)
     # Every stage starts a copy of rows and one of weights, whatever their sizes.
     startup = chip.path("GM", "L1").startup_cycles
     stages_per_tile = default_schedules.each_up(units.count, stages)
@@ -483,6 +482,26 @@ def _conv_loads(
     # A slot of L1 is busy for load + latency + use; with two slots MTE2 sustains two in that time.
     slot_cycles = (stages_per_tile / tiles_per_rows * latency + mte1 + mte2) / 2
     return np.maximum(mte2, slot_cycles), rows + latency, weights
+
+
+def _miss_shares(
+    shape: ConvShape,
+    candidates: Candidates,
+    tile_image_bytes: Array,
+    tiles_per_rows: Array,
+    tiles_per_weights: Array,
+) -> tuple[Floats, Floats]:
+    """Return which shares of the reads of images and of weights miss L2.
+
+    The image comes from memory once; the other loads of its rows, by neighbouring tiles and for
+    other output channels, hit L2. Weights come once for all pixel tiles.
+    """
+    t = candidates.tilings
+    pixel_tiles = shape.n * _tiles(shape, t.m, candidates.strips)
+    row_loads = pixel_tiles * default_schedules.each_up(bundles_of(shape).n1, t.n)
+    read_once = _image_bytes(shape) * tiles_per_rows
+    image_miss_share = np.minimum(1.0, read_once / (row_loads * tile_image_bytes))
+    return image_miss_share, np.minimum(1.0, tiles_per_weights / pixel_tiles)
 
 
 def _image_bytes(shape: ConvShape) -> int:

@@ -121,6 +121,7 @@ class Job:
         (oh, ow) = self.shape.out_hw
         place = self.place
         cores = self.chip.vector_cores_per_core
+        # A tile in one piece: its rows can be cut anywhere.
         plane_in_order = (place.row_pitch, place.step, place.mixed[0]) == (ow, 1, 1)
         equal_rows = isa.FRACTAL % cores == 0 and (ow if self.strip else oh * ow) % cores == 0
         return equal_rows and (self.strip or plane_in_order)
@@ -299,6 +300,7 @@ class TileWalk:
         per_image = conv_windows.tiles_per_image(self.shape, self.job.tile, strip=self.job.strip)
         at, end = tiles
         if at % per_image:
+            # The end of the image in which the share begins, or of the share.
             image_end = min(end, at - at % per_image + per_image)
             yield isa.Affine(at // per_image), at % per_image, at % per_image + image_end - at
             at = image_end

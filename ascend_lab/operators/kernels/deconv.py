@@ -203,6 +203,7 @@ def pack_deconv(shape: DeconvShape, x: np.ndarray, weight: np.ndarray) -> dict[s
 def unpack_deconv(shape: DeconvShape, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return the output as (n, k, oh, ow)."""
     oh, ow = shape.out_hw
+    # The output of a 1 x 1 convolution of this size is laid out alike.
     one_tap = ConvShape(
         shape.n,
         shape.c,

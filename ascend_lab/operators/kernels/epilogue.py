@@ -169,6 +169,7 @@ class Epilogue:
     @property
     def width(self) -> int:
         """Channels of a block on the core."""
+        # int8 blocks of 32 channels are 32 bytes; two fractals of sums make one.
         kinds = {self.out_dtype, *(o.dtype for o in self.of_kind("tile"))}
         return PAIR if "int8" in kinds else FRACTAL
 
@@ -279,6 +280,7 @@ def fix_of(epilogue: Epilogue) -> Fix | str:
         last_order = max(last_order, order[step.op])
         if step.op == "vadd":
             bias = next(str(s) for s in step.sources if s != previous)
+            # The bias table holds numbers per channel; a residual is a whole tile.
             if epilogue.kind(bias) != "channel":
                 return "a cube core cannot add a tile: vector cores have a memory of their own"
         elif step.op == "vmuls":

@@ -279,12 +279,7 @@ def new_finish(
     plan = drain_plan(epilogue, sums)
     operands = epilogue.of_kind("channel")
     units = {o.name: epilogue.unit(o) for o in operands}
-    multiple = demand.columns
-    if sizes.tile_n % multiple or sizes.blocks % multiple or sizes.n_own % multiple:
-        got = f"tiles of {sizes.tile_n}, {sizes.n_own} a core, {sizes.blocks} in all"
-        raise errors.CapacityError(
-            f"blocks of 16 channels in multiples of {multiple}", got, "pad them"
-        )
+    _check_multiple(demand.columns, sizes)
     slots = [blocks * units[o.name] for o in operands]
     channels = Group.make(k, operands, slots, sizes.blocks * FRACTAL, blocks)
     elements = _piece_elements(k, demand, sizes, blocks)
@@ -296,13 +291,7 @@ def new_finish(
         k.buffer(f"{sizes.prefix}value.{i}", "UB", dtype, elements)
         for i, dtype in enumerate(plan.tiles[1:], 1)
     )
-    second = None
-    for operand in epilogue.of_kind("sums"):
-        assert epilogue.second is not None
-        buffer = k.buffer(operand.name, "UB", operand.dtype, elements)
-        # In L0C the second tile of sums lies behind the first one.
-        second_start = sizes.tile_m * sizes.tile_n * FRACTAL * FRACTAL
-        second = SecondSums(epilogue.second, operand.name, buffer, second_start)
+    second = _new_second_sums(k, epilogue, sizes, elements)
     return Finish(
         k,
         plan,
@@ -315,6 +304,29 @@ def new_finish(
         width=epilogue.width,
         units=units,
     )
+
+
+def _check_multiple(multiple: int, sizes: Sizes) -> None:
+    """Raise `CapacityError` unless tiles, cores and the result have whole blocks of channels."""
+    if sizes.tile_n % multiple or sizes.blocks % multiple or sizes.n_own % multiple:
+        got = f"tiles of {sizes.tile_n}, {sizes.n_own} a core, {sizes.blocks} in all"
+        raise errors.CapacityError(
+            f"blocks of 16 channels in multiples of {multiple}", got, "pad them"
+        )
+
+
+def _new_second_sums(
+    k: KernelBuilder, epilogue: Epilogue, sizes: Sizes, elements: int
+) -> SecondSums | None:
+    """Allocate UB for the second tile of sums, if the epilogue reads one."""
+    second = None
+    for operand in epilogue.of_kind("sums"):
+        assert epilogue.second is not None
+        buffer = k.buffer(operand.name, "UB", operand.dtype, elements)
+        # In L0C the second tile of sums lies behind the first one.
+        start = sizes.tile_m * sizes.tile_n * FRACTAL * FRACTAL
+        second = SecondSums(epilogue.second, operand.name, buffer, start)
+    return second
 
 
 def _piece_elements(k: KernelBuilder, demand: Demand, sizes: Sizes, blocks: int) -> int:

@@ -118,13 +118,20 @@ class _Writer:
         self.peaks = k.queue("m_l1", "L1", "fp16", size, src="MTE3", dst="MTE1", depth=1)
         # A fractal of -128: 16 equal halves of m times -2048 / 16 are -2048 m.
         self.minus = k.buffer("minus_l1", "L1", "fp16", flash_shape.AREA)
+        self._allocate_mask()
+        self.state = soft.State.make(k, shape, tiling)
+
+    def _allocate_mask(self) -> None:
+        """Allocate what a mask needs: V adds one of all rows, the cube adds one of one row."""
+        k = self.k
+        keys = self.tiling.keys
         self.mask: Queue | None = None
-        if shape.mask == "full":
-            self.mask = k.queue("mask_ub", "UB", "fp16", rows * keys, src="MTE2", dst="V")
-        if one_row:
+        if self.shape.mask == "full":
+            elements = self.tiling.rows * keys
+            self.mask = k.queue("mask_ub", "UB", "fp16", elements, src="MTE2", dst="V")
+        if self.shape.mask == "rows":
             self.row = self.keys.join("mask_l1", "fp16", keys * FRACTAL)
             self.share = k.buffer("share_l1", "L1", "fp16", flash_shape.AREA)
-        self.state = soft.State.make(k, shape, tiling)
 
     def program(self, share: flash_shape.Own) -> isa.Program:
         """Walk blocks, three of them at a time."""

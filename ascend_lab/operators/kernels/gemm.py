@@ -22,6 +22,7 @@ from ascend_lab.machine.isa import (
     Program,
     Queue,
     Region,
+    RingEnd,
     Share,
     Tile,
 )
@@ -259,13 +260,23 @@ class _Writer:
             _Operand(a, m1, self._l1(a, tile_m), self._l0(a, tile_m), schedule.keep == "a"),
             _Operand(b, n1, self._l1(b, tile_n), self._l0(b, tile_n), schedule.keep == "b"),
         )
-        sums = ACCUMULATOR[shape.dtype]
+        self._allocate_leave(job, c, ring, (tile_m, tile_n))
+
+    def _allocate_leave(
+        self, job: Job, c: Buffer | None, ring: RingEnd | None, tile: tuple[int, int]
+    ) -> None:
+        """Allocate the sums of a tile (rows, columns) in L0C, and what they need on their way."""
+        k = self.k
+        tile_m, tile_n = tile
+        schedule = job.schedule
+        sums = ACCUMULATOR[job.shape.dtype]
         self.acc = tiles.sum_queue(k, "c_l0", sums, tile_m, tile_n, schedule.c_l0_slots)
         out = None
         # Plain sums cross UB unchanged where cube and vector unit share a core.
-        if c is not None and chip.combined and not job.epilogue:
+        if c is not None and job.chip.combined and not job.epilogue:
             out = tiles.out_queue(k, c.dtype, tile_m, tile_n)
-        sizes = epilogue_emit.Sizes(tile_m, tile_n, cols[0], n1, n1 * m1 * 256)
+        elements = self.n1 * self.m1 * 256
+        sizes = epilogue_emit.Sizes(tile_m, tile_n, self.cols[0], self.n1, elements)
         self.finish = epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
         self.leave = Leave(k, self.acc, c, out, self.finish, ring)
 

@@ -64,6 +64,7 @@ class Sweep:
     def cycles(self, chip: Chip) -> int:
         """Return the cycles of instructions with two sources."""
         cost = chip.vector_costs["vmax"]
+        # An instruction has at most 255 repeats: each further one has a head of its own.
         heads = isa.up(self.repeats, chip.max_repeat) * cost.head_cycles
         return self.turns * (heads + self.repeats * cost.slope_cycles)
 
@@ -111,6 +112,7 @@ class Grid:
         column_moves = (PIXELS * self.step, PIXELS)
         # Rows lie equally far apart in what is read and written: take the gaps between them, too.
         if self.read == self.step * self.written:
+            # 10 rows 24 pixels apart, of 20 pixels: 236 pixels are 30 repeats, gaps included.
             repeats = isa.up((self.rows - 1) * self.written + self.width, PIXELS)
             yield _not_empty((0, 1, column_moves, repeats, PIXELS, column_moves))
         # A row at a time: 20 columns are 2 repeats of 8 pixels, and 1 of 4.
@@ -251,6 +253,7 @@ class RowWriter(ABC):
         k = self.k = isa.KernelBuilder(name, chip)
         (oh, ow) = shape.out_hw
         c1 = shape.blocks[0]
+        # Pixels of a plane of y; subclasses may pad it.
         self.plane = oh * ow
         self.x = k.tensor("x", "fp16", shape.n * c1 * shape.h * shape.w * C0)
         self.rows = k.queue("rows", "UB", "fp16", lines.seen(shape, rows) * C0, src="MTE2", dst="V")

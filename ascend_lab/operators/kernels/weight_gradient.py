@@ -103,6 +103,7 @@ class _Writer:
         x_slot = len(self.phases) * c * self.pixels * C0
         grad_slot = m * grad_plane(shape, plan.stage).pixels * C0
         step = self.step = plans.columns_per_step(chip, plan)
+        # One split: the sums are the result. Several: partial sums in fp32.
         name, out_dtype = ("y", shape.out_dtype) if splits == 1 else ("partial", sums)
         column_blocks, row_blocks = tile_blocks(shape)
         self.x = k.tensor("x", dtype, shape.n * c_all * shape.h * shape.w * C0)
@@ -216,6 +217,7 @@ class _Writer:
         plane = grad_plane(shape, stage)
         (oh, ow) = shape.out_hw
         row = (band[0] + band[1]) * stage.rows
+        # The gradient lies as (image, block, row, column, 16).
         at = ((image * shape.blocks[1] + m_at) * oh + row) * (ow * C0)
         sizes = (m, stage.images, stage.rows, ow * C0)
         strides_in_memory = (oh * ow * C0, shape.blocks[1] * oh * ow * C0, ow * C0, 1)
@@ -254,6 +256,7 @@ class _Writer:
                     self._zero(tile, start, (c, pixels), Gap(gap_start, (1, 1), (0, 0), length))
         (height, width) = plane.sizes
         hw = shape.h * shape.w
+        # The phase may lie in the padding altogether: its zeros are there.
         if not height or not width:
             return
         # The first entry of the phase that the stage reads, inside the image.

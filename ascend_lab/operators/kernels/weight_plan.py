@@ -243,6 +243,7 @@ def _pixel_bytes(shape: ConvShape) -> int:
 def _slot_bytes(shape: ConvShape, stage: Stage, m: int, c1: int) -> int:
     """L1 bytes of one slot of x and of the gradient."""
     rows, columns = axes_of(shape)
+    # x has a plane for each phase of rows and of columns, the gradient one.
     x = len(rows.phases) * len(columns.phases) * c1 * image_pixels(shape, stage)
     return (x + m * grad_plane(shape, stage).pixels) * _pixel_bytes(shape)
 
@@ -330,6 +331,7 @@ def _best_grid(
         )
         cores = math.prod(grid)
         miss_share = min(1.0, pixels * _pixel_bytes(shape) / (cores * tiles * turns * loaded_bytes))
+        # Cores share the rates of L2 and of memory.
         l2 = min(path, chip.shared_rate_bytes_per_cycle("L2", cores))
         memory = min(l2, chip.shared_rate_bytes_per_cycle("memory", cores))
         mte2 = loaded_bytes * (miss_share / memory + (1 - miss_share) / l2) + 100
