@@ -14,7 +14,7 @@ from ascend_lab.operators.kernels.conv_shape import ConvShape
 from ascend_lab.operators.kernels.weight_gradient import ZEROS, splits_of, weight_gradient_launch
 from ascend_lab.operators.kernels.weight_plan import Stage, WeightPlan, weight_plan
 from ascend_lab.operators.ops import verify
-from ascend_lab.operators.ops.convolution import conv_weight_slope
+from ascend_lab.operators.ops.convolution import Geometry, conv_weight_slope
 
 CHIPS = ("Ascend910A", "Ascend910B2")
 WEIGHT = ops.get("conv2d_grad_weight")
@@ -62,8 +62,8 @@ def values_of(shape, chip, plan):
     total = parts.reshape(splits_of(shape, plan), -1).astype(np.float64).sum(axis=0)
     dw = total.reshape(c1, shape.r, shape.s, k1 * 16, 16).transpose(3, 0, 4, 1, 2)
     top, bottom, left, right = shape.pads
-    how = (shape.strides, ((top, bottom), (left, right)), shape.dilations, 1)
-    wanted = conv_weight_slope(grad.astype(float), x.astype(float), (shape.r, shape.s), *how)
+    geom = Geometry(shape.strides, ((top, bottom), (left, right)), shape.dilations)
+    wanted = conv_weight_slope(grad.astype(float), x.astype(float), (shape.r, shape.s), geom, 1)
     return dw.reshape(k1 * 16, c1 * 16, shape.r, shape.s)[: shape.k, : shape.c], wanted
 
 

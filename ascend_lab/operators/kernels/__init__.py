@@ -1,5 +1,6 @@
 """Kernels written by hand with the builder; here the one of the first chapters and of the tests."""
 
+from dataclasses import dataclass
 from typing import Any
 
 # fmt: off
@@ -81,33 +82,45 @@ __all__ = [
 ]
 
 
-def elementwise_program(
-    chip: Chip,
-    elements: int,
-    *,
-    op: str = "vadd",
-    tile: int = 2048,
-    depth: int = 2,
-    dtype: str = "fp16",
-    cores: int = 1,
-) -> Program:
-    """y = op(x1, x2) (or op(x1) for one-operand ops) on `elements` per core, tile by tile.
+@dataclass(frozen=True, slots=True)
+class Elementwise:
+    """The work of a kernel on vectors: y = op(x1, x2), or op(x1) for operations on one operand.
 
-    `elements` and `tile` are whole repeats of 256 bytes; `depth` is the number of UB slots of each
-    queue. Run it on several cores with `elementwise_launch`.
+    `tile` is in elements, whole repeats of 256 bytes; each queue has `depth` slots of UB.
     """
+
+    op: str = "vadd"
+    tile: int = 2048
+    depth: int = 2
+    dtype: str = "fp16"
+
+
+def elementwise_program(chip: Chip, elements: int, **options: Any) -> Program:
+    """Return the program of one core on `elements`, tile by tile; options as `Elementwise`."""
+    return _elementwise(chip, elements, 1, Elementwise(**options))
+
+
+def _elementwise(chip: Chip, elements: int, cores: int, work: Elementwise) -> Program:
+    """Return the program of each of `cores` cores with so many elements."""
+    dtype = work.dtype
+    tile = work.tile
     lanes = chip.vector_bytes_per_repeat // DTYPE_BYTES[dtype]
     if tile % lanes or elements % tile or tile < lanes:
-        wanted = f"tiles of a multiple of {lanes} elements that divide {elements}"
-        got = str(tile)
-        raise InputError(wanted, got, "round it")
-    names = ("x1", "x2") if op in ("vadd", "vsub", "vmul", "vdiv", "vmax", "vmin") else ("x1",)
-    k = KernelBuilder(op, chip)
+        needed = f"tiles of a multiple of {lanes} elements that divide {elements}"
+        raise InputError(needed, str(tile), "round it")
+    two_operands = work.op in ("vadd", "vsub", "vmul", "vdiv", "vmax", "vmin")
+    names = ("x1", "x2") if two_operands else ("x1",)
+    k = KernelBuilder(work.op, chip)
     total = elements * cores
     sources = [k.tensor(name, dtype, total) for name in names]
     y = k.tensor("y", dtype, total)
-    loads = [k.queue(f"{n}_ub", "UB", dtype, tile, src="MTE2", dst="V", depth=depth) for n in names]
-    store = k.queue("y_ub", "UB", dtype, tile, src="V", dst="MTE3", depth=depth)
+    # With two slots MTE2 loads the next tile while V computes this one and MTE3 stores the last.
+    loads = [
+        k.queue(f"{name}_ub", "UB", dtype, tile, src="MTE2", dst="V", depth=work.depth)
+        for name in names
+    ]
+    store = k.queue("y_ub", "UB", dtype, tile, src="V", dst="MTE3", depth=work.depth)
+    # All cores run one program: the parameter says which share of the tensors is theirs.
     base = k.param("core", cores) * elements
     with k.loop("i", elements // tile) as i:
         for queue, tensor in zip(loads, sources, strict=True):
@@ -115,8 +128,9 @@ def elementwise_program(
             queue.enqueue()
         tiles = [queue.dequeue() for queue in loads]
         out = store.alloc()
+        # One instruction for the tile: 2048 elements in fp16 are 16 repeats of 128 lanes.
         regions = (t.region(0, (tile // lanes, lanes)) for t in (out, *tiles))
-        k.vector(op, *regions)
+        k.vector(work.op, *regions)
         for queue in loads:
             queue.free()
         store.enqueue()
@@ -126,9 +140,10 @@ def elementwise_program(
 
 
 def elementwise_launch(chip: Chip, elements: int, **options: Any) -> Launch:
-    """Spread `elements` evenly over all vector cores; `options` as of `elementwise_program`."""
+    """Spread `elements` evenly over all vector cores; options as `Elementwise`."""
     cores = chip.cores_of("vector")
     if elements % cores:
         raise InputError(f"a multiple of {cores} elements", str(elements), "pad the tensor")
-    program = elementwise_program(chip, elements // cores, cores=cores, **options)
-    return spread(options.get("op", "vadd"), {"core": [1] * cores}, lambda _: program)
+    work = Elementwise(**options)
+    program = _elementwise(chip, elements // cores, cores, work)
+    return spread(work.op, {"core": [1] * cores}, lambda _: program)

@@ -57,13 +57,16 @@ def channel_sums_kernel(job: ChannelSums, chip: Chip) -> isa.Kernel:
     sizes = planes.dealt((job.blocks, job.n, job.h), cores, large_folds=True)
     bands = len(sizes[2])
     slots = len(sizes[1]) * bands
-    first = planes.plane_launch(
-        "partial", sizes, lambda own: _partial(job, own, bands, slots, chip)
+    partial_launch = planes.plane_launch(
+        "partial", sizes, lambda share: _partial(job, share, bands, slots, chip)
     )
-    some = isa.up(job.blocks, isa.up(job.blocks, cores))
-    channels = [C0 * size for size in tiles.chunks(job.blocks, 1, some)]
-    last = isa.spread("final", {"channel": channels}, lambda own: _final(job, slots, own, chip))
-    return isa.Kernel("channel_sums", (first, last))
+    # Cores that have whole channel blocks: 12 blocks on 8 cores are 2 a core, so 6 cores.
+    core_count = isa.up(job.blocks, isa.up(job.blocks, cores))
+    channels = [C0 * size for size in tiles.chunks(job.blocks, 1, core_count)]
+    final_launch = isa.spread(
+        "final", {"channel": channels}, lambda share: _final(job, slots, share, chip)
+    )
+    return isa.Kernel("channel_sums", (partial_launch, final_launch))
 
 
 # -- first phase: partial sums --------------------------------------------------------------------
@@ -72,41 +75,52 @@ def _tile_elements(job: ChannelSums, run: int, images: int, chip: Chip) -> tuple
 
     Per element and image UB holds two slots and a copy in fp32, and two sums in fp32.
     """
-    each = len(job.images) * (2 * DTYPE_BYTES[job.dtype] + 4) + 8
-    most = (chip.buffers["UB"] - SPARE_BYTES) // each
-    most = min(most // LANES, chip.max_repeat) * LANES
-    if run > most:
-        return isa.up(isa.up(run, isa.up(run, most)), LANES) * LANES, 1
-    together = min(most // run, images, max(isa.up(images, TILES), isa.up(SMALL, run)))
-    return together * run, together
+    # Statistics of fp16: 2 * 2 + 4 + 8 = 16 bytes an element; gradients of two images: 24.
+    element_bytes = len(job.images) * (2 * DTYPE_BYTES[job.dtype] + 4) + 8
+    max_elements = (chip.buffers["UB"] - SPARE_BYTES) // element_bytes
+    max_elements = min(max_elements // LANES, chip.max_repeat) * LANES
+    if run > max_elements:
+        # A run that is too long is cut into equal tiles: 100,000 elements and room for 16,384 are 7
+        # of 14,336.
+        return isa.up(isa.up(run, isa.up(run, max_elements)), LANES) * LANES, 1
+    # Short runs of several images go together, but a core should have TILES tiles to overlap.
+    tile_images = min(max_elements // run, images, max(isa.up(images, TILES), isa.up(SMALL, run)))
+    return tile_images * run, tile_images
 
 
-def _partial(job: ChannelSums, own: planes.Own, bands: int, slots: int, chip: Chip) -> isa.Program:
+def _partial(
+    job: ChannelSums, share: planes.Own, bands: int, slots: int, chip: Chip
+) -> isa.Program:
     """Add the tiles of one core, and their products with the other image, or themselves."""
     k = isa.KernelBuilder("channel_sums", chip)
     row = job.w * C0
     total = job.blocks * C0
     plane = job.h * row
-    low = own.rows[0] * row
-    run = own.rows[1] * row - low
+    band_start = share.rows[0] * row
+    band_elements = share.rows[1] * row - band_start
+    # From an image to the next one, in elements; a band is `share.rows` of one plane.
     pitch = job.blocks * plane
-    size, together = _tile_elements(job, run, own.images[0], chip)
+    size, tile_images = _tile_elements(job, band_elements, share.images[0], chip)
     tensors = [k.tensor(x, job.dtype, job.n * pitch) for x in job.images]
     partial = k.tensor("partial", "fp32", slots * 2 * total)
     loaded = k.queue("a_ub", "UB", job.dtype, size, src="MTE2", dst="V")
     slot_of = [loaded.buffer, *(loaded.join(f"{x}_ub", job.dtype, size) for x in job.images[1:])]
     wide = [k.buffer(f"{x}_wide", "UB", "fp32", size) for x in job.images]
     sums = [k.buffer(x, "UB", "fp32", size) for x in ("sums", "products")]
+    # 16 lanes of sums, then 16 of products.
     out = k.queue("out", "UB", "fp32", 2 * C0, src="V", dst="MTE3")
-    c_at = k.param("channel", own.channels[2]) * own.channels[1]
-    batch = k.param("batch", own.images[2])
-    with tiles.repeat(k, "c", own.channels[0]) as c:
-        for one in sums:
-            k.each("vdup", size, (one, 0), scalar=0.0)
+    c_at = k.param("channel", share.channels[2]) * share.channels[1]
+    batch = k.param("batch", share.images[2])
+    with tiles.repeat(k, "c", share.channels[0]) as c:
+        for total_tile in sums:
+            k.each("vdup", size, (total_tile, 0), scalar=0.0)
         block = c_at + c
-        for image, at, sizes in _tiles(k, own.images[0], run, together, size):
+        for image, at, sizes in _tiles(k, share.images[0], band_elements, tile_images, size):
             start = (
-                (batch * (own.images[1] * job.blocks) + block) * plane + image * pitch + at + low
+                (batch * (share.images[1] * job.blocks) + block) * plane
+                + image * pitch
+                + at
+                + band_start
             )
             slot = loaded.alloc().slot
             count = sizes[0] * sizes[1]
@@ -116,11 +130,12 @@ def _partial(job: ChannelSums, own: planes.Own, bands: int, slots: int, chip: Ch
             loaded.enqueue()
             _add(k, loaded, wide, sums, count)
         tile = out.alloc()
-        for number, one in enumerate(sums):
-            fold_rows(k, one, size // C0, C0)
-            k.each("vcopy", C0, (tile, number * C0), (one, 0))
+        for number, total_tile in enumerate(sums):
+            fold_rows(k, total_tile, size // C0, C0)
+            k.each("vcopy", C0, (tile, number * C0), (total_tile, 0))
         out.enqueue()
-        start = (batch * bands + own.band) * (2 * total) + block * C0
+        # Partial sums lie as (image share and band, 2, channels).
+        start = (batch * bands + share.band) * (2 * total) + block * C0
         k.copy(partial.region(start, (2, C0), (total, 1)), out.dequeue().region(0, (2, C0)))
         out.free()
     return k.finish()
@@ -146,11 +161,11 @@ def _add(
 
 
 def _tiles(
-    k: isa.KernelBuilder, images: int, run: int, together: int, size: int
+    k: isa.KernelBuilder, images: int, run: int, tile_images: int, size: int
 ) -> Iterator[tuple[isa.Affine, isa.Affine, tuple[int, int]]]:
     """Yield the image and element where each tile starts and its (images, elements of each)."""
     if size >= run:
-        for at, count in tiles.segments(k, "image", images, together):
+        for at, count in tiles.segments(k, "image", images, tile_images):
             yield at, isa.Affine(), (count, run)
         return
     with tiles.repeat(k, "image", images) as image:
@@ -159,22 +174,24 @@ def _tiles(
 
 
 # -- second phase: sums of the cores' sums --------------------------------------------------------
-def _final(job: ChannelSums, slots: int, own: isa.Share, chip: Chip) -> isa.Program:
+def _final(job: ChannelSums, slots: int, share: isa.Share, chip: Chip) -> isa.Program:
     """Add the partial sums of a core's channels, and compute both results."""
     k = isa.KernelBuilder("channel_totals", chip)
     total = job.blocks * C0
-    count = own[0]
-    start = k.param("channel", own[2]) * own[1]
+    count = share[0]
+    start = k.param("channel", share[2]) * share[1]
     partial = k.tensor("partial", "fp32", slots * 2 * total)
-    given = [k.tensor(x, "fp32", total) for x in ("mean", "variance") if job.epsilon is not None]
+    statistics = [
+        k.tensor(x, "fp32", total) for x in ("mean", "variance") if job.epsilon is not None
+    ]
     loaded = k.queue("sums", "UB", "fp32", slots * count, src="MTE2", dst="V", depth=1)
     inputs = [loaded.buffer, loaded.join("products", "fp32", slots * count)]
-    inputs += [loaded.join(f"{x.name}_ub", "fp32", count) for x in given]
+    inputs += [loaded.join(f"{x.name}_ub", "fp32", count) for x in statistics]
     slot = loaded.alloc().slot
     for number, tile in enumerate(inputs[:2]):
         rows = partial.region(start + number * total, (slots, count), (2 * total, 1))
         k.copy(isa.Tile(tile, slot).region(0, (slots, count)), rows)
-    for tensor, tile in zip(given, inputs[2:], strict=True):
+    for tensor, tile in zip(statistics, inputs[2:], strict=True):
         k.copy(isa.Tile(tile, slot).region(0, count), tensor.region(start, count))
     loaded.enqueue()
     loaded.dequeue()
@@ -213,6 +230,7 @@ def _results(
     def put(op: str, *buffers: isa.Buffer, scalar: float | None = None) -> None:
         k.each(op, count, *((buffer, 0) for buffer in buffers), scalar=scalar)
 
+    # The numbers per channel are few: all steps run once, on one tile.
     sums, products, y0, y1 = *inputs[:2], *outs
     if job.epsilon is None:
         share = 1.0 / (job.n * job.h * job.w)
@@ -238,8 +256,9 @@ def fold_rows(
     width: int,
 ) -> None:
     """Add all rows onto the first, half of them at a time."""
-    first = (place, 0)
+    target = (place, 0)
     while rows > 1:
+        # 7 rows: add the last 3 to the first 3, 4 remain; then 2, then 1.
         half = rows // 2
-        k.each("vadd", half * width, first, first, (place, (rows - half) * width))
+        k.each("vadd", half * width, target, target, (place, (rows - half) * width))
         rows -= half

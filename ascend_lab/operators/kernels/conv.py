@@ -51,7 +51,7 @@ from ascend_lab.operators.kernels.epilogue import Epilogue, check_epilogue, halv
 from ascend_lab.operators.kernels.epilogue_emit import Leave
 from ascend_lab.operators.kernels.epilogue_plan import CubeBias, chip_left, demand_of
 from ascend_lab.operators.kernels.gemm_schedule import GemmSchedule
-from ascend_lab.operators.kernels.mix import After, VectorWriter
+from ascend_lab.operators.kernels.mix import VectorTail, VectorWriter
 from ascend_lab.operators.kernels.rows import Pooled, check_pool
 from ascend_lab.operators.kernels.tiles import (
     ResidentFeed,
@@ -79,12 +79,15 @@ def conv_launch(
     applies `epilogue` to the sums before it stores them; its operands are tensors of the launch.
     """
     sums = isa.ACCUMULATOR[shape.dtype]
+    # The fix pipe or the vector unit of the cube's core does the head; separate vector cores, if
+    # any, do the tail.
     head, tail = halves(epilogue, chip, sums)
     check_epilogue(head, chip, sums)
     check_pool(shape, chip, epilogue)
     schedule = schedule or conv_schedules.conv_schedule(shape, chip, epilogue)
     if schedule.window == "stacked":
         shape, place = conv_schedules.as_stacked(shape, place)
+    # A bias takes some of L1: what fits is checked against the rest.
     free_chip = chip_left(chip, demand_of(epilogue, chip, sums))
     conv_schedules.check_conv(shape, schedule, free_chip)
     strip = conv_schedules.takes_strips(shape, schedule, free_chip)
@@ -99,8 +102,10 @@ def conv_launch(
         arriving_dtype = head.out_dtype if head else sums
         elements = job.elements
         n1 = shape.blocks[1]
-        after = After(tail, arriving_dtype, job.sides(shape.blocks[1]), (1, cores), n1, elements)
-        job = replace(job, after=after)
+        vector_tail = VectorTail(
+            tail, arriving_dtype, job.sides(shape.blocks[1]), (1, cores), n1, elements
+        )
+        job = replace(job, vector_tail=vector_tail)
     return isa.Launch(f"conv_{shape.n}x{shape.c}x{shape.h}x{shape.w}", *_parts(job))
 
 
@@ -109,9 +114,13 @@ def _parts(job: Job) -> tuple[tuple[isa.Part, ...], int]:
     schedule = job.schedule
     parts = list[isa.Part]()
     cores = 0
-    vector_cores = job.chip.vector_cores_per_core if job.after else 0
+    vector_cores = job.chip.vector_cores_per_core if job.vector_tail else 0
     row_shares = conv_windows.row_shares(job.shape, job.tile, schedule.grid_rows, strip=job.strip)
-    job = replace(job, turns=min(last - first for first, last in (p.tiles for p in row_shares)))
+    # The fewest pixel tiles of any core: with 1 no core would use weights in L0B twice.
+    job = replace(
+        job,
+        turns=min(end_tile - first_tile for first_tile, end_tile in (p.tiles for p in row_shares)),
+    )
     writers: dict[int, tuple[TileWalk, ...]] = {}
     for share, share_ids in conv_tiles.bundle_shares(job.shape, schedule.grid_cols).items():
         col_sizes = chunks(share.n1, schedule.base_n // isa.FRACTAL, share.columns)
@@ -120,7 +129,7 @@ def _parts(job: Job) -> tuple[tuple[isa.Part, ...], int]:
                 counts = (column_ids[-1] + 1, share_ids[-1] + 1)
                 # Cores with equally many output blocks have the same buffers: one writer for all.
                 if n_own not in writers:
-                    writers[n_own] = (_Writer(job, n_own), *_after(job, n_own))
+                    writers[n_own] = (_Writer(job, n_own), *_vector_writers(job, n_own))
                 programs = [
                     writer.program(row_share, share, col_sizes[0], counts)
                     for writer in writers[n_own]
@@ -147,26 +156,26 @@ def _parts(job: Job) -> tuple[tuple[isa.Part, ...], int]:
     return tuple(parts), vector_cores and 1 + vector_cores
 
 
-def _after(job: Job, n_own: int) -> list[TileWalk]:
+def _vector_writers(job: Job, n_own: int) -> list[TileWalk]:
     """Return the writers of the vector cores' programs: one if their shares of tiles are equal."""
-    count = job.chip.vector_cores_per_core if job.after else 0
+    count = job.chip.vector_cores_per_core if job.vector_tail else 0
     if job.even and count:
-        return [_AfterWriter(job, n_own, isa.var("aiv"))]
-    return [_AfterWriter(job, n_own, number) for number in range(count)]
+        return [_VectorWriter(job, n_own, isa.var("aiv"))]
+    return [_VectorWriter(job, n_own, number) for number in range(count)]
 
 
-class _AfterWriter(TileWalk):
+class _VectorWriter(TileWalk):
     """The programs of a vector core: the epilogue's tail on its share of every tile."""
 
     def __init__(self, job: Job, n_own: int, number: isa.Affine | int) -> None:
         """Allocate queues."""
         super().__init__(job, n_own, f"after_{n_own * isa.FRACTAL}")
-        assert job.after is not None
+        assert job.vector_tail is not None
         sizes = job.sides(n_own)[0], n_own
-        self.write = VectorWriter(self.k, job.after, "y", isa.var("core"), number, sizes)
+        self.write = VectorWriter(self.k, job.vector_tail, "y", isa.var("core"), number, sizes)
         self.finish = self.write.finish
 
-    def begin(self, share: BundleShare, first: isa.Affine, col: isa.Affine) -> None:
+    def begin(self, share: BundleShare, first_bundle: isa.Affine, col: isa.Affine) -> None:
         """Declare the vector core's number, if the program has it as a parameter."""
         if isinstance(self.write.number, isa.Affine):
             self.k.param("aiv", self.job.chip.vector_cores_per_core)
@@ -187,11 +196,7 @@ class _Writer(TileWalk):
         super().__init__(job, n_own, f"conv_{n_own * isa.FRACTAL}")
         shape = job.shape
         schedule = job.schedule
-        chip = job.chip
-        k = self.k
-        dtype = shape.dtype
-        sums = isa.ACCUMULATOR[dtype]
-        self.c0 = isa.c0_of(dtype)
+        self.c0 = isa.c0_of(shape.dtype)
         self.fractal = isa.FRACTAL * self.c0  # elements: 256 in fp16, 512 in int8
         tile_m, tile_n = job.sides(n_own)
         stage = self.stage = conv_schedules.c1_stage(shape, schedule)
@@ -205,9 +210,17 @@ class _Writer(TileWalk):
         # Where a tile of L0C holds the sums of the convolution beside; 0: it adds to the same ones.
         self.second_sums = (shape.sums - 1) * tile_m * tile_n * isa.FRACTAL**2
         self._declare_tensors()
-        a_slots = schedule.a_l1_slots
-        b_slots = schedule.b_l1_slots
-        stages_ahead = job.ahead
+        self._allocate_l1(rows, weights)
+        self._allocate_l0(tile_m, tile_n)
+        self._allocate_leave(tile_m, tile_n)
+
+    def _allocate_l1(self, rows: int, weights: int) -> None:
+        """Allocate slots of L1 of so many elements: for rows and weights together, or for each."""
+        k = self.k
+        dtype = self.shape.dtype
+        a_slots = self.job.schedule.a_l1_slots
+        b_slots = self.job.schedule.b_l1_slots
+        stages_ahead = self.job.ahead
         self.rows = k.queue(
             "x_l1", "L1", dtype, rows, src="MTE2", dst="MTE1", depth=stages_ahead or a_slots
         )
@@ -216,20 +229,40 @@ class _Writer(TileWalk):
             self.weights = k.queue(
                 "w_l1", "L1", dtype, weights, src="MTE2", dst="MTE1", depth=b_slots
             )
-        a_slots = schedule.a_l0_slots
-        b_slots = schedule.b_l0_slots
+
+    def _allocate_l0(self, tile_m: int, tile_n: int) -> None:
+        """Allocate slots of L0A and L0B for steps of a tile of `tile_m` x `tile_n` fractals."""
+        job = self.job
+        k = self.k
+        units = self.units
+        dtype = self.shape.dtype
+        a_slots = job.schedule.a_l0_slots
+        b_slots = job.schedule.b_l0_slots
         a_tile, b_tile = (side * self.tile_k * self.fractal for side in (tile_m, tile_n))
         bias = job.epilogue.bias if job.epilogue else ""
         # Weights stay in L0B for several pixel tiles if the whole depth fits, and a row of bias.
         all_weights = (units.every + bool(bias)) * tile_n * self.fractal
-        fits = (b_slots or 2) * all_weights * DTYPE_BYTES[dtype] <= chip.buffers["L0B"]
-        self.weights_stay_in_l0b = job.turns > 1 and stage >= units.count and fits
+        fits = (b_slots or 2) * all_weights * DTYPE_BYTES[dtype] <= job.chip.buffers["L0B"]
+        one_stage = self.stage >= units.count
+        self.weights_stay_in_l0b = job.turns > 1 and one_stage and fits
         b_tile = max(b_tile, all_weights) if self.weights_stay_in_l0b else b_tile
         self.a_l0 = k.queue("x_l0", "L0A", dtype, a_tile, src="MTE1", dst="M", depth=a_slots)
         self.b_l0 = k.queue("w_l0", "L0B", dtype, b_tile, src="MTE1", dst="M", depth=b_slots)
+
+    def _allocate_leave(self, tile_m: int, tile_n: int) -> None:
+        """Allocate sums in L0C, and what they need on their way out: an epilogue, pooling."""
+        job = self.job
+        k = self.k
+        shape = self.shape
+        chip = job.chip
+        n_own = self.n_own
+        sums = isa.ACCUMULATOR[shape.dtype]
+        bias = job.epilogue.bias if job.epilogue else ""
         # Two tiles of sums if they fit: 1024 bytes for each fractal of fp32 or int32.
         l0c_bytes = chip.buffers["L0C"] - k.used_bytes("L0C")
-        slots = schedule.c_l0_slots or 1 + (2 * tile_m * tile_n * shape.sums * 1024 <= l0c_bytes)
+        slots = job.schedule.c_l0_slots or 1 + (
+            2 * tile_m * tile_n * shape.sums * 1024 <= l0c_bytes
+        )
         self.acc = tiles.sum_queue(k, "y_l0", sums, tile_m, tile_n * shape.sums, slots)
         no_epilogue_in_ub = chip.combined and job.epilogue is None
         ub_bytes = k.used_bytes("UB")
@@ -241,7 +274,9 @@ class _Writer(TileWalk):
         finish = None if self.pooled else epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
         self.finish = self.pooled.finish if self.pooled else finish
         self.bias = (
-            CubeBias.make(k, bias, shape, n_own, has_queue=stage < units.count) if bias else None
+            CubeBias.make(k, bias, shape, n_own, has_queue=self.stage < self.units.count)
+            if bias
+            else None
         )
         self.leave = Leave(k, self.acc, self.y, out, self.finish, self.ring)
 
@@ -254,7 +289,7 @@ class _Writer(TileWalk):
         (c1, n1) = shape.blocks
         # The last bundle may be smaller than the others.
         last_blocks = bundle.last_c1 * bundle.last_n1
-        after = self.job.after
+        vector_tail = self.job.vector_tail
         fractals = ((bundle.count - 1) * bundle.c1 * bundle.n1 + last_blocks) * shape.taps
         x = k.tensor("x", shape.dtype, shape.images * c1 * shape.plane)
         weight = k.tensor(self.job.place.weight, shape.dtype, fractals * self.fractal)
@@ -275,15 +310,15 @@ class _Writer(TileWalk):
                     sums_begun=not self.second_sums,
                 )
             )
-        self.ring = k.ring_out(after.ring, isa.var("core"), "FIX") if after else None
+        self.ring = k.ring_out(vector_tail.ring, isa.var("core"), "FIX") if vector_tail else None
         out_dtype = self.job.epilogue.out_dtype if self.job.epilogue else shape.out_dtype
-        self.y = None if after else k.tensor("y", out_dtype, self.job.elements)
+        self.y = None if vector_tail else k.tensor("y", out_dtype, self.job.elements)
 
     # -- one tile ---------------------------------------------------------------------------------
-    def begin(self, share: BundleShare, first: isa.Affine, col: isa.Affine) -> None:
+    def begin(self, share: BundleShare, first_bundle: isa.Affine, col: isa.Affine) -> None:
         """Load the bias that the cube adds; write the border around the plane to be pooled."""
         if self.bias:
-            self.bias.load(share.full, share.tail, first, col)
+            self.bias.load(share.full_bundles, share.tail, first_bundle, col)
         if self.pooled:
             self.pooled.begin()
 
@@ -361,14 +396,21 @@ class _Writer(TileWalk):
             blocks = unit_count * addend.unit_blocks
             depth = blocks * conv.taps
             view = rows_view(conv, operands.rows, window, blocks, addend.rows_start)
-            left = WindowFeed(self.k, self.a_l0, window.fractals, conv, window, view)
-            right = operands.weights_from(self.k, self.b_l0, n, weights_start)
+            pixel_feed = WindowFeed(self.k, self.a_l0, window.fractals, conv, window, view)
+            weight_feed = operands.weights_from(self.k, self.b_l0, n, weights_start)
             depth_before = first_unit * (addend.unit_blocks * conv.taps)
             # Sums that begin with a bias, or with another convolution's products, are never
             # overwritten: to mmad there is some depth before.
             depth_before = isa.Affine(1) if addend.sums_begun else depth_before
             region = sums_region(c, window.fractals, n, addend.sums_start)
-            accumulate(self.k, Sums(region, depth_before, bias), left, right, depth, self.tile_k)
+            accumulate(
+                self.k,
+                Sums(region, depth_before, bias),
+                pixel_feed,
+                weight_feed,
+                depth,
+                self.tile_k,
+            )
             weights_start += depth * n * self.fractal
             bias = None
 
@@ -440,8 +482,10 @@ class _Writer(TileWalk):
         output_rows = at.turn * (at.run.pixels // self.shape.out_hw[1]) + at.down
         for addend, window in zip(self.addends, at.windows, strict=False):
             conv = addend.shape
-            first = at.image * (conv.blocks[0] * conv.mixed) + bundle.index * self.bundle.c1
-            blocks = first + first_unit * addend.unit_blocks, unit_count * addend.unit_blocks
+            # NC1HWC0: the channel blocks of an image follow one another, those of an image before
+            # it come first.
+            image_blocks = at.image * (conv.blocks[0] * conv.mixed) + bundle.index * self.bundle.c1
+            blocks = image_blocks + first_unit * addend.unit_blocks, unit_count * addend.unit_blocks
             down = output_rows * conv.strides[0]
             source = conv_windows.rows_of(conv, addend.x, window, blocks, down)
             self.k.copy(slot.region(addend.rows_start, source.sizes), source)
@@ -463,16 +507,18 @@ class _Writer(TileWalk):
         # the slot gets n[1].
         row_elements = at.n1 * self.fractal
         slot_row_elements = n[1] * self.fractal
-        first = at.index * (self.bundle.c1 * self.shape.taps * self.bundle.n1 * self.fractal)
-        start = 0
+        weight_start = at.index * (self.bundle.c1 * self.shape.taps * self.bundle.n1 * self.fractal)
+        slot_start = 0
         for addend in self.addends:
             depth = addend.unit_blocks * addend.shape.taps
-            first += stage[0] * (depth * row_elements) + n[0] * self.fractal
+            weight_start += stage[0] * (depth * row_elements) + n[0] * self.fractal
             sizes = (stage[1] * depth, slot_row_elements)
-            weights = addend.weight.region(first, sizes, (row_elements, 1))
-            self.k.copy(slot.region(start, sizes), weights)
-            first = isa.Affine()
-            start += stage[1] * depth * slot_row_elements
+            weights = addend.weight.region(weight_start, sizes, (row_elements, 1))
+            self.k.copy(slot.region(slot_start, sizes), weights)
+            # Weights of the convolution beside are a tensor of their own, with one bundle: from 0
+            # on.
+            weight_start = isa.Affine()
+            slot_start += stage[1] * depth * slot_row_elements
 
     def _store(
         self, at: Pixels, n: Span, first_block: isa.Affine, channels: epilogue_emit.Channels | None
@@ -487,5 +533,7 @@ class _Writer(TileWalk):
         area = self.area(at, n, first_block)
         plain = conv_windows.plain_placement(self.shape)
         if self.finish is None and not self.job.strip and self.job.place == plain:
+            # Planes are padded to 16 pixels: store the last fractal whole, rather than 1 row of 49
+            # = 3 * 16 + 1 apart.
             area = area.in_whole_fractals()
         self.leave.store(area, n[0], channels)

@@ -81,6 +81,7 @@ def takes_strips(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> bool:
         return False
     if schedule.window:
         return schedule.window == "strip"
+    # 112 output columns and tiles of 48 pixels are strips, as 2 * 48 <= 112; tiles of 64 are flat.
     long_rows = shape.out_hw[1] >= 2 * schedule.base_m or shape.out_hw[0] == 1
     return long_rows or stage_bytes(shape, schedule) > chip.buffers["L1"]
 
@@ -182,6 +183,7 @@ def _demand(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> Demand |
     element_bytes = DTYPE_BYTES["fp16"]
     vmax = chip.vector_costs["vmax"]
     arrival = element_bytes / chip.path("L0C", "UB").rate_bytes_per_cycle
+    # 112 columns in windows of stride 2: 56, one half; of the rows as well: one quarter.
     columns_left, elements_left = (
         a / b for a, b in zip(pool.out_hw[::-1], (pool.w, pool.h), strict=True)
     )
@@ -213,6 +215,7 @@ def stacked_schedule(
         return None
     with suppress(errors.CapacityError):  # of large images, each a row then
         free_chip = chip_left(chip, demand)
+        # 7 x 7 pixels of 16 images: 49 fractals stacked, 64 one by one.
         stacked_cycles, index = _least(stacked_shape, free_chip, demand)
         schedule = _fitting(stacked_shape, free_chip, demand).tilings.schedule(
             index, stacked_shape.dtype
@@ -307,16 +310,7 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     depth_room = np.minimum(chip.buffers["L0A"] // m, chip.buffers["L0B"] // n) // (
         2 * fractal_bytes
     )
-    # Depths of an L0 tile that divide a unit or are whole units, so that no step is short; with
-    # several taps to a fractal, or a convolution beside, the last step may be short anyway.
-    uneven = bool(shape.lanes or shape.beside)
-    depths = np.array(
-        [d for d in range(1, 9) if uneven or unit_depth % d == 0 or d % unit_depth == 0]
-    )
-    depth_index = (
-        np.searchsorted(depths, np.minimum(depth_room, stage * unit_depth), side="right") - 1
-    )
-    k = depths[np.maximum(depth_index, 0)]
+    k = _even_depths(shape, np.minimum(depth_room, stage * unit_depth))
     step = default_schedules.each_up(stage * unit_depth, k)
     staged = np.minimum(np.maximum(k * step // unit_depth, 1), units.count)
     flat_bytes, strip_bytes = (
@@ -331,6 +325,23 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     fits &= np.where(strips, strip_bytes, flat_bytes) <= chip.buffers["L1"]
     candidates = Candidates(Tilings(m, k, n, step, rows, cols), staged, strips)
     return candidates.take(np.flatnonzero(fits))
+
+
+def _even_depths(shape: ConvShape, depths: Array) -> Array:
+    """Return depths of a tile of L0, no larger than `depths` and at most 8 fractals.
+
+    They divide a unit or are whole units, so that no step is short. A channel block of a 3 x 3
+    kernel is a unit of 9 fractals: depths 1 and 3. With several taps to a fractal, or a convolution
+    beside, the last step may be short anyway.
+    """
+    unit_depth = units_of(shape).depth
+    uneven = bool(shape.lanes or shape.beside)
+    even_depths = np.array(
+        [d for d in range(1, 9) if uneven or unit_depth % d == 0 or d % unit_depth == 0]
+    )
+    index = np.searchsorted(even_depths, depths, side="right") - 1
+    even: Array = even_depths[np.maximum(index, 0)]
+    return even
 
 
 def _tiles(shape: ConvShape, m: Array, strips: Array) -> Array:
@@ -404,9 +415,8 @@ def conv_estimate(
     # Rows that stay for several tiles have two slots: MTE2 asks for the next ones two tiles before
     # the cube needs them. What is longer is a wait, once per pixel tile.
     wait = np.maximum(rows - 2 * tile_cycles, 0.0) / tiles_across
-    tile_cycles = np.where(
-        (candidates.stages >= units.count) & (tiles_across > 1), tile_cycles + wait, tile_cycles
-    )
+    rows_stay = (candidates.stages >= units.count) & (tiles_across > 1)
+    tile_cycles = np.where(rows_stay, tile_cycles + wait, tile_cycles)
     fill_cycles = (rows + weights + mte1) * np.minimum(1.0, candidates.stages / units.count)
     if shape.mixed > 1:  # the last tile of a stack of images is smaller
         oh, ow = shape.out_hw
@@ -433,7 +443,6 @@ def _conv_loads(
     `turns` count a core's tiles along output channels and along pixels: tiles share one load of
     what stays in L1 for them.
     """
-    bundle = bundles_of(shape)
     units = units_of(shape)
     t = candidates.tilings
     stages = candidates.stages
@@ -445,25 +454,16 @@ def _conv_loads(
     # the core has one tile of output channels.
     tiles_per_rows = np.where(one_stage, tiles_across, 1)
     tiles_per_weights = np.where(one_stage & (tiles_across == 1), tiles_down, 1)
-    pixel_tiles = shape.n * _tiles(shape, t.m, candidates.strips)
-    beside = shape.beside
-    pixels = bundle.c1 * shape.h * shape.w
-    pixels += beside.blocks[0] * beside.h * beside.w if beside else 0
-    image_bytes = shape.n * shape.mixed * pixels * shape.pixel_bytes
     cores = t.rows * t.cols
-    # The image comes from memory once; the other loads of its rows, by neighbouring tiles and for
-    # other output channels, hit L2. Weights come once for all pixel tiles.
-    image_miss_share = np.minimum(
-        1.0,
-        image_bytes
-        * tiles_per_rows
-        / (pixel_tiles * default_schedules.each_up(bundle.n1, t.n) * tile_image_bytes),
+    image_miss_share, weight_miss_share = _miss_shares(
+        shape, candidates, tile_image_bytes, tiles_per_rows, tiles_per_weights
     )
     if image_in_l2:
         image_miss_share = np.zeros_like(image_miss_share)
-    weight_miss_share = np.minimum(1.0, tiles_per_weights / pixel_tiles)
+    # Every stage starts a copy of rows and one of weights, whatever their sizes.
     startup = chip.path("GM", "L1").startup_cycles
     stages_per_tile = default_schedules.each_up(units.count, stages)
+    # Bytes that miss L2 arrive later than those that hit it.
     memory_extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
     latency = (
         chip.path("GM", "L1").latency_cycles
@@ -482,3 +482,31 @@ def _conv_loads(
     # A slot of L1 is busy for load + latency + use; with two slots MTE2 sustains two in that time.
     slot_cycles = (stages_per_tile / tiles_per_rows * latency + mte1 + mte2) / 2
     return np.maximum(mte2, slot_cycles), rows + latency, weights
+
+
+def _miss_shares(
+    shape: ConvShape,
+    candidates: Candidates,
+    tile_image_bytes: Array,
+    tiles_per_rows: Array,
+    tiles_per_weights: Array,
+) -> tuple[Floats, Floats]:
+    """Return which shares of the reads of images and of weights miss L2.
+
+    The image comes from memory once; the other loads of its rows, by neighbouring tiles and for
+    other output channels, hit L2. Weights come once for all pixel tiles.
+    """
+    t = candidates.tilings
+    pixel_tiles = shape.n * _tiles(shape, t.m, candidates.strips)
+    row_loads = pixel_tiles * default_schedules.each_up(bundles_of(shape).n1, t.n)
+    read_once = _image_bytes(shape) * tiles_per_rows
+    image_miss_share = np.minimum(1.0, read_once / (row_loads * tile_image_bytes))
+    return image_miss_share, np.minimum(1.0, tiles_per_weights / pixel_tiles)
+
+
+def _image_bytes(shape: ConvShape) -> int:
+    """Return the bytes of all images that one bundle of groups reads, those beside included."""
+    pixels = bundles_of(shape).c1 * shape.h * shape.w
+    beside = shape.beside
+    pixels += beside.blocks[0] * beside.h * beside.w if beside else 0
+    return shape.n * shape.mixed * pixels * shape.pixel_bytes

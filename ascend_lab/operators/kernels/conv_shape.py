@@ -86,6 +86,7 @@ class ConvShape:
         set_field(self, "out_hw", self._out_hw())
         if self.dtype not in ACCUMULATOR:
             raise InputError(f"dtype {', '.join(ACCUMULATOR)}", self.dtype, "convert the operands")
+        # 3 channels of a first layer in 4 lanes: 8 bytes a pixel in fp16 instead of 32.
         lanes_fit = self.c <= SMALL_C0 == self.lanes and self.groups == 1
         if self.lanes and not (lanes_fit and self.w * self.pixel_bytes % BLOCK_BYTES == 0):
             needed = f"up to {SMALL_C0} channels in as many lanes, rows of whole blocks of 32 bytes"
@@ -96,13 +97,17 @@ class ConvShape:
         if self.groups < 1 or self.c % self.groups or self.k % self.groups:
             needed_groups = f"groups that divide {self.c} input and {self.k} output channels"
             raise InputError(needed_groups, str(self.groups), "choose a common divisor")
-        top, bottom, left, right = self.pads
-        kept_hw = (self.h + min(top, 0) + min(bottom, 0), self.w + min(left, 0) + min(right, 0))
+        top, bottom, left_pad, right_pad = self.pads
+        # Negative padding crops: the image that is left must not be empty.
+        kept_hw = (
+            self.h + min(top, 0) + min(bottom, 0),
+            self.w + min(left_pad, 0) + min(right_pad, 0),
+        )
         if min(kept_hw) < 1:
             raise InputError("an image with a row and a column left", str(kept_hw), "crop less")
         self._check_beside()
         if min(self.out_hw) < 1:
-            padded = f"{self.h + top + bottom}x{self.w + left + right}"
+            padded = f"{self.h + top + bottom}x{self.w + left_pad + right_pad}"
             needed = f"a kernel no larger than the padded image {padded}"
             raise InputError(needed, "{}x{}".format(*self.reach), "add padding")
 
@@ -119,7 +124,9 @@ class ConvShape:
         beside = self.beside
         if beside is None:
             return
+        # Both results are added element by element, so they must agree in everything.
         results = [(s.n, s.k, *s.out_hw, s.dtype, s.groups, s.lanes) for s in (self, beside)]
+        # The projection of a residual block: 1 x 1, no padding.
         one_tap = (beside.r, beside.s, beside.strides[0], beside.pad, beside.beside) == (
             1,
             1,
@@ -139,13 +146,15 @@ class ConvShape:
     @property
     def reach(self) -> Pair:
         """Rows and columns a window spans: dilation * (kernel - 1) + 1."""
-        down, right = self.dilations
-        return down * (self.r - 1) + 1, right * (self.s - 1) + 1
+        down, across = self.dilations
+        return down * (self.r - 1) + 1, across * (self.s - 1) + 1
 
     def _out_hw(self) -> Pair:
-        top, bottom, left, right = self.pads
+        top, bottom, left_pad, right_pad = self.pads
         rows = (self.h + top + bottom - self.reach[0]) // self.strides[0] + 1
-        return rows * self.mixed, (self.w + left + right - self.reach[1]) // self.strides[1] + 1
+        return rows * self.mixed, (self.w + left_pad + right_pad - self.reach[1]) // self.strides[
+            1
+        ] + 1
 
     @property
     def c0(self) -> int:
@@ -192,6 +201,7 @@ class ConvShape:
         """The matrix product of one bundle of groups: m = pixels, k = taps * channels, n."""
         oh, ow = self.out_hw
         bundle = bundles_of(self)
+        # Elements of depth: r s c in whole fractals, those of a convolution beside included.
         depth = units_of(self).every * c0_of(self.dtype)
         columns = self.k if bundle.count == 1 else bundle.n1 * FRACTAL
         return GemmShape(self.n * oh * ow, depth, columns, self.dtype, self.out_dtype)
@@ -227,11 +237,13 @@ def stacked(shape: ConvShape) -> ConvShape:
     if shape.n == 1 or shape.groups > 1 or shape.lanes or has_int8 or shape.pool:
         return shape
     (oh, ow) = shape.out_hw
+    # load3d dilates by 255 at most: 85 images of a kernel with dilation 3.
     most_images = MOST_SPREAD // max(shape.dilations[0], *shape.pads[:2])
     if shape.strides[0] > 1 or min(shape.pads) < 0:
         return shape
     # Divisors of the batch, so that all stacks are equally high.
     candidates = [m for m in range(1, min(shape.n, most_images) + 1) if shape.n % m == 0]
+    # 49 pixels: 1 image takes 4 fractals each, 16 images 49 together, 3.06 each.
     fewest_fractals = min(shape.n // m * up(m * oh * ow, FRACTAL) for m in candidates)
     candidates = [
         m for m in candidates if shape.n // m * up(m * oh * ow, FRACTAL) == fewest_fractals
@@ -300,6 +312,7 @@ def bundles_of(shape: ConvShape) -> Bundles:
     c = shape.c // g
     k = shape.k // g
     out_block = 2 * FRACTAL if shape.out_dtype == "int8" else FRACTAL
+    # Input and output channels of a bundle must both fill whole blocks.
     bundle_groups = min(lcm(lcm(c, c0) // c, lcm(k, out_block) // k), g)
     count = up(g, bundle_groups)
     last_groups = g - (count - 1) * bundle_groups
@@ -338,6 +351,7 @@ def units_of(shape: ConvShape) -> Units:
     c1 = bundles_of(shape).c1
     beside = shape.beside
     beside_c1, beside_taps = (beside.blocks[0], beside.taps) if beside else (0, 0)
+    # A unit holds whole channel blocks of both, so that both end with the last unit.
     count = gcd(c1, beside_c1)
     return Units(
         count, c1 // count, beside_c1 // count, (c1 * shape.taps + beside_c1 * beside_taps) // count

@@ -31,13 +31,13 @@ from ascend_lab.operators.kernels.tiles import (
 # -- shares of cores ------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class BundleShare:
-    """The bundles of one core: `full` whole ones, plus the short last one if `tail`.
+    """The bundles of one core: `full_bundles` whole ones, plus the short last one if `tail`.
 
     A bundle has `n1` output blocks, which `columns` cores divide. The next core's bundles begin
     `pitch` bundles further (0 where one share holds all bundles).
     """
 
-    full: int
+    full_bundles: int
     tail: bool
     n1: int
     columns: int
@@ -57,10 +57,12 @@ def bundle_shares(shape: ConvShape, grid_cols: int) -> dict[BundleShare, list[in
     uneven = (bundle.c1, bundle.n1) != (bundle.last_c1, bundle.last_n1)
     shares: dict[BundleShare, list[int]] = {}
     for index, size in enumerate(sizes):
+        # With 3 bundles, the last one short, on 2 columns: column 0 has 2 whole bundles, column 1
+        # the short one only.
         tail = uneven and index == len(sizes) - 1
-        full = size - tail
-        n1 = bundle.n1 if full else bundle.last_n1
-        shares.setdefault(BundleShare(full, tail, n1, columns, pitch), []).append(index)
+        full_bundles = size - tail
+        n1 = bundle.n1 if full_bundles else bundle.last_n1
+        shares.setdefault(BundleShare(full_bundles, tail, n1, columns, pitch), []).append(index)
     return shares
 
 
@@ -79,8 +81,8 @@ class BundlePlace:
 class Job:
     """What all programs of a launch have in common; each has `turns` pixel tiles at least.
 
-    The cube core does `epilogue`, its vector cores do `after`. `ahead` slots of L1 hold rows and
-    weights of a stage together (0: rows and weights have slots of their own).
+    The cube core does `epilogue`, its vector cores do `vector_tail`. `ahead` slots of L1 hold rows
+    and weights of a stage together (0: rows and weights have slots of their own).
     """
 
     shape: ConvShape
@@ -89,7 +91,7 @@ class Job:
     strip: bool
     place: conv_windows.Placement
     epilogue: Epilogue | None
-    after: mix.After | None = None
+    vector_tail: mix.VectorTail | None = None
     turns: int = 1
     ahead: int = 0
 
@@ -119,6 +121,7 @@ class Job:
         (oh, ow) = self.shape.out_hw
         place = self.place
         cores = self.chip.vector_cores_per_core
+        # A tile in one piece: its rows can be cut anywhere.
         plane_in_order = (place.row_pitch, place.step, place.mixed[0]) == (ow, 1, 1)
         equal_rows = isa.FRACTAL % cores == 0 and (ow if self.strip else oh * ow) % cores == 0
         return equal_rows and (self.strip or plane_in_order)
@@ -159,7 +162,7 @@ class TileWalk:
         self.bundle = bundles_of(job.shape)
         self.k = isa.KernelBuilder(name, job.chip)
 
-    def begin(self, share: BundleShare, first: isa.Affine, col: isa.Affine) -> None:
+    def begin(self, share: BundleShare, first_bundle: isa.Affine, col: isa.Affine) -> None:
         """Write what comes before all tiles of a program."""
 
     def hold_weights(
@@ -186,9 +189,11 @@ class TileWalk:
 
         `first_block` is the first output block of the bundle, `n` counts from there.
         """
-        first = at.image * (self.shape.blocks[1] * self.shape.mixed)
+        # Output is (image, block of 16 channels, pixel, 16): count the blocks in front of the
+        # tile's.
+        image_blocks = at.image * (self.shape.blocks[1] * self.shape.mixed)
         row = at.turn * (at.run.pixels // self.shape.out_hw[1]) + at.down
-        return (first + first_block + n[0]) * self.job.place.plane, row
+        return (image_blocks + first_block + n[0]) * self.job.place.plane, row
 
     def area(self, at: Pixels, n: Span, first_block: isa.Affine) -> Area:
         """Return where a tile goes in the result."""
@@ -212,22 +217,27 @@ class TileWalk:
         k = self.k
         bundle = self.bundle
         k.restart()
+        # Cores that run this program differ in these parameters only: the image they begin with,
+        # output rows down, output blocks across, bundles.
         image = k.param("row", max(piece.images) + 1) * piece.image_pitch
         down = k.param("down", max(piece.downs) + 1) * piece.step if piece.step else isa.Affine()
         col = k.param("col", counts[0]) * col_pitch
-        first = k.param("share", counts[1]) * share.pitch if share.pitch else isa.Affine()
+        first_bundle = k.param("share", counts[1]) * share.pitch if share.pitch else isa.Affine()
         base = (image, down)
-        if self.job.after:
-            k.param("core", self.job.after.grid[1])
-        self.begin(share, first, col)
-        if share.full:
-            with repeat(k, "bundle", share.full) as index:
-                place = BundlePlace(first + index, bundle.c1, bundle.n1, index)
+        if self.job.vector_tail:
+            k.param("core", self.job.vector_tail.grid[1])
+        self.begin(share, first_bundle, col)
+        if share.full_bundles:
+            # Whole bundles are alike: one loop, whose body is written once.
+            with repeat(k, "bundle", share.full_bundles) as index:
+                place = BundlePlace(first_bundle + index, bundle.c1, bundle.n1, index)
                 self._bundle(place, piece.tiles, base, (col, self.n_own))
         if share.tail:
+            # The short last bundle comes after the whole ones: its place in the share is their
+            # number.
             tail_sizes = isa.Affine(bundle.count - 1), bundle.last_c1, bundle.last_n1
-            place = BundlePlace(*tail_sizes, isa.Affine(share.full))
-            tail_n1 = bundle.last_n1 if share.full else self.n_own
+            place = BundlePlace(*tail_sizes, isa.Affine(share.full_bundles))
+            tail_n1 = bundle.last_n1 if share.full_bundles else self.n_own
             self._bundle(place, piece.tiles, base, (col, tail_n1))
         return k.finish()
 
@@ -273,8 +283,10 @@ class TileWalk:
     ) -> Iterator[Pixels]:
         """Yield the pixel tiles, in loops over images and over tiles that differ by a shift."""
         job = self.job
-        for image, first, last in self._images(tiles):
-            for run in conv_windows.runs_of(self.shape, job.tile, first, last, strip=job.strip):
+        for image, first_tile, end_tile in self._images(tiles):
+            for run in conv_windows.runs_of(
+                self.shape, job.tile, first_tile, end_tile, strip=job.strip
+            ):
                 with repeat(self.k, "run", run.count) as turn:
                     for pixel, windows in run.tiles:
                         yield Pixels(base[0] + image, pixel, windows, run, turn, base[1])
@@ -288,6 +300,7 @@ class TileWalk:
         per_image = conv_windows.tiles_per_image(self.shape, self.job.tile, strip=self.job.strip)
         at, end = tiles
         if at % per_image:
+            # The end of the image in which the share begins, or of the share.
             image_end = min(end, at - at % per_image + per_image)
             yield isa.Affine(at // per_image), at % per_image, at % per_image + image_end - at
             at = image_end
@@ -372,6 +385,7 @@ def load_l0b_weights(
     """Copy `count` fractals of weights from L1 to a slot of L0B, and the bias behind them."""
     fractal = isa.FRACTAL * isa.c0_of(weights.buffer.dtype)
     slot = queue.alloc()
+    # L1 has the weights in the order of L0B: one load2d copies all of them.
     sizes = (count, fractal)
     k.load2d(slot.region(0, sizes), weights.region(0, sizes))
     if bias is not None:

@@ -73,12 +73,13 @@ def _seen(size: int, stride: int, pad: int, reach: int, outputs: tuple[int, int]
     """
     low = outputs[0] * stride - pad
     high = outputs[1] * stride - pad + reach - 1
-    # All rows lie below the image: start so many outputs earlier that the last real row is in.
+    # All rows lie below the image: start so many outputs earlier that the last real row is in. With
+    # 5 rows, a kernel of 1 and padding 3 output 8 reads row 5, which is padding: start at output 7.
     skipped = max(0, up(low - size + 1, stride))
     start = low - skipped * stride
-    first = max(start, 0)
-    end = max(min(high, size - 1), first)
-    return Seen(first, end - first + 1, max(0, -start), max(0, high - end), skipped)
+    first_row = max(start, 0)
+    end = max(min(high, size - 1), first_row)
+    return Seen(first_row, end - first_row + 1, max(0, -start), max(0, high - end), skipped)
 
 
 def window_of(shape: ConvShape, pixel: int, pixels: int, *, strip: bool = False) -> Window:
@@ -88,16 +89,20 @@ def window_of(shape: ConvShape, pixel: int, pixels: int, *, strip: bool = False)
     """
     ow = shape.out_hw[1]
     mixed = shape.mixed
-    top, _, left, _ = shape.pads
+    top, _, left_pad, _ = shape.pads
     # An output row of mixed images is (row, image): the window begins with image 0 of its row.
-    (first, rows_before) = divmod(pixel // ow, mixed)
-    last = (pixel + pixels - 1) // ow // mixed
-    rows = _seen(shape.h, shape.strides[0], top, shape.reach[0], (first, last)).times(mixed)
+    (first_output, rows_before) = divmod(pixel // ow, mixed)
+    last_output = (pixel + pixels - 1) // ow // mixed
+    rows = _seen(shape.h, shape.strides[0], top, shape.reach[0], (first_output, last_output)).times(
+        mixed
+    )
     outputs = (pixel % ow, pixel % ow + pixels - 1) if strip else (0, ow - 1)
-    columns = _seen(shape.w, shape.strides[1], left, shape.reach[1], outputs)
+    columns = _seen(shape.w, shape.strides[1], left_pad, shape.reach[1], outputs)
     # Pixels of few lanes are smaller than a block of 32 bytes: only whole rows are whole blocks.
     if shape.lanes:
         columns = replace(columns, count=shape.w)
+    # load3d counts outputs of the loaded rows and columns in row-major order: m_start is where this
+    # tile begins among them.
     output_columns = outputs[1] - outputs[0] + 1 + columns.skipped
     m_start = (
         (rows.skipped + rows_before) * output_columns
@@ -121,6 +126,8 @@ def pooled_rows(shape: ConvShape, tile: Array | int) -> Array:
     A tile of 8 output rows holds 3 rows of 3 x 3 windows with stride 2: they read 7 rows.
     """
     assert shape.pool
+    # Rows that fit: (rows - 1) * stride + r output rows are needed, so rows = (fit - r) / stride +
+    # 1.
     rows_to_spare = tile * FRACTAL // shape.out_hw[1] - shape.pool.r
     window_rows: Array = np.clip(
         rows_to_spare // shape.pool.strides[0] + 1, 1, shape.pool.out_hw[0]
@@ -160,34 +167,35 @@ def runs_of(
     if shape.pool:
         period = 1
         rows_down = int(pooled_rows(shape, tile)) * shape.pool.strides[0]
-    tile_at = cache(partial(_tile, shape, tile, strip))
+    # The same tiles are asked for again and again while periods are compared.
+    tile_of = cache(partial(_tile, shape, tile, strip))
 
-    def repeats(i: int, k: int) -> bool:
+    def repeats(tile_at: int, k: int) -> bool:
         """Tell whether the tiles of the period at tile i come again, shifted, k periods further."""
-        block = range(i, i + period)
+        block = range(tile_at, tile_at + period)
         return all(
-            tile_at(t + k * period)[1] == _moved(shape, tile_at(t)[1], k * rows_down) for t in block
+            tile_of(t + k * period)[1] == _moved(shape, tile_of(t)[1], k * rows_down) for t in block
         )
 
     runs: list[Run] = []
-    i = first
-    while i < last:
+    tile_at = first
+    while tile_at < last:
         count = 1
-        most_repeats = (last - i) // period
+        most_repeats = (last - tile_at) // period
         # Only borders cut windows off: if the last of some periods is the first one shifted, so are
         # those between. Bisect for the number of periods.
         while count < most_repeats:
             middle = (count + most_repeats + 1) // 2
             count, most_repeats = (
-                (middle, most_repeats) if repeats(i, middle - 1) else (count, middle - 1)
+                (middle, most_repeats) if repeats(tile_at, middle - 1) else (count, middle - 1)
             )
         if count > 1:
-            tiles = tuple(map(tile_at, range(i, i + period)))
+            tiles = tuple(map(tile_of, range(tile_at, tile_at + period)))
             runs.append(Run(count, tiles, rows_down * shape.strides[0], rows_down * ow))
-            i += count * period
+            tile_at += count * period
         else:
-            runs.append(Run(1, (tile_at(i),), 0, 0))
-            i += 1
+            runs.append(Run(1, (tile_of(tile_at),), 0, 0))
+            tile_at += 1
     return tuple(runs)
 
 
@@ -199,27 +207,28 @@ def _moved(shape: ConvShape, windows: tuple[Window, ...], outputs: int) -> tuple
     return tuple([window.moved(step) for window, step in zip(windows, steps, strict=False)])
 
 
-def _tile(shape: ConvShape, tile: int, strip: bool, t: int) -> tuple[int, tuple[Window, ...]]:
+def _tile(shape: ConvShape, tile: int, strip: bool, index: int) -> tuple[int, tuple[Window, ...]]:
     """Return (first pixel, windows) of tile t of an image."""
     oh, ow = shape.out_hw
     if shape.pool:
         (ph, pw) = shape.pool.out_hw
         rows = int(pooled_rows(shape, tile))
         # The pooling windows of the tile read some output rows: those are the tile's pixels.
-        pooled = window_of(shape.pool, t * rows * pw, min(rows, ph - t * rows) * pw)
+        pooled = window_of(shape.pool, index * rows * pw, min(rows, ph - index * rows) * pw)
         pixel = pooled.rows.first * ow
         pixels = pooled.rows.count * ow
         return pixel, (window_of(shape, pixel, pixels), pooled)
     tile_pixels = tile * FRACTAL
+    # A row of 100 pixels in strips of 32: 4 strips, the last one with 4 pixels.
     strips_per_row = up(ow, tile * FRACTAL)
     if strip:
-        row = t // strips_per_row
-        column = t % strips_per_row * tile_pixels
+        row = index // strips_per_row
+        column = index % strips_per_row * tile_pixels
         pixel = row * ow + column
         pixels = min(tile_pixels, ow - column)
     else:
-        pixel = t * tile_pixels
-        pixels = min(tile_pixels, oh * ow - t * tile_pixels)
+        pixel = index * tile_pixels
+        pixels = min(tile_pixels, oh * ow - index * tile_pixels)
     convolutions = (shape, shape.beside) if shape.beside else (shape,)
     return pixel, tuple([window_of(conv, pixel, pixels, strip=strip) for conv in convolutions])
 
@@ -277,6 +286,8 @@ def rows_spanned(shape: ConvShape, tile: Array) -> Array:
     if shape.pool:
         return np.minimum(rows_seen(shape.pool, pooled_rows(shape, tile)), oh)
     # Tiles start at multiples of their size, so at multiples of the gcd in a row.
+    # Tiles of 16 pixels in rows of 24: starts 0, 16, 8, all multiples of gcd 8; the latest is 16,
+    # and 16 + 16 - 1 = 31 lies in the second row.
     latest_start = ow * mixed - np.gcd(tile_pixels, ow * mixed)
     crossed: Array = np.minimum((latest_start + tile_pixels - 1) // (ow * mixed) + 1, oh // mixed)
     return crossed
@@ -293,6 +304,7 @@ def side_of(shape: ConvShape, axis: int, outputs: Sizes) -> Sizes:
     stride = shape.strides[axis]
     if axis and shape.lanes:
         return outputs * 0 + size
+    # A window at the end may lie wholly in the padding.
     last_output = shape.out_hw[axis] // (1 if axis else shape.mixed) - 1
     reads_only_padding = last_output * stride - shape.pads[2 * axis] >= size
     # An output that reads only padding starts at an earlier one (`Seen.skipped`): up to a stride
@@ -342,19 +354,21 @@ def row_shares(shape: ConvShape, tile: int, grid_rows: int, *, strip: bool) -> t
     per_image = tiles_per_image(shape, tile, strip=strip)
     ow = shape.out_hw[1]
     sizes = chunks(shape.n * per_image, 1, grid_rows)
+    # Every row of cores has whole images: then all of them read the same windows.
     pitch = sizes[0] // per_image if sizes[0] % per_image == 0 else 0
     groups: dict[Hashable, list[tuple[int, int, Tiles]]] = {}
     for index, size in enumerate(sizes):
         start = index * sizes[0]
-        image, first = divmod(start, per_image)
+        # Tile 11 with 4 tiles an image is tile 3 of image 2.
+        image, first_tile = divmod(start, per_image)
         if pitch:
             key: Hashable = size
             owner = index, 0, (0, size)
-        elif first + size <= per_image:
-            runs = runs_of(shape, tile, first, first + size, strip=strip)
+        elif first_tile + size <= per_image:
+            runs = runs_of(shape, tile, first_tile, first_tile + size, strip=strip)
             row = runs[0].tiles[0][0] // ow
             key = _unmoved(shape, runs, row)
-            owner = (image, row, (first, first + size))
+            owner = (image, row, (first_tile, first_tile + size))
         else:
             key = ("across", start)
             owner = (0, 0, (start, start + size))
@@ -374,6 +388,7 @@ def _unmoved(shape: ConvShape, runs: tuple[Run, ...], row: int) -> tuple[Run, ..
 def _share(owners: list[tuple[int, int, Tiles]], pitch: int) -> RowShare:
     """Return one share for `owners` (image, first output row, tiles) with the same windows."""
     _, top, tiles = min(owners, key=lambda owner: owner[1])
+    # Core rows that start in output rows 0, 8 and 24 do so 0, 1 and 3 steps of 8 further down.
     step = gcd(*(row - top for _, row, _ in owners))
     downs = tuple((row - top) // step if step else 0 for _, row, _ in owners)
     return RowShare(tiles, pitch, tuple(image for image, _, _ in owners), step, downs)
@@ -454,6 +469,7 @@ def area_of(
     (pixel, blocks, window) = tile
     ow = shape.out_hw[1]
     images, image_pitch = place.mixed
+    # A plain plane: pixel after pixel, row after row, one image.
     in_order = (place.row_pitch, place.step, images) == (ow, 1, 1)
     done = 0
     pieces = list[tuple[int, Affine, int]]()
@@ -466,6 +482,7 @@ def area_of(
         target += output % ow * place.step + place.start
         pieces.append((done, target, size))
         done += size
+    # Blocks of 16 sums; as int8 two of them are one block of 32.
     blocks = blocks * FRACTAL // width
     sizes = (place.plane, place.step, window.fractals, window.pixels, width)
     return Area(plane * FRACTAL, tuple(pieces), blocks, *sizes)

@@ -49,10 +49,12 @@ class DeconvShape:
         if min(self.h, self.w) < 1 or max(self.h, self.w) > 1 << 20:
             sizes = f"{self.h}x{self.w}"
             raise InputError("image sizes from 1 to 1048576", sizes, "check the order")
-        like = self.windows
-        more = pair(self.output_pad)
-        limits = zip(like.strides, like.dilations, strict=True)
-        if min(more) < 0 or any(m >= max(s) for m, s in zip(more, limits, strict=True)):
+        windows = self.windows
+        output_pads = pair(self.output_pad)
+        # With stride 2 images of 7 and of 8 rows give the same 4 rows: output_pad says which.
+        limits = zip(windows.strides, windows.dilations, strict=True)
+        too_large = any(p >= max(s) for p, s in zip(output_pads, limits, strict=True))
+        if min(output_pads) < 0 or too_large:
             raise InputError(
                 "an output_pad of at least 0 and below stride or dilation",
                 str(self.output_pad),
@@ -83,13 +85,12 @@ class DeconvShape:
     @property
     def out_hw(self) -> Pair:
         """Output height and width: (size - 1) * stride + reach - pads + output_pad."""
-        like = self.windows
-        top, bottom, left, right = like.pads
-        (sh, sw) = like.strides
-        (down, across) = like.reach
-        (low, last) = pair(self.output_pad)
-        rows = (self.h - 1) * sh + down - top - bottom + low
-        return rows, (self.w - 1) * sw + across - left - right + last
+        windows = self.windows
+        (sh, sw) = windows.strides
+        (down, across) = windows.reach
+        (rows_below, columns_right) = pair(self.output_pad)
+        rows = (self.h - 1) * sh + down - sum(windows.pads[:2]) + rows_below
+        return rows, (self.w - 1) * sw + across - sum(windows.pads[2:]) + columns_right
 
     @property
     def ops(self) -> int:
@@ -103,8 +104,8 @@ class _Axis:
 
     taps: tuple[int, ...]
     dilation: int
-    before: int
-    after: int
+    pad_before: int
+    pad_after: int
 
 
 def _axis(phase: int, size: int, out: int, windows: tuple[int, int, int, int]) -> _Axis:
@@ -116,11 +117,14 @@ def _axis(phase: int, size: int, out: int, windows: tuple[int, int, int, int]) -
     kernel, stride, dilation, pad = windows
     taps = [i for i in reversed(range(kernel)) if (phase + pad - i * dilation) % stride == 0]
     count = up(out - phase, stride)
-    seen = [(phase + pad - i * dilation) // stride for i in taps]
-    if not taps or seen[0] >= size or seen[-1] + count <= 0:
+    # Stride 2, kernel 3, pad 1: phase 0 has tap 1 at offset 0, phase 1 has taps 2 and 0 at 0 and 1.
+    offsets = [(phase + pad - i * dilation) // stride for i in taps]
+    # No tap, or all taps in the padding: a convolution with one tap of weight zero.
+    if not taps or offsets[0] >= size or offsets[-1] + count <= 0:
         return _Axis((), 1, 0, count - size)
-    step = seen[1] - seen[0] if len(seen) > 1 else 1
-    return _Axis(tuple(taps), step, -seen[0], count - 1 + seen[-1] - (size - 1))
+    step = offsets[1] - offsets[0] if len(offsets) > 1 else 1
+    # Negative padding crops rows that no output of the phase reads.
+    return _Axis(tuple(taps), step, -offsets[0], count - 1 + offsets[-1] - (size - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +139,16 @@ class Phase:
 
 def phases_of(shape: DeconvShape) -> list[Phase]:
     """Return the phases that have pixels: at most stride rows x stride columns of them."""
-    like = shape.windows
+    windows = shape.windows
     (oh, ow) = shape.out_hw
-    (sh, sw) = like.strides
-    (dh, dw) = like.dilations
-    (top, _, left, _) = like.pads
+    (sh, sw) = windows.strides
+    (dh, dw) = windows.dilations
+    (pad_top, _, pad_left, _) = windows.pads
     plane = up(oh * ow, FRACTAL) * FRACTAL
     phases: list[Phase] = []
     for p, q in product(range(min(sh, oh)), range(min(sw, ow))):
-        down = _axis(p, shape.h, oh, (shape.r, sh, dh, top))
-        across = _axis(q, shape.w, ow, (shape.s, sw, dw, left))
+        down = _axis(p, shape.h, oh, (shape.r, sh, dh, pad_top))
+        across = _axis(q, shape.w, ow, (shape.s, sw, dw, pad_left))
         conv = ConvShape(
             shape.n,
             shape.c,
@@ -154,13 +158,15 @@ def phases_of(shape: DeconvShape) -> list[Phase]:
             max(len(down.taps), 1),
             max(len(across.taps), 1),
             1,
-            (down.before, down.after, across.before, across.after),
+            (down.pad_before, down.pad_after, across.pad_before, across.pad_after),
             shape.dtype,
             shape.out_dtype,
             (down.dilation, across.dilation),
             shape.groups,
             crop=True,
         )
+        # Phase (p, q) writes pixels (p, q), (p, q + sw), ..., and the same columns sh rows further
+        # down.
         place = Placement(p * ow + q, sh * ow, sw, plane, f"weight{len(phases)}")
         phases.append(Phase(conv, down.taps, across.taps, place))
     return phases
@@ -181,14 +187,15 @@ def pack_deconv(shape: DeconvShape, x: np.ndarray, weight: np.ndarray) -> dict[s
     k = shape.k // shape.groups
     if weight.shape != (shape.c, k, shape.r, shape.s):
         raise InputError("weight as (c, k / groups, r, s)", str(weight.shape), "reshape it")
-    split = weight.reshape(shape.groups, c, k, shape.r, shape.s).transpose(0, 2, 1, 3, 4)
-    kernel = split.reshape(shape.k, c, shape.r, shape.s)
+    # (group, c, k) to (group, k, c): the convolution's weights have output channels first.
+    by_group = weight.reshape(shape.groups, c, k, shape.r, shape.s).transpose(0, 2, 1, 3, 4)
+    kernel = by_group.reshape(shape.k, c, shape.r, shape.s)
     tensors: dict[str, np.ndarray] = {}
     for phase in phases_of(shape):
-        part = np.zeros((shape.k, c, phase.conv.r, phase.conv.s), weight.dtype)
+        phase_kernel = np.zeros((shape.k, c, phase.conv.r, phase.conv.s), weight.dtype)
         if phase.rows and phase.columns:
-            part = kernel[:, :, phase.rows][..., phase.columns]
-        packed = pack_conv(phase.conv, x, part)
+            phase_kernel = kernel[:, :, phase.rows][..., phase.columns]
+        packed = pack_conv(phase.conv, x, phase_kernel)
         tensors |= {"x": packed["x"], phase.place.weight: packed["weight"]}
     return tensors
 
@@ -196,7 +203,8 @@ def pack_deconv(shape: DeconvShape, x: np.ndarray, weight: np.ndarray) -> dict[s
 def unpack_deconv(shape: DeconvShape, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return the output as (n, k, oh, ow)."""
     oh, ow = shape.out_hw
-    like = ConvShape(
+    # The output of a 1 x 1 convolution of this size is laid out alike.
+    one_tap = ConvShape(
         shape.n,
         shape.c,
         oh,
@@ -208,4 +216,4 @@ def unpack_deconv(shape: DeconvShape, tensors: Mapping[str, np.ndarray]) -> np.n
         out_dtype=shape.out_dtype,
         groups=shape.groups,
     )
-    return unpack_conv(like, tensors)
+    return unpack_conv(one_tap, tensors)

@@ -119,7 +119,7 @@ def distinct(stages: int, *columns: Array) -> tuple[Array, Array]:
     of which the first two stay, for 1 and 3 choices.
     """
     shape = len(SIDES), len(SIDES), stages, columns[0].size // (len(SIDES) ** 2 * stages)
-    first = np.ones(shape, bool)
+    is_first = np.ones(shape, bool)
     times = np.ones(shape, np.int64)
     for axis, column in enumerate(columns):
         values = np.moveaxis(column.reshape(shape), axis, 0)
@@ -127,9 +127,9 @@ def distinct(stages: int, *columns: Array) -> tuple[Array, Array]:
         run_length = np.ones(values.shape, np.int64)
         for index in reversed(range(len(same_as_before))):
             run_length[index] += same_as_before[index] * run_length[index + 1]
-        np.moveaxis(first, axis, 0)[1:] &= ~same_as_before
+        np.moveaxis(is_first, axis, 0)[1:] &= ~same_as_before
         np.moveaxis(times, axis, 0)[:] *= run_length
-    return np.flatnonzero(first), times[first]
+    return np.flatnonzero(is_first), times[is_first]
 
 
 @cache

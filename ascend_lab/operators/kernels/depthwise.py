@@ -30,11 +30,13 @@ def lines_of(shape: ConvShape, chip: Chip) -> Lines:
     """Let output rows lie as far apart as image rows where that takes fewer cycles."""
     line = planes.columns_seen(shape)[0]
     (oh, ow) = shape.out_hw
-    wide = isa.up(ow, planes.PIXELS) * planes.PIXELS
-    options = [Lines(line, wide, wide)]
+    output_line = isa.up(ow, planes.PIXELS) * planes.PIXELS
+    # Output rows in whole repeats, one behind the other; or as far apart as image rows, so that one
+    # instruction runs over all rows and what lies between.
+    options = [Lines(line, output_line, output_line)]
     if shape.strides[0] == shape.strides[1]:
         options.append(Lines(line, line, ow))
-    return min(options, key=lambda lines: lines.grid(shape, oh).way(chip)[0])
+    return min(options, key=lambda lines: lines.grid(shape, oh).best_sweeps(chip)[0])
 
 
 def depthwise_launch(
@@ -53,17 +55,20 @@ def depthwise_launch(
         got = f"{shape.dtype}, {shape.groups} groups, {shape.c} and {shape.k} channels"
         raise errors.InputError(needed, got, "use conv_launch")
     if reason := supported_after(epilogue) if epilogue else "":
-        wanted = f"an epilogue of a depthwise kernel on {chip.name}"
-        raise errors.PathError(wanted, reason, "run the steps as a kernel of their own")
+        needed_epilogue = f"an epilogue of a depthwise kernel on {chip.name}"
+        raise errors.PathError(needed_epilogue, reason, "run the steps as a kernel of their own")
     name = f"depthwise_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
 
+    # Two slots of taps, one block of 32 bytes for each of 9 taps of a 3 x 3 kernel.
     lines = lines_of(shape, chip)
-    more, fixed = _after_blocks(epilogue)
-    most = most_rows(shape, chip, lines, more=more, fixed=fixed + 2 * shape.taps)
+    blocks_per_pixel, fixed_blocks = _epilogue_blocks(epilogue)
+    rows_that_fit = most_rows(
+        shape, chip, lines, blocks_per_result=blocks_per_pixel, fixed=fixed_blocks + 2 * shape.taps
+    )
 
-    def program(own: planes.Own) -> isa.Program:
-        rows = planes.rows_per_block(own, most)
-        return _Writer(shape, chip, lines, rows, dense, epilogue).program(own)
+    def program(share: planes.Own) -> isa.Program:
+        rows = planes.rows_per_block(share, rows_that_fit)
+        return _Writer(shape, chip, lines, rows, dense, epilogue).program(share)
 
     return planes.plane_launch(name, planes.image_sizes(shape, chip), program)
 
@@ -97,17 +102,18 @@ def supported_after(epilogue: Epilogue) -> str:
     return ""
 
 
-def _after_blocks(epilogue: Epilogue | None) -> tuple[int, int]:
+def _epilogue_blocks(epilogue: Epilogue | None) -> tuple[int, int]:
     """Return 32-byte blocks of UB: (per output pixel, once) that the epilogue adds."""
     if epilogue is None:
         return 0, 0
+    # Bytes per element times 16 channels, in blocks of 32 bytes: 2 bytes are one block a pixel.
     scratch = sum(DTYPE_BYTES[dtype] for dtype in epilogue_plan.plan_of(epilogue, SUM).tiles[1:])
     fixed = sum(2 * pattern(o.dtype) * DTYPE_BYTES[o.dtype] for o in epilogue.operands)
     return scratch * isa.FRACTAL // BLOCK_BYTES, fixed // BLOCK_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class _After:
+class _VectorEpilogue:
     """An epilogue in one kernel: its operands (tensor, slots) share the slots of the taps."""
 
     plan: epilogue_plan.Plan
@@ -117,7 +123,7 @@ class _After:
     @classmethod
     def make(
         cls, k: isa.KernelBuilder, epilogue: Epilogue, taps: isa.Queue, c1: int, elements: int
-    ) -> "_After":
+    ) -> "_VectorEpilogue":
         """Allocate operands and scratch tiles for blocks of `elements` sums."""
         plan = epilogue_plan.plan_of(epilogue, SUM)
         operands = []
@@ -138,6 +144,7 @@ class _After:
 
     def write(self, k: isa.KernelBuilder, sums: isa.Tile, taps: isa.Tile, elements: int) -> None:
         """Write the steps on the sums of one block of rows, in place."""
+        # Numbers per channel lie in the slot of the taps they came with.
         rates = {operand.name: isa.Tile(slots, taps.slot) for operand, _, slots in self.operands}
         piece = epilogue_emit.Piece((sums, *self.scratch), {}, rates, isa.Affine(), 1, elements)
         epilogue_emit.write_steps(k, self.plan, piece)
@@ -162,13 +169,14 @@ class _Writer(RowWriter):
         c1 = shape.blocks[0]
         taps = shape.taps * planes.C0
         if not dense:
+            # The cube's convolution pads planes to 16 pixels: 49 become 64.
             self.plane = isa.up(self.plane, isa.FRACTAL) * isa.FRACTAL
         self.weight = k.tensor("weight", "fp16", c1 * taps)
         self.taps = k.queue("taps", "UB", "fp16", taps, src="MTE2", dst="V")
-        self.after = epilogue and _After.make(
+        self.epilogue = epilogue and _VectorEpilogue.make(
             k, epilogue, self.taps, c1, self.results.buffer.elements
         )
-        self.held: isa.Tile | None = None
+        self.resident_taps: isa.Tile | None = None
 
     @contextmanager
     def around_planes(self, channel: isa.Affine) -> Iterator[None]:
@@ -176,27 +184,31 @@ class _Writer(RowWriter):
         size = self.shape.taps * planes.C0
         tile = self.taps.alloc()
         self.k.copy(tile.region(), self.weight.region(channel * size, size))
-        if self.after:
-            self.after.load(self.k, tile, channel)
+        if self.epilogue:
+            self.epilogue.load(self.k, tile, channel)
         self.taps.enqueue()
-        self.held = self.taps.dequeue()
+        self.resident_taps = self.taps.dequeue()
         yield
         self.taps.free()
 
     def compute(self, x: isa.Tile, results: isa.Tile, block: planes.RowBlock) -> None:
         """Sum over the taps, then do the epilogue."""
-        assert self.held is not None
+        assert self.resident_taps is not None
         (down, right) = self.shape.dilations
         line = self.lines.line
         for run in self.lines.grid(self.shape, block.rows).runs(self.k):
             total = run.written(results)
+            # The first tap's product is the first sum; others go by way of `beside`.
             product = run.written(self.beside)
             for tap in range(self.shape.taps):
                 i, j = divmod(tap, self.shape.s)
-                weight = self.held.region(tap * planes.C0, total.sizes, (0, 0, 1))
+                # Strides of 0: 16 channels of one tap for all pixels.
+                weight = self.resident_taps.region(tap * planes.C0, total.sizes, (0, 0, 1))
                 source = run.read(x, i * down * line + j * right)
                 self.k.vector("vmul", product if tap else total, source, weight)
                 if tap:
                     self.k.vector("vadd", total, total, product)
-        if self.after:
-            self.after.write(self.k, results, self.held, self.lines.outputs(block.rows) * planes.C0)
+        if self.epilogue:
+            self.epilogue.write(
+                self.k, results, self.resident_taps, self.lines.outputs(block.rows) * planes.C0
+            )

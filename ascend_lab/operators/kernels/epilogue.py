@@ -169,6 +169,7 @@ class Epilogue:
     @property
     def width(self) -> int:
         """Channels of a block on the core."""
+        # int8 blocks of 32 channels are 32 bytes; two fractals of sums make one.
         kinds = {self.out_dtype, *(o.dtype for o in self.of_kind("tile"))}
         return PAIR if "int8" in kinds else FRACTAL
 
@@ -178,6 +179,7 @@ class Epilogue:
         return FRACTAL if read_by_deq else pattern(operand.dtype)
 
     def _check_step(self, index: int, step: Step, names: list[str]) -> None:
+        # vsel takes a condition and two values, vadd two, vrelu one.
         count = 3 if step.op == "vsel" else 1 + (step.op in BINARY)
         if step.op not in ONE_BY_ONE or len(step.sources) != count:
             raise InputError(
@@ -186,6 +188,7 @@ class Epilogue:
                 f"use {', '.join(sorted(ONE_BY_ONE))}",
             )
         for source in step.sources:
+            # A step reads operands by name, and only results of steps before it.
             is_defined = source in names if isinstance(source, str) else 0 <= source < index
             if not is_defined:
                 needed = f"step {index}: a source that is there"
@@ -261,6 +264,7 @@ def fix_of(epilogue: Epilogue) -> Fix | str:
     scale = 1.0
     relu = False
     last_order = 0
+    # The hardware's order: the bias table adds, then the fix pipe scales, rectifies, converts.
     order = {"vadd": 1, "vmuls": 2, "vrelu": 3, "vconv": 4}
     for index, step in enumerate(epilogue.steps):
         previous = index - 1 if index else SUMS
@@ -276,6 +280,7 @@ def fix_of(epilogue: Epilogue) -> Fix | str:
         last_order = max(last_order, order[step.op])
         if step.op == "vadd":
             bias = next(str(s) for s in step.sources if s != previous)
+            # The bias table holds numbers per channel; a residual is a whole tile.
             if epilogue.kind(bias) != "channel":
                 return "a cube core cannot add a tile: vector cores have a memory of their own"
         elif step.op == "vmuls":
@@ -329,6 +334,7 @@ def halves(
     if epilogue.deq:
         epilogue = _spelled(epilogue, epilogue.deq)
     formats = step_formats(epilogue, sums)
+    # Try the latest cut first: what the fix pipe does is free, what vector cores do takes time.
     for cut in range(len(epilogue.steps) - 1, 0, -1):
         parts = _cut(epilogue, cut, formats[cut - 1])
         if parts and not supported(parts[0], chip, sums):
@@ -345,6 +351,7 @@ def _spelled(epilogue: Epilogue, deq: Deq) -> Epilogue:
         needed = "vector cores that pack blocks of 32 channels"
         got = "blocks of 16"
         raise PathError(needed, got, "run the steps as a kernel of their own")
+    # Sums in int32: add the bias, convert to fp32, scale, rectify, convert to the format.
     deq_steps = [Step("vadd", (SUMS, deq.bias))] if deq.bias else []
     deq_steps.append(Step("vconv", (len(deq_steps) - 1 if deq_steps else SUMS,), dtype="fp32"))
     deq_steps.append(Step("vmul", (len(deq_steps) - 1, deq.scale)))
@@ -352,6 +359,7 @@ def _spelled(epilogue: Epilogue, deq: Deq) -> Epilogue:
     deq_steps += (
         [Step("vconv", (len(deq_steps) - 1,), dtype=deq.dtype)] if deq.dtype != "fp32" else []
     )
+    # The steps that follow read the last of these instead of the sums, and count from behind them.
     renumbered: dict[str | int, str | int] = {SUMS: len(deq_steps) - 1}
     renumbered |= {index: index + len(deq_steps) for index in range(len(epilogue.steps))}
     steps = [
@@ -366,14 +374,15 @@ def _cut(epilogue: Epilogue, cut: int, dtype: str) -> tuple[Epilogue, Epilogue] 
 
     The others may read only the last of the first steps, as "sums", and operands of their own.
     """
-    first = epilogue.steps[:cut]
+    first_steps = epilogue.steps[:cut]
     other_steps = epilogue.steps[cut:]
-    first_reads = {s for step in first for s in step.sources}
+    first_reads = {s for step in first_steps for s in step.sources}
     other_reads = {s for step in other_steps for s in step.sources}
     if other_reads & {SUMS, *range(cut - 1)} or first_reads & other_reads & {
         o.name for o in epilogue.operands
     }:
         return None
+    # Step cut - 1 is what arrives: to the others it is the sums, and step `cut` is their step 0.
     renumbered: dict[str | int, str | int] = {cut - 1: SUMS}
     renumbered |= {index: index - cut for index in range(cut, len(epilogue.steps))}
     moved = [
@@ -382,7 +391,7 @@ def _cut(epilogue: Epilogue, cut: int, dtype: str) -> tuple[Epilogue, Epilogue] 
     ]
     first_operands = tuple(o for o in epilogue.operands if o.name in first_reads)
     other_operands = tuple(o for o in epilogue.operands if o.name in other_reads)
-    return Epilogue(first_operands, first, dtype), Epilogue(
+    return Epilogue(first_operands, first_steps, dtype), Epilogue(
         other_operands, tuple(moved), epilogue.out_dtype
     )
 
@@ -402,5 +411,6 @@ def pattern(dtype: str) -> int:
 
     An instruction can read one block again and again, or one repeat; 16 fp32 are neither.
     """
+    # 16 fp16 numbers are one block of 32 bytes; 16 fp32 numbers are two.
     exceeds_block = FRACTAL * DTYPE_BYTES[dtype] > BLOCK_BYTES
     return 4 * FRACTAL if exceeds_block else FRACTAL

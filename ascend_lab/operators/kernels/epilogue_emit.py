@@ -31,6 +31,7 @@ from ascend_lab.operators.kernels.epilogue import (
     pattern,
 )
 from ascend_lab.operators.kernels.epilogue_plan import (
+    Demand,
     Placed,
     Plan,
     channel_blocks,
@@ -50,13 +51,13 @@ class Piece:
     """A piece of a tile in UB: `count` blocks of `run` elements.
 
     `tiles` are those of the plan, `named` the operands per element, `rates` the operands per
-    channel. Block `first` of the rates belongs to the first block of the piece.
+    channel. Block `first_block` of the rates belongs to the first block of the piece.
     """
 
     tiles: Sequence[Memory]
     named: Mapping[str, Memory]
     rates: Mapping[str, Tile]
-    first: Affine
+    first_block: Affine
     count: int
     run: int
 
@@ -66,31 +67,33 @@ def load_channels(k: KernelBuilder, slot: Tile, tensor: Buffer, blocks: Span, un
 
     A block fills `unit` elements: 64 for fp32 are the same 16 numbers four times.
     """
-    first, count = blocks
-    source = tensor.region(first * FRACTAL, (count, FRACTAL))
+    first_block, count = blocks
+    source = tensor.region(first_block * FRACTAL, (count, FRACTAL))
     for repetition in range(unit // FRACTAL):
         k.copy(slot.region(repetition * FRACTAL, (count, FRACTAL), (unit, 1)), source)
 
 
-def write_steps(k: KernelBuilder, plan: Plan, t: Piece) -> None:
+def write_steps(k: KernelBuilder, plan: Plan, piece: Piece) -> None:
     """Write the vector instructions of all steps.
 
     A step without channel operands runs over the piece as if it were flat. Others take one block at
     a time, or, where a block has few repeats, one repeat of every block at a time.
     """
     for step in plan.steps:
-        write = _StepWriter(k, step, t)
-        repeats_per_block = -(-t.run // write.lanes)
+        write = _StepWriter(k, step, piece)
+        repeats_per_block = -(-piece.run // write.lanes)
+        # No number per channel: the blocks are one long row of elements.
         if not any(write.rates):
-            write.run(Affine(), t.count * t.run, Affine())
+            write.run(Affine(), piece.count * piece.run, Affine())
         # 2 repeats a block and 8 blocks: 2 instructions across all blocks instead of 8 along each.
-        elif repeats_per_block < t.count <= k.chip.max_repeat:
-            for start in range(0, t.run, write.lanes):
-                shape = (t.count, min(write.lanes, t.run - start))
-                write.instruction(Affine(start), shape, t.run, t.first, 1)
+        elif repeats_per_block < piece.count <= k.chip.max_repeat:
+            # One repeat of every block: 64 lanes of each in fp32.
+            for start in range(0, piece.run, write.lanes):
+                shape = (piece.count, min(write.lanes, piece.run - start))
+                write.instruction(Affine(start), shape, piece.run, piece.first_block, 1)
         else:
-            with repeat(k, "block", t.count) as block:
-                write.run(block * t.run, t.run, t.first + block)
+            with repeat(k, "block", piece.count) as block:
+                write.run(block * piece.run, piece.run, piece.first_block + block)
 
 
 class _StepWriter:
@@ -100,13 +103,13 @@ class _StepWriter:
     per channel.
     """
 
-    def __init__(self, k: KernelBuilder, step: Placed, t: Piece) -> None:
+    def __init__(self, k: KernelBuilder, step: Placed, piece: Piece) -> None:
         self.k = k
         self.step = step
         names = (step.to, *step.sources)
-        self.views = [t.tiles[s] if isinstance(s, int) else t.named.get(s) for s in names]
+        self.views = [piece.tiles[s] if isinstance(s, int) else piece.named.get(s) for s in names]
         pairs = zip(self.views, names, strict=True)
-        self.rates = [None if view else t.rates[str(name)] for view, name in pairs]
+        self.rates = [None if view else piece.rates[str(name)] for view, name in pairs]
         operands = [operand for operand in (*self.views, *self.rates) if operand]
         item_bytes = [
             (operand if isinstance(operand, Buffer) else operand.buffer).itemsize
@@ -121,9 +124,11 @@ class _StepWriter:
         max_repeat = self.k.chip.max_repeat
         for at, repeats in segments(self.k, "repeat", elements // lanes, max_repeat):
             self.instruction(start + at * lanes, (repeats, lanes), lanes, block, 0)
-        whole_repeats = elements // lanes * lanes
-        if whole_repeats < elements:
-            self.instruction(start + whole_repeats, (1, elements - whole_repeats), lanes, block, 0)
+        in_full_repeats = elements // lanes * lanes
+        if in_full_repeats < elements:
+            self.instruction(
+                start + in_full_repeats, (1, elements - in_full_repeats), lanes, block, 0
+            )
 
     def instruction(
         self, start: Affine, shape: tuple[int, int], pitch: int, block: Affine, step: int
@@ -141,6 +146,8 @@ class _StepWriter:
             unit = pattern(rate.buffer.dtype)
             sizes: tuple[int, ...] = shape
             strides: tuple[int, ...] = (step * unit, 1)
+            # One pattern of numbers serves all repeats of a block: 128 lanes of fp16 are 8 pixels
+            # of 16 channels.
             if unit == FRACTAL:  # stride 0: one block of 16 numbers for every 16 lanes
                 sizes = (shape[0], shape[1] // FRACTAL, FRACTAL)
                 strides = (step * unit, 0, 1)
@@ -174,17 +181,34 @@ class Group:
         if not operands:
             return None
         tensors = tuple(k.tensor(o.name, o.dtype, elements) for o in operands)
-        first, *others = operands
-        queue = k.queue(f"{first.name}_ub", "UB", first.dtype, slots[0], src="MTE2", dst="V")
-        for operand, size in zip(others, slots[1:], strict=True):
+        first_operand, *other_operands = operands
+        queue = k.queue(
+            f"{first_operand.name}_ub", "UB", first_operand.dtype, slots[0], src="MTE2", dst="V"
+        )
+        # All operands of a kind arrive together: one queue, whose slots have a part for each.
+        for operand, size in zip(other_operands, slots[1:], strict=True):
             queue.join(f"{operand.name}_ub", operand.dtype, size)
         return cls(tuple(operands), tensors, queue, blocks)
 
-    def held(self, tile: Tile) -> dict[str, Tile]:
+    def tiles_by_name(self, tile: Tile) -> dict[str, Tile]:
         """Return the tile of each operand in the slot of `tile`, by name."""
         buffers = (self.queue.buffer, *self.queue.members)
         pairs = zip(self.operands, buffers, strict=True)
         return {o.name: Tile(buffer, tile.slot) for o, buffer in pairs}
+
+
+@dataclass(frozen=True, slots=True)
+class SecondSums:
+    """The second tile of sums in L0C, that of a convolution beside.
+
+    It leaves as `deq` says, comes to `buffer` in UB, where steps read it by `name`, and begins at
+    element `start` of a tile of L0C.
+    """
+
+    deq: Deq
+    name: str
+    buffer: Buffer
+    start: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +217,7 @@ class Finish:
 
     `tiles` and `channels` are its operands per element and per channel, `out` are the slots of UB
     from which results leave, `scratch` the other tiles of the plan. `units` are the elements of a
-    block of each channel operand. `second` is the second tile of sums: how it leaves L0C, its
-    operand's name, its buffer in UB, and its first element in a tile of L0C.
+    block of each channel operand. `second` is the second tile of sums, if there is one.
 
     On chips with a fix pipe `fix` says what that does, and `table` passes the bias to the cube.
     """
@@ -208,16 +231,16 @@ class Finish:
     fix: Fix | None = None
     table: Queue | None = None
     deq: Deq | None = None
-    second: tuple[Deq, str, Buffer, int] | None = None
+    second: SecondSums | None = None
     width: int = FRACTAL
     units: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """Numbers per channel that are loaded: `tile` has those from output block `first` on."""
+    """Numbers per channel that are loaded: `tile` has those from output block `first_block` on."""
 
-    first: Affine
+    first_block: Affine
     tile: Tile
 
 
@@ -249,41 +272,26 @@ def new_finish(
     check_epilogue(epilogue, k.chip, sums)
     demand = demand_of(epilogue, k.chip, sums)
     assert demand is not None
+    # Blocks of 16 channels in a slot: all of the core's, or those of one tile.
     blocks = channel_blocks(demand, k.chip, sizes.n_own, sizes.tile_n)
     if not k.chip.combined:
         return _new_fix(k, epilogue, sizes, blocks)
     plan = drain_plan(epilogue, sums)
     operands = epilogue.of_kind("channel")
     units = {o.name: epilogue.unit(o) for o in operands}
-    multiple = demand.columns
-    if sizes.tile_n % multiple or sizes.blocks % multiple or sizes.n_own % multiple:
-        got = f"tiles of {sizes.tile_n}, {sizes.n_own} a core, {sizes.blocks} in all"
-        raise errors.CapacityError(
-            f"blocks of 16 channels in multiples of {multiple}", got, "pad them"
-        )
+    _check_multiple(demand.columns, sizes)
     slots = [blocks * units[o.name] for o in operands]
     channels = Group.make(k, operands, slots, sizes.blocks * FRACTAL, blocks)
-    # What UB holds beside two slots of channel numbers is for pieces of the tile: as many columns
-    # of fractals as fit.
-    ub_bytes = (
-        k.chip.buffers["UB"] - sizes.taken
-    ) // sizes.shares - 2 * blocks * demand.block_bytes
-    piece_columns = ub_bytes // (sizes.tile_m * FRACTAL * FRACTAL * demand.tile_bytes)
-    piece_columns = max(multiple, min(sizes.tile_n, piece_columns) // multiple * multiple)
-    elements = piece_columns * sizes.tile_m * FRACTAL * FRACTAL
+    elements = _piece_elements(k, demand, sizes, blocks)
     operands = epilogue.of_kind("tile")
     tiles = Group.make(k, operands, [elements] * len(operands), sizes.elements, 0)
+    # The result leaves from two slots: one is stored while the steps fill the other.
     out = k.queue(f"{sizes.prefix}y_ub", "UB", epilogue.out_dtype, elements, src="V", dst="MTE3")
     scratch = tuple(
         k.buffer(f"{sizes.prefix}value.{i}", "UB", dtype, elements)
         for i, dtype in enumerate(plan.tiles[1:], 1)
     )
-    second = None
-    for operand in epilogue.of_kind("sums"):
-        assert epilogue.second is not None
-        buffer = k.buffer(operand.name, "UB", operand.dtype, elements)
-        second_start = sizes.tile_m * sizes.tile_n * FRACTAL * FRACTAL
-        second = epilogue.second, operand.name, buffer, second_start
+    second = _new_second_sums(k, epilogue, sizes, elements)
     return Finish(
         k,
         plan,
@@ -298,6 +306,44 @@ def new_finish(
     )
 
 
+def _check_multiple(multiple: int, sizes: Sizes) -> None:
+    """Raise `CapacityError` unless tiles, cores and the result have whole blocks of channels."""
+    if sizes.tile_n % multiple or sizes.blocks % multiple or sizes.n_own % multiple:
+        got = f"tiles of {sizes.tile_n}, {sizes.n_own} a core, {sizes.blocks} in all"
+        raise errors.CapacityError(
+            f"blocks of 16 channels in multiples of {multiple}", got, "pad them"
+        )
+
+
+def _new_second_sums(
+    k: KernelBuilder, epilogue: Epilogue, sizes: Sizes, elements: int
+) -> SecondSums | None:
+    """Allocate UB for the second tile of sums, if the epilogue reads one."""
+    second = None
+    for operand in epilogue.of_kind("sums"):
+        assert epilogue.second is not None
+        buffer = k.buffer(operand.name, "UB", operand.dtype, elements)
+        # In L0C the second tile of sums lies behind the first one.
+        start = sizes.tile_m * sizes.tile_n * FRACTAL * FRACTAL
+        second = SecondSums(epilogue.second, operand.name, buffer, start)
+    return second
+
+
+def _piece_elements(k: KernelBuilder, demand: Demand, sizes: Sizes, blocks: int) -> int:
+    """Return the elements of a tile that the epilogue has in UB at a time.
+
+    They are as many columns of fractals as fit beside two slots of numbers for `blocks` blocks of
+    channels.
+    """
+    ub_bytes = (k.chip.buffers["UB"] - sizes.taken) // sizes.shares
+    ub_bytes -= 2 * blocks * demand.block_bytes
+    # A tile 8 fractals high with 6 bytes an element: 12,288 bytes a column, 21 columns in 256 KiB.
+    column_elements = sizes.tile_m * FRACTAL * FRACTAL
+    columns = min(sizes.tile_n, ub_bytes // (column_elements * demand.tile_bytes))
+    whole_blocks = columns // demand.columns * demand.columns
+    return max(demand.columns, whole_blocks) * column_elements
+
+
 def _new_fix(k: KernelBuilder, epilogue: Epilogue, sizes: Sizes, blocks: int) -> Finish:
     """Allocate what the fix pipe needs: only a bias has buffers, in L1 and in the bias table."""
     fix = fix_of(epilogue)
@@ -309,6 +355,7 @@ def _new_fix(k: KernelBuilder, epilogue: Epilogue, sizes: Sizes, blocks: int) ->
     tensor = k.tensor(bias.name, bias.dtype, sizes.blocks * FRACTAL)
     size = blocks * FRACTAL
     queue = k.queue(f"{bias.name}_l1", "L1", bias.dtype, size, src="MTE2", dst="MTE1")
+    # The bias table is small (1 KiB: 256 numbers in fp32), so two slots may not fit.
     depth = 2 if 2 * size * chip.DTYPE_BYTES[bias.dtype] <= k.chip.buffers["BT"] else 1
     table = k.queue(f"{bias.name}_bt", "BT", bias.dtype, size, src="MTE1", dst="M", depth=depth)
     group = Group((bias,), (tensor,), queue, blocks)
@@ -330,8 +377,9 @@ def held_channels(
         return
     k = finish.builder
     queue = group.queue
-    slots = group.held(queue.alloc())
+    slots = group.tiles_by_name(queue.alloc())
     for operand, tensor in zip(group.operands, group.tensors, strict=True):
+        # The bias table repeats numbers by itself; in UB a block of fp32 stands there four times.
         unit = FRACTAL if finish.table else finish.units[operand.name]
         load_channels(k, slots[operand.name], tensor, (first_block + n[0], n[1]), unit)
     queue.enqueue()
@@ -350,7 +398,7 @@ def bias_of(finish: Finish | None, loaded: Channels | None, n: Span) -> Region |
     """Return the region of the bias table that the cube adds to output blocks n (start, count)."""
     if finish is None or finish.table is None or loaded is None:
         return None
-    return loaded.tile.region((n[0] - loaded.first) * FRACTAL, n[1] * FRACTAL)
+    return loaded.tile.region((n[0] - loaded.first_block) * FRACTAL, n[1] * FRACTAL)
 
 
 def drain(
@@ -373,6 +421,7 @@ def drain(
     pitch = _block_elements(finish, area)
     c = acc.dequeue()
     piece_blocks = min(finish.out.buffer.elements // pitch, area.blocks)
+    # In one piece L0C is free as soon as its sums are copied; in several only after the last copy.
     in_one_piece = piece_blocks == area.blocks
     pieces = (
         [(Affine(), piece_blocks)]
@@ -383,29 +432,28 @@ def drain(
         if finish.tiles:
             load_tiles(finish.tiles, k, area, block, count)
         memories: list[Memory] = [finish.out.alloc(), *finish.scratch]
-        rates = finish.channels.held(channels.tile) if finish.channels and channels else {}
+        rates = finish.channels.tiles_by_name(channels.tile) if finish.channels and channels else {}
         # The channel operands are in blocks of 16, the tile may be in blocks of 32.
-        first_rate = n + block * (area.width // FRACTAL) - channels.first if channels else block
+        first_rate = (
+            n + block * (area.width // FRACTAL) - channels.first_block if channels else block
+        )
         numbers = (rates, first_rate)
-        _copy_sums(finish, memories[finish.plan.start], c, area, (block, count, pitch), numbers)
-        named: dict[str, Memory] = {}
-        if finish.second:
-            deq, name, named[name], start = finish.second
-            sums = _block_pairs(c, area, (block, count), start)
-            _dequantise(k, deq, named[name], sums, numbers)
+        target = memories[finish.plan.start]
+        _copy_sums(finish, target, c, area, (block, count, pitch), numbers)
+        named = _copy_second_sums(finish, c, area, (block, count), numbers)
         if in_one_piece:
             acc.free()
         if finish.tiles:
-            named |= finish.tiles.held(finish.tiles.queue.dequeue())
+            named |= finish.tiles.tiles_by_name(finish.tiles.queue.dequeue())
         write_steps(k, finish.plan, Piece(memories, named, rates, first_rate, count, pitch))
         if finish.tiles:
             finish.tiles.queue.free()
-        leave(k, finish.out, places, pitch, (block, count))
+        copy_out(k, finish.out, places, pitch, (block, count))
     if not in_one_piece:
         acc.free()
 
 
-def leave(
+def copy_out(
     k: KernelBuilder, out: Queue, places: Sequence[tuple[Memory, Area]], run: int, blocks: Span
 ) -> None:
     """Copy `blocks` (first, count), `run` elements apart, from UB to all places."""
@@ -426,6 +474,7 @@ def _block_elements(finish: Finish, area: Area) -> int:
     run = area.pixels * area.width
     lanes = finish.builder.chip.vector_bytes_per_repeat // 2
     rounded_up = -(-run // lanes) * lanes
+    # 49 pixels of 16 channels: 784 elements a block, rounded up to 7 repeats of 128 = 896.
     extra_repeats = (area.blocks * rounded_up - area.blocks * run) // lanes
     return run if finish.tiles or finish.deq or extra_repeats > REPEATS else rounded_up
 
@@ -450,6 +499,22 @@ def _copy_sums(
     _dequantise(k, finish.deq, target, sums, channels)
 
 
+def _copy_second_sums(
+    finish: Finish,
+    c: Tile,
+    area: Area,
+    blocks: Span,
+    channels: tuple[Mapping[str, Tile], Affine],
+) -> dict[str, Memory]:
+    """Copy `blocks` (first, count) of a second tile of sums to UB; return its buffer by name."""
+    second = finish.second
+    if second is None:
+        return {}
+    sums = _block_pairs(c, area, blocks, second.start)
+    _dequantise(finish.builder, second.deq, second.buffer, sums, channels)
+    return {second.name: second.buffer}
+
+
 def _block_pairs(c: Tile, area: Area, blocks: Span, start: int) -> Region:
     """Return `blocks` (first, count) of sums that begin at element `start` of a tile of L0C.
 
@@ -457,6 +522,7 @@ def _block_pairs(c: Tile, area: Area, blocks: Span, start: int) -> Region:
     """
     (first_block, count) = blocks
     halves = area.width // FRACTAL
+    # A column of fractals in L0C: all pixels of 16 channels. The next 16 channels lie behind it.
     fractal_column = area.fractals * FRACTAL * FRACTAL
     sizes = (count, area.pixels, halves, FRACTAL)
     strides = (fractal_column * halves, FRACTAL, fractal_column, 1)
@@ -474,13 +540,14 @@ def _dequantise(
     (rates, first_rate) = channels
     count, _, halves, _ = sums.sizes
     elements = count * halves * FRACTAL
+    # Scale and bias for every channel of these blocks: 32 numbers a block of an int8 result.
     numbers = [rates[name].region(first_rate * FRACTAL, elements) for name in deq.names]
     k.vdeq(target.region(0, sums.sizes), sums, *numbers, relu=deq.relu, offset=deq.offset)
 
 
 def load_tiles(group: Group, k: KernelBuilder, area: Area, at: Affine, count: int) -> None:
     """Copy blocks at .. at+count-1 of the tile operands to UB: the elements stored at `area`."""
-    slots = group.held(group.queue.alloc())
+    slots = group.tiles_by_name(group.queue.alloc())
     block_elements = area.pixels * area.width
     for operand, tensor in zip(group.operands, group.tensors, strict=True):
         for source, target in area.pairs(tensor, slots[operand.name], block_elements, at, count):
@@ -520,7 +587,9 @@ class Leave:
     def _to_ring(self, ring: RingEnd, area: Area) -> None:
         """Move a tile of L0C to a slot of the ring, without the rows that pad its last fractal."""
         fix = (self.finish.fix if self.finish else None) or AS_THEY_ARE
+        # 49 pixels fill 3 fractals and 1 row of a fourth: the other 15 rows stay behind.
         sizes = area.blocks, area.pixels * FRACTAL
+        # Blocks lie whole fractals apart in L0C, but side by side in the ring.
         source = self.acc.dequeue().region(0, sizes, (area.fractals * FRACTAL * FRACTAL, 1))
         self.k.fixpipe(ring.alloc().region(0, sizes), source, relu=fix.relu, scale=fix.scale)
         self.acc.free()

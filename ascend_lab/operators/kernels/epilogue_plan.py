@@ -81,14 +81,8 @@ def plan_of(epilogue: Epilogue, sums: str) -> Plan:
         ]
     last_value = 0 if len(reads) in narrowed else len(reads)
     needed = _needed(reads, last_value)
-    # Later readers overwrite earlier ones: what stays is the last step that reads a value.
-    last_reader = {
-        source: reader
-        for reader in sorted(needed)
-        if reader
-        for source in reads[reader - 1]
-        if isinstance(source, int)
-    }
+    last_reader = _last_readers(reads, needed)
+    # Tile 0 is in the stored format, and free until a value of that format takes it.
     tiles = [epilogue.out_dtype]
     free_tiles = [0]
     tile_of = {0: _take(formats[0], tiles, free_tiles)}
@@ -184,6 +178,17 @@ def _needed(reads: list[tuple[Source, ...]], last_value: int) -> set[int]:
     return needed
 
 
+def _last_readers(reads: list[tuple[Source, ...]], needed: set[int]) -> dict[int, int]:
+    """Return, for every value, the last of the needed values that is computed from it."""
+    # Later readers overwrite earlier ones in the dictionary.
+    return {
+        source: reader
+        for reader in sorted(needed - {0})
+        for source in reads[reader - 1]
+        if isinstance(source, int)
+    }
+
+
 def _take(dtype: str, tiles: list[str], free_tiles: list[int]) -> int:
     """Return the free tile of a format that was freed last, or a new tile if there is none."""
     for tile in reversed(free_tiles):
@@ -229,6 +234,7 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
     scratch = sum(second_sums) + sum(DTYPE_BYTES[dtype] for dtype in plan.tiles[1:])
     # A dequantising copy takes as long for int8 as for fp16.
     arrival_bytes = 2 if epilogue.deq else 1
+    # The second tile of sums leaves L0C like the first.
     arrival = sum(
         max(size, arrival_bytes) for size in (DTYPE_BYTES[plan.tiles[plan.start]], *second_sums)
     )
@@ -261,6 +267,7 @@ def _split_demand(epilogue: Epilogue, chip: Chip, sums: str) -> Demand:
         loaded = arriving_bytes + sum(DTYPE_BYTES[o.dtype] for o in tail.of_kind("tile"))
         load = loaded / chip.path("GM", "UB").rate_bytes_per_cycle
         store = stored / chip.path("UB", "GM").rate_bytes_per_cycle
+        # The slowest of load, steps and store, shared by the vector cores.
         pace = max(load, store, _step_cycles(plan, chip)) / chip.vector_cores_per_core
         stored = arriving_bytes
     biases = len(head.operands) if head else 0
@@ -281,6 +288,7 @@ def _step_cycles(plan: Plan, chip: Chip) -> float:
 
 def channel_blocks(demand: Demand, chip: Chip, n_own: int, tile_n: int) -> int:
     """Return the blocks of 16 channels in a slot: a core's if they take little UB, or a tile's."""
+    # 1/16 of UB: 16 KiB of 256, or 4096 channels in fp32.
     room = chip.buffers["UB"] // 16 if chip.combined else 0
     return n_own if n_own <= tile_n or n_own * demand.block_bytes <= room else tile_n
 
@@ -342,6 +350,7 @@ def pack_bias(shape: ConvShape, bias: np.ndarray) -> np.ndarray:
     blocks = shape.blocks[1]
     c0 = isa.c0_of(shape.dtype)
     dtype = np.dtype(np.int8) if shape.dtype == "int8" else bias.dtype
+    # 100 channels fill 7 blocks: 12 zeros follow.
     padded = np.zeros(blocks * isa.FRACTAL, bias.dtype)
     padded[: bias.size] = bias.reshape(-1)
     packed = np.zeros((1 + blocks, isa.FRACTAL, c0), dtype)
@@ -353,6 +362,7 @@ def pack_bias(shape: ConvShape, bias: np.ndarray) -> np.ndarray:
     # b = low + 127 * high with |low| <= 63; high is the sum of 31 digits, as equal as can be.
     high = np.rint(padded / LARGEST).astype(np.int64)
     quotient, remainder = np.divmod(np.abs(high)[:, None], c0 - 1)
+    # high = 70 in 31 digits: 8 digits of 3 and 23 of 2.
     digits = np.sign(high)[:, None] * (quotient + (np.arange(c0 - 1) < remainder))
     packed[1:, :, 0] = (padded - LARGEST * high).reshape(blocks, isa.FRACTAL)
     packed[1:, :, 1:] = digits.reshape(blocks, isa.FRACTAL, c0 - 1)
@@ -406,10 +416,13 @@ class CubeBias:
         queue = k.queue(*buffer_args, src="MTE2", dst="MTE1", depth=1)
         return cls(k, numbers, queue.buffer, shape, n_own, queue)
 
-    def load(self, full: int, tail: bool, first: isa.Affine, col: isa.Affine) -> None:
-        """Copy the ones and the bias to L1: of `full` bundles, and of the short last one if `tail`.
+    def load(
+        self, full_bundles: int, tail: bool, first_bundle: isa.Affine, col: isa.Affine
+    ) -> None:
+        """Copy the ones and the bias to L1.
 
-        `first` is the core's first bundle, `col` its first output block in each.
+        The bias is that of `full_bundles` from `first_bundle` on, and of the short last one if
+        `tail`; `col` is the core's first output block in each.
         """
         bundle = bundles_of(self.shape)
         n_own = self.n_own
@@ -417,9 +430,10 @@ class CubeBias:
         if self.queue:
             self.queue.alloc()
         self.k.copy(self.l1.region(0, fractal), self.numbers.region(0, fractal))
-        tail_blocks = bundle.last_n1 if full else n_own
-        tail_part = (isa.Affine(bundle.count - 1), int(tail), tail_blocks, n_own * full)
-        for index, count, blocks, l1_block in ((first, full, n_own, 0), tail_part):
+        # A core that has only the short bundle has n_own blocks of it.
+        tail_blocks = bundle.last_n1 if full_bundles else n_own
+        tail_part = (isa.Affine(bundle.count - 1), int(tail), tail_blocks, n_own * full_bundles)
+        for index, count, blocks, l1_block in ((first_bundle, full_bundles, n_own, 0), tail_part):
             if count:
                 sizes = (count, blocks * fractal)
                 start = (1 + index * bundle.n1 + col) * fractal

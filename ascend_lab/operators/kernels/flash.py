@@ -37,7 +37,7 @@ def flash_launch(
     return isa.spread(
         f"flash_{shape.batch}x{shape.rows}x{shape.keys}x{shape.depth}",
         flash_shape.shares(shape, t.rows // FRACTAL, t.cores),
-        lambda *own: _Writer(shape, t, chip).program(own),
+        lambda *share: _Writer(shape, t, chip).program(share),
     )
 
 
@@ -103,89 +103,106 @@ class _Writer:
         self.gm = flash_shape.Tensors.declare(k, shape, ("q", "k", "v", "y", "mask"))
         self.q = self.keys.join("q_l1", "fp16", rows * depth)
         self.values = self.keys.join("v_l1", "fp16", keys * width)
-        deep = depth + FRACTAL * one_row
-        left = rows * max(deep, keys, 2 * FRACTAL)
-        right = keys * max(deep, width)
-        self.left = k.queue("a_l0", "L0A", "fp16", left, src="MTE1", dst="M")
-        self.right = k.queue("b_l0", "L0B", "fp16", right, src="MTE1", dst="M")
+        masked_depth = depth + FRACTAL * one_row
+        # L0A takes Q, with the shares of a mask; weights; or the halves of maxima.
+        a_elements = rows * max(masked_depth, keys, 2 * FRACTAL)
+        b_elements = keys * max(masked_depth, width)
+        self.a_l0 = k.queue("a_l0", "L0A", "fp16", a_elements, src="MTE1", dst="M")
+        self.b_l0 = k.queue("b_l0", "L0B", "fp16", b_elements, src="MTE1", dst="M")
         self.scores = k.queue("s_l0", "L0C", "fp32", rows * keys, src="M", dst="V", depth=1)
         self.product = k.queue("c_l0", "L0C", "fp32", rows * width, src="M", dst="V", depth=1)
         self.result = k.queue("out", "UB", "fp16", rows * max(keys, width), src="V", dst="MTE3")
         self.weights = k.queue("p_l1", "L1", "fp16", rows * keys, src="MTE3", dst="MTE1")
         size = 2 * rows * FRACTAL
+        # Maxima as two halves, each in 16 equal lanes a row: two fractals for 16 rows.
         self.peaks = k.queue("m_l1", "L1", "fp16", size, src="MTE3", dst="MTE1", depth=1)
+        # A fractal of -128: 16 equal halves of m times -2048 / 16 are -2048 m.
         self.minus = k.buffer("minus_l1", "L1", "fp16", flash_shape.AREA)
-        self.mask: Queue | None = None
-        if shape.mask == "full":
-            self.mask = k.queue("mask_ub", "UB", "fp16", rows * keys, src="MTE2", dst="V")
-        if one_row:
-            self.row = self.keys.join("mask_l1", "fp16", keys * FRACTAL)
-            self.share = k.buffer("share_l1", "L1", "fp16", flash_shape.AREA)
+        self._allocate_mask()
         self.state = soft.State.make(k, shape, tiling)
 
-    def program(self, own: flash_shape.Own) -> isa.Program:
+    def _allocate_mask(self) -> None:
+        """Allocate what a mask needs: V adds one of all rows, the cube adds one of one row."""
+        k = self.k
+        keys = self.tiling.keys
+        self.mask: Queue | None = None
+        if self.shape.mask == "full":
+            elements = self.tiling.rows * keys
+            self.mask = k.queue("mask_ub", "UB", "fp16", elements, src="MTE2", dst="V")
+        if self.shape.mask == "rows":
+            self.row = self.keys.join("mask_l1", "fp16", keys * FRACTAL)
+            self.share = k.buffer("share_l1", "L1", "fp16", flash_shape.AREA)
+
+    def program(self, share: flash_shape.Own) -> isa.Program:
         """Walk blocks, three of them at a time."""
         self._constants()
         side = self.tiling.rows // FRACTAL
-        matrices, blocks = soft.axes(own, soft.places(self.k, own), side)
-        alone = blocks.count == 1
-        outer, inner = (blocks, matrices) if alone else (matrices, blocks)
+        matrices, blocks = soft.axes(share, soft.places(self.k, share), side)
+        # Where a core has one block of each matrix, the next block of rows is that of the next
+        # matrix.
+        one_block = blocks.count == 1
+        outer, inner = (blocks, matrices) if one_block else (matrices, blocks)
         for piece in outer.pieces(self.k):
-            for some in inner.threes(self.k):
-                pairs = [other and ((other, piece) if alone else (piece, other)) for other in some]
+            for neighbours in inner.threes(self.k):
+                pairs = [
+                    place and ((place, piece) if one_block else (piece, place))
+                    for place in neighbours
+                ]
                 self._walk(*pairs)
         return self.k.finish()
 
-    def _walk(self, before: Place | None, place: Place | None, after: Place | None) -> None:
-        """Take turns at the blocks of a place, from the last before it to the first behind."""
-        full, rest, _ = self.cut
-        last = full - (not rest)
-        first = before and self._block(before, last)
-        end = after and self._block(after, 0)
+    def _walk(self, previous: Place | None, place: Place | None, following: Place | None) -> None:
+        """Take turns at the blocks of a place, the last before it and the first behind it."""
+        full_blocks, last_fractals, _ = self.cut
+        last_number = full_blocks - (not last_fractals)
+        previous_block = previous and self._block(previous, last_number)
+        following_block = following and self._block(following, 0)
         if place is None:
-            self._turn(first, None, end)
+            self._turn(previous_block, None, following_block)
             return
 
         def now(number: Affine | int) -> soft.Block:
             return self._block(place, number)
 
-        self._turn(first, now(0), now(1) if last else end)
-        if full > 2:
-            with self.k.loop("key", full - 2) as j:
+        self._turn(previous_block, now(0), now(1) if last_number else following_block)
+        if full_blocks > 2:
+            with self.k.loop("key", full_blocks - 2) as j:
                 self._turn(*(now(j + n) for n in range(3)))
-        for n in range(max(1, full - 1), last + 1):
-            self._turn(now(n - 1), now(n), now(n + 1) if n < last else end)
+        for n in range(max(1, full_blocks - 1), last_number + 1):
+            self._turn(now(n - 1), now(n), now(n + 1) if n < last_number else following_block)
 
     def _block(self, place: Place, number: Affine | int) -> soft.Block:
         """Return a block of keys of a place."""
         (matrix, rows) = place
-        (full, rest, ragged) = self.cut
-        at = Affine() + number
-        keys = at * self.block
-        own = at == Affine(full)
+        (full_blocks, last_fractals, ragged) = self.cut
+        block_number = Affine() + number
+        keys = block_number * self.block
+        is_remainder = block_number == Affine(full_blocks)
         return soft.Block(
             matrix.matrix,
             (rows.start, rows.size),
-            (keys, rest if own else self.block),
-            at,
-            ragged if own else 0,
-            at == Affine(full - (not rest)),
+            (keys, last_fractals if is_remainder else self.block),
+            block_number,
+            ragged if is_remainder else 0,
+            block_number == Affine(full_blocks - (not last_fractals)),
         )
 
     def _turn(
-        self, before: soft.Block | None, now: soft.Block | None, after: soft.Block | None
+        self, previous: soft.Block | None, current: soft.Block | None, following: soft.Block | None
     ) -> None:
         """The weights of a block, the scores of the next, the product of the one before."""
-        if now:
-            self._weights(now)
-        if after:
-            self._scores(after)
-        if before:
-            self._product(before)
-        if before and before.is_last:
-            self._finish(before)
-        if now and now.number != Affine():
-            soft.rescale(self.state, self.product.dequeue(), now.rows[1], self.width, now.number)
+        if current:
+            self._weights(current)
+        if following:
+            self._scores(following)
+        if previous:
+            self._product(previous)
+        if previous and previous.is_last:
+            self._finish(previous)
+        if current and current.number != Affine():
+            soft.rescale(
+                self.state, self.product.dequeue(), current.rows[1], self.width, current.number
+            )
             self.product.free()
 
     def _constants(self) -> None:
@@ -196,12 +213,16 @@ class _Writer:
         slots = [Affine(slot) for slot in range(self.keys.buffer.slots)]
         if self.shape.mask == "rows":
             self._fill([Tile(self.row, slot).region(0, size) for slot in slots], (0.0, ALL))
+            # Masks come to the same places by MTE2: not before these zeros are there.
             self.k.set_flag("MTE3", "MTE2", 0)
             self.k.wait_flag("MTE3", "MTE2", 0)
             high, low = flash_shape.mask_shares(self.shape.scale)
+            # A fractal: the first lane of each row is the high part of 1 / scale, the second the
+            # low part.
             shares = (0.0, ALL), (high, FIRST), (low, FIRST << 1)
             self._fill([self.share.region(0, area)], *shares)
         self._fill([self.minus.region(0, area)], (-soft.STEP / FRACTAL, ALL))
+        # The last 16 columns of V: their sums are l.
         ones = [Tile(self.values, slot).region((self.width - 1) * size, size) for slot in slots]
         self._fill(ones, (1.0, ALL))
         self.peaks.enqueue()
@@ -247,14 +268,15 @@ class _Writer:
             self._load(Tile(self.q, tile.slot), "q", block, block.rows)
         self.keys.enqueue()
         tile = self.keys.dequeue()
+        # Q came with the first of these blocks of keys, so many slots before.
         q = Tile(self.q, tile.slot - block.number)
-        left = self.left.alloc()
-        right = self.right.alloc()
-        tiles.load_a(k, left, q, rows, self.depth)
+        a_slot = self.a_l0.alloc()
+        b_slot = self.b_l0.alloc()
+        tiles.load_a(k, a_slot, q, rows, self.depth)
         fractals = (self.depth * keys, flash_shape.AREA)
-        k.load2d(right.region(0, fractals), tile.region(0, fractals))
+        k.load2d(b_slot.region(0, fractals), tile.region(0, fractals))
         if one_row:
-            self._feed_mask(left, right, rows, keys, tile.slot)
+            self._feed_mask(a_slot, b_slot, rows, keys, tile.slot)
         self._multiply(self.scores, (rows, self.depth, keys))
         self._complete(self.scores.dequeue(), block)
         self.scores.free()
@@ -268,18 +290,20 @@ class _Writer:
         """A mask of one row to the first two rows of fractals of L1."""
         src = self.gm.mask(block.matrix, block.rows, block.keys)
         for row in (0, 1):
-            place = row * FRACTAL, src.sizes, (flash_shape.AREA, 1)
-            self.k.copy(Tile(self.row, slot).region(*place), src)
+            target = row * FRACTAL, src.sizes, (flash_shape.AREA, 1)
+            self.k.copy(Tile(self.row, slot).region(*target), src)
 
-    def _feed_mask(self, left: Tile, right: Tile, rows: int, keys: int, slot: Affine | int) -> None:
+    def _feed_mask(
+        self, a_slot: Tile, b_slot: Tile, rows: int, keys: int, slot: Affine | int
+    ) -> None:
         """The shares of a mask behind Q in L0A, and its fractals, transposed, behind K in L0B."""
         area = flash_shape.AREA
-        some = (rows, flash_shape.AREA)
+        sizes = (rows, flash_shape.AREA)
         square = (FRACTAL, FRACTAL)
-        shares = self.share.region(0, some, (0, 1))
-        self.k.load2d(left.region(rows * self.depth * area, some), shares)
+        shares = self.share.region(0, sizes, (0, 1))
+        self.k.load2d(a_slot.region(rows * self.depth * area, sizes), shares)
         mask = Tile(self.row, slot).region(0, (keys, *square), (area, 1, FRACTAL))
-        self.k.load2d(right.region(keys * self.depth * area, (keys, *square)), mask)
+        self.k.load2d(b_slot.region(keys * self.depth * area, (keys, *square)), mask)
 
     def _complete(self, tile: Tile, block: soft.Block) -> None:
         """Scores to UB; what a mask of all rows or the end of keys changes there goes back."""
@@ -288,6 +312,7 @@ class _Writer:
         (_, keys) = block.keys
         wide = self.state.wide
         area = rows * keys * flash_shape.AREA
+        # Only the last fractal of keys, unless a mask changes all scores.
         changed = (keys - 1) * rows * flash_shape.AREA
         k.copy(wide.region(0, area), tile.region(0, area))
         if self.mask:
@@ -300,23 +325,24 @@ class _Writer:
         if block.ragged:
             soft.drop_padding(self.state, rows, keys, block.ragged)
         if block.ragged or self.mask:
-            some = changed, area - changed
-            k.copy(tile.region(*some), wide.region(*some))
+            stretch = changed, area - changed
+            k.copy(tile.region(*stretch), wide.region(*stretch))
 
     def _weights(self, block: soft.Block) -> None:
         """Scores of a block less their maxima, and the weights in L1."""
         k = self.k
         (_, rows) = block.rows
         (_, keys) = block.keys
-        some = (2 * keys, flash_shape.AREA)
-        k.load2d(self.right.alloc().region(0, some), self.minus.region(0, some, (0, 1)))
-        tiles.load_a(k, self.left.alloc(), self.peaks.dequeue(), rows, 2)
+        sizes = (2 * keys, flash_shape.AREA)
+        k.load2d(self.b_l0.alloc().region(0, sizes), self.minus.region(0, sizes, (0, 1)))
+        tiles.load_a(k, self.a_l0.alloc(), self.peaks.dequeue(), rows, 2)
         self.peaks.free()
         self._multiply(self.scores, (rows, 2, keys), 1)
         area = rows * keys * flash_shape.AREA
         out = self.result.alloc()
         k.copy(out.region(0, area), self.scores.dequeue().region(0, area))
         self.scores.free()
+        # p = exp(c (s - m))
         soft.weigh(self.state, out, rows * keys)
         self._send(self.weights.alloc().region(0, area))
         self.weights.enqueue()
@@ -325,11 +351,12 @@ class _Writer:
         """P V of a block: both to L0, and multiplied; the first one begins the output."""
         (_, rows) = block.rows
         (_, keys) = block.keys
+        # V lies in the slot of K that is freed next.
         values = Tile(self.values, self.keys.counts["free"])
         source = tiles.Fractals(values, Affine(), self.block * flash_shape.AREA)
-        load_turned(self.k, self.right.alloc(), source, self.width, keys)
+        load_turned(self.k, self.b_l0.alloc(), source, self.width, keys)
         self.keys.free()
-        tiles.load_a(self.k, self.left.alloc(), self.weights.dequeue(), rows, keys)
+        tiles.load_a(self.k, self.a_l0.alloc(), self.weights.dequeue(), rows, keys)
         self.weights.free()
         self._multiply(self.product, (rows, keys, self.width), block.number)
 
@@ -345,12 +372,13 @@ class _Writer:
         self, sums: Queue, sizes: tuple[int, int, int], accumulate: Affine | int = 0
     ) -> None:
         """Multiply what has come to L0A and L0B; a mask stands behind Q and K."""
-        self.left.enqueue()
-        self.right.enqueue()
-        a = self.left.dequeue()
-        b = self.right.dequeue()
+        self.a_l0.enqueue()
+        self.b_l0.enqueue()
+        a = self.a_l0.dequeue()
+        b = self.b_l0.dequeue()
         c = sums.alloc()
         multiply(self.k, c, a, b, sizes, accumulate)
+        # The mask is one more step of depth: its row of keys times the shares of 1 / scale.
         if sums is self.scores and not accumulate and self.shape.mask == "rows":
             m, depth, n = sizes
             self.k.mmad(
@@ -359,6 +387,6 @@ class _Writer:
                 b.region(n * depth * flash_shape.AREA, (1, n, FRACTAL, FRACTAL)),
                 accumulate=1,
             )
-        self.left.free()
-        self.right.free()
+        self.a_l0.free()
+        self.b_l0.free()
         sums.enqueue()

@@ -36,20 +36,22 @@ def dealt(shape: FlashShape, side: int, cores: int) -> list[tuple[Piece, ...]]:
     starts: list[list[int]] = [[] for _ in range(cores)]
     work = [0] * cores
     for start in reversed(range(0, rows, side)):
+        # Of 4 blocks with 1, 2, 3, 4 tiles on 2 cores: 4 and 1 to the one, 3 and 2 to the other.
         core = work.index(min(work))
         starts[core].append(start)
         work[core] += _work(shape, start, side)
     return [
         tuple(
             Piece(Affine(number), Affine(start), min(side, rows - start))
-            for number, start in enumerate(sorted(own))
+            for number, start in enumerate(sorted(core_starts))
         )
-        for own in starts
+        for core_starts in starts
     ]
 
 
 def _work(shape: FlashShape, start: int, side: int) -> int:
     """Return the scores of a block of rows, in fractals."""
+    # The last row of a block sees most keys: tiles go up to those.
     size = min(side, shape.fractals[0] - start)
     return size * up(shape.seen((start + size) * FRACTAL - 1), FRACTAL)
 
@@ -61,25 +63,27 @@ def causal_grid(shape: FlashShape, side: int, cores: int) -> tuple[int, int, int
     """
     entries = shape.batch // shape.heads
     blocks = up(shape.fractals[0], side)
-    found = list[tuple[int, int, tuple[int, int, int]]]()
+    grids = list[tuple[int, int, tuple[int, int, int]]]()
     for places in range(1, min(blocks, cores) + 1):
-        own = dealt(shape, side, places)
-        most = max(sum(_work(shape, b.start.const, side) for b in some) for some in own)
+        core_blocks = dealt(shape, side, places)
+        core_work = max(
+            sum(_work(shape, b.start.const, side) for b in pieces) for pieces in core_blocks
+        )
         for heads in range(1, min(shape.heads, cores // places) + 1):
-            over = min(entries, cores // (places * heads))
-            busiest = most * up(entries, over) * up(shape.heads, heads)
-            found.append((busiest, places, (over, places, heads)))
-    return min(found)[-1]
+            entry_cores = min(entries, cores // (places * heads))
+            busiest = core_work * up(entries, entry_cores) * up(shape.heads, heads)
+            grids.append((busiest, places, (entry_cores, places, heads)))
+    return min(grids)[-1]
 
 
 def tiles_seen(shape: FlashShape, block: Piece, side: int) -> tuple[int, int, int]:
     """Return the tiles of `side` fractals that all rows of a block see, all its tiles, and the
     fractals of the last one."""
-    first = block.start.const * FRACTAL
-    whole = shape.seen(first) // (side * FRACTAL)
-    fractals = up(shape.seen(first + block.size * FRACTAL - 1), FRACTAL)
+    first_row = block.start.const * FRACTAL
+    full_tiles = shape.seen(first_row) // (side * FRACTAL)
+    fractals = up(shape.seen(first_row + block.size * FRACTAL - 1), FRACTAL)
     count = up(fractals, side)
-    return whole, count, fractals - (count - 1) * side
+    return full_tiles, count, fractals - (count - 1) * side
 
 
 # -- the sequence of tiles -------------------------------------------------------------------------
@@ -121,12 +125,12 @@ class Sequence:
         """Return the sequence of some blocks, by tiles of `side` fractals of keys."""
         steps = list[Step]()
         for block in blocks:
-            whole, count, last = tiles_seen(shape, block, side)
+            full_tiles, count, last_fractals = tiles_seen(shape, block, side)
             for n in range(count):
-                size = last if n == count - 1 else side
+                size = last_fractals if n == count - 1 else side
                 is_first = n == 0
                 is_last = n == count - 1
-                steps.append(Step(block, n, size, is_first, is_last, n >= whole))
+                steps.append(Step(block, n, size, is_first, is_last, n >= full_tiles))
         ahead = min(lead, len(steps) * matrices.count)
         return cls(matrices, tuple(steps), len(blocks), side, ahead, lead + 1)
 
@@ -141,15 +145,18 @@ class Sequence:
         """Write both stages."""
         count = len(self.steps)
         matrices = self.matrices.count
-        far = (count - 1 + self.lead) // count  # matrices that the first stage may be ahead
-        far = min(far, matrices)
+        matrices_ahead = (
+            count - 1 + self.lead
+        ) // count  # matrices that the first stage may be ahead
+        matrices_ahead = min(matrices_ahead, matrices)
+        # The first stage begins alone.
         for at in range(self.lead):
-            matrix, own = divmod(at, count)
-            self._tile(first, self._matrix(k, matrix), own, Affine())
-        for pieces in self.matrices.turns(k, matrices - far, *range(far + 1)):
+            matrix, tile_number = divmod(at, count)
+            self._tile(first, self._matrix(k, matrix), tile_number, Affine())
+        for pieces in self.matrices.turns(k, matrices - matrices_ahead, *range(matrices_ahead + 1)):
             self._matrix_steps(k, first, second, pieces)
-        for left in range(far, 0, -1):
-            pieces = [self._matrix(k, matrices - left + n) for n in range(left)]
+        for matrices_left in range(matrices_ahead, 0, -1):
+            pieces = [self._matrix(k, matrices - matrices_left + n) for n in range(matrices_left)]
             self._matrix_steps(k, first, second, pieces)
 
     def _matrix(self, k: KernelBuilder, number: int) -> Piece:
@@ -162,10 +169,10 @@ class Sequence:
     ) -> None:
         """Write the second stage of the first piece; the first stage is ahead, among the pieces."""
         for start, length in self._runs():
-            ahead, own = divmod(start + self.lead, len(self.steps))
+            matrices_ahead, tile_number = divmod(start + self.lead, len(self.steps))
             with repeat(k, "tile", length) as n:
-                if ahead < len(pieces):
-                    self._tile(first, pieces[ahead], own, n)
+                if matrices_ahead < len(pieces):
+                    self._tile(first, pieces[matrices_ahead], tile_number, n)
                 self._tile(second, pieces[0], start, n)
 
     def _runs(self) -> Iterator[tuple[int, int]]:
@@ -173,21 +180,22 @@ class Sequence:
 
         def alike(at: int) -> tuple[int, ...]:
             ahead = self.steps[(at + self.lead) % len(self.steps)]
-            here = self.steps[at]
-            ends = here.is_first or here.is_last or ahead.is_first or ahead.is_last
+            behind = self.steps[at]
+            # Loops hold only tiles that begin, end and mask nothing, in either stage.
+            ends = behind.is_first or behind.is_last or ahead.is_first or ahead.is_last
             if not ends and not ahead.is_masked:
-                return here.block.start.const, ahead.block.start.const
+                return behind.block.start.const, ahead.block.start.const
             return -1, at
 
         for _, group in groupby(range(len(self.steps)), alike):
             places = list(group)
             yield places[0], len(places)
 
-    def _tile(self, stage: Stage, matrix: Piece, at: int, more: Affine) -> None:
+    def _tile(self, stage: Stage, matrix: Piece, at: int, turn: Affine) -> None:
         """Write tile `at` + `more` of a matrix, with the beginning and the end of its block."""
         step = self.steps[at]
-        start = (more + step.number) * self.side
-        tile = Piece(more + at, start, step.columns, step.is_masked)
+        start = (turn + step.number) * self.side
+        tile = Piece(turn + at, start, step.columns, step.is_masked)
         if step.is_first:
             stage.open((matrix, step.block))
         stage.tile((matrix, step.block, tile))
@@ -223,6 +231,8 @@ class Diagonal:
     @classmethod
     def make(cls, k: KernelBuilder, shape: FlashShape, rows: int) -> "Diagonal":
         """Allocate for blocks of `rows` rows, and write the staircase."""
+        # Rows of -inf above the stairs, h rows a step, rows of 0 below: any slice of it is one
+        # region.
         height = staircase_rows(shape, rows)
         if not height:
             return cls(k, shape, rows, None)
@@ -230,30 +240,33 @@ class Diagonal:
         k.each("vdup", rows * FRACTAL, (stairs, 0), scalar=LEAST)
         k.each("vdup", (height - rows) * FRACTAL, (stairs, rows * FRACTAL), scalar=0.0)
         for lane in range(FRACTAL - 1):
-            first = (rows + lane * shape.causal) * FRACTAL
-            step = stairs.region(first, (shape.causal, FRACTAL))
+            # Step `lane` of the stairs lets lanes 0 .. lane pass: bit mask 1111111111111110 for
+            # lane 0.
+            first_element = (rows + lane * shape.causal) * FRACTAL
+            step = stairs.region(first_element, (shape.causal, FRACTAL))
             k.vector("vdup", step, scalar=LEAST, mask=(1 << FRACTAL) - (2 << lane))
         return cls(k, shape, rows, stairs)
 
     def drop(self, tile: Tile, at: Place, line: Affine, rows: int) -> None:
         """Emit s += LEAST where a row does not see a key, for rows from `line` of the block on."""
         _, block, keys = at
-        first = block.start.const * FRACTAL
-        least = self.shape.seen(first)
+        first_row = block.start.const * FRACTAL
+        # Keys that the first row sees all rows see.
+        keys_of_first_row = self.shape.seen(first_row)
         if not keys.is_rest:  # all rows see all keys of the tile
             return
         for column in range(keys.size):
             key = (keys.start.const + column) * FRACTAL
-            if key + FRACTAL <= least:
+            if key + FRACTAL <= keys_of_first_row:
                 continue
             place = column * rows * FRACTAL
             size = rows * FRACTAL
             if self.stairs is None:
-                bits = lanes_from(max(0, least - key))
+                bits = lanes_from(max(0, keys_of_first_row - key))
                 self.k.each("vdup", size, (tile, place), scalar=LEAST, mask=bits)
                 continue
             seen_by_first_query = self.shape.keys - self.shape.queries
-            step = first - self.shape.causal * (key - seen_by_first_query) + self.rows
+            step = first_row - self.shape.causal * (key - seen_by_first_query) + self.rows
             scores = (tile, place)
             self.k.each("vadd", size, scores, scores, (self.stairs, (line + step) * FRACTAL))
 

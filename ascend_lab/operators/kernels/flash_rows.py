@@ -37,32 +37,29 @@ GROUP = 8
 def slice_rows(shape: FlashShape, chip: Chip, rows: int, keys: int, slots: int) -> int:
     """Return how many of a vector core's rows its UB holds at a time (0: not even 8)."""
     width = shape.fractals[3] * FRACTAL
+    # 64 rows in 1, 2, 3, ... slices of whole groups of 8: 64, 32, 24, 16, ... rows.
     for parts in range(1, rows // GROUP + 1):
         size = up(rows, GROUP * parts) * GROUP
-        a_row = 12 * max(keys, width) + 4 * FRACTAL * (up(keys, 2 * FRACTAL) + 1) + 4
-        mask = {"": 0, "rows": 8 * keys, "full": size * (4 * keys + 4 * FRACTAL)}[shape.mask]
-        mask += 4 * FRACTAL * staircase_rows(shape, 2 * rows)
-        if size * a_row + rows * 4 * (width + 1 + 2 * slots) + mask <= chip.buffers["UB"]:
+        # Of a row in a slice: a tile twice in fp32, twice in 2 bytes, and the folded columns.
+        row_bytes = 12 * max(keys, width) + 4 * FRACTAL * (up(keys, 2 * FRACTAL) + 1) + 4
+        mask_bytes = {"": 0, "rows": 8 * keys, "full": size * (4 * keys + 4 * FRACTAL)}[shape.mask]
+        mask_bytes += 4 * FRACTAL * staircase_rows(shape, 2 * rows)
+        # Of every row, in a slice or not: its sums, its maximum, totals and factors in flight.
+        state_bytes = rows * 4 * (width + 1 + 2 * slots)
+        if size * row_bytes + state_bytes + mask_bytes <= chip.buffers["UB"]:
             return size
     return 0
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """UB of a vector core for a half of every block: tiles on their way, and the state of rows.
+class RowState:
+    """Buffers of UB in fp32 that stay with the rows of a block from tile to tile of keys.
 
     `peak`, `total` and `factor` hold a number a row, `sums` slices of (width / 16, rows, 16);
-    totals and factors have a slot for everything in flight.
+    totals and factors have a slot for everything in flight. For one slice `work` holds columns
+    that are folded, `wide` 16 equal lanes a row, `row` a number a row.
     """
 
-    k: KernelBuilder
-    shape: FlashShape
-    gm: Tensors
-    nest: Nest | Sequence
-    aiv: Affine
-    most: int
-    tiles: Queue
-    out: Queue
     sums: Buffer
     work: Buffer
     wide: Buffer
@@ -71,6 +68,25 @@ class Rows:
     total: Buffer
     factor: Buffer
 
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A vector core's half of the rows of every block, on their way through UB.
+
+    Vector core `aiv` takes up to `slice_rows` of them at a time. `tiles` are slots of what arrives,
+    `out` of what leaves.
+    """
+
+    k: KernelBuilder
+    shape: FlashShape
+    gm: Tensors
+    nest: Nest | Sequence
+    aiv: Affine
+    slice_rows: int
+    tiles: Queue
+    out: Queue
+    state: RowState
+
     @classmethod
     def make(
         cls, k: KernelBuilder, shape: FlashShape, nest: Nest | Sequence, rows: int, keys: int
@@ -78,34 +94,32 @@ class Rows:
         """Allocate for halves of `rows` rows and tiles of `keys` keys."""
         width = shape.fractals[3] * FRACTAL
         slots = nest.in_flight
-        most = slice_rows(shape, k.chip, rows, keys, slots)
-        size = most * max(keys, width)
+        rows_at_once = slice_rows(shape, k.chip, rows, keys, slots)
+        size = rows_at_once * max(keys, width)
 
         def buffer(name: str, elements: int, slots: int = 1) -> Buffer:
             return k.buffer(name, "UB", "fp32", elements, slots)
 
-        return cls(
-            k,
-            shape,
-            Tensors.declare(k, shape, ("y", "mask")),
-            nest,
-            k.param("aiv", 2),
-            most,
-            k.queue("tile", "UB", "fp32", size, src="MTE2", dst="V"),
-            k.queue("out", "UB", shape.dtype, size, src="V", dst="MTE3"),
-            buffer("sums", rows * width),
-            buffer("work", most * FRACTAL * up(keys, 2 * FRACTAL)),
-            buffer("wide", most * FRACTAL),
-            buffer("row", most),
-            buffer("peak", rows),
-            buffer("total", rows, slots),
-            buffer("factor", rows, slots),
+        gm = Tensors.declare(k, shape, ("y", "mask"))
+        aiv = k.param("aiv", 2)
+        tiles = k.queue("tile", "UB", "fp32", size, src="MTE2", dst="V")
+        out = k.queue("out", "UB", shape.dtype, size, src="V", dst="MTE3")
+        state = RowState(
+            sums=buffer("sums", rows * width),
+            # The first fold of a tile's columns halves them: 256 keys leave 8 columns of 16.
+            work=buffer("work", rows_at_once * FRACTAL * up(keys, 2 * FRACTAL)),
+            wide=buffer("wide", rows_at_once * FRACTAL),
+            row=buffer("row", rows_at_once),
+            peak=buffer("peak", rows),
+            total=buffer("total", rows, slots),
+            factor=buffer("factor", rows, slots),
         )
+        return cls(k, shape, gm, nest, aiv, rows_at_once, tiles, out, state)
 
     # -- slices ---------------------------------------------------------------------------------
     def slices(self, half: int) -> Iterator[tuple[Affine, int]]:
         """Yield (first row, rows) of the slices of a half."""
-        for at, size in segments(self.k, "slice", half // GROUP, self.most // GROUP):
+        for at, size in segments(self.k, "slice", half // GROUP, self.slice_rows // GROUP):
             yield at * GROUP, size * GROUP
 
     def take(self, src: Region) -> Tile:
@@ -129,15 +143,15 @@ class Rows:
         ]
         self.k.vector(op, halves[0], *halves)
         fold = {"vmax": "vcgmax", "vadd": "vcgadd"}[op]
-        self.k.vector(fold, self.row.region(0, rows), halves[0])
-        return self.row.region(0, (1, rows))
+        self.k.vector(fold, self.state.row.region(0, rows), halves[0])
+        return self.state.row.region(0, (1, rows))
 
     def spread(self, numbers: Region) -> None:
         """Emit wide (rows, 16) = `numbers`, in every lane."""
         count = numbers.elements
         source = replace(numbers, sizes=(count,), strides=(1,))
         for at in (0, 8):
-            self.k.vector("vbrcb", self.wide.region(at, (count, 8), (FRACTAL, 1)), source)
+            self.k.vector("vbrcb", self.state.wide.region(at, (count, 8), (FRACTAL, 1)), source)
 
     def rowwise(
         self, op: str, memory: Buffer | Tile, start: Affine, columns: int, rows: int
@@ -145,35 +159,39 @@ class Rows:
         """Emit tile = tile op wide for a tile (columns, rows, 16), by columns or groups of rows."""
         groups = rows * FRACTAL // LANES
         pitch = rows * FRACTAL
+        # An instruction a column: it meets all groups of 4 rows, each with its own 64 lanes.
         count = columns
         step = pitch
         shape = (groups, LANES)
         strides = (LANES, 1)
-        again = (LANES, 1)
-        further = 0
+        wide_strides = (LANES, 1)
+        wide_step = 0
+        # Fewer groups than columns: an instruction a group, whose lanes serve all columns.
         if groups < columns:
             count = groups
             step = LANES
             shape = (columns, LANES)
             strides = (pitch, 1)
-            again = (0, 1)
-            further = LANES
+            wide_strides = (0, 1)
+            wide_step = LANES
         with repeat(self.k, "step", count) as i:
             tile = memory.region(start + i * step, shape, strides)
-            self.k.vector(op, tile, tile, self.wide.region(i * further, shape, again))
+            wide = self.state.wide.region(i * wide_step, shape, wide_strides)
+            self.k.vector(op, tile, tile, wide)
 
     def fold(
         self, op: str, source: Buffer | Tile, to: Buffer | Tile, columns: int, rows: int
     ) -> None:
         """Emit the first column of `to` = max or sum over the columns of a tile, half onto half."""
         column = rows * FRACTAL
+        # 5 columns: 2 and 2 are folded to `to`, so the third must be there, too.
         if to is not source and columns % 2:
             middle = columns // 2 * column
             self.k.each("vcopy", column, (to, middle), (source, middle))
         while columns > 1:
             half = columns // 2
-            far = (columns - half) * column
-            self.k.each(op, half * column, (to, 0), (source, 0), (source, far))
+            second_half = (columns - half) * column
+            self.k.each(op, half * column, (to, 0), (source, 0), (source, second_half))
             columns = columns - half
             source = to
 
@@ -196,8 +214,8 @@ class Weigh:
         """Begin with m = LEAST and l = 0."""
         r = self.rows
         half = at[1].size * GROUP
-        r.k.vector("vdup", r.peak.region(0, (1, half)), scalar=LEAST)
-        total = r.total.region(0, (1, half), slot=r.nest.number(at))
+        r.k.vector("vdup", r.state.peak.region(0, (1, half)), scalar=LEAST)
+        total = r.state.total.region(0, (1, half), slot=r.nest.number(at))
         r.k.vector("vdup", total, scalar=0.0)
 
     def close(self, at: Place) -> None:
@@ -210,12 +228,13 @@ class Weigh:
         scores = self.scores.dequeue()
         weights = self.weights.alloc()
         for line, rows in r.slices(half):
-            there = (r.aiv * half + line) * FRACTAL
-            place = there, (at[2].size, rows * FRACTAL), (self.pitch, 1)
+            slice_start = (r.aiv * half + line) * FRACTAL
+            place = slice_start, (at[2].size, rows * FRACTAL), (self.pitch, 1)
             tile = r.take(scores.region(*place))
             if self.mask:
                 self.mask.add(tile, at, r.aiv * half + line, rows)
-            if self.diagonal:  # it drops what stands behind the last key, too
+            # The diagonal drops what stands behind the last key, too.
+            if self.diagonal:
                 self.diagonal.drop(tile, at, r.aiv * half + line, rows)
             else:
                 self._drop_padding(tile, at, rows)
@@ -227,12 +246,13 @@ class Weigh:
 
     def _drop_padding(self, tile: Tile, at: Place, rows: int) -> None:
         """Emit LEAST for the scores of the keys behind the last one."""
-        kept = self.rows.shape.keys % FRACTAL
+        ragged_keys = self.rows.shape.keys % FRACTAL
         keys = at[2]
-        if keys.is_rest and kept:
-            bits = lanes_from(kept)
-            last = (keys.size - 1) * rows * FRACTAL
-            self.rows.k.each("vdup", rows * FRACTAL, (tile, last), scalar=LEAST, mask=bits)
+        # 100 keys: lanes 4 to 15 of the seventh column are no keys.
+        if keys.is_rest and ragged_keys:
+            bits = lanes_from(ragged_keys)
+            last_column = (keys.size - 1) * rows * FRACTAL
+            self.rows.k.each("vdup", rows * FRACTAL, (tile, last_column), scalar=LEAST, mask=bits)
 
     def _weigh(self, tile: Tile, at: Place, line: Affine, rows: int) -> None:
         """Emit p = exp(s - m') of a slice, and bring m, f and l up to date."""
@@ -240,20 +260,23 @@ class Weigh:
         k = self.rows.k
         columns = at[2].size
         size = at[2].size * rows * FRACTAL
-        r.fold("vmax", tile, r.work, columns, rows)
-        row = r.across("vmax", r.work, rows)
-        one = (1, rows)
-        peak = r.peak.region(line, one)
-        factor = r.factor.region(line, one, slot=r.nest.number(at))
-        total = r.total.region(line, one, slot=r.nest.number(at[:2]))
+        r.fold("vmax", tile, r.state.work, columns, rows)
+        row = r.across("vmax", r.state.work, rows)
+        one_repeat = (1, rows)
+        peak = r.state.peak.region(line, one_repeat)
+        factor = r.state.factor.region(line, one_repeat, slot=r.nest.number(at))
+        total = r.state.total.region(line, one_repeat, slot=r.nest.number(at[:2]))
+        # m' = max(m, max(s)), f = exp(m - m')
         k.vector("vmax", row, row, peak)
         k.vector("vsub", factor, peak, row)
         k.vector("vexp", factor, factor)
         k.vector("vcopy", peak, row)
+        # p = exp(s - m'), rounded to 2 bytes for the cube
         r.spread(row)
         r.rowwise("vsub", tile, Affine(), columns, rows)
         k.each("vexp", size, (tile, 0), (tile, 0))
         k.each("vconv", size, (r.out.alloc(), 0), (tile, 0))
+        # l' = f l + sum(p)
         r.fold("vadd", tile, tile, columns, rows)
         row = r.across("vadd", tile, rows)
         k.vector("vmul", total, total, factor)
@@ -275,7 +298,9 @@ class Mask:
         kind = rows.shape.mask
         if not kind:
             return None
-        size, lanes = (keys, keys) if kind == "rows" else (rows.most * keys, rows.most * FRACTAL)
+        size, lanes = (
+            (keys, keys) if kind == "rows" else (rows.slice_rows * keys, rows.slice_rows * FRACTAL)
+        )
         queue = k.queue("mask_ub", "UB", rows.shape.dtype, size, src="MTE2", dst="V")
         return cls(rows, queue, k.buffer("mask_wide", "UB", "fp32", lanes))
 
@@ -284,18 +309,19 @@ class Mask:
         matrix, block, keys = at
         k = self.rows.k
         column = rows * FRACTAL
-        first = block.start * FRACTAL + line
-        src = self.rows.gm.mask(matrix.matrix, (first, rows), (keys.start, keys.size))
+        first_row = block.start * FRACTAL + line
+        src = self.rows.gm.mask(matrix.matrix, (first_row, rows), (keys.start, keys.size))
         k.copy(self.queue.alloc().region(0, src.sizes), src)
         self.queue.enqueue()
         mask = self.queue.dequeue()
         groups = column // LANES
         if self.rows.shape.mask == "rows":
-            every = (keys.size, FRACTAL)
-            k.vector("vconv", self.wide.region(0, every), mask.region(0, every))
+            all_keys = (keys.size, FRACTAL)
+            k.vector("vconv", self.wide.region(0, all_keys), mask.region(0, all_keys))
         with repeat(k, "column", keys.size) as n:
             wide = self.wide.region(0, (groups, LANES))
             if self.rows.shape.mask == "rows":
+                # One row of 16 keys for all rows: strides of 0.
                 shape = (groups, LANES // FRACTAL, FRACTAL)
                 wide = self.wide.region(n * FRACTAL, shape, (0, 0, 1))
             else:
@@ -317,7 +343,7 @@ class Gather:
     def open(self, at: Place) -> None:
         """Begin with o = 0."""
         size = at[1].size * GROUP * self.rows.shape.fractals[3] * FRACTAL
-        self.rows.k.each("vdup", size, (self.rows.sums, 0), scalar=0.0)
+        self.rows.k.each("vdup", size, (self.rows.state.sums, 0), scalar=0.0)
 
     def tile(self, at: Place) -> None:
         """Emit o = f o + p v."""
@@ -326,12 +352,12 @@ class Gather:
         width = self.rows.shape.fractals[3]
         products = self.products.dequeue()
         for line, rows in r.slices(half):
-            there = (r.aiv * half + line) * FRACTAL
-            tile = r.take(products.region(there, (width, rows * FRACTAL), (self.pitch, 1)))
-            first = line * (width * FRACTAL)
-            r.spread(r.factor.region(line, (1, rows), slot=r.nest.number(at)))
-            r.rowwise("vmul", r.sums, first, width, rows)
-            sums = (r.sums, first)
+            slice_start = (r.aiv * half + line) * FRACTAL
+            tile = r.take(products.region(slice_start, (width, rows * FRACTAL), (self.pitch, 1)))
+            first_sum = line * (width * FRACTAL)
+            r.spread(r.state.factor.region(line, (1, rows), slot=r.nest.number(at)))
+            r.rowwise("vmul", r.state.sums, first_sum, width, rows)
+            sums = (r.state.sums, first_sum)
             r.k.each("vadd", width * rows * FRACTAL, sums, sums, (tile, 0))
             r.tiles.free()
         self.products.free()
@@ -342,9 +368,9 @@ class Gather:
         half = at[1].size * GROUP
         width = self.rows.shape.fractals[3]
         for line, rows in r.slices(half):
-            first = line * (width * FRACTAL)
-            r.spread(r.total.region(line, (1, rows), slot=r.nest.number(at)))
-            r.rowwise("vdiv", r.sums, first, width, rows)
-            r.k.each("vconv", width * rows * FRACTAL, (r.out.alloc(), 0), (r.sums, first))
-            own = at[1].start * FRACTAL + r.aiv * half + line
-            r.put(r.gm.lines("y", at[0].matrix, (own, rows)))
+            first_sum = line * (width * FRACTAL)
+            r.spread(r.state.total.region(line, (1, rows), slot=r.nest.number(at)))
+            r.rowwise("vdiv", r.state.sums, first_sum, width, rows)
+            r.k.each("vconv", width * rows * FRACTAL, (r.out.alloc(), 0), (r.state.sums, first_sum))
+            first_row = at[1].start * FRACTAL + r.aiv * half + line
+            r.put(r.gm.lines("y", at[0].matrix, (first_row, rows)))

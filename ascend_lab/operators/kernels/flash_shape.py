@@ -39,14 +39,22 @@ class FlashView(NamedTuple):
 
         `digits` are strides of an address where all lie side by side, and what each is here.
         """
-        each = shape[-2] * shape[-1]
-        steps = (math.prod(shape[-3:]), each, shape[-2] * FRACTAL, 1)
-        found = {1: 1}
-        for near, far in digits:
-            step = next(step for step in steps if step <= near)
-            if far * step != near * found.setdefault(step, far * step // near):
+        matrix_elements = shape[-2] * shape[-1]
+        # Steps of an address from entry to entry, head to head, column to column of fractals, row
+        # to row.
+        steps = (math.prod(shape[-3:]), matrix_elements, shape[-2] * FRACTAL, 1)
+        scaled_steps = {1: 1}
+        for packed_stride, stride in digits:
+            step = next(step for step in steps if step <= packed_stride)
+            if stride * step != packed_stride * scaled_steps.setdefault(
+                step, stride * step // packed_stride
+            ):
                 return None
-        return cls(found.get(steps[0], 0), found.get(each, 0), found.get(steps[2], steps[2]))
+        return cls(
+            scaled_steps.get(steps[0], 0),
+            scaled_steps.get(matrix_elements, 0),
+            scaled_steps.get(steps[2], steps[2]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +87,17 @@ class FlashShape:
     def __post_init__(self) -> None:
         """Check sizes, mask and names."""
         sizes = (self.batch, self.rows, self.keys, self.depth, self.width)
-        wrong = min(*sizes, self.heads) < 1 or self.batch % self.heads or self.mask not in MASKS
-        if wrong or not set(self.shared) <= set(TENSORS):
-            wanted = "sizes of at least 1, heads that divide the batch, a mask of"
-            wanted = f"{wanted} {MASKS}, shared tensors among {TENSORS}"
+        out_of_range = (
+            min(*sizes, self.heads) < 1 or self.batch % self.heads or self.mask not in MASKS
+        )
+        if out_of_range or not set(self.shared) <= set(TENSORS):
+            needed = "sizes of at least 1, heads that divide the batch, a mask of"
+            needed = f"{needed} {MASKS}, shared tensors among {TENSORS}"
             got = f"{sizes}, {self.heads} heads, {self.mask!r}, {self.shared}"
-            raise InputError(wanted, got, "check the shape")
+            raise InputError(needed, got, "check the shape")
         if self.causal and (self.rows % self.causal or self.queries > self.keys):
-            wanted = f"whole queries of {self.causal} heads, at most {self.keys}, one a key"
-            raise InputError(wanted, f"{self.rows} rows", "give each query a key to see")
+            needed = f"whole queries of {self.causal} heads, at most {self.keys}, one a key"
+            raise InputError(needed, f"{self.rows} rows", "give each query a key to see")
 
     @property
     def queries(self) -> int:
@@ -113,7 +123,7 @@ class FlashShape:
     @property
     def ops(self) -> int:
         """Useful operations of the two products, 2 (d + e) for each key that a row sees."""
-        # a causal query sees between 1 + t - s and t keys, in the middle t - (s - 1) / 2
+        # A causal query sees between 1 + t - s and t keys, in the middle t - (s - 1) / 2
         twice = 2 * self.keys - (self.queries - 1 if self.causal else 0)
         return self.batch * self.rows * twice * (self.depth + self.width)
 
@@ -145,23 +155,28 @@ def tile_bytes(shape: FlashShape, tiling: FlashTiling) -> dict[str, int]:
     rows = tiling.rows
     keys = tiling.keys
     one_row = shape.mask == "rows"
-    deep = depth + FRACTAL * one_row
-    wide = max(keys, width)
-    consts = AREA * (1 + one_row)
+    masked_depth = depth + FRACTAL * one_row
+    widest = max(keys, width)
+    constants = AREA * (1 + one_row)
     masks = {"": 0, "rows": 0, "full": 8 * rows * keys}
-    each = rows * depth + keys * (depth + width + FRACTAL * one_row)
-    work = rows * (8 * wide + keys // 2 + 4 * FRACTAL) + 24 * row_lanes(rows)
+    # A slot of L1 has a block of q, of k and of v with its column of ones.
+    block_elements = rows * depth + keys * (depth + width + FRACTAL * one_row)
+    # Per row: 4 bytes for each of two wide tiles, half a byte a key for maxima of 8 keys, and
+    # lanes.
+    work_bytes = rows * (8 * widest + keys // 2 + 4 * FRACTAL) + 24 * row_lanes(rows)
     return {
-        "L1": 2 * (key_slots(shape, tiling) * each + 2 * rows * (keys + FRACTAL) + consts),
-        "L0A": 4 * rows * max(deep, keys, 2 * FRACTAL),
-        "L0B": 4 * keys * max(deep, width),
+        "L1": 2
+        * (key_slots(shape, tiling) * block_elements + 2 * rows * (keys + FRACTAL) + constants),
+        "L0A": 4 * rows * max(masked_depth, keys, 2 * FRACTAL),
+        "L0B": 4 * keys * max(masked_depth, width),
         "L0C": 4 * rows * (keys + width),
-        "UB": work + masks[shape.mask],
+        "UB": work_bytes + masks[shape.mask],
     }
 
 
 def row_lanes(rows: int) -> int:
     """Return the lanes of a number a row: whole repeats, if there is more than one."""
+    # A repeat of fp32 is 64 lanes: 80 rows take 2 repeats, 128 lanes.
     return rows if rows < 64 else up(rows, 64) * 64
 
 
@@ -196,19 +211,19 @@ def check_tiling(shape: FlashShape, tiling: FlashTiling, chip: Chip) -> None:
             "use kernels.flash_split, whose cores meet in L2",
         )
     if shape.causal or shape.dtype != "fp16":
-        wanted = f"fp16, and a mask instead of causal, on {chip.name}"
-        raise InputError(wanted, f"{shape.dtype}, causal={shape.causal}", "add a mask")
+        needed = f"fp16, and a mask instead of causal, on {chip.name}"
+        raise InputError(needed, f"{shape.dtype}, causal={shape.causal}", "add a mask")
     if min(tiling.rows, tiling.keys) < FRACTAL or (tiling.rows | tiling.keys) % FRACTAL:
-        wanted = f"blocks in multiples of {FRACTAL} rows"
+        needed = f"blocks in multiples of {FRACTAL} rows"
         got = f"{tiling.rows}, {tiling.keys}"
-        raise InputError(wanted, got, "round them")
+        raise InputError(needed, got, "round them")
     if not SCALES[0] <= shape.scale <= SCALES[1]:
-        wanted = f"a scale of {SCALES[0]} to {SCALES[1]}"
+        needed = f"a scale of {SCALES[0]} to {SCALES[1]}"
         got = str(shape.scale)
-        raise InputError(wanted, got, "multiply q by a part of it, or use the operator attention")
+        raise InputError(needed, got, "multiply q by a part of it, or use the operator attention")
     if min(tiling.cores) < 1 or math.prod(tiling.cores) > chip.core_count:
-        wanted = f"a grid of 1 to {chip.core_count} cores of {chip.name}"
-        raise InputError(wanted, "x".join(map(str, tiling.cores)), "change it")
+        needed = f"a grid of 1 to {chip.core_count} cores of {chip.name}"
+        raise InputError(needed, "x".join(map(str, tiling.cores)), "change it")
     for space, size in tile_bytes(shape, tiling).items():
         if size > chip.buffers[space]:
             raise CapacityError(
@@ -232,13 +247,13 @@ def default_tiling(shape: FlashShape, chip: Chip) -> FlashTiling:
     """
     check_tiling(shape, FlashTiling(FRACTAL, FRACTAL), chip)
     rows, keys = shape.fractals[:2]
-    some = [FlashTiling(r, k) for r in _parts(rows) for k in _parts(keys)]
-    blocks = [t for t in some if fits(shape, t, chip)]
+    candidates = [FlashTiling(r, k) for r in _equal_blocks(rows) for k in _equal_blocks(keys)]
+    blocks = [t for t in candidates if fits(shape, t, chip)]
     cores = ((t, grid(shape, up(rows * FRACTAL, t.rows), chip.core_count)) for t in blocks)
-    found = [FlashTiling(t.rows, t.keys, *grids) for t, grids in cores]
-    cycles = {t: vector_cycles(shape, t) for t in found}
-    some = [t for t in found if 32 * cycles[t] <= 33 * min(cycles.values())]
-    return min(some, key=lambda t: (traffic_bytes(shape, t), cycles[t], -t.keys, -t.rows))
+    tilings = [FlashTiling(t.rows, t.keys, *grids) for t, grids in cores]
+    cycles = {t: vector_cycles(shape, t) for t in tilings}
+    quick = [t for t in tilings if 32 * cycles[t] <= 33 * min(cycles.values())]
+    return min(quick, key=lambda t: (traffic_bytes(shape, t), cycles[t], -t.keys, -t.rows))
 
 
 def vector_cycles(shape: FlashShape, tiling: FlashTiling) -> int:
@@ -249,25 +264,29 @@ def vector_cycles(shape: FlashShape, tiling: FlashTiling) -> int:
     Before the first block and behind the last V waits.
     """
     rows, keys, _, width = shape.fractals
-    high = tiling.rows // FRACTAL
-    wide = tiling.keys // FRACTAL
-    blocks = up(keys, wide)
-    share = up(up(rows, high), tiling.grid_rows) * high
-    # a core's last block may be lower: all its rows count once, the start of every block
-    own = min(share, rows)
-    starts = up(own, high)
+    block_rows = tiling.rows // FRACTAL
+    block_keys = tiling.keys // FRACTAL
+    blocks = up(keys, block_keys)
+    share = up(up(rows, block_rows), tiling.grid_rows) * block_rows
+    # A core's last block may be lower: all its rows count once, the start of every block.
+    core_rows = min(share, rows)
+    starts = up(core_rows, block_rows)
     heads = up(shape.heads, tiling.grid_heads)
     matrices = up(shape.batch // shape.heads, tiling.grid_batch) * heads
-    each = (36 if shape.mask == "full" else 16) * keys + blocks * 4 + keys + 20 * width + 6
-    start = 180 + 10 * wide.bit_length() + 30 * (shape.mask == "full")
-    start = start * blocks + 20 + 10 * width
-    again = blocks - 1
-    each = each + again * (16 * width + 12)
-    start = start + again * (77 + 10 * width)
-    return matrices * (start * starts + each * own) + tiling.rows * tiling.keys // 6
+    # Fractals of scores, maxima of each block of keys, the quotient at the end.
+    score_cycles = (36 if shape.mask == "full" else 16) * keys
+    cycles_per_row = score_cycles + blocks * 4 + keys + 20 * width + 6
+    cycles_per_start = 180 + 10 * block_keys.bit_length() + 30 * (shape.mask == "full")
+    cycles_per_start = cycles_per_start * blocks + 20 + 10 * width
+    # Every block of keys but the first multiplies the output by its factor.
+    later_blocks = blocks - 1
+    cycles_per_row = cycles_per_row + later_blocks * (16 * width + 12)
+    cycles_per_start = cycles_per_start + later_blocks * (77 + 10 * width)
+    matrix_cycles = cycles_per_start * starts + cycles_per_row * core_rows
+    return matrices * matrix_cycles + tiling.rows * tiling.keys // 6
 
 
-def _parts(fractals: int) -> list[int]:
+def _equal_blocks(fractals: int) -> list[int]:
     """Return the sizes of blocks, in elements, that cut so many fractals into equal parts."""
     return sorted({up(fractals, n) * FRACTAL for n in range(1, fractals + 1)})
 
@@ -279,6 +298,7 @@ def default_scale(depth: int) -> float:
 
 def mask_shares(scale: float) -> tuple[float, float]:
     """Return two positive numbers of fp16 of the sum 1 / scale, so that infinities stay."""
+    # 1 / scale = 8 for depth 64: 7.992 in fp16, and 0.008 more: both are positive.
     mantissa, exponent = math.frexp(1.0 / scale)
     high = math.ldexp(math.ceil(mantissa * 2048) - 1, exponent - 11)
     return high, 1.0 / scale - high
@@ -292,25 +312,30 @@ def grid(shape: FlashShape, blocks: int, cores: int) -> tuple[int, int, int]:
     """
     entries = shape.batch // shape.heads
 
-    def busiest(over: tuple[int, int]) -> tuple[int, int, int]:
-        own = (up(entries, over[0]), up(shape.heads, over[1]))
-        alone = cores // (over[0] * over[1])
-        most = own[0] * own[1] * up(blocks, min(blocks, alone))
-        return most, -over[0] * over[1], min(own)
+    def busiest(split: tuple[int, int]) -> tuple[int, int, int]:
+        core_matrices = (up(entries, split[0]), up(shape.heads, split[1]))
+        row_cores = cores // (split[0] * split[1])
+        # 12 heads on 8 cores: 2 a core, so the busiest core has twice the blocks of one matrix.
+        core_blocks = core_matrices[0] * core_matrices[1] * up(blocks, min(blocks, row_cores))
+        return core_blocks, -split[0] * split[1], min(core_matrices)
 
-    some = [
+    # Every way to deal entries and heads to at most `cores` cores.
+    splits = [
         (e, h)
         for h in range(1, min(shape.heads, cores) + 1)
         for e in range(1, min(entries, cores // h) + 1)
     ]
-    over, heads = min(some, key=busiest)
-    return over, min(blocks, cores // (over * heads)), heads
+    entry_cores, heads = min(splits, key=busiest)
+    return entry_cores, min(blocks, cores // (entry_cores * heads)), heads
 
 
 def shares(shape: FlashShape, block: int, cores: tuple[int, int, int]) -> dict[str, list[int]]:
     """Return what the cores of a grid own: entries, rows in blocks, and heads."""
     axes = ((shape.batch // shape.heads, 1), (shape.fractals[0], block), (shape.heads, 1))
-    return {name: chunks(*axis, over) for name, axis, over in zip(GRID, axes, cores, strict=True)}
+    return {
+        name: chunks(*axis, cores_of_axis)
+        for name, axis, cores_of_axis in zip(GRID, axes, cores, strict=True)
+    }
 
 
 # -- tensors ---------------------------------------------------------------------------------------
@@ -329,17 +354,18 @@ class Tensors:
             if name == "mask" and not shape.mask:
                 continue
             height, columns = _matrix(shape, name)
-            each = height * columns * AREA if height else columns * FRACTAL
+            matrix_elements = height * columns * AREA if height else columns * FRACTAL
             count = 1 if name in shape.shared else shape.batch
-            buffers[name] = k.tensor(name, shape.dtype, count * each)
+            buffers[name] = k.tensor(name, shape.dtype, count * matrix_elements)
         return cls(shape, buffers)
 
     def view(self, name: str) -> FlashView:
         """Return how the matrices of a tensor lie."""
-        if found := dict(self.shape.views).get(name):
-            return found
-        each = 0 if name in self.shape.shared else self.buffers[name].elements // self.shape.batch
-        return FlashView(self.shape.heads * each, each, _matrix(self.shape, name)[0] * AREA)
+        if view := dict(self.shape.views).get(name):
+            return view
+        # A shared matrix is the same for every entry and head: a step of 0.
+        step = 0 if name in self.shape.shared else self.buffers[name].elements // self.shape.batch
+        return FlashView(self.shape.heads * step, step, _matrix(self.shape, name)[0] * AREA)
 
     def start(self, name: str, matrix: Matrix) -> Affine:
         """Return where a matrix begins."""
@@ -348,11 +374,12 @@ class Tensors:
 
     def block(self, name: str, matrix: Matrix, rows: Span, columns: Span | None = None) -> Region:
         """Return rows, in fractals, of q, k, v or y: (columns / 16, rows x 16); some columns."""
-        whole = self.lines(name, matrix, (rows[0] * FRACTAL, rows[1] * FRACTAL))
+        all_columns = self.lines(name, matrix, (rows[0] * FRACTAL, rows[1] * FRACTAL))
         if columns is None:
-            return whole
-        start = self.start(name, matrix) + rows[0] * AREA + columns[0] * whole.strides[0]
-        return self.buffers[name].region(start, (columns[1], whole.sizes[1]), whole.strides)
+            return all_columns
+        strides = all_columns.strides
+        start = self.start(name, matrix) + rows[0] * AREA + columns[0] * strides[0]
+        return self.buffers[name].region(start, (columns[1], all_columns.sizes[1]), strides)
 
     def lines(self, name: str, matrix: Matrix, rows: Span) -> Region:
         """Return the same of single rows."""
@@ -391,6 +418,12 @@ def cut_keys(shape: FlashShape, block: int) -> tuple[int, int, int]:
     The last is a block of its own where it is shorter (0: it is not) or ends inside a fractal (0:
     it does not).
     """
-    full, rest = divmod(shape.fractals[1], block)
+    # 100 keys in blocks of 2 fractals: 7 fractals are 3 full blocks and 1 fractal, of which 4 keys
+    # count.
+    full_blocks, last_fractals = divmod(shape.fractals[1], block)
     ragged = shape.keys % FRACTAL
-    return (full - 1, block, ragged) if ragged and not rest else (full, rest, ragged)
+    return (
+        (full_blocks - 1, block, ragged)
+        if ragged and not last_fractals
+        else (full_blocks, last_fractals, ragged)
+    )

@@ -92,9 +92,10 @@ def cube_parts(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> CubeParts 
     for q_slots, pieces in COPIES:
         k_rows = up(keys, pieces)
         v_columns = up(width, pieces)
-        held = q_slots * rows * depth
-        held += 2 * (k_rows * depth + keys * v_columns + rows * keys)
-        if 2 * held * AREA <= chip.buffers["L1"]:
+        l1_fractals = q_slots * rows * depth
+        # Two slots each of keys, values and weights.
+        l1_fractals += 2 * (k_rows * depth + keys * v_columns + rows * keys)
+        if 2 * l1_fractals * AREA <= chip.buffers["L1"]:
             return CubeParts(*operands, k_rows, v_columns, q_slots)
     return None
 
@@ -102,13 +103,15 @@ def cube_parts(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> CubeParts 
 def _l0_parts(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> tuple[int, int] | None:
     """Return the keys and columns of one matrix instruction: what fits every L0."""
     rows = tiling.rows // FRACTAL
-    wide = max(shape.fractals[2:])
+    widest = max(shape.fractals[2:])
     for pieces in (1, 2, 4, 5, 8):  # 5: the 36 fractals of latent heads as 8, 8, 8, 8, 4
-        columns = up(wide, pieces)
+        # Halves of the width or of the depth, until a product of some keys fits L0.
+        columns = up(widest, pieces)
         for side in (8, 4, 2, 1):
-            left = rows * max(side, columns)
-            right = side * columns
-            sizes = (("L0A", 2 * left), ("L0B", 2 * right), ("L0C", 4 * left))
+            a_fractals = rows * max(side, columns)
+            b_fractals = side * columns
+            # Operands have 2 bytes; L0C holds scores or outputs in fp32.
+            sizes = (("L0A", 2 * a_fractals), ("L0B", 2 * b_fractals), ("L0C", 4 * a_fractals))
             if all(tiling.l0_slots * n * AREA <= chip.buffers[space] for space, n in sizes):
                 return min(side, tiling.keys // FRACTAL), columns
     return None
@@ -128,16 +131,17 @@ def split_tilings(shape: FlashShape, chip: Chip) -> list[SplitTiling]:
     """
     rows, keys = shape.fractals[:2]
     idle = chip.core_count // shape.batch if shape.keys <= KEYS else 1
-    found = list[SplitTiling]()
+    tilings = list[SplitTiling]()
     for r in (ROWS, 64, 32, 16):
         for t in (KEYS, 128, 64, 32, 16):
+            # Where cores would be idle, more and lower blocks of rows than the published 128.
             blocks = max(up(rows * FRACTAL, r), min(rows, idle))
             sides = (up(rows, blocks), up(keys, up(keys * FRACTAL, t)))
             tiling = SplitTiling(*(side * FRACTAL for side in sides))
             if fits_split(shape, tiling, chip):
-                found += [tiling] * (tiling not in found)
+                tilings += [tiling] * (tiling not in tilings)
                 break
-    return found
+    return tilings
 
 
 def split_tiling(shape: FlashShape, chip: Chip) -> SplitTiling:
@@ -153,8 +157,8 @@ def check_split(shape: FlashShape, t: SplitTiling, chip: Chip) -> None:
     """Raise `InputError` or `CapacityError` for a tiling that the kernel cannot have."""
     sizes = (t.rows, t.keys)
     if min(sizes) < FRACTAL or any(n % FRACTAL for n in sizes) or not 0 <= t.ahead < MOST:
-        wanted = f"rows and keys in multiples of {FRACTAL}, 0 to {MOST - 1} tiles ahead"
-        raise errors.InputError(wanted, str(t), "round them")
+        needed = f"rows and keys in multiples of {FRACTAL}, 0 to {MOST - 1} tiles ahead"
+        raise errors.InputError(needed, str(t), "round them")
     if not fits_split(shape, t, chip):
         raise errors.CapacityError(f"room for {t}", f"less on {chip.name}", "halve rows or keys")
 
@@ -173,14 +177,18 @@ def flash_pipeline_launch(
     side = t.rows // FRACTAL
     name = f"flash_{shape.batch}x{shape.rows}x{shape.keys}x{shape.depth}"
     if shape.causal:
-        over = causal_grid(shape, side, chip.core_count)
+        cores_of_axis = causal_grid(shape, side, chip.core_count)
     else:
-        over = grid(shape, up(shape.fractals[0], side), chip.core_count)
-    axes = shares(shape, side, over)
-    cores = (len(axes["group"]), over[1] if shape.causal else len(axes["row"]), len(axes["heads"]))
+        cores_of_axis = grid(shape, up(shape.fractals[0], side), chip.core_count)
+    axes = shares(shape, side, cores_of_axis)
+    cores = (
+        len(axes["group"]),
+        cores_of_axis[1] if shape.causal else len(axes["row"]),
+        len(axes["heads"]),
+    )
 
-    def programs(*own: isa.Share) -> tuple[isa.Program, isa.Program, isa.Program]:
-        return Plan(shape, t, chip, own, cores).programs()
+    def programs(*core_shares: isa.Share) -> tuple[isa.Program, isa.Program, isa.Program]:
+        return Plan(shape, t, chip, core_shares, cores).programs()
 
     def causal(
         group: isa.Share, heads: isa.Share, end: tuple[int, int, int]
@@ -189,8 +197,8 @@ def flash_pipeline_launch(
         return Plan(shape, t, chip, (group, rows, heads), cores).programs()
 
     if shape.causal:
-        whole = {"group": axes["group"], "heads": axes["heads"]}
-        return isa.spread(name, whole, causal, apart=[1] * over[1])
+        whole_axes = {"group": axes["group"], "heads": axes["heads"]}
+        return isa.spread(name, whole_axes, causal, apart=[1] * cores_of_axis[1])
     return isa.spread(name, axes, programs)
 
 
@@ -201,7 +209,7 @@ class Plan:
     shape: FlashShape
     tiling: SplitTiling
     chip: Chip
-    own: Own
+    core_shares: Own
     cores: tuple[int, int, int]
 
     def programs(self) -> tuple[isa.Program, isa.Program, isa.Program]:
@@ -213,19 +221,19 @@ class Plan:
         """Return the loops of an AI core, and its number."""
         if self.shape.causal:
             return self._sequence(k)
-        core = places(k, self.own)
+        core = places(k, self.core_shares)
         keys = self.tiling.keys // FRACTAL
-        full, rest, _ = cut_keys(self.shape, keys)
-        key = Axis("key", full, keys, rest, isa.Affine())
-        nest = (*axes(self.own, core, self.tiling.rows // FRACTAL), key)
+        full_tiles, last_fractals, _ = cut_keys(self.shape, keys)
+        key = Axis("key", full_tiles, keys, last_fractals, isa.Affine())
+        nest = (*axes(self.core_shares, core, self.tiling.rows // FRACTAL), key)
         return Nest.of(nest, self.tiling.ahead, MOST), self._number(core)
 
     def _sequence(self, k: isa.KernelBuilder) -> tuple[Sequence, isa.Affine]:
         """Return the tiles of a core whose rows see unlike numbers of keys, and its number."""
-        group, (_, _, place), heads = self.own
+        group, (_, _, place), heads = self.core_shares
         side = self.tiling.rows // FRACTAL
         core = (k.param("group", group[2]), isa.Affine(place), k.param("heads", heads[2]))
-        matrices, _ = axes(self.own, core, side)
+        matrices, _ = axes(self.core_shares, core, side)
         blocks = dealt(self.shape, side, self.cores[1])[place]
         keys = self.tiling.keys // FRACTAL
         sequence = Sequence.of(self.shape, matrices, blocks, keys, self.tiling.ahead)
@@ -235,6 +243,7 @@ class Plan:
         """Return the number of a core from its place in the grid."""
         number = isa.Affine()
         for place, count in zip(core, self.cores, strict=True):
+            # Place (1, 2, 0) in a grid of 2 x 4 x 3 is core (1 * 4 + 2) * 3 + 0 = 18.
             number = number * count + place
         return number
 
@@ -248,6 +257,7 @@ class Plan:
             ("p", self.shape.dtype, rows * keys),
             ("o", "fp32", rows * width),
         )
+        # A slot for every tile that the first stage has begun and the second not ended.
         slots = nest.in_flight
         cores = self.cores[0] * self.cores[1] * self.cores[2]
         s, p, o = (
@@ -266,6 +276,7 @@ class Plan:
         cube = Cube.make(k, self, parts)
         scores = Scores(cube, k.ring_out(s, core, "FIX"))
         products = Products(cube, k.ring_in(p, core, "MTE2"), k.ring_out(o, core, "FIX"))
+        # QK is some tiles ahead of PV, so that P has time in between.
         nest.run(k, scores, products)
         return k.finish()
 
@@ -276,6 +287,7 @@ class Plan:
         s, p, o = self.rings(nest)
         rows = self.tiling.rows
         pitch = self.tiling.rows * FRACTAL
+        # Each of the two vector cores has half of the rows of every block.
         half = Rows.make(k, self.shape, nest, rows // 2, self.tiling.keys)
         weigh = Weigh(half, k.ring_in(s, core, "MTE2"), k.ring_out(p, core, "MTE3"), pitch)
         nest.run(k, weigh, Gather(half, k.ring_in(o, core, "MTE2"), pitch))
@@ -308,6 +320,7 @@ class Cube:
         rows = t.rows // FRACTAL
         keys = t.keys // FRACTAL
         slots = t.l0_slots
+        # A product takes so many keys: as k of P V, as n of Q K^T.
         side = sizes.keys
         columns = min(sizes.columns, max(depth, width))
 
@@ -385,35 +398,37 @@ class Scores:
         c = self.cube
         (matrix, _, keys) = at
 
-        def brought(start: isa.Affine, size: int) -> isa.Tile:
+        def load_keys(start: isa.Affine, size: int) -> isa.Tile:
             return c.load(c.keys, c.gm.block("k", matrix.matrix, (keys.start + start, size)))
 
-        whole = c.sizes.k_rows >= keys.size
-        held = brought(isa.Affine(), keys.size) if whole else None
+        in_one_copy = c.sizes.k_rows >= keys.size
+        keys_in_l1 = load_keys(isa.Affine(), keys.size) if in_one_copy else None
         ring = self.ring.alloc()  # behind the copy, which need not wait for the ring
         for start, size in c.pieces("rows", keys.size, c.sizes.k_rows):
-            held = held if whole else brought(start, size)
-            assert held is not None
-            for first, count in c.parts(size):
-                source = Fractals(held, first * AREA, size * AREA)
+            keys_in_l1 = keys_in_l1 if in_one_copy else load_keys(start, size)
+            assert keys_in_l1 is not None
+            for first_key, count in c.parts(size):
+                source = Fractals(keys_in_l1, first_key * AREA, size * AREA)
                 self._product(at, source, count)
-                place = (start + first) * c.pitch
+                place = (start + first_key) * c.pitch
                 to = ring.region(place, (count, at[1].size * AREA), (c.pitch, 1))
+                # The fix pipe multiplies by the scale on the way to the ring.
                 c.store(to, c.shape.scale)
             c.keys.free()
         self.ring.enqueue()
 
-    def _product(self, at: Place, held: Fractals, count: int) -> None:
+    def _product(self, at: Place, key_fractals: Fractals, count: int) -> None:
         """Multiply the block of q by some keys, a part of the depth at a time."""
         c = self.cube
         rows = at[1].size
         depth = self.cube.shape.fractals[2]
+        # Q lies in L1 as (depth, rows): a product takes some columns of it.
         q = Fractals(self.q, isa.Affine(), rows * AREA)
         sums = c.c.alloc()
-        for first, columns in c.pieces("depth", depth, c.sizes.columns):
-            feed_a(c.k, c.a.alloc(), q.down(first), rows, columns)
-            feed_b(c.k, c.b.alloc(), held.down(first), count, columns)
-            c.multiply(sums, (rows, columns, count), first)
+        for first_column, columns in c.pieces("depth", depth, c.sizes.columns):
+            feed_a(c.k, c.a.alloc(), q.down(first_column), rows, columns)
+            feed_b(c.k, c.b.alloc(), key_fractals.down(first_column), count, columns)
+            c.multiply(sums, (rows, columns, count), first_column)
 
     def close(self, at: Place) -> None:
         """Give the slot of q back."""
@@ -437,12 +452,13 @@ class Products:
         c = self.cube
         (matrix, block, keys) = at
         width = c.shape.fractals[3]
+        # Wide values come in parts: then the weights must stay for all of them.
         if min(c.sizes.v_columns, c.sizes.columns) < width:
             self._in_parts(at)
             return
         values = c.load(c.values, c.gm.block("v", matrix.matrix, (keys.start, keys.size)))
-        held = self._weights(at)
-        self._product(at, held, Fractals(values, isa.Affine(), keys.size * AREA), width)
+        weights = self._weights(at)
+        self._product(at, weights, Fractals(values, isa.Affine(), keys.size * AREA), width)
         c.values.free()
         c.weights.free()
         ring = self.ring.alloc()
@@ -453,26 +469,27 @@ class Products:
         """Wait for the weights of a tile, and bring them."""
         _, block, keys = at
         weights = self.weights.dequeue()
+        # The ring keeps the pitch of a full tile, whatever the size of this one.
         source = weights.region(0, (keys.size, block.size * AREA), (self.cube.pitch, 1))
-        held = self.cube.load(self.cube.weights, source)
+        weights_in_l1 = self.cube.load(self.cube.weights, source)
         self.weights.free()
-        return held
+        return weights_in_l1
 
     def _in_parts(self, at: Place) -> None:
         """Write o = p v where v is too wide for one copy or one product: some columns at a time."""
         c = self.cube
         (matrix, block, keys) = at
         width = c.shape.fractals[3]
-        held = self._weights(at)
+        weights = self._weights(at)
         ring = self.ring.alloc()
-        for first, count in c.pieces("columns", width, c.sizes.v_columns):
-            columns = first, count
+        for first_column, count in c.pieces("columns", width, c.sizes.v_columns):
+            columns = first_column, count
             source = c.gm.block("v", matrix.matrix, (keys.start, keys.size), columns)
             values = Fractals(c.load(c.values, source), isa.Affine(), keys.size * AREA)
-            for column, some in c.pieces("width", count, c.sizes.columns):
-                self._product(at, held, values.down(column), some)
-                place = (first + column) * c.pitch
-                c.store(ring.region(place, (some, block.size * AREA), (c.pitch, 1)))
+            for column, columns_at_once in c.pieces("width", count, c.sizes.columns):
+                self._product(at, weights, values.down(column), columns_at_once)
+                place = (first_column + column) * c.pitch
+                c.store(ring.region(place, (columns_at_once, block.size * AREA), (c.pitch, 1)))
             c.values.free()
         c.weights.free()
         self.ring.enqueue()
@@ -482,12 +499,13 @@ class Products:
         c = self.cube
         rows = at[1].size
         sums = c.c.alloc()
-        for first, count in c.parts(at[2].size):
-            source = Fractals(weights, first * (rows * AREA), rows * AREA)
+        for first_key, count in c.parts(at[2].size):
+            source = Fractals(weights, first_key * (rows * AREA), rows * AREA)
             feed_a(c.k, c.a.alloc(), source, rows, count)
-            turned = replace(values, start=values.start + first * AREA)
+            # The cube wants values as (keys, width): fractals are transposed on their way.
+            turned = replace(values, start=values.start + first_key * AREA)
             load_turned(c.k, c.b.alloc(), turned, width, count)
-            c.multiply(sums, (rows, count, width), first)
+            c.multiply(sums, (rows, count, width), first_key)
 
     def close(self, at: Place) -> None:
         """End with nothing."""

@@ -60,7 +60,7 @@ class State:
     work: Buffer
     peak: Buffer
     factor: Buffer
-    left: Buffer
+    remainder: Buffer
     halves: Buffer
     mask: Buffer
     scale: float
@@ -69,7 +69,8 @@ class State:
     def make(cls, k: KernelBuilder, shape: FlashShape, tiling: FlashTiling) -> "State":
         """Allocate the buffers for blocks of a tiling."""
         rows = tiling.rows
-        one_each = flash_shape.row_lanes(tiling.rows)
+        row_elements = flash_shape.row_lanes(tiling.rows)
+        # A tile of scores, or of the output with its column of ones.
         columns = max(tiling.keys, (shape.fractals[3] + 1) * FRACTAL)
 
         def buffer(name: str, elements: int, slots: int = 1, dtype: str = "fp32") -> Buffer:
@@ -81,10 +82,10 @@ class State:
             buffer("wide", rows * columns),
             buffer("best", rows * tiling.keys // 8),
             work,
-            buffer("peak", one_each, 2),
-            buffer("factor", one_each, 2),
-            buffer("left", one_each),
-            buffer("halves", one_each, 2, "fp16"),
+            buffer("peak", row_elements, 2),
+            buffer("factor", row_elements, 2),
+            buffer("left", row_elements),
+            buffer("halves", row_elements, 2, "fp16"),
             buffer("mask_wide", rows * tiling.keys) if shape.mask == "full" else work,
             shape.scale,
         )
@@ -102,35 +103,39 @@ def add_mask(s: State, mask: Tile, fractals: int) -> None:
     wide = (s.mask, 0)
     scores = (s.wide, 0)
     k.each("vconv", count, wide, (mask, 0))
+    # The scale is applied to all scores later: divide the mask by it.
     k.each("vaxpy", count, scores, scores, wide, scalar=1.0 / s.scale)
 
 
-def drop_padding(s: State, rows: int, keys: int, kept: int) -> None:
+def drop_padding(s: State, rows: int, keys: int, ragged_keys: int) -> None:
     """Emit scores of the keys behind the last one, from lane `kept` of the last fractal: LEAST."""
-    fractal = ((1 << FRACTAL) - 1) >> kept << kept
+    # 4 keys in the last fractal: lanes 4 to 15 of every 16.
+    fractal = ((1 << FRACTAL) - 1) >> ragged_keys << ragged_keys
     bits = sum(fractal << at for at in range(0, LANES, FRACTAL))
-    last = lanes(s.wide, rows, (keys - 1) * rows)
-    s.builder.vector("vdup", last, scalar=LEAST, mask=bits)
+    last_column = lanes(s.wide, rows, (keys - 1) * rows)
+    s.builder.vector("vdup", last_column, scalar=LEAST, mask=bits)
 
 
 def take_peaks(s: State, out: Tile, rows: int, keys: int, block: Affine) -> None:
     """Emit m' of the scores in UB, in steps, and its halves in 16 equal lanes of `out`."""
     k = s.builder
-    each = flash_shape.row_lanes(rows * FRACTAL)
+    lanes_of_rows = flash_shape.row_lanes(rows * FRACTAL)
     best = (s.best, 0)
-    left = (s.left, 0)
+    remainder = (s.remainder, 0)
     tallest(s, rows, keys)
-    k.each("vmuls", each, best, best, scalar=1.0 / STEP)
-    new = (Tile(s.peak, block + 1), 0)
+    # Maxima in steps of 2048: the largest that fp16 holds is 65504 * 2048, about 2^27.
+    k.each("vmuls", lanes_of_rows, best, best, scalar=1.0 / STEP)
+    new_peak = (Tile(s.peak, block + 1), 0)
     if block == Affine():
-        k.each("vmaxs", each, new, best, scalar=LOWEST)
+        k.each("vmaxs", lanes_of_rows, new_peak, best, scalar=LOWEST)
     else:
-        k.each("vmax", each, new, best, (Tile(s.peak, block), 0))
+        k.each("vmax", lanes_of_rows, new_peak, best, (Tile(s.peak, block), 0))
     high, low = (Tile(s.halves, Affine(half)) for half in (0, 1))
-    k.each("vconv", each, (high, 0), new)
-    k.each("vconv", each, left, (high, 0))
-    k.each("vsub", each, left, new, left)
-    k.each("vconv", each, (low, 0), left)
+    k.each("vconv", lanes_of_rows, (high, 0), new_peak)
+    k.each("vconv", lanes_of_rows, remainder, (high, 0))
+    # m = high + low: high is m rounded to fp16, low what the rounding took away.
+    k.each("vsub", lanes_of_rows, remainder, new_peak, remainder)
+    k.each("vconv", lanes_of_rows, (low, 0), remainder)
     for half, number in enumerate((high, low)):
         to = out.region(half * rows * AREA, (rows * FRACTAL, FRACTAL))
         k.vector("vbrcb", to, number.region(0, rows * FRACTAL))
@@ -139,6 +144,7 @@ def take_peaks(s: State, out: Tile, rows: int, keys: int, block: Affine) -> None
 def tallest(s: State, rows: int, keys: int) -> None:
     """Emit best (rows) = the maxima over keys: of 8 lanes at once, then half onto half."""
     k = s.builder
+    # vcgmax leaves a maximum of 8 lanes: two for each fractal of 16 keys.
     count = 2 * keys
     repeats = 2 * rows * keys
     for half in (0, 1):
@@ -148,9 +154,9 @@ def tallest(s: State, rows: int, keys: int) -> None:
             source = s.wide.region(at * 128 + half * 8, (size, 8, 8), (128, FRACTAL, 1))
             k.vector("vcgmax", s.best.region((at + half * repeats) * 8, size * 8), source)
     while count > 1:
-        some = count // 2 * rows * FRACTAL
-        far = (count - count // 2) * rows * FRACTAL
-        k.each("vmax", some, (s.best, 0), (s.best, 0), (s.best, far))
+        folded_lanes = count // 2 * rows * FRACTAL
+        second_half = (count - count // 2) * rows * FRACTAL
+        k.each("vmax", folded_lanes, (s.best, 0), (s.best, 0), (s.best, second_half))
         count -= count // 2
 
 
@@ -159,8 +165,8 @@ def take_factor(s: State, rows: int, block: Affine) -> None:
     k = s.builder
     count = flash_shape.row_lanes(rows * FRACTAL)
     factor = (Tile(s.factor, block), 0)
-    old, new = ((Tile(s.peak, at), 0) for at in (block, block + 1))
-    k.each("vsub", count, factor, old, new)
+    old_peak, new_peak = ((Tile(s.peak, at), 0) for at in (block, block + 1))
+    k.each("vsub", count, factor, old_peak, new_peak)
     k.each("vmuls", count, factor, factor, scalar=STEP * s.scale)
     k.each("vexp", count, factor, factor)
 
@@ -179,29 +185,31 @@ def rescale(s: State, out: Tile, rows: int, width: int, block: Affine) -> None:
     """Emit o = f o, from L0C and back there, with the factor of block `block`."""
     k = s.builder
     count = rows * FRACTAL
-    whole = (0, width * rows * AREA)
-    k.copy(s.wide.region(*whole), out.region(*whole))
+    all_sums = (0, width * rows * AREA)
+    k.copy(s.wide.region(*all_sums), out.region(*all_sums))
     for at in (0, 8):
+        # vbrcb writes 8 equal lanes: twice, for the 16 of a row.
         spread = s.work.region(at, (count, 8), (FRACTAL, 1))
         k.vector("vbrcb", spread, Tile(s.factor, block).region(0, count))
     columns(s, rows, width)
-    k.copy(out.region(*whole), s.wide.region(*whole))
+    k.copy(out.region(*all_sums), s.wide.region(*all_sums))
 
 
 def columns(s: State, rows: int, width: int) -> None:
     """Emit wide *= the 16 lanes of each row in `work`, for `width` columns of fractals."""
     k = s.builder
     with tiles.repeat(k, "column", width) as e:
-        some = lanes(s.wide, rows, e * rows)
-        k.vector("vmul", some, some, lanes(s.work, rows))
+        column = lanes(s.wide, rows, e * rows)
+        k.vector("vmul", column, column, lanes(s.work, rows))
 
 
 def finish(s: State, sums: Tile, out: Tile, rows: int, width: int) -> None:
     """Emit out = o / l as fp16; `sums` are o, and l in the last of `width` columns of 16."""
     k = s.builder
     size = (width - 1) * rows * AREA
-    whole = (0, width * rows * AREA)
-    k.copy(s.wide.region(*whole), sums.region(*whole))
+    all_sums = (0, width * rows * AREA)
+    k.copy(s.wide.region(*all_sums), sums.region(*all_sums))
+    # l stands in the last column of 16: multiply by 1 / l instead of dividing.
     k.vector("vrec", lanes(s.work, rows), lanes(s.wide, rows, (width - 1) * rows))
     columns(s, rows, width - 1)
     k.each("vconv", size, (out, 0), (s.wide, 0))
@@ -267,15 +275,24 @@ class Axis:
 
     def turns(self, k: KernelBuilder, count: int, *shifts: int) -> Iterator[list[Piece]]:
         """Yield full piece n + shift for every shift, n up to `count`: loops where none carries."""
-        wide = self.full // self.heads or 1
-        cuts = {0, *(-shift % wide for shift in shifts)}
-        for row, rows, size in ((0, count // wide, wide), (count // wide, 1, count % wide)):
-            ends = sorted({*(n for n in cuts if n < size), size}) if rows else []
-            with tiles.repeat(k, "head", rows or 1) as head:
-                for low, high in pairwise(ends):
-                    with tiles.repeat(k, self.name, high - low) as at:
-                        ways = (divmod(low + shift, wide) for shift in shifts)
-                        yield [self._piece(head + row + more, at + inside) for more, inside in ways]
+        # Pieces of one head: loops run inside a head, so that a shifted piece carries into the next
+        # one.
+        head_pieces = self.full // self.heads or 1
+        # A shift of 4 in heads of 10 pieces carries from piece 6 on: loops over 0 .. 5 and 6 .. 9.
+        cuts = {0, *(-shift % head_pieces for shift in shifts)}
+        for first_head, head_count, size in (
+            (0, count // head_pieces, head_pieces),
+            (count // head_pieces, 1, count % head_pieces),
+        ):
+            ends = sorted({*(n for n in cuts if n < size), size}) if head_count else []
+            with tiles.repeat(k, "head", head_count or 1) as head:
+                for start_piece, end_piece in pairwise(ends):
+                    with tiles.repeat(k, self.name, end_piece - start_piece) as at:
+                        places = (divmod(start_piece + shift, head_pieces) for shift in shifts)
+                        yield [
+                            self._piece(head + first_head + heads_further, at + piece_in_head)
+                            for heads_further, piece_in_head in places
+                        ]
 
     def _piece(self, head: Affine, at: Affine) -> Piece:
         """Return piece `at` of a head."""
@@ -291,18 +308,19 @@ class Axis:
 
     def threes(self, k: KernelBuilder) -> Iterator[tuple[Piece | None, ...]]:
         """Yield each piece between the one before and the next; None stands at both ends, twice."""
-        few = range(self.full) if self.full < 2 else (0, 1)
-        begin = [None, None, *(next(self.turns(k, 1, n))[0] for n in few)]
+        first_numbers = range(self.full) if self.full < 2 else (0, 1)
+        first_pieces = [None, None, *(next(self.turns(k, 1, n))[0] for n in first_numbers)]
         if self.full > 1:
-            yield from zip(begin, begin[1:], begin[2:], strict=False)
+            yield from zip(first_pieces, first_pieces[1:], first_pieces[2:], strict=False)
             for pieces in self.turns(k, self.full - 2, 0, 1, 2):
                 yield tuple(pieces)
-            begin = [next(self.turns(k, 1, self.full - n))[0] for n in (2, 1)]
-        end = [*begin, *self.last(), None, None]
-        yield from zip(end, end[1:], end[2:], strict=False)
+            first_pieces = [next(self.turns(k, 1, self.full - n))[0] for n in (2, 1)]
+        last_pieces = [*first_pieces, *self.last(), None, None]
+        yield from zip(last_pieces, last_pieces[1:], last_pieces[2:], strict=False)
 
     def staggered(self, k: KernelBuilder, lead: int) -> Iterator[tuple[int, Piece]]:
         """Yield (stage, piece) with stage 0 ahead of stage 1 by `lead` pieces, if there are."""
+        # With lead 2 and 5 pieces: 0 1, then 2 0', 3 1', 4 2', then 3' 4'.
         lead = min(lead, self.full)
         for (piece,) in self.turns(k, lead, 0):
             yield 0, piece
@@ -317,15 +335,15 @@ class Axis:
             yield 1, piece
 
 
-def places(k: KernelBuilder, own: Own) -> tuple[Affine, ...]:
+def places(k: KernelBuilder, shares: Own) -> tuple[Affine, ...]:
     """Return where a core stands in the grid, along each axis."""
-    return tuple(k.param(name, share[2]) for name, share in zip(GRID, own, strict=True))
+    return tuple(k.param(name, share[2]) for name, share in zip(GRID, shares, strict=True))
 
 
-def axes(own: Own, core: Sequence[Affine], side: int) -> tuple[Axis, Axis]:
+def axes(core_shares: Own, core: Sequence[Affine], side: int) -> tuple[Axis, Axis]:
     """Return the matrices a core of the grid owns, and its blocks of `side` rows, in fractals."""
-    entry, row, head = (place * share[1] for place, share in zip(core, own, strict=True))
-    entries, rows, heads = (share[0] for share in own)
+    entry, row, head = (place * share[1] for place, share in zip(core, core_shares, strict=True))
+    entries, rows, heads = (share[0] for share in core_shares)
     return (
         Axis("matrix", entries * heads, 1, 0, entry, heads, head),
         Axis("block", rows // side, side, rows % side, row),
@@ -358,7 +376,7 @@ class Nest:
     lead: int
 
     @classmethod
-    def of(cls, axes: tuple[Axis, Axis, Axis], tiles: int, most: int) -> "Nest":
+    def of(cls, axes: tuple[Axis, Axis, Axis], tiles: int, max_in_flight: int) -> "Nest":
         """Return the nest whose first stage is about `tiles` tiles ahead, of `most` in flight.
 
         Tiles run ahead where a block has enough of them, else matrices or blocks.
@@ -366,9 +384,11 @@ class Nest:
         _, blocks, keys = (axis.count for axis in axes)
         if tiles < keys:
             return cls(axes, 2, tiles)
-        if 2 * blocks * keys <= most:
+        if 2 * blocks * keys <= max_in_flight:
+            # A matrix has few tiles: whole matrices run ahead.
             return cls(axes, 0, max(1, tiles // (blocks * keys)))
-        if 2 * keys <= most:
+        if 2 * keys <= max_in_flight:
+            # A block of rows has few tiles: whole blocks run ahead.
             return cls(axes, 1, max(1, tiles // keys))
         return cls(axes, 2, tiles)
 
@@ -378,6 +398,7 @@ class Nest:
         inner = 1
         for axis in self.axes[self.ahead + 1 :]:
             inner *= axis.count
+        # 5 pieces begun of 2 blocks with 3 tiles each: 30 tiles.
         return (self.lead + 1) * inner
 
     def number(self, at: Place) -> Affine:
@@ -397,11 +418,12 @@ class Nest:
             for piece in axis.pieces(k):
                 self._outer(k, stages, (*at, piece))
             return
+        # If tiles run ahead, both stages begin and end the block together.
         opened = stages if len(at) == 2 else ()
         for stage in opened:
             stage.open(at)
-        for which, piece in axis.staggered(k, self.lead):
-            self._inner(k, stages[which], (*at, piece))
+        for stage_index, piece in axis.staggered(k, self.lead):
+            self._inner(k, stages[stage_index], (*at, piece))
         for stage in opened:
             stage.close(at)
 
@@ -425,12 +447,13 @@ NOTHING: Work = 0, lambda _: None
 
 def mixed(k: KernelBuilder, main: Work, beside: Work = NOTHING) -> None:
     """Emit two kinds of work in turns, so that they end together."""
+    # 12 pieces and 4 others: 4 turns of 3 and 1.
     turns = min(main[0], beside[0]) or max(main[0], beside[0], 1)
     with tiles.repeat(k, "turn", turns) as i:
         for count, write in (main, beside):
-            for one in range(count // turns):
-                write(i * (count // turns) + one)
+            for position in range(count // turns):
+                write(i * (count // turns) + position)
     for count, write in (main, beside):
-        if rest := count % turns:
-            with tiles.repeat(k, "rest", rest) as i:
-                write(i + (count - rest))
+        if remaining := count % turns:
+            with tiles.repeat(k, "rest", remaining) as i:
+                write(i + (count - remaining))

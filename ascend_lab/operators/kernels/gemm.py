@@ -22,13 +22,14 @@ from ascend_lab.machine.isa import (
     Program,
     Queue,
     Region,
+    RingEnd,
     Share,
     Tile,
 )
 from ascend_lab.operators.kernels import default_schedules, epilogue_emit, gemm_schedule, tiles
 from ascend_lab.operators.kernels.epilogue import Epilogue, check_epilogue, halves
 from ascend_lab.operators.kernels.epilogue_emit import Leave
-from ascend_lab.operators.kernels.mix import AREA, After, VectorWriter
+from ascend_lab.operators.kernels.mix import AREA, VectorTail, VectorWriter
 from ascend_lab.operators.kernels.tiles import (
     Area,
     Fractals,
@@ -41,7 +42,7 @@ from ascend_lab.operators.kernels.tiles import (
     sums_region,
 )
 
-Kept = tuple[isa.Tile | None, isa.Tile | None]
+ResidentTiles = tuple[isa.Tile | None, isa.Tile | None]
 """The L1 tiles with all K of A's rows and of B's columns; None where no outer loop keeps them."""
 Keeper = Callable[[int, Span], AbstractContextManager[isa.Tile | None]]
 """Called as keep(side, span): loads all K of a span of A (side 0) or B (side 1), if it is kept."""
@@ -84,16 +85,9 @@ def gemm_launch(
     if epilogue and chosen.split_k > 1:
         raise InputError("no epilogue behind a part of K", "one", "do it to the whole sums")
     gemm_schedule.check_schedule(shape, chosen, chip)
-    m1, k1, n1 = shape.fractals
-    rows, cols = area = area or ((0, m1), (0, n1))
-    grid = {
-        "row": chunks(rows[1], chosen.base_m // FRACTAL, chosen.grid_rows),
-        "col": chunks(cols[1], chosen.base_n // FRACTAL, chosen.grid_cols),
-    }
-    if chosen.split_k > 1:
-        grid["part"] = chunks(k1, 1, chosen.split_k)
-
-    job = Job(shape, chosen, chip, area, head)
+    m1, _, n1 = shape.fractals
+    job = Job(shape, chosen, chip, area or ((0, m1), (0, n1)), head)
+    grid = _shares_of_axes(job)
 
     def program(*shares: Share) -> Program | tuple[Program, ...]:
         if tail is None:
@@ -101,15 +95,32 @@ def gemm_launch(
         cores = len(grid["row"]), len(grid["col"])
         sides = chosen.base_m // FRACTAL, chosen.base_n // FRACTAL
         arriving_dtype = head.out_dtype if head else ACCUMULATOR[shape.dtype]
-        after = After(tail, arriving_dtype, sides, cores, n1, n1 * m1 * AREA)
-        cube = _Writer(job, shares, after).program()
+        vector_tail = VectorTail(tail, arriving_dtype, sides, cores, n1, n1 * m1 * AREA)
+        cube = _Writer(job, shares, vector_tail).program()
         vector_cores = chip.vector_cores_per_core
         # 2 vector cores take 8 of a fractal's 16 rows each, by one program; 3 would need three.
         if FRACTAL % vector_cores == 0:
-            return cube, *[_vector_program(job, shares, after)] * vector_cores
-        return cube, *(_vector_program(job, shares, after, i) for i in range(vector_cores))
+            return cube, *[_vector_program(job, shares, vector_tail)] * vector_cores
+        return cube, *(_vector_program(job, shares, vector_tail, i) for i in range(vector_cores))
 
     return isa.spread(f"gemm_{shape.m}x{shape.k}x{shape.n}", grid, program)
+
+
+def _shares_of_axes(job: Job) -> dict[str, list[int]]:
+    """Return the fractals of each core along every axis of the grid of cores.
+
+    32 x 32 fractals on a grid of 4 x 5 in tiles of 4 x 4: rows 8, 8, 8, 8; columns 8, 8, 8, 8, and
+    the fifth column of cores gets nothing.
+    """
+    schedule = job.schedule
+    (_, rows), (_, cols) = job.area
+    grid = {
+        "row": chunks(rows, schedule.base_m // FRACTAL, schedule.grid_rows),
+        "col": chunks(cols, schedule.base_n // FRACTAL, schedule.grid_cols),
+    }
+    if schedule.split_k > 1:
+        grid["part"] = chunks(job.shape.fractals[1], 1, schedule.split_k)
+    return grid
 
 
 def tiles_in_order(
@@ -119,13 +130,15 @@ def tiles_in_order(
     shares: tuple[isa.Share, isa.Share],
     base: tuple[isa.Affine, isa.Affine],
     keep: Keeper = lambda side, at: nullcontext(),
-) -> Iterator[tuple[tuple[Span, Span], Kept, epilogue_emit.Channels | None]]:
+) -> Iterator[tuple[tuple[Span, Span], ResidentTiles, epilogue_emit.Channels | None]]:
     """Loop over a core's tiles of C in the schedule's order, the tails last.
 
     Yields the tile's (span of rows, span of columns), the L1 tiles of A and B that `keep` holds
     for the inner loop, and the epilogue's numbers per column if they are already loaded.
     """
 
+    # Side 0 is m, side 1 is n. A share of 10 fractals in tiles of 4 yields (4 i, 4) in a loop over
+    # i = 0, 1, then (8, 2).
     def spans(side: int) -> Iterator[Span]:
         tile_side = (schedule.base_n if side else schedule.base_m) // isa.FRACTAL
         for at, size in segments(k, "mn"[side], shares[side][0], tile_side):
@@ -154,7 +167,7 @@ def tiles_in_order(
 
 
 def _vector_program(
-    job: Job, shares: Sequence[Share], after: After, number: int | None = None
+    job: Job, shares: Sequence[Share], vector_tail: VectorTail, number: int | None = None
 ) -> Program:
     """Return the program of vector core `number`, by default one program that fits them all.
 
@@ -167,10 +180,13 @@ def _vector_program(
     row = k.param("row", rows[2])
     col = k.param("col", cols[2])
     vector_core = k.param("aiv", job.chip.vector_cores_per_core) if number is None else number
-    write = VectorWriter(k, after, "c", after.core(row, col), vector_core, (rows[0], cols[0]))
+    write = VectorWriter(
+        k, vector_tail, "c", vector_tail.core(row, col), vector_core, (rows[0], cols[0])
+    )
     m1 = shape.fractals[0]
     base = (row * rows[1] + area[0][0], col * cols[1] + area[1][0])
     for (m, n), _, channels in tiles_in_order(write.finish, k, job.schedule, (rows, cols), base):
+        # C is (N1, M1, 16, 16): the rows of a tile are neighbours in each block of 16 columns.
         piece = (0, m[0] * FRACTAL, m[1] * FRACTAL)
         tile = Area(n[0] * (m1 * AREA), (piece,), n[1], m1 * FRACTAL, 1, m[1], m[1] * FRACTAL)
         write.tile(tile, n, Affine(), channels)
@@ -202,15 +218,16 @@ class _Writer:
     All sizes are in fractals. A share is (size, step from core to core, cores).
     """
 
-    def __init__(self, job: Job, shares: Sequence[Share], after: After | None = None) -> None:
+    def __init__(
+        self, job: Job, shares: Sequence[Share], vector_tail: VectorTail | None = None
+    ) -> None:
         """Declare the tensors; allocate the queues.
 
-        Tiles leave by a ring of slots if vector cores work on them `after` the cube.
+        Tiles leave by a ring of slots if vector cores do the `vector_tail` of the epilogue.
         """
         shape = job.shape
         chip = job.chip
         area = job.area
-        epilogue = job.epilogue
         schedule = self.schedule = job.schedule
         (rows, cols, *k_share) = shares
         self.rows = rows
@@ -222,19 +239,12 @@ class _Writer:
         # Elements of a fractal: 16 rows of C0, 256 in fp16 (512 bytes), 512 in int8.
         self.area = FRACTAL * isa.c0_of(shape.dtype)
         sides = schedule.base_m // FRACTAL, schedule.base_n // FRACTAL
+        # A tile of 8 x 16 fractals on a core that has 5 rows of them is 5 x 16.
         tile_m = min(sides[0], rows[0])
         tile_n = min(sides[1], cols[0])
         self.tile_k = min(schedule.base_k // isa.c0_of(shape.dtype), k1)
         self.stage_k = min(self.tile_k * schedule.step_k, k1)
         self.k = k = isa.KernelBuilder(f"gemm_{rows[0] * FRACTAL}x{cols[0] * FRACTAL}", chip)
-        sums = ACCUMULATOR[shape.dtype]
-        out_name = "c"
-        out_blocks = n1
-        out_dtype = epilogue.out_dtype if epilogue else shape.out_dtype
-        if k_share:
-            out_dtype = sums
-            out_name = "partial"
-            out_blocks = parts_of(shape, schedule) * area[1][1]
         # A is (K1, M1, 16, C0), B is (K1, N1, 16, C0): all of K, whatever share of it a core takes.
         a, b = (
             k.tensor(name, shape.dtype, side1 * all_k * self.area)
@@ -242,20 +252,44 @@ class _Writer:
         )
         row, col = core = k.param("row", rows[2]), k.param("col", cols[2])
         self.base = row * rows[1] + area[0][0], col * cols[1] + area[1][0]
-        ring = k.ring_out(after.ring, after.core(*core), "FIX") if after else None
-        # Vector cores, if any, store the result. A fractal of it has 16 x 16 elements.
-        c = None if after else k.tensor(out_name, out_dtype, out_blocks * m1 * 256)
+        ring = k.ring_out(vector_tail.ring, vector_tail.core(*core), "FIX") if vector_tail else None
+        # Vector cores, if any, store the result.
+        c = None if vector_tail else self._result(job)
         self.first_k, self.first_c = self._share_starts(*area[1])
         self.operands = (
             _Operand(a, m1, self._l1(a, tile_m), self._l0(a, tile_m), schedule.keep == "a"),
             _Operand(b, n1, self._l1(b, tile_n), self._l0(b, tile_n), schedule.keep == "b"),
         )
+        self._allocate_leave(job, c, ring, (tile_m, tile_n))
+
+    def _allocate_leave(
+        self, job: Job, c: Buffer | None, ring: RingEnd | None, tile: tuple[int, int]
+    ) -> None:
+        """Allocate the sums of a tile (rows, columns) in L0C, and what they need on their way."""
+        k = self.k
+        tile_m, tile_n = tile
+        schedule = job.schedule
+        sums = ACCUMULATOR[job.shape.dtype]
         self.acc = tiles.sum_queue(k, "c_l0", sums, tile_m, tile_n, schedule.c_l0_slots)
-        plain_through_ub = chip.combined and not epilogue
-        out = tiles.out_queue(k, out_dtype, tile_m, tile_n) if plain_through_ub else None
-        sizes = epilogue_emit.Sizes(tile_m, tile_n, cols[0], n1, n1 * m1 * 256)
-        self.finish = epilogue_emit.new_finish(k, epilogue, sums, sizes)
+        out = None
+        # Plain sums cross UB unchanged where cube and vector unit share a core.
+        if c is not None and job.chip.combined and not job.epilogue:
+            out = tiles.out_queue(k, c.dtype, tile_m, tile_n)
+        elements = self.n1 * self.m1 * 256
+        sizes = epilogue_emit.Sizes(tile_m, tile_n, self.cols[0], self.n1, elements)
+        self.finish = epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
         self.leave = Leave(k, self.acc, c, out, self.finish, ring)
+
+    def _result(self, job: Job) -> Buffer:
+        """Declare the tensor of C, or that of all partial sums where the schedule splits K."""
+        shape = job.shape
+        # A block of 16 columns of C has m1 fractals of 16 x 16 elements.
+        block_elements = self.m1 * 256
+        if self.k_share:
+            blocks = parts_of(shape, job.schedule) * job.area[1][1]
+            return self.k.tensor("partial", ACCUMULATOR[shape.dtype], blocks * block_elements)
+        out_dtype = job.epilogue.out_dtype if job.epilogue else shape.out_dtype
+        return self.k.tensor("c", out_dtype, self.n1 * block_elements)
 
     def _l1(self, tensor: Buffer, side: int) -> Queue | None:
         """Allocate slots of tensor a or b in L1, none where it bypasses L1."""
@@ -263,6 +297,7 @@ class _Writer:
         schedule = self.schedule
         if operand in schedule.bypass:
             return None
+        # A kept operand takes all its K at once: K = 4096 in fp16 is 256 fractals, not 4 or 8.
         size = (self.k1 if schedule.keep == operand else self.stage_k) * side * self.area
         slots = schedule.a_l1_slots if operand == "a" else schedule.b_l1_slots
         operand = f"{operand}_l1"
@@ -294,19 +329,25 @@ class _Writer:
         """Walk the tiles of C in the order of the schedule."""
         shares = self.rows, self.cols
         tiles_of_c = tiles_in_order(
-            self.finish, self.k, self.schedule, shares, self.base, self._kept
+            self.finish, self.k, self.schedule, shares, self.base, self._resident_tile
         )
-        for spans, kept, channels in tiles_of_c:
-            self._tile(spans, kept, channels)
+        for spans, resident, channels in tiles_of_c:
+            self._tile(spans, resident, channels)
         return self.k.finish()
 
     def _tile(
-        self, spans: tuple[Span, Span], kept: Kept, loaded: epilogue_emit.Channels | None
+        self,
+        spans: tuple[Span, Span],
+        resident: ResidentTiles,
+        loaded: epilogue_emit.Channels | None,
     ) -> None:
-        """Compute and store the tile of C at `spans`; `kept`, `loaded`: of `tiles_in_order`."""
+        """Compute and store the tile of C at `spans`.
+
+        `resident` and `loaded` are what `tiles_in_order` yields with it.
+        """
         with epilogue_emit.held_channels(self.finish, spans[1], Affine(), loaded) as channels:
             c = self.acc.alloc()
-            self._reduce(c, spans, kept, epilogue_emit.bias_of(self.finish, channels, spans[1]))
+            self._reduce(c, spans, resident, epilogue_emit.bias_of(self.finish, channels, spans[1]))
             self.acc.enqueue()
             self.leave.store(self._area(spans), spans[1][0], channels)
 
@@ -334,7 +375,7 @@ class _Writer:
         operand.l1.enqueue()
 
     @contextmanager
-    def _kept(self, side: int, at: Span) -> Iterator[Tile | None]:
+    def _resident_tile(self, side: int, at: Span) -> Iterator[Tile | None]:
         """Load all K of A (side 0) or B once, for all tiles of C inside, where it is kept."""
         operand = self.operands[side]
         if not operand.keep or operand.l1 is None:
@@ -344,37 +385,45 @@ class _Writer:
         yield operand.l1.dequeue()
         operand.l1.free()
 
-    def _reduce(self, c: Tile, spans: tuple[Span, Span], kept: Kept, bias: Region | None) -> None:
+    def _reduce(
+        self, c: Tile, spans: tuple[Span, Span], resident: ResidentTiles, bias: Region | None
+    ) -> None:
         """C tile = sum over k (+ bias): stages GM -> L1, tiles L1 -> L0, mmad."""
-        sides = list(zip(self.operands, spans, kept, strict=True))
+        sides = list(zip(self.operands, spans, resident, strict=True))
         # What an outer loop keeps, or what bypasses L1, needs no stage of its own.
         staged = [
-            (o, span) for o, span, kept_tile in sides if kept_tile is None and o.l1 is not None
+            (o, span)
+            for o, span, resident_tile in sides
+            if resident_tile is None and o.l1 is not None
         ]
         for stage_at, size in segments(self.k, "stage", self.k1, self.stage_k):
             for operand, span in staged:
                 self._stage(operand, span, (stage_at, size))
-            left, right = (
+            a_feed, b_feed = (
                 MatrixFeed(self.k, operand.l0, span[1], self._source(operand, span, tile, stage_at))
                 for operand, span, tile in sides
             )
             sums = Sums(sums_region(c, spans[0][1], spans[1][1]), stage_at, bias)
-            accumulate(self.k, sums, left, right, size, self.tile_k)
+            accumulate(self.k, sums, a_feed, b_feed, size, self.tile_k)
             for operand, _ in staged:
                 assert operand.l1 is not None
                 operand.l1.free()
 
-    def _source(self, operand: _Operand, at: Span, kept: Tile | None, stage_at: Affine) -> Fractals:
+    def _source(
+        self, operand: _Operand, at: Span, resident: Tile | None, stage_at: Affine
+    ) -> Fractals:
         """Return where the operand's fractals of the stage at `stage_at` begin.
 
-        They lie in GM if it bypasses L1, in the middle of the kept tile if an outer loop loaded
+        They lie in GM if it bypasses L1, in the middle of the resident tile if an outer loop loaded
         all of K, else at the beginning of the stage's slot.
         """
         if operand.l1 is None:
+            # In GM a row of fractals has all M1 (or N1) of the operand, in L1 only those of the
+            # tile.
             pitch = operand.row_fractals * self.area
             start = (self.first_k + stage_at) * pitch + at[0] * self.area
             return Fractals(operand.tensor, start, pitch)
         pitch = at[1] * self.area
-        if kept is not None:
-            return Fractals(kept, stage_at * pitch, pitch)
+        if resident is not None:
+            return Fractals(resident, stage_at * pitch, pitch)
         return Fractals(operand.l1.dequeue(), Affine(), pitch)

@@ -117,6 +117,8 @@ class GemmShape:
             raise InputError(f"dtype {', '.join(ACCUMULATOR)}", self.dtype, "convert the operands")
         if not self.out_dtype:
             object.__setattr__(self, "out_dtype", ACCUMULATOR[self.dtype])
+        # fp16 products may leave as fp32 or fp16, bf16 ones as fp32 or bf16, int8 ones as int32,
+        # fp16 or int8.
         short_format = "bf16" if self.dtype == "bf16" else "fp16"
         if self.out_dtype not in (ACCUMULATOR[self.dtype], short_format, self.dtype):
             raise InputError(
@@ -154,6 +156,7 @@ def check_schedule(shape: GemmShape, schedule: GemmSchedule, chip: Chip) -> None
             f"{schedule.step_k}, {'x'.join(map(str, grid))}",
             "use positive numbers",
         )
+    # A grid of 4 x 5 with split_k 2 takes 40 cores.
     cores = math.prod(grid)
     if cores > chip.core_count:
         needed = f"a grid of at most {chip.core_count} cores on {chip.name}"
@@ -197,6 +200,7 @@ def tile_bytes(shape: GemmShape, schedule: GemmSchedule) -> dict[str, int]:
     m = s.base_m
     k = s.base_k
     n = s.base_n
+    # With split_k 2 a core keeps half of K: 128 of 256 fractals.
     all_k = up(shape.fractals[1], s.split_k) * c0_of(shape.dtype)
     # Depth of an operand's slot in L1, in elements: all K where it is kept, else one stage.
     depth_a, depth_b = (
@@ -246,6 +250,7 @@ def _units(dtype: str) -> tuple[int, ...]:
 
 def tilings_of(schedules: Sequence[GemmSchedule], dtype: str) -> Tilings:
     """Return schedules as arrays."""
+    # The first six fields of a schedule are those of `Tilings`, in the same order.
     names = [f.name for f in fields(GemmSchedule)][: len(fields(Tilings))]
     columns = (np.array([getattr(s, name) for s in schedules], np.int64) for name in names)
     return Tilings(*(column // unit for column, unit in zip(columns, _units(dtype), strict=True)))
@@ -284,6 +289,7 @@ def memory_traffic(shape: GemmShape, chip: Chip, t: Tilings) -> tuple[dict[str, 
     a_read = a_bytes * t.cols * n_turns
     b_read = b_bytes * t.rows * m_turns
     miss_share = {"a": np.minimum(1.0, a_missed / a_read), "b": np.minimum(1.0, b_missed / b_read)}
+    # Where everything fits in L2 the result stays there: memory sees no write during the kernel.
     written = c_bytes if a_bytes + b_bytes + c_bytes > capacity else 0
     total = np.minimum(a_missed, a_read) + np.minimum(b_missed, b_read) + written
     return miss_share, total.astype(np.int64)
@@ -294,6 +300,7 @@ def load_cycles_per_byte(chip: Chip, fresh: Floats, cores: Array) -> Floats:
 
     The rule of `sim.cost` on arrays: all `cores` share the rates of L2 and of memory equally.
     """
+    # A byte takes the longest of its stations: the path into the core, its share of L2, of memory.
     path_cycles = 1.0 / chip.path("GM", "L1").rate_bytes_per_cycle
     hit_cycles = np.maximum(path_cycles, cores * chip.clock_hz / chip.l2.rate_bytes_per_s)
     memory_bytes_per_cycle = chip.device_memory.rate_bytes_per_s / cores / chip.clock_hz

@@ -25,14 +25,15 @@ def best_grid(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) 
         conv_schedules.check_conv(shape, schedule, chip)
     else:
         gemm_schedule.check_schedule(shape, schedule, chip)
-    every = [schedule, *_grids(shape, chip, schedule)]
-    order = np.argsort(_estimate(shape, chip, every)[1:], kind="stable")[:TRIED] + 1
-    tried = [schedule, *(every[int(index)] for index in order)]
+    schedules = [schedule, *_grids(shape, chip, schedule)]
+    # The schedule itself is number 0: it is simulated in any case.
+    order = np.argsort(_estimate(shape, chip, schedules)[1:], kind="stable")[:TRIED] + 1
+    tried = [schedule, *(schedules[int(index)] for index in order)]
     launches = (
-        conv.conv_launch(shape, chip, one)
+        conv.conv_launch(shape, chip, candidate)
         if isinstance(shape, ConvShape)
-        else gemm.gemm_launch(shape, chip, one)
-        for one in tried
+        else gemm.gemm_launch(shape, chip, candidate)
+        for candidate in tried
     )
     cycles = [sim.simulate(launch, chip).cycles for launch in launches]
     return tried[int(np.argmin(cycles))]
@@ -53,22 +54,26 @@ def _grids(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) -> 
         down = shape.n * conv_windows.tiles_per_image(shape, tile, strip=strip)
         bundles = bundle.count
         across = isa.up(bundle.n1, blocks)
-    found: dict[tuple[int, ...], GemmSchedule] = {}
+    by_work: dict[tuple[int, ...], GemmSchedule] = {}
     for rows, cols in product(range(1, chip.core_count + 1), repeat=2):
         if rows * cols <= chip.core_count:
+            # Grid columns divide the bundles of groups first; what columns are left over divide a
+            # bundle: 8 columns and 2 bundles are 2 shares of 4 columns.
             shares = min(cols, bundles)
+            # (rows of tiles, bundles, columns of tiles) of the busiest core: 5 rows of cores give 8
+            # rows of tiles no less work than 4 do.
             work = isa.up(down, rows), isa.up(bundles, shares), isa.up(across, cols // shares)
-            found.setdefault(work, replace(schedule, grid_rows=rows, grid_cols=cols))
-    return list(found.values())
+            by_work.setdefault(work, replace(schedule, grid_rows=rows, grid_cols=cols))
+    return list(by_work.values())
 
 
-def _estimate(shape: GemmShape | ConvShape, chip: Chip, every: list[GemmSchedule]) -> Floats:
+def _estimate(shape: GemmShape | ConvShape, chip: Chip, schedules: list[GemmSchedule]) -> Floats:
     """Return the cycles that the default's rule gives schedules of one tile."""
-    tilings = gemm_schedule.tilings_of(every, shape.dtype)
+    tilings = gemm_schedule.tilings_of(schedules, shape.dtype)
     if isinstance(shape, GemmShape):
         return estimate(shape, chip, tilings)
-    stages = np.full(len(every), conv_schedules.c1_stage(shape, every[0]))
-    strips = np.full(len(every), conv_schedules.takes_strips(shape, every[0], chip))
+    stages = np.full(len(schedules), conv_schedules.c1_stage(shape, schedules[0]))
+    strips = np.full(len(schedules), conv_schedules.takes_strips(shape, schedules[0], chip))
     return conv_schedules.conv_estimate(
         shape, chip, conv_schedules.Candidates(tilings, stages, strips)
     )

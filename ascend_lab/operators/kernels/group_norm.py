@@ -58,6 +58,8 @@ def group_norm_launch(shape: GroupNorm, chip: Chip) -> isa.Launch:
     Images and groups are divided over cores so that the core with most groups has few.
     """
     cores = chip.cores_of("vector")
+    # 2 images of 32 groups on 48 cores: one row of 32 cores with a group of both images each takes
+    # as long as two rows of 24 with up to 2 groups of one.
     images = min(
         range(1, min(shape.images, cores) + 1),
         key=lambda n: isa.up(shape.images, n) * isa.up(shape.groups, min(shape.groups, cores // n)),
@@ -66,7 +68,7 @@ def group_norm_launch(shape: GroupNorm, chip: Chip) -> isa.Launch:
         "image": chunks(shape.images, 1, images),
         "group": chunks(shape.groups, 1, cores // images),
     }
-    return isa.spread("group_norm", axes, lambda *own: _Writer(shape, chip).program(*own))
+    return isa.spread("group_norm", axes, lambda *shares: _Writer(shape, chip).program(*shares))
 
 
 class _Writer:
@@ -83,12 +85,14 @@ class _Writer:
         self.y = k.tensor("y", shape.dtype, numbers)
         self.loaded = k.queue("x_ub", "UB", shape.dtype, TILE, src="MTE2", dst="V")
         self.out = k.queue("y_ub", "UB", shape.dtype, TILE, src="V", dst="MTE3")
-        self.given = k.queue("scale_ub", "UB", shape.dtype, CHANNELS, src="MTE2", dst="V", depth=1)
-        self.given.join("bias_ub", shape.dtype, CHANNELS)
+        self.loaded_factors = k.queue(
+            "scale_ub", "UB", shape.dtype, CHANNELS, src="MTE2", dst="V", depth=1
+        )
+        self.loaded_factors.join("bias_ub", shape.dtype, CHANNELS)
         self.wide = k.buffer("wide", "UB", "fp32", TILE)
-        self.other = k.buffer("other", "UB", "fp32", TILE)
+        self.scratch = k.buffer("other", "UB", "fp32", TILE)
         self.sums = [k.buffer(name, "UB", "fp32", SUMS) for name in ("sums", "squares")]
-        self.part = k.buffer("part", "UB", "fp32", TILE // BLOCK)
+        self.block_sums = k.buffer("part", "UB", "fp32", TILE // BLOCK)
         self.mean, self.square, self.rate = (
             k.buffer(name, "UB", "fp32", BLOCK) for name in ("mean", "square", "rate")
         )
@@ -140,21 +144,23 @@ class _Writer:
     def _statistics(self, start: Affine) -> None:
         """Leave the mean and 1 / sqrt(variance + epsilon) of a group in a block each."""
         k = self.k
-        squares = (self.other, 0)
-        for one in self.sums:
-            k.each("vdup", SUMS, (one, 0), scalar=0.0)
+        squares = (self.scratch, 0)
+        for buffer in self.sums:
+            k.each("vdup", SUMS, (buffer, 0), scalar=0.0)
         for _, size, tile in self._tiles("sum", start, self.shape.size):
             x = self._widened(tile, self.wide, size)
             k.each("vmul", size, squares, x, x)
-            for one, (terms, _) in zip(self.sums, (x, squares), strict=True):
-                self._add_up(one, terms, size)
+            for buffer, (terms, _) in zip(self.sums, (x, squares), strict=True):
+                self._add_up(buffer, terms, size)
+        # v = sum(x x) / E - m^2, then 1 / sqrt(v + epsilon), each in lane 0 of a block.
         mean = (self.mean, 0)
         square = (self.square, 0)
         rate = (self.rate, 0)
-        for one, total in zip(self.sums, (self.mean, self.square), strict=True):
+        for buffer, total in zip(self.sums, (self.mean, self.square), strict=True):
+            # vcadd adds up a repeat of 64 lanes: first to one sum a repeat, then to one in all.
             rows = SUMS // LANES
-            k.vector("vcadd", self.part.region(0, rows), one.region(0, (rows, LANES)))
-            k.vector("vcadd", total.region(0, 1), self.part.region(0, (1, rows)))
+            k.vector("vcadd", self.block_sums.region(0, rows), buffer.region(0, (rows, LANES)))
+            k.vector("vcadd", total.region(0, 1), self.block_sums.region(0, (1, rows)))
             k.each("vmuls", 1, (total, 0), (total, 0), scalar=1.0 / self.shape.size)
         k.each("vmul", 1, rate, mean, mean)
         k.each("vsub", 1, rate, square, rate)
@@ -167,13 +173,14 @@ class _Writer:
     def _add_up(self, sums: Buffer, terms: Buffer | Tile, size: int) -> None:
         """Add blocks of terms to sums, one each, and what fills no block behind them."""
         k = self.k
-        whole = size // BLOCK * BLOCK
-        for at, shape in k.runs(whole, LANES):
+        # vcgadd adds up blocks of 8 numbers; fewer at the end are added lane by lane.
+        in_blocks = size // BLOCK * BLOCK
+        for at, shape in k.runs(in_blocks, LANES):
             blocks = shape[0] * shape[1] // BLOCK
-            k.vector("vcgadd", self.part.region(at // BLOCK, blocks), terms.region(at, shape))
-        k.each("vadd", whole // BLOCK, (sums, 0), (sums, 0), (self.part, 0))
+            k.vector("vcgadd", self.block_sums.region(at // BLOCK, blocks), terms.region(at, shape))
+        k.each("vadd", in_blocks // BLOCK, (sums, 0), (sums, 0), (self.block_sums, 0))
         behind = (sums, TILE // BLOCK)
-        k.each("vadd", size - whole, behind, behind, (terms, whole))
+        k.each("vadd", size - in_blocks, behind, behind, (terms, in_blocks))
 
     def _spread(self, blocks: Buffer, numbers: Buffer, count: int) -> None:
         """Emit a block of equal numbers for each of `count`."""
@@ -185,17 +192,18 @@ class _Writer:
         k = self.k
         slope = (self.slope, 0)
         shift = (self.shift, 0)
-        buffers = (self.given.buffer, *self.given.members)
+        buffers = (self.loaded_factors.buffer, *self.loaded_factors.members)
         sources = [tensor.region(channel, count) for tensor in self.factors]
-        self._load(self.given, list(zip(buffers, sources, strict=True)))
-        slot = self.given.dequeue().slot
+        self._load(self.loaded_factors, list(zip(buffers, sources, strict=True)))
+        slot = self.loaded_factors.dequeue().slot
         scale, bias = (Tile(buffer, slot) for buffer in buffers)
+        # s = a / sqrt(v + epsilon), t = b - m s, for every channel
         a = self._widened(scale, self.slope, count)
         self._by_block("vmul", count, slope, a, (self.rates, 0))
-        b = self._widened(bias, self.other, count)
+        b = self._widened(bias, self.scratch, count)
         self._by_block("vmul", count, shift, slope, (self.means, 0))
         k.each("vsub", count, shift, b, shift)
-        self.given.free()
+        self.loaded_factors.free()
         self._spread(self.slopes, self.slope, count)
         self._spread(self.shifts, self.shift, count)
 
@@ -205,28 +213,32 @@ class _Writer:
         Short ones share a tile where each begins a block: all but the factors is done to all.
         """
         pixels = self.shape.pixels
+        # 96 * 64 = 6144 numbers: 24 channels of 256 pixels in one tile.
         together = TILE // pixels if pixels % BLOCK == 0 else 1
         if together <= 1:
             with repeat(self.k, "channel", count) as c:
                 self._run(start + c * pixels, pixels, 1, c)
             return
-        for first, some in segments(self.k, "channel", count, together):
-            self._run(start + first * pixels, some * pixels, some, first)
+        for first_channel, tile_channels in segments(self.k, "channel", count, together):
+            self._run(
+                start + first_channel * pixels, tile_channels * pixels, tile_channels, first_channel
+            )
 
-    def _run(self, start: Affine, size: int, channels: int, first: Affine) -> None:
+    def _run(self, start: Affine, size: int, channels: int, first_channel: Affine) -> None:
         """Write z of a run of numbers, of one channel or of several whole ones."""
         k = self.k
         y = (self.wide, 0)
-        below = (self.other, 0)
+        below = (self.scratch, 0)
         for at, count, tile in self._tiles("tile", start, size):
             x, _ = self._widened(tile, self.wide, count)
-            each = count // channels
-            with repeat(k, "one", channels) as one:
-                part = one * each
-                factors = (first + one) * BLOCK
-                to = (self.wide, part)
-                self._by_block("vmul", each, to, (x, part), (self.slopes, factors))
-                self._by_block("vadd", each, to, to, (self.shifts, factors))
+            numbers_per_channel = count // channels
+            with repeat(k, "one", channels) as channel:
+                place = channel * numbers_per_channel
+                factors = (first_channel + channel) * BLOCK
+                to = (self.wide, place)
+                self._by_block("vmul", numbers_per_channel, to, (x, place), (self.slopes, factors))
+                self._by_block("vadd", numbers_per_channel, to, to, (self.shifts, factors))
+            # z = y / (1 + e^-y)
             k.each("vmuls", count, below, y, scalar=-1.0)
             k.each("vexp", count, below, below)
             k.each("vadds", count, below, below, scalar=1.0)
@@ -241,17 +253,18 @@ class _Writer:
             k.copy(target, self.out.dequeue().region(0, count), pad=_is_ragged(target))
             self.out.free()
 
-    def _by_block(self, op: str, count: int, to: Place, of: Place, block: Place) -> None:
+    def _by_block(self, op: str, count: int, target: Place, source: Place, block: Place) -> None:
         """Emit an operation on a run of numbers with one that stands in all lanes of a block."""
-        whole, rest = divmod(count, LANES)
-        blocks, last = divmod(rest, BLOCK)
+        # 100 numbers: 1 repeat of 64, 4 blocks of 8, and 4 more.
+        full_repeats, remainder = divmod(count, LANES)
+        blocks, last_numbers = divmod(remainder, BLOCK)
         done = 0
-        for sizes in ((whole, BLOCK, BLOCK), (1, blocks, BLOCK), (1, 1, last)):
+        for sizes in ((full_repeats, BLOCK, BLOCK), (1, blocks, BLOCK), (1, 1, last_numbers)):
             elements = sizes[0] * sizes[1] * sizes[2]
             if elements:
-                runs = [memory.region(at + done, sizes) for memory, at in (to, of)]
-                again = block[0].region(block[1], sizes, (0, 0, 1))
-                self.k.vector(op, *runs, again)
+                runs = [memory.region(at + done, sizes) for memory, at in (target, source)]
+                repeated = block[0].region(block[1], sizes, (0, 0, 1))
+                self.k.vector(op, *runs, repeated)
             done += elements
 
 

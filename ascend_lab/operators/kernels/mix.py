@@ -21,7 +21,7 @@ AREA = isa.FRACTAL * isa.FRACTAL
 
 
 @dataclass(frozen=True, slots=True)
-class After:
+class VectorTail:
     """What the vector cores of a `grid` of AI cores do after a cube that leaves `sums`.
 
     Tiles are `tile` fractals (high, wide) at most; the result has `blocks` of 16 columns, and
@@ -59,18 +59,22 @@ def share_of(area: Area, number: isa.Affine | int, cores: int) -> tuple[Area, is
 
     An affine number of a core is for areas in one piece whose rows the `cores` share evenly.
     """
-    most = -(-area.pixels // cores)
+    # 100 rows on 2 vector cores: 50 each; 49 rows: 25 and 24.
+    share_rows = -(-area.pixels // cores)
     pieces = list[tuple[int, isa.Affine, int]]()
     if isinstance(number, isa.Affine):
-        to = area.pieces[0][1] + number * (most * area.step)
-        return replace(area, pieces=((0, to, most),), pixels=most), number * most
-    first, end = (min(n * most, area.pixels) for n in (number, number + 1))
-    for done, to, size in area.pieces:
-        low = max(done, first)
-        high = min(done + size, end)
+        place = area.pieces[0][1] + number * (share_rows * area.step)
+        return replace(
+            area, pieces=((0, place, share_rows),), pixels=share_rows
+        ), number * share_rows
+    first_row, end = (min(n * share_rows, area.pixels) for n in (number, number + 1))
+    for piece_row, place, size in area.pieces:
+        # The rows that this core shares with this piece: [low, high).
+        low = max(piece_row, first_row)
+        high = min(piece_row + size, end)
         if low < high:
-            pieces.append((low - first, to + (low - done) * area.step, high - low))
-    return replace(area, pieces=tuple(pieces), pixels=end - first), first
+            pieces.append((low - first_row, place + (low - piece_row) * area.step, high - low))
+    return replace(area, pieces=tuple(pieces), pixels=end - first_row), first_row
 
 
 class VectorWriter:
@@ -79,32 +83,38 @@ class VectorWriter:
     def __init__(
         self,
         k: isa.KernelBuilder,
-        after: After,
+        vector_tail: VectorTail,
         name: str,
         core: isa.Affine,
         number: isa.Affine | int,
-        own: tuple[int, int],
+        core_blocks: tuple[int, int],
     ) -> None:
-        """Allocate queues for a core that owns blocks (high, wide); the result is called `name`."""
-        (m, n) = map(min, zip(after.tile, own, strict=True))
+        """Allocate queues for a core that owns `core_blocks` (high, wide).
+
+        The result is called `name`.
+        """
+        (m, n) = map(min, zip(vector_tail.tile, core_blocks, strict=True))
         self.k = k
-        self.plan = after.plan
-        self.after = after
+        self.plan = vector_tail.plan
+        self.vector_tail = vector_tail
         self.number = number
-        self.own = own[1]
-        self.y = k.tensor(name, after.tail.out_dtype, after.elements)
-        self.end: isa.RingEnd = k.ring_in(after.ring, core, "MTE2")
-        self.finish, self.arrival = self._tiles_of(after.tail, m, n, self._channels(after.tail, n))
+        self.core_columns = core_blocks[1]
+        self.y = k.tensor(name, vector_tail.tail.out_dtype, vector_tail.elements)
+        self.end: isa.RingEnd = k.ring_in(vector_tail.ring, core, "MTE2")
+        self.finish, self.arrival = self._tiles_of(
+            vector_tail.tail, m, n, self._channels(vector_tail.tail, n)
+        )
 
     def _channels(self, tail: epilogue.Epilogue, tile_n: int) -> epilogue_emit.Group | None:
         """Allocate numbers per channel: all of the core's where that is little, or a tile's."""
         operands = tail.of_kind("channel")
-        own = self.own
-        each = sum(tail.unit(o) * DTYPE_BYTES[o.dtype] for o in operands)
-        blocks = own if own * each <= self.k.chip.buffers["UB"] // isa.FRACTAL else tile_n
+        core_columns = self.core_columns
+        block_bytes = sum(tail.unit(o) * DTYPE_BYTES[o.dtype] for o in operands)
+        core_channels_fit = core_columns * block_bytes <= self.k.chip.buffers["UB"] // 16
+        blocks = core_columns if core_channels_fit else tile_n
         slots = [blocks * tail.unit(o) for o in operands]
         return epilogue_emit.Group.make(
-            self.k, operands, slots, self.after.blocks * isa.FRACTAL, blocks
+            self.k, operands, slots, self.vector_tail.blocks * isa.FRACTAL, blocks
         )
 
     def _tiles_of(
@@ -114,55 +124,67 @@ class VectorWriter:
         k = self.k
         plan = self.plan
         start = self.plan.start
-        others = [i for i in range(1, len(plan.tiles)) if i != start]
+        # Tile 0 is stored, tile `start` arrives: the other tiles of the plan never leave UB.
+        scratch_tiles = [i for i in range(1, len(plan.tiles)) if i != start]
         operands = tail.of_kind("tile")
         stored = DTYPE_BYTES[tail.out_dtype]
-        each = 2 * stored + 2 * DTYPE_BYTES[plan.tiles[start]] if start else 3 * stored
-        each += sum(DTYPE_BYTES[plan.tiles[i]] for i in others)
-        each += 2 * sum(DTYPE_BYTES[o.dtype] for o in operands)
-        held = (
+        # Two slots each for what arrives and what leaves; where the plan's start is the stored
+        # tile, three slots serve both.
+        element_bytes = 2 * stored + 2 * DTYPE_BYTES[plan.tiles[start]] if start else 3 * stored
+        element_bytes += sum(DTYPE_BYTES[plan.tiles[i]] for i in scratch_tiles)
+        element_bytes += 2 * sum(DTYPE_BYTES[o.dtype] for o in operands)
+        channel_bytes = (
             channels.blocks
             * sum(2 * tail.unit(o) * DTYPE_BYTES[o.dtype] for o in channels.operands)
             if channels
             else 0
         )
-        block = -(-m * isa.FRACTAL // k.chip.vector_cores_per_core) * isa.FRACTAL
-        columns = min(n, (k.chip.buffers["UB"] - held) // (block * each))
+        # A block of a share: m fractals of 16 rows, divided by the vector cores, times 16 channels.
+        block_elements = -(-m * isa.FRACTAL // k.chip.vector_cores_per_core) * isa.FRACTAL
+        block_bytes = block_elements * element_bytes
+        free_bytes = k.chip.buffers["UB"] - channel_bytes
+        columns = min(n, free_bytes // block_bytes)
         if columns < 1:
-            needed = f"{block * each} bytes of UB for a block of a share of a tile's rows"
-            raise errors.CapacityError(needed, str(k.chip.buffers["UB"] - held), "use a lower tile")
-        size = columns * block
+            needed = f"{block_bytes} bytes of UB for a block of a share of a tile's rows"
+            raise errors.CapacityError(needed, str(free_bytes), "use a lower tile")
+        size = columns * block_elements
         sizes = [size] * len(operands)
-        tiles = epilogue_emit.Group.make(k, operands, sizes, self.after.elements, 0)
+        tiles = epilogue_emit.Group.make(k, operands, sizes, self.vector_tail.elements, 0)
         if start:
             arrival = k.queue("sums_ub", "UB", plan.tiles[start], size, src="MTE2", dst="V")
             out = k.queue("y_ub", "UB", tail.out_dtype, size, src="V", dst="MTE3")
         else:
+            # The steps write over what arrived: one queue from MTE2 by V to MTE3.
             arrival = out = k.queue(
                 "y_ub", "UB", tail.out_dtype, size, src="MTE2", via="V", dst="MTE3", depth=3
             )
-        scratch = tuple(k.buffer(f"value.{i}", "UB", plan.tiles[i], size) for i in others)
+        scratch = tuple(k.buffer(f"value.{i}", "UB", plan.tiles[i], size) for i in scratch_tiles)
         units = {o.name: tail.unit(o) for o in tail.of_kind("channel")}
         finish = epilogue_emit.Finish(k, plan, out, scratch, tiles, channels, units=units)
         return finish, arrival
 
     def tile(
-        self, whole: Area, n: Span, before: isa.Affine, held: epilogue_emit.Channels | None
+        self,
+        tile_area: Area,
+        n: Span,
+        first_block: isa.Affine,
+        loaded: epilogue_emit.Channels | None,
     ) -> None:
-        """Do the steps on a share of the rows of a tile for `whole`, some blocks at a time.
+        """Do the steps on a share of the rows of the tile at `tile_area`, some blocks at a time.
 
-        `n` are its output blocks, `before` the blocks in front of the product.
+        `n` are its output blocks, counted from block `first_block` of the result.
         """
         k = self.k
         cores = self.k.chip.vector_cores_per_core
-        area, first = share_of(whole, self.number, cores)
+        area, first_row = share_of(tile_area, self.number, cores)
         run = area.pixels * isa.FRACTAL
-        pitch = whole.pixels * isa.FRACTAL
-        with epilogue_emit.held_channels(self.finish, n, before, held) as channels:
+        # In the ring a block of 16 columns has all rows of the tile, of which this core takes some.
+        pitch = tile_area.pixels * isa.FRACTAL
+        with epilogue_emit.held_channels(self.finish, n, first_block, loaded) as channels:
             slot = self.end.dequeue()
-            most = self.arrival.buffer.elements // run if run else 0
-            for at, count in segments(k, "column", n[1], min(most, n[1])) if run else ():
-                source = slot.region(at * pitch + first * isa.FRACTAL, (count, run), (pitch, 1))
+            piece_blocks = self.arrival.buffer.elements // run if run else 0
+            for at, count in segments(k, "column", n[1], min(piece_blocks, n[1])) if run else ():
+                source = slot.region(at * pitch + first_row * isa.FRACTAL, (count, run), (pitch, 1))
                 k.copy(self.arrival.alloc().region(0, (count, run)), source)
                 self._steps(area, at, count, n[0], channels)
             self.end.free()
@@ -172,8 +194,8 @@ class VectorWriter:
         area: Area,
         at: isa.Affine,
         count: int,
-        first: isa.Affine,
-        held: epilogue_emit.Channels | None,
+        first_block: isa.Affine,
+        loaded: epilogue_emit.Channels | None,
     ) -> None:
         """Do the steps on blocks that arrive, and store them."""
         f = self.finish
@@ -188,12 +210,14 @@ class VectorWriter:
             memories: dict[int, epilogue_emit.Memory] = {start: arrival.dequeue(), 0: f.out.alloc()}
         else:
             arrival.hand()
+            # The tile that V has just been handed is the one that it writes.
             memories = {0: isa.Tile(arrival.buffer, arrival.counts["alloc"] - 1)}
+        # What neither arrives nor leaves is scratch.
         spare = [i for i in range(len(self.plan.tiles)) if i not in memories]
         memories.update(zip(spare, f.scratch, strict=True))
-        named = f.tiles.held(f.tiles.queue.dequeue()) if f.tiles else {}
-        rates = f.channels.held(held.tile) if f.channels and held else {}
-        block = first + at - held.first if held else at
+        named = f.tiles.tiles_by_name(f.tiles.queue.dequeue()) if f.tiles else {}
+        rates = f.channels.tiles_by_name(loaded.tile) if f.channels and loaded else {}
+        block = first_block + at - loaded.first_block if loaded else at
         tiles = [memories[i] for i in sorted(memories)]
         run = area.pixels * area.width
         epilogue_emit.write_steps(
@@ -204,6 +228,6 @@ class VectorWriter:
         if start:
             arrival.free()
         f.out.enqueue()
-        for there, here in area.pairs(self.y, f.out.dequeue(), run, at, count):
-            k.copy(there, here)
+        for target, source in area.pairs(self.y, f.out.dequeue(), run, at, count):
+            k.copy(target, source)
         f.out.free()

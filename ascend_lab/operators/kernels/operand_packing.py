@@ -65,6 +65,8 @@ def bundle_weights(shape: ConvShape, weight: np.ndarray) -> list[np.ndarray]:
     have few lanes, taps and channels are one axis: (k, r s lanes, 1, 1), padded to whole fractals.
     """
     if shape.lanes:
+        # Taps before lanes: 3 channels of a 7 x 7 kernel become (k, 49 taps, 4 lanes), 49 * 4 = 196
+        # in a row, padded to 13 * 16 = 208 with zeros.
         by_tap = np.zeros((shape.k, shape.r * shape.s, shape.lanes), weight.dtype)
         by_tap[..., : shape.c] = weight.reshape(shape.k, shape.c, -1).transpose(0, 2, 1)
         flat = np.zeros((shape.k, shape.taps * c0_of(shape.dtype), 1, 1), weight.dtype)
@@ -75,11 +77,13 @@ def bundle_weights(shape: ConvShape, weight: np.ndarray) -> list[np.ndarray]:
     k = shape.k // shape.groups
     dense = []
     for index in range(bundle.count):
+        # Group g of a bundle fills rows g k .. and columns g c .. of its kernel: a block diagonal.
         groups = bundle.last_groups if index == bundle.count - 1 else bundle.groups
         kernel = np.zeros((groups * k, groups * c, shape.r, shape.s), weight.dtype)
         for g in range(groups):
-            first = (index * bundle.groups + g) * k
-            kernel[g * k : (g + 1) * k, g * c : (g + 1) * c] = weight[first : first + k]
+            output_channel = (index * bundle.groups + g) * k
+            group_weight = weight[output_channel : output_channel + k]
+            kernel[g * k : (g + 1) * k, g * c : (g + 1) * c] = group_weight
         dense.append(kernel)
     return dense
 
@@ -96,6 +100,8 @@ def unpack_conv(
     stored = tensors["y"].reshape(-1)
     if dense:
         return unpack(_in_16("NC1HWC0", (shape.n, shape.k, oh, ow), stored), stored)
+    # A matrix (pixels, channels) for each image; each plane is padded to whole fractals of 16
+    # pixels.
     rows = unpack(_in_16("FRACTAL_NZ", (shape.n, oh * ow, shape.k), stored), stored)
     return np.ascontiguousarray(rows.transpose(0, 2, 1)).reshape(shape.n, shape.k, oh, ow)
 

@@ -80,40 +80,48 @@ def dealt(
     options = []
     for c in range(1, min(totals[0], cores) + 1):
         for n in range(1, min(totals[1], cores // c) + 1):
+            # All cores that channel blocks and images leave go to bands of rows.
             rows = min(totals[2], cores // (c * n))
-            fold = up(totals[0], c)
-            planes = fold * up(totals[1], n)
-            high = up(totals[2], rows)
-            blocks = up(high, _rows_of_four_blocks(high, planes))
-            work = planes * (high + rows_beside * blocks)
-            options.append((work, rows, fold if large_folds else 0, (c, n, rows)))
+            core_blocks = up(totals[0], c)
+            planes = core_blocks * up(totals[1], n)
+            core_rows = up(totals[2], rows)
+            # A core should have 4 blocks of rows, so that loads, work and stores overlap.
+            blocks = up(core_rows, _rows_of_four_blocks(core_rows, planes))
+            work = planes * (core_rows + rows_beside * blocks)
+            # min takes the least work, then the fewest bands, then the few (or many) channel
+            # blocks.
+            options.append((work, rows, core_blocks if large_folds else 0, (c, n, rows)))
     grid = min(options)[-1]
     channels, images, bands = (chunks(t, 1, g) for t, g in zip(totals, grid, strict=True))
     return channels, images, bands
 
 
 def plane_launch(
-    name: str, sizes: tuple[list[int], list[int], list[int]], make: Callable[[Own], Program]
+    name: str, sizes: tuple[list[int], list[int], list[int]], program_of: Callable[[Own], Program]
 ) -> Launch:
-    """Return a launch on the cores that `dealt` gave `sizes`; `make` writes one program."""
+    """Return a launch on the cores that `dealt` gave `sizes`; `program_of` writes one program."""
 
     def program(channels: Share, images: Share, band: Share) -> Program:
-        return make(Own(channels, images, band[1:], band[0]))
+        return program_of(Own(channels, images, band[1:], band[0]))
 
     return spread(name, {"channel": sizes[0], "batch": sizes[1]}, program, apart=sizes[2])
 
 
 def walk(
     k: KernelBuilder,
-    own: Own,
+    share: Own,
     around: Callable[[Affine], AbstractContextManager[object]] = nullcontext,
 ) -> Iterator[tuple[Affine, Affine]]:
     """Yield (channel block, image) of a core's planes; each channel block inside `around`."""
-    (c, c_pitch, c_count) = own.channels
-    (n, n_pitch, n_count) = own.images
+    (channels, c_pitch, c_count) = share.channels
+    (images, n_pitch, n_count) = share.images
     first_c = k.param("channel", c_count) * c_pitch
     first_n = k.param("batch", n_count) * n_pitch
-    with repeat(k, "c", c) as index, around(first_c + index), repeat(k, "image", n) as image:
+    with (
+        repeat(k, "c", channels) as index,
+        around(first_c + index),
+        repeat(k, "image", images) as image,
+    ):
         yield first_c + index, first_n + image
 
 
@@ -141,23 +149,27 @@ class RowBlock:
 def _row_block(shape: ConvShape, start: int, rows: int) -> RowBlock:
     """Return what `rows` output rows from `start` on see of the image."""
     seen = (rows - 1) * shape.strides[0] + shape.reach[0]
-    low = start * shape.strides[0] - shape.pads[0]
-    first = max(low, 0)
-    end = min(low + seen, shape.h)
-    before = min(max(-low, 0), seen)
-    return RowBlock(start, rows, min(first, shape.h - 1), max(end - first, 0), before, seen)
+    top_row = start * shape.strides[0] - shape.pads[0]
+    first_row = max(top_row, 0)
+    end = min(top_row + seen, shape.h)
+    zeros_above = min(max(-top_row, 0), seen)
+    return RowBlock(
+        start, rows, min(first_row, shape.h - 1), max(end - first_row, 0), zeros_above, seen
+    )
 
 
 def row_blocks(
-    k: KernelBuilder, shape: ConvShape, own: Own, size: int
+    k: KernelBuilder, shape: ConvShape, share: Own, size: int
 ) -> Iterator[tuple[RowBlock, Affine]]:
     """Yield a core's blocks of `size` output rows, equal ones in a loop, and the turn in it."""
     runs: list[tuple[int, RowBlock]] = []
-    for start in range(own.rows[0], own.rows[1], size):
-        block = _row_block(shape, start, min(size, own.rows[1] - start))
+    for start in range(share.rows[0], share.rows[1], size):
+        block = _row_block(shape, start, min(size, share.rows[1] - start))
         if runs:
             count, head = runs[-1]
             moved = head.first + count * head.rows * shape.strides[0]
+            # Blocks in the middle of an image are alike but for where they begin: they become a
+            # loop.
             same = (head.rows, head.count, head.before) == (block.rows, block.count, block.before)
             if same and block.first == moved and block.count:
                 runs[-1] = (count + 1, head)
@@ -168,10 +180,10 @@ def row_blocks(
             yield block, turn
 
 
-def rows_per_block(own: Own, most: int) -> int:
+def rows_per_block(share: Own, rows_that_fit: int) -> int:
     """Rows of a block: as many as fit, but four blocks a core where that is possible."""
-    rows = own.rows[1] - own.rows[0]
-    return max(1, min(most, _rows_of_four_blocks(rows, own.planes)))
+    rows = share.rows[1] - share.rows[0]
+    return max(1, min(rows_that_fit, _rows_of_four_blocks(rows, share.planes)))
 
 
 def _rows_of_four_blocks(rows: int, planes: int) -> int:
@@ -181,9 +193,10 @@ def _rows_of_four_blocks(rows: int, planes: int) -> int:
 
 def columns_seen(shape: ConvShape) -> tuple[int, int, int]:
     """Return (columns all windows of a row span, zeros on the left, image columns among them)."""
-    seen = (shape.out_hw[1] - 1) * shape.strides[1] + shape.reach[1]
-    left = min(shape.pads[2], seen)
-    return seen, left, max(0, min(shape.w, seen - left))
+    # 3 windows of 3 with stride 2 span 7 columns.
+    columns = (shape.out_hw[1] - 1) * shape.strides[1] + shape.reach[1]
+    zeros_left = min(shape.pads[2], columns)
+    return columns, zeros_left, max(0, min(shape.w, columns - zeros_left))
 
 
 def image_sizes(shape: ConvShape, chip: Chip) -> tuple[list[int], list[int], list[int]]:
@@ -221,33 +234,35 @@ def ones_and_zeros(dtype: DTypeLike) -> NDArray[Any]:
 def plane_means_launch(job: PlaneMeans, chip: Chip) -> Launch:
     """Return the kernel: x and ones (`ones_and_zeros`) to y (planes, 16), planes over cores."""
     sizes = chunks(job.planes, 1, chip.core_count)
-    return spread("plane_means", {"core": sizes}, lambda own: _Writer(job, chip, own).program())
+    return spread("plane_means", {"core": sizes}, lambda share: _Writer(job, chip, share).program())
 
 
 class _Writer:
     """The program of cores that own equally many planes."""
 
-    def __init__(self, job: PlaneMeans, chip: Chip, own: Share) -> None:
+    def __init__(self, job: PlaneMeans, chip: Chip, share: Share) -> None:
         """Allocate everything."""
         self.job = job
-        self.own = own
+        self.share = share
         self.k = KernelBuilder("plane_means", chip)
         k = self.k
         dtype = job.dtype
-        self.group = min(own[0], FRACTAL)
+        self.group = min(share[0], FRACTAL)
+        # Ones once in L0A, planes twice in L0B and four times in L1.
         room = min(chip.buffers["L0A"], chip.buffers["L0B"] // 2, chip.buffers["L1"] // 8)
-        most = min(LOADED, room // (2 * AREA))
-        self.together = min(max(1, most // job.fractals), self.group)
-        self.depth = min(most, job.fractals)
-        size = self.together * self.depth * AREA
+        max_fractals = min(LOADED, room // (2 * AREA))
+        self.planes_per_load = min(max(1, max_fractals // job.fractals), self.group)
+        self.depth = min(max_fractals, job.fractals)
+        size = self.planes_per_load * self.depth * AREA
         self.x = k.tensor("x", dtype, job.planes * job.pixels * FRACTAL)
         self.ones = k.tensor("ones", dtype, 2 * AREA)
         self.y = k.tensor("y", dtype, job.planes * FRACTAL)
         self.loaded = k.queue("x_l1", "L1", dtype, size, src="MTE2", dst="MTE1", depth=4)
         self.fed = k.queue("x_l0", "L0B", dtype, size, src="MTE1", dst="M")
-        self.rows = k.buffer("ones_l1", "L1", dtype, AREA)
-        self.left = k.buffer("ones_l0", "L0A", dtype, self.depth * AREA)
+        self.ones_l1 = k.buffer("ones_l1", "L1", dtype, AREA)
+        self.ones_l0 = k.buffer("ones_l0", "L0A", dtype, self.depth * AREA)
         self.sums = sum_queue(k, "sums", "fp32", 1, self.group)
+        # The mean: sums in fp32 times 1 / pixels, rounded once.
         steps = (Step("vmuls", ("sums",), 1.0 / job.pixels), Step("vconv", (0,), None, dtype))
         finish = new_finish(k, Epilogue((), steps, dtype), "fp32", Sizes(1, self.group, 1, 1, 0))
         assert finish is not None
@@ -256,65 +271,71 @@ class _Writer:
     def program(self) -> Program:
         """Sum the planes of a core, 16 at a time."""
         k = self.k
-        (count, pitch, cores) = self.own
-        first = k.param("core", cores) * pitch
-        k.copy(self.rows.region(0, AREA), self.ones.region(0, AREA))
+        (count, pitch, cores) = self.share
+        first_plane = k.param("core", cores) * pitch
+        k.copy(self.ones_l1.region(0, AREA), self.ones.region(0, AREA))
         k.barrier()
-        again = (self.depth, AREA)
-        k.load2d(self.left.region(0, again), self.rows.region(0, again, (0, 1)))
+        # A stride of 0 repeats the fractal of ones in L0A.
+        repeated = (self.depth, AREA)
+        k.load2d(self.ones_l0.region(0, repeated), self.ones_l1.region(0, repeated, (0, 1)))
         k.barrier()
         for start, planes in segments(k, "group", count, self.group):
-            self._group(first + start, planes)
+            self._group(first_plane + start, planes)
         return k.finish()
 
-    def _group(self, first: Affine, planes: int) -> None:
+    def _group(self, first_plane: Affine, planes: int) -> None:
         """Sum up to 16 planes from `first` on, and store their means."""
         sums = self.sums.alloc()
-        for at in range(0, planes, self.together):
-            some = range(min(self.together, planes - at))
+        for at in range(0, planes, self.planes_per_load):
+            indices = range(min(self.planes_per_load, planes - at))
             for start, depth in self._parts():
-                self._feed(first + at, len(some), start, depth)
+                self._feed(first_plane + at, len(indices), start, depth)
                 tile = self.fed.dequeue()
-                a = self.left.region(0, (1, depth, FRACTAL, FRACTAL))
-                for i in some:
+                # 16 equal rows of ones: every row of the result has the sums, and one is stored.
+                a = self.ones_l0.region(0, (1, depth, FRACTAL, FRACTAL))
+                for i in indices:
                     b = tile.region(i * depth * AREA, (depth, 1, FRACTAL, FRACTAL))
                     c = sums.region((at + i) * AREA, (1, 1, FRACTAL, FRACTAL))
                     self.k.mmad(c, a, b, accumulate=start)
                 self.fed.free()
         self.sums.enqueue()
-        area = Area(first * FRACTAL, ((0, Affine(), 1),), planes, 1, 1, 1, 1)
+        area = Area(first_plane * FRACTAL, ((0, Affine(), 1),), planes, 1, 1, 1, 1)
         drain(self.finish, self.sums, ((self.y, area),), Affine(), None)
 
     def _parts(self) -> Iterator[Span]:
         """Yield (first fractal, fractals) of what is loaded of a plane at once."""
-        whole = self.job.pixels // FRACTAL // self.depth
+        full_parts = self.job.pixels // FRACTAL // self.depth
         if self.job.fractals == self.depth:
             yield Affine(), self.depth
             return
-        with repeat(self.k, "part", whole) as part:
+        # A plane of 196 pixels is 13 fractals; in parts of 8 it is 8 fractals and 5 fractals.
+        with repeat(self.k, "part", full_parts) as part:
             yield part * self.depth, self.depth
-        if rest := self.job.fractals - whole * self.depth:
-            yield Affine(whole * self.depth), rest
+        if remainder := self.job.fractals - full_parts * self.depth:
+            yield Affine(full_parts * self.depth), remainder
 
-    def _feed(self, first: Affine, planes: int, start: Affine, depth: int) -> None:
+    def _feed(self, first_plane: Affine, planes: int, start: Affine, depth: int) -> None:
         """Bring a part of some planes to L0B, turned; behind ragged ones come zeros."""
         k = self.k
         pixels = self.job.pixels
-        left = pixels if start.terms else pixels - start.const * FRACTAL
-        run = min(depth * FRACTAL, left) * FRACTAL
-        missing = max(depth * FRACTAL - left, 0)
+        pixels_left = pixels if start.terms else pixels - start.const * FRACTAL
+        # Elements of the part that are pixels; zeros fill the last fractal.
+        run = min(depth * FRACTAL, pixels_left) * FRACTAL
+        # A plane of 196 pixels ends 12 pixels before its 13th fractal does.
+        missing = max(depth * FRACTAL - pixels_left, 0)
         tile = self.loaded.alloc()
         line = depth * AREA
-        source = (first * pixels + start * FRACTAL) * FRACTAL
+        source = (first_plane * pixels + start * FRACTAL) * FRACTAL
         window = self.x.region(source, (planes, run), (pixels * FRACTAL, 1))
         k.copy(tile.region(0, (planes, run), (line, 1)), window)
         if missing:
             zeros = self.ones.region(AREA, (planes, missing * FRACTAL), (0, 1))
             k.copy(tile.region(run, zeros.sizes, (line, 1)), zeros)
         self.loaded.enqueue()
-        before = self.loaded.dequeue()
-        after = self.fed.alloc()
-        whole = (planes * depth, FRACTAL, FRACTAL)
-        k.load2d(after.region(0, whole), before.region(0, whole, (AREA, 1, FRACTAL)))
+        loaded = self.loaded.dequeue()
+        fed = self.fed.alloc()
+        sizes = (planes * depth, FRACTAL, FRACTAL)
+        # Each fractal is transposed on its way: the cube wants (pixels, channels) by columns.
+        k.load2d(fed.region(0, sizes), loaded.region(0, sizes, (AREA, 1, FRACTAL)))
         self.loaded.free()
         self.fed.enqueue()

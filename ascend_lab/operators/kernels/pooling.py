@@ -50,11 +50,11 @@ def max_pool_launch(shape: conv_shape.ConvShape, chip: Chip) -> Launch:
     """
     shape = _stacked(shape)
     lines = largest_lines(shape)
-    most = most_rows(shape, chip, lines)
+    rows_that_fit = most_rows(shape, chip, lines)
 
-    def program(own: Own) -> Program:
-        rows = images.rows_per_block(own, most)
-        return _Largest("max_pool", shape, chip, lines, rows, LEAST).program(own)
+    def program(share: Own) -> Program:
+        rows = images.rows_per_block(share, rows_that_fit)
+        return _Largest("max_pool", shape, chip, lines, rows, LEAST).program(share)
 
     return plane_launch(f"max_pool_{shape.n}x{shape.c}", images.image_sizes(shape, chip), program)
 
@@ -63,6 +63,7 @@ def _stacked(shape: conv_shape.ConvShape) -> conv_shape.ConvShape:
     """Return all planes as one image where no window reaches from one to the next."""
     (top, bottom, *_) = shape.pads
     planes = shape.n * shape.blocks[0]
+    # Windows that touch but do not overlap, in whole rows: 2 x 2 with stride 2 on 56 rows.
     if shape.r != shape.strides[0] or shape.h % shape.r or top or bottom:
         return shape
     return replace(shape, n=1, c=C0, k=C0, groups=C0, h=planes * shape.h)
@@ -80,6 +81,7 @@ class _Largest(RowWriter):
             taps = [i * lines.line + j for i in range(shape.r) for j in range(shape.s)]
             fold_largest(self.k, grid, taps, x, results)
             return
+        # First the largest of s neighbours in each row, then of r such rows.
         fold_largest(self.k, grid, list(range(shape.s)), x, self.beside)
         pitch = lines.pitch
         down = shape.strides[0] * lines.pitch
@@ -127,14 +129,19 @@ def block_of(shape: conv_shape.ConvShape, rows: int, index: int) -> GradientRows
     oh = shape.out_hw[0]
     start = index * rows
     end = min(start + rows, shape.h)
-    low = max(0, up(start + top - shape.r + 1, stride))
-    windows = max(0, min(oh - 1, (end - 1 + top) // stride) - low + 1)
-    window = low * stride - top if windows else start
+    # Window i begins in row i * stride - top; the first one that reaches row `start` is the first
+    # that ends behind it.
+    first_window = max(0, up(start + top - shape.r + 1, stride))
+    # Windows up to the last one that begins before the end of the block.
+    windows = max(0, min(oh - 1, (end - 1 + top) // stride) - first_window + 1)
+    window = first_window * stride - top if windows else start
     base = min(start, window)
     span = max(end, window + (windows - 1) * stride + shape.r if windows else end) - base
-    first = max(-base, 0)
-    last = min(span, shape.h - base)
-    return GradientRows(end - start, windows, base - start, window - start, span, first, last)
+    first_row = max(-base, 0)
+    end_row = min(span, shape.h - base)
+    return GradientRows(
+        end - start, windows, base - start, window - start, span, first_row, end_row
+    )
 
 
 def _largest(shape: conv_shape.ConvShape, rows: int) -> tuple[int, int]:
@@ -145,15 +152,17 @@ def _largest(shape: conv_shape.ConvShape, rows: int) -> tuple[int, int]:
 
 def line_of(shape: conv_shape.ConvShape) -> int:
     """Pixels of a row in UB: what windows see, and all of the image."""
-    seen = (shape.out_hw[1] - 1) * shape.strides[1] + shape.s
-    return max(seen, shape.pads[2] + shape.w)
+    columns = (shape.out_hw[1] - 1) * shape.strides[1] + shape.s
+    return max(columns, shape.pads[2] + shape.w)
 
 
 def _needed(job: PoolGradient, rows: int) -> int:
     """32-byte blocks of UB: dx and the gradient twice; of maximum also x and y, and the hits."""
     shape = job.shape
     (span, windows) = _largest(job.shape, rows)
+    # 2 slots of dx, and of x; 2 slots of the gradient, and of y, and the hits.
     planes, runs = (4, 5) if job.maximum else (2, 2 if job.share else 4)
+    # Weights of a channel block, one block of 32 bytes a tap, in two slots.
     weights = 2 * shape.taps if job.weighted else 0
     pixels = windows * shape.out_hw[1]
     return planes * span * line_of(shape) + (runs + job.weighted) * pixels + weights
@@ -164,6 +173,7 @@ def rows_of_block(job: PoolGradient, chip: Chip) -> int:
     shape = job.shape
     room = chip.buffers["UB"] // BLOCK_BYTES
     stride = job.shape.strides[0]
+    # Rows of dx in whole strides see the same windows in every block.
     sizes = [r for r in range(1, shape.h + 1) if r % stride == 0 or r == shape.h]
     fitting = [r for r in sizes if _needed(job, r) <= room]
     if not fitting:
@@ -185,9 +195,11 @@ def pool_gradient_launch(job: PoolGradient, chip: Chip) -> Launch:
     """
     shape = job.shape
     rows = rows_of_block(job, chip)
-    sizes = dealt((shape.blocks[0], shape.n, up(shape.h, rows)), chip.cores_of("vector"))
+    shares = dealt((shape.blocks[0], shape.n, up(shape.h, rows)), chip.cores_of("vector"))
     name = f"pool_gradient_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
-    return plane_launch(name, sizes, lambda own: _GradientWriter.make(job, chip, rows).program(own))
+    return plane_launch(
+        name, shares, lambda share: _GradientWriter.make(job, chip, rows).program(share)
+    )
 
 
 # -- one core -------------------------------------------------------------------------------------
@@ -208,7 +220,7 @@ class _GradientWriter:
     beside: Buffer | None
     grad: Buffer
     y: Buffer
-    left: Queue
+    grads: Queue
     tiles: tuple[Buffer, ...]
     sums: Queue
     line: int
@@ -227,37 +239,39 @@ class _GradientWriter:
         pixels = windows * ow * C0
         planes = shape.n * c1 * C0
         hw = shape.h * shape.w
-        left = k.queue("left", "UB", "fp16", pixels, src="MTE2", dst="V")
+        grads = k.queue("left", "UB", "fp16", pixels, src="MTE2", dst="V")
+        # What is read beside the gradient shares its slots, so that one flag announces both.
         x = beside = None
         tiles: tuple[Buffer, ...] = ()
         if job.maximum:
             x = k.tensor("x", "fp16", planes * hw)
             beside = k.tensor("top", "fp16", planes * oh * ow)
             hit = k.buffer("hit", "UB", "fp16", pixels)
-            tiles = (left.join("x_ub", "fp16", image), left.join("top_ub", "fp16", pixels), hit)
+            tiles = (grads.join("x_ub", "fp16", image), grads.join("top_ub", "fp16", pixels), hit)
         elif not job.share:
             beside = k.tensor("rate", "fp16", oh * ow * C0)
-            tiles = (left.join("rate_ub", "fp16", pixels),)
+            tiles = (grads.join("rate_ub", "fp16", pixels),)
         elif job.weighted:
             beside = k.tensor("weight", "fp16", c1 * shape.taps * C0)
-            part = k.buffer("part", "UB", "fp16", pixels)
-            tiles = (left.join("weight_ub", "fp16", shape.taps * C0), part)
+            products = k.buffer("part", "UB", "fp16", pixels)
+            tiles = (grads.join("weight_ub", "fp16", shape.taps * C0), products)
         grad = k.tensor("grad", "fp16", planes * oh * ow)
         y = k.tensor("y", "fp16", planes * hw)
         sums = k.queue("dx_ub", "UB", "fp16", image, src="V", dst="MTE3")
-        return cls(job, k, x, beside, grad, y, left, tiles, sums, line, rows)
+        return cls(job, k, x, beside, grad, y, grads, tiles, sums, line, rows)
 
-    def program(self, own: Own) -> Program:
+    def program(self, share: Own) -> Program:
         """Walk the planes; loads of x leave the columns around the image alone."""
         if self.job.maximum:
             for slot in range(2):
                 x = Tile(self.tiles[0], slot)
                 self.k.each("vdup", x.buffer.elements, (x, 0), scalar=LEAST)
             self.k.barrier()
-        for channel, image in images.walk(self.k, own):
+        for channel, image in images.walk(self.k, share):
             plane = image * self.job.shape.blocks[0] + channel
-            blocks = groupby(range(*own.rows), lambda i: block_of(self.job.shape, self.rows, i))
+            blocks = groupby(range(*share.rows), lambda i: block_of(self.job.shape, self.rows, i))
             for block, run in blocks:
+                # Blocks that need the same rows, relative to their first, are one loop.
                 members = list(run)
                 with repeat(self.k, "rows", len(members)) as turn:
                     self._block(block, (plane, channel), turn + members[0])
@@ -268,24 +282,25 @@ class _GradientWriter:
         k = self.k
         shape = self.job.shape
         row = self.line * C0
-        self._load(self.left.alloc().slot, block, place, index)
-        self.left.enqueue()
-        left = self.left.dequeue()
+        self._load(self.grads.alloc().slot, block, place, index)
+        self.grads.enqueue()
+        grads = self.grads.dequeue()
         dx = self.sums.alloc()
         if self.job.maximum:
-            x = Tile(self.tiles[0], left.slot)
-            for first, count in ((0, block.first), (block.end, block.span - block.end)):
-                k.each("vdup", count * row, (x, first * row), scalar=LEAST)
+            x = Tile(self.tiles[0], grads.slot)
+            for first_row, count in ((0, block.first), (block.end, block.span - block.end)):
+                k.each("vdup", count * row, (x, first_row * row), scalar=LEAST)
         k.each("vdup", block.span * row, (dx, 0), scalar=0.0)
         if block.windows:
-            self._divide(left, block.windows * shape.out_hw[1] * C0)
+            self._divide(grads, block.windows * shape.out_hw[1] * C0)
             for tap in product(range(shape.r), range(shape.s)):
-                self._tap(left, dx, block, tap)
-        self.left.free()
+                self._tap(grads, dx, block, tap)
+        self.grads.free()
         self.sums.enqueue()
-        held = self.sums.dequeue()
+        result = self.sums.dequeue()
         sizes = (block.rows, shape.w * C0)
-        source = held.region((-block.base * self.line + shape.pads[2]) * C0, sizes, (row, 1))
+        source = result.region((-block.base * self.line + shape.pads[2]) * C0, sizes, (row, 1))
+        # dx has the image only: without the rows and columns of padding beside it in UB.
         start = (place[0] * (shape.h * shape.w) + index * (self.rows * shape.w)) * C0
         k.copy(self.y.region(start, sizes), source)
         self.sums.free()
@@ -307,10 +322,12 @@ class _GradientWriter:
         if not block.windows:
             return
         size = block.windows * ow * C0
-        first = index * (self.rows // shape.strides[0])
-        first = (first + (block.window + shape.pads[0]) // shape.strides[0]) * (ow * C0)
-        at = plane * (oh * ow * C0) + first
-        k.copy(Tile(self.left.buffer, slot).region(0, size), self.grad.region(at, size))
+        first_window = index * (self.rows // shape.strides[0])
+        first_window = (first_window + (block.window + shape.pads[0]) // shape.strides[0]) * (
+            ow * C0
+        )
+        at = plane * (oh * ow * C0) + first_window
+        k.copy(Tile(self.grads.buffer, slot).region(0, size), self.grad.region(at, size))
         if self.beside is None:
             return
         tile = Tile(self.tiles[1 if self.job.maximum else 0], slot)
@@ -318,63 +335,69 @@ class _GradientWriter:
             size = shape.taps * C0
             at = channel * size
         elif not self.job.maximum:
-            at = first
+            at = first_window
         k.copy(tile.region(0, size), self.beside.region(at, size))
 
-    def _divide(self, left: Tile, elements: int) -> None:
+    def _divide(self, grads: Tile, elements: int) -> None:
         """Divide the gradients of averages by how many elements each window averaged."""
         share = self.job.share
-        part = (left, 0)
+        place = (grads, 0)
         if self.job.maximum or share == 1.0:
             return
         if share:
-            self.k.each("vmuls", elements, part, part, scalar=share)
+            self.k.each("vmuls", elements, place, place, scalar=share)
         else:
-            self.k.each("vmul", elements, part, part, (Tile(self.tiles[0], left.slot), 0))
+            self.k.each("vmul", elements, place, place, (Tile(self.tiles[0], grads.slot), 0))
 
-    def _tap(self, left: Tile, dx: Tile, block: GradientRows, tap: tuple[int, int]) -> None:
-        """Add one tap of every window: the gradient, or what is left of it if x is the largest."""
+    def _tap(self, grads: Tile, dx: Tile, block: GradientRows, tap: tuple[int, int]) -> None:
+        """Add one tap of every window: the gradient, or what remains of it if x is the largest."""
         k = self.k
         shape = self.job.shape
         ow = self.job.shape.out_hw[1]
-        first = ((block.window - block.base + tap[0]) * self.line + tap[1]) * C0
+        # The tap's row and column in UB, of the first window.
+        tap_start = ((block.window - block.base + tap[0]) * self.line + tap[1]) * C0
         pitch = shape.strides[0] * self.line * C0
         step = shape.strides[1]
-        part = left
+        addends = grads
         if self.job.maximum:
-            x, top, part = (Tile(buffer, left.slot) for buffer in self.tiles)
+            x, top, addends = (Tile(buffer, grads.slot) for buffer in self.tiles)
             with repeat(k, "line", block.windows) as line:
-                for here, there in self._lines(line * (ow * C0), line * pitch + first, step):
-                    k.vector("vcmp", here(part), there(x), here(top), compare="eq")
+                for dense, strided in self._lines(line * (ow * C0), line * pitch + tap_start, step):
+                    k.vector("vcmp", dense(addends), strided(x), dense(top), compare="eq")
             for at, sizes in k.runs(block.windows * ow * C0, PIXELS * C0):
-                same = self.tiles[2].region(at, sizes)
-                rest = left.region(at, sizes)
-                k.vector("vmul", same, same, rest)
-                k.vector("vsub", rest, rest, same)
+                hits = self.tiles[2].region(at, sizes)
+                remaining = grads.region(at, sizes)
+                # A hit takes all of the gradient; what remains goes to the next tap.
+                k.vector("vmul", hits, hits, remaining)
+                k.vector("vsub", remaining, remaining, hits)
         if self.job.weighted:
-            part = self._weighted(left, block.windows * ow, tap)
+            addends = self._weighted(grads, block.windows * ow, tap)
         with repeat(k, "line", block.windows) as line:
-            for here, there in self._lines(line * (ow * C0), line * pitch + first, step):
-                k.vector("vadd", there(dx), there(dx), here(part))
+            for dense, strided in self._lines(line * (ow * C0), line * pitch + tap_start, step):
+                k.vector("vadd", strided(dx), strided(dx), dense(addends))
 
-    def _weighted(self, left: Tile, pixels: int, tap: tuple[int, int]) -> Tile:
+    def _weighted(self, grads: Tile, pixels: int, tap: tuple[int, int]) -> Tile:
         """Return the gradients times the weights of one tap, one for each of 16 channels."""
-        weights = Tile(self.tiles[0], left.slot)
-        part = Tile(self.tiles[1], 0)
+        weights = Tile(self.tiles[0], grads.slot)
+        products = Tile(self.tiles[1], 0)
         for at, shape in self.k.runs(pixels, PIXELS):
             sizes = (*shape, C0)
+            # One weight for each of 16 channels, the same for all pixels: strides of 0.
             place = (tap[0] * self.job.shape.s + tap[1]) * C0
-            views = (tile.region(at * C0, sizes) for tile in (part, left))
+            views = (tile.region(at * C0, sizes) for tile in (products, grads))
             self.k.vector("vmul", *views, weights.region(place, sizes, (0, 0, 1)))
-        return part
+        return products
 
-    def _lines(self, near: Affine, far: Affine, step: int) -> Iterator[tuple[View, View]]:
-        """Yield views of one row of windows: side by side from `near`, `step` apart from `far`."""
+    def _lines(
+        self, dense_start: Affine, strided_start: Affine, step: int
+    ) -> Iterator[tuple[View, View]]:
+        """Yield views of one row of windows: side by side and `step` apart, from both starts on."""
         for at, shape in self.k.runs(self.job.shape.out_hw[1], PIXELS):
             sizes = (*shape, C0)
 
             def view(start: Affine, step: int, sizes: tuple[int, ...] = sizes) -> View:
+                # A repeat takes 8 pixels, `step` pixels apart.
                 strides = (PIXELS * step * C0, step * C0, 1)
                 return lambda tile: tile.region(start, sizes, strides)
 
-            yield view(near + at * C0, 1), view(far + at * step * C0, step)
+            yield view(dense_start + at * C0, 1), view(strided_start + at * step * C0, step)

@@ -48,9 +48,9 @@ def slice_launch(
     ranges = [range(b, e, s) for b, e, s in zip(begin, end, steps, strict=True)]
     for axis, (n, r) in enumerate(zip(shape, ranges, strict=True)):
         if not r or min(r[0], r[-1]) < 0 or max(r[0], r[-1]) >= n:
-            wanted = f"positions 0..{n - 1} on axis {axis}, at least one"
+            needed = f"positions 0..{n - 1} on axis {axis}, at least one"
             got = str(r)
-            raise ShapeError(wanted, got, "check begin and end")
+            raise ShapeError(needed, got, "check begin and end")
     strides = layout.row_major(shape)
     sizes = tuple(len(r) for r in ranges)
     return layout.copy_launch(
@@ -73,8 +73,8 @@ def concat_launch(
 
     Raises `ShapeError` unless the shapes agree on all other axes.
     """
-    total, moves = _pieces(shapes, axis, split=False)
-    tensors = {f"x{i}": math.prod(s) for i, s in enumerate(shapes)} | {"y": math.prod(total)}
+    joint_shape, moves = _pieces(shapes, axis, split=False)
+    tensors = {f"x{i}": math.prod(s) for i, s in enumerate(shapes)} | {"y": math.prod(joint_shape)}
     return layout.moves_launch(chip, dtype, tensors, moves, name=name)
 
 
@@ -84,9 +84,9 @@ def split_launch(
     """y0, y1, .. = x cut along `axis` into pieces of `parts` rows. Raises `ShapeError`."""
     axis = axis_of(shape, axis)
     if sum(parts) != shape[axis] or min(parts, default=0) < 1:
-        wanted = f"parts of 1 or more that sum to {shape[axis]}"
+        needed = f"parts of 1 or more that sum to {shape[axis]}"
         got = str(tuple(parts))
-        raise ShapeError(wanted, got, "check axis")
+        raise ShapeError(needed, got, "check axis")
     shapes = [[*shape[:axis], n, *shape[axis + 1 :]] for n in parts]
     _, moves = _pieces(shapes, axis, split=True)
     tensors = {"x": math.prod(shape)} | {f"y{i}": math.prod(s) for i, s in enumerate(shapes)}
@@ -100,21 +100,23 @@ def _pieces(
     if not shapes:
         raise ShapeError("at least one tensor to join", "none", "pass the shapes")
     axis = axis_of(shapes[0], axis)
-    others = [(*s[:axis], *s[axis + 1 :]) for s in shapes]
-    if len({len(s) for s in shapes}) > 1 or len(set(others)) > 1:
+    other_sizes = [(*s[:axis], *s[axis + 1 :]) for s in shapes]
+    if len({len(s) for s in shapes}) > 1 or len(set(other_sizes)) > 1:
         got = ", ".join(str(tuple(s)) for s in shapes)
         raise ShapeError(f"shapes equal on all axes but {axis}", got, "reshape or pad them first")
-    total = (*shapes[0][:axis], sum(s[axis] for s in shapes), *shapes[0][axis + 1 :])
-    strides = layout.row_major(total)
+    joint_shape = (*shapes[0][:axis], sum(s[axis] for s in shapes), *shapes[0][axis + 1 :])
+    strides = layout.row_major(joint_shape)
     start = 0
     moves = []
     for i, shape in enumerate(shapes):
+        # Piece i of axis 1 of (4, 10): start 3 is element 3 of each row, rows stay 10 elements
+        # apart.
         joint = layout.View("x" if split else "y", strides, start * strides[axis])
         piece = layout.View(f"y{i}" if split else f"x{i}", layout.row_major(shape))
         source, target = (joint, piece) if split else (piece, joint)
         moves.append(layout.Move(tuple(shape), target, source))
         start += shape[axis]
-    return total, moves
+    return joint_shape, moves
 
 
 def pad_launch(
@@ -127,17 +129,20 @@ def pad_launch(
 ) -> isa.Launch:
     """y = x with (before, after) elements of `value` added on every axis. Raises `ShapeError`."""
     if len(pads) != len(shape) or any(len(p) != 2 or min(p) < 0 for p in pads):
-        wanted = f"(before, after) >= 0 for each axis of {tuple(shape)}"
+        needed = f"(before, after) >= 0 for each axis of {tuple(shape)}"
         got = str(tuple(pads))
-        raise ShapeError(wanted, got, "mend it")
+        raise ShapeError(needed, got, "mend it")
     sizes = tuple(n + lo + hi for n, (lo, hi) in zip(shape, pads, strict=True))
     strides = layout.row_major(sizes)
+    # The place of x[0, 0, ...] in y: 1 row above and 2 columns on the left of rows of 12 are 14
+    # elements.
     inside = sum(lo * s for (lo, _), s in zip(pads, strides, strict=True))
     body = layout.Move(
         tuple(shape), layout.View("y", strides, inside), layout.View("x", layout.row_major(shape))
     )
     moves = [body] if math.prod(shape) else []
     for axis, (n, (lo, hi)) in enumerate(zip(shape, pads, strict=True)):
+        # Frames of the axes before this one are written already: begin inside them.
         corner = sum(pads[a][0] * strides[a] for a in range(axis))
         for thick, start in ((lo, 0), (hi, lo + n)):
             frame = (*shape[:axis], thick, *sizes[axis + 1 :])
@@ -151,9 +156,9 @@ def reshape_launch(chip: Chip, shape: Sequence[int], to: Sequence[int], dtype: s
     """y = x.reshape(to): one contiguous copy. Raises `ShapeError` for another element count."""
     n = math.prod(shape)
     if math.prod(to) != n:
-        wanted = f"a shape of {n} elements, as {tuple(shape)}"
+        needed = f"a shape of {n} elements, as {tuple(shape)}"
         got = str(tuple(to))
-        raise ShapeError(wanted, got, "check the sizes")
+        raise ShapeError(needed, got, "check the sizes")
     return layout.copy_launch(chip, dtype, (n,), (1,), (1,), name="reshape")
 
 
@@ -161,9 +166,9 @@ def axis_of(shape: Sequence[int], axis: int) -> int:
     """Return `axis` counted from 0; raise `ShapeError` outside -rank .. rank-1."""
     rank = len(shape)
     if not -rank <= axis < rank:
-        wanted = f"an axis in {-rank}..{rank - 1} of {tuple(shape)}"
+        needed = f"an axis in {-rank}..{rank - 1} of {tuple(shape)}"
         got = str(axis)
-        raise ShapeError(wanted, got, "check the rank")
+        raise ShapeError(needed, got, "check the rank")
     return axis % rank
 
 
@@ -174,11 +179,11 @@ def check_indices(indices: NDArray[Any], bound: int, name: str = "index") -> NDA
     if array.dtype.kind not in "iu":
         raise TypeMismatchError(f"{name}: whole numbers", str(array.dtype), "cast to int32")
     flat = array.reshape(-1)
-    bad = np.flatnonzero((flat < 0) | (flat >= bound))
-    if bad.size:
-        place = int(bad[0])
+    outside = np.flatnonzero((flat < 0) | (flat >= bound))
+    if outside.size:
+        position = int(outside[0])
         needed = f"{name}: every index in 0..{bound - 1}"
-        got = f"{int(flat[place])} at position {place}"
+        got = f"{int(flat[position])} at position {position}"
         raise InputError(needed, got, "indices are not counted from the end")
     return flat.astype(np.int32)
 
@@ -195,19 +200,20 @@ def gather_launch(
     before.
     """
     table = replace(_table(rows, columns, picks, dtype), from_end=from_end)
-    wide = picks < chip.cores_of("vector") and columns >= 16 * table.block
+    # 4 picks on 32 cores would leave 28 idle: cut the columns, if each core gets enough of them.
+    cuts_columns = picks < chip.cores_of("vector") and columns >= 16 * table.block
 
     def program(share: isa.Share) -> isa.Program:
-        own = (
-            indexed_rows.Own((picks, 0, 0), share)
-            if wide
-            else indexed_rows.Own(share, (columns, 0, 0))
+        core_share = (
+            indexed_rows.CoreShare((picks, 0, 0), share)
+            if cuts_columns
+            else indexed_rows.CoreShare(share, (columns, 0, 0))
         )
         if chip.combined and columns < table.block:
-            return indexed_rows.single_program(chip, table, own, mode="gather")
-        return indexed_rows.gather_program(chip, table, own)
+            return indexed_rows.single_program(chip, table, core_share, mode="gather")
+        return indexed_rows.gather_program(chip, table, core_share)
 
-    shares = _column_shares(chip, table) if wide else _pick_shares(chip, picks)
+    shares = _column_shares(chip, table) if cuts_columns else _pick_shares(chip, picks)
     return isa.spread("gather", {"core": shares}, program)
 
 
@@ -231,9 +237,9 @@ def scatter_launch(
     """
     table = _table(rows, columns, picks, dtype)
     if mode not in ("update", "add") or method not in ("owner", "atomic", "auto"):
-        wanted = "mode update or add, method owner, atomic or auto"
+        needed = "mode update or add, method owner, atomic or auto"
         got = f"{mode}, {method}"
-        raise InputError(wanted, got, "choose one of each")
+        raise InputError(needed, got, "choose one of each")
     if method == "atomic":
         return _atomic_launch(chip, table, mode)
     owner = _owner_launch(chip, table, mode)
@@ -247,14 +253,17 @@ def _owner_launch(chip: Chip, table: indexed_rows.Table, mode: str) -> isa.Launc
     """Cut the columns over the cores: an owner goes through all indices."""
     columns = table.columns
     picks = table.picks
+    # Rows shorter than 32 bytes cannot be copied on these chips: S moves elements.
     narrow = chip.combined and columns < table.block
     write = indexed_rows.single_program if narrow else indexed_rows.scatter_program
-    most = -(-columns // min(columns, chip.cores_of("vector")))
-    shares = _cut(columns, most) if narrow else _column_shares(chip, table)
+    largest_share = -(-columns // min(columns, chip.cores_of("vector")))
+    shares = _cut(columns, largest_share) if narrow else _column_shares(chip, table)
     name = f"scatter_{mode}"
-    every = (picks, 0, 0)
+    all_picks = (picks, 0, 0)
     return isa.spread(
-        name, {"core": shares}, lambda c: write(chip, table, indexed_rows.Own(every, c), mode=mode)
+        name,
+        {"core": shares},
+        lambda c: write(chip, table, indexed_rows.CoreShare(all_picks, c), mode=mode),
     )
 
 
@@ -267,53 +276,58 @@ def _memory_adds(chip: Chip, table: indexed_rows.Table, mode: str) -> bool:
 def _atomic_launch(chip: Chip, table: indexed_rows.Table, mode: str) -> isa.Launch:
     """Cut the updates over the cores, or their columns where that keeps more cores busy."""
     if mode != "add" or table.dtype not in ATOMIC_FORMATS:
-        wanted = f"atomic: mode add in {', '.join(ATOMIC_FORMATS)}"
+        needed = f"atomic: mode add in {', '.join(ATOMIC_FORMATS)}"
         got = f"{mode} in {table.dtype}"
-        raise TypeMismatchError(wanted, got, 'use method="owner"')
+        raise TypeMismatchError(needed, got, 'use method="owner"')
     if chip.combined and table.columns % table.block:
-        wanted = f"atomic: rows of whole blocks, multiples of {table.block} columns, on {chip.name}"
-        raise ShapeError(wanted, str(table.columns), 'pad the rows or use method="owner"')
+        needed = f"atomic: rows of whole blocks, multiples of {table.block} columns, on {chip.name}"
+        raise ShapeError(needed, str(table.columns), 'pad the rows or use method="owner"')
 
     by_picks = _pick_shares(chip, table.picks)
     by_columns = _column_shares(chip, table)
-    wide = len(by_columns) > 2 * len(by_picks)
+    # Cutting the picks needs fewer copies; cut columns only where that busies more than twice the
+    # cores.
+    cuts_columns = len(by_columns) > 2 * len(by_picks)
 
     def program(share: isa.Share) -> isa.Program:
-        own = indexed_rows.Own(share, (table.columns, 0, 0))
-        if wide:
-            own = indexed_rows.Own((table.picks, 0, 0), share)
-        return indexed_rows.scatter_program(chip, table, own, mode="add", atomic=True)
+        core_share = indexed_rows.CoreShare(share, (table.columns, 0, 0))
+        if cuts_columns:
+            core_share = indexed_rows.CoreShare((table.picks, 0, 0), share)
+        return indexed_rows.scatter_program(chip, table, core_share, mode="add", atomic=True)
 
-    shares = by_columns if wide else by_picks
+    shares = by_columns if cuts_columns else by_picks
     return isa.spread("scatter_add_atomic", {"core": shares}, program)
 
 
 def _table(rows: int, columns: int, picks: int, dtype: str) -> indexed_rows.Table:
+    """Return the table; raise `ShapeError` for an empty axis."""
     if min(rows, columns, picks) < 1:
-        wanted = "rows, columns and indices, one or more of each"
-        raise ShapeError(wanted, f"{rows}, {columns}, {picks}", "leave the operator out")
+        needed = "rows, columns and indices, one or more of each"
+        raise ShapeError(needed, f"{rows}, {columns}, {picks}", "leave the operator out")
     return indexed_rows.Table(rows, columns, picks, dtype)
 
 
 def _pick_shares(chip: Chip, picks: int) -> list[int]:
     """Cut the picks over the cores in whole blocks of 8 indices."""
-    per = -(-picks // chip.cores_of("vector"))
-    return _cut(picks, -(-per // 8) * 8 if picks > 8 else picks)
+    # Indices come in blocks of 32 bytes: 8 of int32.
+    core_picks = -(-picks // chip.cores_of("vector"))
+    return _cut(picks, -(-core_picks // 8) * 8 if picks > 8 else picks)
 
 
 def _column_shares(chip: Chip, table: indexed_rows.Table) -> list[int]:
     """Cut the columns over the cores in whole blocks of 32 bytes; a last piece below one joins."""
     units = max(table.columns // table.block, 1)
-    per = -(-units // chip.cores_of("vector")) * table.block
-    shares = _cut(table.columns, per)
+    core_columns = -(-units // chip.cores_of("vector")) * table.block
+    shares = _cut(table.columns, core_columns)
     if len(shares) > 1 and shares[-1] < table.block:
+        # 100 columns in blocks of 16 on 4 cores: 32, 32, 32 and 4, which join: 32, 32, 36.
         shares[-2:] = [sum(shares[-2:])]
     return shares
 
 
-def _cut(total: int, per: int) -> list[int]:
-    """Cut `total` in pieces of `per`; the last takes the rest."""
-    return [min(per, total - start) for start in range(0, total, per)]
+def _cut(total: int, size: int) -> list[int]:
+    """Cut `total` in pieces of `size`; the last piece is what remains."""
+    return [min(size, total - start) for start in range(0, total, size)]
 
 
 def one_hot_launch(chip: Chip, picks: int, classes: int, dtype: str) -> isa.Launch:
@@ -325,33 +339,37 @@ def one_hot_launch(chip: Chip, picks: int, classes: int, dtype: str) -> isa.Laun
     if min(picks, classes) < 1:
         raise ShapeError("indices and classes, one or more", f"{picks}, {classes}", "leave it out")
     cores = chip.cores_of("vector")
-    step = math.lcm(8, BLOCK_BYTES // layout.item_bytes(dtype))
-    step = step if picks > 8 else picks
-    shares = _cut(picks, min(-(-picks // (cores * step)) * step, picks))
+    # Whole blocks of 8 indices, and whole blocks of the classes' format.
+    unit = math.lcm(8, BLOCK_BYTES // layout.item_bytes(dtype))
+    unit = unit if picks > 8 else picks
+    shares = _cut(picks, min(-(-picks // (cores * unit)) * unit, picks))
     shape = picks, classes
-    return isa.spread("one_hot", {"core": shares}, lambda own: _one_hot(chip, shape, dtype, own))
+    return isa.spread(
+        "one_hot", {"core": shares}, lambda share: _one_hot(chip, shape, dtype, share)
+    )
 
 
-def _one_hot(chip: Chip, shape: tuple[int, int], dtype: str, own: isa.Share) -> isa.Program:
+def _one_hot(chip: Chip, shape: tuple[int, int], dtype: str, share: isa.Share) -> isa.Program:
     picks, classes = shape
-    count, pitch, cores = own
+    count, pitch, cores = share
     job = layout.Job(Box((Dim(count * classes, 0, 1),), 0, 0), "y")
     writer = layout.MoveWriter("one_hot", chip, dtype, {"y": picks * classes}, [job])
     k = writer.k
     steps = indexed_rows.l2_steps(chip)
+    # One repeat of ones: S copies the first.
     lanes = chip.vector_bytes_per_repeat // layout.item_bytes(dtype)
-    one = k.buffer("one", "UB", dtype, lanes)
-    k.each("vdup", lanes, (one, 0), scalar=1.0)
+    ones = k.buffer("one", "UB", dtype, lanes)
+    k.each("vdup", lanes, (ones, 0), scalar=1.0)
     feed = indexed_rows.Feed.make(k, k.tensor("index", "int32", picks))
-    first = k.param("core", cores) * pitch
-    writer.emit(job, job.box.dims, isa.Affine(), first * classes)
+    first_pick = k.param("core", cores) * pitch
+    writer.emit(job, job.box.dims, isa.Affine(), first_pick * classes)
     # S must find the zeros written, and the ones in UB.
     k.barrier()
-    for at, some in indexed_rows.batches(k, "t", count, indexed_rows.BATCH):
-        feed.open(first + at, some)
-        with k.loop("r", some) as r:
-            place = writer.gm["y"].region((first + at + r) * classes, 1)
+    for at, batch_picks in indexed_rows.batches(k, "t", count, indexed_rows.BATCH):
+        feed.open(first_pick + at, batch_picks)
+        with k.loop("r", batch_picks) as r:
+            place = writer.gm["y"].region((first_pick + at + r) * classes, 1)
             row = feed.take(r)
-            k.scalar(place, one.region(0, 1), index=row, pitch=1, bound=classes, steps=steps)
+            k.scalar(place, ones.region(0, 1), index=row, pitch=1, bound=classes, steps=steps)
         feed.close()
     return k.finish()

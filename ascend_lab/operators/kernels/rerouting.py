@@ -43,7 +43,7 @@ class Rerouting:
         return self.tokens // (self.ranks * self.experts)
 
     @property
-    def left(self) -> int:
+    def remaining_tokens(self) -> int:
         """Tokens that are left over."""
         return self.tokens % (self.ranks * self.experts)
 
@@ -56,8 +56,8 @@ def rerouting_kernel(shape: Rerouting, chip: Chip) -> isa.Kernel:
     phases = []
     if shape.run:
         phases.append(isa.Launch("runs", _parts(shape, chip)))
-    if shape.left:
-        program = _Writer(shape, chip).left()
+    if shape.remaining_tokens:
+        program = _Writer(shape, chip).remaining_program()
         phases.append(isa.Launch("left", (isa.Part(program),)))
     return isa.Kernel("rerouting", tuple(phases))
 
@@ -67,14 +67,15 @@ def _parts(shape: Rerouting, chip: Chip) -> tuple[isa.Part, ...]:
     cores = min(shape.ranks, chip.cores_of("vector"))
     groups: dict[int, list[int]] = {}
     for core in range(1, cores):
+        # 10 ranks on 4 cores: cores 0 and 1 have 3 ranks, cores 2 and 3 have 2.
         groups.setdefault(isa.up(shape.ranks - core, cores), []).append(core)
     parts = [(isa.up(shape.ranks, cores), [0]), *groups.items()]
     return tuple(
         isa.Part(
-            _Writer(shape, chip).program(turns, cores, own[-1]),
-            tuple((("core", core),) for core in own),
+            _Writer(shape, chip).program(turns, cores, core_ids[-1]),
+            tuple((("core", core),) for core in core_ids),
         )
-        for turns, own in parts
+        for turns, core_ids in parts
     )
 
 
@@ -85,13 +86,13 @@ class _Writer:
         """Declare tensors; allocate two slots for as many tokens as fit."""
         self.shape = shape
         k = self.k = KernelBuilder("rerouting", chip)
-        whole = shape.tokens * shape.hidden
-        self.pairs = [(k.tensor("x", shape.dtype, whole), k.tensor("y", shape.dtype, whole))]
+        elements = shape.tokens * shape.hidden
+        self.pairs = [(k.tensor("x", shape.dtype, elements), k.tensor("y", shape.dtype, elements))]
         self.widths = [shape.hidden]
         if shape.scaled:
             names = ("scale", "scale_out")
-            given, moved = (k.tensor(name, "fp32", shape.tokens) for name in names)
-            self.pairs.append((given, moved))
+            scales, moved_scales = (k.tensor(name, "fp32", shape.tokens) for name in names)
+            self.pairs.append((scales, moved_scales))
             self.widths.append(1)
         self.counts = k.tensor("counts", "int32", shape.ranks * shape.experts)
         self.count = k.buffer("count", "UB", "int32", 1)
@@ -133,33 +134,42 @@ class _Writer:
             self._add_up(2 * shape.ranks * shape.experts)
         return k.finish()
 
-    def left(self) -> isa.Program:
+    def remaining_program(self) -> isa.Program:
         """Write the tokens that are left over."""
-        behind = Affine(self.shape.tokens - self.shape.left)
-        self._move("tile", behind, behind, self.shape.left)
+        behind = Affine(self.shape.tokens - self.shape.remaining_tokens)
+        self._move("tile", behind, behind, self.shape.remaining_tokens)
         return self.k.finish()
 
     def _add_up(self, count: int) -> None:
         """Read numbers of GM, a trip to L2 each; only the first is in the program."""
         if not count:  # nothing stands before the first rank
             return
+        # Each number waits for its own trip to L2.
         steps = count * l2_steps(self.k.chip)
         self.k.scalar(self.count.region(0, 1), self.counts.region(0, 1), steps=steps)
 
     def _move(self, name: str, source: Affine, target: Affine, tokens: int) -> None:
         """Copy a run of tokens, and their scales."""
         k = self.k
-        for at, some in segments(k, name, tokens, self.tile):
+        for at, tile_tokens in segments(k, name, tokens, self.tile):
             places = list(zip(self.pairs, self.widths, self.buffers, strict=True))
             slot = self.queue.alloc().slot
-            for (given, _), width, buffer in places:
-                near = Tile(buffer, slot).region(0, some * width)
-                k.copy(near, given.region((source + at) * width, near.elements), pad=_ragged(near))
+            for (source_tensor, _), width, buffer in places:
+                in_tile = Tile(buffer, slot).region(0, tile_tokens * width)
+                k.copy(
+                    in_tile,
+                    source_tensor.region((source + at) * width, in_tile.elements),
+                    pad=_ragged(in_tile),
+                )
             self.queue.enqueue()
             slot = self.queue.dequeue().slot
-            for (_, moved), width, buffer in places:
-                near = Tile(buffer, slot).region(0, some * width)
-                k.copy(moved.region((target + at) * width, near.elements), near, pad=_ragged(near))
+            for (_, target_tensor), width, buffer in places:
+                in_tile = Tile(buffer, slot).region(0, tile_tokens * width)
+                k.copy(
+                    target_tensor.region((target + at) * width, in_tile.elements),
+                    in_tile,
+                    pad=_ragged(in_tile),
+                )
             self.queue.free()
 
 

@@ -58,16 +58,16 @@ def rotary_launch(shape: Rotary, chip: Chip) -> isa.Launch:
         needed = f"rotary: heads of whole blocks of {BLOCK_BYTES} bytes for neighbours"
         raise UnsupportedError(needed, f"{shape.head_columns} {shape.dtype}", "turn halves instead")
     axes = {"row": chunks(shape.rows, 1, chip.cores_of("vector"))}
-    return isa.spread("rotary", axes, lambda own: _Writer(shape, chip, own).program())
+    return isa.spread("rotary", axes, lambda share: _Writer(shape, chip, share).program())
 
 
 class _Writer:
     """The program of cores with equal shares."""
 
-    def __init__(self, shape: Rotary, chip: Chip, own: isa.Share) -> None:
+    def __init__(self, shape: Rotary, chip: Chip, share: isa.Share) -> None:
         """Declare tensors, choose rows and heads of a tile, allocate queues and tiles."""
         self.shape = shape
-        self.own = own
+        self.share = share
         k = self.k = KernelBuilder("rotary", chip)
         self.compute = "fp32" if shape.dtype == "bf16" else shape.dtype
         runs, length = shape.halves
@@ -77,28 +77,31 @@ class _Writer:
         self.lanes = chip.vector_bytes_per_repeat // DTYPE_BYTES[self.compute]
         self.rows, self.heads = self._tile(chip)
         sizes = [shape.rows * n * shape.head_columns for n in shape.heads]
-        self.given = [k.tensor(n, shape.dtype, size) for n, size in zip("qk", sizes, strict=True)]
+        self.operands = [
+            k.tensor(n, shape.dtype, size) for n, size in zip("qk", sizes, strict=True)
+        ]
         table = shape.rows * shape.head_columns
         self.tables = [k.tensor(name, shape.dtype, table) for name in ("cos", "sin")]
         self._allocate()
 
     def _tile(self, chip: Chip) -> tuple[int, int]:
         """Return the rows and heads of a tile: all heads of many rows, or some of one."""
-        narrow = DTYPE_BYTES[self.shape.dtype]
-        wide = DTYPE_BYTES[self.compute]
-        cast = self.compute != self.shape.dtype
-        of_table = 2 * self.head * (2 * narrow + wide * cast)
-        of_head = self.head * (4 * narrow + 2 * wide + wide * cast)
+        stored_bytes = DTYPE_BYTES[self.shape.dtype]
+        computed_bytes = DTYPE_BYTES[self.compute]
+        is_cast = self.compute != self.shape.dtype
+        # Two slots of cos and sin; the same in fp32 where they are cast.
+        table_bytes = 2 * self.head * (2 * stored_bytes + computed_bytes * is_cast)
+        # Two slots in and two out; two scratch tiles; x in fp32 where it is cast.
+        head_bytes = self.head * (4 * stored_bytes + 2 * computed_bytes + computed_bytes * is_cast)
         # Behind a tile stands room for whole squares; its slots begin with blocks.
         room = chip.buffers["UB"] - 8 * SQUARE * BLOCK_BYTES
         heads = min(max(self.shape.heads), chip.max_repeat)
-        while heads > 1 and of_table + heads * of_head > room:
+        while heads > 1 and table_bytes + heads * head_bytes > room:
             heads = isa.up(heads, 2)
-        rows = min(room // (of_table + heads * of_head), MOST_ROWS, self.own[0])
+        rows = min(room // (table_bytes + heads * head_bytes), MOST_ROWS, self.share[0])
         if not rows:
-            needed = (
-                f"rotary: {of_table + of_head} bytes of UB for a head of {self.shape.head_columns}"
-            )
+            needed_bytes = table_bytes + head_bytes
+            needed = f"rotary: {needed_bytes} bytes of UB for a head of {self.shape.head_columns}"
             raise CapacityError(needed, f"{room} bytes", "use smaller heads")
         return rows, heads
 
@@ -113,11 +116,11 @@ class _Writer:
         self.angles.join("sin_ub", dtype, table)
         self.loaded = k.queue("x_ub", "UB", dtype, tile, src="MTE2", dst="V")
         self.out = k.queue("y_ub", "UB", dtype, tile, src="V", dst="MTE3")
-        self.other = k.buffer("other", "UB", self.compute, tile)
+        self.scratch = k.buffer("other", "UB", self.compute, tile)
         self.crossed = k.buffer("crossed", "UB", self.compute, tile)
         # Crossing ends in one of both, and the other is free for what is to be cast.
-        self.result = self.other if self.shape.neighbours else self.crossed
-        sources = [self.loaded.buffer, self.other, self.crossed]
+        self.result = self.scratch if self.shape.neighbours else self.crossed
+        sources = [self.loaded.buffer, self.scratch, self.crossed]
         if self.compute != dtype:
             self.wide_x = k.buffer("x_wide", "UB", self.compute, tile)
             sources[0] = self.wide_x
@@ -125,14 +128,16 @@ class _Writer:
                 k.buffer(name, "UB", self.compute, table) for name in ("cos_wide", "sin_wide")
             ]
         if self.shape.neighbours and self.compute == "fp32":
-            self.halves = {one.name: k.view(one, f"{one.name}_halves", "fp16") for one in sources}
+            self.halves = {
+                buffer.name: k.view(buffer, f"{buffer.name}_halves", "fp16") for buffer in sources
+            }
 
     def program(self) -> isa.Program:
         """Write tiles of rows; in each q, then k, by tiles of heads."""
         k = self.k
-        first = k.param("row", self.own[2]) * self.own[1]
-        for at, rows in segments(k, "tile", self.own[0], self.rows):
-            row = first + at
+        first_row = k.param("row", self.share[2]) * self.share[1]
+        for at, rows in segments(k, "tile", self.share[0], self.rows):
+            row = first_row + at
             slot = self.angles.alloc().slot
             buffers = (self.angles.buffer, *self.angles.members)
             for tensor, buffer in zip(self.tables, buffers, strict=True):
@@ -141,16 +146,16 @@ class _Writer:
             slot = self.angles.dequeue().slot
             tables = self._tables([Tile(buffer, slot) for buffer in buffers], rows)
             for place, heads in enumerate(self.shape.heads):
-                for head, some in segments(k, f"head{place}", heads, self.heads):
+                for head, tile_heads in segments(k, f"head{place}", heads, self.heads):
                     start = (row * heads + head) * self.shape.head_columns
-                    self._turn(place, start, (rows, some, heads), tables)
+                    self._turn(place, start, (rows, tile_heads, heads), tables)
             self.angles.free()
         return k.finish()
 
     def _move(self, tile: Tile, tensor: Buffer, start: Affine, sizes: tuple[int, int, int]) -> None:
         """Bring (rows, heads of the tile, heads of a row) to UB, halves at whole blocks."""
-        near, far = self._regions(tile, tensor, start, sizes)
-        self.k.copy(near, far, pad=self._is_ragged)
+        in_tile, in_memory = self._regions(tile, tensor, start, sizes)
+        self.k.copy(in_tile, in_memory, pad=self._is_ragged)
 
     @property
     def _is_ragged(self) -> bool:
@@ -161,34 +166,36 @@ class _Writer:
         self, tile: Tile, tensor: Buffer, start: Affine, sizes: tuple[int, int, int]
     ) -> tuple[Region, Region]:
         """Return heads in a tile, and in GM."""
-        rows, some, heads = sizes
+        rows, tile_heads, heads = sizes
         runs, length = self.shape.halves
         size = self.shape.head_columns
-        shape = (rows, some, runs, length)
-        near = tile.region(0, shape, (some * self.head, self.head, self.pitch, 1))
-        far = tensor.region(start, shape, (heads * size, size, length, 1))
-        return near, far
+        shape = (rows, tile_heads, runs, length)
+        in_tile = tile.region(0, shape, (tile_heads * self.head, self.head, self.pitch, 1))
+        in_memory = tensor.region(start, shape, (heads * size, size, length, 1))
+        return in_tile, in_memory
 
     def _tables(self, tiles: list[Tile], rows: int) -> list[Memory]:
         """Return cosines and sines ready to multiply by: those of even lanes negative."""
-        found: list[Memory] = [*tiles]
+        ready: list[Memory] = [*tiles]
         if self.compute != self.shape.dtype:
             for wide, tile in zip(self.wide_tables, tiles, strict=True):
                 self._cast((rows, 1, 1), wide, tile)
-            found = [*self.wide_tables]
+            ready = [*self.wide_tables]
         if self.shape.neighbours:
             for at, (repeats, lanes) in self.k.runs(rows * self.head, self.lanes):
+                # a cos - b sin in even lanes, b cos + a sin in odd ones: the sines of even lanes
+                # change sign.
                 even = sum(1 << lane for lane in range(0, lanes, 2))
-                part = found[1].region(at, (repeats, lanes))
-                self.k.vector("vmuls", part, part, scalar=-1.0, mask=even)
-        return found
+                piece = ready[1].region(at, (repeats, lanes))
+                self.k.vector("vmuls", piece, piece, scalar=-1.0, mask=even)
+        return ready
 
     def _turn(
         self, place: int, start: Affine, sizes: tuple[int, int, int], tables: list[Memory]
     ) -> None:
         """Load, turn and store (rows, heads of the tile, heads of a row) of q or k."""
         k = self.k
-        self._move(self.loaded.alloc(), self.given[place], start, sizes)
+        self._move(self.loaded.alloc(), self.operands[place], start, sizes)
         self.loaded.enqueue()
         x: Memory = self.loaded.dequeue()
         out: Memory = self.out.alloc()
@@ -205,8 +212,8 @@ class _Writer:
             self._cast(sizes, out, y)
         self.loaded.free()
         self.out.enqueue()
-        near, far = self._regions(self.out.dequeue(), self.given[place], start, sizes)
-        k.copy(far, near, pad=self._is_ragged)
+        in_tile, in_memory = self._regions(self.out.dequeue(), self.operands[place], start, sizes)
+        k.copy(in_memory, in_tile, pad=self._is_ragged)
         self.out.free()
 
     # -- arithmetic -------------------------------------------------------------------------------
@@ -215,15 +222,21 @@ class _Writer:
     ) -> None:
         """Turn element i of each head with i + d / 2."""
         cos, sin = tables
-        other = self.other
+        product = self.scratch
         for at, lanes in self._runs(self.shape.head_columns // 2):
-            for own, pair, op in (
+            # y = (x_a cos - x_b sin, x_b cos + x_a sin): the same three instructions for either
+            # half.
+            for position, pair, op in (
                 (at, at + self.pitch, "vsub"),
                 (at + self.pitch, at, "vadd"),
             ):
-                self._emit("vmul", sizes, lanes, (y, own), (x, own), table=(cos, own))
-                self._emit("vmul", sizes, lanes, (other, own), (x, pair), table=(sin, own))
-                self._emit(op, sizes, lanes, (y, own), (y, own), (other, own))
+                self._emit(
+                    "vmul", sizes, lanes, (y, position), (x, position), table=(cos, position)
+                )
+                self._emit(
+                    "vmul", sizes, lanes, (product, position), (x, pair), table=(sin, position)
+                )
+                self._emit(op, sizes, lanes, (y, position), (y, position), (product, position))
 
     def _turn_neighbours(
         self, sizes: tuple[int, int, int], x: Memory, y: Memory, tables: list[Memory]
@@ -244,27 +257,31 @@ class _Writer:
         A number of 4 bytes is two rows of a transposed square, one of 2 bytes is one.
         """
         k = self.k
+        # A number of 4 bytes is 2 halves: exchange rows 0, 1 with rows 2, 3.
         step = DTYPE_BYTES[self.compute] // 2
         area = SQUARE * SQUARE
         squares = isa.up(count * step, area)
-        if rest := squares * area // step - count:
-            k.each("vdup", rest, (x, count), scalar=0.0)
+        if remaining := squares * area // step - count:
+            k.each("vdup", remaining, (x, count), scalar=0.0)
         blocks = (squares, SQUARE, SQUARE)
         lanes = self._in_halves(x).region(0, blocks)
-        rows, exchanged = (self._in_halves(one) for one in (self.crossed, self.other))
+        rows, exchanged = (self._in_halves(memory) for memory in (self.crossed, self.scratch))
         k.vector("vtranspose", rows.region(0, blocks), lanes)
-        apart = 2 * step * SQUARE
+        row_pitch = 2 * step * SQUARE
         for row in range(2 * step):
-            whole, rest = divmod(squares * SQUARE // (2 * step), BLOCKS)
+            full_repeats, remaining = divmod(squares * SQUARE // (2 * step), BLOCKS)
+            # Rows of lanes change places in pairs: 0 with 1 for 2-byte numbers.
             target = (row + step) % (2 * step)
-            for first, shape in (
-                (0, (whole, BLOCKS, SQUARE)),
-                (whole * BLOCKS, (1, rest, SQUARE)),
+            for first_block, shape in (
+                (0, (full_repeats, BLOCKS, SQUARE)),
+                (full_repeats * BLOCKS, (1, remaining, SQUARE)),
             ):
                 if shape[0] * shape[1]:
-                    strides = (BLOCKS * apart, apart, 1)
-                    source = rows.region(first * apart + row * SQUARE, shape, strides)
-                    place = exchanged.region(first * apart + target * SQUARE, shape, strides)
+                    strides = (BLOCKS * row_pitch, row_pitch, 1)
+                    source = rows.region(first_block * row_pitch + row * SQUARE, shape, strides)
+                    place = exchanged.region(
+                        first_block * row_pitch + target * SQUARE, shape, strides
+                    )
                     k.vector("vcopy", place, source)
         k.vector("vtranspose", rows.region(0, blocks), exchanged.region(0, blocks))
 
@@ -276,17 +293,17 @@ class _Writer:
             return Tile(self.halves[memory.buffer.name], memory.slot)
         return self.halves[memory.name]
 
-    def _cast(self, sizes: tuple[int, int, int], to: Memory, of: Memory) -> None:
+    def _cast(self, sizes: tuple[int, int, int], target: Memory, source: Memory) -> None:
         """Emit the cast of heads; what pads their halves has no value."""
         if not self._is_ragged:
             count = sizes[0] * sizes[1] * self.head
-            self.k.each("vconv", count, (to, 0), (of, 0))
+            self.k.each("vconv", count, (target, 0), (source, 0))
             return
         runs, length = self.shape.halves
         for run in range(runs):
-            for first, lanes in self._runs(length):
-                at = run * self.pitch + first
-                self._emit("vconv", sizes, lanes, (to, at), (of, at))
+            for first_element, lanes in self._runs(length):
+                at = run * self.pitch + first_element
+                self._emit("vconv", sizes, lanes, (target, at), (source, at))
 
     def _runs(self, length: int) -> Iterator[tuple[int, int]]:
         """Yield (first, lanes) of what instructions take of a run."""
@@ -308,15 +325,19 @@ class _Writer:
         rows, heads, _ = sizes
         by_head = heads <= rows
         turns, repeats = (heads, rows) if by_head else (rows, heads)
-        step, apart = (1, heads) if by_head else (heads, 1)
+        # Heads of a row are neighbours; the same head of the next row lies `heads` heads further.
+        turn_step, repeat_step = (1, heads) if by_head else (heads, 1)
         with repeat(self.k, "turn", turns) as turn:
             shape = (repeats, lanes)
             regions = [
-                memory.region(turn * (step * self.head) + at, shape, (apart * self.head, 1))
+                memory.region(
+                    turn * (turn_step * self.head) + at, shape, (repeat_step * self.head, 1)
+                )
                 for memory, at in places
             ]
             if table is not None:
                 memory, at = table
-                first, again = (Affine(), self.head) if by_head else (turn * self.head, 0)
-                regions.append(memory.region(first + at, shape, (again, 1)))
+                # One row of a table for all heads of a row: a stride of 0.
+                table_row, table_pitch = (Affine(), self.head) if by_head else (turn * self.head, 0)
+                regions.append(memory.region(table_row + at, shape, (table_pitch, 1)))
             self.k.vector(op, *regions)

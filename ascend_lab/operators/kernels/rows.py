@@ -27,7 +27,7 @@ from ascend_lab.operators.kernels.epilogue_emit import (
     Channels,
     Piece,
     Sizes,
-    leave,
+    copy_out,
     new_finish,
     write_steps,
 )
@@ -41,12 +41,12 @@ from ascend_lab.operators.kernels.planes import (
     row_blocks,
     walk,
 )
-from ascend_lab.operators.kernels.tiles import Area, repeat, segments
+from ascend_lab.operators.kernels.tiles import Area, Span, repeat, segments
 
 Place = isa.Tile | isa.Buffer
 LEAST = -math.inf
 """What stands around an image whose largest numbers are sought: no number is smaller."""
-Both = tuple[int, int]
+ReadWritten = tuple[int, int]
 """Pixels of what is read, and of what is written."""
 
 
@@ -56,14 +56,15 @@ class Sweep:
 
     column: int
     turns: int
-    moves: Both
+    moves: ReadWritten
     repeats: int
     pixels: int
-    apart: Both
+    apart: ReadWritten
 
     def cycles(self, chip: Chip) -> int:
         """Return the cycles of instructions with two sources."""
         cost = chip.vector_costs["vmax"]
+        # An instruction has at most 255 repeats: each further one has a head of its own.
         heads = isa.up(self.repeats, chip.max_repeat) * cost.head_cycles
         return self.turns * (heads + self.repeats * cost.slope_cycles)
 
@@ -104,39 +105,51 @@ class Grid:
     written: int
     step: int
 
-    def _ways(self) -> Iterator[list[Sweep]]:
-        full, rest = divmod(self.width, PIXELS)
-        rows = (self.read, self.written)
-        across = (PIXELS * self.step, PIXELS)
-        every = self.rows
+    def _candidates(self) -> Iterator[list[Sweep]]:
+        """Yield the sweeps of each way to cover all pixels."""
+        full_repeats, last_pixels = divmod(self.width, PIXELS)
+        row_moves = (self.read, self.written)
+        column_moves = (PIXELS * self.step, PIXELS)
+        # Rows lie equally far apart in what is read and written: take the gaps between them, too.
         if self.read == self.step * self.written:
-            repeats = isa.up((every - 1) * self.written + self.width, PIXELS)
-            yield _some((0, 1, across, repeats, PIXELS, across))
-        yield _some((0, every, rows, full, PIXELS, across), (full, every, rows, 1, rest, across))
-        yield _some((0, full, across, every, PIXELS, rows), (full, 1, across, every, rest, rows))
+            # 10 rows 24 pixels apart, of 20 pixels: 236 pixels are 30 repeats, gaps included.
+            repeats = isa.up((self.rows - 1) * self.written + self.width, PIXELS)
+            yield _not_empty((0, 1, column_moves, repeats, PIXELS, column_moves))
+        # A row at a time: 20 columns are 2 repeats of 8 pixels, and 1 of 4.
+        yield _not_empty(
+            (0, self.rows, row_moves, full_repeats, PIXELS, column_moves),
+            (full_repeats, self.rows, row_moves, 1, last_pixels, column_moves),
+        )
+        # 8 columns of all rows at a time: few instructions where rows are short and many.
+        yield _not_empty(
+            (0, full_repeats, column_moves, self.rows, PIXELS, row_moves),
+            (full_repeats, 1, column_moves, self.rows, last_pixels, row_moves),
+        )
 
-    def way(self, chip: Chip) -> tuple[int, list[Sweep]]:
+    def best_sweeps(self, chip: Chip) -> tuple[int, list[Sweep]]:
         """Return the fewest cycles of one instruction on all pixels, and what it sweeps."""
-        ways = ((sum(sweep.cycles(chip) for sweep in way), way) for way in self._ways())
-        return min(ways, key=itemgetter(0))
+        timed = (
+            (sum(sweep.cycles(chip) for sweep in sweeps), sweeps) for sweeps in self._candidates()
+        )
+        return min(timed, key=itemgetter(0))
 
     def runs(self, k: isa.KernelBuilder) -> Iterator[Run]:
         """Yield what the instructions take."""
-        for sweep in self.way(k.chip)[1]:
+        for sweep in self.best_sweeps(k.chip)[1]:
             read = sweep.column * PIXELS * self.step
             written = sweep.column * PIXELS
             with repeat(k, "turn", sweep.turns) as turn:
                 for done, (count, _) in k.runs(sweep.repeats, 1):
-                    first = (
+                    first_pixels = (
                         turn * sweep.moves[0] + (read + done * sweep.apart[0]),
                         turn * sweep.moves[1] + (written + done * sweep.apart[1]),
                     )
-                    yield Run(first, count, sweep, self.step)
+                    yield Run(first_pixels, count, sweep, self.step)
 
 
-def _some(*sweeps: tuple[int, int, Both, int, int, Both]) -> list[Sweep]:
+def _not_empty(*sweeps: tuple[int, int, ReadWritten, int, int, ReadWritten]) -> list[Sweep]:
     """Return the sweeps that are not empty."""
-    return [Sweep(*one) for one in sweeps if one[1] * one[3] * one[4]]
+    return [Sweep(*sizes) for sizes in sweeps if sizes[1] * sizes[3] * sizes[4]]
 
 
 # -- blocks of rows --------------------------------------------------------------------------------
@@ -159,10 +172,12 @@ class Lines:
 
     def beside(self, shape: ConvShape, rows: int) -> int:
         """Pixels of what is computed on the way: products, or rows folded."""
-        own = self.outputs(rows)
+        output_pixels = self.outputs(rows)
         if not self.folded:
-            return own
-        return max(self.outputs(rows_seen(shape, rows)), (shape.reach[0] - 1) * self.pitch + own)
+            return output_pixels
+        return max(
+            self.outputs(rows_seen(shape, rows)), (shape.reach[0] - 1) * self.pitch + output_pixels
+        )
 
     def grid(self, shape: ConvShape, rows: int) -> Grid:
         """Return what instructions compute of the image: output rows, or all rows if `folded`."""
@@ -176,22 +191,26 @@ class Lines:
         """Pixels of image rows, with what whole repeats read past the last row."""
         grid = self.grid(shape, rows)
         (down, right) = shape.reach
+        # Flat: one instruction runs over all rows and gaps, so it also reads past the last row.
         flat = grid.read == grid.step * grid.written
-        last = (right - 1) + (0 if self.folded else (down - 1) * self.line)
-        ends = (grid.rows - 1) * grid.read + (grid.width - 1) * grid.step
-        last += (self.outputs(grid.rows) - 1) * grid.step if flat else ends
-        return max(last + 1, rows_seen(shape, rows) * self.line)
+        last_pixel = (right - 1) + (0 if self.folded else (down - 1) * self.line)
+        last_place = (grid.rows - 1) * grid.read + (grid.width - 1) * grid.step
+        last_pixel += (self.outputs(grid.rows) - 1) * grid.step if flat else last_place
+        return max(last_pixel + 1, rows_seen(shape, rows) * self.line)
 
 
 def _whole(pixels: int) -> int:
+    """Return pixels rounded up to whole repeats of 8."""
     return isa.up(pixels, PIXELS) * PIXELS
 
 
-def most_rows(shape: ConvShape, chip: Chip, lines: Lines, *, more: int = 0, fixed: int = 0) -> int:
+def most_rows(
+    shape: ConvShape, chip: Chip, lines: Lines, *, blocks_per_result: int = 0, fixed: int = 0
+) -> int:
     """Return the most output rows of a block: image rows and results twice, one row buffer.
 
-    `more` blocks of 32 bytes stand beside each result, `fixed` beside all. Raises `CapacityError`
-    where one output row does not fit UB.
+    `blocks_per_result` blocks of 32 bytes stand beside each result, `fixed` beside all. Raises
+    `CapacityError` where one output row does not fit UB.
     """
     (oh, ow) = shape.out_hw
     room = chip.buffers["UB"] // BLOCK_BYTES - fixed
@@ -199,11 +218,12 @@ def most_rows(shape: ConvShape, chip: Chip, lines: Lines, *, more: int = 0, fixe
     def needed(rows: int) -> int:
         return (
             2 * lines.seen(shape, rows)
-            + (2 + more) * lines.outputs(rows)
+            + (2 + blocks_per_result) * lines.outputs(rows)
             + lines.beside(shape, rows)
         )
 
     rows = 0
+    # The largest block that fits; a pixel of 16 fp16 channels is one block of 32 bytes.
     while rows < oh and needed(rows + 1) <= room:
         rows += 1
     if not rows:
@@ -233,6 +253,7 @@ class RowWriter(ABC):
         k = self.k = isa.KernelBuilder(name, chip)
         (oh, ow) = shape.out_hw
         c1 = shape.blocks[0]
+        # Pixels of a plane of y; subclasses may pad it.
         self.plane = oh * ow
         self.x = k.tensor("x", "fp16", shape.n * c1 * shape.h * shape.w * C0)
         self.rows = k.queue("rows", "UB", "fp16", lines.seen(shape, rows) * C0, src="MTE2", dst="V")
@@ -247,7 +268,7 @@ class RowWriter(ABC):
         """Hold what all planes of a channel block need."""
         return nullcontext()
 
-    def program(self, own: Own) -> isa.Program:
+    def program(self, share: Own) -> isa.Program:
         """Walk the planes in blocks of rows; borders are written once, loads skip them."""
         buffer = self.rows.buffer
         blocks = self.shape.blocks[0]
@@ -261,8 +282,8 @@ class RowWriter(ABC):
             size = (tile.buffer if isinstance(tile, isa.Tile) else tile).elements
             self.k.each("vdup", size, (tile, 0), scalar=self.around)
         self.k.barrier()
-        for channel, image in walk(self.k, own, self.around_planes):
-            for block, turn in row_blocks(self.k, self.shape, own, self.size):
+        for channel, image in walk(self.k, share, self.around_planes):
+            for block, turn in row_blocks(self.k, self.shape, share, self.size):
                 self._block(image * blocks + channel, block, turn)
         return self.k.finish()
 
@@ -275,16 +296,18 @@ class RowWriter(ABC):
         x = self.rows.dequeue()
         results = self.results.alloc()
         row = lines.line * C0
+        # Rows of zeros above and below the image, or of -inf where the largest is sought.
         if block.before:
             k.each("vdup", block.before * row, (x, 0), scalar=self.around)
         if block.after:
-            first = (block.seen - block.after) * row
-            k.each("vdup", block.after * row, (x, first), scalar=self.around)
+            first_element = (block.seen - block.after) * row
+            k.each("vdup", block.after * row, (x, first_element), scalar=self.around)
         self.compute(x, results, block)
         self.rows.free()
         self.results.enqueue()
         pixel = plane * self.plane + turn * (block.rows * ow) + block.start * ow
         target = _rows(self.y, pixel * C0, block.rows, ow, ow)
+        # In UB rows lie `pitch` pixels apart, in GM side by side: the copy leaves the gaps out.
         source = self.results.dequeue().region(0, target.sizes, (lines.pitch * C0, 1))
         k.copy(target, source)
         self.results.free()
@@ -293,13 +316,13 @@ class RowWriter(ABC):
         """Bring the image rows of a block to their place between what stands around."""
         shape = self.shape
         line = self.lines.line
-        _, left, columns = columns_seen(shape)
+        _, zeros_left, columns = columns_seen(shape)
         tile = self.rows.alloc()
         if block.count and columns:
-            first = turn * (block.rows * shape.strides[0]) + block.first
-            start = (plane * (shape.h * shape.w) + first * shape.w) * C0
+            first_row = turn * (block.rows * shape.strides[0]) + block.first
+            start = (plane * (shape.h * shape.w) + first_row * shape.w) * C0
             source = _rows(self.x, start, block.count, columns, shape.w)
-            place = (block.before * line + left) * C0
+            place = (block.before * line + zeros_left) * C0
             self.k.copy(tile.region(place, (block.count, columns * C0), (line * C0, 1)), source)
         self.rows.enqueue()
 
@@ -312,6 +335,7 @@ def _rows(tensor: isa.Buffer, start: isa.Affine, rows: int, pixels: int, pitch: 
 def largest_lines(shape: ConvShape) -> Lines:
     """Return rows whose results lie as far apart as what they read of the image."""
     pitch = isa.up(columns_seen(shape)[0], shape.strides[1])
+    # A 3 x 3 window: largest of 3 in a row, then of 3 rows: 4 comparisons instead of 8.
     folded = min(shape.r, shape.s) > 1
     return Lines(pitch * shape.strides[1], pitch, shape.out_hw[1], folded)
 
@@ -325,12 +349,15 @@ def fold_largest(
     start: tuple[isa.Affine | int, isa.Affine | int] = (0, 0),
 ) -> None:
     """Write the largest of what lies so many pixels behind each place of a grid from `start` on."""
-    for one in grid.runs(k):
-        run = replace(one, first=(one.first[0] + start[0], one.first[1] + start[1]))
+    for unshifted in grid.runs(k):
+        run = replace(
+            unshifted, first=(unshifted.first[0] + start[0], unshifted.first[1] + start[1])
+        )
         total = run.written(target)
-        (first, *others) = [run.read(source, tap) for tap in taps]
-        for number, other in enumerate(others or [first]):
-            k.vector("vmax", total, total if number else first, other)
+        # The first comparison is of two sources, each later one of the result and one source.
+        (first_region, *other_regions) = [run.read(source, tap) for tap in taps]
+        for number, region in enumerate(other_regions or [first_region]):
+            k.vector("vmax", total, total if number else first_region, region)
 
 
 def check_pool(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> None:
@@ -348,9 +375,11 @@ def check_pool(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> None:
         "images as it writes them": (pool.n, pool.c, pool.h, pool.w)
         == (shape.n, shape.k, *shape.out_hw),
     }
-    for what, fits in needed.items():
+    for condition, fits in needed.items():
         if not fits:
-            raise UnsupportedError(f"for pooling on the core {what}", f"{shape}", "use two kernels")
+            raise UnsupportedError(
+                f"for pooling on the core {condition}", f"{shape}", "use two kernels"
+            )
 
 
 class Pooled:
@@ -371,22 +400,29 @@ class Pooled:
         self.k = k
         self.shape = shape
         self.lines = largest_lines(shape)
-        self.seen, pixels, lines = rows_seen(shape, rows), rows * shape.out_hw[1], self.lines
+        self.seen = rows_seen(shape, rows)
+        pixels = rows * shape.out_hw[1]
+        lines = self.lines
         demand = demand_of(epilogue, k.chip, "fp32")
         assert demand
-        held = 2 * channel_blocks(demand, k.chip, sizes.n_own, sizes.tile_n) * demand.block_bytes
-        ends = (PIXELS * shape.strides[1] + shape.s, PIXELS)
+        channel_bytes = (
+            2 * channel_blocks(demand, k.chip, sizes.n_own, sizes.tile_n) * demand.block_bytes
+        )
+        # The last repeat of 8 pixels reads and writes beyond the last row.
+        spare_pixels = (PIXELS * shape.strides[1] + shape.s, PIXELS)
+        # The epilogue runs on pooled pixels only: its tile is as high as those.
         sizes = replace(sizes, tile_m=isa.up(pixels, isa.FRACTAL))
-        each = self.seen * (lines.line + lines.folded * lines.pitch) * BLOCK_BYTES
-        each += sizes.tile_m * isa.FRACTAL * isa.FRACTAL * demand.tile_bytes
-        room = k.chip.buffers["UB"] - held - sum(ends) * BLOCK_BYTES
-        self.columns = min(sizes.tile_n, room // each)
+        # A channel block in UB: the rows of sums, the folded rows, and the epilogue on the results.
+        column_bytes = self.seen * (lines.line + lines.folded * lines.pitch) * BLOCK_BYTES
+        column_bytes += sizes.tile_m * isa.FRACTAL * isa.FRACTAL * demand.tile_bytes
+        room = k.chip.buffers["UB"] - channel_bytes - sum(spare_pixels) * BLOCK_BYTES
+        self.columns = min(sizes.tile_n, room // column_bytes)
         if not self.columns:
-            wanted = f"UB for {self.seen} rows of a block and their windows: {each} bytes"
-            raise CapacityError(wanted, f"{room} on {k.chip.name}", "use a smaller base_m")
+            needed = f"UB for {self.seen} rows of a block and their windows: {column_bytes} bytes"
+            raise CapacityError(needed, f"{room} on {k.chip.name}", "use a smaller base_m")
         size = self.columns * self.seen
-        self.x = k.buffer("rows", "UB", "fp16", (size * lines.line + ends[0]) * C0)
-        size = size * lines.pitch * lines.folded + ends[1]
+        self.x = k.buffer("rows", "UB", "fp16", (size * lines.line + spare_pixels[0]) * C0)
+        size = size * lines.pitch * lines.folded + spare_pixels[1]
         self.beside = k.buffer("folded", "UB", "fp16", size * C0)
         finish = new_finish(k, epilogue, "fp32", replace(sizes, taken=k.used_bytes("UB")))
         assert finish and finish.out
@@ -404,8 +440,8 @@ class Pooled:
         y: isa.Buffer,
         place: tuple[isa.Affine, isa.Affine],
         tile: tuple[int, int, Window],
-        first: isa.Affine,
-        held: Channels | None,
+        first_block: isa.Affine,
+        loaded: Channels | None,
     ) -> None:
         """Move a tile, (blocks, fractals in L0C of each, windows), to a plane's rows, its `place`.
 
@@ -414,32 +450,49 @@ class Pooled:
         k = self.k
         (plane, down) = place
         (blocks, fractals, window) = tile
-        seen = window.rows
         c = acc.dequeue()
         (oh, pw) = self.shape.out_hw
-        (_, left, columns) = columns_seen(self.shape)
-        line = self.lines.line * C0
-        row = divided(down + (seen.first - seen.before + self.shape.pads[0]), self.shape.strides[0])
+        # The first row of windows of this tile: its first image row, padding included, by the
+        # stride.
+        top_row = window.rows.first - window.rows.before + self.shape.pads[0]
+        row = divided(down + top_row, self.shape.strides[0])
         area = Area(plane * C0, ((0, row * pw, window.pixels),), blocks, oh * pw, 1, 0, 0)
-        most = min(self.columns, blocks)
-        apart = fractals * isa.FRACTAL * isa.FRACTAL
-        pieces = [(isa.Affine(), most)] if most == blocks else segments(k, "column", blocks, most)
+        piece_blocks = min(self.columns, blocks)
+        pieces = (
+            [(isa.Affine(), piece_blocks)]
+            if piece_blocks == blocks
+            else segments(k, "column", blocks, piece_blocks)
+        )
         for at, count in pieces:
-            sizes = (count, seen.count, columns * C0)
-            to = self.x.region(seen.before * line + left * C0, sizes, (self.seen * line, line, 1))
-            source = c.region(at * apart, sizes, (apart, self.shape.w * C0, 1))
-            k.copy(to, source, relu=self.finish.plan.relu)
-            if most == blocks:
+            self._copy_sums(c, fractals, window, (at, count))
+            if piece_blocks == blocks:
                 acc.free()
             memories: list[Place] = [self.out.alloc(), *self.finish.scratch]
             self._fold(memories[self.finish.plan.start], window, count)
-            rates = self.finish.channels.held(held.tile) if self.finish.channels and held else {}
-            block = first + at - held.first if held else at
+            group = self.finish.channels
+            rates = group.tiles_by_name(loaded.tile) if group and loaded else {}
+            block = first_block + at - loaded.first_block if loaded else at
             run = window.pixels * C0
             write_steps(k, self.finish.plan, Piece(memories, {}, rates, block, count, run))
-            leave(k, self.out, ((y, area),), run, (at, count))
-        if most < blocks:
+            copy_out(k, self.out, ((y, area),), run, (at, count))
+        if piece_blocks < blocks:
             acc.free()
+
+    def _copy_sums(self, c: isa.Tile, fractals: int, window: Window, blocks: Span) -> None:
+        """Copy the rows of some channel blocks from L0C to their places between what stands around.
+
+        A block of 16 channels is `fractals` high in L0C.
+        """
+        seen = window.rows
+        (at, count) = blocks
+        (_, zeros_left, columns) = columns_seen(self.shape)
+        line = self.lines.line * C0
+        block_elements = fractals * isa.FRACTAL * isa.FRACTAL
+        sizes = (count, seen.count, columns * C0)
+        start = seen.before * line + zeros_left * C0
+        target = self.x.region(start, sizes, (self.seen * line, line, 1))
+        source = c.region(at * block_elements, sizes, (block_elements, self.shape.w * C0, 1))
+        self.k.copy(target, source, relu=self.finish.plan.relu)
 
     def _fold(self, to: Place, window: Window, blocks: int) -> None:
         """Find the largest of each window of some channel blocks, a plane behind the other."""
@@ -451,15 +504,18 @@ class Pooled:
         line = lines.line
         (down, across) = shape.strides
         end = seen.before + seen.count
-        for at, rows in [one for one in ((0, seen.before), (end, seen.after)) if one[1]]:
+        for at, rows in ((0, seen.before), (end, seen.after)):
+            if not rows:
+                continue
             with repeat(k, "block", blocks) as block:
                 start = (block * self.seen + at) * (line * C0)
                 k.each("vdup", rows * line * C0, (self.x, start), scalar=LEAST)
         x = self.x
         taps = [i * line + j for i in range(shape.r) for j in range(shape.s)]
         if lines.folded:
-            every = Grid(blocks * self.seen, pw, line, lines.pitch, across)
-            fold_largest(k, every, list(range(shape.s)), x, self.beside)
+            # Blocks lie one behind the other: fold the rows of all of them at once.
+            all_rows = Grid(blocks * self.seen, pw, line, lines.pitch, across)
+            fold_largest(k, all_rows, list(range(shape.s)), x, self.beside)
             x = self.beside
             line = lines.pitch
             across = 1

@@ -91,22 +91,24 @@ def run_kernel_file(
         needed = f"{file}: kernel(chip) returning a Program or Launch"
         raise InputError(needed, type(program).__name__, "end it with `return k.finish()`")
     arrays = _call(file, "inputs", names["inputs"], np.random.default_rng(seed))
-    wanted = _call(file, "reference", names["reference"], arrays)
-    for name, value in (("inputs", arrays), ("reference", wanted)):
+    expected_arrays = _call(file, "reference", names["reference"], arrays)
+    for name, value in (("inputs", arrays), ("reference", expected_arrays)):
         if not isinstance(value, dict):
             raise InputError(f"{file}: {name} returning a dict of arrays", type(value).__name__)
     findings = tuple(isa.sanitize(program, chip, filled=arrays)) if check_sync else ()
+    # Values of a program that leaves its buffers mean nothing: stop before they are computed.
     if any(f.kind == "out-of-bounds" for f in findings):
         raise InputError(f"{file}: accesses inside their buffers", str(findings[0]), "mend it")
     outputs = sim.execute(program, arrays, chip)
     errors = {}
     wrong = []
-    for name, expected in wanted.items():
+    for name, expected_array in expected_arrays.items():
         if name not in outputs:
             raise InputError(f"{file}: output tensor {name}", ", ".join(outputs), "rename it")
-        errors[name], mismatch = compare(name, outputs[name], _numbers(file, name, expected))
+        errors[name], mismatch = compare(name, outputs[name], _numbers(file, name, expected_array))
         wrong += [mismatch] if mismatch else []
-    ok = bool(wanted) and not wrong
+    # A reference that returns nothing proves nothing.
+    ok = bool(expected_arrays) and not wrong
     return KernelReport(ok, errors, tuple(wrong), sim.simulate(program, chip), findings)
 
 
@@ -116,9 +118,9 @@ def _numbers(file: str | Path, name: str, expected: Any) -> Any:
     except ValueError as error:
         raise InputError(f"{file}: reference {name} as one array", str(error)) from error
     if array.dtype.kind not in "fiub":
-        wanted = f"{file}: reference {name} of numbers"
+        needed = f"{file}: reference {name} of numbers"
         got = str(array.dtype)
-        raise InputError(wanted, got, "return a NumPy array")
+        raise InputError(needed, got, "return a NumPy array")
     return array
 
 
@@ -127,17 +129,21 @@ def compare(name: str, values: Any, expected: Any) -> tuple[float, Mismatch | No
     if values.size != expected.size:
         raise InputError(f"{expected.size} output elements", str(values.size), "check the shape")
     got = values.reshape(expected.shape).astype(np.float64)
-    want = expected.astype(np.float64)
+    expected_values = expected.astype(np.float64)
+    # 2 % of 1 + |expected| in fp16: results near 0 may be off by 0.02.
     tolerance = TOLERANCE.get(values.dtype, 0.0)
     with np.errstate(invalid="ignore"):
-        difference = np.where(got == want, 0.0, np.abs(got - want))
-    allowed = tolerance * (1.0 + np.abs(want))
-    bad = ~(difference <= allowed)
+        # Infinities of one sign are equal; their difference would be NaN.
+        difference = np.where(got == expected_values, 0.0, np.abs(got - expected_values))
+    allowed = tolerance * (1.0 + np.abs(expected_values))
+    out_of_tolerance = ~(difference <= allowed)
     mismatch = None
-    if bad.any():
-        index = tuple(int(i) for i in np.unravel_index(int(bad.argmax()), bad.shape))
+    if out_of_tolerance.any():
+        index = tuple(
+            int(i) for i in np.unravel_index(int(out_of_tolerance.argmax()), out_of_tolerance.shape)
+        )
         mismatch = Mismatch(
-            name, index, float(want[index]), float(got[index]), float(allowed[index])
+            name, index, float(expected_values[index]), float(got[index]), float(allowed[index])
         )
     if not np.isfinite(difference).all():
         return float("inf"), mismatch
@@ -153,6 +159,7 @@ def _load(file: str | Path) -> dict[str, Any]:
         raise InputError("a readable kernel file", got, "check the path") from error
     names: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
     try:
+        # The file is the reader's own program: it runs with all rights of this process.
         exec(compile(source, str(path), "exec"), names)
     except AscendLabError:
         raise
@@ -160,9 +167,9 @@ def _load(file: str | Path) -> dict[str, Any]:
         raise _wrong(file, "loading", error) from error
     missing = [n for n in NAMES if not callable(names.get(n))]
     if missing:
-        wanted = f"{file}: functions {', '.join(NAMES)}"
+        needed = f"{file}: functions {', '.join(NAMES)}"
         got = f"no {', '.join(missing)}"
-        raise InputError(wanted, got, "copy notebooks/my_kernel.py and change it")
+        raise InputError(needed, got, "copy notebooks/my_kernel.py and change it")
     return names
 
 
@@ -176,6 +183,7 @@ def _call(file: str | Path, name: str, function: Any, argument: Any) -> Any:
 
 
 def _wrong(file: str | Path, where: str, error: BaseException) -> InputError:
+    # The last line of the file itself, not one of NumPy's or ours.
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
     line = frames[-1].lineno if frames else getattr(error, "lineno", None)
     got = f"line {line or '?'}: {type(error).__name__}: {error}"

@@ -41,6 +41,7 @@ def chunks(total: int, tile: int, cores: int) -> list[int]:
     10 fractals in tiles of 2 on 3 cores are 5 tiles, two a core: sizes 4, 4 and 2. Cores that
     would get nothing are left out.
     """
+    # Whole tiles a core, rounded up: only the last core gets fewer.
     core_size = up(up(total, tile), cores) * tile
     return [min(core_size, total - i * core_size) for i in range(cores) if total > i * core_size]
 
@@ -57,12 +58,13 @@ def segments(
     builder: KernelBuilder, name: str, total: int, tile: int
 ) -> Iterator[tuple[Affine, int]]:
     """Yield (start, size) for a loop over full tiles, then once for the tail."""
-    full = total // tile
-    if full:
-        with builder.loop(name, full) as index:
+    # 10 in tiles of 4: a loop of 2 turns yields (4 i, 4), then the tail is (8, 2).
+    tile_count = total // tile
+    if tile_count:
+        with builder.loop(name, tile_count) as index:
             yield index * tile, tile
     if total % tile:
-        yield Affine(full * tile), total % tile
+        yield Affine(tile_count * tile), total % tile
 
 
 def sum_queue(
@@ -83,6 +85,7 @@ def sum_queue(
 
 def out_queue(builder: KernelBuilder, dtype: str, tile_m: int, tile_n: int) -> Queue:
     """Allocate two slots of UB through which C leaves: as many 16-wide columns as fit twice."""
+    # A column of fp32 sums of 8 fractals is 8 * 1024 bytes.
     column = tile_m * 256 * chip.DTYPE_BYTES[dtype]
     columns = max(1, min(tile_n, builder.chip.buffers["UB"] // (2 * column)))
     return builder.queue("c_ub", "UB", dtype, columns * tile_m * 256, src="V", dst="MTE3")
@@ -207,7 +210,7 @@ class Area:
         Blocks lie `run` elements apart in the tile. A tile with 32 channels a block takes two
         blocks of a tensor that has 16, as float tensors do.
         """
-        first = self.base + at * (self.plane * self.width)
+        first_element = self.base + at * (self.plane * self.width)
         half_block = self.plane * FRACTAL
         two_halves = isinstance(tensor, Buffer) and self.width > FRACTAL and tensor.itemsize > 1
         for pixel, start, length, pieces, (tile_step, plane_step) in self.lines(separate=count > 1):
@@ -225,7 +228,9 @@ class Area:
                 tile_strides = (run, self.width, FRACTAL, 1)
                 tensor_strides = (2 * half_block, self.step * FRACTAL, half_block, 1)
             tensor_region = tensor.region(
-                first + start * (FRACTAL if two_halves else self.width), sizes, tensor_strides
+                first_element + start * (FRACTAL if two_halves else self.width),
+                sizes,
+                tensor_strides,
             )
             yield tensor_region, tile.region(pixel * self.width, sizes, tile_strides)
 
@@ -248,10 +253,12 @@ def store_area(
             k.fixpipe(target, source, relu=fix.relu, scale=fix.scale)
         acc.free()
         return
-    for first, columns in segments(k, "column", blocks, min(out.buffer.elements // block, blocks)):
-        k.copy(out.alloc().region(0, columns * block), c.region(first * block, columns * block))
+    # Sums cross UB some columns of fractals at a time, as many as a slot of `out` holds.
+    slot_columns = min(out.buffer.elements // block, blocks)
+    for at, columns in segments(k, "column", blocks, slot_columns):
+        k.copy(out.alloc().region(0, columns * block), c.region(at * block, columns * block))
         out.enqueue()
-        for target, source in area.pairs(tensor, out.dequeue(), block, first, columns):
+        for target, source in area.pairs(tensor, out.dequeue(), block, at, columns):
             k.copy(target, source)
         out.free()
     acc.free()
@@ -323,6 +330,8 @@ class OrderedFeed(SlotFeed):
     def fill(self, slot: Tile, k_at: Affine, depth: int) -> None:
         """Copy neighbouring fractals by one load2d."""
         fractal = FRACTAL * c0_of(slot.buffer.dtype)
+        # Fractals in the right order are one run of memory: 8 of depth x 4 of n are one
+        # instruction.
         sizes = (depth * self.side, fractal)
         source = self.memory.region(k_at * (self.side * fractal) + self.start, sizes)
         self.k.load2d(slot.region(0, sizes), source)

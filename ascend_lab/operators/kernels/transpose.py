@@ -72,14 +72,16 @@ class Permutation:
 def permutation(shape: Sequence[int], perm: Sequence[int]) -> Permutation:
     """Return the joined counters of y = x.transpose(perm). Raises `ShapeError`."""
     if sorted(perm) != list(range(len(shape))) or min(shape, default=1) < 1:
-        wanted = f"a permutation of axes 0..{len(shape) - 1} and sizes of 1 or more"
-        raise errors.ShapeError(wanted, f"{tuple(perm)} of {tuple(shape)}", "name each axis once")
+        needed = f"a permutation of axes 0..{len(shape) - 1} and sizes of 1 or more"
+        raise errors.ShapeError(needed, f"{tuple(perm)} of {tuple(shape)}", "name each axis once")
     source = layout.row_major(shape)
     target = layout.row_major([shape[p] for p in perm])
     steps = zip((shape[p] for p in perm), (source[p] for p in perm), target, strict=True)
     dims = merged([Dim(*step) for step in steps])
-    last = dims[-1]
-    return Permutation(dims, last.count if last.source == last.target == 1 else 1)
+    # x.transpose(1, 0, 2) of (4, 5, 6): runs of 6 elements stay neighbours. (0, 2, 1): none do.
+    innermost = dims[-1]
+    stays = innermost.source == innermost.target == 1
+    return Permutation(dims, innermost.count if stays else 1)
 
 
 def transpose_launch(
@@ -103,8 +105,11 @@ def transpose_launch(
             'use method="auto"',
         )
     if method == "auto" and fits:
-        both = [transpose_launch(chip, shape, perm, dtype, how) for how in ("blocks", "strided")]
-        return min(both, key=lambda launch: sim.simulate(launch, chip).cycles)
+        launches = [
+            transpose_launch(chip, shape, perm, dtype, candidate)
+            for candidate in ("blocks", "strided")
+        ]
+        return min(launches, key=lambda launch: sim.simulate(launch, chip).cycles)
     total = math.prod(shape)
     if method == "blocks":
         return block_launch(chip, dtype, plan, total, total)
@@ -124,7 +129,8 @@ def maps_phases(
     """
     strided = (layout.maps_launch(source, target, chip, name),)
     boxes = layout.copy_boxes(source, target)
-    box = max(boxes, key=lambda one: one.elements)
+    # The largest box is turned in blocks; the ends that padding leaves are small.
+    box = max(boxes, key=lambda candidate: candidate.elements)
     if not (plan := Permutation(box.dims, box.run, (box.source, box.target))).fits(source.dtype):
         return strided
     elements = source.elements, target.elements
@@ -149,21 +155,24 @@ def block_launch(
     long, the busiest. The tensors are `elements` and `written` long. With `relu` the tiles are
     rectified too.
     """
+    job = _Job(plan, dtype, elements, written, relu)
     turn = turn_of(dtype)
     cores = chip.cores_of("vector")
     counts = [d.count for d in (*plan.outer, plan.column, plan.row)]
+    # An outer counter may be cut anywhere, the two that blocks turn only between units.
     steps = [1] * len(plan.outer) + [turn.columns, turn.rows]
     units = [count // step for count, step in zip(counts, steps, strict=True)]
 
     def busy(i: int) -> tuple[float, int]:
         """Share of the cores' time that is work when the units of counter i are dealt out."""
+        # 6 units on 4 cores take 2 turns: 6 of 8 places have work, 0.75.
         return units[i] / (cores * -(-units[i] // cores)), -i
 
     def cut(along: int) -> Launch:
         sizes = _shares(counts[along], steps[along], cores)
 
-        def program(own: Share) -> Program:
-            return _Writer(chip, plan, dtype, (elements, written), along, own, relu).program()
+        def program(share: Share) -> Program:
+            return _Writer(chip, job, along, share).program()
 
         return spread("transpose", {"core": sizes}, program)
 
@@ -182,13 +191,14 @@ def _shares(count: int, step: int, cores: int) -> list[int]:
     Rows may end ragged on any core; the last core's columns take the ragged end as well, so that a
     block written twice is written by one core.
     """
+    # 100 rows in steps of 16 on 3 cores: 6 units, 2 a core: 32, 32, and 32 + 4 for the last.
     units = count // step
-    per = -(-units // cores) * step
-    sizes = [per] * (units * step // per)
-    left = count - sum(sizes)
-    if left and left < step:
-        left += sizes.pop()
-    return [*sizes, left] if left else sizes
+    core_size = -(-units // cores) * step
+    sizes = [core_size] * (units * step // core_size)
+    remainder = count - sum(sizes)
+    if remainder and remainder < step:
+        remainder += sizes.pop()
+    return [*sizes, remainder] if remainder else sizes
 
 
 # -- one core -------------------------------------------------------------------------------------
@@ -236,44 +246,55 @@ class _Strip:
     skip: int = 0
 
 
-def _strips(size: int, unit: int, most: int) -> Iterator[_Strip]:
-    """Cut `size` elements into tiles of `most` units, one of what units are left, and the end."""
+def _strips(size: int, unit: int, tile_units: int) -> Iterator[_Strip]:
+    """Cut `size` elements into tiles of `tile_units`, one of what units are left, and the end."""
+    # 150 in units of 16 and tiles of 4: 2 tiles of 4 units, 1 of 1 unit, then the unit that begins
+    # at 134 and skips the 10 elements that are done.
     units, end = divmod(size, unit)
-    if units // most:
-        yield _Strip(units // most, most, 0)
-    if units % most:
-        yield _Strip(1, units % most, units // most * most * unit)
+    if units // tile_units:
+        yield _Strip(units // tile_units, tile_units, 0)
+    if units % tile_units:
+        yield _Strip(1, units % tile_units, units // tile_units * tile_units * unit)
     if end:
         yield _Strip(1, 1, size - unit, unit - end)
 
 
-class _Writer:
-    """The program of cores with equal shares `own` of the counter `along`."""
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What all cores of a launch have in common.
 
-    def __init__(
-        self,
-        chip: Chip,
-        plan: Permutation,
-        dtype: str,
-        elements: tuple[int, int],
-        along: int,
-        own: Share,
-        relu: bool,
-    ) -> None:
+    Tensor x has `elements`, y has `written`; with `relu` the tiles are rectified on the way.
+    """
+
+    plan: Permutation
+    dtype: str
+    elements: int
+    written: int
+    relu: bool
+
+
+class _Writer:
+    """The program of cores with equal shares of the counter `along`."""
+
+    def __init__(self, chip: Chip, job: _Job, along: int, share: Share) -> None:
+        dtype = job.dtype
+        plan = job.plan
         self.k = KernelBuilder("transpose", chip)
         self.plan = plan
         self.turn = turn_of(dtype)
-        sides = zip(("x", "y"), elements, strict=True)
-        self.x, self.y = (self.k.tensor(name, dtype, count) for name, count in sides)
+        self.x = self.k.tensor("x", dtype, job.elements)
+        self.y = self.k.tensor("y", dtype, job.written)
         dims = [*plan.outer, plan.column, plan.row]
         self.sizes = [d.count for d in dims]
-        self.sizes[along] = own[0]
-        place = self.k.param("core", own[2]) * own[1]
+        self.sizes[along] = share[0]
+        # The core's share begins so many elements of x and of y after the first core's.
+        place = self.k.param("core", share[2]) * share[1]
         steps = dims[along].source, dims[along].target
         self.start = [low + place * step for low, step in zip(plan.start, steps, strict=True)]
         self.item = DTYPE_BYTES[dtype]
-        self.relu = relu
+        self.relu = job.relu
         self.names = 0
+        # Bytes are turned as fp16, so a repeat holds 128 of them.
         self.lanes = chip.vector_bytes_per_repeat // max(self.item, 2)
         self.tile = self._tile(chip)
         size = math.prod(self.tile) * self.turn.area
@@ -284,17 +305,20 @@ class _Writer:
     def _tile(self, chip: Chip) -> tuple[int, int]:
         """Units (along row, along column) of a tile: as square as can be, four tiles a core."""
         turn = self.turn
-        bytes_each = 4 * self.item + 2 * self.turn.scratch_items
-        most = min(chip.buffers["UB"] // bytes_each, chip.max_repeat * self.lanes) // turn.area
-        most = max(min(most, math.prod(self.sizes) // turn.area // TILES), 1)
+        # Two slots in, two out, and scratch elements of 2 bytes.
+        element_bytes = 4 * self.item + 2 * self.turn.scratch_items
+        max_elements = min(chip.buffers["UB"] // element_bytes, chip.max_repeat * self.lanes)
+        core_units = math.prod(self.sizes) // turn.area
+        max_units = max(min(max_elements // turn.area, core_units // TILES), 1)
         limits = [self.sizes[-1] // turn.rows, self.sizes[-2] // turn.columns]
         tile = [1, 1]
+        # Double the shorter side until no more units fit: 1 x 1, 2 x 1, 2 x 2, 4 x 2, ...
         while True:
             sides = [tile[0] * turn.rows, tile[1] * turn.columns]
-            grow = [i for i in (0, 1) if 2 * tile[i] <= limits[i]]
-            if not grow or 2 * tile[0] * tile[1] > most:
+            growing = [i for i in (0, 1) if 2 * tile[i] <= limits[i]]
+            if not growing or 2 * tile[0] * tile[1] > max_units:
                 return tile[0], tile[1]
-            tile[min(grow, key=lambda i: sides[i])] *= 2
+            tile[min(growing, key=lambda i: sides[i])] *= 2
 
     def program(self) -> Program:
         """Write everything and return the program."""
@@ -336,15 +360,16 @@ class _Writer:
         strides = [rows * row.source + columns * column.source for _, rows, columns in tile]
         self.k.copy(self.load.alloc().region(0, sizes), self.x.region(source, sizes, strides))
         self.load.enqueue()
-        before = self.load.dequeue()
-        after = self.store.alloc()
+        loaded = self.load.dequeue()
+        result = self.store.alloc()
         if self.relu:
             elements = math.prod(units) * turn.area
-            self.k.each("vrelu", elements, (before, 0), (before, 0))
-        turned = {1: self._bytes, 2: self._halves, 4: self._words}[self.item]
-        turned(before, after, units)
+            self.k.each("vrelu", elements, (loaded, 0), (loaded, 0))
+        write_turn = {1: self._bytes, 2: self._halves, 4: self._words}[self.item]
+        write_turn(loaded, result, units)
         self.load.free()
         self.store.enqueue()
+        # The turned tile is (b1, a, rows): row a of y is in b1 pieces, one from each unit.
         width = units[1] * turn.columns
         sizes = [width - skip, units[0], turn.rows]
         strides = [turn.rows, width * turn.rows, 1]
@@ -360,49 +385,53 @@ class _Writer:
             return tuple(self.k.buffer(name, "UB", "fp16", size) for name in ("wide", "blocks"))
         if self.item == 2:
             return ()
-        before = self.k.view(self.load.buffer, "before_halves", "fp16")
-        after = self.k.view(self.store.buffer, "after_halves", "fp16")
-        return before, after, self.k.buffer("halves", "UB", "fp16", 2 * size)
+        # Elements of 4 bytes are pairs of halves: vtranspose turns 2-byte elements only.
+        loaded_halves = self.k.view(self.load.buffer, "before_halves", "fp16")
+        result_halves = self.k.view(self.store.buffer, "after_halves", "fp16")
+        return loaded_halves, result_halves, self.k.buffer("halves", "UB", "fp16", 2 * size)
 
     def _blocks(self, target: Tile | Buffer, source: Tile | Buffer, count: int) -> None:
         """Turn every 512-byte block of `source`: block i of `target` is its transpose."""
         with self.k.loop(self._name(), count) as i:
-            after, before = (m.region(i * AREA, (BLOCK, BLOCK)) for m in (target, source))
-            self.k.vector("vtranspose", after, before)
+            turned_block, block = (m.region(i * AREA, (BLOCK, BLOCK)) for m in (target, source))
+            self.k.vector("vtranspose", turned_block, block)
 
-    def _halves(self, before: Tile, after: Tile, units: tuple[int, int]) -> None:
-        self._blocks(after, before, units[0] * units[1])
+    def _halves(self, loaded: Tile, result: Tile, units: tuple[int, int]) -> None:
+        self._blocks(result, loaded, units[0] * units[1])
 
-    def _words(self, before: Tile, after: Tile, units: tuple[int, int]) -> None:
+    def _words(self, loaded: Tile, result: Tile, units: tuple[int, int]) -> None:
         """(q, p, (j, h)) -> (q, (j, h), p) -> (j, (q, h), p) -> (j, p, (q, h)), row = 8 p + q.
 
         Row p, q of column j is two halves h. The first round of blocks brings h in front of p, a
         copy of whole 32-byte blocks brings (q, h) together, the second round puts h last again.
         """
-        first = Tile(self.scratch[0], before.slot)
-        last = Tile(self.scratch[1], after.slot)
+        loaded_halves = Tile(self.scratch[0], loaded.slot)
+        result_halves = Tile(self.scratch[1], result.slot)
         halves = self.scratch[2]
         count = units[0] * units[1]
-        self._blocks(halves, first, 8 * count)
+        # 128 rows x 8 columns of 4 bytes are 2048 halves: 8 blocks of 256.
+        self._blocks(halves, loaded_halves, 8 * count)
         sizes = (count, 8, 8, 2, BLOCK)
         blocks = halves.region(0, sizes, (2048, 32, 256, 16, 1))
-        self.k.copy(first.region(0, sizes), blocks)
-        self._blocks(last, first, 8 * count)
+        self.k.copy(loaded_halves.region(0, sizes), blocks)
+        self._blocks(result_halves, loaded_halves, 8 * count)
 
-    def _bytes(self, before: Tile, after: Tile, units: tuple[int, int]) -> None:
+    def _bytes(self, loaded: Tile, result: Tile, units: tuple[int, int]) -> None:
         """To fp16, into blocks, turn, back into rows, to bytes."""
         wide, blocks = self.scratch
         rows = units[0] * 2
         columns = units[1] * 2
         elements = rows * columns * AREA
         width = columns * BLOCK
-        self.k.each("vconv", elements, (wide, 0), (before, 0))
+        self.k.each("vconv", elements, (wide, 0), (loaded, 0))
         sizes = (rows, columns, BLOCK, BLOCK)
+        # A block has 16 lines of 16 numbers, each `width` behind the one above.
         lines = wide.region(0, sizes, (BLOCK * width, BLOCK, width, 1))
         self.k.copy(blocks.region(0, sizes), lines)
         self._blocks(wide, blocks, rows * columns)
         sizes = (units[0], width, 2, BLOCK)
         strip = width * BLOCK
+        # Two blocks one above the other make the 32 rows of a unit: bring their lines side by side.
         pieces = wide.region(0, sizes, (2 * strip, BLOCK, strip, 1))
         self.k.copy(blocks.region(0, sizes), pieces)
-        self.k.each("vconv", elements, (after, 0), (blocks, 0))
+        self.k.each("vconv", elements, (result, 0), (blocks, 0))

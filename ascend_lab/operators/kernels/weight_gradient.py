@@ -44,7 +44,8 @@ def weight_gradient_launch(
     then K1 is 1, and dW lies on the diagonals. Raises `CapacityError` where no plan fits.
     """
     chosen = plan or plans.weight_plan(shape, chip)
-    (c_all, m_all), groups, bands = tile_blocks(shape), *_cuts(shape, chosen)
+    c_all, m_all = tile_blocks(shape)
+    groups, bands = _cuts(shape, chosen)
     grid = {
         "row": tiles.chunks(m_all, chosen.m, chosen.grid[0]),
         "col": tiles.chunks(c_all, chosen.c1, chosen.grid[1]),
@@ -80,33 +81,37 @@ class _Writer:
         shape: conv_shape.ConvShape,
         plan: WeightPlan,
         chip: Chip,
-        own: tuple[isa.Share, isa.Share],
+        shares: tuple[isa.Share, isa.Share],
         splits: int,
     ) -> None:
         """Allocate tensors and queues."""
         (c_all, m_all) = shape.blocks
         (oh, ow) = shape.out_hw
         dtype = shape.dtype
-        m = min(plan.m, own[0][0])
-        c = min(plan.c1, own[1][0])
+        m = min(plan.m, shares[0][0])
+        c = min(plan.c1, shares[1][0])
         sums = isa.ACCUMULATOR[dtype]
-        k = self.k = isa.KernelBuilder(f"weights_{own[0][0]}x{own[1][0]}", chip)
+        k = self.k = isa.KernelBuilder(f"weights_{shares[0][0]}x{shares[1][0]}", chip)
         self.shape = shape
         self.plan = plan
-        self.own = own
+        self.shares = shares
         self.blocks = c
         self.rows, self.columns = plans.axes_of(shape)
         self.phases = list(product(range(len(self.rows.phases)), range(len(self.columns.phases))))
         self.pixels = plans.image_pixels(shape, plan.stage)
+        # Stride 2 has 2 x 2 phases: each is a plane of its own for every channel block.
         x_slot = len(self.phases) * c * self.pixels * C0
         grad_slot = m * grad_plane(shape, plan.stage).pixels * C0
         step = self.step = plans.columns_per_step(chip, plan)
+        # One split: the sums are the result. Several: partial sums in fp32.
         name, out_dtype = ("y", shape.out_dtype) if splits == 1 else ("partial", sums)
-        wide, high = tile_blocks(shape)
+        column_blocks, row_blocks = tile_blocks(shape)
         self.x = k.tensor("x", dtype, shape.n * c_all * shape.h * shape.w * C0)
         self.grad = k.tensor("grad", dtype, shape.n * m_all * oh * ow * C0)
         self.zeros = k.tensor("zeros", dtype, ZEROS)
-        self.sums = k.tensor(name, out_dtype, splits * wide * shape.taps * high * AREA)
+        self.sums = k.tensor(
+            name, out_dtype, splits * column_blocks * shape.taps * row_blocks * AREA
+        )
         self.l1 = (
             k.queue("x_l1", "L1", dtype, x_slot, src="MTE2", dst="MTE1"),
             k.queue("g_l1", "L1", dtype, grad_slot, src="MTE2", dst="MTE1"),
@@ -126,21 +131,23 @@ class _Writer:
         (c_all, m_all) = tile_blocks(self.shape)
         m_base, c_base = (
             k.param(name, share[2]) * share[1]
-            for name, share in zip(("row", "col"), self.own, strict=True)
+            for name, share in zip(("row", "col"), self.shares, strict=True)
         )
         batch = k.param("batch", groups[2])
         self._clear()
         split = batch * bands + band[0]
-        for m_at, m in tiles.segments(k, "m", self.own[0][0], plan.m):
-            for c_at, c in tiles.segments(k, "c", self.own[1][0], plan.c1):
+        for m_at, m in tiles.segments(k, "m", self.shares[0][0], plan.m):
+            for c_at, c in tiles.segments(k, "c", self.shares[1][0], plan.c1):
                 sides = (m_base + m_at, m), (c_base + c_at, c)
-                read = sides if self.shape.groups == 1 else (sides[1], sides[1])
+                # One group per channel: 16 channels of the gradient meet the same 16 of x.
+                operand_sides = sides if self.shape.groups == 1 else (sides[1], sides[1])
                 total = self.acc.alloc()
                 with tiles.repeat(k, "group", groups[0]) as group:
                     for at, done in self._bands(band[1:]):
-                        self._load_stage(read, batch * groups[1] + group, at)
+                        self._load_stage(operand_sides, batch * groups[1] + group, at)
                         self._reduce((m, c), total, group + done)
                 self.acc.enqueue()
+                # Partial sums lie one behind another; in each a column of dW is (c1, tap).
                 column = split * (c_all * taps) + (c_base + c_at) * taps
                 rows = m * isa.FRACTAL
                 piece = (0, (m_base + m_at) * isa.FRACTAL, rows)
@@ -150,7 +157,7 @@ class _Writer:
                 tiles.store_area(k, self.acc, self.out, self.sums, area)
         return k.finish()
 
-    def _bands(self, own: tuple[int, int]) -> Iterator[tuple[Band, isa.Affine]]:
+    def _bands(self, band_range: tuple[int, int]) -> Iterator[tuple[Band, isa.Affine]]:
         """Loop over a core's bands, equal ones in a loop; also how many are done."""
         size = self.plan.stage.rows
         count = size + self.rows.reach
@@ -158,10 +165,11 @@ class _Writer:
         def inside(band: int) -> tuple[tuple[int, int], ...]:
             return tuple(p.inside(band * size, count) for p in self.rows.phases)
 
-        for seen, run in groupby(range(*own), inside):
+        for rows_inside, run in groupby(range(*band_range), inside):
+            # Bands with equally many rows inside the image are one loop.
             members = list(run)
             with tiles.repeat(self.k, "band", len(members)) as turn:
-                yield (turn, members[0], seen), turn + (members[0] - own[0])
+                yield (turn, members[0], rows_inside), turn + (members[0] - band_range[0])
 
     # -- L1 ---------------------------------------------------------------------------------------
     def _clear(self) -> None:
@@ -172,9 +180,11 @@ class _Writer:
         for slot in range(2):
             x, grad = (isa.Tile(queue.buffer, slot) for queue in self.l1)
             for number, phase in enumerate(self.phases):
-                whole = stage.rows == shape.out_hw[0]
+                # Rows of zeros above and below stay where a stage is a whole image; else each load
+                # writes its own.
+                is_whole_image = stage.rows == shape.out_hw[0]
                 p = self.rows.phases[phase[0]]
-                inside = (p.low, p.high) if whole else (0, stage.rows + self.rows.reach)
+                inside = (p.low, p.high) if is_whole_image else (0, stage.rows + self.rows.reach)
                 for gap in image_plane(shape, stage, phase, inside).gaps():
                     start = number * self.blocks * self.pixels
                     self._zero(x, start, (self.blocks, self.pixels), gap)
@@ -184,13 +194,14 @@ class _Writer:
 
     def _zero(self, tile: isa.Tile, start: int, planes: tuple[int, int], gap: Gap) -> None:
         """Copy zeros to a gap of each of (count, pitch) planes."""
-        most = ZEROS // C0
-        for first in range(0, gap.length, most):
-            run = min(most, gap.length - first) * C0
+        # A gap of 600 pixels takes 2 copies of the 512 zeros.
+        max_pixels = ZEROS // C0
+        for gap_pixel in range(0, gap.length, max_pixels):
+            run = min(max_pixels, gap.length - gap_pixel) * C0
             sizes = (planes[0], *gap.counts, run)
             strides = (planes[1] * C0, gap.steps[0] * C0, gap.steps[1] * C0, 1)
-            to = tile.region((start + gap.start + first) * C0, sizes, strides)
-            self.k.copy(to, self.zeros.region(0, sizes, (0, 0, 0, 1)))
+            target = tile.region((start + gap.start + gap_pixel) * C0, sizes, strides)
+            self.k.copy(target, self.zeros.region(0, sizes, (0, 0, 0, 1)))
 
     def _load_stage(self, sides: Sides, group: isa.Affine, band: Band) -> None:
         """Bring the pixels of a stage to L1: the gradient's, and each phase of x."""
@@ -206,11 +217,14 @@ class _Writer:
         plane = grad_plane(shape, stage)
         (oh, ow) = shape.out_hw
         row = (band[0] + band[1]) * stage.rows
+        # The gradient lies as (image, block, row, column, 16).
         at = ((image * shape.blocks[1] + m_at) * oh + row) * (ow * C0)
         sizes = (m, stage.images, stage.rows, ow * C0)
-        steps = (oh * ow * C0, shape.blocks[1] * oh * ow * C0, ow * C0, 1)
-        here = (plane.pixels * C0, plane.image_pitch * C0, plane.pitch * C0, 1)
-        self.k.copy(grad.region(0, sizes, here), self.grad.region(at, sizes, steps))
+        strides_in_memory = (oh * ow * C0, shape.blocks[1] * oh * ow * C0, ow * C0, 1)
+        strides_in_l1 = (plane.pixels * C0, plane.image_pitch * C0, plane.pitch * C0, 1)
+        self.k.copy(
+            grad.region(0, sizes, strides_in_l1), self.grad.region(at, sizes, strides_in_memory)
+        )
         self.l1[1].enqueue()
 
     def _load_phase(
@@ -236,23 +250,25 @@ class _Writer:
         if stage.rows < shape.out_hw[0]:
             top = inside[0] * plane.pitch
             end = inside[1] * plane.pitch
-            last = (stage.rows + rows.reach) * plane.pitch
-            for first, length in ((0, top), (end, min(last, pixels) - end)):
-                if length > 0 and (first or inside[0]):
-                    self._zero(tile, start, (c, pixels), Gap(first, (1, 1), (0, 0), length))
+            end_of_stage = (stage.rows + rows.reach) * plane.pitch
+            for gap_start, length in ((0, top), (end, min(end_of_stage, pixels) - end)):
+                if length > 0 and (gap_start or inside[0]):
+                    self._zero(tile, start, (c, pixels), Gap(gap_start, (1, 1), (0, 0), length))
         (height, width) = plane.sizes
         hw = shape.h * shape.w
+        # The phase may lie in the padding altogether: its zeros are there.
         if not height or not width:
             return
+        # The first entry of the phase that the stage reads, inside the image.
         entry = band[1] * stage.rows + inside[0] - p.low
         row = band[0] * (stage.rows * rows.stride) + p.first + entry * rows.stride
         at = ((image * shape.blocks[0] + c_at) * hw + row * shape.w + q.first) * C0
         sizes = (c, stage.images, height, width, C0)
         steps = (rows.stride * shape.w * C0, columns.stride * C0, 1)
-        there = (hw * C0, shape.blocks[0] * hw * C0, *steps)
-        here = (pixels * C0, plane.image_pitch * C0, plane.pitch * C0, C0, 1)
-        to = tile.region((start + plane.first) * C0, sizes, here)
-        self.k.copy(to, self.x.region(at, sizes, there))
+        strides_in_memory = (hw * C0, shape.blocks[0] * hw * C0, *steps)
+        strides_in_l1 = (pixels * C0, plane.image_pitch * C0, plane.pitch * C0, C0, 1)
+        target = tile.region((start + plane.first) * C0, sizes, strides_in_l1)
+        self.k.copy(target, self.x.region(at, sizes, strides_in_memory))
 
     # -- L0 ---------------------------------------------------------------------------------------
     def _reduce(self, sizes: tuple[int, int], total: isa.Tile, done: isa.Affine) -> None:
@@ -260,32 +276,35 @@ class _Writer:
         k = self.k
         plan = self.plan
         (m, c) = sizes
-        (left, right) = self.l0
+        (grad_l0, image_l0) = self.l0
         x, grad = (queue.dequeue() for queue in self.l1)
         views = list(self._views(c))
         pixels = grad_plane(self.shape, plan.stage).pixels
         for at, depth in tiles.segments(
             k, "k", plans.fractals_of(self.shape, plan.stage), plan.depth
         ):
-            tile = left.alloc()
+            tile = grad_l0.alloc()
             with tiles.repeat(k, "block", m) as block:
                 to = tile.region(block * (depth * AREA), (depth, isa.FRACTAL, C0))
                 k.load2d(to, _turned(grad, block * pixels + at * isa.FRACTAL, depth))
-            left.enqueue()
-            a = left.dequeue().region(0, (m, depth, isa.FRACTAL, C0))
-            for first in range(0, len(views), self.step):
-                some = views[first : first + self.step]
-                tile = right.alloc()
-                for number, view in enumerate(some):
-                    steps = (len(some) * AREA, C0, 1)
+            grad_l0.enqueue()
+            a = grad_l0.dequeue().region(0, (m, depth, isa.FRACTAL, C0))
+            # 9 taps of 2 channel blocks are 18 columns of dW; a slot of L0B holds `step` of them.
+            for first_view in range(0, len(views), self.step):
+                step_views = views[first_view : first_view + self.step]
+                tile = image_l0.alloc()
+                for number, view in enumerate(step_views):
+                    steps = (len(step_views) * AREA, C0, 1)
                     to = tile.region(number * AREA, (depth, isa.FRACTAL, C0), steps)
                     k.load2d(to, _turned(x, at * isa.FRACTAL + view, depth))
-                right.enqueue()
-                b = right.dequeue().region(0, (depth, len(some), isa.FRACTAL, C0))
-                sums = total.region(first * (m * AREA), (len(some), m, isa.FRACTAL, isa.FRACTAL))
+                image_l0.enqueue()
+                b = image_l0.dequeue().region(0, (depth, len(step_views), isa.FRACTAL, C0))
+                sums = total.region(
+                    first_view * (m * AREA), (len(step_views), m, isa.FRACTAL, isa.FRACTAL)
+                )
                 k.mmad(sums, a, b, accumulate=done + at)
-                right.free()
-            left.free()
+                image_l0.free()
+            grad_l0.free()
         for queue in self.l1:
             queue.free()
 
@@ -295,6 +314,7 @@ class _Writer:
         columns = self.columns
         for block in range(c):
             for (p, down), (q, right) in product(rows.taps, columns.taps):
+                # Planes of L1: phase of rows, phase of columns, channel block.
                 plane = (p * len(columns.phases) + q) * self.blocks + block
                 yield plane * self.pixels + down * columns.pitch + right
 

@@ -39,8 +39,8 @@ class Phase:
 
     def inside(self, start: int, count: int) -> tuple[int, int]:
         """Return which of `count` entries from `start` on lie in the image, from `start`."""
-        low = min(max(self.low - start, 0), count)
-        return low, max(min(self.high - start, count), low)
+        first_inside = min(max(self.low - start, 0), count)
+        return first_inside, max(min(self.high - start, count), first_inside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,8 @@ def _axis(shape: ConvShape, i: int) -> Axis:
     stride = shape.strides[i]
     dilation = shape.dilations[i]
     pad = shape.pads[2 * i]
+    # Stride 2, kernel 3: taps 0, 1, 2 have remainders 0, 1, 0, so 2 phases; tap 2 is tap 0 shifted
+    # by 1.
     residues = sorted({i * dilation % stride for i in range(kernel)})
     taps = tuple(
         (residues.index(i * dilation % stride), i * dilation // stride) for i in range(kernel)
@@ -78,12 +80,13 @@ def _axis(shape: ConvShape, i: int) -> Axis:
     reach = max(shift for _, shift in taps)
     phases = []
     pitch = outputs
-    seen = outputs + reach
+    entries = outputs + reach
     for p in residues:
-        low = min(max(isa.up(pad - p, stride), 0), seen)
-        high = max(min(isa.up(size + pad - p, stride), seen), low)
-        phases.append(Phase(low, high, low * stride + p - pad))
-        pitch = max(pitch, high, seen - low)
+        first_entry = min(max(isa.up(pad - p, stride), 0), entries)
+        end_entry = max(min(isa.up(size + pad - p, stride), entries), first_entry)
+        phases.append(Phase(first_entry, end_entry, first_entry * stride + p - pad))
+        # Zeros at the end of a line serve the next line's start: the longer of the two counts.
+        pitch = max(pitch, end_entry, entries - first_entry)
     return Axis(outputs, stride, tuple(phases), taps, pitch, reach)
 
 
@@ -126,17 +129,18 @@ class Plane:
         count, width = self.sizes
         if not count or not width:
             return [Gap(0, (1, 1), (0, 0), self.pixels)]
-        last = self.first + (count - 1) * self.pitch + width
-        between = self.image_pitch - (last - self.first)
-        end = last + (self.images - 1) * self.image_pitch
+        rectangle_end = self.first + (count - 1) * self.pitch + width
+        # From the end of an image's rectangle to the beginning of the next one.
+        between = self.image_pitch - (rectangle_end - self.first)
+        end = rectangle_end + (self.images - 1) * self.image_pitch
         steps = (self.image_pitch, self.pitch)
-        found = [
+        gaps = [
             Gap(0, (1, 1), (0, 0), self.first),
             Gap(self.first + width, (self.images, count - 1), steps, self.pitch - width),
-            Gap(last, (self.images - 1, 1), steps, between),
+            Gap(rectangle_end, (self.images - 1, 1), steps, between),
             Gap(end, (1, 1), (0, 0), self.pixels - end),
         ]
-        return [g for g in found if g.length > 0 and min(g.counts) > 0]
+        return [g for g in gaps if g.length > 0 and min(g.counts) > 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,21 +214,21 @@ def tile_blocks(shape: ConvShape) -> Pair:
 
 def weight_plan(shape: ConvShape, chip: Chip) -> WeightPlan:
     """Return the plan with the least estimated time; raise `CapacityError` if none fits."""
-    least = math.inf
-    found = None
+    least_cycles = math.inf
+    best_plan = None
     for tile in _tiles(shape, chip):
-        cycles, plan = _best_grid(shape, chip, tile, least)
-        if cycles < least:
-            least = cycles
-            found = plan
-    if found is None:
+        cycles, plan = _best_grid(shape, chip, tile, least_cycles)
+        if cycles < least_cycles:
+            least_cycles = cycles
+            best_plan = plan
+    if best_plan is None:
         needed = max(1024 * shape.taps, 2 * _slot_bytes(shape, Stage(1, 1), 1, 1))
         raise errors.CapacityError(
             f"sums of {shape.taps} taps in L0C, and a row of pixels twice in L1: {needed} bytes",
             f"{chip.buffers['L0C']} and {chip.buffers['L1']} on {chip.name}",
             "use a smaller kernel, or narrower images",
         )
-    return found
+    return best_plan
 
 
 def has_plan(shape: ConvShape, chip: Chip) -> bool:
@@ -239,6 +243,7 @@ def _pixel_bytes(shape: ConvShape) -> int:
 def _slot_bytes(shape: ConvShape, stage: Stage, m: int, c1: int) -> int:
     """L1 bytes of one slot of x and of the gradient."""
     rows, columns = axes_of(shape)
+    # x has a plane for each phase of rows and of columns, the gradient one.
     x = len(rows.phases) * len(columns.phases) * c1 * image_pixels(shape, stage)
     return (x + m * grad_plane(shape, stage).pixels) * _pixel_bytes(shape)
 
@@ -248,18 +253,23 @@ def _tiles(shape: ConvShape, chip: Chip) -> Iterator[WeightPlan]:
     c_all, m_all = tile_blocks(shape)
     oh = shape.out_hw[0]
     stages = [Stage(i, oh) for i in range(1, shape.n + 1) if shape.n % i == 0]
+    # 56 rows: bands of 1, 2, 4, 7, 8, 14 and 28 rows, too.
     stages += [Stage(1, r) for r in range(1, oh) if oh % r == 0]
-    half = min(chip.buffers["L0A"], chip.buffers["L0B"]) // (2 * isa.FRACTAL * _pixel_bytes(shape))
-    sums = isa.FRACTAL * isa.FRACTAL * DTYPE_BYTES[isa.ACCUMULATOR[shape.dtype]] * shape.taps
-    most = m_all, c_all if shape.groups == 1 else 1
-    for m, c1 in product(*(sorted({min(s, every) for s in SIDES}) for every in most)):
-        if m * c1 * sums > chip.buffers["L0C"]:
+    slot_fractals = min(chip.buffers["L0A"], chip.buffers["L0B"]) // (
+        2 * isa.FRACTAL * _pixel_bytes(shape)
+    )
+    sum_bytes = isa.FRACTAL * isa.FRACTAL * DTYPE_BYTES[isa.ACCUMULATOR[shape.dtype]] * shape.taps
+    max_blocks = m_all, c_all if shape.groups == 1 else 1
+    for m, c1 in product(*(sorted({min(s, limit) for s in SIDES}) for limit in max_blocks)):
+        # Sums of a tile: 1024 bytes for each fractal and tap.
+        if m * c1 * sum_bytes > chip.buffers["L0C"]:
             continue
-        if m < m_all and c1 < c_all and 4 * m * c1 * sums < chip.buffers["L0C"]:
+        if m < m_all and c1 < c_all and 4 * m * c1 * sum_bytes < chip.buffers["L0C"]:
             continue  # a larger tile reads less
         for stage in stages:
             if 2 * _slot_bytes(shape, stage, m, c1) <= chip.buffers["L1"]:
-                depth = min(half // m, 16, fractals_of(shape, stage))
+                # Half of L0 each for two slots; more than 16 fractals hide no more.
+                depth = min(slot_fractals // m, 16, fractals_of(shape, stage))
                 yield WeightPlan(m, c1, depth, stage, (1, 1, 1, 1))
 
 
@@ -276,11 +286,12 @@ def _grids(cores: int, sides: tuple[int, int, int, int]) -> Iterator[tuple[int, 
     *tiles, groups, bands = sides
     for rows, columns in product(sizes, sizes):
         if rows <= tiles[0] and columns <= tiles[1] and rows * columns <= cores:
-            left = cores // (rows * columns)
-            most = min(left, groups)
-            fewer = (d for d in sizes if d < most and d * bands >= left)
-            for images in (most, *fewer):
-                yield rows, columns, images, min(bands, left // images)
+            pixel_cores = cores // (rows * columns)
+            image_cores = min(pixel_cores, groups)
+            # All cores on images, or fewer, so that bands of rows keep the others busy.
+            fewer_images = (d for d in sizes if d < image_cores and d * bands >= pixel_cores)
+            for images in (image_cores, *fewer_images):
+                yield rows, columns, images, min(bands, pixel_cores // images)
 
 
 def _busy(shape: ConvShape, chip: Chip, tile: WeightPlan) -> int:
@@ -289,13 +300,14 @@ def _busy(shape: ConvShape, chip: Chip, tile: WeightPlan) -> int:
     size = fractals_of(shape, tile.stage)
     steps = isa.up(size, tile.depth)
     across = isa.up(n, columns_per_step(chip, tile))
+    # Each mmad has a head; a fractal product takes a cycle.
     cube = steps * across * (chip.cube_head_cycles + 4) + tile.m * n * size
     mte1 = steps * (n + tile.m) * chip.path("L1", "L0B").startup_cycles
     return max(cube, mte1 + size * (2 * n + tile.m) + steps * across * 4)
 
 
 def _best_grid(
-    shape: ConvShape, chip: Chip, tile: WeightPlan, enough: float
+    shape: ConvShape, chip: Chip, tile: WeightPlan, least_cycles: float
 ) -> tuple[float, WeightPlan]:
     """Return the least time of a tile on any grid, and the plan; none is sought above `enough`.
 
@@ -305,10 +317,11 @@ def _best_grid(
     busy = _busy(shape, chip, tile)
     sides = _sides(shape, tile)
     (c_all, m_all) = tile_blocks(shape)
-    if isa.up(math.prod(sides), chip.core_count) * busy >= enough:
-        return enough, tile
+    if isa.up(math.prod(sides), chip.core_count) * busy >= least_cycles:
+        return least_cycles, tile
+    # 1024 bytes of fp32 for each fractal, about 64 bytes a cycle.
     stores = tile.m * tile.c1 * shape.taps * 1024 / 64
-    loaded = _stage_pixels(shape, tile) * _pixel_bytes(shape)
+    loaded_bytes = _stage_pixels(shape, tile) * _pixel_bytes(shape)
     oh, ow = shape.out_hw
     pixels = shape.n * (c_all * shape.h * shape.w + shape.blocks[1] * oh * ow)
     path = chip.path("GM", "L1").rate_bytes_per_cycle
@@ -317,18 +330,20 @@ def _best_grid(
             isa.up(sides[i], grid[i]) * isa.up(sides[i + 1], grid[i + 1]) for i in (0, 2)
         )
         cores = math.prod(grid)
-        fresh = min(1.0, pixels * _pixel_bytes(shape) / (cores * tiles * turns * loaded))
+        miss_share = min(1.0, pixels * _pixel_bytes(shape) / (cores * tiles * turns * loaded_bytes))
+        # Cores share the rates of L2 and of memory.
         l2 = min(path, chip.shared_rate_bytes_per_cycle("L2", cores))
         memory = min(l2, chip.shared_rate_bytes_per_cycle("memory", cores))
-        mte2 = loaded * (fresh / memory + (1 - fresh) / l2) + 100
+        mte2 = loaded_bytes * (miss_share / memory + (1 - miss_share) / l2) + 100
         total = tiles * (turns * max(busy, mte2) + stores) + mte2
+        # A second phase reads every partial sum and writes the total.
         splits = grid[2] * grid[3]
         if splits > 1:
             total += PHASE_CYCLES + splits * c_all * shape.taps * m_all * 1024 / (40 * cores)
-        if total < enough:
-            enough = total
+        if total < least_cycles:
+            least_cycles = total
             tile = replace(tile, grid=grid)
-    return enough, tile
+    return least_cycles, tile
 
 
 def columns_per_step(chip: Chip, plan: WeightPlan) -> int:
@@ -341,5 +356,5 @@ def _stage_pixels(shape: ConvShape, plan: WeightPlan) -> int:
     rows, columns = axes_of(shape)
     width = sum(p.high - p.low for p in columns.phases)
     height = sum(min(p.high - p.low, plan.stage.rows + rows.reach) for p in rows.phases)
-    each = plan.c1 * width * height + plan.m * plan.stage.rows * columns.outputs
-    return plan.stage.images * each
+    pixels_per_image = plan.c1 * width * height + plan.m * plan.stage.rows * columns.outputs
+    return plan.stage.images * pixels_per_image

@@ -85,16 +85,21 @@ def _tiling(shape: WeightQuantShape, chip: Chip) -> _Tiling:
     All cores divide the columns, because each makes the weights of its own.
     """
     m1, k1, n1 = shape.fractals
+    # Tiles are 8 fractals high: 128 rows of x.
     rows = min(up(m1, ROWS), chip.core_count)
-    each = up(n1 // 2, min(n1 // 2, chip.core_count // rows))
-    wide = 2 * up(each, up(2 * each, COLUMNS))
-    grid = rows, up(n1 // 2, each)
-    # bytes twice, halves twice, and what bf16 is made of
-    held = 2 + 4 + (6 if SCALED_IN[shape.dtype] == "fp32" else 0)
-    numbers = 2 * 2 * wide * FRACTAL * DTYPE_BYTES["fp32"]
-    room = (chip.buffers["UB"] - numbers) * chip.vector_cores_per_core
-    deep = [d for d in DEPTHS if d * wide * AREA * held <= room]
-    return _Tiling(min(ROWS, m1), wide, min(deep[0] if deep else 1, k1), grid)
+    # Blocks of 32 columns a core, from which tiles of equal width are made.
+    core_pairs = up(n1 // 2, min(n1 // 2, chip.core_count // rows))
+    tile_columns = 2 * up(core_pairs, up(2 * core_pairs, COLUMNS))
+    grid = rows, up(n1 // 2, core_pairs)
+    # Two slots of bytes, two of 2-byte weights; for bf16 a copy in fp16 and one in fp32.
+    element_bytes = 2 + 4 + (6 if SCALED_IN[shape.dtype] == "fp32" else 0)
+    # Two slots each of scales and offsets.
+    number_bytes = 2 * 2 * tile_columns * FRACTAL * DTYPE_BYTES["fp32"]
+    room = (chip.buffers["UB"] - number_bytes) * chip.vector_cores_per_core
+    depths_that_fit = [d for d in DEPTHS if d * tile_columns * AREA * element_bytes <= room]
+    return _Tiling(
+        min(ROWS, m1), tile_columns, min(depths_that_fit[0] if depths_that_fit else 1, k1), grid
+    )
 
 
 def weight_quant_launch(shape: WeightQuantShape, chip: Chip) -> isa.Launch:
@@ -107,6 +112,7 @@ def weight_quant_launch(shape: WeightQuantShape, chip: Chip) -> isa.Launch:
         raise PathError(needed, chip.name, "convert the weights with a cast, then multiply")
     tiling = _tiling(shape, chip)
     m1, _, n1 = shape.fractals
+    # Columns are dealt in pairs of fractals: a block of 32 bytes of w has 32 columns.
     axes = {
         "row": chunks(m1, tiling.m, tiling.grid[0]),
         "col": chunks(n1, 2, tiling.grid[1]),
@@ -136,6 +142,7 @@ class _Plan:
     def tile(self) -> tuple[int, int, int]:
         """Fractals of the largest tile of this core: of m, of n, and of K in a slot."""
         t = self.tiling
+        # A core with fewer rows or columns than a tile has smaller tiles.
         return min(t.m, self.rows[0]), min(t.n, self.cols[0]), t.k
 
     def place(self, k: isa.KernelBuilder) -> tuple[Affine, Affine, Affine]:
@@ -164,23 +171,23 @@ class _Vector:
         self.member = k.param("aiv", plan.chip.vector_cores_per_core)
         self.ring = k.ring_out(plan.ring, core, "MTE3")
         _, k1, n1 = shape.fractals
-        _, n, deep = plan.tile
+        _, n, depth = plan.tile
         self.pitch = n1 * FRACTAL
-        numbers = n * FRACTAL
+        elements = n * FRACTAL
         self.w = k.tensor("w", "int8", k1 * FRACTAL * self.pitch)
-        size = n * deep * AREA // plan.chip.vector_cores_per_core
+        size = n * depth * AREA // plan.chip.vector_cores_per_core
         self.bytes = k.queue("w_ub", "UB", "int8", size, src="MTE2", dst="V")
         self.out = k.queue("weights_ub", "UB", shape.dtype, size, src="V", dst="MTE3")
-        wide = SCALED_IN[shape.dtype]
-        self.held = k.queue("scale_ub", "UB", wide, numbers, src="MTE2", dst="V")
-        self.columns = {self.held.buffer: k.tensor("scale", wide, self.pitch)}
+        scale_dtype = SCALED_IN[shape.dtype]
+        self.numbers = k.queue("scale_ub", "UB", scale_dtype, elements, src="MTE2", dst="V")
+        self.columns = {self.numbers.buffer: k.tensor("scale", scale_dtype, self.pitch)}
         self.offset: isa.Buffer | None = None
         if shape.offset:
-            self.offset = self.held.join("offset_ub", "fp16", numbers)
+            self.offset = self.numbers.join("offset_ub", "fp16", elements)
             self.columns[self.offset] = k.tensor("offset", "fp16", self.pitch)
         self.half: isa.Buffer | None = None
         self.single: isa.Buffer | None = None
-        if wide == "fp32":
+        if scale_dtype == "fp32":
             self.half = k.buffer("half_ub", "UB", "fp16", size)
             self.single = k.buffer("single_ub", "UB", "fp32", size)
 
@@ -188,37 +195,43 @@ class _Vector:
         """Make the tiles in the order in which the cube multiplies them."""
         plan = self.plan
         k = self.k
-        m, n, deep = plan.tile
+        m, n, max_depth = plan.tile
         for n_at, columns in segments(k, "n", plan.cols[0], n):
-            slot = self.held.alloc().slot
+            slot = self.numbers.alloc().slot
             for place, tensor in self.columns.items():
                 source = tensor.region((self.col + n_at) * FRACTAL, columns * FRACTAL)
                 k.copy(isa.Tile(place, slot).region(0, columns * FRACTAL), source)
-            self.held.enqueue()
-            slot = self.held.dequeue().slot
+            self.numbers.enqueue()
+            slot = self.numbers.dequeue().slot
+            # Each tile of rows of x needs all weights again: the cube keeps none.
             for _ in segments(k, "m", plan.rows[0], m):
-                for at, depth in segments(k, "k", plan.shape.fractals[1], deep):
+                for at, depth in segments(k, "k", plan.shape.fractals[1], max_depth):
                     self._tile((self.col + n_at, columns), (at, depth), slot)
-            self.held.free()
+            self.numbers.free()
         return k.finish()
 
-    def _tile(self, n: Span, depth: Span, numbers: Affine | int) -> None:
+    def _tile(self, n: Span, depth: Span, number_slot: Affine | int) -> None:
         """Make some rows of a tile with the numbers by column of slot `numbers`."""
         k = self.k
         width = n[1] * FRACTAL
         rows = depth[1] * FRACTAL // self.plan.chip.vector_cores_per_core
-        first = depth[0] * FRACTAL + self.member * rows
-        source = self.w.region(first * self.pitch + n[0] * FRACTAL, (rows, width), (self.pitch, 1))
+        # Each vector core makes its share of the rows of a tile: rows 0 .. 63 and 64 .. 127.
+        first_row = depth[0] * FRACTAL + self.member * rows
+        source = self.w.region(
+            first_row * self.pitch + n[0] * FRACTAL, (rows, width), (self.pitch, 1)
+        )
         k.copy(self.bytes.alloc().region(0, (rows, width)), source)
         self.bytes.enqueue()
-        whole = self.bytes.dequeue()
+        loaded = self.bytes.dequeue()
         out = self.out.alloc()
+        # fp16 results are made in place; for bf16 the halves need a buffer of their own.
         halves = self.half or out
-        scale = isa.Tile(self.held.buffer, numbers)
-        k.each("vconv", rows * width, (halves, 0), (whole, 0))
+        scale = isa.Tile(self.numbers.buffer, number_slot)
+        k.each("vconv", rows * width, (halves, 0), (loaded, 0))
         self.bytes.free()
         if self.offset:
-            self._by_column("vadd", halves, isa.Tile(self.offset, numbers), (rows, width))
+            self._by_column("vadd", halves, isa.Tile(self.offset, number_slot), (rows, width))
+        # bf16 has no multiplication: scale in fp32, then round.
         if self.single:
             k.each("vconv", rows * width, (self.single, 0), (halves, 0))
             self._by_column("vmul", self.single, scale, (rows, width))
@@ -226,12 +239,13 @@ class _Vector:
         else:
             self._by_column("vmul", out, scale, (rows, width))
         self.out.enqueue()
-        done = self.out.dequeue()
+        finished = self.out.dequeue()
         slot = self.ring.alloc()
         sizes = n[1], rows, FRACTAL
+        # In the ring a block of 16 columns has all rows of the tile.
         block = depth[1] * AREA
         place = slot.region(self.member * (rows * FRACTAL), sizes, (block, FRACTAL, 1))
-        k.copy(place, done.region(0, sizes, (FRACTAL, width, 1)))
+        k.copy(place, finished.region(0, sizes, (FRACTAL, width, 1)))
         self.out.free()
         self.ring.enqueue()
 
@@ -242,9 +256,10 @@ class _Vector:
         rows, width = sizes
         lanes = self.k.chip.vector_bytes_per_repeat // numbers.buffer.itemsize
         for at in range(0, width, lanes):
-            some = rows, min(lanes, width - at)
-            part = values.region(at, some, (width, 1))
-            self.k.vector(op, part, part, numbers.region(at, some, (0, 1)))
+            # A stride of 0 repeats the numbers for every row.
+            sizes_of_repeat = rows, min(lanes, width - at)
+            piece = values.region(at, sizes_of_repeat, (width, 1))
+            self.k.vector(op, piece, piece, numbers.region(at, sizes_of_repeat, (0, 1)))
 
 
 class _Cube:
@@ -254,7 +269,7 @@ class _Cube:
         """Allocate slots in L1 and L0, and the way of the bias."""
         self.plan = plan
         shape = plan.shape
-        m, n, deep = plan.tile
+        m, n, depth = plan.tile
         m1, k1, n1 = shape.fractals
         k = self.k = isa.KernelBuilder("products", plan.chip)
         core, self.row, self.col = plan.place(k)
@@ -266,10 +281,14 @@ class _Cube:
             return k.queue(name, space, shape.dtype, fractals * AREA, src=src, dst=dst)
 
         sides = (("L0A", m), ("L0B", n))
+        # Bytes of a fractal in two slots.
         slot = 2 * AREA * DTYPE_BYTES[shape.dtype]
-        self.step = min(deep, *(plan.chip.buffers[space] // (slot * side) for space, side in sides))
-        self.x_l1 = queue("x_l1", "L1", m * deep, "MTE2", "MTE1")
-        self.w_l1 = queue("w_l1", "L1", n * deep, "MTE2", "MTE1")
+        # As much of K as two slots of L0A and of L0B hold.
+        self.step = min(
+            depth, *(plan.chip.buffers[space] // (slot * side) for space, side in sides)
+        )
+        self.x_l1 = queue("x_l1", "L1", m * depth, "MTE2", "MTE1")
+        self.w_l1 = queue("w_l1", "L1", n * depth, "MTE2", "MTE1")
         self.x_l0 = queue("x_l0", "L0A", m * self.step, "MTE1", "M")
         self.w_l0 = queue("w_l0", "L0B", n * self.step, "MTE1", "M")
         self.acc = tiles.sum_queue(k, "y_l0", "fp32", m, n)
@@ -282,17 +301,17 @@ class _Cube:
         k = self.k
         m, n, _ = plan.tile
         for n_at, columns in segments(k, "n", plan.cols[0], n):
-            wide = self.col + n_at, columns
-            with epilogue_emit.held_channels(self.finish, wide, Affine(), None) as held:
+            column_span = self.col + n_at, columns
+            with epilogue_emit.held_channels(self.finish, column_span, Affine(), None) as channels:
                 for m_at, rows in segments(k, "m", plan.rows[0], m):
-                    self._sums((self.row + m_at, rows), wide, held)
+                    self._sums((self.row + m_at, rows), column_span, channels)
         return k.finish()
 
-    def _sums(self, m: Span, n: Span, held: epilogue_emit.Channels | None) -> None:
+    def _sums(self, m: Span, n: Span, channels: epilogue_emit.Channels | None) -> None:
         """One tile of y: the sum over K, a slot of the ring at a time."""
         k = self.k
         m1, k1, _ = self.plan.shape.fractals
-        bias = epilogue_emit.bias_of(self.finish, held, n)
+        bias = epilogue_emit.bias_of(self.finish, channels, n)
         sums = self.acc.alloc()
         for at, depth in segments(k, "k", k1, self.plan.tile[2]):
             source = self.x.region((at * m1 + m[0]) * AREA, (depth, m[1] * AREA), (m1 * AREA, 1))
@@ -302,18 +321,18 @@ class _Cube:
             self.ring.free()
             x = self.x_l1.dequeue()
             w = self.w_l1.dequeue()
-            for first, step in segments(k, "step", depth, self.step):
-                left = Fractals(x, first * (m[1] * AREA), m[1] * AREA)
-                feed_a(k, self.x_l0.alloc(), left, m[1], step)
+            for first_k, step in segments(k, "step", depth, self.step):
+                x_feed = Fractals(x, first_k * (m[1] * AREA), m[1] * AREA)
+                feed_a(k, self.x_l0.alloc(), x_feed, m[1], step)
                 self.x_l0.enqueue()
-                right = Fractals(w, first * AREA, depth * AREA)
-                load_turned(k, self.w_l0.alloc(), right, n[1], step)
+                w_feed = Fractals(w, first_k * AREA, depth * AREA)
+                load_turned(k, self.w_l0.alloc(), w_feed, n[1], step)
                 self.w_l0.enqueue()
                 k.mmad(
                     sums.region(0, (n[1], m[1], FRACTAL, FRACTAL)),
                     self.x_l0.dequeue().region(0, (m[1], step, FRACTAL, FRACTAL)),
                     self.w_l0.dequeue().region(0, (step, n[1], FRACTAL, FRACTAL)),
-                    accumulate=at + first,
+                    accumulate=at + first_k,
                     bias=bias,
                 )
                 self.x_l0.free()
@@ -324,7 +343,7 @@ class _Cube:
         piece = 0, m[0] * FRACTAL, m[1] * FRACTAL
         area = Area(n[0] * (m1 * AREA), (piece,), n[1], m1 * FRACTAL, 1, m[1], m[1] * FRACTAL)
         assert self.finish is not None
-        epilogue_emit.drain(self.finish, self.acc, ((self.y, area),), n[0], held)
+        epilogue_emit.drain(self.finish, self.acc, ((self.y, area),), n[0], channels)
 
     def _load(self, queue: isa.Queue, source: isa.Region) -> None:
         """Bring a part of an operand to L1."""

@@ -311,9 +311,7 @@ def _dw_shape(x: Shape, grad: Shape, *, kernel: Any, **attrs: Any) -> Shape:
 
 
 def _dw_values(x: Values, grad: Values, *, kernel: Any, groups: int, **attrs: Any) -> Values:
-    return convolution.conv_weight_slope(
-        grad, x, pair("kernel", kernel), *geometry(**attrs), groups
-    )
+    return convolution.conv_weight_slope(grad, x, pair("kernel", kernel), geometry(**attrs), groups)
 
 
 def _dw_slices(shapes: tuple[Shape, ...], *, groups: int, **attrs: Any) -> SliceRules:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,9 +33,17 @@ COLUMN_BYTES = 2**26
 ATTRS = {"stride": 1, "pad": 0, "dilation": 1, "groups": 1, "out_dtype": None}
 
 
-def geometry(stride: Any, pad: Any, dilation: Any, **others: Any) -> tuple[Pair, Pairs, Pair]:
+class Geometry(NamedTuple):
+    """How windows lie on an image: stride, padding and dilation, each for rows and columns."""
+
+    step: Pair
+    pads: Pairs
+    spread: Pair
+
+
+def geometry(stride: Any, pad: Any, dilation: Any, **others: Any) -> Geometry:
     """Return stride, padding and dilation of all attributes as pairs."""
-    return (
+    return Geometry(
         forms.pair("stride", stride),
         forms.pad_pairs("conv", pad),
         forms.pair("dilation", dilation),
@@ -85,16 +93,16 @@ def grouped(values: Values, groups: int, axis: int) -> Values:
 
 
 def conv_values(
-    x: Values, weight: Values, step: Pair, pads: Pairs, spread: Pair, groups: int, value: int = 0
+    x: Values, weight: Values, geom: Geometry, groups: int, pad_value: int = 0
 ) -> Values:
     """Return the convolution as a product, weights times im2col columns, some output rows at once.
 
-    `value` pads the image: in a quantised image the zero point, which stands for 0.
+    `pad_value` surrounds the image: in a quantised image the zero point, which stands for 0.
     """
     kernel = (weight.shape[2], weight.shape[3])
     matrices = grouped(weight, groups, 0)
     matrices = matrices.reshape((*matrices.shape[:2], -1))
-    window_view = windows(padded(x, pads, value), kernel, step, spread)
+    window_view = windows(padded(x, geom.pads, pad_value), kernel, geom.step, geom.spread)
     n, _, out_h, out_w = window_view.shape[:4]
     result = np.empty((n, groups, matrices.shape[1], out_h, out_w), np.result_type(x, weight))
     row_bytes = groups * matrices.shape[2] * out_w * window_view.itemsize
@@ -111,11 +119,9 @@ def conv_values(
     return result.reshape((n, weight.shape[0], out_h, out_w))
 
 
-def conv_weight_slope(
-    grad: Values, x: Values, kernel: Pair, step: Pair, pads: Pairs, spread: Pair, groups: int
-) -> Values:
+def conv_weight_slope(grad: Values, x: Values, kernel: Pair, geom: Geometry, groups: int) -> Values:
     """Return d/dweight: windows times output gradients, summed over images and pixels."""
-    window_view = windows(padded(x, pads), kernel, step, spread)
+    window_view = windows(padded(x, geom.pads), kernel, geom.step, geom.spread)
     window_view = grouped(window_view[:, :, : grad.shape[2], : grad.shape[3]], groups, 1)
     slope: Values = np.einsum(
         "ngkij,ngcijrs->gkcrs", grouped(grad, groups, 1), window_view, optimize=True
@@ -124,8 +130,8 @@ def conv_weight_slope(
 
 
 def _values(x: Values, weight: Values, *bias: Values, **attrs: Any) -> Values:
-    value = attrs.get("pad_value", 0)
-    result = conv_values(x, weight, *geometry(**attrs), _groups(x.shape, attrs), value)
+    pad_value = attrs.get("pad_value", 0)
+    result = conv_values(x, weight, geometry(**attrs), _groups(x.shape, attrs), pad_value)
     return result + bias[0].reshape(-1, 1, 1) if bias else result
 
 

@@ -343,7 +343,6 @@ def _activation(
     compute: Callable[..., Any],
     slope: Callable[[Site], Any],
     *,
-    reach: float = 6.0,
     fp16_atol: float = 0.0,
     **more: Any,
 ) -> None:
@@ -356,7 +355,7 @@ def _activation(
     tolerances = dict(rounded(fp32_ulps=16, atol=2.0**-20))
     if fp16_atol:
         tolerances["fp16"] = Tolerance(4.0, fp16_atol, "four fp16 instructions round once each")
-    defaults = {"wide": True, "domains": {"x": Domain(-reach, reach)}, "tolerances": tolerances}
+    defaults = {"wide": True, "domains": {"x": Domain(-6.0, 6.0)}, "tolerances": tolerances}
     lift = ("bf16",) if fp16_atol else NARROW
     unary(name, summary, formula, compute, slope, lift=lift, **{**defaults, **more})
 
@@ -505,6 +504,6 @@ _activation(
     np.vectorize(math.erf, otypes=[np.float64]),
     _erf,
     _erf_slope,
-    reach=4.0,
+    domains={"x": Domain(-4.0, 4.0)},
     traits=(),
 )

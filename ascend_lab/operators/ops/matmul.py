@@ -200,10 +200,10 @@ def _gemm_values(
 
 
 def _gemm(
-    a: Tensor, b: Tensor, bias: Tensor, *, alpha: float, beta: float, trans_a: bool, trans_b: bool
+    a: Tensor, b: Tensor, bias: Tensor, *, alpha: float, beta: float, **turns: bool
 ) -> Tensor:
     """Return alpha a b + beta bias, scaled and added in fp32 and rounded once."""
-    total = te.matmul(a, b, trans_a, trans_b, "fp32")
+    total = te.matmul(a, b, turns["trans_a"], turns["trans_b"], "fp32")
     wide_bias = te.broadcast(te.cast_to(bias, "fp32"), total.shape)
     scaled = total if alpha == 1 else te.vmuls(total, alpha)
     return narrow(te.vadd(scaled, wide_bias if beta == 1 else te.vmuls(wide_bias, beta)), a.dtype)

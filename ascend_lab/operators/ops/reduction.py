@@ -70,13 +70,14 @@ def _reduction(
     formula: Callable[..., Values],
     compute: Callable[..., te.Tensor],
     backward: Callable[[gradients.Site], Grads] | None,
-    combine: Combine | None,
     *,
-    identity: bool = True,
     lift: tuple[str, ...] = expressions.NARROW,
     **more: Any,
 ) -> None:
-    """Register a reduction; `combine` joins partial results, `identity` allows empty axes."""
+    """Register a reduction, unless `more` says otherwise one of empty axes: a sum of nothing is 0.
+
+    `lift` names the formats that are computed in fp32.
+    """
 
     def values(x: Values, *, axis: Any, keepdims: bool) -> Values:
         return np.asarray(
@@ -89,6 +90,8 @@ def _reduction(
     defaults: dict[str, Any] = {
         "types": TypeRule(forms.NUMBERS),
         "tolerances": rounded(fp32_ulps=16, atol=2.0**-15),
+        "shape_rule": reduced_shape,
+        "examples": (*EXAMPLES, _EMPTY),
     }
     define(
         name,
@@ -97,12 +100,9 @@ def _reduction(
         expressions.in_fp32(expression, lift),
         summary,
         attrs={"axis": None, "keepdims": False},
-        shape_rule=reduced_shape if identity else _not_empty,
-        slicing=partial(_fold_slices, combine=combine),
         backward=backward,
         traits=("reduction",),
         allows_empty=True,
-        examples=(*EXAMPLES, _EMPTY) if identity else EXAMPLES,
         **{**defaults, **more},
     )
 
@@ -142,13 +142,15 @@ def _mean_over(x: te.Tensor, axes: tuple[int, ...], keepdims: bool) -> te.Tensor
 
 
 _distinct = Domain(distinct=True)
+_NO_EMPTY_AXES: dict[str, Any] = {"shape_rule": _not_empty, "examples": EXAMPLES}
+"""Fields of reductions of which nothing has no value: mean, maximum, minimum."""
 _reduction(
     "reduce_sum",
     "sum over axes",
     np.sum,
     te.reduce_sum,
     lambda s: (s.net.stretched(*_restored(s, s.g)),),
-    "sum",
+    slicing=partial(_fold_slices, combine="sum"),
 )
 _reduction(
     "reduce_mean",
@@ -156,29 +158,43 @@ _reduction(
     np.mean,
     _mean_over,
     _reduce_mean,
-    None,
+    slicing=partial(_fold_slices, combine=None),
     types=TypeRule(),
-    identity=False,
+    **_NO_EMPTY_AXES,
 )
 _extreme: dict[str, Any] = {
     "backward": _reduce_extreme,
     "lift": ("bf16",),
-    "identity": False,
+    **_NO_EMPTY_AXES,
     "domains": {"x": _distinct},
     "wide": True,
     "tolerances": exact(),
 }
 _max = "largest element over axes"
 _min = "smallest element over axes"
-_reduction("reduce_max", _max, np.max, te.reduce_max, combine="max", **_extreme)
-_reduction("reduce_min", _min, np.min, te.reduce_min, combine="min", **_extreme)
+_reduction(
+    "reduce_max",
+    _max,
+    np.max,
+    te.reduce_max,
+    slicing=partial(_fold_slices, combine="max"),
+    **_extreme,
+)
+_reduction(
+    "reduce_min",
+    _min,
+    np.min,
+    te.reduce_min,
+    slicing=partial(_fold_slices, combine="min"),
+    **_extreme,
+)
 _reduction(
     "reduce_prod",
     "product over axes",
     np.prod,
     te.reduce_prod,
     None,
-    "prod",
+    slicing=partial(_fold_slices, combine="prod"),
     types=TypeRule(),
     domains={"x": Domain(0.8, 1.2)},
     tolerances=rounded(fp32_ulps=600),  # n - 1 roundings of half an ulp each
