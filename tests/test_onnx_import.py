@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import onnx
 import pytest
-from onnx import defs
+from onnx import TensorProto, defs, helper
 from onnx_models import (
     BOOL,
     INT64,
@@ -19,7 +19,13 @@ from onnx_models import (
 )
 
 from ascend_lab.compiler import Fill, evaluate, random_inputs
-from ascend_lab.compiler.onnx import CONVERTERS, NeedsConstant, import_model, import_onnx
+from ascend_lab.compiler.onnx import (
+    CONVERTERS,
+    NeedsConstant,
+    converter,
+    import_model,
+    import_onnx,
+)
 from ascend_lab.compiler.onnx.model_file import signature
 from ascend_lab.compiler.passes import run_passes
 from ascend_lab.errors import GraphError, InputError, UnsupportedError
@@ -272,3 +278,27 @@ def test_every_converter_states_versions_and_arity():
     for name, how in CONVERTERS.items():
         says = signature(name, max(how.since, defs.get_schema(name).since_version))
         assert how.op == name and how.types and says is not None and says.least <= says.most
+
+
+def test_an_operator_of_ones_own_domain_reaches_its_converter():
+    nodes = [
+        helper.make_node("Scaled", ["x"], ["a"], name="own", domain="my.lab", factor=3.0),
+        helper.make_node("Exp", ["a"], ["y"], name="exp"),
+    ]
+    info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, (4,)) for n in ("x", "y")]
+    graph = helper.make_graph(nodes, "own", info[:1], info[1:])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("my.lab", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    with pytest.raises(UnsupportedError, match=r'register one: @converter\("my.lab.Scaled"\)'):
+        import_onnx(model)
+    try:
+
+        @converter("my.lab.Scaled")
+        def scaled(ctx):
+            return ctx.emit("muls", ctx.input(0), number=ctx.attr("factor"))
+
+        imported = import_onnx(model)
+    finally:
+        CONVERTERS.pop("my.lab.Scaled", None)
+    (y,) = evaluate(imported, {"x": np.arange(4, dtype=np.float32)}).values()
+    np.testing.assert_allclose(y, np.exp(3.0 * np.arange(4)), rtol=1e-6)
