@@ -294,7 +294,7 @@ class LayerCalls:
             calls.append(caller.call("tokens.quantise", "dynamic_quant", (own, hidden)))
         copied = own * experts.chosen if is_sent else moved
         shapes = ((own, hidden), (copied,))
-        pairs = {"pairs": own * experts.chosen}
+        pairs: dict[str, object] = {"pairs": own * experts.chosen}
         work = caller.work(INIT_ROUTING, shapes, (dtype, "int32"), pairs)
         calls.append(Call("tokens.to", work, fetches_code=True))
         if is_sent:

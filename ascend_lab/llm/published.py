@@ -42,6 +42,13 @@ ALSO_CALLED: Mapping[str, str] = {
 """Models that have the sizes of another one."""
 SERIES: Mapping[str, str] = {"A2": "Ascend910B2", "A3": "Ascend910C"}
 """First word of a source's chip -> the preset that it is timed as."""
+SLOWER_DIE = "560T"
+"""In the words of a chip: an A3 card of 560 TFLOP/s in fp16, of which a die has half.
+
+Its die is Ascend910_9362: 20 cores at 1.5 GHz, 168 MiB of L2. Sources: Ascend/msmodeling @1e5a50b1,
+tensor_cast/device.py (245.8 TFLOP/s in bf16, that is 20 cores x 8192 x 1.5 GHz); hicann/runtime,
+platform_config.
+"""
 DIES: Mapping[str, int] = {"die": 1, "card": 2, "chip": 2, "node": 16}
 """Devices of an A3 in one of what a source counts; of other series each is one device."""
 MODES: Mapping[str, str] = {
@@ -50,6 +57,15 @@ MODES: Mapping[str, str] = {
     "super": "super",
     "eager": "eager",
 }
+UNLIKE: Mapping[str, str] = {
+    "gemma": "layers with a window of keys, a dense block beside the experts",
+    "longcat": "two attentions a layer, experts that return their input",
+    "deepseek-v3.2": "an index that selects the keys of each query",
+    "deepseek-v4": "compressed keys, several residual streams",
+    "qwen3.5": "layers of linear attention with a state",
+    "wan": "steps that remove noise from a video",
+}
+"""Beginning of a model's title -> what no table of ours can say of it."""
 PER_TOKEN = "us per output token of the server"
 
 
@@ -91,11 +107,17 @@ def _chip(words: str, own_chip: Chip | None, marks: list[str]) -> tuple[Chip, in
         known = ", ".join((*SERIES, *PRESETS))
         raise InputError(f"chip: one of {known}", shown(words), "none is guessed")
     preset = SERIES[series]
+    chip = load_chip(preset)
     marks.append(f"chip: as {preset}, {NOT_PRINTED}")
+    if SLOWER_DIE in words:
+        chip = replace(
+            chip, core_count=20, clock_hz=1.5e9, l2=replace(chip.l2, size_bytes=168 << 20)
+        )
+        marks.append("with 20 cores at 1.5 GHz")
     devices = 0
     if counted:
         devices = int(counted[1]) * (DIES[counted[2]] if series == "A3" else 1)
-    return load_chip(preset), devices
+    return chip, devices
 
 
 def _decoder(given: Mapping[str, Any]) -> Decoder:
@@ -104,8 +126,9 @@ def _decoder(given: Mapping[str, Any]) -> Decoder:
     titles = {load_decoder(name).title.lower(): name for name in decoder_names()}
     name = titles.get(title.lower()) or ALSO_CALLED.get(title.lower())
     if name is None:
-        needed = "a model with a table: write one as a .toml file for the command llm"
-        raise UnsupportedError(needed, shown(title), "its sizes are not in this package")
+        reasons = [why for start, why in UNLIKE.items() if title.lower().startswith(start)]
+        hint = f"it has {reasons[0]}" if reasons else "write a .toml file for the command llm"
+        raise UnsupportedError("a model that a table can describe", shown(title), hint)
     return load_decoder(name)
 
 
