@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 AUTO = "auto"
 OF_PLAN = ("--tp", "--ep", "--dp", "--pp", "--batch", "--prefill", "--queries")
 OF_SEARCH = ("--tpot-ms", "--devices", "--figure")
+PICTURES = (".svg", ".png", ".pdf")
 MS = 1e3
 GIB = 2**30
 
@@ -142,6 +143,9 @@ def _search(arguments: argparse.Namespace, decoder: Any, machine: Machine, devic
     """Print the best plan under the limit, and the frontier."""
     from ascend_lab.llm import best_plans
 
+    if arguments.figure and not arguments.figure.lower().endswith(PICTURES):
+        needed = f"--figure with an ending among {', '.join(PICTURES)}"
+        raise InputError(needed, shown(arguments.figure), "rename it")
     if arguments.tpot_ms is None:
         raise InputError("--tpot-ms, the longest step, with --plan auto", "none", "e.g. 50")
     if not arguments.tpot_ms > 0:

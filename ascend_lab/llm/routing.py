@@ -21,7 +21,8 @@ import math
 from dataclasses import replace
 from functools import partial
 
-from ascend_lab.compare.row_writer import Rows, RowWriter, TileWriter, aligned, row_launch
+from ascend_lab.compare.model import estimate
+from ascend_lab.compare.row_writer import Rows, RowWriter, TileWriter, row_launch
 from ascend_lab.compare.rows import Work
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import Affine
@@ -42,17 +43,19 @@ def gating_s(work: Work, chip: Chip) -> float:
     """Return the seconds of the choice of k experts for each token, a task on the device.
 
     `work.shapes` are scores (tokens, experts) and weights (tokens, k). A core has one token at a
-    time, from its load to its store, and nothing overlaps.
+    time, from its load to its store, and nothing overlaps. Chips whose cores are both cube and
+    vector have another kernel, of which no source is known: softmax alone stands in for it.
     Source: hicann/ops-transformer, moe/moe_gating_top_k/op_kernel.
     """
+    if chip.combined:
+        return estimate(replace(work, operator="softmax", shapes=work.shapes[:1]), chip).model_s
     from ascend_lab.machine.isa import as_kernel
     from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
 
     (tokens, experts), (_, chosen) = work.shapes
-    # Rows are padded to whole blocks of 32 bytes, which every chip can copy.
-    rows = Rows(tokens, aligned(experts, "fp32"), "fp32")
+    rows = Rows(tokens, experts, "fp32")
     merged = max(1, merged_pairs(experts, chosen))
-    start = partial(_gating, chosen=aligned(chosen, "fp32"), merged=merged)
+    start = partial(_gating, chosen=chosen, merged=merged)
     launch = row_launch(GATING, chip, rows, 1, start, chip.cores_of("vector"))
     timeline = simulate_kernel(as_kernel(launch), chip, DeviceMemory.of(chip))
     return replace(timeline, start="queued").task_s

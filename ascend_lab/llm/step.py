@@ -125,7 +125,15 @@ class Model:
         self.times = times or Times(machine.chip, machine.topology)
 
     def step(self, load: Load) -> Step:
-        """Return the step of a load; raises `CapacityError` if the devices have no room for it."""
+        """Return the step of a load; raises `CapacityError` if the devices have no room for it.
+
+        Raises `InputError` for a context beyond the positions that the model was trained on.
+        """
+        positions = self.decoder.positions
+        if positions and load.keys > positions:
+            needed = f"a context of at most {positions} tokens for {self.decoder.title}"
+            hint = "shorten it, or write a table of your own if its positions are stretched (YaRN)"
+            raise InputError(needed, str(load.keys), hint)
         memory = self.memory(load)
         if not memory.fits:
             raise CapacityError(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ascend_lab.compare.model import estimate
 from ascend_lab.compare.rows import Work
+from ascend_lab.errors import PathError, UnsupportedError
 from ascend_lab.llm.formats import HALF_BYTES, MIXED, Call
 from ascend_lab.llm.layer import LATENT, ROTARY
 from ascend_lab.llm.routing import GATING, INIT_ROUTING, gating_s, order_s
@@ -56,9 +57,18 @@ class Times:
         return self._collectives[key]
 
     def of(self, call: Call) -> CallTime:
-        """Return the seconds of a call; raises as the operator's own check of its shapes."""
+        """Return the seconds of a call.
+
+        Raises `UnsupportedError` where the chip has no path for the kernel's rows, or as the
+        operator's own check of its shapes.
+        """
         start_s = self.chip.queued_launch_s
-        time_s = self._seconds(call.work)
+        try:
+            time_s = self._seconds(call.work)
+        except PathError:
+            needed = f"{call.name}: rows of whole blocks of 32 bytes on {self.chip.name}"
+            hint = "take a model with wider heads, or a chip of the 910B class"
+            raise UnsupportedError(needed, str(call.work.shapes), hint) from None
         if call.unit == MIXED:
             # The vector cores' own work is hidden behind the cube's, their start is not.
             start_s += self.chip.mix_start_s
