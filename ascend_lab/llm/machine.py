@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ascend_lab.errors import InputError
 from ascend_lab.limits import shown
-from ascend_lab.llm.plan import Plan
+from ascend_lab.llm.plan import MOST_DEVICES, Plan
 from ascend_lab.machine.chip import Chip, load_chip
 
 if TYPE_CHECKING:
@@ -63,12 +63,15 @@ class Machine:
 def machine_of(chip: Chip | str, cluster: str, plan: Plan, mode: str = "graph") -> Machine:
     """Return the machine of a plan; without a cluster it is the usual server of the chip.
 
-    Raises `InputError` for an unknown mode, a cluster with too few devices, and more than one
-    device of a chip that no cluster is known for.
+    Raises `InputError` for an unknown mode, a plan of too many devices, a cluster with too few, and
+    more than one device of a chip that no cluster is known for.
     """
     chip = load_chip(chip) if isinstance(chip, str) else chip
     if mode not in GAPS:
         raise InputError(f"a mode: {', '.join(GAPS)}", shown(mode), "write one of them")
+    if plan.devices > MOST_DEVICES:
+        needed = f"a plan of at most {MOST_DEVICES} devices"
+        raise InputError(needed, f"{plan.devices} ({plan})", "lower one of its numbers")
     if plan.devices == 1 and not cluster:
         return Machine(chip, None, mode)
     return Machine(chip, _topology(chip, cluster, plan), mode)
