@@ -7,11 +7,12 @@ Additions to the residual stream are done by the norm's kernel (AddRmsNorm), as 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from ascend_lab.llm.formats import WIDE_BYTES, Call, Caller, Format
 from ascend_lab.llm.models import Decoder, Experts, GroupedAttention, LatentAttention
 from ascend_lab.llm.plan import Load, Plan, Shard
-from ascend_lab.llm.routing import GATING, INIT_ROUTING, fullest
+from ascend_lab.llm.routing import GATING, INIT_ROUTING, LISTED, fullest
 
 ROTARY = "rotary"
 """Not a row of any table: `times` knows its kernel."""
@@ -254,11 +255,16 @@ class LayerCalls:
             caller.product("router", self.rows, hidden, experts.count),
             self._choice(experts),
             *self._to_experts(experts, moved),
-            caller.grouped("experts.gate_up", reached, rows, hidden, 2 * width),
+            self._listed(caller.grouped("experts.gate_up", reached, rows, hidden, 2 * width)),
             between,
-            caller.grouped("experts.down", reached, rows, width, hidden),
+            self._listed(caller.grouped("experts.down", reached, rows, width, hidden)),
             *self._from_experts(experts, moved),
         ]
+
+    def _listed(self, product: Call) -> Call:
+        """Return a grouped product whose list has all experts of the device."""
+        work = replace(product.work, attributes={LISTED: self.shard.experts})
+        return replace(product, work=work)
 
     def _choice(self, experts: Experts) -> Call:
         """Return the kernel that finds the best experts of each token, and their weights."""

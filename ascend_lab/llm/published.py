@@ -87,6 +87,8 @@ def estimate_row(work: Work, own_chip: Chip | None) -> Estimate:
     if number_format == "bf16" and "bf16" not in chip.cube:
         number_format = "fp16"
     model = Model(decoder, machine_of(chip, "", plan, mode), plan, number_format)
+    if "streams" in given:
+        marks.append("shared experts timed behind the messages, beside them in the source")
     if "metric" in given:
         return _served(model, given, marks)
     return _timed(model, given, marks)

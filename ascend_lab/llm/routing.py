@@ -28,6 +28,8 @@ from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import Affine
 
 GATING = "moe_gating_top_k"
+LISTED = "listed"
+"""Attribute of a grouped product: the groups of its list, of which only some have tokens."""
 INIT_ROUTING = "moe_init_routing"
 SORTED_AT_ONCE = 32
 """Numbers that one repeat of Sort32 brings in order, each with its place: 8 bytes a pair."""
@@ -146,6 +148,26 @@ def merged_by_fewer(pairs: int, lists: int) -> int:
         lists = math.ceil(lists / LISTS)
         cycles += math.ceil(pairs / lists)
     return cycles
+
+
+LIST_LINE_BYTES = 64
+"""A line of the scalar unit's cache, and 8 numbers of the list of groups."""
+LISTED_BYTES = 8
+STEPS_OF_GROUP = 25
+"""Of the scalar unit, for the sizes and offsets of a group, counted in the source."""
+
+
+def listed_s(groups: int, chip: Chip) -> float:
+    """Return the seconds in which a grouped product finds its work in the list of all groups.
+
+    Every core walks through all groups, those without tokens too: it waits for each line of the
+    list and adds up sizes and offsets. 128 groups are 16 lines: 3.5 us on a 910C.
+    Source: hicann/ops-transformer, gmm/grouped_matmul/op_kernel/grouped_matmul.h (Process).
+    """
+    lines = math.ceil(groups * LISTED_BYTES / LIST_LINE_BYTES)
+    cycles = lines * chip.device_memory.latency_cycles
+    cycles += groups * STEPS_OF_GROUP * chip.scalar_cycles
+    return cycles / chip.clock_hz
 
 
 # -- the fullest device ----------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from ascend_lab.compare.rows import Work
 from ascend_lab.errors import PathError, UnsupportedError
 from ascend_lab.llm.formats import HALF_BYTES, MIXED, Call
 from ascend_lab.llm.layer import LATENT, ROTARY
-from ascend_lab.llm.routing import GATING, INIT_ROUTING, gating_s, order_s
+from ascend_lab.llm.routing import GATING, INIT_ROUTING, LISTED, gating_s, listed_s, order_s
 from ascend_lab.machine.chip import Chip
 
 if TYPE_CHECKING:
@@ -92,6 +92,10 @@ class Times:
                 pairs = int(work.attributes["pairs"])
                 rows = replace(work, operator="gather", attributes={})
                 self._known[key] = order_s(pairs, self.chip) + self._seconds(rows)
+            elif LISTED in work.attributes:
+                groups = int(work.attributes[LISTED])
+                products = replace(work, attributes={})
+                self._known[key] = listed_s(groups, self.chip) + self._seconds(products)
             elif work.operator == LATENT and "int8" in work.dtypes:
                 self._known[key] = latent_bytes_s(work, self.chip)
             elif HALF_BYTES in work.dtypes:
