@@ -279,7 +279,17 @@ class LayerCalls:
         collectives that they are. Prompts take two all-to-alls with kernels before and behind.
         Source: hicann/cann-recipes-infer, docs/models/deepseek-r1, decode and prefill.
         """
-        return self.plan.dp > 1 and self.plan.ep > 1 and self.load.phase == "decode"
+        return self.is_sent and self.load.phase == "decode"
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether tokens of several groups are sent to experts on other devices."""
+        return self.plan.dp > 1 and self.plan.ep > 1
+
+    @property
+    def token_share(self) -> int:
+        """Tokens whose way to the experts begins here: sent ones are cut among the tp devices."""
+        return max(1, self.rows // self.plan.tp) if self.is_sent else self.rows
 
     def _to_experts(self, experts: Experts, moved: int) -> list[Call]:
         """Return the kernels that put tokens in the order of experts, each once for each choice.
@@ -292,18 +302,16 @@ class LayerCalls:
         caller = self.caller
         hidden = self.decoder.hidden
         dtype = "int8" if caller.format.in_bytes else caller.format.main
-        is_sent = self.plan.dp > 1 and self.plan.ep > 1
-        own = self.rows // self.plan.tp if is_sent else self.rows
-        own = max(1, own)
+        tokens = self.token_share
         calls = []
         if caller.format.in_bytes:
-            calls.append(caller.call("tokens.quantise", "dynamic_quant", (own, hidden)))
-        copied = own * experts.chosen if is_sent else moved
-        shapes = ((own, hidden), (copied,))
-        pairs: dict[str, object] = {"pairs": own * experts.chosen}
+            calls.append(caller.call("tokens.quantise", "dynamic_quant", (tokens, hidden)))
+        copied = tokens * experts.chosen if self.is_sent else moved
+        shapes = ((tokens, hidden), (copied,))
+        pairs: dict[str, object] = {"pairs": tokens * experts.chosen}
         work = caller.work(INIT_ROUTING, shapes, (dtype, "int32"), pairs)
         calls.append(Call("tokens.to", work, fetches_code=True))
-        if is_sent:
+        if self.is_sent:
             counts = (self.plan.ep, self.shard.experts)
             work = caller.work("moe_re_routing", ((moved, hidden), counts), (dtype, "int32"))
             calls.append(Call("tokens.order", work, fetches_code=True))
@@ -316,15 +324,14 @@ class LayerCalls:
         caller = self.caller
         hidden = self.decoder.hidden
         main = caller.format.main
-        is_sent = self.plan.dp > 1 and self.plan.ep > 1
-        own = max(1, self.rows // self.plan.tp) if is_sent else self.rows
+        tokens = self.token_share
         calls = []
-        if is_sent:
+        if self.is_sent:
             work = caller.work("gather", ((moved, hidden), (moved,)), (main, "int32"))
             calls.append(Call("tokens.unsort", work, fetches_code=True))
-        copied = own * experts.chosen if is_sent else moved
-        places = (own * experts.chosen,)
-        shapes = ((copied, hidden), places, (own, hidden), (own, experts.chosen))
+        copied = tokens * experts.chosen if self.is_sent else moved
+        places = (tokens * experts.chosen,)
+        shapes = ((copied, hidden), places, (tokens, hidden), (tokens, experts.chosen))
         work = caller.work("moe_finalize_routing", shapes, (main, "int32", main, main))
         calls.append(Call("tokens.back", work, fetches_code=True))
         return calls

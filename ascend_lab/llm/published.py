@@ -207,9 +207,9 @@ def _guessing(model: Model, given: Mapping[str, Any], marks: list[str]) -> Estim
     load = _routed(_decode_load(given, queries, marks), given)
     step = model.step(load)
     draft = _draft_of(model)
-    first = draft.step(load)
-    time_s = step.time_s + first.time_s
-    bound_s = step.bound_s + first.bound_s
+    all_tokens = draft.step(load)
+    time_s = step.time_s + all_tokens.time_s
+    bound_s = step.bound_s + all_tokens.bound_s
     if guesses > 1:
         single = draft.step(_routed(_decode_load(given, 1, []), given))
         time_s += (guesses - 1) * single.time_s
