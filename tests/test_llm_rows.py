@@ -19,7 +19,7 @@ from ascend_lab.machine.chip import load_chip
 # Limits of the issue on language models; a row beyond 30 % stands here with its reason.
 DENSE = {"ri/qwen3-8b/bf16": 0.05, "ri/qwen3-8b/w8a8": 0.10, "mm/qwen3-8B-decode": 0.10}
 SPARSE = {
-    "ri/deepseek-r1/6144": 0.25,  # the shared expert runs beside the messages in the source
+    "ri/deepseek-r1/6144": 0.25,
     "mm/qwen3-30b-a3b-decode": 0.30,  # one user: the term at fault is unknown
     "mm/GLM-4.7-decode": 0.10,
     "mm/kimi-k2.5-3.5k-decode": 0.20,
