@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 AUTO = "auto"
 OF_PLAN = ("--tp", "--ep", "--dp", "--pp", "--batch", "--prefill", "--queries")
 OF_SEARCH = ("--tpot-ms", "--devices", "--figure")
+PICTURES = (".svg", ".png", ".pdf")
 MS = 1e3
 GIB = 2**30
 
@@ -142,6 +143,9 @@ def _search(arguments: argparse.Namespace, decoder: Any, machine: Machine, devic
     """Print the best plan under the limit, and the frontier."""
     from ascend_lab.llm import best_plans
 
+    if arguments.figure and not arguments.figure.lower().endswith(PICTURES):
+        needed = f"--figure with an ending among {', '.join(PICTURES)}"
+        raise InputError(needed, shown(arguments.figure), "rename it")
     if arguments.tpot_ms is None:
         raise InputError("--tpot-ms, the longest step, with --plan auto", "none", "e.g. 50")
     if not arguments.tpot_ms > 0:
@@ -212,8 +216,13 @@ LLM = Verb(
         flag("--context", type=count, required=True, metavar="N", help="tokens in each cache"),
         flag("--prefill", type=count, metavar="N", help="also time prompts of N tokens"),
         flag("--queries", type=count, default=1, metavar="N", help="tokens guessed per step"),
-        flag("--format", default="", metavar="F", help="bf16 (default), fp16, w8a8 or w4a16"),
-        flag("--mode", default="graph", metavar="M", help="graph (default) or eager"),
+        flag(
+            "--format",
+            default="",
+            metavar="F",
+            help="bf16 (default), fp16, w8a8, w8a8c8, w4a8 or w4a16",
+        ),
+        flag("--mode", default="graph", metavar="M", help="graph (default), eager or super"),
         flag("--tp", type=count, default=1, metavar="N", help="tensor parallel", group="plan"),
         flag("--ep", type=count, default=1, metavar="N", help="expert parallel", group="plan"),
         flag("--dp", type=count, default=1, metavar="N", help="data parallel", group="plan"),

@@ -3,6 +3,9 @@
     bf16, fp16  weights and activations in two bytes: one product
     w8a8        weights in int8 with a scale a column; each token is brought to int8 with a scale of
                 its own (dynamic_quant), and vector cores scale the sums back behind the cube
+    w8a8c8      the same, and the latent vectors of the cache in int8
+    w4a8        weights in int4, each token brought to int8: the product is done twice, with the
+                upper and the lower half of the token's bytes, at twice the rate of int8
     w4a16       weights in int4, a scale for 128 of a column; the product makes them wide again
 
 Embedding, head, router and norms keep two bytes in all of them, as the published files do.
@@ -24,17 +27,24 @@ MIXED = "cube and vector"
 Grouped products are of that kind, and those whose vector cores scale back the sums of bytes, tile
 by tile behind the cube: QuantBatchMatmulV3 and GroupedMatmul of CANN's operator library.
 """
+HALF_BYTES = "int4"
 GROUP = 128
 """Weights of a column that share a scale in w4a16."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format: the two-byte format of activations, and the bytes of one weight with its scales."""
+    """A format: the two-byte format of activations, and the bytes of one weight with its scales.
+
+    `in_bytes`: activations are brought to int8 for products. `cache_bytes` are those of a number of
+    a latent vector in the cache.
+    """
 
     name: str
     main: str
     weight_bytes: float
+    in_bytes: bool = False
+    cache_bytes: int = WIDE_BYTES
 
 
 def format_of(name: str, chip: Chip) -> Format:
@@ -43,7 +53,9 @@ def format_of(name: str, chip: Chip) -> Format:
     main = "bf16" if has_bf16 else "fp16"
     known = {
         "fp16": Format("fp16", "fp16", WIDE_BYTES),
-        "w8a8": Format("w8a8", main, 1.0),
+        "w8a8": Format("w8a8", main, 1.0, in_bytes=True),
+        "w8a8c8": Format("w8a8c8", main, 1.0, in_bytes=True, cache_bytes=1),
+        "w4a8": Format("w4a8", main, 0.5, in_bytes=True),
         "w4a16": Format("w4a16", main, 0.5 + WIDE_BYTES / GROUP),
     }
     if has_bf16:
@@ -121,10 +133,10 @@ class Caller:
             return [self.product(name, rows, depth, columns)]
         weight_bytes = self.format.weight_bytes * depth * columns
         macs = float(rows) * depth * columns
-        if self.format.name == "w8a8":
+        if self.format.in_bytes:
             to_int8 = self.call(f"{name}.quantise", "dynamic_quant", (rows, depth))
             shapes: Shapes = ((rows, depth), (columns, depth))
-            work = self.work("matmul", shapes, ("int8",), {"trans_b": True})
+            work = self.work("matmul", shapes, self._of_bytes(), {"trans_b": True})
             product = Call(name, work, MIXED, weight_bytes=weight_bytes, macs=macs)
             return [to_int8, product]
         shapes = ((rows, depth), (depth, columns), (depth // GROUP, columns))
@@ -132,19 +144,21 @@ class Caller:
         work = self.work("weight_quant_batch_matmul", shapes, dtypes)
         return [Call(name, work, "cube", weight_bytes=weight_bytes, macs=macs)]
 
-    def grouped(self, name: str, groups: int, rows: int, depth: int, columns: int) -> list[Call]:
-        """Return the kernels of products of `rows` rows with each of `groups` matrices."""
+    def _of_bytes(self) -> tuple[str, ...]:
+        """Return the formats of a product of tokens in int8; those of weights only if narrower."""
+        return ("int8", HALF_BYTES) if self.format.weight_bytes < 1 else ("int8",)
+
+    def grouped(self, name: str, groups: int, rows: int, depth: int, columns: int) -> Call:
+        """Return the kernel of products of `rows` rows with each of `groups` matrices.
+
+        In bytes the rows have come as int8.
+        """
         weight_bytes = self.format.weight_bytes * groups * depth * columns
         macs = float(groups) * rows * depth * columns
-        x = (groups, rows, depth)
-        w = (groups, depth, columns)
-        if self.format.name == "w8a8":
-            to_int8 = self.call(f"{name}.quantise", "dynamic_quant", (groups * rows, depth))
-            work = self.work("batch_matmul", (x, w), ("int8",))
-            product = Call(name, work, MIXED, weight_bytes=weight_bytes, macs=macs)
-            return [to_int8, product]
+        operands = ((groups, rows, depth), (groups, depth, columns))
         if self.format.name == "w4a16":
-            needed = "experts in bf16, fp16 or w8a8"
-            raise UnsupportedError(needed, "w4a16", "take w8a8")
-        work = self.work("batch_matmul", (x, w), (self.format.main,))
-        return [Call(name, work, MIXED, weight_bytes=weight_bytes, macs=macs)]
+            needed = "experts in bf16, fp16, w8a8 or w4a8"
+            raise UnsupportedError(needed, "w4a16", "take w4a8")
+        dtypes = self._of_bytes() if self.format.in_bytes else (self.format.main,)
+        work = self.work("batch_matmul", operands, dtypes)
+        return Call(name, work, MIXED, weight_bytes=weight_bytes, macs=macs)

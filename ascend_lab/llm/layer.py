@@ -7,13 +7,17 @@ Additions to the residual stream are done by the norm's kernel (AddRmsNorm), as 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from ascend_lab.llm.formats import WIDE_BYTES, Call, Caller
+from ascend_lab.llm.formats import WIDE_BYTES, Call, Caller, Format
 from ascend_lab.llm.models import Decoder, Experts, GroupedAttention, LatentAttention
 from ascend_lab.llm.plan import Load, Plan, Shard
+from ascend_lab.llm.routing import GATING, INIT_ROUTING, LISTED, fullest
 
 ROTARY = "rotary"
 """Not a row of any table: `times` knows its kernel."""
+LATENT = "mla"
+"""Attention on latent vectors, in the words of the measured rows; int8 vectors `times` knows."""
 PAGE_TOKENS = 128
 """Tokens of a page of the cache (the block size of vLLM on Ascend)."""
 
@@ -26,6 +30,11 @@ def group_batch(load: Load, plan: Plan) -> int:
 def pages_of(tokens: int) -> int:
     """Return the pages that hold some tokens; the last one may have room left."""
     return math.ceil(tokens / PAGE_TOKENS)
+
+
+def latent_bytes(attention: LatentAttention, number_format: Format) -> int:
+    """Return the bytes of a token in the cache of a layer; the part with the position is wide."""
+    return attention.kv_rank * number_format.cache_bytes + attention.rope_dim * WIDE_BYTES
 
 
 class LayerCalls:
@@ -106,7 +115,7 @@ class LayerCalls:
         seen = tokens * self.load.context + tokens * (tokens + 1) / 2
         return self.batch * heads * seen * widths
 
-    def _cache_read(self, numbers: int) -> float:
+    def _cache_read(self, numbers: float) -> float:
         """Return the bytes of pages that a decode step reads; a prefill has just written them."""
         if self.load.phase == "prefill":
             return 0.0
@@ -141,8 +150,9 @@ class LayerCalls:
             calls += caller.linear("q.up", self.rows, attention.q_rank, width)
         else:
             calls += caller.linear("q", self.rows, hidden, width)
+        # The first product has brought x to int8, where that is asked for.
         latent_width = attention.kv_rank + attention.rope_dim
-        calls += caller.linear("kv.down", self.rows, hidden, latent_width)
+        calls.append(caller.linear("kv.down", self.rows, hidden, latent_width)[-1])
         shape = (self.rows, attention.kv_rank)
         calls.append(caller.call("kv.norm", "rms_norm", shape, shape[1:]))
         calls.append(self._rotary(self.shard.heads, 1, attention.rope_dim))
@@ -171,8 +181,12 @@ class LayerCalls:
         attributes: dict[str, object] = {"layout": "BSND"}
         if queries > 1:
             attributes["causal"] = True
-        work = caller.work("mla", shapes, (caller.format.main,), attributes)
-        cache_bytes = self._cache_read(attention.cached_numbers)
+        dtypes: tuple[str, ...] = (caller.format.main,)
+        if caller.format.cache_bytes < WIDE_BYTES:
+            dtypes = (caller.format.main, "int8")
+        work = caller.work(LATENT, shapes, dtypes, attributes)
+        numbers_bytes = latent_bytes(attention, caller.format)
+        cache_bytes = self._cache_read(numbers_bytes / WIDE_BYTES)
         macs = self._attention_macs(heads, attention.cached_numbers + rank)
         calls.append(Call("attention", work, "cube", cache_bytes=cache_bytes, macs=macs))
         calls.append(self._per_head("v.up", rank, attention.value_dim))
@@ -224,41 +238,118 @@ class LayerCalls:
         ]
 
     def _experts(self, experts: Experts) -> list[Call]:
-        """Return router, choice, the move of tokens to experts, their blocks, and the sum back."""
+        """Return router, choice, the move of tokens to experts, their blocks, and the sum back.
+
+        In bytes, what is between the two products is one kernel (DequantSwigluQuant).
+        """
         caller = self.caller
         hidden = self.decoder.hidden
-        router = caller.product("router", self.rows, hidden, experts.count)
-        scores = caller.work("softmax", ((self.rows, experts.count),), ("fp32",))
         reached, rows = self.rows_of_experts(experts)
         moved = reached * rows
         width = self.shard.expert_width
-        main = caller.format.main
-        to_experts = caller.work("gather", ((self.rows, hidden), (moved,)), (main, "int32"))
-        places = (self.rows * experts.chosen,)
-        weights = (self.rows, experts.chosen)
-        shapes = ((moved, hidden), places, (self.rows, hidden), weights)
-        back = caller.work("moe_finalize_routing", shapes, (main, "int32", main, main))
+        if caller.format.in_bytes:
+            between = caller.call("experts.swiglu", "dequant_swiglu_quant", (moved, 2 * width))
+        else:
+            between = caller.call("experts.swiglu", "swi_glu", (moved, 2 * width), axis=-1)
         return [
-            router,
-            Call("choice", scores, fetches_code=True),
-            Call("tokens.to", to_experts, fetches_code=True),
-            *caller.grouped("experts.gate_up", reached, rows, hidden, 2 * width),
-            caller.call("experts.swiglu", "swi_glu", (moved, 2 * width), axis=-1),
-            *caller.grouped("experts.down", reached, rows, width, hidden),
-            Call("tokens.back", back, fetches_code=True),
+            caller.product("router", self.rows, hidden, experts.count),
+            self._choice(experts),
+            *self._to_experts(experts, moved),
+            self._listed(caller.grouped("experts.gate_up", reached, rows, hidden, 2 * width)),
+            between,
+            self._listed(caller.grouped("experts.down", reached, rows, width, hidden)),
+            *self._from_experts(experts, moved),
         ]
 
+    def _listed(self, product: Call) -> Call:
+        """Return a grouped product whose list has all experts of the device."""
+        work = replace(product.work, attributes={LISTED: self.shard.experts})
+        return replace(product, work=work)
+
+    def _choice(self, experts: Experts) -> Call:
+        """Return the kernel that finds the best experts of each token, and their weights."""
+        shapes = ((self.rows, experts.count), (self.rows, experts.chosen))
+        return Call("choice", self.caller.work(GATING, shapes, ("fp32",)), fetches_code=True)
+
+    @property
+    def is_dispatched(self) -> bool:
+        """Whether dispatch and combine bring tokens to their experts and add up what returns.
+
+        They do in decoding (MoeDistributeDispatch, MoeDistributeCombine), and are timed as the
+        collectives that they are. Prompts take two all-to-alls with kernels before and behind.
+        Source: hicann/cann-recipes-infer, docs/models/deepseek-r1, decode and prefill.
+        """
+        return self.is_sent and self.load.phase == "decode"
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether tokens of several groups are sent to experts on other devices."""
+        return self.plan.dp > 1 and self.plan.ep > 1
+
+    @property
+    def token_share(self) -> int:
+        """Tokens whose way to the experts begins here: sent ones are cut among the tp devices."""
+        return max(1, self.rows // self.plan.tp) if self.is_sent else self.rows
+
+    def _to_experts(self, experts: Experts, moved: int) -> list[Call]:
+        """Return the kernels that put tokens in the order of experts, each once for each choice.
+
+        A token is brought to bytes before it is copied. Of several groups, rows that have arrived
+        are in the order of the devices that sent them, and are put in that of experts.
+        """
+        if self.is_dispatched:
+            return []
+        caller = self.caller
+        hidden = self.decoder.hidden
+        dtype = "int8" if caller.format.in_bytes else caller.format.main
+        tokens = self.token_share
+        calls = []
+        if caller.format.in_bytes:
+            calls.append(caller.call("tokens.quantise", "dynamic_quant", (tokens, hidden)))
+        copied = tokens * experts.chosen if self.is_sent else moved
+        shapes = ((tokens, hidden), (copied,))
+        pairs: dict[str, object] = {"pairs": tokens * experts.chosen}
+        work = caller.work(INIT_ROUTING, shapes, (dtype, "int32"), pairs)
+        calls.append(Call("tokens.to", work, fetches_code=True))
+        if self.is_sent:
+            counts = (self.plan.ep, self.shard.experts)
+            work = caller.work("moe_re_routing", ((moved, hidden), counts), (dtype, "int32"))
+            calls.append(Call("tokens.order", work, fetches_code=True))
+        return calls
+
+    def _from_experts(self, experts: Experts, moved: int) -> list[Call]:
+        """Return the kernels that bring results back to the order of tokens, and add them up."""
+        if self.is_dispatched:
+            return []
+        caller = self.caller
+        hidden = self.decoder.hidden
+        main = caller.format.main
+        tokens = self.token_share
+        calls = []
+        if self.is_sent:
+            work = caller.work("gather", ((moved, hidden), (moved,)), (main, "int32"))
+            calls.append(Call("tokens.unsort", work, fetches_code=True))
+        copied = tokens * experts.chosen if self.is_sent else moved
+        places = (tokens * experts.chosen,)
+        shapes = ((copied, hidden), places, (tokens, hidden), (tokens, experts.chosen))
+        work = caller.work("moe_finalize_routing", shapes, (main, "int32", main, main))
+        calls.append(Call("tokens.back", work, fetches_code=True))
+        return calls
+
     def rows_of_experts(self, experts: Experts) -> tuple[int, int]:
-        """Return how many experts of the device get tokens, and how many each, if all get as many.
+        """Return how many experts of the fullest device get tokens, and how many each.
 
         A token misses one of E experts with probability 1 - k/E, all T tokens with that to the
-        power of T. On average E (1 - (1 - k/E)^T) are reached: 8 of 128 by one token, 112 by 32.
+        power of T: so 8 of 128 are reached by one token, 112 by 32. Of several devices the fullest
+        counts, as all others wait for it, unless the load says that all are equally full.
         """
         tokens = self.rows * self.plan.dp  # of all groups
-        assigned = max(1, round(tokens * experts.chosen / self.plan.ep))
+        devices = 1 if self.load.even else self.plan.ep
+        choices = fullest(tokens * experts.chosen, 1 / self.plan.ep, devices)
+        assigned = max(1, round(choices))
         count = self.shard.experts
-        on_average = count * (1 - (1 - experts.chosen / experts.count) ** tokens)
-        reached = max(1, min(count, assigned, round(on_average)))
+        reach = 1 - (1 - experts.chosen / experts.count) ** tokens
+        reached = max(1, min(count, assigned, round(fullest(count, reach, devices))))
         return reached, math.ceil(assigned / reached)
 
     # -- the ends of the model ---------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ascend_lab.errors import InputError
 from ascend_lab.limits import shown
-from ascend_lab.llm.plan import Plan
+from ascend_lab.llm.plan import MOST_DEVICES, Plan
 from ascend_lab.machine.chip import Chip, load_chip
 
 if TYPE_CHECKING:
@@ -18,17 +18,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Seconds that a device waits between two kernels, with their source and its trust."""
+    """Seconds that a device waits between two kernels, with their source and its trust.
+
+    `starts`: each kernel is a task that the device has to start.
+    """
 
     time_s: float
     source: str
     trust: str
+    starts: bool = True
 
 
 GAPS: Mapping[str, Gap] = MappingProxyType(
     {
         # DeepSeek-V3 decode: 18 us of waiting in a layer of about 20 kernels.
         "graph": Gap(0.9e-6, "CANN Learning Hub, DeepSeek-V3 decode: waits of a layer", "derived"),
+        # All kernels are one task; barriers of cube and vector cores part them: 3 of 100 cycles.
+        "super": Gap(0.17e-6, "hicann/graph-autofusion, super_kernel", "derived", starts=False),
         # The host sends one operator after another, and the device is sooner than it.
         "eager": Gap(20e-6, "ours", "assumed"),
     }
@@ -57,12 +63,15 @@ class Machine:
 def machine_of(chip: Chip | str, cluster: str, plan: Plan, mode: str = "graph") -> Machine:
     """Return the machine of a plan; without a cluster it is the usual server of the chip.
 
-    Raises `InputError` for an unknown mode, a cluster with too few devices, and more than one
-    device of a chip that no cluster is known for.
+    Raises `InputError` for an unknown mode, a plan of too many devices, a cluster with too few, and
+    more than one device of a chip that no cluster is known for.
     """
     chip = load_chip(chip) if isinstance(chip, str) else chip
     if mode not in GAPS:
         raise InputError(f"a mode: {', '.join(GAPS)}", shown(mode), "write one of them")
+    if plan.devices > MOST_DEVICES:
+        needed = f"a plan of at most {MOST_DEVICES} devices"
+        raise InputError(needed, f"{plan.devices} ({plan})", "lower one of its numbers")
     if plan.devices == 1 and not cluster:
         return Machine(chip, None, mode)
     return Machine(chip, _topology(chip, cluster, plan), mode)

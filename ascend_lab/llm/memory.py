@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, replace
 
 from ascend_lab.llm.formats import WIDE_BYTES, Format
-from ascend_lab.llm.layer import PAGE_TOKENS, group_batch, pages_of
+from ascend_lab.llm.layer import PAGE_TOKENS, group_batch, latent_bytes, pages_of
 from ascend_lab.llm.models import Decoder, GroupedAttention
 from ascend_lab.llm.plan import Load, Plan, Shard
 from ascend_lab.machine.chip import Chip
@@ -72,13 +72,15 @@ def weights_of(decoder: Decoder, plan: Plan, shard: Shard, number_format: Format
     return linear_weights * number_format.weight_bytes + wide_weights * WIDE_BYTES
 
 
-def sequence_bytes(decoder: Decoder, shard: Shard, tokens: int) -> float:
+def sequence_bytes(decoder: Decoder, shard: Shard, tokens: int, number_format: Format) -> float:
     """Return the bytes of the pages of one sequence on one device."""
     attention = decoder.attention
-    numbers = attention.cached_numbers  # a latent vector is on every device of a group
     if isinstance(attention, GroupedAttention):
-        numbers = 2 * shard.kv_heads * attention.head_dim
-    return float(shard.layers * pages_of(tokens) * PAGE_TOKENS * numbers * WIDE_BYTES)
+        token_bytes = 2 * shard.kv_heads * attention.head_dim * WIDE_BYTES
+    else:
+        # A latent vector is on every device of a group.
+        token_bytes = latent_bytes(attention, number_format)
+    return float(shard.layers * pages_of(tokens) * PAGE_TOKENS * token_bytes)
 
 
 def activations_of(decoder: Decoder, shard: Shard, load: Load, plan: Plan) -> float:
@@ -99,7 +101,7 @@ def memory_of(
 ) -> Memory:
     """Return the bytes of the fullest device for a load."""
     weights_bytes = weights_of(decoder, plan, shard, number_format)
-    one = sequence_bytes(decoder, shard, load.keys)
+    one = sequence_bytes(decoder, shard, load.keys, number_format)
     device_bytes = float(chip.device_memory.size_bytes)
     single = replace(load, batch=plan.dp)
     of_one = one + activations_of(decoder, shard, single, plan)

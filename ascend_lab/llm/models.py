@@ -133,7 +133,8 @@ class Decoder:
     """A language model: `layers` times attention and feed-forward part, and a head over words.
 
     `dense_width` is the width of the feed-forward block of layers without experts. `tied`: the head
-    uses the weights of the embedding. `published` is the count of weights that its source states.
+    uses the weights of the embedding. `published` is the count of weights that its source states,
+    `positions` the longest context that its source has (0: unknown).
     """
 
     name: str
@@ -147,6 +148,7 @@ class Decoder:
     experts: Experts | None = None
     tied: bool = False
     published: int = 0
+    positions: int = 0
 
     @property
     def dense_layers(self) -> int:

@@ -57,13 +57,14 @@ class Load:
 
     A decode step has one new token per sequence, or a few if more are guessed ahead (speculation);
     `context` tokens stand in the cache. A prefill has all tokens of the prompts, and usually no
-    context.
+    context. `even`: all devices get as many tokens for their experts, as tests force it.
     """
 
     phase: str
     batch: int
     tokens: int
     context: int
+    even: bool = False
 
     @property
     def keys(self) -> int:

@@ -8,12 +8,17 @@ output) and the phase. Two kinds of row are no time of one step:
                   (output step + batch prefill of one prompt) / (batch output)
     accepted  time per output token with tokens guessed ahead: a step has 1 + mtp queries and gives
               1 + accepted tokens
+
+A step with `mtp` guesses ends with as many passes through a draft of one layer, the kind of the
+model's last, and the model's head (DeepSeek-V3, section 2.2). `micro_batches` are the parts of a
+prefill whose messages pass while another part computes.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ascend_lab.compare.estimates import Estimate, largest
@@ -37,10 +42,30 @@ ALSO_CALLED: Mapping[str, str] = {
 """Models that have the sizes of another one."""
 SERIES: Mapping[str, str] = {"A2": "Ascend910B2", "A3": "Ascend910C"}
 """First word of a source's chip -> the preset that it is timed as."""
+SLOWER_DIE = "560T"
+"""In the words of a chip: an A3 card of 560 TFLOP/s in fp16, of which a die has half.
+
+Its die is Ascend910_9362: 20 cores at 1.5 GHz, 168 MiB of L2. Sources: Ascend/msmodeling @1e5a50b1,
+tensor_cast/device.py (245.8 TFLOP/s in bf16, that is 20 cores x 8192 x 1.5 GHz); hicann/runtime,
+platform_config.
+"""
 DIES: Mapping[str, int] = {"die": 1, "card": 2, "chip": 2, "node": 16}
 """Devices of an A3 in one of what a source counts; of other series each is one device."""
-MODES: Mapping[str, str] = {"graph": "graph", "npugraph_ex": "graph", "eager": "eager"}
-CACHE_IN_BYTES = "c8"
+MODES: Mapping[str, str] = {
+    "graph": "graph",
+    "npugraph_ex": "graph",
+    "super": "super",
+    "eager": "eager",
+}
+UNLIKE: Mapping[str, str] = {
+    "gemma": "layers with a window of keys, a dense block beside the experts",
+    "longcat": "two attentions a layer, experts that return their input",
+    "deepseek-v3.2": "an index that selects the keys of each query",
+    "deepseek-v4": "compressed keys, several residual streams",
+    "qwen3.5": "layers of linear attention with a state",
+    "wan": "steps that remove noise from a video",
+}
+"""Beginning of a model's title -> what no table of ours can say of it."""
 PER_TOKEN = "us per output token of the server"
 
 
@@ -59,9 +84,6 @@ def estimate_row(work: Work, own_chip: Chip | None) -> Estimate:
     number_format = work.dtypes[0] if work.dtypes else ""
     if not number_format:
         raise InputError("dtype: the format of the weights", "none", "none is guessed")
-    if number_format.endswith(CACHE_IN_BYTES):
-        number_format = number_format.removesuffix(CACHE_IN_BYTES)
-        marks.append("cache counted in two bytes a number, measured in one")
     if number_format == "bf16" and "bf16" not in chip.cube:
         number_format = "fp16"
     model = Model(decoder, machine_of(chip, "", plan, mode), plan, number_format)
@@ -85,11 +107,17 @@ def _chip(words: str, own_chip: Chip | None, marks: list[str]) -> tuple[Chip, in
         known = ", ".join((*SERIES, *PRESETS))
         raise InputError(f"chip: one of {known}", shown(words), "none is guessed")
     preset = SERIES[series]
+    chip = load_chip(preset)
     marks.append(f"chip: as {preset}, {NOT_PRINTED}")
+    if SLOWER_DIE in words:
+        chip = replace(
+            chip, core_count=20, clock_hz=1.5e9, l2=replace(chip.l2, size_bytes=168 << 20)
+        )
+        marks.append("with 20 cores at 1.5 GHz")
     devices = 0
     if counted:
         devices = int(counted[1]) * (DIES[counted[2]] if series == "A3" else 1)
-    return load_chip(preset), devices
+    return chip, devices
 
 
 def _decoder(given: Mapping[str, Any]) -> Decoder:
@@ -98,8 +126,9 @@ def _decoder(given: Mapping[str, Any]) -> Decoder:
     titles = {load_decoder(name).title.lower(): name for name in decoder_names()}
     name = titles.get(title.lower()) or ALSO_CALLED.get(title.lower())
     if name is None:
-        needed = "a model with a table: write one as a .toml file for the command llm"
-        raise UnsupportedError(needed, shown(title), "its sizes are not in this package")
+        reasons = [why for start, why in UNLIKE.items() if title.lower().startswith(start)]
+        hint = f"it has {reasons[0]}" if reasons else "write a .toml file for the command llm"
+        raise UnsupportedError("a model that a table can describe", shown(title), hint)
     return load_decoder(name)
 
 
@@ -136,19 +165,104 @@ def _timed(model: Model, given: Mapping[str, Any], marks: list[str]) -> Estimate
     """Return the time of one step, or per token where tokens are guessed ahead."""
     phase = given.get("phase")
     if phase == "prefill":
-        load = prefill(_number(given, "batch"), _number(given, "prompt"))
+        load = _routed(prefill(_number(given, "batch"), _number(given, "prompt")), given)
+        if "micro_batches" in given:
+            return _in_parts(model, load, _number(given, "micro_batches"), marks)
         return _estimate(model.step(load), 1.0, marks)
     if phase != "decode":
         raise UnsupportedError("phase: decode or prefill", shown(phase), "none is guessed")
+    if "mtp" not in given:
+        queries = _number(given, "queries") if "queries" in given else 1
+        load = _routed(_decode_load(given, queries, marks), given)
+        return _estimate(model.step(load), 1.0, marks)
+    return _guessing(model, given, marks)
+
+
+def _routed(load: Load, given: Mapping[str, Any]) -> Load:
+    """Return a load with what a row says of its experts; raises `InputError` for another word."""
+    if "experts" not in given:
+        return load
+    if given["experts"] != "even":
+        raise InputError("experts: even", shown(given["experts"]), "leave it out")
+    return replace(load, even=True)
+
+
+def _guessing(model: Model, given: Mapping[str, Any], marks: list[str]) -> Estimate:
+    """Return the time of a step that guesses tokens, or, where a row is one per token, of a token.
+
+    The first guess passes all new tokens through the draft, each other one token of a sequence.
+    """
+    guesses = _number(given, "mtp")
     tokens_per_step = 1.0
-    queries = _number(given, "queries") if "queries" in given else 1
-    if "mtp" in given and "queries" not in given:
+    if "queries" in given:
+        queries = _number(given, "queries")
+    else:
         accepted = re.match(r"([\d.]+)", str(given.get("accepted", "")))
         if accepted is None:
             raise InputError("accepted tokens of those guessed", "none", "the row leaves it open")
-        queries = 1 + _number(given, "mtp")
+        queries = 1 + guesses
         tokens_per_step += float(accepted[1])
-    return _estimate(model.step(_decode_load(given, queries, marks)), tokens_per_step, marks)
+    load = _routed(_decode_load(given, queries, marks), given)
+    step = model.step(load)
+    draft = _draft_of(model)
+    all_tokens = draft.step(load)
+    time_s = step.time_s + all_tokens.time_s
+    bound_s = step.bound_s + all_tokens.bound_s
+    if guesses > 1:
+        single = draft.step(_routed(_decode_load(given, 1, []), given))
+        time_s += (guesses - 1) * single.time_s
+        bound_s += (guesses - 1) * single.bound_s
+    marks.append(f"with guesses by a draft of one layer and the head: {guesses}")
+    if "streams" in given:
+        time_s -= _beside_s(model, load, step)
+        marks.append("shared experts beside the messages")
+    bound = _bound(bound_s / tokens_per_step, marks)
+    return Estimate(time_s / tokens_per_step, bound, largest(step.ledger), {}, tuple(marks))
+
+
+def _beside_s(model: Model, load: Load, step: Step) -> float:
+    """Return the seconds of shared experts that messages of the routed ones hide.
+
+    The source runs them on a second stream (enable_multi_streams): the shorter of both is hidden.
+    """
+    shared_s = 0.0
+    for calls, repeats in model.calls(load):
+        for call in calls:
+            if call.name.startswith("shared."):
+                timed = model.times.of(call)
+                shared_s += repeats * (timed.time_s - timed.start_s)
+    return min(shared_s, step.ledger["links"])
+
+
+def _draft_of(model: Model) -> Model:
+    """Return the model of one layer, of the kind of the last, that guesses the next tokens."""
+    decoder = model.decoder
+    experts = decoder.experts
+    if experts is not None:
+        experts = replace(experts, dense_layers=0)
+    single = replace(decoder, layers=1, experts=experts)
+    return Model(single, model.machine, model.plan, model.format.name, model.times)
+
+
+def _in_parts(model: Model, load: Load, parts: int, marks: list[str]) -> Estimate:
+    """Return the time of a prefill in parts: messages of one pass while another computes.
+
+        together = max(kernels of all parts, messages of all parts)
+
+    The first message of a layer and the last of all have nothing to hide behind: of the layers,
+    one message of a part.
+    """
+    if load.batch % (parts * model.plan.dp):
+        needed = f"a batch of {parts} equal parts in each of {model.plan.dp} groups"
+        raise InputError(needed, str(load.batch), "mend that row")
+    step = model.step(replace(load, batch=load.batch // parts))
+    links_s = parts * step.ledger["links"]
+    kernels_s = parts * step.time_s - links_s
+    time_s = max(links_s, kernels_s) + step.ledger["links"] / model.decoder.layers
+    marks.append(f"messages of {parts} parts hidden behind each other's kernels")
+    return Estimate(
+        time_s, _bound(parts * step.bound_s, marks), largest(step.ledger), {}, tuple(marks)
+    )
 
 
 def _decode_load(given: Mapping[str, Any], queries: int, marks: list[str]) -> Load:
@@ -174,8 +288,8 @@ def _served(model: Model, given: Mapping[str, Any], marks: list[str]) -> Estimat
         raise InputError("a time of the whole work", f"metric={given['metric']}", "of a unit")
     batch = _number(given, "batch")
     output = _number(given, "output")
-    step = model.step(_decode_load(given, 1, marks))
-    prompt = model.step(prefill(1, _number(given, "prompt")))
+    step = model.step(_routed(_decode_load(given, 1, marks), given))
+    prompt = model.step(_routed(prefill(1, _number(given, "prompt")), given))
     read_s = batch / model.plan.dp * prompt.time_s
     token_s = (output * step.time_s + read_s) / (batch * output)
     marks.append("full batch at all times, each prompt read alone between two steps")

@@ -182,7 +182,7 @@ def _read_elsewhere(requests: Sequence[Request], reader: Model) -> list[Request]
     if not link:
         needed = f"a chip with a link, to send caches from {reader.machine.chip.name}"
         raise InputError(needed, "none", "leave [prefill] out")
-    page_bytes = sequence_bytes(reader.decoder, reader.shard, PAGE_TOKENS)
+    page_bytes = sequence_bytes(reader.decoder, reader.shard, PAGE_TOKENS, reader.format)
     free_s = 0.0
     arriving = []
     for request in requests:

@@ -67,7 +67,7 @@ class Steps:
         model = self.model
         memory = model.memory(decode(model.plan.dp, PAGE_TOKENS))
         free_bytes = memory.device_bytes - memory.weights_bytes - memory.activations_bytes
-        page_bytes = sequence_bytes(model.decoder, model.shard, PAGE_TOKENS)
+        page_bytes = sequence_bytes(model.decoder, model.shard, PAGE_TOKENS, model.format)
         pages = int(free_bytes // page_bytes) * model.plan.dp
         if pages < 1:
             raise CapacityError(

@@ -20,12 +20,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ascend_lab.errors import CapacityError, InputError
+from ascend_lab.errors import CapacityError, InputError, UnsupportedError
 from ascend_lab.llm.formats import WIDE_BYTES, Call, Caller, Format, format_of
 from ascend_lab.llm.layer import LayerCalls
-from ascend_lab.llm.machine import Machine
+from ascend_lab.llm.machine import GAPS, Machine
 from ascend_lab.llm.memory import Memory, memory_of
-from ascend_lab.llm.models import Decoder
+from ascend_lab.llm.models import Decoder, GroupedAttention
 from ascend_lab.llm.plan import Load, Plan, shard_of
 from ascend_lab.llm.times import Times
 
@@ -115,6 +115,9 @@ class Model:
         self.plan = plan
         self.shard = shard_of(decoder, plan)
         self.format = format_of(name, machine.chip)
+        if self.format.cache_bytes < WIDE_BYTES and isinstance(decoder.attention, GroupedAttention):
+            needed = f"a latent vector in the cache for {self.format.name}"
+            raise UnsupportedError(needed, f"heads of keys of {decoder.name}", "take w8a8")
         devices = machine.topology.size if machine.topology is not None else 1
         if devices < plan.devices:
             needed = f"a machine of at least {plan.devices} devices ({plan})"
@@ -122,7 +125,15 @@ class Model:
         self.times = times or Times(machine.chip, machine.topology)
 
     def step(self, load: Load) -> Step:
-        """Return the step of a load; raises `CapacityError` if the devices have no room for it."""
+        """Return the step of a load; raises `CapacityError` if the devices have no room for it.
+
+        Raises `InputError` for a context beyond the positions that the model was trained on.
+        """
+        positions = self.decoder.positions
+        if positions and load.keys > positions:
+            needed = f"a context of at most {positions} tokens for {self.decoder.title}"
+            hint = "shorten it, or write a table of your own if its positions are stretched (YaRN)"
+            raise InputError(needed, str(load.keys), hint)
         memory = self.memory(load)
         if not memory.fits:
             raise CapacityError(
@@ -251,7 +262,7 @@ class Model:
         parts = plan.expert_parts
         copies = experts.chosen if plan.ep > 1 else 1
         rows = layers.rows / plan.tp * copies
-        number_bytes = 1 if self.format.name == "w8a8" else WIDE_BYTES
+        number_bytes = 1 if self.format.in_bytes else WIDE_BYTES
         out_bytes = rows * self.decoder.hidden * number_bytes
         back_bytes = rows * self.decoder.hidden * WIDE_BYTES
         if plan.ep > 1:
@@ -291,7 +302,8 @@ class _Account:
                 self.ledger["cache"] += repeats * fetching_s * (1 - weights_share)
             unit = "vector" if call.unit == "vector" else "cube"
             self.ledger[unit] += repeats * (running_s - fetching_s)
-            self.ledger["starts"] += repeats * timed.start_s
+            if GAPS[self.machine.mode].starts:
+                self.ledger["starts"] += repeats * timed.start_s
             self.ledger["gaps"] += repeats * self.machine.gap_s
             self.kernels += repeats
             self.read_bytes += repeats * read_bytes
@@ -313,7 +325,7 @@ class _Account:
         They may all overlap, so that the largest of them is certain and their sum is not.
         """
         chip = self.machine.chip
-        quickest = "int8" if number_format.name == "w8a8" else number_format.main
+        quickest = "int8" if number_format.in_bytes else number_format.main
         memory_s = self.read_bytes / chip.memory_peak_bytes_per_s
         cube_s = 2 * self.macs / chip.peak_ops_per_s(quickest)
         return max(memory_s, cube_s, self.links_bound_s)
