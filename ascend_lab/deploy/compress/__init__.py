@@ -4,7 +4,8 @@
 # isort: off
 from ascend_lab.deploy.compress.calibrators import METHODS, calibrate
 from ascend_lab.deploy.compress.config import LayerPlan, Plan, Rounding, parse_config, read_config
-from ascend_lab.deploy.compress.learned import cross_entropy, distil, retrain, ulq_slopes
+from ascend_lab.deploy.compress.learned import cross_entropy, distil, retrain
+from ascend_lab.deploy.compress.learned_rounding import ulq_slopes
 from ascend_lab.deploy.compress.fewer_weights import decomposed, sparsified
 from ascend_lab.deploy.compress.mixed import deploy, fastest
 from ascend_lab.deploy.compress.pruning import prune
