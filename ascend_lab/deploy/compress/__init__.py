@@ -12,9 +12,10 @@ from ascend_lab.deploy.compress.pruning import prune
 from ascend_lab.deploy.compress.onnx_file import LeftOut, left_out, qdq_model, upgraded
 from ascend_lab.deploy.compress.qdq import fake_quantised, parse_records, read_records, records_text
 from ascend_lab.deploy.compress.quantise import (
-    Quantised, at_batch, balance_factors, batches_of, layers_of, made_ready, output_error,
-    quantise_graph, seen, with_records,
+    at_batch, batches_of, made_ready, output_error, quantise_graph, with_records,
 )
+from ascend_lab.deploy.compress.balance import balance_factors
+from ascend_lab.deploy.compress.layers import Quantised, layers_of, tensor_values
 from ascend_lab.deploy.compress.scales import (
     LayerScales, Scale, channel_scales, scale_between, signal_to_noise_db,
 )
@@ -25,5 +26,5 @@ __all__ = [
     "decomposed", "deploy", "distil", "fake_quantised", "fastest", "layers_of", "left_out",
     "made_ready", "output_error", "parse_config", "parse_records", "prune", "qdq_model",
     "quantise_graph", "read_config", "read_records", "records_text", "retrain", "scale_between",
-    "seen", "signal_to_noise_db", "sparsified", "ulq_slopes", "upgraded", "with_records",
+    "signal_to_noise_db", "sparsified", "tensor_values", "ulq_slopes", "upgraded", "with_records",
 ]

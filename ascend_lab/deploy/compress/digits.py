@@ -13,8 +13,8 @@ import numpy as np
 
 from ascend_lab.compiler import Graph, GraphBuilder, Value, evaluate
 from ascend_lab.compiler.ir import Values
+from ascend_lab.deploy.compress.layers import with_values
 from ascend_lab.deploy.compress.learned import Schedule, cross_entropy, fit, trained_weights
-from ascend_lab.deploy.compress.quantise import with_values
 from ascend_lab.errors import UnsupportedError
 
 BATCH = 50

@@ -16,15 +16,15 @@ import numpy as np
 from ascend_lab.cluster.parallel.values import Adam, Tape, Var
 from ascend_lab.compiler import Graph, Node
 from ascend_lab.compiler.ir import Values, operator_of
+from ascend_lab.deploy.compress.layers import Feeds, Quantised, tensor_values, with_values
 from ascend_lab.deploy.compress.learned_rounding import (
     LearnedRounding,
     in_bounds,
     roundings_of,
 )
-from ascend_lab.deploy.compress.quantise import Feeds, Quantised, seen, with_values
 
 Loss = Callable[[Values, int], tuple[float, Values]]
-"""From an output and the number of its feed to the loss and the slope with respect to the output."""
+"""From an output and the number of its feed to the loss and the slope with respect to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ def distil(
     graph = quantised.graph
     nodes = [graph.node(layer.name) for layer in quantised.layers]
     names = {name for node in nodes for name in (node.inputs[0], node.output)}
-    teacher = seen(graph, feeds, names)
+    teacher = tensor_values(graph, feeds, names)
     roundings = roundings_of(quantised, fresh=False)
     layers = []
     losses: dict[str, list[float]] = {}

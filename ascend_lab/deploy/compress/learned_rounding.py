@@ -23,7 +23,7 @@ import numpy as np
 
 from ascend_lab.cluster.parallel.values import Tape, Var
 from ascend_lab.compiler.ir import Values
-from ascend_lab.deploy.compress.quantise import Quantised, by_node, channel_axis
+from ascend_lab.deploy.compress.layers import Quantised, by_node, channel_axis
 from ascend_lab.deploy.compress.scales import (
     EPSILON,
     LayerScales,
@@ -50,7 +50,7 @@ def ulq(x: Values, low: float, high: float, bits: int = 8) -> Values:
 def ulq_slopes(
     x: Values, low: float, high: float, g: Values, bits: int = 8
 ) -> tuple[Values, float, float]:
-    """Return the slopes with respect to x, low and high, from `g`, the slope of the result of `ulq`.
+    """Return the slopes with respect to x, low and high, from `g`, the slope of the rounded x.
 
     An end moves the numbers clipped to it by 1. Since s = (high - low) / (2^b - 1), it also moves
     all numbers by their rounding error in steps, divided by the 2^b - 1 steps.

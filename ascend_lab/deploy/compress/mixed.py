@@ -34,7 +34,14 @@ import numpy as np
 from ascend_lab.compiler import Graph, compile_stages, constant_bytes, evaluate, ir
 from ascend_lab.compiler.passes.formats import Steps, in_pairs
 from ascend_lab.compiler.passes.quantised import fold
-from ascend_lab.deploy.compress import qdq, quantise as q
+from ascend_lab.deploy.compress import qdq
+from ascend_lab.deploy.compress.layers import (
+    Feeds,
+    Quantised,
+    by_node,
+    output_of,
+    weight_scales,
+)
 from ascend_lab.deploy.compress.scales import LayerScales, fake
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.machine.chip import Chip
@@ -300,13 +307,13 @@ def layer_times(graph: Graph, layers: Sequence[LayerScales], chip: Chip | str) -
     return found
 
 
-def layer_errors(found: q.Quantised, feeds: q.Feeds) -> dict[str, float]:
+def layer_errors(found: Quantised, feeds: Feeds) -> dict[str, float]:
     """Return the squared relative error of each layer's output, quantised alone, over all samples.
 
     A layer whose output is all zero has none.
     """
     graph = found.graph
-    layers = q.by_node(found)
+    layers = by_node(found)
     nodes = [node for node in graph.nodes if node.name in layers]
     names = tuple(dict.fromkeys(node.inputs[0] for node in nodes))
     sums = {node.name: np.zeros(2) for node in nodes}
@@ -316,16 +323,16 @@ def layer_errors(found: q.Quantised, feeds: q.Feeds) -> dict[str, float]:
             layer = layers[node.name]
             rest = [graph.constants[n].array() for n in node.inputs[1:]]
             x = values[node.inputs[0]]
-            scales = q.weight_scales(layer, node, graph)
-            wanted = q.output_of(node, [x, *rest], np.float32)
+            scales = weight_scales(layer, node, graph)
+            wanted = output_of(node, [x, *rest], np.float32)
             given = fake(x, layer.scale, layer.offset, layer.bits)
             weights = fake(rest[0], scales, 0, layer.weight_bits)
-            gap = q.output_of(node, [given, weights, *rest[1:]], np.float32) - wanted
+            gap = output_of(node, [given, weights, *rest[1:]], np.float32) - wanted
             sums[node.name] += [np.vdot(v, v) for v in (gap, wanted)]
     return {name: float(gap / whole) if whole else 0.0 for name, (gap, whole) in sums.items()}
 
 
-def options_of(found: q.Quantised, feeds: q.Feeds, chip: Chip | str) -> tuple[Layer, ...]:
+def options_of(found: Quantised, feeds: Feeds, chip: Chip | str) -> tuple[Layer, ...]:
     """Return fp16 and int8 for each layer, with their times on a chip and their errors."""
     half = layer_times(found.graph, found.layers, chip)
     byte = layer_times(deploy(found.graph, found.layers), found.layers, chip)
@@ -335,9 +342,9 @@ def options_of(found: q.Quantised, feeds: q.Feeds, chip: Chip | str) -> tuple[La
     )
 
 
-def ranking_of(found: q.Quantised, feeds: q.Feeds) -> tuple[str, ...]:
+def ranking_of(found: Quantised, feeds: Feeds) -> tuple[str, ...]:
     """Return the layers, the least similar first: outputs of the network and its quantised self."""
-    outs = {node.name: node.output for node in found.graph.nodes if node.name in q.by_node(found)}
+    outs = {node.name: node.output for node in found.graph.nodes if node.name in by_node(found)}
     graphs = (found.graph, qdq.fake_quantised(found))
     totals = dict.fromkeys(outs, 0.0)
     for feed in feeds:
@@ -374,13 +381,13 @@ class Choice:
         return min(self.exact_s, self.published_s, self.float_s)
 
 
-def mixed_graph(found: q.Quantised, mix: Mix) -> Graph:
+def mixed_graph(found: Quantised, mix: Mix) -> Graph:
     """Return the network with the layers in int8 that a mix says, the others in floating point."""
     whole = [layer for layer in found.layers if mix.formats.get(layer.name) == "int8"]
     return deploy(found.graph, whole) if whole else found.graph
 
 
-def choose(found: q.Quantised, feeds: q.Feeds, chip: Chip | str, share: float = 0.3) -> Choice:
+def choose(found: Quantised, feeds: Feeds, chip: Chip | str, share: float = 0.3) -> Choice:
     """Return formats for the layers of a network that keep `share` of the error of all in int8.
 
     The exact mix has at most the error of the published one. Raises as compiling.

@@ -24,9 +24,17 @@ import numpy as np
 from ascend_lab.compiler import Graph, Node, ir
 from ascend_lab.compiler.onnx.model_file import sound_nodes, title
 from ascend_lab.compiler.passes import formats
-from ascend_lab.deploy.compress import qdq, quantise as q
+from ascend_lab.deploy.compress import qdq
 from ascend_lab.deploy.compress.config import PRODUCTS, Plan
-from ascend_lab.deploy.compress.quantise import Quantised
+from ascend_lab.deploy.compress.layers import (
+    HEAVY,
+    Quantised,
+    bias_of,
+    by_node,
+    channel_axis,
+    input_axes,
+    why_not,
+)
 from ascend_lab.deploy.compress.scales import LayerScales, along, quantise
 from ascend_lab.errors import UnsupportedError
 
@@ -87,11 +95,11 @@ def left_out(
     layers = set[str]()
     found: dict[str, LeftOut] = {}
     for node in graph.nodes:
-        if node.op not in q.HEAVY:
+        if node.op not in HEAVY:
             continue
         owner = next(places.candidates(node), None)
         name, op = (title(owner), owner.op_type) if owner is not None else (node.name, node.op)
-        reason = q.why_not(node, graph)
+        reason = why_not(node, graph)
         if not reason and plan.of(node) is None:
             reason = "the configuration skips it"
         elif not reason and places.layer(node) is None:
@@ -178,7 +186,7 @@ class _Writer:
         self.graph = model.graph
         self.before = before
         self.after = found.graph
-        self.layers = q.by_node(found)
+        self.layers = by_node(found)
         self.places = Places(model)
         self.stored = {tensor.name: tensor for tensor in self.graph.initializer}
         self.names = {name for node in self.graph.node for name in (*node.input, *node.output)}
@@ -265,7 +273,7 @@ class _Writer:
             raise self.missing(node)
         weights, axis = self.weights(node, site)
         changed = node.name in shifts
-        bias = shifts[node.name] if changed else q.bias_of(node, self.after)
+        bias = shifts[node.name] if changed else bias_of(node, self.after)
         if layer is None:
             site.input[1] = self.store(f"{node.inputs[1]}_folded", weights)
             whole = None
@@ -295,7 +303,7 @@ class _Writer:
     def weights(self, node: Node, site: NodeProto) -> tuple[ir.Values, int | None]:
         """Return a layer's weights as its operator has them, and the axis of its channels."""
         values = self.after.constants[node.inputs[1]].array()
-        axis = q.channel_axis(node, self.after)
+        axis = channel_axis(node, self.after)
         rank = values.ndim
         turned = any(one.name == "transB" and one.i for one in site.attribute)
         if node.op in PRODUCTS and turned != bool(node.attr("trans_b", False)):
@@ -315,7 +323,7 @@ class _Writer:
         own = {one.name: one for one in self.before.nodes}.get(node.name)
         if not layer.balance or (own is not None and own.inputs[0] == node.inputs[0]):
             return str(site.input[0])
-        axes = q.input_axes(node, self.after)
+        axes = input_axes(node, self.after)
         assert axes is not None
         rank = len(self.before.types[own.inputs[0]].shape) if own is not None else axes[0] + 1
         row = site.op_type.startswith("Conv") and self.weights(node, site)[0].ndim == 3

@@ -16,8 +16,15 @@ import numpy as np
 
 from ascend_lab.compiler import Draft, Graph, Node, ir
 from ascend_lab.compiler.passes import formats
-from ascend_lab.deploy.compress import config, quantise as q
-from ascend_lab.deploy.compress.quantise import Quantised, constant_of, weight_scales
+from ascend_lab.deploy.compress import config
+from ascend_lab.deploy.compress.layers import (
+    BIAS_STEPS,
+    Quantised,
+    bias_of,
+    by_node,
+    constant_of,
+    weight_scales,
+)
 from ascend_lab.deploy.compress.scales import LayerScales, fake, limits
 from ascend_lab.errors import InputError
 from ascend_lab.limits import TABLE_BYTES, read_file
@@ -76,7 +83,7 @@ def fake_quantised(found: Quantised) -> Graph:
         bias = whole_bias(layer, node, graph) * bias_scales(layer)
         return draft.add(constant_of(bias), f"{name}_fake")
 
-    return with_reads(found.graph, q.by_node(found), put)
+    return with_reads(found.graph, by_node(found), put)
 
 
 def bias_scales(layer: LayerScales) -> ir.Values:
@@ -89,14 +96,14 @@ def whole_bias(layer: LayerScales, node: Node, graph: Graph) -> ir.Values | None
 
     That is one of other than a number a channel, and one that int32 does not hold in such steps.
     """
-    bias = q.bias_of(node, graph)
+    bias = bias_of(node, graph)
     return None if bias is None else whole_steps(bias, layer)
 
 
 def whole_steps(bias: ir.Values, layer: LayerScales) -> ir.Values | None:
     """Return a bias in steps of a layer's sums, as `whole_bias` does."""
     steps = np.rint(bias.astype(np.float64) / bias_scales(layer))
-    held = np.abs(steps).max(initial=0.0) <= 2 * q.BIAS_STEPS - 1
+    held = np.abs(steps).max(initial=0.0) <= 2 * BIAS_STEPS - 1
     return steps.astype(np.int32) if held else None
 
 
