@@ -21,8 +21,6 @@ Feeds = Sequence[Mapping[str, Any]]
 ATTENTION = ("attention", "flash_attention", "attention_scores", "attention_context")
 HEAVY = (*CONVOLUTIONS, *PRODUCTS, *ATTENTION)
 """Operators that multiply matrices or convolve: those that quantising could make faster."""
-BIAS_STEPS = 2.0**30
-"""Most steps that a bias may be: int32 ends at 2^31, so sums of products have as much room."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ import numpy as np
 from ascend_lab.compiler import Graph, compile_stages, constant_bytes, evaluate, ir
 from ascend_lab.compiler.passes.formats import Steps, in_pairs
 from ascend_lab.compiler.passes.quantised import fold
-from ascend_lab.deploy.compress import qdq
+from ascend_lab.deploy.compress.fake_quantisation import fake_quantised
 from ascend_lab.deploy.compress.layers import (
     Feeds,
     Quantised,
@@ -345,7 +345,7 @@ def options_of(found: Quantised, feeds: Feeds, chip: Chip | str) -> tuple[Layer,
 def ranking_of(found: Quantised, feeds: Feeds) -> tuple[str, ...]:
     """Return the layers, the least similar first: outputs of the network and its quantised self."""
     outs = {node.name: node.output for node in found.graph.nodes if node.name in by_node(found)}
-    graphs = (found.graph, qdq.fake_quantised(found))
+    graphs = (found.graph, fake_quantised(found))
     totals = dict.fromkeys(outs, 0.0)
     for feed in feeds:
         one, two = (evaluate(replace(g, outputs=tuple(outs.values())), feed) for g in graphs)

@@ -24,7 +24,6 @@ import numpy as np
 from ascend_lab.compiler import Graph, Node, ir
 from ascend_lab.compiler.onnx.model_file import sound_nodes, title
 from ascend_lab.compiler.passes import formats
-from ascend_lab.deploy.compress import qdq
 from ascend_lab.deploy.compress.config import PRODUCTS, Plan
 from ascend_lab.deploy.compress.layers import (
     HEAVY,
@@ -35,7 +34,13 @@ from ascend_lab.deploy.compress.layers import (
     input_axes,
     why_not,
 )
-from ascend_lab.deploy.compress.scales import LayerScales, along, quantise
+from ascend_lab.deploy.compress.scales import (
+    LayerScales,
+    along,
+    bias_in_steps,
+    bias_scales,
+    quantise,
+)
 from ascend_lab.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -287,14 +292,14 @@ class _Writer:
             kind = WIDTHS.get(layer.weight_bits, np.int8)
             grid = _Grid(values.astype(kind), flat, axis)
             site.input[1] = self.constant(grid, f"{node.inputs[1]}_dequantised")
-            whole = qdq.whole_steps(bias, layer) if bias is not None else None
+            whole = bias_in_steps(bias, layer) if bias is not None else None
         if bias is None or (whole is None and not changed):
             return
         if whole is None or layer is None:
             name = self.store(f"{node.name}_bias", bias)
         else:
             own = node.inputs[2] if len(node.inputs) > 2 else f"{node.name}_bias"
-            scales = qdq.bias_scales(layer)
+            scales = bias_scales(layer)
             grid = _Grid(whole, scales, 0 if scales.size > 1 else None)
             name = self.constant(grid, f"{own}_dequantised")
         del site.input[2:]

@@ -20,7 +20,6 @@ from ascend_lab.deploy.compress.adaptive_rounding import with_rounded_weights
 from ascend_lab.deploy.compress.balance import balanced, with_balance
 from ascend_lab.deploy.compress.config import CONVOLUTIONS, LayerPlan, Plan
 from ascend_lab.deploy.compress.layers import (
-    BIAS_STEPS,
     Feeds,
     Quantised,
     bias_of,
@@ -29,7 +28,7 @@ from ascend_lab.deploy.compress.layers import (
     layers_of,
     tensor_values,
 )
-from ascend_lab.deploy.compress.scales import EPSILON, LayerScales, Scale, limits
+from ascend_lab.deploy.compress.scales import BIAS_STEPS, EPSILON, LayerScales, Scale, limits
 from ascend_lab.errors import InputError
 
 TINY = 2.0**-10

@@ -24,6 +24,8 @@ EPSILON = float(np.finfo(np.float32).eps)
 """FLT_EPSILON, 1.2e-7: the least scale that the rules know."""
 LARGEST = 1e18
 """Numbers below it have squares that fp32, which ends at 3.4e38, can hold."""
+BIAS_STEPS = 2.0**30
+"""Most steps that a bias may be: int32 ends at 2^31, so sums of products have as much room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,3 +163,21 @@ class LayerScales:
         half = 2 ** (self.bits - 1)
         if not -half <= self.offset < half:
             raise InputError(f"{self.name}: an offset in {self.bits} bits", str(self.offset))
+
+
+def bias_scales(layer: LayerScales) -> Values:
+    """Return the scales of a layer's sums: one, or one per output channel.
+
+    A sum of products of whole numbers counts in steps of input scale x weight scale.
+    """
+    return np.float32(layer.scale) * np.asarray(layer.weight_scales, np.float32)
+
+
+def bias_in_steps(bias: Values, layer: LayerScales) -> Values | None:
+    """Return round(b / (scale x weight scale)) in int32; None for a bias that int32 cannot hold.
+
+    Such a bias stays in floats.
+    """
+    steps = np.rint(bias.astype(np.float64) / bias_scales(layer))
+    fits = np.abs(steps).max(initial=0.0) <= 2 * BIAS_STEPS - 1
+    return steps.astype(np.int32) if fits else None
