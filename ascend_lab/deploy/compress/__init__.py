@@ -9,7 +9,8 @@ from ascend_lab.deploy.compress.learned_rounding import ulq_slopes
 from ascend_lab.deploy.compress.fewer_weights import decomposed, sparsified
 from ascend_lab.deploy.compress.mixed import deploy, fastest
 from ascend_lab.deploy.compress.pruning import prune
-from ascend_lab.deploy.compress.onnx_file import LeftOut, left_out, qdq_model, upgraded
+from ascend_lab.deploy.compress.onnx_layers import LeftOut, left_out
+from ascend_lab.deploy.compress.onnx_file import qdq_model, upgraded
 from ascend_lab.deploy.compress.fake_quantisation import fake_quantised
 from ascend_lab.deploy.compress.records import parse_records, read_records, records_text
 from ascend_lab.deploy.compress.quantise import (
