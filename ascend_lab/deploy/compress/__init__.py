@@ -7,7 +7,8 @@ from ascend_lab.deploy.compress.config import LayerPlan, Plan, Rounding, parse_c
 from ascend_lab.deploy.compress.learned import cross_entropy, distil, retrain
 from ascend_lab.deploy.compress.learned_rounding import ulq_slopes
 from ascend_lab.deploy.compress.fewer_weights import decomposed, sparsified
-from ascend_lab.deploy.compress.mixed import deploy, fastest
+from ascend_lab.deploy.compress.deployed import deploy
+from ascend_lab.deploy.compress.knapsack import fastest
 from ascend_lab.deploy.compress.pruning import prune
 from ascend_lab.deploy.compress.onnx_layers import LeftOut, left_out
 from ascend_lab.deploy.compress.onnx_file import qdq_model, upgraded
