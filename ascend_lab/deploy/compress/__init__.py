@@ -6,7 +6,8 @@ from ascend_lab.deploy.compress.calibrators import METHODS, calibrate
 from ascend_lab.deploy.compress.config import LayerPlan, Plan, Rounding, parse_config, read_config
 from ascend_lab.deploy.compress.learned import cross_entropy, distil, retrain
 from ascend_lab.deploy.compress.learned_rounding import ulq_slopes
-from ascend_lab.deploy.compress.fewer_weights import decomposed, sparsified
+from ascend_lab.deploy.compress.low_rank import decomposed
+from ascend_lab.deploy.compress.sparsity import sparsified
 from ascend_lab.deploy.compress.deployed import deploy
 from ascend_lab.deploy.compress.knapsack import fastest
 from ascend_lab.deploy.compress.pruning import prune
