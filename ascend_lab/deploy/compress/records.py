@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ascend_lab.deploy.compress import config
+from ascend_lab.deploy.compress.protobuf_text import read_text
 from ascend_lab.deploy.compress.scales import LayerScales
 from ascend_lab.errors import InputError
 from ascend_lab.limits import TABLE_BYTES, read_file
@@ -32,7 +32,7 @@ _VALUE: Mapping[str, Any] = {
     "fakequant_precision_mode": "values are computed in fp32",
     **dict.fromkeys(("scale_h", "offset_h", "scale_r", "offset_r"), _RNN),
 }
-"""Keys of a record's value, in the form that `config.read_text` takes."""
+"""Keys of a record's value, in the form that `protobuf_text.read_text` takes."""
 _FILE: Mapping[str, Any] = {
     "record": [{"key": str, "value": _VALUE}],
     "prune_record": "records of pruning are not read here",
@@ -42,7 +42,7 @@ _FILE: Mapping[str, Any] = {
 def parse_records(text: str, where: str = "record file") -> tuple[LayerScales, ...]:
     """Return the layers of a record file; raise `InputError` naming the layer or key at fault."""
     layers: dict[str, LayerScales] = {}
-    for record in config.read_text(text, _FILE, where).get("record", []):
+    for record in read_text(text, _FILE, where).get("record", []):
         name = record.get("key", "")
         value = record.get("value", {})
         missing = [key for key in ("scale_d", "scale_w") if key not in value]

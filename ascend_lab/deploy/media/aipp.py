@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.deploy.compress.config import read_text
+from ascend_lab.deploy.compress.protobuf_text import read_text
 from ascend_lab.deploy.media.dvpp import Csc, Image, convert, csc_of, resize
 from ascend_lab.errors import InputError
 from ascend_lab.limits import TOML_BYTES, naming, read_file
