@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 from ascend_lab.compiler import GraphBuilder, evaluate, zoo
 from ascend_lab.compiler.evaluate import random_inputs
 from ascend_lab.deploy.compress import low_rank, pruning, sparsity
+from ascend_lab.deploy.compress.digits import transformer
 from ascend_lab.errors import InputError, UnsupportedError
 
 
@@ -129,6 +130,18 @@ def test_a_pruned_graph_is_smaller_and_equals_the_masked_one(aligned):
     assert np.allclose(masked, small, rtol=1e-4, atol=1e-4 * np.abs(masked).max())
     whole = next(iter(evaluate(graph, inputs).values()))
     assert not np.allclose(whole, small, rtol=1e-2)
+
+
+def test_a_transformer_that_folds_its_batch_into_rows_can_be_pruned():
+    """Its reshapes join batch and rows, (50, 1, 8, 8) to (400, 8): they flatten no channels."""
+    graph = transformer()
+    pruned = pruning.prune(graph, 0.4)
+    assert set(pruned.removed) == {graph.node("up").output}
+    inputs = random_inputs(graph)
+    masked, small = (
+        next(iter(evaluate(g, inputs).values())) for g in (pruned.masked, pruned.graph)
+    )
+    assert np.allclose(masked, small, rtol=1e-4, atol=1e-4 * np.abs(masked).max())
 
 
 def test_what_makes_numbers_of_zeros_keeps_its_channels():

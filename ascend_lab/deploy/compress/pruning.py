@@ -162,18 +162,20 @@ def _written_channels(channels: Channels, node: Node) -> Segments | None:
     if node.op in FOLLOWED and fixed:
         return segments
     if node.op == "reshape":
-        old_shape = graph.types[x].shape
-        new_shape = graph.types[node.output].shape
-        # only (n, c, h, w) to (n, c h w) is followed: a channel becomes h w neighbours
-        repeats = math.prod(old_shape[2:])
-        flat = len(new_shape) == 2 and new_shape == (old_shape[0], old_shape[1] * repeats)
-        return tuple((key, n * repeats) for key, n in segments) if flat else None
+        repeats = math.prod(graph.types[x].shape[2:])
+        return tuple((key, n * repeats) for key, n in segments) if _flattens(graph, node) else None
     if node.op == "concat" and node.attr("axis", 0) % len(graph.types[x].shape) == 1:
         parts = [channels.segments.get(name) for name in node.inputs]
         if not all(parts):
             return None
         return tuple(segment for part_segments in parts for segment in part_segments or ())
     return _elementwise_channels(channels, node, segments)
+
+
+def _flattens(graph: Graph, node: Node) -> bool:
+    """Tell whether a reshape is (n, c, h, w) to (n, c h w), so that a channel is h w neighbours."""
+    old_shape = graph.types[node.inputs[0]].shape
+    return graph.types[node.output].shape == (old_shape[0], math.prod(old_shape[1:]))
 
 
 def _layer_channels(channels: Channels, node: Node, x_segments: Segments) -> Segments | None:
@@ -334,8 +336,8 @@ def _changed_graph(channels: Channels, removed: Removed, change: Change) -> Grap
             kind = replace(graph.constants[inputs[place]].type, shape=array.shape)
             inputs[place] = draft.add(Constant(kind, array), f"{inputs[place]}_pruned")
         x = draft.types[inputs[0]].shape
-        if node.op == "reshape" and channels.segments.get(node.output) and len(attrs["shape"]) == 2:
-            # flattened rows have become shorter
+        if node.op == "reshape" and _flattens(graph, node):
+            # its rows have become shorter
             attrs["shape"] = (x[0], math.prod(x[1:]))
         if node.op == "conv2d" and node.attr("groups", 1) > 1:
             # one group a channel: fewer channels are fewer groups
