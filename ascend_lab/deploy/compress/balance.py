@@ -46,6 +46,7 @@ def balanced(
     values = tensor_values(graph, feeds, (node.inputs[0] for node, _ in to_balance))
     factors: dict[str, tuple[float, ...]] = {}
     for node, (x_axis, w_axis) in to_balance:
+        # over all feeds, the largest |x| of each input channel
         x_largest = np.max([largest_along(x, x_axis) for x in values[node.inputs[0]]], axis=0)
         weights = graph.constants[node.inputs[1]].array()
         strength = plans[node.name].strength or 0.0
@@ -82,6 +83,7 @@ def balance_factors(x_largest: Values, w_largest: Values, strength: float = 0.5)
 
 def largest_along(values: Values, axis: int) -> Values:
     """Return the largest |v| of each slice along an axis."""
+    # (n, c, h, w) along axis 1 becomes c rows of n h w numbers
     rows = np.abs(np.moveaxis(values, axis, 0)).reshape(values.shape[axis], -1)
     largest: Values = rows.max(axis=1)
     return largest
@@ -98,6 +100,7 @@ def with_balance(graph: Graph, factors: Mapping[str, tuple[float, ...]]) -> Grap
         x, w = node.inputs[:2]
         if axes is None or graph.types[x].shape[axes[0]] != len(f):
             raise InputError(f"{node.name}: factors for its input channels", str(len(f)))
+        # f broadcasts as (1, c, 1, 1) in an image x, and as (1, c, 1, 1) in weights (k, c, r, s)
         x_rank, w_rank = (len(graph.types[name].shape) for name in (x, w))
         divisor = draft.add(constant_of(along(f, axes[0], x_rank)), f"{x}_factors")
         weights = graph.constants[w].array() * along(f, axes[1], w_rank)

@@ -102,6 +102,7 @@ class Plan:
             return None
         if node.name in self.layers:
             return self.layers[node.name]
+        # types overlap ("Linear" and "MatMul" both hold matmul): the first that was named counts
         return next((p for t, p in self.types.items() if node.op in TYPES[t]), self.common)
 
     def check(self, graph: Graph) -> None:
@@ -120,6 +121,7 @@ class Plan:
 # -- the file -------------------------------------------------------------------------------------
 # Tables of keys as `protobuf_text` reads them; a text in place of a kind says why a key is refused.
 _ACTIVATION = {"asymmetric": bool, "dst_type": ("INT8", "INT16")}
+# AMCT calls shares of the numbers percentiles: 0.999999, not 99.9999
 _PERCENT = Range(float, 0.5, 1)
 _BETA = Range(float, 1, 1e3)
 _LAYER: Mapping[str, Any] = {
@@ -174,6 +176,7 @@ def parse_config(text: str, common: LayerPlan | None = None, where: str = "confi
     common_plan = replace(common or LayerPlan())
     if "activation_offset" in message:
         common_plan = replace(common_plan, asymmetric=message["activation_offset"])
+    # from the widest to the narrowest: defaults, the whole file, the common layer, types and names
     base = _layer(message.get("common_config", {}), common_plan, where)
 
     by_type = _overrides(message, "override_layer_types", "layer_type", base, where)
@@ -235,6 +238,7 @@ def _layer(message: Mapping[str, Any], plan: LayerPlan, where: str) -> LayerPlan
             channel_wise=ada.get("channel_wise", plan.channel_wise),
             rounding=_rounding(ada, where),
         )
+    # "dmq_balancer { }" alone asks for a balance of 0.5
     if (dmq := message.get("dmq_balancer")) is not None:
         plan = replace(plan, strength=dmq.get("migration_strength", 0.5))
     return plan
@@ -242,6 +246,7 @@ def _layer(message: Mapping[str, Any], plan: LayerPlan, where: str) -> LayerPlan
 
 def _ifmr(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the options of the rule `ifmr`."""
+    # the published defaults: 0.70, 0.71, ... 1.29 of the largest number
     usual = {"search_range_start": 0.7, "search_range_end": 1.3, "search_step": 0.01}
     low_ratio, high_ratio, step = (settings.get(key, value) for key, value in usual.items())
     if not low_ratio <= high_ratio or step < (high_ratio - low_ratio) / 1e4:

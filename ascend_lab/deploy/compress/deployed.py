@@ -32,6 +32,7 @@ def deploy(graph: Graph, layers: Sequence[LayerScales]) -> Graph:
             got = f"{layer.bits} and {layer.weight_bits}"
             needed = f"{layer.name}: activations in 8 bits, weights in 8 at most"
             raise UnsupportedError(needed, got, "the cube multiplies int8")
+    # pairs are put around the layers, then folded into them: as if the graph came from a QDQ file
     steps = {
         layer.name: Steps(
             layer.scale, layer.offset, layer.weight_scales, layer.weight_bits, layer.shared
@@ -57,6 +58,7 @@ def bill(graph: Graph, chip: Chip | str) -> Bill:
     """Return the bill of a graph, in fp16 where it is in floating point; raises as compiling."""
     stages = compile_stages(graph, chip)
     times = stages.timeline()
+    # as they are compiled, with what pads them to blocks
     weight_bytes = sum(constant_bytes(stages.compiled).values())
     return Bill(
         times.time_s,

@@ -50,12 +50,14 @@ def fake_quantised(quantised: Quantised) -> Graph:
             rounded_inputs[key] = _rounded_input(draft, node, layer)
         reads[0] = rounded_inputs[key]
         reads[1] = _rounded_weights(draft, node, layer, graph)
+        # on the chip a bias is added to sums in int32, so it is a whole number of their steps
         bias = bias_of(node, graph)
         whole_bias = bias_in_steps(bias, layer) if bias is not None else None
         if whole_bias is not None:
             rounded_bias = constant_of(whole_bias * bias_scales(layer))
             reads[2] = draft.add(rounded_bias, f"{node.inputs[2]}_fake")
         draft.become(node, node.op, reads, node.attrs)
+    # an addition beside a layer reads the same rounded tensor, as it will in bytes on the chip
     shared_layers = [name for name, layer in layers.items() if layer.shared]
     for addition, name in formats.summands(graph, shared_layers):
         layer = layers[name]

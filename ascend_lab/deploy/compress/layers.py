@@ -42,6 +42,7 @@ def layers_of(graph: Graph) -> tuple[Node, ...]:
 
 def why_not(node: Node, graph: Graph) -> str:
     """Return why a convolution or product cannot be quantised, "" if it can."""
+    # a layer read from a QDQ file has DequantizeLinear before it, and integer files int8 tensors
     producers = [graph.producers[n].op for n in node.inputs[:2] if n in graph.producers]
     dtypes = {graph.types[name].dtype for name in (*node.inputs[:2], node.output)}
     if node.op in ATTENTION:
@@ -83,6 +84,7 @@ def channel_axis(node: Node, graph: Graph) -> int | None:
     rank = len(graph.types[node.inputs[1]].shape)
     if rank > 2:
         return None
+    # a product x w has its outputs along the columns of w (k, n), or along the rows of w^T
     return rank - 2 if node.attr("trans_b") else rank - 1
 
 
@@ -91,6 +93,7 @@ def input_axes(node: Node, graph: Graph) -> tuple[int, int] | None:
 
     None for a convolution in groups: its weights see only some of the channels.
     """
+    # x (m, k) w (k, n): k is the last axis of x and the last but one of w
     if node.op in PRODUCTS:
         weight_rank = len(graph.types[node.inputs[1]].shape)
         x_axis = len(graph.types[node.inputs[0]].shape) - 1
@@ -122,6 +125,7 @@ def bias_of(node: Node, graph: Graph) -> Values | None:
 # -- values and constants -------------------------------------------------------------------------
 def tensor_values(graph: Graph, feeds: Feeds, names: Iterable[str]) -> dict[str, list[Values]]:
     """Return what the named tensors of a graph hold, one array for each feed."""
+    # two layers may read the same tensor, which is then an output once
     unique_names = tuple(dict.fromkeys(names))
     runs = [evaluate(replace(graph, outputs=unique_names), feed) for feed in feeds]
     return {name: [run[name] for run in runs] for name in unique_names}

@@ -51,6 +51,7 @@ def run_on_tape(
         tensors[name] = parameters[name] if is_learned else Var([_in_fp64(constant.array())])
     for node in graph.nodes:
         reads = [tensors[name] for name in node.inputs]
+        # input and weights are rounded on the way; a bias, if there is one, is read as it is
         if node.name in roundings:
             reads[:2] = roundings[node.name].rounded_reads(tape, reads[0], reads[1], parameters)
         tensors[node.output] = tape.apply(node.op, *reads, **node.attrs)
@@ -97,9 +98,10 @@ def fit(
         out = tensors[graph.outputs[0]]
         loss_value, slope = loss(out.values[0], feed_number)
         losses.append(loss_value)
+        # one rank, so lists of one array; afterwards each variable has its gradient in `grads`
         tape.backward(out, [slope])
         for name, var in variables.items():
-            if var.grads is not None:
+            if var.grads is not None:  # a constant that no path leads from to the loss has none
                 updated, states[name] = optimizer.update(
                     values[name], var.grads[0], states[name], step
                 )
@@ -177,6 +179,7 @@ def distil(
     """
     graph = quantised.graph
     nodes = [graph.node(layer.name) for layer in quantised.layers]
+    # what each layer reads and gives without rounding, on every feed: inputs and targets below
     names = {name for node in nodes for name in (node.inputs[0], node.output)}
     teacher = tensor_values(graph, feeds, names)
     roundings = roundings_of(quantised, fresh=False)

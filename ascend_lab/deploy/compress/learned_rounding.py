@@ -56,6 +56,7 @@ def ulq_slopes(
     all numbers by their rounding error in steps, divided by the 2^b - 1 steps.
     """
     scale = scale_between(low, high, bits, True)
+    # the real numbers of the least and the largest level, which differ from low and high a little
     lowest, highest = (scale.scale * (q - scale.offset) for q in limits(bits))
     under = x < lowest
     over = x > highest
@@ -104,6 +105,7 @@ class LearnedRounding:
 
     def start(self, weights: Values) -> dict[str, Values]:
         """Return the learned numbers to start with, by name."""
+        # scale 0.02 and offset -28 in 8 bits: the range starts as -2 to 3.1
         low, high = (self.layer.scale * (q - self.layer.offset) for q in limits(self.layer.bits))
         steps = np.array(self.layer.weight_scales)
         if self.fresh:
@@ -160,6 +162,7 @@ def in_bounds(name: str, value: Values) -> Values:
 
     A range keeps 0 inside (low <= 0 <= high) and a step stays positive.
     """
+    # names are those of `LearnedRounding.name`; weights pass through unchanged
     if name.endswith(".low"):
         return np.minimum(value, 0.0)
     return np.maximum(value, EPSILON) if name.endswith((".high", ".steps")) else value

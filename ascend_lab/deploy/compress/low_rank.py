@@ -92,6 +92,8 @@ def evbmf_rank(matrix: ir.Values) -> int:
     squares = np.linalg.svd(array, compute_uv=False) ** 2
     if not squares[0] > 0:
         return 0
+    # A 64 x 256 matrix: alpha = 0.25, tau = 1.26, limit = 2.26 x 1.2 = 2.71. Pure noise alone has
+    # squares up to (1 + sqrt(alpha))^2 = 2.25 in these units.
     alpha = rows / columns
     tau = THRESHOLD * math.sqrt(alpha)
     limit = (1 + tau) * (1 + alpha / tau)
@@ -125,6 +127,7 @@ def _noise(squares: ir.Values, rows: int, columns: int, limit: float) -> float:
         return high
 
     def energy(noise: float) -> float:
+        # a singular value of 0 would have the logarithm of 0
         x = np.maximum(squares / (columns * noise), np.finfo(float).tiny)
         above = x[x > limit]
         below = x[x <= limit]
@@ -142,6 +145,7 @@ def rank_of(thin: Thin, estimate: int) -> int:
 
     Rounding to the nearest multiple must not lose more than a tenth: 20 becomes 32, not 16.
     """
+    # 256 to 256 channels, 3 x 3: 768 rows, so the rank lies from 153 to 192 whatever was estimated
     rows = thin.matrix[0]
     divisor = DIVISORS[min(thin.features, thin.channels) >= WIDE]
     bounded = min(max(estimate, rows // (divisor + 1)), rows // divisor)
@@ -163,6 +167,7 @@ def split_weights(thin: Thin, weights: ir.Values, rank: int) -> tuple[ir.Values,
     Each takes the square root of the singular values, so that both have weights of like size.
     """
     u, s, vt = np.linalg.svd(_unfolded(thin, weights), full_matrices=False)
+    # u has a row for each (channel, first tap), vt a column for each (feature, second tap)
     root = np.sqrt(s[:rank])
     low, high = thin.kernel if thin.rows_first else thin.kernel[::-1]
     u_part = (u[:, :rank] * root).reshape(thin.channels, low, rank).transpose(2, 0, 1)

@@ -81,6 +81,7 @@ def published_mix(layers: Sequence[Layer], back: frozenset[str], exact: str = "f
     """
     choices = []
     for layer in layers:
+        # int8 is not always faster: a small layer may pay more for rounding its input than it saves
         fast = min(range(len(layer.options)), key=lambda i: layer.options[i].time_s)
         exact_options = [i for i, option in enumerate(layer.options) if option.format == exact]
         choices.append(exact_options[0] if layer.name in back and exact_options else fast)
@@ -122,6 +123,7 @@ def layer_errors(quantised: Quantised, feeds: Feeds) -> dict[str, float]:
     names = tuple(dict.fromkeys(node.inputs[0] for node in nodes))
     sums = {node.name: np.zeros(2) for node in nodes}
     for feed in feeds:
+        # all that layers read, in one run without rounding: so each layer's error is its own
         values = evaluate(replace(graph, outputs=names), feed)
         for node in nodes:
             layer = layers[node.name]
@@ -139,6 +141,7 @@ def layer_errors(quantised: Quantised, feeds: Feeds) -> dict[str, float]:
 def options_of(quantised: Quantised, feeds: Feeds, chip: Chip | str) -> tuple[Layer, ...]:
     """Return fp16 and int8 for each layer, with their times on a chip and their errors."""
     layers = quantised.layers
+    # two networks are compiled, one all in fp16 and one all in int8, and timed kernel by kernel
     fp16_s = layer_times(quantised.graph, layers, chip)
     int8_s = layer_times(deploy(quantised.graph, layers), layers, chip)
     errors = layer_errors(quantised, feeds)
@@ -213,6 +216,7 @@ def choose(quantised: Quantised, feeds: Feeds, chip: Chip | str, share: float = 
     # option 0 of a layer is fp16, option 1 int8
     budget = share * sum(layer.options[1].error for layer in layers)
     published = bisected(layers, ranking_of(quantised, feeds), budget)
+    # the published mix rarely uses its whole budget: the exact one must not have more error than it
     exact = fastest(layers, published.error)
     seconds = [
         compile_stages(mixed_graph(quantised, mix), chip).timeline().time_s

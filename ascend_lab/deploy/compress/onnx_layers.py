@@ -79,6 +79,7 @@ def left_out(
     for node in graph.nodes:
         if node.op not in HEAVY:
             continue
+        # what a reader of the report looks for is the operator of the file, not the graph's node
         owner = next(places.candidates(node), None)
         name, op = (title(owner), owner.op_type) if owner is not None else (node.name, node.op)
         reason = why_not(node, graph)
@@ -87,7 +88,7 @@ def left_out(
         elif not reason and places.layer(node) is None:
             reason = f"a file has no form of {op} in eight bits"
             not_in_file.add(node.name)
-        if reason:
+        if reason:  # the first reason of an operator with many nodes is reported
             reasons.setdefault(name, LeftOut(name, op, reason))
         else:
             quantised_names.add(name)

@@ -43,6 +43,7 @@ def pruned_count(channels: int, ratio: float, *, aligned: bool = True) -> int:
     """
     if not 0 <= ratio < 1:
         raise InputError("a ratio from 0 to below 1", str(ratio), "prune less")
+    # at least one channel always stays, or the layer would be gone
     remaining = channels - round(channels * ratio)
     if aligned:
         remaining = min(channels, max(-(-remaining // UNIT) * UNIT, UNIT))
@@ -54,6 +55,8 @@ def balanced_scores(weights: Values) -> Values:
     rows = np.asarray(weights, np.float64).reshape(len(weights), -1)
     if not np.isfinite(rows).all():
         raise InputError("finite weights", "NaN or infinity", "mend them")
+    # Divided by their number, so that layers of many weights a channel do not weigh more; mapped to
+    # 0..1, so that layers of large weights do not. Equal norms are all worth keeping: score 1.
     norms: Values = np.sqrt((rows**2).sum(1)) / rows.shape[1]
     low = norms.min()
     high = norms.max()
@@ -140,6 +143,7 @@ def channels_of(graph: Graph) -> Channels:
     channels.begin(graph.inputs)
     for node in graph.nodes:
         segments = _written_channels(channels, node)
+        # what cannot be followed must find all channels it reads, and starts anew behind
         if segments is None:
             channels.stop(*node.inputs)
             channels.begin(node.outputs)
@@ -261,7 +265,7 @@ def prune(
     channels.fixed.update(graph.node(name).output for name in keep)
     removed: dict[str, tuple[int, ...]] = {}
     for key, names_of in channels.sets().items():
-        if names_of:
+        if names_of:  # tied layers: their scores are added, channel by channel
             total = np.sum([balanced_scores(_rows(graph, name)) for name in names_of], axis=0)
             removed[key] = lowest(total, ratio, aligned=aligned)
     removed = {key: places for key, places in removed.items() if places}
@@ -319,6 +323,7 @@ def _changed_constants(
             array = change(y, array, 1 if outputs_in_columns else 0)
             if node.op != "depthwise_conv2d" and node.attr("groups", 1) == 1:
                 array = change(x, array, 0 if outputs_in_columns else 1)
+        # a bias, a norm's vector, or a factor (c, 1, 1): one number for each channel
         elif array.size == len(y) and array.size > 1:
             array = change(y, array, array.shape.index(len(y)))
         arrays[place] = array

@@ -57,6 +57,7 @@ def made_ready(graph: Graph, plan: Plan) -> Graph:
         excluded = conv is not None and conv.name in plan.unfolded
         return not excluded and images.into_convolution(draft, node)
 
+    # Exporters often write weights as constants that are transposed or cast on the way to a layer.
     graph = rewrite.sweep(compute_constant)(graph)[0]
     if not plan.fold:
         return graph
@@ -122,6 +123,7 @@ def quantise_graph(graph: Graph, feeds: Feeds, plan: Plan | None = None) -> Quan
         raise InputError(needed, f"{len(feeds)} batches", "add some")
     feeds = feeds[: plan.batches]
     graph = made_ready(graph, plan)
+    # plans are found before balancing, which changes what layers read but not their names
     plans = {n.name: p for n in layers_of(graph) if (p := plan.of(n)) is not None}
     if not plans:
         remedy = "skip fewer, or give a model whose layers compute in floating point"
@@ -169,6 +171,7 @@ def _scales_of_layers(
 
 def covers(scale: Scale, values: Values) -> bool:
     """Tell whether a scale's range covers values: rounded by half a step, never clipped."""
+    # where numbers are clipped, the error is more than half a step
     errors = np.abs(scale.fake(values) - values)
     return bool(errors.max(initial=0.0) <= scale.scale * HALF_STEP)
 
@@ -179,6 +182,7 @@ def _input_scale(values: list[Values], plan: LayerPlan) -> Scale:
     Tiny numbers are multiplied before the rule sees them, and the scale is divided again.
     """
     largest = max(float(np.abs(x).max(initial=0.0)) for x in values)
+    # 2^20 is a power of two, so multiplying and dividing by it rounds nothing
     factor = RAISED if 0 < largest < TINY else 1.0
     raised_scale = calibrators.calibrate(
         [x * np.float32(factor) for x in values] if factor != 1 else values,
@@ -223,6 +227,7 @@ def fitting(
     tiny = (largest > 0) & (largest / limits(bits)[1] < EPSILON)
     scales[tiny] = np.maximum(largest[tiny] / limits(bits)[1], 1e-30)
     if bias is None:
+        # through fp32, the format of scales in files and on the chip
         return scales.astype(np.float32).astype(np.float64)
     bias_size = np.abs(bias.astype(np.float64))
     if len(scales) == len(bias_size):

@@ -49,6 +49,7 @@ def parse_records(text: str, where: str = "record file") -> tuple[LayerScales, .
         if not name or missing or name in layers:
             got = f"{name}: no {missing[0]}" if missing else f"{name or 'a record without'} twice"
             raise InputError(f"{where}: records with key, scale_d, scale_w, each once", got)
+        # the form allows offsets of weights; here each is 0, or they are left out
         if any(value.get("offset_w", ())):
             raise InputError(f"{where}: {name}: offset_w of 0", "another", "weights are symmetric")
         # `dst_type` is for both, unless the types of activations and weights are given apart
@@ -75,6 +76,7 @@ def records_text(layers: Iterable[LayerScales]) -> str:
     """Return the record file of some layers; `parse_records` of it gives them back."""
     lines = []
     for layer in layers:
+        # names of nodes may hold quotes and backslashes
         quoted = layer.name.replace("\\", "\\\\").replace('"', '\\"')
         lines += ["record {", f'  key: "{quoted}"', "  value {"]
         # nine digits bring back every fp32 number exactly

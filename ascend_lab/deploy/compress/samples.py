@@ -54,6 +54,7 @@ def batch_of(inputs: Mapping[str, Sizes], outputs: Sequence[Sizes | None]) -> Ba
     once = [s for s, uses in places.items() if len(dict(uses)) == len(uses)]
     symbols = [symbol for symbol in once if any(rank(symbol)[:2])]
     chosen = dict(places[max(symbols, key=rank)]) if symbols else {}
+    # a first size without a name is taken for the batch as well, input by input
     unnamed = {name: 0 for name, sizes in inputs.items() if sizes and sizes[0] == ""}
     return Batch({name: (unnamed | chosen).get(name) for name in inputs})
 
@@ -79,6 +80,7 @@ def feeds_of(
             continue
         if array.ndim != len(sizes) or not _fits(sizes, array.shape):
             raise InputError(f"{flag} of {name} as {_text(sizes)}", str(array.shape), "reshape")
+        # 40 samples: rows 16, ends at 16 and 32; the last 8 fill no feed
         counts[name] = array.shape[axis]
         rows = min(ROWS, counts[name])
         ends = range(rows, counts[name] + 1, rows) if rows else ()
@@ -111,6 +113,7 @@ def _whole(name: str, sizes: Sizes, array: Values) -> list[Values]:
         return list(array)
     if array.ndim == len(sizes) and _fits(sizes, array.shape):
         return [array]
+    # whole batches one behind another: only the first axis may be longer than the model says
     head = sizes[0] if sizes else 0
     same_rest = array.ndim == len(sizes) and _fits(sizes[1:], array.shape[1:])
     if same_rest and isinstance(head, int) and head and array.shape[0] >= head:

@@ -104,12 +104,14 @@ def check(settings: Aipp, chip: Chip | None = None) -> Aipp:
     if s.csc and s.input_format == "YUV400_U8":
         raise InputError("csc_switch: false for YUV400_U8", "true", "grey has no colours")
     if s.crop:
+        # chroma is halved: most chips can only begin a crop where a sample of it begins
         free = chip is not None and chip.name.startswith(FREE_START)
         _check_crop(s.crop, (s.width, s.height), is_yuv and not free)
     if s.scaled:
         _check_scaled(s.scaled, s.crop[2:] if s.crop else (s.width, s.height))
     for name, size in zip(("top", "bottom", "left", "right"), s.padding, strict=True):
         _within(f"{name}_padding_size", size, PADDING)
+    # 1080 on Atlas inference and training products, by the documents: 1070 + 8 + 8 is too wide
     widest = NARROW if chip is not None and chip.name in NARROW_CHIPS else WIDEST
     if any(s.padding) and s.size[0] > widest:
         needed = f"a padded width of at most {widest}{f' on {chip.name}' if chip else ''}"
@@ -170,6 +172,7 @@ def aipp(frames: Image, settings: Aipp, *, dtype: str = "fp16", channels: int = 
     """
     s = check(settings)
     frames = np.asarray(frames)
+    # a frame of 1920 x 1080 in YUV420SP is 3,110,400 bytes, whatever the shape of the array
     if dtype not in ("fp16", "uint8"):
         raise InputError("fp16 or uint8 for AIPP's result", dtype, "choose one")
     if frames.dtype != np.uint8 or frames.size == 0 or frames.size % s.frame_bytes:
@@ -185,6 +188,7 @@ def aipp(frames: Image, settings: Aipp, *, dtype: str = "fp16", channels: int = 
         image = convert(image, Csc(s.csc.matrix, in_bias=s.csc.in_bias))
     elif s.csc:
         image = convert(image, Csc(s.csc.matrix, out_bias=s.csc.out_bias))
+    # of the three channels of YUV a network may take luma alone, of XRGB the fourth as well
     count = channels or s.channels
     if count > image.shape[1]:
         needed = f"at most {image.shape[1]} channels from {s.input_format}"
@@ -204,6 +208,7 @@ def aipp_each(frames: Image, settings_of_frames: Sequence[Aipp], *, dtype: str =
     if not settings_of_frames or flat.size != total:
         needed = f"{len(settings_of_frames)} frames of {total:,} bytes in all"
         raise InputError(needed, f"{flat.size:,}", "check src_image_size and input_format")
+    # an image given as (h, w, c) shows its size: exchanging height and width keeps the bytes
     shape = np.shape(frames)
     source = (settings_of_frames[0].height, settings_of_frames[0].width)
     if len(shape) == 3 and shape[2] in (3, 4) and shape[:2] != source:
@@ -212,6 +217,7 @@ def aipp_each(frames: Image, settings_of_frames: Sequence[Aipp], *, dtype: str =
     if len({s.size for s in settings_of_frames}) > 1:
         sizes = ", ".join(sorted({f"{s.size[0]} x {s.size[1]}" for s in settings_of_frames}))
         raise InputError("one size of result for all images of a batch", sizes, "resize or pad")
+    # frames of 6 and 9 bytes are cut at 6
     raw_frames = np.split(flat, np.cumsum([s.frame_bytes for s in settings_of_frames])[:-1])
     return np.concatenate(
         [
@@ -263,6 +269,7 @@ def normalise(
         np.array(numbers, np.float16).astype(np.float64).reshape(-1, 1, 1)
         for numbers in (mean, minimum, var_reci)
     )
+    # a result beyond 65504 is infinite in fp16, as on the hardware
     with np.errstate(over="ignore"):
         normalised: Image = ((image - m - low) * scale).astype(np.float16)
     return normalised

@@ -72,8 +72,10 @@ def _keys() -> dict[str, Key]:
         keys[f"crop_size_{axis}"] = Key(size, 0)
         keys[f"resize_output_{axis}"] = Key(size, 0, "reserved")
     keys |= {f"{side}_padding_size": Key(PADDING, 0) for side in _SIDES}
+    # entries are 1/256, so 16 bits reach from -128 to 128; left out, they depend on the format
     entry = Range(int, -(2**15), 2**15 - 1)
     keys |= {key: Key(entry, None) for row in _MATRIX for key in row}
+    # defaults of narrow BT.601: luma begins at 16, chroma is centred at 128
     for i, bias in enumerate((16, 128, 128)):
         keys |= {f"{side}_bias_{i}": Key(BYTE, bias) for side in ("input", "output")}
     for i in range(4):
@@ -112,6 +114,7 @@ def read_config(path: str | Path) -> tuple[AippOp, ...]:
 def parse_config(text: str, where: str = "AIPP") -> tuple[AippOp, ...]:
     """Return the operations of a text, in order; raises `InputError` naming the key at fault."""
     table = {"aipp_op": [{name: key.kind for name, key in KEYS.items()}]}
+    # kinds, ranges and lines are checked while reading; modes below, where only the file is named
     messages = read_text(text, table, where).get("aipp_op", ())
     with naming(where):
         return _operations(messages)
@@ -142,6 +145,7 @@ def _operation(message: dict[str, Any]) -> AippOp:
         if key.mode in ("static", "dynamic") and key.mode != mode and value != key.default:
             remedy = "frames bring theirs" if mode == "dynamic" else "drop it"
             raise InputError(f"{name} only with aipp_mode: {key.mode}", mode, remedy)
+    # with the defaults every key has a value from here on
     values = {name: message.get(name, key.default) for name, key in KEYS.items()}
     if mode == "static":
         return AippOp(values["related_input_rank"], _static(values))
@@ -177,6 +181,7 @@ def _static(values: dict[str, Any]) -> Aipp:
 
 def _conversion(values: dict[str, Any]) -> Csc:
     """Return the conversion of a file; entries that it leaves out are those of BT.601 narrow."""
+    # as in the template: from YUV the rows are blue, green, red; all others go to YUV
     target = "BGR" if values["input_format"] == "YUV420SP_U8" else "YUV"
     usual = csc_of("601 narrow", target).matrix
     rows = tuple(

@@ -60,6 +60,7 @@ def csc_of(standard: str, to: str) -> Csc:
             (np.array([1, 0, 0]) - shares) / (2 * (1 - red)) * chroma_scale,
         ]
     )
+    # R = 298/256 (Y - 16) + 409/256 (V - 128) in 601 narrow: the inverse's first row, times 256
     coefficients = np.linalg.inv(to_yuv) if "R" in to else to_yuv
     entries = np.rint(256 * coefficients).astype(int)
     if "Y" in to:
@@ -72,6 +73,7 @@ def csc_of(standard: str, to: str) -> Csc:
 def convert(image: Image, csc: Csc) -> Image:
     """Return an image (n, 3, h, w) of 0..255 in another colour space, as uint8."""
     shifted = image[:, :3].astype(np.int32) - _column(csc.in_bias)
+    # m (3, 3) times the three channels of each pixel; >> 8 divides by the 256 in the matrix
     products = np.einsum("ij,njhw->nihw", np.array(csc.matrix, np.int32), shifted) >> 8
     converted: Image = np.clip(products + _column(csc.out_bias), 0, 255).astype(np.uint8)
     return converted

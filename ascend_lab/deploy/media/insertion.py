@@ -98,6 +98,7 @@ def insert_aipp(
     `small_channel` the first convolution behind each static one reads pixels of 4 channels. Raises
     `InputError` for an input that is missing, no image or of another size, and as `check`.
     """
+    # all names first: inserting a block adds an input, but behind those that ranks count
     ranks = [(op, _image_at(graph, op.rank)) for op in operations]
     for op, name in ranks:
         graph = _inserted(graph, op, name, chip)
@@ -137,6 +138,7 @@ def _inserted(graph: Graph, op: AippOp, name: str, chip: Chip | None) -> Graph:
         attrs["settings"] = astuple(settings)
         types[name] = TensorType((n, settings.frame_bytes), "uint8")
     else:
+        # the vendor's name for the first block, numbered for further ones
         block = next(b for b in (BLOCK, *(f"{BLOCK}_{i}" for i in range(99))) if b not in types)
         extra = (block,)
         types[name] = TensorType((op.max_bytes,), "uint8")
@@ -173,6 +175,8 @@ def fitted(settings: Aipp, width: int, height: int) -> Aipp:
     """
     s = settings
     padded = any(settings.padding)
+    # Sizes of 0 are those of the network: of the frame if nothing is cut, of the crop otherwise.
+    # With padding both could be meant, so nothing is filled in.
     if not s.crop and not padded:
         s = replace(s, width=s.width or width, height=s.height or height)
     elif s.crop and not padded:
@@ -202,6 +206,7 @@ def _in_small_channels(graph: Graph, name: str) -> Graph:
     if c > SMALL_C0 or groups != 1:
         needed = f"{conv.name}: up to {SMALL_C0} channels in one group"
         raise UnsupportedError(needed, f"{c} channels, {groups} groups", _PLAIN)
+    # a width of 30 pixels is no whole number of blocks: AIPP then writes 16 channels
     small = replace(head, attrs={**head.attrs, "small": width % SMALL_C0 == 0})
     return replace(graph, nodes=tuple(small if n is head else n for n in graph.nodes))
 

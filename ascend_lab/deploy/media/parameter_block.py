@@ -46,7 +46,9 @@ def pack_block(settings_of_images: Sequence[Aipp]) -> bytes:
         if settings.padding_value and any(settings.padding):
             got = str(settings.padding_value)
             raise InputError("padding_value 0 in a parameter block", got)
+    # without a conversion its place holds zeros, and its switch is off
     csc = common.csc or Csc(((0, 0, 0),) * 3)
+    # formats count from 1: YUV420SP is 1, RGB888 3
     header = HEADER.pack(
         list(FORMATS).index(common.input_format) + 1,
         common.csc is not None,
@@ -96,6 +98,7 @@ def unpack_block(raw: bytes) -> tuple[Aipp, ...]:
     out_bias = tuple(entries[9:12])
     in_bias = tuple(entries[12:15])
     csc = Csc(rows, out_bias=out_bias, in_bias=in_bias)  # type: ignore[arg-type]
+    # `replace` below adds what each image has for itself
     shared = Aipp(
         list(FORMATS)[number - 1],
         width,

@@ -57,6 +57,7 @@ def jpegd_picture(width: int, height: int, chip: str, sampling: str = "4:2:0") -
     if not (32 <= width <= largest and 32 <= height <= largest):
         needed = f"a JPEG from 32 x 32 to {largest} x {largest} on {chip}"
         raise InputError(needed, f"{width} x {height}", "decode it on the host")
+    # 500 x 333 becomes 512 x 336 on Ascend310, on later chips the same: 512 is also 8 x 64
     align_w, align_h = JPEGD_ALIGN.get(chip, LATER)
     return Picture(
         width, height, aligned(width, align_w), aligned(height, align_h), SAMPLINGS[sampling]
@@ -109,6 +110,7 @@ def vpc_crop_and_resize(
     chroma = rows[chroma_top + y_first // 2 : chroma_top + (y_last + 1) // 2]
     # (rows, 2 columns) to the two planes (2, rows, columns), since U must not be mixed with V
     planes = chroma[:, x_first : x_last + 1].reshape(len(chroma), -1, 2).transpose(2, 0, 1)
+    # rows of out: all of luma, padding included, then half as many of chroma
     buffer = np.zeros((out.size_bytes // out.stride_w, out.stride_w), np.uint8)
     buffer[: out.height, : out.width] = resize(luma, out.width, out.height)
     small = resize(planes, out.width // 2, out.height // 2).transpose(1, 2, 0)
