@@ -24,7 +24,7 @@ from ascend_lab.deploy.compress import (
     qdq_model,
     quantise_graph,
 )
-from ascend_lab.deploy.compress.learned import (
+from ascend_lab.deploy.compress.digits import (
     accuracy,
     convolutional,
     load_digits,

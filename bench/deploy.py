@@ -9,8 +9,9 @@ import numpy as np
 
 from ascend_lab.compiler import Graph, zoo
 from ascend_lab.deploy.compress import LayerPlan, Plan, Quantised, at_batch, quantise_graph
-from ascend_lab.deploy.compress.learned import convolutional, load_digits, trained, transformer
-from ascend_lab.deploy.compress.mixed import choose, ledger
+from ascend_lab.deploy.compress.deployed import ledger
+from ascend_lab.deploy.compress.digits import convolutional, load_digits, trained, transformer
+from ascend_lab.deploy.compress.mixed import choose
 from bench.table import Figure
 
 BATCH = 16

@@ -14,7 +14,7 @@ from ascend_lab.compiler.onnx import import_onnx
 from ascend_lab.compiler.passes import run_passes
 from ascend_lab.compiler.values import run_tasks
 from ascend_lab.deploy import compress
-from ascend_lab.deploy.compress.mixed import ledger
+from ascend_lab.deploy.compress.deployed import ledger
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.operators import ops

@@ -7,12 +7,12 @@ import pytest
 
 from ascend_lab.compiler.onnx import import_onnx
 from ascend_lab.deploy import compress as c
-from ascend_lab.deploy.compress import learned
+from ascend_lab.deploy.compress import digits as task, learned, learned_rounding
 from ascend_lab.deploy.compress.scales import fake, scale_between
 from ascend_lab.errors import UnsupportedError
 from bench.compress import features, known_files, magika_model, named_rightly
 
-MADE = {"cnn": learned.convolutional, "transformer": learned.transformer}
+MADE = {"cnn": task.convolutional, "transformer": task.transformer}
 FOUR = c.LayerPlan("ifmr", bits=4, weight_bits=4)
 
 
@@ -23,8 +23,8 @@ def test_slopes_of_a_learned_range_are_those_of_the_original():
     found = scale_between(-1, 2, 8, True)
     assert (found.scale, found.offset) == (pytest.approx(0.0117647061, abs=1e-10), -43)
     wanted = [-1, -1, -0.2, 0.10588235, 0.5529412, 2, 2]
-    assert learned.ulq(x, -1, 2) == pytest.approx(wanted, abs=1e-6)
-    inside, low, high = learned.ulq_slopes(x, -1, 2, np.ones(7))
+    assert learned_rounding.ulq(x, -1, 2) == pytest.approx(wanted, abs=1e-6)
+    inside, low, high = learned_rounding.ulq_slopes(x, -1, 2, np.ones(7))
     assert inside.tolist() == [0, 1, 1, 1, 1, 1, 0]
     assert high == pytest.approx(0.99901956, abs=2e-7)
     assert low == pytest.approx(1.00098038, abs=2e-7)
@@ -34,11 +34,13 @@ def test_slopes_of_a_learned_step_are_those_of_the_paper():
     """Esser et al. 2020; torch's learnable fake quantisation agrees."""
     x = np.array([-3, -1.2, -0.4, 0, 0.35, 0.9, 2.6, 5])
     assert fake(x, 0.5, 0, 3).tolist() == [-2, -1, -0.5, 0, 0.5, 1, 1.5, 1.5]
-    inside, step = learned.lsq_slopes(x, np.array(0.5), np.ones(8), 3)
+    inside, step = learned_rounding.lsq_slopes(x, np.array(0.5), np.ones(8), 3)
     assert inside.tolist() == [0, 1, 1, 1, 1, 1, 0, 0]
     assert step == pytest.approx(0.551135192, abs=1e-9)
-    assert learned.lsq_start(x, 3) == pytest.approx(1.94134028, abs=1e-8)
-    each = learned.lsq_slopes(np.stack([x, x]), np.array([0.5, 0.5]), np.ones((2, 8)), 3, 0)[1]
+    assert learned_rounding.lsq_start(x, 3) == pytest.approx(1.94134028, abs=1e-8)
+    each = learned_rounding.lsq_slopes(
+        np.stack([x, x]), np.array([0.5, 0.5]), np.ones((2, 8)), 3, 0
+    )[1]
     assert each == pytest.approx([0.551135192] * 2, abs=1e-9)
 
 
@@ -65,22 +67,22 @@ def test_slopes_of_losses_are_their_differences(make):
 # -- real data ------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def digits():
-    return learned.load_digits()
+    return task.load_digits()
 
 
 @pytest.fixture(scope="module")
 def networks(digits):
-    return {name: learned.trained(make(), digits[0]) for name, make in MADE.items()}
+    return {name: task.trained(make(), digits[0]) for name, make in MADE.items()}
 
 
 @pytest.mark.parametrize("name", MADE)
 def test_eight_bits_cost_at_most_half_a_point(name, networks, digits):
     learn, test = digits
-    before = learned.accuracy(networks[name], test)
+    before = task.accuracy(networks[name], test)
     assert before > 0.92
     for method in ("kl", "minmax", "hfmg"):
         found = c.quantise_graph(networks[name], learn.feeds[:3], c.Plan(c.LayerPlan(method)))
-        assert learned.accuracy(c.fake_quantised(found), test) >= before - 0.005, method
+        assert task.accuracy(c.fake_quantised(found), test) >= before - 0.005, method
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -91,7 +93,7 @@ def test_training_with_the_rounding_beats_rounding_afterwards_at_four_bits(name,
         found, learn.feeds, c.cross_entropy(learn.labels), steps=120, rate=1e-3
     )
     assert np.mean(losses[-10:]) < np.mean(losses[:10])
-    before, after = (learned.accuracy(c.fake_quantised(one), test) for one in (found, again))
+    before, after = (task.accuracy(c.fake_quantised(one), test) for one in (found, again))
     assert after > before
     assert [layer.name for layer in again.layers] == [layer.name for layer in found.layers]
     assert {layer.bits for layer in again.layers} == {4}
@@ -113,7 +115,7 @@ def test_layers_taught_alone_come_closer_to_their_teacher(networks, digits):
 def test_without_its_package_the_task_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(UnsupportedError, match=r"scikit-learn.*pip install"):
-        learned.load_digits()
+        task.load_digits()
 
 
 def test_a_pretrained_model_names_files_as_before():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ascend_lab.compiler import GraphBuilder, evaluate
-from ascend_lab.deploy.compress import fake_quantised, mixed, quantise_graph
+from ascend_lab.deploy.compress import fake_quantised, knapsack, mixed, quantise_graph
 from ascend_lab.errors import InputError
 
 
@@ -16,8 +16,8 @@ from ascend_lab.errors import InputError
 def problems(draw, most=6):
     whole = st.integers(0, 40)
     layers = [
-        mixed.Layer(f"l{i}", tuple(
-            mixed.Option(f"f{j}", draw(whole) / 8, draw(whole) / 16)
+        knapsack.Layer(f"l{i}", tuple(
+            knapsack.Option(f"f{j}", draw(whole) / 8, draw(whole) / 16)
             for j in range(draw(st.integers(1, 4)))
         ))
         for i in range(draw(st.integers(1, most)))
@@ -30,14 +30,15 @@ def problems(draw, most=6):
 def test_the_knapsack_equals_brute_force(problem):
     layers, budget = problem
     every = [
-        mixed.mix_of(layers, p) for p in itertools.product(*(range(len(x.options)) for x in layers))
+        knapsack.mix_of(layers, p)
+        for p in itertools.product(*(range(len(x.options)) for x in layers))
     ]
     fits = [m for m in every if m.error <= budget]
     if not fits:
         with pytest.raises(InputError, match="a budget that the exact formats keep"):
-            mixed.fastest(layers, budget)
+            knapsack.fastest(layers, budget)
         return
-    best = mixed.fastest(layers, budget)
+    best = knapsack.fastest(layers, budget)
     assert best.error <= budget
     assert best.time_s == min(m.time_s for m in fits)
     assert best.error == min(m.error for m in fits if m.time_s == best.time_s)
@@ -49,8 +50,9 @@ def two_ways(count, seed=0):
     errors = rng.lognormal(0, 2, count)
     shares = rng.uniform(0.4, 1.1, count)
     return [
-        mixed.Layer(
-            f"l{i}", (mixed.Option("fp16", t, 0.0), mixed.Option("int8", t * shares[i], errors[i]))
+        knapsack.Layer(
+            f"l{i}",
+            (knapsack.Option("fp16", t, 0.0), knapsack.Option("int8", t * shares[i], errors[i])),
         )
         for i, t in enumerate(times)
     ]
@@ -63,7 +65,7 @@ def test_large_networks_are_solved_exactly_and_never_lose_to_the_bisection():
     wins = 0
     for share in (0.02, 0.1, 0.3, 0.7):
         published = mixed.bisected(layers, ranking, share * sum(errors.values()))
-        exact = mixed.fastest(layers, published.error)
+        exact = knapsack.fastest(layers, published.error)
         assert exact.error <= published.error * (1 + 1e-12)
         assert exact.time_s <= published.time_s
         wins += exact.time_s < 0.999 * published.time_s
@@ -73,7 +75,9 @@ def test_large_networks_are_solved_exactly_and_never_lose_to_the_bisection():
 def test_less_error_takes_no_less_time_from_one_end_to_the_other():
     layers = two_ways(30, 4)
     errors = [layer.options[1].error for layer in layers]
-    mixes = [mixed.fastest(layers, share * sum(errors)) for share in (0, 1e-3, 0.01, 0.1, 0.5, 1)]
+    mixes = [
+        knapsack.fastest(layers, share * sum(errors)) for share in (0, 1e-3, 0.01, 0.1, 0.5, 1)
+    ]
     assert [m.error for m in mixes] == sorted(m.error for m in mixes)
     times = [m.time_s for m in mixes]
     assert times == sorted(times, reverse=True) and len(set(times)) == len(times)
@@ -103,9 +107,9 @@ def test_similarity_and_bisection_as_published():
 @pytest.mark.parametrize("number", [-1.0, math.nan, math.inf])
 def test_options_are_checked(number):
     with pytest.raises(InputError, match="x: options of finite times and errors"):
-        mixed.Layer("x", (mixed.Option("fp16", number, 0.0),))
+        knapsack.Layer("x", (knapsack.Option("fp16", number, 0.0),))
     with pytest.raises(InputError, match="a budget"):
-        mixed.fastest(two_ways(2), math.nan)
+        knapsack.fastest(two_ways(2), math.nan)
 
 
 NAMES = ["a", "a_b", "c", "d", "e"]

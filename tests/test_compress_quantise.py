@@ -9,7 +9,7 @@ from command_lines import refused, run, run_json
 from ascend_lab.compiler import GraphBuilder, evaluate, evaluate_all
 from ascend_lab.compiler.onnx import export_onnx, save_onnx
 from ascend_lab.deploy import compress as c
-from ascend_lab.deploy.compress.quantise import gate
+from ascend_lab.deploy.compress.adaptive_rounding import gate
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 
 RNG = np.random.default_rng(5)

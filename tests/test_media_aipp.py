@@ -101,7 +101,9 @@ def test_order_swap_crop_colour_normalise_pad():
     frame = np.arange(4 * 2 * 3, dtype=np.uint8)
     scale = (0.5, 1.0, 2.0, 1.0)
     s = m.Aipp("RGB888_U8", 4, 2, rbuv_swap=True, crop=(1, 1, 2, 1), padding=(1, 0, 0, 2))
-    s = replace(s, padding_value=7.5, mean=(1, 2, 3, 0), least=(0.5, 0.0, 0.0, 0.0), var_reci=scale)
+    s = replace(
+        s, padding_value=7.5, mean=(1, 2, 3, 0), minimum=(0.5, 0.0, 0.0, 0.0), var_reci=scale
+    )
     got = m.aipp(frame, s)
     assert (got.dtype, got.shape) == (np.dtype(np.float16), (1, 3, 2, 4))
     pixel = frame.reshape(2, 4, 3)[1, 1, ::-1].astype(float)  # mean is of the swapped channels
@@ -167,7 +169,7 @@ def blocks(draw):
         crop=st.none() | st.sampled_from([(0, 2, 32, 20), (10, 0, 54, 32)]),
         scaled=st.none() | st.tuples(st.integers(16, 300), st.integers(16, 300)),
         padding=st.tuples(*[st.integers(0, 32)] * 4), mean=st.tuples(*[small] * 4),
-        least=st.tuples(*[halves] * 4),
+        minimum=st.tuples(*[halves] * 4),
         var_reci=st.tuples(*[st.floats(-65504, 65504, width=16)] * 4),
     )  # fmt: skip
     return draw(st.lists(parts, min_size=1, max_size=3))
@@ -259,7 +261,7 @@ def text_of(s, rank):
     lines |= {"rbuv_swap_switch": s.rbuv_swap, "ax_swap_switch": s.ax_swap}
     sides = zip(("top", "bottom", "left", "right"), s.padding, strict=True)
     lines |= {f"{side}_padding_size": size for side, size in sides}
-    for key, values in (("mean", s.mean), ("min", s.least), ("var_reci", s.var_reci)):
+    for key, values in (("mean", s.mean), ("min", s.minimum), ("var_reci", s.var_reci)):
         lines |= {f"{key}_chn_{i}": value for i, value in enumerate(values)}
     if s.crop:
         names = ("load_start_pos_w", "load_start_pos_h", "crop_size_w", "crop_size_h")

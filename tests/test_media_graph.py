@@ -15,7 +15,8 @@ from ascend_lab.compiler import (
     simulate_graph,
     zoo,
 )
-from ascend_lab.deploy.media import Aipp, AippOp, aipp, csc_of, insert_aipp, pack_block, restored
+from ascend_lab.deploy.media import Aipp, AippOp, aipp, csc_of, insert_aipp, pack_block
+from ascend_lab.deploy.media.insertion import restored
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.machine.chip import load_chip
 

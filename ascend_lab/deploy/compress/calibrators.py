@@ -1,17 +1,22 @@
-"""How large a number is worth keeping: rules that choose the range of activations.
+"""Calibration rules: which range of an activation the whole numbers should cover.
 
-minmax        everything
-percentile    all but a few, by a histogram (ONNX Runtime)
-ifmr          the largest times 0.70, 0.71, ... 1.29: least squared error (AMCT)
-hfmg          histogram, thinner tail cut first: least squared error (AMCT)
+A wide range cuts nothing off but makes the steps between levels coarse; a narrow one has fine
+steps but clips the tails. Each rule weighs the two differently:
+
+minmax        the range from the least to the largest number: nothing is clipped
+percentile    all but a few numbers, found in a histogram (ONNX Runtime)
+ifmr          the largest number times 0.70, 0.71, ... 1.29: least squared error (AMCT)
+hfmg          a histogram, its thinner tail cut first: least squared error (AMCT)
 kl            512 bins, 20 candidates: least divergence (AMCT's AdaRound, for weights there)
 tensorrt      2048 bins of |x|, every candidate: least divergence (TensorRT)
-entropy       window about 0 that grows: least divergence (ONNX Runtime)
+entropy       a window about 0 that grows: least divergence (ONNX Runtime)
 
-A rule gets the batches in fp32, bits, and whether an offset is allowed. Several are one after
-another for all but hfmg, which merges their histograms. The divergence is Kullback and Leibler's:
-P is the histogram with what is cut off added to its ends, Q the same mass put into as many levels
-as the whole numbers have and spread again over the bins of a level that are not empty.
+A rule gets the batches in fp32, the number of bits, and whether an offset is allowed. All rules
+join the batches to one array, but for hfmg, which merges their histograms.
+
+The divergence is that of Kullback and Leibler, D(P||Q) = sum p ln(p / q). P is the histogram with
+the mass that is clipped added to its end bins. Q is the same mass put into as many levels as the
+whole numbers have, and spread evenly again over those bins of a level that are not empty.
 
 form       window                mass cut off       levels                 empty bins
 AMCT       both sides, 20 steps  in P and in Q      255 of unequal widths  +1e-4; others gain too
@@ -31,19 +36,23 @@ from ascend_lab.errors import InputError
 
 Batches = Sequence[Values]
 BINS = 512
+"""Bins of the histogram of `kl`."""
 CANDIDATES = 20
+"""Ranges that `kl` tries: 0 to 19 bins cut off at each side."""
 EMPTY = 1e-4
+"""Count that an empty bin gets, so that ln(p / q) exists there."""
 RATIOS = np.arange(70, 130, dtype=np.float32) / np.float32(100)
+"""Shares of the largest number that `ifmr` tries: 0.70, 0.71, ... 1.29."""
 
 
 def calibrate(
     values: Any, method: str = "ifmr", *, bits: int = 8, asymmetric: bool = False, **options: Any
 ) -> Scale:
-    """Return the scale of a tensor from samples of it: an array, or a list of them, one a batch.
+    """Return the scale of a tensor, chosen by a rule from samples: an array, or one for each batch.
 
-    `options` are the rule's own (bins, percentile, ...). Raises `InputError` for an unknown method,
-    samples that are empty, NaN or infinite, bits outside 2 to 16, and an offset where the rule
-    knows none.
+    `options` are those of the rule (bins, percent, ...). Raises `InputError` for an unknown method,
+    samples that are empty, NaN or infinite, bits outside 2 to 16, and for an offset with a rule
+    that is symmetric.
     """
     if method not in METHODS:
         raise InputError(f"a method among {', '.join(METHODS)}", repr(method), "choose one")
@@ -51,27 +60,33 @@ def calibrate(
         raise InputError("bits from 2 to 16", str(bits), "8 is usual")
     if asymmetric and method in SYMMETRIC:
         raise InputError(f"{method} without an offset", "asymmetric", "it is symmetric")
-    given = values if isinstance(values, list | tuple) else [values]
-    if not given:
+    samples = values if isinstance(values, list | tuple) else [values]
+    if not samples:
         raise InputError("values: at least one batch", "none")
-    return METHODS[method]([checked(one) for one in given], bits, asymmetric, **options)
+    return METHODS[method]([checked(batch) for batch in samples], bits, asymmetric, **options)
 
 
 def _joined(batches: Batches) -> Values:
-    return np.concatenate([one.ravel() for one in batches])
+    return np.concatenate([batch.ravel() for batch in batches])
 
 
 def minmax(batches: Batches, bits: int, asymmetric: bool) -> Scale:
-    """Keep everything."""
+    """Return the scale that clips nothing."""
     return scale_between(
-        min(one.min() for one in batches), max(one.max() for one in batches), bits, asymmetric
+        min(batch.min() for batch in batches),
+        max(batch.max() for batch in batches),
+        bits,
+        asymmetric,
     )
 
 
 def percentile(
     batches: Batches, bits: int, asymmetric: bool, percent: float = 99.999, bins: int = 2048
 ) -> Scale:
-    """Drop the tails beyond a percentile: of |x|, or half of the rest at each end."""
+    """Return the scale that clips the tails: beyond a percentile of |x|, or equal shares of both.
+
+    With an offset, 99.999 % leaves 0.0005 % at each end.
+    """
     return scale_between(
         *percentile_range(_joined(batches), percent, bins, not asymmetric), bits, asymmetric
     )
@@ -80,20 +95,25 @@ def percentile(
 def percentile_range(
     x: Values, percent: float, bins: int = 2048, absolute: bool = False
 ) -> tuple[float, float]:
-    """Return the left edges of the bins where the cumulated shares pass the percentiles."""
+    """Return the ends of the range that holds `percent` of the numbers, rounded down to bin edges.
+
+    `absolute`: the histogram is of |x| and the range is symmetric.
+    """
     if not 0 <= percent <= 100:
         raise InputError("percent from 0 to 100", str(percent))
     low = float(x.min())
     high = float(x.max())
-    most = max(abs(low), abs(high))
-    least = float(abs(x).min()) if absolute else -most
-    counts, edges = histogram(abs(x) if absolute else x, bins, least, most)
+    largest = max(abs(low), abs(high))
+    start = float(abs(x).min()) if absolute else -largest
+    counts, edges = histogram(abs(x) if absolute else x, bins, start, largest)
     edges = edges.astype(np.float32)
     share = np.cumsum(counts / counts.sum())
+    # What is clipped is one tail of |x|, or half of it at each of two ends: 200 = 2 x 100 %.
     tail = (100 - percent) / (100 if absolute else 200)
-    right = float(edges[np.searchsorted(share, 1 - tail)])
-    left = -right if absolute else float(edges[np.searchsorted(share, tail)])
-    return max(left, low), min(right, high)
+    high_edge = float(edges[np.searchsorted(share, 1 - tail)])
+    low_edge = -high_edge if absolute else float(edges[np.searchsorted(share, tail)])
+    # An edge may lie outside the numbers, since the histogram reaches from -largest to largest.
+    return max(low_edge, low), min(high_edge, high)
 
 
 def ifmr(
@@ -103,143 +123,169 @@ def ifmr(
     shares: tuple[float, float] = (0.999999, 0.999999),
     ratios: Any = RATIOS,
 ) -> Scale:
-    """Search the range with the least squared error around the (nearly) largest number.
+    """Return the scale of least squared error among `ratios` of the largest number (IFMR).
 
-    With an offset only the upper end moves.
+    `shares` of the numbers decide what counts as largest, at the upper and the lower end. With an
+    offset only the upper end moves.
     """
     x = np.sort(_joined(batches))
-    above, below = (max(1, len(x) - int(share * len(x))) for share in shares)
-    high = max(x[-above], np.float32(0))
-    low = min(x[below - 1], np.float32(0))
-    most = max(high, -low)
+    # 0.999999 of 5,000,000 numbers: the largest is the 5th from the end, so 4 outliers do not count
+    high_rank, low_rank = (max(1, len(x) - int(share * len(x))) for share in shares)
+    high = max(x[-high_rank], np.float32(0))
+    low = min(x[low_rank - 1], np.float32(0))
+    largest = max(high, -low)
+    # Steps between the ends: 255 of 8 bits with an offset. Without one they are counted from 0:
+    # 127 up to the largest number, but 128 if that is negative, because -128 exists and 128 not.
     levels = 2**bits - 1 if asymmetric else 2 ** (bits - 1) - (abs(high) >= abs(low))
-    best = (math.inf, 1.0, low)
-    for end in np.asarray(ratios, np.float32) * (high if asymmetric else most):
+    best = (math.inf, 1.0, low)  # squared error, step, lower end
+    for end in np.asarray(ratios, np.float32) * (high if asymmetric else largest):
         start = low if asymmetric else -end
         step = (end - start if asymmetric else end) / np.float32(levels)
         step = step if step >= EPSILON else np.float32(1)
         loss = float(np.mean((np.rint(np.clip(x, start, end) / step) * step - x) ** 2))
         if loss < best[0]:
             best = (loss, float(step), start)
+    # The lower end becomes the least whole number: -128 = low / step + offset.
     offset = -round(float(low) / best[1]) - 2 ** (bits - 1) if asymmetric else 0
     return Scale(best[1], offset, bits)
 
 
 # -- HFMG -----------------------------------------------------------------------------------------
 def hfmg(batches: Batches, bits: int, asymmetric: bool, bins: int = 4096) -> Scale:
-    """Cut the thinner tail of a histogram step by step; keep the range with the least error."""
+    """Return the scale of least squared error as a histogram's thinner tail is cut again and again.
+
+    The histograms of the batches are added up (HFMG), so that no batch has to be kept.
+    """
     low = float(batches[0].min())
     high = float(batches[0].max())
     counts = histogram(batches[0], bins, low, high)[0]
-    for one in batches[1:]:
-        ends = (low, high), (min(low, float(one.min())), max(high, float(one.max())))
+    for batch in batches[1:]:
+        ends = (low, high), (min(low, float(batch.min())), max(high, float(batch.max())))
         low, high = ends[1]
-        counts = rebinned(counts, *ends) + histogram(one, bins, low, high)[0]
+        counts = rebinned(counts, *ends) + histogram(batch, bins, low, high)[0]
     if not high > low:
         return scale_between(low, high, bits, asymmetric)
-    left, right = best_range(counts, 2**bits)
+    first_bin, last_bin = best_range(counts, 2**bits)
     width = (high - low) / bins
-    return scale_between(low + left * width, low + (right + 1) * width, bits, asymmetric)
+    # bins 10 to 19 of width 0.5 from low = -8 on: the range is -3 to 2
+    return scale_between(low + first_bin * width, low + (last_bin + 1) * width, bits, asymmetric)
 
 
-def rebinned(counts: Values, old: tuple[float, float], new: tuple[float, float]) -> Values:
-    """Return a histogram on a wider range: a bin that straddles an edge is split in proportion."""
+def rebinned(
+    counts: Values, old_ends: tuple[float, float], new_ends: tuple[float, float]
+) -> Values:
+    """Return a histogram moved to a wider range with as many bins, so that its bins get wider.
+
+    An old bin that lies across the edge of two new ones is split between them in proportion.
+    """
     bins = len(counts)
-    if max(abs(a - b) for a, b in zip(old, new, strict=True)) <= EPSILON:
+    if max(abs(a - b) for a, b in zip(old_ends, new_ends, strict=True)) <= EPSILON:
         return counts
-    step = (old[1] - old[0]) / bins
-    width = (new[1] - new[0]) / bins
-    lower = old[0] + np.arange(bins) * step
-    first = ((lower - new[0]) // width).astype(int)
-    last = np.minimum((lower + step - new[0]) // width, bins - 1).astype(int)
-    share = (new[0] + (first + 1) * width - lower) / (step or 1.0)
-    kept = np.where(first == last, counts, (counts * share).astype(int))
-    found = np.bincount(first, kept, bins) + np.bincount(last, counts - kept, bins)
-    return found.astype(int)
+    old_width = (old_ends[1] - old_ends[0]) / bins
+    new_width = (new_ends[1] - new_ends[0]) / bins
+    old_edges = old_ends[0] + np.arange(bins) * old_width
+    first_bin = ((old_edges - new_ends[0]) // new_width).astype(int)
+    last_bin = np.minimum((old_edges + old_width - new_ends[0]) // new_width, bins - 1).astype(int)
+    # The share of an old bin below the upper edge of the first new bin that it touches; where that
+    # holds the old bin wholly, the share is not used.
+    low_share = (new_ends[0] + (first_bin + 1) * new_width - old_edges) / (old_width or 1.0)
+    low_counts = np.where(first_bin == last_bin, counts, (counts * low_share).astype(int))
+    wider = np.bincount(first_bin, low_counts, bins) + np.bincount(
+        last_bin, counts - low_counts, bins
+    )
+    return wider.astype(int)
 
 
 def tail_cuts(counts: Values) -> list[tuple[int, int]]:
     """Return the ranges of bins (first, last) that cutting visits, down to a quarter of the bins.
 
-    At each step the end that has to move further to drop one in 100,000 samples moves, the upper
-    one in doubt. Up to 100,000 samples that is always the upper: the first bin is never empty.
+    At each step one end moves far enough to drop one in 100,000 samples: the end whose tail is
+    thinner, so that it has to move further. Of equal ones the upper end moves. Up to 100,000
+    samples one sample is dropped at a time, and the upper end always moves: the first bin holds the
+    least number and is never empty.
     """
-    least = math.ceil(len(counts) / 4)
-    step = max(1, math.ceil(counts.sum() / 100_000))
-    left = 0
-    right = len(counts) - 1
-    found = []
+    min_bins = math.ceil(len(counts) / 4)
+    drop = max(1, math.ceil(counts.sum() / 100_000))
+    first_bin = 0
+    last_bin = len(counts) - 1
+    ranges = []
     counts = counts.tolist()
-    while right - left > least:
-        ahead = left
-        behind = right
+    while last_bin - first_bin > min_bins:
+        next_first = first_bin
+        next_last = last_bin
         dropped = 0
-        while ahead < behind and dropped < step:
-            dropped += counts[ahead]
-            ahead += 1
+        while next_first < next_last and dropped < drop:
+            dropped += counts[next_first]
+            next_first += 1
         dropped = 0
-        while ahead < behind and dropped < step:
-            dropped += counts[behind]
-            behind -= 1
-        if right - behind >= ahead - left:
-            right = behind
+        while next_first < next_last and dropped < drop:
+            dropped += counts[next_last]
+            next_last -= 1
+        if last_bin - next_last >= next_first - first_bin:
+            last_bin = next_last
         else:
-            left = ahead
-        found.append((left, right))
-    return found
+            first_bin = next_first
+        ranges.append((first_bin, last_bin))
+    return ranges
 
 
 def best_range(counts: Values, levels: int) -> tuple[int, int]:
-    """Return the visited range of bins with the least squared error, the first of equals.
+    """Return the range of bins with the least squared error among those of `tail_cuts`.
 
-    Ranges shrink: once what lies outside alone costs more than the best, no later one is better.
+    Of equal ones the first. Ranges shrink: once clipping alone costs more than the best range, no
+    later one is better.
     """
     moments = moments_of(counts)
     bins = len(counts)
-    best = math.inf
-    found = (0, bins - 1)
-    for left, right in tail_cuts(counts):
-        edges = np.array([left, right + 1.0])
+    least_loss = math.inf
+    best_bins = (0, bins - 1)
+    for first_bin, last_bin in tail_cuts(counts):
+        edges = np.array([first_bin, last_bin + 1.0])
         count, total, squares = map(np.diff, moments(np.array([0, *edges, bins])))
+        # clipping to the edge e costs sum (x - e)^2 = sum x^2 - 2 e sum x + e^2 sum 1, at both ends
         outside = squares[::2] - 2 * edges * total[::2] + edges**2 * count[::2]
-        if outside.sum() >= best:
+        if outside.sum() >= least_loss:
             break
-        loss = histogram_loss(moments, bins, left, right, levels)
-        if loss < best:
-            best = loss
-            found = (left, right)
-    return found
+        loss = histogram_loss(moments, bins, first_bin, last_bin, levels)
+        if loss < least_loss:
+            least_loss = loss
+            best_bins = (first_bin, last_bin)
+    return best_bins
 
 
 def moments_of(counts: Values) -> Callable[[Values], list[Values]]:
     """Return the function of t that gives the sums of 1, x and x^2 over a histogram up to t.
 
-    Every bin is one wide and its counts are spread evenly in it.
+    Every bin has width 1, and its counts are spread evenly in it: a bin from i to i + 1 with c
+    counts adds c, c ((i + 1)^2 - i^2) / 2 and c ((i + 1)^3 - i^3) / 3.
     """
+    # the integrals of 1, x and x^2 from 0 to each edge
     powers = [np.arange(len(counts) + 1.0) ** k / k for k in (1, 2, 3)]
     sums = [np.append(0.0, np.cumsum(counts * np.diff(power))) for power in powers]
     padded = np.append(counts, 0.0)
 
     def moments(t: Values) -> list[Values]:
         bins = t.astype(int)
-        grown = [t**k / k for k in (1, 2, 3)]
+        integrals = [t**k / k for k in (1, 2, 3)]
+        # all bins below t, and of the bin that t lies in the part up to t
         return [
-            done[bins] + padded[bins] * (end - power[bins])
-            for done, end, power in zip(sums, grown, powers, strict=True)
+            full_bins[bins] + padded[bins] * (integral - power[bins])
+            for full_bins, integral, power in zip(sums, integrals, powers, strict=True)
         ]
 
     return moments
 
 
 def histogram_loss(
-    moments: Callable[[Values], list[Values]], bins: int, left: int, right: int, levels: int
+    moments: Callable[[Values], list[Values]], bins: int, first_bin: int, last_bin: int, levels: int
 ) -> float:
-    """Return the squared error of a histogram if bins left to right share so many levels.
+    """Return the squared error of a histogram if so many levels cover its first to last bin evenly.
 
-    What lies outside goes to the end levels: sum x^2 - 2 c sum x + c^2 sum 1 with their centres c.
+    A level with the centre c costs sum x^2 - 2 c sum x + c^2 sum 1 over its numbers; numbers
+    outside the range belong to the two end levels.
     """
-    width = (right - left + 1) / levels
-    edges = left + width * np.arange(levels + 1)
+    width = (last_bin - first_bin + 1) / levels
+    edges = first_bin + width * np.arange(levels + 1)
     centres = edges[:-1] + width / 2
     edges[0] = 0
     edges[-1] = bins
@@ -256,58 +302,67 @@ def histogram(x: Values, bins: int, low: float, high: float) -> tuple[Values, Va
 
 def divergence(p: Values, q: Values) -> float:
     """Return D(P||Q) of two histograms in nats; infinite where Q lacks what P has."""
-    one = p / p.sum()
-    two = q / q.sum()
+    p_share = p / p.sum()
+    q_share = q / q.sum()
     with np.errstate(divide="ignore", invalid="ignore"):
-        terms = np.where(one > 0, one * np.log(one / two), 0.0)
+        terms = np.where(p_share > 0, p_share * np.log(p_share / q_share), 0.0)
     return float(terms.sum())
 
 
 def levelled(mass: Values, seen: Values, edges: Values) -> Values:
-    """Return mass summed between edges and spread evenly over the bins seen there."""
-    level = np.searchsorted(edges[1:], np.arange(len(mass)), side="right")
+    """Return mass summed between edges, then spread evenly over the bins that are `seen` there.
+
+    Mass (4, 0, 2, 2) with one edge in the middle becomes (4, 0, 2, 2): the first level gives all to
+    its only bin that is not empty. (3, 1, 2, 2) becomes (2, 2, 2, 2).
+    """
+    level_of_bin = np.searchsorted(edges[1:], np.arange(len(mass)), side="right")
     count = len(edges) - 1
-    total = np.bincount(level, mass, count)
-    shares = total / np.maximum(np.bincount(level, seen, count), 1)
-    found: Values = np.where(seen, shares[level], 0.0)
-    return found
+    level_mass = np.bincount(level_of_bin, mass, count)
+    shares = level_mass / np.maximum(np.bincount(level_of_bin, seen, count), 1)
+    spread: Values = np.where(seen, shares[level_of_bin], 0.0)
+    return spread
 
 
 def _gained(counts: Values) -> Values:
-    """Return counts with empty bins at 1e-4; the others gain 1e-4 zeros / nonzeros."""
+    """Return counts with empty bins at 1e-4, and the other bins raised by 1e-4 zeros / nonzeros.
+
+    That the others gain as well is AMCT's form; ONNX Runtime's takes it from them (`_lost`).
+    """
     empty = counts == 0
     extra = EMPTY * empty.sum() / max(1, (~empty).sum())
     return counts if extra >= 1 else np.where(empty, EMPTY, counts + extra)
 
 
 def tensorrt_threshold(counts: Values, levels: int = 128) -> int:
-    """Return the number of bins of |x| to keep: the last of those with the least divergence.
-
-    The first bin counts as the second: exact zeros must not weigh (Model Optimizer).
-    """
+    """Return how many bins of |x| to keep: the last number of those with the least divergence."""
     bins = counts.astype(float)
+    # After a ReLU half of all numbers are exactly 0, which any scale represents without an error:
+    # they must not decide (as in Nvidia's Model Optimizer).
     bins[0] = bins[1]
     cuts = range(levels, len(bins) + 1)
     losses = []
     for cut in cuts:
         inside = bins[:cut]
         q = levelled(inside, inside > 0, np.ceil(np.arange(levels + 1) * (cut / levels)))
+        # Q is made of the kept bins alone, while P has what is clipped in its last bin: the more is
+        # clipped, the more they differ.
         p = inside.copy()
         p[-1] += bins[cut:].sum()
         losses.append(divergence(p, q) if q.any() else np.inf)
+    # argmin takes the first of equals; of the reversed list that is the last
     return cuts[len(losses) - 1 - int(np.argmin(losses[::-1]))] if losses else len(bins)
 
 
 def entropy_range(x: Values, bins: int, levels: int) -> tuple[float, float]:
-    """Return the range of ONNX Runtime's form, within what was seen."""
+    """Return the range by ONNX Runtime's form of the divergence, within the least and largest x."""
     low = float(x.min())
     high = float(x.max())
-    most = max(abs(low), abs(high))
-    counts, edges = histogram(x, bins, -most, most)
+    largest = max(abs(low), abs(high))
+    counts, edges = histogram(x, bins, -largest, largest)
     edges = edges.astype(np.float32)
-    middle = bins // 2
-    best = np.inf
-    found = (low, high)
+    middle = bins // 2  # the bin that holds 0
+    least_loss = np.inf
+    ends = (low, high)
     for i in range(levels // 2, middle + 1):
         start = middle - i
         end = min(middle + i + 1, bins)
@@ -316,37 +371,46 @@ def entropy_range(x: Values, bins: int, levels: int) -> tuple[float, float]:
         p[0] += counts[:start].sum()
         p[-1] += counts[end:].sum()
         loss = divergence(_lost(p), _lost(_equal_levels(inside, p > 0, levels)))
-        if loss < best:
-            best = loss
-            found = (float(edges[start]), float(edges[end]))
-    return max(found[0], low), min(found[1], high)
+        if loss < least_loss:
+            least_loss = loss
+            ends = (float(edges[start]), float(edges[end]))
+    return max(ends[0], low), min(ends[1], high)
 
 
 def _equal_levels(mass: Values, seen: Values, levels: int) -> Values:
-    """Return mass in levels of equal width, whole counts; the last level has the rest too."""
+    """Return mass spread evenly in levels of equal width, as whole counts (ONNX Runtime's form).
+
+    Bins beyond the last whole level add to its mass but get none: of 10 bins in 4 levels, two each,
+    bins 8 and 9.
+    """
     width = len(mass) // levels
-    level = np.minimum(np.arange(len(mass)) // width, levels - 1)
-    total = np.bincount(level, mass, levels)
+    level_of_bin = np.minimum(np.arange(len(mass)) // width, levels - 1)
+    level_mass = np.bincount(level_of_bin, mass, levels)
     inside = np.arange(len(mass)) < levels * width
-    count = np.bincount(level, seen & inside, levels)
-    spread = np.floor(total / np.maximum(count, 1))
-    found: Values = np.where(inside & (count > 0)[level], spread[level], 0.0)
-    return found
+    level_bins = np.bincount(level_of_bin, seen & inside, levels)
+    per_bin = np.floor(level_mass / np.maximum(level_bins, 1))
+    levelled_mass: Values = np.where(
+        inside & (level_bins > 0)[level_of_bin], per_bin[level_of_bin], 0.0
+    )
+    return levelled_mass
 
 
 def _lost(counts: Values) -> Values:
-    """Return counts with empty bins at 1e-4, taken from the others."""
+    """Return counts with empty bins at 1e-4, which the other bins lose in equal shares."""
     empty = counts == 0
     return np.where(empty, EMPTY, counts - EMPTY * empty.sum() / max(1, (~empty).sum()))
 
 
 def kl(batches: Batches, bits: int, asymmetric: bool) -> Scale:
-    """Trim up to 19 of 512 bins a side: least divergence in AMCT's form; 1 for zeros."""
+    """Return the scale of least divergence, 0 to 19 of 512 bins cut off at each side (AMCT's form).
+
+    Zeros alone have the scale 1.
+    """
     x = _joined(batches)
-    most = np.abs(x).max()
-    if most == 0:
+    largest = np.abs(x).max()
+    if largest == 0:
         return Scale(1.0, 0, bits)
-    counts = histogram(x, BINS, -float(most), float(most))[0]
+    counts = histogram(x, BINS, -float(largest), float(largest))[0]
     losses = []
     for i in range(CANDIDATES):
         p = counts[i : BINS - i].copy()
@@ -355,21 +419,23 @@ def kl(batches: Batches, bits: int, asymmetric: bool) -> Scale:
         edges = np.ceil(np.arange(2**bits) * (len(p) / (2**bits - 1)))
         edges[-1] = len(p)
         losses.append(divergence(_gained(p), _gained(levelled(p, p > 0, edges))))
-    width = 2 * most / np.float32(BINS)
-    end = most - np.float32(int(np.argmin(losses))) * width
+    # the first candidate is the full range; each next one ends a bin earlier
+    width = 2 * largest / np.float32(BINS)
+    end = largest - np.float32(int(np.argmin(losses))) * width
     scale = float(end / np.float32(2 ** (bits - 1)))
     return Scale(scale if scale >= EPSILON else 1.0, 0, bits)
 
 
 def tensorrt(batches: Batches, bits: int, asymmetric: bool, bins: int = 2048) -> Scale:
-    """Cut |x| where the divergence is least, in TensorRT's form."""
+    """Return the scale that clips |x| where the divergence is least, in TensorRT's form."""
     x = _joined(batches)
     low = float(x.min())
     high = float(x.max())
-    most = max(abs(low), abs(high))
-    if most < EPSILON:
+    largest = max(abs(low), abs(high))
+    if largest < EPSILON:
         return scale_between(low, high, bits, asymmetric)
-    counts, edges = histogram(abs(x), bins, 0.0, most)
+    counts, edges = histogram(abs(x), bins, 0.0, largest)
+    # without negative numbers an offset gives all 2^b levels to |x|, otherwise half of them
     unsigned = asymmetric and low >= 0
     end = float(edges[tensorrt_threshold(counts, 2**bits if unsigned else 2 ** (bits - 1))])
     ends = (max(-end, low), min(end, high)) if asymmetric else (-end, end)
@@ -379,9 +445,10 @@ def tensorrt(batches: Batches, bits: int, asymmetric: bool, bins: int = 2048) ->
 def entropy(
     batches: Batches, bits: int, asymmetric: bool, bins: int = 2048, levels: int = 128
 ) -> Scale:
-    """Widen a window about 0 to the least divergence, in ONNX Runtime's form.
+    """Return the scale of the window about 0 with the least divergence, in ONNX Runtime's form.
 
-    Its own defaults, 128 bins and levels, leave one candidate: min-max.
+    Its defaults there, 128 bins and 128 levels, leave one candidate, which is min-max; 2048 bins
+    give the rule something to choose from.
     """
     return scale_between(*entropy_range(_joined(batches), bins, levels), bits, asymmetric)
 

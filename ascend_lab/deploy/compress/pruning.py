@@ -1,12 +1,15 @@
 """Channels taken out of a network: the same values as with them set to 0, in a smaller graph.
 
-A channel's score is the L2 norm of its weights over their number, brought to 0..1 in each layer and
-added over layers whose channels must go together: those joined by sums, and by depthwise layers.
-The lowest go. Source: github hicann/amct, graph_based (balanced L2 norm filter pruning).
+A channel's score is the L2 norm of its weights divided by their number, mapped to 0..1 in each
+layer. Some channels can only go together: in y = conv1(x) + conv2(x) channel 3 of both sums makes
+channel 3 of y. Their scores are added, and the lowest go. Source: github hicann/amct, graph_based
+(balanced L2 norm filter pruning).
 
-Channels are followed through the graph as segments: which set a tensor's channels come from. A set
-that reaches an output, or an operator that does not work channel by channel or makes other numbers
-of zeros, stays whole.
+Channels are followed through the graph. A *set* is what one layer writes; *segments* say which sets
+the channels of a tensor come from, in order. Behind a concatenation of sets a (64 channels) and b
+(32) the segments are (a, 1), (b, 1); when an image of 7 x 7 pixels is then flattened they are
+(a, 49), (b, 49), since each channel becomes 49 neighbours. A set stays whole if it reaches an
+output, an operator that does not work channel by channel, or one that makes other numbers of zeros.
 """
 
 import math
@@ -20,11 +23,13 @@ from ascend_lab.compiler.ir import Values, infer, operator_of
 from ascend_lab.errors import InputError
 
 UNIT = 16
+"""Channels of a block in memory: 40 channels take as much room and time as 48."""
 LAYERS = ("conv2d", "depthwise_conv2d", "matmul", "gemm")
 FOLLOWED = ("max_pool2d", "avg_pool2d", "global_avg_pool", "global_max_pool", "batch_norm")
+"""Operators whose output has the channels of their input, and zeros where that has zeros."""
 Segments = tuple[tuple[str, int], ...]
-"""Channels of a tensor in order: (the set they are of, how many neighbours each has)."""
-Gone = Mapping[str, tuple[int, ...]]
+"""Channels of a tensor in order: (a set, how many neighbours each of its channels became)."""
+Removed = Mapping[str, tuple[int, ...]]
 """Channels that go, by their set."""
 Change = Callable[[Values, Values, int], Values]
 """What is done to an array whose channels along an axis stay or go."""
@@ -32,13 +37,17 @@ Change = Callable[[Values, Values, int], Values]
 
 # -- which channels go ----------------------------------------------------------------------------
 def pruned_count(channels: int, ratio: float, *, aligned: bool = True) -> int:
-    """Return how many channels go: round(n ratio), fewer where the rest is to fill blocks of 16."""
+    """Return how many channels go: round(n ratio), fewer if the others are to fill blocks of 16.
+
+    Of 64 channels at the ratio 0.3, 19 go; aligned, 48 stay and 16 go.
+    """
     if not 0 <= ratio < 1:
         raise InputError("a ratio from 0 to below 1", str(ratio), "prune less")
-    kept = channels - round(channels * ratio)
+    # at least one channel always stays, or the layer would be gone
+    remaining = channels - round(channels * ratio)
     if aligned:
-        kept = min(channels, max(-(-kept // UNIT) * UNIT, UNIT))
-    return channels - max(kept, 1)
+        remaining = min(channels, max(-(-remaining // UNIT) * UNIT, UNIT))
+    return channels - max(remaining, 1)
 
 
 def balanced_scores(weights: Values) -> Values:
@@ -46,6 +55,8 @@ def balanced_scores(weights: Values) -> Values:
     rows = np.asarray(weights, np.float64).reshape(len(weights), -1)
     if not np.isfinite(rows).all():
         raise InputError("finite weights", "NaN or infinity", "mend them")
+    # Divided by their number, so that layers of many weights a channel do not weigh more; mapped to
+    # 0..1, so that layers of large weights do not. Equal norms are all worth keeping: score 1.
     norms: Values = np.sqrt((rows**2).sum(1)) / rows.shape[1]
     low = norms.min()
     high = norms.max()
@@ -61,17 +72,21 @@ def lowest(scores: Values, ratio: float, *, aligned: bool = True) -> tuple[int, 
 # -- which channels go together -------------------------------------------------------------------
 @dataclass(slots=True)
 class Channels:
-    """The sets of channels of a graph: sizes, scores, which are one, which must stay."""
+    """The sets of channels of a graph: their sizes, which belong together, and which must stay.
+
+    Sets that belong together are a tree: `parents` leads from a set to the one it was tied to
+    (union-find). `weights` are the weights that write each set, `segments` the channels by tensor.
+    """
 
     graph: Graph
     sizes: dict[str, int] = field(default_factory=dict)
     parents: dict[str, str] = field(default_factory=dict)
     fixed: set[str] = field(default_factory=set)
     weights: dict[str, list[str]] = field(default_factory=dict)
-    held: dict[str, Segments] = field(default_factory=dict)
+    segments: dict[str, Segments] = field(default_factory=dict)
 
     def root(self, name: str) -> str:
-        """Return the set that a set became part of."""
+        """Return the set that stands for all those tied to a set."""
         while name in self.parents:
             name = self.parents[name]
         return name
@@ -82,106 +97,122 @@ class Channels:
         return ((name, 1),)
 
     def begin(self, names: Sequence[str]) -> None:
-        """Begin sets for some tensors that all stay."""
+        """Begin a set for each of some tensors, none of whose channels may go."""
         for name in names:
             if len(self.graph.types[name].shape) > 1:
-                self.held[name] = self.new(name, self.graph.types[name].shape[1])
+                self.segments[name] = self.new(name, self.graph.types[name].shape[1])
                 self.stop(name)
 
     def stop(self, *names: str) -> None:
         """Keep all channels of some tensors."""
         for name in names:
-            self.fixed.update(key for key, _ in self.held.get(name, ()))
+            self.fixed.update(key for key, _ in self.segments.get(name, ()))
 
     def count(self, segments: Segments) -> int:
         """Return how many channels segments have."""
-        return sum(self.sizes[key] * each for key, each in segments)
+        return sum(self.sizes[key] * repeats for key, repeats in segments)
 
-    def tie(self, one: Segments, two: Segments) -> bool:
-        """Make sets of two tensors one; False if they are cut differently."""
-        shape = [[(self.sizes[k], n) for k, n in s] for s in (one, two)]
-        if shape[0] != shape[1]:
+    def tie(self, segments: Segments, other_segments: Segments) -> bool:
+        """Tie the sets of two tensors, place by place; False if they are cut differently.
+
+        (a, 1), (b, 1) of 64 and 32 channels cannot be tied to one set of 96.
+        """
+        cuts = [[(self.sizes[k], n) for k, n in s] for s in (segments, other_segments)]
+        if cuts[0] != cuts[1]:
             return False
-        for (a, _), (b, _) in zip(one, two, strict=True):
-            left = self.root(a)
-            right = self.root(b)
-            if left != right:
-                self.parents[right] = left
+        for (a, _), (b, _) in zip(segments, other_segments, strict=True):
+            root = self.root(a)
+            other_root = self.root(b)
+            if root != other_root:
+                self.parents[other_root] = root
         return True
 
     def sets(self) -> dict[str, list[str]]:
-        """Return the weights that produce each set which may lose channels."""
+        """Return the weights that write each group of tied sets which may lose channels."""
         stay = {self.root(name) for name in self.fixed}
-        found: dict[str, list[str]] = {}
+        weights_of_sets: dict[str, list[str]] = {}
         for key, names in self.weights.items():
             if self.root(key) not in stay:
-                found.setdefault(self.root(key), []).extend(names)
-        return found
+                weights_of_sets.setdefault(self.root(key), []).extend(names)
+        return weights_of_sets
 
 
 def channels_of(graph: Graph) -> Channels:
     """Return the sets of a graph's channels."""
-    found = Channels(graph)
-    found.begin(graph.inputs)
+    channels = Channels(graph)
+    channels.begin(graph.inputs)
     for node in graph.nodes:
-        segments = _behind(found, node)
+        segments = _written_channels(channels, node)
+        # what cannot be followed must find all channels it reads, and starts anew behind
         if segments is None:
-            found.stop(*node.inputs)
-            found.begin(node.outputs)
+            channels.stop(*node.inputs)
+            channels.begin(node.outputs)
         else:
-            found.held[node.output] = segments
-    found.stop(*graph.outputs)
-    return found
+            channels.segments[node.output] = segments
+    channels.stop(*graph.outputs)
+    return channels
 
 
-def _behind(found: Channels, node: Node) -> Segments | None:
-    """Return the channels a node writes; None where they cannot be followed."""
-    graph = found.graph
+def _written_channels(channels: Channels, node: Node) -> Segments | None:
+    """Return the channels that a node writes; None where they cannot be followed."""
+    graph = channels.graph
     x = node.inputs[0]
-    own = found.held.get(x)
+    segments = channels.segments.get(x)
     fixed = all(name in graph.constants for name in node.inputs[1:])
-    if own is None or len(node.outputs) > 1:
+    if segments is None or len(node.outputs) > 1:
         return None
     if node.op in LAYERS and fixed:
-        return _layer(found, node, own)
+        return _layer_channels(channels, node, segments)
     if node.op in FOLLOWED and fixed:
-        return own
+        return segments
     if node.op == "reshape":
-        before = graph.types[x].shape
-        after = graph.types[node.output].shape
-        each = math.prod(before[2:])
-        flat = len(after) == 2 and after == (before[0], before[1] * each)
-        return tuple((key, n * each) for key, n in own) if flat else None
+        repeats = math.prod(graph.types[x].shape[2:])
+        return tuple((key, n * repeats) for key, n in segments) if _flattens(graph, node) else None
     if node.op == "concat" and node.attr("axis", 0) % len(graph.types[x].shape) == 1:
-        parts = [found.held.get(name) for name in node.inputs]
-        return tuple(s for part in parts for s in part or ()) if all(parts) else None
-    return _lanes(found, node, own)
+        parts = [channels.segments.get(name) for name in node.inputs]
+        if not all(parts):
+            return None
+        return tuple(segment for part_segments in parts for segment in part_segments or ())
+    return _elementwise_channels(channels, node, segments)
 
 
-def _layer(found: Channels, node: Node, own: Segments) -> Segments | None:
-    graph = found.graph
+def _flattens(graph: Graph, node: Node) -> bool:
+    """Tell whether a reshape is (n, c, h, w) to (n, c h w), so that a channel is h w neighbours."""
+    old_shape = graph.types[node.inputs[0]].shape
+    return graph.types[node.output].shape == (old_shape[0], math.prod(old_shape[1:]))
+
+
+def _layer_channels(channels: Channels, node: Node, x_segments: Segments) -> Segments | None:
+    """Return the channels that a layer writes: a new set, or those of its input if depthwise."""
+    graph = channels.graph
     weight = node.inputs[1]
     shape = graph.types[weight].shape
     groups = node.attr("groups", 1)
-    conv = node.op in LAYERS[:2]
-    if len(shape) != (4 if conv else 2) or node.attr("trans_a", False):
+    is_convolution = node.op in ("conv2d", "depthwise_conv2d")
+    if len(shape) != (4 if is_convolution else 2) or node.attr("trans_a", False):
         return None
-    single = node.op == "depthwise_conv2d" or (groups > 1 and shape[1] == 1)
-    if conv and single and shape[0] == found.count(own):
-        for key, _ in own:
-            found.weights.setdefault(key, [])
-        return own
+    is_depthwise = node.op == "depthwise_conv2d" or (groups > 1 and shape[1] == 1)
+    if is_convolution and is_depthwise and shape[0] == channels.count(x_segments):
+        # its channels go with those of its input; its own weights do not count for the score
+        for key, _ in x_segments:
+            channels.weights.setdefault(key, [])
+        return x_segments
     if groups > 1:
         return None
-    rows = conv or bool(node.attr("trans_b", False))
-    segments = found.new(node.output, shape[0] if rows else shape[1])
-    found.weights.setdefault(node.output, []).append(weight if rows else f"{weight}/columns")
+    output_rows = is_convolution or bool(node.attr("trans_b", False))
+    segments = channels.new(node.output, shape[0] if output_rows else shape[1])
+    # scores are of output channels: rows of a convolution's weights, columns of a product's
+    name = weight if output_rows else f"{weight}/columns"
+    channels.weights.setdefault(node.output, []).append(name)
     return segments
 
 
-def _lanes(found: Channels, node: Node, own: Segments) -> Segments | None:
-    """Tie the operands of an elementwise node that leaves zeros zero."""
-    graph = found.graph
+def _elementwise_channels(channels: Channels, node: Node, segments: Segments) -> Segments | None:
+    """Tie the operands of an elementwise node that leaves zeros zero; None for another node.
+
+    A ReLU qualifies, a sigmoid does not: a channel of zeros would become one of 0.5.
+    """
+    graph = channels.graph
     if not node.has("lanes") and not operator_of(node.op).has("pointwise"):
         return None
     shape = graph.types[node.output].shape
@@ -189,34 +220,40 @@ def _lanes(found: Channels, node: Node, own: Segments) -> Segments | None:
     for name in node.inputs:
         if name not in graph.constants:
             zeros.append(np.zeros(1))
-            if graph.types[name].shape != shape or name not in found.held:
+            if graph.types[name].shape != shape or name not in channels.segments:
                 return None
         elif graph.types[name].elements > 1 and node.op != "mul":
             return None
         else:
             zeros.append(graph.constants[name].array().ravel().astype(np.float64)[:1])
+    # zeros are put through the operator itself, with its constants, to see what it makes of them
     with np.errstate(all="ignore"):
         value = operator_of(node.op).formula(*zeros, **operator_of(node.op).settings(node.attrs))
     if np.any(np.asarray(value) != 0):
         return None
-    others = [found.held[n] for n in node.inputs[1:] if n not in graph.constants]
-    return own if all(found.tie(own, other) for other in others) else None
+    for name in node.inputs[1:]:
+        if name not in graph.constants and not channels.tie(segments, channels.segments[name]):
+            return None
+    return segments
 
 
 # -- what is cut ----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """A smaller graph, the graph of the old size with the same values, and who went where."""
+    """A smaller graph, one of the old size with the same values, and which channels were removed.
+
+    `masked` has zeros where `graph` has nothing: it shows that pruning changes no value.
+    """
 
     graph: Graph
     masked: Graph
-    removed: Gone
+    removed: Removed
 
 
 def prune(
     graph: Graph, ratio: float, *, aligned: bool = True, keep: frozenset[str] = frozenset()
 ) -> Pruned:
-    """Return the graph without the channels of least score, a share of each set; norms folded.
+    """Return the graph without the channels of least score, the same share of each set.
 
     `keep` names layers whose channels all stay. Raises `InputError` for a ratio outside 0..1, a
     name that is no layer, or weights that are not finite.
@@ -224,80 +261,93 @@ def prune(
     names = {node.name for node in graph.nodes}
     if keep - names:
         raise InputError(f"{graph.name}: layers of the graph", str(sorted(keep - names)), "check")
-    found = channels_of(graph)
-    found.fixed.update(graph.node(name).output for name in keep)
-    gone: dict[str, tuple[int, ...]] = {}
-    for key, names_of in found.sets().items():
-        if names_of:
+    channels = channels_of(graph)
+    channels.fixed.update(graph.node(name).output for name in keep)
+    removed: dict[str, tuple[int, ...]] = {}
+    for key, names_of in channels.sets().items():
+        if names_of:  # tied layers: their scores are added, channel by channel
             total = np.sum([balanced_scores(_rows(graph, name)) for name in names_of], axis=0)
-            gone[key] = lowest(total, ratio, aligned=aligned)
-    gone = {key: places for key, places in gone.items() if places}
-    return Pruned(_changed(found, gone, np.compress), _changed(found, gone, _masked), gone)
+            removed[key] = lowest(total, ratio, aligned=aligned)
+    removed = {key: places for key, places in removed.items() if places}
+    return Pruned(
+        _changed_graph(channels, removed, np.compress),
+        _changed_graph(channels, removed, _masked),
+        removed,
+    )
 
 
 def _rows(graph: Graph, name: str) -> Values:
+    """Return weights with output channels along axis 0; "name/columns" has them along axis 1."""
     weight, _, columns = name.partition("/")
     array = graph.constants[weight].array()
     return array.T if columns else array
 
 
-def _kept(found: Channels, gone: Gone, segments: Segments) -> Values:
+def _staying(channels: Channels, removed: Removed, segments: Segments) -> Values:
     """Return True for each channel of segments that stays."""
     parts = []
-    for key, each in segments:
-        stay = np.ones(found.sizes[key], bool)
-        stay[list(gone.get(found.root(key), ()))] = False
-        parts.append(np.repeat(stay, each))
+    for key, repeats in segments:
+        stay = np.ones(channels.sizes[key], bool)
+        stay[list(removed.get(channels.root(key), ()))] = False
+        parts.append(np.repeat(stay, repeats))
     return np.concatenate(parts)
 
 
 def _masked(keep: Values, array: Values, axis: int) -> Values:
-    """Return an array with zeros for channels that go along an axis: `np.compress`, size kept."""
+    """Return an array with zeros for channels that go along an axis.
+
+    The arguments are those of `np.compress`, which leaves these channels out instead.
+    """
     sides = [1] * array.ndim
     sides[axis] = len(keep)
     return array * keep.reshape(sides)
 
 
-def _cut(found: Channels, gone: Gone, node: Node, change: Change) -> dict[int, Values]:
+def _changed_constants(
+    channels: Channels, removed: Removed, node: Node, change: Change
+) -> dict[int, Values]:
     """Return a node's constants changed where channels go, by place."""
-    graph = found.graph
+    graph = channels.graph
     arrays = dict[int, Values]()
-    ends = [found.held.get(name) for name in (node.inputs[0], node.output)]
-    x, y = (_kept(found, gone, segments) if segments else None for segments in ends)
+    ends = [channels.segments.get(name) for name in (node.inputs[0], node.output)]
+    x, y = (_staying(channels, removed, segments) if segments else None for segments in ends)
     if x is None or y is None or (x.all() and y.all()):
         return arrays
-    layer = node.op in LAYERS
-    turned = node.op in LAYERS[2:] and not node.attr("trans_b", False)
+    # weights of a product have output channels in columns, unless they are stored transposed
+    outputs_in_columns = node.op in ("matmul", "gemm") and not node.attr("trans_b", False)
     for place, name in enumerate(node.inputs):
         if name not in graph.constants or not graph.constants[name].type.elements:
             continue
         array = graph.constants[name].array()
-        if layer and place == 1:
-            array = change(y, array, 1 if turned else 0)
+        if node.op in LAYERS and place == 1:
+            array = change(y, array, 1 if outputs_in_columns else 0)
             if node.op != "depthwise_conv2d" and node.attr("groups", 1) == 1:
-                array = change(x, array, 0 if turned else 1)
+                array = change(x, array, 0 if outputs_in_columns else 1)
+        # a bias, a norm's vector, or a factor (c, 1, 1): one number for each channel
         elif array.size == len(y) and array.size > 1:
             array = change(y, array, array.shape.index(len(y)))
         arrays[place] = array
     return arrays
 
 
-def _changed(found: Channels, gone: Gone, change: Change) -> Graph:
+def _changed_graph(channels: Channels, removed: Removed, change: Change) -> Graph:
     """Return the graph with its constants changed and all types inferred anew."""
-    graph = found.graph
+    graph = channels.graph
     draft = Draft(graph, nodes=())
     for node in graph.nodes:
         inputs = list(node.inputs)
         attrs = dict(node.attrs)
-        for place, array in _cut(found, gone, node, change).items():
+        for place, array in _changed_constants(channels, removed, node, change).items():
             kind = replace(graph.constants[inputs[place]].type, shape=array.shape)
             inputs[place] = draft.add(Constant(kind, array), f"{inputs[place]}_pruned")
         x = draft.types[inputs[0]].shape
-        if node.op == "reshape" and found.held.get(node.output) and len(attrs["shape"]) == 2:
+        if node.op == "reshape" and _flattens(graph, node):
+            # its rows have become shorter
             attrs["shape"] = (x[0], math.prod(x[1:]))
         if node.op == "conv2d" and node.attr("groups", 1) > 1:
-            single = graph.types[node.inputs[1]].shape[1] == 1
-            attrs["groups"] = x[1] if single else node.attr("groups")
+            # one group a channel: fewer channels are fewer groups
+            is_depthwise = graph.types[node.inputs[1]].shape[1] == 1
+            attrs["groups"] = x[1] if is_depthwise else node.attr("groups")
         kinds = infer(node.op, [draft.types[name] for name in inputs], attrs)
         draft.put(replace(node, inputs=tuple(inputs), attrs=attrs), *kinds)
     return draft.finish()

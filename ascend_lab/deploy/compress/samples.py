@@ -1,9 +1,14 @@
 """Samples of a model's inputs, cut into feeds along the axis that is the batch.
 
-The batch is an open size that stands first in some input, or has a name such as "batch", and at
-most once in any: not the n of a mask (n, n), which goes in whole. Where no output is open nothing
-is a batch. Inputs without the batch are given once for all feeds, or once for each feed along a
-first axis of their own.
+A model may leave sizes open: ("batch", 3, 224, 224). Which open size is the batch?
+
+- It has a name such as "batch", or stands first in some input.
+- It stands at most once in any input: the n of a mask (n, n) is no batch, and the mask goes in
+  whole.
+- Where all sizes of all outputs are stated, nothing is a batch.
+
+Inputs without the batch are given once for all feeds, or once for each feed along a first axis of
+their own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +24,7 @@ from ascend_lab.errors import InputError
 Sizes = Sequence[int | str]
 """The sizes of a tensor as a model states them; "" for one that is open and has no name."""
 ROWS = 16
-"""Samples a feed where the model leaves their number open."""
+"""Samples of a feed where the model leaves their number open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +45,16 @@ def batch_of(inputs: Mapping[str, Sizes], outputs: Sequence[Sizes | None]) -> Ba
             if isinstance(size, str) and size:
                 places.setdefault(size, []).append((name, axis))
 
+    # by name first, then by standing first in an input, then by the number of inputs that have it
     def rank(symbol: str) -> tuple[bool, bool, int]:
         axes = [axis for _, axis in places[symbol]]
         return BATCH_NAME.fullmatch(symbol) is not None, 0 in axes, len(axes)
 
-    once = [s for s, found in places.items() if len(dict(found)) == len(found)]
+    # the same symbol twice in one input, as in a mask (n, n), rules it out
+    once = [s for s, uses in places.items() if len(dict(uses)) == len(uses)]
     symbols = [symbol for symbol in once if any(rank(symbol)[:2])]
     chosen = dict(places[max(symbols, key=rank)]) if symbols else {}
+    # a first size without a name is taken for the batch as well, input by input
     unnamed = {name: 0 for name, sizes in inputs.items() if sizes and sizes[0] == ""}
     return Batch({name: (unnamed | chosen).get(name) for name in inputs})
 
@@ -55,6 +63,9 @@ def feeds_of(
     inputs: Mapping[str, Sizes], batch: Batch, arrays: Mapping[str, Any], flag: str = "samples"
 ) -> list[dict[str, Values]]:
     """Return arrays of many samples as feeds of 16; samples that fill no feed are left out.
+
+    40 samples are two feeds of 16, and 5 samples are one feed of 5. `flag` is what messages call
+    the arrays: the option of a command that named their file.
 
     Raises `InputError` for arrays of shapes that the inputs do not have, for inputs with different
     numbers of samples, and for none.
@@ -69,37 +80,45 @@ def feeds_of(
             continue
         if array.ndim != len(sizes) or not _fits(sizes, array.shape):
             raise InputError(f"{flag} of {name} as {_text(sizes)}", str(array.shape), "reshape")
+        # 40 samples: rows 16, ends at 16 and 32; the last 8 fill no feed
         counts[name] = array.shape[axis]
         rows = min(ROWS, counts[name])
         ends = range(rows, counts[name] + 1, rows) if rows else ()
-        ahead = np.moveaxis(array, axis, 0)
-        parts[name] = [np.moveaxis(ahead[end - rows : end], 0, axis) for end in ends]
+        samples = np.moveaxis(array, axis, 0)
+        parts[name] = [np.moveaxis(samples[end - rows : end], 0, axis) for end in ends]
     if len(set(counts.values())) > 1:
         got = ", ".join(f"{name}: {count}" for name, count in counts.items())
         raise InputError(f"{flag}: as many of each input", got, "give every sample all inputs")
-    many = {len(some) for name, some in parts.items() if len(some) > 1 or name in counts} or {1}
-    if len(many) != 1 or 0 in many:
-        got = ", ".join(f"{name}: {len(some)}" for name, some in parts.items())
+    feed_counts = {
+        len(blocks) for name, blocks in parts.items() if len(blocks) > 1 or name in counts
+    } or {1}
+    if len(feed_counts) != 1 or 0 in feed_counts:
+        got = ", ".join(f"{name}: {len(blocks)}" for name, blocks in parts.items())
         needed = f"{flag}: as many whole batches of each input, at least one"
         raise InputError(needed, got, "give every input as many samples")
-    total = many.pop()
+    total = feed_counts.pop()
     return [
-        {name: some[i if len(some) > 1 else 0] for name, some in parts.items()}
+        {name: blocks[i if len(blocks) > 1 else 0] for name, blocks in parts.items()}
         for i in range(total)
     ]
 
 
-def _whole(what: str, sizes: Sizes, array: Values) -> list[Values]:
-    """Return an input without a batch: once, along a first axis of its own, or in whole batches."""
+def _whole(name: str, sizes: Sizes, array: Values) -> list[Values]:
+    """Return an input without a batch as blocks, one for each feed or one for all.
+
+    An input (2, 3) may be given as (2, 3), once; as (5, 2, 3), once for each of 5 feeds; or as
+    (10, 3), which is cut into 5 of (2, 3).
+    """
     if array.ndim == len(sizes) + 1 and _fits(sizes, array.shape[1:]):
         return list(array)
     if array.ndim == len(sizes) and _fits(sizes, array.shape):
         return [array]
+    # whole batches one behind another: only the first axis may be longer than the model says
     head = sizes[0] if sizes else 0
-    rest = array.ndim == len(sizes) and _fits(sizes[1:], array.shape[1:])
-    if rest and isinstance(head, int) and head and array.shape[0] >= head:
+    same_rest = array.ndim == len(sizes) and _fits(sizes[1:], array.shape[1:])
+    if same_rest and isinstance(head, int) and head and array.shape[0] >= head:
         return [array[i : i + head] for i in range(0, array.shape[0] - head + 1, head)]
-    raise InputError(f"{what} as {_text(sizes)}, or rows of that", str(array.shape), "reshape")
+    raise InputError(f"{name} as {_text(sizes)}, or rows of that", str(array.shape), "reshape")
 
 
 def _fits(sizes: Sizes, shape: Sequence[int]) -> bool:

@@ -1,9 +1,14 @@
-"""The arithmetic of whole numbers that stand for others: v is about (q - offset) scale.
+"""The arithmetic of quantisation: real numbers v as whole numbers q of b bits.
 
-q = clip(round(v / scale) + offset, -2^(b-1), 2^(b-1) - 1), halves to even. Symmetric: offset 0, the
-scale is max|v| / (2^(b-1) - 1), or / 2^(b-1) where the largest number is negative. Asymmetric: the
-range, 0 taken in, / (2^b - 1). A scale that would be below FLT_EPSILON is 1. (AMCT, github
-hicann/amct, custom_op/utils.py.)
+    quantise      q = clip(round(v / scale) + offset, -2^(b-1), 2^(b-1) - 1)     halves to even
+    dequantise    v is about (q - offset) scale
+    symmetric     offset 0, scale = max|v| / (2^(b-1) - 1), or / 2^(b-1) if that v is negative
+    asymmetric    scale = (high - low) / (2^b - 1), the range widened to hold 0;
+                  offset = -2^(b-1) - round(low / scale), so that low becomes the least q
+
+With 8 bits and numbers from -1 to 3: scale 4/255 = 0.0157, offset -128 + 64 = -64; then 0 is
+exactly q = -64, and 1 is q = round(63.75) - 64 = 0. A scale that would be below FLT_EPSILON
+(1.2e-7) is 1. Source: AMCT, github hicann/amct, custom_op/utils.py.
 """
 
 import math
@@ -16,84 +21,103 @@ from ascend_lab.compiler.ir import Values
 from ascend_lab.errors import InputError
 
 EPSILON = float(np.finfo(np.float32).eps)
+"""FLT_EPSILON, 1.2e-7: the least scale that the rules know."""
 LARGEST = 1e18
-"""Errors of numbers below it have squares that fp32 holds."""
+"""Numbers below it have squares that fp32, which ends at 3.4e38, can hold."""
+BIAS_STEPS = 2.0**30
+"""Most steps that a bias may be: int32 ends at 2^31, so sums of products have as much room."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """One scale and offset of a whole tensor, in so many bits."""
+    """The scale and offset of a tensor, and the bits of its whole numbers."""
 
     scale: float
     offset: int = 0
     bits: int = 8
 
     def quantise(self, values: Values) -> Values:
-        """Return the whole numbers, in the float format of the values."""
+        """Return the whole numbers q, in the float format of the values."""
         return quantise(values, self.scale, self.offset, self.bits)
 
     def fake(self, values: Values) -> Values:
-        """Return the values that the whole numbers stand for."""
+        """Return (q - offset) scale, the values that the whole numbers stand for."""
         return fake(values, self.scale, self.offset, self.bits)
 
 
 def limits(bits: int) -> tuple[int, int]:
-    """Return the least and the largest signed number of so many bits."""
+    """Return the least and the largest signed number of so many bits: -128 and 127 of 8."""
     return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
 
 
 def quantise(values: Values, scale: Any, offset: Any = 0, bits: int = 8) -> Values:
-    """Return q of the rule above, as floats of the values' format; scales may be arrays."""
+    """Return q, as floats of the values' format; scales may be arrays that broadcast."""
+    # dividing in the values' format, as the hardware does: an fp64 quotient may round otherwise
     kind = values.dtype.type
-    found: Values = np.clip(np.rint(values / np.asarray(scale, kind)) + kind(offset), *limits(bits))
-    return found.astype(kind, copy=False)
+    steps: Values = np.clip(np.rint(values / np.asarray(scale, kind)) + kind(offset), *limits(bits))
+    return steps.astype(kind, copy=False)
 
 
 def fake(values: Values, scale: Any, offset: Any = 0, bits: int = 8) -> Values:
-    """Return (q - offset) scale: the values rounded and limited as the whole numbers are."""
+    """Return (q - offset) scale: values rounded and clipped as quantising does, still real numbers.
+
+    This is "fake quantisation": the network computes in floats with the errors of whole numbers.
+    """
     kind = values.dtype.type
-    whole = quantise(values, scale, offset, bits) - kind(offset)
-    found: Values = whole * np.asarray(scale, kind)
-    return found
+    steps = quantise(values, scale, offset, bits) - kind(offset)
+    rounded: Values = steps * np.asarray(scale, kind)
+    return rounded
 
 
 def scale_between(low: float, high: float, bits: int = 8, asymmetric: bool = False) -> Scale:
-    """Return the scale and offset that just hold the numbers from low to high."""
-    half = 2 ** (bits - 1)
-    one = np.float32(low)
-    two = np.float32(high)
+    """Return the scale and offset whose levels just cover the numbers from low to high."""
+    half = 2 ** (bits - 1)  # 128 of 8 bits
+    start = np.float32(low)
+    end = np.float32(high)
     if asymmetric:
-        one = min(one, np.float32(0))
-        two = max(two, np.float32(0))
-        step = (two - one) / np.float32(2 * half - 1)
+        # 0 has to be a level, since zero padding and ReLU write it exactly
+        start = min(start, np.float32(0))
+        end = max(end, np.float32(0))
+        step = (end - start) / np.float32(2 * half - 1)
+        # a range of almost nothing: all numbers count as 0, which is q = -128
         if not step >= EPSILON:
             return Scale(1.0, -half, bits)
-        return Scale(float(step), -half - round(float(one / step)), bits)
-    step = max(abs(one), abs(two)) / np.float32(half if abs(one) > abs(two) else half - 1)
+        return Scale(float(step), -half - round(float(start / step)), bits)
+    # 128 levels lie below 0 and 127 above: the step is 4/128 from -4 to 2, and 4/127 from -2 to 4
+    step = max(abs(start), abs(end)) / np.float32(half if abs(start) > abs(end) else half - 1)
     return Scale(float(step) if step >= EPSILON else 1.0, 0, bits)
 
 
 def channel_scales(weights: Values, axis: int | None, bits: int = 8) -> tuple[float, ...]:
-    """Return the symmetric scale of each slice along an axis, or of all weights for None (ARQ)."""
+    """Return the symmetric scale of each slice of weights along an axis, or one for None (ARQ)."""
+    # weights (64, 32, 3, 3) along axis 0 are 64 rows of 288
     rows = weights.reshape(1, -1) if axis is None else np.moveaxis(weights, axis, 0)
     flat = rows.reshape(len(rows), -1)
     return tuple(scale_between(row.min(), row.max(), bits).scale for row in flat)
 
 
 def along(numbers: Any, axis: int | None, rank: int) -> Values:
-    """Return numbers shaped to broadcast along an axis of a tensor; one, or no axis: a scalar."""
-    found = np.asarray(numbers)
-    if axis is None or found.size == 1:
-        return found.reshape(())
-    return found.reshape([-1 if i == axis % rank else 1 for i in range(rank)])
+    """Return numbers shaped to broadcast along an axis of a tensor of some rank.
+
+    Three numbers along axis 1 of 4 have the shape (1, 3, 1, 1); a single number has the shape ().
+    """
+    array = np.asarray(numbers)
+    if axis is None or array.size == 1:
+        return array.reshape(())
+    return array.reshape([-1 if i == axis % rank else 1 for i in range(rank)])
 
 
-def checked(values: Any, what: str = "values") -> Values:
-    """Return numbers in fp32; raise `InputError` for none, others, and squares fp32 cannot hold."""
+def checked(values: Any, name: str = "values") -> Values:
+    """Return numbers in fp32.
+
+    Raises `InputError` for an empty array, for anything but real numbers, and for numbers that are
+    not finite or have squares that fp32 cannot hold. `name` is what the message calls the array.
+    """
     array = np.asarray(values)
     if array.dtype.kind not in "iuf" or not array.size:
         got = f"{array.dtype} {array.shape}"
-        raise InputError(f"{what}: an array of numbers that is not empty", got, "give one")
+        raise InputError(f"{name}: an array of numbers that is not empty", got, "give one")
+    # a number beyond fp32 becomes infinite here, and is refused below with its place
     with np.errstate(over="ignore"):
         narrow = array.astype(np.float32)
     if not (fits := np.abs(narrow) < LARGEST).all():
@@ -101,25 +125,26 @@ def checked(values: Any, what: str = "values") -> Values:
         finite = np.isfinite(narrow.ravel()[place])
         needed = f"numbers below {LARGEST:g} in size" if finite else "finite numbers in fp32"
         got = f"{array.ravel()[place]} at place {place}"
-        raise InputError(f"{what}: {needed}", got, "clean the data")
+        raise InputError(f"{name}: {needed}", got, "clean the data")
     return narrow
 
 
-def signal_to_noise_db(values: Values, found: Values) -> float:
-    """Return 10 log10(sum v^2 / sum (v - found)^2), in decibel; infinite for equal arrays."""
+def signal_to_noise_db(values: Values, rounded: Values) -> float:
+    """Return 10 log10(sum v^2 / sum (v - rounded)^2), in decibel; infinite for equal arrays."""
     wide = values.astype(np.float64)
-    noise = float(np.sum((wide - found) ** 2))
+    noise = float(np.sum((wide - rounded) ** 2))
     return 10 * math.log10(float(np.sum(wide**2)) / noise) if noise else math.inf
 
 
-# -- what is known of a layer ---------------------------------------------------------------------
+# -- the scales of a layer ------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class LayerScales:
     """How a layer is quantised: `name` is its node; one weight scale, or one per output channel.
 
-    Weights are symmetric (offset 0). `balance` divides what the layer reads, per input channel, and
-    multiplies its weights, before both are quantised; () where nothing is balanced. `shared`: an
-    addition beside the layer reads what it reads in whole numbers too, so that a residual is bytes.
+    `scale` and `offset` are those of its input; weights are symmetric, with the offset 0. `balance`
+    divides the input, channel by channel, and multiplies the weights, before both are quantised; ()
+    where nothing is balanced. `shared`: the layer's input is also a summand of an addition, which
+    then reads the same whole numbers, so that a residual connection moves bytes and not floats.
     """
 
     name: str
@@ -139,5 +164,25 @@ class LayerScales:
             if not 2 <= bits <= 16:
                 raise InputError(f"{self.name}: {key} from 2 to 16", str(bits))
         half = 2 ** (self.bits - 1)
+        # the offset is the whole number that stands for 0, so it is one of them
         if not -half <= self.offset < half:
             raise InputError(f"{self.name}: an offset in {self.bits} bits", str(self.offset))
+
+
+def bias_scales(layer: LayerScales) -> Values:
+    """Return the scales of a layer's sums: one, or one per output channel.
+
+    A sum of products of whole numbers counts in steps of input scale x weight scale.
+    """
+    return np.float32(layer.scale) * np.asarray(layer.weight_scales, np.float32)
+
+
+def bias_in_steps(bias: Values, layer: LayerScales) -> Values | None:
+    """Return round(b / (scale x weight scale)) in int32; None for a bias that int32 cannot hold.
+
+    Such a bias stays in floats.
+    """
+    # a bias of 0.5 with the scales 0.02 and 0.004 is 6250 steps of 0.00008
+    steps = np.rint(bias.astype(np.float64) / bias_scales(layer))
+    fits = np.abs(steps).max(initial=0.0) <= 2 * BIAS_STEPS - 1
+    return steps.astype(np.int32) if fits else None

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.deploy.compress.learned import lsq_slopes
+from ascend_lab.deploy.compress.learned_rounding import lsq_slopes
 from ascend_lab.deploy.media import STANDARDS, csc_of
 from ascend_lab.lab.checks import core as ex
 

@@ -10,7 +10,16 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from ascend_lab.deploy.compress import Scale, calibrate
-from ascend_lab.deploy.media import Aipp, Station, aipp, cards_needed, convert, csc_of, dvpp, play
+from ascend_lab.deploy.media import (
+    Aipp,
+    Station,
+    aipp,
+    cards_needed,
+    convert,
+    csc_of,
+    play,
+)
+from ascend_lab.deploy.media.colours import Image
 from ascend_lab.deploy.serving import (
     Arrivals,
     Policy,
@@ -88,7 +97,7 @@ WIDTH = 96
 HEIGHT = 64
 
 
-def scene() -> dvpp.Image:
+def scene() -> Image:
     """Return a small picture (3, h, w) in RGB: sky, sun, a house on a meadow."""
     row, column = np.mgrid[0:HEIGHT, 0:WIDTH]
     picture = np.stack([90 + row, 150 + row, 235 - row // 2]).astype(np.uint8)
@@ -100,7 +109,7 @@ def scene() -> dvpp.Image:
     return picture
 
 
-def camera_frame() -> dvpp.Image:
+def camera_frame() -> Image:
     """Return the scene as a camera sends it: flat NV12, chroma of every second pixel and row."""
     yuv = convert(scene()[None], csc_of("601 narrow", "YUV"))[0]
     pairs = yuv[1:, ::2, ::2].transpose(1, 2, 0)

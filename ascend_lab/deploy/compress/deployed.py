@@ -1,0 +1,75 @@
+"""The network that goes to the chip: its layers in whole numbers, and what it costs there.
+
+`deploy` puts every layer's scales into the graph and folds them: sums are computed in int32 and
+requantised in the epilogue of the layer that computes them. A QDQ file comes to the same when it is
+compiled. Values differ from those of the fake-quantised graph by rounding only, one step of a
+tensor's scale at most.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ascend_lab.compiler import Graph, compile_stages, constant_bytes
+from ascend_lab.compiler.passes.formats import Steps, in_pairs
+from ascend_lab.compiler.passes.quantised import fold
+from ascend_lab.deploy.compress.scales import LayerScales
+from ascend_lab.errors import InputError, UnsupportedError
+from ascend_lab.machine.chip import Chip
+
+
+def deploy(graph: Graph, layers: Sequence[LayerScales]) -> Graph:
+    """Return the graph with some layers on whole numbers; others stay in floating point.
+
+    The graph is one made ready (`Quantised.graph`). Raises `InputError` for a layer it has not, and
+    `UnsupportedError` for activations in other than 8 bits or weights in more.
+    """
+    nodes = {node.name: node for node in graph.nodes}
+    for layer in layers:
+        weights = nodes[layer.name].inputs[1:2] if layer.name in nodes else ()
+        if not weights or weights[0] not in graph.constants:
+            raise InputError(f"{graph.name}: a layer with constant weights", layer.name, "check it")
+        if layer.bits != 8 or layer.weight_bits > 8:
+            got = f"{layer.bits} and {layer.weight_bits}"
+            needed = f"{layer.name}: activations in 8 bits, weights in 8 at most"
+            raise UnsupportedError(needed, got, "the cube multiplies int8")
+    # pairs are put around the layers, then folded into them: as if the graph came from a QDQ file
+    steps = {
+        layer.name: Steps(
+            layer.scale, layer.offset, layer.weight_scales, layer.weight_bits, layer.shared
+        )
+        for layer in layers
+    }
+    return fold(in_pairs(graph, steps))[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What a network costs on a chip: time, bytes of weights, bytes over the memory interface."""
+
+    time_s: float
+    weight_bytes: int
+    memory_bytes: int
+    kernels: int
+    launch_s: float
+    time_s_by_type: dict[str, float]
+
+
+def bill(graph: Graph, chip: Chip | str) -> Bill:
+    """Return the bill of a graph, in fp16 where it is in floating point; raises as compiling."""
+    stages = compile_stages(graph, chip)
+    times = stages.timeline()
+    # as they are compiled, with what pads them to blocks
+    weight_bytes = sum(constant_bytes(stages.compiled).values())
+    return Bill(
+        times.time_s,
+        weight_bytes,
+        times.memory_bytes,
+        len(times.operators),
+        times.launch_s,
+        times.by_type(),
+    )
+
+
+def ledger(graph: Graph, layers: Sequence[LayerScales], chip: Chip | str) -> tuple[Bill, Bill]:
+    """Return the bills of a network in fp16 and deployed in int8, for one batch on one chip."""
+    return bill(graph, chip), bill(deploy(graph, layers), chip)
