@@ -3,7 +3,6 @@
 import ast
 import doctest
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -42,10 +41,6 @@ def statements(node: ast.AST) -> Iterator[ast.AST]:
 @cache
 def statements_of(module: Path) -> tuple[ast.AST, ...]:
     return tuple(statements(ast.parse(module.read_text("utf-8"))))
-
-
-def lines_of(modules: list[Path]) -> int:
-    return sum(module.read_text("utf-8").count("\n") for module in modules)
 
 
 def test_no_module_imports_in_a_circle() -> None:
@@ -110,16 +105,6 @@ def test_the_road_of_simulate_is_short(tmp_path: Path) -> None:
     assert code == "0"
     own = [file for file in files if Path(file).is_relative_to(PACKAGE)]
     assert ROAD / 2 < len(own) <= ROAD, f"the road runs through {len(own)} files"
-
-
-def test_the_week_has_seven_sittings_that_can_be_sat_through() -> None:
-    page = (PACKAGE.parent / "book" / "code_in_a_week.md").read_text("utf-8")
-    sittings = page.split("\n## ")[1:]
-    assert len(sittings) == 7
-    for sitting in sittings:
-        files = [PACKAGE.parent / name for name in re.findall(r"(?m)^- `([^`]+)`: ", sitting)]
-        assert 4 <= len(files) <= 8
-        assert lines_of(files) <= 3000  # four hours at five seconds a line
 
 
 # -- the order of the packages --------------------------------------------------------------------
