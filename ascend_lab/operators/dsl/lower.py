@@ -33,7 +33,6 @@ from ascend_lab.operators.dsl.schedule import (
 from ascend_lab.operators.dsl.stages import Fixed, Leaf, Stage, State, bare
 from ascend_lab.operators.dsl.tiles import Group, Tiles
 
-
 CoreShare = tuple[int, int, int]
 """First step of a bound loop, number of steps with as many elements, elements of each."""
 
