@@ -48,6 +48,7 @@ class OperatorTime:
         dtype = next((p.dtype for p in self.timeline.phases if p.macs), "")
         if not dtype:
             return 0.0
+        # of all cores of the chip, also those that this kernel leaves idle
         peak = chip.macs_per_cycle(dtype) * chip.core_count * self.timeline.total_cycles
         return self.timeline.macs / peak
 
@@ -185,6 +186,7 @@ def simulate_graph(
     """
     chip = compiled.chip
     times = list[OperatorTime]()
+    # addresses matter: a tensor that takes the place of a dead one finds its lines in L2
     places = places_of(compiled, (plan or plan_network(compiled, PLAN)).offsets)
     l2 = sim.L2.of(chip)
     starts = _starts(compiled, first)
@@ -243,6 +245,7 @@ def _starts(compiled: Compiled, first: Start) -> dict[str, Start]:
                 last_scope = None
                 start = "queued" if kernel.engine == NAME else start
             continue
+        # outside a super kernel every kernel is started by itself, whatever its cores
         scope = scopes.get(i)
         units = last_units if scope is None else sim.units_of(kernel, compiled.chip)
         # two kinds of cores in each of the two kernels: 2 + 2
