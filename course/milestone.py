@@ -16,8 +16,8 @@ import numpy as np
 
 from ascend_lab.course import Call, Case, answers_of, load
 from ascend_lab.errors import AscendLabError
-from ascend_lab.machine.sim import execute
-from ascend_lab.operators.kernels.operand_packing import pack_conv, unpack_conv
+from ascend_lab.machine import execute
+from ascend_lab.operators.kernels import pack_conv, unpack_conv
 
 CHANNELS = 64
 SIDE = 8

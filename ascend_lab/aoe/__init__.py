@@ -1,6 +1,25 @@
 """Tuners: spaces of schedules, searches over them, and how far from optimal they end.
 
+Begin with these:
+
+- `tune`, `Settings`: tune a network for a chip; `Report` says how far from optimal the result is.
+- `tune_operator`: one operator.
+- `Knowledge`, `open_knowledge`: the bank that keeps what was found.
+- `Space`, `TableSpace`, `Point`: search spaces, also of your own measurements.
+- `drive`, `search_named`: one search over one space; `SEARCHES` names them all.
+
 What needs the compiler is imported when it is asked for: processes that measure begin without it.
+
+A genetic search that may time 20 of 36 tilings, whose costs are known by a formula here:
+
+>>> from ascend_lab.aoe import TableSpace, drive, search_named
+>>> tilings = [(rows, columns) for rows in range(1, 7) for columns in range(1, 7)]
+>>> space = TableSpace(("rows", "columns"), list(zip(*tilings)))
+>>> trace = drive(search_named("genetic"), space, lambda t: abs(t[0] * t[1] - 12), budget=20)
+>>> len(trace.trials)
+20
+>>> trace.best.cost
+0.0
 """
 
 from ascend_lab.aoe.drive import Bars, Rules, Settings, Trace, Trial, drive

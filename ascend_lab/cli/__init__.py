@@ -2,6 +2,12 @@
 
 0 done, 1 checks failed, 2 bad input, 70 a mistake of ours, 130 interrupted. Everything else is
 imported inside the guard, so that Ctrl-C is one line from the start on.
+
+>>> from ascend_lab.cli import ascend_lab
+>>> ascend_lab(["gemm", "512", "512", "512", "--chip", "Ascend910B2"])  # doctest: +ELLIPSIS
+gemm m 512, n 512, k 512, fp16, on 24 cores of Ascend910B2 (model result)
+...
+0
 """
 
 from __future__ import annotations

@@ -1,10 +1,28 @@
 """Clusters: topologies, collectives that move real arrays, and how long they take.
 
-Every collective by operation and name; or the quickest of all that apply.
+Begin with these:
+
+- `load_topology`: a cluster by name, such as "910a-roce:64", or from a TOML file.
+- `Topology`, `ring`, `star`, `full_mesh`: one of your own.
+- `collective_time`: the quickest algorithm of a collective there, and its time.
+- `compare`: all algorithms that apply, the quickest first.
+- `make`: the schedule of one algorithm; `execute` moves arrays by it, `time_collective` times it.
+- `fit_collective`: latency and rate of links from measured times.
 
 What was prepared for a topology is remembered, so that the next size costs microseconds to
 milliseconds. Gradients go together in buckets: here are the rule that closes them, and what
-sending costs.
+sending costs. Training graphs are in `train`, parallel plans in `parallel`.
+
+Four ranks add up their arrays along a ring; on a cluster of 16 devices 100 MB take milliseconds:
+
+>>> import numpy as np
+>>> from ascend_lab.cluster import collective_time, execute, load_topology, make
+>>> schedule = make("all_reduce", "ring", 4)
+>>> execute(schedule, [np.full(8, rank) for rank in range(4)])[0]
+array([6, 6, 6, 6, 6, 6, 6, 6])
+>>> best = collective_time("all_reduce", load_topology("910a-roce:16"), size_bytes=100e6)
+>>> best.lower_bound_s <= best.time_s < 0.1
+True
 """
 
 import math

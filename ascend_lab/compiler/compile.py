@@ -144,9 +144,11 @@ class Road:
 
     def rewrite(self, graph: ir.Graph) -> tuple[ir.Graph, Mapping[str, int]]:
         """Return the graph after passes, in its number format, and how often each pass matched."""
+        # a pass that is switched off is left out; the order of the others stays
         names = [name for name in self.passes if self.switches.is_on(name, "GraphFusion")]
         graph = in_order(graph) if self.ordered else graph
         graph, report = run_passes(graph, names)
+        # formats come last: passes recognise patterns in the formats of the model
         if self.dtype:
             graph = in_format(graph, self.dtype, self.keep)
         return graph, report.matches
@@ -230,6 +232,7 @@ def in_format(graph: ir.Graph, dtype: str, keep: frozenset[str] = frozenset()) -
     """
     if dtype not in FORMATS:
         raise InputError(f"a dtype among {', '.join(FORMATS)}", dtype, "choose one")
+    # int8 is for products and convolutions; everything around them runs in fp16
     if dtype == "int8":
         graph = quantise(graph)[0]
     return convert(graph, "fp16" if dtype == "int8" else dtype, keep=keep)[0]
@@ -334,6 +337,7 @@ def ledger(times: network.NetworkTimeline, bound: Bound) -> dict[str, float]:
     if bound.time_s > times.time_s + 1 / times.chip.clock_hz:
         got = f"{bound.time_s * 1e6:.3f} us, the time is {times.time_s * 1e6:.3f} us"
         raise InputError("a bound of these times", got, "bound_of the graph and chip timed")
+    # a network bound by memory pays its bytes first: the cube then gets only what exceeds them
     limiting = FIRST.get(bound.unit, ())
     order = (*limiting, *(name for name in LAYERS if name not in limiting))
     cycles = Counter[str]()
@@ -342,6 +346,7 @@ def ledger(times: network.NetworkTimeline, bound: Bound) -> dict[str, float]:
         if isinstance(op.timeline, tasks.CpuTimeline):
             cycles["AI CPU"] += op.timeline.total_cycles
             continue
+        # inside a super kernel the start is a barrier
         if op.timeline.start in ("cold", "queued"):
             launches += op.timeline.launch_cycles
         else:

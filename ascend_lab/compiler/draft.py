@@ -203,6 +203,7 @@ class Draft:
 
     def resolve(self, name: str) -> str:
         """Return the tensor that stands for `name` after the replacements so far."""
+        # a -> b and later b -> c: readers of a read c
         while name in self.aliases:
             name = self.aliases[name]
         return name
@@ -301,6 +302,7 @@ class Draft:
     def replace(self, old: str, new: str) -> None:
         """Let all readers of `old`, and the graph's outputs, read `new` instead."""
         new = self.resolve(new)
+        # nodes keep the old name in their inputs; `current` resolves it when they are looked at
         if old != new:
             self.aliases[old] = new
             self.uses[new] += self.uses[old]
@@ -318,6 +320,7 @@ class Draft:
 
         So a chain `node` .. `last` becomes one node: exp, sum, div of a softmax, for example.
         """
+        # the last node's outputs, so that readers of the chain need no change
         resolved = tuple(map(self.resolve, inputs))
         outs = (last or node).outputs
         self.put(ir.Node(node.name, op, resolved, outs, given_attrs(op, dict(attrs or {}))))
@@ -371,6 +374,7 @@ class Draft:
         while todo:
             name = todo.pop()
             self.uses[name] -= 1
+            # a node with two outputs stays until nobody reads either
             maker = self.nodes.get(self.made.get(name, ""))
             if self.uses[name] or maker is None or any(self.uses[n] for n in maker.outputs):
                 continue

@@ -49,19 +49,22 @@ FOLLOWERS: Mapping[Kind, tuple[Kind, ...]] = {
 # -- rules ----------------------------------------------------------------------------------------
 def elementwise_chain(graph: Graph, node: Node) -> list[Node]:
     """Return the elementwise nodes behind a node, each the only reader of the one before."""
-    found: list[Node] = []
+    chain: list[Node] = []
     current = only_reader(graph, node)
-    while current and (current.has("lanes") or current.op == "select") and len(found) < LONGEST:
-        found.append(current)
+    # the chain ends at a branch: a second reader would need the value in memory
+    while current and (current.has("lanes") or current.op == "select") and len(chain) < LONGEST:
+        chain.append(current)
         current = only_reader(graph, current)
-    return found
+    return chain
 
 
 def moves(graph: Graph, node: Node) -> Sequence[Node] | None:
     """Propose a chain of conversions, reshapes and transposes: one copy, which pads nothing."""
     chain = [node, *moves_behind(graph, node)] if node.op in ("trans_data", "transpose") else []
+    # a reshape at the end is a view of the result: it costs nothing outside the kernel
     while chain and chain[-1].op == "reshape":
         chain.pop()
+    # a copy writes no zeros between elements, which a padded layout needs
     while chain and graph.types[chain[-1].output].map.padding_bytes:
         chain.pop()
     return chain
@@ -73,6 +76,7 @@ def _headed(name: str, head: str, *followers: str) -> Rule:
     def match(graph: Graph, node: Node) -> Sequence[Node] | None:
         if node.op != head:
             return None
+        # without `followers` the whole chain: chain[:None]
         chain = elementwise_chain(graph, node)[: len(followers) or None]
         fits = not followers or tuple(n.op for n in chain) == followers
         return [node, *chain] if chain and fits else None
@@ -98,8 +102,8 @@ RULES: list[Rule] = [
 def rules() -> list[Rule]:
     """Return all rules in order of priority, those of special kernels included."""
     # a user's rules come first, then those of special kernels
-    at = next(i for i, rule in enumerate(RULES) if rule.name == FIRST_PLAIN)
-    return [*RULES[:at], *special_rules(), *RULES[at:]]
+    user_rules = next(i for i, rule in enumerate(RULES) if rule.name == FIRST_PLAIN)
+    return [*RULES[:user_rules], *special_rules(), *RULES[user_rules:]]
 
 
 def fusion_rule(name: str) -> Callable[[Match], Match]:
@@ -123,11 +127,11 @@ def fusion_rule(name: str) -> Callable[[Match], Match]:
 @contextmanager
 def rules_restored() -> Iterator[None]:
     """Forget the rules registered inside when done: for notebooks and tests."""
-    before = list(RULES)
+    rules_at_entry = list(RULES)
     try:
         yield
     finally:
-        RULES[:] = before
+        RULES[:] = rules_at_entry
 
 
 # -- groups by kind, up to the post-dominator -----------------------------------------------------
@@ -137,6 +141,7 @@ def kind_of(node: Node) -> Kind:
         return "cube"
     if node.has("reduction"):
         return "reduce"
+    # without slice rules of its own an operator has those of an elementwise one
     operator = operator_of(node.op)
     plain = operator.slicing is None and operator.template is None and node.op != "trans_data"
     return "elementwise" if plain or node.op == "cast" else "other"
@@ -149,28 +154,31 @@ def immediate_post_dominators(graph: Graph) -> Mapping[str, str | None]:
     to d leaves nothing in between that somebody outside could want. Readers come first: ipdom(n)
     is the deepest common ancestor of n's readers in the tree so far.
     """
-    found: dict[str, str | None] = {}
+    parents: dict[str, str | None] = {}
     depth: dict[str | None, int] = {None: 0}
 
-    def common(one: str | None, two: str | None) -> str | None:
-        while one != two and one is not None and two is not None:
-            if depth[one] >= depth[two]:
-                one = found[one]
+    def common_ancestor(left: str | None, right: str | None) -> str | None:
+        # whichever stands deeper in the tree goes up, until both have met
+        while left != right and left is not None and right is not None:
+            if depth[left] >= depth[right]:
+                left = parents[left]
             else:
-                two = found[two]
-        return one if one == two else None
+                right = parents[right]
+        return left if left == right else None
 
     outputs = set(graph.outputs)
     for node in reversed(graph.nodes):
         readers = [r.name for name in node.outputs for r in graph.readers[name]]
-        meet: str | None = None
+        meeting: str | None = None
+        # Of conv -> relu -> add and conv -> pool -> add, the add is where the paths meet. An output
+        # of the graph has a path that ends there: it has no post-dominator.
         if readers and outputs.isdisjoint(node.outputs):
-            meet = readers[0]
-            for other in readers[1:]:
-                meet = common(meet, other)
-        found[node.name] = meet
-        depth[node.name] = depth[meet] + 1
-    return found
+            meeting = readers[0]
+            for reader in readers[1:]:
+                meeting = common_ancestor(meeting, reader)
+        parents[node.name] = meeting
+        depth[node.name] = depth[meeting] + 1
+    return parents
 
 
 def between(graph: Graph, first: Node, last: str, most: int) -> list[Node]:
@@ -178,17 +186,18 @@ def between(graph: Graph, first: Node, last: str, most: int) -> list[Node]:
 
     Of more than `most` nodes only some are found: never fewer than `most`.
     """
-    seen: dict[str, Node] = {}
-    ahead = [first]
-    while ahead and len(seen) < most:
-        node = ahead.pop()
+    path_nodes: dict[str, Node] = {}
+    waiting = [first]
+    while waiting and len(path_nodes) < most:
+        node = waiting.pop()
         for name in node.outputs:
             for reader in graph.readers[name]:
-                if reader.name not in seen:
-                    seen[reader.name] = reader
+                if reader.name not in path_nodes:
+                    path_nodes[reader.name] = reader
+                    # what lies behind `last` is on no path to it
                     if reader.name != last:
-                        ahead.append(reader)
-    return list(seen.values())
+                        waiting.append(reader)
+    return list(path_nodes.values())
 
 
 def automatic_groups(graph: Graph, taken: Iterable[str]) -> list[list[Node]]:
@@ -197,32 +206,39 @@ def automatic_groups(graph: Graph, taken: Iterable[str]) -> list[list[Node]]:
     kinds = {node.name: kind_of(node) for node in graph.nodes}
     kinds.update((name, "other") for name in taken)
     parents = immediate_post_dominators(graph)
+    # every node begins as a group of its own; groups grow as their nodes are visited in order
     group = {node.name: [node] for node in graph.nodes}
 
     def fusable(node: Node, path: Sequence[Node]) -> bool:
         """Tell whether `node` and its path may be one kernel: kinds follow, layouts agree."""
-        own = group[node.name]
-        cube = any(kinds[n.name] == "cube" for n in own)
+        node_group = group[node.name]
+        # behind conv + relu only what may follow a convolution may follow
+        cube = any(kinds[n.name] == "cube" for n in node_group)
         allowed = FOLLOWERS["cube" if cube else kinds[node.name]]
         return all(
             kinds[n.name] in allowed
             and _blocks(graph, n) == _blocks(graph, node)
-            and (group[n.name] is own or all(kinds[m.name] != "cube" for m in group[n.name]))
+            and (
+                group[n.name] is node_group
+                # a kernel has one product
+                or all(kinds[m.name] != "cube" for m in group[n.name])
+            )
             for n in path
         )
 
     for node in graph.nodes:
-        last = parents[node.name]
-        if last is None or kinds[node.name] == "other":
+        meeting = parents[node.name]
+        if meeting is None or kinds[node.name] == "other":
             continue
-        path = between(graph, node, last, LONGEST)
+        path = between(graph, node, meeting, LONGEST)
         if len(path) < LONGEST and fusable(node, path):
             merged = {n.name: n for n in (node, *path) for n in group[n.name]}
             if len(merged) <= LONGEST:
                 nodes = sorted(merged.values(), key=lambda n: place[n.name])
                 group.update(dict.fromkeys(merged, nodes))
-    found = {id(nodes): nodes for nodes in group.values() if len(nodes) > 1}
-    return sorted(found.values(), key=lambda nodes: place[nodes[-1].name])
+    # all nodes of a group share one list: by identity each group is taken once
+    groups = {id(nodes): nodes for nodes in group.values() if len(nodes) > 1}
+    return sorted(groups.values(), key=lambda nodes: place[nodes[-1].name])
 
 
 def _blocks(graph: Graph, node: Node) -> str:
@@ -280,19 +296,21 @@ def fuse(
     graph: Graph, chip: Chip, switches: Switches | None = None, start: Start = "queued"
 ) -> Fused:
     """Return the groups of a graph with layouts for a chip, whose kernels are started so."""
-    on = (switches or Switches()).is_on
-    work = _Fuser(graph, chip, start)
+    is_on = (switches or Switches()).is_on
+    fuser = _Fuser(graph, chip, start)
+    # rule by rule, not node by node: a rule of low priority must not take a node of a better one
     for rule in rules():
-        if on(rule.name) and (start != "queued" or not rule.inside):
+        if is_on(rule.name) and (start != "queued" or not rule.inside):
             for node in graph.nodes:
-                if node.name not in work.taken:
-                    work.propose(rule.name, rule.propose(graph, node))
-    for group in automatic_groups(graph, list(work.taken)) if on(AUTOMATIC) else ():
-        work.propose(AUTOMATIC, group)
-    singles = ((node,) for node in graph.nodes if node.name not in work.taken)
-    groups = {group[-1].name: group for group in (*work.taken.values(), *singles)}
-    order = sorted(groups, key=lambda last: work.place[last])
-    return Fused(tuple(groups[last] for last in order), work.counts)
+                if node.name not in fuser.taken:
+                    fuser.propose(rule.name, rule.propose(graph, node))
+    for group in automatic_groups(graph, list(fuser.taken)) if is_on(AUTOMATIC) else ():
+        fuser.propose(AUTOMATIC, group)
+    singles = ((node,) for node in graph.nodes if node.name not in fuser.taken)
+    groups = {group[-1].name: group for group in (*fuser.taken.values(), *singles)}
+    # a kernel can run once all that its last node waits for has run
+    order = sorted(groups, key=lambda name: fuser.place[name])
+    return Fused(tuple(groups[name] for name in order), fuser.counts)
 
 
 class _Fuser:
@@ -310,20 +328,21 @@ class _Fuser:
         """Take the longest parts of a proposal that pay; raise `InputError` for foreign nodes."""
         foreign = next((n.name for n in nodes if n.name not in self.place), None)
         if foreign is not None:
-            known = f"{name}: nodes of the graph {self.graph.name}"
-            raise InputError(known, foreign, "return nodes of the graph that is passed")
-        rest = sorted({n.name: n for n in nodes}.values(), key=lambda n: self.place[n.name])
-        if len(rest) < 2 or any(n.name in self.taken for n in rest):
+            needed = f"{name}: nodes of the graph {self.graph.name}"
+            raise InputError(needed, foreign, "return nodes of the graph that is passed")
+        waiting = sorted({n.name: n for n in nodes}.values(), key=lambda n: self.place[n.name])
+        if len(waiting) < 2 or any(n.name in self.taken for n in waiting):
             return
         effect = 0
-        while len(rest) > 1:
-            counts = range(len(rest), 1, -1)
+        # conv, add, relu: all three, else conv + add; then relu is tried with what is behind it
+        while len(waiting) > 1:
+            counts = range(len(waiting), 1, -1)
             count = next(
-                (c for c in counts if pays(self.graph, rest[:c], self.chip, self.start)), 1
+                (c for c in counts if pays(self.graph, waiting[:c], self.chip, self.start)), 1
             )
             if count > 1:
-                group = tuple(rest[:count])
+                group = tuple(waiting[:count])
                 self.taken.update((node.name, group) for node in group)
                 effect = 1
-            rest = rest[count:]
+            waiting = waiting[count:]
         self.counts[name] = self.counts.get(name, Count()) + Count(1, effect)

@@ -244,6 +244,7 @@ def to_text(graph: Graph) -> str:
     for name, constant in graph.constants.items():
         lines.append(f"  {_typed(graph, name)} = {_data(constant)}")
     for node in graph.nodes:
+        # e.g. `y: fp16[1, 8] = adds(x) {number = 1.0} y`
         outs = ", ".join(_typed(graph, name) for name in node.outputs)
         reads = ", ".join(map(_name, node.inputs))
         attrs = ", ".join(f"{key} = {_literal(value)}" for key, value in sorted(node.attrs.items()))
@@ -312,6 +313,7 @@ def infer(op: str, given: Sequence[TensorType], attrs: Mapping[str, Any]) -> tup
 
     Raises `ShapeError`, `TypeMismatchError` or `InputError` that names the operator.
     """
+    # the library knows shapes and formats apart; a type joins them
     operator = operator_of(op)
     settings = operator.settings(attrs)
     shapes = operator.infer(*(t.shape for t in given), **attrs)
@@ -348,6 +350,7 @@ def verify(graph: Graph, before: Graph | None = None) -> Graph:
         if constant.type != graph.types[name]:
             raise GraphError(f"constant {name} as {graph.types[name]}", str(constant.type), "cast")
     titles: set[str] = set()
+    # `ready` grows node by node: what a node reads must be in it, what it writes must not
     for node in graph.nodes:
         _check_names(graph, node, ready, titles)
         names = (*node.inputs, *node.outputs)
@@ -419,6 +422,7 @@ def only_reader(graph: Graph, node: Node) -> Node | None:
     """Return the one node that reads what `node` writes, unless others or the outputs do too."""
     if len(node.outputs) > 1 or node.output in graph.outputs:
         return None
+    # mul(x, x) counts as one reader
     readers = graph.readers[node.output]
     return readers[0] if len(readers) == 1 else None
 

@@ -65,6 +65,7 @@ class Rule:
 
     def propose(self, graph: Graph, node: Node) -> Group:
         """Return what the rule proposes; raise `InputError` naming it if that is no nodes."""
+        # a rule of a reader's may return anything; a name in place of a node is the usual mistake
         proposed = self.match(graph, node) or ()
         if not isinstance(proposed, list | tuple) or not all(isinstance(n, Node) for n in proposed):
             needed = f"{self.name}: a list of nodes of the graph, or None"
@@ -146,6 +147,7 @@ def _module(name: str) -> ModuleType | None:
 @cache
 def _listed(modules: tuple[ModuleType, ...], name: str) -> tuple[Any, ...]:
     """Return the items of the lists that modules have under one name, in order."""
+    # a module without FUSIONS, say, has only rules
     return tuple(item for module in modules for item in getattr(module, name, ()))
 
 
@@ -156,6 +158,7 @@ def fusions() -> tuple[Fusion, ...]:
 
 def special_rules() -> tuple[Rule, ...]:
     """Return the rules of special kernels in order of priority."""
+    # module by module, so that the order of PLUGINS is the order of priority
     rules = list[Rule]()
     for module in plugins():
         rules += getattr(module, "RULES", ())
@@ -185,6 +188,7 @@ def layout_rewrites() -> tuple[LayoutRewrite, ...]:
 
 def special_form(graph: Graph, group: Group) -> tuple[Fusion, Sequence[Group]] | None:
     """Return the special kernel whose form a group has, and the group's parts, if there is one."""
+    # asked of a group, not of the rule that proposed it: a part of a proposal may have the form
     for fusion in fusions():
         parts = fusion.parts(graph, group)
         if parts:

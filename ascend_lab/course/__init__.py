@@ -1,4 +1,18 @@
-"""Assignments: hand out, check, grade behind a wall, report."""
+"""Assignments: hand out, check, grade behind a wall, report.
+
+- `load`: an assignment by name, or exercises of the book by number.
+- `start`: what a student gets; `check`: what a student may try.
+- `grade`: marks for a folder of hand-ins; `write_report`: the pages about them.
+
+Exercises that can be handed in like an assignment, here 5.2 and all of Chapter 1:
+
+>>> from ascend_lab.course import load
+>>> assignment = load("1,5.2")
+>>> assignment.title
+'exercises of the book'
+>>> len(assignment.functions) > 1
+True
+"""
 
 # fmt: off
 # isort: off

@@ -2,6 +2,16 @@
 
 Nothing in the core imports it. Its words are imported when a chapter asks for them: matplotlib
 waits until a figure is drawn.
+
+The operations per byte from which on a kernel of an Ascend910B2 is limited by the cube, not by
+device memory (Chapter 3):
+
+>>> from ascend_lab import lab
+>>> from ascend_lab.machine import load_chip
+>>> chip = load_chip("Ascend910B2")
+>>> into_l0, into_l1, into_l2 = lab.chip_levels(chip)
+>>> round(lab.ridge_point(chip.peak_ops_per_s("fp16"), into_l2))
+295
 """
 
 from importlib import import_module

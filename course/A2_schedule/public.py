@@ -15,13 +15,13 @@ from ascend_lab.aoe.cube import CubeMeasure, cube_space, prove
 from ascend_lab.course.assignment import Case, Judged, draw
 from ascend_lab.course.sandbox import Call
 from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.machine.chip import load_chip
-from ascend_lab.machine.sim import execute, simulate
-from ascend_lab.operators.kernels.conv import conv_launch
-from ascend_lab.operators.kernels.conv_shape import ConvShape
-from ascend_lab.operators.kernels.gemm import gemm_launch
-from ascend_lab.operators.kernels.gemm_schedule import GemmSchedule, GemmShape
-from ascend_lab.operators.kernels.operand_packing import (
+from ascend_lab.machine import execute, load_chip, simulate
+from ascend_lab.operators.kernels import (
+    ConvShape,
+    GemmSchedule,
+    GemmShape,
+    conv_launch,
+    gemm_launch,
     pack_conv,
     pack_gemm,
     unpack_conv,

@@ -62,6 +62,7 @@ def lower(
     def lower_other(other: Piece) -> Lowered:
         return known(other) if known else lower(other, chip, choice, start)
 
+    # the first special kernel that knows the piece is taken; the clock is not asked
     for write in piece_kernels():
         special = write(piece, chip, lower_other)
         if special is not None:
@@ -71,9 +72,9 @@ def lower(
 
 def _by_steps(piece: Piece, chip: Chip, choice: Choice) -> Lowered:
     """Return the kernel of a chosen schedule, which knows nothing of blocks of two sizes."""
-    if whole := vector.mixed_blocks(piece):
+    if byte_tensors := vector.mixed_blocks(piece):
         needed = "blocks of one size for the steps of a schedule"
-        raise UnsupportedError(needed, f"bytes in {', '.join(whole)}", "leave it as it is")
+        raise UnsupportedError(needed, f"bytes in {', '.join(byte_tensors)}", "leave it as it is")
     return vector.lower_vector(piece, chip, choice.steps)
 
 
@@ -81,7 +82,7 @@ def _lowered(piece: Piece, chip: Chip, choice: Choice | None, start: Start) -> L
     """Return the kernel of a piece whose images lie as kernels have them."""
     _check_formats(piece, chip)
     nodes = piece.graph.nodes
-    op = piece.graph.nodes[0].op
+    op = nodes[0].op  # the head of a group decides which unit computes it
     tiling = choice.tiling if choice else None
     if choice is not None and tiling is None:
         return _by_steps(piece, chip, choice)
@@ -126,14 +127,14 @@ def mixes(piece: Piece, chip: Chip) -> bool:
 def by_template(piece: Piece, chip: Chip) -> bool:
     """Tell whether a single operator has a kernel written by hand for its unit."""
     nodes = piece.graph.nodes
-    own = nodes[0].op in ("trans_data", "conv_transpose2d") or attention_in(nodes) is not None
-    return own or _from_template(piece, chip) is not None
+    by_name = nodes[0].op in ("trans_data", "conv_transpose2d") or attention_in(nodes) is not None
+    return by_name or _from_template(piece, chip) is not None
 
 
 def _from_template(piece: Piece, chip: Chip) -> Lowered | None:
     """Return the template's kernel, unless it changes an input: the expression copies first."""
-    first, *rest = piece.graph.nodes
-    return None if rest or first.has("in place") else vector.lower_template(piece, chip)
+    node, *followers = piece.graph.nodes
+    return None if followers or node.has("in place") else vector.lower_template(piece, chip)
 
 
 def _check_formats(piece: Piece, chip: Chip) -> None:
@@ -154,8 +155,9 @@ def _check_formats(piece: Piece, chip: Chip) -> None:
 # -- rows in fractals ------------------------------------------------------------------------------
 def _lower_rows(piece: Piece, chip: Chip) -> Lowered:
     """Return a kernel of the vector unit, or a quicker special one."""
-    alone = vector.lower_vector(piece, chip)
-    others = [kernel for write in row_kernels() for kernel in write(piece, chip)]
-    if not others:
-        return alone
-    return min((alone, *others), key=lambda way: near_cycles(way.kernel, piece, chip))
+    plain = vector.lower_vector(piece, chip)
+    special = [kernel for write in row_kernels() for kernel in write(piece, chip)]
+    if not special:
+        return plain
+    # of equals the first: the plain kernel stays where nothing is gained
+    return min((plain, *special), key=lambda lowered: near_cycles(lowered.kernel, piece, chip))

@@ -37,12 +37,13 @@ HEAD_CYCLES = 12
 def conv_shape_of(piece: Piece, node: ir.Node, out_dtype: str) -> kernels.ConvShape:
     """Return the node's convolution as the kernels describe it."""
     (n, c, h, w), (k, _, r, t) = (piece.type(name).shape for name in node.inputs[:2])
-    given = (node.attr(key, value) for key, value in (("stride", 1), ("pad", 0), ("dilation", 1)))
-    step, pads, spread = geometry(*given)
+    defaults = (("stride", 1), ("pad", 0), ("dilation", 1))
+    step, pads, spread = geometry(*(node.attr(key, default) for key, default in defaults))
     groups = c if node.op == "depthwise_conv2d" else node.attr("groups", 1)
     dtype = piece.type(node.inputs[0]).dtype
     sides = (*pads[0], *pads[1])
     value = node.attr("pad_value", 0)
+    # images of 3 channels lie with 4 numbers a pixel, all others with 16 in fp16
     lanes = isa.SMALL_C0 if piece.type(node.inputs[0]).layout == ir.SMALL_PIXELS else 0
     shape = kernels.ConvShape(n, c, h, w, k, r, t, step, sides, dtype, out_dtype, spread, groups)
     return thinned(replace(shape, pad_value=value, lanes=lanes) if value or lanes else shape)
@@ -52,8 +53,9 @@ def in_pairs(shape: kernels.ConvShape) -> kernels.ConvShape:
     """Return a convolution with features, or groups, added until they fill blocks of 32."""
     if shape.groups == 1:
         return replace(shape, k=isa.up(shape.k, PAIR) * PAIR)
-    each = bundles_of(shape).groups
-    groups = isa.up(shape.groups, each) * each
+    # whole bundles: groups of 4 channels, 8 of which fill 32 channels, come 8 at a time
+    bundle_groups = bundles_of(shape).groups
+    groups = isa.up(shape.groups, bundle_groups) * bundle_groups
     c, k = (size // shape.groups * groups for size in (shape.c, shape.k))
     if isa.up(c, PAIR) != isa.up(shape.c, PAIR) or k % PAIR:
         got = f"{shape.groups} groups of {shape.k} features"
@@ -79,31 +81,34 @@ def lower_conv(
     may go on in the next image. A given tiling is for the cube. What starts the kernel costs more
     where vector cores do what follows the cube.
     """
+    # only the cube adds the sums of two convolutions
     if beside_of(piece)[1]:
         return _by_cube(piece, chip, tiling)
     node = piece.graph.nodes[0]
-    single = by_vector(conv_shape_of(piece, node, piece.output.dtype))
-    fixed = node.inputs[1] in piece.constants
+    is_depthwise = by_vector(conv_shape_of(piece, node, piece.output.dtype))
+    is_constant = node.inputs[1] in piece.constants
+    # Weights that another kernel computes can be packed on the chip for the vector unit only.
     if piece.type(node.inputs[1]).layout != "FRACTAL_Z":
-        if not fixed and single:
+        if not is_constant and is_depthwise:
             return write_conv(piece, chip, vector=True)
         refuse_computed(piece, node.inputs[1])
-    if tiling or not fixed or not single:
+    if tiling or not is_constant or not is_depthwise:
         return _by_cube(piece, chip, tiling)
-    found = list[Lowered]()
+    candidates = list[Lowered]()
     failure = None
-    ways = partial(write_conv, piece, chip, vector=True), partial(_by_cube, piece, chip, None)
-    for way in ways:
+    writers = partial(write_conv, piece, chip, vector=True), partial(_by_cube, piece, chip, None)
+    for write in writers:
+        # one unit may lack the room, or an operation of the epilogue, that the other has
         try:
-            found.append(way())
+            candidates.append(write())
         except AscendLabError as error:
             failure = error
-    if not found and failure:
+    if not candidates and failure:
         raise failure
-    if len(found) == 1:
-        return found[0]
-    timed = [_timed(way, piece, chip) for way in found]
-    return min(timed, key=lambda way: _near_total(way, chip, start))
+    if len(candidates) == 1:
+        return candidates[0]
+    timed = [_timed(candidate, piece, chip) for candidate in candidates]
+    return min(timed, key=lambda candidate: _near_total(candidate, chip, start))
 
 
 def _by_cube(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None) -> Lowered:
@@ -111,16 +116,17 @@ def _by_cube(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None) -> L
     best = write_conv(piece, chip, vector=False, tiling=tiling)
     if tiling:
         return best
-    for found in _promising(piece, chip):
+    for candidate in _promising(piece, chip):
         best = _timed(best, piece, chip)
-        way = replace(write_conv(piece, chip, vector=False, tiling=found), tiling=found)
-        way = _timed(way, piece, chip)
-        assert best.near and way.near
+        kernel = write_conv(piece, chip, vector=False, tiling=candidate)
+        trial = _timed(replace(kernel, tiling=candidate), piece, chip)
+        assert best.near and trial.near
         # in a network L2 may hold more than it does for a kernel that is timed alone
-        if way.near < best.near and (
-            found.window == "stacked" or _held(way, piece, chip) <= _held(best, piece, chip)
+        if trial.near < best.near and (
+            candidate.window == "stacked"
+            or _all_hit_cycles(trial, piece, chip) <= _all_hit_cycles(best, piece, chip)
         ):
-            best = way
+            best = trial
     return best
 
 
@@ -129,33 +135,35 @@ def _promising(piece: Piece, chip: Chip) -> Iterator[kernels.GemmSchedule]:
     shape, epilogue, _ = conv_job(piece, chip)
     image = piece.type(piece.graph.nodes[0].inputs[0])
     if 2 * image.size_bytes <= chip.l2.size_bytes:
-        near = conv_schedules.near_schedule(shape, chip, epilogue)
-        if near is not None:
-            yield near
-    together = conv_schedules.stacked_schedule(shape, chip, epilogue)
-    if together is not None:
-        yield together
+        # the image hits L2: reading it twice may cost less than small tiles
+        image_in_l2 = conv_schedules.near_schedule(shape, chip, epilogue)
+        if image_in_l2 is not None:
+            yield image_in_l2
+    # 7 x 7 pixels fill 49 of 64 rows; tiles that go on in the next image fill nearly all
+    across_images = conv_schedules.stacked_schedule(shape, chip, epilogue)
+    if across_images is not None:
+        yield across_images
 
 
-def _timed(way: Lowered, piece: Piece, chip: Chip) -> Lowered:
-    """Return a way with its cycles where L2 holds what other kernels wrote."""
-    if way.near is not None:
-        return way
-    timeline = sim.simulate_kernel(way.kernel, chip, near_memory(way.kernel, piece, chip))
-    return replace(way, near=(timeline.cycles, timeline.mix_cycles))
+def _timed(lowered: Lowered, piece: Piece, chip: Chip) -> Lowered:
+    """Return a kernel with its cycles where L2 holds what other kernels wrote."""
+    if lowered.near is not None:
+        return lowered
+    timeline = sim.simulate_kernel(lowered.kernel, chip, near_memory(lowered.kernel, piece, chip))
+    return replace(lowered, near=(timeline.cycles, timeline.mix_cycles))
 
 
-def _near_total(way: Lowered, chip: Chip, start: Start) -> int:
-    """Return the cycles of a timed way with what starts it."""
-    assert way.near is not None
-    cycles, mix_cycles = way.near
+def _near_total(lowered: Lowered, chip: Chip, start: Start) -> int:
+    """Return the cycles of a timed kernel with what starts it."""
+    assert lowered.near is not None
+    cycles, mix_cycles = lowered.near
     return cycles + start_cycles(chip, start, mix_cycles)
 
 
-def _held(way: Lowered, piece: Piece, chip: Chip) -> int:
+def _all_hit_cycles(lowered: Lowered, piece: Piece, chip: Chip) -> int:
     """Return the cycles of a kernel that finds all it reads in L2."""
-    every = sim.DeviceMemory.holding(chip, way.kernel.tensors, {*piece.graph.inputs})
-    return sim.simulate_kernel(way.kernel, chip, every).cycles
+    memory = sim.DeviceMemory.holding(chip, lowered.kernel.tensors, {*piece.graph.inputs})
+    return sim.simulate_kernel(lowered.kernel, chip, memory).cycles
 
 
 def near_cycles(kernel: isa.Kernel, piece: Piece, chip: Chip) -> int:
@@ -178,23 +186,26 @@ def write_conv(
     if pool:
         shape = replace(shape, pool=pool)
         epilogue = epilogue or PLAIN
-    piece, other = beside_of(piece)
+    piece, second = beside_of(piece)
     node = piece.graph.nodes[0]
     x, weight = node.inputs[:2]
+    # the vector unit reads weights (c, 1, 3, 3) as an image of 3 x 3 pixels, the cube as a matrix
     form: Form = _depthwise_weights if vector else partial(packed_weights, shape)
     if vector:
         launch = kernels.depthwise_launch(shape, chip, dense=True, epilogue=epilogue)
     else:
         launch = kernels.conv_launch(shape, chip, tiling, dense_placement(shape), epilogue)
-    fixed = weight in piece.constants
-    packing = (pack_launch(piece.type(weight), weight, chip),) if vector and not fixed else ()
-    own = {"x": x, "weight": PACKED if packing else weight, "y": y}
-    forms = {weight: form, **operands} if fixed else operands
-    if other and shape.beside:
-        refuse_computed(piece, other[0].inputs[1])
-        own |= {"beside": other[0].inputs[0], "beside_weight": other[0].inputs[1]}
-        forms[other[0].inputs[1]] = partial(packed_weights, shape.beside)
-    return Lowered(isa.Kernel(node.op, (*packing, isa.renamed(launch, own))), forms)
+    is_constant = weight in piece.constants
+    # constants are packed before the network runs, computed weights by a phase of the kernel
+    packing = (pack_launch(piece.type(weight), weight, chip),) if vector and not is_constant else ()
+    names = {"x": x, "weight": PACKED if packing else weight, "y": y}
+    forms = {weight: form, **operands} if is_constant else operands
+    if second and shape.beside:
+        second_x, second_weight = second[0].inputs[:2]
+        refuse_computed(piece, second_weight)
+        names |= {"beside": second_x, "beside_weight": second_weight}
+        forms[second_weight] = partial(packed_weights, shape.beside)
+    return Lowered(isa.Kernel(node.op, (*packing, isa.renamed(launch, names))), forms)
 
 
 def added_convolutions(graph: ir.Graph, node: ir.Node) -> list[tuple[ir.Node, ...]]:
@@ -208,11 +219,16 @@ def added_convolutions(graph: ir.Graph, node: ir.Node) -> list[tuple[ir.Node, ..
 
 
 def _head_of(graph: ir.Graph, name: str) -> tuple[ir.Node, ...]:
-    found = [node] if (node := graph.producers.get(name)) and ir.only_reader(graph, node) else []
-    if found and found[0].op == "dequantise":
-        conv = graph.producers.get(found[0].inputs[0])
-        found = [conv, *found] if conv and ir.only_reader(graph, conv) else []
-    return tuple(found) if found and found[0].op == "conv2d" else ()
+    """Return the convolution that makes a summand, with what scales its sums of bytes, or ()."""
+    maker = graph.producers.get(name)
+    # a summand that is read elsewhere, too, has to be stored: nothing is gained
+    if maker is None or ir.only_reader(graph, maker) is None:
+        return ()
+    if maker.op == "dequantise":
+        conv = graph.producers.get(maker.inputs[0])
+        fits = conv is not None and conv.op == "conv2d" and ir.only_reader(graph, conv) is not None
+        return (conv, maker) if conv is not None and fits else ()
+    return (maker,) if maker.op == "conv2d" else ()
 
 
 def beside_of(piece: Piece) -> tuple[Piece, tuple[ir.Node, ...]]:
@@ -224,19 +240,21 @@ def beside_of(piece: Piece) -> tuple[Piece, tuple[ir.Node, ...]]:
     nodes = piece.graph.nodes
 
     def order(nodes: tuple[ir.Node, ...]) -> tuple[int, int, int]:
-        first = nodes[0]
-        last = nodes[-1]
-        taps = piece.type(first.inputs[1]).shape[2:]
-        step = first.attr("stride", 1)
-        return len(last.inputs) < 3, -math.prod(taps), pair("stride", step)[0]
+        # with a bias before without one, then 3 x 3 before 1 x 1: the last is done beside the first
+        conv = nodes[0]
+        has_bias = len(nodes[-1].inputs) > 2
+        taps = piece.type(conv.inputs[1]).shape[2:]
+        step = conv.attr("stride", 1)
+        return not has_bias, -math.prod(taps), pair("stride", step)[0]
 
     for sums in nodes:
         if heads := added_convolutions(piece.graph, sums):
-            one, other = sorted(heads, key=order)
-            kept = [*one, *(n for n in nodes if n not in (*one, *other))]
-            if len(one) == 1:
-                kept = [replace(one[0], outputs=sums.outputs), *kept[2:]]
-            return replace(piece, graph=replace(piece.graph, nodes=tuple(kept))), other
+            main, second = sorted(heads, key=order)
+            remaining = [*main, *(n for n in nodes if n not in (*main, *second))]
+            # y = conv(a) + conv(b): what is left, conv(a), writes y, and the add goes
+            if len(main) == 1:
+                remaining = [replace(main[0], outputs=sums.outputs), *remaining[2:]]
+            return replace(piece, graph=replace(piece.graph, nodes=tuple(remaining))), second
     return piece, ()
 
 
@@ -262,6 +280,7 @@ def _depthwise_weights(array: ir.Values) -> ir.Values:
 
 def packed_weights(shape: kernels.ConvShape, array: ir.Values) -> ir.Values:
     """Pack the weights; added ones are 0."""
+    # 20 features of bytes are computed as 32: `in_pairs` has added 12
     array = np.pad(array, ((0, shape.k - len(array)), (0, 0), (0, 0), (0, 0)))
     return pack_weights(shape, array.astype(numpy_type(shape.dtype), copy=False))
 
@@ -275,24 +294,27 @@ def conv_job(
     that: half the vector work, two roundings instead of one. Or the cube adds it, none of both,
     where that is quicker (default) or wished and the bias leaves room in L1.
     """
-    piece, other = beside_of(piece)
-    node, *rest = piece.graph.nodes
+    piece, second = beside_of(piece)
+    node, *followers = piece.graph.nodes
     bias = node.inputs[2:3]
-    first = piece.type(node.output)
-    beside = conv_shape_of(piece, other[0], first.dtype) if other else None
-    if rest and rest[0].op in ep.DEQUANTISING and not bias:
-        return _whole_job(piece, chip, beside, *other[1:])
-    if not rest and not bias:
+    conv_dtype = piece.type(node.output).dtype
+    beside = conv_shape_of(piece, second[0], conv_dtype) if second else None
+    # sums of bytes are int32, and what follows scales them
+    if followers and followers[0].op in ep.DEQUANTISING and not bias:
+        return _whole_job(piece, chip, beside, *second[1:])
+    if not followers and not bias:
         return replace(conv_shape_of(piece, node, piece.output.dtype), beside=beside), None, {}
     epilogue, forms = _after(piece, chip, bias, vector=vector)
     shape = replace(conv_shape_of(piece, node, epilogue.out_dtype), beside=beside)
-    may = cube_adds is not False and chip.combined and shape.dtype == shape.out_dtype
-    if bias and may and not vector:
-        moved, others = _after(piece, chip)
-        here, there = _paces(shape, (epilogue, moved), chip)
-        if there < (math.inf if cube_adds else here):
-            epilogue = replace(moved, bias=bias[0], bias_bytes=epilogue_plan.bias_bytes(shape))
-            forms = others | {bias[0]: partial(epilogue_plan.pack_bias, shape)}
+    # split chips have a table for the bias, which costs nothing: there is no choice
+    may_move = cube_adds is not False and chip.combined and shape.dtype == shape.out_dtype
+    if bias and may_move and not vector:
+        without_bias, other_forms = _after(piece, chip)
+        vector_adds_cycles, cube_adds_cycles = _paces(shape, (epilogue, without_bias), chip)
+        if cube_adds_cycles < (math.inf if cube_adds else vector_adds_cycles):
+            bias_bytes = epilogue_plan.bias_bytes(shape)
+            epilogue = replace(without_bias, bias=bias[0], bias_bytes=bias_bytes)
+            forms = other_forms | {bias[0]: partial(epilogue_plan.pack_bias, shape)}
     return shape, epilogue, forms
 
 
@@ -301,43 +323,48 @@ def follows_free(piece: Piece, alone: Piece, chip: Chip) -> bool:
     heads = tuple(node for node in piece.graph.nodes if node.has("convolution"))
     if chip.combined or heads != piece.graph.nodes[:1]:
         return False
-    (shape, one, _) = conv_job(piece, chip)
-    (same, other, _) = conv_job(alone, chip)
-    if one is None or other is None or shape != same or by_vector(shape):
+    (shape, epilogue, _) = conv_job(piece, chip)
+    (shape_alone, epilogue_alone, _) = conv_job(alone, chip)
+    if epilogue is None or epilogue_alone is None or shape != shape_alone or by_vector(shape):
         return False
     sums = isa.ACCUMULATOR[shape.dtype]
-    demands = [epilogue_plan.demand_of(epilogue, chip, sums) for epilogue in (one, other)]
-    return demands[0] == demands[1] and not any(supported(e, chip, sums) for e in (one, other))
+    # a ReLU behind a bias asks for no room and no cycles beyond those of the bias
+    both = (epilogue, epilogue_alone)
+    demand, demand_alone = (epilogue_plan.demand_of(e, chip, sums) for e in both)
+    return demand == demand_alone and not any(supported(e, chip, sums) for e in both)
 
 
 def _after(
     piece: Piece, chip: Chip, added: Sequence[str] = (), *, vector: bool = False
 ) -> tuple[Epilogue, dict[str, Form]]:
     """Return what follows the first node of a piece, numbers per channel `added`, and forms."""
-    node, *rest = piece.graph.nodes
-    first = piece.type(node.output)
+    node, *followers = piece.graph.nodes
+    conv_type = piece.type(node.output)
     wide = isa.ACCUMULATOR[piece.type(node.inputs[0]).dtype]
-    main = replace(first, layout="NC1HWC0", dtype="fp16")
+    # blocks of 16 channels, as the cube writes them, whatever format the result has
+    main = replace(conv_type, layout="NC1HWC0", dtype="fp16")
     sums = te.placeholder(main.map.piece_shape, "fp16" if vector else wide, "sums")
-    known, operands = ep.operands_of(piece, rest, main)
-    y = narrow(sums, first.dtype) if chip.combined or vector else sums
+    tensors, operands = ep.operands_of(piece, followers, main)
+    # On combined chips sums are rounded as they pass to UB; the fix pipe adds a bias to wide sums.
+    y = narrow(sums, conv_type.dtype) if chip.combined or vector else sums
     for name in added:
         column = te.placeholder(ep.channels(main), y.dtype, name)
         operands[column] = Operand(name, "channel", y.dtype)
         y = te.vadd(y, te.broadcast(column, y.shape))
-    known[node.output] = narrow(y, first.dtype)
-    found = expressions(rest, known, main)
-    epilogue = ep.epilogue_of(found[piece.graph.outputs[-1]], sums, operands)
+    tensors[node.output] = narrow(y, conv_type.dtype)
+    outputs = expressions(followers, tensors, main)
+    epilogue = ep.epilogue_of(outputs[piece.graph.outputs[-1]], sums, operands)
     return epilogue, ep.operand_forms(epilogue.operands, piece, main)
 
 
 def _whole_job(
-    piece: Piece, chip: Chip, beside: kernels.ConvShape | None, other: ir.Node | None = None
+    piece: Piece, chip: Chip, beside: kernels.ConvShape | None, beside_scale: ir.Node | None = None
 ) -> tuple[kernels.ConvShape, Epilogue | None, dict[str, Form]]:
     """Return a convolution of bytes, what follows its int32 sums, and operands' forms."""
     node, scaled = piece.graph.nodes[:2]
-    epilogue, main = ep.whole_epilogue(piece, "NC1HWC0", other)
+    epilogue, main = ep.whole_epilogue(piece, "NC1HWC0", beside_scale)
     shape = conv_shape_of(piece, node, epilogue.out_dtype)
+    # a result in bytes has blocks of 32 channels, two of the 16 that the cube writes
     if epilogue.width == PAIR:
         shape = in_pairs(shape)
         beside = in_pairs(beside) if beside else None
@@ -361,17 +388,18 @@ def _paces(
     """
     paces = list[float]()
     depth = units_of(shape).every
-    own = isa.up(isa.up(shape.gemm.m, isa.FRACTAL) * shape.blocks[1], chip.core_count)
-    tile = min(own, TILE)
+    # 56 x 56 pixels and 64 channels are 196 x 4 fractals of sums: 25 for each of 32 cores
+    core_fractals = isa.up(isa.up(shape.gemm.m, isa.FRACTAL) * shape.blocks[1], chip.core_count)
+    tile = min(core_fractals, TILE)
     dense = shape.groups == 1
     for epilogue, steps in zip(ways, (depth, depth + 1 + HEAD_CYCLES / tile), strict=True):
         demand = epilogue_plan.demand_of(epilogue, chip, isa.ACCUMULATOR[shape.dtype])
         cycles = demand.cycles * isa.FRACTAL**2 if demand else 0.0
         if demand and dense:
             cycles += demand.instructions * HEAD_CYCLES / tile
-        paces.append(max(cycles, steps) + dense * cycles * tile / own)
-    little = epilogue_plan.bias_bytes(shape) <= chip.buffers["L1"] // 4
-    return paces[0], paces[1] if little else math.inf
+        paces.append(max(cycles, steps) + dense * cycles * tile / core_fractals)
+    bias_fits = epilogue_plan.bias_bytes(shape) <= chip.buffers["L1"] // 4
+    return paces[0], paces[1] if bias_fits else math.inf
 
 
 def _bias_moved(shape: kernels.ConvShape, epilogue: Epilogue, chip: Chip) -> Epilogue:
@@ -382,12 +410,16 @@ def _bias_moved(shape: kernels.ConvShape, epilogue: Epilogue, chip: Chip) -> Epi
     deq = epilogue.deq
     if deq is None or not deq.bias or not chip.combined:
         return epilogue
-    own = tuple(o for o in epilogue.operands if o.name != deq.bias)
-    plain = replace(deq, bias="")
-    size = epilogue_plan.bias_bytes(shape)
-    moved = replace(epilogue, operands=own, deq=plain, bias=deq.bias, bias_bytes=size)
-    here, there = _paces(shape, (epilogue, moved), chip)
-    return moved if there + 1 < here else epilogue
+    operands = tuple(o for o in epilogue.operands if o.name != deq.bias)
+    moved = replace(
+        epilogue,
+        operands=operands,
+        deq=replace(deq, bias=""),
+        bias=deq.bias,
+        bias_bytes=epilogue_plan.bias_bytes(shape),
+    )
+    vector_adds_cycles, cube_adds_cycles = _paces(shape, (epilogue, moved), chip)
+    return moved if cube_adds_cycles + 1 < vector_adds_cycles else epilogue
 
 
 # -- transposed convolutions ----------------------------------------------------------------------
@@ -398,33 +430,34 @@ def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
     are added where they fall; as forward there, products and sums are fp16 and round once each.
     What follows is the epilogue of each phase.
     """
-    node, *rest = piece.graph.nodes
+    node, *followers = piece.graph.nodes
     (x, weight) = node.inputs
-    first = piece.type(node.output)
+    image_type = piece.type(node.output)
     y = piece.graph.outputs[0]
     types = [piece.type(n) for n in node.inputs]
     settings = ir.operator_of(node.op).settings(node.attrs)
     step, pads, spread = geometry(settings["stride"], settings["pad"], settings["dilation"])
-    single = types[1].shape[1] == 1 and settings["groups"] == types[0].shape[1]
-    formats = {types[0].dtype, types[1].dtype, first.dtype}
-    plain = formats == {"fp16"} and spread == (1, 1) and not rest
-    if weight not in piece.constants and single and plain:
-        (n, c, h, w) = first.shape
+    is_depthwise = types[1].shape[1] == 1 and settings["groups"] == types[0].shape[1]
+    formats = {types[0].dtype, types[1].dtype, image_type.dtype}
+    plain = formats == {"fp16"} and spread == (1, 1) and not followers
+    if weight not in piece.constants and is_depthwise and plain:
+        (n, c, h, w) = image_type.shape
         (r, s) = types[1].shape[2:]
         image = kernels.ConvShape(n, c, h, w, c, r, s, step, (*pads[0], *pads[1]), groups=c)
         launch = pool_gradient_launch(PoolGradient(image, False, weighted=True), chip)
-        own = isa.renamed(launch, {"grad": x, "weight": PACKED, "y": y})
-        return Lowered(isa.Kernel(node.op, (pack_launch(types[1], weight, chip), own)))
+        adding = isa.renamed(launch, {"grad": x, "weight": PACKED, "y": y})
+        return Lowered(isa.Kernel(node.op, (pack_launch(types[1], weight, chip), adding)))
     refuse_computed(piece, weight)
     shapes = tuple(t.shape for t in types)
     dtypes = tuple(t.dtype for t in types)
-    shape = conv_gradient.deconv_shape(operator.Call(shapes, dtypes, settings, (first.shape,)))
+    shape = conv_gradient.deconv_shape(operator.Call(shapes, dtypes, settings, (image_type.shape,)))
     oh, ow = shape.out_hw
     launches = []
     epilogue = None
     forms = dict[str, Form]()
-    if rest:
+    if followers:
         epilogue, forms = _after(piece, chip)
+    # a stride of 2 has 4 phases: even and odd rows, even and odd columns of the result
     for number, phase in enumerate(deconv.phases_of(shape)):
         name = f"{weight}.{number}"
         place = replace(phase.place, plane=oh * ow)
@@ -436,5 +469,6 @@ def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
 
 
 def _phase_weights(shape: kernels.DeconvShape, name: str, array: ir.Values) -> ir.Values:
+    # all tensors are packed together, and the weights of one phase taken: the image does not matter
     image = np.zeros((shape.n, shape.c, shape.h, shape.w), array.dtype)
     return kernels.pack_deconv(shape, image, array)[name].reshape(-1)

@@ -36,18 +36,20 @@ class _Chain:
         if isinstance(expr, Load):
             return self.names[expr.tensor]
         assert isinstance(expr, Call)
+        # operands first: a step names the tensors that it reads, or earlier steps by number
         sources = tuple(self.source(arg) for arg in expr.args)
         if expr.op == "vcopy":
             return sources[0]
         if expr.op == "vconv" and expr.mode in ("", "rint"):
-            first = self.operands.get(str(sources[0]))
-            if first is not None and first.kind == "channel":  # converted before the launch
-                new = f"{first.name.partition('.')[0]}.{expr.format}"
-                self.operands[new] = replace(first, name=new, dtype=expr.format)
-                return new
+            operand = self.operands.get(str(sources[0]))
+            if operand is not None and operand.kind == "channel":  # converted before the launch
+                converted = f"{operand.name.partition('.')[0]}.{expr.format}"
+                self.operands[converted] = replace(operand, name=converted, dtype=expr.format)
+                return converted
         if expr.mode and (expr.op, expr.mode) != ("vconv", "rint"):
             raise UnsupportedError("an operation lane by lane", str(expr), "run it on its own")
         step = Step(expr.op, sources, expr.number, expr.format if expr.op == "vconv" else "")
+        # a value that is used twice is computed once
         if step not in self.steps:
             self.steps.append(step)
         return self.steps.index(step)
@@ -74,12 +76,14 @@ def epilogue_of(
         if not isinstance(body, Compute) or body.fold:
             raise UnsupportedError("elementwise operators", tensor.label, "end the group before it")
         chain.names[tensor] = chain.source(body.expr)
+    # relu(sums + bias) has two steps: vadd of the sums and an operand, vrelu of step 0
     read = {s for step in chain.steps for s in step.sources}
     used = tuple(o for o in chain.operands.values() if o.name in read)
-    for one in filter(None, (deq, second)):
+    for scaling in filter(None, (deq, second)):
+        # a scale in fp32 and, if there is one, a bias in int32 that is added before it
         used += tuple(
             Operand(name, "channel", dtype)
-            for name, dtype in zip(one.names, ("fp32", "int32"), strict=False)
+            for name, dtype in zip(scaling.names, ("fp32", "int32"), strict=False)
         )
     return Epilogue(used, tuple(chain.steps), output.dtype, deq, second=second)
 
@@ -92,54 +96,57 @@ def whole_epilogue(
     The node behind it scales the int32 sums, and `beside` those of another; raises
     `UnsupportedError` for another.
     """
-    node, *rest = piece.graph.nodes[1:]
+    node, *followers = piece.graph.nodes[1:]
     dtype = piece.type(node.output).dtype
-    formats = {piece.type(n).dtype for m in rest for n in m.inputs if n in piece.graph.inputs}
-    wide = "int8" in {piece.output.dtype, *formats}
-    main = TensorType(piece.type(node.output).shape, "int8" if wide else "fp16", layout)
+    formats = {piece.type(n).dtype for m in followers for n in m.inputs if n in piece.graph.inputs}
+    has_bytes = "int8" in {piece.output.dtype, *formats}
+    main = TensorType(piece.type(node.output).shape, "int8" if has_bytes else "fp16", layout)
     floats = {piece.output.dtype, *formats} - {"int8"}
-    if wide and floats and main.shape[_axis(main)] % PAIR:
+    # 48 channels: 3 blocks of 16 in fp16, one and a half of 32 in int8
+    if has_bytes and floats and main.shape[_axis(main)] % PAIR:
         raise UnsupportedError(f"a multiple of {PAIR} channels", str(main), "run it on its own")
-    deqs = [_deq(piece, one, main) if one else None for one in (node, beside)]
+    deqs = [_deq(piece, scaling, main) if scaling else None for scaling in (node, beside)]
     sums = te.placeholder(main.map.piece_shape, dtype, "sums")
-    known, operands = operands_of(piece, rest, main)
+    tensors, operands = operands_of(piece, followers, main)
     layouts = {piece.type(o.name).layout for o in operands.values() if o.kind == "tile"}
     if layouts - {layout, "C1NHWC0"}:
         raise UnsupportedError(f"operands in {layout}", str(layouts), "cut here")
-    known[node.output] = sums
+    tensors[node.output] = sums
     if beside:
         name = beside.output
         kind = piece.type(beside.output).dtype
-        known[name] = te.placeholder(main.map.piece_shape, kind, name)
-        operands[known[name]] = Operand(name, "sums", kind)
-    found = expressions(rest, known, main)[piece.graph.outputs[-1]]
-    return epilogue_of(found, sums, operands, *deqs), main
+        tensors[name] = te.placeholder(main.map.piece_shape, kind, name)
+        operands[tensors[name]] = Operand(name, "sums", kind)
+    output = expressions(followers, tensors, main)[piece.graph.outputs[-1]]
+    return epilogue_of(output, sums, operands, *deqs), main
 
 
 def _deq(piece: Piece, node: Node, main: TensorType) -> Deq:
     """Return how a node scales int32 sums; raise `UnsupportedError` if not so, per channel."""
     settings = operator_of(node.op).settings(node.attrs)
-    others = node.inputs[1:]
+    constants = node.inputs[1:]  # a scale and perhaps a bias
+    # only a result in bytes has a zero point of its own
     plain = node.op == "requantise" or not settings["offset"]
-    if node.op not in DEQUANTISING or not others or settings["scale"] != 1 or not plain:
+    if node.op not in DEQUANTISING or not constants or settings["scale"] != 1 or not plain:
         raise UnsupportedError("sums scaled per channel", str(node), "run it on its own")
-    if not all(is_channel(piece.type(n).shape, main) and n in piece.constants for n in others):
+    if not all(is_channel(piece.type(n).shape, main) and n in piece.constants for n in constants):
         raise UnsupportedError("constants per channel", str(node), "run it on its own")
-    bias = others[1] if len(others) > 1 else ""
+    bias = constants[1] if len(constants) > 1 else ""
     dtype = piece.type(node.output).dtype
-    return Deq(others[0], bias, settings.get("relu", False), settings["offset"], dtype)
+    return Deq(constants[0], bias, settings.get("relu", False), settings["offset"], dtype)
 
 
 def operands_of(
     piece: Piece, nodes: Sequence[Node], main: TensorType
 ) -> tuple[dict[str, te.Tensor], dict[te.Tensor, Operand]]:
     """Return placeholders of what the nodes behind the first read from memory."""
-    known: dict[str, te.Tensor] = {}
+    tensors: dict[str, te.Tensor] = {}
     operands: dict[te.Tensor, Operand] = {}
     for name in dict.fromkeys(n for node in nodes for n in node.inputs):
         if name not in piece.graph.inputs:
             continue
         kind = piece.type(name)
+        # one number for each channel is loaded once; a tile of its own goes with each tile of sums
         channel = kind.elements == 1 or is_channel(kind.shape, main)
         channel = channel and name in piece.constants
         if not channel and kind.shape != main.shape:
@@ -148,9 +155,9 @@ def operands_of(
                 "operands per element, or constants per channel", got, "cut here"
             )
         stored = channels(main) if channel else main.map.piece_shape
-        known[name] = te.placeholder(stored, kind.dtype, name)
-        operands[known[name]] = Operand(name, "channel" if channel else "tile", kind.dtype)
-    return known, operands
+        tensors[name] = te.placeholder(stored, kind.dtype, name)
+        operands[tensors[name]] = Operand(name, "channel" if channel else "tile", kind.dtype)
+    return tensors, operands
 
 
 def _axis(main: TensorType) -> int:

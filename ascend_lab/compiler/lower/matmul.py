@@ -30,8 +30,10 @@ from ascend_lab.operators.ops.expressions import narrow
 
 def operand_layouts(node: Node, kinds: Sequence[TensorType]) -> tuple[str, str]:
     """Return how the cube reads the operands of a product: (rows, k) and (k, columns)."""
+    # the kernel of weight gradients reads both operands as they lie
     if is_turned(node, kinds):
         return "FRACTAL_NZ", "FRACTAL_NZ"
+    # ZN of a matrix is NZ of its transpose: reading an operand transposed costs nothing more
     return (
         "FRACTAL_ZN" if node.attr("trans_a", False) else "FRACTAL_NZ",
         "FRACTAL_NZ" if node.attr("trans_b", False) else "FRACTAL_ZN",
@@ -81,6 +83,7 @@ def lower_product(
     finish = _finish(piece, node, shape)
     main = _main(piece.type(node.output))
     if tiling is None:
+        # activations were just written and mostly hit L2; weights come from memory
         warm = frozenset(
             side
             for side, name in zip("ab", node.inputs, strict=True)
@@ -88,6 +91,7 @@ def lower_product(
         )
         tiling = matmul.default_product(shape, chip, epilogue, finish, warm, start)
     operands: Iterable[Operand] = epilogue.operands if epilogue else ()
+    # with K divided among cores a second phase adds the parts up, and then does what follows
     if tiling.split_k > 1:
         operands = ep.operands_of(piece, piece.graph.nodes[1:], main)[1].values()
     elif epilogue and epilogue.width == PAIR:
@@ -106,15 +110,14 @@ def _matrix_forms(
     forms: dict[str, Form] = {}
     layouts = operand_layouts(piece.graph.nodes[0], types)
     for name, kind, layout in zip(names, types, layouts, strict=True):
-        own = name.partition(".")[0]
-        if own in piece.constants:
+        tensor = name.partition(".")[0]  # x0.b is the second operand of x0 @ x0
+        if tensor in piece.constants:
+            padded_kind = kind
             if name == names[1] and piece.output.dtype == "int8":  # whole blocks of 32 columns
-                whole = in_pairs(kind, bool(piece.graph.nodes[0].attr("trans_b", False)))
-            else:
-                whole = kind
-            forms[name] = partial(packed_with_zeros, replace(whole, layout=layout))
+                padded_kind = in_pairs(kind, bool(piece.graph.nodes[0].attr("trans_b", False)))
+            forms[name] = partial(packed_with_zeros, replace(padded_kind, layout=layout))
         elif kind.layout != layout:
-            raise UnsupportedError(f"{piece.names[own]} in {layout}", kind.layout, "convert it")
+            raise UnsupportedError(f"{piece.names[tensor]} in {layout}", kind.layout, "convert it")
     return forms
 
 
@@ -131,11 +134,12 @@ def product_job(piece: Piece, chip: Chip) -> tuple[kernels.GemmShape, Epilogue |
     (m, k) = piece.type(node.inputs[0]).shape
     out = piece.type(node.output)
     epilogue = _epilogue(piece, node, chip) if len(piece.graph.nodes) > 1 else None
-    last = epilogue.out_dtype if epilogue else out.dtype
+    out_dtype = epilogue.out_dtype if epilogue else out.dtype
     n = out.shape[1]
+    # 40 columns of bytes are computed as 64, the weights of 24 of them being zeros
     if epilogue and epilogue.width == PAIR and node.inputs[1] in piece.constants:
         n = isa.up(n, PAIR) * PAIR
-    return kernels.GemmShape(m, k, n, piece.type(node.inputs[0]).dtype, last), epilogue
+    return kernels.GemmShape(m, k, n, piece.type(node.inputs[0]).dtype, out_dtype), epilogue
 
 
 def in_pairs(kind: TensorType, turned: bool) -> TensorType:
@@ -147,22 +151,22 @@ def in_pairs(kind: TensorType, turned: bool) -> TensorType:
 
 def packed_with_zeros(kind: TensorType, array: Values) -> Values:
     """Return a constant as it lies in memory, zeros behind it up to the type's shape."""
-    sides = [(0, size - own) for size, own in zip(kind.shape, array.shape, strict=True)]
-    return packed(kind, np.pad(array, sides) if any(b for _, b in sides) else array)
+    pads = [(0, size - length) for size, length in zip(kind.shape, array.shape, strict=True)]
+    return packed(kind, np.pad(array, pads) if any(zeros for _, zeros in pads) else array)
 
 
 def batched_output(piece: Piece, names: tuple[str, str] | None = None) -> te.Tensor:
     """Return the expression of a batch of products, its operands under `names`."""
-    first, *rest = piece.graph.nodes
-    a, b = names or first.inputs
-    if [n.op for n in rest] not in ([], ["relu"]):
+    product, *followers = piece.graph.nodes
+    a, b = names or product.inputs
+    if [n.op for n in followers] not in ([], ["relu"]):
         got = str(piece.graph)
         raise UnsupportedError("a batched product alone or with relu", got, "split it")
     kinds = {n: piece.type(n.partition(".")[0]) for n in (a, b)}
     tensors = {n: te.placeholder(kind.shape, kind.dtype, n) for n, kind in kinds.items()}
     plain = TensorType(piece.output.shape, piece.output.dtype)
-    found = vector.expressions((replace(first, inputs=(a, b)), *rest), tensors, plain)
-    return te.renamed(found[piece.graph.outputs[-1]], piece.graph.outputs[-1])
+    outputs = vector.expressions((replace(product, inputs=(a, b)), *followers), tensors, plain)
+    return te.renamed(outputs[piece.graph.outputs[-1]], piece.graph.outputs[-1])
 
 
 def _turned(piece: Piece, names: tuple[str, str], chip: Chip, forms: dict[str, Form]) -> Lowered:
@@ -176,13 +180,13 @@ def _turned(piece: Piece, names: tuple[str, str], chip: Chip, forms: dict[str, F
     columns = piece.output.shape[1]
     dtype = piece.type(names[0]).dtype
     out_dtype = piece.output.dtype
-    high = rows // isa.FRACTAL
+    height = rows // isa.FRACTAL  # 512 rows are an image of 32 x 16 pixels
     shape = kernels.ConvShape(
-        1, columns, high, isa.FRACTAL, k, 1, 1, dtype=dtype, out_dtype=out_dtype
+        1, columns, height, isa.FRACTAL, k, 1, 1, dtype=dtype, out_dtype=out_dtype
     )
-    own = {"grad": names[0], "x": names[1], "y": piece.graph.outputs[-1]}
+    tensors = {"grad": names[0], "x": names[1], "y": piece.graph.outputs[-1]}
     zeros = {"zeros": np.zeros(ZEROS, formats.numpy_type(dtype))}
-    return Lowered(vector.named(conv_gradient.weight_kernel(shape, chip), own), forms, zeros)
+    return Lowered(vector.named(conv_gradient.weight_kernel(shape, chip), tensors), forms, zeros)
 
 
 def _finish(piece: Piece, node: Node, shape: kernels.GemmShape) -> matmul.Finish | None:
@@ -194,14 +198,15 @@ def _finish(piece: Piece, node: Node, shape: kernels.GemmShape) -> matmul.Finish
 
     def finish(sums: te.Tensor) -> te.Tensor:
         main = _main(out)
-        known, _ = ep.operands_of(piece, nodes, main)
-        known[node.output] = narrow(sums, out.dtype)
-        return vector.expressions(nodes, known, main)[piece.graph.outputs[-1]]
+        tensors, _ = ep.operands_of(piece, nodes, main)
+        tensors[node.output] = narrow(sums, out.dtype)
+        return vector.expressions(nodes, tensors, main)[piece.graph.outputs[-1]]
 
     return finish
 
 
 def _main(out: TensorType) -> TensorType:
+    """Return how the tiles of a product lie: blocks of 16 columns, whatever the result's format."""
     return TensorType(out.shape, "fp16", "FRACTAL_NZ")
 
 
@@ -218,29 +223,32 @@ def _epilogue(piece: Piece, node: Node, chip: Chip) -> Epilogue:
     main = _main(out)
     wide = isa.ACCUMULATOR[piece.type(node.inputs[0]).dtype]
     sums = te.placeholder(main.map.piece_shape, wide, "sums")
-    known, operands = ep.operands_of(piece, nodes, main)
-    known[node.output] = narrow(sums, out.dtype)
+    tensors, operands = ep.operands_of(piece, nodes, main)
+    tensors[node.output] = narrow(sums, out.dtype)
     bias = _bias(piece, node)
     if bias and not chip.combined:
+        # the bias becomes fp32 like the sums, and one rounding follows in place of two
         column = te.placeholder(ep.channels(main), wide, bias)
         operands = {t: o for t, o in operands.items() if o.name != bias}
         operands[column] = Operand(bias, "channel", wide)
         total = te.vadd(sums, te.broadcast(column, sums.shape))
-        known[nodes[0].output] = narrow(total, out.dtype)
+        tensors[nodes[0].output] = narrow(total, out.dtype)
         nodes = nodes[1:]
-    found = vector.expressions(nodes, known, main)
-    return ep.epilogue_of(found[piece.graph.outputs[-1]], sums, operands)
+    outputs = vector.expressions(nodes, tensors, main)
+    return ep.epilogue_of(outputs[piece.graph.outputs[-1]], sums, operands)
 
 
 def _bias(piece: Piece, node: Node) -> str:
     """Return the constant per column that the node behind a product adds to it, or ""."""
-    after = piece.graph.nodes[1]
-    others = [n for n in after.inputs if n != node.output]
-    if after.op != "add" or len(others) != 1 or others[0] not in piece.constants:
+    follower = piece.graph.nodes[1]
+    summands = [n for n in follower.inputs if n != node.output]
+    if follower.op != "add" or len(summands) != 1 or summands[0] not in piece.constants:
         return ""
-    read_once = sum(others[0] in n.inputs for n in piece.graph.nodes) == 1
-    channel = ep.is_channel(piece.type(others[0]).shape, _main(piece.type(node.output)))
-    return others[0] if read_once and channel else ""
+    bias = summands[0]
+    # packed in the format of the sums, fp32, it is no operand of a second reader in fp16
+    read_once = sum(bias in n.inputs for n in piece.graph.nodes) == 1
+    per_column = ep.is_channel(piece.type(bias).shape, _main(piece.type(node.output)))
+    return bias if read_once and per_column else ""
 
 
 # -- attention that strides over moves -------------------------------------------------------------
@@ -248,18 +256,19 @@ def around_attention(
     graph: Graph, node: Node
 ) -> Iterator[tuple[str, list[Node], kernels.FlashView]]:
     """Yield the moves in front of q, k, v and behind y that attention can do, each as a view."""
-    for name, own in zip("qkvy", (*node.inputs[:3], node.output), strict=True):
-        behind = name == "y"
-        chain = moves_behind(graph, node) if behind else moves_before(graph, own)
+    for name, tensor in zip("qkvy", (*node.inputs[:3], node.output), strict=True):
+        is_result = name == "y"
+        chain = moves_behind(graph, node) if is_result else moves_before(graph, tensor)
         if not chain:
             continue
         try:
             ends = vector.digits_moved(graph, chain)
         except UnsupportedError:
             continue
-        near, far = ends if behind else ends[::-1]
-        strides = [(a[1], b[1]) for a, b in zip(near, far, strict=True)]
-        if view := kernels.FlashView.of(graph.types[own].shape, strides):
+        # strides at the attention's end of the chain, and at the end that lies in memory
+        at_attention, in_memory = ends if is_result else ends[::-1]
+        strides = [(a[1], b[1]) for a, b in zip(at_attention, in_memory, strict=True)]
+        if view := kernels.FlashView.of(graph.types[tensor].shape, strides):
             yield name, chain, view
 
 
@@ -272,17 +281,19 @@ def lower_moved(piece: Piece, chip: Chip) -> Lowered | None:
     """Return the kernel of moves, alone or around attention, which strides over them, or None."""
     node = attention_in(piece.graph.nodes)
     if node is None:
-        only = all(node.op in MOVES for node in piece.graph.nodes)
-        return vector.lower_moves(piece, chip) if only else None
+        only_moves = all(node.op in MOVES for node in piece.graph.nodes)
+        return vector.lower_moves(piece, chip) if only_moves else None
     graph = piece.graph
     types = dict(piece.graph.types)
     ends = dict[str, str]()
     views = []
     for name, chain, view in around_attention(graph, node):
-        first = chain[0].inputs[0]
-        last = chain[-1].output
-        near, far = (first, last) if name == "y" else (last, first)
-        ends[near], types[far] = far, types[near]
+        chain_in = chain[0].inputs[0]
+        chain_out = chain[-1].output
+        inner, outer = (chain_in, chain_out) if name == "y" else (chain_out, chain_in)
+        # the attention reads the tensor in memory, with the shape that the moves would give it
+        ends[inner] = outer
+        types[outer] = types[inner]
         views.append((name, view))
     reads, writes = (tuple(ends.get(n, n) for n in side) for side in (node.inputs, node.outputs))
     if {*graph.inputs, *graph.outputs} != {*reads, *writes}:

@@ -64,6 +64,7 @@ class Piece:
     def part(self, nodes: Sequence[Node]) -> "Piece":
         """Return some of its nodes as a piece under the same names."""
         written = {name for node in nodes for name in node.outputs}
+        # a dictionary keeps the order, and each name once
         reads = dict.fromkeys(n for node in nodes for n in node.inputs if n not in written)
         outs = (nodes[-1].output,)
         graph = replace(self.graph, nodes=tuple(nodes), inputs=tuple(reads), outputs=outs)
@@ -126,13 +127,14 @@ def read_outside(graph: Graph, nodes: Sequence[Node]) -> list[str]:
 def piece_of(graph: Graph, nodes: Sequence[Node]) -> Piece:
     """Return the nodes, given in order, as a piece; it writes what is read outside."""
     written = [name for node in nodes for name in node.outputs]
-    leaves = read_outside(graph, nodes)
+    results = read_outside(graph, nodes)
     reads = [n for node in nodes for n in node.inputs if n not in written]
-    names = {old: f"x{i}" for i, old in enumerate(dict.fromkeys(reads))}
-    constants = frozenset(new for old, new in names.items() if old in graph.constants)
+    # relu(conv(image, layer1.weight)) reads x0 and x1, makes v2 and leaves y0
+    names = {name: f"x{i}" for i, name in enumerate(dict.fromkeys(reads))}
+    constants = frozenset(names[name] for name in names if name in graph.constants)
     inputs = tuple(names.values())
-    for old in written:
-        names[old] = f"y{leaves.index(old)}" if old in leaves else f"v{len(names)}"
+    for name in written:
+        names[name] = f"y{results.index(name)}" if name in results else f"v{len(names)}"
     canonical = tuple(
         replace(
             node,
@@ -142,16 +144,18 @@ def piece_of(graph: Graph, nodes: Sequence[Node]) -> Piece:
         )
         for i, node in enumerate(nodes)
     )
-    types = {new: graph.types[old] for old, new in names.items()}
-    small = Graph("piece", inputs, tuple(names[n] for n in leaves), canonical, types)
-    return Piece(small, constants, {new: old for old, new in names.items()})
+    types = {inside: graph.types[name] for name, inside in names.items()}
+    small = Graph("piece", inputs, tuple(names[n] for n in results), canonical, types)
+    # messages speak of the network's names: v2 is `conv1` there
+    return Piece(small, constants, {inside: name for name, inside in names.items()})
 
 
 def near_memory(kernel: isa.Kernel, piece: Piece, chip: Chip) -> sim.DeviceMemory:
     """Return L2 with what other kernels wrote for this one; no tensor fills half of it."""
-    written = {*piece.graph.inputs} - piece.constants
-    near = [b for b in kernel.tensors if 2 * b.size_bytes <= chip.l2.size_bytes]
-    return sim.DeviceMemory.holding(chip, near, written)
+    # weights were used a whole network ago: they have left L2
+    activations = {*piece.graph.inputs} - piece.constants
+    small = [b for b in kernel.tensors if 2 * b.size_bytes <= chip.l2.size_bytes]
+    return sim.DeviceMemory.holding(chip, small, activations)
 
 
 def maps_between(one: TensorType, two: TensorType) -> tuple[layout.AddressMap, layout.AddressMap]:
@@ -170,6 +174,7 @@ def packed(kind: TensorType, array: Values) -> Values:
 
 def beside(shape: Sequence[int], main: TensorType) -> tuple[int, ...]:
     """Return the stored shape of an operand of logical `shape` beside a tensor of type `main`."""
+    # a scale (1, 40, 1, 1) beside an image in NC1HWC0 is stored as (1, 3, 1, 1, 16)
     sizes = _aligned(shape, main)
     return tuple(p.count if sizes[p.axis] == main.shape[p.axis] else 1 for p in main.map.pieces)
 
@@ -178,28 +183,31 @@ def pack_beside(array: Values, main: TensorType) -> Values:
     """Return an operand's elements in the order of `beside`, flat; padding is zero."""
     sizes = _aligned(array.shape, main)
     pads = []
-    split = []
-    place = []
+    piece_counts = []
+    stored_places = []
+    # each axis is padded to whole blocks and cut in its pieces, 40 channels as 48 = 3 x 16; then
+    # the pieces of all axes take the order in which they are stored
     for axis, size in enumerate(sizes):
-        own = main.map.of_axis(axis)
-        counts = [p.count if size == main.shape[axis] else 1 for p in own]
+        pieces = main.map.of_axis(axis)
+        counts = [p.count if size == main.shape[axis] else 1 for p in pieces]
         pads.append((0, int(np.prod(counts)) - size))
-        place += [main.map.pieces.index(p) for p in own]
-        split += counts
-    cut = np.pad(array.reshape(sizes), pads).reshape(split)
-    return np.ascontiguousarray(cut.transpose(np.argsort(place))).reshape(-1)
+        stored_places += [main.map.pieces.index(p) for p in pieces]
+        piece_counts += counts
+    cut = np.pad(array.reshape(sizes), pads).reshape(piece_counts)
+    return np.ascontiguousarray(cut.transpose(np.argsort(stored_places))).reshape(-1)
 
 
 def _aligned(shape: Sequence[int], main: TensorType) -> tuple[int, ...]:
+    """Return a shape with axes of 1 in front, as NumPy broadcasts: (40, 1, 1) is (1, 40, 1, 1)."""
     return (1,) * (len(main.shape) - len(shape)) + tuple(shape)
 
 
 def refuse_packed_twice(piece: Piece) -> None:
     """Raise `UnsupportedError` if a cube operator's constant is read by what follows, too."""
     nodes = piece.graph.nodes
-    first = nodes[0]
-    rest = nodes[1:]
-    later = {name for node in rest for name in node.inputs}
-    again = sorted(piece.constants.intersection(first.inputs) & later)
-    if again:
-        raise UnsupportedError("a constant packed in one way", piece.names[again[0]], "cut here")
+    read_later = {name for node in nodes[1:] for name in node.inputs}
+    # (x @ w) * w: the cube reads w in fractals, the epilogue lane by lane
+    read_twice = sorted(piece.constants.intersection(nodes[0].inputs) & read_later)
+    if read_twice:
+        constant = piece.names[read_twice[0]]
+        raise UnsupportedError("a constant packed in one way", constant, "cut here")

@@ -52,9 +52,10 @@ def lower_vector(piece: Piece, chip: Chip, steps: str = "") -> Lowered:
 def mixed_blocks(piece: Piece) -> tuple[str, ...]:
     """Return the bytes in blocks of 32 that a piece has beside numbers in blocks of 16."""
     graph = piece.graph
-    outside = [n for n in (*graph.inputs, *graph.outputs) if piece.type(n).layout in CUBE_LAYOUTS]
-    wide = [n for n in outside if DTYPE_BYTES[piece.type(n).dtype] == 1]
-    return tuple(wide) if len(wide) < len(outside) else ()
+    blocked = [n for n in (*graph.inputs, *graph.outputs) if piece.type(n).layout in CUBE_LAYOUTS]
+    byte_tensors = [n for n in blocked if DTYPE_BYTES[piece.type(n).dtype] == 1]
+    # bytes alone are no mixture: blocks of 32 fit blocks of 32
+    return tuple(byte_tensors) if len(byte_tensors) < len(blocked) else ()
 
 
 def lower_mixed(piece: Piece, chip: Chip) -> Lowered:
@@ -62,26 +63,28 @@ def lower_mixed(piece: Piece, chip: Chip) -> Lowered:
 
     Bytes it writes lie in blocks of 16 at first. Raises as `lower_vector`.
     """
-    whole = mixed_blocks(piece)
+    byte_tensors = mixed_blocks(piece)
     graph = piece.graph
+    # ":16" behind a layout keeps blocks of 16 channels in bytes, too
     types = {
         n: replace(t, layout=f"{t.layout}:16") if t.layout in CUBE_LAYOUTS else t
         for n, t in graph.types.items()
     }
     inner = lower_vector(Piece(replace(graph, types=types), piece.constants, piece.names), chip)
-    halves = {name: f"halves_{name}" for name in whole}
-    before = []
-    after = []
-    for name, own in halves.items():
+    halves = {name: f"halves_{name}" for name in byte_tensors}
+    loads = []
+    stores = []
+    for name, workspace in halves.items():
+        # a phase in front halves the blocks of an input, one behind joins those of an output
         maps = (replace(graph.types[name].map, format="ND"), replace(types[name].map, format="ND"))
         if name in graph.inputs:
             launch = maps_launch(*maps, chip, "halves")
-            before.append(renamed(launch, {"x": name, "y": own}))
+            loads.append(renamed(launch, {"x": name, "y": workspace}))
         else:
             launch = maps_launch(*maps[::-1], chip, "whole")
-            after.append(renamed(launch, {"x": own, "y": name}))
+            stores.append(renamed(launch, {"x": workspace, "y": name}))
     phases = [renamed(phase, halves) for phase in inner.kernel.phases]
-    return Lowered(Kernel(inner.kernel.name, (*before, *phases, *after)), inner.forms, inner.extra)
+    return Lowered(Kernel(inner.kernel.name, (*loads, *phases, *stores)), inner.forms, inner.extra)
 
 
 def vector_outputs(piece: Piece) -> tuple[list[te.Tensor], dict[str, Form]]:
@@ -90,7 +93,8 @@ def vector_outputs(piece: Piece) -> tuple[list[te.Tensor], dict[str, Form]]:
     forms: dict[str, Form] = {}
     tensors: dict[str, te.Tensor] = {}
     blocked = [t for t in graph.types.values() if t.layout != "ND"]
-    main = max(blocked, key=lambda t: t.elements, default=piece.output)  # says how all is laid out
+    # the largest tensor in blocks says how all is laid out: the others broadcast to it
+    main = max(blocked, key=lambda t: t.elements, default=piece.output)
     for name in graph.inputs:
         shape, form = operand(piece, name, main)
         tensors[name] = te.placeholder(shape, piece.type(name).dtype, name)
@@ -118,55 +122,60 @@ def expressions(
     nodes: Sequence[Node], tensors: Mapping[str, te.Tensor], main: TensorType
 ) -> dict[str, te.Tensor]:
     """Return the tensors of all names, the nodes' expressions built on the given ones."""
-    known = dict(tensors)
+    by_name = dict(tensors)
     for node in nodes:
         op = node.op
         attrs = dict(node.attrs)
         if main.layout != "ND" and node.has("pooling"):
             raise UnsupportedError("no windows among what is done lane by lane", op, "cut here")
+        # In (N, C1, H, W, C0) rows and columns of an image are the axes 2 and 3, as in NCHW.
         if main.layout != "ND" and op in IMAGE_FOLDS:
             op = IMAGE_FOLDS[op]
             attrs = {"axis": (2, 3), "keepdims": True}
-        given = [known[n] for n in node.inputs]
+        operands = [by_name[n] for n in node.inputs]
+        # In fractals a row lies on two axes, which the operator's own expression does not know.
         if main.layout == "FRACTAL_NZ" and op in ROW_WISE:
-            found: Any = ROW_WISE[op](*given, **attrs)
+            result: Any = ROW_WISE[op](*operands, **attrs)
         else:
-            found = operator_of(op).expression(*given, **attrs)
-        many = found if isinstance(found, tuple) else (found,)
-        known.update(zip(node.outputs, many, strict=True))
-    return known
+            result = operator_of(op).expression(*operands, **attrs)
+        results = result if isinstance(result, tuple) else (result,)
+        by_name.update(zip(node.outputs, results, strict=True))
+    return by_name
 
 
 # -- rows in fractals -----------------------------------------------------------------------------
 def _row(x: te.Tensor) -> tuple[int, int]:
+    """Return the two axes of a row: N1 and N0 of (.., N1, M1, M0, N0)."""
     return len(x.shape) - 4, len(x.shape) - 1
 
 
 def _fold(fold: Callable[..., te.Tensor], x: te.Tensor) -> te.Tensor:
     """Return the rows of `x` folded, fractal onto fractal first: 16 lanes a row are left."""
-    first, last = _row(x)
-    return fold(fold(x, first, keepdims=True), last, keepdims=True)
+    blocks, lanes = _row(x)
+    return fold(fold(x, blocks, keepdims=True), lanes, keepdims=True)
 
 
 def _layer_norm(
     x: te.Tensor, scale: te.Tensor, bias: te.Tensor, *, axis: int = -1, epsilon: float = 1e-5
 ) -> te.Tensor:
-    first, last = _row(x)
-    share = 1.0 / (x.shape[first] * x.shape[last])
+    blocks, lanes = _row(x)
+    # y = (x - mean) / sqrt(variance + epsilon) * scale + bias, both means over a row
+    share = 1.0 / (x.shape[blocks] * x.shape[lanes])
     mean = te.vmuls(_fold(te.reduce_sum, x), share)
-    apart = te.vsub(x, te.broadcast(mean, x.shape))
-    square = _fold(te.reduce_sum, te.vmul(apart, apart))
-    slope = te.vrsqrt(te.vadds(te.vmuls(square, share), epsilon))
-    unit = te.vmul(apart, te.broadcast(slope, x.shape))
-    scaled = te.vmul(unit, te.broadcast(scale, x.shape))
+    centred = te.vsub(x, te.broadcast(mean, x.shape))
+    squares = _fold(te.reduce_sum, te.vmul(centred, centred))
+    inverse_deviation = te.vrsqrt(te.vadds(te.vmuls(squares, share), epsilon))
+    normal = te.vmul(centred, te.broadcast(inverse_deviation, x.shape))
+    scaled = te.vmul(normal, te.broadcast(scale, x.shape))
     return te.vadd(scaled, te.broadcast(bias, x.shape))
 
 
 def _softmax(x: te.Tensor, *, axis: int = -1) -> te.Tensor:
-    top = _fold(te.reduce_max, x)
-    size = te.vexp(te.vsub(x, te.broadcast(top, x.shape)))
-    total = _fold(te.reduce_sum, size)
-    return te.vdiv(size, te.broadcast(total, x.shape))
+    # exp(x - maximum) is at most 1: exp(89) would be infinite in fp32
+    maximum = _fold(te.reduce_max, x)
+    power = te.vexp(te.vsub(x, te.broadcast(maximum, x.shape)))
+    total = _fold(te.reduce_sum, power)
+    return te.vdiv(power, te.broadcast(total, x.shape))
 
 
 ROW_WISE: dict[str, Callable[..., Any]] = {
@@ -182,6 +191,7 @@ BLOCK = 16
 
 def named(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
     """Return a kernel with its tensors renamed, workspaces out of the way."""
+    # a template's own tensor "x1" must not pass for the x1 of the piece
     clash = {
         t.name: f"{t.name}_work"
         for t in kernel.tensors
@@ -192,8 +202,10 @@ def named(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
 
 
 # -- templates ------------------------------------------------------------------------------------
-def lower_template(piece: Piece, chip: Chip, **told: object) -> Lowered | None:
-    """Return the kernel of a single operator's template on stored shapes, `told` more than them.
+def lower_template(piece: Piece, chip: Chip, **settings_beside: object) -> Lowered | None:
+    """Return the kernel of a single operator's template on stored shapes.
+
+    `settings_beside` are passed to the template beside the operator's own attributes.
 
     None if it has none, or images lie row by row that it wants in blocks.
     """
@@ -205,18 +217,21 @@ def lower_template(piece: Piece, chip: Chip, **told: object) -> Lowered | None:
         return None
     settings, shapes = blocked(node, types, operator.settings(node.attrs))
     out_shapes = tuple(operator.infer(*shapes, **settings))
-    call = Call(tuple(shapes), tuple(t.dtype for t in types), settings | told, out_shapes)
+    call = Call(
+        tuple(shapes), tuple(t.dtype for t in types), settings | settings_beside, out_shapes
+    )
     if not template.applies(call, chip):
         return None
     kernel = template.kernel(call, chip)
-    known = {t.name for t in kernel.tensors}
+    kernel_names = {t.name for t in kernel.tensors}
     reads = template.names(len(node.inputs))
-    outs = ("y",) if "y" in known else tuple(f"y{i}" for i in range(len(node.outputs)))
+    outs = ("y",) if "y" in kernel_names else tuple(f"y{i}" for i in range(len(node.outputs)))
     names = dict(zip((*outs, *reads), (*node.outputs, *node.inputs), strict=True))
+    # a template with one input, or inputs without names, reads constants as they lie
     forms = {
-        new: partial(_fed, template, call, node.inputs.index(new), old)
-        for old, new in names.items()
-        if new in piece.constants and template.reads not in ((), ("x",))
+        name: partial(_fed, template, call, node.inputs.index(name), kernel_name)
+        for kernel_name, name in names.items()
+        if name in piece.constants and template.reads not in ((), ("x",))
     }
     extra = {name: values.reshape(-1) for name, values in sorted(template.extra(call).items())}
     return Lowered(named(kernel, names), forms, extra)
@@ -245,6 +260,7 @@ def blocked(
     if kind.layout not in CUBE_LAYOUTS:
         raise UnsupportedError(f"{node.op} on ND or blocks", kind.layout, "convert it")
     shapes = [t.stored_shape for t in types]
+    # 96 channels split in 32 and 64 are 6 blocks split in 2 and 4
     if attrs.get("axis") is not None:
         attrs["axis"] %= len(kind.shape)
     if kind.layout != "FRACTAL_NZ" and node.op == "split" and attrs["axis"] == 1:
@@ -269,17 +285,18 @@ def _blocked_slice(
     if kind.layout == "FRACTAL_NZ":
         inner = len(kind.shape) - 2
         return {"begin": (*begin[:inner], 0, 0, 0, 0), "end": (*end[:inner], *stored[inner:])}
-    last = end[1] // BLOCK if end[1] < kind.shape[1] else -(-kind.shape[1] // BLOCK)
+    # of 40 channels, 16 to the end are the blocks 1 and 2, of which the last is filled up by zeros
+    end_block = end[1] // BLOCK if end[1] < kind.shape[1] else -(-kind.shape[1] // BLOCK)
     low = (begin[0], begin[1] // BLOCK)
-    high = (end[0], last)
+    high = (end[0], end_block)
     return {"begin": (*low, *begin[2:], 0), "end": (*high, *end[2:], stored[-1])}
 
 
 def lower_weight_gradient(piece: Piece, chip: Chip) -> Lowered:
     """Return a convolution's weight gradient: on the cube, or where that has no room on vectors."""
-    found = lower_template(piece, chip)
-    if found is not None:
-        return found
+    by_cube = lower_template(piece, chip)
+    if by_cube is not None:
+        return by_cube
     (node,) = piece.graph.nodes
     types = piece.graph.types
     x, grad = (te.placeholder(types[n].stored_shape, types[n].dtype, n) for n in node.inputs)
@@ -334,7 +351,8 @@ def digits_moved(
     """
     source = graph.types[chain[0].inputs[0]]
     ends = _of_axes(graph.types[chain[-1].output])
-    axes = [[Digit(p.count, p.stride) for p in own] for own in _of_axes(source)]
+    axes = [[Digit(p.count, p.stride) for p in pieces] for pieces in _of_axes(source)]
+    # (6, 4) read as (2, 3, 4): the digit 6 of stride 4 becomes 2 of stride 12 and 3 of stride 4
     for move in chain:
         if move.op == "transpose":
             axes = [axes[i] for i in move.attr("perm") or range(len(axes))[::-1]]
@@ -342,8 +360,8 @@ def digits_moved(
             axes = grouped([d for axis in axes for d in axis], graph.types[move.output].shape)
     reads: list[tuple[int, int]] = []
     writes: list[tuple[int, int]] = []
-    for axis, own in zip(axes, ends, strict=True):
-        for digits, target in zip(grouped(axis, [p.count for p in own]), own, strict=True):
+    for axis, pieces in zip(axes, ends, strict=True):
+        for digits, target in zip(grouped(axis, [p.count for p in pieces]), pieces, strict=True):
             reads += [(d.count, d.stride) for d in digits]
             counts = [math.prod(d.count for d in digits[i + 1 :]) for i in range(len(digits))]
             writes += [(d.count, target.stride * n) for d, n in zip(digits, counts, strict=True)]
@@ -363,27 +381,30 @@ def grouped(digits: Sequence[Digit], sizes: Sequence[int]) -> Axes:
 
     Raises `UnsupportedError` where a boundary falls inside a digit that it does not divide.
     """
-    left = [d for d in digits if d.count > 1]
+    waiting = [d for d in digits if d.count > 1]
     axes: Axes = []
     for size in sizes:
-        own: list[Digit] = []
-        need = size
-        while need > 1:
-            digit = left.pop(0)
-            take = math.gcd(need, digit.count)
-            if take == 1 or (take < digit.count and take < need):
+        axis: list[Digit] = []
+        missing = size
+        while missing > 1:
+            digit = waiting.pop(0)
+            count = math.gcd(missing, digit.count)
+            # a digit of 6 for an axis of 4: 2 of it would fit, and 2 more are not to be had
+            if count == 1 or (count < digit.count and count < missing):
                 raise UnsupportedError("digits that divide the axes", str(sizes), "move apart")
-            if take < digit.count:
-                left.insert(0, Digit(digit.count // take, digit.stride))
-                digit = Digit(take, digit.stride * (digit.count // take))
-            own.append(digit)
-            need //= digit.count
-        axes.append(own)
+            # the outer part of the digit belongs to this axis, the inner part to the next
+            if count < digit.count:
+                waiting.insert(0, Digit(digit.count // count, digit.stride))
+                digit = Digit(count, digit.stride * (digit.count // count))
+            axis.append(digit)
+            missing //= digit.count
+        axes.append(axis)
     return axes
 
 
 def _map(digits: Sequence[tuple[int, int]], kind: TensorType) -> AddressMap:
     """Return the map of an array whose axes are the digits."""
+    # pieces are stored outermost first: the largest stride leads
     order = sorted(range(len(digits)), key=lambda i: -digits[i][1])
     pieces = tuple(Digits(i, 1, *digits[i]) for i in order)
     shape = tuple(count for count, _ in digits)

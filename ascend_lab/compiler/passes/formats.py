@@ -49,6 +49,7 @@ def convert(
         state.node(node)
     if not state.count:
         return graph, 0
+    # callers expect outputs in the new format, except those of nodes that were to be kept
     for name in graph.outputs:
         maker = graph.producers.get(name)
         stays = maker is not None and maker.name in keep
@@ -70,6 +71,7 @@ class _Conversion:
         self.draft = Draft(graph, nodes=())
         self.names: dict[tuple[str, str], str] = {}
         self.count = 0
+        # an input is taken in the new format: nothing casts it in front of the network
         for name in graph.inputs:
             stays = any(reader.name in keep for reader in graph.readers[name])
             if graph.types[name].dtype == source and not stays:
@@ -82,15 +84,17 @@ class _Conversion:
         constant = self.draft.constants.get(name)
         if draft.types[name].dtype == dtype:
             return name
+        # one cast serves all readers
         if (name, dtype) not in self.names:
             if constant is not None:
-                new = draft.add(in_format(constant, dtype), f"{name}_{dtype}")
+                converted = draft.add(in_format(constant, dtype), f"{name}_{dtype}")
                 self.count += 1
             else:
-                new = draft.new_name(f"{name}_{dtype}")
+                converted = draft.new_name(f"{name}_{dtype}")
                 kind = replace(draft.types[name], dtype=dtype)
-                draft.put(ir.Node(new, "cast", (name,), (new,), {"dtype": dtype}), kind)
-            self.names[name, dtype] = new
+                cast = ir.Node(converted, "cast", (name,), (converted,), {"dtype": dtype})
+                draft.put(cast, kind)
+            self.names[name, dtype] = converted
         return self.names[name, dtype]
 
     def node(self, node: ir.Node) -> None:
@@ -108,6 +112,7 @@ class _Conversion:
             attrs = {k: self.dtype if v == self.source else v for k, v in attrs.items()}
         if keeps_sums:
             attrs = {**attrs, "out_dtype": self.source}
+        # a cast reads whatever is there; all others read what their operator's rule asks for
         if node.op == "cast":
             formats = tuple(self.draft.types[name].dtype for name in node.inputs)
         else:
@@ -126,18 +131,18 @@ class _Conversion:
         """Convert an output of the graph that is still in the old format by a cast."""
         draft = self.draft
         # the output's name goes to the cast; its old tensor gets a new name
-        old = draft.new_name(f"{name}_{self.source}")
+        wide_name = draft.new_name(f"{name}_{self.source}")
         title = draft.new_name(f"{name}_cast")
-        kind = draft.types[old] = draft.types[name]
+        kind = draft.types[wide_name] = draft.types[name]
         if name in draft.constants:
-            draft.constants[old] = draft.constants.pop(name)
+            draft.constants[wide_name] = draft.constants.pop(name)
         for node in draft.nodes.values():
             inputs, outputs = (
-                tuple(old if each_name == name else each_name for each_name in names)
+                tuple(wide_name if tensor == name else tensor for tensor in names)
                 for names in (node.inputs, node.outputs)
             )
             draft.nodes[node.name] = replace(node, inputs=inputs, outputs=outputs)
-        cast = ir.Node(title, "cast", (old,), (name,), {"dtype": self.dtype})
+        cast = ir.Node(title, "cast", (wide_name,), (name,), {"dtype": self.dtype})
         draft.put(cast, replace(kind, dtype=self.dtype))
 
 
@@ -166,6 +171,7 @@ def _gemms_apart(graph: ir.Graph, keep: frozenset[str]) -> tuple[ir.Graph, froze
     """
     draft = Draft(graph)
     kept = set(keep)
+    # gemm(a, b, c) = alpha a b + beta c
     for node in graph.nodes:
         if node.name not in keep or node.op != "gemm":
             continue
@@ -201,6 +207,7 @@ def scaled_sums(graph: ir.Graph, source: str) -> frozenset[str]:
     for node in graph.nodes:
         kind = graph.types[node.output]
         reads = sums.intersection(node.inputs)
+        # a product of 4,096 pairs of bytes may reach 66 million; fp16 ends at 65,504
         if kind.dtype == "int32" and (reads or node.op in WHOLE_PRODUCTS):
             sums.add(node.output)
         elif node.op == "cast" and graph.types[node.inputs[0]].dtype == "int32":
@@ -234,6 +241,7 @@ def in_format(constant: ir.Constant, dtype: str) -> ir.Constant:
     # seeded numbers are near 1: rounded to the new type when they are drawn
     if isinstance(constant.data, ir.Seeded) and dtype in FLOATS:
         return ir.Constant(kind, constant.data)
+    # -1e9 of a mask becomes -65504 in fp16, which softmax still turns into 0
     if isinstance(constant.data, ir.Fill):
         return ir.Constant(kind, ir.Fill(min(max(constant.data.value, -largest), largest)))
 
@@ -268,6 +276,7 @@ def measured_scales(graph: ir.Graph, seed: int = 0) -> dict[str, float]:
 
 def scale_of(values: ir.Values) -> float:
     """Return the smallest symmetric int8 scale that holds all values; 1 if all are 0."""
+    # values up to 6.35: steps of 0.05, since 127 * 0.05 = 6.35
     largest = float(np.max(np.abs(values.astype(np.float64)), initial=0.0))
     return largest / STEPS if largest > 0 and np.isfinite(largest) else 1.0
 

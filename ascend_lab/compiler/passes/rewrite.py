@@ -66,6 +66,7 @@ def sweep(rule: Rule, *ops: str) -> Apply:
         draft = Draft(graph)
         count = 0
         for name in names:
+            # an earlier match of this sweep may have removed the node, or changed its operator
             if name in draft.nodes:
                 node = draft.current(name)
                 count += (not ops or node.op in ops) and bool(rule(draft, node))
@@ -88,11 +89,11 @@ def rewrites(
     operator `beside`, if one is named.
     """
 
-    def made(rule: Rule) -> Pass:
+    def pass_of(rule: Rule) -> Pass:
         apply = having(sweep(rule, *ops), beside) if beside else sweep(rule, *ops)
         return Pass(name, stage, apply, (rule.__doc__ or "").splitlines()[0], values)
 
-    return made
+    return pass_of
 
 
 def settings(node: Node) -> dict[str, Any]:
@@ -111,6 +112,7 @@ def derived(
             return round_to(np.asarray(compute(*wide)), kind.dtype)
 
     lazy = Constant(kind, data)
+    # the weights of a large layer take seconds to fold: whoever asks for the time needs no values
     if max([kind.elements, *(s.type.elements for s in sources)]) > small:
         return lazy
     return Constant(kind, lazy.array())
@@ -131,6 +133,7 @@ def match(draft: Draft, node: Node, *patterns: Pattern) -> Found | None:
 
 
 def _node(draft: Draft, node: Node, pattern: Pattern, found: Found) -> Iterator[Found]:
+    """Yield the ways in which a node fits a pattern: the bindings so far, with its own."""
     op, *parts = pattern
     attributes = parts.pop() if parts and isinstance(parts[-1], dict) else {}
     if node.op != op or len(node.inputs) != len(parts):
@@ -146,9 +149,11 @@ def _node(draft: Draft, node: Node, pattern: Pattern, found: Found) -> Iterator[
 def _inputs(
     draft: Draft, node: Node, pairs: list[tuple[str, Pattern]], found: Found
 ) -> Iterator[Found]:
+    """Yield the bindings with which all (input, pattern) pairs fit, the first pair first."""
     if not pairs:
         yield found
         return
+    # each way to fit the first input is tried with all ways to fit the others: backtracking
     (name, pattern), *other_pairs = pairs
     for extended in _tensor(draft, node, name, pattern, found):
         yield from _inputs(draft, node, other_pairs, extended)
@@ -157,6 +162,7 @@ def _inputs(
 def _tensor(
     draft: Draft, reader: Node, name: str, pattern: Pattern, found: Found
 ) -> Iterator[Found]:
+    """Yield the bindings with which one input fits: a name, a number, or a pattern of its maker."""
     name = draft.resolve(name)
     if isinstance(pattern, str):
         # the same name in a pattern means the same tensor
@@ -170,6 +176,7 @@ def _tensor(
     else:
         maker = draft.maker(name)
         if maker is not None and len(maker.outputs) == 1:
+            # the node inside the match that reads this tensor: see `match`
             readers = found.get("", {})
             extended = {**found, "": {**readers, name: readers.get(name, set()) | {reader.name}}}
             yield from _node(draft, maker, pattern, extended)
@@ -190,6 +197,7 @@ def _attributes(options: Mapping[str, Any], wanted: Found, found: Found) -> Foun
     bound = dict(found)
     for key, value in wanted.items():
         got = options.get(key)
+        # two "$axis" of a pattern must be equal, such as those of the two means of a layer norm
         if isinstance(value, str) and value.startswith("$"):
             if bound.setdefault(value[1:], got) != got:
                 return None

@@ -17,9 +17,9 @@ from ascend_lab.operators.ops.formats import FLOATS
 
 def remove_dead_code(graph: Graph) -> tuple[Graph, int]:
     """Drop nodes, constants and types that no output of the graph depends on."""
-    kept = pruned(graph)
-    dropped = len(graph.nodes) - len(kept.nodes) + len(graph.constants) - len(kept.constants)
-    return (kept, dropped) if dropped else (graph, 0)
+    live = pruned(graph)
+    dropped = len(graph.nodes) - len(live.nodes) + len(graph.constants) - len(live.constants)
+    return (live, dropped) if dropped else (graph, 0)
 
 
 def fold_constants(draft: Draft, node: Node) -> bool:
@@ -27,6 +27,7 @@ def fold_constants(draft: Draft, node: Node) -> bool:
 
     A node whose result is far larger than its operands (expand) stays, unless they are a `Fill`.
     """
+    # an output of the graph must stay the output of a node
     if node.op == "trans_data" or not node.inputs or not draft.outputs.isdisjoint(node.outputs):
         return False
     constants = [c for c in map(draft.constant, node.inputs) if c is not None]
@@ -47,6 +48,7 @@ def fold_constants(draft: Draft, node: Node) -> bool:
 
 def _result(draft: Draft, node: Node, place: int, constants: list[Constant]) -> Constant:
     """Return output `place` of a node as a constant."""
+    # a graph of this one node: `evaluate.compute` rounds as the whole graph would
     types = {name: draft.type(name) for name in (*node.inputs, *node.outputs)}
     single = Graph(node.name, (), node.outputs, (node,), types)
 
@@ -87,6 +89,7 @@ def _content(constant: Constant) -> Hashable:
     data = constant.data
     if not isinstance(data, np.ndarray):
         return constant.type, id(data) if callable(data) else data
+    # comparing megabytes of weights in every round would take longer than all other passes
     large = constant.type.elements > SMALL
     return constant.type, id(data) if large else constant.array().tobytes()
 
@@ -143,6 +146,7 @@ def _is_identity(draft: Draft, node: Node) -> bool:
     if node.op in ("concat", "max_pool2d", "avg_pool2d"):
         single = options.get("kernel", 1) in (1, (1, 1))
         return len(node.inputs) == 1 and single and options.get("stride") in (None, 1, (1, 1))
+    # a square matrix keeps its shape when it is transposed: here the type says nothing
     if node.op == "transpose":
         return order_of(draft, node) == tuple(range(len(shape)))
     return (node.op, options.get("number")) in (("adds", 0), ("muls", 1))
@@ -150,9 +154,10 @@ def _is_identity(draft: Draft, node: Node) -> bool:
 
 def _neutral_operand(draft: Draft, node: Node) -> bool:
     """Remove x + 0, x - 0, x * 1, x / 1, x ^ 1 unless broadcasting enlarges x."""
-    for value, other in _pairs(node):
+    for value, operand in _pairs(node):
+        # (3,) + zeros of (2, 3) is (2, 3): not what x was
         keeps_type = node.op in NEUTRAL and draft.type(value) == draft.type(node.output)
-        if keeps_type and draft.number(other) == NEUTRAL[node.op]:
+        if keeps_type and draft.number(operand) == NEUTRAL[node.op]:
             return draft.forward(node, value)
     return False
 
@@ -169,6 +174,7 @@ def _without_expand(draft: Draft, node: Node) -> bool:
         maker = draft.maker(node.inputs[place])
         other_operand = node.inputs[1 - place]
         has_full_shape = draft.type(other_operand).shape == draft.type(node.output).shape
+        # x + expand(y, shape of x): the addition itself repeats y
         if has_full_shape and maker is not None and maker.op == "expand":
             inputs = (
                 (maker.inputs[0], other_operand) if place == 0 else (other_operand, maker.inputs[0])
@@ -197,6 +203,7 @@ def gemm_to_matmul(draft: Draft, node: Node) -> bool:
 def scalar_operand(draft: Draft, node: Node) -> bool:
     """Turn operands that are one number into attributes: adds, muls, square, relu, clip."""
     if node.op == "clip":
+        # clip(x, 0, inf) is a relu, clip(x, 0, 6) a relu6: kernels know these
         limits = tuple(settings(node)[key] for key in ("low", "high"))
         limit_op = next((op for op, ends in LIMITS.items() if ends == limits), "")
         return bool(limit_op) and draft.become(node, limit_op, node.inputs)
@@ -205,6 +212,7 @@ def scalar_operand(draft: Draft, node: Node) -> bool:
     if number is None and node.has("commutes"):
         x, scalar, number = scalar, x, draft.number(x)
     kind = draft.type(node.output)
+    # the scalar forms exist for floats, and cannot enlarge x
     if number is None or draft.type(x) != kind or kind.dtype not in FLOATS:
         return _reciprocal(draft, node)
     if node.op in ("add", "sub"):
@@ -250,6 +258,7 @@ def algebra(draft: Draft, node: Node) -> bool:
         return False
     if node.op in ("relu", "abs") and (source.has("nonnegative") or source.op == "square"):
         return draft.forward(node, node.inputs[0])
+    # relu(max pool(conv)) = max pool(relu(conv)): the order of maxima does not matter
     if node.op == "relu" and source.has("largest"):
         conv = draft.only(source.inputs[0]) if draft.only(node.inputs[0]) else None
         if conv is None or not conv.has("convolution"):
@@ -268,11 +277,11 @@ def algebra(draft: Draft, node: Node) -> bool:
 
 def _sum_with_negative(draft: Draft, node: Node) -> bool:
     """Turn x + (-y) into x - y and x - (-y) into x + y."""
-    for first, second in _pairs(node):
-        maker = draft.maker(second)
+    for summand, negative in _pairs(node):
+        maker = draft.maker(negative)
         if maker is not None and maker.op == "neg":
-            other_op = "sub" if node.op == "add" else "add"
-            return draft.become(node, other_op, (first, maker.inputs[0]))
+            opposite = "sub" if node.op == "add" else "add"
+            return draft.become(node, opposite, (summand, maker.inputs[0]))
     return False
 
 
@@ -308,6 +317,7 @@ def reassociation(draft: Draft, node: Node) -> bool:
         if not number or draft.type(node.inputs[0]) != draft.type(node.output):
             return False
         return draft.become(node, "muls", node.inputs[:1], {"number": 1 / number})
+    # with a second reader x a would be computed all the same
     source = draft.only(node.inputs[0], node.op)
     if source is None:
         return False
@@ -358,6 +368,7 @@ def _around(draft: Draft, node: Node, order: tuple[int, ...]) -> bool:
     source = draft.only(middle.inputs[0], "transpose")
     if source is None:
         return False
+    # NCHW -> NHWC, relu, NHWC -> NCHW: the relu does not see the order, and both moves cancel
     inner = order_of(draft, source)
     draft.become(middle, middle.op, source.inputs, middle.attrs)
     merged = tuple(inner[axis] for axis in order)
@@ -374,6 +385,7 @@ def _transposed_operand(draft: Draft, node: Node) -> bool:
         last_axis = len(order) - 1
         if order == (*range(last_axis - 1), last_axis, last_axis - 1):
             inputs = list(node.inputs)
+            # (A^T)^T is A: an attribute that is already set is cleared
             inputs[place] = maker.inputs[0]
             attrs = {**node.attrs, key: not node.attr(key, False)}
             return draft.become(node, node.op, inputs, attrs)
@@ -402,6 +414,7 @@ def casts(draft: Draft, node: Node) -> bool:
         return draft.forward(node, node.inputs[0])
     if source is None or source.op != "cast":
         return _around_number(draft, node)
+    # int8 -> fp16 -> fp32 loses nothing on the way; fp32 -> fp16 -> fp32 rounds, and stays
     original = source.inputs[0]
     if draft.type(original).dtype not in HOLDS.get(draft.type(source.output).dtype, ()):
         return False

@@ -113,6 +113,7 @@ class Net(GraphBuilder):
 
         The norm has a bias, so that the convolution has none unless `conv` asks for one.
         """
+        # a bias in front of the norm would be subtracted again with the mean
         y = self.conv(x, features, kernel, name=f"{name}.conv", **{"bias": False, **conv})
         y = self.norm(y, name=f"{name}.bn", scale=scale)
         return self.act(y, act, name=f"{name}.{act}")
@@ -141,6 +142,7 @@ class Net(GraphBuilder):
 
         6 pixels, kernel 3, stride 2: windows at 0 and 2, and with one padded pixel at 4.
         """
+        # `max_pool2d` leaves out a window that does not fit: padding makes room for it
         missing = [(kernel - n) % stride if n > kernel else max(0, kernel - n) for n in x.shape[2:]]
         pad = tuple((0, n) for n in missing) if any(missing) else 0
         return self.max_pool2d(x, kernel=kernel, stride=stride, pad=pad, name=name)
@@ -179,6 +181,7 @@ class Net(GraphBuilder):
 
     def channel_shuffle(self, x: Value, groups: int, *, name: str) -> Value:
         """Append the shuffle of channels between groups: reshape, transpose, reshape."""
+        # 6 channels in 2 groups, 012 345, become 03 14 25: each group then reads from both
         n, c, h, w = x.shape
         x = self.reshape(x, shape=(n, groups, c // groups, h, w), name=f"{name}.groups")
         x = self.transpose(x, perm=(0, 2, 1, 3, 4), name=f"{name}.turned")
@@ -187,6 +190,7 @@ class Net(GraphBuilder):
     def resized(self, x: Value, weights: Values, *, name: str) -> Value:
         """Append the product of each image's height and width with a matrix (out, size)."""
         table = self.constant(weights.T.astype(numpy_type(self.dtype)), name=f"{name}.table")
+        # rows are resized, the image is transposed; so the second turn resizes its columns
         for axis in ("width", "height"):
             n, c, h, w = x.shape
             rows = self.matmul(self.reshape(x, shape=(n * c * h, w)), table, name=f"{name}.{axis}")
@@ -263,5 +267,6 @@ def rounded(channels: float, divisor: int = 8, most_lost: float = 0.1) -> int:
 
     It never loses more than the share `most_lost`: 11 channels become 16, as 8 would lose 27 %.
     """
+    # 100 channels: (100 + 4) // 8 * 8 = 104
     nearest = max(divisor, int(channels + divisor / 2) // divisor * divisor)
     return nearest + divisor if nearest < (1 - most_lost) * channels else nearest

@@ -16,7 +16,7 @@ trip counts.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -354,17 +354,7 @@ def analyse(launch: Launch, chip: Chip) -> Traffic:
     written = Counter[str]()
     read_by_all = Counter[str]()
     passes: dict[str, float] = {}  # how often the part that fetches a tensor most fetches a byte
-    by_program: dict[
-        tuple[int, frozenset[tuple[str, int]]], tuple[Footprint, Footprint, Footprint]
-    ] = {}
-    for part in launch.parts:
-        params = _value_counts(part.bindings)
-        body = part.program.body
-        key = id(part.program), frozenset(params.items())  # vector cores of one AI core are alike
-        if key not in by_program:
-            footprint = _footprint(body, params)
-            by_program[key] = *footprint, _misses(body, params, capacity, footprint)
-        reads, writes, fetched = by_program[key]
+    for reads, writes, fetched in _part_footprints(launch, capacity):
         for name, size in fetched.items():
             passes[name] = max(passes.get(name, 0.0), size / reads[name])
         fetched_by_all.update(fetched)
@@ -392,6 +382,24 @@ def analyse(launch: Launch, chip: Chip) -> Traffic:
         {n: min(r, sizes[n]) for n, r in read_by_all.items()},
         write_once,
     )
+
+
+def _part_footprints(
+    launch: Launch, capacity: int
+) -> Iterator[tuple[Footprint, Footprint, Footprint]]:
+    """Yield, part by part, the different bytes read, those written, and those that miss L2."""
+    # The vector cores of an AI core run one program under equal parameters: it is analysed once.
+    by_program: dict[
+        tuple[int, frozenset[tuple[str, int]]], tuple[Footprint, Footprint, Footprint]
+    ] = {}
+    for part in launch.parts:
+        params = _value_counts(part.bindings)
+        body = part.program.body
+        key = id(part.program), frozenset(params.items())
+        if key not in by_program:
+            footprint = _footprint(body, params)
+            by_program[key] = *footprint, _misses(body, params, capacity, footprint)
+        yield by_program[key]
 
 
 @lru_cache(4096)

@@ -61,13 +61,8 @@ def execute(
         if name not in memory:
             raise InputError("a tensor of the program", name, f"it has {', '.join(memory)}")
     for phase in kernel.phases:
-        launch.check_launch(chip, phase)
-        for part in phase.parts:
-            for instruction, _ in part.program.instructions():
-                check_instruction(chip, instruction)
-            check_program(chip, part.program)
-    rng = random.Random(seed)
-    pick = first if seed is None else rng.choice
+        _check_phase(phase, chip)
+    pick = first if seed is None else random.Random(seed).choice
     places = dict[int, Place]()
     # The hardware has no exceptions: overflow gives infinity, 0 / 0 gives NaN, both silently.
     with np.errstate(all="ignore", over="call", call=lambda what, flag: overflow()):
@@ -83,6 +78,15 @@ def execute(
                     _run_crew(cores, crew, pick, phase.mix or 1)
     shapes = {name: np.shape(value) for name, value in tensors.items()}
     return {n: v.reshape(shapes[n]) if n in shapes else v for n, v in memory.items()}
+
+
+def _check_phase(phase: launch.Launch, chip: Chip) -> None:
+    """Raise what the builder raises for programs that it did not write: text, or a reader's own."""
+    launch.check_launch(chip, phase)
+    for part in phase.parts:
+        for instruction, _ in part.program.instructions():
+            check_instruction(chip, instruction)
+        check_program(chip, part.program)
 
 
 def _run_crew(cores: Sequence["_Core"], crew: Sequence[Core], pick: Pick, team: int) -> None:

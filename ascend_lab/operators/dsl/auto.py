@@ -306,18 +306,30 @@ def stream_phase(
         nest = complete(trial.state, phase.root)
         return boxes.ub_bytes(nest, phase.root, s.chip) <= share * s.chip.buffers["UB"]
 
-    # Bisection needs "fits" to be monotone: 0 stands for the end of the list and always fits.
-    parts = [*(w for w in PARTS if w < row_axis.extent), 0]
-    best = parts[bisect_left(parts, True, key=lambda w: w == 0 or fits(w))]
+    width = _widest_part(row_axis.extent, fits)
+    if width:
+        return auto_tile.arrange(s, phase, rows, sizes(width), depth)
+    # Not even the narrowest parts fit: the cheapest value of a whole row is computed again.
     recomputed = min((x for x in stages if not x.fold), key=lambda x: weight(x.expr), default=None)
-    if not best and recomputed is not None:
-        fewer_tiles = Phase(original.root, tuple(n for n in original.tiles if n != recomputed.name))
-        s = primitives_tiles.inline(merged, recomputed.name)
-        return stream_phase(s, fewer_tiles, keep=keep, share=share, depth=depth)
-    if not best:
+    if recomputed is None:
         raise ScheduleError(f"parts of {phase.root} that fit in UB", str(PARTS), "cut its rows")
-    even_width = isa.up(row_axis.extent, isa.up(row_axis.extent, best))
-    return auto_tile.arrange(s, phase, rows, sizes(isa.up(even_width, BLOCKS) * BLOCKS), depth)
+    fewer_tiles = Phase(original.root, tuple(n for n in original.tiles if n != recomputed.name))
+    s = primitives_tiles.inline(merged, recomputed.name)
+    return stream_phase(s, fewer_tiles, keep=keep, share=share, depth=depth)
+
+
+def _widest_part(row_elements: int, fits: Callable[[int], bool]) -> int:
+    """Return the width of the parts of a row, all about equal, or 0 if no width of `PARTS` fits.
+
+    A row of 50,000 elements, of which 16,384 fit at a time, goes in 4 parts of 12,544.
+    """
+    # Bisection needs "fits" to be monotone: 0 stands for the end of the list and always fits.
+    widths = [*(w for w in PARTS if w < row_elements), 0]
+    widest = widths[bisect_left(widths, True, key=lambda w: w == 0 or fits(w))]
+    if not widest:
+        return 0
+    even_width = isa.up(row_elements, isa.up(row_elements, widest))
+    return isa.up(even_width, BLOCKS) * BLOCKS
 
 
 def _kept(s: Schedule, phase: Phase) -> tuple[Schedule, Phase]:

@@ -29,6 +29,7 @@ NARROW_BYTES = 64
 """What folds over long columns may keep of a row, if all of a column is then in UB at once."""
 
 Widths = dict[str, int]
+"""Elements of a tile per axis."""
 
 
 class TileSizes(NamedTuple):
@@ -39,9 +40,6 @@ class TileSizes(NamedTuple):
 
     widths: Mapping[str, int]
     folds: Mapping[str, int]
-
-
-"""Elements of a tile per axis."""
 
 
 def core_count(s: Schedule) -> int:
@@ -318,28 +316,21 @@ def arrange(
 
         for i_o in 8 (a core each): for i_i_o in 8: load, compute and store 64 x 512 numbers
     """
-    plain = tiles is None
-    tiles_left = tiles or 1
-    widths = sizes.widths
     folds = sizes.folds
     root = s.state.stage(phase.root)
     name = phase.root
-    shares = {a.name: a.extent for a in root.axes} if plain else core_shares(s, phase, rows)
-    unit = block_elements(s.state, phase)
-    has_exact_widths = plain or max(widths[n] for n in rows) == 1  # nothing to even out
-    taken = 0 if has_exact_widths else tile_bytes(s, phase, widths, folds, depth)
+    shares = {a.name: a.extent for a in root.axes}
+    widths = {a.name: min(sizes.widths[a.name], a.extent) for a in root.axes}
+    if tiles is not None:
+        shares, widths = _evened(s, phase, rows, sizes, depth, tiles)
     bound = list[str]()
     loops = list[str]()
     inside = list[str]()
     leaves = list[str]()
     for axis in root.axes:
         share = shares[axis.name]
+        width = widths[axis.name]
         leaf = axis.name
-        width = min(widths[axis.name], share)
-        if not plain and axis.name in rows:
-            width = even(width, share, taken, _run(root, axis, unit), tiles_left)
-            share = whole_tiles(axis.extent, share, width)
-            tiles_left = isa.up(tiles_left, isa.up(share, width))
         if share < axis.extent:
             s, leaf = _cut(s, name, leaf, share, bound)
         if width < share or (width == 1 and axis.name in rows):
@@ -355,6 +346,33 @@ def arrange(
     for output_name in (name, *phase.outputs):
         s = primitives_tiles.double_buffer(s, output_name, depth)
     return s
+
+
+def _evened(
+    s: Schedule, phase: Phase, rows: list[str], sizes: TileSizes, depth: int, tiles: int
+) -> tuple[Widths, Widths]:
+    """Return the elements of each axis for a core, and for a tile of it: tiles of about one size.
+
+    A core with 1,000 rows, 96 of which fit in a tile, gets 11 tiles of 91 rows.
+    """
+    root = s.state.stage(phase.root)
+    shares = core_shares(s, phase, rows)
+    unit = block_elements(s.state, phase)
+    has_single_rows = max(sizes.widths[n] for n in rows) == 1  # nothing to even out
+    taken_bytes = 0
+    if not has_single_rows:
+        taken_bytes = tile_bytes(s, phase, sizes.widths, sizes.folds, depth)
+    widths = Widths()
+    tiles_left = tiles
+    for axis in root.axes:
+        share = shares[axis.name]
+        width = min(sizes.widths[axis.name], share)
+        if axis.name in rows:
+            width = even(width, share, taken_bytes, _run(root, axis, unit), tiles_left)
+            shares[axis.name] = whole_tiles(axis.extent, share, width)
+            tiles_left = isa.up(tiles_left, isa.up(shares[axis.name], width))
+        widths[axis.name] = width
+    return shares, widths
 
 
 def _run(root: Stage, axis: tensor.Axis, unit: int) -> int:

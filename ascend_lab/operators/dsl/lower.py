@@ -33,6 +33,9 @@ from ascend_lab.operators.dsl.schedule import (
 from ascend_lab.operators.dsl.stages import Fixed, Leaf, Stage, State, bare
 from ascend_lab.operators.dsl.tiles import Group, Tiles
 
+CoreShare = tuple[int, int, int]
+"""First step of a bound loop, number of steps with as many elements, elements of each."""
+
 
 def lower(schedule: Schedule) -> isa.Kernel:
     """Return the kernel of a schedule on its chip, one phase per stage that is kept in GM.
@@ -98,35 +101,38 @@ def _phase(state: State, root: str, chip: Chip, tensors: tuple[tuple[str, int], 
         raise errors.ScheduleError(
             needed, str(used_cores), "split with a larger factor before bind"
         )
-    parts = []
     # 100 rows in steps of 32 over 4 cores: one program for the three cores with 32 rows, another
     # for the core with 4.
-    for core_shares in product(*shares):
-        nest = Nest(state, root, chip, dict(tensors))
-        box = whole(stage)
-        for leaf, (first, count, elements) in zip(bound, core_shares, strict=True):
-            # The core's number is a parameter of the program, so that all cores with equal shares
-            # run one.
-            start = nest.builder.param(leaf.name, first + count) * leaf.width
-            is_last_step = (
-                stage.last_fold_extent
-                and leaf.root == stage.axes[-1].name
-                and first + 1 == leaf.extent
-            )
-            start = isa.Affine(first) if is_last_step else start
-            box[leaf.root] = Range(start, elements)
-        nest.run(stage, box)
-        program = nest.builder.finish()
-        steps = [range(f, f + n) for f, n, _ in core_shares]
-        loop_values = (
-            zip((leaf.name for leaf in bound), values, strict=True) for values in product(*steps)
-        )
-        bindings = tuple(isa.binding_of(dict(x)) for x in loop_values)
-        parts.append(isa.Part(program, bindings))
+    parts = [
+        _part(Nest(state, root, chip, dict(tensors)), bound, core_shares)
+        for core_shares in product(*shares)
+    ]
     return isa.Launch(root, tuple(parts))
 
 
-def _shares(stage: Stage, leaf: Leaf) -> list[tuple[int, int, int]]:
+def _part(nest: "Nest", bound: Sequence[Leaf], core_shares: Sequence[CoreShare]) -> isa.Part:
+    """Return the program of the cores with these shares of the bound loops, and their bindings."""
+    stage = nest.state.stage(nest.root)
+    box = whole(stage)
+    for leaf, (first, count, elements) in zip(bound, core_shares, strict=True):
+        # The core's number is a parameter of the program, so that all cores with equal shares run
+        # one.
+        start = nest.builder.param(leaf.name, first + count) * leaf.width
+        is_last_step = (
+            stage.last_fold_extent and leaf.root == stage.axes[-1].name and first + 1 == leaf.extent
+        )
+        start = isa.Affine(first) if is_last_step else start
+        box[leaf.root] = Range(start, elements)
+    nest.run(stage, box)
+    program = nest.builder.finish()
+    steps = [range(first, first + count) for first, count, _ in core_shares]
+    names = [leaf.name for leaf in bound]
+    # Two bound loops of 2 and 3 steps: six bindings, (0, 0), (0, 1), ... (1, 2), one for each core.
+    bindings = (dict(zip(names, values, strict=True)) for values in product(*steps))
+    return isa.Part(program, tuple(map(isa.binding_of, bindings)))
+
+
+def _shares(stage: Stage, leaf: Leaf) -> list[CoreShare]:
     """Return (first step, number of steps, elements of each) of a bound loop, per share size.
 
     100 elements in steps of 32 give [(0, 3, 32), (3, 1, 4)]: three full cores and one of 4.

@@ -1,6 +1,7 @@
 """Primitives that place values: cache_read, compute_at, inline; and `unchain` for folds."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from ascend_lab.errors import ScheduleError
 from ascend_lab.machine.isa import Affine, c0_of, var
@@ -344,52 +345,98 @@ def unchain(state: State, stage: str, parts: str, first: str, first_parts: str) 
     # of exp(x - own maximum) need no waiting: each is corrected by exp(own maximum - maximum) at
     # the end.
     value = _in_terms(base.expr, base, partial)
-    place = identity(partial.axes)
-    part_extent = partial.reduce[0].extent
-    needed = f"unchain {stage}: a sum of exp(x - max) or, in fp32, (x - mean)^2"
-    wrong = ScheduleError(needed, str(partial.expr), "keep the folds one after another")
-    if value.dtype not in LEAST or partial.fold != "sum" or len(partial.reduce) > 1:
-        raise wrong
-    size = (partial.shape[-1] - 1) * part_extent + (partial.last_fold_extent or part_extent)
-    middle = Read(first, base.dtype, place[:-1])
-    partial_sum = Read(parts, partial.dtype, place)
-    mean = middle * (1.0 / size)
-    power = Call("vexp", (value - middle,), value.dtype)
-    if base.fold == "max" and partial.expr in (
-        power,
-        Call("vconv", (power,), partial.dtype, None, "rint"),
-    ):
-        best = Read(first_parts, base.dtype, place)
-        # A part that is -inf throughout has the maximum -inf: -inf - -inf would be nan.
-        reference = Call("vmaxs", (best,), base.dtype, LEAST[base.dtype])
-        centred = value - middle
-        corrected = partial_sum * _with(partial.expr, value - middle, reference - middle)
-    elif (base.fold, partial.dtype, partial.expr) == (
-        "sum",
-        "fp32",
-        (value - mean) * (value - mean),
-    ):
-        state, reference = _head(state, partial, value, first)
-        centred = value - mean
-        corrected = partial_sum + (reference - mean) * (reference - mean) * (
-            -size / partial.shape[-1]
-        )
-        for reader in map(state.stage, [r.name for r in state.readers(stage)]):
-            for read in {r for r in reader.reads if r.source == stage}:
-                least = _with(reader.expr, read, Call("vmaxs", (read,), read.dtype, 0.0))
-                state = state.put(replace(reader, expr=least))
+    result = Read(first, base.dtype, identity(partial.axes)[:-1])
+    powers = _without_maximum(partial, base, value, result)
+    if powers is not None:
+        begun = powers
+    elif _sums_squares(partial, base, value, result):
+        state, begun = _without_mean(state, partial, value, result)
+        state = _at_least_zero(state, stage)
     else:
-        raise wrong
-    partial = replace(partial, expr=_with(partial.expr, centred, value - reference))
-    if not isinstance(value, Read):  # what both begin with becomes a stage of its own
-        axes = (*partial.axes, Axis(partial.reduce[0].name, part_extent))
-        name = state.new_name(f"{first_parts}_of")
-        state = state.insert(Stage(name, value.dtype, axes, value, loops=fresh(axes)), first_parts)
-        read = Read(name, value.dtype, identity(axes))
-        base = replace(base, expr=_in_terms(read, partial, base))
-        partial = replace(partial, expr=_with(partial.expr, value, read))
-    state = state.put(replace(total_stage, expr=_in_terms(corrected, partial, total_stage)))
+        needed = f"unchain {stage}: a sum of exp(x - max) or, in fp32, (x - mean)^2"
+        raise ScheduleError(needed, str(partial.expr), "keep the folds one after another")
+    partial = replace(partial, expr=_with(partial.expr, begun.centred, value - begun.reference))
+    if not isinstance(value, Read):
+        state, partial, base = _value_apart(state, partial, base, value)
+    state = state.put(replace(total_stage, expr=_in_terms(begun.total, partial, total_stage)))
     return state.put(partial).put(replace(base, output=True))
+
+
+class Begun(NamedTuple):
+    """What changes where the parts of a fold begin without the result of the fold before.
+
+    `centred` is what the parts contain, value - result; they get value - `reference` instead.
+    `total` is what the whole fold adds up: each part, corrected once the result is there.
+    """
+
+    centred: Expr
+    reference: Expr
+    total: Expr
+
+
+def _without_maximum(partial: Stage, base: Stage, value: Expr, result: Read) -> Begun | None:
+    """Return the change for parts that sum exp(value - maximum), None for other parts."""
+    centred = value - result
+    power = Call("vexp", (centred,), value.dtype)
+    powers = (power, Call("vconv", (power,), partial.dtype, None, "rint"))
+    is_sum = partial.fold == "sum" and len(partial.reduce) == 1 and value.dtype in LEAST
+    if base.fold != "max" or partial.expr not in powers or not is_sum:
+        return None
+    place = identity(partial.axes)
+    maximum_of_part = Read(base.name, base.dtype, place)
+    # A part that is -inf throughout has the maximum -inf: -inf - -inf would be nan.
+    reference = Call("vmaxs", (maximum_of_part,), base.dtype, LEAST[base.dtype])
+    # exp(x - own maximum) * exp(own maximum - maximum) = exp(x - maximum)
+    correction = _with(partial.expr, centred, reference - result)
+    return Begun(centred, reference, Read(partial.name, partial.dtype, place) * correction)
+
+
+def _elements_of(partial: Stage) -> int:
+    """Return the elements of a row: 3 parts of 4,096 and a last one of 100 are 12,388."""
+    part_extent = partial.reduce[0].extent
+    return (partial.shape[-1] - 1) * part_extent + (partial.last_fold_extent or part_extent)
+
+
+def _sums_squares(partial: Stage, base: Stage, value: Expr, result: Read) -> bool:
+    """Tell whether parts sum (value - mean)^2 in fp32, where `result` is the sum of the values."""
+    if partial.fold != "sum" or len(partial.reduce) != 1 or value.dtype not in LEAST:
+        return False
+    centred = value - result * (1.0 / _elements_of(partial))
+    return (base.fold, partial.dtype, partial.expr) == ("sum", "fp32", centred * centred)
+
+
+def _without_mean(state: State, partial: Stage, value: Expr, result: Read) -> tuple[State, Begun]:
+    """Return the change for parts that sum (value - mean)^2, and the state with c beside them."""
+    size = _elements_of(partial)
+    mean = result * (1.0 / size)
+    state, reference = _head(state, partial, value, result.source)
+    shift = reference - mean
+    # sum (x - mean)^2 = sum (x - c)^2 - n (c - mean)^2; each part takes its share of the last term
+    share = shift * shift * (-size / partial.shape[-1])
+    partial_sum = Read(partial.name, partial.dtype, identity(partial.axes))
+    return state, Begun(value - mean, reference, partial_sum + share)
+
+
+def _at_least_zero(state: State, stage: str) -> State:
+    """Let all readers of a sum of squares take 0 where rounding leaves it below."""
+    for reader in map(state.stage, [r.name for r in state.readers(stage)]):
+        for read in {r for r in reader.reads if r.source == stage}:
+            positive = _with(reader.expr, read, Call("vmaxs", (read,), read.dtype, 0.0))
+            state = state.put(replace(reader, expr=positive))
+    return state
+
+
+def _value_apart(
+    state: State, partial: Stage, base: Stage, value: Expr
+) -> tuple[State, Stage, Stage]:
+    """Make what both folds begin with a stage of its own, which both read."""
+    axes = (*partial.axes, Axis(partial.reduce[0].name, partial.reduce[0].extent))
+    name = state.new_name(f"{base.name}_of")
+    value_stage = Stage(name, value.dtype, axes, value, loops=fresh(axes))
+    read = Read(name, value.dtype, identity(axes))
+    state = state.insert(value_stage, base.name)
+    base = replace(base, expr=_in_terms(read, partial, base))
+    return state, replace(partial, expr=_with(partial.expr, value, read)), base
 
 
 def _in_terms(expr: Expr, stage: Stage, target: Stage) -> Expr:
