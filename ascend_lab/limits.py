@@ -178,21 +178,46 @@ def json_of(data: str | bytes, where: str, remedy: str = "check the file") -> An
         raise InputError(f"{where}: JSON", str(error)[:80], remedy) from None
 
 
+SEPARATORS = {
+    # Spreadsheets of countries that write 1,5 for one and a half separate cells by semicolons.
+    ";": ("semicolons", "sed 's/,/./g; s/;/,/g' OLD.csv > NEW.csv"),
+    "\t": ("tabs", "tr '\\t' ',' < OLD.csv > NEW.csv"),
+}
+"""What other programs put between cells, and a command that puts commas there."""
+
+
 def csv_of(data: bytes, where: str | Path) -> list[tuple[int, list[str]]]:
     """Return the rows of a CSV file, each with its line, cells without blanks around them.
 
-    Rows of empty cells are passed over. Raises `InputError`.
+    Rows of empty cells are passed over. Raises `InputError`, also for a header with semicolons or
+    tabs between its cells.
     """
     try:
-        rows = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
+        reader = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
     except UnicodeDecodeError as error:
         raise InputError("a CSV file in UTF-8", f"{where}: {error}", "check the file") from None
     try:
-        found = [(rows.line_num, [cell.strip() for cell in row]) for row in rows]
+        rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
     except csv.Error as error:
-        got = f"{where} line {rows.line_num}: {error}"
+        got = f"{where} line {reader.line_num}: {error}"
         raise InputError("a CSV file", got, "check the file") from None
-    return [(line, row) for line, row in found if any(row)]
+    rows = [(line, row) for line, row in rows if any(row)]
+    # The header is the first row that is no comment; without commas it is a single cell.
+    header = next((row for _, row in rows if not row[0].startswith("#")), [])
+    if len(header) == 1:
+        _refuse_separators(header[0], where)
+    return rows
+
+
+def _refuse_separators(header: str, where: str | Path) -> None:
+    """Raise `InputError` for a header that is a single cell because no comma separates its words.
+
+    "bytes;ranks;time_s" is refused with the command that makes it "bytes,ranks,time_s".
+    """
+    for separator, (words, command) in SEPARATORS.items():
+        if separator in header:
+            needed = f"{where}: a comma between two cells"
+            raise InputError(needed, words, f"save the table anew with commas, or {command}")
 
 
 def toml_of(path: str | Path, what: str, kind: type[AscendLabError]) -> dict[str, Any]:
