@@ -34,16 +34,16 @@ def _guarded(name: str, argv: Sequence[str] | None) -> int:
     try:
         try:
             _prepare_streams()
-            given = list(sys.argv[1:] if argv is None else argv)
-            _check_words(given)
+            words = list(sys.argv[1:] if argv is None else argv)
+            _check_words(words)
             if name == "aoe":
                 from ascend_lab.cli.tune import run
 
-                code = run(given)
+                code = run(words)
             else:
                 from ascend_lab.cli import common, verbs
 
-                code = common.run_one(verbs.VERBS, given)
+                code = common.run_one(verbs.VERBS, words)
         finally:  # --help leaves by SystemExit
             if sys.stdout is not None:
                 sys.stdout.flush()
@@ -74,10 +74,10 @@ def _prepare_streams() -> None:
 
 def _check_words(words: Sequence[str]) -> None:
     """Refuse arguments without a character: they are no way to leave something out."""
-    for before, word in zip(["", *words], words, strict=False):
+    for previous, word in zip(["", *words], words, strict=False):
         flag, equals, text = word.partition("=")
         if not word:
-            where = f"'' after {before}" if before else "''"
+            where = f"'' after {previous}" if previous else "''"
             raise InputError("arguments that are not empty", where, "leave it out or fill it in")
         # argparse takes the two dashes of --flag=-- for the end of all flags, and gives a list.
         if flag.startswith("-") and equals and text in ("", "--"):
@@ -104,9 +104,9 @@ def _what_is_left(name: str, error: BaseException) -> int:
         raise error
     if isinstance(error, MemoryError | RecursionError | OverflowError):
         return complain(name, f"the input is too large ({kind}); use a smaller one", BAD_INPUT)
-    what = f"a mistake of ours: {kind} in {place}; ASCEND_LAB_DEBUG=1 shows the trace"
+    mistake = f"a mistake of ours: {kind} in {place}; ASCEND_LAB_DEBUG=1 shows the trace"
     report = "please report it, with the command, where you got ascend_lab from"
-    return complain(name, f"{what}; {report}", MISTAKE)
+    return complain(name, f"{mistake}; {report}", MISTAKE)
 
 
 def _from_ctrl_c(error: BaseException | None) -> bool:
@@ -118,12 +118,12 @@ def _from_ctrl_c(error: BaseException | None) -> bool:
 
 def _place(error: BaseException) -> str:
     """Return the last file and line of this package that an error went through."""
-    found = "?"
+    place = "?"
     trace = error.__traceback__
     package = (sys.modules["ascend_lab"].__file__ or "").removesuffix("__init__.py")
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         if file.startswith(package):
-            found = f"{file.removeprefix(package)}:{trace.tb_lineno}"
+            place = f"{file.removeprefix(package)}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return found
+    return place

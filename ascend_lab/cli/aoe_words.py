@@ -11,15 +11,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli.common import (
-    CLUSTER_FILE,
-    LONGEST_S,
-    Parser,
-    check_least,
-    refuse_idle,
-    show,
-    with_cores,
-)
+from ascend_lab.cli.common import CLUSTER_FILE, LONGEST_S, check_least, refuse_idle, with_cores
+from ascend_lab.cli.parser import Parser
+from ascend_lab.cli.printing import show
 from ascend_lab.errors import AscendLabError, InputError, complain, printable
 from ascend_lab.limits import PROCESSES, count, decimal, shown, whole, whole_of
 from ascend_lab.output import write_whole
@@ -97,17 +91,17 @@ FLAGS_OF_JOBS = {
 
 def parser() -> Parser:
     """Return the parser of `aoe`."""
-    made = Parser(
+    parser_of_aoe = Parser(
         prog="aoe",
         description="Tune ONNX models for an Ascend chip; times are of the model.",
         epilog="`aoe bank --help`: the verbs of the knowledge bank. " + CLUSTER_FILE,
         allow_abbrev=False,
     )
-    add = made.add_argument
+    add = parser_of_aoe.add_argument
     jobs = "1 subgraph (sgat), 2 operator (opat), 1,2 both, 4 gradient (gdat)"
     add("--job_type", "-j", required=True, metavar="J", help=jobs)
     add("--framework", "-f", default="5", metavar="F", help="5 (ONNX)")
-    source = made.add_mutually_exclusive_group(required=True)
+    source = parser_of_aoe.add_mutually_exclusive_group(required=True)
     source.add_argument("--model", "-m", metavar="FILE.onnx", help="a model; also zoo:NAME")
     source.add_argument("--model_path", metavar="DIR", help="all .onnx files in a folder")
     source.add_argument(
@@ -122,17 +116,17 @@ def parser() -> Parser:
     add("--dynamic_batch_size", "--batch", default="", metavar="1,4,16", help="tune each batch")
     add("--precision_mode", default="allow_fp32_to_fp16", metavar="P", help=", ".join(PRECISIONS))
     add("--tune_ops_file", metavar="F.json", help="tune_ops_name and tune_ops_type: only these")
-    _add_search(made)
-    add = made.add_argument_group("job 4, gradients").add_argument
+    _add_search(parser_of_aoe)
+    add = parser_of_aoe.add_argument_group("job 4, gradients").add_argument
     add("--cluster", default="", metavar="T", help="910a-server, 910a-roce:64, a .toml, ...")
     add("--devices", type=count, metavar="N", help="of the cluster, in place of T:N")
     add("--optimizer", default="sgd", choices=("sgd", "adam"), help="of the training step (sgd)")
     add("--max_segments", type=count, metavar="K", help="all-reduces at most (8, as HCCL)")
-    return made
+    return parser_of_aoe
 
 
-def _add_search(made: Parser) -> None:
-    add = made.add_argument
+def _add_search(parser_of_aoe: Parser) -> None:
+    add = parser_of_aoe.add_argument
     add(
         "--tune_optimization_level",
         default="O2",
@@ -171,12 +165,12 @@ def job_of(arguments: argparse.Namespace) -> str:
         name = FRAMEWORKS.get(arguments.framework, "unknown")
         remedy = "export the model to ONNX (tf2onnx, torch.onnx, mindspore.export, caffe2onnx)"
         raise InputError("--framework 5 (ONNX)", f"{arguments.framework} ({name})", remedy)
-    given = [part.strip() for part in arguments.job_type.split(",")]
-    jobs = ("4",) if given == ["4"] else given if "4" in given else jobs_of(arguments.job_type)
+    asked = [job.strip() for job in arguments.job_type.split(",")]
+    jobs = ("4",) if asked == ["4"] else asked if "4" in asked else jobs_of(arguments.job_type)
     _check_gradient(arguments, jobs)
-    for wanted, flags in FLAGS_OF_JOBS.items():
-        if not set(wanted) & set(jobs):
-            refuse_idle(arguments, f"with --job_type {' or '.join(wanted)}", *flags)
+    for jobs_of_flags, flags in FLAGS_OF_JOBS.items():
+        if not set(jobs_of_flags) & set(jobs):
+            refuse_idle(arguments, f"with --job_type {' or '.join(jobs_of_flags)}", *flags)
     return ",".join(jobs)
 
 
@@ -251,17 +245,17 @@ def topology_of(arguments: argparse.Namespace) -> Topology:
     check_least(arguments, "--devices", 1)
     if devices is not None:
         if ":" in name or name.endswith(".toml"):
-            found = load_topology(name)
-            if found.size != devices:
-                needed = f"--devices {found.size}, as --cluster {name} has"
+            topology = load_topology(name)
+            if topology.size != devices:
+                needed = f"--devices {topology.size}, as --cluster {name} has"
                 raise InputError(needed, str(devices), "drop one of the two")
-            return found
+            return topology
         try:
             return load_topology(f"{name}:{devices}")
         except AscendLabError:
-            found = load_topology(name)  # a name without a count says what is wrong with it
-            if found.size == devices:
-                return found
+            topology = load_topology(name)  # a name without a count says what is wrong with it
+            if topology.size == devices:
+                return topology
             raise
     return load_topology(name)
 
@@ -276,9 +270,9 @@ def bank_main(argv: Sequence[str]) -> int:
     if arguments.verb == "compare":
         from ascend_lab.aoe.vendor_bank import lines as vendor_lines
 
-        found = _compare(arguments)
-        show("\n".join(vendor_lines(found)))
-        return 0 if found["timed"] else 1
+        comparison = _compare(arguments)
+        show("\n".join(vendor_lines(comparison)))
+        return 0 if comparison["timed"] else 1
     from ascend_lab.aoe.bank import Store, bank_file, records
 
     make = arguments.verb in ("import", "merge")
@@ -298,7 +292,7 @@ def bank_parser() -> Parser:
     """Return the parser of `aoe bank`."""
     from ascend_lab.aoe.bank.store import UNFINISHED_DAYS
 
-    made = Parser(
+    parser_of_bank = Parser(
         prog="aoe bank",
         description="The custom knowledge bank.",
         epilog="What killed runs left goes when a bank is opened for writing: trials that "
@@ -306,7 +300,7 @@ def bank_parser() -> Parser:
         "solved since.",
         allow_abbrev=False,
     )
-    verbs = made.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = parser_of_bank.add_subparsers(dest="verb", required=True, metavar="VERB")
     about = {
         "export": ("write all entries as JSON Lines", "FILE.jsonl"),
         "import": ("take the better entries of JSON Lines, or of CANN's bank", "FILE.jsonl"),
@@ -320,8 +314,8 @@ def bank_parser() -> Parser:
         verb = verbs.add_parser(name, help=text, allow_abbrev=False)
         if operand:
             nargs = "?" if name == "forget" else None
-            what = _OPERANDS.get(name, "the file")
-            verb.add_argument("operand", metavar=operand, help=what, nargs=nargs)
+            operand_help = _OPERANDS.get(name, "the file")
+            verb.add_argument("operand", metavar=operand, help=operand_help, nargs=nargs)
         if name != "compare":
             verb.add_argument("--bank", metavar="FILE", help="the bank (default: TUNE_BANK_PATH's)")
         if name == "nearest":
@@ -332,7 +326,7 @@ def bank_parser() -> Parser:
             verb.add_argument("--op", metavar="PATTERN", help="of these operators, such as conv*")
             verb.add_argument("--all", action="store_true", help="more than one entry")
             verb.add_argument("--unreadable", action="store_true", help="rows that are no entries")
-    return made
+    return parser_of_bank
 
 
 _NUMBER = "an entry's number, as `aoe bank list` shows it; its first digits do"
@@ -347,8 +341,8 @@ def _compare(arguments: argparse.Namespace) -> dict[str, Any]:
     chip = arguments.soc_version
     if chip is not None:
         load_chip(chip)  # raises for a name that no preset has
-    found = vendor_bank.read_decisions(arguments.operand)
-    chosen = [one for one in found if chip is None or one.chip == chip]
+    decisions = vendor_bank.read_decisions(arguments.operand)
+    chosen = [decision for decision in decisions if chip is None or decision.chip == chip]
     return vendor_bank.summary([*vendor_bank.held_against(chosen)])
 
 
@@ -365,9 +359,9 @@ def _import_of_vendor(store: Store, operand: str) -> str:
     entries: list[BankEntry] = []
     slower = 0
     refused = 0
-    for one in vendor_bank.read_decisions(operand):
+    for decision in vendor_bank.read_decisions(operand):
         try:
-            entry = vendor_bank.bank_entry(one)
+            entry = vendor_bank.bank_entry(decision)
         except AscendLabError:
             refused += 1
             continue
@@ -375,8 +369,8 @@ def _import_of_vendor(store: Store, operand: str) -> str:
             slower += 1
         else:
             entries.append(entry)
-    found = store.take(entries)
-    counts = _counts(found["add"], found["update"], found["reserved"])
+    taken = store.take(entries)
+    counts = _counts(taken["add"], taken["update"], taken["reserved"])
     return f"{counts}, {slower} no better than our default, {refused} have no kernel here"
 
 
@@ -394,8 +388,8 @@ def _export(store: Store, arguments: argparse.Namespace) -> str:
 def _import(store: Store, arguments: argparse.Namespace) -> str:
     if _of_vendor(arguments.operand):
         return _import_of_vendor(store, arguments.operand)
-    found = store.import_jsonl(arguments.operand)
-    return _counts(found["add"], found["update"], found["reserved"])
+    taken = store.import_jsonl(arguments.operand)
+    return _counts(taken["add"], taken["update"], taken["reserved"])
 
 
 def _merge(store: Store, arguments: argparse.Namespace) -> str:
@@ -403,11 +397,11 @@ def _merge(store: Store, arguments: argparse.Namespace) -> str:
 
     if Path(arguments.operand).resolve() == store.file.resolve():
         raise InputError("another bank than the own one", arguments.operand)
-    with Store(arguments.operand, write=False) as other:
-        found = store.take(other.entries())
-        if other.skipped:
-            complain("aoe", other.passed_over)
-    return _counts(found["add"], found["update"], found["reserved"])
+    with Store(arguments.operand, write=False) as source:
+        taken = store.take(source.entries())
+        if source.skipped:
+            complain("aoe", source.passed_over)
+    return _counts(taken["add"], taken["update"], taken["reserved"])
 
 
 def _counts(add: int, update: int, reserved: int) -> str:
@@ -427,8 +421,8 @@ def _nearest(store: Store, arguments: argparse.Namespace) -> str:
         raise InputError("the number of an entry", got, "see `aoe bank list`")
     key = asked[0].key
     features = asked[0].features
-    near = _of_chip(store.nearest(key, features, arguments.count), arguments.soc_version)
-    return "\n".join([_line(asked[0]), f"{len(near)} nearest:", *map(_line, near)])
+    neighbours = _of_chip(store.nearest(key, features, arguments.count), arguments.soc_version)
+    return "\n".join([_line(asked[0]), f"{len(neighbours)} nearest:", *map(_line, neighbours)])
 
 
 def _forget(store: Store, arguments: argparse.Namespace) -> str:
@@ -464,10 +458,10 @@ def _line(entry: BankEntry) -> str:
     gap = entry.gap
     far = "proven" if entry.proven else "no bound" if gap is None else f"gap {gap:.2%}"
     sizes = "x".join(f"{2**f:g}" for f in entry.features)
-    what = f"{key.op} {sizes}"
-    what = what if len(what) <= LONGEST else f"{what[: LONGEST - 3]}..."
+    operator = f"{key.op} {sizes}"
+    operator = operator if len(operator) <= LONGEST else f"{operator[: LONGEST - 3]}..."
     return printable(
-        f"{key.digest[:8]} {key.chip}/{key.core_count} {what:{LONGEST}} "
+        f"{key.digest[:8]} {key.chip}/{key.core_count} {operator:{LONGEST}} "
         f"{entry.before_cycles:>10} -> {entry.after_cycles:>10} cycles, {far}, "
         f"{entry.search} {entry.trials} trials"
     )

@@ -9,7 +9,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab.cli import common
-from ascend_lab.cli.common import CLUSTER_FILE, JSON, Verb, emit, flag, refuse_idle
+from ascend_lab.cli.common import CLUSTER_FILE, JSON, Verb, flag, refuse_idle
+from ascend_lab.cli.printing import emit
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, decimal
 from ascend_lab.machine.chip import Chip, load_chip
@@ -31,13 +32,13 @@ def parse_bytes(text: str) -> float:
 
     Raises `InputError` for anything else.
     """
-    found = _SIZE.fullmatch(text.strip().lower())
+    match = _SIZE.fullmatch(text.strip().lower())
     try:
-        size = float(found[1]) if found else math.nan
+        size = float(match[1]) if match else math.nan
     except ValueError:
         size = math.nan
-    if found and found[2]:
-        size *= (1000 if found[3] == "b" else 1024) ** ("kmgt".index(found[2]) + 1)
+    if match and match[2]:
+        size *= (1000 if match[3] == "b" else 1024) ** ("kmgt".index(match[2]) + 1)
     if not 0 <= size <= HUGE_BYTES:
         raise InputError(f"bytes from 0 to {HUGE_BYTES:g}", repr(text), "write 1e6, 64M or 64MB")
     return size
@@ -63,38 +64,38 @@ def _collective(arguments: argparse.Namespace) -> int:
     else:
         algorithm = arguments.algorithm
         times = (collective_time(arguments.op, topology, size_bytes, algorithm, places, root),)
-    found = times[0]
+    quickest = times[0]
     data = {
-        "op": found.op,
-        "algorithm": found.algorithm,
-        "ranks": found.ranks,
-        "bytes": found.size_bytes,
-        "time_s": found.time_s,
-        "algorithm_bandwidth": found.algorithm_bandwidth,
-        "bus_bandwidth": found.bus_bandwidth,
-        "steps": len(found.rounds_s),
-        "lower_bound_s": found.lower_bound_s,
+        "op": quickest.op,
+        "algorithm": quickest.algorithm,
+        "ranks": quickest.ranks,
+        "bytes": quickest.size_bytes,
+        "time_s": quickest.time_s,
+        "algorithm_bandwidth": quickest.algorithm_bandwidth,
+        "bus_bandwidth": quickest.bus_bandwidth,
+        "steps": len(quickest.rounds_s),
+        "lower_bound_s": quickest.lower_bound_s,
         "topology": topology.name,
     }
     if arguments.algorithm == "auto":
-        data["candidates"] = {one.algorithm: one.time_s for one in times}
+        data["candidates"] = {candidate.algorithm: candidate.time_s for candidate in times}
     emit(arguments.json, data, _table(times, topology))
     return 0
 
 
 def _table(times: tuple[CollectiveTime, ...], topology: Topology) -> list[str]:
-    first = times[0]
-    what = f"{first.op} of {first.size_bytes:.0f} bytes, {first.ranks} ranks"
+    quickest = times[0]
+    exchange = f"{quickest.op} of {quickest.size_bytes:.0f} bytes, {quickest.ranks} ranks"
     rows = [
-        f"{what} on {topology.name} (model result)",
+        f"{exchange} on {topology.name} (model result)",
         f"{'algorithm':<40} {'steps':>5} {'time us':>12} {'alg GB/s':>9} {'bus GB/s':>9}",
     ]
     rows += [
-        f"{one.algorithm:<40} {len(one.rounds_s):5} {one.time_s * 1e6:12.2f} "
-        f"{one.algorithm_bandwidth / 1e9:9.3f} {one.bus_bandwidth / 1e9:9.3f}"
-        for one in times
+        f"{candidate.algorithm:<40} {len(candidate.rounds_s):5} {candidate.time_s * 1e6:12.2f} "
+        f"{candidate.algorithm_bandwidth / 1e9:9.3f} {candidate.bus_bandwidth / 1e9:9.3f}"
+        for candidate in times
     ]
-    return [*rows, f"no schedule is faster than {first.lower_bound_s * 1e6:.2f} us"]
+    return [*rows, f"no schedule is faster than {quickest.lower_bound_s * 1e6:.2f} us"]
 
 
 def _fit_collective(arguments: argparse.Namespace) -> int:
@@ -120,10 +121,10 @@ def report(rows: list[Measured], fit: CollectiveFit) -> dict[str, Any]:
     sizes = sorted({row.size_bytes for row in rows})
 
     def errors(chosen: list[float]) -> dict[str, Any]:
-        found: dict[str, Any] = {"rows": sum(row.size_bytes in chosen for row in rows)}
+        means: dict[str, Any] = {"rows": sum(row.size_bytes in chosen for row in rows)}
         for name, items in judged.items():
-            found[name] = mape(item for item in items if item.row.size_bytes in chosen)
-        return found
+            means[name] = mape(item for item in items if item.row.size_bytes in chosen)
+        return means
 
     return {
         "bands": [
@@ -169,8 +170,12 @@ def _topologies(arguments: argparse.Namespace) -> int:
     lines = []
     for preset in TOPOLOGIES.values():
         name = loader.usage(preset.name)
-        most = preset.limit or None
-        data[name] = {"summary": preset.summary, "source": preset.source, "most_devices": most}
+        most_devices = preset.limit or None
+        data[name] = {
+            "summary": preset.summary,
+            "source": preset.source,
+            "most_devices": most_devices,
+        }
         lines += [f"{name:<15} {preset.summary}", f"{'':<15} {preset.source}"]
     emit(arguments.json, data, lines)
     return 0
@@ -235,8 +240,8 @@ def _check(arguments: argparse.Namespace) -> None:
     for name in ("--devices", "--batch", "--plans"):
         common.check_least(arguments, name, 1, remedy="raise it")
     if arguments.optimizer not in OPTIMIZERS:
-        wanted = f"--optimizer {' or '.join(OPTIMIZERS)}"
-        raise InputError(wanted, repr(arguments.optimizer), "choose one")
+        needed = f"--optimizer {' or '.join(OPTIMIZERS)}"
+        raise InputError(needed, repr(arguments.optimizer), "choose one")
     if arguments.dtype not in ("fp16", "bf16"):
         raise InputError("--dtype fp16 or bf16", repr(arguments.dtype), "choose one")
     limit = arguments.memory_limit

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli.common import JSON, Verb, check_least, emit, flag, refuse_idle
+from ascend_lab.cli.common import JSON, Verb, check_least, flag, refuse_idle
+from ascend_lab.cli.printing import emit
 from ascend_lab.errors import InputError
 from ascend_lab.limits import ARRAY_BYTES, count, read_file
 from ascend_lab.output import usable_folder, write_whole
@@ -33,9 +34,9 @@ def _course(arguments: argparse.Namespace) -> int:
         if arguments.action not in actions:
             refuse_idle(arguments, f"with course {' or '.join(actions)}", name)
     _refuse_work(arguments)
-    own = _hand_out_of(arguments.work) if arguments.action == "check" else None
+    hand_out = _hand_out_of(arguments.work) if arguments.action == "check" else None
     handed_in = arguments.work if arguments.action == "grade" else None
-    task = load(arguments.assignment, arguments.course or own, handed_in)
+    task = load(arguments.assignment, arguments.course or hand_out, handed_in)
     if arguments.action in ("start", "pack") and task.exercises:
         remedy = "exercises start on the book's pages; check and grade take them"
         raise InputError(f"{arguments.action}: an assignment such as A1", task.name, remedy)
@@ -52,8 +53,8 @@ def _hand_out_of(work: str) -> Path | None:
     Only `check` looks there; where files of others are judged, `grade` does not.
     """
     folder = Path(work).resolve().parent
-    whole = all((folder / name).is_file() for name in ("assignment.toml", "instance.json"))
-    return folder if whole else None
+    has_judge = all((folder / name).is_file() for name in ("assignment.toml", "instance.json"))
+    return folder if has_judge else None
 
 
 def _refuse_work(arguments: argparse.Namespace) -> None:
@@ -61,19 +62,21 @@ def _refuse_work(arguments: argparse.Namespace) -> None:
     action = arguments.action
     name = arguments.assignment
     work = arguments.work
-    wanted = {
+    work_of_action = {
         "check": f"your file, e.g. course check {name} {name}/start.py",
         "grade": f"the folder of hand-ins, e.g. course grade {name} handed_in --out report",
     }
-    if action not in wanted:
+    if action not in work_of_action:
         if work is not None:
             raise InputError(f"{action}: no file", work, f"e.g. course {action} {name}")
     elif work is None:
-        raise InputError(f"{action}: {wanted[action]}", "nothing after the assignment")
+        raise InputError(f"{action}: {work_of_action[action]}", "nothing after the assignment")
     elif action == "check" and Path(work).is_dir():
-        found = sorted(path for path in Path(work).iterdir() if path.suffix in (".py", ".ipynb"))
-        there = [str(path) for path in found if path.name != "public.py"]
-        remedy = f"name one of {', '.join(there)}" if there else "it has no .py and no .ipynb"
+        files = sorted(path for path in Path(work).iterdir() if path.suffix in (".py", ".ipynb"))
+        candidates = [str(path) for path in files if path.name != "public.py"]
+        remedy = (
+            f"name one of {', '.join(candidates)}" if candidates else "it has no .py and no .ipynb"
+        )
         raise InputError("check: one file, the one you work in", f"the folder {work}", remedy)
 
 
@@ -84,9 +87,9 @@ def _start(task: "Assignment", arguments: argparse.Namespace) -> int:
         raise InputError("--student ID", "none", "the name your course knows you by")
     out = Path(arguments.output or task.name)
     files = start(task, arguments.student, out)
-    own = f"ascend-lab course check {task.name} {out / 'start.py'}"
+    next_command = f"ascend-lab course check {task.name} {out / 'start.py'}"
     lines = [f"{task.name} {task.title}: {', '.join(files)} in {out}"]
-    lines.append(f"next: read {out / 'README.md'}, then {own}")
+    lines.append(f"next: read {out / 'README.md'}, then {next_command}")
     emit(arguments.json, {"folder": str(out), "files": files}, lines)
     return 0
 
@@ -101,27 +104,28 @@ def _check(task: "Assignment", arguments: argparse.Namespace) -> int:
     tried = check(task, source, student, path.name, lambda text: print(text, file=sys.stderr))
     points = mark_of(task, tried)
     reached = {
-        one.case: f", cost {one.judged.cost:g} (0 points at {one.judged.base:g}, full at "
-        f"{one.judged.target:g}): {one.share():.0%}"
-        for one in tried
-        if one.timed and not one.faults
+        result.case: f", cost {result.judged.cost:g} (0 points at {result.judged.base:g}, full at "
+        f"{result.judged.target:g}): {result.share():.0%}"
+        for result in tried
+        if result.timed and not result.faults
     }
     lines = [
-        f"{cases:24} {said or 'holds' + reached.get(cases, '')}"
-        for cases, said in faults_said(task, tried)
+        f"{cases:24} {fault or 'holds' + reached.get(cases, '')}"
+        for cases, fault in faults_said(task, tried)
     ]
     lines += [
-        f"{part}: {value:.1f} of {task.points[part]:g} points" for part, value in points.items()
+        f"{criterion}: {value:.1f} of {task.points[criterion]:g} points"
+        for criterion, value in points.items()
     ]
     lines += rules_said(task, tried)
     if not task.exercises:
         lines.append("hidden cases are like these, others; the work log is read by a person")
-    found = {
+    data = {
         "points": points,
         "cases": {t.case: {"faults": t.faults, "cost": t.judged.cost} for t in tried},
     }
-    emit(arguments.json, found, lines)
-    return 1 if any(one.faults for one in tried) else 0
+    emit(arguments.json, data, lines)
+    return 1 if any(result.faults for result in tried) else 0
 
 
 def _handed_to(folder: Path) -> str:
@@ -147,27 +151,34 @@ def _grade(task: "Assignment", arguments: argparse.Namespace) -> int:
     out = Path(arguments.out)
     secret = read_secret(arguments.secret)
     usable_folder(next(p for p in (out, *out.parents) if p.exists()))  # before hours of grading
-    known, before = read_log(out / "log.jsonl") if arguments.again else ({}, {})
-    old = _rows(out / "grades.csv") if arguments.again else {}
+    previous_judgements, previous_points = (
+        read_log(out / "log.jsonl") if arguments.again else ({}, {})
+    )
+    previous_rows = _rows(out / "grades.csv") if arguments.again else {}
     roster = read_roster(arguments.roster)
     if not Path(arguments.work).exists():
         raise InputError("a hand-in or a folder of them", arguments.work, "check the path")
     wall = standing_wall()  # before hours of grading: nothing is run as root
     marks = grade(
-        task, Path(arguments.work), secret=secret, roster=roster, known=known, jobs=arguments.jobs
+        task,
+        Path(arguments.work),
+        secret=secret,
+        roster=roster,
+        known=previous_judgements,
+        jobs=arguments.jobs,
     )
     anew = {
-        m.student: run_anew(old[m.student], before.get(m.student, ()), m)
+        m.student: run_anew(previous_rows[m.student], previous_points.get(m.student, ()), m)
         for m in marks
-        if m.student in old
+        if m.student in previous_rows
     }
     changes = {
-        m.student: [*anew.get(m.student, ()), *moved(before[m.student], m)]
+        m.student: [*anew.get(m.student, ()), *moved(previous_points[m.student], m)]
         for m in marks
-        if m.student in before
+        if m.student in previous_points
     }
     report.write_report(task, marks, out, secret, changes)
-    lines = [_line(mark, old, anew, changes) for mark in marks]
+    lines = [_line(mark, previous_rows, anew, changes) for mark in marks]
     lines.append(f"{len(marks)} hand-ins: {out / 'grades.csv'}, {out / 'index.html'}")
     if not secret:
         lines.append(NO_SECRET)
@@ -180,16 +191,16 @@ def _grade(task: "Assignment", arguments: argparse.Namespace) -> int:
 
 def _line(
     mark: "Mark",
-    old: dict[str, dict[str, str]],
+    previous_rows: dict[str, dict[str, str]],
     anew: dict[str, list[str]],
     changes: dict[str, list[str]],
 ) -> str:
     from ascend_lab.course.texts import shown
 
     points = dict(mark.points) | ({"late": -mark.late_points} if mark.late_points else {})
-    parts = ", ".join(f"{part} {value:.1f}" for part, value in points.items())
+    parts = ", ".join(f"{criterion} {value:.1f}" for criterion, value in points.items())
     line = f"{mark.student:24} {mark.total:6.1f}  ({parts})"
-    was = float(old.get(mark.student, {}).get("total", mark.total))
+    was = float(previous_rows.get(mark.student, {}).get("total", mark.total))
     if was != mark.total:
         why = "; ".join(changes.get(mark.student, [])[:3]) or "points of the log, or lateness"
         line += f"  was {was:.1f}: {why}"
@@ -215,11 +226,11 @@ def _pack(task: "Assignment", arguments: argparse.Namespace) -> int:
     secret = read_secret(arguments.secret)
     data: Any = report.pack(task, secret)
     write_whole(out, data)
-    found = {"file": str(out), "size_bytes": len(data)}
+    data = {"file": str(out), "size_bytes": len(data)}
     lines = [f"{out}: {len(data):,} bytes"]
     if not secret:
         lines.append(NO_SECRET)
-    emit(arguments.json, found, lines)
+    emit(arguments.json, data, lines)
     return 0
 
 

@@ -62,40 +62,40 @@ def _damage(error: BaseException) -> str:
 
 
 @contextmanager
-def _reading(path: str, what: str, remedy: str) -> Iterator[None]:
+def _reading(path: str, needed: str, remedy: str) -> Iterator[None]:
     """Raise `InputError` for a path that is no file, and for whatever is wrong with one."""
     try:
         if Path(path).exists() and not Path(path).is_file():
-            raise InputError(what, f"{path}, which is no file", "give a file")
+            raise InputError(needed, f"{path}, which is no file", "give a file")
         yield
     except _DAMAGED as error:
-        raise InputError(what, f"{path}: {_damage(error)}", remedy) from None
+        raise InputError(needed, f"{path}: {_damage(error)}", remedy) from None
 
 
 def load_arrays(path: str) -> Arrays:
     """Return the arrays of an .npz file; raise `InputError` for another or a damaged file."""
-    what = "an .npz file of arrays of numbers"
-    with _reading(path, what, "write one with numpy.savez"):
+    needed = "an .npz file of arrays of numbers"
+    with _reading(path, needed, "write one with numpy.savez"):
         with zipfile.ZipFile(path) as archive:
             total = sum(entry.file_size for entry in archive.infolist())
         refuse_above(f"{path}: bytes of arrays, unpacked,", total, ARRAY_BYTES, "use fewer")
         with np.load(path, allow_pickle=False) as archive:
-            found = {name: archive[name] for name in archive.files}
-    for name, array in found.items():
+            arrays = {name: archive[name] for name in archive.files}
+    for name, array in arrays.items():
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
-            raise InputError(what, f"{shown(name)} in {path}", "numpy.savez writes one")
-    return found
+            raise InputError(needed, f"{shown(name)} in {path}", "numpy.savez writes one")
+    return arrays
 
 
 def load_array(path: str) -> Any:
     """Return the array of an .npy file; raise `InputError` for another or a damaged file."""
-    what = "an .npy file of numbers"
-    with _reading(path, what, "write one with numpy.save"):
+    needed = "an .npy file of numbers"
+    with _reading(path, needed, "write one with numpy.save"):
         refuse_above(f"{path}: bytes", Path(path).stat().st_size, ARRAY_BYTES, "use fewer")
         with Path(path).open("rb") as stream:
             array = np.lib.format.read_array(stream, allow_pickle=False)
     if array.dtype.kind not in "biuf":
-        raise InputError(what, f"{array.dtype} in {path}", "numpy.save writes one")
+        raise InputError(needed, f"{array.dtype} in {path}", "numpy.save writes one")
     return array
 
 
@@ -109,12 +109,12 @@ def warn_infinite(arrays: Mapping[str, Any], flag: str) -> None:
 
 def save_arrays(path: str, arrays: Mapping[str, Any]) -> None:
     """Write arrays by name into an .npz file; any name will do, also those with slashes."""
-    whole = io.BytesIO()
-    with zipfile.ZipFile(whole, "w") as archive:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.asarray(array, order="C"))
-    output.write_whole(path, whole.getvalue())
+    output.write_whole(path, packed.getvalue())
 
 
 def save_array(path: str, array: Any) -> None:
@@ -166,16 +166,16 @@ def _ready(graph: Graph) -> Network:
 
 def shapes_of(text: str) -> dict[str, tuple[int, ...]]:
     """Return the shapes of "x:1,3,224,224;y:1,10"; -1 may stand first, for the batch."""
-    parts = [part.strip() for part in text.split(";") if part.strip()]
-    parts = [text] if text and not parts else parts
-    return common.shapes_in(parts, "--input_shape NAME:sizes;...", 'e.g. "x:1,3,224,224"')
+    entries = [entry.strip() for entry in text.split(";") if entry.strip()]
+    entries = [text] if text and not entries else entries
+    return common.shapes_in(entries, "--input_shape NAME:sizes;...", 'e.g. "x:1,3,224,224"')
 
 
 def _batches(text: str) -> list[int]:
-    found = limits.wholes_of(text, ",")
-    if any(batch < 1 for batch in found) or (text and not found):
+    batches = limits.wholes_of(text, ",")
+    if any(batch < 1 for batch in batches) or (text and not batches):
         raise InputError("--dynamic_batch_size as numbers above 0", repr(text), "e.g. 1,4,16")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(batches))
 
 
 def _model(model: str, shapes: Shapes, batches: Sequence[int]) -> Source:
@@ -192,10 +192,10 @@ def _load(model: str, shapes: Shapes, batch: int | None) -> Graph:
     return common.import_with(model, None, sized(shapes, batch, "batch"), batch).graph
 
 
-def sized(shapes: Shapes, batch: int | None, what: str) -> dict[str, tuple[int, ...]]:
+def sized(shapes: Shapes, batch: int | None, meaning: str) -> dict[str, tuple[int, ...]]:
     """Return shapes with the batch in place of -1, which stands for `what`; `InputError`."""
     if batch is None and any(-1 in shape for shape in shapes.values()):
-        raise InputError(f"--dynamic_batch_size for a {what} of -1", "none", "give it")
+        raise InputError(f"--dynamic_batch_size for a {meaning} of -1", "none", "give it")
     return {n: tuple(batch if batch and k == -1 else k for k in s) for n, s in shapes.items()}
 
 
@@ -212,21 +212,21 @@ def wanted_of(
     of_piece: dict[str, set[str]] = {}
     kinds = set()
     for task in compile_graph(graph, chip, dtype=dtype).tasks:
-        own = of_piece.setdefault(task.piece.key, set())
-        own |= {task.name, *task.nodes, *task.piece.names.values()}
+        names_of_piece = of_piece.setdefault(task.piece.key, set())
+        names_of_piece |= {task.name, *task.nodes, *task.piece.names.values()}
         kinds |= set(task.op.split("+")) if task.lowered is not None else set()
 
-    def wanted(operator: Tunable) -> bool:
+    def is_listed(operator: Tunable) -> bool:
         mine = of_piece.get(operator.piece.key, set()) | {operator.name}
-        words = {_word(part) for part in operator.op.split("+")}
+        words = {_word(kind) for kind in operator.op.split("+")}
         return bool(words & types or mine & names)
 
-    known = {name for mine in of_piece.values() for name in mine}
-    missing = [*sorted(names - known), *sorted(types - set(map(_word, kinds)))]
+    all_names = {name for mine in of_piece.values() for name in mine}
+    missing = [*sorted(names - all_names), *sorted(types - set(map(_word, kinds)))]
     warning = f"{file}: not in this model: {', '.join(missing)}" if missing else ""
     if missing:
         warning += f" (its types: {', '.join(sorted(kinds))})"
-    return wanted, warning
+    return is_listed, warning
 
 
 def _listed(file: Path) -> tuple[set[str], set[str]]:
@@ -255,8 +255,8 @@ PUBLISHED = ("op", "name", "input_desc", "output_desc", "attr")
 
 def read_json(file: Path, flag: str) -> Any:
     """Return the JSON in a file; raise `InputError` naming the flag for anything else."""
-    what = f"{flag} as a JSON file"
-    return json_of(read_file(file, what, TABLE_BYTES), f"{what}: {file}")
+    needed = f"{flag} as a JSON file"
+    return json_of(read_file(file, needed, TABLE_BYTES), f"{needed}: {file}")
 
 
 def single_operators(file: Path) -> list[Graph]:
@@ -309,29 +309,29 @@ def _described(row: Any, where: str) -> _Described:
 
     if not isinstance(row, dict) or not isinstance(row.get("op"), str):
         raise InputError(f"{where}: an object with op and shapes", shown(row), EXAMPLE)
-    known = PUBLISHED if "input_desc" in row else OURS
-    unknown = [key for key in row if key not in known]
+    keys = PUBLISHED if "input_desc" in row else OURS
+    unknown = [key for key in row if key not in keys]
     if unknown:
-        raise InputError(f"{where}: keys among {', '.join(known)}", ", ".join(unknown), EXAMPLE)
+        raise InputError(f"{where}: keys among {', '.join(keys)}", ", ".join(unknown), EXAMPLE)
     plain = {key.replace("_", ""): key for key in ops.OPERATORS}  # MatMul is matmul
     op = plain.get(row["op"].lower().replace("_", "")) or ops.get(row["op"]).name
     try:
         if "input_desc" in row:
             shapes, types = ([d[key] for d in row["input_desc"]] for key in ("shape", "type"))
-            given = {a["name"]: a["value"] for a in row.get("attr", [])}
+            attributes = {a["name"]: a["value"] for a in row.get("attr", [])}
         else:
             shapes = list(row["shapes"])
-            given = row.get("attrs", {})
+            attributes = row.get("attrs", {})
             types = list(row.get("dtypes", ["fp16"] * len(shapes)))
-        attrs = {str(key): _plain(value) for key, value in given.items()}
+        attrs = {str(key): _plain(value) for key, value in attributes.items()}
         shapes = [tuple(_size(n) for n in shape) for shape in shapes]
         dtypes = [ALIASES.get(str(t), str(t)) for t in types]
         default = range(1, len(shapes)) if op in CONVOLUTIONS else ()
         constants = [_size(i, 0) for i in row.get("constants", default)]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        what = f"none: {error}" if isinstance(error, KeyError) else str(error)
+        fault = f"none: {error}" if isinstance(error, KeyError) else str(error)
         raise InputError(
-            f"{where}: shapes, dtypes and attrs of its inputs", what, EXAMPLE
+            f"{where}: shapes, dtypes and attrs of its inputs", fault, EXAMPLE
         ) from None
     bad = [dtype for dtype in dtypes if dtype not in DTYPE_BYTES]
     if bad or not shapes or len(dtypes) != len(shapes):
@@ -344,7 +344,7 @@ def _plain(value: Any) -> Any:
     return tuple(_plain(v) for v in value) if isinstance(value, list) else value
 
 
-def _size(value: Any, least: int = 1) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{shown(value)} where a number of at least {least} was needed")
+def _size(value: Any, minimum: int = 1) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise ValueError(f"{shown(value)} where a number of at least {minimum} was needed")
     return value

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli.common import JSON, Verb, emit, flag, refuse_idle
+from ascend_lab.cli.common import JSON, Verb, flag, refuse_idle
+from ascend_lab.cli.printing import emit
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, decimal, shown
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ascend_lab.cli import common, inputs, quantising
-from ascend_lab.cli.common import JSON, MODEL, SHAPES, Verb, emit, flag
+from ascend_lab.cli.common import JSON, MODEL, SHAPES, Verb, flag
+from ascend_lab.cli.printing import emit
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, decimal, naming, whole
 from ascend_lab.output import write_whole
@@ -99,17 +100,17 @@ def _migrate(arguments: argparse.Namespace) -> int:
         source = export_onnx(graph).SerializeToString()
         shapes = {}
         batch = None
-    found = migrate.migrate(source, chip, shapes=shapes, batch=batch, dtype=arguments.dtype)
-    data = {**found.report, "output": arguments.output if found.model is not None else None}
-    if arguments.output and found.model is not None:
-        write_whole(arguments.output, found.model.SerializeToString())
+    migration = migrate.migrate(source, chip, shapes=shapes, batch=batch, dtype=arguments.dtype)
+    data = {**migration.report, "output": arguments.output if migration.model is not None else None}
+    if arguments.output and migration.model is not None:
+        write_whole(arguments.output, migration.model.SerializeToString())
     if arguments.report:
         plain = json.dumps(data, indent=2) if ending == ".json" else "\n".join(_lines(data))
         write_whole(arguments.report, _html(data) if ending == ".html" else f"{plain}\n")
     missing = [f"{arguments.output}: not written: the model is refused"]
-    lost = found.model is None and arguments.output is not None
+    lost = migration.model is None and arguments.output is not None
     emit(arguments.json, data, _lines(data) + missing * lost)
-    return 0 if found.model is not None else 1
+    return 0 if migration.model is not None else 1
 
 
 def _lines(data: Mapping[str, Any]) -> list[str]:
@@ -181,22 +182,22 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     from ascend_lab.deploy.compress import calibrate, scales, signal_to_noise_db
 
     values = inputs.load_array(arguments.values)
-    found = calibrate(
+    scale = calibrate(
         values, arguments.method, bits=arguments.bits, asymmetric=arguments.asymmetric
     )
-    low, high = (float(end - found.offset) * found.scale for end in scales.limits(found.bits))
+    low, high = (float(end - scale.offset) * scale.scale for end in scales.limits(scale.bits))
     narrow = values.astype(np.float32)
     data = {
         "method": arguments.method,
-        "scale": found.scale,
-        "offset": found.offset,
-        "bits": found.bits,
+        "scale": scale.scale,
+        "offset": scale.offset,
+        "bits": scale.bits,
         "range": [low, high],
-        "signal_to_noise_db": signal_to_noise_db(narrow, found.fake(narrow)),
+        "signal_to_noise_db": signal_to_noise_db(narrow, scale.fake(narrow)),
     }
     lines = [
-        f"{arguments.values}: {values.size:,} values, {arguments.method}, {found.bits} bits",
-        f"  scale {found.scale:.9g}, offset {found.offset}: holds {low:.6g} to {high:.6g}",
+        f"{arguments.values}: {values.size:,} values, {arguments.method}, {scale.bits} bits",
+        f"  scale {scale.scale:.9g}, offset {scale.offset}: holds {low:.6g} to {high:.6g}",
         f"  signal to noise {data['signal_to_noise_db']:.2f} dB",
     ]
     emit(arguments.json, data, lines)
@@ -210,20 +211,21 @@ def _quantize(arguments: argparse.Namespace) -> int:
     plan = _plan(arguments, subject.graph)
     subject = subject.with_pairs(plan)
     held_out = subject.held_out(arguments.held_out, plan)
-    found, left_out = subject.quantised(plan)
-    model = c.qdq_model(found, subject.source, subject.graph)
+    quantised, left_out = subject.quantised(plan)
+    model = c.qdq_model(quantised, subject.source, subject.graph)
     written: bytes = model.SerializeToString()
     used = subject.feeds[: plan.batches]
     data: dict[str, Any] = {
         "layers": [
-            {**asdict(layer), "op": found.graph.node(layer.name).op} for layer in found.layers
+            {**asdict(layer), "op": quantised.graph.node(layer.name).op}
+            for layer in quantised.layers
         ],
         "unquantised": [asdict(row) for row in left_out],
         "size_bytes": len(written),
         "float_bytes": subject.source.ByteSize(),
-        "output_error": subject.error(model, found, used),
+        "output_error": subject.error(model, quantised, used),
         "batches": len(used),
-        "held_out_error": subject.error(model, found, held_out) if held_out else None,
+        "held_out_error": subject.error(model, quantised, held_out) if held_out else None,
         "held_out_batches": len(held_out),
         "batch": subject.batch,
     }
@@ -231,7 +233,7 @@ def _quantize(arguments: argparse.Namespace) -> int:
         data["fixed_because"] = subject.fixed_because
     write_whole(arguments.output, written)
     if arguments.records:
-        write_whole(arguments.records, c.records_text(found.layers))
+        write_whole(arguments.records, c.records_text(quantised.layers))
     emit(arguments.json, data, _quantised_lines(data))
     return 0
 
@@ -271,11 +273,11 @@ def _plan(arguments: argparse.Namespace, graph: Graph) -> Plan:
     """Return what the flags and the configuration file say, which must not contradict."""
     from ascend_lab.deploy.compress import LayerPlan, Plan, read_config
 
-    every = LayerPlan(arguments.method, asymmetric=not arguments.symmetric)
+    default_plan = LayerPlan(arguments.method, asymmetric=not arguments.symmetric)
     if not arguments.config:
-        return Plan(every)
+        return Plan(default_plan)
     common.refuse_idle(arguments, "without --config", "--symmetric")
-    plan = read_config(arguments.config, every)
+    plan = read_config(arguments.config, default_plan)
     with naming(arguments.config):
         plan.check(graph)
     if "method" in arguments.given and plan.common.method != arguments.method:

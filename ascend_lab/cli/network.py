@@ -11,8 +11,9 @@ import numpy as np
 
 from ascend_lab import limits, output
 from ascend_lab.cli import common
-from ascend_lab.cli.common import BATCH, COMPILED, JSON, LIKE, SHAPES, TUNED, Verb, emit, flag
+from ascend_lab.cli.common import BATCH, COMPILED, JSON, LIKE, SHAPES, TUNED, Verb, flag
 from ascend_lab.cli.inputs import Arrays, load_arrays, save_arrays, warn_infinite
+from ascend_lab.cli.printing import emit
 from ascend_lab.errors import CapacityError, InputError, UnsupportedError, complain
 from ascend_lab.machine.chip import Chip, load_chip
 
@@ -47,40 +48,42 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.inputs:
         common.refuse_idle(arguments, "without --inputs", "--seed")
     common.check_least(arguments, "--seed")
-    given = load_arrays(arguments.inputs) if arguments.inputs else None
-    warn_infinite(given or {}, "--inputs")
+    feeds = load_arrays(arguments.inputs) if arguments.inputs else None
+    warn_infinite(feeds or {}, "--inputs")
     try:
-        found = common.imported(arguments, given)
+        model = common.imported(arguments, feeds)
     except UnsupportedError as error:
         refuse_off_core(arguments, error, "--compiled")
-        hosted = placed(arguments, given, error)
-        nodes = sum(len(part.nodes) for part in hosted.parts)
+        hosted = placed(arguments, feeds, error)
+        nodes = sum(len(group.nodes) for group in hosted.parts)
         title = f"{hosted.name}: {nodes} nodes, {len(hosted.off_core)} of them off the core"
         return _print_outputs(arguments, title, values_of(hosted), {})
-    graph = found.graph
+    graph = model.graph
     _check_size(graph)
-    if given is None:
+    if feeds is None:
         inputs = random_inputs(graph, arguments.seed)
     else:
-        inputs = common.wanted(graph.inputs, given, "--inputs")
+        inputs = common.wanted(graph.inputs, feeds, "--inputs")
     overflows: list[Overflow] = []
     if arguments.compiled or common.is_compiled(arguments.model):
         values = _run_compiled(arguments, graph, inputs, overflows)
         overflows += constants_beyond(graph, "fp16")
     else:
         values = evaluate(graph, inputs)
-    outputs = {name: in_type(values[name], kind) for name, kind in found.output_types.items()}
+    outputs = {name: in_type(values[name], kind) for name, kind in model.output_types.items()}
     count = f"{graph.parameter_count:,} parameters, statistics of norms counted"
     title = f"{graph.name}: {len(graph.nodes)} nodes, {count}"
-    told = _told(graph, inputs, overflows, kept_nodes(arguments.keep_dtype))
+    overflow_report = _told(graph, inputs, overflows, kept_nodes(arguments.keep_dtype))
     finite = all(np.isfinite(array.astype(np.float64)).all() for array in outputs.values())
     if arguments.compiled and not finite:
-        told.setdefault("lines", []).append(f"  not finite: {_cause(graph, inputs, overflows)}")
-    return _print_outputs(arguments, title, outputs, told)
+        overflow_report.setdefault("lines", []).append(
+            f"  not finite: {_cause(graph, inputs, overflows)}"
+        )
+    return _print_outputs(arguments, title, outputs, overflow_report)
 
 
 def _print_outputs(
-    arguments: argparse.Namespace, title: str, outputs: Arrays, told: dict[str, Any]
+    arguments: argparse.Namespace, title: str, outputs: Arrays, overflow_report: dict[str, Any]
 ) -> int:
     """Write and print a model's outputs, and what left its format on the way."""
     if arguments.outputs:
@@ -92,8 +95,8 @@ def _print_outputs(
         + "".join(f"  {key} {row[key]:.6g}" for key in ("min", "max", "mean") if key in row)
         for name, row in rows.items()
     ]
-    lines += told.get("lines", [])
-    emit(arguments.json, {**rows, **told.get("data", {})}, lines)
+    lines += overflow_report.get("lines", [])
+    emit(arguments.json, {**rows, **overflow_report.get("data", {})}, lines)
     return 0
 
 
@@ -114,9 +117,9 @@ def _told(
     if not overflows:
         return {}
     # What fp16 does not hold of a constant no choice of nodes brings back: only other weights do.
-    by_choice = [one for one in overflows if one.op != "constant"]
+    by_choice = [overflow for overflow in overflows if overflow.op != "constant"]
     keep = nodes_to_keep(graph, inputs, by_choice, kept)
-    lines = [f"  overflow: {one}" for one in overflows[:SHOWN]]
+    lines = [f"  overflow: {overflow}" for overflow in overflows[:SHOWN]]
     if len(overflows) > SHOWN:
         lines.append(f"  and {len(overflows) - SHOWN} more")
     if by_choice and kept.issuperset(keep):
@@ -124,7 +127,7 @@ def _told(
     elif by_choice:
         names = ", ".join(keep)
         lines.append(f"  --keep_dtype F keeps in fp32 what a file lists, a node a line: {names}")
-    rows = [one.as_dict() for one in overflows]
+    rows = [overflow.as_dict() for overflow in overflows]
     return {"lines": lines, "data": {"overflows": rows, "keep_in_fp32": keep}}
 
 
@@ -161,12 +164,12 @@ def kept_nodes(path: str | None) -> frozenset[str]:
     """Return the nodes that a file of --keep_dtype lists, one a line; raises `InputError`."""
     if path is None:
         return frozenset()
-    what = "--keep_dtype as a text file with the name of a node a line"
-    data = limits.read_file(path, what, limits.TABLE_BYTES)
+    needed = "--keep_dtype as a text file with the name of a node a line"
+    data = limits.read_file(path, needed, limits.TABLE_BYTES)
     try:
         lines = [line.strip() for line in data.decode().splitlines()]
     except UnicodeDecodeError as error:
-        raise InputError(what, f"{path}: {error}", "write names") from None
+        raise InputError(needed, f"{path}: {error}", "write names") from None
     return frozenset(line for line in lines if line)
 
 
@@ -225,12 +228,12 @@ def refuse_off_core(arguments: argparse.Namespace, error: UnsupportedError, *fla
     for name in flags:
         if name.lstrip("-").replace("-", "_") in arguments.given:
             drop = f"or drop {name}, which is only {WHOLE}"
-            remedy = "; ".join(part for part in (error.remedy, drop) if part)
+            remedy = "; ".join(reason for reason in (error.remedy, drop) if reason)
             raise UnsupportedError(error.needed, error.got, remedy) from error
 
 
 def placed(
-    arguments: argparse.Namespace, given: Mapping[str, Any] | None, error: UnsupportedError
+    arguments: argparse.Namespace, feeds: Mapping[str, Any] | None, error: UnsupportedError
 ) -> hosted.Hosted:
     """Return the model of the arguments placed on core, AI CPU and host; raise `error` if not."""
     from ascend_lab.compiler.hosted import place_model
@@ -249,27 +252,27 @@ def placed(
         return place_model(
             model,
             chip,
-            inputs=given or host.random_feed(model, shapes, arguments.batch, seed),
+            inputs=feeds or host.random_feed(model, shapes, arguments.batch, seed),
             dtype=getattr(arguments, "dtype", "fp16"),
             media_pixels_per_s=vpc.pixels_per_s if vpc else 0.0,
         )
     except UnsupportedError as other:
         if other.needed == error.needed:
             raise error from other
-        why = "; ".join(part for part in (error.remedy, f"off the core: {other}") if part)
+        why = "; ".join(reason for reason in (error.remedy, f"off the core: {other}") if reason)
         raise UnsupportedError(error.needed, error.got, why) from other
 
 
 def values_of(hosted: hosted.Hosted) -> dict[str, Any]:
     """Return the outputs as arrays that a file can hold; raise `UnsupportedError` for lists."""
-    found = {}
+    arrays = {}
     for name, value in hosted.run().items():
         if not isinstance(value, np.ndarray | np.generic):
             kind = type(value).__name__
             raise UnsupportedError(f"{hosted.name}: outputs that are tensors", f"{name}, a {kind}")
         array = np.asarray(value)
-        found[name] = array.astype(str) if array.dtype.kind == "O" else array
-    return found
+        arrays[name] = array.astype(str) if array.dtype.kind == "O" else array
+    return arrays
 
 
 # -- time -----------------------------------------------------------------------------------------
@@ -283,8 +286,8 @@ def _simulate(arguments: argparse.Namespace) -> int:
     from ascend_lab.compiler.switches import Switches, read_switches
 
     if arguments.like:
-        own = ("--tuned", "--bank", "--fusion-switch", "--no-fusion")
-        common.refuse_idle(arguments, "without --like", *own)
+        decided_by_cann = ("--tuned", "--bank", "--fusion-switch", "--no-fusion")
+        common.refuse_idle(arguments, "without --like", *decided_by_cann)
     else:
         common.refuse_idle(arguments, "with --like", "--enable_small_channel")
     if common.is_compiled(arguments.model):
@@ -310,7 +313,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
         network.write_network_trace(times, arguments.trace)
     if arguments.fusion_result:
         output.write_whole(arguments.fusion_result, fused.result_json(front.matches))
-    emit(arguments.json, *told(times, front, graph))
+    emit(arguments.json, *timing_report(times, front, graph))
     return 0
 
 
@@ -331,19 +334,21 @@ def _simulate_placed(arguments: argparse.Namespace, error: UnsupportedError) -> 
     times = hosted.timeline()
     if arguments.trace:
         network.write_network_trace(times, arguments.trace)
-    nodes = sum(len(part.nodes) for part in hosted.parts)
-    found = compiler.account(times, bound.Bound())
-    lines = [*table(times, nodes, found["ledger"]), *hosted.lines()]
-    emit(arguments.json, {**hosted.summary(), **found}, lines)
+    nodes = sum(len(group.nodes) for group in hosted.parts)
+    account = compiler.account(times, bound.Bound())
+    lines = [*table(times, nodes, account["ledger"]), *hosted.lines()]
+    emit(arguments.json, {**hosted.summary(), **account}, lines)
     return 0
 
 
-def told(times: NetworkTimeline, front: Front, graph: Graph) -> tuple[dict[str, Any], list[str]]:
+def timing_report(
+    times: NetworkTimeline, front: Front, graph: Graph
+) -> tuple[dict[str, Any], list[str]]:
     """Return what is said of a network's times: as data, and as lines."""
     from ascend_lab.compiler import bound, compile as compiler
 
-    found = compiler.account(times, bound.bound_of(front.rewritten, times.chip))
-    return {**times.summary(), **found}, table(times, len(graph.nodes), found["ledger"])
+    account = compiler.account(times, bound.bound_of(front.rewritten, times.chip))
+    return {**times.summary(), **account}, table(times, len(graph.nodes), account["ledger"])
 
 
 def _simulate_offline(arguments: argparse.Namespace) -> int:
@@ -351,12 +356,12 @@ def _simulate_offline(arguments: argparse.Namespace) -> int:
     model = _offline(arguments)
     gear = model.gear(common.shapes_of(arguments), arguments.batch)
     times = gear.times
-    batches = ", ".join(str(one.batch) for one in model.gears)
-    first = [f"batch {gear.batch} of {batches}; --batch N times another"]
+    batches = ", ".join(str(other_gear.batch) for other_gear in model.gears)
+    note = [f"batch {gear.batch} of {batches}; --batch N times another"]
     if arguments.trace:
         trace = {"traceEvents": times["events"], "displayTimeUnit": "ns"}
         output.write_whole(arguments.trace, json.dumps(trace))
-    emit(arguments.json, times["summary"], first * (len(model.gears) > 1) + times["table"])
+    emit(arguments.json, times["summary"], note * (len(model.gears) > 1) + times["table"])
     return 0
 
 
@@ -368,15 +373,15 @@ def _timed(
 
     limit = arguments.memory_limit
     is_tuned = common.is_tuned(arguments)
-    most = chip.device_memory.size_bytes if limit is None else limit
-    if not is_tuned and placement.too_large(front.laid_out, most):
+    limit_bytes = chip.device_memory.size_bytes if limit is None else limit
+    if not is_tuned and placement.too_large(front.laid_out, limit_bytes):
         try:
             return tiled.simulate_within(front, chip, limit, road)
         except CapacityError as error:
-            whole = (
+            untiled = (
                 f"with --memory-limit {placement.peak_bytes(front.laid_out)} nothing is in tiles"
             )
-            remedy = error.remedy if limit is None else f"{whole}; or {error.remedy}"
+            remedy = error.remedy if limit is None else f"{untiled}; or {error.remedy}"
             raise CapacityError(error.needed, error.got, remedy) from error
     stages = finish_stages(front, chip, road)
     if not is_tuned:
@@ -392,14 +397,14 @@ def warn_of_switches(switches: Switches) -> None:
     from ascend_lab.compiler.switches import SCOPES
 
     rules = {fusion.AUTOMATIC, *(rule.name for rule in fusion.rules())}
-    known = dict(zip(SCOPES, (set(passes.PASSES), rules), strict=True))
+    names_by_scope = dict(zip(SCOPES, (set(passes.PASSES), rules), strict=True))
     names = {name for _, name in switches.named} - {"ALL"}
-    if unknown := sorted(names.difference(*known.values())):
+    if unknown := sorted(names.difference(*names_by_scope.values())):
         complain("ascend-lab", f"no pass or rule is called {', '.join(unknown)}", 0)
-    for scope, own in known.items():
-        if lost := sorted(n for n in names & own if (scope, n) not in switches.named):
-            told = f"{', '.join(lost)} under {scope}; got another scope, which changes nothing"
-            complain("ascend-lab", f"{told}; list it under {scope}", 0)
+    for scope, names_of_scope in names_by_scope.items():
+        if lost := sorted(n for n in names & names_of_scope if (scope, n) not in switches.named):
+            fault = f"{', '.join(lost)} under {scope}; got another scope, which changes nothing"
+            complain("ascend-lab", f"{fault}; list it under {scope}", 0)
 
 
 def table(times: NetworkTimeline, nodes: int, ledger: Mapping[str, float]) -> list[str]:
@@ -433,11 +438,11 @@ def table(times: NetworkTimeline, nodes: int, ledger: Mapping[str, float]) -> li
 
 def _ai_cpu(times: NetworkTimeline) -> str:
     """Return what no kernel computes, its share of the time, and how far to trust that."""
-    found = times.on_ai_cpu
-    kinds = ", ".join(dict.fromkeys(op.type.partition(" ")[0] for op in found))
+    operators = times.on_ai_cpu
+    kinds = ", ".join(dict.fromkeys(op.type.partition(" ")[0] for op in operators))
     trust = times.chip.facts["ai_cpu.rate_bytes_per_s"].trust
     return (
-        f"AI CPU: {len(found)} without a kernel ({kinds}), "
+        f"AI CPU: {len(operators)} without a kernel ({kinds}), "
         f"{times.ai_cpu_s * 1e6:.1f} us, {times.ai_cpu_s / times.time_s:.1%} of the time "
         f"(launch and rate: {trust})"
     )

@@ -76,15 +76,17 @@ class Subject:
         from ascend_lab.compiler.onnx import export_onnx
         from ascend_lab.deploy import compress as c
 
-        bits = max(one.bits for one in (plan.common, *plan.types.values(), *plan.layers.values()))
-        made = c.upgraded(self.source, bits)
-        if made is self.source:
+        bits = max(
+            layer.bits for layer in (plan.common, *plan.types.values(), *plan.layers.values())
+        )
+        newer = c.upgraded(self.source, bits)
+        if newer is self.source:
             return self
-        if made is not None:
+        if newer is not None:
             with suppress(AscendLabError):
-                graph = _graph_of(made, self.feeds)
+                graph = _graph_of(newer, self.feeds)
                 if c.output_error(self.graph, graph, self.own(self.feeds[:1])) <= CLOSE:
-                    return replace(self, source=made, graph=graph)
+                    return replace(self, source=newer, graph=graph)
         why = "its operator set has no pairs, and no newer one that we can convert it to says it"
         return replace(self, source=export_onnx(self.graph), fixed_because=why)
 
@@ -92,32 +94,34 @@ class Subject:
         """Return feeds that scales are not chosen on: those of a file, and those left over."""
         from ascend_lab.deploy.compress.samples import feeds_of
 
-        left = list(self.feeds[plan.batches :]) if plan.batches is not None else []
+        feeds = list(self.feeds[plan.batches :]) if plan.batches is not None else []
         if path is None:
-            return left
+            return feeds
         arrays = common.wanted(self.sizes, inputs.load_arrays(path), "--held-out")
         for name, array in arrays.items():
             if not np.isfinite(np.asarray(array, np.float64)).all():
                 raise InputError(f"--held-out: finite numbers of {name}", "nan or inf", "drop them")
-        more = feeds_of(self.sizes, self.batch_axes, arrays, "--held-out")
+        feeds_of_file = feeds_of(self.sizes, self.batch_axes, arrays, "--held-out")
         for name in self.graph.inputs:
-            wanted = self.graph.types[name].shape
-            if (found := more[0][name].shape) != wanted:
-                needed = f"--held-out: {name} in feeds of {wanted}, as for the calibration"
-                raise InputError(needed, str(found), "hold out as many samples, or a multiple")
-        return [*left, *more]
+            calibrated_shape = self.graph.types[name].shape
+            if (shape := feeds_of_file[0][name].shape) != calibrated_shape:
+                needed = (
+                    f"--held-out: {name} in feeds of {calibrated_shape}, as for the calibration"
+                )
+                raise InputError(needed, str(shape), "hold out as many samples, or a multiple")
+        return [*feeds, *feeds_of_file]
 
-    def error(self, model: ModelProto, found: Quantised, feeds: Feeds) -> float:
+    def error(self, model: ModelProto, quantised: Quantised, feeds: Feeds) -> float:
         """Return how far the outputs of the written model are off on some feeds."""
         from ascend_lab.compiler.onnx import import_pinning
         from ascend_lab.deploy import compress as c
 
-        own = self.own(feeds)
-        if any(layer.bits != 8 for layer in found.layers):
-            return c.output_error(self.graph, c.fake_quantised(found), own)
+        inputs_of_graph = self.own(feeds)
+        if any(layer.bits != 8 for layer in quantised.layers):
+            return c.output_error(self.graph, c.fake_quantised(quantised), inputs_of_graph)
         shapes = {name: np.shape(value) for name, value in self.feeds[0].items()}
-        after = import_pinning(model, self.feeds[0], shapes=shapes).graph
-        return c.output_error(self.graph, after, own)
+        written_graph = import_pinning(model, self.feeds[0], shapes=shapes).graph
+        return c.output_error(self.graph, written_graph, inputs_of_graph)
 
 
 def subject_of(model: str, calibration: str) -> Subject:

@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli.common import JSON, Verb, check_least, check_limit, emit, flag, refuse_idle
+from ascend_lab.cli.common import JSON, Verb, check_least, check_limit, flag, refuse_idle
+from ascend_lab.cli.printing import emit
 from ascend_lab.errors import InputError
 from ascend_lab.limits import SEEDS, count, decimal, refuse_above, whole
 
@@ -59,23 +60,24 @@ def _plan_memory(arguments: argparse.Namespace) -> int:
     buffers = read_csv(arguments.file)
     capacity = arguments.capacity
     how = arguments.method, arguments.time_limit, arguments.alignment, arguments.seed
-    found = plan(buffers, capacity, *how)
-    verify(found, buffers, arguments.alignment)
-    fits = capacity is None or found.height_bytes <= capacity
+    solution = plan(buffers, capacity, *how)
+    verify(solution, buffers, arguments.alignment)
+    fits = capacity is None or solution.height_bytes <= capacity
     data = {
-        "height_bytes": found.height_bytes,
-        "lower_bound_bytes": found.lower_bound_bytes,
+        "height_bytes": solution.height_bytes,
+        "lower_bound_bytes": solution.lower_bound_bytes,
         "capacity_bytes": capacity,
         "fits": fits,
-        "gap": found.gap,
-        "optimal": found.optimal,
-        "method": found.method,
-        "offsets": dict(found.offsets),
+        "gap": solution.gap,
+        "optimal": solution.optimal,
+        "method": solution.method,
+        "offsets": dict(solution.offsets),
     }
-    lowest = "no plan is lower" if found.optimal else "a lower plan may exist"
+    bound_bytes = solution.lower_bound_bytes
+    lowest = "no plan is lower" if solution.optimal else "a lower plan may exist"
     lines = [
-        f"{len(buffers)} buffers in {found.height_bytes} bytes by {found.method}: {lowest}",
-        f"  no plan takes less than {found.lower_bound_bytes} bytes; gap to that {found.gap:.2%}",
+        f"{len(buffers)} buffers in {solution.height_bytes} bytes by {solution.method}: {lowest}",
+        f"  no plan takes less than {bound_bytes} bytes; gap to that {solution.gap:.2%}",
     ]
     if capacity is not None:
         verdict = "packed" if fits else "NOT packed"
@@ -94,26 +96,26 @@ def _replay(arguments: argparse.Namespace) -> int:
 
     search = paced(search_named(arguments.search), arguments.budget)
     space = read_recorded(arguments.file)
-    found = replay(space, search, arguments.budget, range(arguments.seeds))
+    result = replay(space, search, arguments.budget, range(arguments.seeds))
     data = {
         "search": arguments.search,
         "budget": arguments.budget,
         "size": space.space.size,
-        "optimum": found.optimum,
-        "best_per_seed": list(found.best_per_seed),
-        "evaluations_per_seed": list(found.evaluations_per_seed),
-        "median_ratio": found.median_ratio,
-        "within_5_percent": found.share_within(0.05),
+        "optimum": result.optimum,
+        "best_per_seed": list(result.best_per_seed),
+        "evaluations_per_seed": list(result.evaluations_per_seed),
+        "median_ratio": result.median_ratio,
+        "within_5_percent": result.share_within(0.05),
     }
+    median = f"median of {arguments.seeds} seeds {result.median_ratio:.4f} times the optimum"
     lines = [
         (
-            f"{arguments.search}: median of {arguments.seeds} seeds {found.median_ratio:.4f} times "
-            f"the optimum of {found.optimum:g} ms after {max(found.evaluations_per_seed)} of "
-            f"{space.space.size} trials"
+            f"{arguments.search}: {median} of {result.optimum:g} ms after "
+            f"{max(result.evaluations_per_seed)} of {space.space.size} trials"
         ),
         (
-            f"  {found.share_within(0.05):.0%} of seeds within 5 %, "
-            f"worst {max(found.best_per_seed) / found.optimum:.4f}"
+            f"  {result.share_within(0.05):.0%} of seeds within 5 %, "
+            f"worst {max(result.best_per_seed) / result.optimum:.4f}"
         ),
     ]
     emit(arguments.json, data, lines)
@@ -130,28 +132,28 @@ def _subgraph(arguments: argparse.Namespace) -> int:
 
     problem = read_problem(arguments.file)
     seconds = arguments.time_limit if arguments.evaluations is None else None
-    found = solve(problem, seconds, arguments.evaluations, arguments.seed)
-    emit(arguments.json, found.as_dict(), _subgraph_table(found, len(problem.operations)))
+    solution = solve(problem, seconds, arguments.evaluations, arguments.seed)
+    emit(arguments.json, solution.as_dict(), _subgraph_table(solution, len(problem.operations)))
     return 0
 
 
-def _subgraph_table(found: Solution, operations: int) -> list[str]:
+def _subgraph_table(solution: Solution, operations: int) -> list[str]:
     """Return the schedule for a person to read, the first rows of it when it is long."""
     rows = ["subgraph   operations       w      h      k  retained        latency"]
-    for number, (step, latency) in enumerate(zip(found.steps, found.latencies, strict=True)):
+    for number, (step, latency) in enumerate(zip(solution.steps, solution.latencies, strict=True)):
         if number == MOST_ROWS:
-            rows.append(f"... and {len(found.steps) - MOST_ROWS} more")
+            rows.append(f"... and {len(solution.steps) - MOST_ROWS} more")
             break
         w, h, k = step.granularity
         count = len(step.operations)
         rows.append(f"{number:8} {count:12} {w:7} {h:6} {k:6} {len(step.retain):9} {latency:14.1f}")
-    best = "optimal for the tiles weighed" if found.proven else "best found"
+    best = "optimal for the tiles weighed" if solution.proven else "best found"
     rows += [
-        f"{operations} operations in {len(found.steps)} subgraphs: {best}",
-        f"  cost            {found.cost:16.1f}",
-        f"  lower bound     {found.lower_bound:16.1f}   cost / bound {found.ratio:.4f}",
-        f"  unfused, found  {found.unfused:16.1f}",
-        f"  unfused, ideal  {found.floor:16.1f}   every tensor of an operation moved once",
+        f"{operations} operations in {len(solution.steps)} subgraphs: {best}",
+        f"  cost            {solution.cost:16.1f}",
+        f"  lower bound     {solution.lower_bound:16.1f}   cost / bound {solution.ratio:.4f}",
+        f"  unfused, found  {solution.unfused:16.1f}",
+        f"  unfused, ideal  {solution.floor:16.1f}   every tensor of an operation moved once",
     ]
     return rows
 
@@ -164,24 +166,26 @@ def _strategy(arguments: argparse.Namespace) -> int:
     from ascend_lab.cluster.parallel.strategy import read_problem, solve
 
     problem = read_problem(arguments.file)
-    found = solve(problem, arguments.time_limit, arguments.method, arguments.seed)
-    emit(arguments.json, found.as_dict(), _strategy_lines(problem, found))
+    solution = solve(problem, arguments.time_limit, arguments.method, arguments.seed)
+    emit(arguments.json, solution.as_dict(), _strategy_lines(problem, solution))
     return 0
 
 
-def _strategy_lines(problem: Problem, found: Strategies) -> list[str]:
+def _strategy_lines(problem: Problem, solution: Strategies) -> list[str]:
     """Return the answer for a person to read; the strategies themselves only in JSON."""
     limit = problem.usage_limit
-    share = f" = {found.peak_usage / limit:.1%} of the limit {limit:,}" if limit else ""
-    verdict = "optimal, proven" if found.proven else f"at most {found.gap:.2%} above the optimum"
+    share = f" = {solution.peak_usage / limit:.1%} of the limit {limit:,}" if limit else ""
+    verdict = (
+        "optimal, proven" if solution.proven else f"at most {solution.gap:.2%} above the optimum"
+    )
     rows = [
         f"{problem.name or 'problem'}: {len(problem.nodes)} nodes, {len(problem.edges)} edges",
-        f"  cost         {found.cost:,}: {verdict} ({found.method})",
-        f"  lower bound  {found.lower_bound:,}",
-        f"  peak usage   {found.peak_usage:,}{share}",
+        f"  cost         {solution.cost:,}: {verdict} ({solution.method})",
+        f"  lower bound  {solution.lower_bound:,}",
+        f"  peak usage   {solution.peak_usage:,}{share}",
     ]
-    if len(found.strategies) <= 40:
-        rows.append(f"  strategies   {list(found.strategies)}")
+    if len(solution.strategies) <= 40:
+        rows.append(f"  strategies   {list(solution.strategies)}")
     return rows
 
 
@@ -193,13 +197,13 @@ def _gradient(arguments: argparse.Namespace) -> int:
     cost = gradient.AlphaBeta(arguments.alpha_us * 1e-6, arguments.beta_us_per_byte * 1e-6)
     rows = readers.read_profile(arguments.file)
     limit = arguments.max_bytes
-    found = gradient.plan(rows, cost, arguments.max_segments, max_bytes=limit)
-    forms = planning.forms_of(found, rows, cost, max_bytes=limit)
+    plan = gradient.plan(rows, cost, arguments.max_segments, max_bytes=limit)
+    forms = planning.forms_of(plan, rows, cost, max_bytes=limit)
     late = splits.out_of_order(rows)
     bound_s = gradient.bound(rows, cost, max_bytes=limit)
-    own = {"gradients": len(rows), "out_of_order": late, "bound_us": bound_s * 1e6}
-    data = {**found.as_dict(), **own, "forms": forms.as_dict()}
-    text = [*gradient.plan_table(found, rows), gradient.bound_text(bound_s)]
+    facts = {"gradients": len(rows), "out_of_order": late, "bound_us": bound_s * 1e6}
+    data = {**plan.as_dict(), **facts, "forms": forms.as_dict()}
+    text = [*gradient.plan_table(plan, rows), gradient.bound_text(bound_s)]
     if late:
         text.append(f"  {late} gradients are ready before one above them: they wait for it")
     text += gradient.forms_text(forms)
@@ -216,8 +220,10 @@ def _searched(
     """Return what a search finds where streams, slowdown or noise were asked for."""
     from ascend_lab.aoe.gradient import Scenario, improve
 
-    given = {name: getattr(arguments, name) for name in ("streams", "slowdown", "noise", "seed")}
-    scenario = Scenario(cost, **given)
+    disturbances = {
+        name: getattr(arguments, name) for name in ("streams", "slowdown", "noise", "seed")
+    }
+    scenario = Scenario(cost, **disturbances)
     if scenario == Scenario(cost, seed=arguments.seed):
         refuse_idle(arguments, "with --streams, --slowdown or --noise", "--budget", "--seed")
         return None
@@ -239,7 +245,10 @@ def _searched(
         f"segments (best of {better.tried} tried); the plan above ends at "
         f"{better.start_s * 1e6:.3f} us"
     )
-    return data, [text, f"  last gradients: {[last for _, last in better.segments]}"]
+    return data, [
+        text,
+        f"  last gradients: {[last_gradient for _, last_gradient in better.segments]}",
+    ]
 
 
 _SEARCHES = (

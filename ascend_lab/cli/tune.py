@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ascend_lab import errors, output
 from ascend_lab.cli import aoe_words as flags, common
 from ascend_lab.cli.inputs import Network, Source, sources_of, wanted_of
+from ascend_lab.cli.printing import show
 from ascend_lab.machine.chip import PRESETS, Chip
 
 if TYPE_CHECKING:
@@ -110,12 +111,12 @@ class _Run:
         read_s = time.monotonic()
         self.bars("read", 0, 1, "")
         graph = network.load()
-        wanted = None
+        is_listed = None
         read_s = time.monotonic() - read_s
         _print_once(self.head)
         if self.arguments.tune_ops_file:
             file = Path(self.arguments.tune_ops_file)
-            wanted, warning = wanted_of(file, graph, self.chip, self.dtype)
+            is_listed, warning = wanted_of(file, graph, self.chip, self.dtype)
             self.tell(warning)
         with self.bars:
             return tune(
@@ -127,7 +128,7 @@ class _Run:
                 session=Session(
                     executor=self.workers,
                     dtype=self.dtype,
-                    chosen=wanted,
+                    chosen=is_listed,
                     progress=self.bars,
                     deadline=self.deadline().keeping(SAVING * read_s),
                 ),
@@ -172,7 +173,7 @@ def _tune_all(arguments: argparse.Namespace, started: float) -> int:
 def _print_once(head: list[str]) -> None:
     """Print what stands above all results; it waits for the first network that can be read."""
     while head:
-        common.show(head.pop(0))
+        show(head.pop(0))
 
 
 def _each(sources: Sequence[Source], act: Callable[[Source], bool]) -> int:
@@ -201,8 +202,8 @@ def _source(run: _Run, source: Source) -> bool:
     except KeyboardInterrupt:
         stopped = True
     finally:  # what was found before an error is reported too
-        for job, found in sections.items():
-            common.show(f"  report {write_report(run.folder, job, found)}")
+        for job, sections_of_job in sections.items():
+            show(f"  report {write_report(run.folder, job, sections_of_job)}")
     return stopped
 
 
@@ -231,52 +232,52 @@ def _print(report: saved.Report) -> None:
     name = report.name
     tuning = report.tuning
 
-    common.show(f"{name}: {len(tuning.graph.nodes)} nodes, {tuning.spent_s:.1f} s")
-    for job, found, gloss in [
+    show(f"{name}: {len(tuning.graph.nodes)} nodes, {tuning.spent_s:.1f} s")
+    for job, result, gloss in [
         ("sgat", tuning.subgraph, "subgraph tuning: slices and launches"),
         ("opat", tuning.operators, "operator tuning: a schedule for each kernel"),
     ]:
-        if found is not None:
-            before = found.before_s
-            after = found.after_s
-            end = "interrupted" if found.interrupted else "finished"
-            common.show(
-                f"{job} process {end}. Performance improved by {found.gain:.2%}, "
-                f"{before * 1e3:.4f} ms -> {after * 1e3:.4f} ms\n"
+        if result is not None:
+            before_s = result.before_s
+            after_s = result.after_s
+            end = "interrupted" if result.interrupted else "finished"
+            show(
+                f"{job} process {end}. Performance improved by {result.gain:.2%}, "
+                f"{before_s * 1e3:.4f} ms -> {after_s * 1e3:.4f} ms\n"
                 f"  = {FORMULA}; {job} is {gloss}"
             )
     if tuning.subgraph is not None:
-        common.show("  " + str(tuning.subgraph.plan).replace("\n", "\n  "))
+        show("  " + str(tuning.subgraph.plan).replace("\n", "\n  "))
         if tuning.subgraph.plan.one_launch:
-            common.show("  (one launch: the host starts all kernels as one, parted by barriers)")
+            show("  (one launch: the host starts all kernels as one, parted by barriers)")
     if tuning.operators is not None:
-        common.show(report.top(TOP))
-        common.show(f"  {_operators(tuning.operators)}")
+        show(report.top(TOP))
+        show(f"  {_operators(tuning.operators)}")
         late = sum(r.note == NOT_REACHED for r in tuning.operators.results)
         if late:
             kept = f"{late} kinds of operators keep their defaults, of which nothing is proven"
-            common.show(
+            show(
                 f"  --time_limit ended the search: {kept}; raise it, or go on by the same "
                 "command: the bank keeps what was found"
             )
-    common.show(
+    show(
         f"  network: gap {tuning.gap:.2%} = {GAP_FORMULA}, bound {tuning.bound_s * 1e3:.4f} ms\n"
         "  (for any slicing and schedule; it counts one launch and few waits)"
     )
-    common.show("\n".join(ledger_table(*tuning.ledgers)))
+    show("\n".join(ledger_table(*tuning.ledgers)))
 
 
-def _operators(found: engine.NetworkResult) -> str:
+def _operators(result: engine.NetworkResult) -> str:
     """Return how far from optimal the operators are, each in its space."""
-    gaps = [0.0 if r.proven else r.gap for r in found.results if r.gap is not None]
+    gaps = [0.0 if r.proven else r.gap for r in result.results if r.gap is not None]
     if not gaps:
-        notes = {r.note for r in found.results if r.note} or {"there is none"}
+        notes = {r.note for r in result.results if r.note} or {"there is none"}
         return f"no operator was tuned: {'; '.join(sorted(notes))}"
-    proven = sum(r.proven for r in found.results)
-    known = found.outcomes.count("hit")
+    proven = sum(r.proven for r in result.results)
+    from_bank = result.outcomes.count("hit")
     line = f"{proven} of {len(gaps)} kinds of operators proven optimal in their spaces"
-    if known:
-        line += f"; {known} from the bank"
+    if from_bank:
+        line += f"; {from_bank} from the bank"
     if proven < len(gaps):
         line += f"\n  largest gap of the others {max(gap for gap in gaps if gap):.2%}"
     return line
@@ -287,7 +288,7 @@ def _save(run: _Run, name: str, tuning: engine.Tuning) -> None:
     from ascend_lab.aoe.saved import save_tuned
 
     if run.deadline().over and not tuning.result_s < tuning.baseline_s:
-        common.show("  no tuned model is written: in the time limit nothing was tuned")
+        show("  no tuned model is written: in the time limit nothing was tuned")
         return
     try:
         with run.bars:
@@ -297,7 +298,7 @@ def _save(run: _Run, name: str, tuning: engine.Tuning) -> None:
     except errors.UnsupportedError as error:
         run.tell(f"{name}: the schedules are saved, the tuned model is not: {error}")
         return
-    common.show(
+    show(
         f"  tuned model {saved.model}\n  schedules {saved.schedules}\n"
         f"  {saved.time_s * 1e3:.4f} ms when both are read again"
     )
@@ -316,26 +317,26 @@ def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], ch
     topology = flags.topology_of(arguments)
     repeat = bank.repeat_tune(os.environ)
     folder = output.usable_folder(arguments.output)
-    most = arguments.max_segments
+    max_segments = arguments.max_segments
     settings = {"dtype": flags.dtype_of(arguments), "optimizer": arguments.optimizer}
-    if other := _other_chip(chip, topology):
-        _complain(other)
+    if chip_warning := _other_chip(chip, topology):
+        _complain(chip_warning)
 
     def tune_source(source: Source) -> bool:
         sections = []
         for network in source.networks:
             graph = replace(network.load(), name=network.name)
             _print_once(head)
-            found = gradient.tune_gradients(
+            tuning = gradient.tune_gradients(
                 graph,
                 chip,
                 topology,
-                max_segments=HCCL_SEGMENTS if most is None else most,
+                max_segments=HCCL_SEGMENTS if max_segments is None else max_segments,
                 source=gradient.ProfileSource(ledger, repeat, settings),
             )
-            common.show("\n".join(gradient.tuning_text(found)))
-            sections.append(gradient.section(found))
-        common.show(f"  report {saved.write_report(folder, 'gdat', sections)}")
+            show("\n".join(gradient.tuning_text(tuning)))
+            sections.append(gradient.section(tuning))
+        show(f"  report {saved.write_report(folder, 'gdat', sections)}")
         return False
 
     head = [f"chip {chip.name}, {chip.core_count} cores; times are of the model"]

@@ -10,8 +10,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli import cluster, compare, course, deploy, llm, models, network, solve
-from ascend_lab.cli.common import CHIP, JSON, LIKE, TRACE, Flag, Verb, emit, flag, refuse_idle
+from ascend_lab.cli import (
+    cluster,
+    compare,
+    compiling,
+    course,
+    frames,
+    llm,
+    models,
+    network,
+    serving,
+    solve,
+)
+from ascend_lab.cli.common import CHIP, JSON, LIKE, TRACE, Flag, Verb, flag, refuse_idle
+from ascend_lab.cli.printing import emit
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, shown, whole, wholes_of
 from ascend_lab.machine.chip import load_chip
@@ -47,8 +59,10 @@ def _op(arguments: argparse.Namespace) -> int:
     data = timeline.summary() | ({"schedule": tiling.as_dict()} if tiling else {})
     lines = _timing(arguments.name, timeline)
     if arguments.show:
-        if own := operator.template_for(operator.call(shapes, formats, attrs), chip):
-            lines.append(f"  timed is a kernel written by hand, which {own.build.__module__} names")
+        if template := operator.template_for(operator.call(shapes, formats, attrs), chip):
+            lines.append(
+                f"  timed is a kernel written by hand, which {template.build.__module__} names"
+            )
             lines.append("what it computes, as the loops of a default schedule, not timed:")
         tensors = ops.express(arguments.name, shapes, formats, **attrs)
         lines += te.show(te.auto_schedule(tensors, chip, tiling)).split("\n")
@@ -58,8 +72,10 @@ def _op(arguments: argparse.Namespace) -> int:
 
 def _example(operator: Any, chip: str | None) -> str:
     """Return the words that time an operator on the plainest of its examples."""
-    own = [e for e in operator.examples if all(shape and all(shape) for shape in e.shapes)]
-    plain = min(own, key=lambda e: (len(e.attrs), -sum(map(math.prod, e.shapes))), default=None)
+    examples = [e for e in operator.examples if all(shape and all(shape) for shape in e.shapes)]
+    plain = min(
+        examples, key=lambda e: (len(e.attrs), -sum(map(math.prod, e.shapes))), default=None
+    )
     if plain is None:
         return "e.g. op softmax 64x1000 --chip Ascend910A"
     words = [operator.name, *("x".join(map(str, shape)) for shape in plain.shapes)]
@@ -137,18 +153,18 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def _attributes(texts: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise InputError("--attr KEY=VALUE", shown(text), "e.g. --attr axis=-1")
-        if key in found:
+        if key in attributes:
             raise InputError(f"--attr {key} once", f"again {shown(text)}", "keep one")
         try:
-            found[key] = ast.literal_eval(value)
+            attributes[key] = ast.literal_eval(value)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            found[key] = value  # TypeError: a key or an element that cannot be hashed, {[]: 1}
-    return found
+            attributes[key] = value  # TypeError: a key or an element that cannot be hashed, {[]: 1}
+    return attributes
 
 
 # -- verbs --------------------------------------------------------------------------------------
@@ -181,11 +197,11 @@ def _conv(arguments: argparse.Namespace) -> int:
 
     chip = load_chip(arguments.chip)
     names = ("n", "c", "h", "w", "k", "r", "s", "groups", "dtype", "out_dtype")
-    given: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+    sizes: dict[str, Any] = {name: getattr(arguments, name) for name in names}
     for name in ("stride", "pad", "dilation"):
         text = getattr(arguments, name)
-        given[name] = tuple(_numbers(text, ",", text.count(",") + 1, f"--{name} as numbers"))
-    return _time(arguments, chip, ConvShape(**given), "conv {n}x{c}x{h}x{w}".format(**given))
+        sizes[name] = tuple(_numbers(text, ",", text.count(",") + 1, f"--{name} as numbers"))
+    return _time(arguments, chip, ConvShape(**sizes), "conv {n}x{c}x{h}x{w}".format(**sizes))
 
 
 def _run_kernel(arguments: argparse.Namespace) -> int:
@@ -205,11 +221,11 @@ def _run_kernel(arguments: argparse.Namespace) -> int:
 
 
 # -- helpers ------------------------------------------------------------------------------------
-def _numbers(text: str, separator: str, count: int, what: str) -> list[int]:
+def _numbers(text: str, separator: str, count: int, needed: str) -> list[int]:
     values = wholes_of(text.lower(), separator)
     if len(values) != count:
         example = separator.join(["128", "64", "32"][:count])
-        raise InputError(what, shown(text), f"give {count} whole numbers such as {example}")
+        raise InputError(needed, shown(text), f"give {count} whole numbers such as {example}")
     return list(values)
 
 
@@ -288,10 +304,12 @@ def _time(arguments: argparse.Namespace, chip: Any, shape: Any, title: str) -> i
         ),
         f"  bound by {timeline.bound_by}",
     ]
-    told = schedule.as_dict()
-    rest = told.pop("rest", {})
-    for name, own in (("schedule", told), ("rest", rest)):
-        lines += [f"  {name}: {', '.join(f'{k} {v}' for k, v in own.items())}"] if own else []
+    schedule_fields = schedule.as_dict()
+    rest_fields = schedule_fields.pop("rest", {})
+    for name, numbers in (("schedule", schedule_fields), ("rest", rest_fields)):
+        lines += (
+            [f"  {name}: {', '.join(f'{k} {v}' for k, v in numbers.items())}"] if numbers else []
+        )
     emit(arguments.json, data, lines)
     return 0
 
@@ -414,10 +432,11 @@ VERBS = (
     *network.VERBS,
     compare.COMPARE,
     llm.LLM,
-    deploy.COMPILE,
+    compiling.COMPILE,
     *models.VERBS,
     *solve.VERBS,
     *cluster.VERBS,
-    *deploy.VERBS,
+    frames.AIPP,
+    *serving.VERBS,
     *course.VERBS,
 )
