@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ascend_lab.cli import common
 from ascend_lab.cli.common import CLUSTER_FILE, JSON, Verb, flag, refuse_idle
-from ascend_lab.cli.printing import emit
+from ascend_lab.cli.printing import columns, emit
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, decimal
 from ascend_lab.machine.chip import Chip, load_chip
@@ -83,19 +83,33 @@ def _collective(arguments: argparse.Namespace) -> int:
     return 0
 
 
+COLLECTIVE_COLUMNS = {
+    "algorithm": "<40",
+    "steps": ">5",
+    "time us": ">12.2f",
+    "alg GB/s": ">9.3f",  # bytes of the call in its time, what the caller sees
+    "bus GB/s": ">9.3f",  # what the links carry: of an all-reduce of p ranks 2 (p-1)/p as much
+}
+
+
 def _table(times: tuple[CollectiveTime, ...], topology: Topology) -> list[str]:
     quickest = times[0]
     exchange = f"{quickest.op} of {quickest.size_bytes:.0f} bytes, {quickest.ranks} ranks"
     rows = [
-        f"{exchange} on {topology.name} (model result)",
-        f"{'algorithm':<40} {'steps':>5} {'time us':>12} {'alg GB/s':>9} {'bus GB/s':>9}",
-    ]
-    rows += [
-        f"{candidate.algorithm:<40} {len(candidate.rounds_s):5} {candidate.time_s * 1e6:12.2f} "
-        f"{candidate.algorithm_bandwidth / 1e9:9.3f} {candidate.bus_bandwidth / 1e9:9.3f}"
+        (
+            candidate.algorithm,
+            len(candidate.rounds_s),
+            candidate.time_s * 1e6,
+            candidate.algorithm_bandwidth / 1e9,
+            candidate.bus_bandwidth / 1e9,
+        )
         for candidate in times
     ]
-    return [*rows, f"no schedule is faster than {quickest.lower_bound_s * 1e6:.2f} us"]
+    return [
+        f"{exchange} on {topology.name} (model result)",
+        *columns(COLLECTIVE_COLUMNS, rows),
+        f"no schedule is faster than {quickest.lower_bound_s * 1e6:.2f} us",
+    ]
 
 
 def _fit_collective(arguments: argparse.Namespace) -> int:
@@ -272,6 +286,18 @@ def _model(arguments: argparse.Namespace, chip: Chip) -> GraphModel:
     return GraphModel(name, build, chip, optimizer, dtype)
 
 
+PLAN_COLUMNS = {
+    "plan": "<36",
+    "step": ">11",
+    "work": ">11",
+    "exchange": ">10",
+    "waits": ">10",
+    "exposed": ">10",
+    "bubble": ">7.1%",
+    "memory": ">10",
+}
+
+
 def table(model: str, cluster: str, batch: int, ranking: Ranking) -> list[str]:
     """Return the plans as lines of a table, the best first."""
     best = ranking.best
@@ -284,18 +310,25 @@ def table(model: str, cluster: str, batch: int, ranking: Ranking) -> list[str]:
             f"  of {ranking.tried} plans {ranking.too_large} do not fit; "
             f"step = work + exchange + waits + exposed"
         ),
+    ]
+    rows = [
         (
-            f"{'plan':<36}{'step':>12}{'work':>12}{'exchange':>11}{'waits':>11}{'exposed':>11}"
-            f"{'bubble':>8}{'memory':>11}"
-        ),
+            timed.plan.label,
+            _ms(timed.step_s),
+            _ms(timed.compute_s),
+            _ms(timed.exchange_s),
+            _ms(timed.waits_s),
+            _ms(timed.exposed_s),
+            timed.bubble,
+            f"{timed.memory_bytes / 1e9:.3f} GB",
+        )
+        for timed in ranking.plans
     ]
-    lines += [
-        f"{p.plan.label:<36}{p.step_s * 1e3:>9.3f} ms{p.compute_s * 1e3:>9.3f} ms"
-        f"{p.exchange_s * 1e3:>8.3f} ms{p.waits_s * 1e3:>8.3f} ms{p.exposed_s * 1e3:>8.3f} ms"
-        f"{p.bubble:>8.1%}{p.memory_bytes / 1e9:>8.3f} GB"
-        for p in ranking.plans
-    ]
-    return [*lines, *LEGEND.split("\n")]
+    return [*lines, *columns(PLAN_COLUMNS, rows), *LEGEND.split("\n")]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f} ms"
 
 
 VERBS = (

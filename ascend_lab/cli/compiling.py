@@ -166,7 +166,7 @@ def _report(arguments: argparse.Namespace) -> bool:
 
     if not Path(arguments.model).is_file():
         raise InputError("a precheck of an ONNX file", arguments.model, "leave out --check_report")
-    # One gear is enough: nodes are refused for what they are, hardly ever for the batch.
+    # The first gear stands for all of them in the report.
     batch = _batches(arguments.dynamic_batch_size)[0]
     error: AscendLabError | None = None
     try:

@@ -71,7 +71,7 @@ def _static_settings(
         raise InputError("--block only with aipp_mode: dynamic", "static", "drop it")
     with naming(arguments.config):
         frame_bytes = check(settings, chip).frame_bytes
-    # A file shorter than one frame counts as one: the error that follows names both sizes.
+    # A file shorter than one frame counts as one: `aipp_each` refuses it and names both sizes.
     return [settings] * max(1, frames_bytes // frame_bytes)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ascend_lab.cli import common, inputs, quantising
 from ascend_lab.cli.common import JSON, MODEL, SHAPES, Verb, flag
-from ascend_lab.cli.printing import emit
+from ascend_lab.cli.printing import columns, emit
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, decimal, naming, whole
 from ascend_lab.output import write_whole
@@ -28,6 +28,9 @@ LEGEND = (
     "of time: launches; no cube: kernels without products; fill: of the cube's peak rate",
     "padded: products that the cube does for each of the model's",
 )
+
+
+COUNT_COLUMNS = {"model": "<28", "parameters": ">11,", "MACs": ">16,", " input": ""}
 
 
 def _zoo(arguments: argparse.Namespace) -> int:
@@ -49,16 +52,20 @@ def _zoo(arguments: argparse.Namespace) -> int:
             size=arguments.resolution,
         )
         rows = {data["name"]: data}
-    lines = [f"{'model':<28}{'parameters':>12}{'MACs':>17}  input"]
-    lines += [
-        f"{name:<28}{row['parameters']:>12,}{row['macs']:>17,}  "
-        f"{row['input_name']} {'x'.join(map(str, row['input_shape']))}"
+    cells = [
+        (name, row["parameters"], row["macs"], f" {row['input_name']} {_by_x(row['input_shape'])}")
         for name, row in rows.items()
     ]
+    lines = columns(COUNT_COLUMNS, cells)
     if arguments.name is not None:
         lines.append(f"source: {data['source']}")
     emit(arguments.json, data, lines)
     return 0
+
+
+def _by_x(sizes: Iterable[int]) -> str:
+    """Return sizes as 1x3x224x224."""
+    return "x".join(map(str, sizes))
 
 
 def _why(arguments: argparse.Namespace) -> int:

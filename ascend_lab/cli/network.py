@@ -13,7 +13,7 @@ from ascend_lab import limits, output
 from ascend_lab.cli import common
 from ascend_lab.cli.common import BATCH, COMPILED, JSON, LIKE, SHAPES, TUNED, Verb, flag
 from ascend_lab.cli.inputs import Arrays, load_arrays, save_arrays, warn_infinite
-from ascend_lab.cli.printing import emit
+from ascend_lab.cli.printing import columns, emit
 from ascend_lab.errors import CapacityError, InputError, UnsupportedError, complain
 from ascend_lab.machine.chip import Chip, load_chip
 
@@ -414,17 +414,16 @@ def table(times: NetworkTimeline, nodes: int, ledger: Mapping[str, float]) -> li
     chip = times.chip
     total_s = times.time_s
     head = f"{times.name} on {chip.name}: {nodes} nodes, {times.kernels} kernels (model)"
-    columns = f"{'us':>9} {'share':>6} {'cube':>4} {'bound by':>8} {'GM MB':>7} {'mem MB':>7}"
-    lines = [head, f"{'kernel':{LONGEST}} {columns} {'L2':>4}"]
+    lines = [head]
     if isinstance(times, tiled.TiledTimeline):
         cut = times.tiled
-        lines.insert(
-            1,
+        lines.append(
             f"in {cut.tile_count} tiles, as {cut.limit_bytes / 1e9:.3f} GB of device "
             f"memory ask: {cut.halo_share:.2%} of the multiply-accumulates twice; "
             "time and bytes of a kernel are of all its runs",
         )
-    lines += [_line(equal[0], len(equal), total_s) for equal in _equal(times.operators)]
+    rows = [_row(equal[0], len(equal), total_s) for equal in _equal(times.operators)]
+    lines += columns(KERNEL_COLUMNS, rows)
     lines += compiler.ledger_table(ledger)
     lines.append(
         f"moved {times.memory_bytes / 1e6:.2f} MB to and from device memory, "
@@ -456,15 +455,33 @@ def _equal(operators: Iterable[OperatorTime]) -> list[list[OperatorTime]]:
     return list(groups.values())
 
 
-def _line(op: OperatorTime, count: int, total_s: float) -> str:
-    t = op.timeline
+KERNEL_COLUMNS = {
+    "kernel": f"<{LONGEST}",
+    "us": ">9.2f",
+    "share": ">6.1%",
+    "cube": ">4.0%",
+    "bound by": ">8",
+    "GM MB": ">7.2f",
+    "mem MB": ">7.2f",
+    "L2": ">4.0%",
+}
+"""Heads of the table that `simulate` prints, and formats below them; `LEGEND` explains each."""
+
+
+def _row(op: OperatorTime, count: int, total_s: float) -> tuple[object, ...]:
+    """Return the cells of a kernel that runs `count` times, time and bytes of all runs."""
+    timeline = op.timeline
     times = f"{count} x " if count > 1 else ""
-    name = limits.labelled(f"{times}{op.name}", op.type, LONGEST)
-    moved = sum(n for pair, n in t.path_bytes.items() if "GM" in pair)
+    global_bytes = sum(n for path, n in timeline.path_bytes.items() if "GM" in path)
     return (
-        f"{name:{LONGEST}} {op.time_s * count * 1e6:9.2f} {op.time_s * count / total_s:6.1%} "
-        f"{op.cube_utilisation:4.0%} {t.bound_by:>8} {moved * count / 1e6:7.2f} "
-        f"{t.memory_bytes * count / 1e6:7.2f} {t.l2_hit_rate:4.0%}"
+        limits.labelled(f"{times}{op.name}", op.type, LONGEST),
+        op.time_s * count * 1e6,
+        op.time_s * count / total_s,
+        op.cube_utilisation,
+        timeline.bound_by,
+        global_bytes * count / 1e6,
+        timeline.memory_bytes * count / 1e6,
+        timeline.l2_hit_rate,
     )
 
 
@@ -472,7 +489,7 @@ PIPES = (
     "Pipes: MTE2 brings in, MTE1 feeds the cube M, V is the vector unit, FIX and MTE3 take out, S "
     "is scalar; AIC., AIV.: of cube cores and of vector cores."
 )
-COLUMNS = f"""Of each kernel: its time and share of the network's; the part of the cube's peak;
+LEGEND = f"""Of each kernel: its time and share of the network's; the part of the cube's peak;
 what takes longest, its start (launch), the interface of memory or a pipe; bytes copied from and to
 global memory, those of them that cross the interface, and the reads that L2 answers. Equal kernels
 are one row (12 x: the first one's name; time, share and bytes of all); --json has each. A name with
@@ -535,6 +552,6 @@ VERBS = (
             JSON,
             flag("--trace", metavar="F", help="write a Chrome trace of the kernels"),
         ),
-        {"epilog": COLUMNS},
+        {"epilog": LEGEND},
     ),
 )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab.cli.common import JSON, Verb, check_least, check_limit, flag, refuse_idle
-from ascend_lab.cli.printing import emit
+from ascend_lab.cli.printing import columns, emit
 from ascend_lab.errors import InputError
 from ascend_lab.limits import SEEDS, count, decimal, refuse_above, whole
 
@@ -137,16 +137,28 @@ def _subgraph(arguments: argparse.Namespace) -> int:
     return 0
 
 
+SUBGRAPH_COLUMNS = {
+    "subgraph": ">8",
+    "operations": ">12",
+    "w": ">7",
+    "h": ">6",
+    "k": ">6",
+    "retained": ">9",
+    "latency": ">14.1f",
+}
+"""w, h, k: width and height of a tile of the result, and the depth of its sums that is loaded."""
+
+
 def _subgraph_table(solution: Solution, operations: int) -> list[str]:
     """Return the schedule for a person to read, the first rows of it when it is long."""
-    rows = ["subgraph   operations       w      h      k  retained        latency"]
-    for number, (step, latency) in enumerate(zip(solution.steps, solution.latencies, strict=True)):
-        if number == MOST_ROWS:
-            rows.append(f"... and {len(solution.steps) - MOST_ROWS} more")
-            break
-        w, h, k = step.granularity
-        count = len(step.operations)
-        rows.append(f"{number:8} {count:12} {w:7} {h:6} {k:6} {len(step.retain):9} {latency:14.1f}")
+    steps = list(zip(solution.steps, solution.latencies, strict=True))
+    cells = [
+        (number, len(step.operations), *step.granularity, len(step.retain), latency)
+        for number, (step, latency) in enumerate(steps[:MOST_ROWS])
+    ]
+    rows = columns(SUBGRAPH_COLUMNS, cells)
+    if len(steps) > MOST_ROWS:
+        rows.append(f"... and {len(steps) - MOST_ROWS} more")
     best = "optimal for the tiles weighed" if solution.proven else "best found"
     rows += [
         f"{operations} operations in {len(solution.steps)} subgraphs: {best}",
