@@ -1,7 +1,10 @@
-"""The command `aoe`: tune models, say how far from optimal they end, keep what was found.
+"""The command `aoe`: tune models, and say how far from the optimum they end.
 
-Exit codes: 0 done, also when nothing improved; 2 bad input, one line on stderr; 130 interrupted,
-everything found so far saved.
+    aoe --job_type 2 --model resnet18.onnx --soc_version Ascend310 --output tuned
+
+writes a report, the tuned model and its schedules into the folder. Exit codes: 0 done, also when
+nothing improved; 2 bad input, one line on stderr; 130 interrupted, with everything that was found
+until then in the knowledge bank.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab import errors, output
-from ascend_lab.cli import aoe_words as flags, common
+from ascend_lab.cli import aoe_bank, aoe_words as flags, common
 from ascend_lab.cli.inputs import Network, Source, sources_of, wanted_of
 from ascend_lab.cli.printing import show
 from ascend_lab.machine.chip import PRESETS, Chip
@@ -41,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         with _CtrlC():
             if argv[:1] == ["bank"]:
-                return flags.bank_main(argv[1:])
+                return aoe_bank.bank_main(argv[1:])
             flags.refuse(argv)
             return _tune_all(flags.parser().parse_args(argv), started)
     except errors.AscendLabError as error:
@@ -56,6 +59,7 @@ class _CtrlC:
     """The first Ctrl-C lets the run keep what it found, a second one ends it at once."""
 
     def __enter__(self) -> None:
+        # Python lets only the main thread set handlers, and a caller's own handler stays in place.
         self.before: Any = signal.getsignal(signal.SIGINT)
         main = threading.current_thread() is threading.main_thread()
         self.ours = main and self.before is signal.default_int_handler
@@ -74,6 +78,7 @@ class _CtrlC:
     def _second(*_: object) -> None:
         import multiprocessing
 
+        # os._exit leaves no time for the pool to end its workers: they are killed here.
         for child in multiprocessing.active_children():
             child.kill()
         _complain("ended at once")
@@ -82,7 +87,11 @@ class _CtrlC:
 
 @dataclass
 class _Run:
-    """What holds for all networks of a run."""
+    """A run of the command: what the flags ask for, the bank, and what was printed already.
+
+    `started` is when the time of the network at work began; `head` are lines that wait to be
+    printed above the first result.
+    """
 
     arguments: argparse.Namespace
     job: str
@@ -108,11 +117,11 @@ class _Run:
         """Tune one network."""
         from ascend_lab.aoe.engine import Session, tune
 
-        read_s = time.monotonic()
+        began_s = time.monotonic()
         self.bars("read", 0, 1, "")
         graph = network.load()
         is_listed = None
-        read_s = time.monotonic() - read_s
+        read_s = time.monotonic() - began_s
         _print_once(self.head)
         if self.arguments.tune_ops_file:
             file = Path(self.arguments.tune_ops_file)
@@ -130,6 +139,7 @@ class _Run:
                     dtype=self.dtype,
                     chosen=is_listed,
                     progress=self.bars,
+                    # A model read in 4 s is saved in about 10: the search ends as much earlier.
                     deadline=self.deadline().keeping(SAVING * read_s),
                 ),
             )
@@ -142,9 +152,10 @@ class _Run:
 
 
 def _tune_all(arguments: argparse.Namespace, started: float) -> int:
-    """Check everything, then tune one source after another."""
+    """Check all flags, then tune one source after another."""
     from ascend_lab.aoe import Bars, open_knowledge, workers_of
 
+    # A slip in any flag is told before the first model is read, which may take a minute.
     job = flags.job_of(arguments)
     chip = flags.chip_of(arguments)
     dtype = flags.dtype_of(arguments)
@@ -171,7 +182,7 @@ def _tune_all(arguments: argparse.Namespace, started: float) -> int:
 
 
 def _print_once(head: list[str]) -> None:
-    """Print what stands above all results; it waits for the first network that can be read."""
+    """Print the lines above all results, once: a model that cannot be read is one line, without."""
     while head:
         show(head.pop(0))
 
@@ -185,6 +196,7 @@ def _each(sources: Sequence[Source], act: Callable[[Source], bool]) -> int:
                 _complain("interrupted; --reload goes on with what the bank holds")
                 return errors.INTERRUPTED
         except errors.AscendLabError as error:
+            # With a folder of models one that is damaged does not stop the others.
             if len(sources) == 1:
                 raise
             _complain(f"{source.name}: {error}")
@@ -196,7 +208,7 @@ def _source(run: _Run, source: Source) -> bool:
     """Tune the networks of a source and write their report; tell whether the user stopped it."""
     from ascend_lab.aoe.saved import write_report
 
-    sections: dict[str, list[Any]] = {}
+    sections: dict[str, list[Any]] = {}  # by job, "sgat" or "opat": a section for each network
     try:
         stopped = any(_network(run, network, sections) for network in source.networks)
     except KeyboardInterrupt:
@@ -208,7 +220,10 @@ def _source(run: _Run, source: Source) -> bool:
 
 
 def _network(run: _Run, network: Network, sections: dict[str, list[Any]]) -> bool:
-    """Tune, print, save; add to the sections by job; tell whether the user stopped it."""
+    """Tune a network, print and save the result; tell whether the user stopped it.
+
+    Its sections of the report are added to `sections`.
+    """
     from ascend_lab.aoe.saved import Report
 
     tuning = run.tune(network)
@@ -219,12 +234,12 @@ def _network(run: _Run, network: Network, sections: dict[str, list[Any]]) -> boo
         sections.setdefault(job, []).append(section)
     _print(report)
     _save(run, network.name, tuning)
-    run.started = time.monotonic()
+    run.started = time.monotonic()  # --time_limit is for each network
     return tuning.interrupted
 
 
 def _print(report: saved.Report) -> None:
-    """Print what was found."""
+    """Print the gains of each job, the operators that take longest, and the gap of the network."""
     from ascend_lab.aoe.saved import FORMULA, GAP_FORMULA
     from ascend_lab.aoe.tuning import NOT_REACHED
     from ascend_lab.compiler.compile import ledger_table
@@ -246,6 +261,7 @@ def _print(report: saved.Report) -> None:
                 f"{before_s * 1e3:.4f} ms -> {after_s * 1e3:.4f} ms\n"
                 f"  = {FORMULA}; {job} is {gloss}"
             )
+    # The plan of slices takes several lines; all are indented below the job's.
     if tuning.subgraph is not None:
         show("  " + str(tuning.subgraph.plan).replace("\n", "\n  "))
         if tuning.subgraph.plan.one_launch:
@@ -253,6 +269,7 @@ def _print(report: saved.Report) -> None:
     if tuning.operators is not None:
         show(report.top(TOP))
         show(f"  {_operators(tuning.operators)}")
+        # A search that ended early says nothing about the operators it has not come to.
         late = sum(r.note == NOT_REACHED for r in tuning.operators.results)
         if late:
             kept = f"{late} kinds of operators keep their defaults, of which nothing is proven"
@@ -268,7 +285,8 @@ def _print(report: saved.Report) -> None:
 
 
 def _operators(result: engine.NetworkResult) -> str:
-    """Return how far from optimal the operators are, each in its space."""
+    """Return how far from the best point of its space each operator's schedule is."""
+    # Gap 0.05: at most 5 % of the time can be won. None: the operator has no lower bound.
     gaps = [0.0 if r.proven else r.gap for r in result.results if r.gap is not None]
     if not gaps:
         notes = {r.note for r in result.results if r.note} or {"there is none"}
@@ -284,9 +302,10 @@ def _operators(result: engine.NetworkResult) -> str:
 
 
 def _save(run: _Run, name: str, tuning: engine.Tuning) -> None:
-    """Save the tuned model, and read it again: it must take as long as the report says."""
+    """Save the tuned model, and print the time that it takes when it is read again."""
     from ascend_lab.aoe.saved import save_tuned
 
+    # A default model under the name of a tuned one would mislead.
     if run.deadline().over and not tuning.result_s < tuning.baseline_s:
         show("  no tuned model is written: in the time limit nothing was tuned")
         return
@@ -306,11 +325,11 @@ def _save(run: _Run, name: str, tuning: engine.Tuning) -> None:
 
 # -- job 4, gradients ------------------------------------------------------------------------------
 CHIPS = {"910a": "Ascend910A", "910b": "Ascend910B", "ethernet": "Ascend910A", "a3": "Ascend910C"}
-"""What the names of chips begin with, by what those of clusters begin with."""
+"""By the start of a cluster's name the start of its chips' names: 910b-roce has Ascend910B2."""
 
 
 def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], chip: Chip) -> int:
-    """Tune all models, print and write reports; return the exit code."""
+    """Choose for each model which gradients go into one all-reduce; return the exit code."""
     from ascend_lab.aoe import bank, gradient, saved
     from ascend_lab.aoe.gradient.planning import HCCL_SEGMENTS
 
@@ -325,6 +344,7 @@ def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], ch
     def tune_source(source: Source) -> bool:
         sections = []
         for network in source.networks:
+            # The report names a model as the user did, not as the ONNX file does.
             graph = replace(network.load(), name=network.name)
             _print_once(head)
             tuning = gradient.tune_gradients(
@@ -348,8 +368,9 @@ def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], ch
 
 
 def _other_chip(chip: Chip, topology: Topology) -> str:
-    """Return a warning where a preset's devices are of another kind than the chip."""
+    """Return a warning where the devices of a preset cluster are not the chip that is timed."""
     devices = CHIPS.get(topology.name.partition("-")[0], chip.name)
+    # Of a chip file of one's own nobody knows which cluster it is built into.
     if chip.name not in PRESETS or chip.name.startswith(devices):
         return ""
     return (
