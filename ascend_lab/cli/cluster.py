@@ -1,4 +1,10 @@
-"""Verbs of clusters: topologies, collectives and their fit, the best plan to train a model."""
+"""Verbs of clusters of NPUs.
+
+ascend-lab topologies 910b-server                  its devices and links
+ascend-lab collective --op all_reduce --bytes 64M --topology 910b-server
+ascend-lab fit-collective measured.csv             alpha and beta of measured all-reduces
+ascend-lab train-plan resnet50 --cluster 910b-server --devices 8
+"""
 
 from __future__ import annotations
 
@@ -24,7 +30,9 @@ if TYPE_CHECKING:
 
 _SIZE = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)(?:([kmgt])(ib|b)?|b)?")
 HUGE_BYTES = 1e18
+"""Largest --bytes: more than any memory holds, and small enough that no time overflows."""
 ROOTED = ("broadcast", "reduce")
+"""Operations in which one device is the source or the target of everything."""
 
 
 def parse_bytes(text: str) -> float:
@@ -35,16 +43,18 @@ def parse_bytes(text: str) -> float:
     match = _SIZE.fullmatch(text.strip().lower())
     try:
         size = float(match[1]) if match else math.nan
-    except ValueError:
+    except ValueError:  # the pattern lets 1.2.3 pass
         size = math.nan
     if match and match[2]:
+        # 64m: 64 * 1024^2, 64mib: the same, 64mb: 64 * 1000^2
         size *= (1000 if match[3] == "b" else 1024) ** ("kmgt".index(match[2]) + 1)
-    if not 0 <= size <= HUGE_BYTES:
+    if not 0 <= size <= HUGE_BYTES:  # also refuses nan
         raise InputError(f"bytes from 0 to {HUGE_BYTES:g}", repr(text), "write 1e6, 64M or 64MB")
     return size
 
 
 def _collective(arguments: argparse.Namespace) -> int:
+    """Time a collective by one algorithm, or by all that can do it, the quickest first."""
     from ascend_lab.cluster import collective_time, compare, load_topology, schedule
 
     size_bytes = parse_bytes(arguments.bytes)
@@ -64,7 +74,7 @@ def _collective(arguments: argparse.Namespace) -> int:
     else:
         algorithm = arguments.algorithm
         times = (collective_time(arguments.op, topology, size_bytes, algorithm, places, root),)
-    quickest = times[0]
+    quickest = times[0]  # `compare` sorts by time
     data = {
         "op": quickest.op,
         "algorithm": quickest.algorithm,
@@ -113,6 +123,7 @@ def _table(times: tuple[CollectiveTime, ...], topology: Topology) -> list[str]:
 
 
 def _fit_collective(arguments: argparse.Namespace) -> int:
+    """Fit the ring's law to measured all-reduces, and print its errors on rows left out."""
     from ascend_lab.cluster.fit import fit_collective, read_table
 
     common.check_least(arguments, "--max-ranks", 2)
@@ -130,11 +141,14 @@ def report(rows: list[Measured], fit: CollectiveFit) -> dict[str, Any]:
     """
     from ascend_lab.cluster.fit import held_out, mape, predicted
 
+    # An error on rows that were fitted says little: each size is left out in turn, the law fitted
+    # to the others, and its time for that size compared. The same then with counts of ranks.
     by_ranks = held_out(rows, "ranks")
     judged = {"held_out_mape": held_out(rows) or by_ranks, "held_out_mape_ranks": by_ranks}
     sizes = sorted({row.size_bytes for row in rows})
 
     def errors(chosen: list[float]) -> dict[str, Any]:
+        """Return how many rows have one of some sizes, and the mean errors on them."""
         means: dict[str, Any] = {"rows": sum(row.size_bytes in chosen for row in rows)}
         for name, items in judged.items():
             means[name] = mape(item for item in items if item.row.size_bytes in chosen)
@@ -152,9 +166,11 @@ def report(rows: list[Measured], fit: CollectiveFit) -> dict[str, Any]:
 
 
 def _text(data: dict[str, Any]) -> list[str]:
+    """Return a fit as lines: alpha and beta by band of sizes, then the error at each size."""
     lines = [f"ring law fitted to {data['rows']} rows; errors on sizes / ranks left out"]
     for band in data["bands"]:
         beta = band["beta_s_per_byte"]
+        # Times of small messages may not grow with the size: then beta is 0.
         rate = f"{1e-9 / beta:.2f} GB/s" if beta else "no limit"
         lines.append(
             f"  {band['bytes_from']:.3g} to {band['bytes_to']:.3g} B: "
@@ -166,6 +182,7 @@ def _text(data: dict[str, Any]) -> list[str]:
 
 
 def _both(errors: dict[str, Any]) -> str:
+    """Return the errors on sizes and on counts of ranks left out: "3.1% / 7.4%"."""
     return f"{_percent(errors['held_out_mape'])} / {_percent(errors['held_out_mape_ranks'])}"
 
 
@@ -174,6 +191,7 @@ def _percent(value: float | None) -> str:
 
 
 def _topologies(arguments: argparse.Namespace) -> int:
+    """List the named clusters with their sources, or show the links of one."""
     from ascend_lab.cluster import TOPOLOGIES, load_topology, loader
 
     if arguments.name is not None:
@@ -184,7 +202,7 @@ def _topologies(arguments: argparse.Namespace) -> int:
     lines = []
     for preset in TOPOLOGIES.values():
         name = loader.usage(preset.name)
-        most_devices = preset.limit or None
+        most_devices = preset.limit or None  # a server as built has a fixed number
         data[name] = {
             "summary": preset.summary,
             "source": preset.source,
@@ -196,9 +214,9 @@ def _topologies(arguments: argparse.Namespace) -> int:
 
 
 CHIPS = {"910b": "Ascend910B2", "a3": "Ascend910C"}
-"""Chip by the start of a cluster's name; Ascend910A for all others."""
+"""Chip by the start of a cluster's name: 910b-roce has Ascend910B2. All others have Ascend910A."""
 SAMPLES = 8
-"""Default batch of a device."""
+"""Default batch of a device, in samples."""
 OPTIMIZERS = ("adam", "sgd")
 LEGEND = """\
   D data, T tensor, P pipeline, E expert parallel: devices along each; Z ZeRO stage
@@ -210,11 +228,13 @@ LEGEND = """\
 
 
 def _train_plan(arguments: argparse.Namespace) -> int:
+    """Print the parallel plans that train a model the fastest on a cluster."""
     from ascend_lab.cluster import TOPOLOGIES, load_topology
     from ascend_lab.cluster.parallel import best_plans
 
     _check(arguments)
-    name = arguments.cluster  # a preset that takes a count and has none gets the devices'
+    name = arguments.cluster
+    # --cluster 910b-roce --devices 32 means 910b-roce:32
     open_preset = name in TOPOLOGIES and TOPOLOGIES[name].limit
     topology = load_topology(f"{name}:{arguments.devices}" if open_preset else name)
     chip = load_chip(arguments.chip or CHIPS.get(name.partition("-")[0], "Ascend910A"))
@@ -264,6 +284,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _model(arguments: argparse.Namespace, chip: Chip) -> GraphModel:
+    """Return the model whose training is planned, a zoo's or that of an .onnx file."""
     from ascend_lab.cluster.parallel.model import GraphModel, model_of
 
     optimizer = arguments.optimizer
@@ -274,6 +295,7 @@ def _model(arguments: argparse.Namespace, chip: Chip) -> GraphModel:
         return model_of(name, chip, optimizer=optimizer, dtype=dtype)
     shapes = common.shapes_of(arguments)
 
+    # Plans cut the batch into micro-batches: the graph is imported anew for each size.
     for shape in shapes.values():
         if shape[:1] not in ((1,), (-1,)):
             remedy = "plans choose the batch of a device; --batch says a step's"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ascend_lab import limits
-from ascend_lab.cli import inputs
+from ascend_lab.cli import array_files
 from ascend_lab.cli.common import JSON, Verb, flag
 from ascend_lab.cli.printing import emit
 from ascend_lab.errors import InputError
@@ -32,7 +32,7 @@ def _aipp(arguments: argparse.Namespace) -> int:
         raise InputError(f"an aipp_op of related_input_rank {arguments.rank}", "none", "--rank N")
     op = operations[0]
     chip = load_chip(arguments.chip) if arguments.chip else None
-    frames = inputs.load_array(arguments.image)
+    frames = array_files.load_array(arguments.image)
     if op.settings is not None:
         settings_by_frame = _static_settings(arguments, op.settings, chip, frames.size)
     else:
@@ -42,7 +42,7 @@ def _aipp(arguments: argparse.Namespace) -> int:
     result_bytes = len(settings_by_frame) * width * height * CHANNELS * HALF_BYTES
     limits.refuse_above("bytes of the result", result_bytes, limits.ARRAY_BYTES)
     result = aipp_each(frames, settings_by_frame)
-    inputs.save_array(arguments.output, result)
+    array_files.save_array(arguments.output, result)
     wide = result.astype(np.float64)  # a mean in fp16 overflows at 65504
     data = {
         "frames": len(result),

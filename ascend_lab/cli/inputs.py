@@ -1,130 +1,30 @@
-"""What users hand in: files of arrays; networks and single operators to tune, and which of them.
+"""What `aoe` tunes: networks and single operators, by its flags and the files they name.
 
-Arrays, .npy and .npz, are read with limits and without unpickling, and written whole.
+Nothing is loaded before its turn: a folder may hold many models.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
-import tokenize
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ascend_lab import limits, output
+from ascend_lab import limits
 from ascend_lab.cli import common
-from ascend_lab.errors import InputError, complain
-from ascend_lab.limits import ARRAY_BYTES, TABLE_BYTES, json_of, read_file, refuse_above, shown
+from ascend_lab.errors import InputError
+from ascend_lab.limits import TABLE_BYTES, json_of, read_file, shown
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.operators import Tunable
     from ascend_lab.compiler import Graph
 
-Arrays = dict[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-_DAMAGED: tuple[type[Exception], ...] = (
-    OSError,
-    ValueError,
-    LookupError,
-    EOFError,
-    SyntaxError,
-    TypeError,
-    RuntimeError,
-    MemoryError,
-    zipfile.BadZipFile,
-    tokenize.TokenError,
-    zlib.error,
-)
-"""What NumPy and zipfile raise for what is no archive of arrays."""
-with suppress(ImportError):  # a Python without it unpacks none of its archives
-    import lzma
-
-    _DAMAGED += (lzma.LZMAError,)
-
-
-def _damage(error: BaseException) -> str:
-    """Return what is wrong with a file, without its name or NumPy's advice to unpickle it."""
-    text = (getattr(error, "strerror", None) or str(error))[:200]
-    if "pickle" in text:
-        return "Python objects in it"
-    return "another kind of file" if "magic" in text else text
-
-
-@contextmanager
-def _reading(path: str, needed: str, remedy: str) -> Iterator[None]:
-    """Raise `InputError` for a path that is no file, and for whatever is wrong with one."""
-    try:
-        if Path(path).exists() and not Path(path).is_file():
-            raise InputError(needed, f"{path}, which is no file", "give a file")
-        yield
-    except _DAMAGED as error:
-        raise InputError(needed, f"{path}: {_damage(error)}", remedy) from None
-
-
-def load_arrays(path: str) -> Arrays:
-    """Return the arrays of an .npz file; raise `InputError` for another or a damaged file."""
-    needed = "an .npz file of arrays of numbers"
-    with _reading(path, needed, "write one with numpy.savez"):
-        with zipfile.ZipFile(path) as archive:
-            total = sum(entry.file_size for entry in archive.infolist())
-        refuse_above(f"{path}: bytes of arrays, unpacked,", total, ARRAY_BYTES, "use fewer")
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    for name, array in arrays.items():
-        if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
-            raise InputError(needed, f"{shown(name)} in {path}", "numpy.savez writes one")
-    return arrays
-
-
-def load_array(path: str) -> Any:
-    """Return the array of an .npy file; raise `InputError` for another or a damaged file."""
-    needed = "an .npy file of numbers"
-    with _reading(path, needed, "write one with numpy.save"):
-        refuse_above(f"{path}: bytes", Path(path).stat().st_size, ARRAY_BYTES, "use fewer")
-        with Path(path).open("rb") as stream:
-            array = np.lib.format.read_array(stream, allow_pickle=False)
-    if array.dtype.kind not in "biuf":
-        raise InputError(needed, f"{array.dtype} in {path}", "numpy.save writes one")
-    return array
-
-
-def warn_infinite(arrays: Mapping[str, Any], flag: str) -> None:
-    """Say on standard error which arrays hold NaN or infinities: what comes of them may too."""
-    for name, array in arrays.items():
-        if wrong := array.size - np.isfinite(array).sum():
-            got = f"{wrong:,} of {array.size:,} numbers of {name} are NaN or infinite"
-            complain("ascend-lab", f"warning: {flag}: {got}")
-
-
-def save_arrays(path: str, arrays: Mapping[str, Any]) -> None:
-    """Write arrays by name into an .npz file; any name will do, also those with slashes."""
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, np.asarray(array, order="C"))
-    output.write_whole(path, packed.getvalue())
-
-
-def save_array(path: str, array: Any) -> None:
-    """Write an array into an .npy file."""
-    raw = io.BytesIO()
-    np.lib.format.write_array(raw, np.asarray(array, order="C"))
-    output.write_whole(path, raw.getvalue())
-
-
-# -- what `aoe` tunes -----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Network:
     """A network to tune: its name, and how to get it."""
@@ -153,6 +53,7 @@ def sources_of(arguments: argparse.Namespace) -> list[Source]:
     if arguments.model:
         return [_model(arguments.model, shapes, batches)]
     folder = Path(arguments.model_path)
+    # Sorted: the file system's order differs from machine to machine.
     files = sorted(p for p in folder.glob("*.onnx") if p.is_file())
     if not files:
         got = f"none in {folder}" if folder.is_dir() else f"{folder}, which is no folder"
@@ -161,6 +62,7 @@ def sources_of(arguments: argparse.Namespace) -> list[Source]:
 
 
 def _ready(graph: Graph) -> Network:
+    """Return a graph that is there already as a network to tune."""
     return Network(graph.name, lambda: graph)
 
 
@@ -172,6 +74,7 @@ def shapes_of(text: str) -> dict[str, tuple[int, ...]]:
 
 
 def _batches(text: str) -> list[int]:
+    """Return the batches of --dynamic_batch_size, each once: "1,4,4" are 1 and 4."""
     batches = limits.wholes_of(text, ",")
     if any(batch < 1 for batch in batches) or (text and not batches):
         raise InputError("--dynamic_batch_size as numbers above 0", repr(text), "e.g. 1,4,16")
@@ -179,6 +82,7 @@ def _batches(text: str) -> list[int]:
 
 
 def _model(model: str, shapes: Shapes, batches: Sequence[int]) -> Source:
+    """Return a model to tune, for each batch a network of its own with one report for all."""
     from ascend_lab.compiler.zoo import model_name
 
     name = model_name(model)
@@ -193,7 +97,10 @@ def _load(model: str, shapes: Shapes, batch: int | None) -> Graph:
 
 
 def sized(shapes: Shapes, batch: int | None, meaning: str) -> dict[str, tuple[int, ...]]:
-    """Return shapes with the batch in place of -1, which stands for `what`; `InputError`."""
+    """Return shapes with the batch in place of -1; raise `InputError` without a batch.
+
+    `meaning` is what -1 stands for in the message.
+    """
     if batch is None and any(-1 in shape for shape in shapes.values()):
         raise InputError(f"--dynamic_batch_size for a {meaning} of -1", "none", "give it")
     return {n: tuple(batch if batch and k == -1 else k for k in s) for n, s in shapes.items()}
@@ -208,6 +115,8 @@ def wanted_of(
     """
     from ascend_lab.compiler import compile_graph
 
+    # A kernel may hold several nodes, and equal kernels are one piece, tuned once for all: a name
+    # counts if it is one of theirs.
     names, types = _listed(file)
     of_piece: dict[str, set[str]] = {}
     kinds = set()
@@ -217,11 +126,14 @@ def wanted_of(
         kinds |= set(task.op.split("+")) if task.lowered is not None else set()
 
     def is_listed(operator: Tunable) -> bool:
+        """Tell whether the file names the operator or one of its nodes, or its type."""
+        # "conv2d+relu" is a fused kernel of two types
         mine = of_piece.get(operator.piece.key, set()) | {operator.name}
         words = {_word(kind) for kind in operator.op.split("+")}
         return bool(words & types or mine & names)
 
     all_names = {name for mine in of_piece.values() for name in mine}
+    # A slip in a name would otherwise tune nothing without a word.
     missing = [*sorted(names - all_names), *sorted(types - set(map(_word, kinds)))]
     warning = f"{file}: not in this model: {', '.join(missing)}" if missing else ""
     if missing:
@@ -230,6 +142,7 @@ def wanted_of(
 
 
 def _listed(file: Path) -> tuple[set[str], set[str]]:
+    """Return the names and the types that a --tune_ops_file lists."""
     data = read_json(file, "--tune_ops_file")
     keys = ("tune_ops_name", "tune_ops_type")
     good = isinstance(data, dict) and bool(data) and not set(data) - set(keys)
@@ -249,6 +162,7 @@ def _word(kind: str) -> str:
 
 # -- single operators, from a JSON description ----------------------------------------------------
 EXAMPLE = 'e.g. {"op": "matmul", "shapes": [[64, 64], [64, 32]], "dtypes": ["fp16", "fp16"]}'
+# Keys of the two forms: ours, and that of CANN's single-operator files.
 OURS = ("op", "shapes", "dtypes", "attrs", "constants")
 PUBLISHED = ("op", "name", "input_desc", "output_desc", "attr")
 
@@ -260,15 +174,17 @@ def read_json(file: Path, flag: str) -> Any:
 
 
 def single_operators(file: Path) -> list[Graph]:
-    """Return a graph per operator that a file describes: one, or a list of them.
+    """Return a graph for each operator that a file describes: a single one, or a list of them.
 
-    Ours: op, shapes, dtypes (fp16), attrs, constants (places of weights; by default all but the
-    first input of convolutions). Published: op, input_desc with shape and type, attr.
+    Our form has the keys op, shapes, dtypes (by default fp16), attrs, and constants: which inputs
+    are weights, counted from 0 (by default all but the first of a convolution). The published form
+    has op, input_desc with the shape and type of each input, and attr.
     """
     data = read_json(file, "--singleop")
     rows = data if isinstance(data, list) else [data]
     if not rows:
         raise InputError(f"{file}: operators", "none", EXAMPLE)
+    # Two products in one file would write one report over the other: names begin with a number.
     graphs = [_graph(row, f"{file}: operator {i}") for i, row in enumerate(rows, 1)]
     if len(graphs) == 1:
         return graphs
@@ -276,7 +192,9 @@ def single_operators(file: Path) -> list[Graph]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Described:
+class _Description:
+    """A single operator as either form describes it."""
+
     op: str
     shapes: list[tuple[int, ...]]
     dtypes: list[str]
@@ -285,24 +203,27 @@ class _Described:
 
 
 def _graph(row: Any, where: str) -> Graph:
+    """Return the graph of a described operator; weights are constants, of no matter what values."""
     from ascend_lab.compiler import Fill, GraphBuilder, Seeded, TensorType
 
-    found = _described(row, where)
-    builder = GraphBuilder(found.op, found.dtypes[0])
+    description = _described(row, where)
+    builder = GraphBuilder(description.op, description.dtypes[0])
     values = []
-    for i, (shape, dtype) in enumerate(zip(found.shapes, found.dtypes, strict=True)):
-        if i in found.constants:
+    inputs = zip(description.shapes, description.dtypes, strict=True)
+    for i, (shape, dtype) in enumerate(inputs):
+        if i in description.constants:
+            # Integer inputs may be indices: 1 is one of any table with two rows.
             data = Fill(1) if "int" in dtype else Seeded(i, 0.1)
             values.append(builder.constant(data, TensorType(shape, dtype), f"x{i}"))
         else:
             values.append(builder.input(f"x{i}", shape, dtype))
-    outs = builder.add_node(found.op, *values, **found.attrs)
+    outs = builder.add_node(description.op, *values, **description.attrs)
     builder.output(*(outs if isinstance(outs, tuple) else (outs,)))
     return builder.build()
 
 
-def _described(row: Any, where: str) -> _Described:
-    """Return what a description says in either form, checked."""
+def _described(row: Any, where: str) -> _Description:
+    """Return what an entry of a file describes, in either form; raise `InputError`."""
     from ascend_lab.compiler.lower import CONVOLUTIONS
     from ascend_lab.operators import ops
     from ascend_lab.operators.dsl.tensor import ALIASES
@@ -337,14 +258,17 @@ def _described(row: Any, where: str) -> _Described:
     if bad or not shapes or len(dtypes) != len(shapes):
         got = ", ".join(bad) or f"{len(dtypes)} types for {len(shapes)} shapes"
         raise InputError(f"{where}: a shape and a type of {', '.join(DTYPE_BYTES)} each", got)
-    return _Described(op, shapes, dtypes, attrs, constants)
+    return _Description(op, shapes, dtypes, attrs, constants)
 
 
 def _plain(value: Any) -> Any:
+    """Return an attribute with tuples in place of JSON's lists, which operators do not take."""
     return tuple(_plain(v) for v in value) if isinstance(value, list) else value
 
 
 def _size(value: Any, minimum: int = 1) -> int:
+    """Return a whole number of a description; raise `ValueError` for anything else."""
+    # True is a number to Python
     if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
         raise ValueError(f"{shown(value)} where a number of at least {minimum} was needed")
     return value

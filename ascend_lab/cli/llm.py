@@ -1,4 +1,10 @@
-"""The verb `llm`: what a step of a language model takes on a machine, and where its time goes."""
+"""The verb `llm`: the time of a step of a language model on a machine, or the best plan for it.
+
+    ascend-lab llm zoo:qwen3_8b --chip Ascend910B2 --context 4096 --batch 16
+    ascend-lab llm zoo:qwen3_8b --chip Ascend910B2 --context 4096 --plan auto --tpot-ms 20
+
+A step yields one token for each sequence of the batch; tpot is the time per output token.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +20,7 @@ if TYPE_CHECKING:
     from ascend_lab.llm import Machine, Model, Plans, Step
 
 AUTO = "auto"
+# Flags that count only for a stated plan, and only for a search.
 OF_PLAN = ("--tp", "--ep", "--dp", "--pp", "--batch", "--prefill", "--queries")
 OF_SEARCH = ("--tpot-ms", "--devices", "--figure")
 MS = 1e3
@@ -28,6 +35,7 @@ def _llm(arguments: argparse.Namespace) -> int:
     if arguments.plan == AUTO:
         refuse_idle(arguments, "without --plan auto", *OF_PLAN)
         devices = arguments.devices or 8
+        # Any plan with as many devices: the machine only has to hold them, the search cuts them.
         plan = Plan(dp=devices)
         machine = machine_of(arguments.chip, arguments.cluster, plan, arguments.mode)
         return _search(arguments, decoder, machine, devices)
@@ -55,7 +63,7 @@ def _step(arguments: argparse.Namespace, model: Model) -> int:
         "batch": arguments.batch,
         "context": arguments.context,
         "step_s": step.time_s,
-        "prefill_s": None,
+        "prefill_s": None,  # the key is there in any case: readers of the JSON need no test
         "tokens_per_s": step.tokens_per_s,
         "memory_bytes": _memory(step),
         "largest_batch": step.memory.largest_batch,
@@ -75,7 +83,7 @@ def _step(arguments: argparse.Namespace, model: Model) -> int:
 
 
 def _memory(step: Step) -> dict[str, float]:
-    """Return the bytes of the fullest device."""
+    """Return the bytes on the fullest device; stages of a pipeline may differ."""
     memory = step.memory
     return {
         "weights": memory.weights_bytes,
@@ -148,6 +156,7 @@ def _search(arguments: argparse.Namespace, decoder: Any, machine: Machine, devic
     if not arguments.tpot_ms > 0:
         raise InputError("--tpot-ms above 0", shown(arguments.tpot_ms), "e.g. 50")
     limit_s = arguments.tpot_ms / MS
+    # On the frontier no plan gives more tokens a second with a shorter step.
     plans = best_plans(decoder, machine, devices, arguments.context, limit_s, arguments.format)
     where = f"{decoder.title} on {devices} {machine.chip.name}, context {arguments.context}"
     lines = [
@@ -183,7 +192,7 @@ def _plans(plans: Plans) -> dict[str, Any]:
 
 
 def _plain(step: Step) -> dict[str, Any]:
-    """Return a point of the grid as plain data."""
+    """Return a plan, its batch and its step as plain data."""
     plan = {name: getattr(step.plan, name) for name in ("tp", "ep", "dp", "pp")}
     return {"plan": plan, "batch": step.load.batch, "step_s": step.time_s, **step.as_dict()}
 

@@ -1,4 +1,10 @@
-"""Verbs on models: what they count, what becomes of one on a chip, one in eight bits."""
+"""Verbs on a model before it is compiled.
+
+ascend-lab zoo mobilenet_v2                        parameters and multiply-accumulates
+ascend-lab migrate model.onnx --chip Ascend310     what each node becomes, and what it costs
+ascend-lab calibrate values.npy --method kl        scale and offset of one tensor
+ascend-lab quantize model.onnx --calibration x.npz --output int8.onnx
+"""
 
 from __future__ import annotations
 
@@ -12,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ascend_lab.cli import common, inputs, quantising
+from ascend_lab.cli import array_files, common, quantising
 from ascend_lab.cli.common import JSON, MODEL, SHAPES, Verb, flag
 from ascend_lab.cli.printing import columns, emit
 from ascend_lab.errors import InputError
@@ -34,17 +40,20 @@ COUNT_COLUMNS = {"model": "<28", "parameters": ">11,", "MACs": ">16,", " input":
 
 
 def _zoo(arguments: argparse.Namespace) -> int:
+    """List the models of the zoo with their counts, or show one of them."""
     from ascend_lab.compiler import zoo
 
     if arguments.chip is not None:
         return _why(arguments)
     if arguments.name is None:
         common.refuse_idle(arguments, "with a model's name", "--width", "--resolution")
+        # Counts of batch 1 are stored: building all 74 graphs takes a while.
         rows = zoo.stored_counts()
         if arguments.batch != 1:
             rows = {name: zoo.counts_of(name, batch=arguments.batch) for name in zoo.ZOO}
         data: Any = rows
     else:
+        # Both `zoo:unet` and `unet` are understood.
         data = zoo.counts_of(
             arguments.name.removeprefix("zoo:"),
             batch=arguments.batch,
@@ -52,6 +61,7 @@ def _zoo(arguments: argparse.Namespace) -> int:
             size=arguments.resolution,
         )
         rows = {data["name"]: data}
+    # The last column has no width: its head, like its cells, stands two blanks off the numbers.
     cells = [
         (name, row["parameters"], row["macs"], f" {row['input_name']} {_by_x(row['input_shape'])}")
         for name, row in rows.items()
@@ -90,6 +100,7 @@ STYLE = (
 
 
 def _migrate(arguments: argparse.Namespace) -> int:
+    """Report what becomes of every node of a model on a chip, and write the migrated model."""
     from ascend_lab.compiler import migrate, zoo
     from ascend_lab.machine.chip import load_chip
 
@@ -100,12 +111,13 @@ def _migrate(arguments: argparse.Namespace) -> int:
     shapes = common.shapes_of(arguments)
     batch = arguments.batch
     source: str | bytes = arguments.model
+    # A model of the zoo is a graph of ours: as an ONNX file it takes the road of any other.
     if arguments.model.startswith(zoo.PREFIX):
         from ascend_lab.compiler.onnx.export import export_onnx
 
         graph = zoo.load_model(arguments.model, shapes=shapes, batch=batch).graph
         source = export_onnx(graph).SerializeToString()
-        shapes = {}
+        shapes = {}  # the graph was built with them: its file leaves no size open
         batch = None
     migration = migrate.migrate(source, chip, shapes=shapes, batch=batch, dtype=arguments.dtype)
     data = {**migration.report, "output": arguments.output if migration.model is not None else None}
@@ -114,6 +126,7 @@ def _migrate(arguments: argparse.Namespace) -> int:
     if arguments.report:
         plain = json.dumps(data, indent=2) if ending == ".json" else "\n".join(_lines(data))
         write_whole(arguments.report, _html(data) if ending == ".html" else f"{plain}\n")
+    # A model that the chip refuses has a report, and no file; the exit code says so too.
     missing = [f"{arguments.output}: not written: the model is refused"]
     lost = migration.model is None and arguments.output is not None
     emit(arguments.json, data, _lines(data) + missing * lost)
@@ -149,10 +162,11 @@ def _html(data: Mapping[str, Any]) -> str:
 
 
 Table = tuple[str, tuple[str, ...], list[tuple[object, ...]]]
+"""A title, heads of columns, and rows."""
 
 
 def _tables(data: Mapping[str, Any]) -> list[Table]:
-    """Return the report's tables: title, headers, rows."""
+    """Return the tables of a migration report, those without rows too."""
     nodes: list[tuple[object, ...]] = [
         (
             row["source_op"],
@@ -186,12 +200,14 @@ def _tables(data: Mapping[str, Any]) -> list[Table]:
 
 # -- eight bits -----------------------------------------------------------------------------------
 def _calibrate(arguments: argparse.Namespace) -> int:
+    """Choose scale and offset of one tensor, and print the range they cover and their noise."""
     from ascend_lab.deploy.compress import calibrate, scales, signal_to_noise_db
 
-    values = inputs.load_array(arguments.values)
+    values = array_files.load_array(arguments.values)
     scale = calibrate(
         values, arguments.method, bits=arguments.bits, asymmetric=arguments.asymmetric
     )
+    # With q = round(x / scale) + offset the ends of int8, -128 and 127, stand for these values.
     low, high = (float(end - scale.offset) * scale.scale for end in scales.limits(scale.bits))
     narrow = values.astype(np.float32)
     data = {
@@ -212,16 +228,18 @@ def _calibrate(arguments: argparse.Namespace) -> int:
 
 
 def _quantize(arguments: argparse.Namespace) -> int:
+    """Write a model with its layers in eight bits, and print how far its outputs are off."""
     from ascend_lab.deploy import compress as c
 
     subject = quantising.subject_of(arguments.model, arguments.calibration)
     plan = _plan(arguments, subject.graph)
     subject = subject.with_pairs(plan)
+    # Checked before calibration, which takes longer than reading a file.
     held_out = subject.held_out(arguments.held_out, plan)
     quantised, left_out = subject.quantised(plan)
     model = c.qdq_model(quantised, subject.source, subject.graph)
     written: bytes = model.SerializeToString()
-    used = subject.feeds[: plan.batches]
+    used = subject.feeds[: plan.batches]  # a configuration may ask for fewer batches
     data: dict[str, Any] = {
         "layers": [
             {**asdict(layer), "op": quantised.graph.node(layer.name).op}
@@ -280,6 +298,7 @@ def _plan(arguments: argparse.Namespace, graph: Graph) -> Plan:
     """Return what the flags and the configuration file say, which must not contradict."""
     from ascend_lab.deploy.compress import LayerPlan, Plan, read_config
 
+    # What the file says of a layer replaces these flags.
     default_plan = LayerPlan(arguments.method, asymmetric=not arguments.symmetric)
     if not arguments.config:
         return Plan(default_plan)
@@ -287,6 +306,7 @@ def _plan(arguments: argparse.Namespace, graph: Graph) -> Plan:
     plan = read_config(arguments.config, default_plan)
     with naming(arguments.config):
         plan.check(graph)
+    # Stated twice with one value a method is no contradiction.
     if "method" in arguments.given and plan.common.method != arguments.method:
         got = f"{plan.common.method} in {arguments.config}"
         raise InputError(f"--method {arguments.method} alone", got, "drop one")

@@ -1,4 +1,10 @@
-"""The verbs `run` and `simulate`: the values an ONNX model computes, and its time on a chip."""
+"""Verbs on a whole network: `run` prints the values it computes, `simulate` its time on a chip.
+
+    ascend-lab run model.onnx --inputs x.npz --outputs y.npz
+    ascend-lab simulate zoo:resnet50 --chip Ascend910B2
+
+Both take a model that the compiler refuses, too: its nodes are placed on core, AI CPU and host.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +17,8 @@ import numpy as np
 
 from ascend_lab import limits, output
 from ascend_lab.cli import common
+from ascend_lab.cli.array_files import Arrays, load_arrays, save_arrays, warn_infinite
 from ascend_lab.cli.common import BATCH, COMPILED, JSON, LIKE, SHAPES, TUNED, Verb, flag
-from ascend_lab.cli.inputs import Arrays, load_arrays, save_arrays, warn_infinite
 from ascend_lab.cli.printing import columns, emit
 from ascend_lab.errors import CapacityError, InputError, UnsupportedError, complain
 from ascend_lab.machine.chip import Chip, load_chip
@@ -26,11 +32,12 @@ if TYPE_CHECKING:
 
 
 WORKING_BYTES = 2**31
-"""Most bytes a node may read and write while it is evaluated in fp64."""
+"""Most bytes a node may read and write while it is evaluated in fp64: 2 GiB."""
 WHOLE = "for models whose operators the compiler takes"
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    """Compute a model's outputs from arrays of a file, or from random ones."""
     from ascend_lab.compiler import evaluate, random_inputs
     from ascend_lab.compiler.onnx.tensors import in_type
     from ascend_lab.compiler.overflow import constants_beyond
@@ -53,6 +60,7 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         model = common.imported(arguments, feeds)
     except UnsupportedError as error:
+        # Without a kernel for every node a model still has values, and no compiled programs.
         refuse_off_core(arguments, error, "--compiled")
         hosted = placed(arguments, feeds, error)
         nodes = sum(len(group.nodes) for group in hosted.parts)
@@ -67,13 +75,14 @@ def _run(arguments: argparse.Namespace) -> int:
     overflows: list[Overflow] = []
     if arguments.compiled or common.is_compiled(arguments.model):
         values = _run_compiled(arguments, graph, inputs, overflows)
+        # A weight of 1e6 is infinite in fp16 before any node runs.
         overflows += constants_beyond(graph, "fp16")
     else:
         values = evaluate(graph, inputs)
     outputs = {name: in_type(values[name], kind) for name, kind in model.output_types.items()}
     count = f"{graph.parameter_count:,} parameters, statistics of norms counted"
     title = f"{graph.name}: {len(graph.nodes)} nodes, {count}"
-    overflow_report = _told(graph, inputs, overflows, kept_nodes(arguments.keep_dtype))
+    overflow_report = _overflow_report(graph, inputs, overflows, kept_nodes(arguments.keep_dtype))
     finite = all(np.isfinite(array.astype(np.float64)).all() for array in outputs.values())
     if arguments.compiled and not finite:
         overflow_report.setdefault("lines", []).append(
@@ -85,7 +94,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _print_outputs(
     arguments: argparse.Namespace, title: str, outputs: Arrays, overflow_report: dict[str, Any]
 ) -> int:
-    """Write and print a model's outputs, and what left its format on the way."""
+    """Write and print a model's outputs, and the nodes whose numbers left their format."""
     if arguments.outputs:
         save_arrays(arguments.outputs, outputs)
     rows = {name: _summary(array) for name, array in outputs.items()}
@@ -104,13 +113,12 @@ SHOWN = 8
 """Nodes that overflow, in text: those behind the first may only follow from it."""
 
 
-def _told(
+def _overflow_report(
     graph: Graph, inputs: Arrays, overflows: Sequence[Overflow], kept: frozenset[str]
 ) -> dict[str, Any]:
-    """Return as data and lines which nodes' numbers left their format, and what keeps them in fp32.
+    """Return as "data" and "lines" which nodes overflowed, and the nodes to keep in fp32.
 
-    The nodes that are `kept` already stand among those to keep. The data stand beside the outputs,
-    and are missing if nothing overflowed.
+    Nodes that --keep_dtype has `kept` already stand among those to keep. Empty if nothing did.
     """
     from ascend_lab.compiler.compile import nodes_to_keep
 
@@ -145,10 +153,14 @@ def _cause(graph: Graph, inputs: Arrays, overflows: Sequence[Overflow]) -> str:
 def _run_compiled(
     arguments: argparse.Namespace, graph: Graph, inputs: Arrays, overflows: list[Overflow]
 ) -> Arrays:
-    """Return what the kernels compute, default or tuned ones; a compiled model has both ways."""
+    """Return what a compiled model's programs compute; nodes that overflow join `overflows`.
+
+    A file of `compile` can also evaluate its graph exactly, which is what it does by default.
+    """
     from ascend_lab.compiler import Road, run_tasks
 
     if common.is_compiled(arguments.model):
+        # The file holds a program for each batch, a gear: the sizes say which one is meant.
         sizes = {name: graph.types[name].shape for name in graph.inputs}
         gear = _offline(arguments).gear(sizes)
         return gear.run(inputs, kernels=arguments.compiled, overflows=overflows)
@@ -177,6 +189,7 @@ def _offline(arguments: argparse.Namespace) -> OfflineModel:
     """Return a compiled model; raise `InputError` for a chip that it was not compiled for."""
     from ascend_lab.deploy.runtime import load_offline
 
+    # All of these were decided when it was compiled.
     decided = (
         "tuned",
         "bank",
@@ -191,6 +204,7 @@ def _offline(arguments: argparse.Namespace) -> OfflineModel:
     )
     idle = (f"--{name}" for name in decided)
     common.refuse_idle(arguments, "for a model that is not compiled yet", *idle)
+    # The default of --chip is for models that are not compiled yet: the file knows its own.
     chip = load_chip(arguments.chip) if "chip" in arguments.given else None
     return load_offline(arguments.model, chip)
 
@@ -206,10 +220,11 @@ def _check_size(graph: Graph) -> None:
 
 
 def _summary(array: Any) -> dict[str, Any]:
+    """Return type, shape, smallest, largest and mean value of an output as plain data."""
     if array.dtype.kind in "SUc":  # complex numbers have no order either
         kind = str(array.dtype) if array.dtype.kind == "c" else "string"
         return {"type": kind, "shape": list(array.shape)}
-    wide = array.astype(np.float64)
+    wide = array.astype(np.float64)  # fp16 sums overflow at 65504
     with np.errstate(all="ignore"):
         numbers = (wide.min(), wide.max(), wide.mean()) if array.size else (0.0, 0.0, 0.0)
     low, high, mean = (float(n) for n in numbers)
@@ -244,6 +259,7 @@ def placed(
         raise error
     refuse_off_core(arguments, error, "--tuned", "--bank")
     chip = common.chip_with(arguments)
+    # Resizing and colour conversion run on a unit of the chip where it has one.
     vpc = UNITS.get(chip.name, {}).get("VPC")
     try:
         model = host.whole_model(arguments.model)
@@ -257,6 +273,7 @@ def placed(
             media_pixels_per_s=vpc.pixels_per_s if vpc else 0.0,
         )
     except UnsupportedError as other:
+        # Refused on and off the core for one reason: it is said once.
         if other.needed == error.needed:
             raise error from other
         why = "; ".join(reason for reason in (error.remedy, f"off the core: {other}") if reason)
@@ -271,6 +288,7 @@ def values_of(hosted: hosted.Hosted) -> dict[str, Any]:
             kind = type(value).__name__
             raise UnsupportedError(f"{hosted.name}: outputs that are tensors", f"{name}, a {kind}")
         array = np.asarray(value)
+        # Strings come as Python objects, which a file of arrays cannot hold without pickling.
         arrays[name] = array.astype(str) if array.dtype.kind == "O" else array
     return arrays
 
@@ -281,6 +299,7 @@ LONGEST = 36
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
+    """Print the time of a network and of each of its kernels on a chip."""
     from ascend_lab.compiler import Road, front_stages, network
     from ascend_lab.compiler.like_cann import cann_road
     from ascend_lab.compiler.switches import Switches, read_switches
@@ -301,9 +320,11 @@ def _simulate(arguments: argparse.Namespace) -> int:
         graph = common.imported(arguments).graph
     except UnsupportedError as error:
         return _simulate_placed(arguments, error)
+    # Warnings stand above the table, and below the reason why a model cannot be read.
     warn_of_switches(switches)
     road = Road(switches=switches, dtype=arguments.dtype, fusion=not arguments.no_fusion)
     road = common.tuned_road(arguments, chip, road)
+    # CANN's decisions replace the flags of our own compiler, which were refused above.
     if arguments.like:
         small = arguments.enable_small_channel == "1"
         road = cann_road(chip, arguments.dtype, small_channel=small)
@@ -344,7 +365,10 @@ def _simulate_placed(arguments: argparse.Namespace, error: UnsupportedError) -> 
 def timing_report(
     times: NetworkTimeline, front: Front, graph: Graph
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return what is said of a network's times: as data, and as lines."""
+    """Return a network's times as plain data, and as the lines of a table.
+
+    Both hold the bound that no schedule beats and the time by cause.
+    """
     from ascend_lab.compiler import bound, compile as compiler
 
     account = compiler.account(times, bound.bound_of(front.rewritten, times.chip))
@@ -357,6 +381,7 @@ def _simulate_offline(arguments: argparse.Namespace) -> int:
     gear = model.gear(common.shapes_of(arguments), arguments.batch)
     times = gear.times
     batches = ", ".join(str(other_gear.batch) for other_gear in model.gears)
+    # A model with one gear needs no hint at others.
     note = [f"batch {gear.batch} of {batches}; --batch N times another"]
     if arguments.trace:
         trace = {"traceEvents": times["events"], "displayTimeUnit": "ns"}
@@ -374,6 +399,7 @@ def _timed(
     limit = arguments.memory_limit
     is_tuned = common.is_tuned(arguments)
     limit_bytes = chip.device_memory.size_bytes if limit is None else limit
+    # A network too large for device memory is computed in tiles, with the default kernels only.
     if not is_tuned and placement.too_large(front.laid_out, limit_bytes):
         try:
             return tiled.simulate_within(front, chip, limit, road)
@@ -392,7 +418,10 @@ def _timed(
 
 
 def warn_of_switches(switches: Switches) -> None:
-    """Name on stderr what a switch file turns and no pass or rule has, at all or in that scope."""
+    """Warn on standard error of names in a switch file that no pass or fusion rule has.
+
+    A pass listed under UBFusion, the scope of the rules, changes nothing either.
+    """
     from ascend_lab.compiler import fusion, passes
     from ascend_lab.compiler.switches import SCOPES
 
@@ -436,7 +465,7 @@ def table(times: NetworkTimeline, nodes: int, ledger: Mapping[str, float]) -> li
 
 
 def _ai_cpu(times: NetworkTimeline) -> str:
-    """Return what no kernel computes, its share of the time, and how far to trust that."""
+    """Return a line on the operators that run on the AI CPU, and how far to trust their time."""
     operators = times.on_ai_cpu
     kinds = ", ".join(dict.fromkeys(op.type.partition(" ")[0] for op in operators))
     trust = times.chip.facts["ai_cpu.rate_bytes_per_s"].trust
@@ -451,6 +480,7 @@ def _equal(operators: Iterable[OperatorTime]) -> list[list[OperatorTime]]:
     """Return the kernels in groups whose rows differ in the name at most, in order."""
     groups: dict[str, list[OperatorTime]] = {}
     for op in operators:
+        # Layers 2 and 3 of a stage are often equal: one row "2 x layer2" says it.
         groups.setdefault(repr({**op.summary(), "name": ""}), []).append(op)
     return list(groups.values())
 

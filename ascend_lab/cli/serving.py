@@ -1,4 +1,8 @@
-"""Verbs of servers: `serve-sim` simulates one from a scenario, `serve` answers real requests."""
+"""Verbs of servers: `serve-sim` simulates one from a scenario, `serve` answers real requests.
+
+ascend-lab serve-sim scenario.toml               latency and throughput of a server
+ascend-lab serve model.onnx --port 8000          KServe v2 at http://127.0.0.1:8000
+"""
 
 from __future__ import annotations
 
@@ -15,17 +19,20 @@ from ascend_lab.limits import count, decimal, whole
 
 
 def _serve_sim(arguments: argparse.Namespace) -> int:
+    """Simulate the server of a scenario's file and print what its users see."""
     from ascend_lab.deploy.serving import read_scenario, simulate_serving
 
     check_picture(arguments.figure)
     from ascend_lab.llm import scenario as language
 
+    # A language model gives one token a step: its server is another simulation.
     if language.is_file_of_llm(arguments.config):
         refuse_idle(arguments, "without llm in [model]", "--figure")
         return _serve_llm(arguments)
     file = read_scenario(arguments.config)
     served = simulate_serving(file.scenario)
     data = served.summary()
+    # Of networks that were timed on a chip: seconds by batch size, and the line through them.
     if file.timed:
         data["service"] = {
             name: {"seconds": {str(size): s for size, s in timed.items()}, **asdict(line)}
@@ -92,6 +99,7 @@ def _served_text(data: dict[str, Any]) -> list[str]:
         lines += [f"  {row['time_s']:.6g} s: {row['decision']}" for row in canary["history"]]
         lines.append(f"  canary {canary['outcome']}, share of the new version {canary['share']:g}")
     total = sum(data["batches"].values())
+    # "batch    8  40.00% ####################": a full bar is 50 characters
     lines += [
         f"  batch {size:>4} {count / total:7.2%} {'#' * round(50 * count / total)}"
         for size, count in data["batches"].items()
@@ -100,10 +108,12 @@ def _served_text(data: dict[str, Any]) -> list[str]:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    """Answer requests for a model on this machine until the user stops it."""
     from ascend_lab.compiler.zoo import model_name
     from ascend_lab.deploy.runtime.container import is_offline
     from ascend_lab.deploy.serving import Level, Policy, loopback, opened, rest
 
+    # --port 80000 is refused here, before a model is read.
     for name, low, high in (
         ("port", 0, 65535),
         ("instances", 1, 64),
@@ -123,12 +133,13 @@ def _serve(arguments: argparse.Namespace) -> int:
     name = model_name(arguments.model)
     shapes = common.shapes_of(arguments)
 
+    # A client may unload the model and have it loaded again.
     def load() -> Any:
         return opened.open_model(arguments.model, arguments.chip, arguments.max_batch, shapes)
 
     def told(port: int) -> None:
         say([f"serving {name} at http://127.0.0.1:{port}"])
-        sys.stdout.flush()
+        sys.stdout.flush()  # whoever started the server reads the port from a pipe
 
     service = rest.Service(name, load, policy, arguments.body_mib * 2**20)
     loopback.serve(service, arguments.port, told)

@@ -1,4 +1,13 @@
-"""Verbs that solve a problem in a file: memory, recorded spaces, subgraphs, strategies, splits."""
+"""Verbs that solve a problem of optimisation that stands in a file.
+
+    ascend-lab plan-memory buffers.csv       addresses for buffers, low and without overlap
+    ascend-lab replay space.csv.gz           a search on a space whose times were measured
+    ascend-lab subgraph problem.json         a graph cut into pieces that fit into fast memory
+    ascend-lab strategy problem.json.gz      a strategy for each operator, within memory
+    ascend-lab gradient-plan profile.csv ... gradients joined into all-reduces
+
+Each prints how far from the optimum the answer can be.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +27,7 @@ if TYPE_CHECKING:
 
 
 MOST_ROWS = 40
+"""Rows printed of an answer; the JSON has all of them."""
 BUFFERS = (
     "A row a buffer, columns in any order: id; lower and upper, the steps of its life (upper is "
     "behind the last); size in bytes. Where wanted: alignment in bytes; offset, where it must lie; "
@@ -44,6 +54,7 @@ def _check_memory(arguments: argparse.Namespace) -> None:
 
     if arguments.method not in METHODS:
         raise InputError(f"--method as one of {', '.join(METHODS)}", repr(arguments.method))
+    # The other methods are greedy rules, which draw nothing and end in milliseconds.
     if arguments.method not in ("best of", "exact"):
         searching = 'with a --method that searches ("best of", exact)'
         refuse_idle(arguments, searching, "--time-limit", "--seed")
@@ -53,14 +64,22 @@ def _check_memory(arguments: argparse.Namespace) -> None:
 
 
 def _plan_memory(arguments: argparse.Namespace) -> int:
+    """Give every buffer of a file an offset; exit code 1 if they do not fit into --capacity."""
     _check_memory(arguments)
     from ascend_lab.compiler.memory import plan, verify
     from ascend_lab.compiler.memory_file import read_csv
 
     buffers = read_csv(arguments.file)
     capacity = arguments.capacity
-    how = arguments.method, arguments.time_limit, arguments.alignment, arguments.seed
-    solution = plan(buffers, capacity, *how)
+    solution = plan(
+        buffers,
+        capacity,
+        arguments.method,
+        arguments.time_limit,
+        arguments.alignment,
+        arguments.seed,
+    )
+    # CP-SAT is not our code: its plan is checked for overlaps before it is printed.
     verify(solution, buffers, arguments.alignment)
     fits = capacity is None or solution.height_bytes <= capacity
     data = {
@@ -87,6 +106,7 @@ def _plan_memory(arguments: argparse.Namespace) -> int:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
+    """Run a search with many seeds on recorded times, and compare its best with the optimum."""
     for name in ("--budget", "--seeds"):
         check_least(arguments, name, 1)
     refuse_above("--seeds", arguments.seeds, SEEDS)
@@ -94,6 +114,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     from ascend_lab.aoe.search import paced, search_named
     from ascend_lab.aoe.space import read_recorded
 
+    # Annealing cools down until the budget ends.
     search = paced(search_named(arguments.search), arguments.budget)
     space = read_recorded(arguments.file)
     result = replay(space, search, arguments.budget, range(arguments.seeds))
@@ -123,6 +144,7 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 
 def _subgraph(arguments: argparse.Namespace) -> int:
+    """Cut a graph into subgraphs, each computed tile by tile from fast memory."""
     check_limit(arguments.time_limit)
     check_least(arguments, "--seed")
     if arguments.evaluations is not None:
@@ -131,6 +153,7 @@ def _subgraph(arguments: argparse.Namespace) -> int:
     from ascend_lab.lab.contest import read_problem, solve
 
     problem = read_problem(arguments.file)
+    # A count of evaluations ends the search alike on every machine, a time limit does not.
     seconds = arguments.time_limit if arguments.evaluations is None else None
     solution = solve(problem, seconds, arguments.evaluations, arguments.seed)
     emit(arguments.json, solution.as_dict(), _subgraph_table(solution, len(problem.operations)))
@@ -171,6 +194,7 @@ def _subgraph_table(solution: Solution, operations: int) -> list[str]:
 
 
 def _strategy(arguments: argparse.Namespace) -> int:
+    """Choose a strategy for every operator at the least cost, within the limit of memory."""
     check_limit(arguments.time_limit)
     check_least(arguments, "--seed")
     if arguments.method not in STRATEGY_METHODS:
@@ -196,12 +220,17 @@ def _strategy_lines(problem: Problem, solution: Strategies) -> list[str]:
         f"  lower bound  {solution.lower_bound:,}",
         f"  peak usage   {solution.peak_usage:,}{share}",
     ]
-    if len(solution.strategies) <= 40:
+    if len(solution.strategies) <= MOST_ROWS:
         rows.append(f"  strategies   {list(solution.strategies)}")
     return rows
 
 
 def _gradient(arguments: argparse.Namespace) -> int:
+    """Split gradients into all-reduces so that the last one ends as early as possible.
+
+    An all-reduce of n bytes takes alpha + beta n: few large ones pay alpha seldom, many small ones
+    start early.
+    """
     from ascend_lab.aoe import gradient
     from ascend_lab.aoe.gradient import planning, readers, splits
 
@@ -211,6 +240,7 @@ def _gradient(arguments: argparse.Namespace) -> int:
     limit = arguments.max_bytes
     plan = gradient.plan(rows, cost, arguments.max_segments, max_bytes=limit)
     forms = planning.forms_of(plan, rows, cost, max_bytes=limit)
+    # An all-reduce joins neighbours in the table: a row waits for all above it in its segment.
     late = splits.out_of_order(rows)
     bound_s = gradient.bound(rows, cost, max_bytes=limit)
     facts = {"gradients": len(rows), "out_of_order": late, "bound_us": bound_s * 1e6}
@@ -229,13 +259,18 @@ def _gradient(arguments: argparse.Namespace) -> int:
 def _searched(
     arguments: argparse.Namespace, rows: Sequence[Gradient], cost: AlphaBeta
 ) -> tuple[dict[str, Any], list[str]] | None:
-    """Return what a search finds where streams, slowdown or noise were asked for."""
+    """Return a plan under disturbances as data and lines; None if no flag asks for any.
+
+    With several streams, all-reduces that slow down the backward pass, or noisy times no method
+    here proves an optimum: plans are tried.
+    """
     from ascend_lab.aoe.gradient import Scenario, improve
 
     disturbances = {
         name: getattr(arguments, name) for name in ("streams", "slowdown", "noise", "seed")
     }
     scenario = Scenario(cost, **disturbances)
+    # All three at their defaults: one undisturbed stream, which the plan above solves.
     if scenario == Scenario(cost, seed=arguments.seed):
         refuse_idle(arguments, "with --streams, --slowdown or --noise", "--budget", "--seed")
         return None
