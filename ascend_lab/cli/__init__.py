@@ -1,7 +1,13 @@
-"""The top of both commands: whatever goes wrong is one line on stderr and an exit code.
+"""The commands `ascend-lab` and `aoe`: whatever goes wrong is one line on stderr and an exit code.
 
-0 done, 1 checks failed, 2 bad input, 70 a mistake of ours, 130 interrupted. Everything else is
-imported inside the guard, so that Ctrl-C is one line from the start on.
+    0    done
+    1    done, and what was asked is not so: values differ, buffers do not fit
+    2    bad input: the line says what is needed, what was given, and what to do
+    70   a mistake of ours
+    130  interrupted
+
+A verb is a record of `common.Verb`; `verbs.VERBS` lists them all. Everything is imported inside the
+guard, so that Ctrl-C is one line from the start on.
 """
 
 from __future__ import annotations
@@ -31,11 +37,13 @@ def aoe(argv: Sequence[str] | None = None) -> int:
 
 
 def _guarded(name: str, argv: Sequence[str] | None) -> int:
+    """Run a command on its words, by default the process's, and explain whatever it raises."""
     try:
         try:
             _prepare_streams()
             words = list(sys.argv[1:] if argv is None else argv)
             _check_words(words)
+            # Each command imports its own half: `ascend-lab chips` needs no search.
             if name == "aoe":
                 from ascend_lab.cli.tune import run
 
@@ -44,7 +52,8 @@ def _guarded(name: str, argv: Sequence[str] | None) -> int:
                 from ascend_lab.cli import common, verbs
 
                 code = common.run_one(verbs.VERBS, words)
-        finally:  # --help leaves by SystemExit
+        finally:
+            # --help leaves by SystemExit and passes here, too. A full disk is noticed only now.
             if sys.stdout is not None:
                 sys.stdout.flush()
     except AscendLabError as error:
@@ -53,7 +62,7 @@ def _guarded(name: str, argv: Sequence[str] | None) -> int:
         if _from_ctrl_c(error):
             code = complain(name, f"interrupted{AFTER_CTRL_C.get(name, '')}", INTERRUPTED)
         else:
-            code = _what_is_left(name, error)
+            code = _explain(name, error)
     if argv is None:  # the process ends: nobody needs a last look for garbage
         import gc
 
@@ -63,10 +72,13 @@ def _guarded(name: str, argv: Sequence[str] | None) -> int:
 
 def _prepare_streams() -> None:
     """Print what an encoding lacks as escapes; let no file take the place of a closed stream."""
+    # `ascend-lab chips >&-` starts without file 1: the first file opened would become it, and lines
+    # would be printed into that file. Files 0 to 2 are filled with the null device first.
     while sys.stdout is None or sys.stderr is None:
         if (handle := os.open(os.devnull, os.O_RDWR)) > 2:
             os.close(handle)
             break
+    # A caller's own stream, as in a notebook, may have no encoding to set.
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")
@@ -86,14 +98,18 @@ def _check_words(words: Sequence[str]) -> None:
             raise InputError("arguments without zero bytes", repr(word[:40]))
 
 
-def _what_is_left(name: str, error: BaseException) -> int:
-    """Explain what no other place has explained; `ASCEND_LAB_DEBUG=1` shows where it is from."""
+def _explain(name: str, error: BaseException) -> int:
+    """Explain an error that no other place has explained, and return the exit code.
+
+    `ASCEND_LAB_DEBUG=1` shows where it comes from.
+    """
     kind = type(error).__name__
     place = _place(error)
     if isinstance(error, OSError) and error.filename is None and place.startswith("cli"):
-        drop(sys.stdout)  # these modules print, and write nothing else
+        # An error of the system without a file name in modules that only print: the output's.
+        drop(sys.stdout)
         if isinstance(error, BrokenPipeError):
-            return 0
+            return 0  # `ascend-lab chips | head -1`: the reader has enough
         reason = error.strerror or str(error)
         return complain(name, f"standard output cannot be written: {reason}", BAD_INPUT)
     if isinstance(error, OSError) and error.filename is not None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ascend_lab.compiler.onnx import Imported
 
 
+# Arguments whose values `check_outputs` checks before any work.
 OUTPUTS = (
     *("json", "trace", "output", "outputs", "fusion_result", "check_report", "report", "figure"),
     "records",
@@ -183,7 +184,7 @@ def _same(target: str, text: str) -> bool:
 
 
 def wanted(names: Iterable[str], arrays: Mapping[str, Any], flag: str) -> dict[str, Any]:
-    """Return the arrays of some names; raise `InputError` with all names for one not there."""
+    """Return the arrays of some names; raise `InputError` with all names if one is missing."""
     if missing := [name for name in names if name not in arrays]:
         present = f"names {', '.join(arrays)}" if arrays else "nothing"
         raise InputError(f"{flag} with {', '.join(missing)}", present, "save every input by name")
@@ -222,12 +223,13 @@ def import_with(
     shapes: Mapping[str, Any] | None = None,
     batch: int | None = None,
 ) -> Imported:
-    """Return a file's or the zoo's model; inputs that steer shapes are pinned to the values given.
+    """Return a model as a graph: an .onnx file, a compiled one, or zoo:NAME.
 
-    The arrays given also say the sizes that the model and the caller leave open. Of an offline
-    model it is the gear for these sizes.
+    Feeds pin inputs that steer shapes, such as the target of a Reshape, to their values, and give
+    the sizes that the model and the caller leave open. A compiled model holds a graph for each
+    batch, its gears: the one for these sizes is returned.
     """
-    # Sizes that the user states count more than those of arrays.
+    # --input-shape counts more than the shapes of arrays.
     sizes = {**{name: array.shape for name, array in (feeds or {}).items()}, **(shapes or {})}
     if model.endswith(ONNX):
         from ascend_lab.compiler.onnx import import_pinning
@@ -247,6 +249,7 @@ def imported(arguments: argparse.Namespace, feeds: Mapping[str, Any] | None = No
     return import_with(arguments.model, feeds, shapes_of(arguments), arguments.batch)
 
 
+# Words of Python in the remedies of errors: "shapes={'x': (1, 3)}", "batch=8", "resume=True".
 _ARGUMENT = re.compile(
     r"\b(shapes|batch|pinned|resume)="
     r"(\{'(?P<key>[^'\\]*)': (\((?P<sizes>[\d, ]*)\)|array)\}|\d+|True)"
@@ -264,36 +267,41 @@ CLUSTER_FILE = (
 )
 
 
-def in_flags(text: str, program: str, given: Namespace | None = None) -> str:
-    """Return a message in one line, its arguments as the flags that the verb has for them.
+def in_flags(text: str, program: str, arguments: Namespace | None = None) -> str:
+    """Return a message in one line, its Python arguments as flags of the command line.
 
-    `given`: the verb's parsed arguments; without them it has all flags of the program.
+    "give shapes={'x': (1, 3)}" becomes "give --input-shape x:1,3". An argument that the verb has no
+    flag for stays as it is, "in Python"; without `arguments`, the verb's, every flag is there.
     """
 
-    def flag(found: re.Match[str]) -> str:
-        name = found[1]
-        value = found[2]
-        word = _FLAGS[program].get(found[1], "")
-        if word == "--reload":
-            return word
-        if not word or (given is not None and word[2:].replace("-", "_") not in given):
-            return f"{found[0]} in Python"
-        if found["sizes"] is not None:
-            value = f"{found['key']}:{found['sizes'].replace(' ', '').rstrip(',')}"
-        return f"{word} {'F.npz' if name == 'pinned' else value}"
+    def as_flag(match: re.Match[str]) -> str:
+        name = match[1]
+        value = match[2]
+        flag = _FLAGS[program].get(name, "")
+        if flag == "--reload":  # it takes no value
+            return flag
+        if not flag or (arguments is not None and flag[2:].replace("-", "_") not in arguments):
+            return f"{match[0]} in Python"
+        if match["sizes"] is not None:
+            value = f"{match['key']}:{match['sizes'].replace(' ', '').rstrip(',')}"
+        # Values to pin come from a file of arrays, which the message cannot know.
+        return f"{flag} {'F.npz' if name == 'pinned' else value}"
 
-    return _ARGUMENT.sub(flag, " ".join(text.split()))
+    return _ARGUMENT.sub(as_flag, " ".join(text.split()))
 
 
 def is_tuned(arguments: argparse.Namespace) -> bool:
-    """Tell whether the user wants tuned kernels."""
+    """Tell whether --tuned or --bank asks for tuned kernels; raise `InputError` for both."""
     if arguments.tuned is not None and arguments.bank is not None:
         raise InputError("--tuned or --bank", "both", "choose one")
     return arguments.tuned is not None or arguments.bank is not None
 
 
 def tuned_road(arguments: argparse.Namespace, chip: Chip, road: Road) -> Road:
-    """Return the road on which the tuned kernels that the arguments name are compiled."""
+    """Return the compiler's options with the slices and launches that the schedules were tuned for.
+
+    A schedule is for a kernel of a certain size: cut otherwise, the network has other kernels.
+    """
     if arguments.tuned is None:
         return road
     from ascend_lab.aoe.saved import read_schedules
@@ -306,6 +314,7 @@ def with_tuned(compiled: Compiled, arguments: argparse.Namespace, dtype: str = "
     from ascend_lab.aoe import bank, engine, saved
 
     if arguments.bank is not None:
+        # A bank knows single operators: each kernel takes the schedule of its shapes, if any.
         with bank.bank_at(arguments.bank) as knowledge:
             for warning in knowledge.warnings:
                 print(f"ascend-lab: {warning}", file=sys.stderr)
@@ -329,7 +338,7 @@ def check_fits(compiled: Compiled, limit_bytes: int | None) -> None:
 
 
 def chip_with(arguments: argparse.Namespace) -> Chip:
-    """Return the chip with as many cores as the user says."""
+    """Return the chip of --chip with the cores of --aicore-num."""
     return with_cores(arguments.chip, arguments.aicore_num, "--aicore-num")
 
 

@@ -1,4 +1,7 @@
-"""The verb `compare`: measured rows, or a profile of a board, held against the model."""
+"""The verb `compare`: measured times of a board beside those of the model.
+
+ascend-lab compare op_summary.csv --chip Ascend310 --figure compared.svg
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from ascend_lab.output import write_whole
 
 
 def _compare(arguments: argparse.Namespace) -> int:
+    """Time the rows of a file on the model; exit code 1 if none can be timed."""
     from ascend_lab.compare import compare
 
     check_picture(arguments.figure)
@@ -21,6 +25,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         from ascend_lab.lab.figures import fig_compared
 
         figure = fig_compared(comparison)
+        # Only an SVG can carry the text that a screen reader says instead of the picture.
         if picture_kind(arguments.figure) == ".svg":
             write_whole(arguments.figure, _with_alt(figure.to_svg(), figure.alt_text))
         else:
@@ -35,7 +40,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _with_alt(svg: str, alt: str) -> str:
-    """Return an SVG that says its alt text to who does not see it."""
+    """Return an SVG whose first tag carries an alt text, for readers who do not see it."""
     head, _, tail = svg.partition(">")
     text = escape(alt, {'"': "&quot;"})
     return f'{head} role="img" aria-label="{text}"><title>{text}</title>{tail}'

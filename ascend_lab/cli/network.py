@@ -110,7 +110,7 @@ def _print_outputs(
 
 
 SHOWN = 8
-"""Nodes that overflow, in text: those behind the first may only follow from it."""
+"""Most nodes printed that overflow: all behind the first may follow from it."""
 
 
 def _overflow_report(

@@ -17,6 +17,7 @@ from ascend_lab.errors import InputError, printable
 
 def say(lines: Iterable[str]) -> None:
     """Print lines on standard output; raise `InputError` if it is closed."""
+    # Python has no stream where file 1 was closed before it started.
     if sys.stdout is None:
         raise InputError("a standard output to print on", "a closed one", "leave it open")
     for line in lines:
