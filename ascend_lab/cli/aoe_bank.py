@@ -79,6 +79,7 @@ def bank_parser() -> Parser:
     for name, (text, operand) in about.items():
         verb = verbs.add_parser(name, help=text, allow_abbrev=False)
         if operand:
+            # `forget` may choose by --soc_version or --op instead of a number.
             nargs = "?" if name == "forget" else None
             operand_help = _OPERANDS.get(name, "the file")
             verb.add_argument("operand", metavar=operand, help=operand_help, nargs=nargs)
@@ -190,6 +191,7 @@ def _list(store: Store, arguments: argparse.Namespace) -> str:
 def _nearest(store: Store, arguments: argparse.Namespace) -> str:
     """Show an entry, then those of like shapes: what a search for a new shape starts from."""
     check_least(arguments, "--count", 1)
+    # The first digits of a number do where no other entry begins with them.
     asked = [e for e in store.entries() if e.key.digest.startswith(arguments.operand)]
     if len(asked) != 1:
         got = f"{arguments.operand}, which {len(asked)} entries begin with"
@@ -206,6 +208,7 @@ def _forget(store: Store, arguments: argparse.Namespace) -> str:
     pattern = arguments.op
     # A bare `aoe bank forget` must not empty the bank.
     narrowed = any(x is not None for x in (digest, pattern, arguments.soc_version))
+    # Rows that are no entries have no chip and no operator to choose them by.
     if (narrowed or arguments.all) == arguments.unreadable:
         needed = "an entry's number, --soc_version, --op or --all; or --unreadable alone"
         raise InputError(needed, "both" if narrowed or arguments.all else "none of them")

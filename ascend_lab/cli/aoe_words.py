@@ -20,6 +20,7 @@ DEFAULT_CHIP = "Ascend910A"
 O1_TIMES = 5
 """Candidates of --tune_optimization_level O1 for each of O2."""
 
+# Why a flag of the published tool means nothing here: told to the user after "drop it: ".
 _ATC = "it steers a part of the real compiler that the model lacks"
 _REMOTE = "nothing runs on a device: times come from the model, on this machine"
 _ONE_SIZE = "shapes are fixed here; give one size with --input_shape"
@@ -58,6 +59,7 @@ REFUSED = {
 """Published flags without a meaning here, and why."""
 FRAMEWORKS = {"0": "Caffe", "1": "MindSpore", "3": "TensorFlow", "5": "ONNX"}
 PRECISIONS = {
+    # The cubes multiply 16-bit numbers: modes that differ in what stays in fp32 are one here.
     "allow_fp32_to_fp16": "fp16",
     "allow_mix_precision": "fp16",
     "allow_mix_precision_fp16": "fp16",
@@ -67,7 +69,7 @@ PRECISIONS = {
 }
 """--precision_mode, and the number format everything is computed in."""
 FLAGS_OF_JOBS = {
-    # A key lists jobs: "12" are flags of jobs 1 and 2, refused with job 4.
+    # A key lists jobs: flags of "12" count for jobs 1 and 2, and are refused with job 4.
     "1": ("--Fnonhomo_split",),
     "2": (
         "--Fdeeper_opat",
@@ -119,6 +121,7 @@ def parser() -> Parser:
 
 
 def _add_search(parser_of_aoe: Parser) -> None:
+    """Add the flags that say how much is searched, for how long and by whom."""
     add = parser_of_aoe.add_argument
     add(
         "--tune_optimization_level",
@@ -193,6 +196,7 @@ def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Se
         needed = f"--time_limit above 0 and of at most {LONGEST_S:.0f} seconds"
         raise InputError(needed, f"{limit_s:g}", "change it, or leave it out")
     check_least(arguments, "--seed")
+    # Without --budget the default of the library; O1 multiplies either.
     budget = Settings().budget if arguments.budget is None else arguments.budget
     return Settings(
         budget=budget * (O1_TIMES if arguments.tune_optimization_level == "O1" else 1),

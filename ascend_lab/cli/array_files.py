@@ -80,8 +80,10 @@ def load_array(path: str) -> Any:
     needed = "an .npy file of numbers"
     with _reading(path, needed, "write one with numpy.save"):
         refuse_above(f"{path}: bytes", Path(path).stat().st_size, ARRAY_BYTES, "use fewer")
+        # numpy.load would also take an .npz or a pickle for an array file
         with Path(path).open("rb") as stream:
             array = np.lib.format.read_array(stream, allow_pickle=False)
+    # booleans, whole numbers and floats; no texts, dates or complex numbers
     if array.dtype.kind not in "biuf":
         raise InputError(needed, f"{array.dtype} in {path}", "numpy.save writes one")
     return array
@@ -90,6 +92,7 @@ def load_array(path: str) -> Any:
 def warn_infinite(arrays: Mapping[str, Any], flag: str) -> None:
     """Say on standard error which arrays hold NaN or infinities: what comes of them may too."""
     for name, array in arrays.items():
+        # A warning, not an error: infinities are what a mask of an attention is made of.
         if wrong := array.size - np.isfinite(array).sum():
             got = f"{wrong:,} of {array.size:,} numbers of {name} are NaN or infinite"
             complain("ascend-lab", f"warning: {flag}: {got}")
@@ -100,7 +103,7 @@ def save_arrays(path: str, arrays: Mapping[str, Any]) -> None:
 
     numpy.savez takes names as arguments of a call: an array called "file" would be its file.
     """
-    packed = io.BytesIO()
+    packed = io.BytesIO()  # written whole at the end: a failure leaves no half file
     with zipfile.ZipFile(packed, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ascend_lab.cluster.parallel.model import GraphModel
 
 
+# "1e6", "64m", "64mib", "64mb", "512b": a number, a prefix, and whether it is of 1000 or 1024
 _SIZE = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)(?:([kmgt])(ib|b)?|b)?")
 HUGE_BYTES = 1e18
 """Largest --bytes: more than any memory holds, and small enough that no time overflows."""
@@ -59,6 +60,7 @@ def _collective(arguments: argparse.Namespace) -> int:
 
     size_bytes = parse_bytes(arguments.bytes)
     topology = load_topology(arguments.topology)
+    # Of a large cluster the first P devices may take part, the other links stay idle.
     ranks = topology.size if arguments.ranks is None else arguments.ranks
     if not 1 <= ranks <= topology.size:
         remedy = "choose fewer, or a larger topology" if ranks > 1 else "raise it"
@@ -103,6 +105,7 @@ COLLECTIVE_COLUMNS = {
 
 
 def _table(times: tuple[CollectiveTime, ...], topology: Topology) -> list[str]:
+    """Return candidates for one collective as a table, and the bound that holds for all of them."""
     quickest = times[0]
     exchange = f"{quickest.op} of {quickest.size_bytes:.0f} bytes, {quickest.ranks} ranks"
     rows = [
@@ -238,6 +241,7 @@ def _train_plan(arguments: argparse.Namespace) -> int:
     open_preset = name in TOPOLOGIES and TOPOLOGIES[name].limit
     topology = load_topology(f"{name}:{arguments.devices}" if open_preset else name)
     chip = load_chip(arguments.chip or CHIPS.get(name.partition("-")[0], "Ascend910A"))
+    # The batch of a step is for all devices together: it grows with them.
     batch = arguments.batch or SAMPLES * arguments.devices
     limit = arguments.memory_limit
     ranking = best_plans(
@@ -260,9 +264,11 @@ def _train_plan(arguments: argparse.Namespace) -> int:
         "best": best.as_dict(),
         "step_s": best.step_s,
         "memory_bytes": best.memory_bytes,
+        # the plans behind the best, so that a reader sees how close the second is
         "beaten": [plan.as_dict() for plan in ranking.plans[1:]],
         "tried": ranking.tried,
         "too_large": ranking.too_large,
+        # how much memory a device needs for the smallest plan, where none fits
         "least_memory_bytes": ranking.least_bytes,
     }
     emit(arguments.json, data, table(arguments.model, topology.name, batch, ranking))

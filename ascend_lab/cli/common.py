@@ -183,7 +183,7 @@ def _same(target: str, text: str) -> bool:
         return False
 
 
-def wanted(names: Iterable[str], arrays: Mapping[str, Any], flag: str) -> dict[str, Any]:
+def arrays_named(names: Iterable[str], arrays: Mapping[str, Any], flag: str) -> dict[str, Any]:
     """Return the arrays of some names; raise `InputError` with all names if one is missing."""
     if missing := [name for name in names if name not in arrays]:
         present = f"names {', '.join(arrays)}" if arrays else "nothing"

@@ -49,7 +49,10 @@ NO_MEANING = {
     "--core_type": "the chip file says it",
     "--oo_level": "--fusion_switch_file turns passes and rules off by name",
 }
-"""Options of ATC without a meaning here, and why."""
+"""Options of ATC without a meaning here, and why.
+
+They are parsed, so that a command line written for ATC is refused with a reason.
+"""
 MODES = {"0": "compile", "3": "only the precheck report"}
 RECORDED = (
     "precision_mode",
@@ -70,6 +73,7 @@ def _compile(arguments: argparse.Namespace) -> int:
     _check_flags(arguments)
     chip = common.with_cores(arguments.chip, arguments.aicore_num, "--aicore_num")
     road = _road(arguments)
+    # The report comes first: it says of a model that cannot be compiled what stands in the way.
     if arguments.check_report and not _report(arguments):
         return 1
     gears = _gears(arguments, chip)
@@ -169,6 +173,7 @@ def _report(arguments: argparse.Namespace) -> bool:
     # The first gear stands for all of them in the report.
     batch = _batches(arguments.dynamic_batch_size)[0]
     error: AscendLabError | None = None
+    # The report lists all nodes, also of a model whose import stops at the first it refuses.
     try:
         shapes = inputs.sized(inputs.shapes_of(arguments.input_shape), batch, "size")
         common.import_with(arguments.model, None, shapes, batch)
@@ -199,6 +204,7 @@ def _batches(text: str | None) -> tuple[int | None, ...]:
     if text is None:
         return (None,)
     batches = tuple(dict.fromkeys(wholes_of(text, ",")))  # "4,1,4" are the gears 4 and 1
+    # A single batch needs no gears: --input_shape states it.
     if len(batches) not in GEARS or not all(1 <= n <= LARGEST_BATCH for n in batches):
         needed = f"--dynamic_batch_size with 2 to 100 batches of 1 to {LARGEST_BATCH}"
         raise InputError(needed, repr(text), "e.g. 1,2,4,8")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ascend_lab.llm import Machine, Model, Plans, Step
 
 AUTO = "auto"
+"""Of --plan: search for the plan instead of stating it."""
 # Flags that count only for a stated plan, and only for a search.
 OF_PLAN = ("--tp", "--ep", "--dp", "--pp", "--batch", "--prefill", "--queries")
 OF_SEARCH = ("--tpot-ms", "--devices", "--figure")
@@ -33,6 +34,7 @@ def _llm(arguments: argparse.Namespace) -> int:
 
     decoder = load_decoder(arguments.model)
     if arguments.plan == AUTO:
+        # The search chooses what these flags state.
         refuse_idle(arguments, "without --plan auto", *OF_PLAN)
         devices = arguments.devices or 8
         # Any plan with as many devices: the machine only has to hold them, the search cuts them.
@@ -73,6 +75,7 @@ def _step(arguments: argparse.Namespace, model: Model) -> int:
         "bottleneck": step.bottleneck,
     }
     lines = _lines(model, step)
+    # Prompts are read in one step of many tokens: bound by the cube, where decoding is by memory.
     if arguments.prefill is not None:
         prompt = model.step(prefill(arguments.batch, arguments.prefill))
         data["prefill_s"] = prompt.time_s
@@ -121,14 +124,14 @@ def _lines(model: Model, step: Step) -> list[str]:
 def _devices(model: Model) -> str:
     """Return the chip, or how many and in which plan."""
     machine = model.machine
-    if machine.topology is None:
+    if machine.topology is None:  # one device has no links
         return machine.chip.name
     where = f"{model.plan.devices} {machine.chip.name} of {machine.topology.name}"
     return f"{where} ({model.plan})"
 
 
 def _ledger(step: Step) -> str:
-    """Return the ledger in ms, without what takes nothing."""
+    """Return the time by cause in ms, without causes that take none."""
     parts = (f"{entry} {time_s * MS:.2f}" for entry, time_s in step.ledger.items() if time_s)
     return f"ms: {', '.join(parts)}"
 

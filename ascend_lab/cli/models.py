@@ -92,6 +92,7 @@ def _why(arguments: argparse.Namespace) -> int:
 
 # -- migration ------------------------------------------------------------------------------------
 ENDINGS = (".json", ".html", ".txt")
+# A page of its own, to be mailed: no style sheet or script lies beside it.
 STYLE = (
     "body{font:15px/1.5 sans-serif;margin:2em auto;max-width:70em;padding:0 1em}"
     "table{border-collapse:collapse;margin:1em 0}td,th{border:1px solid #bbb;padding:.2em .6em;"
@@ -120,6 +121,7 @@ def _migrate(arguments: argparse.Namespace) -> int:
         shapes = {}  # the graph was built with them: its file leaves no size open
         batch = None
     migration = migrate.migrate(source, chip, shapes=shapes, batch=batch, dtype=arguments.dtype)
+    # A refused model has no file, even where --output names one.
     data = {**migration.report, "output": arguments.output if migration.model is not None else None}
     if arguments.output and migration.model is not None:
         write_whole(arguments.output, migration.model.SerializeToString())
@@ -138,6 +140,7 @@ def _lines(data: Mapping[str, Any]) -> list[str]:
     lines = [f"{data['model']} on {data['chip']}: {data['nodes']} nodes"]
     lines.append("  " + ", ".join(f"{n} {verdict}" for verdict, n in data["totals"].items() if n))
     for title, headers, rows in _tables(data):
+        # Of a plain network most tables are empty.
         if rows:
             lines.append(f"{title}: {', '.join(headers)}")
             lines += ["  " + "  ".join(str(cell) for cell in row if cell != "") for row in rows]
@@ -237,6 +240,7 @@ def _quantize(arguments: argparse.Namespace) -> int:
     # Checked before calibration, which takes longer than reading a file.
     held_out = subject.held_out(arguments.held_out, plan)
     quantised, left_out = subject.quantised(plan)
+    # The source keeps its nodes and names: pairs are put between them.
     model = c.qdq_model(quantised, subject.source, subject.graph)
     written: bytes = model.SerializeToString()
     used = subject.feeds[: plan.batches]  # a configuration may ask for fewer batches
@@ -254,6 +258,7 @@ def _quantize(arguments: argparse.Namespace) -> int:
         "held_out_batches": len(held_out),
         "batch": subject.batch,
     }
+    # Said only where it surprises: the user's model took any batch, the written one does not.
     if subject.fixed_because:
         data["fixed_because"] = subject.fixed_because
     write_whole(arguments.output, written)

@@ -26,6 +26,7 @@ from ascend_lab.machine.chip import Chip, load_chip
 if TYPE_CHECKING:
     from ascend_lab.compiler import Graph, NetworkTimeline, OperatorTime, fusion, hosted
     from ascend_lab.compiler.compile import Front, Road
+    from ascend_lab.compiler.onnx import Imported
     from ascend_lab.compiler.overflow import Overflow
     from ascend_lab.compiler.switches import Switches
     from ascend_lab.deploy.runtime import OfflineModel
@@ -33,25 +34,16 @@ if TYPE_CHECKING:
 
 WORKING_BYTES = 2**31
 """Most bytes a node may read and write while it is evaluated in fp64: 2 GiB."""
+OF_PROGRAMS = ("--chip", "--aicore-num", "--tuned", "--bank", "--keep_dtype")
+"""Flags of `run` that count for compiled programs only."""
 WHOLE = "for models whose operators the compiler takes"
 
 
 def _run(arguments: argparse.Namespace) -> int:
     """Compute a model's outputs from arrays of a file, or from random ones."""
-    from ascend_lab.compiler import evaluate, random_inputs
-    from ascend_lab.compiler.onnx.tensors import in_type
-    from ascend_lab.compiler.overflow import constants_beyond
-
     if not arguments.compiled:
-        common.refuse_idle(
-            arguments,
-            "with --compiled",
-            "--chip",
-            "--aicore-num",
-            "--tuned",
-            "--bank",
-            "--keep_dtype",
-        )
+        # Without it the graph is evaluated exactly, whatever the chip.
+        common.refuse_idle(arguments, "with --compiled", *OF_PROGRAMS)
     if arguments.inputs:
         common.refuse_idle(arguments, "without --inputs", "--seed")
     common.check_least(arguments, "--seed")
@@ -66,12 +58,21 @@ def _run(arguments: argparse.Namespace) -> int:
         nodes = sum(len(group.nodes) for group in hosted.parts)
         title = f"{hosted.name}: {nodes} nodes, {len(hosted.off_core)} of them off the core"
         return _print_outputs(arguments, title, values_of(hosted), {})
+    return _run_graph(arguments, model, feeds)
+
+
+def _run_graph(arguments: argparse.Namespace, model: Imported, feeds: Arrays | None) -> int:
+    """Compute the outputs of a model that the compiler takes, and say what overflowed."""
+    from ascend_lab.compiler import evaluate, random_inputs
+    from ascend_lab.compiler.onnx.tensors import in_type
+    from ascend_lab.compiler.overflow import constants_beyond
+
     graph = model.graph
     _check_size(graph)
     if feeds is None:
         inputs = random_inputs(graph, arguments.seed)
     else:
-        inputs = common.wanted(graph.inputs, feeds, "--inputs")
+        inputs = common.arrays_named(graph.inputs, feeds, "--inputs")
     overflows: list[Overflow] = []
     if arguments.compiled or common.is_compiled(arguments.model):
         values = _run_compiled(arguments, graph, inputs, overflows)
@@ -79,6 +80,7 @@ def _run(arguments: argparse.Namespace) -> int:
         overflows += constants_beyond(graph, "fp16")
     else:
         values = evaluate(graph, inputs)
+    # Kernels compute in fp16, files say float32: outputs have the types that the model states.
     outputs = {name: in_type(values[name], kind) for name, kind in model.output_types.items()}
     count = f"{graph.parameter_count:,} parameters, statistics of norms counted"
     title = f"{graph.name}: {len(graph.nodes)} nodes, {count}"
@@ -140,9 +142,10 @@ def _overflow_report(
 
 
 def _cause(graph: Graph, inputs: Arrays, overflows: Sequence[Overflow]) -> str:
-    """Say why outputs of kernels are not finite: the model itself, what it reads, or fp16."""
+    """Return why outputs of kernels are not finite: the model itself, its inputs, or fp16."""
     from ascend_lab.compiler.overflow import not_finite_from
 
+    # Evaluated exactly, the graph tells a fault of the model from one of fp16.
     origin = not_finite_from(graph, inputs)
     if origin is not None:
         return f"neither are the model's own values: it begins at {origin}"
@@ -213,6 +216,7 @@ def _check_size(graph: Graph) -> None:
     """Raise `UnsupportedError` before a node that would need too much memory."""
     for node in graph.nodes:
         types = (*graph.in_types(node), *graph.out_types(node))
+        # fp64: eight bytes an element
         wide = sum(t.elements for t in types) * 8
         if wide > WORKING_BYTES:
             needed = f"{node.name}: at most {WORKING_BYTES >> 30} GiB in fp64"

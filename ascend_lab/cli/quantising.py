@@ -105,7 +105,7 @@ class Subject:
         feeds = list(self.feeds[plan.batches :]) if plan.batches is not None else []
         if path is None:
             return feeds
-        arrays = common.wanted(self.sizes, array_files.load_arrays(path), "--held-out")
+        arrays = common.arrays_named(self.sizes, array_files.load_arrays(path), "--held-out")
         for name, array in arrays.items():
             if not np.isfinite(np.asarray(array, np.float64)).all():
                 raise InputError(f"--held-out: finite numbers of {name}", "nan or inf", "drop them")
@@ -150,7 +150,7 @@ def subject_of(model: str, calibration: str) -> Subject:
         return Subject(export_onnx(graph), graph, feeds, stated, batch)
     source = host.whole_model(model)
     entries = {entry.name: tensors.sizes_of(entry) for entry in tensors.inputs_of(source.graph)}
-    common.wanted(entries, arrays, "--calibration")
+    common.arrays_named(entries, arrays, "--calibration")
     # An input of which the model says not even the rank has as many open sizes as its samples.
     stated = {
         name: ("",) * np.ndim(arrays[name]) if sizes is None else sizes
@@ -169,7 +169,7 @@ def _cut(
     """
     from ascend_lab.deploy.compress.samples import batch_of, feeds_of
 
-    samples = common.wanted(stated, arrays, "--calibration")
+    samples = common.arrays_named(stated, arrays, "--calibration")
     batch = batch_of(stated, outputs)
     return batch, feeds_of(stated, batch, samples, "--calibration")
 

@@ -88,6 +88,7 @@ def _served_text(data: dict[str, Any]) -> list[str]:
             f"  {name}: a batch of b takes {row['mean_s']:.4g} + {row['per_item_s']:.4g} b s, "
             f"within {row['worst_error']:.1%} of the network's times, which are used"
         )
+    # Absent where a scenario has one priority, one step or one version.
     lines += [
         f"  priority {row['priority']}: mean wait {row['wait_s']['mean']:.6g} s, "
         f"p95 {row['latency_s']['p95']:.6g} s, {row['lost']} lost"
@@ -128,6 +129,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     if is_offline(arguments.model):
         needed = "an .onnx file or zoo:NAME: compiled models cannot be served"
         raise InputError(needed, arguments.model, "give what it was compiled from")
+    # Priorities are for simulations: real requests wait in one queue.
     levels = (Level(queue_limit=arguments.queue_limit),)
     policy = Policy(arguments.instances, arguments.max_batch, arguments.max_delay_s, levels=levels)
     name = model_name(arguments.model)

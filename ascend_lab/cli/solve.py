@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 40
 """Rows printed of an answer; the JSON has all of them."""
+# Help below the flags of plan-memory: the columns of its file.
 BUFFERS = (
     "A row a buffer, columns in any order: id; lower and upper, the steps of its life (upper is "
     "behind the last); size in bytes. Where wanted: alignment in bytes; offset, where it must lie; "
@@ -38,6 +39,7 @@ BUFFERS = (
     "do not fit into --capacity."
 )
 STRATEGY_METHODS = ("auto", "exact", "heuristic")
+# Help below the flags of gradient-plan: the two kinds of files it reads.
 PROFILES = (
     "CSV: a row a gradient in backward order, columns name, ready_us (from the start of backward), "
     "bytes and, where wanted, dtype. Trace: torch.profiler.profile(record_shapes=True) and "
@@ -49,7 +51,7 @@ PROFILES = (
 def _check_memory(arguments: argparse.Namespace) -> None:
     """Refuse numbers and names that mean nothing."""
     check_limit(arguments.time_limit)
-    check_least(arguments, "--seed")
+    check_least(arguments, "--seed")  # NumPy's generators take no negative seed
     from ascend_lab.compiler.memory import METHODS
 
     if arguments.method not in METHODS:
@@ -59,6 +61,7 @@ def _check_memory(arguments: argparse.Namespace) -> None:
         searching = 'with a --method that searches ("best of", exact)'
         refuse_idle(arguments, searching, "--time-limit", "--seed")
     check_least(arguments, "--capacity", unit=" bytes")
+    # On-chip memories are read in blocks of 32 bytes: offsets there are multiples of 32.
     if not 1 <= arguments.alignment <= 2**30:
         raise InputError("--alignment from 1 to 2**30 bytes", f"{arguments.alignment}", "e.g. 512")
 
@@ -81,6 +84,7 @@ def _plan_memory(arguments: argparse.Namespace) -> int:
     )
     # CP-SAT is not our code: its plan is checked for overlaps before it is printed.
     verify(solution, buffers, arguments.alignment)
+    # A plan may be higher than the capacity: it is printed then, and the exit code says so.
     fits = capacity is None or solution.height_bytes <= capacity
     data = {
         "height_bytes": solution.height_bytes,
@@ -109,6 +113,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     """Run a search with many seeds on recorded times, and compare its best with the optimum."""
     for name in ("--budget", "--seeds"):
         check_least(arguments, name, 1)
+    # Each seed replays the whole search.
     refuse_above("--seeds", arguments.seeds, SEEDS)
     from ascend_lab.aoe.drive import replay
     from ascend_lab.aoe.search import paced, search_named
@@ -125,6 +130,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         "optimum": result.optimum,
         "best_per_seed": list(result.best_per_seed),
         "evaluations_per_seed": list(result.evaluations_per_seed),
+        # 1.03: half of the seeds end within 3 % of the optimum
         "median_ratio": result.median_ratio,
         "within_5_percent": result.share_within(0.05),
     }
@@ -239,6 +245,7 @@ def _gradient(arguments: argparse.Namespace) -> int:
     rows = readers.read_profile(arguments.file)
     limit = arguments.max_bytes
     plan = gradient.plan(rows, cost, arguments.max_segments, max_bytes=limit)
+    # The plan as HCCL takes it, in at most 8 segments.
     forms = planning.forms_of(plan, rows, cost, max_bytes=limit)
     # An all-reduce joins neighbours in the table: a row waits for all above it in its segment.
     late = splits.out_of_order(rows)

@@ -104,13 +104,14 @@ class _Run:
     bars: Bars
     started: float
     head: list[str]
-    told: set[str] = field(default_factory=set)
+    warnings_printed: set[str] = field(default_factory=set)
 
     def deadline(self) -> Deadline:
         """Return the end of the time of a network: the first one's began with the command."""
         from ascend_lab.aoe.workers import Deadline
 
         limit_s = self.settings.time_limit_s
+        # Importing the package counts: the user waits for it, too.
         return Deadline() if limit_s is None else Deadline(self.started + limit_s)
 
     def tune(self, network: Network) -> engine.Tuning:
@@ -146,8 +147,9 @@ class _Run:
 
     def tell(self, warning: str) -> None:
         """Print a warning once."""
-        if warning and warning not in self.told:
-            self.told.add(warning)
+        # Networks of a folder often share one cause.
+        if warning and warning not in self.warnings_printed:
+            self.warnings_printed.add(warning)
             _complain(warning)
 
 
@@ -342,6 +344,7 @@ def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], ch
         _complain(chip_warning)
 
     def tune_source(source: Source) -> bool:
+        """Tune the networks of a source and write their report; never interrupted by the user."""
         sections = []
         for network in source.networks:
             # The report names a model as the user did, not as the ONNX file does.

@@ -339,13 +339,8 @@ def _time(arguments: argparse.Namespace, chip: Any, shape: Any, title: str) -> i
         ),
         f"  bound by {timeline.bound_by}",
     ]
-    schedule_fields = schedule.as_dict()
-    # A product that no grid divides evenly has a second schedule for its last rows.
-    rest_fields = schedule_fields.pop("rest", {})
-    for name, numbers in (("schedule", schedule_fields), ("rest", rest_fields)):
-        lines += (
-            [f"  {name}: {', '.join(f'{k} {v}' for k, v in numbers.items())}"] if numbers else []
-        )
+    fields = ", ".join(f"{name} {value}" for name, value in schedule.as_dict().items())
+    lines.append(f"  schedule: {fields}")
     emit(arguments.json, data, lines)
     return 0
 
