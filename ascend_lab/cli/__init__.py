@@ -137,6 +137,7 @@ def _place(error: BaseException) -> str:
     place = "?"
     trace = error.__traceback__
     package = (sys.modules["ascend_lab"].__file__ or "").removesuffix("__init__.py")
+    # The error may come from NumPy: what helps us is where we called it.
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         if file.startswith(package):

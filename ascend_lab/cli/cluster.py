@@ -69,6 +69,7 @@ def _collective(arguments: argparse.Namespace) -> int:
         raise InputError(f"--root from 0 to {ranks - 1}", str(arguments.root), "choose one")
     places = range(ranks)
     root = arguments.root
+    # An all-reduce has no root: a flag that changes nothing is refused.
     if schedule.op_name(arguments.op) not in ROOTED:
         refuse_idle(arguments, f"with --op {' or '.join(ROOTED)}", "--root")
     if arguments.algorithm == "auto":
@@ -307,6 +308,7 @@ def _model(arguments: argparse.Namespace, chip: Chip) -> GraphModel:
             remedy = "plans choose the batch of a device; --batch says a step's"
             raise InputError("--input-shape with a first size of 1", str(shape), remedy)
 
+    # A plan with 4 micro-batches of 2 samples needs the graph of batch 2.
     def build(batch: int) -> Any:
         sizes = {n: (batch, *shape[1:]) for n, shape in shapes.items()}
         return common.import_with(name, None, sizes, batch).graph

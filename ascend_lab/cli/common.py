@@ -96,6 +96,7 @@ class Verb:
         """Add the verb to a command's verbs."""
         parser = verbs.add_parser(self.name, help=self.help, **self.about)
         groups = {"": parser}
+        # Flags of one group stand together in the help, under its name.
         for group, names, settings in self.flags:
             if group not in groups:
                 groups[group] = parser.add_argument_group(group)
@@ -130,6 +131,7 @@ def run_one(verbs: Sequence[Verb], argv: Sequence[str]) -> int:
 def refuse_idle(arguments: argparse.Namespace, when: str, *flags: str) -> None:
     """Raise `InputError` for the first of the flags that was given: it counts only `when`."""
     for flag in flags:
+        # --time-limit is stored as time_limit
         if flag.lstrip("-").replace("-", "_") in arguments.given:
             needed = f"{flag} only {when}"
             raise InputError(needed, "", "drop it, it changes nothing here, or give what it needs")
@@ -166,6 +168,7 @@ def check_outputs(arguments: argparse.Namespace) -> None:
             continue
         if target == "-":
             raise InputError(f"a file name for {flag}", "-", "only --json prints")
+        # Checked before hours of work, not when the result is there.
         output.check_writable(target)
         if any(_same(target, text) for argument, text in words.items() if argument not in OUTPUTS):
             raise InputError(f"{flag} as another file than the inputs", target, "name another")
@@ -177,9 +180,10 @@ def check_outputs(arguments: argparse.Namespace) -> None:
 
 
 def _same(target: str, text: str) -> bool:
+    """Tell whether an output would overwrite what another argument names, links followed."""
     try:
         return Path(target).is_file() and Path(target).samefile(text)
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # the text is no path: a chip's name, a number
         return False
 
 
@@ -320,6 +324,7 @@ def with_tuned(compiled: Compiled, arguments: argparse.Namespace, dtype: str = "
                 print(f"ascend-lab: {warning}", file=sys.stderr)
             return engine.with_bank(compiled, knowledge).compiled
     schedules = saved.read_schedules(arguments.tuned)
+    # A tile that fits in fp16 takes twice the bytes in fp32, half of them in int8.
     if schedules.dtype != dtype:
         remedy = f"`ascend-lab simulate --dtype {schedules.dtype}` takes these"
         raise InputError(f"schedules for {dtype}", f"some for {schedules.dtype}", remedy)

@@ -30,7 +30,7 @@ def _compare(arguments: argparse.Namespace) -> int:
             write_whole(arguments.figure, _with_alt(figure.to_svg(), figure.alt_text))
         else:
             write_picture(figure, arguments.figure)
-    lines = comparison.lines()
+    lines = comparison.lines()  # every row, those too that the model cannot time, with the reason
     if arguments.figure:
         lines.append(f"{arguments.figure}: the figure")
     if not comparison.timed:
@@ -41,6 +41,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 def _with_alt(svg: str, alt: str) -> str:
     """Return an SVG whose first tag carries an alt text, for readers who do not see it."""
+    # "<svg ...>" ends at the first ">": attributes that a figure writes hold none
     head, _, tail = svg.partition(">")
     text = escape(alt, {'"': "&quot;"})
     return f'{head} role="img" aria-label="{text}"><title>{text}</title>{tail}'

@@ -99,6 +99,7 @@ def _start(task: "Assignment", arguments: argparse.Namespace) -> int:
     if not arguments.student:
         raise InputError("--student ID", "none", "the name your course knows you by")
     out = Path(arguments.output or task.name)
+    # The same name gives the same hand-out again, on any machine.
     files = start(task, arguments.student, out)
     next_command = f"ascend-lab course check {task.name} {out / 'start.py'}"
     lines = [f"{task.name} {task.title}: {', '.join(files)} in {out}"]

@@ -27,6 +27,7 @@ def _aipp(arguments: argparse.Namespace) -> int:
     """Turn raw frames into the arrays that a network reads, and write them."""
     from ascend_lab.deploy.media import aipp_each, read_config
 
+    # A file may configure several inputs of a network, each by its number.
     operations = [op for op in read_config(arguments.config) if op.rank == arguments.rank]
     if not operations:
         raise InputError(f"an aipp_op of related_input_rank {arguments.rank}", "none", "--rank N")

@@ -35,7 +35,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Networks that share a report."""
+    """Networks that share a report, such as one model at several batches."""
 
     name: str
     networks: Sequence[Network]
@@ -235,6 +235,7 @@ def _described(row: Any, where: str) -> _Description:
     if unknown:
         raise InputError(f"{where}: keys among {', '.join(keys)}", ", ".join(unknown), EXAMPLE)
     plain = {key.replace("_", ""): key for key in ops.OPERATORS}  # MatMul is matmul
+    # Names of ours are tried without underscores, those of ONNX and CANN by the library.
     op = plain.get(row["op"].lower().replace("_", "")) or ops.get(row["op"]).name
     try:
         if "input_desc" in row:
@@ -254,6 +255,7 @@ def _described(row: Any, where: str) -> _Description:
         raise InputError(
             f"{where}: shapes, dtypes and attrs of its inputs", fault, EXAMPLE
         ) from None
+    # Types are of inputs: outputs have those that the operator gives them.
     bad = [dtype for dtype in dtypes if dtype not in DTYPE_BYTES]
     if bad or not shapes or len(dtypes) != len(shapes):
         got = ", ".join(bad) or f"{len(dtypes)} types for {len(shapes)} shapes"

@@ -24,6 +24,7 @@ class Parser(argparse.ArgumentParser):
         verb = self.prog.partition(" ")[2]
         where = f"{verb}: " if verb else ""
         see = f"see `{self.prog} --help`"
+        # "a verb; got 'simulat'; did you mean simulate? see `ascend-lab --help`"
         needed, got, suggestion = limits.choice_in(message)
         raise InputError(where + needed, got, f"{suggestion}{see}")
 

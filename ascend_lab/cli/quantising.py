@@ -105,6 +105,7 @@ class Subject:
         feeds = list(self.feeds[plan.batches :]) if plan.batches is not None else []
         if path is None:
             return feeds
+        # An infinity in one sample would make the error of all of them infinite.
         arrays = common.arrays_named(self.sizes, array_files.load_arrays(path), "--held-out")
         for name, array in arrays.items():
             if not np.isfinite(np.asarray(array, np.float64)).all():
@@ -180,6 +181,7 @@ def _graph_of(source: ModelProto, feeds: Feeds) -> Graph:
 
     shapes = {name: np.shape(value) for name, value in feeds[0].items()}
     graph = import_pinning(source, feeds[0], shapes=shapes).graph
+    # A Reshape to a shape that comes as an input: its value is part of the graph.
     for name in feeds[0].keys() - set(graph.inputs):
         if any(not np.array_equal(feed[name], feeds[0][name]) for feed in feeds):
             needed = f"--calibration: one value of {name}, which steers shapes"

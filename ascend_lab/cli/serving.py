@@ -60,6 +60,7 @@ def _serve_llm(arguments: argparse.Namespace) -> int:
 def _llm_text(title: str, data: dict[str, Any]) -> list[str]:
     """Return the numbers of a language model's server as lines."""
     lines = [f"{title}: {data['tokens_per_s']:.6g} tokens/s (simulated), {data['steps']} steps"]
+    # Users wait for the first token and read the others: what each takes is told by itself.
     for key, words in (
         ("first_token_s", "to the first token"),
         ("between_tokens_s", "between tokens"),

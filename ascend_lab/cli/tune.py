@@ -163,6 +163,7 @@ def _tune_all(arguments: argparse.Namespace, started: float) -> int:
     dtype = flags.dtype_of(arguments)
     settings = flags.settings_of(arguments, os.environ)
     sources = sources_of(arguments)
+    # Job 4 times a training step on a cluster: it shares neither searches nor tuned models.
     if job == "4":
         return _tune_gradients(arguments, sources, chip)
     folder = output.usable_folder(arguments.output)
@@ -172,6 +173,7 @@ def _tune_all(arguments: argparse.Namespace, started: float) -> int:
         open_knowledge(resume=arguments.reload) as ledger,
     ):
         asked = "" if arguments.soc_version else " (--soc_version chooses another)"
+        # The chip is a default that users forget: it stands above every result.
         head = [f"chip {chip.name}, {chip.core_count} cores{asked}; times are of the model"]
         if arguments.Fnonhomo_split:
             head.insert(
