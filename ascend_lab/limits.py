@@ -89,14 +89,19 @@ def labelled(name: str, kind: str, most: int) -> str:
 
 def choice_in(message: str) -> tuple[str, str, str]:
     """Return what argparse's words need, what they got, and the nearest of its choices."""
-    what, _, rest = message.removeprefix("argument ").partition(": invalid choice: ")
-    got, _, words = rest.rstrip(")").partition(" (choose from ")
+    # argument --like: invalid choice: 'can' (choose from 'cann')
+    argument, _, complaint = message.removeprefix("argument ").partition(": invalid choice: ")
+    got, _, words = complaint.rstrip(")").partition(" (choose from ")
     if not words:
         return message, "", ""
-    known = [word.strip("'") for word in words.split(", ")]
-    near = "".join(f"did you mean {n}? " for n in get_close_matches(got.strip("'"), known, 1))
-    what = what if what.startswith("-") else "a verb"
-    return what + f" among {', '.join(known)}" * (len(known) < 8), got, near
+    choices = [word.strip("'") for word in words.split(", ")]
+    close = get_close_matches(got.strip("'"), choices, 1)
+    question = f"did you mean {close[0]}? " if close else ""
+    needed = argument if argument.startswith("-") else "a verb"
+    # A list of thirty verbs would hide the one that was meant.
+    if len(choices) < 8:
+        needed += f" among {', '.join(choices)}"
+    return needed, got, question
 
 
 # -- numbers in texts -----------------------------------------------------------------------------
@@ -108,8 +113,8 @@ def whole_of(text: str) -> int | None:
 
 def wholes_of(text: str, separator: str) -> tuple[int, ...]:
     """Return the whole numbers a text lists, () if one of the parts is none."""
-    found = [whole_of(part) for part in text.split(separator)]
-    return tuple(n for n in found if n is not None) if None not in found else ()
+    numbers = [whole_of(word) for word in text.split(separator)]
+    return tuple(n for n in numbers if n is not None) if None not in numbers else ()
 
 
 def number_of(text: str) -> float | None:
@@ -131,8 +136,8 @@ def count(text: str) -> int:
 
 def decimal(text: str) -> float:
     """Read an argument that is a number; ArgumentTypeError if it is none."""
-    what = f"a number, 0 or from {TINY:g} to {HUGE:g} in size,"
-    return _argument(number_of(text), what, HUGE, text)
+    needed = f"a number, 0 or from {TINY:g} to {HUGE:g} in size,"
+    return _argument(number_of(text), needed, HUGE, text)
 
 
 def _argument(value: Number | None, what: str, most: Number, text: str) -> Number:
@@ -160,6 +165,7 @@ def read_file(path: str | Path, what: str, most: int = FILE_BYTES) -> bytes:
         with Path(path).open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
             file.seek(0)
+            # One byte more than allowed is read, never the terabyte a small archive may unpack to.
             data = (gzip.GzipFile(fileobj=file) if packed else file).read(most + 1)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -178,27 +184,54 @@ def json_of(data: str | bytes, where: str, remedy: str = "check the file") -> An
         raise InputError(f"{where}: JSON", str(error)[:80], remedy) from None
 
 
+SEPARATORS = {
+    # Spreadsheets of countries that write 1,5 for one and a half separate cells by semicolons.
+    ";": ("semicolons", "sed 's/,/./g; s/;/,/g' OLD.csv > NEW.csv"),
+    "\t": ("tabs", "tr '\\t' ',' < OLD.csv > NEW.csv"),
+}
+"""What other programs put between cells, and a command that puts commas there."""
+
+
 def csv_of(data: bytes, where: str | Path) -> list[tuple[int, list[str]]]:
     """Return the rows of a CSV file, each with its line, cells without blanks around them.
 
-    Rows of empty cells are passed over. Raises `InputError`.
+    Rows of empty cells are passed over. Raises `InputError`, also for a header with semicolons or
+    tabs between its cells.
     """
     try:
-        rows = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
+        reader = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
     except UnicodeDecodeError as error:
         raise InputError("a CSV file in UTF-8", f"{where}: {error}", "check the file") from None
     try:
-        found = [(rows.line_num, [cell.strip() for cell in row]) for row in rows]
+        rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
     except csv.Error as error:
-        got = f"{where} line {rows.line_num}: {error}"
+        got = f"{where} line {reader.line_num}: {error}"
         raise InputError("a CSV file", got, "check the file") from None
-    return [(line, row) for line, row in found if any(row)]
+    rows = [(line, row) for line, row in rows if any(row)]
+    # The header is the first row that is no comment; without commas it is a single cell.
+    header = next((row for _, row in rows if not row[0].startswith("#")), [])
+    if len(header) == 1:
+        _refuse_separators(header[0], where)
+    return rows
+
+
+def _refuse_separators(header: str, where: str | Path) -> None:
+    """Raise `InputError` for a header that is a single cell because no comma separates its words.
+
+    "bytes;ranks;time_s" is refused with the command that makes it "bytes,ranks,time_s".
+    """
+    for separator, (words, command) in SEPARATORS.items():
+        if separator in header:
+            needed = f"{where}: a comma between two cells"
+            raise InputError(needed, words, f"save the table anew with commas, or {command}")
 
 
 def toml_of(path: str | Path, what: str, kind: type[AscendLabError]) -> dict[str, Any]:
     """Return the tables of a TOML file; raise an error of `kind` for anything else."""
     try:
         text = read_file(path, what, TOML_BYTES).decode("utf-8")
+        # tomllib makes a table for each dot of a key, one inside the other, by recursion: a key of
+        # thousands is refused first. Dots inside quotes are no such dots.
         pieces = re.split(r"[=,\[\]{}#\n]", _QUOTED.sub('""', text))
         refuse_above(f"{path}: dots in a key", max(p.count(".") for p in pieces), KEY_DOTS)
         return tomllib.loads(text)
@@ -233,23 +266,29 @@ def decoded(kind: Any, value: Any, where: str = "", most: int = ITEMS) -> Any:
     """Return a decoded value, lists as tuples; raise `InputError` naming the place at fault.
 
     A kind is bool, str, a `Range`, a tuple of words, a list with the kind of its items, or a table
-    of kinds by key. A list has at most `most` items.
+    of kinds by key. A list has at most `most` items. With the kind
+
+        {"server": {"policy": ("static", "select"), "max_batch": Range(int, 1, 4096)}}
+
+    the text `[server] max_batch = 0` is refused with "[server] max_batch: a whole number from 1 to
+    4096; got 0".
     """
     if isinstance(kind, Mapping):
         if not isinstance(value, dict):
             raise InputError(f"{where}: a table", shown(value), "write keys and values")
         if unknown := [key for key in value if key not in kind]:
-            near = get_close_matches(unknown[0], kind, 1)
-            remedy = f"did you mean {near[0]}?" if near else "drop it"
+            close = get_close_matches(unknown[0], kind, 1)
+            remedy = f"did you mean {close[0]}?" if close else "drop it"
             needed = f"{where}: keys among {', '.join(kind)}".removeprefix(": ")
             raise InputError(needed, shown(unknown[0]), remedy)
+        # "server.toml: [server] queue_limit": tables stand in brackets, as in the file
         titles = {key: f"[{key}]" if isinstance(kind[key], Mapping) else key for key in value}
         places = {key: f"{where} {titles[key]}".strip() for key in value}
         return {k: decoded(kind[k], v, places[k], most) for k, v in value.items()}
     if isinstance(kind, list):
         if isinstance(value, list) and 0 < len(value) <= most:
             return tuple(decoded(kind[0], v, f"{where}[{n}]", most) for n, v in enumerate(value))
-        needed = f"a list of 1 to {most}"
+        needed = f"a list of 1 to {most}"  # also said of a list that is empty or too long
         fine = False
     elif isinstance(kind, Range):
         needed = str(kind)

@@ -22,7 +22,8 @@ from onnx import helper, numpy_helper
 
 from ascend_lab.aoe.bank import Store, chip_digest
 from ascend_lab.cli import aoe, ascend_lab as lab
-from ascend_lab.cli.aoe_words import bank_parser, parser as aoe_parser
+from ascend_lab.cli.aoe_bank import bank_parser
+from ascend_lab.cli.aoe_words import parser as aoe_parser
 from ascend_lab.cli.common import parser_of
 from ascend_lab.cli.verbs import VERBS
 from ascend_lab.compiler.onnx import import_model

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 from ascend_lab import limits
 from ascend_lab.aoe.space import read_recorded
-from ascend_lab.cli.inputs import load_arrays
+from ascend_lab.cli.array_files import load_arrays
 from ascend_lab.cluster import load_topology
 from ascend_lab.compiler import memory as hot
 from ascend_lab.compiler.memory import Buffer, plan
@@ -212,7 +212,7 @@ def test_archives_of_anything_but_numbers_are_refused(members, tmp_path):
 
 
 def test_an_archive_larger_than_the_limit_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("ascend_lab.cli.inputs.ARRAY_BYTES", 100)
+    monkeypatch.setattr("ascend_lab.cli.array_files.ARRAY_BYTES", 100)
     with pytest.raises(InputError, match="at most 100; got 928"):
         load_arrays(_archive(tmp_path / "x.npz", **{"x.npy": _saved(np.zeros(100))}))
 

@@ -16,7 +16,8 @@ from onnx_models import model_of
 
 import ascend_lab
 from ascend_lab.cli import aoe, ascend_lab as lab
-from ascend_lab.cli.aoe_words import bank_parser, parser as aoe_parser
+from ascend_lab.cli.aoe_bank import bank_parser
+from ascend_lab.cli.aoe_words import parser as aoe_parser
 from ascend_lab.cli.common import in_flags, parser_of
 from ascend_lab.cli.verbs import VERBS
 from ascend_lab.compiler.onnx import import_model
@@ -172,7 +173,7 @@ def reached(start):
 @cache
 def roots():
     """Return the function behind each command."""
-    found = {"aoe": ("tune", "_tune_all"), "aoe bank": ("aoe_words", "bank_main")}
+    found = {"aoe": ("tune", "_tune_all"), "aoe bank": ("aoe_bank", "bank_main")}
     for verb in VERBS:
         found[f"ascend-lab {verb.name}"] = (verb.run.__module__.split(".")[-1], verb.run.__name__)
     return found

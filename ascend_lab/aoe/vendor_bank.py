@@ -21,7 +21,6 @@ Sizes of a key are rounded up to 16 rows, columns and numbers of K. Sources: hic
 gemm_tuning_tiling.h and matmul_v3_base_tiling.cpp (GetTilingFromRepo), for names and meaning.
 """
 
-import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -110,8 +109,10 @@ def read_decisions(path: str | Path) -> list[Decision]:
         lines = data.decode("utf-8", "replace").splitlines()
         entries = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
         return [_from_line(line, f"line {n}", chip, core_count) for n, line in entries]
-    rows = csv.DictReader(data.decode("utf-8", "replace").splitlines())
-    return [_from_row(row, f"row {number}") for number, row in enumerate(rows, 2)]
+    numbered = limits.csv_of(data, path)
+    header = numbered[0][1] if numbered else []
+    rows = ((number, dict(zip(header, row, strict=False))) for number, row in numbered[1:])
+    return [_from_row(row, f"row {number}") for number, row in rows]
 
 
 def write_decisions(decisions: Iterable[Decision], path: str | Path) -> int:
@@ -175,12 +176,13 @@ def _from_row(row: Mapping[str, str], where: str) -> Decision:
         names = [name.strip() for name in row["chip"].split("|")]  # bins with the same decision
         chip = next((name for name in names if name in PRESETS), names[0])
         dtypes = row["a_dtype"], row["out_dtype"]
-    except (KeyError, ValueError, AttributeError) as error:
+        operator = row["operator"]
+    except (KeyError, ValueError) as error:
         needed = f"{where}: the columns of a table of matrix products"
         raise InputError(
             needed, str(error), "give m, k, n, bin_cores, chip, types and tilings"
         ) from None
-    return Decision(chip, cores, row["operator"], sizes, dtypes, words)
+    return Decision(chip, cores, operator, sizes, dtypes, words)
 
 
 # -- in our terms ----------------------------------------------------------------------------------

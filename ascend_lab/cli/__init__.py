@@ -1,7 +1,13 @@
-"""The top of both commands: whatever goes wrong is one line on stderr and an exit code.
+"""The commands `ascend-lab` and `aoe`: whatever goes wrong is one line on stderr and an exit code.
 
-0 done, 1 checks failed, 2 bad input, 70 a mistake of ours, 130 interrupted. Everything else is
-imported inside the guard, so that Ctrl-C is one line from the start on.
+    0    done
+    1    done, and what was asked is not so: values differ, buffers do not fit
+    2    bad input: the line says what is needed, what was given, and what to do
+    70   a mistake of ours
+    130  interrupted
+
+A verb is a record of `common.Verb`; `verbs.VERBS` lists them all. Everything is imported inside the
+guard, so that Ctrl-C is one line from the start on.
 
 >>> from ascend_lab.cli import ascend_lab
 >>> ascend_lab(["gemm", "512", "512", "512", "--chip", "Ascend910B2"])  # doctest: +ELLIPSIS
@@ -37,20 +43,23 @@ def aoe(argv: Sequence[str] | None = None) -> int:
 
 
 def _guarded(name: str, argv: Sequence[str] | None) -> int:
+    """Run a command on its words, by default the process's, and explain whatever it raises."""
     try:
         try:
             _prepare_streams()
-            given = list(sys.argv[1:] if argv is None else argv)
-            _check_words(given)
+            words = list(sys.argv[1:] if argv is None else argv)
+            _check_words(words)
+            # Each command imports its own half: `ascend-lab chips` needs no search.
             if name == "aoe":
                 from ascend_lab.cli.tune import run
 
-                code = run(given)
+                code = run(words)
             else:
                 from ascend_lab.cli import common, verbs
 
-                code = common.run_one(verbs.VERBS, given)
-        finally:  # --help leaves by SystemExit
+                code = common.run_one(verbs.VERBS, words)
+        finally:
+            # --help leaves by SystemExit and passes here, too. A full disk is noticed only now.
             if sys.stdout is not None:
                 sys.stdout.flush()
     except AscendLabError as error:
@@ -59,7 +68,7 @@ def _guarded(name: str, argv: Sequence[str] | None) -> int:
         if _from_ctrl_c(error):
             code = complain(name, f"interrupted{AFTER_CTRL_C.get(name, '')}", INTERRUPTED)
         else:
-            code = _what_is_left(name, error)
+            code = _explain(name, error)
     if argv is None:  # the process ends: nobody needs a last look for garbage
         import gc
 
@@ -69,10 +78,13 @@ def _guarded(name: str, argv: Sequence[str] | None) -> int:
 
 def _prepare_streams() -> None:
     """Print what an encoding lacks as escapes; let no file take the place of a closed stream."""
+    # `ascend-lab chips >&-` starts without file 1: the first file opened would become it, and lines
+    # would be printed into that file. Files 0 to 2 are filled with the null device first.
     while sys.stdout is None or sys.stderr is None:
         if (handle := os.open(os.devnull, os.O_RDWR)) > 2:
             os.close(handle)
             break
+    # A caller's own stream, as in a notebook, may have no encoding to set.
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")
@@ -80,10 +92,10 @@ def _prepare_streams() -> None:
 
 def _check_words(words: Sequence[str]) -> None:
     """Refuse arguments without a character: they are no way to leave something out."""
-    for before, word in zip(["", *words], words, strict=False):
+    for previous, word in zip(["", *words], words, strict=False):
         flag, equals, text = word.partition("=")
         if not word:
-            where = f"'' after {before}" if before else "''"
+            where = f"'' after {previous}" if previous else "''"
             raise InputError("arguments that are not empty", where, "leave it out or fill it in")
         # argparse takes the two dashes of --flag=-- for the end of all flags, and gives a list.
         if flag.startswith("-") and equals and text in ("", "--"):
@@ -92,14 +104,18 @@ def _check_words(words: Sequence[str]) -> None:
             raise InputError("arguments without zero bytes", repr(word[:40]))
 
 
-def _what_is_left(name: str, error: BaseException) -> int:
-    """Explain what no other place has explained; `ASCEND_LAB_DEBUG=1` shows where it is from."""
+def _explain(name: str, error: BaseException) -> int:
+    """Explain an error that no other place has explained, and return the exit code.
+
+    `ASCEND_LAB_DEBUG=1` shows where it comes from.
+    """
     kind = type(error).__name__
     place = _place(error)
     if isinstance(error, OSError) and error.filename is None and place.startswith("cli"):
-        drop(sys.stdout)  # these modules print, and write nothing else
+        # An error of the system without a file name in modules that only print: the output's.
+        drop(sys.stdout)
         if isinstance(error, BrokenPipeError):
-            return 0
+            return 0  # `ascend-lab chips | head -1`: the reader has enough
         reason = error.strerror or str(error)
         return complain(name, f"standard output cannot be written: {reason}", BAD_INPUT)
     if isinstance(error, OSError) and error.filename is not None:
@@ -110,9 +126,9 @@ def _what_is_left(name: str, error: BaseException) -> int:
         raise error
     if isinstance(error, MemoryError | RecursionError | OverflowError):
         return complain(name, f"the input is too large ({kind}); use a smaller one", BAD_INPUT)
-    what = f"a mistake of ours: {kind} in {place}; ASCEND_LAB_DEBUG=1 shows the trace"
+    mistake = f"a mistake of ours: {kind} in {place}; ASCEND_LAB_DEBUG=1 shows the trace"
     report = "please report it, with the command, where you got ascend_lab from"
-    return complain(name, f"{what}; {report}", MISTAKE)
+    return complain(name, f"{mistake}; {report}", MISTAKE)
 
 
 def _from_ctrl_c(error: BaseException | None) -> bool:
@@ -124,12 +140,13 @@ def _from_ctrl_c(error: BaseException | None) -> bool:
 
 def _place(error: BaseException) -> str:
     """Return the last file and line of this package that an error went through."""
-    found = "?"
+    place = "?"
     trace = error.__traceback__
     package = (sys.modules["ascend_lab"].__file__ or "").removesuffix("__init__.py")
+    # The error may come from NumPy: what helps us is where we called it.
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         if file.startswith(package):
-            found = f"{file.removeprefix(package)}:{trace.tb_lineno}"
+            place = f"{file.removeprefix(package)}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return found
+    return place

@@ -1,4 +1,10 @@
-"""Verbs of clusters: topologies, collectives and their fit, the best plan to train a model."""
+"""Verbs of clusters of NPUs.
+
+ascend-lab topologies 910b-server                  its devices and links
+ascend-lab collective --op all_reduce --bytes 64M --topology 910b-server
+ascend-lab fit-collective measured.csv             alpha and beta of measured all-reduces
+ascend-lab train-plan resnet50 --cluster 910b-server --devices 8
+"""
 
 from __future__ import annotations
 
@@ -9,7 +15,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab.cli import common
-from ascend_lab.cli.common import CLUSTER_FILE, JSON, Verb, emit, flag, refuse_idle
+from ascend_lab.cli.common import CLUSTER_FILE, JSON, Verb, flag, refuse_idle
+from ascend_lab.cli.printing import columns, emit
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, decimal
 from ascend_lab.machine.chip import Chip, load_chip
@@ -21,9 +28,12 @@ if TYPE_CHECKING:
     from ascend_lab.cluster.parallel.model import GraphModel
 
 
+# "1e6", "64m", "64mib", "64mb", "512b": a number, a prefix, and whether it is of 1000 or 1024
 _SIZE = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)(?:([kmgt])(ib|b)?|b)?")
 HUGE_BYTES = 1e18
+"""Largest --bytes: more than any memory holds, and small enough that no time overflows."""
 ROOTED = ("broadcast", "reduce")
+"""Operations in which one device is the source or the target of everything."""
 
 
 def parse_bytes(text: str) -> float:
@@ -31,23 +41,26 @@ def parse_bytes(text: str) -> float:
 
     Raises `InputError` for anything else.
     """
-    found = _SIZE.fullmatch(text.strip().lower())
+    match = _SIZE.fullmatch(text.strip().lower())
     try:
-        size = float(found[1]) if found else math.nan
-    except ValueError:
+        size = float(match[1]) if match else math.nan
+    except ValueError:  # the pattern lets 1.2.3 pass
         size = math.nan
-    if found and found[2]:
-        size *= (1000 if found[3] == "b" else 1024) ** ("kmgt".index(found[2]) + 1)
-    if not 0 <= size <= HUGE_BYTES:
+    if match and match[2]:
+        # 64m: 64 * 1024^2, 64mib: the same, 64mb: 64 * 1000^2
+        size *= (1000 if match[3] == "b" else 1024) ** ("kmgt".index(match[2]) + 1)
+    if not 0 <= size <= HUGE_BYTES:  # also refuses nan
         raise InputError(f"bytes from 0 to {HUGE_BYTES:g}", repr(text), "write 1e6, 64M or 64MB")
     return size
 
 
 def _collective(arguments: argparse.Namespace) -> int:
+    """Time a collective by one algorithm, or by all that can do it, the quickest first."""
     from ascend_lab.cluster import collective_time, compare, load_topology, schedule
 
     size_bytes = parse_bytes(arguments.bytes)
     topology = load_topology(arguments.topology)
+    # Of a large cluster the first P devices may take part, the other links stay idle.
     ranks = topology.size if arguments.ranks is None else arguments.ranks
     if not 1 <= ranks <= topology.size:
         remedy = "choose fewer, or a larger topology" if ranks > 1 else "raise it"
@@ -56,6 +69,7 @@ def _collective(arguments: argparse.Namespace) -> int:
         raise InputError(f"--root from 0 to {ranks - 1}", str(arguments.root), "choose one")
     places = range(ranks)
     root = arguments.root
+    # An all-reduce has no root: a flag that changes nothing is refused.
     if schedule.op_name(arguments.op) not in ROOTED:
         refuse_idle(arguments, f"with --op {' or '.join(ROOTED)}", "--root")
     if arguments.algorithm == "auto":
@@ -63,41 +77,57 @@ def _collective(arguments: argparse.Namespace) -> int:
     else:
         algorithm = arguments.algorithm
         times = (collective_time(arguments.op, topology, size_bytes, algorithm, places, root),)
-    found = times[0]
+    quickest = times[0]  # `compare` sorts by time
     data = {
-        "op": found.op,
-        "algorithm": found.algorithm,
-        "ranks": found.ranks,
-        "bytes": found.size_bytes,
-        "time_s": found.time_s,
-        "algorithm_bandwidth": found.algorithm_bandwidth,
-        "bus_bandwidth": found.bus_bandwidth,
-        "steps": len(found.rounds_s),
-        "lower_bound_s": found.lower_bound_s,
+        "op": quickest.op,
+        "algorithm": quickest.algorithm,
+        "ranks": quickest.ranks,
+        "bytes": quickest.size_bytes,
+        "time_s": quickest.time_s,
+        "algorithm_bandwidth": quickest.algorithm_bandwidth,
+        "bus_bandwidth": quickest.bus_bandwidth,
+        "steps": len(quickest.rounds_s),
+        "lower_bound_s": quickest.lower_bound_s,
         "topology": topology.name,
     }
     if arguments.algorithm == "auto":
-        data["candidates"] = {one.algorithm: one.time_s for one in times}
+        data["candidates"] = {candidate.algorithm: candidate.time_s for candidate in times}
     emit(arguments.json, data, _table(times, topology))
     return 0
 
 
+COLLECTIVE_COLUMNS = {
+    "algorithm": "<40",
+    "steps": ">5",
+    "time us": ">12.2f",
+    "alg GB/s": ">9.3f",  # bytes of the call in its time, what the caller sees
+    "bus GB/s": ">9.3f",  # what the links carry: of an all-reduce of p ranks 2 (p-1)/p as much
+}
+
+
 def _table(times: tuple[CollectiveTime, ...], topology: Topology) -> list[str]:
-    first = times[0]
-    what = f"{first.op} of {first.size_bytes:.0f} bytes, {first.ranks} ranks"
+    """Return candidates for one collective as a table, and the bound that holds for all of them."""
+    quickest = times[0]
+    exchange = f"{quickest.op} of {quickest.size_bytes:.0f} bytes, {quickest.ranks} ranks"
     rows = [
-        f"{what} on {topology.name} (model result)",
-        f"{'algorithm':<40} {'steps':>5} {'time us':>12} {'alg GB/s':>9} {'bus GB/s':>9}",
+        (
+            candidate.algorithm,
+            len(candidate.rounds_s),
+            candidate.time_s * 1e6,
+            candidate.algorithm_bandwidth / 1e9,
+            candidate.bus_bandwidth / 1e9,
+        )
+        for candidate in times
     ]
-    rows += [
-        f"{one.algorithm:<40} {len(one.rounds_s):5} {one.time_s * 1e6:12.2f} "
-        f"{one.algorithm_bandwidth / 1e9:9.3f} {one.bus_bandwidth / 1e9:9.3f}"
-        for one in times
+    return [
+        f"{exchange} on {topology.name} (model result)",
+        *columns(COLLECTIVE_COLUMNS, rows),
+        f"no schedule is faster than {quickest.lower_bound_s * 1e6:.2f} us",
     ]
-    return [*rows, f"no schedule is faster than {first.lower_bound_s * 1e6:.2f} us"]
 
 
 def _fit_collective(arguments: argparse.Namespace) -> int:
+    """Fit the ring's law to measured all-reduces, and print its errors on rows left out."""
     from ascend_lab.cluster.fit import fit_collective, read_table
 
     common.check_least(arguments, "--max-ranks", 2)
@@ -115,15 +145,18 @@ def report(rows: list[Measured], fit: CollectiveFit) -> dict[str, Any]:
     """
     from ascend_lab.cluster.fit import held_out, mape, predicted
 
+    # An error on rows that were fitted says little: each size is left out in turn, the law fitted
+    # to the others, and its time for that size compared. The same then with counts of ranks.
     by_ranks = held_out(rows, "ranks")
     judged = {"held_out_mape": held_out(rows) or by_ranks, "held_out_mape_ranks": by_ranks}
     sizes = sorted({row.size_bytes for row in rows})
 
     def errors(chosen: list[float]) -> dict[str, Any]:
-        found: dict[str, Any] = {"rows": sum(row.size_bytes in chosen for row in rows)}
+        """Return how many rows have one of some sizes, and the mean errors on them."""
+        means: dict[str, Any] = {"rows": sum(row.size_bytes in chosen for row in rows)}
         for name, items in judged.items():
-            found[name] = mape(item for item in items if item.row.size_bytes in chosen)
-        return found
+            means[name] = mape(item for item in items if item.row.size_bytes in chosen)
+        return means
 
     return {
         "bands": [
@@ -137,9 +170,11 @@ def report(rows: list[Measured], fit: CollectiveFit) -> dict[str, Any]:
 
 
 def _text(data: dict[str, Any]) -> list[str]:
+    """Return a fit as lines: alpha and beta by band of sizes, then the error at each size."""
     lines = [f"ring law fitted to {data['rows']} rows; errors on sizes / ranks left out"]
     for band in data["bands"]:
         beta = band["beta_s_per_byte"]
+        # Times of small messages may not grow with the size: then beta is 0.
         rate = f"{1e-9 / beta:.2f} GB/s" if beta else "no limit"
         lines.append(
             f"  {band['bytes_from']:.3g} to {band['bytes_to']:.3g} B: "
@@ -151,6 +186,7 @@ def _text(data: dict[str, Any]) -> list[str]:
 
 
 def _both(errors: dict[str, Any]) -> str:
+    """Return the errors on sizes and on counts of ranks left out: "3.1% / 7.4%"."""
     return f"{_percent(errors['held_out_mape'])} / {_percent(errors['held_out_mape_ranks'])}"
 
 
@@ -159,6 +195,7 @@ def _percent(value: float | None) -> str:
 
 
 def _topologies(arguments: argparse.Namespace) -> int:
+    """List the named clusters with their sources, or show the links of one."""
     from ascend_lab.cluster import TOPOLOGIES, load_topology, loader
 
     if arguments.name is not None:
@@ -169,17 +206,21 @@ def _topologies(arguments: argparse.Namespace) -> int:
     lines = []
     for preset in TOPOLOGIES.values():
         name = loader.usage(preset.name)
-        most = preset.limit or None
-        data[name] = {"summary": preset.summary, "source": preset.source, "most_devices": most}
+        most_devices = preset.limit or None  # a server as built has a fixed number
+        data[name] = {
+            "summary": preset.summary,
+            "source": preset.source,
+            "most_devices": most_devices,
+        }
         lines += [f"{name:<15} {preset.summary}", f"{'':<15} {preset.source}"]
     emit(arguments.json, data, lines)
     return 0
 
 
 CHIPS = {"910b": "Ascend910B2", "a3": "Ascend910C"}
-"""Chip by the start of a cluster's name; Ascend910A for all others."""
+"""Chip by the start of a cluster's name: 910b-roce has Ascend910B2. All others have Ascend910A."""
 SAMPLES = 8
-"""Default batch of a device."""
+"""Default batch of a device, in samples."""
 OPTIMIZERS = ("adam", "sgd")
 LEGEND = """\
   D data, T tensor, P pipeline, E expert parallel: devices along each; Z ZeRO stage
@@ -191,14 +232,17 @@ LEGEND = """\
 
 
 def _train_plan(arguments: argparse.Namespace) -> int:
+    """Print the parallel plans that train a model the fastest on a cluster."""
     from ascend_lab.cluster import TOPOLOGIES, load_topology
     from ascend_lab.cluster.parallel import best_plans
 
     _check(arguments)
-    name = arguments.cluster  # a preset that takes a count and has none gets the devices'
+    name = arguments.cluster
+    # --cluster 910b-roce --devices 32 means 910b-roce:32
     open_preset = name in TOPOLOGIES and TOPOLOGIES[name].limit
     topology = load_topology(f"{name}:{arguments.devices}" if open_preset else name)
     chip = load_chip(arguments.chip or CHIPS.get(name.partition("-")[0], "Ascend910A"))
+    # The batch of a step is for all devices together: it grows with them.
     batch = arguments.batch or SAMPLES * arguments.devices
     limit = arguments.memory_limit
     ranking = best_plans(
@@ -221,9 +265,11 @@ def _train_plan(arguments: argparse.Namespace) -> int:
         "best": best.as_dict(),
         "step_s": best.step_s,
         "memory_bytes": best.memory_bytes,
+        # the plans behind the best, so that a reader sees how close the second is
         "beaten": [plan.as_dict() for plan in ranking.plans[1:]],
         "tried": ranking.tried,
         "too_large": ranking.too_large,
+        # how much memory a device needs for the smallest plan, where none fits
         "least_memory_bytes": ranking.least_bytes,
     }
     emit(arguments.json, data, table(arguments.model, topology.name, batch, ranking))
@@ -235,8 +281,8 @@ def _check(arguments: argparse.Namespace) -> None:
     for name in ("--devices", "--batch", "--plans"):
         common.check_least(arguments, name, 1, remedy="raise it")
     if arguments.optimizer not in OPTIMIZERS:
-        wanted = f"--optimizer {' or '.join(OPTIMIZERS)}"
-        raise InputError(wanted, repr(arguments.optimizer), "choose one")
+        needed = f"--optimizer {' or '.join(OPTIMIZERS)}"
+        raise InputError(needed, repr(arguments.optimizer), "choose one")
     if arguments.dtype not in ("fp16", "bf16"):
         raise InputError("--dtype fp16 or bf16", repr(arguments.dtype), "choose one")
     limit = arguments.memory_limit
@@ -245,6 +291,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _model(arguments: argparse.Namespace, chip: Chip) -> GraphModel:
+    """Return the model whose training is planned, a zoo's or that of an .onnx file."""
     from ascend_lab.cluster.parallel.model import GraphModel, model_of
 
     optimizer = arguments.optimizer
@@ -255,16 +302,30 @@ def _model(arguments: argparse.Namespace, chip: Chip) -> GraphModel:
         return model_of(name, chip, optimizer=optimizer, dtype=dtype)
     shapes = common.shapes_of(arguments)
 
+    # Plans cut the batch into micro-batches: the graph is imported anew for each size.
     for shape in shapes.values():
         if shape[:1] not in ((1,), (-1,)):
             remedy = "plans choose the batch of a device; --batch says a step's"
             raise InputError("--input-shape with a first size of 1", str(shape), remedy)
 
+    # A plan with 4 micro-batches of 2 samples needs the graph of batch 2.
     def build(batch: int) -> Any:
         sizes = {n: (batch, *shape[1:]) for n, shape in shapes.items()}
         return common.import_with(name, None, sizes, batch).graph
 
     return GraphModel(name, build, chip, optimizer, dtype)
+
+
+PLAN_COLUMNS = {
+    "plan": "<36",
+    "step": ">11",
+    "work": ">11",
+    "exchange": ">10",
+    "waits": ">10",
+    "exposed": ">10",
+    "bubble": ">7.1%",
+    "memory": ">10",
+}
 
 
 def table(model: str, cluster: str, batch: int, ranking: Ranking) -> list[str]:
@@ -279,18 +340,25 @@ def table(model: str, cluster: str, batch: int, ranking: Ranking) -> list[str]:
             f"  of {ranking.tried} plans {ranking.too_large} do not fit; "
             f"step = work + exchange + waits + exposed"
         ),
+    ]
+    rows = [
         (
-            f"{'plan':<36}{'step':>12}{'work':>12}{'exchange':>11}{'waits':>11}{'exposed':>11}"
-            f"{'bubble':>8}{'memory':>11}"
-        ),
+            timed.plan.label,
+            _ms(timed.step_s),
+            _ms(timed.compute_s),
+            _ms(timed.exchange_s),
+            _ms(timed.waits_s),
+            _ms(timed.exposed_s),
+            timed.bubble,
+            f"{timed.memory_bytes / 1e9:.3f} GB",
+        )
+        for timed in ranking.plans
     ]
-    lines += [
-        f"{p.plan.label:<36}{p.step_s * 1e3:>9.3f} ms{p.compute_s * 1e3:>9.3f} ms"
-        f"{p.exchange_s * 1e3:>8.3f} ms{p.waits_s * 1e3:>8.3f} ms{p.exposed_s * 1e3:>8.3f} ms"
-        f"{p.bubble:>8.1%}{p.memory_bytes / 1e9:>8.3f} GB"
-        for p in ranking.plans
-    ]
-    return [*lines, *LEGEND.split("\n")]
+    return [*lines, *columns(PLAN_COLUMNS, rows), *LEGEND.split("\n")]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f} ms"
 
 
 VERBS = (

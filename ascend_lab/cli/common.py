@@ -1,9 +1,8 @@
-"""What the verbs of both commands share: their parser, what they print, which flags count."""
+"""What the verbs of both commands share: flags, checks of their values, models by name."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import re
@@ -11,12 +10,12 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ascend_lab import __version__, limits, output
-from ascend_lab.errors import AscendLabError, CapacityError, InputError, printable
+from ascend_lab.cli.parser import Parser
+from ascend_lab.errors import AscendLabError, CapacityError, InputError
 from ascend_lab.machine.chip import Chip, load_chip
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from ascend_lab.compiler.onnx import Imported
 
 
+# Arguments whose values `check_outputs` checks before any work.
 OUTPUTS = (
     *("json", "trace", "output", "outputs", "fusion_result", "check_report", "report", "figure"),
     "records",
@@ -32,61 +32,6 @@ OUTPUTS = (
 ONNX = ".onnx"
 LONGEST_S = 86_400.0
 """Most seconds a --time-limit may ask for."""
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse with one-line errors, which tells the flags that were given: `arguments.given`."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise `InputError` instead of leaving the program."""
-        verb = self.prog.partition(" ")[2]
-        where = f"{verb}: " if verb else ""
-        see = f"see `{self.prog} --help`"
-        needed, got, near = limits.choice_in(message)
-        raise InputError(where + needed, got, f"{near}{see}")
-
-    def _print_message(self, message: str, file: Any = None) -> None:
-        """Print help and version as all else is: argparse says nothing about a full disk."""
-        say(message.rstrip("\n").split("\n"))
-
-    def _unknown(self, words: Sequence[str]) -> list[str]:
-        """Return the words that begin like a flag and are none, nor the beginning of one."""
-        flags = [option for action in self._actions for option in action.option_strings]
-        named = [word.partition("=")[0] for word in takewhile(lambda word: word != "--", words)]
-        given = [name for name in named if name.startswith("--")]
-        if not self.allow_abbrev:
-            return [name for name in given if name not in flags]
-        return [name for name in given if not any(flag.startswith(name) for flag in flags)]
-
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse without defaults first: what is found was given; unknown flags are named first."""
-        if self._subparsers is None and (strange := self._unknown(args or ())):
-            self.error(f"unrecognized arguments: {' '.join(strange)}")
-        flags = [
-            a for a in self._actions if a.option_strings and a.default is not argparse.SUPPRESS
-        ]
-        defaults = {flag.dest: flag.default for flag in flags}
-        for flag in flags:
-            flag.default = argparse.SUPPRESS
-        try:
-            found, rest = super().parse_known_args(args, namespace)
-        finally:
-            for flag in flags:
-                flag.default = defaults[flag.dest]
-        for action in self._actions:  # argparse gives what comes behind a flag to nobody
-            if action.nargs == "*" and not action.option_strings:
-                more = [word for word in rest if not word.startswith("-")]
-                setattr(found, action.dest, [*getattr(found, action.dest), *more])
-                rest = [word for word in rest if word not in more]
-        if self._subparsers is None and rest:  # as a verb, or the command would name its own help
-            self.error(f"unrecognized arguments: {' '.join(rest)}")
-        own = frozenset(defaults.keys() & vars(found).keys())
-        found.given = own | getattr(found, "given", frozenset())
-        for name in defaults.keys() - own:
-            setattr(found, name, defaults[name])
-        return found, rest
 
 
 Flag = tuple[str, tuple[str, ...], dict[str, Any]]
@@ -98,10 +43,10 @@ def flag(
     help: str | None = None,  # noqa: A002 - argparse's word
     type: Callable[[str], Any] | None = None,  # noqa: A002
     group: str = "",
-    **how: Any,
+    **settings: Any,
 ) -> Flag:
     """Return an argument of a verb."""
-    return group, names, {"help": help, "type": type, **how}
+    return group, names, {"help": help, "type": type, **settings}
 
 
 JSON = flag("--json", metavar="F", help="write JSON to F, or print it with -")
@@ -149,14 +94,15 @@ class Verb:
 
     def add_to(self, verbs: Any) -> None:
         """Add the verb to a command's verbs."""
-        made = verbs.add_parser(self.name, help=self.help, **self.about)
-        groups = {"": made}
-        for group, names, how in self.flags:
+        parser = verbs.add_parser(self.name, help=self.help, **self.about)
+        groups = {"": parser}
+        # Flags of one group stand together in the help, under its name.
+        for group, names, settings in self.flags:
             if group not in groups:
-                groups[group] = made.add_argument_group(group)
-            plain = {key: value for key, value in how.items() if value is not None}
+                groups[group] = parser.add_argument_group(group)
+            plain = {key: value for key, value in settings.items() if value is not None}
             groups[group].add_argument(*names, **plain)
-        made.set_defaults(run=self.run)
+        parser.set_defaults(run=self.run)
 
 
 def parser_of(verbs: Iterable[Verb]) -> Parser:
@@ -171,7 +117,8 @@ def parser_of(verbs: Iterable[Verb]) -> Parser:
 
 def run_one(verbs: Sequence[Verb], argv: Sequence[str]) -> int:
     """Run the verb of a command line and return its exit code."""
-    named = [verb for verb in verbs if verb.name in argv[:1]]  # the others' flags take their time
+    # Parsers of all verbs take twenty times as long to build as one: they serve help and errors.
+    named = [verb for verb in verbs if verb.name in argv[:1]]
     arguments = parser_of(named or verbs).parse_args(argv)
     check_outputs(arguments)
     try:
@@ -184,6 +131,7 @@ def run_one(verbs: Sequence[Verb], argv: Sequence[str]) -> int:
 def refuse_idle(arguments: argparse.Namespace, when: str, *flags: str) -> None:
     """Raise `InputError` for the first of the flags that was given: it counts only `when`."""
     for flag in flags:
+        # --time-limit is stored as time_limit
         if flag.lstrip("-").replace("-", "_") in arguments.given:
             needed = f"{flag} only {when}"
             raise InputError(needed, "", "drop it, it changes nothing here, or give what it needs")
@@ -196,83 +144,55 @@ def check_limit(limit_s: float | None) -> None:
 
 
 def check_least(
-    given: argparse.Namespace, flag: str, least: int = 0, unit: str = "", remedy: str = "raise it"
+    arguments: argparse.Namespace,
+    flag: str,
+    minimum: int = 0,
+    unit: str = "",
+    remedy: str = "raise it",
 ) -> None:
-    """Raise `InputError` for a flag's number below `least`; None is none."""
-    value = getattr(given, flag.lstrip("-").replace("-", "_"))
-    if value is not None and value < least:
-        raise InputError(f"{flag} of at least {least}{unit}", str(value), remedy)
+    """Raise `InputError` for a flag's number below the minimum; a flag without a value passes."""
+    value = getattr(arguments, flag.lstrip("-").replace("-", "_"))
+    if value is not None and value < minimum:
+        raise InputError(f"{flag} of at least {minimum}{unit}", str(value), remedy)
 
 
 def check_outputs(arguments: argparse.Namespace) -> None:
     """Raise `InputError`, before any work, for outputs that cannot be written or are inputs."""
-    places: set[str] = set()
+    places: set[str] = set()  # files that earlier flags write to, links followed
     words = {name: text for name, text in vars(arguments).items() if isinstance(text, str)}
     for name in OUTPUTS:
         target = words.get(name)
         flag = f"--{name.replace('_', '-')}"
+        # --json - prints; no other flag has a way to print
         if target is None or (name, target) == ("json", "-"):
             continue
         if target == "-":
             raise InputError(f"a file name for {flag}", "-", "only --json prints")
+        # Checked before hours of work, not when the result is there.
         output.check_writable(target)
-        if any(_same(target, text) for other, text in words.items() if other not in OUTPUTS):
+        if any(_same(target, text) for argument, text in words.items() if argument not in OUTPUTS):
             raise InputError(f"{flag} as another file than the inputs", target, "name another")
         place = os.path.realpath(target)
+        # Two outputs may both go to /dev/null.
         if place in places and not place.startswith("/dev/"):
             raise InputError("a file for each output", f"{target} twice", "name another")
         places.add(place)
 
 
-def _same(one: str, other: str) -> bool:
+def _same(target: str, text: str) -> bool:
+    """Tell whether an output would overwrite what another argument names, links followed."""
     try:
-        return Path(one).is_file() and Path(one).samefile(other)
-    except (OSError, ValueError):
+        return Path(target).is_file() and Path(target).samefile(text)
+    except (OSError, ValueError):  # the text is no path: a chip's name, a number
         return False
 
 
-def say(lines: Iterable[str]) -> None:
-    """Print lines on standard output; raise `InputError` if it is closed."""
-    if sys.stdout is None:
-        raise InputError("a standard output to print on", "a closed one", "leave it open")
-    for line in lines:
-        print(printable(line))
-
-
-def show(text: str) -> None:
-    """Print a text of lines as `say` does."""
-    say(text.split("\n"))
-
-
-def emit(target: str | None, data: Any, lines: Iterable[str]) -> None:
-    """Print the lines, or write `data` as JSON to a file or, for "-", to standard output."""
-    if target is None:
-        say(lines)
-        return
-    dump = json.dumps(_finite(data), indent=2).replace("\x7f", "\\u007f")
-    if target == "-":
-        say(dump.split("\n"))
-    else:
-        output.write_whole(target, dump + "\n")
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity: write null instead."""
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def wanted(names: Iterable[str], given: Mapping[str, Any], flag: str) -> dict[str, Any]:
-    """Return the arrays of some names; raise `InputError` with all names for one not there."""
-    if missing := [name for name in names if name not in given]:
-        held = f"names {', '.join(given)}" if given else "nothing"
-        raise InputError(f"{flag} with {', '.join(missing)}", held, "save every input by name")
-    return {name: given[name] for name in names}
+def arrays_named(names: Iterable[str], arrays: Mapping[str, Any], flag: str) -> dict[str, Any]:
+    """Return the arrays of some names; raise `InputError` with all names if one is missing."""
+    if missing := [name for name in names if name not in arrays]:
+        present = f"names {', '.join(arrays)}" if arrays else "nothing"
+        raise InputError(f"{flag} with {', '.join(missing)}", present, "save every input by name")
+    return {name: arrays[name] for name in names}
 
 
 def shapes_of(arguments: argparse.Namespace) -> dict[str, tuple[int, ...]]:
@@ -282,13 +202,14 @@ def shapes_of(arguments: argparse.Namespace) -> dict[str, tuple[int, ...]]:
 
 def shapes_in(texts: Iterable[str], needed: str, example: str) -> dict[str, tuple[int, ...]]:
     """Return the shapes of texts NAME:sizes; raise `InputError` with what is needed for others."""
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for text in texts:
         name, colon, sizes = text.rpartition(":")
-        found[name.strip()] = limits.wholes_of(sizes, ",")
-        if not colon or not name.strip() or (sizes.strip() and not found[name.strip()]):
+        # "data:-1,3" leaves the first size open; "scale:" is the shape () of a number
+        shapes[name.strip()] = limits.wholes_of(sizes, ",")
+        if not colon or not name.strip() or (sizes.strip() and not shapes[name.strip()]):
             raise InputError(needed, repr(text), example)
-    return found
+    return shapes
 
 
 def is_compiled(model: str) -> bool:
@@ -302,34 +223,37 @@ def is_compiled(model: str) -> bool:
 
 def import_with(
     model: str,
-    given: Mapping[str, Any] | None = None,
+    feeds: Mapping[str, Any] | None = None,
     shapes: Mapping[str, Any] | None = None,
     batch: int | None = None,
 ) -> Imported:
-    """Return a file's or the zoo's model; inputs that steer shapes are pinned to the values given.
+    """Return a model as a graph: an .onnx file, a compiled one, or zoo:NAME.
 
-    The arrays given also say the sizes that the model and the caller leave open. Of an offline
-    model it is the gear for these sizes.
+    Feeds pin inputs that steer shapes, such as the target of a Reshape, to their values, and give
+    the sizes that the model and the caller leave open. A compiled model holds a graph for each
+    batch, its gears: the one for these sizes is returned.
     """
-    sizes = {**{name: array.shape for name, array in (given or {}).items()}, **(shapes or {})}
+    # --input-shape counts more than the shapes of arrays.
+    sizes = {**{name: array.shape for name, array in (feeds or {}).items()}, **(shapes or {})}
     if model.endswith(ONNX):
         from ascend_lab.compiler.onnx import import_pinning
 
-        return import_pinning(model, given or {}, shapes=sizes, batch=batch)
+        return import_pinning(model, feeds or {}, shapes=sizes, batch=batch)
     if is_compiled(model):
         from ascend_lab.deploy.runtime import load_offline
 
         return load_offline(model).gear(sizes, batch).imported
     from ascend_lab.compiler.zoo import load_model
 
-    return load_model(model, given=given, shapes=shapes, batch=batch)
+    return load_model(model, given=feeds, shapes=shapes, batch=batch)
 
 
-def imported(arguments: argparse.Namespace, given: Mapping[str, Any] | None = None) -> Imported:
+def imported(arguments: argparse.Namespace, feeds: Mapping[str, Any] | None = None) -> Imported:
     """Return the model of --input-shape and --batch, as `import_with` does."""
-    return import_with(arguments.model, given, shapes_of(arguments), arguments.batch)
+    return import_with(arguments.model, feeds, shapes_of(arguments), arguments.batch)
 
 
+# Words of Python in the remedies of errors: "shapes={'x': (1, 3)}", "batch=8", "resume=True".
 _ARGUMENT = re.compile(
     r"\b(shapes|batch|pinned|resume)="
     r"(\{'(?P<key>[^'\\]*)': (\((?P<sizes>[\d, ]*)\)|array)\}|\d+|True)"
@@ -347,36 +271,41 @@ CLUSTER_FILE = (
 )
 
 
-def in_flags(text: str, program: str, given: Namespace | None = None) -> str:
-    """Return a message in one line, its arguments as the flags that the verb has for them.
+def in_flags(text: str, program: str, arguments: Namespace | None = None) -> str:
+    """Return a message in one line, its Python arguments as flags of the command line.
 
-    `given`: the verb's parsed arguments; without them it has all flags of the program.
+    "give shapes={'x': (1, 3)}" becomes "give --input-shape x:1,3". An argument that the verb has no
+    flag for stays as it is, "in Python"; without `arguments`, the verb's, every flag is there.
     """
 
-    def flag(found: re.Match[str]) -> str:
-        name = found[1]
-        value = found[2]
-        word = _FLAGS[program].get(found[1], "")
-        if word == "--reload":
-            return word
-        if not word or (given is not None and word[2:].replace("-", "_") not in given):
-            return f"{found[0]} in Python"
-        if found["sizes"] is not None:
-            value = f"{found['key']}:{found['sizes'].replace(' ', '').rstrip(',')}"
-        return f"{word} {'F.npz' if name == 'pinned' else value}"
+    def as_flag(match: re.Match[str]) -> str:
+        name = match[1]
+        value = match[2]
+        flag = _FLAGS[program].get(name, "")
+        if flag == "--reload":  # it takes no value
+            return flag
+        if not flag or (arguments is not None and flag[2:].replace("-", "_") not in arguments):
+            return f"{match[0]} in Python"
+        if match["sizes"] is not None:
+            value = f"{match['key']}:{match['sizes'].replace(' ', '').rstrip(',')}"
+        # Values to pin come from a file of arrays, which the message cannot know.
+        return f"{flag} {'F.npz' if name == 'pinned' else value}"
 
-    return _ARGUMENT.sub(flag, " ".join(text.split()))
+    return _ARGUMENT.sub(as_flag, " ".join(text.split()))
 
 
 def is_tuned(arguments: argparse.Namespace) -> bool:
-    """Tell whether the user wants tuned kernels."""
+    """Tell whether --tuned or --bank asks for tuned kernels; raise `InputError` for both."""
     if arguments.tuned is not None and arguments.bank is not None:
         raise InputError("--tuned or --bank", "both", "choose one")
     return arguments.tuned is not None or arguments.bank is not None
 
 
 def tuned_road(arguments: argparse.Namespace, chip: Chip, road: Road) -> Road:
-    """Return the road on which the tuned kernels that the arguments name are compiled."""
+    """Return the compiler's options with the slices and launches that the schedules were tuned for.
+
+    A schedule is for a kernel of a certain size: cut otherwise, the network has other kernels.
+    """
     if arguments.tuned is None:
         return road
     from ascend_lab.aoe.saved import read_schedules
@@ -389,11 +318,13 @@ def with_tuned(compiled: Compiled, arguments: argparse.Namespace, dtype: str = "
     from ascend_lab.aoe import bank, engine, saved
 
     if arguments.bank is not None:
+        # A bank knows single operators: each kernel takes the schedule of its shapes, if any.
         with bank.bank_at(arguments.bank) as knowledge:
             for warning in knowledge.warnings:
                 print(f"ascend-lab: {warning}", file=sys.stderr)
             return engine.with_bank(compiled, knowledge).compiled
     schedules = saved.read_schedules(arguments.tuned)
+    # A tile that fits in fp16 takes twice the bytes in fp32, half of them in int8.
     if schedules.dtype != dtype:
         remedy = f"`ascend-lab simulate --dtype {schedules.dtype}` takes these"
         raise InputError(f"schedules for {dtype}", f"some for {schedules.dtype}", remedy)
@@ -407,12 +338,12 @@ def check_fits(compiled: Compiled, limit_bytes: int | None) -> None:
     limit = compiled.chip.device_memory.size_bytes if limit_bytes is None else limit_bytes
     peak = planned_bytes(compiled)
     if peak > limit:
-        what = f"a tuned network within {limit:,} bytes of device memory"
-        raise CapacityError(what, f"{peak:,}", "leave out --tuned and --bank: it is tiled then")
+        needed = f"a tuned network within {limit:,} bytes of device memory"
+        raise CapacityError(needed, f"{peak:,}", "leave out --tuned and --bank: it is tiled then")
 
 
 def chip_with(arguments: argparse.Namespace) -> Chip:
-    """Return the chip with as many cores as the user says."""
+    """Return the chip of --chip with the cores of --aicore-num."""
     return with_cores(arguments.chip, arguments.aicore_num, "--aicore-num")
 
 

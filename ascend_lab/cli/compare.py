@@ -1,53 +1,50 @@
-"""The verb `compare`: measured rows, or a profile of a board, held against the model."""
+"""The verb `compare`: measured times of a board beside those of the model.
+
+ascend-lab compare op_summary.csv --chip Ascend310 --figure compared.svg
+"""
 
 from __future__ import annotations
 
 import argparse
-import io
-from pathlib import Path
 from xml.sax.saxutils import escape
 
-from ascend_lab.cli.common import JSON, LIKE, Verb, emit, flag
-from ascend_lab.errors import InputError
+from ascend_lab.cli.common import JSON, LIKE, Verb, flag
+from ascend_lab.cli.printing import check_picture, emit, picture_kind, write_picture
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.output import write_whole
 
-PICTURES = (".svg", ".png", ".pdf")
-
 
 def _compare(arguments: argparse.Namespace) -> int:
+    """Time the rows of a file on the model; exit code 1 if none can be timed."""
     from ascend_lab.compare import compare
 
-    ending = Path(arguments.figure).suffix.lower() if arguments.figure else PICTURES[0]
-    if ending not in PICTURES:
-        needed = f"--figure with an ending among {', '.join(PICTURES)}"
-        raise InputError(needed, arguments.figure, "rename it")
+    check_picture(arguments.figure)
     chip = load_chip(arguments.chip) if arguments.chip is not None else None
-    found = compare(arguments.file, chip, arguments.like)
+    comparison = compare(arguments.file, chip, arguments.like)
     if arguments.figure:
         from ascend_lab.lab.figures import fig_compared
 
-        figure = fig_compared(found)
-        if ending == ".svg":
+        figure = fig_compared(comparison)
+        # Only an SVG can carry the text that a screen reader says instead of the picture.
+        if picture_kind(arguments.figure) == ".svg":
             write_whole(arguments.figure, _with_alt(figure.to_svg(), figure.alt_text))
         else:
-            drawn = io.BytesIO()
-            figure.savefig(drawn, format=ending[1:])
-            write_whole(arguments.figure, drawn.getvalue())
-    lines = found.lines()
+            write_picture(figure, arguments.figure)
+    lines = comparison.lines()  # every row, those too that the model cannot time, with the reason
     if arguments.figure:
         lines.append(f"{arguments.figure}: the figure")
-    if not found.timed:
+    if not comparison.timed:
         lines.append("no row is timed: each says above what it lacks")
-    emit(arguments.json, found.as_dict(), lines)
-    return 0 if found.timed else 1
+    emit(arguments.json, comparison.as_dict(), lines)
+    return 0 if comparison.timed else 1
 
 
 def _with_alt(svg: str, alt: str) -> str:
-    """Return an SVG that says its alt text to who does not see it."""
-    head, _, rest = svg.partition(">")
+    """Return an SVG whose first tag carries an alt text, for readers who do not see it."""
+    # "<svg ...>" ends at the first ">": attributes that a figure writes hold none
+    head, _, tail = svg.partition(">")
     text = escape(alt, {'"': "&quot;"})
-    return f'{head} role="img" aria-label="{text}"><title>{text}</title>{rest}'
+    return f'{head} role="img" aria-label="{text}"><title>{text}</title>{tail}'
 
 
 COMPARE = Verb(

@@ -1,12 +1,20 @@
-"""The verb `course`: hand out an assignment, check one's work, grade a folder, pack it."""
+"""The verb `course`: the steps of an assignment, from its hand-out to a folder of graded work.
+
+ascend-lab course start A1 --student ada          a hand-out, in the folder A1
+ascend-lab course check A1 A1/start.py            what the public cases say of an answer
+ascend-lab course grade A1 handed_in --out report points of all, public cases and hidden ones
+ascend-lab course pack A1                         the grader, to run on Gradescope
+"""
 
 import argparse
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ascend_lab.cli.common import JSON, Verb, check_least, emit, flag, refuse_idle
+from ascend_lab.cli.common import JSON, Verb, check_least, flag, refuse_idle
+from ascend_lab.cli.printing import emit
 from ascend_lab.errors import InputError
 from ascend_lab.limits import ARRAY_BYTES, count, read_file
 from ascend_lab.output import usable_folder, write_whole
@@ -15,6 +23,7 @@ if TYPE_CHECKING:
     from ascend_lab.course import Assignment, Mark
 
 ACTIONS = ("start", "check", "grade", "pack")
+# The actions with which each flag counts; with another action it is refused.
 ONLY = {
     "--student": ("start", "check"),
     "--output": ("start", "pack"),
@@ -27,15 +36,17 @@ ONLY = {
 
 
 def _course(arguments: argparse.Namespace) -> int:
+    """Check what the flags ask for, load the assignment and run the action on it."""
     from ascend_lab.course import load
 
     for name, actions in ONLY.items():
         if arguments.action not in actions:
             refuse_idle(arguments, f"with course {' or '.join(actions)}", name)
     _refuse_work(arguments)
-    own = _hand_out_of(arguments.work) if arguments.action == "check" else None
+    # A course named with --course counts more than the hand-out that a file lies in.
+    hand_out = _hand_out_of(arguments.work) if arguments.action == "check" else None
     handed_in = arguments.work if arguments.action == "grade" else None
-    task = load(arguments.assignment, arguments.course or own, handed_in)
+    task = load(arguments.assignment, arguments.course or hand_out, handed_in)
     if arguments.action in ("start", "pack") and task.exercises:
         remedy = "exercises start on the book's pages; check and grade take them"
         raise InputError(f"{arguments.action}: an assignment such as A1", task.name, remedy)
@@ -47,85 +58,96 @@ def _course(arguments: argparse.Namespace) -> int:
 
 
 def _hand_out_of(work: str) -> Path | None:
-    """Return the hand-out that a student's own file lies in: its judge is theirs, and runs as them.
+    """Return the folder of the hand-out that a student's file lies in, None if there is none.
 
-    Only `check` looks there; where files of others are judged, `grade` does not.
+    Only `check` takes the judge that it holds: a student runs that on their own machine. `grade`
+    must not, as whoever hands in a file could hand in a judge with it.
     """
     folder = Path(work).resolve().parent
-    whole = all((folder / name).is_file() for name in ("assignment.toml", "instance.json"))
-    return folder if whole else None
+    has_judge = all((folder / name).is_file() for name in ("assignment.toml", "instance.json"))
+    return folder if has_judge else None
 
 
 def _refuse_work(arguments: argparse.Namespace) -> None:
-    """Refuse a file where none is wanted, none where one is, a folder where a file is."""
+    """Raise `InputError` for a file that the action does not take, or for one that is missing."""
     action = arguments.action
     name = arguments.assignment
     work = arguments.work
-    wanted = {
+    work_of_action = {
         "check": f"your file, e.g. course check {name} {name}/start.py",
         "grade": f"the folder of hand-ins, e.g. course grade {name} handed_in --out report",
     }
-    if action not in wanted:
+    if action not in work_of_action:
         if work is not None:
             raise InputError(f"{action}: no file", work, f"e.g. course {action} {name}")
     elif work is None:
-        raise InputError(f"{action}: {wanted[action]}", "nothing after the assignment")
+        raise InputError(f"{action}: {work_of_action[action]}", "nothing after the assignment")
     elif action == "check" and Path(work).is_dir():
-        found = sorted(path for path in Path(work).iterdir() if path.suffix in (".py", ".ipynb"))
-        there = [str(path) for path in found if path.name != "public.py"]
-        remedy = f"name one of {', '.join(there)}" if there else "it has no .py and no .ipynb"
+        files = sorted(path for path in Path(work).iterdir() if path.suffix in (".py", ".ipynb"))
+        # public.py holds the public cases, which students may read and do not hand in.
+        candidates = [str(path) for path in files if path.name != "public.py"]
+        remedy = (
+            f"name one of {', '.join(candidates)}" if candidates else "it has no .py and no .ipynb"
+        )
         raise InputError("check: one file, the one you work in", f"the folder {work}", remedy)
 
 
 def _start(task: "Assignment", arguments: argparse.Namespace) -> int:
+    """Write a student's hand-out, with sizes drawn from their name, and say what comes next."""
     from ascend_lab.course import start
 
     if not arguments.student:
         raise InputError("--student ID", "none", "the name your course knows you by")
     out = Path(arguments.output or task.name)
+    # The same name gives the same hand-out again, on any machine.
     files = start(task, arguments.student, out)
-    own = f"ascend-lab course check {task.name} {out / 'start.py'}"
+    next_command = f"ascend-lab course check {task.name} {out / 'start.py'}"
     lines = [f"{task.name} {task.title}: {', '.join(files)} in {out}"]
-    lines.append(f"next: read {out / 'README.md'}, then {own}")
+    lines.append(f"next: read {out / 'README.md'}, then {next_command}")
     emit(arguments.json, {"folder": str(out), "files": files}, lines)
     return 0
 
 
 def _check(task: "Assignment", arguments: argparse.Namespace) -> int:
+    """Run the public cases on an answer and print what each says, and the points."""
     from ascend_lab.course import check, handin
     from ascend_lab.course.grade import faults_said, mark_of, rules_said
 
     path = Path(arguments.work)
     source = handin.source_of(path.name, read_file(path, "your file", ARRAY_BYTES), task.functions)
+    # Exercises of the book are the same for all; an assignment's sizes are drawn by student.
     student = arguments.student or ("" if task.exercises else _handed_to(path.parent))
+    # A judge may take minutes: what it says meanwhile goes to standard error.
     tried = check(task, source, student, path.name, lambda text: print(text, file=sys.stderr))
     points = mark_of(task, tried)
+    # ", cost 120 (0 points at 200, full at 100): 80%" where points grow with the speed
     reached = {
-        one.case: f", cost {one.judged.cost:g} (0 points at {one.judged.base:g}, full at "
-        f"{one.judged.target:g}): {one.share():.0%}"
-        for one in tried
-        if one.timed and not one.faults
+        result.case: f", cost {result.judged.cost:g} (0 points at {result.judged.base:g}, full at "
+        f"{result.judged.target:g}): {result.share():.0%}"
+        for result in tried
+        if result.timed and not result.faults
     }
     lines = [
-        f"{cases:24} {said or 'holds' + reached.get(cases, '')}"
-        for cases, said in faults_said(task, tried)
+        f"{cases:24} {fault or 'holds' + reached.get(cases, '')}"
+        for cases, fault in faults_said(task, tried)
     ]
     lines += [
-        f"{part}: {value:.1f} of {task.points[part]:g} points" for part, value in points.items()
+        f"{criterion}: {value:.1f} of {task.points[criterion]:g} points"
+        for criterion, value in points.items()
     ]
     lines += rules_said(task, tried)
     if not task.exercises:
         lines.append("hidden cases are like these, others; the work log is read by a person")
-    found = {
+    data = {
         "points": points,
         "cases": {t.case: {"faults": t.faults, "cost": t.judged.cost} for t in tried},
     }
-    emit(arguments.json, found, lines)
-    return 1 if any(one.faults for one in tried) else 0
+    emit(arguments.json, data, lines)
+    return 1 if any(result.faults for result in tried) else 0
 
 
 def _handed_to(folder: Path) -> str:
-    """Return whose hand-out a folder is."""
+    """Return the student whose hand-out a folder is; raise `InputError` if it does not say."""
     instance = folder / "instance.json"
     if not instance.is_file():
         raise InputError("--student ID", f"no instance.json in {folder}", "give --student")
@@ -138,70 +160,102 @@ def _handed_to(folder: Path) -> str:
 
 
 def _grade(task: "Assignment", arguments: argparse.Namespace) -> int:
+    """Grade a folder of hand-ins and write the report; `--again` says what moved since."""
     from ascend_lab.course import grade, read_roster, read_secret, report, standing_wall
-    from ascend_lab.course.grade import moved, read_log, run_anew
+    from ascend_lab.course.grade import read_log
 
     if arguments.out is None:
         raise InputError("--out FOLDER", "none", "where the report goes")
     check_least(arguments, "--jobs", 1)
     out = Path(arguments.out)
     secret = read_secret(arguments.secret)
-    usable_folder(next(p for p in (out, *out.parents) if p.exists()))  # before hours of grading
-    known, before = read_log(out / "log.jsonl") if arguments.again else ({}, {})
-    old = _rows(out / "grades.csv") if arguments.again else {}
+    # Both the folder and the wall are checked now, not after hours of grading.
+    usable_folder(next(folder for folder in (out, *out.parents) if folder.exists()))
+    previous_answers, previous_lines = read_log(out / "log.jsonl") if arguments.again else ({}, {})
+    previous_rows = _rows(out / "grades.csv") if arguments.again else {}
     roster = read_roster(arguments.roster)
     if not Path(arguments.work).exists():
         raise InputError("a hand-in or a folder of them", arguments.work, "check the path")
-    wall = standing_wall()  # before hours of grading: nothing is run as root
+    wall = standing_wall()  # raises for root where no other account can run hand-ins
     marks = grade(
-        task, Path(arguments.work), secret=secret, roster=roster, known=known, jobs=arguments.jobs
+        task,
+        Path(arguments.work),
+        secret=secret,
+        roster=roster,
+        known=previous_answers,
+        jobs=arguments.jobs,
     )
-    anew = {
-        m.student: run_anew(old[m.student], before.get(m.student, ()), m)
-        for m in marks
-        if m.student in old
-    }
-    changes = {
-        m.student: [*anew.get(m.student, ()), *moved(before[m.student], m)]
-        for m in marks
-        if m.student in before
-    }
+    anew, changes = _compared(marks, previous_rows, previous_lines)
     report.write_report(task, marks, out, secret, changes)
-    lines = [_line(mark, old, anew, changes) for mark in marks]
+    lines = [_line(mark, previous_rows, anew, changes) for mark in marks]
     lines.append(f"{len(marks)} hand-ins: {out / 'grades.csv'}, {out / 'index.html'}")
     if not secret:
         lines.append(NO_SECRET)
-    data = {"marks": {m.student: {"points": dict(m.points), "total": m.total} for m in marks}}
+    data = {
+        "marks": {
+            mark.student: {"points": dict(mark.points), "total": mark.total} for mark in marks
+        }
+    }
     for line in wall.lines():
         print(line, file=sys.stderr)
     emit(arguments.json, data, lines)
     return 0
 
 
-def _line(
-    mark: "Mark",
-    old: dict[str, dict[str, str]],
-    anew: dict[str, list[str]],
-    changes: dict[str, list[str]],
-) -> str:
+Row = dict[str, str]
+Notes = dict[str, list[str]]
+"""By student: why answers were run again, or which cases moved."""
+
+
+def _compared(
+    marks: "Sequence[Mark]",
+    previous_rows: Mapping[str, Row],
+    previous_lines: Mapping[str, Sequence[Mapping[str, object]]],
+) -> tuple[Notes, Notes]:
+    """Return which answers had to be run again, and everything that moved since a report.
+
+    Both are empty without --again.
+    """
+    from ascend_lab.course.grade import moved, run_anew
+
+    anew = {
+        mark.student: run_anew(
+            previous_rows[mark.student], previous_lines.get(mark.student, ()), mark
+        )
+        for mark in marks
+        if mark.student in previous_rows
+    }
+    changes = {
+        mark.student: [*anew.get(mark.student, ()), *moved(previous_lines[mark.student], mark)]
+        for mark in marks
+        if mark.student in previous_lines
+    }
+    return anew, changes
+
+
+def _line(mark: "Mark", previous_rows: Mapping[str, Row], anew: Notes, changes: Notes) -> str:
+    """Return a student's points as a line: "ada  78.0  (values 60.0, speed 18.0)"."""
     from ascend_lab.course.texts import shown
 
     points = dict(mark.points) | ({"late": -mark.late_points} if mark.late_points else {})
-    parts = ", ".join(f"{part} {value:.1f}" for part, value in points.items())
+    parts = ", ".join(f"{criterion} {value:.1f}" for criterion, value in points.items())
     line = f"{mark.student:24} {mark.total:6.1f}  ({parts})"
-    was = float(old.get(mark.student, {}).get("total", mark.total))
+    was = float(previous_rows.get(mark.student, {}).get("total", mark.total))
     if was != mark.total:
+        # Three causes fill a line; the report has all of them.
         why = "; ".join(changes.get(mark.student, [])[:3]) or "points of the log, or lateness"
         line += f"  was {was:.1f}: {why}"
     elif anew.get(mark.student):
         line += f"  as before: {anew[mark.student][0]}"
-    return shown(line, 1000)
+    return shown(line, 1000)  # names and faults come from hand-ins: no control characters
 
 
-def _rows(table: Path) -> dict[str, dict[str, str]]:
+def _rows(table: Path) -> dict[str, Row]:
+    """Return the rows of an earlier grades.csv by student."""
     import csv
 
     with table.open(encoding="utf-8", newline="") as file:
+        # The report puts ' before an id such as =1+1, which a spreadsheet would compute.
         return {row["id"].removeprefix("'"): row for row in csv.DictReader(file)}
 
 
@@ -209,17 +263,18 @@ NO_SECRET = "no --secret: students who know this course can draw the hidden case
 
 
 def _pack(task: "Assignment", arguments: argparse.Namespace) -> int:
+    """Write the archive that Gradescope takes: the grader with an assignment and the secret."""
     from ascend_lab.course import read_secret, report
 
     out = arguments.output or f"{task.name}_gradescope.zip"
     secret = read_secret(arguments.secret)
-    data: Any = report.pack(task, secret)
-    write_whole(out, data)
-    found = {"file": str(out), "size_bytes": len(data)}
-    lines = [f"{out}: {len(data):,} bytes"]
+    archive = report.pack(task, secret)
+    write_whole(out, archive)
+    data = {"file": str(out), "size_bytes": len(archive)}
+    lines = [f"{out}: {len(archive):,} bytes"]
     if not secret:
         lines.append(NO_SECRET)
-    emit(arguments.json, found, lines)
+    emit(arguments.json, data, lines)
     return 0
 
 

@@ -1,130 +1,30 @@
-"""What users hand in: files of arrays; networks and single operators to tune, and which of them.
+"""What `aoe` tunes: networks and single operators, by its flags and the files they name.
 
-Arrays, .npy and .npz, are read with limits and without unpickling, and written whole.
+Nothing is loaded before its turn: a folder may hold many models.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
-import tokenize
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ascend_lab import limits, output
+from ascend_lab import limits
 from ascend_lab.cli import common
-from ascend_lab.errors import InputError, complain
-from ascend_lab.limits import ARRAY_BYTES, TABLE_BYTES, json_of, read_file, refuse_above, shown
+from ascend_lab.errors import InputError
+from ascend_lab.limits import TABLE_BYTES, json_of, read_file, shown
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.operators import Tunable
     from ascend_lab.compiler import Graph
 
-Arrays = dict[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-_DAMAGED: tuple[type[Exception], ...] = (
-    OSError,
-    ValueError,
-    LookupError,
-    EOFError,
-    SyntaxError,
-    TypeError,
-    RuntimeError,
-    MemoryError,
-    zipfile.BadZipFile,
-    tokenize.TokenError,
-    zlib.error,
-)
-"""What NumPy and zipfile raise for what is no archive of arrays."""
-with suppress(ImportError):  # a Python without it unpacks none of its archives
-    import lzma
-
-    _DAMAGED += (lzma.LZMAError,)
-
-
-def _damage(error: BaseException) -> str:
-    """Return what is wrong with a file, without its name or NumPy's advice to unpickle it."""
-    text = (getattr(error, "strerror", None) or str(error))[:200]
-    if "pickle" in text:
-        return "Python objects in it"
-    return "another kind of file" if "magic" in text else text
-
-
-@contextmanager
-def _reading(path: str, what: str, remedy: str) -> Iterator[None]:
-    """Raise `InputError` for a path that is no file, and for whatever is wrong with one."""
-    try:
-        if Path(path).exists() and not Path(path).is_file():
-            raise InputError(what, f"{path}, which is no file", "give a file")
-        yield
-    except _DAMAGED as error:
-        raise InputError(what, f"{path}: {_damage(error)}", remedy) from None
-
-
-def load_arrays(path: str) -> Arrays:
-    """Return the arrays of an .npz file; raise `InputError` for another or a damaged file."""
-    what = "an .npz file of arrays of numbers"
-    with _reading(path, what, "write one with numpy.savez"):
-        with zipfile.ZipFile(path) as archive:
-            total = sum(entry.file_size for entry in archive.infolist())
-        refuse_above(f"{path}: bytes of arrays, unpacked,", total, ARRAY_BYTES, "use fewer")
-        with np.load(path, allow_pickle=False) as archive:
-            found = {name: archive[name] for name in archive.files}
-    for name, array in found.items():
-        if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
-            raise InputError(what, f"{shown(name)} in {path}", "numpy.savez writes one")
-    return found
-
-
-def load_array(path: str) -> Any:
-    """Return the array of an .npy file; raise `InputError` for another or a damaged file."""
-    what = "an .npy file of numbers"
-    with _reading(path, what, "write one with numpy.save"):
-        refuse_above(f"{path}: bytes", Path(path).stat().st_size, ARRAY_BYTES, "use fewer")
-        with Path(path).open("rb") as stream:
-            array = np.lib.format.read_array(stream, allow_pickle=False)
-    if array.dtype.kind not in "biuf":
-        raise InputError(what, f"{array.dtype} in {path}", "numpy.save writes one")
-    return array
-
-
-def warn_infinite(arrays: Mapping[str, Any], flag: str) -> None:
-    """Say on standard error which arrays hold NaN or infinities: what comes of them may too."""
-    for name, array in arrays.items():
-        if wrong := array.size - np.isfinite(array).sum():
-            got = f"{wrong:,} of {array.size:,} numbers of {name} are NaN or infinite"
-            complain("ascend-lab", f"warning: {flag}: {got}")
-
-
-def save_arrays(path: str, arrays: Mapping[str, Any]) -> None:
-    """Write arrays by name into an .npz file; any name will do, also those with slashes."""
-    whole = io.BytesIO()
-    with zipfile.ZipFile(whole, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, np.asarray(array, order="C"))
-    output.write_whole(path, whole.getvalue())
-
-
-def save_array(path: str, array: Any) -> None:
-    """Write an array into an .npy file."""
-    raw = io.BytesIO()
-    np.lib.format.write_array(raw, np.asarray(array, order="C"))
-    output.write_whole(path, raw.getvalue())
-
-
-# -- what `aoe` tunes -----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Network:
     """A network to tune: its name, and how to get it."""
@@ -135,7 +35,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Networks that share a report."""
+    """Networks that share a report, such as one model at several batches."""
 
     name: str
     networks: Sequence[Network]
@@ -153,6 +53,7 @@ def sources_of(arguments: argparse.Namespace) -> list[Source]:
     if arguments.model:
         return [_model(arguments.model, shapes, batches)]
     folder = Path(arguments.model_path)
+    # Sorted: the file system's order differs from machine to machine.
     files = sorted(p for p in folder.glob("*.onnx") if p.is_file())
     if not files:
         got = f"none in {folder}" if folder.is_dir() else f"{folder}, which is no folder"
@@ -161,24 +62,27 @@ def sources_of(arguments: argparse.Namespace) -> list[Source]:
 
 
 def _ready(graph: Graph) -> Network:
+    """Return a graph that is there already as a network to tune."""
     return Network(graph.name, lambda: graph)
 
 
 def shapes_of(text: str) -> dict[str, tuple[int, ...]]:
     """Return the shapes of "x:1,3,224,224;y:1,10"; -1 may stand first, for the batch."""
-    parts = [part.strip() for part in text.split(";") if part.strip()]
-    parts = [text] if text and not parts else parts
-    return common.shapes_in(parts, "--input_shape NAME:sizes;...", 'e.g. "x:1,3,224,224"')
+    entries = [entry.strip() for entry in text.split(";") if entry.strip()]
+    entries = [text] if text and not entries else entries
+    return common.shapes_in(entries, "--input_shape NAME:sizes;...", 'e.g. "x:1,3,224,224"')
 
 
 def _batches(text: str) -> list[int]:
-    found = limits.wholes_of(text, ",")
-    if any(batch < 1 for batch in found) or (text and not found):
+    """Return the batches of --dynamic_batch_size, each once: "1,4,4" are 1 and 4."""
+    batches = limits.wholes_of(text, ",")
+    if any(batch < 1 for batch in batches) or (text and not batches):
         raise InputError("--dynamic_batch_size as numbers above 0", repr(text), "e.g. 1,4,16")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(batches))
 
 
 def _model(model: str, shapes: Shapes, batches: Sequence[int]) -> Source:
+    """Return a model to tune, for each batch a network of its own with one report for all."""
     from ascend_lab.compiler.zoo import model_name
 
     name = model_name(model)
@@ -192,10 +96,13 @@ def _load(model: str, shapes: Shapes, batch: int | None) -> Graph:
     return common.import_with(model, None, sized(shapes, batch, "batch"), batch).graph
 
 
-def sized(shapes: Shapes, batch: int | None, what: str) -> dict[str, tuple[int, ...]]:
-    """Return shapes with the batch in place of -1, which stands for `what`; `InputError`."""
+def sized(shapes: Shapes, batch: int | None, meaning: str) -> dict[str, tuple[int, ...]]:
+    """Return shapes with the batch in place of -1; raise `InputError` without a batch.
+
+    `meaning` is what -1 stands for in the message.
+    """
     if batch is None and any(-1 in shape for shape in shapes.values()):
-        raise InputError(f"--dynamic_batch_size for a {what} of -1", "none", "give it")
+        raise InputError(f"--dynamic_batch_size for a {meaning} of -1", "none", "give it")
     return {n: tuple(batch if batch and k == -1 else k for k in s) for n, s in shapes.items()}
 
 
@@ -208,28 +115,34 @@ def wanted_of(
     """
     from ascend_lab.compiler import compile_graph
 
+    # A kernel may hold several nodes, and equal kernels are one piece, tuned once for all: a name
+    # counts if it is one of theirs.
     names, types = _listed(file)
     of_piece: dict[str, set[str]] = {}
     kinds = set()
     for task in compile_graph(graph, chip, dtype=dtype).tasks:
-        own = of_piece.setdefault(task.piece.key, set())
-        own |= {task.name, *task.nodes, *task.piece.names.values()}
+        names_of_piece = of_piece.setdefault(task.piece.key, set())
+        names_of_piece |= {task.name, *task.nodes, *task.piece.names.values()}
         kinds |= set(task.op.split("+")) if task.lowered is not None else set()
 
-    def wanted(operator: Tunable) -> bool:
+    def is_listed(operator: Tunable) -> bool:
+        """Tell whether the file names the operator or one of its nodes, or its type."""
+        # "conv2d+relu" is a fused kernel of two types
         mine = of_piece.get(operator.piece.key, set()) | {operator.name}
-        words = {_word(part) for part in operator.op.split("+")}
+        words = {_word(kind) for kind in operator.op.split("+")}
         return bool(words & types or mine & names)
 
-    known = {name for mine in of_piece.values() for name in mine}
-    missing = [*sorted(names - known), *sorted(types - set(map(_word, kinds)))]
+    all_names = {name for mine in of_piece.values() for name in mine}
+    # A slip in a name would otherwise tune nothing without a word.
+    missing = [*sorted(names - all_names), *sorted(types - set(map(_word, kinds)))]
     warning = f"{file}: not in this model: {', '.join(missing)}" if missing else ""
     if missing:
         warning += f" (its types: {', '.join(sorted(kinds))})"
-    return wanted, warning
+    return is_listed, warning
 
 
 def _listed(file: Path) -> tuple[set[str], set[str]]:
+    """Return the names and the types that a --tune_ops_file lists."""
     data = read_json(file, "--tune_ops_file")
     keys = ("tune_ops_name", "tune_ops_type")
     good = isinstance(data, dict) and bool(data) and not set(data) - set(keys)
@@ -249,26 +162,29 @@ def _word(kind: str) -> str:
 
 # -- single operators, from a JSON description ----------------------------------------------------
 EXAMPLE = 'e.g. {"op": "matmul", "shapes": [[64, 64], [64, 32]], "dtypes": ["fp16", "fp16"]}'
+# Keys of the two forms: ours, and that of CANN's single-operator files.
 OURS = ("op", "shapes", "dtypes", "attrs", "constants")
 PUBLISHED = ("op", "name", "input_desc", "output_desc", "attr")
 
 
 def read_json(file: Path, flag: str) -> Any:
     """Return the JSON in a file; raise `InputError` naming the flag for anything else."""
-    what = f"{flag} as a JSON file"
-    return json_of(read_file(file, what, TABLE_BYTES), f"{what}: {file}")
+    needed = f"{flag} as a JSON file"
+    return json_of(read_file(file, needed, TABLE_BYTES), f"{needed}: {file}")
 
 
 def single_operators(file: Path) -> list[Graph]:
-    """Return a graph per operator that a file describes: one, or a list of them.
+    """Return a graph for each operator that a file describes: a single one, or a list of them.
 
-    Ours: op, shapes, dtypes (fp16), attrs, constants (places of weights; by default all but the
-    first input of convolutions). Published: op, input_desc with shape and type, attr.
+    Our form has the keys op, shapes, dtypes (by default fp16), attrs, and constants: which inputs
+    are weights, counted from 0 (by default all but the first of a convolution). The published form
+    has op, input_desc with the shape and type of each input, and attr.
     """
     data = read_json(file, "--singleop")
     rows = data if isinstance(data, list) else [data]
     if not rows:
         raise InputError(f"{file}: operators", "none", EXAMPLE)
+    # Two products in one file would write one report over the other: names begin with a number.
     graphs = [_graph(row, f"{file}: operator {i}") for i, row in enumerate(rows, 1)]
     if len(graphs) == 1:
         return graphs
@@ -276,7 +192,9 @@ def single_operators(file: Path) -> list[Graph]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Described:
+class _Description:
+    """A single operator as either form describes it."""
+
     op: str
     shapes: list[tuple[int, ...]]
     dtypes: list[str]
@@ -285,66 +203,74 @@ class _Described:
 
 
 def _graph(row: Any, where: str) -> Graph:
+    """Return the graph of a described operator; weights are constants, of no matter what values."""
     from ascend_lab.compiler import Fill, GraphBuilder, Seeded, TensorType
 
-    found = _described(row, where)
-    builder = GraphBuilder(found.op, found.dtypes[0])
+    description = _described(row, where)
+    builder = GraphBuilder(description.op, description.dtypes[0])
     values = []
-    for i, (shape, dtype) in enumerate(zip(found.shapes, found.dtypes, strict=True)):
-        if i in found.constants:
+    inputs = zip(description.shapes, description.dtypes, strict=True)
+    for i, (shape, dtype) in enumerate(inputs):
+        if i in description.constants:
+            # Integer inputs may be indices: 1 is one of any table with two rows.
             data = Fill(1) if "int" in dtype else Seeded(i, 0.1)
             values.append(builder.constant(data, TensorType(shape, dtype), f"x{i}"))
         else:
             values.append(builder.input(f"x{i}", shape, dtype))
-    outs = builder.add_node(found.op, *values, **found.attrs)
+    outs = builder.add_node(description.op, *values, **description.attrs)
     builder.output(*(outs if isinstance(outs, tuple) else (outs,)))
     return builder.build()
 
 
-def _described(row: Any, where: str) -> _Described:
-    """Return what a description says in either form, checked."""
+def _described(row: Any, where: str) -> _Description:
+    """Return what an entry of a file describes, in either form; raise `InputError`."""
     from ascend_lab.compiler.lower import CONVOLUTIONS
     from ascend_lab.operators import ops
     from ascend_lab.operators.dsl.tensor import ALIASES
 
     if not isinstance(row, dict) or not isinstance(row.get("op"), str):
         raise InputError(f"{where}: an object with op and shapes", shown(row), EXAMPLE)
-    known = PUBLISHED if "input_desc" in row else OURS
-    unknown = [key for key in row if key not in known]
+    keys = PUBLISHED if "input_desc" in row else OURS
+    unknown = [key for key in row if key not in keys]
     if unknown:
-        raise InputError(f"{where}: keys among {', '.join(known)}", ", ".join(unknown), EXAMPLE)
+        raise InputError(f"{where}: keys among {', '.join(keys)}", ", ".join(unknown), EXAMPLE)
     plain = {key.replace("_", ""): key for key in ops.OPERATORS}  # MatMul is matmul
+    # Names of ours are tried without underscores, those of ONNX and CANN by the library.
     op = plain.get(row["op"].lower().replace("_", "")) or ops.get(row["op"]).name
     try:
         if "input_desc" in row:
             shapes, types = ([d[key] for d in row["input_desc"]] for key in ("shape", "type"))
-            given = {a["name"]: a["value"] for a in row.get("attr", [])}
+            attributes = {a["name"]: a["value"] for a in row.get("attr", [])}
         else:
             shapes = list(row["shapes"])
-            given = row.get("attrs", {})
+            attributes = row.get("attrs", {})
             types = list(row.get("dtypes", ["fp16"] * len(shapes)))
-        attrs = {str(key): _plain(value) for key, value in given.items()}
+        attrs = {str(key): _plain(value) for key, value in attributes.items()}
         shapes = [tuple(_size(n) for n in shape) for shape in shapes]
         dtypes = [ALIASES.get(str(t), str(t)) for t in types]
         default = range(1, len(shapes)) if op in CONVOLUTIONS else ()
         constants = [_size(i, 0) for i in row.get("constants", default)]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        what = f"none: {error}" if isinstance(error, KeyError) else str(error)
+        fault = f"none: {error}" if isinstance(error, KeyError) else str(error)
         raise InputError(
-            f"{where}: shapes, dtypes and attrs of its inputs", what, EXAMPLE
+            f"{where}: shapes, dtypes and attrs of its inputs", fault, EXAMPLE
         ) from None
+    # Types are of inputs: outputs have those that the operator gives them.
     bad = [dtype for dtype in dtypes if dtype not in DTYPE_BYTES]
     if bad or not shapes or len(dtypes) != len(shapes):
         got = ", ".join(bad) or f"{len(dtypes)} types for {len(shapes)} shapes"
         raise InputError(f"{where}: a shape and a type of {', '.join(DTYPE_BYTES)} each", got)
-    return _Described(op, shapes, dtypes, attrs, constants)
+    return _Description(op, shapes, dtypes, attrs, constants)
 
 
 def _plain(value: Any) -> Any:
+    """Return an attribute with tuples in place of JSON's lists, which operators do not take."""
     return tuple(_plain(v) for v in value) if isinstance(value, list) else value
 
 
-def _size(value: Any, least: int = 1) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{shown(value)} where a number of at least {least} was needed")
+def _size(value: Any, minimum: int = 1) -> int:
+    """Return a whole number of a description; raise `ValueError` for anything else."""
+    # True is a number to Python
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise ValueError(f"{shown(value)} where a number of at least {minimum} was needed")
     return value

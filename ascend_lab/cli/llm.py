@@ -1,11 +1,18 @@
-"""The verb `llm`: what a step of a language model takes on a machine, and where its time goes."""
+"""The verb `llm`: the time of a step of a language model on a machine, or the best plan for it.
+
+    ascend-lab llm zoo:qwen3_8b --chip Ascend910B2 --context 4096 --batch 16
+    ascend-lab llm zoo:qwen3_8b --chip Ascend910B2 --context 4096 --plan auto --tpot-ms 20
+
+A step yields one token for each sequence of the batch; tpot is the time per output token.
+"""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli.common import JSON, Verb, emit, flag, refuse_idle
+from ascend_lab.cli.common import JSON, Verb, flag, refuse_idle
+from ascend_lab.cli.printing import emit
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, decimal, shown
 
@@ -13,6 +20,8 @@ if TYPE_CHECKING:
     from ascend_lab.llm import Machine, Model, Plans, Step
 
 AUTO = "auto"
+"""Of --plan: search for the plan instead of stating it."""
+# Flags that count only for a stated plan, and only for a search.
 OF_PLAN = ("--tp", "--ep", "--dp", "--pp", "--batch", "--prefill", "--queries")
 OF_SEARCH = ("--tpot-ms", "--devices", "--figure")
 PICTURES = (".svg", ".png", ".pdf")
@@ -26,8 +35,10 @@ def _llm(arguments: argparse.Namespace) -> int:
 
     decoder = load_decoder(arguments.model)
     if arguments.plan == AUTO:
+        # The search chooses what these flags state.
         refuse_idle(arguments, "without --plan auto", *OF_PLAN)
         devices = arguments.devices or 8
+        # Any plan with as many devices: the machine only has to hold them, the search cuts them.
         plan = Plan(dp=devices)
         machine = machine_of(arguments.chip, arguments.cluster, plan, arguments.mode)
         return _search(arguments, decoder, machine, devices)
@@ -55,7 +66,7 @@ def _step(arguments: argparse.Namespace, model: Model) -> int:
         "batch": arguments.batch,
         "context": arguments.context,
         "step_s": step.time_s,
-        "prefill_s": None,
+        "prefill_s": None,  # the key is there in any case: readers of the JSON need no test
         "tokens_per_s": step.tokens_per_s,
         "memory_bytes": _memory(step),
         "largest_batch": step.memory.largest_batch,
@@ -65,6 +76,7 @@ def _step(arguments: argparse.Namespace, model: Model) -> int:
         "bottleneck": step.bottleneck,
     }
     lines = _lines(model, step)
+    # Prompts are read in one step of many tokens: bound by the cube, where decoding is by memory.
     if arguments.prefill is not None:
         prompt = model.step(prefill(arguments.batch, arguments.prefill))
         data["prefill_s"] = prompt.time_s
@@ -75,7 +87,7 @@ def _step(arguments: argparse.Namespace, model: Model) -> int:
 
 
 def _memory(step: Step) -> dict[str, float]:
-    """Return the bytes of the fullest device."""
+    """Return the bytes on the fullest device; stages of a pipeline may differ."""
     memory = step.memory
     return {
         "weights": memory.weights_bytes,
@@ -113,14 +125,14 @@ def _lines(model: Model, step: Step) -> list[str]:
 def _devices(model: Model) -> str:
     """Return the chip, or how many and in which plan."""
     machine = model.machine
-    if machine.topology is None:
+    if machine.topology is None:  # one device has no links
         return machine.chip.name
     where = f"{model.plan.devices} {machine.chip.name} of {machine.topology.name}"
     return f"{where} ({model.plan})"
 
 
 def _ledger(step: Step) -> str:
-    """Return the ledger in ms, without what takes nothing."""
+    """Return the time by cause in ms, without causes that take none."""
     parts = (f"{entry} {time_s * MS:.2f}" for entry, time_s in step.ledger.items() if time_s)
     return f"ms: {', '.join(parts)}"
 
@@ -151,6 +163,7 @@ def _search(arguments: argparse.Namespace, decoder: Any, machine: Machine, devic
     if not arguments.tpot_ms > 0:
         raise InputError("--tpot-ms above 0", shown(arguments.tpot_ms), "e.g. 50")
     limit_s = arguments.tpot_ms / MS
+    # On the frontier no plan gives more tokens a second with a shorter step.
     plans = best_plans(decoder, machine, devices, arguments.context, limit_s, arguments.format)
     where = f"{decoder.title} on {devices} {machine.chip.name}, context {arguments.context}"
     lines = [
@@ -186,7 +199,7 @@ def _plans(plans: Plans) -> dict[str, Any]:
 
 
 def _plain(step: Step) -> dict[str, Any]:
-    """Return a point of the grid as plain data."""
+    """Return a plan, its batch and its step as plain data."""
     plan = {name: getattr(step.plan, name) for name in ("tp", "ep", "dp", "pp")}
     return {"plan": plan, "batch": step.load.batch, "step_s": step.time_s, **step.as_dict()}
 

@@ -1,4 +1,10 @@
-"""Verbs on models: what they count, what becomes of one on a chip, one in eight bits."""
+"""Verbs on a model before it is compiled.
+
+ascend-lab zoo mobilenet_v2                        parameters and multiply-accumulates
+ascend-lab migrate model.onnx --chip Ascend310     what each node becomes, and what it costs
+ascend-lab calibrate values.npy --method kl        scale and offset of one tensor
+ascend-lab quantize model.onnx --calibration x.npz --output int8.onnx
+"""
 
 from __future__ import annotations
 
@@ -12,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ascend_lab.cli import common, inputs, quantising
-from ascend_lab.cli.common import JSON, MODEL, SHAPES, Verb, emit, flag
+from ascend_lab.cli import array_files, common, quantising
+from ascend_lab.cli.common import JSON, MODEL, SHAPES, Verb, flag
+from ascend_lab.cli.printing import columns, emit
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, decimal, naming, whole
 from ascend_lab.output import write_whole
@@ -29,18 +36,24 @@ LEGEND = (
 )
 
 
+COUNT_COLUMNS = {"model": "<28", "parameters": ">11,", "MACs": ">16,", " input": ""}
+
+
 def _zoo(arguments: argparse.Namespace) -> int:
+    """List the models of the zoo with their counts, or show one of them."""
     from ascend_lab.compiler import zoo
 
     if arguments.chip is not None:
         return _why(arguments)
     if arguments.name is None:
         common.refuse_idle(arguments, "with a model's name", "--width", "--resolution")
+        # Counts of batch 1 are stored: building all 74 graphs takes a while.
         rows = zoo.stored_counts()
         if arguments.batch != 1:
             rows = {name: zoo.counts_of(name, batch=arguments.batch) for name in zoo.ZOO}
         data: Any = rows
     else:
+        # Both `zoo:unet` and `unet` are understood.
         data = zoo.counts_of(
             arguments.name.removeprefix("zoo:"),
             batch=arguments.batch,
@@ -48,16 +61,21 @@ def _zoo(arguments: argparse.Namespace) -> int:
             size=arguments.resolution,
         )
         rows = {data["name"]: data}
-    lines = [f"{'model':<28}{'parameters':>12}{'MACs':>17}  input"]
-    lines += [
-        f"{name:<28}{row['parameters']:>12,}{row['macs']:>17,}  "
-        f"{row['input_name']} {'x'.join(map(str, row['input_shape']))}"
+    # The last column has no width: its head, like its cells, stands two blanks off the numbers.
+    cells = [
+        (name, row["parameters"], row["macs"], f" {row['input_name']} {_by_x(row['input_shape'])}")
         for name, row in rows.items()
     ]
+    lines = columns(COUNT_COLUMNS, cells)
     if arguments.name is not None:
         lines.append(f"source: {data['source']}")
     emit(arguments.json, data, lines)
     return 0
+
+
+def _by_x(sizes: Iterable[int]) -> str:
+    """Return sizes as 1x3x224x224."""
+    return "x".join(map(str, sizes))
 
 
 def _why(arguments: argparse.Namespace) -> int:
@@ -74,6 +92,7 @@ def _why(arguments: argparse.Namespace) -> int:
 
 # -- migration ------------------------------------------------------------------------------------
 ENDINGS = (".json", ".html", ".txt")
+# A page of its own, to be mailed: no style sheet or script lies beside it.
 STYLE = (
     "body{font:15px/1.5 sans-serif;margin:2em auto;max-width:70em;padding:0 1em}"
     "table{border-collapse:collapse;margin:1em 0}td,th{border:1px solid #bbb;padding:.2em .6em;"
@@ -82,6 +101,7 @@ STYLE = (
 
 
 def _migrate(arguments: argparse.Namespace) -> int:
+    """Report what becomes of every node of a model on a chip, and write the migrated model."""
     from ascend_lab.compiler import migrate, zoo
     from ascend_lab.machine.chip import load_chip
 
@@ -92,24 +112,27 @@ def _migrate(arguments: argparse.Namespace) -> int:
     shapes = common.shapes_of(arguments)
     batch = arguments.batch
     source: str | bytes = arguments.model
+    # A model of the zoo is a graph of ours: as an ONNX file it takes the road of any other.
     if arguments.model.startswith(zoo.PREFIX):
         from ascend_lab.compiler.onnx.export import export_onnx
 
         graph = zoo.load_model(arguments.model, shapes=shapes, batch=batch).graph
         source = export_onnx(graph).SerializeToString()
-        shapes = {}
+        shapes = {}  # the graph was built with them: its file leaves no size open
         batch = None
-    found = migrate.migrate(source, chip, shapes=shapes, batch=batch, dtype=arguments.dtype)
-    data = {**found.report, "output": arguments.output if found.model is not None else None}
-    if arguments.output and found.model is not None:
-        write_whole(arguments.output, found.model.SerializeToString())
+    migration = migrate.migrate(source, chip, shapes=shapes, batch=batch, dtype=arguments.dtype)
+    # A refused model has no file, even where --output names one.
+    data = {**migration.report, "output": arguments.output if migration.model is not None else None}
+    if arguments.output and migration.model is not None:
+        write_whole(arguments.output, migration.model.SerializeToString())
     if arguments.report:
         plain = json.dumps(data, indent=2) if ending == ".json" else "\n".join(_lines(data))
         write_whole(arguments.report, _html(data) if ending == ".html" else f"{plain}\n")
+    # A model that the chip refuses has a report, and no file; the exit code says so too.
     missing = [f"{arguments.output}: not written: the model is refused"]
-    lost = found.model is None and arguments.output is not None
+    lost = migration.model is None and arguments.output is not None
     emit(arguments.json, data, _lines(data) + missing * lost)
-    return 0 if found.model is not None else 1
+    return 0 if migration.model is not None else 1
 
 
 def _lines(data: Mapping[str, Any]) -> list[str]:
@@ -117,6 +140,7 @@ def _lines(data: Mapping[str, Any]) -> list[str]:
     lines = [f"{data['model']} on {data['chip']}: {data['nodes']} nodes"]
     lines.append("  " + ", ".join(f"{n} {verdict}" for verdict, n in data["totals"].items() if n))
     for title, headers, rows in _tables(data):
+        # Of a plain network most tables are empty.
         if rows:
             lines.append(f"{title}: {', '.join(headers)}")
             lines += ["  " + "  ".join(str(cell) for cell in row if cell != "") for row in rows]
@@ -141,10 +165,11 @@ def _html(data: Mapping[str, Any]) -> str:
 
 
 Table = tuple[str, tuple[str, ...], list[tuple[object, ...]]]
+"""A title, heads of columns, and rows."""
 
 
 def _tables(data: Mapping[str, Any]) -> list[Table]:
-    """Return the report's tables: title, headers, rows."""
+    """Return the tables of a migration report, those without rows too."""
     nodes: list[tuple[object, ...]] = [
         (
             row["source_op"],
@@ -178,25 +203,27 @@ def _tables(data: Mapping[str, Any]) -> list[Table]:
 
 # -- eight bits -----------------------------------------------------------------------------------
 def _calibrate(arguments: argparse.Namespace) -> int:
+    """Choose scale and offset of one tensor, and print the range they cover and their noise."""
     from ascend_lab.deploy.compress import calibrate, scales, signal_to_noise_db
 
-    values = inputs.load_array(arguments.values)
-    found = calibrate(
+    values = array_files.load_array(arguments.values)
+    scale = calibrate(
         values, arguments.method, bits=arguments.bits, asymmetric=arguments.asymmetric
     )
-    low, high = (float(end - found.offset) * found.scale for end in scales.limits(found.bits))
+    # With q = round(x / scale) + offset the ends of int8, -128 and 127, stand for these values.
+    low, high = (float(end - scale.offset) * scale.scale for end in scales.limits(scale.bits))
     narrow = values.astype(np.float32)
     data = {
         "method": arguments.method,
-        "scale": found.scale,
-        "offset": found.offset,
-        "bits": found.bits,
+        "scale": scale.scale,
+        "offset": scale.offset,
+        "bits": scale.bits,
         "range": [low, high],
-        "signal_to_noise_db": signal_to_noise_db(narrow, found.fake(narrow)),
+        "signal_to_noise_db": signal_to_noise_db(narrow, scale.fake(narrow)),
     }
     lines = [
-        f"{arguments.values}: {values.size:,} values, {arguments.method}, {found.bits} bits",
-        f"  scale {found.scale:.9g}, offset {found.offset}: holds {low:.6g} to {high:.6g}",
+        f"{arguments.values}: {values.size:,} values, {arguments.method}, {scale.bits} bits",
+        f"  scale {scale.scale:.9g}, offset {scale.offset}: holds {low:.6g} to {high:.6g}",
         f"  signal to noise {data['signal_to_noise_db']:.2f} dB",
     ]
     emit(arguments.json, data, lines)
@@ -204,34 +231,39 @@ def _calibrate(arguments: argparse.Namespace) -> int:
 
 
 def _quantize(arguments: argparse.Namespace) -> int:
+    """Write a model with its layers in eight bits, and print how far its outputs are off."""
     from ascend_lab.deploy import compress as c
 
     subject = quantising.subject_of(arguments.model, arguments.calibration)
     plan = _plan(arguments, subject.graph)
     subject = subject.with_pairs(plan)
+    # Checked before calibration, which takes longer than reading a file.
     held_out = subject.held_out(arguments.held_out, plan)
-    found, left_out = subject.quantised(plan)
-    model = c.qdq_model(found, subject.source, subject.graph)
+    quantised, left_out = subject.quantised(plan)
+    # The source keeps its nodes and names: pairs are put between them.
+    model = c.qdq_model(quantised, subject.source, subject.graph)
     written: bytes = model.SerializeToString()
-    used = subject.feeds[: plan.batches]
+    used = subject.feeds[: plan.batches]  # a configuration may ask for fewer batches
     data: dict[str, Any] = {
         "layers": [
-            {**asdict(layer), "op": found.graph.node(layer.name).op} for layer in found.layers
+            {**asdict(layer), "op": quantised.graph.node(layer.name).op}
+            for layer in quantised.layers
         ],
         "unquantised": [asdict(row) for row in left_out],
         "size_bytes": len(written),
         "float_bytes": subject.source.ByteSize(),
-        "output_error": subject.error(model, found, used),
+        "output_error": subject.error(model, quantised, used),
         "batches": len(used),
-        "held_out_error": subject.error(model, found, held_out) if held_out else None,
+        "held_out_error": subject.error(model, quantised, held_out) if held_out else None,
         "held_out_batches": len(held_out),
         "batch": subject.batch,
     }
+    # Said only where it surprises: the user's model took any batch, the written one does not.
     if subject.fixed_because:
         data["fixed_because"] = subject.fixed_because
     write_whole(arguments.output, written)
     if arguments.records:
-        write_whole(arguments.records, c.records_text(found.layers))
+        write_whole(arguments.records, c.records_text(quantised.layers))
     emit(arguments.json, data, _quantised_lines(data))
     return 0
 
@@ -271,13 +303,15 @@ def _plan(arguments: argparse.Namespace, graph: Graph) -> Plan:
     """Return what the flags and the configuration file say, which must not contradict."""
     from ascend_lab.deploy.compress import LayerPlan, Plan, read_config
 
-    every = LayerPlan(arguments.method, asymmetric=not arguments.symmetric)
+    # What the file says of a layer replaces these flags.
+    default_plan = LayerPlan(arguments.method, asymmetric=not arguments.symmetric)
     if not arguments.config:
-        return Plan(every)
+        return Plan(default_plan)
     common.refuse_idle(arguments, "without --config", "--symmetric")
-    plan = read_config(arguments.config, every)
+    plan = read_config(arguments.config, default_plan)
     with naming(arguments.config):
         plan.check(graph)
+    # Stated twice with one value a method is no contradiction.
     if "method" in arguments.given and plan.common.method != arguments.method:
         got = f"{plan.common.method} in {arguments.config}"
         raise InputError(f"--method {arguments.method} alone", got, "drop one")

@@ -1,4 +1,10 @@
-"""The verbs `run` and `simulate`: the values an ONNX model computes, and its time on a chip."""
+"""Verbs on a whole network: `run` prints the values it computes, `simulate` its time on a chip.
+
+    ascend-lab run model.onnx --inputs x.npz --outputs y.npz
+    ascend-lab simulate zoo:resnet50 --chip Ascend910B2
+
+Both take a model that the compiler refuses, too: its nodes are placed on core, AI CPU and host.
+"""
 
 from __future__ import annotations
 
@@ -11,78 +17,86 @@ import numpy as np
 
 from ascend_lab import limits, output
 from ascend_lab.cli import common
-from ascend_lab.cli.common import BATCH, COMPILED, JSON, LIKE, SHAPES, TUNED, Verb, emit, flag
-from ascend_lab.cli.inputs import Arrays, load_arrays, save_arrays, warn_infinite
+from ascend_lab.cli.array_files import Arrays, load_arrays, save_arrays, warn_infinite
+from ascend_lab.cli.common import BATCH, COMPILED, JSON, LIKE, SHAPES, TUNED, Verb, flag
+from ascend_lab.cli.printing import columns, emit
 from ascend_lab.errors import CapacityError, InputError, UnsupportedError, complain
 from ascend_lab.machine.chip import Chip, load_chip
 
 if TYPE_CHECKING:
     from ascend_lab.compiler import Graph, NetworkTimeline, OperatorTime, fusion, hosted
     from ascend_lab.compiler.compile import Front, Road
+    from ascend_lab.compiler.onnx import Imported
     from ascend_lab.compiler.overflow import Overflow
     from ascend_lab.compiler.switches import Switches
     from ascend_lab.deploy.runtime import OfflineModel
 
 
 WORKING_BYTES = 2**31
-"""Most bytes a node may read and write while it is evaluated in fp64."""
+"""Most bytes a node may read and write while it is evaluated in fp64: 2 GiB."""
+OF_PROGRAMS = ("--chip", "--aicore-num", "--tuned", "--bank", "--keep_dtype")
+"""Flags of `run` that count for compiled programs only."""
 WHOLE = "for models whose operators the compiler takes"
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    """Compute a model's outputs from arrays of a file, or from random ones."""
+    if not arguments.compiled:
+        # Without it the graph is evaluated exactly, whatever the chip.
+        common.refuse_idle(arguments, "with --compiled", *OF_PROGRAMS)
+    if arguments.inputs:
+        common.refuse_idle(arguments, "without --inputs", "--seed")
+    common.check_least(arguments, "--seed")
+    feeds = load_arrays(arguments.inputs) if arguments.inputs else None
+    warn_infinite(feeds or {}, "--inputs")
+    try:
+        model = common.imported(arguments, feeds)
+    except UnsupportedError as error:
+        # Without a kernel for every node a model still has values, and no compiled programs.
+        refuse_off_core(arguments, error, "--compiled")
+        hosted = placed(arguments, feeds, error)
+        nodes = sum(len(group.nodes) for group in hosted.parts)
+        title = f"{hosted.name}: {nodes} nodes, {len(hosted.off_core)} of them off the core"
+        return _print_outputs(arguments, title, values_of(hosted), {})
+    return _run_graph(arguments, model, feeds)
+
+
+def _run_graph(arguments: argparse.Namespace, model: Imported, feeds: Arrays | None) -> int:
+    """Compute the outputs of a model that the compiler takes, and say what overflowed."""
     from ascend_lab.compiler import evaluate, random_inputs
     from ascend_lab.compiler.onnx.tensors import in_type
     from ascend_lab.compiler.overflow import constants_beyond
 
-    if not arguments.compiled:
-        common.refuse_idle(
-            arguments,
-            "with --compiled",
-            "--chip",
-            "--aicore-num",
-            "--tuned",
-            "--bank",
-            "--keep_dtype",
-        )
-    if arguments.inputs:
-        common.refuse_idle(arguments, "without --inputs", "--seed")
-    common.check_least(arguments, "--seed")
-    given = load_arrays(arguments.inputs) if arguments.inputs else None
-    warn_infinite(given or {}, "--inputs")
-    try:
-        found = common.imported(arguments, given)
-    except UnsupportedError as error:
-        refuse_off_core(arguments, error, "--compiled")
-        hosted = placed(arguments, given, error)
-        nodes = sum(len(part.nodes) for part in hosted.parts)
-        title = f"{hosted.name}: {nodes} nodes, {len(hosted.off_core)} of them off the core"
-        return _print_outputs(arguments, title, values_of(hosted), {})
-    graph = found.graph
+    graph = model.graph
     _check_size(graph)
-    if given is None:
+    if feeds is None:
         inputs = random_inputs(graph, arguments.seed)
     else:
-        inputs = common.wanted(graph.inputs, given, "--inputs")
+        inputs = common.arrays_named(graph.inputs, feeds, "--inputs")
     overflows: list[Overflow] = []
     if arguments.compiled or common.is_compiled(arguments.model):
         values = _run_compiled(arguments, graph, inputs, overflows)
+        # A weight of 1e6 is infinite in fp16 before any node runs.
         overflows += constants_beyond(graph, "fp16")
     else:
         values = evaluate(graph, inputs)
-    outputs = {name: in_type(values[name], kind) for name, kind in found.output_types.items()}
+    # Kernels compute in fp16, files say float32: outputs have the types that the model states.
+    outputs = {name: in_type(values[name], kind) for name, kind in model.output_types.items()}
     count = f"{graph.parameter_count:,} parameters, statistics of norms counted"
     title = f"{graph.name}: {len(graph.nodes)} nodes, {count}"
-    told = _told(graph, inputs, overflows, kept_nodes(arguments.keep_dtype))
+    overflow_report = _overflow_report(graph, inputs, overflows, kept_nodes(arguments.keep_dtype))
     finite = all(np.isfinite(array.astype(np.float64)).all() for array in outputs.values())
     if arguments.compiled and not finite:
-        told.setdefault("lines", []).append(f"  not finite: {_cause(graph, inputs, overflows)}")
-    return _print_outputs(arguments, title, outputs, told)
+        overflow_report.setdefault("lines", []).append(
+            f"  not finite: {_cause(graph, inputs, overflows)}"
+        )
+    return _print_outputs(arguments, title, outputs, overflow_report)
 
 
 def _print_outputs(
-    arguments: argparse.Namespace, title: str, outputs: Arrays, told: dict[str, Any]
+    arguments: argparse.Namespace, title: str, outputs: Arrays, overflow_report: dict[str, Any]
 ) -> int:
-    """Write and print a model's outputs, and what left its format on the way."""
+    """Write and print a model's outputs, and the nodes whose numbers left their format."""
     if arguments.outputs:
         save_arrays(arguments.outputs, outputs)
     rows = {name: _summary(array) for name, array in outputs.items()}
@@ -92,31 +106,30 @@ def _print_outputs(
         + "".join(f"  {key} {row[key]:.6g}" for key in ("min", "max", "mean") if key in row)
         for name, row in rows.items()
     ]
-    lines += told.get("lines", [])
-    emit(arguments.json, {**rows, **told.get("data", {})}, lines)
+    lines += overflow_report.get("lines", [])
+    emit(arguments.json, {**rows, **overflow_report.get("data", {})}, lines)
     return 0
 
 
 SHOWN = 8
-"""Nodes that overflow, in text: those behind the first may only follow from it."""
+"""Most nodes printed that overflow: all behind the first may follow from it."""
 
 
-def _told(
+def _overflow_report(
     graph: Graph, inputs: Arrays, overflows: Sequence[Overflow], kept: frozenset[str]
 ) -> dict[str, Any]:
-    """Return as data and lines which nodes' numbers left their format, and what keeps them in fp32.
+    """Return as "data" and "lines" which nodes overflowed, and the nodes to keep in fp32.
 
-    The nodes that are `kept` already stand among those to keep. The data stand beside the outputs,
-    and are missing if nothing overflowed.
+    Nodes that --keep_dtype has `kept` already stand among those to keep. Empty if nothing did.
     """
     from ascend_lab.compiler.compile import nodes_to_keep
 
     if not overflows:
         return {}
     # What fp16 does not hold of a constant no choice of nodes brings back: only other weights do.
-    by_choice = [one for one in overflows if one.op != "constant"]
+    by_choice = [overflow for overflow in overflows if overflow.op != "constant"]
     keep = nodes_to_keep(graph, inputs, by_choice, kept)
-    lines = [f"  overflow: {one}" for one in overflows[:SHOWN]]
+    lines = [f"  overflow: {overflow}" for overflow in overflows[:SHOWN]]
     if len(overflows) > SHOWN:
         lines.append(f"  and {len(overflows) - SHOWN} more")
     if by_choice and kept.issuperset(keep):
@@ -124,14 +137,15 @@ def _told(
     elif by_choice:
         names = ", ".join(keep)
         lines.append(f"  --keep_dtype F keeps in fp32 what a file lists, a node a line: {names}")
-    rows = [one.as_dict() for one in overflows]
+    rows = [overflow.as_dict() for overflow in overflows]
     return {"lines": lines, "data": {"overflows": rows, "keep_in_fp32": keep}}
 
 
 def _cause(graph: Graph, inputs: Arrays, overflows: Sequence[Overflow]) -> str:
-    """Say why outputs of kernels are not finite: the model itself, what it reads, or fp16."""
+    """Return why outputs of kernels are not finite: the model itself, its inputs, or fp16."""
     from ascend_lab.compiler.overflow import not_finite_from
 
+    # Evaluated exactly, the graph tells a fault of the model from one of fp16.
     origin = not_finite_from(graph, inputs)
     if origin is not None:
         return f"neither are the model's own values: it begins at {origin}"
@@ -142,10 +156,14 @@ def _cause(graph: Graph, inputs: Arrays, overflows: Sequence[Overflow]) -> str:
 def _run_compiled(
     arguments: argparse.Namespace, graph: Graph, inputs: Arrays, overflows: list[Overflow]
 ) -> Arrays:
-    """Return what the kernels compute, default or tuned ones; a compiled model has both ways."""
+    """Return what a compiled model's programs compute; nodes that overflow join `overflows`.
+
+    A file of `compile` can also evaluate its graph exactly, which is what it does by default.
+    """
     from ascend_lab.compiler import Road, run_tasks
 
     if common.is_compiled(arguments.model):
+        # The file holds a program for each batch, a gear: the sizes say which one is meant.
         sizes = {name: graph.types[name].shape for name in graph.inputs}
         gear = _offline(arguments).gear(sizes)
         return gear.run(inputs, kernels=arguments.compiled, overflows=overflows)
@@ -161,12 +179,12 @@ def kept_nodes(path: str | None) -> frozenset[str]:
     """Return the nodes that a file of --keep_dtype lists, one a line; raises `InputError`."""
     if path is None:
         return frozenset()
-    what = "--keep_dtype as a text file with the name of a node a line"
-    data = limits.read_file(path, what, limits.TABLE_BYTES)
+    needed = "--keep_dtype as a text file with the name of a node a line"
+    data = limits.read_file(path, needed, limits.TABLE_BYTES)
     try:
         lines = [line.strip() for line in data.decode().splitlines()]
     except UnicodeDecodeError as error:
-        raise InputError(what, f"{path}: {error}", "write names") from None
+        raise InputError(needed, f"{path}: {error}", "write names") from None
     return frozenset(line for line in lines if line)
 
 
@@ -174,6 +192,7 @@ def _offline(arguments: argparse.Namespace) -> OfflineModel:
     """Return a compiled model; raise `InputError` for a chip that it was not compiled for."""
     from ascend_lab.deploy.runtime import load_offline
 
+    # All of these were decided when it was compiled.
     decided = (
         "tuned",
         "bank",
@@ -188,6 +207,7 @@ def _offline(arguments: argparse.Namespace) -> OfflineModel:
     )
     idle = (f"--{name}" for name in decided)
     common.refuse_idle(arguments, "for a model that is not compiled yet", *idle)
+    # The default of --chip is for models that are not compiled yet: the file knows its own.
     chip = load_chip(arguments.chip) if "chip" in arguments.given else None
     return load_offline(arguments.model, chip)
 
@@ -196,6 +216,7 @@ def _check_size(graph: Graph) -> None:
     """Raise `UnsupportedError` before a node that would need too much memory."""
     for node in graph.nodes:
         types = (*graph.in_types(node), *graph.out_types(node))
+        # fp64: eight bytes an element
         wide = sum(t.elements for t in types) * 8
         if wide > WORKING_BYTES:
             needed = f"{node.name}: at most {WORKING_BYTES >> 30} GiB in fp64"
@@ -203,10 +224,11 @@ def _check_size(graph: Graph) -> None:
 
 
 def _summary(array: Any) -> dict[str, Any]:
+    """Return type, shape, smallest, largest and mean value of an output as plain data."""
     if array.dtype.kind in "SUc":  # complex numbers have no order either
         kind = str(array.dtype) if array.dtype.kind == "c" else "string"
         return {"type": kind, "shape": list(array.shape)}
-    wide = array.astype(np.float64)
+    wide = array.astype(np.float64)  # fp16 sums overflow at 65504
     with np.errstate(all="ignore"):
         numbers = (wide.min(), wide.max(), wide.mean()) if array.size else (0.0, 0.0, 0.0)
     low, high, mean = (float(n) for n in numbers)
@@ -225,12 +247,12 @@ def refuse_off_core(arguments: argparse.Namespace, error: UnsupportedError, *fla
     for name in flags:
         if name.lstrip("-").replace("-", "_") in arguments.given:
             drop = f"or drop {name}, which is only {WHOLE}"
-            remedy = "; ".join(part for part in (error.remedy, drop) if part)
+            remedy = "; ".join(reason for reason in (error.remedy, drop) if reason)
             raise UnsupportedError(error.needed, error.got, remedy) from error
 
 
 def placed(
-    arguments: argparse.Namespace, given: Mapping[str, Any] | None, error: UnsupportedError
+    arguments: argparse.Namespace, feeds: Mapping[str, Any] | None, error: UnsupportedError
 ) -> hosted.Hosted:
     """Return the model of the arguments placed on core, AI CPU and host; raise `error` if not."""
     from ascend_lab.compiler.hosted import place_model
@@ -241,6 +263,7 @@ def placed(
         raise error
     refuse_off_core(arguments, error, "--tuned", "--bank")
     chip = common.chip_with(arguments)
+    # Resizing and colour conversion run on a unit of the chip where it has one.
     vpc = UNITS.get(chip.name, {}).get("VPC")
     try:
         model = host.whole_model(arguments.model)
@@ -249,27 +272,29 @@ def placed(
         return place_model(
             model,
             chip,
-            inputs=given or host.random_feed(model, shapes, arguments.batch, seed),
+            inputs=feeds or host.random_feed(model, shapes, arguments.batch, seed),
             dtype=getattr(arguments, "dtype", "fp16"),
             media_pixels_per_s=vpc.pixels_per_s if vpc else 0.0,
         )
     except UnsupportedError as other:
+        # Refused on and off the core for one reason: it is said once.
         if other.needed == error.needed:
             raise error from other
-        why = "; ".join(part for part in (error.remedy, f"off the core: {other}") if part)
+        why = "; ".join(reason for reason in (error.remedy, f"off the core: {other}") if reason)
         raise UnsupportedError(error.needed, error.got, why) from other
 
 
 def values_of(hosted: hosted.Hosted) -> dict[str, Any]:
     """Return the outputs as arrays that a file can hold; raise `UnsupportedError` for lists."""
-    found = {}
+    arrays = {}
     for name, value in hosted.run().items():
         if not isinstance(value, np.ndarray | np.generic):
             kind = type(value).__name__
             raise UnsupportedError(f"{hosted.name}: outputs that are tensors", f"{name}, a {kind}")
         array = np.asarray(value)
-        found[name] = array.astype(str) if array.dtype.kind == "O" else array
-    return found
+        # Strings come as Python objects, which a file of arrays cannot hold without pickling.
+        arrays[name] = array.astype(str) if array.dtype.kind == "O" else array
+    return arrays
 
 
 # -- time -----------------------------------------------------------------------------------------
@@ -278,13 +303,14 @@ LONGEST = 36
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
+    """Print the time of a network and of each of its kernels on a chip."""
     from ascend_lab.compiler import Road, front_stages, network
     from ascend_lab.compiler.like_cann import cann_road
     from ascend_lab.compiler.switches import Switches, read_switches
 
     if arguments.like:
-        own = ("--tuned", "--bank", "--fusion-switch", "--no-fusion")
-        common.refuse_idle(arguments, "without --like", *own)
+        decided_by_cann = ("--tuned", "--bank", "--fusion-switch", "--no-fusion")
+        common.refuse_idle(arguments, "without --like", *decided_by_cann)
     else:
         common.refuse_idle(arguments, "with --like", "--enable_small_channel")
     if common.is_compiled(arguments.model):
@@ -298,9 +324,11 @@ def _simulate(arguments: argparse.Namespace) -> int:
         graph = common.imported(arguments).graph
     except UnsupportedError as error:
         return _simulate_placed(arguments, error)
+    # Warnings stand above the table, and below the reason why a model cannot be read.
     warn_of_switches(switches)
     road = Road(switches=switches, dtype=arguments.dtype, fusion=not arguments.no_fusion)
     road = common.tuned_road(arguments, chip, road)
+    # CANN's decisions replace the flags of our own compiler, which were refused above.
     if arguments.like:
         small = arguments.enable_small_channel == "1"
         road = cann_road(chip, arguments.dtype, small_channel=small)
@@ -310,7 +338,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
         network.write_network_trace(times, arguments.trace)
     if arguments.fusion_result:
         output.write_whole(arguments.fusion_result, fused.result_json(front.matches))
-    emit(arguments.json, *told(times, front, graph))
+    emit(arguments.json, *timing_report(times, front, graph))
     return 0
 
 
@@ -331,19 +359,24 @@ def _simulate_placed(arguments: argparse.Namespace, error: UnsupportedError) -> 
     times = hosted.timeline()
     if arguments.trace:
         network.write_network_trace(times, arguments.trace)
-    nodes = sum(len(part.nodes) for part in hosted.parts)
-    found = compiler.account(times, bound.Bound())
-    lines = [*table(times, nodes, found["ledger"]), *hosted.lines()]
-    emit(arguments.json, {**hosted.summary(), **found}, lines)
+    nodes = sum(len(group.nodes) for group in hosted.parts)
+    account = compiler.account(times, bound.Bound())
+    lines = [*table(times, nodes, account["ledger"]), *hosted.lines()]
+    emit(arguments.json, {**hosted.summary(), **account}, lines)
     return 0
 
 
-def told(times: NetworkTimeline, front: Front, graph: Graph) -> tuple[dict[str, Any], list[str]]:
-    """Return what is said of a network's times: as data, and as lines."""
+def timing_report(
+    times: NetworkTimeline, front: Front, graph: Graph
+) -> tuple[dict[str, Any], list[str]]:
+    """Return a network's times as plain data, and as the lines of a table.
+
+    Both hold the bound that no schedule beats and the time by cause.
+    """
     from ascend_lab.compiler import bound, compile as compiler
 
-    found = compiler.account(times, bound.bound_of(front.rewritten, times.chip))
-    return {**times.summary(), **found}, table(times, len(graph.nodes), found["ledger"])
+    account = compiler.account(times, bound.bound_of(front.rewritten, times.chip))
+    return {**times.summary(), **account}, table(times, len(graph.nodes), account["ledger"])
 
 
 def _simulate_offline(arguments: argparse.Namespace) -> int:
@@ -351,12 +384,13 @@ def _simulate_offline(arguments: argparse.Namespace) -> int:
     model = _offline(arguments)
     gear = model.gear(common.shapes_of(arguments), arguments.batch)
     times = gear.times
-    batches = ", ".join(str(one.batch) for one in model.gears)
-    first = [f"batch {gear.batch} of {batches}; --batch N times another"]
+    batches = ", ".join(str(other_gear.batch) for other_gear in model.gears)
+    # A model with one gear needs no hint at others.
+    note = [f"batch {gear.batch} of {batches}; --batch N times another"]
     if arguments.trace:
         trace = {"traceEvents": times["events"], "displayTimeUnit": "ns"}
         output.write_whole(arguments.trace, json.dumps(trace))
-    emit(arguments.json, times["summary"], first * (len(model.gears) > 1) + times["table"])
+    emit(arguments.json, times["summary"], note * (len(model.gears) > 1) + times["table"])
     return 0
 
 
@@ -368,15 +402,16 @@ def _timed(
 
     limit = arguments.memory_limit
     is_tuned = common.is_tuned(arguments)
-    most = chip.device_memory.size_bytes if limit is None else limit
-    if not is_tuned and placement.too_large(front.laid_out, most):
+    limit_bytes = chip.device_memory.size_bytes if limit is None else limit
+    # A network too large for device memory is computed in tiles, with the default kernels only.
+    if not is_tuned and placement.too_large(front.laid_out, limit_bytes):
         try:
             return tiled.simulate_within(front, chip, limit, road)
         except CapacityError as error:
-            whole = (
+            untiled = (
                 f"with --memory-limit {placement.peak_bytes(front.laid_out)} nothing is in tiles"
             )
-            remedy = error.remedy if limit is None else f"{whole}; or {error.remedy}"
+            remedy = error.remedy if limit is None else f"{untiled}; or {error.remedy}"
             raise CapacityError(error.needed, error.got, remedy) from error
     stages = finish_stages(front, chip, road)
     if not is_tuned:
@@ -387,19 +422,22 @@ def _timed(
 
 
 def warn_of_switches(switches: Switches) -> None:
-    """Name on stderr what a switch file turns and no pass or rule has, at all or in that scope."""
+    """Warn on standard error of names in a switch file that no pass or fusion rule has.
+
+    A pass listed under UBFusion, the scope of the rules, changes nothing either.
+    """
     from ascend_lab.compiler import fusion, passes
     from ascend_lab.compiler.switches import SCOPES
 
     rules = {fusion.AUTOMATIC, *(rule.name for rule in fusion.rules())}
-    known = dict(zip(SCOPES, (set(passes.PASSES), rules), strict=True))
+    names_by_scope = dict(zip(SCOPES, (set(passes.PASSES), rules), strict=True))
     names = {name for _, name in switches.named} - {"ALL"}
-    if unknown := sorted(names.difference(*known.values())):
+    if unknown := sorted(names.difference(*names_by_scope.values())):
         complain("ascend-lab", f"no pass or rule is called {', '.join(unknown)}", 0)
-    for scope, own in known.items():
-        if lost := sorted(n for n in names & own if (scope, n) not in switches.named):
-            told = f"{', '.join(lost)} under {scope}; got another scope, which changes nothing"
-            complain("ascend-lab", f"{told}; list it under {scope}", 0)
+    for scope, names_of_scope in names_by_scope.items():
+        if lost := sorted(n for n in names & names_of_scope if (scope, n) not in switches.named):
+            fault = f"{', '.join(lost)} under {scope}; got another scope, which changes nothing"
+            complain("ascend-lab", f"{fault}; list it under {scope}", 0)
 
 
 def table(times: NetworkTimeline, nodes: int, ledger: Mapping[str, float]) -> list[str]:
@@ -409,17 +447,16 @@ def table(times: NetworkTimeline, nodes: int, ledger: Mapping[str, float]) -> li
     chip = times.chip
     total_s = times.time_s
     head = f"{times.name} on {chip.name}: {nodes} nodes, {times.kernels} kernels (model)"
-    columns = f"{'us':>9} {'share':>6} {'cube':>4} {'bound by':>8} {'GM MB':>7} {'mem MB':>7}"
-    lines = [head, f"{'kernel':{LONGEST}} {columns} {'L2':>4}"]
+    lines = [head]
     if isinstance(times, tiled.TiledTimeline):
         cut = times.tiled
-        lines.insert(
-            1,
+        lines.append(
             f"in {cut.tile_count} tiles, as {cut.limit_bytes / 1e9:.3f} GB of device "
             f"memory ask: {cut.halo_share:.2%} of the multiply-accumulates twice; "
             "time and bytes of a kernel are of all its runs",
         )
-    lines += [_line(equal[0], len(equal), total_s) for equal in _equal(times.operators)]
+    rows = [_row(equal[0], len(equal), total_s) for equal in _equal(times.operators)]
+    lines += columns(KERNEL_COLUMNS, rows)
     lines += compiler.ledger_table(ledger)
     lines.append(
         f"moved {times.memory_bytes / 1e6:.2f} MB to and from device memory, "
@@ -432,12 +469,12 @@ def table(times: NetworkTimeline, nodes: int, ledger: Mapping[str, float]) -> li
 
 
 def _ai_cpu(times: NetworkTimeline) -> str:
-    """Return what no kernel computes, its share of the time, and how far to trust that."""
-    found = times.on_ai_cpu
-    kinds = ", ".join(dict.fromkeys(op.type.partition(" ")[0] for op in found))
+    """Return a line on the operators that run on the AI CPU, and how far to trust their time."""
+    operators = times.on_ai_cpu
+    kinds = ", ".join(dict.fromkeys(op.type.partition(" ")[0] for op in operators))
     trust = times.chip.facts["ai_cpu.rate_bytes_per_s"].trust
     return (
-        f"AI CPU: {len(found)} without a kernel ({kinds}), "
+        f"AI CPU: {len(operators)} without a kernel ({kinds}), "
         f"{times.ai_cpu_s * 1e6:.1f} us, {times.ai_cpu_s / times.time_s:.1%} of the time "
         f"(launch and rate: {trust})"
     )
@@ -447,19 +484,38 @@ def _equal(operators: Iterable[OperatorTime]) -> list[list[OperatorTime]]:
     """Return the kernels in groups whose rows differ in the name at most, in order."""
     groups: dict[str, list[OperatorTime]] = {}
     for op in operators:
+        # Layers 2 and 3 of a stage are often equal: one row "2 x layer2" says it.
         groups.setdefault(repr({**op.summary(), "name": ""}), []).append(op)
     return list(groups.values())
 
 
-def _line(op: OperatorTime, count: int, total_s: float) -> str:
-    t = op.timeline
+KERNEL_COLUMNS = {
+    "kernel": f"<{LONGEST}",
+    "us": ">9.2f",
+    "share": ">6.1%",
+    "cube": ">4.0%",
+    "bound by": ">8",
+    "GM MB": ">7.2f",
+    "mem MB": ">7.2f",
+    "L2": ">4.0%",
+}
+"""Heads of the table that `simulate` prints, and formats below them; `LEGEND` explains each."""
+
+
+def _row(op: OperatorTime, count: int, total_s: float) -> tuple[object, ...]:
+    """Return the cells of a kernel that runs `count` times, time and bytes of all runs."""
+    timeline = op.timeline
     times = f"{count} x " if count > 1 else ""
-    name = limits.labelled(f"{times}{op.name}", op.type, LONGEST)
-    moved = sum(n for pair, n in t.path_bytes.items() if "GM" in pair)
+    global_bytes = sum(n for path, n in timeline.path_bytes.items() if "GM" in path)
     return (
-        f"{name:{LONGEST}} {op.time_s * count * 1e6:9.2f} {op.time_s * count / total_s:6.1%} "
-        f"{op.cube_utilisation:4.0%} {t.bound_by:>8} {moved * count / 1e6:7.2f} "
-        f"{t.memory_bytes * count / 1e6:7.2f} {t.l2_hit_rate:4.0%}"
+        limits.labelled(f"{times}{op.name}", op.type, LONGEST),
+        op.time_s * count * 1e6,
+        op.time_s * count / total_s,
+        op.cube_utilisation,
+        timeline.bound_by,
+        global_bytes * count / 1e6,
+        timeline.memory_bytes * count / 1e6,
+        timeline.l2_hit_rate,
     )
 
 
@@ -467,7 +523,7 @@ PIPES = (
     "Pipes: MTE2 brings in, MTE1 feeds the cube M, V is the vector unit, FIX and MTE3 take out, S "
     "is scalar; AIC., AIV.: of cube cores and of vector cores."
 )
-COLUMNS = f"""Of each kernel: its time and share of the network's; the part of the cube's peak;
+LEGEND = f"""Of each kernel: its time and share of the network's; the part of the cube's peak;
 what takes longest, its start (launch), the interface of memory or a pipe; bytes copied from and to
 global memory, those of them that cross the interface, and the reads that L2 answers. Equal kernels
 are one row (12 x: the first one's name; time, share and bytes of all); --json has each. A name with
@@ -530,6 +586,6 @@ VERBS = (
             JSON,
             flag("--trace", metavar="F", help="write a Chrome trace of the kernels"),
         ),
-        {"epilog": COLUMNS},
+        {"epilog": LEGEND},
     ),
 )

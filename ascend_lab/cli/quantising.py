@@ -1,4 +1,4 @@
-"""What `quantize` is about: a model, its graph at the size of a feed, and samples for it."""
+"""The model that `quantize` writes in eight bits, with the samples that choose its scales."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ascend_lab.cli import common, inputs
+from ascend_lab.cli import array_files, common
 from ascend_lab.errors import AscendLabError, InputError
 
 if TYPE_CHECKING:
@@ -30,9 +30,10 @@ Feeds = Sequence[Mapping[str, Any]]
 class Subject:
     """A model as ONNX and as a graph, and the feeds to calibrate with.
 
-    `sizes` are those that the model states for its inputs, `batch_axes` where samples lie in them.
-    `fixed_because` says why the file has the sizes of the samples though the model leaves some
-    open, "" if it does not.
+    A feed is a batch: an array for each input. `sizes` are those that the model states for its
+    inputs, symbols such as "N" where it leaves them open; `batch_axes` says along which axis of an
+    input samples lie. `fixed_because` is the reason why the written file has the sizes of the
+    samples though the model leaves some open, "" if it keeps them open.
     """
 
     source: ModelProto
@@ -48,6 +49,7 @@ class Subject:
         stated = [size for sizes in self.sizes.values() for size in sizes]
         if any(isinstance(size, str) for size in stated) and not self.fixed_because:
             return "any"
+        # An input may be a number, without any size.
         shapes = (self.graph.types[name].shape for name in self.graph.inputs)
         return next((int(shape[0]) for shape in shapes if shape), None)
 
@@ -57,6 +59,8 @@ class Subject:
 
         ready = c.made_ready(self.graph, plan)
         rows, apart = c.left_out(self.source, ready, plan)
+        # Left out: layers that the plan skips, and products of the graph that are no operator of
+        # the file, such as those of an LSTM.
         if all(n.name in apart or plan.of(n) is None for n in c.layers_of(ready)):
             reasons = "; ".join(f"{row.name}: {row.reason}" for row in rows[:MOST_REASONS])
             remedy = "skip fewer, or give a model with convolutions or products of constant weights"
@@ -71,20 +75,25 @@ class Subject:
     def with_pairs(self, plan: Plan) -> Subject:
         """Return the model in an operator set that has the pairs of a plan.
 
-        An old one is converted, and compared; where that fails the file is written from the graph.
+        A pair is QuantizeLinear and DequantizeLinear before a layer; operator set 13 has them for
+        8 bits, 21 for 16. A model in an older set is converted, and its outputs compared; where
+        that fails the file is written from the graph.
         """
         from ascend_lab.compiler.onnx import export_onnx
         from ascend_lab.deploy import compress as c
 
-        bits = max(one.bits for one in (plan.common, *plan.types.values(), *plan.layers.values()))
-        made = c.upgraded(self.source, bits)
-        if made is self.source:
+        bits = max(
+            layer.bits for layer in (plan.common, *plan.types.values(), *plan.layers.values())
+        )
+        newer = c.upgraded(self.source, bits)
+        if newer is self.source:
             return self
-        if made is not None:
+        if newer is not None:
             with suppress(AscendLabError):
-                graph = _graph_of(made, self.feeds)
+                graph = _graph_of(newer, self.feeds)
+                # A converter may change what a node means: outputs say whether this one did.
                 if c.output_error(self.graph, graph, self.own(self.feeds[:1])) <= CLOSE:
-                    return replace(self, source=made, graph=graph)
+                    return replace(self, source=newer, graph=graph)
         why = "its operator set has no pairs, and no newer one that we can convert it to says it"
         return replace(self, source=export_onnx(self.graph), fixed_because=why)
 
@@ -92,32 +101,40 @@ class Subject:
         """Return feeds that scales are not chosen on: those of a file, and those left over."""
         from ascend_lab.deploy.compress.samples import feeds_of
 
-        left = list(self.feeds[plan.batches :]) if plan.batches is not None else []
+        # Of 8 batches with batch_num 6 the last two choose no scale: errors on them are honest.
+        feeds = list(self.feeds[plan.batches :]) if plan.batches is not None else []
         if path is None:
-            return left
-        arrays = common.wanted(self.sizes, inputs.load_arrays(path), "--held-out")
+            return feeds
+        # An infinity in one sample would make the error of all of them infinite.
+        arrays = common.arrays_named(self.sizes, array_files.load_arrays(path), "--held-out")
         for name, array in arrays.items():
             if not np.isfinite(np.asarray(array, np.float64)).all():
                 raise InputError(f"--held-out: finite numbers of {name}", "nan or inf", "drop them")
-        more = feeds_of(self.sizes, self.batch_axes, arrays, "--held-out")
+        feeds_of_file = feeds_of(self.sizes, self.batch_axes, arrays, "--held-out")
+        # The graph has fixed sizes: a feed of another size would not run on it.
         for name in self.graph.inputs:
-            wanted = self.graph.types[name].shape
-            if (found := more[0][name].shape) != wanted:
-                needed = f"--held-out: {name} in feeds of {wanted}, as for the calibration"
-                raise InputError(needed, str(found), "hold out as many samples, or a multiple")
-        return [*left, *more]
+            calibrated_shape = self.graph.types[name].shape
+            if (shape := feeds_of_file[0][name].shape) != calibrated_shape:
+                needed = (
+                    f"--held-out: {name} in feeds of {calibrated_shape}, as for the calibration"
+                )
+                raise InputError(needed, str(shape), "hold out as many samples, or a multiple")
+        return [*feeds, *feeds_of_file]
 
-    def error(self, model: ModelProto, found: Quantised, feeds: Feeds) -> float:
+    def error(self, model: ModelProto, quantised: Quantised, feeds: Feeds) -> float:
         """Return how far the outputs of the written model are off on some feeds."""
         from ascend_lab.compiler.onnx import import_pinning
         from ascend_lab.deploy import compress as c
 
-        own = self.own(feeds)
-        if any(layer.bits != 8 for layer in found.layers):
-            return c.output_error(self.graph, c.fake_quantised(found), own)
+        inputs_of_graph = self.own(feeds)
+        # Kernels in integers are of 8 bits: other layers are rounded to their steps and computed
+        # in floating point.
+        if any(layer.bits != 8 for layer in quantised.layers):
+            return c.output_error(self.graph, c.fake_quantised(quantised), inputs_of_graph)
+        # What counts is what the written file computes, not what it was written from.
         shapes = {name: np.shape(value) for name, value in self.feeds[0].items()}
-        after = import_pinning(model, self.feeds[0], shapes=shapes).graph
-        return c.output_error(self.graph, after, own)
+        written_graph = import_pinning(model, self.feeds[0], shapes=shapes).graph
+        return c.output_error(self.graph, written_graph, inputs_of_graph)
 
 
 def subject_of(model: str, calibration: str) -> Subject:
@@ -125,7 +142,8 @@ def subject_of(model: str, calibration: str) -> Subject:
     from ascend_lab.compiler.onnx import export_onnx, host, tensors
     from ascend_lab.compiler.zoo import PREFIX
 
-    arrays = inputs.load_arrays(calibration)
+    arrays = array_files.load_arrays(calibration)
+    # A model of the zoo has an ONNX file only once it is exported.
     if model.startswith(PREFIX):
         graph = common.import_with(model).graph
         stated: dict[str, Any] = {name: graph.types[name].shape for name in graph.inputs}
@@ -133,7 +151,8 @@ def subject_of(model: str, calibration: str) -> Subject:
         return Subject(export_onnx(graph), graph, feeds, stated, batch)
     source = host.whole_model(model)
     entries = {entry.name: tensors.sizes_of(entry) for entry in tensors.inputs_of(source.graph)}
-    common.wanted(entries, arrays, "--calibration")
+    common.arrays_named(entries, arrays, "--calibration")
+    # An input of which the model says not even the rank has as many open sizes as its samples.
     stated = {
         name: ("",) * np.ndim(arrays[name]) if sizes is None else sizes
         for name, sizes in entries.items()
@@ -145,9 +164,13 @@ def subject_of(model: str, calibration: str) -> Subject:
 def _cut(
     stated: Mapping[str, Any], outputs: Sequence[Any], arrays: Mapping[str, Any]
 ) -> tuple[Batch, Feeds]:
+    """Return along which axes samples lie, and the arrays of samples cut into feeds.
+
+    1000 images for a model of batch 8 are 125 feeds.
+    """
     from ascend_lab.deploy.compress.samples import batch_of, feeds_of
 
-    samples = common.wanted(stated, arrays, "--calibration")
+    samples = common.arrays_named(stated, arrays, "--calibration")
     batch = batch_of(stated, outputs)
     return batch, feeds_of(stated, batch, samples, "--calibration")
 
@@ -158,6 +181,7 @@ def _graph_of(source: ModelProto, feeds: Feeds) -> Graph:
 
     shapes = {name: np.shape(value) for name, value in feeds[0].items()}
     graph = import_pinning(source, feeds[0], shapes=shapes).graph
+    # A Reshape to a shape that comes as an input: its value is part of the graph.
     for name in feeds[0].keys() - set(graph.inputs):
         if any(not np.array_equal(feed[name], feeds[0][name]) for feed in feeds):
             needed = f"--calibration: one value of {name}, which steers shapes"

@@ -1,4 +1,13 @@
-"""Verbs that solve a problem in a file: memory, recorded spaces, subgraphs, strategies, splits."""
+"""Verbs that solve a problem of optimisation that stands in a file.
+
+    ascend-lab plan-memory buffers.csv       addresses for buffers, low and without overlap
+    ascend-lab replay space.csv.gz           a search on a space whose times were measured
+    ascend-lab subgraph problem.json         a graph cut into pieces that fit into fast memory
+    ascend-lab strategy problem.json.gz      a strategy for each operator, within memory
+    ascend-lab gradient-plan profile.csv ... gradients joined into all-reduces
+
+Each prints how far from the optimum the answer can be.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +15,8 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli.common import JSON, Verb, check_least, check_limit, emit, flag, refuse_idle
+from ascend_lab.cli.common import JSON, Verb, check_least, check_limit, flag, refuse_idle
+from ascend_lab.cli.printing import columns, emit
 from ascend_lab.errors import InputError
 from ascend_lab.limits import SEEDS, count, decimal, refuse_above, whole
 
@@ -17,6 +27,8 @@ if TYPE_CHECKING:
 
 
 MOST_ROWS = 40
+"""Rows printed of an answer; the JSON has all of them."""
+# Help below the flags of plan-memory: the columns of its file.
 BUFFERS = (
     "A row a buffer, columns in any order: id; lower and upper, the steps of its life (upper is "
     "behind the last); size in bytes. Where wanted: alignment in bytes; offset, where it must lie; "
@@ -27,6 +39,7 @@ BUFFERS = (
     "do not fit into --capacity."
 )
 STRATEGY_METHODS = ("auto", "exact", "heuristic")
+# Help below the flags of gradient-plan: the two kinds of files it reads.
 PROFILES = (
     "CSV: a row a gradient in backward order, columns name, ready_us (from the start of backward), "
     "bytes and, where wanted, dtype. Trace: torch.profiler.profile(record_shapes=True) and "
@@ -38,44 +51,56 @@ PROFILES = (
 def _check_memory(arguments: argparse.Namespace) -> None:
     """Refuse numbers and names that mean nothing."""
     check_limit(arguments.time_limit)
-    check_least(arguments, "--seed")
+    check_least(arguments, "--seed")  # NumPy's generators take no negative seed
     from ascend_lab.compiler.memory import METHODS
 
     if arguments.method not in METHODS:
         raise InputError(f"--method as one of {', '.join(METHODS)}", repr(arguments.method))
+    # The other methods are greedy rules, which draw nothing and end in milliseconds.
     if arguments.method not in ("best of", "exact"):
         searching = 'with a --method that searches ("best of", exact)'
         refuse_idle(arguments, searching, "--time-limit", "--seed")
     check_least(arguments, "--capacity", unit=" bytes")
+    # On-chip memories are read in blocks of 32 bytes: offsets there are multiples of 32.
     if not 1 <= arguments.alignment <= 2**30:
         raise InputError("--alignment from 1 to 2**30 bytes", f"{arguments.alignment}", "e.g. 512")
 
 
 def _plan_memory(arguments: argparse.Namespace) -> int:
+    """Give every buffer of a file an offset; exit code 1 if they do not fit into --capacity."""
     _check_memory(arguments)
     from ascend_lab.compiler.memory import plan, verify
     from ascend_lab.compiler.memory_file import read_csv
 
     buffers = read_csv(arguments.file)
     capacity = arguments.capacity
-    how = arguments.method, arguments.time_limit, arguments.alignment, arguments.seed
-    found = plan(buffers, capacity, *how)
-    verify(found, buffers, arguments.alignment)
-    fits = capacity is None or found.height_bytes <= capacity
+    solution = plan(
+        buffers,
+        capacity,
+        arguments.method,
+        arguments.time_limit,
+        arguments.alignment,
+        arguments.seed,
+    )
+    # CP-SAT is not our code: its plan is checked for overlaps before it is printed.
+    verify(solution, buffers, arguments.alignment)
+    # A plan may be higher than the capacity: it is printed then, and the exit code says so.
+    fits = capacity is None or solution.height_bytes <= capacity
     data = {
-        "height_bytes": found.height_bytes,
-        "lower_bound_bytes": found.lower_bound_bytes,
+        "height_bytes": solution.height_bytes,
+        "lower_bound_bytes": solution.lower_bound_bytes,
         "capacity_bytes": capacity,
         "fits": fits,
-        "gap": found.gap,
-        "optimal": found.optimal,
-        "method": found.method,
-        "offsets": dict(found.offsets),
+        "gap": solution.gap,
+        "optimal": solution.optimal,
+        "method": solution.method,
+        "offsets": dict(solution.offsets),
     }
-    lowest = "no plan is lower" if found.optimal else "a lower plan may exist"
+    bound_bytes = solution.lower_bound_bytes
+    lowest = "no plan is lower" if solution.optimal else "a lower plan may exist"
     lines = [
-        f"{len(buffers)} buffers in {found.height_bytes} bytes by {found.method}: {lowest}",
-        f"  no plan takes less than {found.lower_bound_bytes} bytes; gap to that {found.gap:.2%}",
+        f"{len(buffers)} buffers in {solution.height_bytes} bytes by {solution.method}: {lowest}",
+        f"  no plan takes less than {bound_bytes} bytes; gap to that {solution.gap:.2%}",
     ]
     if capacity is not None:
         verdict = "packed" if fits else "NOT packed"
@@ -85,35 +110,39 @@ def _plan_memory(arguments: argparse.Namespace) -> int:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
+    """Run a search with many seeds on recorded times, and compare its best with the optimum."""
     for name in ("--budget", "--seeds"):
         check_least(arguments, name, 1)
+    # Each seed replays the whole search.
     refuse_above("--seeds", arguments.seeds, SEEDS)
     from ascend_lab.aoe.drive import replay
     from ascend_lab.aoe.search import paced, search_named
     from ascend_lab.aoe.space import read_recorded
 
+    # Annealing cools down until the budget ends.
     search = paced(search_named(arguments.search), arguments.budget)
     space = read_recorded(arguments.file)
-    found = replay(space, search, arguments.budget, range(arguments.seeds))
+    result = replay(space, search, arguments.budget, range(arguments.seeds))
     data = {
         "search": arguments.search,
         "budget": arguments.budget,
         "size": space.space.size,
-        "optimum": found.optimum,
-        "best_per_seed": list(found.best_per_seed),
-        "evaluations_per_seed": list(found.evaluations_per_seed),
-        "median_ratio": found.median_ratio,
-        "within_5_percent": found.share_within(0.05),
+        "optimum": result.optimum,
+        "best_per_seed": list(result.best_per_seed),
+        "evaluations_per_seed": list(result.evaluations_per_seed),
+        # 1.03: half of the seeds end within 3 % of the optimum
+        "median_ratio": result.median_ratio,
+        "within_5_percent": result.share_within(0.05),
     }
+    median = f"median of {arguments.seeds} seeds {result.median_ratio:.4f} times the optimum"
     lines = [
         (
-            f"{arguments.search}: median of {arguments.seeds} seeds {found.median_ratio:.4f} times "
-            f"the optimum of {found.optimum:g} ms after {max(found.evaluations_per_seed)} of "
-            f"{space.space.size} trials"
+            f"{arguments.search}: {median} of {result.optimum:g} ms after "
+            f"{max(result.evaluations_per_seed)} of {space.space.size} trials"
         ),
         (
-            f"  {found.share_within(0.05):.0%} of seeds within 5 %, "
-            f"worst {max(found.best_per_seed) / found.optimum:.4f}"
+            f"  {result.share_within(0.05):.0%} of seeds within 5 %, "
+            f"worst {max(result.best_per_seed) / result.optimum:.4f}"
         ),
     ]
     emit(arguments.json, data, lines)
@@ -121,6 +150,7 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 
 def _subgraph(arguments: argparse.Namespace) -> int:
+    """Cut a graph into subgraphs, each computed tile by tile from fast memory."""
     check_limit(arguments.time_limit)
     check_least(arguments, "--seed")
     if arguments.evaluations is not None:
@@ -129,34 +159,48 @@ def _subgraph(arguments: argparse.Namespace) -> int:
     from ascend_lab.lab.contest import read_problem, solve
 
     problem = read_problem(arguments.file)
+    # A count of evaluations ends the search alike on every machine, a time limit does not.
     seconds = arguments.time_limit if arguments.evaluations is None else None
-    found = solve(problem, seconds, arguments.evaluations, arguments.seed)
-    emit(arguments.json, found.as_dict(), _subgraph_table(found, len(problem.operations)))
+    solution = solve(problem, seconds, arguments.evaluations, arguments.seed)
+    emit(arguments.json, solution.as_dict(), _subgraph_table(solution, len(problem.operations)))
     return 0
 
 
-def _subgraph_table(found: Solution, operations: int) -> list[str]:
+SUBGRAPH_COLUMNS = {
+    "subgraph": ">8",
+    "operations": ">12",
+    "w": ">7",
+    "h": ">6",
+    "k": ">6",
+    "retained": ">9",
+    "latency": ">14.1f",
+}
+"""w, h, k: width and height of a tile of the result, and the depth of its sums that is loaded."""
+
+
+def _subgraph_table(solution: Solution, operations: int) -> list[str]:
     """Return the schedule for a person to read, the first rows of it when it is long."""
-    rows = ["subgraph   operations       w      h      k  retained        latency"]
-    for number, (step, latency) in enumerate(zip(found.steps, found.latencies, strict=True)):
-        if number == MOST_ROWS:
-            rows.append(f"... and {len(found.steps) - MOST_ROWS} more")
-            break
-        w, h, k = step.granularity
-        count = len(step.operations)
-        rows.append(f"{number:8} {count:12} {w:7} {h:6} {k:6} {len(step.retain):9} {latency:14.1f}")
-    best = "optimal for the tiles weighed" if found.proven else "best found"
+    steps = list(zip(solution.steps, solution.latencies, strict=True))
+    cells = [
+        (number, len(step.operations), *step.granularity, len(step.retain), latency)
+        for number, (step, latency) in enumerate(steps[:MOST_ROWS])
+    ]
+    rows = columns(SUBGRAPH_COLUMNS, cells)
+    if len(steps) > MOST_ROWS:
+        rows.append(f"... and {len(steps) - MOST_ROWS} more")
+    best = "optimal for the tiles weighed" if solution.proven else "best found"
     rows += [
-        f"{operations} operations in {len(found.steps)} subgraphs: {best}",
-        f"  cost            {found.cost:16.1f}",
-        f"  lower bound     {found.lower_bound:16.1f}   cost / bound {found.ratio:.4f}",
-        f"  unfused, found  {found.unfused:16.1f}",
-        f"  unfused, ideal  {found.floor:16.1f}   every tensor of an operation moved once",
+        f"{operations} operations in {len(solution.steps)} subgraphs: {best}",
+        f"  cost            {solution.cost:16.1f}",
+        f"  lower bound     {solution.lower_bound:16.1f}   cost / bound {solution.ratio:.4f}",
+        f"  unfused, found  {solution.unfused:16.1f}",
+        f"  unfused, ideal  {solution.floor:16.1f}   every tensor of an operation moved once",
     ]
     return rows
 
 
 def _strategy(arguments: argparse.Namespace) -> int:
+    """Choose a strategy for every operator at the least cost, within the limit of memory."""
     check_limit(arguments.time_limit)
     check_least(arguments, "--seed")
     if arguments.method not in STRATEGY_METHODS:
@@ -164,28 +208,35 @@ def _strategy(arguments: argparse.Namespace) -> int:
     from ascend_lab.cluster.parallel.strategy import read_problem, solve
 
     problem = read_problem(arguments.file)
-    found = solve(problem, arguments.time_limit, arguments.method, arguments.seed)
-    emit(arguments.json, found.as_dict(), _strategy_lines(problem, found))
+    solution = solve(problem, arguments.time_limit, arguments.method, arguments.seed)
+    emit(arguments.json, solution.as_dict(), _strategy_lines(problem, solution))
     return 0
 
 
-def _strategy_lines(problem: Problem, found: Strategies) -> list[str]:
+def _strategy_lines(problem: Problem, solution: Strategies) -> list[str]:
     """Return the answer for a person to read; the strategies themselves only in JSON."""
     limit = problem.usage_limit
-    share = f" = {found.peak_usage / limit:.1%} of the limit {limit:,}" if limit else ""
-    verdict = "optimal, proven" if found.proven else f"at most {found.gap:.2%} above the optimum"
+    share = f" = {solution.peak_usage / limit:.1%} of the limit {limit:,}" if limit else ""
+    verdict = (
+        "optimal, proven" if solution.proven else f"at most {solution.gap:.2%} above the optimum"
+    )
     rows = [
         f"{problem.name or 'problem'}: {len(problem.nodes)} nodes, {len(problem.edges)} edges",
-        f"  cost         {found.cost:,}: {verdict} ({found.method})",
-        f"  lower bound  {found.lower_bound:,}",
-        f"  peak usage   {found.peak_usage:,}{share}",
+        f"  cost         {solution.cost:,}: {verdict} ({solution.method})",
+        f"  lower bound  {solution.lower_bound:,}",
+        f"  peak usage   {solution.peak_usage:,}{share}",
     ]
-    if len(found.strategies) <= 40:
-        rows.append(f"  strategies   {list(found.strategies)}")
+    if len(solution.strategies) <= MOST_ROWS:
+        rows.append(f"  strategies   {list(solution.strategies)}")
     return rows
 
 
 def _gradient(arguments: argparse.Namespace) -> int:
+    """Split gradients into all-reduces so that the last one ends as early as possible.
+
+    An all-reduce of n bytes takes alpha + beta n: few large ones pay alpha seldom, many small ones
+    start early.
+    """
     from ascend_lab.aoe import gradient
     from ascend_lab.aoe.gradient import planning, readers, splits
 
@@ -193,13 +244,15 @@ def _gradient(arguments: argparse.Namespace) -> int:
     cost = gradient.AlphaBeta(arguments.alpha_us * 1e-6, arguments.beta_us_per_byte * 1e-6)
     rows = readers.read_profile(arguments.file)
     limit = arguments.max_bytes
-    found = gradient.plan(rows, cost, arguments.max_segments, max_bytes=limit)
-    forms = planning.forms_of(found, rows, cost, max_bytes=limit)
+    plan = gradient.plan(rows, cost, arguments.max_segments, max_bytes=limit)
+    # The plan as HCCL takes it, in at most 8 segments.
+    forms = planning.forms_of(plan, rows, cost, max_bytes=limit)
+    # An all-reduce joins neighbours in the table: a row waits for all above it in its segment.
     late = splits.out_of_order(rows)
     bound_s = gradient.bound(rows, cost, max_bytes=limit)
-    own = {"gradients": len(rows), "out_of_order": late, "bound_us": bound_s * 1e6}
-    data = {**found.as_dict(), **own, "forms": forms.as_dict()}
-    text = [*gradient.plan_table(found, rows), gradient.bound_text(bound_s)]
+    facts = {"gradients": len(rows), "out_of_order": late, "bound_us": bound_s * 1e6}
+    data = {**plan.as_dict(), **facts, "forms": forms.as_dict()}
+    text = [*gradient.plan_table(plan, rows), gradient.bound_text(bound_s)]
     if late:
         text.append(f"  {late} gradients are ready before one above them: they wait for it")
     text += gradient.forms_text(forms)
@@ -213,11 +266,18 @@ def _gradient(arguments: argparse.Namespace) -> int:
 def _searched(
     arguments: argparse.Namespace, rows: Sequence[Gradient], cost: AlphaBeta
 ) -> tuple[dict[str, Any], list[str]] | None:
-    """Return what a search finds where streams, slowdown or noise were asked for."""
+    """Return a plan under disturbances as data and lines; None if no flag asks for any.
+
+    With several streams, all-reduces that slow down the backward pass, or noisy times no method
+    here proves an optimum: plans are tried.
+    """
     from ascend_lab.aoe.gradient import Scenario, improve
 
-    given = {name: getattr(arguments, name) for name in ("streams", "slowdown", "noise", "seed")}
-    scenario = Scenario(cost, **given)
+    disturbances = {
+        name: getattr(arguments, name) for name in ("streams", "slowdown", "noise", "seed")
+    }
+    scenario = Scenario(cost, **disturbances)
+    # All three at their defaults: one undisturbed stream, which the plan above solves.
     if scenario == Scenario(cost, seed=arguments.seed):
         refuse_idle(arguments, "with --streams, --slowdown or --noise", "--budget", "--seed")
         return None
@@ -239,7 +299,10 @@ def _searched(
         f"segments (best of {better.tried} tried); the plan above ends at "
         f"{better.start_s * 1e6:.3f} us"
     )
-    return data, [text, f"  last gradients: {[last for _, last in better.segments]}"]
+    return data, [
+        text,
+        f"  last gradients: {[last_gradient for _, last_gradient in better.segments]}",
+    ]
 
 
 _SEARCHES = (

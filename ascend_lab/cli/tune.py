@@ -1,7 +1,10 @@
-"""The command `aoe`: tune models, say how far from optimal they end, keep what was found.
+"""The command `aoe`: tune models, and say how far from the optimum they end.
 
-Exit codes: 0 done, also when nothing improved; 2 bad input, one line on stderr; 130 interrupted,
-everything found so far saved.
+    aoe --job_type 2 --model resnet18.onnx --soc_version Ascend310 --output tuned
+
+writes a report, the tuned model and its schedules into the folder. Exit codes: 0 done, also when
+nothing improved; 2 bad input, one line on stderr; 130 interrupted, with everything that was found
+until then in the knowledge bank.
 """
 
 from __future__ import annotations
@@ -18,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab import errors, output
-from ascend_lab.cli import aoe_words as flags, common
+from ascend_lab.cli import aoe_bank, aoe_words as flags, common
 from ascend_lab.cli.inputs import Network, Source, sources_of, wanted_of
+from ascend_lab.cli.printing import show
 from ascend_lab.machine.chip import PRESETS, Chip
 
 if TYPE_CHECKING:
@@ -40,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         with _CtrlC():
             if argv[:1] == ["bank"]:
-                return flags.bank_main(argv[1:])
+                return aoe_bank.bank_main(argv[1:])
             flags.refuse(argv)
             return _tune_all(flags.parser().parse_args(argv), started)
     except errors.AscendLabError as error:
@@ -55,6 +59,7 @@ class _CtrlC:
     """The first Ctrl-C lets the run keep what it found, a second one ends it at once."""
 
     def __enter__(self) -> None:
+        # Python lets only the main thread set handlers, and a caller's own handler stays in place.
         self.before: Any = signal.getsignal(signal.SIGINT)
         main = threading.current_thread() is threading.main_thread()
         self.ours = main and self.before is signal.default_int_handler
@@ -73,6 +78,7 @@ class _CtrlC:
     def _second(*_: object) -> None:
         import multiprocessing
 
+        # os._exit leaves no time for the pool to end its workers: they are killed here.
         for child in multiprocessing.active_children():
             child.kill()
         _complain("ended at once")
@@ -81,7 +87,11 @@ class _CtrlC:
 
 @dataclass
 class _Run:
-    """What holds for all networks of a run."""
+    """A run of the command: what the flags ask for, the bank, and what was printed already.
+
+    `started` is when the time of the network at work began; `head` are lines that wait to be
+    printed above the first result.
+    """
 
     arguments: argparse.Namespace
     job: str
@@ -94,28 +104,29 @@ class _Run:
     bars: Bars
     started: float
     head: list[str]
-    told: set[str] = field(default_factory=set)
+    warnings_printed: set[str] = field(default_factory=set)
 
     def deadline(self) -> Deadline:
         """Return the end of the time of a network: the first one's began with the command."""
         from ascend_lab.aoe.workers import Deadline
 
         limit_s = self.settings.time_limit_s
+        # Importing the package counts: the user waits for it, too.
         return Deadline() if limit_s is None else Deadline(self.started + limit_s)
 
     def tune(self, network: Network) -> engine.Tuning:
         """Tune one network."""
         from ascend_lab.aoe.engine import Session, tune
 
-        read_s = time.monotonic()
+        began_s = time.monotonic()
         self.bars("read", 0, 1, "")
         graph = network.load()
-        wanted = None
-        read_s = time.monotonic() - read_s
+        is_listed = None
+        read_s = time.monotonic() - began_s
         _print_once(self.head)
         if self.arguments.tune_ops_file:
             file = Path(self.arguments.tune_ops_file)
-            wanted, warning = wanted_of(file, graph, self.chip, self.dtype)
+            is_listed, warning = wanted_of(file, graph, self.chip, self.dtype)
             self.tell(warning)
         with self.bars:
             return tune(
@@ -127,28 +138,32 @@ class _Run:
                 session=Session(
                     executor=self.workers,
                     dtype=self.dtype,
-                    chosen=wanted,
+                    chosen=is_listed,
                     progress=self.bars,
+                    # A model read in 4 s is saved in about 10: the search ends as much earlier.
                     deadline=self.deadline().keeping(SAVING * read_s),
                 ),
             )
 
     def tell(self, warning: str) -> None:
         """Print a warning once."""
-        if warning and warning not in self.told:
-            self.told.add(warning)
+        # Networks of a folder often share one cause.
+        if warning and warning not in self.warnings_printed:
+            self.warnings_printed.add(warning)
             _complain(warning)
 
 
 def _tune_all(arguments: argparse.Namespace, started: float) -> int:
-    """Check everything, then tune one source after another."""
+    """Check all flags, then tune one source after another."""
     from ascend_lab.aoe import Bars, open_knowledge, workers_of
 
+    # A slip in any flag is told before the first model is read, which may take a minute.
     job = flags.job_of(arguments)
     chip = flags.chip_of(arguments)
     dtype = flags.dtype_of(arguments)
     settings = flags.settings_of(arguments, os.environ)
     sources = sources_of(arguments)
+    # Job 4 times a training step on a cluster: it shares neither searches nor tuned models.
     if job == "4":
         return _tune_gradients(arguments, sources, chip)
     folder = output.usable_folder(arguments.output)
@@ -158,6 +173,7 @@ def _tune_all(arguments: argparse.Namespace, started: float) -> int:
         open_knowledge(resume=arguments.reload) as ledger,
     ):
         asked = "" if arguments.soc_version else " (--soc_version chooses another)"
+        # The chip is a default that users forget: it stands above every result.
         head = [f"chip {chip.name}, {chip.core_count} cores{asked}; times are of the model"]
         if arguments.Fnonhomo_split:
             head.insert(
@@ -170,9 +186,9 @@ def _tune_all(arguments: argparse.Namespace, started: float) -> int:
 
 
 def _print_once(head: list[str]) -> None:
-    """Print what stands above all results; it waits for the first network that can be read."""
+    """Print the lines above all results, once: a model that cannot be read is one line, without."""
     while head:
-        common.show(head.pop(0))
+        show(head.pop(0))
 
 
 def _each(sources: Sequence[Source], act: Callable[[Source], bool]) -> int:
@@ -184,6 +200,7 @@ def _each(sources: Sequence[Source], act: Callable[[Source], bool]) -> int:
                 _complain("interrupted; --reload goes on with what the bank holds")
                 return errors.INTERRUPTED
         except errors.AscendLabError as error:
+            # With a folder of models one that is damaged does not stop the others.
             if len(sources) == 1:
                 raise
             _complain(f"{source.name}: {error}")
@@ -195,19 +212,22 @@ def _source(run: _Run, source: Source) -> bool:
     """Tune the networks of a source and write their report; tell whether the user stopped it."""
     from ascend_lab.aoe.saved import write_report
 
-    sections: dict[str, list[Any]] = {}
+    sections: dict[str, list[Any]] = {}  # by job, "sgat" or "opat": a section for each network
     try:
         stopped = any(_network(run, network, sections) for network in source.networks)
     except KeyboardInterrupt:
         stopped = True
     finally:  # what was found before an error is reported too
-        for job, found in sections.items():
-            common.show(f"  report {write_report(run.folder, job, found)}")
+        for job, sections_of_job in sections.items():
+            show(f"  report {write_report(run.folder, job, sections_of_job)}")
     return stopped
 
 
 def _network(run: _Run, network: Network, sections: dict[str, list[Any]]) -> bool:
-    """Tune, print, save; add to the sections by job; tell whether the user stopped it."""
+    """Tune a network, print and save the result; tell whether the user stopped it.
+
+    Its sections of the report are added to `sections`.
+    """
     from ascend_lab.aoe.saved import Report
 
     tuning = run.tune(network)
@@ -218,12 +238,12 @@ def _network(run: _Run, network: Network, sections: dict[str, list[Any]]) -> boo
         sections.setdefault(job, []).append(section)
     _print(report)
     _save(run, network.name, tuning)
-    run.started = time.monotonic()
+    run.started = time.monotonic()  # --time_limit is for each network
     return tuning.interrupted
 
 
 def _print(report: saved.Report) -> None:
-    """Print what was found."""
+    """Print the gains of each job, the operators that take longest, and the gap of the network."""
     from ascend_lab.aoe.saved import FORMULA, GAP_FORMULA
     from ascend_lab.aoe.tuning import NOT_REACHED
     from ascend_lab.compiler.compile import ledger_table
@@ -231,63 +251,67 @@ def _print(report: saved.Report) -> None:
     name = report.name
     tuning = report.tuning
 
-    common.show(f"{name}: {len(tuning.graph.nodes)} nodes, {tuning.spent_s:.1f} s")
-    for job, found, gloss in [
+    show(f"{name}: {len(tuning.graph.nodes)} nodes, {tuning.spent_s:.1f} s")
+    for job, result, gloss in [
         ("sgat", tuning.subgraph, "subgraph tuning: slices and launches"),
         ("opat", tuning.operators, "operator tuning: a schedule for each kernel"),
     ]:
-        if found is not None:
-            before = found.before_s
-            after = found.after_s
-            end = "interrupted" if found.interrupted else "finished"
-            common.show(
-                f"{job} process {end}. Performance improved by {found.gain:.2%}, "
-                f"{before * 1e3:.4f} ms -> {after * 1e3:.4f} ms\n"
+        if result is not None:
+            before_s = result.before_s
+            after_s = result.after_s
+            end = "interrupted" if result.interrupted else "finished"
+            show(
+                f"{job} process {end}. Performance improved by {result.gain:.2%}, "
+                f"{before_s * 1e3:.4f} ms -> {after_s * 1e3:.4f} ms\n"
                 f"  = {FORMULA}; {job} is {gloss}"
             )
+    # The plan of slices takes several lines; all are indented below the job's.
     if tuning.subgraph is not None:
-        common.show("  " + str(tuning.subgraph.plan).replace("\n", "\n  "))
+        show("  " + str(tuning.subgraph.plan).replace("\n", "\n  "))
         if tuning.subgraph.plan.one_launch:
-            common.show("  (one launch: the host starts all kernels as one, parted by barriers)")
+            show("  (one launch: the host starts all kernels as one, parted by barriers)")
     if tuning.operators is not None:
-        common.show(report.top(TOP))
-        common.show(f"  {_operators(tuning.operators)}")
+        show(report.top(TOP))
+        show(f"  {_operators(tuning.operators)}")
+        # A search that ended early says nothing about the operators it has not come to.
         late = sum(r.note == NOT_REACHED for r in tuning.operators.results)
         if late:
             kept = f"{late} kinds of operators keep their defaults, of which nothing is proven"
-            common.show(
+            show(
                 f"  --time_limit ended the search: {kept}; raise it, or go on by the same "
                 "command: the bank keeps what was found"
             )
-    common.show(
+    show(
         f"  network: gap {tuning.gap:.2%} = {GAP_FORMULA}, bound {tuning.bound_s * 1e3:.4f} ms\n"
         "  (for any slicing and schedule; it counts one launch and few waits)"
     )
-    common.show("\n".join(ledger_table(*tuning.ledgers)))
+    show("\n".join(ledger_table(*tuning.ledgers)))
 
 
-def _operators(found: engine.NetworkResult) -> str:
-    """Return how far from optimal the operators are, each in its space."""
-    gaps = [0.0 if r.proven else r.gap for r in found.results if r.gap is not None]
+def _operators(result: engine.NetworkResult) -> str:
+    """Return how far from the best point of its space each operator's schedule is."""
+    # Gap 0.05: at most 5 % of the time can be won. None: the operator has no lower bound.
+    gaps = [0.0 if r.proven else r.gap for r in result.results if r.gap is not None]
     if not gaps:
-        notes = {r.note for r in found.results if r.note} or {"there is none"}
+        notes = {r.note for r in result.results if r.note} or {"there is none"}
         return f"no operator was tuned: {'; '.join(sorted(notes))}"
-    proven = sum(r.proven for r in found.results)
-    known = found.outcomes.count("hit")
+    proven = sum(r.proven for r in result.results)
+    from_bank = result.outcomes.count("hit")
     line = f"{proven} of {len(gaps)} kinds of operators proven optimal in their spaces"
-    if known:
-        line += f"; {known} from the bank"
+    if from_bank:
+        line += f"; {from_bank} from the bank"
     if proven < len(gaps):
         line += f"\n  largest gap of the others {max(gap for gap in gaps if gap):.2%}"
     return line
 
 
 def _save(run: _Run, name: str, tuning: engine.Tuning) -> None:
-    """Save the tuned model, and read it again: it must take as long as the report says."""
+    """Save the tuned model, and print the time that it takes when it is read again."""
     from ascend_lab.aoe.saved import save_tuned
 
+    # A default model under the name of a tuned one would mislead.
     if run.deadline().over and not tuning.result_s < tuning.baseline_s:
-        common.show("  no tuned model is written: in the time limit nothing was tuned")
+        show("  no tuned model is written: in the time limit nothing was tuned")
         return
     try:
         with run.bars:
@@ -297,7 +321,7 @@ def _save(run: _Run, name: str, tuning: engine.Tuning) -> None:
     except errors.UnsupportedError as error:
         run.tell(f"{name}: the schedules are saved, the tuned model is not: {error}")
         return
-    common.show(
+    show(
         f"  tuned model {saved.model}\n  schedules {saved.schedules}\n"
         f"  {saved.time_s * 1e3:.4f} ms when both are read again"
     )
@@ -305,37 +329,39 @@ def _save(run: _Run, name: str, tuning: engine.Tuning) -> None:
 
 # -- job 4, gradients ------------------------------------------------------------------------------
 CHIPS = {"910a": "Ascend910A", "910b": "Ascend910B", "ethernet": "Ascend910A", "a3": "Ascend910C"}
-"""What the names of chips begin with, by what those of clusters begin with."""
+"""By the start of a cluster's name the start of its chips' names: 910b-roce has Ascend910B2."""
 
 
 def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], chip: Chip) -> int:
-    """Tune all models, print and write reports; return the exit code."""
+    """Choose for each model which gradients go into one all-reduce; return the exit code."""
     from ascend_lab.aoe import bank, gradient, saved
     from ascend_lab.aoe.gradient.planning import HCCL_SEGMENTS
 
     topology = flags.topology_of(arguments)
     repeat = bank.repeat_tune(os.environ)
     folder = output.usable_folder(arguments.output)
-    most = arguments.max_segments
+    max_segments = arguments.max_segments
     settings = {"dtype": flags.dtype_of(arguments), "optimizer": arguments.optimizer}
-    if other := _other_chip(chip, topology):
-        _complain(other)
+    if chip_warning := _other_chip(chip, topology):
+        _complain(chip_warning)
 
     def tune_source(source: Source) -> bool:
+        """Tune the networks of a source and write their report; never interrupted by the user."""
         sections = []
         for network in source.networks:
+            # The report names a model as the user did, not as the ONNX file does.
             graph = replace(network.load(), name=network.name)
             _print_once(head)
-            found = gradient.tune_gradients(
+            tuning = gradient.tune_gradients(
                 graph,
                 chip,
                 topology,
-                max_segments=HCCL_SEGMENTS if most is None else most,
+                max_segments=HCCL_SEGMENTS if max_segments is None else max_segments,
                 source=gradient.ProfileSource(ledger, repeat, settings),
             )
-            common.show("\n".join(gradient.tuning_text(found)))
-            sections.append(gradient.section(found))
-        common.show(f"  report {saved.write_report(folder, 'gdat', sections)}")
+            show("\n".join(gradient.tuning_text(tuning)))
+            sections.append(gradient.section(tuning))
+        show(f"  report {saved.write_report(folder, 'gdat', sections)}")
         return False
 
     head = [f"chip {chip.name}, {chip.core_count} cores; times are of the model"]
@@ -347,8 +373,9 @@ def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], ch
 
 
 def _other_chip(chip: Chip, topology: Topology) -> str:
-    """Return a warning where a preset's devices are of another kind than the chip."""
+    """Return a warning where the devices of a preset cluster are not the chip that is timed."""
     devices = CHIPS.get(topology.name.partition("-")[0], chip.name)
+    # Of a chip file of one's own nobody knows which cluster it is built into.
     if chip.name not in PRESETS or chip.name.startswith(devices):
         return ""
     return (

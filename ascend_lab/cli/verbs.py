@@ -1,4 +1,11 @@
-"""The verbs of `ascend-lab`, those of chips and kernels here."""
+"""All verbs of `ascend-lab`; those of chips and single kernels stand here.
+
+ascend-lab chips Ascend910B2                       every number of a chip, with its source
+ascend-lab gemm 4096 4096 4096 --chip Ascend910B2  a matrix product
+ascend-lab conv 1 64 56 56 64 3 3 --pad 1 --chip Ascend310
+ascend-lab op softmax 4096x1024 --chip Ascend310   any operator of the library
+ascend-lab run-kernel my_kernel.py --chip Toy      a kernel of one's own
+"""
 
 from __future__ import annotations
 
@@ -10,8 +17,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli import cluster, compare, course, deploy, llm, models, network, solve
-from ascend_lab.cli.common import CHIP, JSON, LIKE, TRACE, Flag, Verb, emit, flag, refuse_idle
+from ascend_lab.cli import (
+    cluster,
+    compare,
+    compiling,
+    course,
+    frames,
+    llm,
+    models,
+    network,
+    serving,
+    solve,
+)
+from ascend_lab.cli.common import CHIP, JSON, LIKE, TRACE, Flag, Verb, flag, refuse_idle
+from ascend_lab.cli.printing import emit
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, shown, whole, wholes_of
 from ascend_lab.machine.chip import load_chip
@@ -21,6 +40,7 @@ if TYPE_CHECKING:
 
 
 def _op(arguments: argparse.Namespace) -> int:
+    """Time an operator of the library on shapes, or list all operators."""
     from ascend_lab.operators import dsl as te, ops
     from ascend_lab.operators.dsl.tensor import ALIASES
 
@@ -29,6 +49,7 @@ def _op(arguments: argparse.Namespace) -> int:
     if arguments.json:
         refuse_idle(arguments, "without --json", "--show")
     operator = ops.get(arguments.name)
+    # Whatever is missing, the message shows a whole command that works.
     example = _example(operator, arguments.chip)
     if not arguments.shapes:
         raise InputError(f"a shape per input ({', '.join(operator.inputs)})", "none", example)
@@ -40,6 +61,7 @@ def _op(arguments: argparse.Namespace) -> int:
         raise InputError(" ".join(f"--attr {key}=VALUE" for key in missing), "none", example)
     shapes = [_shape(text) for text in arguments.shapes]
     dtype = arguments.dtype
+    # One --dtype is for all inputs that may have it: indices of a gather stay int32.
     formats = operator.input_types(len(shapes), ALIASES.get(dtype, dtype), **attrs)
     tiling = _own_tiling(arguments, chip, shapes, formats, attrs)
     warm = arguments.warm_l2
@@ -47,8 +69,11 @@ def _op(arguments: argparse.Namespace) -> int:
     data = timeline.summary() | ({"schedule": tiling.as_dict()} if tiling else {})
     lines = _timing(arguments.name, timeline)
     if arguments.show:
-        if own := operator.template_for(operator.call(shapes, formats, attrs), chip):
-            lines.append(f"  timed is a kernel written by hand, which {own.build.__module__} names")
+        # Some operators have a kernel written by hand, which no schedule of loops describes.
+        if template := operator.template_for(operator.call(shapes, formats, attrs), chip):
+            lines.append(
+                f"  timed is a kernel written by hand, which {template.build.__module__} names"
+            )
             lines.append("what it computes, as the loops of a default schedule, not timed:")
         tensors = ops.express(arguments.name, shapes, formats, **attrs)
         lines += te.show(te.auto_schedule(tensors, chip, tiling)).split("\n")
@@ -58,8 +83,13 @@ def _op(arguments: argparse.Namespace) -> int:
 
 def _example(operator: Any, chip: str | None) -> str:
     """Return the words that time an operator on the plainest of its examples."""
-    own = [e for e in operator.examples if all(shape and all(shape) for shape in e.shapes)]
-    plain = min(own, key=lambda e: (len(e.attrs), -sum(map(math.prod, e.shapes))), default=None)
+    # Examples for tests include empty shapes and sizes of 0.
+    examples = [e for e in operator.examples if all(shape and all(shape) for shape in e.shapes)]
+    # The plainest has the fewest attributes, and among those the most elements: times of small
+    # shapes are all launch.
+    plain = min(
+        examples, key=lambda e: (len(e.attrs), -sum(map(math.prod, e.shapes))), default=None
+    )
     if plain is None:
         return "e.g. op softmax 64x1000 --chip Ascend910A"
     words = [operator.name, *("x".join(map(str, shape)) for shape in plain.shapes)]
@@ -70,9 +100,10 @@ def _example(operator: Any, chip: str | None) -> str:
 
 
 def _timing(name: str, timeline: KernelTimeline) -> list[str]:
-    """Return what `op` prints of a time."""
+    """Return the lines that `op` prints: times, bytes, and how busy each pipe is."""
     busy = ", ".join(f"{pipe} {share:.1%}" for pipe, share in timeline.busy.items())
     phases = len(timeline.phases)
+    # A kernel started by the host pays for the launch, one in the device's queue hardly.
     by_host = timeline.start == "cold"
     with_launch = f", {timeline.time_s * 1e6:.2f} us with a launch by the host" * by_host
     of_what = "of the time with the launch" if by_host else "of the time on the device"
@@ -89,6 +120,7 @@ def _timing(name: str, timeline: KernelTimeline) -> list[str]:
 
 
 def _list_operators(arguments: argparse.Namespace) -> int:
+    """Print every operator of the library with the names of its inputs."""
     from ascend_lab.operators import ops
 
     refuse_idle(arguments, "with an operator's name", *_OF_OPERATORS)
@@ -115,10 +147,12 @@ def _own_tiling(
     if arguments.name != "matmul":
         needed = "matmul for --tile, --step-k, --grid and --like"
         raise InputError(needed, arguments.name, "drop them: other operators have no such tiling")
+    # Wrong shapes are told as such, not as a tiling that does not fit them.
     ops.check("matmul", shapes, formats, chip, **attrs)
     if arguments.like:
         refuse_idle(arguments, "without --like", "--tile", "--step-k", "--grid")
         return tiling_of_operator(shapes, formats, chip, attrs)
+    # A stored K x M with trans_a is an M x K to the kernel.
     rows, columns = (
         shape[::-1] if attrs.get(name) else shape
         for shape, name in zip(shapes, ("trans_a", "trans_b"), strict=True)
@@ -130,6 +164,7 @@ def _own_tiling(
 
 
 def _shape(text: str) -> tuple[int, ...]:
+    """Return the sizes of "4096x1024"; raise `InputError` for other texts."""
     shape = wholes_of(text.lower(), "x")
     if not shape:
         raise InputError("a shape such as 4096x1024", shown(text), "join sizes with x")
@@ -137,22 +172,25 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def _attributes(texts: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    """Return the attributes of KEY=VALUE texts, values as Python reads them, or else as texts."""
+    attributes: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise InputError("--attr KEY=VALUE", shown(text), "e.g. --attr axis=-1")
-        if key in found:
+        if key in attributes:
             raise InputError(f"--attr {key} once", f"again {shown(text)}", "keep one")
         try:
-            found[key] = ast.literal_eval(value)
+            attributes[key] = ast.literal_eval(value)  # reads literals, runs nothing
+        # TypeError: a key that cannot be hashed, {[]: 1}; RecursionError: thousands of brackets
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            found[key] = value  # TypeError: a key or an element that cannot be hashed, {[]: 1}
-    return found
+            attributes[key] = value
+    return attributes
 
 
 # -- verbs --------------------------------------------------------------------------------------
 def _chips(arguments: argparse.Namespace) -> int:
+    """List the chips, or show every number of one with its source."""
     from ascend_lab.machine.chip import model, presets
 
     if arguments.name is None:
@@ -168,6 +206,7 @@ def _chips(arguments: argparse.Namespace) -> int:
 
 
 def _gemm(arguments: argparse.Namespace) -> int:
+    """Time a matrix product."""
     from ascend_lab.operators.kernels import GemmShape
 
     chip = load_chip(arguments.chip)
@@ -177,47 +216,53 @@ def _gemm(arguments: argparse.Namespace) -> int:
 
 
 def _conv(arguments: argparse.Namespace) -> int:
+    """Time a convolution."""
     from ascend_lab.operators.kernels import ConvShape
 
     chip = load_chip(arguments.chip)
     names = ("n", "c", "h", "w", "k", "r", "s", "groups", "dtype", "out_dtype")
-    given: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+    sizes: dict[str, Any] = {name: getattr(arguments, name) for name in names}
     for name in ("stride", "pad", "dilation"):
         text = getattr(arguments, name)
-        given[name] = tuple(_numbers(text, ",", text.count(",") + 1, f"--{name} as numbers"))
-    return _time(arguments, chip, ConvShape(**given), "conv {n}x{c}x{h}x{w}".format(**given))
+        # How many numbers each may have, `ConvShape` knows: here they only have to be numbers.
+        sizes[name] = tuple(_numbers(text, ",", text.count(",") + 1, f"--{name} as numbers"))
+    return _time(arguments, chip, ConvShape(**sizes), "conv {n}x{c}x{h}x{w}".format(**sizes))
 
 
 def _run_kernel(arguments: argparse.Namespace) -> int:
+    """Run and time a kernel of a user's file; exit code 1 for wrong values or a race."""
     from ascend_lab.machine.sim import write_trace
     from ascend_lab.operators.kernels.run_file import run_kernel_file
 
     chip = load_chip(arguments.chip)
-    look = arguments.sanitize
-    report = run_kernel_file(arguments.file, chip, check_sync=look, seed=arguments.seed)
+    sanitize = arguments.sanitize
+    report = run_kernel_file(arguments.file, chip, check_sync=sanitize, seed=arguments.seed)
     if arguments.trace:
         write_trace(report.timeline, arguments.trace)
     lines = [*report.text.split("\n"), *map(str, report.findings)]
-    if look and not report.findings:
+    if sanitize and not report.findings:
         lines.append("sanitizer: nothing found")
     emit(arguments.json, report.as_dict(), lines)
     return 0 if report.values_ok and not report.findings else 1
 
 
 # -- helpers ------------------------------------------------------------------------------------
-def _numbers(text: str, separator: str, count: int, what: str) -> list[int]:
+def _numbers(text: str, separator: str, count: int, needed: str) -> list[int]:
+    """Return `count` whole numbers of a text such as "128,64,32"; raise `InputError` for others."""
     values = wholes_of(text.lower(), separator)
     if len(values) != count:
         example = separator.join(["128", "64", "32"][:count])
-        raise InputError(what, shown(text), f"give {count} whole numbers such as {example}")
+        raise InputError(needed, shown(text), f"give {count} whole numbers such as {example}")
     return list(values)
 
 
 def _override(schedule: Any, arguments: argparse.Namespace) -> Any:
+    """Return a schedule with the fields that --tile, --step-k and --grid state."""
     fields: dict[str, int] = {}
     if arguments.tile is not None:
         m, k, n = _numbers(arguments.tile, ",", 3, "--tile as m,k,n")
         fields |= {"base_m": m, "base_k": k, "base_n": n}
+        # The default's tiles of K in L1 were counted for its own tile: larger ones may not fit.
         fields["step_k"] = 1
     if arguments.step_k is not None:
         fields["step_k"] = arguments.step_k
@@ -228,9 +273,9 @@ def _override(schedule: Any, arguments: argparse.Namespace) -> Any:
 
 
 def _tiled(arguments: argparse.Namespace, chip: Any, shape: Any) -> Any:
-    """Return the schedule of the flags: a default's, the given sizes, the grid given or the best.
+    """Return the schedule that the flags state; without any the default, as networks use it.
 
-    A default of its own takes what simulation says; what flags change is not timed but for grids.
+    Of the flags' tile no other is tried. Where no grid is stated, the quickest one is simulated.
     """
     from ascend_lab.operators.kernels import ConvShape, best_grid, conv_schedule, default_schedule
     from ascend_lab.operators.ops.matmul import default_product
@@ -244,7 +289,10 @@ def _tiled(arguments: argparse.Namespace, chip: Any, shape: Any) -> Any:
 
 
 def _timeline(shape: Any, chip: Any, schedule: Any) -> Any:
-    """Return the timeline of a product or convolution; of a product all its phases."""
+    """Return the timeline of a product or convolution, of a product with all its phases.
+
+    A product whose cores share K has two: partial sums, then their sum.
+    """
     from ascend_lab.machine.sim import DeviceMemory, simulate, simulate_kernel
     from ascend_lab.operators.kernels import ConvShape, conv_launch
     from ascend_lab.operators.ops.matmul import product_kernel
@@ -258,12 +306,15 @@ def _timeline(shape: Any, chip: Any, schedule: Any) -> Any:
 
 
 def _time(arguments: argparse.Namespace, chip: Any, shape: Any, title: str) -> int:
+    """Time a product or convolution, and print its rate beside the cube's peak."""
     from ascend_lab.machine.sim import write_trace
 
     schedule = _tiled(arguments, chip, shape)
     timeline = _timeline(shape, chip, schedule)
-    if arguments.trace:  # of several phases the first
+    if arguments.trace:
+        # A trace has one clock: of several phases the first is written.
         write_trace(getattr(timeline, "phases", [timeline])[0], arguments.trace)
+    # Results leave by the vector unit's pipe where cube and vector share a core.
     stored = "MTE3" if chip.combined else "FIX"
     pipes = {"cube": "M", "mte1": "MTE1", "mte2": "MTE2", "store": stored}
     busy = {name: timeline.busy.get(pipe, 0.0) for name, pipe in pipes.items()}
@@ -288,10 +339,8 @@ def _time(arguments: argparse.Namespace, chip: Any, shape: Any, title: str) -> i
         ),
         f"  bound by {timeline.bound_by}",
     ]
-    told = schedule.as_dict()
-    rest = told.pop("rest", {})
-    for name, own in (("schedule", told), ("rest", rest)):
-        lines += [f"  {name}: {', '.join(f'{k} {v}' for k, v in own.items())}"] if own else []
+    fields = ", ".join(f"{name} {value}" for name, value in schedule.as_dict().items())
+    lines.append(f"  schedule: {fields}")
     emit(arguments.json, data, lines)
     return 0
 
@@ -414,10 +463,11 @@ VERBS = (
     *network.VERBS,
     compare.COMPARE,
     llm.LLM,
-    deploy.COMPILE,
+    compiling.COMPILE,
     *models.VERBS,
     *solve.VERBS,
     *cluster.VERBS,
-    *deploy.VERBS,
+    frames.AIPP,
+    *serving.VERBS,
     *course.VERBS,
 )

@@ -101,13 +101,15 @@ class Chip:
     (0 if the file has no number); our kernels do not.
     """
 
+    # The fields stand in the order of a chip file's sections: more than twelve, as a chip is the
+    # record of everything that hardware states.
     name: str
     summary: str
-    combined: bool
+    combined: bool  # a core has both cube and vector unit (910A); else they are cores apart (910B)
     core_count: int
     vector_cores_per_core: int
     clock_hz: float
-    cube: Mapping[str, tuple[int, int, int]]
+    cube: Mapping[str, tuple[int, int, int]]  # (m, k, n) of a cycle: fp16 16 x 16 x 16
     cube_head_cycles: int
     vector_bytes_per_repeat: int
     vector_costs: Mapping[str, VectorCost]
@@ -125,9 +127,9 @@ class Chip:
     cross_flag_cycles: int
     ai_cpu_overhead_s: float
     ai_cpu_rate_bytes_per_s: float
-    buffers: Mapping[str, int]
+    buffers: Mapping[str, int]  # bytes by name: L1, L0A, L0B, L0C, UB, BT
     alignment: Mapping[str, int]
-    paths: Mapping[tuple[str, str], Path]
+    paths: Mapping[tuple[str, str], Path]  # by source and target: ("GM", "UB")
     l2: Memory
     device_memory: Memory
     memory_peak_bytes_per_s: float
@@ -155,6 +157,7 @@ class Chip:
         """Return the path src -> dst; raise `PathError` naming the paths that do exist."""
         path = self.paths.get((src, dst))
         if path is None:
+            # All paths that begin at the source or end at the target: a detour uses one of them.
             legal = ", ".join(f"{a}->{b}" for a, b in self.paths if a == src or b == dst)
             remedy = f"go through one of: {legal or 'no path touches them'}"
             raise PathError(f"a data path {src}->{dst} on {self.name}", "none", remedy)
@@ -188,6 +191,7 @@ class Chip:
     def shared_rate_bytes_per_cycle(self, level: str, active_cores: int) -> float:
         """Rate that each of n active cores gets from "L2" or "memory": total / n, bytes/cycle."""
         memory = self.l2 if level == "L2" else self.device_memory
+        # 32 cores at 1 GHz share 1.2e12 bytes/s: 37.5 bytes a cycle each
         return memory.rate_bytes_per_s / active_cores / self.clock_hz
 
 

@@ -312,6 +312,7 @@ class KernelBuilder:
 
         With `via`, that pipe works on a slot in between: src -> via -> dst.
         """
+        # The first four arguments are those of `buffer`, the others name the pipes.
         buffer = self.buffer(name, space, dtype, elements, depth)
         enqueuing = via or src
         # Two events pass each slot round: `full` forward, `empty` back; k-th wait for k-th set.

@@ -143,11 +143,14 @@ def _picked_row(
     index: Region | None, pitch: int, bound: int, from_end: bool
 ) -> tuple[tuple[str, AttrValue], ...]:
     """Return the attributes of a row picked at run time, or none if the instruction picks none."""
+    # A pitch or bound without an index is kept: `check_instruction` says what is missing.
     if index is None and not pitch and not bound:
         return ()
     return (("pitch", pitch), ("bound", bound), *_without_none(from_end=int(from_end) or None))
 
 
+# The constructors below mirror the instructions, an argument for each field that one has: some have
+# more than six, all but the regions named and with the value that an instruction has by default.
 def data_copy(
     chip: Chip,
     dst: Region,
@@ -301,6 +304,7 @@ def vector(
     repeat; the rows of a block may lie apart.
     """
     number = None if scalar is None else float(scalar)
+    # rint, to the nearest even, is what vconv does unless it is told: it is not stored.
     non_default = None if rounding == "rint" else rounding
     attrs = _without_none(scalar=number, mask=mask, op=compare, round=non_default)
     return check_instruction(chip, Instruction(op, "V", dst, srcs, attrs))

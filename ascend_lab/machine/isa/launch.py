@@ -82,6 +82,7 @@ class Launch:
     @property
     def teams(self) -> tuple[tuple[Part, ...], ...]:
         """Groups of parts whose cores work together: those of an AI core, or one part alone."""
+        # With mix 3: (cube, vector, vector), (cube, vector, vector), ...
         step = self.mix or 1
         return tuple(self.parts[i : i + step] for i in range(0, len(self.parts), step))
 
@@ -98,6 +99,7 @@ class Launch:
     @property
     def programs(self) -> tuple[Program, ...]:
         """Programs of all parts; a program that several parts share appears once."""
+        # By id: parts that share a program share the object, and comparing two takes long.
         return tuple({id(part.program): part.program for part in self.parts}.values())
 
     @property
@@ -177,7 +179,7 @@ def as_kernel(program: Runnable) -> Kernel:
 
 def binding_of(values: Mapping[str, int]) -> Binding:
     """Return a params binding from a mapping."""
-    return tuple(sorted(values.items()))
+    return tuple(sorted(values.items()))  # sorted: equal bindings are equal tuples
 
 
 def renamed(launch: Launch, names: Mapping[str, str], **windows: tuple[int, int]) -> Launch:

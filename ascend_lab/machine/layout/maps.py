@@ -116,6 +116,7 @@ class AddressMap:
     @property
     def padded_shape(self) -> tuple[int, ...]:
         """Logical shape with every axis rounded up to whole blocks."""
+        # C = 40 is stored as 3 blocks of 16 channels: 48
         counts = [1] * len(self.shape)
         for piece in self.pieces:
             counts[piece.axis] *= piece.count
@@ -208,6 +209,7 @@ def _counter(
         return axis_number[text], 1, sizes[axis_number[text]]
     axis = axis_number[text[:-1]]  # `C1` and `C0` belong to `C`
     block = blocks[axis]
+    # C0 counts within a block, C1 counts blocks, the last of which may hold padding.
     return (axis, 1, block) if text[-1] == "0" else (axis, block, -(-sizes[axis] // block))
 
 
@@ -228,6 +230,7 @@ def address(layout: AddressMap, index: Index) -> Any:
             needed = f"index {name} in 0..{size - 1} of {layout.format} {layout.shape}"
             raise LayoutError(needed, f"{array.min()}..{array.max()}", "padding has no index")
     int64_index = [array.astype(np.int64) for array in arrays]
+    # Channel 20 in NC1HWC0: C1 counts 20 // 16 % 3 = 1 block, C0 20 // 1 % 16 = 4 channels of it.
     total: Any = sum(int64_index[p.axis] // p.step % p.count * p.stride for p in layout.pieces)
     return int(total) if np.ndim(total) == 0 else total
 

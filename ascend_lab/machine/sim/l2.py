@@ -84,6 +84,7 @@ class L2:
         edge_share = self._edge_share(nonempty)
         hit_bytes: dict[str, int] = {}
         written = self._run(nonempty, 0.0, edge_share, hit_bytes)
+        # 1 GB through an L2 of 48 MB: only the first and the last twentieth are run piece by piece.
         if edge_share < 0.5:
             written += self.flush()
             self._pieces.clear()
@@ -102,6 +103,7 @@ class L2:
         low = address_bytes
         stop = address_bytes + size_bytes
         pieces = self._pieces
+        # -(-a // b) is a / b rounded up: the piece that the last byte lies in counts.
         keys = range(low // self.piece_bytes, -(-stop // self.piece_bytes))
         # Whichever is fewer: the pieces of the range, or those that L2 holds.
         for key in keys if len(keys) < len(pieces) else [key for key in pieces if key in keys]:
@@ -253,6 +255,7 @@ def _merged(adjoining: Sequence[CachedRange], low: int, stop: int, is_write: boo
 def _without(cached: CachedRange, low: int, stop: int) -> Iterator[CachedRange]:
     """Yield what remains of a range without bytes low .. stop-1: up to two ranges."""
     first, end, dirty, dirty_end = cached
+    # 0..99 without 40..59 leaves 0..39 and 60..99; without 0..59 only the second.
     for left_first, left_end in ((first, min(end, low)), (max(first, stop), end)):
         if left_first < left_end:
             left_dirty = max(left_first, dirty)
@@ -320,6 +323,7 @@ class DeviceMemory:
         if unknown := sorted(self.tensors.keys() - set(names)):
             needed = f"addresses of {', '.join(names)}"
             raise errors.SimulationError(needed, ", ".join(unknown), "name them as the kernel does")
+        # Tensors without an address are the kernel's own workspace, behind everything planned.
         top = max((low + size for low, size in self.tensors.values()), default=0)
         top = top if self.workspace_bytes is None else self.workspace_bytes
         first_byte = {}
