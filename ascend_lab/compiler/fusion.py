@@ -283,7 +283,7 @@ def fuse(
     on = (switches or Switches()).is_on
     work = _Fuser(graph, chip, start)
     for rule in rules():
-        if on(rule.name) and (start != "queued" or not rule.inside):
+        if on(rule.name) and (start != "queued" or not rule.needs_shared_launch):
             for node in graph.nodes:
                 if node.name not in work.taken:
                     work.propose(rule.name, rule.propose(graph, node))
