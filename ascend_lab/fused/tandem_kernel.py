@@ -142,7 +142,9 @@ class _Writer:
         k = self.k
         both = (self.point, self.depth)
         added = any(half.bias for half in both)
-        self.ones = self.means.left if self.means and self.tandem.depth.mixed == 1 else None
+        self.ones = (
+            self.means.image_rows_l0 if self.means and self.tandem.depth.mixed == 1 else None
+        )
         if added and not self.ones:
             self.ones = k.buffer("ones_l0", "L0A", "fp16", max(tiles) * AREA)
         room = (chip.buffers["L0A"] - k.used_bytes("L0A")) // (2 * AREA * DTYPE_BYTES["fp16"])
@@ -195,7 +197,7 @@ class _Writer:
             if half.bias:
                 half.load_bias(col)
         biases = [half.bias for half in (self.point, self.depth) if half.bias]
-        if self.ones and biases and not (self.means and self.ones is self.means.left):
+        if self.ones and biases and not (self.means and self.ones is self.means.image_rows_l0):
             self.k.copy(self.weights.alloc().region(0, AREA), biases[0].numbers.region(0, AREA))
             self.weights.enqueue()
             sizes = self.ones.elements // AREA, AREA
@@ -355,7 +357,7 @@ class _Writer:
             yield tile
         self.planes.free()
         if self.means:
-            self.means.held.enqueue()
+            self.means.results.enqueue()
 
     @contextmanager
     def _inside(self, half: Half, unit: _Unit) -> Iterator[tuple[Tile, Channels | None]]:
