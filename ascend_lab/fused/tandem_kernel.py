@@ -92,7 +92,7 @@ class _Unit:
     number: Affine
     held: tuple[Channels | None, Channels | None]
     x: Tile | None = None
-    near: Tile | None = None
+    weights_l0b: Tile | None = None
 
 
 class _Writer:
@@ -126,12 +126,12 @@ class _Writer:
             for job, tile, shares in reversed([*halves])  # tiles in between are no smaller
         ]
         self.point, self.depth = both = both[::-1]
-        most = max(half.fractals for half in both) * AREA
+        most = max(half.weight_fractals for half in both) * AREA
         self.weights = k.queue("w_l1", "L1", "fp16", most, src="MTE2", dst="MTE1")
         for half, slots in zip(both, self._near_slots(chip), strict=True):
-            size = half.fractals * AREA
+            size = half.weight_fractals * AREA
             name = f"{half.prefix}w_l0"
-            half.near = k.queue(name, "L0B", "fp16", size, src="MTE1", dst="M", depth=slots)
+            half.weights_l0b = k.queue(name, "L0B", "fp16", size, src="MTE1", dst="M", depth=slots)
         twice = 2 * c1 * lines * DTYPE_BYTES["fp16"]
         slots = 2 if twice <= chip.buffers["L1"] - k.used_bytes("L1") else 1
         self.rows = k.queue("x_l1", "L1", "fp16", c1 * lines, src="MTE2", dst="MTE1", depth=slots)
@@ -148,7 +148,7 @@ class _Writer:
         if added and not self.ones:
             self.ones = k.buffer("ones_l0", "L0A", "fp16", max(tiles) * AREA)
         room = (chip.buffers["L0A"] - k.used_bytes("L0A")) // (2 * AREA * DTYPE_BYTES["fp16"])
-        parts = [t * half.deep for t, half in zip(tiles, both, strict=True)]
+        parts = [t * half.sum_depth for t, half in zip(tiles, both, strict=True)]
         most = max(*tiles, *(min(part, room) for part in parts))
         self.left = k.queue("x_l0", "L0A", "fp16", most * AREA, src="MTE1", dst="M")
         four = 4 * AREA * DTYPE_BYTES[SUMS] * max(tiles) * self.blocks
@@ -158,8 +158,8 @@ class _Writer:
 
     def _near_slots(self, chip: Chip) -> tuple[int, int]:
         """Return the slots in L0B for weights of each half: two where they fit, and have flags."""
-        one = self.point.fractals
-        two = self.depth.fractals
+        one = self.point.weight_fractals
+        two = self.depth.weight_fractals
         room = (chip.buffers["L0B"] - self.k.used_bytes("L0B")) // (AREA * DTYPE_BYTES["fp16"])
         flags = chip.event_ids - (4 if self.means else 2)
         ways = [w for w in ((2, 2), (2, 1)) if w[0] * one + w[1] * two <= room and sum(w) <= flags]
@@ -221,22 +221,22 @@ class _Writer:
             place = unit.image + image
             number = unit.number + out * inner + i
             some = replace(unit, image=place, at=group * self.blocks, number=number)
-            return replace(some, x=held) if rows else replace(some, near=held)
+            return replace(some, x=held) if rows else replace(some, weights_l0b=held)
 
         def load(half: Half, out: Affine) -> Tile | None:
             if rows:
-                return None if half.single else self._load_rows(of(out, start))
+                return None if half.is_depthwise else self._load_rows(of(out, start))
             return self._load_near(of(out, start), half)
 
         def begun(out: Affine) -> None:
             for i, _ in segments(self.k, "unit", inner - 1, 1):
                 self._turns(of(out, i + 1, one), of(out, i, two))
-            (self.rows if rows else self.point.near).free()
+            (self.rows if rows else self.point.weights_l0b).free()
 
         def ended(out: Affine, following: _Unit | None) -> None:
             self._turns(following, of(out, last, two))
             if not rows:
-                self.depth.near.free()
+                self.depth.weights_l0b.free()
 
         one = load(self.point, start)
         self._turns(of(start, start, one), None)
@@ -365,7 +365,7 @@ class _Writer:
         n = unit.col + unit.at, self.blocks
         with (
             self._near(unit, half) as near,
-            held_channels(half.finish, n, Affine(), unit.held[half.single]) as held,
+            held_channels(half.finish, n, Affine(), unit.held[half.is_depthwise]) as held,
         ):
             yield near, held
 
@@ -382,7 +382,7 @@ class _Writer:
         c1 = point.blocks[0]
         m = point.mixed
         seen = (
-            conv_windows.Seen(band.first * m, band.depth.h * m, 0, 0, 0),
+            conv_windows.Seen(band.first_seen * m, band.depth.h * m, 0, 0, 0),
             conv_windows.Seen(0, point.w, 0, 0, 0),
         )
         blocks = unit.image * (c1 * m), c1
@@ -396,15 +396,17 @@ class _Writer:
     @contextmanager
     def _near(self, unit: _Unit, half: Half) -> Iterator[Tile]:
         """Hold in L0B the weights of a unit, and a bias behind them."""
-        yield unit.near or self._load_near(unit, half)
-        if not unit.near:
-            half.near.free()
+        yield unit.weights_l0b or self._load_near(unit, half)
+        if not unit.weights_l0b:
+            half.weights_l0b.free()
 
     def _load_near(self, unit: _Unit, half: Half) -> Tile:
         source = half.weights(unit.col + unit.at)
         self.k.copy(self.weights.alloc().region(0, source.sizes), source)
         self.weights.enqueue()
         bias = half.bias.blocks((unit.at, half.blocks)) if half.bias else None
-        load_l0b_weights(self.k, half.near, self.weights.dequeue(), half.deep * half.blocks, bias)
+        load_l0b_weights(
+            self.k, half.weights_l0b, self.weights.dequeue(), half.sum_depth * half.blocks, bias
+        )
         self.weights.free()
-        return half.near.dequeue()
+        return half.weights_l0b.dequeue()
