@@ -47,14 +47,14 @@ def collective(work: Work, own: Chip | None) -> Estimate:
     if type(ranks) is not int or not 2 <= ranks <= topology.size:
         needed = f"{work.operator}: ranks from 2 to {topology.size}, the devices of {name}"
         raise InputError(needed, shown(ranks), "mend that row")
-    found = collective_time(work.operator, topology, work.size_bytes, placement=range(ranks))
-    marks.append(f"{found.algorithm}, the quickest of the model")
+    fastest = collective_time(work.operator, topology, work.size_bytes, placement=range(ranks))
+    marks.append(f"{fastest.algorithm}, the quickest of the model")
     tokens_s = 0.0
     if work.attributes.keys() >= set(OF_EXPERTS):
         chip, of_chip = chip_of(work.chip, own)
         tokens_s, moved = tokens_moved(work, chip)
         marks += [*of_chip, moved]
-    return Estimate(found.time_s + tokens_s, found.lower_bound_s, "links", {}, tuple(marks))
+    return Estimate(fastest.time_s + tokens_s, fastest.lower_bound_s, "links", {}, tuple(marks))
 
 
 def tokens_moved(work: Work, chip: Chip) -> tuple[float, str]:
@@ -79,8 +79,8 @@ def tokens_moved(work: Work, chip: Chip) -> tuple[float, str]:
     row_bytes = work.size_bytes or 0.0
     if dtype == "int8":
         moved_bytes = 2.0 * row_bytes
-        said = f"dispatch: with the copy to the experts; {LATE_HOSTS}"
+        mark = f"dispatch: with the copy to the experts; {LATE_HOSTS}"
     else:
         moved_bytes = row_bytes + row_bytes / topk
-        said = "combine: with the sum over the experts of a token"
-    return moved_bytes / chip.device_memory.rate_bytes_per_s, said
+        mark = "combine: with the sum over the experts of a token"
+    return moved_bytes / chip.device_memory.rate_bytes_per_s, mark

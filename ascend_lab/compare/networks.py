@@ -59,11 +59,11 @@ def _graph(work: Work) -> Graph:
             raise UnsupportedError(needed, f"{word}={shown(value)}", "none is guessed")
     if batch is None and work.shapes:
         batch = work.shapes[0][0]
-    whole = isinstance(batch, int) and not isinstance(batch, bool)
-    if not whole or batch < 1 or (work.shapes and work.shapes[0][0] != batch):
-        first = f", inputs of {work.shapes[0][0]}" if work.shapes else ""
+    is_integer = isinstance(batch, int) and not isinstance(batch, bool)
+    if not is_integer or batch < 1 or (work.shapes and work.shapes[0][0] != batch):
+        shape_words = f", inputs of {work.shapes[0][0]}" if work.shapes else ""
         needed = f"{work.operator}: a batch above 0 that inputs and attributes agree on"
-        raise InputError(needed, f"batch={shown(batch)}{first}", "mend that row")
+        raise InputError(needed, f"batch={shown(batch)}{shape_words}", "mend that row")
     graph = zoo.load_model(work.operator, batch=batch).graph
     name = graph.inputs[0]
     if work.shapes and graph.types[name].shape != work.shapes[0]:

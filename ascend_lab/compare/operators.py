@@ -99,7 +99,7 @@ def as_library(work: Work, chip: Chip, ours: Estimate, like: str) -> Estimate:
     marks = (f"in the library's structure: {kernel.name}", *row_marks)
     limit = _limit_of(timeline)
     library = Estimate(timeline.time_s, ours.bound_s, limit, _busy_of(timeline), marks)
-    return fetched(library, chip, sum(len(part.bindings) for part in kernel.parts))
+    return fetched(library, chip, sum(len(program.bindings) for program in kernel.parts))
 
 
 def _busy_of(timeline: KernelTimeline) -> dict[str, float]:

@@ -69,10 +69,10 @@ class Stream:
     step: int
     start: int = 0
 
-    def load(self, first: Affine | int, count: int) -> None:
+    def load(self, row: Affine | int, count: int) -> None:
         """Copy rows into an empty slot; the vector unit waits for them."""
         slot = self.queue.alloc()
-        self.k.copy(self._on_chip(slot, count), self._in_memory(first, count), pad=True)
+        self.k.copy(self._on_chip(slot, count), self._in_memory(row, count), pad=True)
         self.queue.enqueue()
         self.queue.dequeue()
 
@@ -84,19 +84,19 @@ class Stream:
         """Let the vector unit wait for an empty slot."""
         self.queue.alloc()
 
-    def store(self, first: Affine | int, count: int) -> None:
+    def store(self, row: Affine | int, count: int) -> None:
         """Copy rows out once the vector unit has written them, and free the slot."""
         self.queue.enqueue()
         slot = self.queue.dequeue()
-        self.k.copy(self._in_memory(first, count), self._on_chip(slot, count), pad=True)
+        self.k.copy(self._in_memory(row, count), self._on_chip(slot, count), pad=True)
         self.queue.free()
 
     def _on_chip(self, slot: Tile, count: int) -> Region:
         return slot.region(0, (count, self.columns), (self.pitch, 1))
 
-    def _in_memory(self, first: Affine | int, count: int) -> Region:
+    def _in_memory(self, row: Affine | int, count: int) -> Region:
         return self.tensor.region(
-            first * self.step + self.start, (count, self.columns), (self.step, 1)
+            row * self.step + self.start, (count, self.columns), (self.step, 1)
         )
 
 
@@ -116,34 +116,42 @@ class RowWriter:
         self.reduced = self.k.buffer("reduced", "UB", "fp32", chip.max_repeat + 1)
 
     # -- tensors ----------------------------------------------------------------------------------
-    def source(self, name: str, held: int, *, packed: bool = False, depth: int = 1) -> Stream:
+    def source(
+        self, name: str, rows_at_once: int, *, packed: bool = False, depth: int = 1
+    ) -> Stream:
         """Return a tensor like x, of which `held` rows fit a slot; packed rows lie side by side."""
         columns = self.rows.columns
         pitch = columns if packed else aligned(columns, self.rows.dtype)
         tensor = self._tensor(name, columns, self.rows.dtype)
-        queue = self._queue(name, self.rows.dtype, held * pitch, depth)
+        queue = self._queue(name, self.rows.dtype, rows_at_once * pitch, depth)
         return Stream(self.k, queue, tensor, columns, pitch, columns)
 
-    def halves(self, name: str, held: int, pitch: int, depth: int = 1) -> tuple[Stream, Stream]:
+    def halves(
+        self, name: str, rows_at_once: int, pitch: int, depth: int = 1
+    ) -> tuple[Stream, Stream]:
         """Return the right and the left half of the rows of x, each with slots of its own."""
         columns = self.rows.columns
         half = columns // 2
         tensor = self._tensor(name, columns, self.rows.dtype)
-        found = []
+        streams = []
         for side, start in (("right", half), ("left", 0)):
-            queue = self._queue(f"{name}_{side}", self.rows.dtype, held * pitch, depth)
-            found.append(Stream(self.k, queue, tensor, half, pitch, columns, start))
-        return found[0], found[1]
+            queue = self._queue(f"{name}_{side}", self.rows.dtype, rows_at_once * pitch, depth)
+            streams.append(Stream(self.k, queue, tensor, half, pitch, columns, start))
+        return streams[0], streams[1]
 
-    def result(self, name: str, columns: int, dtype: str, held: int, pitch: int = 0) -> Stream:
+    def result(
+        self, name: str, columns: int, dtype: str, rows_at_once: int, pitch: int = 0
+    ) -> Stream:
         """Return a tensor that is written, of which `held` rows fit the slot."""
         pitch = pitch or aligned(columns, dtype)
-        queue = self._queue(name, dtype, max(held * pitch, aligned(held, dtype)), 1, out=True)
+        queue = self._queue(
+            name, dtype, max(rows_at_once * pitch, aligned(rows_at_once, dtype)), 1, out=True
+        )
         return Stream(self.k, queue, self._tensor(name, columns, dtype), columns, pitch, columns)
 
-    def numbers(self, name: str, held: int) -> Stream:
+    def numbers(self, name: str, rows_at_once: int) -> Stream:
         """Return a result of one fp32 a row, such as its scale: `held` rows are one run in UB."""
-        return self.result(name, 1, "fp32", held, pitch=1)
+        return self.result(name, 1, "fp32", rows_at_once, pitch=1)
 
     def constants(self, name: str, columns: int, dtype: str) -> None:
         """Load a row that all cores read before they start, such as gamma."""
@@ -232,11 +240,11 @@ class RowWriter:
     def fold(self, columns: int, *, halves: bool = False) -> None:
         """Fold all repeats of a row onto its first."""
         lanes = 2 * self.lanes if halves else self.lanes
-        repeats, rest = divmod(columns, lanes)
+        repeats, odd_columns = divmod(columns, lanes)
         if repeats > 1:
             self.vectors("vmax", (repeats - 1) * lanes, halves=halves)
-        if repeats and rest:
-            self.vectors("vmax", rest, halves=halves)
+        if repeats and odd_columns:
+            self.vectors("vmax", odd_columns, halves=halves)
 
     def staged_max(self, columns: int) -> None:
         """Find the largest of a row by ReduceMax: each repeat is reduced, and again what is left.
@@ -272,21 +280,23 @@ Start = Callable[[RowWriter, int], TileWriter]
 """Declares the tensors, with room for so many rows at once, writes what precedes the first."""
 
 
-def row_launch(name: str, chip: Chip, rows: Rows, held: int, start: Start, cores: int) -> Launch:
+def row_launch(
+    name: str, chip: Chip, rows: Rows, rows_at_once: int, start: Start, cores: int
+) -> Launch:
     """Deal rows to at most `cores` vector cores, equally many each; a core holds `held` at once."""
     per_core = up(rows.count, min(cores, chip.cores_of("vector")))
     used = up(rows.count, per_core)
     shares = [per_core] * (used - 1) + [rows.count - per_core * (used - 1)]
-    most = min(held, per_core)
+    tile_rows = min(rows_at_once, per_core)
 
     def program(share: Share) -> Program:
         writer = RowWriter(name, chip, rows, used, per_core)
-        tile = start(writer, most)
-        tiles, rest = divmod(share[0], most)
+        tile = start(writer, tile_rows)
+        tiles, last_rows = divmod(share[0], tile_rows)
         with writer.k.loop("tile", tiles) as i:
-            tile(writer.first + i * most, most)
-        if rest:
-            tile(writer.first + tiles * most, rest)
+            tile(writer.first + i * tile_rows, tile_rows)
+        if last_rows:
+            tile(writer.first + tiles * tile_rows, last_rows)
         return writer.k.finish()
 
     return spread(name, {"core": shares}, program)

@@ -119,8 +119,8 @@ def _work(row: Mapping[str, str], group: str) -> Work:
             needed = f"inputs: bytes=N above 0, at most {MOST_BYTES:g}"
             raise InputError(needed, shown(row["inputs"]), "mend that row")
     elif row["inputs"]:
-        shapes = tuple(shape_of(part.strip(), "x", "inputs") for part in row["inputs"].split(";"))
-    dtypes = tuple(part.strip() for part in row["dtype"].split(";")) if row["dtype"] else ()
+        shapes = tuple(shape_of(text.strip(), "x", "inputs") for text in row["inputs"].split(";"))
+    dtypes = tuple(text.strip() for text in row["dtype"].split(";")) if row["dtype"] else ()
     return Work(
         operator,
         row["chip"],

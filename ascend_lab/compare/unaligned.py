@@ -83,6 +83,9 @@ def _conversion(name: str, shape: Shape, dtype: str, layout: str, chip: Chip) ->
     graph = Graph("rows", (rows,), (name,), (node,), types)
     (task,) = finish_stages(Front({}, graph, graph), chip, Road(dtype="")).compiled.tasks
     assert task.lowered is not None
-    found = task.lowered.kernel
-    names = {own: task.value(own) for own in (b.name for b in found.tensors)}
-    return replace(found, phases=tuple(renamed(phase, names) for phase in found.phases))
+    kernel = task.lowered.kernel
+    names = {
+        name_in_kernel: task.value(name_in_kernel)
+        for name_in_kernel in (b.name for b in kernel.tensors)
+    }
+    return replace(kernel, phases=tuple(renamed(phase, names) for phase in kernel.phases))

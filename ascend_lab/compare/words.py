@@ -119,8 +119,8 @@ def _mark(work: Work, word: str, value: Any) -> str:
 def _check_first_size(work: Work, word: str, value: Any) -> None:
     """Raise `UnsupportedError` unless an attribute says what the first size says."""
     if not work.shapes or work.shapes[0][0] != value:
-        first = work.shapes[0][0] if work.shapes else "none"
-        needed = f"{work.operator}: {word} equal to the first size, {first}"
+        first_size = work.shapes[0][0] if work.shapes else "none"
+        needed = f"{work.operator}: {word} equal to the first size, {first_size}"
         raise UnsupportedError(needed, shown(value), "parts of other sizes have no operator")
 
 

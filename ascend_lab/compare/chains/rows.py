@@ -31,13 +31,13 @@ INT8_MOST = 127
 """The largest number of int8: rows are scaled so that their largest element becomes it."""
 
 
-def _check(work: Work, fewest: int, most: int, *attributes: str) -> None:
+def _check(work: Work, min_inputs: int, max_inputs: int, *attributes: str) -> None:
     """Raise for too few or many inputs, and for attributes whose meaning for the time is unknown.
 
     Those named have to be there.
     """
-    if not fewest <= len(work.shapes) <= most:
-        needed = f"{work.operator}: {fewest} to {most} inputs"
+    if not min_inputs <= len(work.shapes) <= max_inputs:
+        needed = f"{work.operator}: {min_inputs} to {max_inputs} inputs"
         raise InputError(needed, str(len(work.shapes)), "write them in the source's order")
     for word in attributes:
         if word not in work.attributes:
@@ -64,11 +64,11 @@ def _draft(work: Work) -> GraphBuilder:
     return GraphBuilder(work.operator, work.dtypes[0])
 
 
-def _format_of(work: Work, known: Collection[str] = FLOATS) -> str:
+def _format_of(work: Work, formats: Collection[str] = FLOATS) -> str:
     """Return the format of a row's first input, one of those known."""
     dtype = ALIASES.get(work.dtypes[0], work.dtypes[0]) if work.dtypes else ""
-    if dtype not in known:
-        needed = f"{work.operator}: one of {', '.join(known)}"
+    if dtype not in formats:
+        needed = f"{work.operator}: one of {', '.join(formats)}"
         raise UnsupportedError(needed, dtype or "none", "cast it")
     return dtype
 
@@ -200,12 +200,12 @@ class _RotaryChain:
         length = shapes[2][0]
         size = shapes[0][3]
         names = {"q": "q", "k": "k"}
-        before = []
-        after = []
+        kernels_before = []
+        kernels_after = []
         for table in ("cos", "sin"):
-            rows, made = self._table(table, batch, chip)
+            rows, table_kernels = self._table(table, batch, chip)
             names[table] = rows
-            before += made
+            kernels_before += table_kernels
         if layout == "BNSD":
             for name, shape in zip("qk", shapes, strict=False):
                 names[name] = f"{name}_rows"
@@ -215,12 +215,12 @@ class _RotaryChain:
                 back = self._kernel(
                     "transpose", (turned,), (names[name], f"{name}_back"), chip, swap
                 )
-                before.append(inward)
-                after.append(back)
-        both = (shapes[0][heads], shapes[1][heads])
-        rotary = Rotary(batch * length, both, size, self.dtype, self.neighbours)
+                kernels_before.append(inward)
+                kernels_after.append(back)
+        head_counts = (shapes[0][heads], shapes[1][heads])
+        rotary = Rotary(batch * length, head_counts, size, self.dtype, self.neighbours)
         turn = as_kernel(renamed(rotary_launch(rotary, chip), names))
-        return [*before, turn, *after]
+        return [*kernels_before, turn, *kernels_after]
 
     def _table(self, name: str, batch: int, chip: Chip) -> tuple[str, list[Kernel]]:
         """Return the name of a table as long as q has rows, and the kernels that make it."""
@@ -231,15 +231,15 @@ class _RotaryChain:
         if self.neighbours:
             single = (length * half, 1)
             pairs = (length * half, 2)
-            made = [self._kernel("expand", (single,), (name, twice), chip, {"shape": pairs})]
+            kernels = [self._kernel("expand", (single,), (name, twice), chip, {"shape": pairs})]
         else:
-            given = ((length, half), (length, half))
-            made = [self._kernel("concat", given, (name, name, twice), chip, {"axis": 1})]
+            two_tables = ((length, half), (length, half))
+            kernels = [self._kernel("concat", two_tables, (name, name, twice), chip, {"axis": 1})]
         if batch == 1:
-            return twice, made
+            return twice, kernels
         stretched = {"shape": (batch, length, size)}
-        made.append(self._kernel("expand", ((1, length, size),), (twice, rows), chip, stretched))
-        return rows, made
+        kernels.append(self._kernel("expand", ((1, length, size),), (twice, rows), chip, stretched))
+        return rows, kernels
 
     def _kernel(
         self,
@@ -251,10 +251,16 @@ class _RotaryChain:
     ) -> Kernel:
         """Return the kernel of an operator, its inputs and its result under their names."""
         kernel = ops.compile(operator, shapes, (self.dtype,) * len(shapes), chip, **attributes)
-        own = ("x",) if len(shapes) == 1 else tuple(f"x{place}" for place in range(len(shapes)))
-        known = {tensor.name for tensor in kernel.tensors}
-        own = own if own[0] in known else tuple(f"x{place}" for place in range(len(shapes)))
-        table = dict(zip((*own, "y"), names, strict=True))
+        input_names = (
+            ("x",) if len(shapes) == 1 else tuple(f"x{place}" for place in range(len(shapes)))
+        )
+        tensor_names = {tensor.name for tensor in kernel.tensors}
+        input_names = (
+            input_names
+            if input_names[0] in tensor_names
+            else tuple(f"x{place}" for place in range(len(shapes)))
+        )
+        table = dict(zip((*input_names, "y"), names, strict=True))
         return Kernel(operator, tuple(renamed(phase, table) for phase in kernel.phases))
 
 
@@ -359,12 +365,12 @@ def _mixed(draft: GraphBuilder, x: Value, starts: NDArray[np.int64], at: Numbers
     low = np.minimum(np.floor(at), np.max(at)).astype(np.int64)
     high = np.minimum(low + 1, int(np.ceil(np.max(at))))
     share = np.broadcast_to(at - low, (len(starts), len(at))).reshape(-1, 1)
-    before = draft.gather(x, draft.constant((starts + low).reshape(-1).astype(np.int32)))
-    after = draft.gather(x, draft.constant((starts + high).reshape(-1).astype(np.int32)))
+    lower_rows = draft.gather(x, draft.constant((starts + low).reshape(-1).astype(np.int32)))
+    upper_rows = draft.gather(x, draft.constant((starts + high).reshape(-1).astype(np.int32)))
     weight = draft.constant(share.astype(np.float32))
     if draft.dtype != "fp32":
         weight = draft.cast(weight, dtype=draft.dtype)
-    mixed: Value = draft.add(before, draft.mul(draft.sub(after, before), weight))
+    mixed: Value = draft.add(lower_rows, draft.mul(draft.sub(upper_rows, lower_rows), weight))
     return mixed
 
 
@@ -414,7 +420,7 @@ def gather_elements(work: Work) -> Graph:
     for d in range(rank):
         if d == axis or picks[d] == 1:
             continue
-        ends = [picks[d] if d == other else 1 for other in range(rank)]
+        ends = [picks[d] if d == axis_at else 1 for axis_at in range(rank)]
         places = np.arange(picks[d], dtype=np.int32) * np.int32(strides[d])
         flat = draft.add(flat, draft.constant(places.reshape(ends)))
     picked = draft.gather(x, draft.reshape(flat, shape=(math.prod(picks),)))

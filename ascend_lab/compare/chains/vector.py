@@ -29,11 +29,11 @@ LARGEST_PRODUCT = 8
 
 
 # -- what a row says -------------------------------------------------------------------------------
-def _refuse_others(work: Work, *known: str) -> None:
+def _refuse_others(work: Work, *words: str) -> None:
     """Raise `UnsupportedError` for an attribute that the graph does not know."""
     for word, value in work.attributes.items():
-        if word not in known and not word.endswith("_us"):
-            needed = f"{work.operator}: attributes among {', '.join(known) or '(none)'}"
+        if word not in words and not word.endswith("_us"):
+            needed = f"{work.operator}: attributes among {', '.join(words) or '(none)'}"
             raise UnsupportedError(needed, f"{word}={shown(value)}", "what it changes is unknown")
 
 
@@ -51,13 +51,13 @@ def _number(work: Work, word: str, usual: float | None = None) -> float:
 
 def _dtypes(work: Work, count: int) -> tuple[str, ...]:
     """Return a number format for each of `count` tensors, of which one may stand for all."""
-    given = tuple(FORMATS.get(dtype, dtype) for dtype in work.dtypes)
-    if len(given) == 1:
-        given = given * count
-    if len(given) != count:
+    dtypes = tuple(FORMATS.get(dtype, dtype) for dtype in work.dtypes)
+    if len(dtypes) == 1:
+        dtypes = dtypes * count
+    if len(dtypes) != count:
         needed = f"{work.operator}: one number format, or {count}"
         raise InputError(needed, str(len(work.dtypes)), "mend that row")
-    return given
+    return dtypes
 
 
 def _only_shape(work: Work) -> Shape:
@@ -160,9 +160,9 @@ def addcdiv(work: Work) -> Graph:
     shapes. The scalar may be NaN and is a tensor of one element.
     """
     _refuse_others(work, "scalar", "tensors")
-    count, rest = divmod(len(work.shapes), 3)
+    count, left_over = divmod(len(work.shapes), 3)
     lists = [work.shapes[place * count : (place + 1) * count] for place in range(3)]
-    if rest or not count or lists.count(lists[0]) < 3:
+    if left_over or not count or lists.count(lists[0]) < 3:
         needed = f"{work.operator}: three lists of tensors of the same shapes"
         raise InputError(needed, f"{len(work.shapes)} tensors", "mend that row")
     dtype = _one_format(work)
@@ -186,9 +186,9 @@ def _one_format(work: Work) -> str:
 def _halves(net: GraphBuilder, x: Any) -> tuple[Any, Any]:
     """Return both halves, (rows, 1, n) each, of a tensor (rows, 2, n)."""
     rows, _, half = x.shape
-    left = net.slice(x, begin=(0, 0, 0), end=(rows, 1, half))
-    right = net.slice(x, begin=(0, 1, 0), end=(rows, 2, half))
-    return left, right
+    front = net.slice(x, begin=(0, 0, 0), end=(rows, 1, half))
+    back = net.slice(x, begin=(0, 1, 0), end=(rows, 2, half))
+    return front, back
 
 
 def swi_glu(work: Work) -> Graph:
@@ -211,18 +211,18 @@ def swi_glu(work: Work) -> Graph:
     inner = forms.elements(shape[axis + 1 :])
     net = GraphBuilder(work.operator)
     if shape[axis] % 2:
-        whole = net.input("x", (rows, shape[axis] * inner), dtype)
-        even = net.slice(whole, begin=(0, 0), end=(rows, 2 * half * inner))
+        longer = net.input("x", (rows, shape[axis] * inner), dtype)
+        even = net.slice(longer, begin=(0, 0), end=(rows, 2 * half * inner))
         x = net.reshape(even, shape=(rows, 2, half * inner))
     elif _names_slice(work):
         lines = forms.elements(shape[:-1])
-        whole = net.input("x", (lines, shape[-1] + 1), dtype)
-        own = net.slice(whole, begin=(0, 0), end=(lines, shape[-1]))
-        x = net.reshape(own, shape=(rows, 2, half * inner))
+        longer = net.input("x", (lines, shape[-1] + 1), dtype)
+        sliced = net.slice(longer, begin=(0, 0), end=(lines, shape[-1]))
+        x = net.reshape(sliced, shape=(rows, 2, half * inner))
     else:
         x = net.input("x", (rows, 2, half * inner), dtype)
-    left, right = _halves(net, x)
-    y = net.mul(net.silu(_wide(net, left)), _wide(net, right))
+    front, back = _halves(net, x)
+    y = net.mul(net.silu(_wide(net, front)), _wide(net, back))
     out = (*shape[:axis], half, *shape[axis + 1 :])
     net.output(net.reshape(_narrow(net, y, dtype), shape=out))
     return net.build()
@@ -312,8 +312,8 @@ def arg_max(work: Work) -> Graph:
     hits = net.equal(x, net.reduce_max(x, axis=axis, keepdims=True))
     indices = net.constant(np.arange(count, dtype=np.float32).reshape(along))
     beyond = net.constant(np.full((1,) * len(shape), count, np.float32))
-    first = net.reduce_min(net.select(hits, indices, beyond), axis=axis)
-    net.output(net.cast(first, dtype="int32"))
+    first_index = net.reduce_min(net.select(hits, indices, beyond), axis=axis)
+    net.output(net.cast(first_index, dtype="int32"))
     return net.build()
 
 
@@ -355,22 +355,22 @@ def dequant_swiglu_quant(work: Work) -> Graph:
         needed = f"{work.operator}: a matrix of an even number of columns first"
         raise InputError(needed, shown(shapes[:1]), "mend that row")
     rows, columns = shapes[0]
-    before = ((1, columns), (rows,)) if dtypes[0] == "int32" else ()
-    after = ((1, columns // 2),)
-    if shapes[1:] not in (before, before + after):
-        needed = f"{work.operator}: factors of shapes {before}, and {after} or none"
+    input_factors = ((1, columns), (rows,)) if dtypes[0] == "int32" else ()
+    output_factor = ((1, columns // 2),)
+    if shapes[1:] not in (input_factors, input_factors + output_factor):
+        needed = f"{work.operator}: factors of shapes {input_factors}, and {output_factor} or none"
         raise InputError(needed, shown(shapes[1:]), "mend that row")
     net = GraphBuilder(work.operator)
     x = net.input("x", (rows, 2, columns // 2), dtypes[0])
     halves = [_wide(net, half) for half in _halves(net, x)]
-    if before:
+    if input_factors:
         by_column = net.input("by_column", (1, 2, columns // 2), dtypes[1])
         by_row = net.input("by_row", (rows, 1, 1), dtypes[2])
         parts = zip(halves, _halves(net, by_column), strict=True)
         halves = [net.mul(net.mul(half, factor), by_row) for half, factor in parts]
     gate, linear = halves if work.attributes.get("activate_left", False) else halves[::-1]
     y = net.mul(net.silu(gate), linear)
-    if len(shapes) > 1 + len(before):
+    if len(shapes) > 1 + len(input_factors):
         y = net.mul(y, net.input("smooth", (1, 1, columns // 2), dtypes[-1]))
     _quantised_rows(net, y, (rows, columns // 2))
     return net.build()
@@ -391,9 +391,9 @@ def _each_tensor(work: Work, graph: Graph) -> Sequence[Sequence[Node]]:
     """Return a kernel for each input: its nodes are its own, and lead to one result."""
     group_of: dict[str, list[Node]] = {name: [] for name in graph.inputs}
     for node in graph.nodes:
-        own = group_of[node.inputs[0]]
-        own.append(node)
-        group_of.update(dict.fromkeys(node.outputs, own))
+        group = group_of[node.inputs[0]]
+        group.append(node)
+        group_of.update(dict.fromkeys(node.outputs, group))
     return [group_of[name] for name in graph.inputs]
 
 
