@@ -62,6 +62,7 @@ def chain(work: Work, graph: Graph, chip: Chip) -> Estimate:
     from ascend_lab.compiler import Road, bound_of, finish_stages, front_stages, network, tasks
     from ascend_lab.compiler.compile import Layouts
 
+    # measured on a part of the chip
     if "cores" in work.attributes:
         cores = cores_of(chip, "cores", work.attributes["cores"])
         chip = replace(chip, core_count=cores)

@@ -43,6 +43,7 @@ def row_kernel(work: Work, chip: Chip) -> Launch | None:
     if work.operator not in KERNELS or not chip.name.startswith(CHIPS):
         return None
     if work.l2 == "warm" or work.kernels or "cores" in work.attributes:
+        # such rows were not measured on this kernel alone
         return None  # operands in L2, a sum of several kernels, or a part of the chip
     x_shape = work.shapes[0]
     rows = Rows(math.prod(x_shape[:-1]), x_shape[-1], work.dtypes[0])
@@ -68,6 +69,8 @@ def rms_norm(work: Work, rows: Rows, chip: Chip) -> Launch | None:
     cores = chip.cores_of("vector")
     if len(set(work.dtypes)) > 1 or pitch > LONGEST_NORM[rows.dtype]:
         return None  # gamma in fp32 beside halves, or rows that are cut
+    # Long rows go one at a time: their sum is folded within the row. Short ones go many at a time,
+    # as a repeat of each row is added at once.
     if pitch > MERGED_COLUMNS:
         return row_launch("rms_norm", chip, rows, 1, _norm_of_one, cores)
     if rows.dtype in HALF and len(gamma) == 1 and _is_few(x):
@@ -130,6 +133,7 @@ def _norm_of_many(w: RowWriter, rows_at_once: int) -> TileWriter:
             x.free()
         w.vectors("vmul", elements)
         rstd.alloc()
+        # sums start at 0, a repeat of lanes for each row
         w.vectors("vdup", count * w.lanes)
         for _ in range(up(columns, w.lanes)):
             w.vectors("vadd", count * w.lanes)  # a repeat of every row
@@ -163,11 +167,14 @@ def dynamic_quant(work: Work, rows: Rows, chip: Chip) -> Launch | None:
     columns = rows.columns
     if len(work.shapes) > 1 or rows.dtype not in HALF:
         return None
+    # for these the library has a kernel of its own, which is not written here
     if columns in SINGLE_ROWS and 4 <= rows.count <= 384:
         return None
     cores = chip.cores_of("vector")
     free_bytes = chip.buffers["UB"] - RESERVED_BYTES
+    # 192 KB of UB, rows of 4096 numbers of 11 bytes: 4 rows
     rows_at_once = min(255, free_bytes // (QUANT_BYTES * aligned(columns, rows.dtype)))
+    # this kernel holds a whole tile in one repeat count: at most 255 x 64 numbers
     repeats = (free_bytes - 3392) // QUANT_BYTES // 64  # 3392 bytes of scales and constants
     longest = min(repeats, chip.max_repeat) * 64
     if 128 <= columns <= longest and columns % 8 == 0:
@@ -196,6 +203,8 @@ def _quantise_each(w: RowWriter, rows_at_once: int) -> TileWriter:
                 w.folding_max(columns)
                 w.wait()
             else:
+                # halves of fp16 are folded as they are, those of bf16 in fp32: the unit has no bf16
+                # maximum
                 w.vector("vconv", columns, wait=False)
                 w.vectors("vabs", columns, halves=True)
                 w.folding_max(columns, halves=True)
@@ -300,6 +309,8 @@ def _add_norm_quantise(w: RowWriter, rows_at_once: int) -> TileWriter:
         with w.k.loop("copy", count):
             w.vector("vmuls", columns, wait=False)  # times 1, where there is no smoothing
         w.wait()
+        # |q| <= 127 for the largest of each row: scale = max |x|
+        # 127
         w.vectors("vabs", elements)
         with w.k.loop("quantise", count):
             w.folding_max(columns)
@@ -337,8 +348,10 @@ def dequant_swiglu_quant(work: Work, rows: Rows, chip: Chip) -> Launch | None:
         return None
     cores = chip.cores_of("vector")
     if half < SHORT_HALF and rows.count < SHORT_ROWS:
+        # a rule of the source for little work
         cores = min(cores, SHORT_CORES)
     rows_at_once = 1 if is_int32 else longest // aligned(half, "int8")
+    # a rule of the source: short rows of int32 are loaded one row ahead
     ahead = is_int32 and half % 8 == 0 and half <= SHORT_HALF
     start = partial(_swiglu, smooth=bool(scales), ahead=ahead)
     return row_launch("dequant_swiglu_quant", chip, rows, rows_at_once, start, cores)

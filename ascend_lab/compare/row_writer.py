@@ -48,6 +48,7 @@ class Rows:
 
 def aligned(columns: int, dtype: str) -> int:
     """Return the elements that a row takes on chip: whole blocks of 32 bytes."""
+    # 1000 halves: 63 blocks of 16, so 1008 elements
     unit = BLOCK_BYTES // DTYPE_BYTES[dtype]
     return up(columns, unit) * unit
 
@@ -71,6 +72,7 @@ class Stream:
 
     def load(self, row: Affine | int, count: int) -> None:
         """Copy rows into an empty slot; the vector unit waits for them."""
+        # with one slot this waits until the vector unit has let go of the rows before
         slot = self.queue.alloc()
         self.k.copy(self._on_chip(slot, count), self._in_memory(row, count), pad=True)
         self.queue.enqueue()
@@ -111,7 +113,9 @@ class RowWriter:
         self.padded_rows = cores * per_core  # the last core may own fewer: its tensors end later
         self.first = self.k.param("core", cores) * per_core
         self.lanes = chip.vector_bytes_per_repeat // DTYPE_BYTES["fp32"]
+        # one repeat count of numbers, the most that an instruction touches
         self.wide = self.k.buffer("numbers", "UB", "fp32", chip.max_repeat * self.lanes)
+        # the same bytes as fp16, for instructions on halves
         self.narrow = self.k.view(self.wide, "halves", "fp16")
         self.reduced = self.k.buffer("reduced", "UB", "fp32", chip.max_repeat + 1)
 
@@ -119,8 +123,9 @@ class RowWriter:
     def source(
         self, name: str, rows_at_once: int, *, packed: bool = False, depth: int = 1
     ) -> Stream:
-        """Return a tensor like x, of which `held` rows fit a slot; packed rows lie side by side."""
+        """Return a tensor like x, of which `rows_at_once` rows fit a slot; packed rows lie side by side."""
         columns = self.rows.columns
+        # packed rows serve instructions that run over several rows at once
         pitch = columns if packed else aligned(columns, self.rows.dtype)
         tensor = self._tensor(name, columns, self.rows.dtype)
         queue = self._queue(name, self.rows.dtype, rows_at_once * pitch, depth)
@@ -142,7 +147,7 @@ class RowWriter:
     def result(
         self, name: str, columns: int, dtype: str, rows_at_once: int, pitch: int = 0
     ) -> Stream:
-        """Return a tensor that is written, of which `held` rows fit the slot."""
+        """Return a tensor that is written, of which `rows_at_once` rows fit the slot."""
         pitch = pitch or aligned(columns, dtype)
         queue = self._queue(
             name, dtype, max(rows_at_once * pitch, aligned(rows_at_once, dtype)), 1, out=True
@@ -150,7 +155,7 @@ class RowWriter:
         return Stream(self.k, queue, self._tensor(name, columns, dtype), columns, pitch, columns)
 
     def numbers(self, name: str, rows_at_once: int) -> Stream:
-        """Return a result of one fp32 a row, such as its scale: `held` rows are one run in UB."""
+        """Return a result of one fp32 a row, such as its scale: `rows_at_once` rows are one run in UB."""
         return self.result(name, 1, "fp32", rows_at_once, pitch=1)
 
     def constants(self, name: str, columns: int, dtype: str) -> None:
@@ -181,6 +186,7 @@ class RowWriter:
         """Work on a run of numbers of 4 bytes, or of 2; then wait, as the library mostly does."""
         memory = self.narrow if halves else self.wide
         lanes = 2 * self.lanes if halves else self.lanes
+        # the value does not matter, as nothing is computed; the form of the instruction does
         scalar = 1.0 if op in ("vmuls", "vadds", "vdup") else None
         repeats = up(elements, lanes)
         while repeats:
@@ -210,6 +216,7 @@ class RowWriter:
 
     def to_blocks(self, numbers: int) -> None:
         """Spread each number over a block (Brcb): 8 numbers are one of its repeats."""
+        # 3 numbers: a repeat of 8 blocks all the same
         blocks = up(numbers, BLOCKS) * BLOCKS
         while blocks:
             count = min(blocks, self.k.chip.max_repeat // BLOCKS * BLOCKS)
@@ -223,6 +230,7 @@ class RowWriter:
 
         1000 columns: 488 behind the 512th are added to the first, then 256, 128 and 64.
         """
+        # the largest power of two that the row holds
         body = 1 << (columns.bit_length() - 1)
         if columns > self.lanes:
             if columns > body:
@@ -240,6 +248,7 @@ class RowWriter:
     def fold(self, columns: int, *, halves: bool = False) -> None:
         """Fold all repeats of a row onto its first."""
         lanes = 2 * self.lanes if halves else self.lanes
+        # 1000 columns in repeats of 64: 15 whole ones, 40 columns
         repeats, odd_columns = divmod(columns, lanes)
         if repeats > 1:
             self.vectors("vmax", (repeats - 1) * lanes, halves=halves)
@@ -265,9 +274,11 @@ class RowWriter:
         before do not wait.
         Source: Ascend C developer documentation, basic architecture.
         """
+        # the pipe that has reduced the row tells the scalar unit ...
         self.k.set_flag(after, "S", SCALAR_FLAG)
         self.k.wait_flag(after, "S", SCALAR_FLAG)
         self.k.scalar(steps=steps)
+        # ... and the scalar unit lets the others go on
         for pipe in ("V", "MTE2", "MTE3") if loads_wait else ("V", "MTE3"):
             self.k.set_flag("S", pipe, SCALAR_FLAG)
             self.k.wait_flag("S", pipe, SCALAR_FLAG)
@@ -283,8 +294,10 @@ Start = Callable[[RowWriter, int], TileWriter]
 def row_launch(
     name: str, chip: Chip, rows: Rows, rows_at_once: int, start: Start, cores: int
 ) -> Launch:
-    """Deal rows to at most `cores` vector cores, equally many each; a core holds `held` at once."""
+    """Deal rows to at most `cores` vector cores, equally many each; a core holds `rows_at_once`."""
+    # 1000 rows on 48 cores: 21 each for 47 cores, 13 for the last one
     per_core = up(rows.count, min(cores, chip.cores_of("vector")))
+    # 50 rows on 48 cores: 2 each, so that 25 cores work
     used = up(rows.count, per_core)
     shares = [per_core] * (used - 1) + [rows.count - per_core * (used - 1)]
     tile_rows = min(rows_at_once, per_core)
@@ -292,6 +305,7 @@ def row_launch(
     def program(share: Share) -> Program:
         writer = RowWriter(name, chip, rows, used, per_core)
         tile = start(writer, tile_rows)
+        # a core's last tile may hold fewer rows
         tiles, last_rows = divmod(share[0], tile_rows)
         with writer.k.loop("tile", tiles) as i:
             tile(writer.first + i * tile_rows, tile_rows)

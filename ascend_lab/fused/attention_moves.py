@@ -19,6 +19,7 @@ from ascend_lab.compiler.rules import Group, Rule
 
 def propose(graph: Graph, node: Node) -> Group | None:
     """Propose attention with those moves around it that its kernel can replace by strides."""
+    # this rule starts at the attention; `lower.around_attention` looks in both directions
     if not lower.attention_in([node]):
         return None
     moves_inside_views = aliases.moves_between(graph)

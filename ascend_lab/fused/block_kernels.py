@@ -148,9 +148,11 @@ def _moved(
     """
     regions = list(original.regions)
     for axis in reversed(range(len(regions[index].sizes))):
+        # innermost steps first
         for plane, _, _ in reversed(steps):
             size = regions[index].sizes[axis]
             step = regions[index].strides[axis]
+            # elements of the axis that fit one plane: 50 of 150, with a step of 1
             inner = plane // step if step > 0 and plane % step == 0 else 1
             if 1 < inner < size and size % inner == 0:
                 regions = [_cut(region, axis, inner) for region in regions]
@@ -169,6 +171,7 @@ def _cut(region: isa.Region, axis: int, inner: int) -> isa.Region:
     sizes = list(region.sizes)
     strides = list(region.strides)
     sizes[axis : axis + 1] = sizes[axis] // inner, inner
+    # (150,) with stride 1 becomes (3, 50) with strides (50, 1)
     strides[axis : axis + 1] = strides[axis] * inner, strides[axis]
     return replace(region, sizes=tuple(sizes), strides=tuple(strides))
 
@@ -198,6 +201,7 @@ def _moved_region(region: isa.Region, steps: Steps, ranges: Mapping[str, int]) -
             high[i] += max(digit, 0) * times
         return address(digits)
 
+    # a loop of 4 adds its term 0 to 3 times
     terms = tuple([(name, added(c, ranges[name] - 1)) for name, c in region.offset.terms])
     axes = zip(region.strides, region.sizes, strict=True)
     strides = tuple([added(stride, size - 1) for stride, size in axes])

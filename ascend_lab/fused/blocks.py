@@ -35,14 +35,17 @@ def blocks_outermost(graph: Graph, chip: Chip, start: Start = "queued") -> Graph
     done = set[str]()
     for node in graph.nodes:
         kind = graph.types[node.output]
+        # images that lie alike are decided together, at their first join
         if node.output in done or node.op not in JOINS or kind.layout != IMAGES:
             continue
         names = _lying_alike(graph, node.output)
         laid_out = _relaid(graph, names) if kind.shape[0] > 1 else graph
         moved = _nested(laid_out, names)
         done |= names
+        # nothing gained unless a copy becomes a view
         if aliases.view_nodes(moved) - aliases.view_nodes(graph):
             cycles = [_copying_cycles(candidate, names, chip) for candidate in (moved, graph)]
+            # what depends on the layout, with it and without it
             graph = moved if cycles[0] < cycles[1] else graph
     return graph
 
@@ -112,6 +115,7 @@ def _copying_cycles(graph: Graph, images: Set[str], chip: Chip) -> float:
         if copies and not images.isdisjoint((*node.inputs, *node.outputs)):
             try:
                 piece = lower.piece_of(graph, (node,))
+                # what an operator before has written lies in L2, the network's inputs in memory
                 warm = not {*node.inputs} & {*graph.inputs}
                 total += tasks.cycles_started(piece, chip, "queued", warm=warm)
             except AscendLabError:

@@ -148,6 +148,7 @@ def _moved(graph: Graph, node: Node, picks: Values) -> list[Values]:
 
 def _of_images(graph: Graph, family: Family, chip: Chip) -> bool:
     """Tell whether cube or pooling writes all sources of a family and reads all results."""
+    # the products that replace the moves run on the cube
     fits = graph.types[family.sources[0]].dtype in chip.cube
     made_near_cube = all(_near_cube(graph, name, back=True) for name in family.sources)
     read_near_cube = [
@@ -202,6 +203,7 @@ def _ways(graph: Graph, family: Family, max_sources: int) -> Ways:
 
 def _takes_in(graph: Graph, node: Node, name: str) -> bool:
     """Tell whether a node is a 1 x 1 convolution with constant weights that reads `name`."""
+    # W (E x) = (W E) x needs a plain 1 x 1 convolution: one matrix product per pixel
     if node.op != "conv2d" or node.inputs[0] != name or node.attr("groups", 1) != 1:
         return False
     constant_weights = all(n in graph.constants for n in node.inputs[1:])
@@ -216,6 +218,7 @@ def _pays(graph: Graph, family: Family, ways: Ways, chip: Chip) -> bool:
     A convolution that becomes a sum of two must still be one kernel: between two kernels the first
     sum would be rounded in memory.
     """
+    # the family is compiled alone, from blocks to blocks, as it lies in the network
     kinds = {name: replace(graph.types[name], layout=IMAGES) for name in family.sources}
     taking = [node for nodes in ways.values() for node in nodes]
     moved_results = [name for name in family.results if not ways.get(name)]
@@ -276,6 +279,7 @@ def _sum(
 ) -> str:
     """Insert weight * x[picks] as a sum of one convolution for each source; return its name."""
     total = ""
+    # E = [E1 E2]: the columns of each source
     for source, lanes in zip(family.sources, family.lanes, strict=True):
         # the output channels whose lanes are in this source
         from_source = np.isin(picks, lanes)

@@ -72,8 +72,10 @@ def excitation_launches(job: Excitation, chip: Chip) -> tuple[isa.Launch, isa.La
     and `parts`; y, a gate per image and channel, or with `rows` these times `weight`.
     """
     sizes = _divided(job, chip)
+    # parts of one image: a part for each division of channels and of rows
     part_count = len(sizes[0]) * len(sizes[2])
     squeeze_launch = plane_launch("squeeze", sizes, lambda share: _squeeze(job, share, sizes, chip))
+    # the second phase has other shares: no rows are left to divide
     gate_shares = dealt((job.blocks, job.n, 1), chip.cores_of("vector"))
     return squeeze_launch, plane_launch(
         "excite", gate_shares, lambda share: _Gates(job, share, part_count, chip).program()
@@ -219,6 +221,7 @@ class _ByVector:
         size = tile_pixels * lanes
         self.loaded = k.queue("x_ub", "UB", "fp16", size, src="MTE2", dst="V")
         self.sums = k.buffer("sums", "UB", "fp32", size)
+        # if one tile holds all pixels nothing is added to it
         self.wide = k.buffer("wide", "UB", "fp32", size if tile_pixels < self.pixels else LANES)
 
     def add(self, start: Affine) -> None:
@@ -354,6 +357,7 @@ class _Gates:
         self.share = share
         self.lanes = blocks * FRACTAL
         lanes = self.lanes
+        # stored at once: the scaled weights of a block, or all gates of the core
         self.line = (job.rows or blocks) * FRACTAL
         block_size = (job.rows or 1) * FRACTAL
         parts_size = (part_count + 1) * hidden
@@ -388,6 +392,7 @@ class _Gates:
         self.matrix.load(self.excite.region(first_block * (FRACTAL * hidden), lanes * hidden))
         with repeat(k, "image", images) as turn:
             tile = self._load(first_image + turn, first_block)
+            # parts and bias are rows of one matrix: their sum is one number a column
             fold_rows(k, tile, self.loaded.buffer.elements // hidden, hidden)
             values = _applied(k, "f1", self.job.functions[0], (tile, 0), hidden)
             k.each("vconv", hidden, (self.wide, 0), (values, 0))

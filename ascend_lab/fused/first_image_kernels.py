@@ -100,6 +100,7 @@ def _program(
     out = k.queue("y_ub", "UB", "int8", tile * PAIR, src="V", dst="MTE3")
     steps = k.buffer("steps", "UB", "fp16", tile * FRACTAL)
     turned = k.buffer("turned", "UB", "fp16", tile * FRACTAL)
+    # channels that the image lacks stay 0: no later instruction writes them
     k.each("vdup", tile * FRACTAL, (steps, 0), scalar=0.0)
     # the half of each pixel that no channel fills stays 0 in both slots, whatever tile is in them
     for slot in range(out.buffer.slots):
@@ -107,7 +108,9 @@ def _program(
     first_image = k.param("core", image_share[2]) * image_share[1]
     with k.loop("image", image_share[0]) as index:
         for number in range(*tiles):
+            # the last tile begins early enough to be full
             first_pixel = min(number * tile, image.pixels - tile)
+            # 16 pixels of every channel come to a 16 x 16 block: channels are its rows
             sizes = (c, blocks, FRACTAL)
             blocks_apart = (FRACTAL, AREA, 1)
             start = (first_image + index) * (c * image.pixels) + first_pixel
@@ -154,6 +157,7 @@ def _turn(
     with k.loop("block", blocks) as block:
         area = (block * AREA, (FRACTAL, FRACTAL))
         k.vector("vtranspose", turned.region(*area), steps.region(*area))
+    # a block of 256 numbers is 2 repeats of 128 halves
     blocks_per_vconv = k.chip.max_repeat // 2
     for first_block in range(0, blocks, blocks_per_vconv):
         lanes = (2 * min(blocks_per_vconv, blocks - first_block), 8, FRACTAL)
@@ -299,6 +303,7 @@ def small_image_launch(image: SmallImage, chip: Chip) -> isa.Launch:
         raise UnsupportedError("at most 4 channels and at least 256 pixels", got, "convert it so")
     cores = chip.cores_of("vector")
     planes = (3 if image.stored == "int8" else 2) * image.channels
+    # UB per block of 256 pixels: two slots of planes and of results, and the lines between
     block_bytes = (planes + 3 * SMALL_C0) * AREA * DTYPE_BYTES[image.dtype]
     blocks = min(TILE_BLOCKS, chip.buffers["UB"] // block_bytes, image.pixels // AREA)
     tile = max(1, min(blocks, image.images * image.pixels // AREA // (TILES * cores))) * AREA
@@ -332,6 +337,7 @@ def _small_program(
     out = k.queue("y_ub", "UB", job.stored, SMALL_C0 * tile, src="V", dst="MTE3")
     sizes = {"turned": SMALL_C0} | ({"steps": c, "halves": SMALL_C0} if bytes_out else {})
     turned, *steps = (k.buffer(name, "UB", dtype, n * tile) for name, n in sizes.items())
+    # with 3 channels the fourth line of each pixel stays 0
     k.each("vdup", SMALL_C0 * tile, (turned, 0), scalar=0.0)
     first_image = k.param("first", image_share[2]) * image_share[1]
 

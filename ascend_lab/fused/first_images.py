@@ -49,6 +49,7 @@ from ascend_lab.operators.ops.casts import is_half
 # -- conversions of planes -------------------------------------------------------------------------
 def conversion(piece: Piece, chip: Chip, _: Callable[[Piece], Lowered]) -> Lowered | None:
     """Return the kernel of a conversion of images of few channels; None for other pieces."""
+    # one conversion by itself: a fused group has a kernel of its own
     (node, *followers) = piece.graph.nodes
     if followers or node.op != "trans_data":
         return None
@@ -90,8 +91,10 @@ def small_first_layers(graph: Graph, chip: Chip, start: Start = "queued") -> Gra
         is_wide = DTYPE_BYTES[graph.types[maker.output].dtype] > 2
         if is_pointwise or node.attr("groups", 1) > 1 or is_wide:
             continue
+        # computed weights cannot be packed at compile time
         if channels > SMALL_C0 or node.inputs[1] not in graph.constants:
             continue
+        # the same graph with the conversion's target changed; the convolution follows its operand
         draft = Draft(graph)
         kind = replace(draft.type(maker.output), layout=SMALL_PIXELS)
         draft.put(replace(maker, attrs={**maker.attrs, "layout": SMALL_PIXELS}), kind)
@@ -105,6 +108,7 @@ def small_first_layers(graph: Graph, chip: Chip, start: Start = "queued") -> Gra
 def propose(graph: Graph, node: Node) -> Group | None:
     """Propose a quantisation and the conversion of its int8 result, which one kernel does."""
     reader = only_reader(graph, node) if node.op == "quantise" else None
+    # a result read twice would have to be stored in both layouts
     return [node, reader] if reader is not None and reader.op == "trans_data" else None
 
 
@@ -131,6 +135,8 @@ def lower(piece: Piece, chip: Chip, parts: Sequence[Group]) -> Lowered:
     scale_is_half = is_half(1 / settings["scale"])
     if scale_is_half and piece.output.layout == "NC1HWC0":
         n, c, h, w = kind.shape
+        # dividing by the scale is multiplying by 1
+        # scale
         image = ByteImage(n, c, h * w, 1 / settings["scale"], settings["offset"])
         kernel = as_kernel(byte_image_launch(image, chip))
         return Lowered(vector.named(kernel, {"x": x, "y": move_node.output}))
@@ -152,6 +158,7 @@ def _two_phases(piece: Piece, chip: Chip, node: Node, move_node: Node) -> Lowere
     types = {name: piece.type(name) for name in (x, node.output)}
     quantise_graph = replace(piece.graph, outputs=node.outputs, nodes=(node,), types=types)
     quantised = vector.lower_vector(Piece(quantise_graph, piece.constants, piece.names), chip)
+    # the address of each number in the source and in the target
     maps = maps_between(piece.type(node.output), piece.output)
     workspace_name = {node.output: "bytes"}
     move = renamed(maps_launch(*maps, chip, "move"), {"x": "bytes", "y": move_node.output})

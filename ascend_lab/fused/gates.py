@@ -51,6 +51,7 @@ def lower(piece: Piece, chip: Chip, parts: Sequence[Group]) -> Lowered:
     sides = (job.hidden, job.blocks * FRACTAL)
     names = {"x": x}
     forms = dict[str, Form]()
+    # squeeze has (hidden, channels) weights, excite (channels, hidden): the same two sides
     for node, number, size in ((squeeze[0], 1, sides), (excite[0], 2, sides[::-1])):
         _, weight, bias = node.inputs
         names |= {("squeeze", "excite")[number - 1]: weight, f"bias{number}": bias}
@@ -91,6 +92,7 @@ def _product(piece: Piece, nodes: Sequence[Node], chip: Chip) -> tuple[kernels.C
     product = piece.part([replace(node, inputs=node.inputs[:2]), *followers])
     shape, epilogue, _ = conv.conv_job(product, chip, vector=True)
     plain = (shape.r, shape.s, shape.stride, shape.pad, shape.groups, shape.dtype, shape.out_dtype)
+    # 1 x 1 taps, stride 1, no padding, one group: what a fully connected layer is
     if plain != (1, 1, 1, 0, 1, "fp16", "fp16") or (epilogue and epilogue.operands):
         raise UnsupportedError("a plain product in fp16, no operand behind", str(shape), "cut here")
     return shape, epilogue or PLAIN
@@ -128,6 +130,7 @@ def _lower_scaled(
     shape, epilogue, packed_forms = conv.conv_job(
         replace(piece, graph=graph), chip, cube_adds=False
     )
+    # the groups are used up: one for each image
     if shape.groups > 1 or shape.dtype != "fp16":
         raise UnsupportedError("one group in fp16", str(shape), "cut here")
     forms = dict(packed_forms)
@@ -162,6 +165,7 @@ def _padded_weights(shape: kernels.ConvShape, array: Values) -> Values:
 def propose(graph: Graph, node: Node) -> Group | None:
     """Propose channel means, two products, and the convolution of the image that they scale."""
     nodes = [node, *elementwise_chain(graph, node)]
+    # squeeze, excite, and the convolution of the scaled image, of which the node may be the first
     convolutions_ahead = 2 if node.op == "conv2d" else 3  # the means may be written already
     for _ in range(convolutions_ahead):
         reader = only_reader(graph, nodes[-1])
@@ -176,15 +180,18 @@ def parts_of(graph: Graph, nodes: Group) -> Sequence[Group]:
     The first part is () if a tandem has written the means already, the last one if nothing follows
     the gates. The result is () for a group of another form.
     """
+    # 1 if the group begins with the means, 0 if a tandem has them
     start = int(nodes[0].op == "global_avg_pool")
     products = [i for i, node in enumerate(nodes) if node.op == "conv2d"]
     if len(products) < 2 or products[0] != start:
         return ()
     second = products[1]
+    # the node that multiplies the image by the gates ends them
     scales = (i for i in range(second, len(nodes)) if scale_of(graph, nodes[i]))
     gates_end = next(scales, len(nodes))
     in_a_row = all(node.output == reader.inputs[0] for node, reader in pairwise(nodes[:gates_end]))
     tensors = [nodes[start].inputs[0], *(node.output for node in nodes[start:gates_end])]
+    # means and gates are images of 1 x 1 pixels
     one_pixel = all(graph.types[name].shape[2:] == (1, 1) for name in tensors)
     scaled_nodes = nodes[gates_end:]
     gates_are_read = not scaled_nodes or tensors[-1] in scaled_nodes[0].inputs

@@ -74,8 +74,10 @@ class Means:
         if period > LOAD_FRACTALS or m > FRACTAL:
             needed = f"rows of {m} images that begin a fractal each {LOAD_FRACTALS} times"
             raise CapacityError(needed, f"{period}", "take fewer images at a time")
+        # the most fractals of a load after which the pattern of I starts again
         self.depth = LOAD_FRACTALS // period * period
         self.size = blocks * m * FRACTAL
+        # fractals of the longest band
         self.count = max(up(math.prod(band.depth.out_hw), FRACTAL) for band in bands)
         self.ones = k.tensor("ones", "fp16", AREA + FRACTAL)
         self.y = k.tensor("means", "fp16", shape.images * shape.blocks[1] * FRACTAL)
@@ -89,6 +91,7 @@ class Means:
             "own_l0", "L0A", "fp16", size if m > 1 else max(size, tile * AREA)
         )
         self.sums = sum_queue(k, "plane_sums", SUMS, 1, blocks)
+        # one place more than units: the unit of zeros is summed, too
         self.totals = k.buffer("totals", "UB", SUMS, (len(bands) * units + 1) * self.size)
         self.zeros = k.buffer("zeros", "UB", "fp16", FRACTAL)
         self.out = k.buffer("means_ub", "UB", "fp16", units * self.size)
@@ -102,6 +105,7 @@ class Means:
         source = self.ones.region(0, sizes, (0, FRACTAL, 0, 1))
         count = self.depth
         fractal_stride = AREA
+        # a single image: I is one row of ones, repeated 16 times for a whole fractal
         if self.images == 1:
             sizes = (FRACTAL, FRACTAL)
             count = self.image_rows_l0.elements // AREA
@@ -120,6 +124,7 @@ class Means:
     def slot(self, pixels: int) -> Tile:
         """Return the slot in L1 for a unit of `pixels` pixels, with zeros behind the last."""
         slot = self.results.alloc()
+        # zeros add nothing to a sum, whatever I has there
         missing = self.count * FRACTAL - pixels
         if missing:
             sizes = (self.blocks, missing, FRACTAL)
@@ -172,6 +177,8 @@ class Means:
         # element 0 .. size - 1 of the totals belongs to the unit of zeros
         for band in range(1, bands):
             k.each("vadd", count, totals, totals, (self.totals, band * count + self.size))
+        # mean = sum
+        # pixels, in fp32; fp16 comes last
         k.each("vmuls", count, totals, totals, scalar=1.0 / self.pixels)
         k.each("vconv", count, (self.out, 0), totals)
         k.barrier()

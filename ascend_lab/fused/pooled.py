@@ -27,6 +27,7 @@ from ascend_lab.operators.ops import pooling
 
 def propose(graph: Graph, node: Node) -> Group | None:
     """Propose a convolution, the elementwise nodes behind it, and the max pooling behind those."""
+    # conv, relu: what the epilogue does before the maximum is taken
     chain = [node, *elementwise_chain(graph, node)] if node.has("convolution") else []
     pool = only_reader(graph, chain[-1]) if chain else None
     return [*chain, pool] if pool is not None and pool.has("largest") else None
@@ -34,6 +35,7 @@ def propose(graph: Graph, node: Node) -> Group | None:
 
 def parts_of(graph: Graph, nodes: Group) -> Sequence[Group]:
     """Return (convolution, elementwise nodes) and (max pooling,); () for another group."""
+    # `parts` is asked about the groups of every rule, not of this one only
     fits = nodes[0].op in CONVOLUTIONS and nodes[-1].has("largest")
     return (nodes[:-1], nodes[-1:]) if fits else ()
 

@@ -30,6 +30,7 @@ def norms_by_cube(piece: Piece, chip: Chip) -> Iterator[Lowered]:
     factors = node.inputs[1:]  # scale and bias, each with a number per column
     # FRACTAL_NZ stores (..., n / 16, m / 16, 16, 16): columns and rows are counted in fractals.
     *matrices, columns, rows, _, _ = kind.stored_shape
+    # one matrix, and two different constants: a constant used twice has one packed form only
     if math.prod(matrices) != 1 or len({*factors} & piece.constants) != 2:
         return
     # The packed forms of both constants are made once, at compile time.
@@ -38,6 +39,7 @@ def norms_by_cube(piece: Piece, chip: Chip) -> Iterator[Lowered]:
     packings = (row_norm_kernel.packed_scale, row_norm_kernel.packed_bias)
     forms = dict(zip(factors, packings, strict=True))
     shape = row_norm_kernel.NormShape(rows, columns, node.attr("epsilon", 1e-5))
+    # the caller times all of them, and the vector unit's kernel
     for launch in row_norm_kernel.norm_launches(shape, chip):
         kernel = Kernel("layer_norm", (renamed(launch, names),))
         yield Lowered(kernel, forms, {"ones": row_norm_kernel.fixed_operands()})

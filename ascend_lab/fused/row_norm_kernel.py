@@ -68,6 +68,7 @@ def packed_scale(scale: Values) -> Values:
 
     The first n / 16 fractals multiply X, the others (see `packed_bias`) multiply the mean.
     """
+    # 16 columns times a diagonal fractal: each column by its own scale
     squares = scale.reshape(-1, 1, FRACTAL) * np.eye(FRACTAL, dtype=scale.dtype)
     return np.concatenate((squares.reshape(-1), packed_bias(scale)))
 
@@ -79,6 +80,7 @@ def packed_bias(bias: Values) -> Values:
     """
     fractals = np.zeros((bias.size // FRACTAL, FRACTAL, FRACTAL), bias.dtype)
     fractals[..., 0] = bias.reshape(-1, FRACTAL)
+    # low numbers are 2^11 times too large, which this undoes
     fractals[..., 1] = fractals[..., 0] / HALF
     return fractals.reshape(-1)
 
@@ -133,6 +135,7 @@ def _cycles(shape: NormShape, core_rows: int, rows: int, block_columns: int) -> 
     Each tile has about 700 cycles for m and s, and heads for its blocks of columns; the first tile
     is loaded and summed with no other work to hide behind.
     """
+    # per block of columns: instructions and copies that start anew
     heads = isa.up(shape.columns, block_columns) * (10 * min(block_columns, 4 * rows) + 40)
     return isa.up(core_rows, rows) * (700 + heads) + 32 * rows * shape.columns
 
@@ -221,6 +224,7 @@ class _NormWriter:
         tile_rows = min(self.rows, size)
         first_row = k.param("row", count) * pitch
         odd_rows = size % tile_rows
+        # full tiles only: the odd rows come first, in a tile of their own
         axis = Axis("tile", size // tile_rows, tile_rows, 0, first_row + odd_rows)
         k.each("vdup", tile_rows * AREA, (self.diagonal, 0), scalar=0.0)
         first_tiles = [Piece(Affine(1), first_row, odd_rows)] if odd_rows else []
@@ -273,6 +277,7 @@ class _NormWriter:
         centred rows travel to the cube, five while the cube squares them, one at the end.
         """
         mean_and_deviation = self.mean_and_deviation.dequeue()
+        # both are missing at the end of the share
         (next_tile, tile_behind) = (*later_tiles, None, None)[:2]
 
         def eighths(first_eighth: int, last_eighth: int) -> Work:
@@ -311,6 +316,7 @@ class _NormWriter:
             (self.full_blocks, lambda i: write(i * self.block_columns, self.block_columns)),
         )
         if self.odd_columns:
+            # columns that fill no block
             write(Affine(self.full_blocks * self.block_columns), self.odd_columns)
 
     def _load(self, tile: Piece) -> None:
@@ -403,6 +409,7 @@ class _NormWriter:
         k.each("vconv", count, (low, 0), remainder)
         to = self.out.alloc()
         blocks = (count, FRACTAL)
+        # high numbers to all 16 columns, then low ones over the odd columns
         k.vector("vbrcb", to.region(0, blocks), high.region(0, count))
         k.vector("vbrcb", self.spare.region(0, blocks), low.region(0, count))
         k.each("vcopy", count * FRACTAL, (to, 0), (self.spare, 0), mask=ODD)

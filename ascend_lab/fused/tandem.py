@@ -38,6 +38,7 @@ def propose(graph: Graph, node: Node) -> Group | None:
     reader = only_reader(graph, pointwise[-1])
     if reader is None or not reader.has("convolution"):
         return None
+    # it may read the result as weights, or as an addend
     if reader.inputs[0] != pointwise[-1].output:
         return None
     channels = graph.types[pointwise[-1].output].shape[1]

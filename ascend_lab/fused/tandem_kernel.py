@@ -122,9 +122,11 @@ class _TandemWriter:
         k = self.k = KernelBuilder("tandem", chip)
         count = share.channels[0]
         (c1, n1) = tandem.point.blocks
+        # all units of a core are equal: 6 blocks with 4 at once become 3 and 3
         self.blocks = max(b for b in range(1, schedule.blocks + 1) if count % b == 0)
         self.bands = bands_of(tandem, share.rows, schedule)
         shape = tandem.depth
+        # slots hold the longest band
         plane_size = max(band.pixels for band in self.bands) * FRACTAL
         # fractals of a tile of the pointwise half, of the depthwise half
         tiles = max(band.tile for band in self.bands), schedule.tile
@@ -238,6 +240,7 @@ class _TandemWriter:
             self.k.copy(self.weights.alloc().region(0, AREA), biases[0].numbers.region(0, AREA))
             self.weights.enqueue()
             sizes = self.ones.elements // AREA, AREA
+            # stride 0: one fractal of ones, written to all of L0A's
             repeated = self.weights.dequeue().region(0, sizes, (0, 1))
             self.k.load2d(self.ones.region(0, sizes), repeated)
             self.weights.free()
@@ -312,6 +315,8 @@ class _TandemWriter:
                 if pointwise_tile and turn.has_pointwise:
                     pointwise_tile(turn)
                 if turn.is_last:
+                    # all planes of this unit are in L1: the depthwise half may start in the next
+                    # one
                     pointwise_stack.close()
                 # only now: the last tiles of the depthwise unit's planes have arrived in L1 by then
                 if depthwise_unit and not depthwise_tile:
@@ -341,6 +346,7 @@ class _TandemWriter:
             full_passes = min(max(full_tiles - first_tile, 0) // period, run.count)
             passes = min(max(all_tiles + period - 1 - first_tile, 0) // period, run.count)
             end_looped = run.count - (first_tile + run.count * period == count)
+            # each of these passes stands alone
             partial_passes = range(full_passes, passes + 1)
             cuts = {0, int(first_tile == 0), *partial_passes, end_looped, run.count}
             for low, high in pairwise(sorted(cuts)):
@@ -378,6 +384,7 @@ class _TandemWriter:
                 if not pixel.terms:
                     size = min(tile_pixels, band.pixels - pixel.const)
                 m = up(size, FRACTAL)
+                # no padding, no rows above or below
                 columns = conv_windows.Seen(0, size, 0, 0, 0)
                 window = conv_windows.Window(conv_windows.Seen(0, 1, 0, 0, 0), columns, 0, m, size)
                 strides = (band.pixels * FRACTAL, size * FRACTAL, FRACTAL, 1)

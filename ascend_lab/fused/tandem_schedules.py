@@ -72,6 +72,7 @@ def tandem_launches(tandem: Tandem, chip: Chip) -> Iterator[isa.Launch]:
             launch_count += 1
         except errors.CapacityError as error:
             error_to_raise = error
+        # the caller times all of these; each costs a simulation
         if launch_count == TIMED:
             return
     if not launch_count:
@@ -156,6 +157,7 @@ def _work(tandem: Tandem, grid: tuple[int, int, int], bands: int, blocks: int) -
     shape = tandem.depth
     m = tandem.depth.mixed
     core_blocks = isa.up(shape.blocks[1], grid[0])
+    # images, rows and blocks of the core with the largest share
     images = isa.up(shape.n, grid[1])
     rows = isa.up(isa.up(shape.out_hw[0] // m, grid[2]), bands)
     # 8 output rows of a 3 x 3 window with a stride of 2 see 7 x 2 + 3 = 17 rows

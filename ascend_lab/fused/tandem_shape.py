@@ -126,6 +126,7 @@ def check_division(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> None
     s = schedule
     sizes = (*s.grid, s.bands, s.blocks, s.tile, s.images)
     sizes_are_integers = all(type(n) is int for n in sizes) and len(s.grid) == 3
+    # a schedule may come from a file
     if not sizes_are_integers or s.images not in mixed_counts(shape):
         needed = f"{', '.join(map(str, mixed_counts(shape)))} images as one"
         raise InputError(needed, str(s.images), "take one at a time")
@@ -148,6 +149,7 @@ def mixed_counts(shape: conv_shape.ConvShape) -> tuple[int, ...]:
     Of m images the next row of the same image is m rows further down: the window's dilation and
     padding grow m times, and load3d takes 255 at most. With a stride of 2 no m works but 1.
     """
+    # 3 x 3 with a padding of 1: up to 255 images as one
     halo = max(shape.dilations[0], *shape.pads[:2])
     max_images = conv_shape.MOST_SPREAD // halo if shape.strides[0] == 1 else 1
     return tuple(m for m in range(1, min(shape.n, max_images) + 1) if shape.n % m == 0)
@@ -185,6 +187,7 @@ def bands_of(tandem: Tandem, rows: tuple[int, int], schedule: TandemSchedule) ->
     (low, high) = rows
     shape = tandem.depth
     unmixed = replace(shape, mixed=1)
+    # 10 rows in 3 bands: 4, 4 and 2
     band_rows = up(high - low, schedule.bands)
     ow = shape.out_hw[1]
     bands = []
@@ -197,6 +200,7 @@ def bands_of(tandem: Tandem, rows: tuple[int, int], schedule: TandemSchedule) ->
         depth = replace(
             shape, n=1, h=rows_seen.count, pad=(rows_seen.before, rows_seen.after, *shape.pads[2:])
         )
+        # as many pointwise tiles as depthwise ones, so that they can take turns
         turns = tiles_per_image(depth, schedule.tile)
         pixels = rows_seen.count * shape.w * shape.mixed
         bands.append(Band(first_row, rows_seen.first, depth, up(up(pixels, FRACTAL), turns)))
@@ -290,6 +294,7 @@ class Half:
         m = window.fractals
         count = self.blocks
         sums_tile = acc.alloc()
+        # how often L0A is filled for one tile
         load_count = up(self.sum_depth, left_queue.buffer.elements // (m * AREA))
         # 10 fractals deep where 8 fit L0A: two loads of 5, not of 8 and 2
         tile_depth = up(self.sum_depth, load_count)

@@ -86,6 +86,7 @@ def _shape(work: Work, out: str) -> GroupedShape:
         raise InputError(needed, f"{work.shapes[:2]}, rows={shown(rows)}", "mend that row")
     (total, k), (groups, *sides) = work.shapes[:2]
     turned = bool(work.attributes.get("trans_b", False))
+    # trans_b: w lies as (n, k)
     depth, columns = sides[::-1] if turned else sides
     groups_in_row = work.attributes.get("groups", groups)
     if (depth, len(rows), sum(rows), groups_in_row) != (k, groups, total, groups):

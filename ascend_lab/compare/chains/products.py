@@ -58,6 +58,7 @@ def product_of(work: Work) -> tuple[Shape, Shape]:
     All rows of x are those of one matrix where w is one. Raises `InputError` for other shapes.
     """
     x, w = work.shapes[:2]
+    # (4, 128, 64) by (64, 32): 512 rows by one matrix
     if len(w) == 2 and len(x) > 2:
         x = (math.prod(x[:-1]), x[-1])
     if len(x) != len(w) or len(x) < 2 or x[-1] != w[-2] or x[:-2] != w[:-2]:
@@ -91,9 +92,11 @@ def quant_matmul(work: Work) -> Graph:
             f"{work.operator}: bytes and a scale", str(dtypes), "none is guessed"
         )
     x, w = product_of(work)
+    # "scale+pertoken" names the third and the fourth input
     operands = dict(zip(parts, zip(work.shapes[2:], dtypes[2:], strict=True), strict=True))
     net = GraphBuilder(work.operator)
     op = "matmul" if len(x) == 2 else "batch_matmul"
+    # int8 times int8 in int32, exact up to 2^31
     sums = net.add_node(op, net.input("x", x, "int8"), net.input("w", w, "int8"))
     out = str(work.attributes.get("out_dtype", "fp16"))
     read = {"x": x, "w": w}
@@ -122,8 +125,10 @@ def _dequantised(net: GraphBuilder, work: Work, sums: Value, operands: Given, ou
     shape, _ = operands["scale"]
     numbers.append(net.constant(SCALE, column(work, shape, columns, "fp32"), "scale"))
     shape, dtype = operands.get("bias", ((1,), ""))
+    # an int32 bias joins the sums before the scale, a float one comes after it
     if dtype == "int32":
         numbers.append(net.constant(WHOLE_BIAS, column(work, shape, columns, dtype), "bias"))
+    # steps in fp32 follow the scale, so that rounding to fp16 has to wait for them
     late = "pertoken" in operands or dtype in ("fp32", *FLOATS)
     y = net.add_node("dequantise", sums, *numbers, dtype="fp32" if late else out)
     if "pertoken" in operands:
@@ -207,9 +212,11 @@ def mla_prolog(work: Work) -> Graph:
     net = GraphBuilder(work.operator, work.dtypes[0])
     x = net.input("x", (rows, hidden))
     turns = net.input("sine", (rows, 1, turned)), net.input("cosine", (rows, 1, turned))
+    # down to a short vector, its norm, up to all heads: fewer weights than one large matrix
     short = net.rms_norm(net.matmul(x, net.weight(down, "down")), _ones(net, down[1]))
     queries = net.reshape(net.matmul(short, net.weight(up, "up")), shape=(rows, heads, head_size))
     plain = net.transpose(_cut(net, queries, 0, size), perm=(1, 0, 2))
+    # latent attention: queries are brought to the size of the compressed keys, a matrix per head
     wide = net.batch_matmul(plain, net.weight(latent, "latent"))
     net.output(net.transpose(wide, perm=(1, 0, 2)))
     net.output(_rotated(net, _cut(net, queries, size, head_size), *turns))
@@ -235,6 +242,7 @@ def _cut(net: GraphBuilder, x: Value, first: int, end: int) -> Value:
 
 def _rotated(net: GraphBuilder, x: Value, sine: Value, cosine: Value) -> Value:
     """Return x cosine + (-x2, x1) sine, for the halves x1 and x2 of each row."""
+    # (x1, x2) -> (x1, x2) cos + (-x2, x1) sin
     middle = x.shape[-1] // HALF
     end = x.shape[-1]
     swapped = net.concat(net.neg(_cut(net, x, middle, end)), _cut(net, x, 0, middle), axis=-1)
@@ -263,7 +271,9 @@ def filter_gradient(work: Work) -> Graph:
     dy = net.input("dy", (frames * n, k, *small))
     window: dict[str, Any] = {"kernel": taps[3:], "stride": stride[1:], "dilation": dilation[1:]}
     window["pad"] = (pads[2:4], pads[4:6])
+    # frame f of dy meets frame f stride + shift of x
     shifts = [tap * dilation[0] - pads[0] for tap in range(taps[2])]
+    # at the borders a shift leads outside x: those frames of dy have no term
     used = {
         shift: [f for f in range(frames) if 0 <= f * stride[0] + shift < depth] for shift in shifts
     }

@@ -89,11 +89,13 @@ def mish(work: Work) -> Graph:
     x = net.input("x", _only_shape(work), _dtypes(work, 1)[0])
     wide = _wide(net, x)
     zero = net.fill((1,), 0.0)
+    # for x > 0 with e^-x, which cannot overflow
     power, square = _two_powers(net, wide, -1.0)
     twice = net.muls(power, number=2.0)
     top = net.adds(twice, number=1.0)
     bottom = net.adds(net.add(twice, net.muls(square, number=2.0)), number=1.0)
     above = net.select(net.greater(wide, zero), net.div(top, bottom), zero)
+    # for x <= 0 with e^x
     power, square = _two_powers(net, wide, 1.0)
     top = net.add(net.muls(power, number=2.0), square)
     below = net.select(net.less_equal(wide, zero), net.div(top, net.adds(top, number=2.0)), zero)
@@ -125,6 +127,7 @@ def exp(work: Work) -> Graph:
     (dtype,) = _dtypes(work, 1)
     net = GraphBuilder(work.operator)
     x = net.input("x", _only_shape(work), dtype)
+    # tensors, not numbers: a constant 1 would be folded away, and the measured chain has it
     exponent = net.mul(x, net.input("scale", (1,), dtype))
     exponent = net.add(exponent, net.input("shift", (1,), dtype))
     if base not in (-1.0, 1.0):
@@ -144,6 +147,7 @@ def masked_scale(work: Work) -> Graph:
         raise InputError("masked_scale: x and mask", str(len(work.shapes)), "mend that row")
     dtypes = _dtypes(work, 2)
     floats = {dtype for dtype in dtypes if forms.is_float(dtype)}
+    # bool x uint8 stays a byte; fp16 x bf16 needs fp32, as neither holds the other
     product_dtype = dtypes[0] if not floats else floats.pop() if len(floats) == 1 else "fp32"
     net = GraphBuilder(work.operator)
     x = net.input("x", work.shapes[0], dtypes[0])
@@ -168,7 +172,9 @@ def addcdiv(work: Work) -> Graph:
     dtype = _one_format(work)
     elements = sum(forms.elements(shape) for shape in lists[0])
     net = GraphBuilder(work.operator)
+    # 3 lists of tensors with 100 and 50 elements: three tensors of 150
     x1, x2, x3 = (net.input(name, (elements,), dtype) for name in ("x1", "x2", "x3"))
+    # fp32, rounded once at the end
     share = net.div(_wide(net, x2), _wide(net, x3))
     step = net.mul(share, net.input("scalar", (1,), "fp32"))
     net.output(_narrow(net, net.add(_wide(net, x1), step), dtype))
@@ -210,6 +216,7 @@ def swi_glu(work: Work) -> Graph:
     rows = forms.elements(shape[:axis])
     inner = forms.elements(shape[axis + 1 :])
     net = GraphBuilder(work.operator)
+    # 7 columns: the last one is dropped, halves of 3
     if shape[axis] % 2:
         longer = net.input("x", (rows, shape[axis] * inner), dtype)
         even = net.slice(longer, begin=(0, 0), end=(rows, 2 * half * inner))
@@ -265,6 +272,7 @@ def foreach_norm(work: Work) -> Graph:
 
 def _norm_of_rows(net: GraphBuilder, x: Any, power: float) -> Any:
     """Return the p-norms of the rows of a matrix."""
+    # the number of elements that are not 0, by convention
     if power == 0:
         return net.reduce_sum(net.not_equal(x, net.fill((1,), 0.0)), axis=1)
     if power == 1:
@@ -272,6 +280,7 @@ def _norm_of_rows(net: GraphBuilder, x: Any, power: float) -> Any:
     if power == 2:
         return net.sqrt(net.reduce_sum(net.square(x), axis=1))
     if math.isinf(power):
+        # p = infinity: the largest size; -infinity: the smallest
         fold = net.reduce_max if power > 0 else net.reduce_min
         return fold(net.abs(x), axis=1)
     total = net.reduce_sum(_to_the(net, net.abs(x), power), axis=1)
@@ -286,6 +295,7 @@ def _to_the(net: GraphBuilder, x: Any, power: float) -> Any:
     if not size.is_integer() or size > LARGEST_PRODUCT:
         return net.exp(net.muls(net.log(x), number=power))
     result = x
+    # 5 is 101 in binary: x, squared, squared again and times x
     for digit in f"{int(size):b}"[1:]:
         result = net.square(result)
         if digit == "1":
@@ -309,6 +319,7 @@ def arg_max(work: Work) -> Graph:
     along = tuple(n if at == axis else 1 for at, n in enumerate(shape))
     net = GraphBuilder(work.operator)
     x = _wide(net, net.input("x", shape, _dtypes(work, 1)[0]))
+    # index of each largest number, `count` elsewhere; the least of these is the first
     hits = net.equal(x, net.reduce_max(x, axis=axis, keepdims=True))
     indices = net.constant(np.arange(count, dtype=np.float32).reshape(along))
     beyond = net.constant(np.full((1,) * len(shape), count, np.float32))
@@ -325,6 +336,7 @@ def _quantised_rows(net: GraphBuilder, x: Any, shape: Shape) -> None:
     """
     top = net.reduce_max(net.abs(x), axis=-1, keepdims=True)
     scale = net.muls(top, number=1.0 / LARGEST_BYTE)
+    # a row of zeros would divide by 0
     scale = net.clip(scale, low=LEAST_SCALE, high=math.inf)
     q = net.cast(net.mul(x, net.rec(scale)), dtype="int8")
     net.output(net.reshape(q, shape=shape))
@@ -368,6 +380,7 @@ def dequant_swiglu_quant(work: Work) -> Graph:
         by_row = net.input("by_row", (rows, 1, 1), dtypes[2])
         parts = zip(halves, _halves(net, by_column), strict=True)
         halves = [net.mul(net.mul(half, factor), by_row) for half, factor in parts]
+    # by default the second half goes through silu
     gate, linear = halves if work.attributes.get("activate_left", False) else halves[::-1]
     y = net.mul(net.silu(gate), linear)
     if len(shapes) > 1 + len(input_factors):
