@@ -123,7 +123,7 @@ class RowWriter:
     def source(
         self, name: str, rows_at_once: int, *, packed: bool = False, depth: int = 1
     ) -> Stream:
-        """Return a tensor like x, of which `rows_at_once` rows fit a slot; packed rows lie side by side."""
+        """Return a tensor like x with slots of `rows_at_once` rows; packed rows lie side by side."""
         columns = self.rows.columns
         # packed rows serve instructions that run over several rows at once
         pitch = columns if packed else aligned(columns, self.rows.dtype)
@@ -155,7 +155,7 @@ class RowWriter:
         return Stream(self.k, queue, self._tensor(name, columns, dtype), columns, pitch, columns)
 
     def numbers(self, name: str, rows_at_once: int) -> Stream:
-        """Return a result of one fp32 a row, such as its scale: `rows_at_once` rows are one run in UB."""
+        """Return a result of one fp32 number a row, such as a scale; they are one run in UB."""
         return self.result(name, 1, "fp32", rows_at_once, pitch=1)
 
     def constants(self, name: str, columns: int, dtype: str) -> None:
