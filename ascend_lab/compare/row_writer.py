@@ -123,7 +123,7 @@ class RowWriter:
     def source(
         self, name: str, rows_at_once: int, *, packed: bool = False, depth: int = 1
     ) -> Stream:
-        """Return a tensor like x with slots of `rows_at_once` rows; packed rows lie side by side."""
+        """Return a tensor like x with slots of `rows_at_once` rows, packed side by side or not."""
         columns = self.rows.columns
         # packed rows serve instructions that run over several rows at once
         pitch = columns if packed else aligned(columns, self.rows.dtype)
