@@ -144,6 +144,7 @@ class Road:
 
     def rewrite(self, graph: ir.Graph) -> tuple[ir.Graph, Mapping[str, int]]:
         """Return the graph after passes, in its number format, and how often each pass matched."""
+        # a switch file may turn single passes off
         names = [name for name in self.passes if self.switches.is_on(name, "GraphFusion")]
         graph = in_order(graph) if self.ordered else graph
         graph, report = run_passes(graph, names)
@@ -179,6 +180,7 @@ class Road:
 
     def stages(self, graph: ir.Graph, chip: Chip) -> Stages:
         """Return a model's graph after every stage; raises as `compile_stages`."""
+        # two halves, because callers may change layouts or fusion in between
         return finish_stages(front_stages(graph, chip, self), chip, self)
 
 
@@ -230,6 +232,7 @@ def in_format(graph: ir.Graph, dtype: str, keep: frozenset[str] = frozenset()) -
     """
     if dtype not in FORMATS:
         raise InputError(f"a dtype among {', '.join(FORMATS)}", dtype, "choose one")
+    # products run in int8, everything else in fp16
     if dtype == "int8":
         graph = quantise(graph)[0]
     return convert(graph, "fp16" if dtype == "int8" else dtype, keep=keep)[0]
@@ -331,9 +334,11 @@ def ledger(times: network.NetworkTimeline, bound: Bound) -> dict[str, float]:
     Raises `InputError` for a bound more than one cycle above the time: it belongs to another graph
     or chip.
     """
+    # one cycle of tolerance, as times are whole cycles
     if bound.time_s > times.time_s + 1 / times.chip.clock_hz:
         got = f"{bound.time_s * 1e6:.3f} us, the time is {times.time_s * 1e6:.3f} us"
         raise InputError("a bound of these times", got, "bound_of the graph and chip timed")
+    # the term that limits the bound is not a loss, so it comes first and the bound is taken from it
     limiting = FIRST.get(bound.unit, ())
     order = (*limiting, *(name for name in LAYERS if name not in limiting))
     cycles = Counter[str]()
@@ -362,6 +367,7 @@ def _subtract(terms: dict[str, float], seconds: float, order: tuple[str, ...]) -
     """Subtract seconds from the terms, in order, none below 0; return how many could be."""
     remaining = seconds
     for name in order:
+        # 30 us from terms of 20 and 15: 20 and 10, leaving 0 and 5
         taken = min(terms[name], remaining)
         terms[name] -= taken
         remaining -= taken
@@ -404,6 +410,7 @@ def _split_phase_time(phase: Timeline, order: tuple[str, ...], cycles: Counter[s
     busy = Counter[str]()
     for pipe, worked in phase.busy_cycles.items():
         kind = pipe.rpartition(".")[2]  # "AIC.M" of a mix launch is pipe "M"
+        # cube and vector cores of a mix launch both have an MTE2: the busier one counts
         busy[kind] = max(busy[kind], worked)
     # the cube's work if it were spread evenly over all cores, and as it is on the busiest one
     even_share = (
