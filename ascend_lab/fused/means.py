@@ -81,7 +81,8 @@ class Means:
         self.count = max(up(math.prod(band.depth.out_hw), FRACTAL) for band in bands)
         self.ones = k.tensor("ones", "fp16", AREA + FRACTAL)
         self.y = k.tensor("means", "fp16", shape.images * shape.blocks[1] * FRACTAL)
-        self.block_size, size = self.count * AREA, self.depth * AREA
+        self.block_size = self.count * AREA
+        size = self.depth * AREA
         self.results = k.queue(
             "y_l1", "L1", "fp16", self.block_size * blocks, src="MTE3", dst="MTE1"
         )
