@@ -1,13 +1,20 @@
-"""The error family: every message says what was needed, what was there, and a remedy.
+"""The errors of this package: every message says what was needed, what was there, and a remedy.
 
-Behind it what the commands print of them on standard error.
+    needed  "a chip among 910A, 910B"
+    got     "'910C'"
+    remedy  "did you mean 910B?"
+
+    a chip among 910A, 910B; got '910C'; did you mean 910B?
+
+Below are the functions with which commands print such messages on standard error.
 """
 
 import os
 import sys
 
+# Importing `typing` takes time, and the guard of the commands (Ctrl-C) should stand at once.
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # the guard starts at once
+if TYPE_CHECKING:
     from typing import Any
 
 
@@ -96,18 +103,22 @@ class ClusterError(AscendLabError):
 
 
 # -- on standard error -----------------------------------------------------------------------------
+# 128 + 2 (SIGINT), as shells report a program that Ctrl-C has ended
 INTERRUPTED = 130
 
 
 def printable(text: str) -> str:
-    """Return text as one line, with escapes for what a terminal would obey instead of showing."""
+    """Return text with escapes for characters that a terminal would obey instead of showing.
+
+    A file name may hold the sequence that clears the screen: it is printed as `\\x1b[2J`.
+    """
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def drop(stream: "Any") -> None:
-    """Forget what a stream still holds: the interpreter would try to write it at its end."""
+    """Redirect a broken stream to nowhere: the interpreter would flush it at its end and fail."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     except (OSError, ValueError):  # no stream of the system

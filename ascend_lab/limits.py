@@ -1,6 +1,8 @@
-"""What is too much, and the readers of numbers and files that ask before they work.
+"""Limits on what users write, and the readers of numbers and files that enforce them.
 
-Numbers in texts are plain ASCII: no digits of other scripts, no underscores, no nan, no infinity.
+A file of 10 GB, a list of a million cores or the number 1e999 is refused with a message before any
+work begins, instead of filling memory or overflowing later. Numbers in texts are plain ASCII: no
+digits of other scripts, no underscores (`int("1_0")` is 10 in Python), no nan, no infinity.
 """
 
 import csv
@@ -23,35 +25,47 @@ from ascend_lab.errors import AscendLabError, InputError
 
 Number = TypeVar("Number", int, float)
 
+# A gzip of 1 MB can hold 1 GB: the limits on files are those of their unpacked bytes.
 FILE_BYTES = 2**28
-"""Of a trace or a problem, also after unpacking."""
+"""Most bytes of a trace or a problem, also after unpacking: 256 MiB."""
 TABLE_BYTES = 2**25
+"""Most bytes of a table in CSV: 32 MiB."""
 TOML_BYTES = 2**20
+"""Most bytes of a TOML file: 1 MiB."""
 ARRAY_BYTES = 2**30
-"""Of an archive of arrays, unpacked."""
+"""Most bytes of an archive of arrays, unpacked: 1 GiB."""
+# Python's TOML parser recurses once per dot: a.a.a... of 10,000 dots would exhaust its stack.
 KEY_DOTS = 32
-"""In one key of a TOML file."""
+"""Most dots in one key of a TOML file."""
 ITEMS = 64
-"""Of one list in a TOML file."""
+"""Most items of one list in a TOML file."""
 COUNT = 10**6
-"""Of anything that a command line counts: cores, trials, seeds, plans."""
+"""The greatest count on a command line: of cores, trials, seeds, plans."""
 ROWS = 2**18
+"""Most rows of a table."""
 COLUMNS = 64
-"""Of a recorded space."""
+"""Most columns of a table, or of a recorded space."""
 SEEDS = 1000
+"""Most random seeds of one command."""
 LINKS = 2**17
-"""Of a topology."""
+"""Most links of a topology."""
 INSTRUCTIONS = 2**16
-"""In all programs of one kernel."""
+"""Most instructions in all programs of one kernel."""
 WINDOWS = 2**32
-"""Elements in all windows of one pooling."""
+"""Most elements in all windows of one pooling."""
 PROCESSES = 32
+"""Most processes that a command starts."""
+# Above 2^53 a float skips whole numbers: 2^53 + 1 is read as 2^53.
 WHOLE = 2**53
+"""The greatest whole number in an argument."""
+# Their squares and products stay finite as well: 1e30 ** 2 = 1e60, far below 1.8e308.
 TINY = 1e-30
+"""The least size of a number that is not 0, whatever its unit."""
 HUGE = 1e30
-"""A number that is not 0 lies between these, whatever its unit."""
+"""The greatest size of a number, whatever its unit."""
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
+# at most 18 and 80 digits: `int` and `float` of a million digits take long
 _NUMBER = re.compile(r"[+-]?([0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})([eE][+-]?[0-9]{1,4})?")
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|' + r"'[^'\n]*'")
 _SHORT = reprlib.Repr()
@@ -61,30 +75,31 @@ _SHORT.maxother = 60
 
 
 def refuse_above(
-    what: str,
+    quantity: str,
     value: float,
     limit: float,
     remedy: str = "use a smaller one",
     kind: type[AscendLabError] = InputError,
 ) -> None:
-    """Raise an error of `kind` that names the limit and the value if the value is above it."""
+    """Raise an error of class `kind` if a value is above its limit; the message names both."""
     if value > limit:
-        raise kind(f"{what} of at most {limit:,}", f"{value:,}", remedy)
+        raise kind(f"{quantity} of at most {limit:,}", f"{value:,}", remedy)
 
 
 def shown(value: object) -> str:
-    """Return a value as short text: also nested, long and many-digit ones."""
+    """Return any value as text of at most 80 characters, for messages."""
     try:
         return _SHORT.repr(value)[:80]
     except (ValueError, RecursionError):
+        # Python refuses to print an int of more than 4300 digits
         return f"a {type(value).__name__} too long to print"
 
 
-def labelled(name: str, kind: str, most: int) -> str:
-    """Return "name (kind)" in at most `most` characters; of what is longer the end is left out."""
-    room = max(8, most - len(kind) - 3)
-    text = f"{name if len(name) <= room else name[: room - 2] + '..'} ({kind})"
-    return text if len(text) <= most else f"{text[: most - 2]}.."
+def labelled(name: str, kind: str, max_length: int) -> str:
+    """Return "name (kind)" in at most `max_length` characters; a longer name ends in two dots."""
+    name_length = max(8, max_length - len(kind) - 3)
+    text = f"{name if len(name) <= name_length else name[: name_length - 2] + '..'} ({kind})"
+    return text if len(text) <= max_length else f"{text[: max_length - 2]}.."
 
 
 def choice_in(message: str) -> tuple[str, str, str]:
@@ -106,7 +121,7 @@ def choice_in(message: str) -> tuple[str, str, str]:
 
 # -- numbers in texts -----------------------------------------------------------------------------
 def whole_of(text: str) -> int | None:
-    """Return the whole number a text means, None if it means none."""
+    """Return the whole number in a text: 12 for " +12 ", None for "12.0" or "twelve"."""
     plain = text.strip()
     return int(plain) if _WHOLE.fullmatch(plain) else None
 
@@ -118,7 +133,7 @@ def wholes_of(text: str, separator: str) -> tuple[int, ...]:
 
 
 def number_of(text: str) -> float | None:
-    """Return the finite number a text means, 0 or from `TINY` to `HUGE`; None if it means none."""
+    """Return the number in a text, 0 or `TINY` to `HUGE` in size; None if there is no such one."""
     plain = text.strip()
     value = float(plain) if _NUMBER.fullmatch(plain) else None
     return value if value is not None and (value == 0 or TINY <= abs(value) <= HUGE) else None
@@ -140,44 +155,51 @@ def decimal(text: str) -> float:
     return _argument(number_of(text), needed, HUGE, text)
 
 
-def _argument(value: Number | None, what: str, most: Number, text: str) -> Number:
+def _argument(value: Number | None, needed: str, limit: Number, text: str) -> Number:
+    """Return an argument's value; raise the error that argparse reports if it is none."""
     if value is None:
-        raise ArgumentTypeError(f"{what} in ASCII digits; got {shown(text)}")
-    if abs(value) > most:
-        raise ArgumentTypeError(f"{what} of at most {most:,}; got {shown(text)}")
+        raise ArgumentTypeError(f"{needed} in ASCII digits; got {shown(text)}")
+    if abs(value) > limit:
+        raise ArgumentTypeError(f"{needed} of at most {limit:,}; got {shown(text)}")
     return value
 
 
 def json_number(value: object) -> float | None:
-    """Return a decoded number as a float; None for anything else and what leaves its range."""
+    """Return a number of a JSON file as a float; None for other values and for sizes above HUGE."""
+    # In Python True is an int; in JSON it is no number.
     fine = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if fine and abs(value) <= HUGE else None  # type: ignore[arg-type]
 
 
 # -- files ----------------------------------------------------------------------------------------
-def read_file(path: str | Path, what: str, most: int = FILE_BYTES) -> bytes:
-    """Return what is in a file, unpacked if it is a gzip; `what` names it in messages.
+def read_file(path: str | Path, what: str, max_bytes: int = FILE_BYTES) -> bytes:
+    """Return the bytes of a file, unpacked if it is a gzip; `what` names the file in messages.
 
-    Raises `InputError` for a file that cannot be read or, unpacked, has more than `most` bytes;
-    no more than that is ever held.
+    Raises `InputError` for a file that cannot be read or has more than `max_bytes` bytes after
+    unpacking. No more than that is ever in memory.
     """
     try:
         with Path(path).open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
+            packed = file.read(2) == b"\x1f\x8b"  # the first bytes of every gzip
             file.seek(0)
             # One byte more than allowed is read, never the terabyte a small archive may unpack to.
-            data = (gzip.GzipFile(fileobj=file) if packed else file).read(most + 1)
+            data = (gzip.GzipFile(fileobj=file) if packed else file).read(max_bytes + 1)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(what, f"{path}: {reason}", "check the path") from None
-    if len(data) > most:
+    if len(data) > max_bytes:
         unpacked = " when unpacked" if packed else ""
-        raise InputError(f"{what} of at most {most:,} bytes", f"more in {path}{unpacked}", "cut it")
+        raise InputError(
+            f"{what} of at most {max_bytes:,} bytes", f"more in {path}{unpacked}", "cut it"
+        )
     return data
 
 
 def json_of(data: str | bytes, where: str, remedy: str = "check the file") -> Any:
-    """Return the JSON in a text, null for nan and infinity; `InputError` for anything else."""
+    """Return the decoded JSON of a text; raise `InputError` for other texts.
+
+    NaN and Infinity, which Python's reader accepts and JSON does not have, become None.
+    """
     try:
         return json.loads(data, parse_constant=lambda word: None)
     except (ValueError, RecursionError) as error:
@@ -193,7 +215,7 @@ SEPARATORS = {
 
 
 def csv_of(data: bytes, where: str | Path) -> list[tuple[int, list[str]]]:
-    """Return the rows of a CSV file, each with its line, cells without blanks around them.
+    """Return (line number, cells) of each row of a CSV file; cells are stripped.
 
     Rows of empty cells are passed over. Raises `InputError`, also for a header with semicolons or
     tabs between its cells.
@@ -227,7 +249,7 @@ def _refuse_separators(header: str, where: str | Path) -> None:
 
 
 def toml_of(path: str | Path, what: str, kind: type[AscendLabError]) -> dict[str, Any]:
-    """Return the tables of a TOML file; raise an error of `kind` for anything else."""
+    """Return the tables of a TOML file; raise an error of class `kind` for other files."""
     try:
         text = read_file(path, what, TOML_BYTES).decode("utf-8")
         # tomllib makes a table for each dot of a key, one inside the other, by recursion: a key of
@@ -246,7 +268,7 @@ def toml_of(path: str | Path, what: str, kind: type[AscendLabError]) -> dict[str
 # -- what a file may say --------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A number that a file may hold: its kind, least and largest."""
+    """A number that a file may hold: whole or not, the least, the greatest."""
 
     kind: type[int] | type[float]
     low: float
@@ -254,19 +276,20 @@ class Range:
 
     def __contains__(self, value: Any) -> bool:
         """Tell whether a decoded value is such a number."""
+        # also no size below TINY, which would underflow in a product
         fine = type(value) is int if self.kind is int else json_number(value) is not None
         return fine and self.low <= value <= self.high and not 0 < abs(value) < TINY
 
     def __str__(self) -> str:
-        """Return what messages call it."""
+        """Return the words of messages: "a whole number from 1 to 64"."""
         return f"a {'whole ' * (self.kind is int)}number from {self.low:g} to {self.high:g}"
 
 
-def decoded(kind: Any, value: Any, where: str = "", most: int = ITEMS) -> Any:
-    """Return a decoded value, lists as tuples; raise `InputError` naming the place at fault.
+def decoded(kind: Any, value: Any, where: str = "", max_items: int = ITEMS) -> Any:
+    """Check a decoded value against a schema and return it, lists as tuples.
 
     A kind is bool, str, a `Range`, a tuple of words, a list with the kind of its items, or a table
-    of kinds by key. A list has at most `most` items. With the kind
+    of kinds by key. A list has at most `max_items` items. With the kind
 
         {"server": {"policy": ("static", "select"), "max_batch": Range(int, 1, 4096)}}
 
@@ -284,11 +307,13 @@ def decoded(kind: Any, value: Any, where: str = "", most: int = ITEMS) -> Any:
         # "server.toml: [server] queue_limit": tables stand in brackets, as in the file
         titles = {key: f"[{key}]" if isinstance(kind[key], Mapping) else key for key in value}
         places = {key: f"{where} {titles[key]}".strip() for key in value}
-        return {k: decoded(kind[k], v, places[k], most) for k, v in value.items()}
+        return {k: decoded(kind[k], v, places[k], max_items) for k, v in value.items()}
     if isinstance(kind, list):
-        if isinstance(value, list) and 0 < len(value) <= most:
-            return tuple(decoded(kind[0], v, f"{where}[{n}]", most) for n, v in enumerate(value))
-        needed = f"a list of 1 to {most}"  # also said of a list that is empty or too long
+        if isinstance(value, list) and 0 < len(value) <= max_items:
+            return tuple(
+                decoded(kind[0], v, f"{where}[{n}]", max_items) for n, v in enumerate(value)
+            )
+        needed = f"a list of 1 to {max_items}"  # also said of a list that is empty or too long
         fine = False
     elif isinstance(kind, Range):
         needed = str(kind)
@@ -306,7 +331,7 @@ def decoded(kind: Any, value: Any, where: str = "", most: int = ITEMS) -> Any:
 
 @contextmanager
 def naming(where: str | Path) -> Iterator[None]:
-    """Put the name of the file at fault in front of what an `InputError` says."""
+    """Put a file's name in front of the message of an `InputError` that is raised inside."""
     try:
         yield
     except InputError as error:

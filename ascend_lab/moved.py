@@ -1,6 +1,6 @@
 """Old names of packages: `ascend_lab.chip` is `ascend_lab.machine.chip` since version 0.27.
 
-A notebook or a hand-in of a reader that names an old package finds the new one, and is told so.
+A reader's notebook that imports an old name gets the new package and a `DeprecationWarning`.
 """
 
 from __future__ import annotations
@@ -33,14 +33,18 @@ MOVED = {
 
 
 class _Moved:
-    """Finds `ascend_lab.OLD` and modules below it: each is the module of the new name itself."""
+    """An import finder for `ascend_lab.OLD` and modules below it.
+
+    `import ascend_lab.chip.model` yields the very module `ascend_lab.machine.chip.model`, not a
+    copy: a class has one identity under both names.
+    """
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        package, _, rest = name.partition(".")
-        old = rest.partition(".")[0]
-        if package != "ascend_lab" or old not in MOVED:
+        package, _, below = name.partition(".")
+        old_package = below.partition(".")[0]
+        if package != "ascend_lab" or old_package not in MOVED:
             return None
         from importlib.machinery import ModuleSpec
 
@@ -50,21 +54,21 @@ class _Moved:
         import warnings
         from importlib import import_module
 
-        _, old, *below = spec.name.split(".")
-        new = ".".join(("ascend_lab", MOVED[old], *below))
-        warnings.warn(f"{spec.name} is {new} now", DeprecationWarning, stacklevel=2)
-        module = import_module(new)
+        _, old_package, *below = spec.name.split(".")
+        new_name = ".".join(("ascend_lab", MOVED[old_package], *below))
+        warnings.warn(f"{spec.name} is {new_name} now", DeprecationWarning, stacklevel=2)
+        module = import_module(new_name)
         spec.loader_state = module.__spec__  # Python is about to write the old name over it
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the module its own name back; it has run already."""
+        """Restore the module's spec under its new name; its code has run already."""
         if module.__spec__ is not None:
             module.__spec__ = module.__spec__.loader_state
 
 
 def find_old_names() -> None:
-    """Let imports of old names find the packages where they are now."""
+    """Install the finder, so that imports of old names work."""
     if not any(isinstance(finder, _Moved) for finder in sys.meta_path):
         # before the finder of files, which knows no old name
         sys.meta_path.insert(0, _Moved())

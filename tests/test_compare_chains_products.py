@@ -185,8 +185,8 @@ def test_gated_groups_in_bytes(beside):
     sums = grouped(found, beside, x, w, scale=scale)
     wanted = many_groups(rows, x, w) * np.repeat(scale, rows, 0)
     np.testing.assert_allclose(sums, wanted, rtol=2.0**-20, atol=1e-6)
-    assert found.behind is not None
-    given, (q, step) = computed(found.behind)
+    assert found.result_graph is not None
+    given, (q, step) = computed(found.result_graph)
     left, right = np.split(given["y"] * given["token"], 2, 1)
     gated = left / (1 + np.exp(-left)) * right
     np.testing.assert_allclose(step[:, 0], np.abs(gated).max(1) / 127, rtol=1e-4)
@@ -278,12 +278,12 @@ def test_groups_in_rows_of_no_whole_blocks_are_converted_in_their_launch():
 
     whole = row(512, 512)
     ragged = row(511, 511)
-    assert groups.grouped_matmul(whole).before is None
+    assert groups.grouped_matmul(whole).operand_graph is None
     found = groups.grouped_matmul(ragged)
-    assert found.before is not None and found.together
-    assert found.before.outputs == ("a", "b")
-    assert found.before.types["b"].layout == "FRACTAL_ZN"
-    turned = groups.grouped_matmul(row(511, 512, trans_b=True)).before
+    assert found.operand_graph is not None and found.together
+    assert found.operand_graph.outputs == ("a", "b")
+    assert found.operand_graph.types["b"].layout == "FRACTAL_ZN"
+    turned = groups.grouped_matmul(row(511, 512, trans_b=True)).operand_graph
     assert turned is not None and turned.types["b"].layout == "FRACTAL_NZ"
     moved_s = 2 * 511 * 511 * 2 / B2.device_memory.rate_bytes_per_s
     times = [grouped_time(one_row, B2) for one_row in (whole, ragged)]

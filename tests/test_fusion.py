@@ -19,7 +19,7 @@ from ascend_lab.compiler import (
 from ascend_lab.compiler.compile import Road, compile_stages
 from ascend_lab.compiler.fusion import (
     AUTOMATIC,
-    LONGEST,
+    MAX_GROUP,
     RULES,
     Count,
     Fused,
@@ -294,9 +294,9 @@ def test_moves_in_a_row_are_one_copy():
 
 
 def test_groups_end_at_the_longest():
-    fused = fuse(adds(LONGEST + 3), A910)
-    assert max(len(g) for g in fused.groups) <= LONGEST
-    assert sum(len(g) for g in fused.groups) == LONGEST + 3
+    fused = fuse(adds(MAX_GROUP + 3), A910)
+    assert max(len(g) for g in fused.groups) <= MAX_GROUP
+    assert sum(len(g) for g in fused.groups) == MAX_GROUP + 3
     assert len(fused.groups) == 2
 
 

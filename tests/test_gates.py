@@ -25,8 +25,8 @@ def limited(most):
 def run(job, chip, plain=False, seed=0):
     """Return what the kernel writes, and what NumPy says."""
     rng = np.random.default_rng(seed)
-    after = (PLAIN, PLAIN) if plain else (limited(90.0), limited(1.0))
-    job = replace(job, after=after)
+    functions = (PLAIN, PLAIN) if plain else (limited(90.0), limited(1.0))
+    job = replace(job, functions=functions)
     (n, c, mid) = (job.n, job.c, job.mid)
     wide = job.blocks * 16
     x = rng.integers(-3, 4, (n, c, job.h, job.w)).astype(np.float16)

@@ -58,10 +58,10 @@ def test_a_limit_belongs_to_what_it_allows(tmp_path):
         with pytest.raises(ArgumentTypeError, match="of at most"):
             read(text)
     few = [limits.Range(int, 1, 9)]
-    assert limits.decoded(few, [1, 9, 9], most=3) == (1, 9, 9)
+    assert limits.decoded(few, [1, 9, 9], max_items=3) == (1, 9, 9)
     for wrong in ([1, 9, 9, 9], [], [1, 0], [1, 10], [1, "9"]):
         with pytest.raises(InputError):
-            limits.decoded(few, wrong, most=3)
+            limits.decoded(few, wrong, max_items=3)
     (tmp_path / "x").write_bytes(bytes(9))
     assert len(limits.read_file(tmp_path / "x", "a file", 9)) == 9
     with pytest.raises(InputError, match="of at most 8 bytes"):

@@ -14,7 +14,7 @@ from ascend_lab.errors import CapacityError
 from ascend_lab.fused.means import diagonal
 from ascend_lab.fused.tandem_kernel import tandem_launch
 from ascend_lab.fused.tandem_schedules import TIMED, ranked, tandem_launches
-from ascend_lab.fused.tandem_shape import Tandem, TandemSchedule, ways_of
+from ascend_lab.fused.tandem_shape import Tandem, TandemSchedule, mixed_counts
 from ascend_lab.lab.kernels import conv2d_reference
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.isa import as_kernel
@@ -91,7 +91,7 @@ def test_values_equal_numpy_however_it_is_divided(
     assume(min(sizes[2:4]) + 2 * (taps // 2) >= taps)
     tandem = tandem_of(sizes, taps, step, taps // 2, bias=bias)
     chip = load_chip(name)
-    images = images if images in ways_of(tandem.depth) else 1
+    images = images if images in mixed_counts(tandem.depth) else 1
     most = tandem.depth.blocks[1], sizes[0] // images, tandem.depth.out_hw[0]
     grid = tuple(map(min, grid, most))
     assume(np.prod(grid) <= chip.core_count)

@@ -144,7 +144,7 @@ def _fixed(piece: Piece) -> str:
     """Return why a kernel with convolutions has nothing to choose; "" if it may."""
     nodes = piece.graph.nodes
     if special := special_form(piece.graph, nodes):
-        return special[0].untuned
+        return special[0].no_tuning_reason
     return ""
 
 

@@ -61,6 +61,7 @@ class Compared:
         """model / measured - 1."""
         if self.model_s is None or not self.measured_s:
             return None
+        # 12 us by the model, 10 us measured: +20 %
         return self.model_s / self.measured_s - 1.0
 
     @property
@@ -93,6 +94,7 @@ class Compared:
             return f"{name:<52}  refused: {self.refused}"
         times = (self.measured_s, self.model_s, self.bound_s)
         columns = "".join(" " + _microseconds(time_s) for time_s in times)
+        # a bound that a measurement beats is a bug of the model, so the line says so
         below = "  below our bound" * self.is_below_bound
         return f"{name:<52}{columns} {self.error:>+8.0%}  {self.limit}{below}{marks}"
 
@@ -182,6 +184,7 @@ def group_of(name: str, rows: list[Compared]) -> Group:
         return Group(name, len(rows), 0, None, None, None, below)
     # exp(mean of log(1 + error)) - 1; the floor keeps a model time of 0 from log(0)
     bias = math.expm1(float(np.mean(np.log1p(np.maximum(errors, -1 + 1e-12)))))
+    # without the sign: a model 20 % too slow and one 20 % too fast are equally wrong
     median, p90 = (float(q) for q in np.percentile(np.abs(errors), (50, 90)))
     return Group(name, len(rows), len(errors), bias, median, p90, below)
 
@@ -201,11 +204,13 @@ def compare(path: str | Path, chip: Chip | None = None, like: str = "") -> Compa
 def read_measured(path: str | Path, chip: Chip | None = None) -> list[Measured]:
     """Return the measured rows of a table or a profile; raises `InputError` for other files."""
     data = read_file(path, "a table of measured rows", TABLE_BYTES)
+    # lines that begin with "#" are remarks
     lines = [(line, row) for line, row in csv_of(data, path) if not row[0].startswith("#")]
     if not lines:
         raise InputError(f"{path}: a header and rows", "an empty file", "write at least one row")
     refuse_above(f"{path}: rows", len(lines) - 1, ROWS)
     header = lines[0][1]
+    # a table of ours names the chip in every row, a profile of msprof nowhere
     if profile.is_profile(header):
         if chip is None:
             needed = f"{path}: the chip that this profile was recorded on"
@@ -233,6 +238,9 @@ def compare_rows(
         if row.work is None or row.refused:
             yield Compared(row.case, row.group, row.measured_s, refused=row.refused or "no work")
             continue
+        # Records of work hold mappings, which cannot be keys of a dict; their text can. Tables
+        # repeat
+        # the same work with other schedules, and one estimate takes up to seconds.
         key = repr(row.work)
         if key not in answers:
             answers[key] = _answer(row.work, chip, like)

@@ -1,4 +1,8 @@
-"""Measured kernels that are small graphs here (see `chains`), and grouped products."""
+"""Times of measured kernels that are small graphs here (see `chains`), or grouped products.
+
+A library kernel such as SwiGlu is one kernel there; here it is a graph of slices, silu and a
+product, which is compiled into one kernel or a few. The estimate says into how many.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ READ_IN_PART = (
     "moe_finalize_routing",
     "resize_bilinear",
 )
-"""Chains that need not read all of their inputs: indices say what."""
+"""Chains that read only those parts of their inputs to which indices point."""
 
 MIX_KERNELS = ("grouped_matmul",)
 """Kernels started as those of cube and vector cores together, though only cubes work.
@@ -34,16 +38,19 @@ FETCHED = {
     "foreach_norm": ("",),
     "swi_glu": ("", "Slice+SwiGlu"),
 }
-"""Kernels in Ascend C on all vector cores, as those of `row_kernels` are, by a row's `kernels`."""
+"""Chains whose measured kernel is written in Ascend C, so that all vector cores fetch its code.
+
+The value lists what the table's column `kernels` says in such rows: "" for a single kernel.
+"""
 SUPER_KERNELS = ("mla_prolog",)
-"""Chains in one measured kernel that no fusion of ours makes: barriers part its pieces, no starts.
+"""Chains measured as one kernel which here are several: only barriers stand between these.
 
 They are timed as a super kernel of a network: one start, of cores of both kinds.
 """
 
 
 def ends_as_given(graph: Graph) -> Graph:
-    """Return a graph with layouts; where an input lies in blocks, so do the cube's results."""
+    """Assign layouts to a graph: the cube's results lie in blocks if any input does, else plain."""
     from ascend_lab.compiler.layout import Assigner
 
     blocked = any(graph.types[name].layout != "ND" for name in graph.inputs)
@@ -51,13 +58,15 @@ def ends_as_given(graph: Graph) -> Graph:
 
 
 def chain(work: Work, graph: Graph, chip: Chip) -> Estimate:
-    """Time the kernels of a small graph, each tensor in the format that the row gives it."""
+    """Time the kernels of a small graph whose tensors have the number formats of the row."""
     from ascend_lab.compiler import Road, bound_of, finish_stages, front_stages, network, tasks
     from ascend_lab.compiler.compile import Layouts
 
+    # measured on a part of the chip
     if "cores" in work.attributes:
         cores = cores_of(chip, "cores", work.attributes["cores"])
         chip = replace(chip, core_count=cores)
+    # dtype "": the graph's number formats stay as they are
     road = Road(dtype="", layouts=Layouts(ends_as_given))
     front = front_stages(graph, chip, road)
     if cut := KERNELS.get(work.operator):
@@ -73,6 +82,7 @@ def chain(work: Work, graph: Graph, chip: Chip) -> Estimate:
             cut_by = "in one launch, barriers between"
         times = network.simulate_graph(compiled)
     bound = bound_of(front.rewritten, at_peak(chip))
+    # no schedule is quicker than the bytes that it has to read
     if work.operator not in READ_IN_PART:
         bound = with_bytes(bound, graph, at_peak(chip))
     marks = [f"kernels of ours: {len(times.operators)}, {cut_by}"]
@@ -80,42 +90,43 @@ def chain(work: Work, graph: Graph, chip: Chip) -> Estimate:
         marks.append(f"l2 {work.l2}: timed cold")
     if aside := times.on_ai_cpu:
         marks.append(", ".join(line.type for line in aside))
-    found = of_tasks(work, chip, times, bound, tuple(marks))
+    estimate = of_tasks(work, chip, times, bound, tuple(marks))
     if work.kernels in FETCHED.get(work.operator, ()):
-        return fetched(found, chip, chip.cores_of("vector"))
-    return found
+        return fetched(estimate, chip, chip.cores_of("vector"))
+    return estimate
 
 
 def grouped(work: Work, chip: Chip) -> Estimate:
-    """Time a product by hand, and what stands before and behind it.
+    """Time a grouped product, the conversions of its operands and the steps on its result.
 
-    Each starts on its own, but for what is `together` in a launch. The product finds of its
-    operands what their conversion has left in L2, and has to make room: what that wrote and L2
-    cannot hold goes to memory meanwhile.
+    Each kernel has a start of its own, except conversions that are `together` with the product in
+    one launch. What a conversion has left in L2 the product finds there; what does not fit goes to
+    memory while the product runs.
     """
     from ascend_lab.compiler import Road, bound_of, simulate_graph
     from ascend_lab.compiler.compile import Layouts
     from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
 
-    found = GROUPS[work.operator](work)
-    bound = with_bytes(bound_of(found.products, at_peak(chip)), found.products, at_peak(chip))
-    kernel = found.kernel(chip)
+    product = GROUPS[work.operator](work)
+    bound = with_bytes(bound_of(product.products, at_peak(chip)), product.products, at_peak(chip))
+    kernel = product.kernel(chip)
     memory = DeviceMemory.of(chip)
     parts: dict[str, float] = {}
     kernels = 1
-    if found.before:
-        lines, memory = converted(found.before, kernel, chip)
+    if product.operand_graph:
+        lines, memory = converted(product.operand_graph, kernel, chip)
         # between two phases of a launch all cores wait for each other
         inside_s = sum(line.cycles + chip.all_cores_cycles for line in lines) / chip.clock_hz
-        parts["operands"] = inside_s if found.together else sum(line.task_s for line in lines)
-        kernels += 0 if found.together else len(lines)
+        parts["operands"] = inside_s if product.together else sum(line.task_s for line in lines)
+        kernels += 0 if product.together else len(lines)
     line = simulate_kernel(kernel, chip, memory)
     if work.operator in MIX_KERNELS:
         line = replace(line, mix_cycles=round(chip.mix_start_s * chip.clock_hz))
     parts["products"] = line.task_s
+    # the host's part of the first start, which a profiler's task does not include
     by_host_s = chip.launch_overhead_s - chip.queued_launch_s
-    if found.behind:
-        stages = Road(dtype="", layouts=Layouts(ends_as_given)).stages(found.behind, chip)
+    if product.result_graph:
+        stages = Road(dtype="", layouts=Layouts(ends_as_given)).stages(product.result_graph, chip)
         times = simulate_graph(stages.compiled, written=("y",))
         parts["behind"] = times.time_s - by_host_s
         kernels += len(times.operators)
@@ -130,9 +141,9 @@ def grouped(work: Work, chip: Chip) -> Estimate:
 def converted(
     graph: Graph, kernel: Kernel, chip: Chip
 ) -> tuple[list[KernelTimeline], DeviceMemory]:
-    """Return the times of the kernels that write operands of a kernel, and the memory after them.
+    """Return the timelines of the kernels that convert a kernel's operands, and L2 after them.
 
-    The graph's outputs have the names of the kernel's tensors.
+    The graph's outputs are named like the kernel's tensors.
     """
     from ascend_lab.compiler.compile import Front, Road, finish_stages
     from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
@@ -146,8 +157,9 @@ def converted(
         tensors = task.lowered.kernel.tensors
         lines.append(simulate_kernel(task.lowered.kernel, chip, memory))
         addresses = memory.addresses(tensors)
-        own = {task.value(name): address for name, address in addresses.items()}
-        places.update({name: (own[name], sizes[name]) for name in task.writes})
+        address_of = {task.value(name): address for name, address in addresses.items()}
+        places.update({name: (address_of[name], sizes[name]) for name in task.writes})
+        # the next kernel's own tensors lie above all of these
         top = max(addresses[b.name] + b.size_bytes for b in tensors)
         memory = replace(memory, workspace_bytes=top)
     return lines, memory.at(places)

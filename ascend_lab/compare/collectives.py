@@ -25,6 +25,7 @@ def collective(work: Work, own: Chip | None) -> Estimate:
     from ascend_lab.cluster import collective_time, load_topology
     from ascend_lab.cluster.loader import TOPOLOGIES
 
+    # by the wall clock a collective also waits for the hosts of all ranks
     if work.timing != "kernel":
         needed = f"{work.operator}: the time of its tasks on the devices, timing=kernel"
         raise UnsupportedError(needed, work.timing, "what hosts do meanwhile has no model")
@@ -39,6 +40,7 @@ def collective(work: Work, own: Chip | None) -> Estimate:
     marks = []
     if name in OTHER_TOPOLOGIES and type(ranks) is int:
         marks.append(f"topology: as {OTHER_TOPOLOGIES[name]}")
+        # "a3-pod:64": the preset with as many devices as the row has ranks
         name = f"{OTHER_TOPOLOGIES[name]}:{ranks}"
     if not isinstance(name, str) or name.partition(":")[0] not in TOPOLOGIES:
         needed = f"{work.operator}: a topology among {', '.join(TOPOLOGIES)}"
@@ -47,14 +49,15 @@ def collective(work: Work, own: Chip | None) -> Estimate:
     if type(ranks) is not int or not 2 <= ranks <= topology.size:
         needed = f"{work.operator}: ranks from 2 to {topology.size}, the devices of {name}"
         raise InputError(needed, shown(ranks), "mend that row")
-    found = collective_time(work.operator, topology, work.size_bytes, placement=range(ranks))
-    marks.append(f"{found.algorithm}, the quickest of the model")
+    fastest = collective_time(work.operator, topology, work.size_bytes, placement=range(ranks))
+    marks.append(f"{fastest.algorithm}, the quickest of the model")
     tokens_s = 0.0
+    # an all_to_all of experts also moves tokens inside each device
     if work.attributes.keys() >= set(OF_EXPERTS):
         chip, of_chip = chip_of(work.chip, own)
         tokens_s, moved = tokens_moved(work, chip)
         marks += [*of_chip, moved]
-    return Estimate(found.time_s + tokens_s, found.lower_bound_s, "links", {}, tuple(marks))
+    return Estimate(fastest.time_s + tokens_s, fastest.lower_bound_s, "links", {}, tuple(marks))
 
 
 def tokens_moved(work: Work, chip: Chip) -> tuple[float, str]:
@@ -78,9 +81,11 @@ def tokens_moved(work: Work, chip: Chip) -> tuple[float, str]:
         raise InputError(f"{work.operator}: topk above 0", shown(topk), "mend that row")
     row_bytes = work.size_bytes or 0.0
     if dtype == "int8":
+        # every byte is read and written once
         moved_bytes = 2.0 * row_bytes
-        said = f"dispatch: with the copy to the experts; {LATE_HOSTS}"
+        mark = f"dispatch: with the copy to the experts; {LATE_HOSTS}"
     else:
+        # topk rows are read for one row that is written
         moved_bytes = row_bytes + row_bytes / topk
-        said = "combine: with the sum over the experts of a token"
-    return moved_bytes / chip.device_memory.rate_bytes_per_s, said
+        mark = "combine: with the sum over the experts of a token"
+    return moved_bytes / chip.device_memory.rate_bytes_per_s, mark

@@ -10,6 +10,7 @@ from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 
 def _turns_blocks(dtype: str) -> bool:
     """Tell whether ours turns 16 channels of a format in one go, as the device does."""
+    # vtranspose turns 16 x 16 numbers of two bytes; others move one by one
     return DTYPE_BYTES[dtype] == 2
 
 
@@ -28,11 +29,13 @@ def converting_s(shapes: Sequence[Shape], dtype: str, count: int, chip: Chip) ->
     if not _turns_blocks(dtype):
         return 0.0
     total_s = 0.0
+    # the row says how many conversions there were, not of which tensors: the largest cost most
     for shape in sorted(shapes, key=math.prod, reverse=True)[:count]:
         plain = TensorType(shape, dtype)
         types = {"x": plain, "y": replace(plain, layout="NC1HWC0")}
         node = Node("y", "trans_data", ("x",), ("y",), {"layout": "NC1HWC0"})
         graph = Graph("layout", ("x",), ("y",), (node,), types)
         times = finish_stages(Front({}, graph, graph), chip, Road(dtype="")).timeline()
+        # kernels of a chain wait in the device's queue: only the first one pays the host's start
         total_s += times.time_s - (chip.launch_overhead_s - chip.queued_launch_s)
     return total_s

@@ -29,6 +29,7 @@ class Estimate:
 
 def at_peak(chip: Chip) -> Chip:
     """Return a chip whose memory has the peak rate of its interface, for bounds."""
+    # kernels reach less than the interface's rate; a bound may not assume such a loss
     memory = replace(chip.device_memory, rate_bytes_per_s=chip.memory_peak_bytes_per_s)
     return replace(chip, device_memory=memory)
 
@@ -70,6 +71,7 @@ def of_tasks(
 
 def largest(ledger: Mapping[str, float]) -> str:
     """Return the entry of a ledger that takes longest, apart from the bound itself."""
+    # the ledger lists the bound and what is lost on top of it
     losses_s = {entry: time_s for entry, time_s in ledger.items() if entry != "bound"}
     return max(losses_s, key=lambda entry: losses_s[entry], default="bound")
 
@@ -79,6 +81,7 @@ def fetched(estimate: Estimate, chip: Chip, cores: int) -> Estimate:
 
     The cores fetch one after another: 48 cores take 48 times `library_fetch_s`.
     """
+    # all cores ask for the same addresses, which memory serves one after another
     wait_s = cores * chip.library_fetch_s
     mark = f"with {1e6 * wait_s:.1f} us until {cores} cores have fetched its code"
     return replace(estimate, model_s=estimate.model_s + wait_s, marks=(*estimate.marks, mark))

@@ -42,11 +42,13 @@ def estimate(work: Work, own_chip: Chip | None = None, like: str = "") -> Estima
     """
     if work.operator == LANGUAGE:
         return _language_step(work, own_chip)
+    # a row may hold tokens per second, or microseconds per token: no time of one run
     if "metric" in work.attributes:
         needed = "a time of the whole work"
         raise InputError(needed, f"metric={work.attributes['metric']}", "it is a time per unit")
     if work.operator in COLLECTIVES:
         return collective(work, own_chip)
+    # a size in bytes and no shapes: only collectives are told so
     if work.size_bytes is not None:
         needed = f"a collective of {' and '.join(COLLECTIVES)}"
         raise UnsupportedError(needed, work.operator or "no operator", "others are not timed here")
@@ -91,8 +93,10 @@ def _timed(work: Work, chip: Chip, like: str) -> Estimate:
     if work.operator in ESTIMATES:
         return ESTIMATES[work.operator](work, chip)
     if not is_chain(work):
+        # where the library's own structure is known it is what was measured, not our kernel
         return as_library(work, chip, operator_alone(work, chip, like), like)
     # A chain's builder returns programs written by hand, the work of a single operator, or a graph.
+    # mish is a graph, group_norm a program, causal attention one operator
     built = CHAINS[work.operator](work)
     if isinstance(built, Programs):
         return programs(work, built, chip)

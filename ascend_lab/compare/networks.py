@@ -30,6 +30,7 @@ def network(work: Work, chip: Chip, like: str) -> Estimate:
     if "training" in work.group:
         needed = f"{work.operator}: inference"
         raise UnsupportedError(needed, work.group, "a step of training is more than its network")
+    # one format for the whole network
     dtype = work.dtypes[0] if len(work.dtypes) == 1 else ", ".join(work.dtypes) or "none"
     if dtype not in NETWORK_DTYPES:
         needed = f"{work.operator}: a network in {', '.join(NETWORK_DTYPES)}"
@@ -38,6 +39,7 @@ def network(work: Work, chip: Chip, like: str) -> Estimate:
     small = work.attributes.get(SMALL, 0) == 1
     road = cann_road(chip, dtype, small_channel=small) if like else Road(dtype=dtype)
     front = front_stages(graph, chip, road)
+    # a network whose tensors exceed device memory is timed in tiles of the batch or the image
     if placement.too_large(front.laid_out, chip.device_memory.size_bytes):
         times, _ = tiled.simulate_within(front, chip, None, road)
     else:
@@ -57,15 +59,18 @@ def _graph(work: Work) -> Graph:
         elif not is_told(word) and not _says_again(work, word, value):
             needed = f"{work.operator}: attributes that its time on one device depends on"
             raise UnsupportedError(needed, f"{word}={shown(value)}", "none is guessed")
+    # (8, 3, 224, 224) says batch 8 without the word
     if batch is None and work.shapes:
         batch = work.shapes[0][0]
-    whole = isinstance(batch, int) and not isinstance(batch, bool)
-    if not whole or batch < 1 or (work.shapes and work.shapes[0][0] != batch):
-        first = f", inputs of {work.shapes[0][0]}" if work.shapes else ""
+    # bool is a kind of int in Python: batch=True is no batch
+    is_integer = isinstance(batch, int) and not isinstance(batch, bool)
+    if not is_integer or batch < 1 or (work.shapes and work.shapes[0][0] != batch):
+        shape_words = f", inputs of {work.shapes[0][0]}" if work.shapes else ""
         needed = f"{work.operator}: a batch above 0 that inputs and attributes agree on"
-        raise InputError(needed, f"batch={shown(batch)}{first}", "mend that row")
+        raise InputError(needed, f"batch={shown(batch)}{shape_words}", "mend that row")
     graph = zoo.load_model(work.operator, batch=batch).graph
     name = graph.inputs[0]
+    # another image size than the zoo's: 3 x 299 x 299, say
     if work.shapes and graph.types[name].shape != work.shapes[0]:
         graph = zoo.load_model(work.operator, shapes={name: work.shapes[0]}).graph
     return graph

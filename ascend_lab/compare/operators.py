@@ -47,6 +47,7 @@ def operator_alone(work: Work, chip: Chip, like: str) -> Estimate:
     if not work.shapes:
         raise InputError(f"{work.operator}: a shape per input", "none", "write them in its order")
     settings = settings_of(work, chip, operator.attrs)
+    # a row measured on 20 of 24 cores
     if settings.cores is not None:
         chip = replace(chip, core_count=settings.cores)
     dtypes = _dtypes(work, settings.attributes)
@@ -58,6 +59,7 @@ def operator_alone(work: Work, chip: Chip, like: str) -> Estimate:
         from ascend_lab.compiler.like_cann import tiling_of_operator
 
         tiling = tiling_of_operator(work.shapes, dtypes, chip, settings.attributes)
+    # a profiler's task begins on the device, a wall-clock time with the host's call
     timeline = _timeline(work, chip, dtypes, settings.attributes, tiling)
     timeline = replace(timeline, start="queued" if work.timing == "kernel" else "cold")
     extra_s = 0.0  # of what was measured beside the kernel
@@ -87,6 +89,7 @@ def as_library(work: Work, chip: Chip, ours: Estimate, like: str) -> Estimate:
 
     if work.operator == TILED:
         return ours
+    # only kernels on rows are written in the library's structure
     kernel = row_kernel(work, chip)
     if kernel is None:
         if not like:
@@ -99,11 +102,12 @@ def as_library(work: Work, chip: Chip, ours: Estimate, like: str) -> Estimate:
     marks = (f"in the library's structure: {kernel.name}", *row_marks)
     limit = _limit_of(timeline)
     library = Estimate(timeline.time_s, ours.bound_s, limit, _busy_of(timeline), marks)
-    return fetched(library, chip, sum(len(part.bindings) for part in kernel.parts))
+    return fetched(library, chip, sum(len(program.bindings) for program in kernel.parts))
 
 
 def _busy_of(timeline: KernelTimeline) -> dict[str, float]:
     """Return the share of the time that each pipe works."""
+    # an empty kernel has 0 cycles
     total = max(timeline.total_cycles, 1)
     return {pipe: busy / total for pipe, busy in timeline.busy_cycles.items()}
 
@@ -123,6 +127,7 @@ def in_pairs(work: Work) -> Work:
     """
     if len(work.shapes) != 1:
         raise InputError("transpose: one input", str(len(work.shapes)), "mend that row")
+    # int64 has no lanes in the vector unit, but a transpose only moves bytes
     (shape,) = work.shapes
     rank = len(shape)
     perm = work.attributes.get("perm") or tuple(reversed(range(rank)))
@@ -155,6 +160,7 @@ def _timeline(
         work = attention.as_measured(work)
         dtypes = (dtypes[0],) * len(work.shapes)
         attributes = {**attributes, "causal": False}
+    # measured loops repeat a call on the same tensors, which then lie in L2
     is_warm = work.l2 == "warm"
     if is_warm or tiling is not None:
         case = work.operator, work.shapes, dtypes, chip
@@ -175,6 +181,7 @@ def _dtypes(work: Work, attributes: Mapping[str, Any]) -> tuple[str, ...]:
 
     operator = ops.get(work.operator)
     dtypes = tuple(ALIASES.get(dtype, dtype) for dtype in work.dtypes)
+    # a row may name the main format only
     if len(dtypes) == 1:
         return operator.input_types(len(work.shapes), dtypes[0], **attributes)
     if len(dtypes) != len(work.shapes):
@@ -190,6 +197,7 @@ def _bound_s(work: Work, chip: Chip, dtypes: Sequence[str], attributes: Mapping[
     """
     from ascend_lab.compiler import GraphBuilder, bound_of
 
+    # bounds are defined for graphs: this is one with a single node
     draft = GraphBuilder(work.operator)
     tensors = [
         draft.input(f"x{place}", shape, dtype)
@@ -216,12 +224,16 @@ def _memory_s(work: Work, graph: Graph, chip: Chip, network_s: float) -> float:
     """
     from ascend_lab.operators import ops
 
+    # operands in L2: no byte has to cross the memory interface
     if work.l2 == "warm":
         return 0.0
+    # seconds = bytes
+    # rate; the least bytes give the bound
     rate = chip.device_memory.rate_bytes_per_s
     if ops.get(work.operator).has("in place"):
         return sum(graph.types[name].data_bytes for name in graph.inputs[1:]) / rate
     written = sum(graph.types[name].data_bytes for name in graph.outputs)
+    # 60 MB written, an L2 of 48 MB that keeps what it can: 12 MB have to leave
     kept_in_l2 = min(written, chip.l2.size_bytes)
     if work.operator in READ_WHOLE:
         read = sum(graph.types[name].data_bytes for name in graph.inputs)

@@ -85,6 +85,7 @@ def is_profile(header: Sequence[str]) -> bool:
 def read_rows(rows: Sequence[tuple[int, list[str]]], chip: str, where: str) -> list[Measured]:
     """Return the tasks of a profile's lines, the header first; raises `InputError`."""
     (_, header), *lines = rows
+    # capitals do not matter: "OP Type", "Op Name"
     columns = [name.lower() for name in header]
     column_of = {
         entry: columns.index(name)
@@ -147,6 +148,7 @@ def _row(
     busy = {}
     for column, pipe in pipe_columns.items():
         share = number_of(cells[column]) if column < len(cells) else None
+        # pipes that did nothing are left out
         if share:
             busy[pipe] = share
     group = row["type"] or "no type"
@@ -167,11 +169,15 @@ def _task(row: Mapping[str, str]) -> Task:
         needed = f"a data type for each of {len(shapes)} inputs"
         raise InputError(needed, str(len(dtypes)), "mend that row")
     if row["type"] not in POINTWISE:
+        # A matrix of 100 x 100 in FRACTAL_NZ is printed as 7 x 7 x 16 x 16: the 100 is lost.
+        # Element
+        # by element that does not matter.
         for number, word in enumerate(_items(row.get("formats", ""))[: len(shapes)]):
             if word.upper() not in PLAIN:
                 needed = f"input {number} in a format whose shape is the tensor's, such as ND"
                 raise InputError(needed, word, "the shape of a blocked tensor hides its own")
     outputs = row.get("out_shapes", "").strip('" ')
+    # later outputs (indices, statistics) have no say in the attributes
     output = next(iter(_shapes(outputs)), None) if outputs not in ("", "N/A") else None
     output_dtypes = _items(row.get("out_dtypes", ""))
     return Task(row["type"], shapes, dtypes, output, output_dtypes[0] if output_dtypes else "")
@@ -253,6 +259,7 @@ def reading(task: Task) -> Reading:
             2 if POINTWISE[task.type] in ("add", "sub", "mul", "div", "max", "min", "pow") else 1
         )
         return Reading(POINTWISE[task.type], task.shapes[:count], task.dtypes[:count], {})
+    # types of several versions of one operator: MatMul, MatMulV2, MatMulV3
     for kinds, read in READERS.items():
         if task.type in kinds:
             return read(task)
@@ -286,6 +293,7 @@ def _matmul(task: Task) -> Reading:
     if len(task.shapes) > 2:
         marks.append("the bias is left out")
     name = "batch_matmul" if batched else "matmul"
+    # False is the default of both
     attributes = {key: value for key, value in fitting[0].items() if value}
     return Reading(name, task.shapes[:2], task.dtypes[:2], attributes, tuple(marks))
 
@@ -294,13 +302,14 @@ def _transpose(task: Task) -> Reading:
     """Read a transpose, if exactly one permutation turns the input's shape into the output's."""
     shape = task.shapes[0]
     output = task.output
+    # (2, 3, 4) to (4, 2, 3) leaves one order; (3, 3, 4) to (4, 3, 3) leaves two
     fitting: list[tuple[int, ...]] = []
     if output is not None and len(output) == len(shape) <= MOST_AXES:
         orders = permutations(range(len(shape)))
         fitting = [order for order in orders if tuple(shape[axis] for axis in order) == output]
     if len(fitting) != 1:
         got = f"{shape} to {output}, {len(fitting)} of them"
-        raise InputError(f"{task.type}: one permutation that fitting", got, "none is guessed")
+        raise InputError(f"{task.type}: one permutation that fits", got, "none is guessed")
     return Reading("transpose", (shape,), task.dtypes[:1], {"perm": fitting[0]})
 
 

@@ -29,7 +29,7 @@ class Programs:
     outputs: tuple[str, ...]
 
 
-def programs(work: Work, found: Programs, chip: Chip) -> Estimate:
+def programs(work: Work, row_programs: Programs, chip: Chip) -> Estimate:
     """Time kernels one after another on one L2, each with a start of its own.
 
     No schedule is quicker than the bytes of the inputs, and those of outputs beyond L2, at the peak
@@ -41,19 +41,22 @@ def programs(work: Work, found: Programs, chip: Chip) -> Estimate:
     from ascend_lab.compiler.network import NetworkTimeline, OperatorTime
     from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
 
-    kernels = found.write(chip)
+    kernels = row_programs.write(chip)
     tensors = {tensor.name: tensor for kernel in kernels for tensor in kernel.tensors}
     memory = DeviceMemory.of(chip)
+    # one place for each name: what kernel 1 writes as "y_rows" kernel 2 reads there, maybe from L2
     addresses = memory.addresses(tuple(tensors.values()))
     operators: list[OperatorTime] = []
     for kernel in kernels:
-        own = {t.name: (addresses[t.name], t.size_bytes) for t in kernel.tensors}
-        line = simulate_kernel(kernel, chip, memory.at(own))
+        address_of = {t.name: (addresses[t.name], t.size_bytes) for t in kernel.tensors}
+        line = simulate_kernel(kernel, chip, memory.at(address_of))
+        # the first kernel is started by the host, the others wait in the device's queue
         line = replace(line, start="queued" if operators else "cold")
         operators.append(OperatorTime(kernel.name, kernel.name, line))
     times = NetworkTimeline(work.operator, chip, tuple(operators), 0)
-    read = sum(tensors[name].size_bytes for name in found.inputs)
-    written = sum(tensors[name].size_bytes for name in found.outputs)
+    read = sum(tensors[name].size_bytes for name in row_programs.inputs)
+    written = sum(tensors[name].size_bytes for name in row_programs.outputs)
+    # 40 MB read, 60 MB written, an L2 of 48 MB: 40 + 12 = 52 MB cross the interface
     crossing = read + max(0, written - chip.l2.size_bytes)
     peak = at_peak(chip).device_memory.rate_bytes_per_s
     bound = Bound(memory=crossing / peak, launch=chip.launch_overhead_s)

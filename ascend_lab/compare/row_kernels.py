@@ -43,9 +43,10 @@ def row_kernel(work: Work, chip: Chip) -> Launch | None:
     if work.operator not in KERNELS or not chip.name.startswith(CHIPS):
         return None
     if work.l2 == "warm" or work.kernels or "cores" in work.attributes:
+        # such rows were not measured on this kernel alone
         return None  # operands in L2, a sum of several kernels, or a part of the chip
-    first = work.shapes[0]
-    rows = Rows(math.prod(first[:-1]), first[-1], work.dtypes[0])
+    x_shape = work.shapes[0]
+    rows = Rows(math.prod(x_shape[:-1]), x_shape[-1], work.dtypes[0])
     return KERNELS[work.operator](work, rows, chip)
 
 
@@ -68,12 +69,14 @@ def rms_norm(work: Work, rows: Rows, chip: Chip) -> Launch | None:
     cores = chip.cores_of("vector")
     if len(set(work.dtypes)) > 1 or pitch > LONGEST_NORM[rows.dtype]:
         return None  # gamma in fp32 beside halves, or rows that are cut
+    # Long rows go one at a time: their sum is folded within the row. Short ones go many at a time,
+    # as a repeat of each row is added at once.
     if pitch > MERGED_COLUMNS:
         return row_launch("rms_norm", chip, rows, 1, _norm_of_one, cores)
     if rows.dtype in HALF and len(gamma) == 1 and _is_few(x):
         return None
-    held = (chip.buffers["UB"] - RESERVED_BYTES) // (pitch * 16 + 260)
-    return row_launch("rms_norm_merged", chip, rows, held, _norm_of_many, cores)
+    rows_at_once = (chip.buffers["UB"] - RESERVED_BYTES) // (pitch * 16 + 260)
+    return row_launch("rms_norm_merged", chip, rows, rows_at_once, _norm_of_many, cores)
 
 
 def _is_few(shape: Sequence[int]) -> bool:
@@ -82,15 +85,15 @@ def _is_few(shape: Sequence[int]) -> bool:
     return few and (len(shape) == 2 or (len(shape) == 3 and shape[1] <= FEW_PLANES))
 
 
-def _norm_of_one(w: RowWriter, held: int) -> TileWriter:
+def _norm_of_one(w: RowWriter, rows_at_once: int) -> TileWriter:
     columns = w.rows.columns
     dtype = w.rows.dtype
-    x = w.source("x", held)
-    y = w.result("y", columns, dtype, held)
+    x = w.source("x", rows_at_once)
+    y = w.result("y", columns, dtype, rows_at_once)
     w.constants("gamma", columns, dtype)
 
-    def tile(first: Affine, count: int) -> None:
-        x.load(first, count)
+    def tile(row: Affine, count: int) -> None:
+        x.load(row, count)
         if dtype in HALF:
             w.vectors("vconv", columns)
             x.free()  # the row lives on in fp32
@@ -105,37 +108,38 @@ def _norm_of_one(w: RowWriter, held: int) -> TileWriter:
             w.vectors("vconv vmul vconv", columns)  # gamma anew for each row, times it, back
         else:
             w.vectors("vmul", columns)
-        y.store(first, count)
+        y.store(row, count)
 
     return tile
 
 
-def _norm_of_many(w: RowWriter, held: int) -> TileWriter:
+def _norm_of_many(w: RowWriter, rows_at_once: int) -> TileWriter:
     columns = w.rows.columns
     dtype = w.rows.dtype
     pitch = aligned(columns, dtype)
-    x = w.source("x", held)
-    y = w.result("y", columns, dtype, held)
-    rstd = w.numbers("rstd", held)
+    x = w.source("x", rows_at_once)
+    y = w.result("y", columns, dtype, rows_at_once)
+    rstd = w.numbers("rstd", rows_at_once)
     w.constants("gamma", columns, dtype)
     if dtype in HALF:
         w.vectors("vconv", columns)
-    w.vectors("vcopy", held * pitch)  # gamma beside each row
+    w.vectors("vcopy", rows_at_once * pitch)  # gamma beside each row
 
-    def tile(first: Affine, count: int) -> None:
+    def tile(row: Affine, count: int) -> None:
         elements = count * pitch
-        x.load(first, count)
+        x.load(row, count)
         if dtype in HALF:
             w.vectors("vconv", elements)
             x.free()
         w.vectors("vmul", elements)
         rstd.alloc()
+        # sums start at 0, a repeat of lanes for each row
         w.vectors("vdup", count * w.lanes)
         for _ in range(up(columns, w.lanes)):
             w.vectors("vadd", count * w.lanes)  # a repeat of every row
         w.reduce("vcadd", count)
         w.vectors("vmuls vadds vsqrt vdup vdiv", count)
-        rstd.store(first, count)
+        rstd.store(row, count)
         w.to_blocks(count)
         w.vectors("vcopy vmul", elements)
         if dtype not in HALF:
@@ -144,7 +148,7 @@ def _norm_of_many(w: RowWriter, held: int) -> TileWriter:
         w.vectors("vmul", elements)
         if dtype in HALF:
             w.vectors("vconv", elements)
-        y.store(first, count)
+        y.store(row, count)
 
     return tile
 
@@ -163,31 +167,34 @@ def dynamic_quant(work: Work, rows: Rows, chip: Chip) -> Launch | None:
     columns = rows.columns
     if len(work.shapes) > 1 or rows.dtype not in HALF:
         return None
+    # for these the library has a kernel of its own, which is not written here
     if columns in SINGLE_ROWS and 4 <= rows.count <= 384:
         return None
     cores = chip.cores_of("vector")
-    room = chip.buffers["UB"] - RESERVED_BYTES
-    held = min(255, room // (QUANT_BYTES * aligned(columns, rows.dtype)))
-    repeats = (room - 3392) // QUANT_BYTES // 64  # 3392 bytes of scales and constants
+    free_bytes = chip.buffers["UB"] - RESERVED_BYTES
+    # 192 KB of UB, rows of 4096 numbers of 11 bytes: 4 rows
+    rows_at_once = min(255, free_bytes // (QUANT_BYTES * aligned(columns, rows.dtype)))
+    # this kernel holds a whole tile in one repeat count: at most 255 x 64 numbers
+    repeats = (free_bytes - 3392) // QUANT_BYTES // 64  # 3392 bytes of scales and constants
     longest = min(repeats, chip.max_repeat) * 64
     if 128 <= columns <= longest and columns % 8 == 0:
-        held = min(longest // columns, rows.count)
-        cores = min(cores, rows.count // held)  # UB is filled first, then cores are
-        return row_launch("dynamic_quant_rows", chip, rows, held, _quantise_many, cores)
-    if not held:
+        rows_at_once = min(longest // columns, rows.count)
+        cores = min(cores, rows.count // rows_at_once)  # UB is filled first, then cores are
+        return row_launch("dynamic_quant_rows", chip, rows, rows_at_once, _quantise_many, cores)
+    if not rows_at_once:
         return None
-    return row_launch("dynamic_quant", chip, rows, held, _quantise_each, cores)
+    return row_launch("dynamic_quant", chip, rows, rows_at_once, _quantise_each, cores)
 
 
-def _quantise_each(w: RowWriter, held: int) -> TileWriter:
+def _quantise_each(w: RowWriter, rows_at_once: int) -> TileWriter:
     columns = w.rows.columns
     dtype = w.rows.dtype
-    x = w.source("x", held, depth=2)
-    y = w.result("y", columns, "int8", held)
-    scales = w.numbers("scale", held)
+    x = w.source("x", rows_at_once, depth=2)
+    y = w.result("y", columns, "int8", rows_at_once)
+    scales = w.numbers("scale", rows_at_once)
 
-    def tile(first: Affine, count: int) -> None:
-        x.load(first, count)
+    def tile(row: Affine, count: int) -> None:
+        x.load(row, count)
         y.alloc()
         scales.alloc()
         with w.k.loop("row", count):
@@ -196,6 +203,8 @@ def _quantise_each(w: RowWriter, held: int) -> TileWriter:
                 w.folding_max(columns)
                 w.wait()
             else:
+                # halves of fp16 are folded as they are, those of bf16 in fp32: the unit has no bf16
+                # maximum
                 w.vector("vconv", columns, wait=False)
                 w.vectors("vabs", columns, halves=True)
                 w.folding_max(columns, halves=True)
@@ -208,21 +217,21 @@ def _quantise_each(w: RowWriter, held: int) -> TileWriter:
             w.vector("vmul", 8, reads=2, wait=False)
             w.vector("vconv", columns, halves=True, wait=False)
         x.free()
-        y.store(first, count)
-        scales.store(first, count)
+        y.store(row, count)
+        scales.store(row, count)
 
     return tile
 
 
-def _quantise_many(w: RowWriter, held: int) -> TileWriter:
+def _quantise_many(w: RowWriter, rows_at_once: int) -> TileWriter:
     columns = w.rows.columns
-    x = w.source("x", held, packed=True)
-    y = w.result("y", columns, "int8", held, pitch=columns)
-    scales = w.numbers("scale", held)
+    x = w.source("x", rows_at_once, packed=True)
+    y = w.result("y", columns, "int8", rows_at_once, pitch=columns)
+    scales = w.numbers("scale", rows_at_once)
 
-    def tile(first: Affine, count: int) -> None:
+    def tile(row: Affine, count: int) -> None:
         elements = count * columns
-        x.load(first, count)
+        x.load(row, count)
         w.vectors("vconv", elements)
         x.free()
         w.vectors("vabs", elements)
@@ -237,8 +246,8 @@ def _quantise_many(w: RowWriter, held: int) -> TileWriter:
         scales.alloc()
         w.vector("vmul", count, reads=2, wait=False)
         w.vectors("vconv", elements, halves=True)
-        scales.store(first, count)
-        y.store(first, count)
+        scales.store(row, count)
+        y.store(row, count)
 
     return tile
 
@@ -256,34 +265,36 @@ def add_rms_norm_dynamic_quant(work: Work, rows: Rows, chip: Chip) -> Launch | N
         return None
     pitch = aligned(rows.columns, "int8")
     weights = 3 * 2 * pitch + 768  # gamma and two rows of smoothing, which there may be
-    held = (chip.buffers["UB"] - weights) // (16 * pitch + 8)
-    if held < 1:
+    rows_at_once = (chip.buffers["UB"] - weights) // (16 * pitch + 8)
+    if rows_at_once < 1:
         return None
-    held = min(held, MOST_ROWS)
+    rows_at_once = min(rows_at_once, MOST_ROWS)
     cores = chip.cores_of("vector")
-    return row_launch("add_rms_norm_dynamic_quant", chip, rows, held, _add_norm_quantise, cores)
+    return row_launch(
+        "add_rms_norm_dynamic_quant", chip, rows, rows_at_once, _add_norm_quantise, cores
+    )
 
 
-def _add_norm_quantise(w: RowWriter, held: int) -> TileWriter:
+def _add_norm_quantise(w: RowWriter, rows_at_once: int) -> TileWriter:
     columns = w.rows.columns
     dtype = w.rows.dtype
     pitch = aligned(columns, "int8")
-    x1 = w.source("x1", held)
-    x2 = w.source("x2", held)
-    total = w.result("x", columns, dtype, held)
-    y = w.result("y", columns, "int8", held)
-    scales = w.numbers("scale", held)
+    x1 = w.source("x1", rows_at_once)
+    x2 = w.source("x2", rows_at_once)
+    total = w.result("x", columns, dtype, rows_at_once)
+    y = w.result("y", columns, "int8", rows_at_once)
+    scales = w.numbers("scale", rows_at_once)
     w.constants("gamma", columns, dtype)
 
-    def tile(first: Affine, count: int) -> None:
+    def tile(row: Affine, count: int) -> None:
         elements = count * pitch
-        x2.load(first, count)
-        x1.load(first, count)
+        x2.load(row, count)
+        x1.load(row, count)
         w.vector("vconv", elements, wait=False)
         w.vectors("vconv vadd", elements)
         total.alloc()
         w.vectors("vconv", elements)
-        total.store(first, count)
+        total.store(row, count)
         w.vectors("vmul", elements)
         with w.k.loop("norm", count):
             w.halving_sum(columns)
@@ -298,6 +309,8 @@ def _add_norm_quantise(w: RowWriter, held: int) -> TileWriter:
         with w.k.loop("copy", count):
             w.vector("vmuls", columns, wait=False)  # times 1, where there is no smoothing
         w.wait()
+        # |q| <= 127 for the largest of each row: scale = max |x|
+        # 127
         w.vectors("vabs", elements)
         with w.k.loop("quantise", count):
             w.folding_max(columns)
@@ -308,8 +321,8 @@ def _add_norm_quantise(w: RowWriter, held: int) -> TileWriter:
         w.vectors("vconv", elements, halves=True)
         x1.free()  # its memory was the scratch of the quantisation
         x2.free()
-        y.store(first, count)
-        scales.store(first, count)
+        y.store(row, count)
+        scales.store(row, count)
 
     return tile
 
@@ -326,20 +339,22 @@ def dequant_swiglu_quant(work: Work, rows: Rows, chip: Chip) -> Launch | None:
     Source: quant/dequant_swiglu_quant, tiling_base.cpp, dynamic_base.hpp and _performance.hpp.
     """
     half = rows.columns // 2
-    whole = rows.dtype == "int32"
-    scales = len(work.shapes) - (3 if whole else 1)
-    if scales not in (0, 1) or not (whole or rows.dtype in HALF):
+    is_int32 = rows.dtype == "int32"
+    scales = len(work.shapes) - (3 if is_int32 else 1)
+    if scales not in (0, 1) or not (is_int32 or rows.dtype in HALF):
         return None
-    longest = chip.buffers["UB"] // (45 if whole else 25) // 32 * 32
+    longest = chip.buffers["UB"] // (45 if is_int32 else 25) // 32 * 32
     if half > longest:
         return None
     cores = chip.cores_of("vector")
     if half < SHORT_HALF and rows.count < SHORT_ROWS:
+        # a rule of the source for little work
         cores = min(cores, SHORT_CORES)
-    held = 1 if whole else longest // aligned(half, "int8")
-    ahead = whole and half % 8 == 0 and half <= SHORT_HALF
+    rows_at_once = 1 if is_int32 else longest // aligned(half, "int8")
+    # a rule of the source: short rows of int32 are loaded one row ahead
+    ahead = is_int32 and half % 8 == 0 and half <= SHORT_HALF
     start = partial(_swiglu, smooth=bool(scales), ahead=ahead)
-    return row_launch("dequant_swiglu_quant", chip, rows, held, start, cores)
+    return row_launch("dequant_swiglu_quant", chip, rows, rows_at_once, start, cores)
 
 
 SIGMOID = "vmuls vexp vadds vdiv"
@@ -348,24 +363,24 @@ SCALE = " vmul vmuls"
 """The scale of the column, then that of the row."""
 
 
-def _swiglu(w: RowWriter, held: int, *, smooth: bool, ahead: bool) -> TileWriter:
+def _swiglu(w: RowWriter, rows_at_once: int, *, smooth: bool, ahead: bool) -> TileWriter:
     """Declare the tensors; `ahead`: the next row is loaded while this one is worked on."""
     half = w.rows.columns // 2
-    whole = w.rows.dtype == "int32"
+    is_int32 = w.rows.dtype == "int32"
     pitch = aligned(half, "int8")
-    gate, linear = w.halves("x", held, pitch, depth=2 if ahead else 1)
-    y = w.result("y", half, "int8", held)
-    if whole:
+    gate, linear = w.halves("x", rows_at_once, pitch, depth=2 if ahead else 1)
+    y = w.result("y", half, "int8", rows_at_once)
+    if is_int32:
         w.constants("weight_scale", w.rows.columns, "fp32")
     if smooth:
         w.constants("smooth", half, "fp32")
-    scale = SCALE if whole else ""
+    scale = SCALE if is_int32 else ""
 
-    def tile(first: Affine, count: int) -> None:
+    def tile(row: Affine, count: int) -> None:
         elements = count * pitch
-        gate.load(first, count)
-        linear.load(first, count)
-        if whole and not ahead:
+        gate.load(row, count)
+        linear.load(row, count)
+        if is_int32 and not ahead:
             w.by_scalar(1, after="MTE2")  # the row's scale is read as a number
         w.vectors("vconv", elements)
         if not ahead:
@@ -389,7 +404,7 @@ def _swiglu(w: RowWriter, held: int, *, smooth: bool, ahead: bool) -> TileWriter
         if ahead:
             gate.free()
             linear.free()
-        y.store(first, count)
+        y.store(row, count)
 
     return tile
 

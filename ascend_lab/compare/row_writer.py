@@ -48,6 +48,7 @@ class Rows:
 
 def aligned(columns: int, dtype: str) -> int:
     """Return the elements that a row takes on chip: whole blocks of 32 bytes."""
+    # 1000 halves: 63 blocks of 16, so 1008 elements
     unit = BLOCK_BYTES // DTYPE_BYTES[dtype]
     return up(columns, unit) * unit
 
@@ -69,10 +70,11 @@ class Stream:
     step: int
     start: int = 0
 
-    def load(self, first: Affine | int, count: int) -> None:
+    def load(self, row: Affine | int, count: int) -> None:
         """Copy rows into an empty slot; the vector unit waits for them."""
+        # with one slot this waits until the vector unit has let go of the rows before
         slot = self.queue.alloc()
-        self.k.copy(self._on_chip(slot, count), self._in_memory(first, count), pad=True)
+        self.k.copy(self._on_chip(slot, count), self._in_memory(row, count), pad=True)
         self.queue.enqueue()
         self.queue.dequeue()
 
@@ -84,19 +86,19 @@ class Stream:
         """Let the vector unit wait for an empty slot."""
         self.queue.alloc()
 
-    def store(self, first: Affine | int, count: int) -> None:
+    def store(self, row: Affine | int, count: int) -> None:
         """Copy rows out once the vector unit has written them, and free the slot."""
         self.queue.enqueue()
         slot = self.queue.dequeue()
-        self.k.copy(self._in_memory(first, count), self._on_chip(slot, count), pad=True)
+        self.k.copy(self._in_memory(row, count), self._on_chip(slot, count), pad=True)
         self.queue.free()
 
     def _on_chip(self, slot: Tile, count: int) -> Region:
         return slot.region(0, (count, self.columns), (self.pitch, 1))
 
-    def _in_memory(self, first: Affine | int, count: int) -> Region:
+    def _in_memory(self, row: Affine | int, count: int) -> Region:
         return self.tensor.region(
-            first * self.step + self.start, (count, self.columns), (self.step, 1)
+            row * self.step + self.start, (count, self.columns), (self.step, 1)
         )
 
 
@@ -111,39 +113,50 @@ class RowWriter:
         self.padded_rows = cores * per_core  # the last core may own fewer: its tensors end later
         self.first = self.k.param("core", cores) * per_core
         self.lanes = chip.vector_bytes_per_repeat // DTYPE_BYTES["fp32"]
+        # one repeat count of numbers, the most that an instruction touches
         self.wide = self.k.buffer("numbers", "UB", "fp32", chip.max_repeat * self.lanes)
+        # the same bytes as fp16, for instructions on halves
         self.narrow = self.k.view(self.wide, "halves", "fp16")
         self.reduced = self.k.buffer("reduced", "UB", "fp32", chip.max_repeat + 1)
 
     # -- tensors ----------------------------------------------------------------------------------
-    def source(self, name: str, held: int, *, packed: bool = False, depth: int = 1) -> Stream:
-        """Return a tensor like x, of which `held` rows fit a slot; packed rows lie side by side."""
+    def source(
+        self, name: str, rows_at_once: int, *, packed: bool = False, depth: int = 1
+    ) -> Stream:
+        """Return a tensor like x with slots of `rows_at_once` rows, packed side by side or not."""
         columns = self.rows.columns
+        # packed rows serve instructions that run over several rows at once
         pitch = columns if packed else aligned(columns, self.rows.dtype)
         tensor = self._tensor(name, columns, self.rows.dtype)
-        queue = self._queue(name, self.rows.dtype, held * pitch, depth)
+        queue = self._queue(name, self.rows.dtype, rows_at_once * pitch, depth)
         return Stream(self.k, queue, tensor, columns, pitch, columns)
 
-    def halves(self, name: str, held: int, pitch: int, depth: int = 1) -> tuple[Stream, Stream]:
+    def halves(
+        self, name: str, rows_at_once: int, pitch: int, depth: int = 1
+    ) -> tuple[Stream, Stream]:
         """Return the right and the left half of the rows of x, each with slots of its own."""
         columns = self.rows.columns
         half = columns // 2
         tensor = self._tensor(name, columns, self.rows.dtype)
-        found = []
+        streams = []
         for side, start in (("right", half), ("left", 0)):
-            queue = self._queue(f"{name}_{side}", self.rows.dtype, held * pitch, depth)
-            found.append(Stream(self.k, queue, tensor, half, pitch, columns, start))
-        return found[0], found[1]
+            queue = self._queue(f"{name}_{side}", self.rows.dtype, rows_at_once * pitch, depth)
+            streams.append(Stream(self.k, queue, tensor, half, pitch, columns, start))
+        return streams[0], streams[1]
 
-    def result(self, name: str, columns: int, dtype: str, held: int, pitch: int = 0) -> Stream:
-        """Return a tensor that is written, of which `held` rows fit the slot."""
+    def result(
+        self, name: str, columns: int, dtype: str, rows_at_once: int, pitch: int = 0
+    ) -> Stream:
+        """Return a tensor that is written, of which `rows_at_once` rows fit the slot."""
         pitch = pitch or aligned(columns, dtype)
-        queue = self._queue(name, dtype, max(held * pitch, aligned(held, dtype)), 1, out=True)
+        queue = self._queue(
+            name, dtype, max(rows_at_once * pitch, aligned(rows_at_once, dtype)), 1, out=True
+        )
         return Stream(self.k, queue, self._tensor(name, columns, dtype), columns, pitch, columns)
 
-    def numbers(self, name: str, held: int) -> Stream:
-        """Return a result of one fp32 a row, such as its scale: `held` rows are one run in UB."""
-        return self.result(name, 1, "fp32", held, pitch=1)
+    def numbers(self, name: str, rows_at_once: int) -> Stream:
+        """Return a result of one fp32 number a row, such as a scale; they are one run in UB."""
+        return self.result(name, 1, "fp32", rows_at_once, pitch=1)
 
     def constants(self, name: str, columns: int, dtype: str) -> None:
         """Load a row that all cores read before they start, such as gamma."""
@@ -173,6 +186,7 @@ class RowWriter:
         """Work on a run of numbers of 4 bytes, or of 2; then wait, as the library mostly does."""
         memory = self.narrow if halves else self.wide
         lanes = 2 * self.lanes if halves else self.lanes
+        # the value does not matter, as nothing is computed; the form of the instruction does
         scalar = 1.0 if op in ("vmuls", "vadds", "vdup") else None
         repeats = up(elements, lanes)
         while repeats:
@@ -202,6 +216,7 @@ class RowWriter:
 
     def to_blocks(self, numbers: int) -> None:
         """Spread each number over a block (Brcb): 8 numbers are one of its repeats."""
+        # 3 numbers: a repeat of 8 blocks all the same
         blocks = up(numbers, BLOCKS) * BLOCKS
         while blocks:
             count = min(blocks, self.k.chip.max_repeat // BLOCKS * BLOCKS)
@@ -215,6 +230,7 @@ class RowWriter:
 
         1000 columns: 488 behind the 512th are added to the first, then 256, 128 and 64.
         """
+        # the largest power of two that the row holds
         body = 1 << (columns.bit_length() - 1)
         if columns > self.lanes:
             if columns > body:
@@ -232,11 +248,12 @@ class RowWriter:
     def fold(self, columns: int, *, halves: bool = False) -> None:
         """Fold all repeats of a row onto its first."""
         lanes = 2 * self.lanes if halves else self.lanes
-        repeats, rest = divmod(columns, lanes)
+        # 1000 columns in repeats of 64: 15 whole ones, 40 columns
+        repeats, odd_columns = divmod(columns, lanes)
         if repeats > 1:
             self.vectors("vmax", (repeats - 1) * lanes, halves=halves)
-        if repeats and rest:
-            self.vectors("vmax", rest, halves=halves)
+        if repeats and odd_columns:
+            self.vectors("vmax", odd_columns, halves=halves)
 
     def staged_max(self, columns: int) -> None:
         """Find the largest of a row by ReduceMax: each repeat is reduced, and again what is left.
@@ -257,9 +274,11 @@ class RowWriter:
         before do not wait.
         Source: Ascend C developer documentation, basic architecture.
         """
+        # the pipe that has reduced the row tells the scalar unit ...
         self.k.set_flag(after, "S", SCALAR_FLAG)
         self.k.wait_flag(after, "S", SCALAR_FLAG)
         self.k.scalar(steps=steps)
+        # ... and the scalar unit lets the others go on
         for pipe in ("V", "MTE2", "MTE3") if loads_wait else ("V", "MTE3"):
             self.k.set_flag("S", pipe, SCALAR_FLAG)
             self.k.wait_flag("S", pipe, SCALAR_FLAG)
@@ -272,21 +291,26 @@ Start = Callable[[RowWriter, int], TileWriter]
 """Declares the tensors, with room for so many rows at once, writes what precedes the first."""
 
 
-def row_launch(name: str, chip: Chip, rows: Rows, held: int, start: Start, cores: int) -> Launch:
-    """Deal rows to at most `cores` vector cores, equally many each; a core holds `held` at once."""
+def row_launch(
+    name: str, chip: Chip, rows: Rows, rows_at_once: int, start: Start, cores: int
+) -> Launch:
+    """Deal rows to at most `cores` vector cores, equally many each; a core holds `rows_at_once`."""
+    # 1000 rows on 48 cores: 21 each for 47 cores, 13 for the last one
     per_core = up(rows.count, min(cores, chip.cores_of("vector")))
+    # 50 rows on 48 cores: 2 each, so that 25 cores work
     used = up(rows.count, per_core)
     shares = [per_core] * (used - 1) + [rows.count - per_core * (used - 1)]
-    most = min(held, per_core)
+    tile_rows = min(rows_at_once, per_core)
 
     def program(share: Share) -> Program:
         writer = RowWriter(name, chip, rows, used, per_core)
-        tile = start(writer, most)
-        tiles, rest = divmod(share[0], most)
+        tile = start(writer, tile_rows)
+        # a core's last tile may hold fewer rows
+        tiles, last_rows = divmod(share[0], tile_rows)
         with writer.k.loop("tile", tiles) as i:
-            tile(writer.first + i * most, most)
-        if rest:
-            tile(writer.first + tiles * most, rest)
+            tile(writer.first + i * tile_rows, tile_rows)
+        if last_rows:
+            tile(writer.first + tiles * tile_rows, last_rows)
         return writer.k.finish()
 
     return spread(name, {"core": shares}, program)

@@ -41,6 +41,7 @@ class Work:
     @property
     def conversions(self) -> int:
         """How many of the kernels of a chain change layouts: 3 of TransData*3+Conv2D."""
+        # TransData*3+Conv2D: three conversions
         matches = [
             re.fullmatch(r"TransData(?:\*(\d{1,4}))?", kernel) for kernel in self.kernels.split("+")
         ]

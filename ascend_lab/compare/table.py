@@ -74,6 +74,7 @@ def _row(header: Sequence[str], cells: Sequence[str], line: int) -> Measured:
     work: Work | None = None
     marks: list[str] = []
     busy: dict[str, float] = {}
+    # a comma in an unquoted cell shifts all cells behind it
     if len(cells) != len(header):
         reasons.append(f"{len(header)} cells in a row; got {len(cells)}; quote cells with commas")
     else:
@@ -100,6 +101,7 @@ def _seconds(text: str) -> float:
 
 def _work(row: Mapping[str, str], group: str) -> Work:
     """Return the work of a row; raises `InputError` that names the column at fault."""
+    # cases of benchmark suites name the kernel: suite/swi_glu/3
     operator = row["operator"] or _kernel_in(row["case"])
     l2 = row.get("l2", "") or "unknown"
     for name, value, choices in (("l2", l2, L2_STATES), ("timing", row["timing"], TIMINGS)):
@@ -118,9 +120,10 @@ def _work(row: Mapping[str, str], group: str) -> Work:
         if size_bytes is None or not 0 < size_bytes <= MOST_BYTES:
             needed = f"inputs: bytes=N above 0, at most {MOST_BYTES:g}"
             raise InputError(needed, shown(row["inputs"]), "mend that row")
+    # "32x64;64x128": two inputs
     elif row["inputs"]:
-        shapes = tuple(shape_of(part.strip(), "x", "inputs") for part in row["inputs"].split(";"))
-    dtypes = tuple(part.strip() for part in row["dtype"].split(";")) if row["dtype"] else ()
+        shapes = tuple(shape_of(text.strip(), "x", "inputs") for text in row["inputs"].split(";"))
+    dtypes = tuple(text.strip() for text in row["dtype"].split(";")) if row["dtype"] else ()
     return Work(
         operator,
         row["chip"],
@@ -161,6 +164,7 @@ def attributes_of(text: str) -> dict[str, Any]:
         if key in attributes:
             raise InputError(f"attributes: {key} once", "it twice", "keep one of them")
         try:
+            # literals only: a table must not run code
             attributes[key] = ast.literal_eval(value)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             attributes[key] = value  # a word without quotes, such as tanh, is a text
@@ -174,6 +178,7 @@ def _busy(attributes: Mapping[str, Any], measured_s: float) -> dict[str, float]:
     """
     busy: dict[str, float] = {}
     for key, value in attributes.items():
+        # words such as layout=BSND are no shares of time
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         if pipe := pipe_of(key.removesuffix("_us")) if key.endswith("_us") else "":

@@ -36,6 +36,7 @@ def is_unaligned(shape: Shape, dtype: str) -> bool:
 
     Operands in fp32 are loaded as they are.
     """
+    # fp32 is loaded as it lies; a single column is one run of memory in any case
     if DTYPE_BYTES[dtype] != 2 or shape[-1] == 1:
         return False
     if shape[-1] > LONGEST:
@@ -43,6 +44,7 @@ def is_unaligned(shape: Shape, dtype: str) -> bool:
     if len(shape) > 2 and shape[-2] <= FEW:
         return False
     size_bytes = shape[-1] * DTYPE_BYTES[dtype]
+    # 1000 halves are 2000 bytes, 7.8 times 256: unaligned; 1024 halves are aligned
     return size_bytes % ROW_BYTES != 0 and size_bytes not in ON_THE_WAY
 
 
@@ -66,6 +68,7 @@ def with_conversions(
     for name, shape, dtype, turn in zip("ab", shapes[:2], dtypes[:2], turned, strict=True):
         if is_unaligned(shape, dtype):
             layout = "FRACTAL_ZN" if turn else "FRACTAL_NZ"
+            # a phase of the same launch: all cores wait between it and the product
             phases = (*_conversion(name, shape, dtype, layout, chip).phases, *phases)
     return replace(kernel, phases=phases)
 
@@ -81,8 +84,12 @@ def _conversion(name: str, shape: Shape, dtype: str, layout: str, chip: Chip) ->
     types = {rows: kind, name: replace(kind, layout=layout)}
     node = Node(name, "trans_data", (rows,), (name,), {"layout": layout})
     graph = Graph("rows", (rows,), (name,), (node,), types)
+    # a graph of one node compiles to one kernel
     (task,) = finish_stages(Front({}, graph, graph), chip, Road(dtype="")).compiled.tasks
     assert task.lowered is not None
-    found = task.lowered.kernel
-    names = {own: task.value(own) for own in (b.name for b in found.tensors)}
-    return replace(found, phases=tuple(renamed(phase, names) for phase in found.phases))
+    kernel = task.lowered.kernel
+    names = {
+        name_in_kernel: task.value(name_in_kernel)
+        for name_in_kernel in (b.name for b in kernel.tensors)
+    }
+    return replace(kernel, phases=tuple(renamed(phase, names) for phase in kernel.phases))

@@ -37,11 +37,13 @@ def chip_of(name: str, own_chip: Chip | None) -> tuple[Chip, tuple[str, ...]]:
     A row that names the user's own chip, or none, is timed on `own_chip`. All others name a preset,
     or use one of OTHER_WORDS. Raises `InputError` for unknown names: no chip is guessed.
     """
+    # the user's chip may be a preset with a changed rate, under the preset's name
     if own_chip is not None and name in ("", own_chip.name):
         return own_chip, ()
     if name in PRESETS:
         return load_chip(name), ()
     if name in OTHER_WORDS:
+        # a doubt about the bin also takes away the row's bound (see `model.estimate`)
         preset, doubt = OTHER_WORDS[name]
         return load_chip(preset), (f"chip: as {preset}" + (f", {doubt}" if doubt else ""),)
     raise InputError(f"chip: one of {', '.join(PRESETS)}", shown(name), "none is guessed")
@@ -84,6 +86,7 @@ def settings_of(work: Work, chip: Chip, known: Mapping[str, Any]) -> Settings:
     settings = Settings()
     schedule = []
     for word, value in work.attributes.items():
+        # a row says slope=0.1 where the operator's attribute is alpha
         name = ALSO_CALLED.get((work.operator, word), word)
         if name in known:
             settings.attributes[name] = value
@@ -94,6 +97,7 @@ def settings_of(work: Work, chip: Chip, known: Mapping[str, Any]) -> Settings:
         elif mark := _mark(work, word, value):
             settings.marks.append(mark)
     if schedule:
+        # the row stays, with a mark: the schedule is not part of the work
         settings.marks.append(f"schedule of the source not taken ({', '.join(schedule)})")
     return settings
 
@@ -119,13 +123,14 @@ def _mark(work: Work, word: str, value: Any) -> str:
 def _check_first_size(work: Work, word: str, value: Any) -> None:
     """Raise `UnsupportedError` unless an attribute says what the first size says."""
     if not work.shapes or work.shapes[0][0] != value:
-        first = work.shapes[0][0] if work.shapes else "none"
-        needed = f"{work.operator}: {word} equal to the first size, {first}"
+        first_size = work.shapes[0][0] if work.shapes else "none"
+        needed = f"{work.operator}: {word} equal to the first size, {first_size}"
         raise UnsupportedError(needed, shown(value), "parts of other sizes have no operator")
 
 
 def cores_of(chip: Chip, word: str, value: Any) -> int:
     """Return the AI cores that `cores` or `aiv_cores` stand for: 40 vector cores are 20 of them."""
+    # a 910B has two vector cores per AI core: 40 of them are 20 AI cores
     per_core = chip.vector_cores_per_core if word == "aiv_cores" else 1
     count = chip.core_count * per_core
     is_integer = isinstance(value, int) and not isinstance(value, bool)

@@ -58,6 +58,7 @@ class Buffer:
     offset: int | None = None
 
     def __post_init__(self) -> None:
+        # half-open: [3, 3) would be a life of no time at all
         if self.upper <= self.lower:
             got = f"buffer {self.id} from {self.lower} to {self.upper}"
             raise GraphError("a lifetime that ends after it starts", got)
@@ -102,4 +103,5 @@ class Buffer:
             rectangles.append(Rectangle(gap.lower, gap.upper, gap.first, gap.last))
             begin = gap.upper
         rectangles.append(Rectangle(begin, self.upper, 0, self.size_bytes))
+        # a gap at the very start or one without bytes leaves an empty rectangle
         return [r for r in rectangles if r.lower < r.upper and r.first < r.last]

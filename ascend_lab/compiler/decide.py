@@ -98,7 +98,7 @@ def pays(graph: ir.Graph, group: Group, chip: Chip, start: Start = "queued") -> 
         return False
     piece = lower.piece_of(graph, group)
     special = special_form(graph, group)
-    smaller = special[0].smaller(special[1]) if special else ()
+    smaller = special[0].without_extra_result(special[1]) if special else ()
     if len(piece.graph.outputs) > 1 and not smaller:
         return False
     reader = ir.only_reader(graph, group[-1])
@@ -123,7 +123,7 @@ def pays(graph: ir.Graph, group: Group, chip: Chip, start: Start = "queued") -> 
     clock = Clock(chip, start, mixed or any(node.has("convolution") for node in group))
     fused_cycles = clock.kernel_cycles(piece)
     splits = chain(_splits(graph, group), _halves(group) if mixed else ())
-    compare_all = mixed or bool(special and special[0].compares_all)
+    compare_all = mixed or bool(special and special[0].times_all_unfused)
     split_cycles = clock.quickest(graph, splits, compare_all=compare_all, limit=fused_cycles)
     if split_cycles == NEVER:
         # alone, an operator between bytes in blocks of 32 channels and floats in blocks of 16 has
@@ -150,7 +150,7 @@ def _splits(graph: ir.Graph, group: Group) -> Iterator[Sequence[Group]]:
     views = aliases.view_nodes(graph)
     if special := special_form(graph, group):
         fusion, groups = special
-        yield from fusion.apart(groups)
+        yield from fusion.unfused(groups)
         return
     if heads := _added_convolutions(graph, group):
         # the convolution in front would be one kernel with what follows

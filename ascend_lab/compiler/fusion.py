@@ -1,14 +1,17 @@
-"""Fusion: rules propose nodes for one kernel, lowering and the clock dispose.
+"""Fusion: which nodes of a graph become one kernel.
 
-A rule looks at one node and returns the nodes, itself included, that should run together, or None.
-A proposal takes effect if it can be lowered to one kernel (buffers, formats, paths) and that kernel
-is not slower than its nodes one by one, starts counted (`decide.pays`). Otherwise the longest
-leading part that does takes effect, and what is left over is tried on its own: where conv + add +
-relu does not fit, conv + add may, or add + relu.
+    before    conv -> GM -> add -> GM -> relu -> GM        three kernels, three starts
+    after     (conv, add, relu) -> GM                      one kernel, one start
+
+A rule looks at one node and proposes a group of nodes that should run together, or None. The
+proposal takes effect if it can be lowered to one kernel (buffers, formats, data paths) and that
+kernel is not slower than its nodes one by one, starts counted (`decide.pays`). Otherwise the
+longest prefix of the group that passes both tests takes effect, and the remaining nodes are tried
+on their own: where conv + add + relu does not fit, conv + add may, or add + relu.
 
 Names follow the published passes of the vendor's compiler, so that its switch files work here.
-Users add rules with the decorator `fusion_rule`; a later rule comes before earlier ones. What no
-rule takes is fused by kind of operator, up to the post-dominator:
+Users add rules with the decorator `fusion_rule`; a later rule comes before earlier ones. Nodes that
+no rule takes are fused by kind of operator, up to the post-dominator:
 
     kind        may be followed, in its kernel, by
     cube        elementwise                 (sums leave through the vector unit)
@@ -37,8 +40,11 @@ from ascend_lab.machine.sim.timeline import Start
 
 Kind = Literal["cube", "elementwise", "reduce", "other"]
 AUTOMATIC = "AutomaticUbFusion"
-LONGEST = 29
-"""Fusion by dominators, which comes after all rules, and the most operators of a group (GE)."""
+"""The name of the fusion by dominators, which comes after all rules."""
+# the limit of the vendor's graph engine (GE)
+MAX_GROUP = 29
+"""Most operators of a group."""
+# reduce -> reduce: a softmax is a maximum, a difference, an exponential, a sum and a quotient
 FOLLOWERS: Mapping[Kind, tuple[Kind, ...]] = {
     "cube": ("elementwise",),
     "elementwise": ("elementwise", "reduce"),
@@ -48,23 +54,25 @@ FOLLOWERS: Mapping[Kind, tuple[Kind, ...]] = {
 
 # -- rules ----------------------------------------------------------------------------------------
 def elementwise_chain(graph: Graph, node: Node) -> list[Node]:
-    """Return the elementwise nodes behind a node, each the only reader of the one before."""
+    """Return the elementwise nodes behind a node, each the only reader of the one before.
+
+    A result with two readers has to go to memory in any case, so the chain ends there.
+    """
     chain: list[Node] = []
     current = only_reader(graph, node)
-    # the chain ends at a branch: a second reader would need the value in memory
-    while current and (current.has("lanes") or current.op == "select") and len(chain) < LONGEST:
+    while current and (current.has("lanes") or current.op == "select") and len(chain) < MAX_GROUP:
         chain.append(current)
         current = only_reader(graph, current)
     return chain
 
 
 def moves(graph: Graph, node: Node) -> Sequence[Node] | None:
-    """Propose a chain of conversions, reshapes and transposes: one copy, which pads nothing."""
+    """Propose a chain of conversions, reshapes and transposes, which one copy can do."""
     chain = [node, *moves_behind(graph, node)] if node.op in ("trans_data", "transpose") else []
-    # a reshape at the end is a view of the result: it costs nothing outside the kernel
+    # a reshape at the end is a view: it needs no kernel
     while chain and chain[-1].op == "reshape":
         chain.pop()
-    # a copy writes no zeros between elements, which a padded layout needs
+    # a copy of several moves has no instruction that writes padding
     while chain and graph.types[chain[-1].output].map.padding_bytes:
         chain.pop()
     return chain
@@ -76,7 +84,6 @@ def _headed(name: str, head: str, *followers: str) -> Rule:
     def match(graph: Graph, node: Node) -> Sequence[Node] | None:
         if node.op != head:
             return None
-        # without `followers` the whole chain: chain[:None]
         chain = elementwise_chain(graph, node)[: len(followers) or None]
         fits = not followers or tuple(n.op for n in chain) == followers
         return [node, *chain] if chain and fits else None
@@ -85,6 +92,7 @@ def _headed(name: str, head: str, *followers: str) -> Rule:
     return Rule(name, match)
 
 
+# Rules of special kernels are inserted before this one, rules of users in front of all.
 FIRST_PLAIN = "ConfusionTransposeTransDataFusionPass"
 RULES: list[Rule] = [
     Rule(FIRST_PLAIN, moves),
@@ -101,9 +109,9 @@ RULES: list[Rule] = [
 
 def rules() -> list[Rule]:
     """Return all rules in order of priority, those of special kernels included."""
-    # a user's rules come first, then those of special kernels
-    user_rules = next(i for i, rule in enumerate(RULES) if rule.name == FIRST_PLAIN)
-    return [*RULES[:user_rules], *special_rules(), *RULES[user_rules:]]
+    # in order: a user's rules, those of special kernels, ours
+    first_plain = next(i for i, rule in enumerate(RULES) if rule.name == FIRST_PLAIN)
+    return [*RULES[:first_plain], *special_rules(), *RULES[first_plain:]]
 
 
 def fusion_rule(name: str) -> Callable[[Match], Match]:
@@ -126,130 +134,130 @@ def fusion_rule(name: str) -> Callable[[Match], Match]:
 
 @contextmanager
 def rules_restored() -> Iterator[None]:
-    """Forget the rules registered inside when done: for notebooks and tests."""
-    rules_at_entry = list(RULES)
+    """Remove the rules registered inside the block at its end, for notebooks and tests."""
+    registered = list(RULES)
     try:
         yield
     finally:
-        RULES[:] = rules_at_entry
+        RULES[:] = registered
 
 
 # -- groups by kind, up to the post-dominator -----------------------------------------------------
 def kind_of(node: Node) -> Kind:
-    """Return how a node takes part in fusion."""
+    """Return the kind of a node, on which it depends what may follow it in a kernel."""
     if node.has("convolution", "product"):
         return "cube"
     if node.has("reduction"):
         return "reduce"
-    # without slice rules of its own an operator has those of an elementwise one
     operator = operator_of(node.op)
+    # an operator with slices or a template moves data, or has a hand-written kernel
     plain = operator.slicing is None and operator.template is None and node.op != "trans_data"
     return "elementwise" if plain or node.op == "cast" else "other"
 
 
 def immediate_post_dominators(graph: Graph) -> Mapping[str, str | None]:
-    """Return, by node name, the nearest node on all its paths to outputs; None: there is none.
+    """Return for each node, by name, its immediate post-dominator; None if it has none.
 
-    Node d post-dominates n if every path from n to an output passes d: fusing n with everything up
-    to d leaves nothing in between that somebody outside could want. Readers come first: ipdom(n)
-    is the deepest common ancestor of n's readers in the tree so far.
+    Node d post-dominates n if every path from n to an output passes d. Fusing n with everything up
+    to d leaves no result in between that a node outside reads. In
+
+        n -> a -> d,  n -> b -> d
+
+    it is d for n, a and b. Nodes are visited from the outputs back, so that readers come first:
+    ipdom(n) is the deepest common ancestor of n's readers in the tree of post-dominators.
     """
-    parents: dict[str, str | None] = {}
+    dominator_of: dict[str, str | None] = {}
     depth: dict[str | None, int] = {None: 0}
 
-    def common_ancestor(left: str | None, right: str | None) -> str | None:
-        # whichever stands deeper in the tree goes up, until both have met
-        while left != right and left is not None and right is not None:
-            if depth[left] >= depth[right]:
-                left = parents[left]
+    def common(first_name: str | None, second_name: str | None) -> str | None:
+        # the deeper of the two goes up a step, until they meet
+        while first_name != second_name and first_name is not None and second_name is not None:
+            if depth[first_name] >= depth[second_name]:
+                first_name = dominator_of[first_name]
             else:
-                right = parents[right]
-        return left if left == right else None
+                second_name = dominator_of[second_name]
+        return first_name if first_name == second_name else None
 
     outputs = set(graph.outputs)
     for node in reversed(graph.nodes):
         readers = [r.name for name in node.outputs for r in graph.readers[name]]
-        meeting: str | None = None
-        # Of conv -> relu -> add and conv -> pool -> add, the add is where the paths meet. An output
-        # of the graph has a path that ends there: it has no post-dominator.
+        common_node: str | None = None
+        # an output of the graph is wanted outside: nothing post-dominates its node
         if readers and outputs.isdisjoint(node.outputs):
-            meeting = readers[0]
+            common_node = readers[0]
             for reader in readers[1:]:
-                meeting = common_ancestor(meeting, reader)
-        parents[node.name] = meeting
-        depth[node.name] = depth[meeting] + 1
-    return parents
+                common_node = common(common_node, reader)
+        dominator_of[node.name] = common_node
+        depth[node.name] = depth[common_node] + 1
+    return dominator_of
 
 
-def between(graph: Graph, first: Node, last: str, most: int) -> list[Node]:
-    """Return every node on a path from `first` to its post-dominator `last`, `last` included.
+def between(graph: Graph, start: Node, end: str, max_nodes: int) -> list[Node]:
+    """Return every node on a path from `start` to its post-dominator `end`, with `end`.
 
-    Of more than `most` nodes only some are found: never fewer than `most`.
+    The search stops once it has `max_nodes` nodes: such a group is too large anyway.
     """
-    path_nodes: dict[str, Node] = {}
-    waiting = [first]
-    while waiting and len(path_nodes) < most:
-        node = waiting.pop()
+    seen: dict[str, Node] = {}
+    ahead = [start]
+    while ahead and len(seen) < max_nodes:
+        node = ahead.pop()
         for name in node.outputs:
             for reader in graph.readers[name]:
-                if reader.name not in path_nodes:
-                    path_nodes[reader.name] = reader
-                    # what lies behind `last` is on no path to it
-                    if reader.name != last:
-                        waiting.append(reader)
-    return list(path_nodes.values())
+                if reader.name not in seen:
+                    seen[reader.name] = reader
+                    if reader.name != end:
+                        ahead.append(reader)
+    return list(seen.values())
 
 
 def automatic_groups(graph: Graph, taken: Iterable[str]) -> list[list[Node]]:
-    """Return groups of at least two nodes, in order, of the nodes not `taken` by a rule."""
+    """Return groups of at least two nodes, in order, among the nodes that no rule has taken.
+
+    Groups grow node by node: a -> b becomes (a, b); if b -> c may follow, (a, b) and c are merged.
+    """
     place = {node.name: i for i, node in enumerate(graph.nodes)}
     kinds = {node.name: kind_of(node) for node in graph.nodes}
     kinds.update((name, "other") for name in taken)
     parents = immediate_post_dominators(graph)
-    # every node begins as a group of its own; groups grow as their nodes are visited in order
     group = {node.name: [node] for node in graph.nodes}
 
     def fusable(node: Node, path: Sequence[Node]) -> bool:
         """Tell whether `node` and its path may be one kernel: kinds follow, layouts agree."""
         node_group = group[node.name]
-        # behind conv + relu only what may follow a convolution may follow
+        # sums of the cube leave through the vector unit, which can only do elementwise work then
         cube = any(kinds[n.name] == "cube" for n in node_group)
         allowed = FOLLOWERS["cube" if cube else kinds[node.name]]
         return all(
             kinds[n.name] in allowed
             and _blocks(graph, n) == _blocks(graph, node)
-            and (
-                group[n.name] is node_group
-                # a kernel has one product
-                or all(kinds[m.name] != "cube" for m in group[n.name])
-            )
+            and (group[n.name] is node_group or all(kinds[m.name] != "cube" for m in group[n.name]))
             for n in path
         )
 
     for node in graph.nodes:
-        meeting = parents[node.name]
-        if meeting is None or kinds[node.name] == "other":
+        dominator = parents[node.name]
+        if dominator is None or kinds[node.name] == "other":
             continue
-        path = between(graph, node, meeting, LONGEST)
-        if len(path) < LONGEST and fusable(node, path):
+        path = between(graph, node, dominator, MAX_GROUP)
+        if len(path) < MAX_GROUP and fusable(node, path):
             merged = {n.name: n for n in (node, *path) for n in group[n.name]}
-            if len(merged) <= LONGEST:
+            if len(merged) <= MAX_GROUP:
                 nodes = sorted(merged.values(), key=lambda n: place[n.name])
                 group.update(dict.fromkeys(merged, nodes))
-    # all nodes of a group share one list: by identity each group is taken once
-    groups = {id(nodes): nodes for nodes in group.values() if len(nodes) > 1}
-    return sorted(groups.values(), key=lambda nodes: place[nodes[-1].name])
+    # all members of a group share one list
+    distinct = {id(nodes): nodes for nodes in group.values() if len(nodes) > 1}
+    return sorted(distinct.values(), key=lambda nodes: place[nodes[-1].name])
 
 
 def _blocks(graph: Graph, node: Node) -> str:
-    """Return the layout a node writes; how many channels a block has does not matter."""
+    """Return the layout that a node writes, without the channels of a block after the colon."""
     return graph.types[node.output].layout.partition(":")[0]
 
 
 # -- what takes effect ----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How often a rule matched, and how often that took effect."""
+    """How often a rule proposed a group, and how often a part of it became one kernel."""
 
     match_times: int = 0
     effect_times: int = 0
@@ -261,15 +269,15 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """The nodes of a graph in groups, one kernel each, in an order that can run; and the report."""
+    """Groups of nodes, one kernel each, in an order that can run, and the counts of each rule."""
 
     groups: tuple[tuple[Node, ...], ...]
     counts: Mapping[str, Count] = field(default_factory=dict)
 
     def result_json(self, passes: Mapping[str, int] | None = None) -> str:
-        """Return the report, and the matches of graph passes, as the vendor's fusion_result.json.
+        """Return the counts in the form of the vendor's fusion_result.json.
 
-        A graph pass that matches takes effect.
+        `passes` are the matches of graph passes; a graph pass that matches always takes effect.
         """
         graph = {name: Count(n, n) for name, n in (passes or {}).items()}
         entry = {
@@ -295,26 +303,27 @@ def unfused(graph: Graph) -> Fused:
 def fuse(
     graph: Graph, chip: Chip, switches: Switches | None = None, start: Start = "queued"
 ) -> Fused:
-    """Return the groups of a graph with layouts for a chip, whose kernels are started so."""
-    is_on = (switches or Switches()).is_on
-    fuser = _Fuser(graph, chip, start)
-    # rule by rule, not node by node: a rule of low priority must not take a node of a better one
+    """Return the groups of a graph with layouts on a chip.
+
+    `start` is how kernels start there, which decides what a saved start is worth.
+    """
+    on = (switches or Switches()).is_on
+    work = _Fuser(graph, chip, start)
     for rule in rules():
-        if is_on(rule.name) and (start != "queued" or not rule.inside):
+        if on(rule.name) and (start != "queued" or not rule.needs_shared_launch):
             for node in graph.nodes:
-                if node.name not in fuser.taken:
-                    fuser.propose(rule.name, rule.propose(graph, node))
-    for group in automatic_groups(graph, list(fuser.taken)) if is_on(AUTOMATIC) else ():
-        fuser.propose(AUTOMATIC, group)
-    singles = ((node,) for node in graph.nodes if node.name not in fuser.taken)
-    groups = {group[-1].name: group for group in (*fuser.taken.values(), *singles)}
-    # a kernel can run once all that its last node waits for has run
-    order = sorted(groups, key=lambda name: fuser.place[name])
-    return Fused(tuple(groups[name] for name in order), fuser.counts)
+                if node.name not in work.taken:
+                    work.propose(rule.name, rule.propose(graph, node))
+    for group in automatic_groups(graph, list(work.taken)) if on(AUTOMATIC) else ():
+        work.propose(AUTOMATIC, group)
+    singles = ((node,) for node in graph.nodes if node.name not in work.taken)
+    groups = {group[-1].name: group for group in (*work.taken.values(), *singles)}
+    order = sorted(groups, key=lambda last_name: work.place[last_name])
+    return Fused(tuple(groups[last_name] for last_name in order), work.counts)
 
 
 class _Fuser:
-    """Groups that took effect so far; `taken` names their nodes."""
+    """The groups that took effect so far; `taken` maps each of their nodes to its group."""
 
     def __init__(self, graph: Graph, chip: Chip, start: Start) -> None:
         self.graph = graph
@@ -325,24 +334,27 @@ class _Fuser:
         self.place = {node.name: i for i, node in enumerate(graph.nodes)}
 
     def propose(self, name: str, nodes: Sequence[Node]) -> None:
-        """Take the longest parts of a proposal that pay; raise `InputError` for foreign nodes."""
+        """Take the longest prefix of a proposal that pays, then that of what remains, and so on.
+
+        Raises `InputError` for nodes of another graph.
+        """
         foreign = next((n.name for n in nodes if n.name not in self.place), None)
         if foreign is not None:
             needed = f"{name}: nodes of the graph {self.graph.name}"
             raise InputError(needed, foreign, "return nodes of the graph that is passed")
-        waiting = sorted({n.name: n for n in nodes}.values(), key=lambda n: self.place[n.name])
-        if len(waiting) < 2 or any(n.name in self.taken for n in waiting):
+        remaining = sorted({n.name: n for n in nodes}.values(), key=lambda n: self.place[n.name])
+        if len(remaining) < 2 or any(n.name in self.taken for n in remaining):
             return
         effect = 0
-        # conv, add, relu: all three, else conv + add; then relu is tried with what is behind it
-        while len(waiting) > 1:
-            counts = range(len(waiting), 1, -1)
+        while len(remaining) > 1:
+            # conv, add, relu; else conv, add; else conv alone, and add, relu are tried next
+            counts = range(len(remaining), 1, -1)
             count = next(
-                (c for c in counts if pays(self.graph, waiting[:c], self.chip, self.start)), 1
+                (c for c in counts if pays(self.graph, remaining[:c], self.chip, self.start)), 1
             )
             if count > 1:
-                group = tuple(waiting[:count])
+                group = tuple(remaining[:count])
                 self.taken.update((node.name, group) for node in group)
                 effect = 1
-            waiting = waiting[count:]
+            remaining = remaining[count:]
         self.counts[name] = self.counts.get(name, Count()) + Count(1, effect)

@@ -55,11 +55,13 @@ class TensorType:
     @property
     def stored_shape(self) -> Shape:
         """Shape of the row-major array that lies in memory, padding included."""
+        # fp16[1, 3, 8, 8] in NC1HWC0 is stored as (1, 1, 8, 8, 16): 13 of 16 channels are padding
         return self.shape if self.layout == "ND" else self.map.storage_shape
 
     @property
     def map(self) -> AddressMap:
         """Where every element lies."""
+        # a scalar has the shape (): it lies like one element of a row
         return formats.map_of(self.layout, self.shape or (1,), self.dtype)
 
     @property
@@ -170,11 +172,13 @@ class Graph:
 
     def __hash__(self) -> int:
         """Hash the cheap fields, which nearly always differ; equality still compares every node."""
+        # hashing 500 nodes on each look-up in a cache would cost more than the caches save
         return hash((self.name, self.inputs, self.outputs, len(self.nodes)))
 
     @cached_property
     def producers(self) -> Mapping[str, Node]:
         """The node that writes each name; inputs and constants have none."""
+        # cached: a graph never changes, and passes ask this for every node
         return {out: node for node in self.nodes for out in node.outputs}
 
     @cached_property
@@ -231,13 +235,15 @@ class Graph:
 
 
 # -- the text form; `graph.evaluate` reads it back ------------------------------------------------
-LONGEST = 64
-"""Elements of a constant that are still written out."""
+MAX_WRITTEN = 64
+"""Most elements of a constant that the text form writes out."""
 _PLAIN = re.compile(r"[A-Za-z_][\w.]*$")
 
 
 def to_text(graph: Graph) -> str:
     """Return the text form; `from_text` of it is the same graph."""
+    # a graph of one relu:
+    # graph net (x: fp16[1, 8]) -> (y) { y: fp16[1, 8] = relu(x) relu_0 }
     entries = ", ".join(_typed(graph, name) for name in graph.inputs)
     results = ", ".join(map(_name, graph.outputs))
     lines = [f"graph {_name(graph.name)} ({entries}) -> ({results}) {{"]
@@ -272,7 +278,8 @@ def _data(constant: Constant) -> str:
         return f"fill({_literal(data.value)})"
     if isinstance(data, Seeded):
         return f"seeded({data.seed}, {_literal(data.scale)}, {_literal(data.mean)})"
-    if constant.type.elements > LONGEST:
+    # the text form is for reading: a layer's weights stay a word
+    if constant.type.elements > MAX_WRITTEN:
         return "data"
     numbers = json.dumps(constant.array().ravel().astype(np.float64).tolist())
     # 1.0 is written as 1; the second replacement restores the sign of -0.0
@@ -325,6 +332,7 @@ def infer(op: str, given: Sequence[TensorType], attrs: Mapping[str, Any]) -> tup
         if got != needed:
             raise TypeMismatchError(f"{op}: input {name} in {needed}", got, f"cast {name}")
     kinds = rule.outputs(main, settings, len(shapes))
+    # only `trans_data` states a layout; the layout stage gives all others theirs later
     layout = str(settings["layout"]) if operator is TRANS_DATA else "ND"
     # a rule that names one format means it for every output: split has as many as pieces
     kinds = kinds if len(kinds) == len(shapes) else kinds[:1] * len(shapes)
@@ -338,6 +346,7 @@ def verify(graph: Graph, before: Graph | None = None) -> Graph:
     shapes and formats that its operators infer, outputs that exist and constants of their type.
     `before` is a graph already verified: types of nodes that both share are not inferred again.
     """
+    # after a pass most nodes are the same objects as before: only new ones are inferred
     sound = before.producers if before else {}
     ready = set(graph.inputs) | set(graph.constants)
     # a set is shorter than its parts where a name occurs twice
@@ -373,8 +382,8 @@ def _check_type(graph: Graph, name: str) -> None:
     if kind is None:
         raise GraphError(f"{graph.name}: a type for {name}", "none", "state its shape and format")
     if kind.dtype not in DTYPE_BYTES:
-        known = ", ".join(DTYPE_BYTES)
-        raise GraphError(f"{name}: one of {known}", kind.dtype, "cast it")
+        dtypes = ", ".join(DTYPE_BYTES)
+        raise GraphError(f"{name}: one of {dtypes}", kind.dtype, "cast it")
     # "NC1HWC0:4" is NC1HWC0 with blocks of 4 channels
     if kind.layout.partition(":")[0] not in FORMATS:
         raise GraphError(f"{name}: one of {', '.join(FORMATS)}", kind.layout, "name a layout")
@@ -412,6 +421,7 @@ def _check_types(graph: Graph, node: Node) -> None:
 
 def pixels(graph: Graph, node: Node) -> int:
     """Return the pixels of all images that a convolution writes; 0 for other operators."""
+    # 16 images of 56 x 56: 50,176 pixels, the rows of the cube's product
     if node.has("convolution") or node.op == "conv_transpose2d":
         n, _, h, w = graph.types[node.output].shape
         return n * h * w
@@ -420,6 +430,7 @@ def pixels(graph: Graph, node: Node) -> int:
 
 def only_reader(graph: Graph, node: Node) -> Node | None:
     """Return the one node that reads what `node` writes, unless others or the outputs do too."""
+    # an output of the graph is also read outside
     if len(node.outputs) > 1 or node.output in graph.outputs:
         return None
     # mul(x, x) counts as one reader

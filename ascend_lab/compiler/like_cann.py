@@ -109,6 +109,7 @@ FUSED_ATTENTION = "Ascend910B"
 
 def switches(chip: Chip) -> Switches:
     """Return all passes and rules, those without a document of the vendor off."""
+    # a name in neither list stays on: a test refuses such names
     named = dict.fromkeys(NAMED, True) | dict.fromkeys(OURS, False)
     named |= dict.fromkeys(ATTENTION, chip.name.startswith(FUSED_ATTENTION))
     return Switches(named)
@@ -136,6 +137,7 @@ def product_tiling(shape: GemmShape, chip: Chip) -> GemmSchedule:
     CalL1Tiling): the rules, in our words. Not taken: transposed operands swap the sides, whole
     operands in L1, K split among cores, tiles for L2.
     """
+    # 1000 x 64 x 512 in fp16: 63 x 4 x 32 fractals of 16 x 16
     m1, k1, n1 = shape.fractals
     return _tiling(m1, n1, k1, chip, shape.dtype)
 
@@ -181,10 +183,12 @@ def _tiling(m1: int, n1: int, k1: int, chip: Chip, dtype: str, images: int = 1) 
     large = chip.buffers["L0C"] >= LARGE_L0C_BYTES
     base_m = min((LONG_BLOCK if large else BLOCK) // FRACTAL, m1)
     base_n = min(LONG_BLOCK // FRACTAL, n1)
+    # blocks of C, which are the units that cores take
     blocks = images * up(m1, base_m) * up(n1, base_n)
     # a block counts for a whole core, however few rows of it are filled
     short = min(m1, n1) * FRACTAL < LEAST_SIDE
     if short or blocks < chip.core_count:
+        # 8 blocks on 20 cores would leave 12 idle: smaller blocks
         rows, columns = _balanced(images * m1, n1, chip.core_count)
         base_m = min(base_m, up(images * m1, rows))
         base_n = min(base_n, up(n1, columns))
@@ -221,6 +225,7 @@ def _balanced(m1: int, n1: int, cores: int) -> tuple[int, int]:
         columns = up(n1, grid[1])
         return rows * columns, rows + columns
 
+    # 40 x 40 fractals on 20 cores: 4 x 5, shares of 10 x 8
     return min(_grids(cores), key=cost)
 
 
@@ -240,6 +245,7 @@ def tiling_of(piece: Piece, chip: Chip) -> GemmSchedule | None:
     head = piece.graph.nodes[0]
     if head.op in CONVOLUTIONS and piece.graph.nodes[0].inputs[1] in piece.constants:
         return convolution_tiling(conv_shape_of(piece, head, piece.type(head.output).dtype), chip)
+    # a transposed or batched product has no published rule
     if head.op in PRODUCTS:
         if is_turned(head, [piece.type(name) for name in head.inputs]) or not is_plain(piece):
             return None
@@ -289,6 +295,7 @@ def cann_road(chip: Chip, dtype: str = "fp16", *, small_channel: bool = False) -
 
     `small_channel`: the first layer reads pixels of 4 channels, as enable_small_channel=1 asks.
     """
+    # off by default in CANN
     left_out = frozenset() if small_channel else frozenset({SMALL_FIRST_LAYERS})
     return Road(
         switches=switches(chip),

@@ -60,14 +60,14 @@ ADVICE = {
 WIDE_TYPES = "export in float32 and int32: 64-bit numbers have no kernels"
 TEXT = "leave texts and lists outside: turn them into numbers before the network"
 PAYS = 1e-6
-"""Share of the time by which a rewritten model may be slower: rounding of sums."""
+"""Share of the time by which a rewritten model may be slower: sums of times are rounded."""
 PADDED = 0.25
-"""Share of zeros from which a tensor's padding is told."""
+"""Share of zeros in a stored tensor from which the report mentions its padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """What became of a model: the report as plain data, and the migrated model if there is one."""
+    """The report on a model as plain data, and the migrated model; None if it cannot run."""
 
     report: Mapping[str, Any]
     model: ModelProto | None
@@ -86,9 +86,11 @@ def migrate(
     A .pt2 file of torch.export is exported to ONNX first. Raises `InputError` and `GraphError` for
     what is no sound model, `UnsupportedError` for sizes left open.
     """
+    # a program of torch.export; an ONNX model may come as bytes
     is_program = not isinstance(source, bytes) and Path(source).suffix == ".pt2"
     read = _from_torch(Path(str(source))) if is_program else source
     model_given = h.whole_model(read)
+    # one random input for both models: their outputs are compared below
     feed = h.random_feed(model_given, shapes or {}, batch, 0)
     sizes = {name: array.shape for name, array in feed.items()}
     titles = {node.name: node for node in model_given.graph.node}
@@ -104,6 +106,7 @@ def migrate(
     imported = None
     try:
         imported = import_model(model_given, shapes=sizes)
+        # a random index would lie outside of the table that it points into
         feed |= _indices_inside(imported)
         compiled = compile_graph(imported.graph, chip, dtype=dtype)
     except InputError:
@@ -111,11 +114,12 @@ def migrate(
     except AscendLabError as error:
         model, became = _placed(model_given, chip, feed, dtype, data, error)
     else:
-        model, became = _whole(imported, compiled, data, titles)
+        model, became = _after_passes(imported, compiled, data, titles)
         before_s = simulate_graph(compiled).time_s
         # the migrated model is read again as a user would: what its export adds counts, too
         after_s = _time_s(model, chip, dtype)
         data["time_s"] = {"before": before_s, "after": after_s}
+        # passes aim at the device's kernels; in another compiler's hands they may cost time
         if after_s > before_s * (1 + PAYS):
             model = _as_it_was(model_given, feed)
             became = _verdicts(imported.graph, imported.graph, titles)
@@ -129,7 +133,7 @@ def migrate(
 
 
 def _say_kept(data: dict[str, Any], before_s: float, after_s: float) -> None:
-    """Note in the report that the source's nodes stay, for the rewritten ones take longer."""
+    """Note in the report that the source's nodes stay, as the rewritten ones take longer."""
     data["passes"] = {}
     data["kept"] = (
         f"the nodes as they were: rewritten {after_s * 1e6:.2f} us instead of "
@@ -146,27 +150,28 @@ def _time_s(model: ModelProto, chip: Chip, dtype: str) -> float:
         return float("inf")
 
 
-def _as_it_was(whole: ModelProto, feed: Mapping[str, Any]) -> ModelProto:
-    """Return the source without what nothing reads, its sizes fixed."""
-    outputs = [entry.name for entry in whole.graph.output]
+def _as_it_was(source: ModelProto, feed: Mapping[str, Any]) -> ModelProto:
+    """Return the source with fixed sizes, without nodes whose results nothing reads."""
+    outputs = [entry.name for entry in source.graph.output]
     used = set(outputs)
     live: list[NodeProto] = []
     # backward from the outputs, so that a node comes after all its readers
-    for node in reversed(whole.graph.node):
+    for node in reversed(source.graph.node):
         if used.intersection(node.output):
+            # also what subgraphs of If and Loop read
             used.update(h.all_reads(node))
             live.insert(0, node)
-    inputs = [entry.name for entry in tensors.inputs_of(whole.graph)]
+    inputs = [entry.name for entry in tensors.inputs_of(source.graph)]
     reads, _ = h.ends(live, outputs)
     reads = list(dict.fromkeys((*inputs, *reads)))
-    model = h.sub_model(whole, live, reads, outputs, {**h.constants_of(whole), **feed})
-    return _with_ends(model, whole)
+    model = h.sub_model(source, live, reads, outputs, {**h.constants_of(source), **feed})
+    return _with_ends(model, source)
 
 
-def _with_ends(model: ModelProto, whole: ModelProto) -> ModelProto:
-    """Return a part of a model with the declarations of outputs that the whole has."""
+def _with_ends(model: ModelProto, source: ModelProto) -> ModelProto:
+    """Return a part of the source with the source's declarations of outputs."""
     del model.graph.output[:]
-    model.graph.output.extend(whole.graph.output)
+    model.graph.output.extend(source.graph.output)
     return model
 
 
@@ -185,7 +190,7 @@ Became = dict[tuple[str, str, tuple[str, ...]], list[str]]
 
 
 def _rows(
-    became: Became, errors: Mapping[str, float], titles: Mapping[str, NodeProto], whole: ModelProto
+    became: Became, errors: Mapping[str, float], titles: Mapping[str, NodeProto], source: ModelProto
 ) -> list[dict[str, Any]]:
     """Return a row for every operator and what it became, the gravest first."""
     # verdicts are listed from the lightest to the gravest
@@ -197,17 +202,17 @@ def _rows(
             "verdict": verdict,
             "replaced_by": list(by),
             "max_error": max((errors[name] for name in names if name in errors), default=None),
-            "advice": _advice(titles[names[0]], verdict, whole),
+            "advice": _advice(titles[names[0]], verdict, source),
         }
         for (op, verdict, by), names in became.items()
     ]
     return sorted(rows, key=lambda row: (-order[str(row["verdict"])], str(row["source_op"])))
 
 
-def _whole(
+def _after_passes(
     imported: Imported, compiled: Compiled, data: dict[str, Any], titles: Mapping[str, NodeProto]
 ) -> tuple[ModelProto, Became]:
-    """Return the model of a graph after the passes, and what its nodes became."""
+    """Return the model that the passes make of a graph, and what became of the source's nodes."""
     from ascend_lab.compiler.onnx.export import export_onnx
 
     graph, report = run_passes(imported.graph, DEFAULT)
@@ -227,15 +232,16 @@ def _whole(
     return _typed(export_onnx(graph), graph, imported), _verdicts(imported.graph, graph, titles)
 
 
-def _verdicts(graph: Graph, after: Graph, titles: Mapping[str, NodeProto]) -> Became:
+def _verdicts(graph: Graph, rewritten: Graph, titles: Mapping[str, NodeProto]) -> Became:
     """Return what nodes became in a graph and after its passes: both call theirs by title."""
-    before_and_after: list[dict[str, list[str]]] = [defaultdict(list), defaultdict(list)]
-    for ops, stage in zip(before_and_after, (graph, after), strict=True):
+    both_stages: list[dict[str, list[str]]] = [defaultdict(list), defaultdict(list)]
+    for ops, stage in zip(both_stages, (graph, rewritten), strict=True):
         for node in stage.nodes:
             ops[node.name if node.name in titles else node.name.rpartition("/")[0]].append(node.op)
     became: Became = defaultdict(list)
+    # a pass names new nodes TITLE/part, after the node that they replace
     for name, entry in titles.items():
-        ops_before, ops_after = (ops.get(name, []) for ops in before_and_after)
+        ops_before, ops_after = (ops.get(name, []) for ops in both_stages)
         # several operators are a composition; none is a constant, or a node that changes nothing
         if len(ops_before) == 1:
             verdict, by = (
@@ -251,55 +257,59 @@ def _verdicts(graph: Graph, after: Graph, titles: Mapping[str, NodeProto]) -> Be
 
 
 def _placed(
-    whole: ModelProto,
+    source: ModelProto,
     chip: Chip,
     feed: Mapping[str, Any],
     dtype: str,
     data: dict[str, Any],
     error: AscendLabError,
 ) -> tuple[ModelProto | None, Became]:
-    """Return the source made ready to be placed, and what its nodes became; None if refused."""
+    """Return the source's nodes on chip and host as a model, and what became of each node.
+
+    The model is None if a node runs nowhere. `error` says why no single graph holds the model.
+    """
     from onnx import defs
 
     became: Became = defaultdict(list)
     try:
-        hosted = place_model(whole, chip, inputs=feed, dtype=dtype)
-    except UnsupportedError as other:
-        data["refused"] = str(error if isinstance(error, UnsupportedError) else other)
-        for node in whole.graph.node:
+        hosted = place_model(source, chip, inputs=feed, dtype=dtype)
+    except UnsupportedError as refusal:
+        data["refused"] = str(error if isinstance(error, UnsupportedError) else refusal)
+        for node in source.graph.node:
+            # the compiler's error names one node; the others could have run
             named = str(error).startswith(f"node {model_file.title(node)}")
             ours = model_file.full_name(node) in CONVERTERS and not named
             elsewhere = "host" if defs.has(node.op_type, node.domain) else "unsupported"
             became[node.op_type, "direct" if ours else elsewhere, ()].append(node.name)
         return None, became
-    kept = {node.name: node for part in hosted.parts for node in part.nodes}
-    for part in hosted.parts:
-        titles = {node.name: node for node in part.nodes}
-        if part.imported is not None and part.compiled is not None:
-            graph = part.imported.graph
+    placed_nodes = {node.name: node for placed_part in hosted.parts for node in placed_part.nodes}
+    for placed_part in hosted.parts:
+        titles = {node.name: node for node in placed_part.nodes}
+        if placed_part.imported is not None and placed_part.compiled is not None:
+            graph = placed_part.imported.graph
             for key, names in _verdicts(graph, run_passes(graph, DEFAULT)[0], titles).items():
                 became[key] += names
-            data["padded"] += _padded(part.compiled.graph)
+            data["padded"] += _padded(placed_part.compiled.graph)
     for name, engine in hosted.off_core.items():
-        op = kept[name].op_type
+        op = placed_nodes[name].op_type
         became[op, "host", (engine,)].append(name)
         reason = hosted.reasons.get(name, "cheaper there: its neighbours, or a launch")
         data["moved"].append({"node": name, "op": op, "engine": engine, "reason": reason})
     # nodes on no engine were computed beforehand from constants
-    for node in (node for node in whole.graph.node if node.name not in kept):
+    for node in (node for node in source.graph.node if node.name not in placed_nodes):
         became[node.op_type, "folded", ()].append(node.name)
     data["placement"] = hosted.summary()["placement"]
-    ends = (tensors.inputs_of(whole.graph), whole.graph.output)
+    ends = (tensors.inputs_of(source.graph), source.graph.output)
     inputs, names = ([entry.name for entry in entries] for entries in ends)
-    written = {name for node in kept.values() for name in node.output}
+    written = {name for node in placed_nodes.values() for name in node.output}
     constants = {name for name in hosted.values if name not in written and name not in inputs}
     reads = [*inputs, *constants]
-    model = h.sub_model(whole, [*kept.values()], reads, names, hosted.values, constants)
-    return _with_ends(model, whole), became
+    model = h.sub_model(source, [*placed_nodes.values()], reads, names, hosted.values, constants)
+    return _with_ends(model, source), became
 
 
 def _typed(model: ModelProto, graph: Graph, imported: Imported) -> ModelProto:
-    """Return a written graph with the names and element types that the source's ends had."""
+    """Return a model whose inputs and outputs have the names and types of the source's."""
     import onnx
 
     casts_in: list[NodeProto] = []
@@ -343,7 +353,7 @@ _NUMPY = {"double": "float64", "bfloat16": "float32"}
 
 
 def _errors(
-    whole: ModelProto,
+    source: ModelProto,
     feed: Mapping[str, Any],
     model: ModelProto | None,
     data: dict[str, Any],
@@ -352,44 +362,50 @@ def _errors(
     """Return the largest error of each node's first output, and note those of the outputs."""
     if model is None:
         return {}
-    theirs = h.run_on_host(whole, feed, everything=True)
-    ours = h.run_on_host(model, feed)
-    data["max_error"] = {name: _error(ours[name], theirs[name]) for name in ours}
+    expected = h.run_on_host(source, feed, everything=True)
+    migrated = h.run_on_host(model, feed)
+    data["max_error"] = {name: _error(migrated[name], expected[name]) for name in migrated}
     if imported is None:
         return {}
     values = evaluate_all(imported.graph, {n: feed[n] for n in imported.graph.inputs})
     return {
-        node.name: _error(values[node.output[0]], theirs[node.output[0]])
-        for node in whole.graph.node
-        if node.output[0] in values and node.output[0] in theirs
+        node.name: _error(values[node.output[0]], expected[node.output[0]])
+        for node in source.graph.node
+        if node.output[0] in values and node.output[0] in expected
     }
 
 
-def _error(ours: Any, theirs: Any) -> float:
-    """Return the largest difference, a share of the largest finite number; 0 for equal texts.
+def _error(migrated: Any, source: Any) -> float:
+    """Return the largest difference as a share of the largest finite number; 0 for equal texts.
 
-    Equal infinities and numbers that are none in both are equal; one alone is an infinite error.
+    NaN or the same infinity in both counts as equal; in one of them alone the error is infinite.
     """
-    if not h.is_numbers(theirs):
-        return 0.0 if np.array_equal(np.asarray(ours), np.asarray(theirs)) else float("inf")
-    got, expected = (np.asarray(array).astype(np.float64) for array in (ours, theirs))
+    if not h.is_numbers(source):
+        return 0.0 if np.array_equal(np.asarray(migrated), np.asarray(source)) else float("inf")
+    got, expected = (np.asarray(array).astype(np.float64) for array in (migrated, source))
+    # a wrong shape is a wrong result, whatever the numbers
     if got.shape != expected.shape:
         return float("inf")
     finite = np.isfinite(got) & np.isfinite(expected)
     if not np.array_equal(got[~finite], expected[~finite], equal_nan=True):
         return float("inf")
+    # errors are shares of the largest number: fp16 has 11 bits, about 0.0005 of it
     scale = float(np.abs(expected[finite]).max(initial=0.0)) or 1.0
     return float(np.abs(got[finite] - expected[finite]).max(initial=0.0)) / scale
 
 
 def _padded(graph: Graph) -> list[dict[str, Any]]:
-    """Return the tensors of which a good share is zeros that pad, and which sizes to raise."""
+    """Return the tensors that are stored with much padding, and which sizes to raise.
+
+    A tensor of 3 channels in blocks of 16 is stored with 81 % zeros: use 16 channels.
+    """
     rows = []
     for node in graph.nodes:
         kind = graph.types[node.output]
         stored = int(np.prod(kind.stored_shape))
         zeros = 1 - kind.elements / stored if stored else 0.0
         if zeros >= PADDED and node.op != "trans_data":
+            # a matrix pads rows and columns to 16, an image its channels
             fractal = kind.layout == "FRACTAL_NZ"
             names = ("rows", "columns") if fractal else ("channels",)
             sizes = zip(names, kind.shape[-2:] if fractal else kind.shape[1:2], strict=False)
@@ -407,16 +423,17 @@ def _padded(graph: Graph) -> list[dict[str, Any]]:
     return rows
 
 
-def _advice(node: NodeProto, verdict: str, whole: ModelProto) -> str:
+def _advice(node: NodeProto, verdict: str, source: ModelProto) -> str:
     if verdict == "unsupported":
         return "replace it by operators of the standard, or export its function with the model"
     if verdict != "host":
         return ""
     from onnx import TensorProto
 
-    entries = (*whole.graph.value_info, *tensors.inputs_of(whole.graph), *whole.graph.output)
+    entries = (*source.graph.value_info, *tensors.inputs_of(source.graph), *source.graph.output)
     ends = {*node.input, *node.output}
     kinds = Counter(e.type.tensor_type.elem_type for e in entries if e.name in ends)
+    # texts and lists have no tensors: no chip computes them
     if TensorProto.STRING in kinds or "Sequence" in node.op_type or "String" in node.op_type:
         return TEXT
     if {TensorProto.DOUBLE, TensorProto.UINT64, TensorProto.INT64} & kinds.keys():

@@ -10,7 +10,7 @@ from ascend_lab.compiler import ir
 from ascend_lab.compiler.evaluate import evaluate, evaluate_all
 from ascend_lab.operators.ops import formats
 
-MOST = {"fp16": 65504.0, "bf16": 3.3895313892515355e38}
+LARGEST_FINITE = {"fp16": 65504.0, "bf16": 3.3895313892515355e38}
 """The largest finite number of each format that networks are converted to."""
 
 
@@ -44,21 +44,25 @@ class Overflow:
             return f"node {self.node} ({self.op}): numbers beyond {self.dtype} inside its kernel"
         return (
             f"node {self.node} ({self.op}): {self.share:.3%} of its numbers, the largest "
-            f"{self.largest:.6g}, leave {self.dtype} ({MOST[self.dtype]:g})"
+            f"{self.largest:.6g}, leave {self.dtype} ({LARGEST_FINITE[self.dtype]:g})"
         )
 
 
 def overflow_of(
-    node: ir.Node, arrays: Sequence[ir.Values], found: Sequence[ir.Values], dtypes: Sequence[str]
+    node: ir.Node,
+    arrays: Sequence[ir.Values],
+    exact_values: Sequence[ir.Values],
+    dtypes: Sequence[str],
 ) -> Overflow | None:
     """Return a node's exact values that overflow the format of an output, None if all fit.
 
     Attention masks add the lowest number of a format, -65504 in fp16, to the scores of forbidden
     keys. The sum may be -infinity, and softmax makes 0 of either: that is no overflow.
     """
-    for exact, dtype in zip(found, dtypes, strict=True):
-        if dtype not in MOST or not exact.size:
+    for exact, dtype in zip(exact_values, dtypes, strict=True):
+        if dtype not in LARGEST_FINITE or not exact.size:
             continue
+        # 70000 is finite in fp64 and infinite in fp16: that is an overflow; infinity itself is none
         with np.errstate(all="ignore"):
             wide = exact.astype(np.float64)
             overflowed = np.isfinite(wide) & ~np.isfinite(
@@ -67,7 +71,7 @@ def overflow_of(
         if node.op in ("add", "sub") and overflowed.any():
             for array in arrays:
                 # a lane whose operand is already the lowest number is masked: no overflow
-                is_lowest = np.abs(array.astype(np.float64)) >= MOST[dtype]
+                is_lowest = np.abs(array.astype(np.float64)) >= LARGEST_FINITE[dtype]
                 overflowed &= ~np.broadcast_to(is_lowest, overflowed.shape)
         if overflowed.any():
             largest = float(np.abs(wide[overflowed]).max())
@@ -87,11 +91,12 @@ def constants_beyond(graph: ir.Graph, dtype: str) -> list[Overflow]:
     """
     overflows = []
     for name, constant in graph.constants.items():
+        # a constant that nobody reads does no harm
         readers = graph.readers.get(name, ())
         if not readers or not formats.is_float(constant.type.dtype):
             continue
         wide = constant.array().astype(np.float64)
-        overflowed = np.isfinite(wide) & (np.abs(wide) > MOST[dtype])
+        overflowed = np.isfinite(wide) & (np.abs(wide) > LARGEST_FINITE[dtype])
         if all(node.op in MASKING for node in readers):
             # a large negative number in a mask means -infinity
             overflowed &= wide > 0
@@ -103,12 +108,14 @@ def constants_beyond(graph: ir.Graph, dtype: str) -> list[Overflow]:
 
 def overflows_in(graph: ir.Graph, inputs: Mapping[str, Any], dtype: str) -> list[Overflow]:
     """Return the nodes of a graph whose floats would leave a narrower format."""
+    # all tensors become outputs, so that evaluation returns their values
     names = (*graph.inputs, *graph.producers)
     values = evaluate(replace(graph, outputs=names), inputs)
     overflows = []
     for node in graph.nodes:
         arrays = [values[n] if n in values else graph.constants[n].array() for n in node.inputs]
         exact = [values[name] for name in node.outputs]
+        # whole numbers keep their format; only floats are converted
         kinds = [dtype if formats.is_float(k.dtype) else k.dtype for k in graph.out_types(node)]
         if overflow := overflow_of(node, arrays, exact, kinds):
             overflows.append(overflow)
@@ -128,6 +135,8 @@ def not_finite_from(graph: ir.Graph, inputs: Mapping[str, Any]) -> str | None:
     if not_finite.isdisjoint(graph.outputs):
         return None
     for node in graph.nodes:
+        # 0
+        # 0 or the logarithm of a negative number: the first node that makes NaN of finite numbers
         if not_finite.isdisjoint(node.inputs) and not not_finite.isdisjoint(node.outputs):
             return f"node {node.name} ({node.op}), which reads finite numbers"
     return "inputs or weights that are not finite"

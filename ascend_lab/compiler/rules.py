@@ -1,7 +1,12 @@
-"""Records of fusion: rules that propose nodes for one kernel, and special kernels that plug in.
+"""Fusion rules: which nodes of a graph one kernel may compute, and how special kernels plug in.
 
-A rule says which nodes may run together; what lowers them is the head's own kernel. A special
-kernel brings its own lowering, too. It is a module of `ascend_lab.fused` with lists:
+Fusion saves trips through global memory (GM). A convolution and its relu on 1 MB of sums:
+
+    two kernels    GM -> conv -> 1 MB to GM -> 1 MB from GM -> relu -> GM      two starts
+    one kernel     GM -> conv -> relu on the core -> GM                        one start
+
+A `Rule` says which nodes may run together; the first node's usual kernel computes them. A special
+kernel (`Fusion`) brings its own lowering, too. Modules of `ascend_lab.fused` hold these lists:
 
     FUSIONS             groups of nodes that become one kernel
     RULES               groups of nodes that the head's own kernel computes
@@ -10,8 +15,8 @@ kernel brings its own lowering, too. It is a module of `ascend_lab.fused` with l
     OPERATOR_REWRITES   graphs in other operators, before layouts
     LAYOUT_REWRITES     graphs in other layouts
 
-Without the module the rest works as before: nothing proposes the group, so its nodes become kernels
-of their own.
+If a module is missing, nothing proposes its groups, and each node becomes a kernel of its own: the
+network is slower, its values are the same.
 """
 
 from __future__ import annotations
@@ -33,18 +38,25 @@ if TYPE_CHECKING:
     from ascend_lab.compiler.lower.piece import Lowered, Piece
 
 Group = Sequence[Node]
-"""Nodes, in order, that may be one kernel."""
+"""Nodes, in the order of the graph, that one kernel may compute: (conv2d, relu), say."""
 Match = Callable[[Graph, Node], Group | None]
-"""From a node to the nodes, itself included, that should run with it, or None."""
+"""From a node to the group that begins with it or is found around it; None if there is none."""
 RowKernels = Callable[["Piece", Chip], Iterator["Lowered"]]
-"""From a piece that the vector unit computes row by row to other kernels for it, if there are."""
-PieceKernel = Callable[["Piece", Chip, Callable[["Piece"], "Lowered"]], "Lowered | None"]
-"""From a piece, and what lowers other pieces, to the kernel that is taken without asking the clock.
+"""From a piece that the vector unit computes row by row to special kernels for the same piece.
 
-None for pieces that the special kernel does not know.
+The compiler times them against the vector unit's kernel and takes the quickest.
+"""
+PieceKernel = Callable[["Piece", Chip, Callable[["Piece"], "Lowered"]], "Lowered | None"]
+"""From a piece to its special kernel, which replaces the usual one without being timed against it.
+
+The callable among the arguments lowers a piece in the usual way. None: the usual kernel stays.
 """
 OperatorRewrite = Callable[[Graph, Chip, bool], Graph]
-"""From a graph to one in other operators; told whether two added convolutions may be one kernel."""
+"""From a graph to one in other operators.
+
+The flag says whether two added convolutions may be one kernel (rule `JOINT`): it makes some
+rewritings pay that do not pay otherwise.
+"""
 PACKAGE = "ascend_lab.fused"
 JOINT = "JointConvolutionFusionPass"
 """The name of the rule that makes two convolutions that are added one kernel."""
@@ -54,18 +66,18 @@ SMALL_FIRST_LAYERS = "SmallFirstLayers"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A fusion rule: the name a switch file knows it by, and what it proposes.
+    """A fusion rule: the name by which a switch file turns it off, and the groups it proposes.
 
-    `inside`: only where kernels share a launch, which the vendor's compiler does not do by default.
+    `needs_shared_launch`: the rule applies only where several kernels share one launch, which the
+    vendor's compiler does not do by default.
     """
 
     name: str
     match: Match
-    inside: bool = False
+    needs_shared_launch: bool = False
 
     def propose(self, graph: Graph, node: Node) -> Group:
-        """Return what the rule proposes; raise `InputError` naming it if that is no nodes."""
-        # a rule of a reader's may return anything; a name in place of a node is the usual mistake
+        """Return the group the rule proposes, () for none; raise `InputError` if it is no group."""
         proposed = self.match(graph, node) or ()
         if not isinstance(proposed, list | tuple) or not all(isinstance(n, Node) for n in proposed):
             needed = f"{self.name}: a list of nodes of the graph, or None"
@@ -75,41 +87,49 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """A special kernel: which nodes it takes, who writes it, what it competes with.
+    """A special kernel: the nodes it computes, its lowering, the kernels it is timed against.
 
-    A tandem, say, takes a 1 x 1 convolution, a relu, a depthwise convolution and another relu. Its
-    `parts` are (1 x 1, relu), (depthwise, relu) and (), the channel means that it might add up as
-    well; for groups of another form `parts` returns ().
-    `lower` writes the kernel of a piece of these parts. `apart` yields what would be kernels
-    without it; `compares_all`: all of these ways are timed, not only the first that the chip has.
-    `smaller` returns the group without what may be added beside it (which is one more result): that
-    group must pay by itself; () if nothing was added. `untuned` says why no tuner chooses anything.
+    For example a tandem computes a 1 x 1 convolution, a relu, a depthwise convolution, a relu:
+
+        parts                  (1 x 1, relu), (depthwise, relu), (): the third holds the channel
+                               means if the kernel adds them up as well; () for another group
+        lower                  writes the kernel of a piece from these parts
+        unfused                yields the same nodes as separate kernels, one division after the
+                               other: [(1 x 1, relu), (depthwise, relu)], then each node alone
+        times_all_unfused      time every division and compare with the quickest; otherwise with
+                               the first one that the chip has kernels for
+        without_extra_result   the group without the result that it adds beside the main one (the
+                               means), which must pay by itself; () if no result was added
+        no_tuning_reason       why the operator tuner has nothing to choose here
     """
 
     rule: Rule
     parts: Callable[[Graph, Group], Sequence[Group]]
     lower: Callable[[Piece, Chip, Sequence[Group]], Lowered]
-    apart: Callable[[Sequence[Group]], Iterator[Sequence[Group]]]
-    untuned: str
-    compares_all: bool = False
-    smaller: Callable[[Sequence[Group]], Group] = lambda _: ()
+    unfused: Callable[[Sequence[Group]], Iterator[Sequence[Group]]]
+    no_tuning_reason: str
+    times_all_unfused: bool = False
+    without_extra_result: Callable[[Sequence[Group]], Group] = lambda _: ()
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutRewrite:
-    """A rewriting of graphs with layouts to quicker ones, for kernels started so; and its name."""
+    """A named function from a graph with layouts to a quicker one.
+
+    `apply` is told how kernels start ("queued", say): a start that costs more favours few kernels.
+    """
 
     name: str
     apply: Callable[[Graph, Chip, Start], Graph]
 
 
 _switched_off: list[bool] = []
-"""An item for each `without_special_kernels` that is open."""
+"""One item per open `without_special_kernels`: a list, because such blocks nest."""
 
 
 @contextmanager
 def without_special_kernels() -> Iterator[None]:
-    """Compile as if this installation had no special kernels, to see what they are worth."""
+    """Compile as if this installation had no special kernels, to measure what they save."""
     _switched_off.append(True)
     try:
         yield
@@ -118,7 +138,7 @@ def without_special_kernels() -> Iterator[None]:
 
 
 def plugins() -> tuple[ModuleType, ...]:
-    """Return the modules with special kernels that are in use."""
+    """Return the modules whose special kernels the compiler may use now."""
     return () if _switched_off else _installed()
 
 
@@ -126,7 +146,7 @@ def plugins() -> tuple[ModuleType, ...]:
 def _installed() -> tuple[ModuleType, ...]:
     """Return the modules with special kernels that this installation has.
 
-    A module that is not there is left out; one that fails to import raises what it raises.
+    A missing module is left out; an exception while one is imported passes through.
     """
     package = _module(PACKAGE)
     names = getattr(package, "PLUGINS", ())  # a folder left empty is a package without names
@@ -139,15 +159,15 @@ def _module(name: str) -> ModuleType | None:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != name:  # it is there, and what it imports is missing
+        # `name` exists and imports something missing: that is an error, not an absent plugin
+        if error.name != name:
             raise
         return None
 
 
 @cache
 def _listed(modules: tuple[ModuleType, ...], name: str) -> tuple[Any, ...]:
-    """Return the items of the lists that modules have under one name, in order."""
-    # a module without FUSIONS, say, has only rules
+    """Return the items of all lists called `name`: `_listed(modules, "FUSIONS")`, say."""
     return tuple(item for module in modules for item in getattr(module, name, ()))
 
 
@@ -158,7 +178,6 @@ def fusions() -> tuple[Fusion, ...]:
 
 def special_rules() -> tuple[Rule, ...]:
     """Return the rules of special kernels in order of priority."""
-    # module by module, so that the order of PLUGINS is the order of priority
     rules = list[Rule]()
     for module in plugins():
         rules += getattr(module, "RULES", ())
@@ -167,28 +186,27 @@ def special_rules() -> tuple[Rule, ...]:
 
 
 def piece_kernels() -> tuple[PieceKernel, ...]:
-    """Return what writes special kernels in place of the usual ones; the first that does counts."""
+    """Return the writers that may replace a usual kernel; the first that returns one decides."""
     return _listed(plugins(), "PIECE_KERNELS")
 
 
 def row_kernels() -> tuple[RowKernels, ...]:
-    """Return what writes special kernels for rows."""
+    """Return the writers of kernels that compete with the vector unit's for rows."""
     return _listed(plugins(), "ROW_KERNELS")
 
 
 def operator_rewrites() -> tuple[OperatorRewrite, ...]:
-    """Return the rewritings of graphs in operators that have kernels."""
+    """Return the rewritings that apply before layouts are assigned."""
     return _listed(plugins(), "OPERATOR_REWRITES")
 
 
 def layout_rewrites() -> tuple[LayoutRewrite, ...]:
-    """Return the rewritings of graphs with layouts."""
+    """Return the rewritings that apply once every tensor has a layout."""
     return _listed(plugins(), "LAYOUT_REWRITES")
 
 
 def special_form(graph: Graph, group: Group) -> tuple[Fusion, Sequence[Group]] | None:
-    """Return the special kernel whose form a group has, and the group's parts, if there is one."""
-    # asked of a group, not of the rule that proposed it: a part of a proposal may have the form
+    """Return the special kernel that computes a group, and the group cut into its parts."""
     for fusion in fusions():
         parts = fusion.parts(graph, group)
         if parts:

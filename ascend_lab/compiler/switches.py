@@ -29,6 +29,7 @@ class Switches:
 
     def is_on(self, name: str, scope: str = "UBFusion") -> bool:
         """Tell whether a rule runs."""
+        # the name itself, else ALL of its scope, else on
         return self.named.get((scope, name), self.named.get((scope, "ALL"), True))
 
 
@@ -54,6 +55,7 @@ def _from_json(text: str) -> Switches:
     scopes = document.get("Switch") if isinstance(document, dict) else None
     if not isinstance(scopes, dict) or not all(isinstance(v, dict) for v in scopes.values()):
         raise InputError(FORM, text.strip()[:60], "mend the JSON")
+    # an empty scope of another name does no harm
     wrong = next((s for s, names in scopes.items() if names and s not in SCOPES), None)
     if wrong is not None:
         raise InputError(f"a scope {' or '.join(SCOPES)}", wrong, "rename it")

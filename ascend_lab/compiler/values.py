@@ -38,6 +38,7 @@ def run_tasks(
     graph = compiled.graph
     live = {}
     for name, array in evaluate.checked_inputs(graph, inputs).items():
+        # stored as the kernels read it: in blocks, in fractals, padded
         live[name] = packed(graph.types[name], array)
         if overflows is not None:
             entry = ir.Node(name, "input", (), (name,))
@@ -48,6 +49,7 @@ def run_tasks(
         # kernels hold 32 bits and would wrap silently
         _check_int64(task, compiled, live)
         beyond: list[bool] = []
+        # the executor calls back when a kernel makes infinity of finite numbers
         written = _run(task, compiled, live, partial(beyond.append, True))
         if overflows is not None:
             overflows += _overflows(task, compiled, live, written, bool(beyond))
@@ -74,7 +76,7 @@ def _overflows(
     if lowered is None:
         return []
     # the formats that networks are converted to: models come in fp32
-    halves = [name for name in written if graph.types[name].dtype in overflow.MOST]
+    halves = [name for name in written if graph.types[name].dtype in overflow.LARGEST_FINITE]
     lost = not all(_finite(written[name]) for name in halves)
     if not beyond and not (lost and isinstance(lowered.kernel, CpuKernel)):
         return []
@@ -82,8 +84,9 @@ def _overflows(
     unknown = [
         overflow.Overflow(node.name, node.op, graph.types[node.output].dtype, None, None)
         for node in nodes
-        if graph.types[node.output].dtype in overflow.MOST
+        if graph.types[node.output].dtype in overflow.LARGEST_FINITE
     ]
+    # without constants ("bare") nodes cannot be computed again
     if not unknown or (compiled.bare and task.piece.constants):
         return unknown
     overflows, values = _computed_again(graph, nodes, live)
@@ -117,6 +120,7 @@ def _computed_again(
         lost = overflow.overflow_of(node, arrays, exact, [kind.dtype for kind in kinds])
         overflows += [lost] if lost else []
         for name, value, kind in zip(node.outputs, exact, kinds, strict=True):
+            # the next node reads what memory would hold
             values[name] = formats.round_to(value, kind.dtype).reshape(kind.shape)
     return overflows, values
 
@@ -150,6 +154,7 @@ def _check_int64(task: Task, compiled: Compiled, live: Mapping[str, ir.Values]) 
     inner: dict[str, ir.Values] = {}
     for node in nodes:
         arrays = [inner[n] if n in inner else _logical_of(graph, n, live) for n in node.inputs]
+        # exact int64 arithmetic; numbers beyond 32 bits raise there
         inner |= zip(node.outputs, evaluate.compute(graph, node, arrays), strict=True)
 
 
@@ -167,6 +172,7 @@ def _run(
         form = task.lowered.forms.get(name) if task.lowered else None
         return form(constant.array()) if form else packed(constant.type, constant.array())
 
+    # a view: it writes nothing, its result is part of its operand
     if task.lowered is None:
         node = graph.node(task.name)
         return _named_anew(graph, node, [stored(name) for name in node.inputs])
@@ -177,6 +183,7 @@ def _run(
     # small tensors of the kernel's own, such as tables of indices
     tensors = dict(task.lowered.extra)
     for buffer in kernel.tensors:
+        # "x.1" is a second tensor of the input "x", of another form
         if buffer.name.partition(".")[0] in inputs:
             tensors[buffer.name] = stored(task.value(buffer.name), buffer.name)
     memory = sim.execute(kernel, tensors, compiled.chip, overflow=overflow)

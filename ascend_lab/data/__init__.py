@@ -10,9 +10,15 @@ FOLDER = Path(__file__).parent
 
 
 def data_path(name: str) -> Path:
-    """Return the path of a data file of the package, `folder/file`; InputError if it has none."""
+    """Return the path of a published table, named `folder/file`; raise `InputError` if unknown.
+
+    The package may be installed anywhere, so paths are relative to this file.
+    """
     path = FOLDER / name
     if not path.is_file():
-        there = sorted(p.relative_to(FOLDER).as_posix() for p in FOLDER.glob("*/*.[cj]s*"))
-        raise InputError("the name of a data file", repr(name), "there are " + ", ".join(there))
+        # *.csv and *.json, not the READMEs beside them
+        file_names = sorted(p.relative_to(FOLDER).as_posix() for p in FOLDER.glob("*/*.[cj]s*"))
+        raise InputError(
+            "the name of a data file", repr(name), "there are " + ", ".join(file_names)
+        )
     return path

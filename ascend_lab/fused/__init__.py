@@ -1,18 +1,24 @@
-"""Special kernels that plug into the compiler: several operators, or one done in a special way.
+"""Fused kernels: several operators in one kernel, so that what lies between them stays on chip.
 
-- `first_images`: first layers on pixels of 4 channels, and the way there from planes.
-- `attention_moves`: attention with the moves around it.
-- `tandem`: a pointwise convolution and the depthwise one that reads it; what lies between stays in
-  L1.
-- `gates`: squeeze and excite, from the means of channels to the convolution of what they scale.
-- `joint`: two convolutions that are added.
-- `pooled`: a convolution and the largest of windows of it.
-- `channels`: moves of channels as products with zeros and ones.
-- `blocks`: joins of several images as views, and the kernels that find their blocks.
-- `row_norm`: layer norm of rows in fractals, whose sums the cube adds up.
+Between two kernels a tensor goes out to global memory (GM) and comes back. A fused kernel keeps it
+in a core's buffers, and starts once instead of twice:
 
-Each file registers a record (`compiler.rules`). Without a file, or without this folder, networks
-compile to plain kernels: slower, with the same values.
+    plain floor    GM -> operator 1 -> GM -> operator 2 -> GM
+    fused          GM -> operator 1 -> L1, UB or L0C -> operator 2 -> GM
+
+- `first_images`: the image that enters a network, stored as the first convolution wants it.
+- `attention_moves`: attention that reads and writes transposed tensors in place.
+- `tandem`: a pointwise convolution and the depthwise one that reads it (MobileNet).
+- `gates`: squeeze and excite, up to the convolution of the scaled image (EfficientNet).
+- `joint`: two convolutions whose results are added (ResNet).
+- `pooled`: a convolution and the max pooling of its result.
+- `channels`: moves of channels as products with a matrix of zeros and ones (ShuffleNet).
+- `blocks`: joins of several images as views (DenseNet).
+- `row_norm`: layer norm whose sums the cube adds up (BERT).
+
+Each file registers a record of `compiler.rules`. Without a file, or without this folder, networks
+compile to plain kernels, which are slower. Values stay the same, except where a sum that stays in
+fp32 on chip is rounded to fp16 on its way through memory.
 
 >>> from ascend_lab.compiler.rules import fusions
 >>> len(fusions())
@@ -30,4 +36,4 @@ PLUGINS = (
     "channels",
     "blocks",
 )
-"""The modules that register something, in the order in which their rules are asked."""
+"""The modules with special kernels. Of two rules that claim a node the earlier one has priority."""

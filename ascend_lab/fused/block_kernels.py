@@ -1,14 +1,23 @@
-"""Images whose blocks of channels are outermost, and kernels that find them there.
+"""Kernels for NC1HWC0 rewritten for C1NHWC0, where the channel blocks are outermost.
 
-In NC1HWC0 the blocks of one image lie together; joined images lie between each other's blocks. In
-C1NHWC0 a block of all images is one run, so that joins and cuts at whole blocks are views. Kernels
-are written for the former, and only addresses in memory tell both apart. An address is a sum, its
-terms those of loops and axes; of each the digits are known:
+A block is 16 channels. Two images of two blocks (image.block) lie in memory as
 
-    (image, block, place in the plane)    n S + c B + i   ->   c N B + n B + i
+    NC1HWC0    0.0  0.1  1.0  1.1        the blocks of one image are one run of bytes
+    C1NHWC0    0.0  1.0  0.1  1.1        a block of all images is one run of bytes
 
-As long as no digit reaches the next one the sum may be taken digit by digit. Lane by lane, and
-plane by plane, kernels are right as they are.
+    plain floor    join a, b -> a copy: b's blocks go between those of a, image by image
+    here           join a, b -> nothing: in C1NHWC0 b simply lies behind a in memory
+    saved          reading and writing all operands of a join (DenseNet joins in every layer)
+
+Kernels are written for NC1HWC0; in C1NHWC0 they differ only in their addresses. So this file takes
+the finished kernel and changes its addresses. With B elements in a plane, C blocks and N images:
+
+    n (C B) + c B + i    ->    c (N B) + n B + i        n: image, c: block, i: place in the plane
+
+A kernel's address is a sum of a constant and terms of loops and axes, of which only the numbers are
+known, 200 for instance. With C B = 100 and B = 50 that is 2 images; with C = 8 it is 4 blocks. Such
+digits (n, c, i) are found for each term and given their new weights. That is right as long as sums
+of digits never carry: c stays below C and i below B whatever the loops do.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,163 +31,188 @@ from ascend_lab.machine import isa, layout
 from ascend_lab.machine.chip import Chip
 
 Steps = tuple[tuple[int, int, int], ...]
-"""Of every stored axis: elements from one to the next, how many, and elements where it is moved."""
+"""For each stored axis (old stride, count, new stride), in elements, the outermost first.
+
+Of 3 images of 2 blocks of 50 elements: (100, 3, 50), (50, 2, 150), (1, 50, 1).
+"""
 
 
 def alike(node: Node) -> bool:
-    """Tell whether a node does the same to every block of channels, in whatever order they lie."""
+    """Tell whether a node treats all channel blocks alike, so that their order does not matter.
+
+    A relu does, and a pooling: they work for any layout. A convolution sums over the blocks.
+    """
     return node.op in (*JOINS, *MOVES) or node.has("lanes", "image fold", "pooling")
 
 
 def plain_piece(piece: Piece) -> Piece | None:
-    """Return the piece for which a kernel of images with blocks outermost is written.
+    """Return the piece with its C1NHWC0 images in NC1HWC0, for which kernels are written.
 
-    None if the piece has no such images, or does the same to every block.
+    None if the piece has no such images, or treats all blocks alike.
     """
-    found = any(kind.layout == BLOCKS for kind in piece.graph.types.values())
-    if not found or all(map(alike, piece.graph.nodes)):
+    has_block_images = any(kind.layout == BLOCKS for kind in piece.graph.types.values())
+    if not has_block_images or all(map(alike, piece.graph.nodes)):
         return None
     return replace(piece, graph=images_outermost(piece.graph))
 
 
-def among_blocks(piece: Piece, plain: Piece, found: Lowered, chip: Chip) -> Lowered:
-    """Return `found`, the kernel of the piece with `images_outermost`, for the piece itself.
+def among_blocks(piece: Piece, plain: Piece, lowered: Lowered, chip: Chip) -> Lowered:
+    """Return the kernel `lowered` of the piece in NC1HWC0 (`plain`), rewritten for the piece.
 
-    It addresses images where they are; where it cannot, they are converted, in phases before and
-    after its own.
+    Where addresses cannot be rewritten, further phases convert images before and after the kernel.
     """
     try:
-        phases = [readdressed(piece, phase) for phase in found.kernel.phases]
+        phases = [readdressed(piece, phase) for phase in lowered.kernel.phases]
     except UnsupportedError:
-        phases = _converted(piece, plain, found.kernel, chip)
-    return replace(found, kernel=replace(found.kernel, phases=tuple(phases)), near=None)
+        phases = _converted(piece, plain, lowered.kernel, chip)
+    return replace(lowered, kernel=replace(lowered.kernel, phases=tuple(phases)), near=None)
 
 
 def _converted(piece: Piece, plain: Piece, kernel: isa.Kernel, chip: Chip) -> list[isa.Launch]:
-    """Return the phases of a kernel, images in blocks converted before, results after."""
+    """Return the phases of a kernel between conversions of its images, to NC1HWC0 and back."""
     names = [
         n for n in (*piece.graph.inputs, *piece.graph.outputs) if piece.type(n).layout == BLOCKS
     ]
-    own = {n: f"images_{n}" for n in names}
-    before = []
-    after = []
+    workspace_of = {n: f"images_{n}" for n in names}
+    conversions_in = []
+    conversions_out = []
     for name in names:
         maps = maps_between(piece.type(name), plain.type(name))
         if name in piece.graph.inputs:
             launch = layout.maps_launch(*maps, chip, "images")
-            before.append(isa.renamed(launch, {"x": name, "y": own[name]}))
+            conversions_in.append(isa.renamed(launch, {"x": name, "y": workspace_of[name]}))
         else:
+            # results go the other way: from NC1HWC0 in the workspace to where the piece wants them
             launch = layout.maps_launch(*maps[::-1], chip, "blocks")
-            after.append(isa.renamed(launch, {"x": own[name], "y": name}))
-    return [*before, *(isa.renamed(phase, own) for phase in kernel.phases), *after]
+            conversions_out.append(isa.renamed(launch, {"x": workspace_of[name], "y": name}))
+    own_phases = [isa.renamed(phase, workspace_of) for phase in kernel.phases]
+    return [*conversions_in, *own_phases, *conversions_out]
 
 
 def readdressed(piece: Piece, launch: isa.Launch) -> isa.Launch:
-    """Return a launch for `images_outermost` that finds and leaves images as the piece has them.
+    """Return a launch for NC1HWC0 that reads and writes the piece's C1NHWC0 images in place.
 
-    Only addresses in memory change. Raises `UnsupportedError` where a copy, or a loop, runs on from
-    one plane to the next.
+    Only addresses in GM change. Raises `UnsupportedError` where a copy or a loop runs on from one
+    plane into the next, which lies elsewhere now.
     """
-    moved = dict[str, Steps]()
+    steps_of = dict[str, Steps]()
     for name, kind in piece.graph.types.items():
         if kind.layout == BLOCKS:
-            moved[name] = _steps(replace(kind, layout=IMAGES).map, kind.map)
+            steps_of[name] = _steps(replace(kind, layout=IMAGES).map, kind.map)
 
-    def node(old: isa.Node, ranges: Mapping[str, int]) -> isa.Node:
-        if isinstance(old, isa.Loop):
-            inner = {**ranges, old.var: old.count}
-            return replace(old, body=tuple([node(one, inner) for one in old.body]))
-        for place, region in enumerate(old.regions):
-            if region.space == "GM" and len(steps := moved.get(region.buffer.name, ())) > 1:
-                old = _moved(old, place, steps, ranges)
-        return old
+    def moved_node(original: isa.Node, ranges: Mapping[str, int]) -> isa.Node:
+        if isinstance(original, isa.Loop):
+            inner = {**ranges, original.var: original.count}
+            return replace(
+                original, body=tuple([moved_node(child, inner) for child in original.body])
+            )
+        for index, region in enumerate(original.regions):
+            # steps that join to one axis: the image lies in both layouts alike (one image, say)
+            if region.space == "GM" and len(steps := steps_of.get(region.buffer.name, ())) > 1:
+                original = _moved(original, index, steps, ranges)
+        return original
 
-    def part(old: isa.Part) -> isa.Part:
-        ranges = dict(old.program.params)
-        body = tuple([node(one, ranges) for one in old.program.body])
-        return replace(old, program=replace(old.program, body=body))
+    def moved_part(original: isa.Part) -> isa.Part:
+        ranges = dict(original.program.params)
+        body = tuple([moved_node(child, ranges) for child in original.program.body])
+        return replace(original, program=replace(original.program, body=body))
 
-    return replace(launch, parts=tuple(map(part, launch.parts)))
+    return replace(launch, parts=tuple(map(moved_part, launch.parts)))
 
 
-def _steps(one: layout.AddressMap, two: layout.AddressMap) -> Steps:
-    """Return the stored axes of a map, joined where they stay together in another one."""
-    strides = {(p.axis, p.step): p.stride for p in two.pieces}
+def _steps(old_map: layout.AddressMap, new_map: layout.AddressMap) -> Steps:
+    """Return the stored axes of a map with their strides in another one.
+
+    Neighbours that are one run in both maps are joined: rows and columns of a plane, say.
+    """
+    strides = {(piece.axis, piece.step): piece.stride for piece in new_map.pieces}
     steps: list[tuple[int, int, int]] = []
-    for p in one.pieces:
-        there = strides[p.axis, p.step]
-        if steps and (steps[-1][0], steps[-1][2]) == (p.stride * p.count, there * p.count):
-            steps[-1] = (p.stride, steps[-1][1] * p.count, there)
-        elif p.count > 1:
-            steps.append((p.stride, p.count, there))
+    for piece in old_map.pieces:
+        new_stride = strides[piece.axis, piece.step]
+        spans = piece.stride * piece.count, new_stride * piece.count
+        # the axis outside steps over exactly this axis, before and after the move
+        if steps and (steps[-1][0], steps[-1][2]) == spans:
+            steps[-1] = (piece.stride, steps[-1][1] * piece.count, new_stride)
+        elif piece.count > 1:
+            steps.append((piece.stride, piece.count, new_stride))
     return tuple(steps)
 
 
 def _moved(
-    old: isa.Instruction, place: int, steps: Steps, ranges: Mapping[str, int]
+    original: isa.Instruction, index: int, steps: Steps, ranges: Mapping[str, int]
 ) -> isa.Instruction:
-    """Return an instruction with one region elsewhere.
+    """Return an instruction whose region `index` lies at the new addresses.
 
-    An axis that runs over several planes is cut in two, in all its regions.
+    An axis of a copy that runs over several planes is cut in two, planes and places in a plane, in
+    all regions of the instruction: 150 elements over planes of 50 become (3, 50).
     """
-    regions = list(old.regions)
-    for axis in reversed(range(len(regions[place].sizes))):
+    regions = list(original.regions)
+    for axis in reversed(range(len(regions[index].sizes))):
+        # innermost steps first
         for plane, _, _ in reversed(steps):
-            size = regions[place].sizes[axis]
-            step = regions[place].strides[axis]
+            size = regions[index].sizes[axis]
+            step = regions[index].strides[axis]
+            # elements of the axis that fit one plane: 50 of 150, with a step of 1
             inner = plane // step if step > 0 and plane % step == 0 else 1
             if 1 < inner < size and size % inner == 0:
                 regions = [_cut(region, axis, inner) for region in regions]
-    cut = len(regions[place].sizes) > len(old.regions[place].sizes)
-    if (cut and old.op not in ("data_copy", "fixpipe")) or old.number("bound"):
-        raise UnsupportedError("copies in one plane", str(old), "convert the image")
-    regions[place] = _moved_region(regions[place], steps, ranges)
-    dst = None if old.dst is None else regions.pop(0)
-    return replace(old, dst=dst, srcs=tuple(regions))
+    # Only copies may have further axes. A copy with a "bound" picks its row at run time, so that
+    # its address is not known here.
+    cut = len(regions[index].sizes) > len(original.regions[index].sizes)
+    if (cut and original.op not in ("data_copy", "fixpipe")) or original.number("bound"):
+        raise UnsupportedError("copies in one plane", str(original), "convert the image")
+    regions[index] = _moved_region(regions[index], steps, ranges)
+    dst = None if original.dst is None else regions.pop(0)
+    return replace(original, dst=dst, srcs=tuple(regions))
 
 
 def _cut(region: isa.Region, axis: int, inner: int) -> isa.Region:
+    """Return the same region with an axis as two, the inner one of `inner` elements."""
     sizes = list(region.sizes)
     strides = list(region.strides)
     sizes[axis : axis + 1] = sizes[axis] // inner, inner
+    # (150,) with stride 1 becomes (3, 50) with strides (50, 1)
     strides[axis : axis + 1] = strides[axis] * inner, strides[axis]
     return replace(region, sizes=tuple(sizes), strides=tuple(strides))
 
 
 def _moved_region(region: isa.Region, steps: Steps, ranges: Mapping[str, int]) -> isa.Region:
-    """Return a region elsewhere: an address is a sum, its digits are those of what it adds up.
+    """Return a region at its new addresses; raise `UnsupportedError` where digits would carry.
 
-    That holds as long as no digit reaches the next axis. Of something that is added once at most
-    the digits may be any: those of both places are known.
+    The digits of the constant and of each term are translated one by one. `low` and `high` are the
+    least and greatest digits that any sum of terms reaches: each must stay in 0 .. count - 1.
     """
-    first = _digits(region.offset.const, steps)
-    low = list(first)
-    high = list(first)
+    base_digits = _digits(region.offset.const, steps)
+    low = list(base_digits)
+    high = list(base_digits)
 
-    def there(digits: Sequence[int]) -> int:
+    def address(digits: Sequence[int]) -> int:
         return sum(digit * stride for digit, (_, _, stride) in zip(digits, steps, strict=True))
 
     def added(value: int, times: int) -> int:
         digits = _digits(value, steps)
+        # A term that is added once at most (a loop of 2) has two possible addresses. Both are
+        # known, so that its digits are their difference and may be negative.
         if times == 1:
-            second = _digits(region.offset.const + value, steps)
-            digits = [after - before for before, after in zip(first, second, strict=True)]
+            sum_digits = _digits(region.offset.const + value, steps)
+            digits = [total - base for base, total in zip(base_digits, sum_digits, strict=True)]
         for i, digit in enumerate(digits):
             low[i] += min(digit, 0) * times
             high[i] += max(digit, 0) * times
-        return there(digits)
+        return address(digits)
 
+    # a loop of 4 adds its term 0 to 3 times
     terms = tuple([(name, added(c, ranges[name] - 1)) for name, c in region.offset.terms])
     axes = zip(region.strides, region.sizes, strict=True)
     strides = tuple([added(stride, size - 1) for stride, size in axes])
     if min(low) < 0 or any(n >= count for n, (_, count, _) in zip(high, steps, strict=True)):
         raise UnsupportedError("copies in one plane", str(region), "convert the image")
-    offset = isa.Affine(there(first), terms)
+    offset = isa.Affine(address(base_digits), terms)
     return replace(region, offset=offset, strides=strides)
 
 
 def _digits(value: int, steps: Steps) -> list[int]:
-    """Return how many steps of each axis an address is made of."""
+    """Return an address as digits, one an axis: 230 is 2 x 100 + 0 x 50 + 30 x 1."""
     digits = []
     for stride, _, _ in steps:
         digit, value = divmod(value, stride)

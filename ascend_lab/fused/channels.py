@@ -1,10 +1,11 @@
 """Moves of channels as products on the cube: joins, cuts and shuffles that are no views.
 
-An image in NC1HWC0 keeps 16 channels of a pixel together. A join or cut at whole blocks is a view;
-with several images that is so in C1NHWC0, where a block of all images is one run of bytes. A join
-of 58 channels, or a shuffle of channels between groups, moves every number to another lane. Over
-row-major memory that takes several kernels: convert to (n, c, h, w), join, transpose, cut, and
-convert back into blocks. The cube does it in one, as a convolution with weights 0 and 1:
+An image in NC1HWC0 keeps 16 channels of a pixel together. A join of two times 58 channels, or a
+shuffle of channels between groups (ShuffleNet), moves every number to another lane:
+
+    plain floor    blocks -> (n, c, h, w); join; transpose; cut; -> blocks      up to five copies
+    fused          blocks -> 1 x 1 convolution with weights 0 and 1 -> blocks   one kernel, or none
+    saved          the copies; if a 1 x 1 convolution follows, its weights take in the move
 
     y[j] = x[p[j]]                    y = E x,  E[j, p[j]] = 1, a 1 x 1 convolution
     [x1 x2][p]                        y = E1 x1 + E2 x2: two convolutions that are added
@@ -56,7 +57,10 @@ class Family:
         return [low + np.arange(n) for low, n in zip(lows, self.counts, strict=True)]
 
     def breaks(self, name: str) -> bool:
-        """Tell whether a result is no view: made of more than whole blocks and last blocks."""
+        """Tell whether a result is no view: not made of whole blocks, and last blocks, of a source.
+
+        Of 58 channels 16 .. 57 are a view (three blocks, the last with 10); 29 .. 57 are none.
+        """
         picks = self.picks[name]
         ends = {lanes[-1] for lanes in self.lanes}
         blocks = [picks[i : i + layout.BLOCK] for i in range(0, len(picks), layout.BLOCK)]
@@ -72,9 +76,10 @@ def channels_by_cube(graph: Graph, chip: Chip, joint: bool = True) -> Graph:
     sources; else of one source only.
     """
     draft = Draft(graph)
+    # A convolution with two sources is two convolutions that are added: that needs `joint`.
     for family in filter(lambda candidate: _of_images(graph, candidate, chip), _families(graph)):
-        for most_sources in (2, 1) if joint else (1,):
-            if (replaced := _ways(graph, family, most_sources)) and _pays(
+        for max_sources in (2, 1) if joint else (1,):
+            if (replaced := _ways(graph, family, max_sources)) and _pays(
                 graph, family, replaced, chip
             ):
                 _to_products(draft, family, replaced)
@@ -97,6 +102,7 @@ def _families(graph: Graph) -> list[Family]:
             if len(kind.shape) != 4:
                 continue
             family_here = Family(node.inputs, tuple(graph.types[n].shape[1] for n in node.inputs))
+        # a source that no node has moved yet: its channels in their order
         picks = family_here.picks.get(node.inputs[0], family_here.lanes[0])
         result_picks = [np.concatenate(family_here.lanes)] if joins else _moved(graph, node, picks)
         if not result_picks:
@@ -113,7 +119,11 @@ def _families(graph: Graph) -> list[Family]:
 
 
 def _moved(graph: Graph, node: Node, picks: Values) -> list[Values]:
-    """Return the picks of each result; [] if a node moves more than channels."""
+    """Return the picks of each result; [] if a node moves more than channels.
+
+    A shuffle of 6 channels in 2 groups: reshape gives [[0 1 2] [3 4 5]], transpose
+    [[0 3] [1 4] [2 5]], reshape [0 3 1 4 2 5].
+    """
     shape = graph.types[node.inputs[0]].shape
     out = graph.types[node.output].shape
     if len(out) < 4 or (shape[0], *shape[-2:]) != (out[0], *out[-2:]):
@@ -122,9 +132,9 @@ def _moved(graph: Graph, node: Node, picks: Values) -> list[Values]:
         return [picks.reshape(out[1:-2])] if picks.size == np.prod(out[1:-2]) else []
     if node.op == "transpose":
         perm = node.attr("perm")
-        last = len(shape) - 1
+        width_axis = len(shape) - 1
         # batch, rows and columns stay where they are
-        if (perm[0], *perm[-2:]) != (0, last - 1, last):
+        if (perm[0], *perm[-2:]) != (0, width_axis - 1, width_axis):
             return []
         return [picks.transpose([axis - 1 for axis in perm[1:-2]])]
     cut = aliases.cut_spans(graph, node)
@@ -132,12 +142,13 @@ def _moved(graph: Graph, node: Node, picks: Values) -> list[Values]:
         return []
     axis, spans = cut
     if not 0 < axis < len(shape) - 2:
-        return [picks]  # all of it
+        return [picks]  # a cut of rows or images that keeps all of them
     return [np.take(picks, np.arange(low, high), axis - 1) for low, high in spans]
 
 
 def _of_images(graph: Graph, family: Family, chip: Chip) -> bool:
     """Tell whether cube or pooling writes all sources of a family and reads all results."""
+    # the products that replace the moves run on the cube
     fits = graph.types[family.sources[0]].dtype in chip.cube
     made_near_cube = all(_near_cube(graph, name, back=True) for name in family.sources)
     read_near_cube = [
@@ -170,10 +181,10 @@ The list is empty if not all readers can take it in: then a convolution of its o
 """
 
 
-def _ways(graph: Graph, family: Family, most: int) -> Ways:
+def _ways(graph: Graph, family: Family, max_sources: int) -> Ways:
     """Return the results of a family that are no views, with the convolutions that take them in.
 
-    A convolution takes in a move of at most `most` sources.
+    A convolution takes in a move of at most `max_sources` sources.
     """
     replaced = Ways()
     for name in family.results:
@@ -183,7 +194,7 @@ def _ways(graph: Graph, family: Family, most: int) -> Ways:
             for source_lanes in family.lanes
             if np.isin(family.picks[name], source_lanes).any()
         ]
-        taken_in = name not in graph.outputs and len(read_sources) <= most
+        taken_in = name not in graph.outputs and len(read_sources) <= max_sources
         taken_in = taken_in and all(_takes_in(graph, node, name) for node in readers)
         if family.breaks(name):
             replaced[name] = list(readers) if taken_in else []
@@ -192,6 +203,7 @@ def _ways(graph: Graph, family: Family, most: int) -> Ways:
 
 def _takes_in(graph: Graph, node: Node, name: str) -> bool:
     """Tell whether a node is a 1 x 1 convolution with constant weights that reads `name`."""
+    # W (E x) = (W E) x needs a plain 1 x 1 convolution: one matrix product per pixel
     if node.op != "conv2d" or node.inputs[0] != name or node.attr("groups", 1) != 1:
         return False
     constant_weights = all(n in graph.constants for n in node.inputs[1:])
@@ -206,6 +218,7 @@ def _pays(graph: Graph, family: Family, ways: Ways, chip: Chip) -> bool:
     A convolution that becomes a sum of two must still be one kernel: between two kernels the first
     sum would be rounded in memory.
     """
+    # the family is compiled alone, from blocks to blocks, as it lies in the network
     kinds = {name: replace(graph.types[name], layout=IMAGES) for name in family.sources}
     taking = [node for nodes in ways.values() for node in nodes]
     moved_results = [name for name in family.results if not ways.get(name)]
@@ -266,6 +279,7 @@ def _sum(
 ) -> str:
     """Insert weight * x[picks] as a sum of one convolution for each source; return its name."""
     total = ""
+    # E = [E1 E2]: the columns of each source
     for source, lanes in zip(family.sources, family.lanes, strict=True):
         # the output channels whose lanes are in this source
         from_source = np.isin(picks, lanes)
@@ -283,12 +297,15 @@ def _sum(
     return total
 
 
-def _spread(kind: TensorType, mine: Values, lanes: Values) -> Callable[[Values], Values]:
-    """Return the function that puts the columns `mine` of weights at `lanes`, zeros elsewhere."""
+def _spread(kind: TensorType, columns_read: Values, lanes: Values) -> Callable[[Values], Values]:
+    """Return the function that puts some columns of weights at `lanes`, zeros elsewhere.
+
+    This is W E without a product: column `columns_read[i]` of W becomes column `lanes[i]`.
+    """
 
     def wide(weight: Values) -> Values:
         columns = np.zeros(kind.shape)
-        columns[:, lanes] = weight[:, mine]
+        columns[:, lanes] = weight[:, columns_read]
         return columns
 
     return wide

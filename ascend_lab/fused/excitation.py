@@ -1,13 +1,19 @@
-"""Squeeze and excite of few images: from pixels to a gate per channel, by vector units, in fp32.
+"""The kernel of squeeze and excite: from pixels to a gate per channel, by vector units, in fp32.
 
     hidden (images, mid) = f1(means (images, c) @ squeeze (c, mid) + bias1)
     gates (images, c)    = f2(hidden @ excite (mid, c) + bias2)
 
-A core adds up its part of means and first product at once, some rows of some channels. In a second
-phase each adds all parts, few numbers, and computes the gates of its own channels. Where nothing
-but a pointwise convolution reads what is scaled (`squeeze`), gates scale its weights at once.
+    plain floor    means -> GM; product, f1 -> GM; product, f2 -> GM             three kernels
+    fused          phase 1: pixels -> a core's addends of the first product -> GM
+                   phase 2: all addends -> hidden -> a core's gates -> GM        one kernel
 
-A matrix by a vector is a product lane by lane, 64 columns a repeat, and sums of 8 lanes, twice."""
+The first product is linear, so a core need not know whole means: from some rows of some channels it
+computes what these add to hidden. In phase 2 each core adds up these few numbers, `parts`, on its
+own (16 cores x 48 hidden numbers are 3 KB) and computes the gates of its own channels. With `rows`
+the gates scale the weights of the convolution that follows at once (see `gates`).
+
+A matrix times a vector is a lane-by-lane product, 64 columns a repeat, then sums of 8 lanes, twice.
+"""
 
 from dataclasses import dataclass, replace
 from itertools import product
@@ -21,19 +27,23 @@ from ascend_lab.operators.kernels.planes import Own, dealt, plane_launch
 from ascend_lab.operators.kernels.tiles import chunks, repeat, segments, sum_queue
 
 AREA = FRACTAL * FRACTAL
-MOST = 28
-EIGHT = 8
+"""Elements of a fractal of fp16, 16 x 16."""
+LOAD_FRACTALS = 28
+"""Fractals that one load brings to L0B, at most."""
+FOLD_LANES = 8
+"""Lanes that `vcgadd` adds up to one."""
 PIXEL_BYTES = 12
-"""Elements; fractals the cube adds up at once; lanes that `vcgadd` does; two slots, two sums."""
+"""UB bytes per pixel and channel: two slots in fp16 (2 x 2) and two sums in fp32 (2 x 4)."""
 Place = tuple[Tile | Buffer, Affine | int]
-"""Where something begins."""
+"""A memory and the element in it at which something begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Excitation:
-    """Images (n, c, h, w) in fp16, `mid` numbers between; `after`: f1 and f2, without operands.
+    """Squeeze and excite of images (n, c, h, w) in fp16 with `mid` hidden numbers.
 
-    With `rows` gates scale weights, of which each channel block has so many rows of 16.
+    `functions` are f1 and f2. With `rows` the gates scale weights: each channel block has so many
+    rows of 16 of them.
     """
 
     n: int
@@ -41,7 +51,7 @@ class Excitation:
     h: int
     w: int
     mid: int
-    after: tuple[epilogue.Epilogue, epilogue.Epilogue]
+    functions: tuple[epilogue.Epilogue, epilogue.Epilogue]
     rows: int = 0
 
     @property
@@ -51,7 +61,7 @@ class Excitation:
 
     @property
     def hidden(self) -> int:
-        """Numbers between, in whole blocks."""
+        """Hidden numbers, in whole blocks: 10 become 16."""
         return up(self.mid, FRACTAL) * FRACTAL
 
 
@@ -62,22 +72,35 @@ def excitation_launches(job: Excitation, chip: Chip) -> tuple[isa.Launch, isa.La
     and `parts`; y, a gate per image and channel, or with `rows` these times `weight`.
     """
     sizes = _divided(job, chip)
-    parts = len(sizes[0]) * len(sizes[2])
-    first = plane_launch("squeeze", sizes, lambda own: _squeeze(job, own, sizes, chip))
-    ends = dealt((job.blocks, job.n, 1), chip.cores_of("vector"))
-    return first, plane_launch("excite", ends, lambda own: _Gates(job, own, parts, chip).program())
+    # parts of one image: a part for each division of channels and of rows
+    part_count = len(sizes[0]) * len(sizes[2])
+    squeeze_launch = plane_launch("squeeze", sizes, lambda share: _squeeze(job, share, sizes, chip))
+    # the second phase has other shares: no rows are left to divide
+    gate_shares = dealt((job.blocks, job.n, 1), chip.cores_of("vector"))
+    return squeeze_launch, plane_launch(
+        "excite", gate_shares, lambda share: _Gates(job, share, part_count, chip).program()
+    )
 
 
 def _divided(job: Excitation, chip: Chip) -> tuple[list[int], list[int], list[int]]:
-    """Divide channel blocks, images and rows over cores; cubes add up about 3 pixels a cycle."""
+    """Divide channel blocks, images and rows over cores so that the busiest core ends first.
+
+    The estimate of a core's cycles: pixels to add up, one or (with a cube) 3 a cycle and block; of
+    the first product 4 cycles per hidden number and 64 channels; the parts that it adds in phase 2,
+    one per division of channels and rows; half a cycle per weight row of the second product.
+    """
     cores = chip.cores_of("vector")
-    pace = 3 if chip.combined else 1
+    pixels_per_cycle = 3 if chip.combined else 1
     totals = (job.blocks, job.n)
 
     def cycles(grid: tuple[int, int, int]) -> int:
-        blocks, images, rows = (up(t, g) for t, g in zip((*totals, job.h), grid, strict=True))
-        turns = job.hidden * (4 * up(blocks, LANES // FRACTAL) + grid[0] * grid[2] // 32)
-        return images * (rows * job.w * blocks // pace + turns) + job.hidden * blocks // 2
+        blocks, images, rows = (
+            up(total, cores_along)
+            for total, cores_along in zip((*totals, job.h), grid, strict=True)
+        )
+        product_cycles = job.hidden * (4 * up(blocks, LANES // FRACTAL) + grid[0] * grid[2] // 32)
+        image_cycles = rows * job.w * blocks // pixels_per_cycle + product_cycles
+        return images * image_cycles + job.hidden * blocks // 2
 
     pairs = product(*(range(1, min(total, cores) + 1) for total in totals))
     grids = ((c, n, r) for c, n in pairs for r in range(1, min(job.h, cores // (c * n)) + 1))
@@ -86,7 +109,7 @@ def _divided(job: Excitation, chip: Chip) -> tuple[list[int], list[int], list[in
 
 
 class _Matrix:
-    """A matrix of `rows` in UB in fp32, and what it makes of vectors of its `width`."""
+    """A matrix (rows, width) in UB in fp32, which is multiplied by vectors."""
 
     def __init__(self, k: KernelBuilder, name: str, rows: int, width: int) -> None:
         """Allocate; `name` is that of its tensor."""
@@ -100,7 +123,7 @@ class _Matrix:
         self.products = k.buffer(f"{name}_products", "UB", "fp32", rows * LANES)
 
     def load(self, source: Region) -> None:
-        """Bring it to UB; columns that it lacks of 64 are 0. What came beside it stays, too."""
+        """Bring the matrix to UB and widen it to fp32; missing lanes of its sums are 0."""
         k = self.k
         k.copy(self.narrow.alloc().region(0, source.sizes), source)
         self.narrow.enqueue()
@@ -110,68 +133,79 @@ class _Matrix:
         self.narrow.free()
 
     def times(self, vector: Buffer, to: Place) -> None:
-        """Write its product with a vector."""
+        """Write its product with a vector to `to`.
+
+        64 columns at a time are multiplied lane by lane and added to 64 sums a row; the 64 sums of
+        a row are then added up in two steps of 8: 64 -> 8 -> 1.
+        """
         k = self.k
         for start in range(0, self.width, LANES):
             lanes = min(LANES, self.width - start)
-            found = self.products if start else self.sums
-            for at, count in segments(k, "row", self.rows, k.chip.max_repeat):
-                place = (at * LANES, (count, lanes), (LANES, 1))
-                sizes = (count, lanes)
-                own = self.wide.region(at * self.width + start, sizes, (self.width, 1))
-                k.vector("vmul", found.region(*place), own, vector.region(start, sizes, (0, 1)))
+            target = self.products if start else self.sums
+            for row, rows in segments(k, "row", self.rows, k.chip.max_repeat):
+                partial_place = (row * LANES, (rows, lanes), (LANES, 1))
+                sizes = (rows, lanes)
+                columns = self.wide.region(row * self.width + start, sizes, (self.width, 1))
+                # stride 0: every row meets the same 64 numbers of the vector
+                numbers = vector.region(start, sizes, (0, 1))
+                k.vector("vmul", target.region(*partial_place), columns, numbers)
                 if start:
-                    sums = self.sums.region(*place)
-                    k.vector("vadd", sums, sums, found.region(*place))
-        self._eighths((self.products, 0), self.sums, self.rows * EIGHT)
+                    sums = self.sums.region(*partial_place)
+                    k.vector("vadd", sums, sums, target.region(*partial_place))
+        self._eighths((self.products, 0), self.sums, self.rows * FOLD_LANES)
         self._eighths(to, self.products, self.rows)
 
     def _eighths(self, to: Place, source: Buffer, count: int) -> None:
         """Write `count` sums of 8 neighbours each."""
         memory, start = to
-        for at, (repeats, lanes) in self.k.runs(count, EIGHT):
-            values = source.region(at * EIGHT, (repeats, lanes * EIGHT))
-            self.k.vector("vcgadd", memory.region(start + at, (repeats, lanes)), values)
+        for index, (repeats, lanes) in self.k.runs(count, FOLD_LANES):
+            values = source.region(index * FOLD_LANES, (repeats, lanes * FOLD_LANES))
+            self.k.vector("vcgadd", memory.region(start + index, (repeats, lanes)), values)
 
 
 # -- first phase: sums of pixels, and what they add to the hidden numbers -------------------------
-def _squeeze(job: Excitation, own: Own, sizes: tuple[list[int], ...], chip: Chip) -> isa.Program:
-    """Return the program of the cores that own equally much."""
+def _squeeze(job: Excitation, share: Own, sizes: tuple[list[int], ...], chip: Chip) -> isa.Program:
+    """Return the first phase of the cores with shares of one size."""
     k = KernelBuilder("squeeze", chip)
     row = job.w * FRACTAL
     bands = len(sizes[2])
-    (count, pitch, cores) = own.channels
-    (images, apart, batches) = own.images
-    lanes = count * FRACTAL
+    (block_count, block_pitch, cores) = share.channels
+    (images, image_pitch, batches) = share.images
+    lanes = block_count * FRACTAL
     width = job.blocks * FRACTAL
     plane = job.h * row
-    low = own.rows[0] * row
+    first_row = share.rows[0] * row
     x = k.tensor("x", "fp16", job.n * job.blocks * plane)
     squeeze = k.tensor("squeeze", "fp16", job.hidden * width)
     parts = k.tensor("parts", "fp32", len(sizes[0]) * bands * job.n * job.hidden)
     core = k.param("channel", cores)
-    batch = k.param("batch", batches) * apart
+    batch = k.param("batch", batches) * image_pitch
     matrix = _Matrix(k, "squeeze", job.hidden, lanes)
     out = k.queue("parts_ub", "UB", "fp32", job.hidden, src="V", dst="MTE3")
-    pixels = (own.rows[1] - own.rows[0]) * job.w
-    way = _ByCube if chip.combined and pixels >= FRACTAL else _ByVector
-    planes = way(k, x, (count, pixels, plane))
-    matrix.load(squeeze.region(core * (pitch * FRACTAL), (job.hidden, lanes), (width, 1)))
+    pixels = (share.rows[1] - share.rows[0]) * job.w
+    # the cube adds up 16 pixels at a time: below that the vector unit is left to do it
+    summing_class = _ByCube if chip.combined and pixels >= FRACTAL else _ByVector
+    planes = summing_class(k, x, (block_count, pixels, plane))
+    matrix.load(squeeze.region(core * (block_pitch * FRACTAL), (job.hidden, lanes), (width, 1)))
     with repeat(k, "image", images) as turn:
         image = batch + turn
-        one = (planes.sums, 0)
-        planes.add((image * job.blocks + core * pitch) * plane + low)
-        k.each("vmuls", lanes, one, one, scalar=1.0 / (job.h * job.w))
+        means_place = (planes.sums, 0)
+        planes.add((image * job.blocks + core * block_pitch) * plane + first_row)
+        k.each("vmuls", lanes, means_place, means_place, scalar=1.0 / (job.h * job.w))
         matrix.times(planes.sums, (out.alloc(), 0))
         out.enqueue()
-        place = ((core * bands + own.band) * job.n + image) * job.hidden
+        place = ((core * bands + share.band) * job.n + image) * job.hidden
         k.copy(parts.region(place, job.hidden), out.dequeue().region())
         out.free()
     return k.finish()
 
 
 class _ByVector:
-    """Sums over `pixels` of `count` planes, some pixels of all planes at once."""
+    """Sums of `pixels` pixels of `count` planes by the vector unit, tile by tile.
+
+    A tile holds `tile_pixels` pixels of all planes, one row of lanes per pixel. All tiles are added
+    to the first one lane by lane; then half of its rows are added to the other half, and so on.
+    """
 
     def __init__(self, k: KernelBuilder, x: Buffer, sizes: tuple[int, int, int]) -> None:
         """Allocate; `sizes` are (count, pixels, elements from plane to plane)."""
@@ -179,173 +213,201 @@ class _ByVector:
         self.x = x
         (self.count, self.pixels, self.plane) = sizes
         lanes = self.lanes = self.count * FRACTAL
-        room = (k.chip.buffers["UB"] - k.used_bytes("UB")) // (PIXEL_BYTES * lanes)
-        some = max(1, min(self.pixels, room, max(up(self.pixels, TILES), SMALL // lanes)))
-        self.some = some
-        size = some * lanes
+        pixels_that_fit = (k.chip.buffers["UB"] - k.used_bytes("UB")) // (PIXEL_BYTES * lanes)
+        # a quarter of the pixels, so that loads and sums overlap, unless that is a small tile
+        useful_pixels = max(up(self.pixels, TILES), SMALL // lanes)
+        tile_pixels = max(1, min(self.pixels, pixels_that_fit, useful_pixels))
+        self.tile_pixels = tile_pixels
+        size = tile_pixels * lanes
         self.loaded = k.queue("x_ub", "UB", "fp16", size, src="MTE2", dst="V")
         self.sums = k.buffer("sums", "UB", "fp32", size)
-        self.wide = k.buffer("wide", "UB", "fp32", size if some < self.pixels else LANES)
+        # if one tile holds all pixels nothing is added to it
+        self.wide = k.buffer("wide", "UB", "fp32", size if tile_pixels < self.pixels else LANES)
 
     def add(self, start: Affine) -> None:
         """Sum planes from `start` on."""
         k = self.k
-        one = (self.sums, 0)
-        self._widen(start, self.some, self.sums)
-        for at, more in segments(k, "pixels", self.pixels - self.some, self.some):
-            self._widen(start + (at + self.some) * FRACTAL, more, self.wide)
-            k.each("vadd", more * self.lanes, one, one, (self.wide, 0))
-        fold_rows(k, self.sums, self.some, self.lanes)
+        sums_place = (self.sums, 0)
+        self._widen(start, self.tile_pixels, self.sums)
+        for at, count in segments(k, "pixels", self.pixels - self.tile_pixels, self.tile_pixels):
+            self._widen(start + (at + self.tile_pixels) * FRACTAL, count, self.wide)
+            k.each("vadd", count * self.lanes, sums_place, sums_place, (self.wide, 0))
+        fold_rows(k, self.sums, self.tile_pixels, self.lanes)
 
     def _widen(self, start: Affine, pixels: int, to: Buffer) -> None:
+        """Bring pixels to UB, their planes side by side, in fp32."""
         shape = (self.count, pixels, FRACTAL)
-        own = (FRACTAL, self.lanes, 1)
+        by_pixels = (FRACTAL, self.lanes, 1)
         source = self.x.region(start, shape, (self.plane, FRACTAL, 1))
-        self.k.copy(self.loaded.alloc().region(0, shape, own), source)
+        self.k.copy(self.loaded.alloc().region(0, shape, by_pixels), source)
         self.loaded.enqueue()
         self.k.each("vconv", pixels * self.lanes, (to, 0), (self.loaded.dequeue(), 0))
         self.loaded.free()
 
 
 class _ByCube:
-    """The same on the cube: ones (1, pixels) @ x (pixels, 16). The last fractals may overlap."""
+    """Sums of `pixels` pixels of `count` planes by the cube: ones (1, pixels) @ x (pixels, 16).
+
+    The last fractal begins 16 pixels before the end and may overlap the one before it; the ones
+    that belong to pixels already counted are then 0. 50 pixels: fractals at 0, 16, 32 and at 34,
+    the last with 14 zeros.
+    """
 
     def __init__(self, k: KernelBuilder, x: Buffer, sizes: tuple[int, int, int]) -> None:
         """Allocate; `sizes` are (count, pixels, elements from plane to plane)."""
         self.k = k
         self.x = x
         (self.count, self.pixels, self.plane) = sizes
-        self.whole = up(self.pixels, FRACTAL) - 1
-        self.depth, line = max(1, min(self.whole, MOST)), self.pixels * FRACTAL
-        self.some = self.count if self.count * line <= SMALL * TILES else up(self.count, TILES)
-        self.loaded = k.queue("x_l1", "L1", "fp16", self.some * line, src="MTE2", dst="MTE1")
+        self.whole_fractals = up(self.pixels, FRACTAL) - 1
+        self.depth, line = max(1, min(self.whole_fractals, LOAD_FRACTALS)), self.pixels * FRACTAL
+        self.tile_planes = (
+            self.count if self.count * line <= SMALL * TILES else up(self.count, TILES)
+        )
+        self.loaded = k.queue("x_l1", "L1", "fp16", self.tile_planes * line, src="MTE2", dst="MTE1")
         self.right = k.queue("x_l0", "L0B", "fp16", self.depth * AREA, src="MTE1", dst="M")
-        self.found = sum_queue(k, "plane_sums", "fp32", 1, self.count)
+        self.plane_sums = sum_queue(k, "plane_sums", "fp32", 1, self.count)
         self.sums = k.buffer("sums", "UB", "fp32", self.count * FRACTAL)
         self._make_ones()
 
     def _make_ones(self) -> None:
-        """Bring ones to L0A to stay, and behind them those for the last pixels."""
+        """Bring fractals of ones to L0A, to stay there, and behind them the last one with zeros."""
         k = self.k
         size = (self.depth + 1) * AREA
-        made = k.queue("ones_ub", "UB", "fp16", 2 * AREA, src="V", dst="MTE3", depth=1)
-        near = k.queue("ones_l1", "L1", "fp16", 2 * AREA, src="MTE3", dst="MTE1", depth=1)
-        left = k.queue("ones_l0", "L0A", "fp16", size, src="MTE1", dst="M", depth=1)
-        slot = made.alloc()
+        ones_ub = k.queue("ones_ub", "UB", "fp16", 2 * AREA, src="V", dst="MTE3", depth=1)
+        ones_l1 = k.queue("ones_l1", "L1", "fp16", 2 * AREA, src="MTE3", dst="MTE1", depth=1)
+        ones_l0 = k.queue("ones_l0", "L0A", "fp16", size, src="MTE1", dst="M", depth=1)
+        slot = ones_ub.alloc()
         sizes = (self.depth, AREA)
         k.each("vdup", 2 * AREA, (slot, 0), scalar=1.0)
         if missing := -self.pixels % FRACTAL:
+            # in every row of 16 the first `missing` numbers become 0
             lanes = k.chip.vector_bytes_per_repeat // 2
             mask = sum(1 << lane for lane in range(lanes) if lane % FRACTAL < missing)
             k.vector("vdup", slot.region(AREA, (AREA // lanes, lanes)), scalar=0.0, mask=mask)
-        made.enqueue()
-        k.copy(near.alloc().region(), made.dequeue().region())
-        made.free()
-        near.enqueue()
-        one = near.dequeue()
-        self.ones = left.alloc()
-        k.load2d(self.ones.region(0, sizes), one.region(0, sizes, (0, 1)))
-        k.load2d(self.ones.region(self.depth * AREA, (1, AREA)), one.region(AREA, (1, AREA)))
-        near.free()
-        left.enqueue()
-        left.dequeue()
-        left.free()
+        ones_ub.enqueue()
+        k.copy(ones_l1.alloc().region(), ones_ub.dequeue().region())
+        ones_ub.free()
+        ones_l1.enqueue()
+        ones = ones_l1.dequeue()
+        self.ones = ones_l0.alloc()
+        k.load2d(self.ones.region(0, sizes), ones.region(0, sizes, (0, 1)))
+        k.load2d(self.ones.region(self.depth * AREA, (1, AREA)), ones.region(AREA, (1, AREA)))
+        ones_l1.free()
+        ones_l0.enqueue()
+        ones_l0.dequeue()
+        ones_l0.free()
 
     def add(self, start: Affine) -> None:
         """Sum planes from `start` on."""
         k = self.k
-        found = self.found.alloc()
-        line = self.pixels * FRACTAL
-        for first, count in segments(k, "planes", self.count, self.some):
-            source = self.x.region(start + first * self.plane, (count, line), (self.plane, 1))
-            k.copy(self.loaded.alloc().region(0, (count, line)), source)
+        sums = self.plane_sums.alloc()
+        plane_size = self.pixels * FRACTAL
+        for low, count in segments(k, "planes", self.count, self.tile_planes):
+            source = self.x.region(start + low * self.plane, (count, plane_size), (self.plane, 1))
+            k.copy(self.loaded.alloc().region(0, (count, plane_size)), source)
             self.loaded.enqueue()
             x = self.loaded.dequeue()
             with repeat(k, "plane", count) as plane:
-                to = found.region((first + plane) * AREA, (1, 1, FRACTAL, FRACTAL))
-                own = plane * line
-                for at, depth in segments(k, "fractals", self.whole, self.depth):
-                    self._product(to, x.region(own + at * AREA, depth * AREA), 0, at)
-                last = x.region(own + line - AREA, AREA)
-                self._product(to, last, self.depth, Affine(self.whole))
+                to = sums.region((low + plane) * AREA, (1, 1, FRACTAL, FRACTAL))
+                offset = plane * plane_size
+                for at, depth in segments(k, "fractals", self.whole_fractals, self.depth):
+                    self._product(to, x.region(offset + at * AREA, depth * AREA), 0, at)
+                tail = x.region(offset + plane_size - AREA, AREA)
+                self._product(to, tail, self.depth, Affine(self.whole_fractals))
             self.loaded.free()
-        self.found.enqueue()
+        self.plane_sums.enqueue()
         rows = self.count, FRACTAL
-        k.copy(self.sums.region(0, rows), self.found.dequeue().region(0, rows, (AREA, 1)))
-        self.found.free()
+        k.copy(self.sums.region(0, rows), self.plane_sums.dequeue().region(0, rows, (AREA, 1)))
+        self.plane_sums.free()
 
-    def _product(self, to: Region, x: Region, first: int, after: Affine) -> None:
-        """Add fractals times ones from fractal `first` on, `after` others."""
+    def _product(self, to: Region, x: Region, ones_at: int, fractals_before: Affine) -> None:
+        """Multiply pixels by ones from fractal `ones_at` on; add to the sum of earlier fractals.
+
+        With `fractals_before` = 0 the product starts a new sum.
+        """
         k = self.k
-        side = (FRACTAL, FRACTAL)
+        sides = (FRACTAL, FRACTAL)
         count = x.elements // AREA
-        turned = replace(x, sizes=(count, *side), strides=(AREA, 1, FRACTAL))
-        k.load2d(self.right.alloc().region(0, (count, *side)), turned)
+        # load2d transposes each fractal: pixels become the dimension that the cube sums over
+        turned = replace(x, sizes=(count, *sides), strides=(AREA, 1, FRACTAL))
+        k.load2d(self.right.alloc().region(0, (count, *sides)), turned)
         self.right.enqueue()
-        a = self.ones.region(first * AREA, (1, count, *side))
-        b = self.right.dequeue()
-        k.mmad(to, a, b.region(0, (count, 1, *side)), accumulate=after)
+        ones_operand = self.ones.region(ones_at * AREA, (1, count, *sides))
+        pixels_operand = self.right.dequeue()
+        k.mmad(
+            to,
+            ones_operand,
+            pixels_operand.region(0, (count, 1, *sides)),
+            accumulate=fractals_before,
+        )
         self.right.free()
 
 
 # -- second phase: gates ---------------------------------------------------------------------------
 class _Gates:
-    """The program of the cores that own equally much, which add up `count` parts."""
+    """The second phase of cores with shares of one size, which add up `part_count` parts."""
 
-    def __init__(self, job: Excitation, own: Own, count: int, chip: Chip) -> None:
+    def __init__(self, job: Excitation, share: Own, part_count: int, chip: Chip) -> None:
         """Allocate everything."""
         k = KernelBuilder("excite", chip)
         hidden = job.hidden
-        blocks = own.channels[0]
+        blocks = share.channels[0]
         self.k = k
         self.job = job
-        self.own = own
+        self.share = share
         self.lanes = blocks * FRACTAL
         lanes = self.lanes
+        # stored at once: the scaled weights of a block, or all gates of the core
         self.line = (job.rows or blocks) * FRACTAL
-        each = (job.rows or 1) * FRACTAL
-        size = (count + 1) * hidden
+        block_size = (job.rows or 1) * FRACTAL
+        parts_size = (part_count + 1) * hidden
         self.excite = k.tensor("excite", "fp16", job.blocks * FRACTAL * hidden)
-        self.parts = k.tensor("parts", "fp32", count * job.n * hidden)
+        self.parts = k.tensor("parts", "fp32", part_count * job.n * hidden)
         self.bias1 = k.tensor("bias1", "fp32", hidden)
         self.bias2 = k.tensor("bias2", "fp32", job.blocks * FRACTAL)
-        self.y = k.tensor("y", "fp16", job.n * job.blocks * each)
-        self.loaded = k.queue("parts_ub", "UB", "fp32", size, src="MTE2", dst="V", depth=1)
+        self.y = k.tensor("y", "fp16", job.n * job.blocks * block_size)
+        self.loaded = k.queue("parts_ub", "UB", "fp32", parts_size, src="MTE2", dst="V", depth=1)
         self.out = k.queue("y_ub", "UB", "fp16", self.line, src="V", dst="MTE3")
         self.matrix = _Matrix(k, "excite", lanes, hidden)
         self.added = Tile(self.matrix.narrow.join("bias2_ub", "fp32", lanes), Affine())
         self.wide = k.buffer("hidden", "UB", "fp32", hidden)
         self.sums = k.buffer("sums", "UB", "fp32", lanes)
         if job.rows:
-            self.weight = k.tensor("weight", "fp16", job.blocks * each)
-            self.rates = k.queue("w_ub", "UB", "fp16", blocks * each, src="MTE2", dst="V", depth=1)
+            self.weight = k.tensor("weight", "fp16", job.blocks * block_size)
+            self.scaled_weights = k.queue(
+                "w_ub", "UB", "fp16", blocks * block_size, src="MTE2", dst="V", depth=1
+            )
 
     def program(self) -> isa.Program:
-        """Add up parts, an image after the other."""
+        """Write the program: image by image, hidden numbers from all parts, gates from those."""
         k = self.k
         hidden = self.job.hidden
         lanes = self.lanes
         sums = (self.sums, 0)
-        (_, pitch, cores) = self.own.channels
-        (images, apart, batches) = self.own.images
-        first = k.param("channel", cores) * pitch
-        batch = k.param("batch", batches) * apart
-        k.copy(self.added.region(0, lanes), self.bias2.region(first * FRACTAL, lanes))
-        self.matrix.load(self.excite.region(first * (FRACTAL * hidden), lanes * hidden))
+        (_, block_pitch, cores) = self.share.channels
+        (images, image_pitch, batches) = self.share.images
+        first_block = k.param("channel", cores) * block_pitch
+        first_image = k.param("batch", batches) * image_pitch
+        k.copy(self.added.region(0, lanes), self.bias2.region(first_block * FRACTAL, lanes))
+        self.matrix.load(self.excite.region(first_block * (FRACTAL * hidden), lanes * hidden))
         with repeat(k, "image", images) as turn:
-            tile = self._load(batch + turn, first)
+            tile = self._load(first_image + turn, first_block)
+            # parts and bias are rows of one matrix: their sum is one number a column
             fold_rows(k, tile, self.loaded.buffer.elements // hidden, hidden)
-            values = _applied(k, "f1", self.job.after[0], (tile, 0), hidden)
+            values = _applied(k, "f1", self.job.functions[0], (tile, 0), hidden)
             k.each("vconv", hidden, (self.wide, 0), (values, 0))
             self.loaded.free()
             self.matrix.times(self.wide, sums)
             k.each("vadd", lanes, sums, sums, (self.added, 0))
-            gates = _applied(k, "f2", self.job.after[1], sums, lanes)
-            self._leave(gates, (batch + turn) * self.job.blocks + first)
+            gates = _applied(k, "f2", self.job.functions[1], sums, lanes)
+            self._leave(gates, (first_image + turn) * self.job.blocks + first_block)
         return k.finish()
 
-    def _load(self, image: Affine, first: Affine) -> Tile:
-        """Bring the parts of an image, the bias behind them, and weights that are scaled."""
+    def _load(self, image: Affine, first_block: Affine) -> Tile:
+        """Bring the parts of an image, behind them the bias, and the weights to be scaled.
+
+        The bias is one more row under the parts, so that one sum adds it, too.
+        """
         k = self.k
         hidden = self.job.hidden
         slot = self.loaded.alloc()
@@ -355,40 +417,45 @@ class _Gates:
         k.copy(slot.region(0, sizes), source)
         self.loaded.enqueue()
         if self.job.rows:
-            source = self.weight.region(first * self.line, self.rates.buffer.elements)
-            k.copy(self.rates.alloc().region(), source)
-            self.rates.enqueue()
+            source = self.weight.region(
+                first_block * self.line, self.scaled_weights.buffer.elements
+            )
+            k.copy(self.scaled_weights.alloc().region(), source)
+            self.scaled_weights.enqueue()
         return self.loaded.dequeue()
 
-    def _leave(self, gates: Buffer, first: Affine) -> None:
-        """Store gates, or the weights that they scale; `first` is their first block of all."""
+    def _leave(self, gates: Buffer, block: Affine) -> None:
+        """Store gates, or the weights that they scale, from channel block `block` of all on."""
         k = self.k
         line = self.line
         rows = self.job.rows
-        weights = self.rates.dequeue() if rows else self.added
-        with repeat(k, "block", self.own.channels[0] if rows else 1) as turn:
+        weights = self.scaled_weights.dequeue() if rows else self.added
+        with repeat(k, "block", self.share.channels[0] if rows else 1) as turn:
             slot = self.out.alloc()
             if not rows:
                 k.each("vcopy", line, (slot, 0), (gates, 0))
-            for at, (repeats, lanes) in k.runs(line if rows else 0, 2 * LANES):
+            for offset, (repeats, lanes) in k.runs(line if rows else 0, 2 * LANES):
                 sizes = repeats, lanes // FRACTAL, FRACTAL
                 gate = gates.region(turn * FRACTAL, sizes, (0, 0, 1))
                 k.vector(
-                    "vmul", slot.region(at, sizes), weights.region(turn * line + at, sizes), gate
+                    "vmul",
+                    slot.region(offset, sizes),
+                    weights.region(turn * line + offset, sizes),
+                    gate,
                 )
             self.out.enqueue()
-            to = self.y.region((first + turn) * ((rows or 1) * FRACTAL), line)
+            to = self.y.region((block + turn) * ((rows or 1) * FRACTAL), line)
             k.copy(to, self.out.dequeue().region(0, line))
             self.out.free()
         if rows:
-            self.rates.free()
+            self.scaled_weights.free()
 
 
 def _applied(
-    k: KernelBuilder, name: str, after: epilogue.Epilogue, sums: Place, size: int
+    k: KernelBuilder, name: str, function: epilogue.Epilogue, sums: Place, size: int
 ) -> Buffer:
-    """Return where the values of what follows are, of `size` sums in fp32."""
-    plan = epilogue_plan.plan_of(after, "fp16")
+    """Apply f1 or f2 to `size` sums in fp32, in fp16, and return the buffer of the results."""
+    plan = epilogue_plan.plan_of(function, "fp16")
     tiles = [k.buffer(f"{name}.{i}", "UB", dtype, size) for i, dtype in enumerate(plan.tiles)]
     k.each("vconv", size, (tiles[plan.start], 0), sums)
     epilogue_emit.write_steps(k, plan, epilogue_emit.Piece(tiles, {}, {}, Affine(), 1, size))

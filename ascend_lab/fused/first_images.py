@@ -1,8 +1,15 @@
-"""First layers: pixels of 4 channels, and conversions of images of few channels.
+"""The image that enters a network, converted to the layout that the first convolution reads.
 
-An image that comes from outside has few channels and lies plane by plane. Kernels here make blocks
-of pixels of it at once, in halves or in bytes (`first_image_kernels`); without them a copy from one
-layout to the other does that. Where it is quicker a first convolution reads pixels of 4 channels.
+An RGB image lies plane by plane, and the cube reads pixels with their channels side by side:
+
+    plain floor    planes -> copy, number by number -> pixels of 16 channels, 13 of them 0
+    here           planes -> vector unit transposes -> pixels of 16 channels, or of 4 (1 of them 0)
+    saved          a slow copy; with pixels of 4 channels three quarters of the image's bytes, and
+                   of the cube's work: 4 taps x 4 channels fill the 16 numbers of a fractal row that
+                   one tap of 3 channels would fill with 13 zeros
+
+If the network begins with a quantisation to int8, the same kernel does that, too. This file finds
+the nodes; `first_image_kernels` writes the kernels.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,11 +48,13 @@ from ascend_lab.operators.ops.casts import is_half
 
 # -- conversions of planes -------------------------------------------------------------------------
 def conversion(piece: Piece, chip: Chip, _: Callable[[Piece], Lowered]) -> Lowered | None:
-    """Return the kernel of a conversion of images of few channels; None: leave it to the maps."""
-    (node, *others) = piece.graph.nodes
-    if others or node.op != "trans_data":
+    """Return the kernel of a conversion of images of few channels; None for other pieces."""
+    # one conversion by itself: a fused group has a kernel of its own
+    (node, *followers) = piece.graph.nodes
+    if followers or node.op != "trans_data":
         return None
-    with suppress(UnsupportedError):  # many channels, or few pixels
+    # with many channels or few pixels the usual copy is the only kernel
+    with suppress(UnsupportedError):
         launch = _conversion_launch(piece.type(node.inputs[0]), piece.output.layout, chip)
         if launch is not None:
             names = {"x": node.inputs[0], "y": node.output}
@@ -54,7 +63,7 @@ def conversion(piece: Piece, chip: Chip, _: Callable[[Piece], Lowered]) -> Lower
 
 
 def _conversion_launch(kind: TensorType, target: str, chip: Chip) -> Launch | None:
-    """Return what brings planes of images to a layout; None for other layouts."""
+    """Return the launch that converts planes of images to a layout; None for other layouts."""
     if kind.layout != "ND" or target not in (SMALL_PIXELS, IMAGES):
         return None
     n, c, h, w = kind.shape
@@ -67,9 +76,9 @@ def _conversion_launch(kind: TensorType, target: str, chip: Chip) -> Launch | No
 def small_first_layers(graph: Graph, chip: Chip, start: Start = "queued") -> Graph:
     """Return the graph whose first convolutions read pixels of 4 channels where that is faster.
 
-    An image of 3 channels fills 3 of 16 lanes of memory, and of the depth of the cube, in bytes 3
-    of 32. With 4 lanes a pixel four taps fill 16, or eight 32. Conversion and convolution are
-    timed, together.
+    A 7 x 7 convolution of 3 channels sums over 49 fractal rows of 16 numbers, 3 of them not zero;
+    with pixels of 4 channels four taps share a row: 13 rows. In int8 a row has 32 numbers and eight
+    taps share it. Conversion and convolution are timed together.
     """
     clock = Clock(chip, start)
     for node in graph.nodes:
@@ -82,8 +91,10 @@ def small_first_layers(graph: Graph, chip: Chip, start: Start = "queued") -> Gra
         is_wide = DTYPE_BYTES[graph.types[maker.output].dtype] > 2
         if is_pointwise or node.attr("groups", 1) > 1 or is_wide:
             continue
+        # computed weights cannot be packed at compile time
         if channels > SMALL_C0 or node.inputs[1] not in graph.constants:
             continue
+        # the same graph with the conversion's target changed; the convolution follows its operand
         draft = Draft(graph)
         kind = replace(draft.type(maker.output), layout=SMALL_PIXELS)
         draft.put(replace(maker, attrs={**maker.attrs, "layout": SMALL_PIXELS}), kind)
@@ -95,53 +106,68 @@ def small_first_layers(graph: Graph, chip: Chip, start: Start = "queued") -> Gra
 
 # -- bytes made and moved at once ------------------------------------------------------------------
 def propose(graph: Graph, node: Node) -> Group | None:
-    """Propose a quantisation and the conversion of its bytes, which a kernel does in one go."""
-    after = only_reader(graph, node) if node.op == "quantise" else None
-    return [node, after] if after is not None and after.op == "trans_data" else None
+    """Propose a quantisation and the conversion of its int8 result, which one kernel does."""
+    reader = only_reader(graph, node) if node.op == "quantise" else None
+    # a result read twice would have to be stored in both layouts
+    return [node, reader] if reader is not None and reader.op == "trans_data" else None
 
 
 def parts_of(graph: Graph, nodes: Group) -> Sequence[Group]:
-    """Return a quantisation and the conversion of its bytes; () for other groups."""
+    """Return (quantisation,), (conversion,); () for another group."""
     fits = [node.op for node in nodes] == ["quantise", "trans_data"]
     return (nodes[:1], nodes[1:]) if fits else ()
 
 
 def lower(piece: Piece, chip: Chip, parts: Sequence[Group]) -> Lowered:
-    """Return a kernel that quantises a tensor and puts its bytes in a layout of blocks.
+    """Return a kernel that quantises a tensor and stores its int8 values in a layout of blocks.
 
-    For an image that is one program, else two phases: quantised as it lies, then moved. Raises
-    `UnsupportedError` for other formats, and as `byte_image_launch` and `vector.lower_vector`.
+    For an image this is one program; for another tensor it has two phases, which quantise it as it
+    lies and then move it. Raises `UnsupportedError` for other formats.
     """
-    ((node,), (last,)) = parts
+    ((node,), (move_node,)) = parts
     (x,) = piece.graph.inputs
     kind = piece.type(x)
     settings = operator_of(node.op).settings(node.attrs)
     if (kind.dtype, kind.layout, piece.output.dtype) != ("fp16", "ND", "int8"):
         raise UnsupportedError("halves row by row, and bytes", str(kind), "convert it apart")
-    in_halves = is_half(1 / settings["scale"])  # these kernels multiply in fp16
-    if in_halves and piece.output.layout == "NC1HWC0":
+    # The kernels of images multiply in fp16, so 1 / scale must be an fp16 number: 1 / 0.0625 = 16
+    # is one, 1 / 0.07 = 14.2857... is not.
+    scale_is_half = is_half(1 / settings["scale"])
+    if scale_is_half and piece.output.layout == "NC1HWC0":
         n, c, h, w = kind.shape
+        # dividing by the scale is multiplying by 1
+        # scale
         image = ByteImage(n, c, h * w, 1 / settings["scale"], settings["offset"])
         kernel = as_kernel(byte_image_launch(image, chip))
-        return Lowered(vector.named(kernel, {"x": x, "y": last.output}))
-    if in_halves and piece.output.layout == SMALL_PIXELS:
+        return Lowered(vector.named(kernel, {"x": x, "y": move_node.output}))
+    if scale_is_half and piece.output.layout == SMALL_PIXELS:
         n, c, h, w = kind.shape
-        few = SmallImage(n, c, h * w, "fp16", "int8", 1 / settings["scale"], settings["offset"])
-        with suppress(UnsupportedError):  # few pixels: in two phases
-            kernel = as_kernel(small_image_launch(few, chip))
-            return Lowered(vector.named(kernel, {"x": x, "y": last.output}))
+        small_image = SmallImage(
+            n, c, h * w, "fp16", "int8", 1 / settings["scale"], settings["offset"]
+        )
+        # fewer than 256 pixels: the two phases below
+        with suppress(UnsupportedError):
+            kernel = as_kernel(small_image_launch(small_image, chip))
+            return Lowered(vector.named(kernel, {"x": x, "y": move_node.output}))
+    return _two_phases(piece, chip, node, move_node)
+
+
+def _two_phases(piece: Piece, chip: Chip, node: Node, move_node: Node) -> Lowered:
+    """Return a kernel that first quantises a tensor in its layout, then moves its bytes."""
+    (x,) = piece.graph.inputs
     types = {name: piece.type(name) for name in (x, node.output)}
-    own = replace(piece.graph, outputs=node.outputs, nodes=(node,), types=types)
-    inner = vector.lower_vector(Piece(own, piece.constants, piece.names), chip)
+    quantise_graph = replace(piece.graph, outputs=node.outputs, nodes=(node,), types=types)
+    quantised = vector.lower_vector(Piece(quantise_graph, piece.constants, piece.names), chip)
+    # the address of each number in the source and in the target
     maps = maps_between(piece.type(node.output), piece.output)
-    between = {node.output: "bytes"}
-    move = renamed(maps_launch(*maps, chip, "move"), {"x": "bytes", "y": last.output})
-    phases = (*(renamed(phase, between) for phase in inner.kernel.phases), move)
-    return Lowered(Kernel("quantise", phases), inner.forms, inner.extra)
+    workspace_name = {node.output: "bytes"}
+    move = renamed(maps_launch(*maps, chip, "move"), {"x": "bytes", "y": move_node.output})
+    phases = (*(renamed(phase, workspace_name) for phase in quantised.kernel.phases), move)
+    return Lowered(Kernel("quantise", phases), quantised.forms, quantised.extra)
 
 
-def apart(parts: Sequence[Group]) -> Iterator[Sequence[Group]]:
-    """Yield the two nodes as two kernels."""
+def unfused(parts: Sequence[Group]) -> Iterator[Sequence[Group]]:
+    """Yield the two kernels against which the fused one is timed."""
     yield parts
 
 
@@ -152,7 +178,7 @@ FUSIONS = [
         Rule("TbeEltwiseQuantFusionPass", propose),
         parts_of,
         lower,
-        apart,
+        unfused,
         "bytes that change blocks have hand-written kernels without parameters",
     )
 ]

@@ -1,7 +1,17 @@
-"""Gates of channels, a number per image and channel, and the convolution of what they scale.
+"""Squeeze and excite: the gates of channels, and the convolution of the image they scale.
 
-The small network that computes gates may be one kernel (squeeze and excite): means of channels, two
-products, a function behind each. A convolution may follow that reads nothing but what they scale.
+A gate is a number per image and channel, computed from the means of all channels:
+
+    g = f2(W2 f1(W1 mean(x) + b1) + b2)       y = W (g * x)
+
+    plain floor    mean -> GM; product, f1 -> GM; product, f2 -> GM; g * x -> GM; convolution -> GM
+    fused          one kernel of three phases: partial W1 means; gates, and g * W; (g * W) x
+    saved          three or four kernel starts, and one pass over the image: y = (W diag(g)) x, so
+                   that gates scale the columns of W instead of the image
+
+In EfficientNet-B0 an image of 96 x 56 x 56 = 301,056 numbers meets 24 x 96 = 2,304 weights; a later
+one of 1152 x 7 x 7 = 56,448 numbers meets 192 x 1152 = 221,184 weights, where scaling the image is
+less work. So both forms are timed. `excitation` is the kernel of the gates.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,108 +37,135 @@ from ascend_lab.operators.kernels.epilogue import PLAIN, Epilogue
 
 
 # -- gates of squeeze and excite ------------------------------------------------------------------
-def lower_gated(
-    piece: Piece, chip: Chip, one: Sequence[Node], two: Sequence[Node], behind: Sequence[Node]
-) -> Lowered:
-    """Return the kernel of means, two products and what follows each, and of what they scale."""
+def lower(piece: Piece, chip: Chip, parts: Sequence[Group]) -> Lowered:
+    """Return the kernel of gates and, if nodes follow, of the convolution of a scaled image."""
+    _, squeeze, excite, scaled_nodes = parts
     reads = [n for node in piece.graph.nodes for n in node.inputs]
-    if again := [piece.names[n] for n in sorted(piece.constants) if reads.count(n) > 1]:
-        raise UnsupportedError("a constant packed in one way", again[0], "cut here")
-    (shape, first), (_, last) = (_product(piece, some, chip) for some in (one, two))
+    # A constant has one stored form: it cannot be packed for two operators.
+    if read_twice := [piece.names[n] for n in sorted(piece.constants) if reads.count(n) > 1]:
+        raise UnsupportedError("a constant packed in one way", read_twice[0], "cut here")
+    shape, hidden_epilogue = _product(piece, squeeze, chip)
+    _, gate_epilogue = _product(piece, excite, chip)
     n, c, h, w = piece.type(x := piece.graph.nodes[0].inputs[0]).shape
-    job = excitation.Excitation(n, c, h, w, shape.k, (first, last))
+    job = excitation.Excitation(n, c, h, w, shape.k, (hidden_epilogue, gate_epilogue))
     sides = (job.hidden, job.blocks * FRACTAL)
     names = {"x": x}
     forms = dict[str, Form]()
-    for node, number, size in ((one[0], 1, sides), (two[0], 2, sides[::-1])):
+    # squeeze has (hidden, channels) weights, excite (channels, hidden): the same two sides
+    for node, number, size in ((squeeze[0], 1, sides), (excite[0], 2, sides[::-1])):
         _, weight, bias = node.inputs
         names |= {("squeeze", "excite")[number - 1]: weight, f"bias{number}": bias}
         forms |= {weight: partial(_padded, size), bias: partial(_padded, size[:1])}
 
-    def launches(rows: int = 0, **own: str) -> tuple[Launch, ...]:
+    def launches(rows: int = 0, **other_names: str) -> tuple[Launch, ...]:
         phases = excitation.excitation_launches(replace(job, rows=rows), chip)
-        return tuple(renamed(launch, names | own) for launch in phases)
+        return tuple(renamed(launch, names | other_names) for launch in phases)
 
-    if not behind:
-        return Lowered(Kernel("gates", launches(y=two[-1].output)), forms)
-    if len(behind) < 2 or behind[1].op != "conv2d" or behind[1].inputs[0] != behind[0].output:
-        got = " + ".join(node.op for node in behind)  # an activation or a sum may follow instead
+    if not scaled_nodes:
+        return Lowered(Kernel("gates", launches(y=excite[-1].output)), forms)
+    if not _is_scaled_convolution(scaled_nodes):
+        got = " + ".join(node.op for node in scaled_nodes)
         raise UnsupportedError("a convolution of what gates scale", got, "cut here")
-    own = {"y": conv.PACKED, "weight": behind[1].inputs[1]}
-    found = _lower_behind(piece.part(behind), chip, lambda rows: launches(rows, **own))
-    return replace(found, forms={**forms, **found.forms})
+    # The second phase writes scaled weights where the convolution expects packed ones.
+    weight_names = {"y": conv.PACKED, "weight": scaled_nodes[1].inputs[1]}
+    scaled_piece = piece.part(scaled_nodes)
+    scaled = _lower_scaled(scaled_piece, chip, lambda rows: launches(rows, **weight_names))
+    return replace(scaled, forms={**forms, **scaled.forms})
+
+
+def _is_scaled_convolution(nodes: Sequence[Node]) -> bool:
+    """Tell whether nodes begin with a scale and a convolution of its result."""
+    # an activation or a sum may follow the scale instead
+    if len(nodes) < 2 or nodes[1].op != "conv2d":
+        return False
+    return nodes[1].inputs[0] == nodes[0].output
 
 
 def _product(piece: Piece, nodes: Sequence[Node], chip: Chip) -> tuple[kernels.ConvShape, Epilogue]:
-    """Return a product of means, and what follows it and its bias."""
-    node, *rest = nodes
+    """Return a product as a 1 x 1 convolution, and the epilogue of the nodes behind its bias."""
+    node, *followers = nodes
     if len(node.inputs) < 3:
         raise UnsupportedError("a bias", f"none of {piece.names[node.output]}", "cut here")
     for name in node.inputs[1:]:
         conv.refuse_computed(piece, name)
-    part = piece.part([replace(node, inputs=node.inputs[:2]), *rest])
-    shape, epilogue, _ = conv.conv_job(part, chip, vector=True)
+    # The excitation kernel adds the bias itself, in fp32: the epilogue is that of the activation.
+    product = piece.part([replace(node, inputs=node.inputs[:2]), *followers])
+    shape, epilogue, _ = conv.conv_job(product, chip, vector=True)
     plain = (shape.r, shape.s, shape.stride, shape.pad, shape.groups, shape.dtype, shape.out_dtype)
+    # 1 x 1 taps, stride 1, no padding, one group: what a fully connected layer is
     if plain != (1, 1, 1, 0, 1, "fp16", "fp16") or (epilogue and epilogue.operands):
         raise UnsupportedError("a plain product in fp16, no operand behind", str(shape), "cut here")
     return shape, epilogue or PLAIN
 
 
 def _padded(sizes: tuple[int, ...], array: Values) -> Values:
-    """Return weights (features, channels, 1, 1) or a bias, in fp32, with zeros added."""
+    """Return weights (features, channels, 1, 1) in fp16, or a bias in fp32, padded with zeros.
+
+    10 hidden numbers of 24 channels: a matrix of 16 x 32, as the vector unit reads whole blocks.
+    """
     values = array.reshape(array.shape[: len(sizes)])
-    whole = np.zeros(sizes, np.float16 if len(sizes) > 1 else np.float32)
-    whole[tuple(map(slice, values.shape))] = values
-    return whole.reshape(-1)
+    padded = np.zeros(sizes, np.float16 if len(sizes) > 1 else np.float32)
+    padded[tuple(map(slice, values.shape))] = values
+    return padded.reshape(-1)
 
 
 # -- a convolution of what gates scale -------------------------------------------------------------
-def _lower_behind(piece: Piece, chip: Chip, scaled: Callable[[int], tuple[Launch, ...]]) -> Lowered:
-    """Return a convolution of images that gates scale: they scale its weights, which are fewer.
+def _lower_scaled(
+    piece: Piece, chip: Chip, scaled_launches: Callable[[int], tuple[Launch, ...]]
+) -> Lowered:
+    """Return a convolution of scaled images as one of plain images with scaled weights.
 
-    Of so many rows of 16 weights of a channel block `scaled` returns the phases that scale them, a
-    copy for each image. In memory n images of c1 blocks are one image of n c1 blocks: the last
-    phase is a convolution in n groups.
+    Each image has its own gates, so `scaled_launches` writes a copy of the weights for each; its
+    argument is how many rows of 16 weights a channel block has. In memory n images of c1 channel
+    blocks look like one image of n c1 blocks: the last phase is one convolution in n groups.
     """
-    first, node, *rest = piece.graph.nodes
-    image = max(first.inputs, key=lambda name: piece.type(name).elements)
+    scale_node, node, *followers = piece.graph.nodes
+    # The scale reads the image and the gates, in either order; the image is the larger one.
+    image = max(scale_node.inputs, key=lambda name: piece.type(name).elements)
     weight = node.inputs[1]
     y = piece.graph.outputs[-1]
     conv.refuse_computed(piece, weight)
     plain = replace(node, inputs=(image, *node.inputs[1:]))
-    graph = replace(piece.graph, nodes=(plain, *rest))
-    shape, epilogue, found = conv.conv_job(replace(piece, graph=graph), chip, cube_adds=False)
+    graph = replace(piece.graph, nodes=(plain, *followers))
+    shape, epilogue, packed_forms = conv.conv_job(
+        replace(piece, graph=graph), chip, cube_adds=False
+    )
+    # the groups are used up: one for each image
     if shape.groups > 1 or shape.dtype != "fp16":
         raise UnsupportedError("one group in fp16", str(shape), "cut here")
-    forms = dict(found)
+    forms = dict(packed_forms)
     n = shape.n
     c = up(shape.c, FRACTAL) * FRACTAL
     k = up(shape.k, FRACTAL) * FRACTAL
-    every = replace(shape, n=1, c=n * c, k=n * k, groups=n)
+    all_images = replace(shape, n=1, c=n * c, k=n * k, groups=n)
     launch = kernels.conv_launch(
-        every, chip, place=conv_windows.dense_placement(every), epilogue=epilogue
+        all_images, chip, place=conv_windows.dense_placement(all_images), epilogue=epilogue
     )
     for operand in epilogue.of_kind("channel") if epilogue else ():
         forms[operand.name] = partial(_for_all, n, forms[operand.name])
     forms[weight] = partial(_padded_weights, replace(shape, n=1, c=c, k=k))
-    own = {"x": image, "weight": conv.PACKED, "y": y}
-    return Lowered(Kernel("conv2d", (*scaled(shape.taps * k), renamed(launch, own))), forms)
+    names = {"x": image, "weight": conv.PACKED, "y": y}
+    # 3 x 3 weights for 32 output channels: 9 x 32 rows of 16 input channels per channel block
+    phases = (*scaled_launches(shape.taps * k), renamed(launch, names))
+    return Lowered(Kernel("conv2d", phases), forms)
 
 
 def _for_all(images: int, form: Form, array: Values) -> Values:
+    """Repeat numbers per channel for each image, which is a group of its own."""
     return np.tile(form(array), images)
 
 
 def _padded_weights(shape: kernels.ConvShape, array: Values) -> Values:
-    """Pack the weights; added ones are 0, on both sides."""
+    """Pack weights for c and k in whole blocks of 16; what is added is 0."""
     missing = shape.c - array.shape[1]
     return conv.packed_weights(shape, np.pad(array, ((0, 0), (0, missing), (0, 0), (0, 0))))
 
 
 # -- which nodes, and what competes ----------------------------------------------------------------
 def propose(graph: Graph, node: Node) -> Group | None:
-    """Propose means of channels, two products of them, and the convolution of what these scale."""
+    """Propose channel means, two products, and the convolution of the image that they scale."""
     nodes = [node, *elementwise_chain(graph, node)]
+    # squeeze, excite, and the convolution of the scaled image, of which the node may be the first
     convolutions_ahead = 2 if node.op == "conv2d" else 3  # the means may be written already
     for _ in range(convolutions_ahead):
         reader = only_reader(graph, nodes[-1])
@@ -138,41 +175,43 @@ def propose(graph: Graph, node: Node) -> Group | None:
 
 
 def parts_of(graph: Graph, nodes: Group) -> Sequence[Group]:
-    """Return means, two products of them with what follows each, and what comes behind the gates.
+    """Return (means), (product, activation), (product, activation), (scale, convolution, ...).
 
-    Means may be written already, and nothing behind; without products there is nothing.
+    The first part is () if a tandem has written the means already, the last one if nothing follows
+    the gates. The result is () for a group of another form.
     """
+    # 1 if the group begins with the means, 0 if a tandem has them
     start = int(nodes[0].op == "global_avg_pool")
     products = [i for i, node in enumerate(nodes) if node.op == "conv2d"]
     if len(products) < 2 or products[0] != start:
         return ()
     second = products[1]
+    # the node that multiplies the image by the gates ends them
     scales = (i for i in range(second, len(nodes)) if scale_of(graph, nodes[i]))
-    end = next(scales, len(nodes))
-    in_a_row = all(a.output == b.inputs[0] for a, b in pairwise(nodes[:end]))
-    tensors = [nodes[start].inputs[0], *(node.output for node in nodes[start:end])]
+    gates_end = next(scales, len(nodes))
+    in_a_row = all(node.output == reader.inputs[0] for node, reader in pairwise(nodes[:gates_end]))
+    tensors = [nodes[start].inputs[0], *(node.output for node in nodes[start:gates_end])]
+    # means and gates are images of 1 x 1 pixels
     one_pixel = all(graph.types[name].shape[2:] == (1, 1) for name in tensors)
-    behind = nodes[end:]
-    gates_are_read = not behind or tensors[-1] in behind[0].inputs
+    scaled_nodes = nodes[gates_end:]
+    gates_are_read = not scaled_nodes or tensors[-1] in scaled_nodes[0].inputs
     if in_a_row and one_pixel and gates_are_read:
-        return nodes[:start], nodes[start:second], nodes[second:end], behind
+        return nodes[:start], nodes[start:second], nodes[second:gates_end], scaled_nodes
     return ()
 
 
-def lower(piece: Piece, chip: Chip, parts: Sequence[Group]) -> Lowered:
-    """Return the kernel of gates, and of the convolution of what they scale."""
-    _, first, second, behind = parts
-    return lower_gated(piece, chip, first, second, behind)
+def unfused(parts: Sequence[Group]) -> Iterator[Sequence[Group]]:
+    """Yield the kernels against which the fused one is timed.
 
-
-def apart(parts: Sequence[Group]) -> Iterator[Sequence[Group]]:
-    """Yield the gates as one kernel with their scale and its convolution apart; then all apart."""
-    *gate_parts, behind = parts
-    chains = [some for some in gate_parts if some]
-    tail = [some for some in (behind[:1], behind[1:]) if some]
-    if behind:
-        yield [[node for some in chains for node in some], *tail]
-    yield [*chains, *tail]
+    First the gates as one kernel, the scale and the convolution as two more; then every product and
+    its activation as a kernel of its own.
+    """
+    *gate_parts, scaled_nodes = parts
+    chains = [chain for chain in gate_parts if chain]
+    scale_and_convolution = [chain for chain in (scaled_nodes[:1], scaled_nodes[1:]) if chain]
+    if scaled_nodes:
+        yield [[node for chain in chains for node in chain], *scale_and_convolution]
+    yield [*chains, *scale_and_convolution]
 
 
 FUSIONS = [
@@ -180,8 +219,8 @@ FUSIONS = [
         Rule("ChannelGatesFusionPass", propose),
         parts_of,
         lower,
-        apart,
+        unfused,
         "gates of channels have a hand-written kernel without parameters",
-        compares_all=True,
+        times_all_unfused=True,
     )
 ]

@@ -1,13 +1,20 @@
-"""Means of the channels of what a tandem writes, summed on the way out (squeeze and excite).
+"""Channel means of a tandem's result, added up while it is on its way out (squeeze and excite).
 
-What leaves UB for memory goes to L1, too. A unit later, so that no pipe waits, the cube sums it:
+    plain floor    tandem -> y in GM;  y from GM -> mean of every channel -> GM
+    fused          tandem -> y in GM, and in L1 -> cube -> sums in UB ... -> means in GM
+    saved          reading y once (144 channels of 56 x 56 in fp16: 0.9 MB) and a kernel start
 
-    sums (images, 16 channels) = own (images, pixels) @ y (pixels, 16 channels)    for each block
+What leaves UB for GM goes to L1, too. The cube sums it one unit later, so that no pipe waits for
+this unit's last tile:
 
-`own` has a 1 where a pixel is of an image: several may be one, whose rows take turns. It comes from
-16 rows with a 1 on the diagonal, and one of ones, for a single image; those serve a bias, too.
-Before the first unit stands one of zeros, so that each has one in front. Sums of all units stay in
-UB to the end."""
+    sums (images, 16 channels) = I (images, pixels) @ y (pixels, 16 channels)    for each block
+
+I[i, p] is 1 if pixel p belongs to image i. A tandem may treat several images as one whose rows take
+turns: two images with rows of 4 pixels have I = [11110000 11110000 ...; 00001111 00001111 ...].
+I is made from the tensor `ones`, 16 rows with a 1 on the diagonal; its row 17, all ones, serves
+a single image, and a bias that the cube adds. A unit of zeros stands before the first one, so that
+"sum the unit before" needs no special case. The sums of all units stay in UB to the end.
+"""
 
 import math
 from dataclasses import replace
@@ -21,23 +28,21 @@ from ascend_lab.machine.isa import FRACTAL, Affine, KernelBuilder, Tile, up
 from ascend_lab.operators.kernels.tiles import Area, repeat, segments, sum_queue
 
 AREA = FRACTAL * FRACTAL
-
-
-TOGETHER = 14
-"""Fractals of a load, at most: two of them leave L0B to the weights."""
+LOAD_FRACTALS = 14
+"""Fractals of a load, at most: two slots of 14 (of L0B's 128 on 910B) leave room for weights."""
 
 
 def diagonal() -> NDArray[np.float16]:
-    """Return the tensor `ones`: 16 rows with a 1 each, a row of ones."""
+    """Return the tensor `ones`: a 16 x 16 unit matrix, and a row of ones."""
     rows = np.eye(FRACTAL + 1, FRACTAL, dtype=np.float16)
     rows[FRACTAL] = 1
     return rows.reshape(-1)
 
 
 class Means:
-    """The sums of a core: `units` of `blocks` channel blocks in each band, a band after the other.
+    """The sums of a core: in each band `units` units of `blocks` channel blocks.
 
-    What is summed of a unit is as long as that of the longest band, zeros behind its last pixel.
+    A unit's slot in L1 has room for the longest band; zeros stand behind the last pixel.
     """
 
     def __init__(
@@ -49,7 +54,10 @@ class Means:
         blocks: int,
         tile: int,
     ) -> None:
-        """Allocate everything; raise `CapacityError` for rows of which few fractals are alike."""
+        """Allocate buffers; raise `CapacityError` if the rows of I repeat too late.
+
+        A load brings the same fractals of I each time, so their pattern must repeat within one.
+        """
         shape = tandem.depth
         self.k = k
         self.units = units
@@ -58,105 +66,129 @@ class Means:
         m = shape.mixed
         self.images = m
         self.width = ow
-        self.lines = shape.blocks[1]
+        self.channel_blocks = shape.blocks[1]
         self.pixels = oh // m * ow
-        alike = ow * m // math.gcd(ow * m, FRACTAL) if m > 1 else 1
-        if alike > TOGETHER or m > FRACTAL:
-            needed = f"rows of {m} images that begin a fractal each {TOGETHER} times"
-            raise CapacityError(needed, f"{alike}", "take fewer images at a time")
-        self.depth = TOGETHER // alike * alike
+        # Rows of 7 pixels of 2 images: 14 pixels; the pattern repeats after 14 x 16 pixels, that
+        # is 14 / gcd(14, 16) = 7 fractals.
+        period = ow * m // math.gcd(ow * m, FRACTAL) if m > 1 else 1
+        if period > LOAD_FRACTALS or m > FRACTAL:
+            needed = f"rows of {m} images that begin a fractal each {LOAD_FRACTALS} times"
+            raise CapacityError(needed, f"{period}", "take fewer images at a time")
+        # the most fractals of a load after which the pattern of I starts again
+        self.depth = LOAD_FRACTALS // period * period
         self.size = blocks * m * FRACTAL
+        # fractals of the longest band
         self.count = max(up(math.prod(band.depth.out_hw), FRACTAL) for band in bands)
         self.ones = k.tensor("ones", "fp16", AREA + FRACTAL)
         self.y = k.tensor("means", "fp16", shape.images * shape.blocks[1] * FRACTAL)
-        self.line, size = self.count * AREA, self.depth * AREA
-        self.held = k.queue("y_l1", "L1", "fp16", self.line * blocks, src="MTE3", dst="MTE1")
+        self.block_size = self.count * AREA
+        size = self.depth * AREA
+        self.results = k.queue(
+            "y_l1", "L1", "fp16", self.block_size * blocks, src="MTE3", dst="MTE1"
+        )
         self.right = k.queue("y_l0", "L0B", "fp16", size, src="MTE1", dst="M")
-        self.own = k.buffer("own_l1", "L1", "fp16", size)
-        self.left = k.buffer("own_l0", "L0A", "fp16", size if m > 1 else max(size, tile * AREA))
+        self.image_rows = k.buffer("own_l1", "L1", "fp16", size)
+        self.image_rows_l0 = k.buffer(
+            "own_l0", "L0A", "fp16", size if m > 1 else max(size, tile * AREA)
+        )
         self.sums = sum_queue(k, "plane_sums", SUMS, 1, blocks)
+        # one place more than units: the unit of zeros is summed, too
         self.totals = k.buffer("totals", "UB", SUMS, (len(bands) * units + 1) * self.size)
         self.zeros = k.buffer("zeros", "UB", "fp16", FRACTAL)
         self.out = k.buffer("means_ub", "UB", "fp16", units * self.size)
 
     def begin(self) -> None:
-        """Bring to L0A what tells the images apart, and a row of zeros to UB."""
+        """Bring I to L0A and a row of zeros to UB, and enqueue the unit of zeros."""
         k = self.k
         rows = self.depth * FRACTAL // (self.images * self.width)
         sizes: tuple[int, ...] = (rows, self.images, self.width, FRACTAL)
+        # image i is row i of the unit matrix, once for every pixel of its row (stride 0)
         source = self.ones.region(0, sizes, (0, FRACTAL, 0, 1))
         count = self.depth
-        apart = AREA
+        fractal_stride = AREA
+        # a single image: I is one row of ones, repeated 16 times for a whole fractal
         if self.images == 1:
             sizes = (FRACTAL, FRACTAL)
-            count = self.left.elements // AREA
-            apart = 0
+            count = self.image_rows_l0.elements // AREA
+            fractal_stride = 0
             source = self.ones.region(AREA, sizes, (0, 1))
-        k.copy(self.own.region(0, sizes), source)
+        k.copy(self.image_rows.region(0, sizes), source)
         k.each("vdup", FRACTAL, (self.zeros, 0), scalar=0.0)
         k.barrier()
-        to = (count, FRACTAL, FRACTAL)
-        turned = (apart, 1, FRACTAL)
-        k.load2d(self.left.region(0, to), self.own.region(0, to, turned))
+        shape = (count, FRACTAL, FRACTAL)
+        transposed = (fractal_stride, 1, FRACTAL)
+        k.load2d(self.image_rows_l0.region(0, shape), self.image_rows.region(0, shape, transposed))
         k.barrier()
         self.slot(0)
-        self.held.enqueue()
+        self.results.enqueue()
 
     def slot(self, pixels: int) -> Tile:
-        """Return the place in L1 of a unit of `pixels` that begins, zeros behind the last."""
-        slot = self.held.alloc()
+        """Return the slot in L1 for a unit of `pixels` pixels, with zeros behind the last."""
+        slot = self.results.alloc()
+        # zeros add nothing to a sum, whatever I has there
         missing = self.count * FRACTAL - pixels
         if missing:
             sizes = (self.blocks, missing, FRACTAL)
-            to = slot.region(pixels * FRACTAL, sizes, (self.line, FRACTAL, 1))
-            self.k.copy(to, self.zeros.region(0, sizes, (0, 0, 1)))
+            tail = slot.region(pixels * FRACTAL, sizes, (self.block_size, FRACTAL, 1))
+            self.k.copy(tail, self.zeros.region(0, sizes, (0, 0, 1)))
         return slot
 
     def place(self, area: Area, pixel: Affine) -> Area:
-        """Return where what goes to `area` lies in a slot, from `pixel` on."""
+        """Return the area of a slot for what also goes to `area` of GM, from `pixel` on."""
         pieces = ((0, pixel, area.pixels),)
         return replace(area, base=Affine(), pieces=pieces, plane=self.count * FRACTAL)
 
     def add(self, number: Affine) -> None:
-        """Sum the unit in front of unit `number`."""
+        """Sum the unit before unit `number`, which is in L1 by now."""
         k = self.k
         n = self.blocks
         size = (FRACTAL, FRACTAL)
-        slot = self.held.dequeue()
+        slot = self.results.dequeue()
         sums = self.sums.alloc()
         with repeat(k, "block", n) as block:
-            for at, depth in segments(k, "sum", self.count, self.depth):
-                some = (depth, *size)
-                start = block * self.line + at * AREA
-                source = slot.region(start, some, (AREA, 1, FRACTAL))
-                k.load2d(self.right.alloc().region(0, some), source)
+            for first_fractal, depth in segments(k, "sum", self.count, self.depth):
+                shape = (depth, *size)
+                start = block * self.block_size + first_fractal * AREA
+                # transposed, because the cube sums over the rows of its right operand
+                source = slot.region(start, shape, (AREA, 1, FRACTAL))
+                k.load2d(self.right.alloc().region(0, shape), source)
                 self.right.enqueue()
-                a = self.left.region(0, (1, depth, *size))
+                a = self.image_rows_l0.region(0, (1, depth, *size))
                 b = self.right.dequeue().region(0, (depth, 1, *size))
-                k.mmad(sums.region(block * AREA, (1, 1, *size)), a, b, accumulate=at)
+                k.mmad(sums.region(block * AREA, (1, 1, *size)), a, b, accumulate=first_fractal)
                 self.right.free()
-        self.held.free()
+        self.results.free()
         self.sums.enqueue()
         rows = (n, self.images * FRACTAL)
-        to = self.totals.region(number * self.size, rows)
-        k.copy(to, self.sums.dequeue().region(0, rows, (AREA, 1)))
+        region = self.totals.region(number * self.size, rows)
+        k.copy(region, self.sums.dequeue().region(0, rows, (AREA, 1)))
         self.sums.free()
 
     def end(
-        self, bands: int, place: Affine, counts: tuple[int, int], strides: tuple[int, int]
+        self, bands: int, first_mean: Affine, counts: tuple[int, int], unit_strides: tuple[int, int]
     ) -> None:
-        """Store the means of units (images, groups of channel blocks) that lie `strides` apart."""
+        """Divide the sums by the number of pixels and store them.
+
+        `counts` are the images and groups of channel blocks of the core. Their units lie
+        `unit_strides` units apart: which of the two is the inner loop depends on the schedule.
+        """
         k = self.k
         count = self.units * self.size
-        one = (self.totals, self.size)
+        totals = (self.totals, self.size)
+        # element 0 .. size - 1 of the totals belongs to the unit of zeros
         for band in range(1, bands):
-            k.each("vadd", count, one, one, (self.totals, band * count + self.size))
-        k.each("vmuls", count, one, one, scalar=1.0 / self.pixels)
-        k.each("vconv", count, (self.out, 0), one)
+            k.each("vadd", count, totals, totals, (self.totals, band * count + self.size))
+        # mean = sum
+        # pixels, in fp32; fp16 comes last
+        k.each("vmuls", count, totals, totals, scalar=1.0 / self.pixels)
+        k.each("vconv", count, (self.out, 0), totals)
         k.barrier()
         m = self.images
-        line = self.lines * FRACTAL
+        line = self.channel_blocks * FRACTAL
         sizes = (*counts, self.blocks, m, FRACTAL)
-        own = (*(self.size * s for s in strides), m * FRACTAL, FRACTAL, 1)
-        apart = (m * line, self.blocks * FRACTAL, FRACTAL, line, 1)
-        k.copy(self.y.region(place * FRACTAL, sizes, apart), self.out.region(0, sizes, own))
+        ub_strides = (*(self.size * s for s in unit_strides), m * FRACTAL, FRACTAL, 1)
+        gm_strides = (m * line, self.blocks * FRACTAL, FRACTAL, line, 1)
+        k.copy(
+            self.y.region(first_mean * FRACTAL, sizes, gm_strides),
+            self.out.region(0, sizes, ub_strides),
+        )

@@ -1,10 +1,19 @@
-"""A pointwise convolution and the depthwise one that reads it, in one kernel.
+"""Tandem: a pointwise (1 x 1) convolution and the depthwise one that reads it, in one kernel.
 
-What lies between the two stays in L1. The means of channels that squeeze and excite asks for may be
-added up beside them. Kernels are `tandem_kernel`, their divisions `tandem_schedules`.
+An inverted residual block of MobileNetV2 widens 24 channels to 144, of 56 x 56 pixels:
+
+    plain floor    x (24) -> 1 x 1, relu -> GM (144);  GM -> 3 x 3 depthwise, relu -> GM (144)
+    fused          x (24) -> 1 x 1, relu -> L1 -> 3 x 3 depthwise, relu -> GM (144)
+    saved          writing and reading 2 x 144 x 56 x 56 bytes = 0.9 MB each, one kernel start
+
+If squeeze and excite follows, the kernel also adds up the means of channels while the result is on
+its way out (`means`), which saves reading it once more.
+
+This file finds the nodes and lowers them; `tandem_shape` is the problem, `tandem_schedules` chooses
+how to divide it, `tandem_kernel` writes the program.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -18,112 +27,127 @@ from ascend_lab.fused import means
 from ascend_lab.fused.tandem_schedules import TIMED, tandem_launches
 from ascend_lab.fused.tandem_shape import Tandem
 from ascend_lab.machine.chip import Chip
-from ascend_lab.machine.isa import Kernel, as_kernel, renamed
+from ascend_lab.machine.isa import Kernel, Launch, as_kernel, renamed
 
 
 def propose(graph: Graph, node: Node) -> Group | None:
-    """Propose a 1x1 convolution, the depthwise one that reads it, what follows each, and means."""
+    """Propose 1 x 1 convolution, depthwise convolution, their elementwise nodes, channel means."""
     if not node.has("convolution") or graph.types[node.inputs[1]].shape[2:] != (1, 1):
         return None
     pointwise = [node, *elementwise_chain(graph, node)]
     reader = only_reader(graph, pointwise[-1])
     if reader is None or not reader.has("convolution"):
         return None
+    # it may read the result as weights, or as an addend
     if reader.inputs[0] != pointwise[-1].output:
         return None
     channels = graph.types[pointwise[-1].output].shape[1]
-    if graph.types[reader.inputs[1]].shape[:2] != (channels, 1):  # not one filter a channel
+    # depthwise weights are (channels, 1, r, s): one filter a channel
+    if graph.types[reader.inputs[1]].shape[:2] != (channels, 1):
         return None
-    if any(added_convolutions(graph, one) for one in pointwise):  # two that are added are one
+    # a convolution that is added to another one belongs to the kernel of `joint`
+    if any(added_convolutions(graph, member) for member in pointwise):
         return None
     depthwise = [reader, *elementwise_chain(graph, reader)]
-    last = depthwise[-1]
-    pools = [r for r in graph.readers[last.output] if r.op == "global_avg_pool"]
-    if only_reader(graph, last) is None and len(pools) == 1:
+    depthwise_end = depthwise[-1]
+    pools = [r for r in graph.readers[depthwise_end.output] if r.op == "global_avg_pool"]
+    # With means the result has two readers: the pooling, and the scale by the gates.
+    if only_reader(graph, depthwise_end) is None and len(pools) == 1:
         return [*pointwise, *depthwise, *pools]
     return [*pointwise, *depthwise]
 
 
 def parts_of(graph: Graph, nodes: Group) -> Sequence[Group]:
-    """Return a convolution with what follows it, the one that reads this with the same, and means.
+    """Return the pointwise nodes, the depthwise nodes, and the channel means; () if no tandem.
 
-    Means are those of all channels behind the second, () if there are none. Other groups: ().
+    (conv, relu, conv, relu, global_avg_pool) becomes (conv, relu), (conv, relu), (global_avg_pool);
+    without means the third part is ().
     """
     if not nodes[0].has("convolution"):
         return ()
     for i, node in enumerate(nodes):
         if i and node.has("convolution") and node.inputs[0] == nodes[i - 1].output:
-            end = len(nodes) - (nodes[-1].op == "global_avg_pool")
-            return nodes[:i], nodes[i:end], nodes[end:]
+            means_start = len(nodes) - (nodes[-1].op == "global_avg_pool")
+            return nodes[:i], nodes[i:means_start], nodes[means_start:]
     return ()
 
 
 def lower(piece: Piece, chip: Chip, parts: Sequence[Group]) -> Lowered:
-    """Return two convolutions and what follows each, all in one kernel, the quickest of some."""
+    """Return the quickest of the tandem's kernels, over schedules and the unit that adds a bias."""
     refuse_packed_twice(piece)
     pools = parts[2]
-    first = piece.part(parts[0])
-    second = piece.part(parts[1])
-    shared = first.constants & second.constants
-    weights = [part.graph.nodes[0].inputs[1] for part in (first, second)]
-    if shared or not {*weights} <= piece.constants:
+    pointwise = piece.part(parts[0])
+    depthwise = piece.part(parts[1])
+    shared_constants = pointwise.constants & depthwise.constants
+    weights = [half.graph.nodes[0].inputs[1] for half in (pointwise, depthwise)]
+    if shared_constants or not {*weights} <= piece.constants:
         needed = "two convolutions in a row, constants of their own"
         raise UnsupportedError(needed, "others", "cut here")
-    point, point_epilogue, forms = conv_job(first, chip)
-    depth, depth_epilogue, depth_forms = conv_job(second, chip)
-    ways = [(depth_epilogue, depth_forms)]
-    if depth.mixed == 1 and depth_epilogue and not depth_epilogue.bias:
-        # the cube may add the bias in place of the vector unit: of both, one may have less to do
-        ways.append(conv_job(second, chip, cube_adds=True)[1:])
+    point, pointwise_epilogue, pointwise_forms = conv_job(pointwise, chip)
+    depth, depthwise_epilogue, depthwise_forms = conv_job(depthwise, chip)
+    depthwise_jobs = [(depthwise_epilogue, depthwise_forms)]
+    if depth.mixed == 1 and depthwise_epilogue and not depthwise_epilogue.bias:
+        # Either unit can add a bias: the cube as a product ones x bias, the vector unit as a vadd.
+        # Which has less to do depends on the sizes, so both are written and timed.
+        depthwise_jobs.append(conv_job(depthwise, chip, cube_adds=True)[1:])
     launches = [
-        (launch, forms_of_way)
-        for epilogue, forms_of_way in ways
+        (launch, job_forms)
+        for epilogue, job_forms in depthwise_jobs
         for launch in tandem_launches(
-            Tandem(point, depth, point_epilogue, epilogue, bool(pools)), chip
+            Tandem(point, depth, pointwise_epilogue, epilogue, bool(pools)), chip
         )
     ]
+    # In a network the operator before has left x in L2.
     warm = replace(piece, graph=replace(piece.graph, inputs=(*piece.graph.inputs, "x")))
-    launch, depth_forms = min(launches, key=lambda way: near_cycles(as_kernel(way[0]), warm, chip))
+
+    def cycles(candidate: tuple[Launch, Mapping[str, Form]]) -> int:
+        return near_cycles(as_kernel(candidate[0]), warm, chip)
+
+    launch, depthwise_forms = min(launches, key=cycles)
     names = {
         "x": piece.graph.nodes[0].inputs[0],
         "weight": weights[0],
         "depth_weight": weights[1],
-        "y": second.graph.outputs[-1],
+        "y": depthwise.graph.outputs[-1],
     }
     if pools:
         names["means"] = pools[0].output
-    packed: dict[str, Form] = {
+    packed_forms: dict[str, Form] = {
         weights[0]: partial(packed_weights, point),
         weights[1]: partial(packed_weights, depth),
     }
     kernel = Kernel("conv2d", (renamed(launch, names),))
     constants = {"ones": means.diagonal()} if pools else {}
-    return Lowered(kernel, {**forms, **depth_forms, **packed}, constants)
+    return Lowered(kernel, {**pointwise_forms, **depthwise_forms, **packed_forms}, constants)
 
 
-def apart(parts: Sequence[Group]) -> Iterator[Sequence[Group]]:
-    """Yield the means apart; without means each convolution apart, then each node."""
-    first, second, pools = parts
+def unfused(parts: Sequence[Group]) -> Iterator[Sequence[Group]]:
+    """Yield the kernels against which the tandem is timed.
+
+    With means: the tandem without them, and a pooling. Without: each convolution with its
+    elementwise nodes, then each node alone.
+    """
+    pointwise, depthwise, pools = parts
     if pools:
-        yield [(*first, *second), pools]
+        yield [(*pointwise, *depthwise), pools]
         return
-    yield [first, second]
-    yield [(node,) for node in (*first, *second)]
+    yield [pointwise, depthwise]
+    yield [(node,) for node in (*pointwise, *depthwise)]
 
 
 def without_means(parts: Sequence[Group]) -> Group:
-    """Return both convolutions alone, which must pay by themselves, if means stand beside them."""
-    first, second, pools = parts
-    return (*first, *second) if pools else ()
+    """Return the tandem without its means, if it has any: it must pay by itself."""
+    pointwise, depthwise, pools = parts
+    return (*pointwise, *depthwise) if pools else ()
 
 
 FUSIONS = [
     Fusion(
-        Rule("TandemConvolutionFusionPass", propose, inside=True),
+        Rule("TandemConvolutionFusionPass", propose, needs_shared_launch=True),
         parts_of,
         lower,
-        apart,
+        unfused,
         f"of a tandem the quickest of {TIMED} divisions is taken already",
-        smaller=without_means,
+        without_extra_result=without_means,
     )
 ]

@@ -1,17 +1,21 @@
-"""A pointwise convolution and the depthwise one that reads it, in one kernel.
+"""The program of a tandem: a pointwise convolution and the depthwise one that reads it.
 
 What lies between, the widest tensor of an inverted residual block, stays in L1. A channel of the
 depthwise convolution reads one channel of the pointwise one, so that a core that owns a block of
 channels needs no other core:
 
-    GM -x-> L1 -> cube -> epilogue -> UB -> L1 -> cube -> epilogue -> UB -> GM
-           all channels    pointwise        16 channels    depthwise
+    plain floor    GM -x-> L1 -> cube -> epilogue -> UB -> GM    then another kernel:
+                   GM -> L1 -> cube -> epilogue -> UB -> GM
+    fused          GM -x-> L1 -> cube -> epilogue -> UB -> L1 -> cube -> epilogue -> UB -> GM
+                       all channels    pointwise       some channel blocks    depthwise
 
-Cores divide channel blocks, images and output rows; rows at a border are computed twice. A core
-takes some channel blocks at once. Tile by tile, the depthwise part of these takes turns with the
-pointwise part of the next: one has more work for the cube, the other for the vector unit. So planes
-in L1 have two slots. Either the rows of an image stay in L1 for all channel blocks, or the weights
-of channel blocks for all images.
+Cores divide channel blocks, images and output rows. At the border of two cores' rows a 3 x 3 window
+sees a row of the other core: such rows are computed twice.
+
+A unit of work is some channel blocks in a band of rows of an image. Tile by tile, the depthwise
+half of a unit takes turns with the pointwise half of the next: one has more work for the cube, the
+other for the vector unit. So planes in L1 have two slots. Either the rows of an image stay in L1
+for all channel blocks, or the weights of channel blocks for all images.
 
 Source: L1 fusion of the vendor's operator library; Sandler et al., MobileNetV2 (2018), section 5.
 """
@@ -40,6 +44,9 @@ from ascend_lab.operators.kernels.epilogue_emit import Channels, Memory, drain, 
 from ascend_lab.operators.kernels.planes import Own, plane_launch
 from ascend_lab.operators.kernels.tiles import Area, chunks, repeat, segments, sum_queue
 
+FRACTAL_BYTES = AREA * DTYPE_BYTES["fp16"]
+"""Bytes of a fractal of an operand: 16 x 16 x 2 = 512."""
+
 
 def tandem_launch(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> Launch:
     """Return the kernel as a launch; raise `CapacityError` if a band does not fit L1.
@@ -54,8 +61,8 @@ def tandem_launch(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> Launc
     totals = shape.blocks[1], shape.n // schedule.images, shape.out_hw[0]
     channels, images, rows = (chunks(t, 1, g) for t, g in zip(totals, schedule.grid, strict=True))
 
-    def program(own: Own) -> Program:
-        return _Writer(tandem, chip, schedule, own).program()
+    def program(share: Own) -> Program:
+        return _TandemWriter(tandem, chip, schedule, share).program()
 
     name = f"tandem_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
     return plane_launch(name, (channels, images, rows), program)
@@ -63,324 +70,402 @@ def tandem_launch(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> Launc
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A tile behind, and its place among all: that of a tile `between`, too, if there is one.
+    """A tile of the depthwise half, and with it the pointwise tile of the same number.
 
-    A loop moves it `rows` image rows and `down` output rows on.
+    number           of the tile in its band
+    pixel, window    its first output pixel and what it sees, in the first pass of a loop
+    rows_seen_on     rows that it sees, and
+    rows_on          output rows, that later passes of the loop lie further down
+    has_pointwise    there is a pointwise tile of this number: the depthwise half may have more
+    is_last          it is the last tile of the band
     """
 
-    place: Affine
+    number: Affine
     pixel: int
     window: conv_windows.Window
-    rows: Affine
-    down: Affine
-    between: bool
-    last: bool
+    rows_seen_on: Affine
+    rows_on: Affine
+    has_pointwise: bool
+    is_last: bool
 
 
 # -- both on a core -------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """Channel blocks from `at` on of the core's, which begin at `col`, in a band of an image.
+    """A unit of work: some channel blocks in a band of an image.
 
-    What stays for several units is given: rows, or a half's weights; so are numbers per channel.
+    core_block     the first channel block of the core; `block` counts from there
+    number         of the unit among all of the core
+    channels       numbers per channel (scales, biases) in UB, if they stay there for all units
+    x              rows in L1, if they stay for several units
+    weights_l0b    weights of one half, if they stay
     """
 
     band: Band
-    col: Affine
-    at: Affine
+    core_block: Affine
+    block: Affine
     image: Affine
     number: Affine
-    held: tuple[Channels | None, Channels | None]
+    channels: tuple[Channels | None, Channels | None]
     x: Tile | None = None
-    near: Tile | None = None
+    weights_l0b: Tile | None = None
 
 
-class _Writer:
-    """The program of the cores that own equally much."""
+class _TandemWriter:
+    """Writes the program of cores with shares of one size."""
 
-    def __init__(self, tandem: Tandem, chip: Chip, schedule: TandemSchedule, own: Own) -> None:
-        """Allocate tensors and queues."""
+    def __init__(self, tandem: Tandem, chip: Chip, schedule: TandemSchedule, share: Own) -> None:
+        """Declare tensors and allocate queues; what is allocated last takes what room is left."""
         self.tandem = tandem
         self.schedule = schedule
-        self.own = own
+        self.share = share
         k = self.k = KernelBuilder("tandem", chip)
-        count = own.channels[0]
+        count = share.channels[0]
         (c1, n1) = tandem.point.blocks
+        # all units of a core are equal: 6 blocks with 4 at once become 3 and 3
         self.blocks = max(b for b in range(1, schedule.blocks + 1) if count % b == 0)
-        self.bands = bands_of(tandem, own.rows, schedule)
+        self.bands = bands_of(tandem, share.rows, schedule)
         shape = tandem.depth
-        lines = max(band.pixels for band in self.bands) * FRACTAL
+        # slots hold the longest band
+        plane_size = max(band.pixels for band in self.bands) * FRACTAL
+        # fractals of a tile of the pointwise half, of the depthwise half
         tiles = max(band.tile for band in self.bands), schedule.tile
-        self.plane, groups = math.prod(shape.out_hw) // shape.mixed, count // self.blocks
+        self.plane = math.prod(shape.out_hw) // shape.mixed
         self.means: means.Means | None = None
         if tandem.means:
-            units = groups * own.images[0]
+            units = count // self.blocks * share.images[0]
             self.means = means.Means(k, tandem, self.bands, units, self.blocks, max(tiles))
         self.x = k.tensor("x", "fp16", shape.images * c1 * tandem.point.plane)
         self.y = k.tensor("y", "fp16", shape.images * n1 * self.plane * FRACTAL)
-        size = self.blocks * lines
-        self.planes = k.queue("planes", "L1", "fp16", size, src="MTE3", dst="MTE1")
-        halves = zip(tandem.halves, tiles, (1, 2), strict=True)
-        both = [
-            Half(k, job, (count, self.blocks), tile, self.y.elements, shares)
-            for job, tile, shares in reversed([*halves])  # tiles in between are no smaller
-        ]
-        self.point, self.depth = both = both[::-1]
-        most = max(half.fractals for half in both) * AREA
-        self.weights = k.queue("w_l1", "L1", "fp16", most, src="MTE2", dst="MTE1")
-        for half, slots in zip(both, self._near_slots(chip), strict=True):
-            size = half.fractals * AREA
-            name = f"{half.prefix}w_l0"
-            half.near = k.queue(name, "L0B", "fp16", size, src="MTE1", dst="M", depth=slots)
-        twice = 2 * c1 * lines * DTYPE_BYTES["fp16"]
-        slots = 2 if twice <= chip.buffers["L1"] - k.used_bytes("L1") else 1
-        self.rows = k.queue("x_l1", "L1", "fp16", c1 * lines, src="MTE2", dst="MTE1", depth=slots)
-        self._l0(chip, tiles)
+        planes_size = self.blocks * plane_size
+        self.planes = k.queue("planes", "L1", "fp16", planes_size, src="MTE3", dst="MTE1")
+        channels = (count, self.blocks)
+        # The depthwise half takes half of UB at most. The pointwise half, whose tiles are no
+        # smaller, takes what is then left.
+        point_job, depth_job = tandem.halves
+        self.depth = Half(k, depth_job, channels, tiles[1], self.y.elements, 2)
+        self.point = Half(k, point_job, channels, tiles[0], self.y.elements, 1)
+        self._allocate_weights(chip)
+        # a second slot for rows of x, so that the next rows come early, if there is room
+        two_slots_bytes = 2 * c1 * plane_size * DTYPE_BYTES["fp16"]
+        slots = 2 if two_slots_bytes <= chip.buffers["L1"] - k.used_bytes("L1") else 1
+        self.rows = k.queue(
+            "x_l1", "L1", "fp16", c1 * plane_size, src="MTE2", dst="MTE1", depth=slots
+        )
+        self._allocate_l0(chip, tiles)
 
-    def _l0(self, chip: Chip, tiles: tuple[int, int]) -> None:
-        """Allocate L0A, ones for a bias among it, and L0C."""
+    def _allocate_weights(self, chip: Chip) -> None:
+        """Allocate weights in L1, a queue that both halves use, and in L0B, a queue for each."""
         k = self.k
-        both = (self.point, self.depth)
-        added = any(half.bias for half in both)
-        self.ones = self.means.left if self.means and self.tandem.depth.mixed == 1 else None
-        if added and not self.ones:
+        halves = (self.point, self.depth)
+        unit_weights = max(half.weight_fractals for half in halves) * AREA
+        self.weights = k.queue("w_l1", "L1", "fp16", unit_weights, src="MTE2", dst="MTE1")
+        for half, slots in zip(halves, self._weight_slots(chip), strict=True):
+            size = half.weight_fractals * AREA
+            name = f"{half.prefix}w_l0"
+            half.weights_l0b = k.queue(name, "L0B", "fp16", size, src="MTE1", dst="M", depth=slots)
+
+    def _allocate_l0(self, chip: Chip, tiles: tuple[int, int]) -> None:
+        """Allocate L0A, with ones that a bias is multiplied by, and L0C."""
+        k = self.k
+        halves = (self.point, self.depth)
+        bias_added = any(half.bias for half in halves)
+        # the means of single images need ones, too: both use the same fractals
+        shares_ones = self.means and self.tandem.depth.mixed == 1
+        self.ones = self.means.image_rows_l0 if self.means and shares_ones else None
+        if bias_added and not self.ones:
             self.ones = k.buffer("ones_l0", "L0A", "fp16", max(tiles) * AREA)
-        room = (chip.buffers["L0A"] - k.used_bytes("L0A")) // (2 * AREA * DTYPE_BYTES["fp16"])
-        parts = [t * half.deep for t, half in zip(tiles, both, strict=True)]
-        most = max(*tiles, *(min(part, room) for part in parts))
-        self.left = k.queue("x_l0", "L0A", "fp16", most * AREA, src="MTE1", dst="M")
-        four = 4 * AREA * DTYPE_BYTES[SUMS] * max(tiles) * self.blocks
-        # two for each half
-        slots = 4 if four <= chip.buffers["L0C"] - k.used_bytes("L0C") else 0
+        # two slots; a slot needs no more than a tile in the full depth of its sum
+        slot_bytes = (chip.buffers["L0A"] - k.used_bytes("L0A")) // 2
+        free_fractals = slot_bytes // FRACTAL_BYTES
+        full_depths = [t * half.sum_depth for t, half in zip(tiles, halves, strict=True)]
+        left_fractals = max(*tiles, *(min(full_depth, free_fractals) for full_depth in full_depths))
+        self.left = k.queue("x_l0", "L0A", "fp16", left_fractals * AREA, src="MTE1", dst="M")
+        # two slots of sums for each half, so that neither waits for the other's drain
+        four_slots_bytes = 4 * AREA * DTYPE_BYTES[SUMS] * max(tiles) * self.blocks
+        slots = 4 if four_slots_bytes <= chip.buffers["L0C"] - k.used_bytes("L0C") else 0
         self.acc = sum_queue(k, "sums", SUMS, max(tiles), self.blocks, slots)
 
-    def _near_slots(self, chip: Chip) -> tuple[int, int]:
-        """Return the slots in L0B for weights of each half: two where they fit, and have flags."""
-        one = self.point.fractals
-        two = self.depth.fractals
-        room = (chip.buffers["L0B"] - self.k.used_bytes("L0B")) // (AREA * DTYPE_BYTES["fp16"])
-        flags = chip.event_ids - (4 if self.means else 2)
-        ways = [w for w in ((2, 2), (2, 1)) if w[0] * one + w[1] * two <= room and sum(w) <= flags]
-        return (*ways, (1, 1))[0]
+    def _weight_slots(self, chip: Chip) -> tuple[int, int]:
+        """Return the slots in L0B for weights of each half: two where there is room and a flag."""
+        pointwise_fractals = self.point.weight_fractals
+        depthwise_fractals = self.depth.weight_fractals
+        free_fractals = (chip.buffers["L0B"] - self.k.used_bytes("L0B")) // FRACTAL_BYTES
+        # MTE1 and the cube signal each slot with an event; other queues between them take 2 or 4
+        free_events = chip.event_ids - (4 if self.means else 2)
+        for slots in ((2, 2), (2, 1)):
+            fractals = slots[0] * pointwise_fractals + slots[1] * depthwise_fractals
+            if fractals <= free_fractals and sum(slots) <= free_events:
+                return slots
+        return 1, 1
 
     def program(self) -> Program:
-        """Return the program: bands, then images or groups of channel blocks outside."""
+        """Return the program: band by band, all units of a core in a pipeline."""
         k = self.k
-        own = self.own
-        (c, c_pitch, c_count) = own.channels
-        (n, n_pitch, n_count) = own.images
-        col = k.param("channel", c_count) * c_pitch
-        first = k.param("batch", n_count) * n_pitch
-        self._load_bias(col)
+        share = self.share
+        (channel_blocks, c_pitch, c_count) = share.channels
+        (images, n_pitch, n_count) = share.images
+        core_block = k.param("channel", c_count) * c_pitch
+        first_image = k.param("batch", n_count) * n_pitch
+        self._load_bias(core_block)
+        blocks = (core_block, channel_blocks)
         with (
-            held_channels(self.point.finish, (col, c), Affine(), None) as one,
-            held_channels(self.depth.finish, (col, c), Affine(), None) as two,
+            held_channels(self.point.finish, blocks, Affine(), None) as point_channels,
+            held_channels(self.depth.finish, blocks, Affine(), None) as depth_channels,
         ):
+            channels = (point_channels, depth_channels)
             if self.means:
                 self.means.begin()
-            groups = c // self.blocks
-            for at, band in enumerate(self.bands):
-                start = Affine(at * groups * n)
-                self._pipe(_Unit(band, col, Affine(), first, start, (one, two)), n)
+            groups = channel_blocks // self.blocks
+            for index, band in enumerate(self.bands):
+                first_unit = Affine(index * groups * images)
+                unit = _Unit(band, core_block, Affine(), first_image, first_unit, channels)
+                self._pipeline(unit, images)
             if self.means:
-                self.means.add(Affine(len(self.bands) * groups * n))
-                place = first * (self.tandem.depth.mixed * self.tandem.depth.blocks[1]) + col
-                apart = (groups, 1) if self.schedule.stay == "rows" else (1, n)
-                self.means.end(len(self.bands), place, (n, groups), apart)
+                # means lag a unit behind: the last unit is still to be summed
+                self.means.add(Affine(len(self.bands) * groups * images))
+                image_blocks = self.tandem.depth.mixed * self.tandem.depth.blocks[1]
+                first_mean = first_image * image_blocks + core_block
+                unit_strides = (groups, 1) if self.schedule.stay == "rows" else (1, images)
+                self.means.end(len(self.bands), first_mean, (images, groups), unit_strides)
         return k.finish()
 
-    def _load_bias(self, col: Affine) -> None:
-        """Bring what the cube adds to L1, and ones for it to L0A, in the first slot of weights."""
+    def _load_bias(self, core_block: Affine) -> None:
+        """Bring biases that the cube adds to L1, and ones to L0A through a slot of weights."""
         for half in (self.point, self.depth):
             if half.bias:
-                half.load_bias(col)
+                half.load_bias(core_block)
         biases = [half.bias for half in (self.point, self.depth) if half.bias]
-        if self.ones and biases and not (self.means and self.ones is self.means.left):
+        if self.ones and biases and not (self.means and self.ones is self.means.image_rows_l0):
             self.k.copy(self.weights.alloc().region(0, AREA), biases[0].numbers.region(0, AREA))
             self.weights.enqueue()
             sizes = self.ones.elements // AREA, AREA
-            again = self.weights.dequeue().region(0, sizes, (0, 1))
-            self.k.load2d(self.ones.region(0, sizes), again)
+            # stride 0: one fractal of ones, written to all of L0A's
+            repeated = self.weights.dequeue().region(0, sizes, (0, 1))
+            self.k.load2d(self.ones.region(0, sizes), repeated)
             self.weights.free()
 
-    def _pipe(self, unit: _Unit, images: int) -> None:
-        """Do the first half of each unit while the second half of the one before is done.
+    def _pipeline(self, unit: _Unit, images: int) -> None:
+        """Do the pointwise half of each unit in turns with the depthwise half of the one before.
 
-        An image after the other, or a group of channel blocks, is done with what stays for it.
+        With 2 images of 3 groups of blocks, whose rows stay (p: pointwise, d: depthwise half):
+
+            p00 | p01 d00 | p02 d01 | p10 d02 | p11 d10 | p12 d11 | d12
+
+        The outer loop is over what stays: rows of an image, or weights of a group.
         """
-        rows = self.schedule.stay == "rows"
-        groups = self.own.channels[0] // self.blocks
-        outer, inner = (images, groups) if rows else (groups, images)
+        rows_stay = self.schedule.stay == "rows"
+        groups = self.share.channels[0] // self.blocks
+        outer, inner = (images, groups) if rows_stay else (groups, images)
         start = Affine()
-        last = Affine(inner - 1)
+        last_inner = Affine(inner - 1)
 
-        def of(out: Affine, i: Affine, held: Tile | None = None) -> _Unit:
-            image, group = (out, i) if rows else (i, out)
-            place = unit.image + image
+        def unit_at(out: Affine, i: Affine, stays: Tile | None = None) -> _Unit:
+            image, group = (out, i) if rows_stay else (i, out)
+            block = group * self.blocks
             number = unit.number + out * inner + i
-            some = replace(unit, image=place, at=group * self.blocks, number=number)
-            return replace(some, x=held) if rows else replace(some, near=held)
+            moved = replace(unit, image=unit.image + image, block=block, number=number)
+            return replace(moved, x=stays) if rows_stay else replace(moved, weights_l0b=stays)
 
         def load(half: Half, out: Affine) -> Tile | None:
-            if rows:
-                return None if half.single else self._load_rows(of(out, start))
-            return self._load_near(of(out, start), half)
+            if rows_stay:
+                # rows are read by the pointwise half alone
+                return None if half.is_depthwise else self._load_rows(unit_at(out, start))
+            return self._load_weights(unit_at(out, start), half)
 
-        def begun(out: Affine) -> None:
+        def inner_units(out: Affine) -> None:
             for i, _ in segments(self.k, "unit", inner - 1, 1):
-                self._turns(of(out, i + 1, one), of(out, i, two))
-            (self.rows if rows else self.point.near).free()
+                following = unit_at(out, i + 1, pointwise_stays)
+                self._take_turns(following, unit_at(out, i, depthwise_stays))
+            (self.rows if rows_stay else self.point.weights_l0b).free()
 
-        def ended(out: Affine, following: _Unit | None) -> None:
-            self._turns(following, of(out, last, two))
-            if not rows:
-                self.depth.near.free()
+        def last_unit(out: Affine, following: _Unit | None) -> None:
+            self._take_turns(following, unit_at(out, last_inner, depthwise_stays))
+            if not rows_stay:
+                self.depth.weights_l0b.free()
 
-        one = load(self.point, start)
-        self._turns(of(start, start, one), None)
-        two = load(self.depth, start)
+        pointwise_stays = load(self.point, start)
+        self._take_turns(unit_at(start, start, pointwise_stays), None)
+        depthwise_stays = load(self.depth, start)
         for out, _ in segments(self.k, "next", outer - 1, 1):
-            begun(out)
-            one = load(self.point, out + 1)
-            ended(out, of(out + 1, start, one))
-            two = load(self.depth, out + 1)
-        # what the loop's last pass has loaded: slots are numbered from its first pass on
-        one, two = (t and replace(t, slot=t.slot + max(0, outer - 2)) for t in (one, two))
-        begun(Affine(outer - 1))
-        ended(Affine(outer - 1), None)
+            inner_units(out)
+            pointwise_stays = load(self.point, out + 1)
+            last_unit(out, unit_at(out + 1, start, pointwise_stays))
+            depthwise_stays = load(self.depth, out + 1)
+        # Behind the loop the tiles are those of its last pass, `outer` - 2 slots after its first.
+        slots_on = max(0, outer - 2)
+        pointwise_stays = _slots_later(pointwise_stays, slots_on)
+        depthwise_stays = _slots_later(depthwise_stays, slots_on)
+        inner_units(Affine(outer - 1))
+        last_unit(Affine(outer - 1), None)
 
-    def _turns(self, one: _Unit | None, two: _Unit | None) -> None:
-        """Do tiles of the first half of a unit and of the second half of another, in turns."""
-        some = one or two
-        second = None
-        assert some is not None
-        with ExitStack() as after, ExitStack() as before:
-            first = one and before.enter_context(self._first(one))
-            for turn in self._tiles(some.band):
-                if first and turn.between:
-                    first(turn)
-                if turn.last:
-                    before.close()
-                if two and not second:  # by then the last tiles have arrived in L1
-                    second = after.enter_context(self._second(two))
-                if second:
-                    second(turn)
-        if two and self.means:  # what has left UB long ago
-            self.means.add(two.number)
+    def _take_turns(self, pointwise_unit: _Unit | None, depthwise_unit: _Unit | None) -> None:
+        """Do tiles of the pointwise half of a unit and of the depthwise half of another in turns.
+
+        One of them has more work for the cube, the other for the vector unit.
+        """
+        any_unit = pointwise_unit or depthwise_unit
+        depthwise_tile = None
+        assert any_unit is not None
+        with ExitStack() as depthwise_stack, ExitStack() as pointwise_stack:
+            pointwise_tile = None
+            if pointwise_unit:
+                pointwise_tile = pointwise_stack.enter_context(self._pointwise(pointwise_unit))
+            for turn in self._tiles(any_unit.band):
+                if pointwise_tile and turn.has_pointwise:
+                    pointwise_tile(turn)
+                if turn.is_last:
+                    # all planes of this unit are in L1: the depthwise half may start in the next
+                    # one
+                    pointwise_stack.close()
+                # only now: the last tiles of the depthwise unit's planes have arrived in L1 by then
+                if depthwise_unit and not depthwise_tile:
+                    depthwise_tile = depthwise_stack.enter_context(self._depthwise(depthwise_unit))
+                if depthwise_tile:
+                    depthwise_tile(turn)
+        if depthwise_unit and self.means:  # sums the unit before, which has left UB long ago
+            self.means.add(depthwise_unit.number)
 
     def _tiles(self, band: Band) -> Iterator[_Turn]:
-        """Loop over the tiles of a band; the first, the last and a short one are in no loop."""
+        """Loop over the tiles of a band.
+
+        A loop repeats tiles that differ by a shift. So these are not in a loop: the first tile (by
+        then the depthwise operands are taken), the last one (it ends the pointwise half), and the
+        tiles from the first pointwise tile that is not full on to the last one.
+        """
         shape = band.depth
         tile = self.schedule.tile
-        side = band.tile * FRACTAL
-        place = 0
+        tile_pixels = band.tile * FRACTAL
+        first_tile = 0
         count = conv_windows.tiles_per_image(shape, tile)
         for run in conv_windows.runs_of(shape, tile, 0, count):
-            each = len(run.tiles)
-            ends = band.pixels // side, up(band.pixels, side) + each - 1
-            whole, some = (min(max(end - place, 0) // each, run.count) for end in ends)
-            end = run.count - (place + run.count * each == count)
-            cuts = {0, int(place == 0), *range(whole, some + 1), end, run.count}
+            period = len(run.tiles)
+            full_tiles = band.pixels // tile_pixels
+            all_tiles = up(band.pixels, tile_pixels)
+            # passes of the run with full pointwise tiles only, and with any pointwise tile
+            full_passes = min(max(full_tiles - first_tile, 0) // period, run.count)
+            passes = min(max(all_tiles + period - 1 - first_tile, 0) // period, run.count)
+            end_looped = run.count - (first_tile + run.count * period == count)
+            # each of these passes stands alone
+            partial_passes = range(full_passes, passes + 1)
+            cuts = {0, int(first_tile == 0), *partial_passes, end_looped, run.count}
             for low, high in pairwise(sorted(cuts)):
                 with repeat(self.k, "run", high - low) as turn:
                     for i, (pixel, (window,)) in enumerate(run.tiles):
-                        at = turn + low
-                        rows = at * run.rows
-                        down = at * (run.pixels // shape.out_hw[1])
-                        where = at * each + place + i
-                        between = low < some and where.const * side < band.pixels
-                        last = where == Affine(count - 1)
-                        yield _Turn(where, pixel, window, rows, down, between, last)
-            place += run.count * each
+                        pass_number = turn + low
+                        rows_seen_on = pass_number * run.rows
+                        rows_on = pass_number * (run.pixels // shape.out_hw[1])
+                        number = pass_number * period + first_tile + i
+                        has_pointwise = low < passes and number.const * tile_pixels < band.pixels
+                        is_last = number == Affine(count - 1)
+                        moves = rows_seen_on, rows_on
+                        yield _Turn(number, pixel, window, *moves, has_pointwise, is_last)
+            first_tile += run.count * period
 
     # -- what is done to a tile -------------------------------------------------------------------
     @contextmanager
-    def _first(self, unit: _Unit) -> Iterator[Callable[[_Turn], None]]:
-        """Fill a slot of planes, tile by tile: all are one row of pixels."""
+    def _pointwise(self, unit: _Unit) -> Iterator[Callable[[_Turn], None]]:
+        """Open a slot of planes and yield the function that computes a tile into it.
+
+        A 1 x 1 convolution sees no neighbours: all pixels of the band are one row of an image.
+        """
         half = self.point
         band = unit.band
-        first = unit.col + unit.at
+        first_block = unit.core_block + unit.block
         c1 = half.shape.blocks[0]
-        side = band.tile * FRACTAL
+        tile_pixels = band.tile * FRACTAL
         planes = self.planes.alloc()
-        with self._rows(unit) as x, self._inside(half, unit) as (near, held):
+        with self._rows(unit) as x, self._operands(half, unit) as (weights, channels):
 
             def tile(turn: _Turn) -> None:
-                pixel = turn.place * side
-                size = side if pixel.terms else min(side, band.pixels - pixel.const)
+                pixel = turn.number * tile_pixels
+                # in a loop all tiles are full (see `_tiles`); the last one may be shorter
+                size = tile_pixels
+                if not pixel.terms:
+                    size = min(tile_pixels, band.pixels - pixel.const)
                 m = up(size, FRACTAL)
+                # no padding, no rows above or below
                 columns = conv_windows.Seen(0, size, 0, 0, 0)
                 window = conv_windows.Window(conv_windows.Seen(0, 1, 0, 0, 0), columns, 0, m, size)
                 strides = (band.pixels * FRACTAL, size * FRACTAL, FRACTAL, 1)
                 view = x.region(pixel * FRACTAL, (c1, 1, size, FRACTAL), strides)
-                half.add(self.acc, (self.left, self.ones), window, view, near)
+                half.add(self.acc, (self.left, self.ones), window, view, weights)
+                # the epilogue takes the sums through UB into the slot of planes in L1
                 pieces = ((0, pixel, size),)
                 area = Area(Affine(), pieces, self.blocks, band.pixels, 1, m, size)
-                drain(half.finish, self.acc, ((planes, area),), first, held)
+                drain(half.finish, self.acc, ((planes, area),), first_block, channels)
 
             yield tile
         self.planes.enqueue()
 
     @contextmanager
-    def _second(self, unit: _Unit) -> Iterator[Callable[[_Turn], None]]:
-        """Empty a slot of planes, tile by tile."""
+    def _depthwise(self, unit: _Unit) -> Iterator[Callable[[_Turn], None]]:
+        """Take a slot of planes and yield the function that computes a tile of the result from it.
+
+        With means the tile also goes to a slot in L1, where the cube sums it a unit later.
+        """
         half = self.depth
         band = unit.band
-        first = unit.col + unit.at
+        first_block = unit.core_block + unit.block
         shape = band.depth
         planes = self.planes.dequeue()
         line = shape.w * FRACTAL
         ow = shape.out_hw[1]
-        apart = shape.blocks[1] * self.plane
-        place = conv_windows.Placement(band.low * ow, ow, 1, self.plane, mixed=(shape.mixed, apart))
-        plane = unit.image * (apart * shape.mixed) + first * self.plane
+        image_stride = shape.blocks[1] * self.plane
+        place = conv_windows.Placement(
+            band.low * ow, ow, 1, self.plane, mixed=(shape.mixed, image_stride)
+        )
+        plane = unit.image * (image_stride * shape.mixed) + first_block * self.plane
         slot = self.means.slot(math.prod(shape.out_hw)) if self.means else None
-        with self._inside(half, unit) as (near, held):
+        with self._operands(half, unit) as (weights, channels):
 
             def tile(turn: _Turn) -> None:
                 window = turn.window
-                apart = band.pixels * FRACTAL
+                image_stride = band.pixels * FRACTAL
                 sizes = (1, window.rows.count, shape.w, FRACTAL)
-                start = (turn.rows + window.rows.first) * line
-                view = planes.region(start, sizes, (apart, line, FRACTAL, 1))
-                half.add(self.acc, (self.left, self.ones), window, view, near)
-                own = turn.pixel, self.blocks, window
-                area = conv_windows.area_of(shape, place, plane, turn.down, own)
+                start = (turn.rows_seen_on + window.rows.first) * line
+                view = planes.region(start, sizes, (image_stride, line, FRACTAL, 1))
+                half.add(self.acc, (self.left, self.ones), window, view, weights)
+                tile_output = turn.pixel, self.blocks, window
+                area = conv_windows.area_of(shape, place, plane, turn.rows_on, tile_output)
                 places: tuple[tuple[Memory, Area], ...] = ((self.y, area),)
                 if self.means and slot:
-                    pixel = turn.down * ow + turn.pixel
+                    pixel = turn.rows_on * ow + turn.pixel
                     places += ((slot, self.means.place(area, pixel)),)
-                drain(half.finish, self.acc, places, first, held)
+                drain(half.finish, self.acc, places, first_block, channels)
 
             yield tile
         self.planes.free()
         if self.means:
-            self.means.held.enqueue()
+            self.means.results.enqueue()
 
     @contextmanager
-    def _inside(self, half: Half, unit: _Unit) -> Iterator[tuple[Tile, Channels | None]]:
-        """Hold weights in L0B and numbers per channel."""
-        n = unit.col + unit.at, self.blocks
+    def _operands(self, half: Half, unit: _Unit) -> Iterator[tuple[Tile, Channels | None]]:
+        """Hold a unit's weights in L0B and numbers per channel in UB."""
+        unit_blocks = unit.core_block + unit.block, self.blocks
         with (
-            self._near(unit, half) as near,
-            held_channels(half.finish, n, Affine(), unit.held[half.single]) as held,
+            self._weights(unit, half) as weights,
+            held_channels(
+                half.finish, unit_blocks, Affine(), unit.channels[half.is_depthwise]
+            ) as channels,
         ):
-            yield near, held
+            yield weights, channels
 
     @contextmanager
     def _rows(self, unit: _Unit) -> Iterator[Tile]:
-        """Hold the rows that a band sees of an image, in all channels."""
+        """Hold in L1 the rows that a band sees of an image, in all channels."""
         yield unit.x or self._load_rows(unit)
         if not unit.x:
             self.rows.free()
 
     def _load_rows(self, unit: _Unit) -> Tile:
+        """Bring a band's rows to L1; of mixed images these are rows of each, side by side."""
         point = self.tandem.point
         band = unit.band
         c1 = point.blocks[0]
         m = point.mixed
         seen = (
-            conv_windows.Seen(band.first * m, band.depth.h * m, 0, 0, 0),
+            conv_windows.Seen(band.first_seen * m, band.depth.h * m, 0, 0, 0),
             conv_windows.Seen(0, point.w, 0, 0, 0),
         )
         blocks = unit.image * (c1 * m), c1
@@ -392,17 +477,25 @@ class _Writer:
         return self.rows.dequeue()
 
     @contextmanager
-    def _near(self, unit: _Unit, half: Half) -> Iterator[Tile]:
+    def _weights(self, unit: _Unit, half: Half) -> Iterator[Tile]:
         """Hold in L0B the weights of a unit, and a bias behind them."""
-        yield unit.near or self._load_near(unit, half)
-        if not unit.near:
-            half.near.free()
+        yield unit.weights_l0b or self._load_weights(unit, half)
+        if not unit.weights_l0b:
+            half.weights_l0b.free()
 
-    def _load_near(self, unit: _Unit, half: Half) -> Tile:
-        source = half.weights(unit.col + unit.at)
+    def _load_weights(self, unit: _Unit, half: Half) -> Tile:
+        """Bring a unit's weights to L0B, and behind them the bias if the cube adds it."""
+        source = half.weights(unit.core_block + unit.block)
         self.k.copy(self.weights.alloc().region(0, source.sizes), source)
         self.weights.enqueue()
-        bias = half.bias.blocks((unit.at, half.blocks)) if half.bias else None
-        load_l0b_weights(self.k, half.near, self.weights.dequeue(), half.deep * half.blocks, bias)
+        bias = half.bias.blocks((unit.block, half.blocks)) if half.bias else None
+        load_l0b_weights(
+            self.k, half.weights_l0b, self.weights.dequeue(), half.sum_depth * half.blocks, bias
+        )
         self.weights.free()
-        return half.near.dequeue()
+        return half.weights_l0b.dequeue()
+
+
+def _slots_later(tile: Tile | None, slots: int) -> Tile | None:
+    """Return the tile that many slots later in its queue."""
+    return tile and replace(tile, slot=tile.slot + slots)

@@ -1,4 +1,15 @@
-"""Two convolutions in a row as one problem: what each does, how they are divided, one on a core."""
+"""A tandem as a problem: its two convolutions, a schedule that divides them, and their checks.
+
+A 1 x 1 convolution (`point`) widens the channels; a depthwise one (`depth`) reads each of them:
+
+    plain floor    x -> point -> GM -> depth -> y        two kernels
+    fused          x -> point -> L1 -> depth -> y        one kernel (`tandem_kernel`)
+
+A core takes output rows in bands. For 8 output rows of a 3 x 3 depthwise convolution with a stride
+of 1 it computes 10 rows of the pointwise result: the rows at the border of two bands twice.
+
+`Half`, below, is one of the two convolutions on a core.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +27,16 @@ from ascend_lab.operators.kernels.epilogue_plan import CubeBias
 from ascend_lab.operators.kernels.tiles import ResidentFeed, Sums, accumulate, sums_region
 
 SUMS = "fp32"
+"""The format of sums in L0C."""
 Job = tuple[conv_shape.ConvShape, Epilogue | None]
+"""A convolution and what is done to its sums on their way out of L0C."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tandem:
-    """Both convolutions, and what is done to the sums of each.
+    """A pointwise and a depthwise convolution, and the epilogue of each (bias, relu, ...).
 
-    With `means` the mean of each channel is written, too.
+    With `means` the kernel also writes the mean of each channel of the result.
     """
 
     point: conv_shape.ConvShape
@@ -38,7 +51,10 @@ class Tandem:
         return (self.point, self.after_point), (self.depth, self.after_depth)
 
     def of(self, images: int) -> Tandem:
-        """Return it with so many images as one, whose rows take turns."""
+        """Return the tandem with groups of `images` images as one, whose rows take turns.
+
+        16 images of 7 x 7 in fours: 4 images of 28 x 7, rows 0 0 0 0 1 1 1 1 ... of the four.
+        """
         n = self.depth.n // images
         point, depth = (replace(s, n=n, mixed=images) for s in (self.point, self.depth))
         return replace(self, point=point, depth=depth)
@@ -46,12 +62,16 @@ class Tandem:
 
 @dataclass(frozen=True, slots=True)
 class TandemSchedule:
-    """How a tandem is divided.
+    """How a tandem is divided over cores, and over time on a core.
 
-    `grid`: cores over channel blocks, images and output rows. A core takes its rows in `bands`, and
-    `blocks` channel blocks at once; `tile` is fractals of output pixels. What stays, `stay`, is
-    "rows" of an image or "weights" of channel blocks. So many `images` are one: tiles of 16 pixels
-    go on in the next, and there is less to begin.
+    grid      cores along channel blocks, images and output rows
+    bands     a core takes its rows in so many bands, one after the other
+    blocks    channel blocks that go together: a unit of work
+    tile      fractals of 16 output pixels in a tile
+    stay      what stays in L1 or L0B for several units: "rows" of an image for all channel
+              blocks, or "weights" of channel blocks for all images
+    images    images as one, whose rows take turns: 7 x 7 = 49 pixels fill 3.06 tiles of 16,
+              four images together 12.25
     """
 
     grid: tuple[int, int, int]
@@ -63,96 +83,128 @@ class TandemSchedule:
 
 
 def check_tandem(tandem: Tandem, chip: Chip) -> None:
-    """Raise `UnsupportedError` for other convolutions, and chips without a way back to L1."""
+    """Raise `UnsupportedError` if the convolutions or the chip do not fit the tandem kernel."""
     point = tandem.point
     depth = tandem.depth
-    lone = (point.r, point.s, point.stride, point.pad, point.groups, point.stored, point.lanes)
-    afters = [epilogue for _, epilogue in tandem.halves if epilogue]
+    pointwise_geometry = (
+        point.r,
+        point.s,
+        point.stride,
+        point.pad,
+        point.groups,
+        point.stored,
+        point.lanes,
+    )
+    epilogues = [epilogue for _, epilogue in tandem.halves if epilogue]
     kinds = {point.dtype, point.out_dtype, depth.dtype, depth.out_dtype}
-    kinds |= {epilogue.out_dtype for epilogue in afters}
-    first = tandem.after_point
-    single = (depth.groups, depth.c, depth.k, min(depth.pads) >= 0) == (*(point.k,) * 3, True)
+    kinds |= {epilogue.out_dtype for epilogue in epilogues}
+    pointwise_epilogue = tandem.after_point
+    reads_own_channel = depth.groups == depth.c == depth.k == point.k and min(depth.pads) >= 0
+    reads_tile = pointwise_epilogue is not None and bool(pointwise_epilogue.of_kind("tile"))
+    # requirement -> whether it is met; the first that is not is named in the error
     needed = {
         f"cores that bring sums through UB to L1, not {chip.name}": chip.combined,
-        "a 1x1 convolution with a stride of 1": lone == (1, 1, 1, 0, 1, (0, 1), 0),
+        "a 1x1 convolution with a stride of 1": pointwise_geometry == (1, 1, 1, 0, 1, (0, 1), 0),
         "one convolution, nothing beside it": point.beside is None,
-        "each channel it writes read alone": single,
+        "each channel it writes read alone": reads_own_channel,
         "images as it writes them": (depth.n, depth.h, depth.w) == (point.n, *point.out_hw),
         "fp16 all the way": kinds == {"fp16"},
-        "no operand per element in between": not (first and first.of_kind("tile")),
+        "no operand per element in between": not reads_tile,
         "flags for six slots of the cube, for means": chip.event_ids >= 6 or not tandem.means,
     }
-    for what, fits in needed.items():
+    for requirement, fits in needed.items():
         if not fits:
-            raise UnsupportedError(f"for a tandem {what}", f"{point}, {depth}", "use two kernels")
-    for epilogue in afters:
+            got = f"{point}, {depth}"
+            raise UnsupportedError(f"for a tandem {requirement}", got, "use two kernels")
+    for epilogue in epilogues:
         check_epilogue(epilogue, chip, SUMS)
 
 
 def check_division(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> None:
-    """Raise `InputError` for a schedule that divides a tandem into nothing, or over more cores."""
+    """Raise `InputError` for a schedule with empty shares, or with more cores than the chip has."""
     shape = tandem.depth
     s = schedule
     sizes = (*s.grid, s.bands, s.blocks, s.tile, s.images)
-    whole = all(type(n) is int for n in sizes) and len(s.grid) == 3
-    if not whole or s.images not in ways_of(shape):
-        needed = f"{', '.join(map(str, ways_of(shape)))} images as one"
+    sizes_are_integers = all(type(n) is int for n in sizes) and len(s.grid) == 3
+    # a schedule may come from a file
+    if not sizes_are_integers or s.images not in mixed_counts(shape):
+        needed = f"{', '.join(map(str, mixed_counts(shape)))} images as one"
         raise InputError(needed, str(s.images), "take one at a time")
-    most = (shape.blocks[1], shape.n // s.images, shape.out_hw[0])
-    fits = whole and all(1 <= g <= m for g, m in zip(s.grid, most, strict=True))
+    limits = (shape.blocks[1], shape.n // s.images, shape.out_hw[0])
+    grid_fits = sizes_are_integers and all(1 <= g <= m for g, m in zip(s.grid, limits, strict=True))
     if tandem.means and s.grid[2:] != (1,):
         raise InputError("all rows of an image on a core, for means", str(s.grid), "divide images")
-    if not fits or math.prod(s.grid) > chip.core_count:
-        needed = f"a grid of at most {most} (channel blocks, images, rows), {chip.core_count} cores"
+    if not grid_fits or math.prod(s.grid) > chip.core_count:
+        cores = f"{chip.core_count} cores"
+        needed = f"a grid of at most {limits} (channel blocks, images, rows), {cores}"
         raise InputError(needed, str(s.grid), "divide less")
     if min(s.bands, s.blocks, s.tile) < 1 or s.stay not in ("rows", "weights"):
         needed = "at least 1 band, block and fractal; 'rows' or 'weights' that stay"
         raise InputError(needed, f"{s.bands}, {s.blocks}, {s.tile}, {s.stay!r}", "mend it")
 
 
-def ways_of(shape: conv_shape.ConvShape) -> tuple[int, ...]:
-    """Return how many images may be one: to the cube windows are dilated so many times."""
-    least = max(shape.dilations[0], *shape.pads[:2])
-    most = conv_shape.MOST_SPREAD // least if shape.strides[0] == 1 else 1
-    return tuple(m for m in range(1, min(shape.n, most) + 1) if shape.n % m == 0)
+def mixed_counts(shape: conv_shape.ConvShape) -> tuple[int, ...]:
+    """Return how many images may be one image whose rows take turns.
+
+    Of m images the next row of the same image is m rows further down: the window's dilation and
+    padding grow m times, and load3d takes 255 at most. With a stride of 2 no m works but 1.
+    """
+    # 3 x 3 with a padding of 1: up to 255 images as one
+    halo = max(shape.dilations[0], *shape.pads[:2])
+    max_images = conv_shape.MOST_SPREAD // halo if shape.strides[0] == 1 else 1
+    return tuple(m for m in range(1, min(shape.n, max_images) + 1) if shape.n % m == 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Output rows from `low` on, as if the image were what these see of it, from `first` on.
+    """A band of output rows of a core, with the rows of the pointwise result that it sees.
 
-    Of several images as one these are rows of each. `tile`: fractals of pixels of a tile in
-    between, of which there are no more than behind.
+        low           the first output row
+        first_seen    the first row between the two convolutions that these outputs see
+        depth         the depthwise convolution of just those rows, padded at the image's border
+        tile          fractals of pixels of a tile of the pointwise convolution: there are never
+                      more of these tiles than of output tiles, so that they can take turns
+
+    Rows count those of each image, if several are one.
     """
 
     low: int
-    first: int
+    first_seen: int
     depth: conv_shape.ConvShape
     tile: int
 
     @property
     def pixels(self) -> int:
-        """Pixels of a plane between the two."""
+        """Pixels of a channel block between the two convolutions."""
         return self.depth.h * self.depth.w * self.depth.mixed
 
 
 def bands_of(tandem: Tandem, rows: tuple[int, int], schedule: TandemSchedule) -> list[Band]:
-    """Return rows low .. high-1 in bands; raise `UnsupportedError` if one sees no image."""
+    """Return the bands of rows low .. high-1.
+
+    Raises `UnsupportedError` for a band that sees nothing but padding.
+    """
     (low, high) = rows
     shape = tandem.depth
-    one = replace(shape, mixed=1)
-    each = up(high - low, schedule.bands)
+    unmixed = replace(shape, mixed=1)
+    # 10 rows in 3 bands: 4, 4 and 2
+    band_rows = up(high - low, schedule.bands)
     ow = shape.out_hw[1]
-    found = []
-    for at in range(low, high, each):
-        seen = window_of(one, at * ow, (min(at + each, high) - at) * ow).rows
-        if seen.skipped:
-            raise UnsupportedError("rows of the image", f"rows {at} see none", "two kernels")
-        depth = replace(shape, n=1, h=seen.count, pad=(seen.before, seen.after, *shape.pads[2:]))
+    bands = []
+    for first_row in range(low, high, band_rows):
+        rows_seen = window_of(
+            unmixed, first_row * ow, (min(first_row + band_rows, high) - first_row) * ow
+        ).rows
+        if rows_seen.skipped:
+            raise UnsupportedError("rows of the image", f"rows {first_row} see none", "two kernels")
+        depth = replace(
+            shape, n=1, h=rows_seen.count, pad=(rows_seen.before, rows_seen.after, *shape.pads[2:])
+        )
+        # as many pointwise tiles as depthwise ones, so that they can take turns
         turns = tiles_per_image(depth, schedule.tile)
-        pixels = seen.count * shape.w * shape.mixed
-        found.append(Band(at, seen.first, depth, up(up(pixels, FRACTAL), turns)))
-    return found
+        pixels = rows_seen.count * shape.w * shape.mixed
+        bands.append(Band(first_row, rows_seen.first, depth, up(up(pixels, FRACTAL), turns)))
+    return bands
 
 
 # -- one of the two on a core ---------------------------------------------------------------------
@@ -160,58 +212,69 @@ AREA = FRACTAL * FRACTAL
 
 
 class Half:
-    """One of the two convolutions on a core: weights, bias, its way out of L0C."""
+    """One of the two convolutions on a core: weights, bias, epilogue.
+
+    is_depthwise       each channel block is read alone; a block has one diagonal fractal a tap
+    sum_depth          fractals that a sum is deep: taps, times input blocks if pointwise
+    weight_fractals    fractals of the weights of a unit, and of its bias behind them
+    weights_l0b        the queue of these weights in L0B, which the program allocates
+    """
 
     def __init__(
         self,
         k: KernelBuilder,
         job: Job,
-        own: tuple[int, int],
+        channels: tuple[int, int],
         tile: int,
         stored: int,
         shares: int,
     ) -> None:
-        """Allocate; `own` are channel blocks of the core, and those of them that go together.
+        """Allocate weights, bias and the buffers of the epilogue.
 
-        The second half reads each block alone, and takes one of two `shares` of what is left of UB
-        at most.
+        `channels` are the channel blocks of the core and of a unit, `tile` fractals of pixels,
+        `stored` the elements of the result. The half may take a `shares`-th of what is free in UB.
         """
         (shape, epilogue) = job
-        (count, blocks) = own
+        (count, blocks) = channels
         self.k = k
         self.shape = shape
         self.count = count
         self.blocks = blocks
-        self.near: Queue
-        self.single = shares > 1
-        self.prefix = "depth_" if self.single else ""
-        self.deep = shape.taps * (1 if self.single else shape.blocks[0])
-        self.weight = k.tensor(f"{self.prefix}weight", "fp16", self.deep * shape.blocks[1] * AREA)
+        self.weights_l0b: Queue
+        self.is_depthwise = shares > 1
+        self.prefix = "depth_" if self.is_depthwise else ""
+        self.sum_depth = shape.taps * (1 if self.is_depthwise else shape.blocks[0])
+        self.weight = k.tensor(
+            f"{self.prefix}weight", "fp16", self.sum_depth * shape.blocks[1] * AREA
+        )
         bias = epilogue.bias if epilogue else ""
-        self.fractals = (self.deep + bool(bias)) * blocks
-        self.bias = CubeBias.make(k, bias, shape, 1 if self.single else count) if bias else None
-        whole = (count, shape.blocks[1], stored)
-        taken = k.used_bytes("UB")
-        sizes = epilogue_emit.Sizes(tile, blocks, *whole, self.prefix, shares, taken)
+        self.weight_fractals = (self.sum_depth + bool(bias)) * blocks
+        self.bias = (
+            CubeBias.make(k, bias, shape, 1 if self.is_depthwise else count) if bias else None
+        )
+        output_sizes = (count, shape.blocks[1], stored)
+        ub_bytes = k.used_bytes("UB")
+        sizes = epilogue_emit.Sizes(tile, blocks, *output_sizes, self.prefix, shares, ub_bytes)
         finish = epilogue_emit.new_finish(k, epilogue or PLAIN, SUMS, sizes)
         assert finish is not None
         self.finish = finish
 
     def load_bias(self, col: Affine) -> None:
         """Bring the bias of the core's blocks, which begin at `col`, to L1."""
-        if self.bias and self.single:
+        if self.bias and self.is_depthwise:
             self.bias.load(self.count, False, col, Affine())
         elif self.bias:
             self.bias.load(1, False, Affine(), col)
 
-    def weights(self, first: Affine) -> Region:
-        """Return the weights of the blocks from `first` on."""
-        start = first * AREA
+    def weights(self, first_block: Affine) -> Region:
+        """Return the weights in GM of a unit's blocks from `first_block` on."""
+        start = first_block * AREA
         size = self.blocks * AREA
         n1 = self.shape.blocks[1]
-        if self.single:
-            return self.weight.region(start * self.deep, (1, self.deep * size))
-        return self.weight.region(start, (self.deep, size), (n1 * AREA, 1))
+        # depthwise: the taps of a block are one run; pointwise: a run in each row of fractals
+        if self.is_depthwise:
+            return self.weight.region(start * self.sum_depth, (1, self.sum_depth * size))
+        return self.weight.region(start, (self.sum_depth, size), (n1 * AREA, 1))
 
     def add(
         self,
@@ -219,25 +282,33 @@ class Half:
         feed: tuple[Queue, Buffer | None],
         window: Window,
         view: Region,
-        near: Tile,
+        weights_l0b: Tile,
     ) -> None:
-        """Sum up a tile of all blocks of a unit; `feed`: what L0A takes, and ones for the bias."""
-        (left, ones) = feed
+        """Emit the sums of a tile for all blocks of a unit, into a slot of `acc`.
+
+        `feed` is the queue of L0A, and the ones there that a bias is multiplied by; `view` are the
+        pixels in L1 that the window sees.
+        """
+        (left_queue, ones) = feed
         k = self.k
         m = window.fractals
         count = self.blocks
-        c = acc.alloc()
-        loads = up(self.deep, left.buffer.elements // (m * AREA))
-        tile_depth = up(self.deep, loads)  # all as deep, about
-        wide, units = (1, 1) if self.single else (count, self.shape.blocks[0])
-        with tiles.repeat(k, "block", count if self.single else 1) as j:
-            one = replace(view, offset=view.offset + j * view.strides[0])
-            x = WindowFeed(k, left, m, self.shape, window, one)
-            weights = ResidentFeed(near, wide, j * (self.deep * AREA))
-            sums = Sums(sums_region(c, m, wide, j * (m * AREA)))
-            accumulate(k, sums, x, weights, units * self.shape.taps, tile_depth)
+        sums_tile = acc.alloc()
+        # how often L0A is filled for one tile
+        load_count = up(self.sum_depth, left_queue.buffer.elements // (m * AREA))
+        # 10 fractals deep where 8 fit L0A: two loads of 5, not of 8 and 2
+        tile_depth = up(self.sum_depth, load_count)
+        blocks_at_once = 1 if self.is_depthwise else count
+        depth_blocks = 1 if self.is_depthwise else self.shape.blocks[0]
+        with tiles.repeat(k, "block", count if self.is_depthwise else 1) as j:
+            block_view = replace(view, offset=view.offset + j * view.strides[0])
+            x = WindowFeed(k, left_queue, m, self.shape, window, block_view)
+            weights = ResidentFeed(weights_l0b, blocks_at_once, j * (self.sum_depth * AREA))
+            sums = Sums(sums_region(sums_tile, m, blocks_at_once, j * (m * AREA)))
+            accumulate(k, sums, x, weights, depth_blocks * self.shape.taps, tile_depth)
+        # bias: a product one fractal deep, ones (pixels, 16) @ (16, channels), the bias in a row
         if self.bias and ones:
             a = ones.region(0, (m, 1, FRACTAL, FRACTAL))
-            b = near.region(self.deep * count * AREA, (1, count, FRACTAL, FRACTAL))
-            k.mmad(c.region(0, (count, m, FRACTAL, FRACTAL)), a, b, accumulate=1)
+            b = weights_l0b.region(self.sum_depth * count * AREA, (1, count, FRACTAL, FRACTAL))
+            k.mmad(sums_tile.region(0, (count, m, FRACTAL, FRACTAL)), a, b, accumulate=1)
         acc.enqueue()

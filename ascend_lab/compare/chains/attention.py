@@ -77,10 +77,12 @@ def as_measured(work: Work) -> Work:
     shared_by = q[-3] // k[-3] if len(q) > 3 and len(k) > 3 else 1
     step = max(1, TILE // max(shared_by, 1))  # queries whose heads fill a block of rows
     computed = 0
-    for first in range(0, queries, step):
-        end = min(first + step, queries)
+    # 1024 queries and keys in tiles of 512: queries 0 .. 511 read 512 keys, the others 1024
+    for first_query in range(0, queries, step):
+        end = min(first_query + step, queries)
+        # with more keys than queries the last query sees all keys: the first ones are a cache
         seen = end + keys - queries
-        computed += (end - first) * min(keys, math.ceil(seen / TILE) * TILE)
+        computed += (end - first_query) * min(keys, math.ceil(seen / TILE) * TILE)
     mean = math.ceil(computed / queries)
     shapes = (q, (*k[:-2], mean, k[-1]), (*v[:-2], mean, v[-1]), (queries, mean))
     attributes = {word: value for word, value in work.attributes.items() if word != "causal"}
@@ -146,8 +148,8 @@ def _heads_first(work: Work, shape: Shape) -> Shape:
     if layout not in ("BNSD", "BSND"):
         needed = f"{work.operator}: layout BNSD or BSND"
         raise InputError(needed, str(layout), "mend that row")
-    batch, one, two, size = shape
-    return (batch, two, one, size) if layout == "BSND" else (batch, one, two, size)
+    batch, second, third, size = shape
+    return (batch, third, second, size) if layout == "BSND" else (batch, second, third, size)
 
 
 # -- keys that every query selects -----------------------------------------------------------------
@@ -202,10 +204,11 @@ def selected(work: Work, chip: Chip) -> Estimate:
     rows_of_query = math.ceil(shape.keys / chip.vector_cores_per_core)
     rows_of_tile = math.ceil(min(TILE, shape.keys) / chip.vector_cores_per_core)
     copies = line.busy_cycles.get("AIV.MTE2", 0) + queries_of_core * rows_of_query * row_cycles
-    first = rows_of_tile * row_cycles + chip.device_memory.latency_cycles
+    first_copy_cycles = rows_of_tile * row_cycles + chip.device_memory.latency_cycles
+    # whichever of the three takes longest hides the others
     memory_s = (line.memory_bytes + table_bytes(work)) / chip.device_memory.rate_bytes_per_s
     parts = {
-        "products": (line.cycles + first) / chip.clock_hz,
+        "products": (line.cycles + first_copy_cycles) / chip.clock_hz,
         "gathered rows": copies / chip.clock_hz,
         "memory": memory_s,
     }
@@ -239,6 +242,7 @@ def table_bytes(work: Work) -> int:
 def selected_bound_s(shape: FlashShape, chip: Chip) -> float:
     """Return the least seconds of the products, and of the bytes of q and of one query's keys."""
     products_s = shape.ops / chip.peak_ops_per_s(shape.dtype)
+    # the bound counts the keys of one query only: all queries may select the same
     read = (shape.batch * shape.rows + shape.keys) * shape.depth * 2
     return max(products_s, read / chip.device_memory.rate_bytes_per_s)
 
@@ -253,10 +257,11 @@ def moves_s(work: Work, chip: Chip) -> float:
     depth = q[3]
     width = v[3]
     total_s = 0.0
+    # the table adds up the times of these kernels and of attention itself
     if "Slice*4" in work.kernels:
         for shape in (q, k):
-            for first, end in ((0, width), (width, depth)):
-                words = {"begin": (0, 0, 0, first), "end": (*shape[:3], end)}
+            for begin, end in ((0, width), (width, depth)):
+                words = {"begin": (0, 0, 0, begin), "end": (*shape[:3], end)}
                 total_s += _alone_s("slice", shape, work, chip, words)
     if "Transpose*2" in work.kernels:
         for shape in (q, (*q[:3], width)):

@@ -1,11 +1,13 @@
-"""Products in one kernel of ours that no graph is compiled to.
+"""Grouped products: kernels of ours that no graph compiles to, with what stands around them.
 
     grouped_matmul               y[rows of g] = x[rows of g] w[g] + bias[g]
     grouped_matmul_swiglu_quant  bytes of silu(a) b, (a, b) = (x[rows of g] w[g]) scale[g] token
     weight_quant_batch_matmul    y = x ((w + offset) scale) + bias, w in int8
 
-Rows of each expert are multiplied by a matrix of its own in `ops.grouped`, weights in bytes made
-wide in `kernels.weight_quant`; what stands before and behind a kernel are graphs.
+A mixture of experts sends each row to one expert g; rows are sorted, so that the rows of an expert
+lie together: with rows = (3, 0, 5) rows 0 .. 2 meet w[0], none w[1], and rows 3 .. 7 w[2]. The
+product is a kernel of `ops.grouped`, or of `kernels.weight_quant` where weights in int8 are widened
+on the way. Conversions of its operands and steps on its result are graphs, which are compiled.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,17 +38,18 @@ SCALE = Operand("scale", "channel", "fp32")
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """A grouped product, what is done to its sums, and the graphs before and behind it.
+    """A grouped product, its epilogue, and the graphs of kernels before and behind it.
 
-    `before` writes operands a and b of the kernel, in the same launch where that is `together`.
-    `behind` reads the result as its input "y". `products` is the same work as a graph, for bounds.
+    products         the same work as a graph of separate products, for the bound
+    operand_graph    writes the kernel's operands a and b; `together` in its launch, or before
+    result_graph     reads the kernel's result as its input "y"
     """
 
     shape: GroupedShape
     epilogue: Epilogue | None
     products: Graph
-    before: Graph | None = None
-    behind: Graph | None = None
+    operand_graph: Graph | None = None
+    result_graph: Graph | None = None
     together: bool = False
 
     def kernel(self, chip: Chip) -> isa.Kernel:
@@ -56,12 +59,12 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class WideWeights:
-    """A product with weights in bytes, of which nothing stands before or behind the kernel."""
+    """A product with int8 weights in one kernel, with no graph before or behind it."""
 
     shape: WeightQuantShape
     products: Graph
-    before: None = None
-    behind: None = None
+    operand_graph: None = None
+    result_graph: None = None
     together: bool = False
 
     def kernel(self, chip: Chip) -> isa.Kernel:
@@ -70,26 +73,30 @@ class WideWeights:
 
 
 def _shape(work: Work, out: str) -> GroupedShape:
-    """Return the product of a row: x (rows, k), w (groups, k, n), rows of each group."""
+    """Return the product of a table's row: x (rows, k), w (groups, k, n), the rows of each group.
+
+    Raises `InputError` if these sizes contradict one another.
+    """
     sizes = [len(shape) for shape in work.shapes[:2]]
     rows = work.attributes.get("rows")
     rows = (rows,) if isinstance(rows, int) else rows
-    whole = isinstance(rows, tuple) and all(type(count) is int for count in rows)
-    if sizes != [2, 3] or not isinstance(rows, tuple) or not whole:
+    counts_are_integers = isinstance(rows, tuple) and all(type(count) is int for count in rows)
+    if sizes != [2, 3] or not isinstance(rows, tuple) or not counts_are_integers:
         needed = f"{work.operator}: x (rows, k), w (groups, k, n) and the rows of each group"
         raise InputError(needed, f"{work.shapes[:2]}, rows={shown(rows)}", "mend that row")
     (total, k), (groups, *sides) = work.shapes[:2]
     turned = bool(work.attributes.get("trans_b", False))
+    # trans_b: w lies as (n, k)
     depth, columns = sides[::-1] if turned else sides
-    told = work.attributes.get("groups", groups)
-    if (depth, len(rows), sum(rows), told) != (k, groups, total, groups):
+    groups_in_row = work.attributes.get("groups", groups)
+    if (depth, len(rows), sum(rows), groups_in_row) != (k, groups, total, groups):
         needed = f"{work.operator}: {groups} groups with {total} rows in all, of {depth} numbers"
         raise InputError(needed, f"rows={shown(rows)} of x {work.shapes[0]}", "mend that row")
     return GroupedShape(rows, k, columns, work.dtypes[0], out)
 
 
 def _products(work: Work, shape: GroupedShape) -> Graph:
-    """Return a product for each group."""
+    """Return a graph with one product for each group that has rows."""
     net = GraphBuilder(work.operator)
     for group, rows in enumerate(shape.rows):
         if rows:
@@ -102,7 +109,8 @@ def _products(work: Work, shape: GroupedShape) -> Graph:
 def grouped_matmul(work: Work) -> Groups:
     """Return x[rows of g] w[g], and plus bias[g] where there is a third input (groups, n).
 
-    What lies in rows of no whole blocks of 32 bytes is brought into blocks first.
+    Operands whose rows are no multiple of 32 bytes are converted to fractals first: the cube's
+    loads move whole blocks of 32 bytes.
     """
     known_words(work, ("groups", "rows", "trans_b"))
     main = work.dtypes[0] if work.dtypes else ""
@@ -116,22 +124,22 @@ def grouped_matmul(work: Work) -> Groups:
         layouts["b"] = "FRACTAL_NZ"
     pairs = zip("ab", work.shapes, strict=False)
     rows = {name: size for name, size in pairs if size[-1] * DTYPE_BYTES[main] % BLOCK_BYTES}
-    before = _in_blocks({name: (TensorType(rows[name], main), layouts[name]) for name in rows})
+    conversions = _in_blocks({name: (TensorType(rows[name], main), layouts[name]) for name in rows})
     if count == 2:
-        return Groups(shape, None, _products(work, shape), before, together=True)
+        return Groups(shape, None, _products(work, shape), conversions, together=True)
     if work.shapes[2] != (len(shape.rows), shape.n):
         needed = f"{work.operator}: a bias of {len(shape.rows)} x {shape.n}"
         raise InputError(needed, str(work.shapes[2]), "mend that row")
+    # bf16 sums are fp32: add the bias, then round once
     steps = Step("vadd", (SUMS, BIAS.name)), Step("vconv", (0,), dtype=main)
     epilogue = Epilogue((BIAS,), steps, main)
-    return Groups(shape, epilogue, _products(work, shape), before, together=True)
+    return Groups(shape, epilogue, _products(work, shape), conversions, together=True)
 
 
 def swiglu_quant(work: Work) -> Groups:
-    """Return bytes of silu(a) b and a scale of each row: x, w in int8, scales (groups, n), (rows,).
+    """Return silu(a) b in int8 and a scale per row: x, w in int8, scales (groups, n) and (rows,).
 
-    Before it the weights, row-major in memory, are brought into the cube's blocks, as the measured
-    chain does.
+    The weights lie row by row and are first converted to fractals, as in the measured chain.
     """
     known_words(work, ("groups", "rows"))
     dtypes = one_dtype_each(work)
@@ -144,12 +152,12 @@ def swiglu_quant(work: Work) -> Groups:
         needed = f"{work.operator}: scales of {scales}, columns in blocks of {2 * isa.FRACTAL}"
         raise InputError(needed, str(work.shapes[2:]), "mend that row")
     epilogue = Epilogue((SCALE,), (), "fp32", Deq(SCALE.name, dtype="fp32"))
-    before = _in_blocks({"b": (TensorType(work.shapes[1], "int8"), "FRACTAL_NZ")})
-    return Groups(shape, epilogue, _products(work, shape), before, _gated(work, shape))
+    conversions = _in_blocks({"b": (TensorType(work.shapes[1], "int8"), "FRACTAL_NZ")})
+    return Groups(shape, epilogue, _products(work, shape), conversions, _gated(work, shape))
 
 
 def _in_blocks(tensors: Mapping[str, tuple[TensorType, str]]) -> Graph | None:
-    """Return a graph that brings tensors into layouts, from NAME_rows to NAME; None without any."""
+    """Return a graph that converts tensors NAME_rows to NAME in a layout; None without tensors."""
     nodes = list[Node]()
     types = dict[str, TensorType]()
     for name, (kind, layout) in tensors.items():
@@ -160,17 +168,19 @@ def _in_blocks(tensors: Mapping[str, tuple[TensorType, str]]) -> Graph | None:
 
 
 def _gated(work: Work, shape: GroupedShape) -> Graph:
-    """Return bytes q and scales s of q s = silu(y1 token) (y2 token), rows of groups filled up."""
+    """Return the graph of q and s: q s = silu(y1 token) (y2 token), q in int8, s per row."""
+    # each group's rows are filled up to whole fractals of 16
     rows = shape.whole.m
     half = shape.n // 2
     net = GraphBuilder(work.operator, "fp32")
     y = net.input("y", (rows, shape.n))
     token = net.input("token", (rows, 1))
     gate, value = (
-        net.mul(net.slice(y, begin=(0, first), end=(rows, end)), token)
-        for first, end in ((0, half), (half, shape.n))
+        net.mul(net.slice(y, begin=(0, begin), end=(rows, end)), token)
+        for begin, end in ((0, half), (half, shape.n))
     )
     gated = net.mul(net.silu(gate), value)
+    # the largest number of a row becomes 127
     scale = net.muls(net.reduce_max(net.abs(gated), axis=-1, keepdims=True), number=1 / 127)
     net.output(net.cast(net.div(gated, scale), dtype="int8"))
     net.output(scale)
@@ -178,28 +188,30 @@ def _gated(work: Work, shape: GroupedShape) -> Graph:
 
 
 def as_groups(work: Work) -> Work:
-    """Return a batch of products that a row calls groups as grouped: x (groups m, k), w as it is.
+    """Return a batch_matmul whose table row says `groups` as a grouped_matmul.
 
-    Another work is returned as it is.
+    x (groups, m, k) becomes (groups m, k), with m rows in every group. Other work is unchanged.
     """
     if work.operator != "batch_matmul" or "groups" not in work.attributes:
         return work
-    told = work.attributes["groups"]
+    groups_in_row = work.attributes["groups"]
     sizes = [len(shape) for shape in work.shapes[:2]]
-    if sizes != [3, 3] or told != work.shapes[0][0]:
+    if sizes != [3, 3] or groups_in_row != work.shapes[0][0]:
         needed = "grouped_matmul: x (groups, m, k) and w (groups, k, n)"
-        raise InputError(needed, f"{work.shapes[:2]}, groups={shown(told)}", "mend that row")
-    (groups, rows, depth), *others = work.shapes
+        raise InputError(
+            needed, f"{work.shapes[:2]}, groups={shown(groups_in_row)}", "mend that row"
+        )
+    (groups, rows, depth), *later_shapes = work.shapes
     attributes = {**work.attributes, "rows": (rows,) * groups}
-    shapes = (groups * rows, depth), *others
+    shapes = (groups * rows, depth), *later_shapes
     return replace(work, operator="grouped_matmul", shapes=shapes, attributes=attributes)
 
 
 def weight_quant(work: Work) -> WideWeights:
     """Return y = x ((w + offset) scale) + bias: x (m, k) in fp16 or bf16, w (k, n) in int8.
 
-    Behind w come a scale, then an offset and a bias: where one of both is there, it is a bias if it
-    is in fp32, which offsets are never.
+    A scale follows w, then an offset, a bias, or both. If there is one input more than the scale,
+    its format tells which: a bias is fp32, an offset never.
     """
     known_words(work, ())
     dtypes = one_dtype_each(work)
@@ -225,7 +237,7 @@ def weight_quant(work: Work) -> WideWeights:
 
 
 def spans(shape: GroupedShape) -> list[tuple[int, int]]:
-    """Return the first and the last row, of the filled up ones, of each group."""
+    """Return (first row, end) of each group in the result, whose groups are whole fractals."""
     ends = accumulate((height * isa.FRACTAL for height in shape.heights), initial=0)
     return list(pairwise(ends))
 

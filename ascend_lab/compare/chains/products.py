@@ -28,11 +28,11 @@ WHOLE_BIAS = Seeded(2, 100.0)
 FLOAT_BIAS = Seeded(3)
 
 
-def known_words(work: Work, words: Collection[str]) -> None:
+def known_words(work: Work, known: Collection[str]) -> None:
     """Raise `UnsupportedError` for an attribute of a row whose meaning is unknown here."""
     for word, value in work.attributes.items():
-        if word not in words:
-            needed = f"{work.operator}: attributes {', '.join(words) or '(none)'}"
+        if word not in known:
+            needed = f"{work.operator}: attributes {', '.join(known) or '(none)'}"
             raise UnsupportedError(needed, f"{word}={shown(value)}", "what it changes is unknown")
 
 
@@ -58,6 +58,7 @@ def product_of(work: Work) -> tuple[Shape, Shape]:
     All rows of x are those of one matrix where w is one. Raises `InputError` for other shapes.
     """
     x, w = work.shapes[:2]
+    # (4, 128, 64) by (64, 32): 512 rows by one matrix
     if len(w) == 2 and len(x) > 2:
         x = (math.prod(x[:-1]), x[-1])
     if len(x) != len(w) or len(x) < 2 or x[-1] != w[-2] or x[:-2] != w[:-2]:
@@ -91,14 +92,16 @@ def quant_matmul(work: Work) -> Graph:
             f"{work.operator}: bytes and a scale", str(dtypes), "none is guessed"
         )
     x, w = product_of(work)
-    given = dict(zip(parts, zip(work.shapes[2:], dtypes[2:], strict=True), strict=True))
+    # "scale+pertoken" names the third and the fourth input
+    operands = dict(zip(parts, zip(work.shapes[2:], dtypes[2:], strict=True), strict=True))
     net = GraphBuilder(work.operator)
     op = "matmul" if len(x) == 2 else "batch_matmul"
+    # int8 times int8 in int32, exact up to 2^31
     sums = net.add_node(op, net.input("x", x, "int8"), net.input("w", w, "int8"))
     out = str(work.attributes.get("out_dtype", "fp16"))
     read = {"x": x, "w": w}
     layouts = {name: CUBE_READS[name] for name, shape in read.items() if _in_blocks(shape)}
-    return in_fractals(_dequantised(net, work, sums, given, out), layouts)
+    return in_fractals(_dequantised(net, work, sums, operands, out), layouts)
 
 
 CUBE_READS = {"x": "FRACTAL_NZ", "w": "FRACTAL_ZN"}
@@ -115,19 +118,21 @@ def _in_blocks(shape: Shape) -> bool:
 Given = Mapping[str, tuple[Shape, str]]
 
 
-def _dequantised(net: GraphBuilder, work: Work, sums: Value, given: Given, out: str) -> Graph:
+def _dequantised(net: GraphBuilder, work: Work, sums: Value, operands: Given, out: str) -> Graph:
     """Return the graph of sums scaled by column and by row; a bias in int32 is one of the sums."""
     columns = sums.shape[-1]
     numbers = list[Value]()
-    shape, _ = given["scale"]
+    shape, _ = operands["scale"]
     numbers.append(net.constant(SCALE, column(work, shape, columns, "fp32"), "scale"))
-    shape, dtype = given.get("bias", ((1,), ""))
+    shape, dtype = operands.get("bias", ((1,), ""))
+    # an int32 bias joins the sums before the scale, a float one comes after it
     if dtype == "int32":
         numbers.append(net.constant(WHOLE_BIAS, column(work, shape, columns, dtype), "bias"))
-    late = "pertoken" in given or dtype in ("fp32", *FLOATS)
+    # steps in fp32 follow the scale, so that rounding to fp16 has to wait for them
+    late = "pertoken" in operands or dtype in ("fp32", *FLOATS)
     y = net.add_node("dequantise", sums, *numbers, dtype="fp32" if late else out)
-    if "pertoken" in given:
-        rows, _ = given["pertoken"]
+    if "pertoken" in operands:
+        rows, _ = operands["pertoken"]
         if rows != (sums.shape[-2],):
             needed = f"{work.operator}: a number for each of {sums.shape[-2]} rows"
             raise InputError(needed, str(rows), "mend that row")
@@ -151,12 +156,12 @@ def with_epilogue(work: Work) -> Graph:
     Sums of bytes are dequantised by column to fp32 first; a cast goes to fp16, or to the format of
     x.
     """
-    told = [word for word in work.attributes if word.endswith(("_us", "_share"))]
-    known_words(work, ("epilogue", *DESCRIBING, *told))
+    measured_words = [word for word in work.attributes if word.endswith(("_us", "_share"))]
+    known_words(work, ("epilogue", *DESCRIBING, *measured_words))
     steps = str(work.attributes.get("epilogue", "")).split("+")
-    whole = work.dtypes == ("int8",)
+    is_int8 = work.dtypes == ("int8",)
     unknown = [step for step in steps if step not in STEPS]
-    if unknown or len(work.shapes) != 2 or whole != (steps[0] == "dequantise"):
+    if unknown or len(work.shapes) != 2 or is_int8 != (steps[0] == "dequantise"):
         needed = f"{work.operator}: x, w and an epilogue of {', '.join(STEPS)}, bytes dequantised"
         raise UnsupportedError(needed, f"{'+'.join(steps)}", "none is guessed")
     if len(work.dtypes) != 1 or work.dtypes[0] not in ("int8", *FLOATS):
@@ -171,7 +176,7 @@ def with_epilogue(work: Work) -> Graph:
             scale = net.constant(SCALE, TensorType((w[-1],), "fp32"), "scale")
             y = net.add_node("dequantise", y, scale, dtype="fp32")
         elif step == "cast":
-            y = net.cast(y, dtype="fp16" if whole else main)
+            y = net.cast(y, dtype="fp16" if is_int8 else main)
         else:
             y = net.add_node(step, y)
     net.output(y)
@@ -198,21 +203,23 @@ def mla_prolog(work: Work) -> Graph:
     heads, size, width = latent
     rows = batch * tokens
     turned = sine[-1]
-    each = up[1] // heads
-    told = (down[0], up[0], down_key, work.shapes[5], work.shapes[6], cosine)
-    wanted = (hidden, down[1], (hidden, width + turned), (down[1],), (width,), sine)
-    if told != wanted or each * heads != up[1] or each != size + turned:
+    head_size = up[1] // heads
+    sizes_in_row = (down[0], up[0], down_key, work.shapes[5], work.shapes[6], cosine)
+    sizes_needed = (hidden, down[1], (hidden, width + turned), (down[1],), (width,), sine)
+    if sizes_in_row != sizes_needed or head_size * heads != up[1] or head_size != size + turned:
         needed = f"{work.operator}: weights whose sizes go together"
         raise InputError(needed, str(work.shapes), "mend that row")
     net = GraphBuilder(work.operator, work.dtypes[0])
     x = net.input("x", (rows, hidden))
     turns = net.input("sine", (rows, 1, turned)), net.input("cosine", (rows, 1, turned))
+    # down to a short vector, its norm, up to all heads: fewer weights than one large matrix
     short = net.rms_norm(net.matmul(x, net.weight(down, "down")), _ones(net, down[1]))
-    queries = net.reshape(net.matmul(short, net.weight(up, "up")), shape=(rows, heads, each))
+    queries = net.reshape(net.matmul(short, net.weight(up, "up")), shape=(rows, heads, head_size))
     plain = net.transpose(_cut(net, queries, 0, size), perm=(1, 0, 2))
+    # latent attention: queries are brought to the size of the compressed keys, a matrix per head
     wide = net.batch_matmul(plain, net.weight(latent, "latent"))
     net.output(net.transpose(wide, perm=(1, 0, 2)))
-    net.output(_rotated(net, _cut(net, queries, size, each), *turns))
+    net.output(_rotated(net, _cut(net, queries, size, head_size), *turns))
     keys = net.matmul(x, net.weight(down_key, "down_key"))
     net.output(net.rms_norm(_cut(net, keys, 0, width), _ones(net, width)))
     rotary = net.reshape(_cut(net, keys, width, width + turned), shape=(rows, 1, turned))
@@ -227,18 +234,19 @@ def _ones(net: GraphBuilder, size: int) -> Value:
 
 def _cut(net: GraphBuilder, x: Value, first: int, end: int) -> Value:
     """Return columns of the last axis."""
-    whole = len(x.shape) - 1
-    begin = (*(0,) * whole, first)
-    part: Value = net.slice(x, begin=begin, end=(*x.shape[:-1], end))
-    return part
+    leading_axes = len(x.shape) - 1
+    begin = (*(0,) * leading_axes, first)
+    columns: Value = net.slice(x, begin=begin, end=(*x.shape[:-1], end))
+    return columns
 
 
 def _rotated(net: GraphBuilder, x: Value, sine: Value, cosine: Value) -> Value:
     """Return x cosine + (-x2, x1) sine, for the halves x1 and x2 of each row."""
+    # (x1, x2) -> (x1, x2) cos + (-x2, x1) sin
     middle = x.shape[-1] // HALF
     end = x.shape[-1]
-    other = net.concat(net.neg(_cut(net, x, middle, end)), _cut(net, x, 0, middle), axis=-1)
-    turned: Value = net.add(net.mul(x, cosine), net.mul(other, sine))
+    swapped = net.concat(net.neg(_cut(net, x, middle, end)), _cut(net, x, 0, middle), axis=-1)
+    turned: Value = net.add(net.mul(x, cosine), net.mul(swapped, sine))
     return turned
 
 
@@ -263,7 +271,9 @@ def filter_gradient(work: Work) -> Graph:
     dy = net.input("dy", (frames * n, k, *small))
     window: dict[str, Any] = {"kernel": taps[3:], "stride": stride[1:], "dilation": dilation[1:]}
     window["pad"] = (pads[2:4], pads[4:6])
+    # frame f of dy meets frame f stride + shift of x
     shifts = [tap * dilation[0] - pads[0] for tap in range(taps[2])]
+    # at the borders a shift leads outside x: those frames of dy have no term
     used = {
         shift: [f for f in range(frames) if 0 <= f * stride[0] + shift < depth] for shift in shifts
     }
@@ -273,9 +283,9 @@ def filter_gradient(work: Work) -> Graph:
         count = len(used[shift])
         if not count:
             raise UnsupportedError(f"{work.operator}: taps inside x", str(taps), "none is guessed")
-        first = used[shift][0]
-        images = _frames(net, x, (first * stride[0] + shift, count, stride[0]), n)
-        slopes = _frames(net, dy, (first, count, 1), n)
+        first_frame = used[shift][0]
+        images = _frames(net, x, (first_frame * stride[0] + shift, count, stride[0]), n)
+        slopes = _frames(net, dy, (first_frame, count, 1), n)
         planes[shift] = net.conv2d_grad_weight(images, slopes, **window)
     for shift in shifts:
         net.output(planes[shift])
@@ -284,29 +294,31 @@ def filter_gradient(work: Work) -> Graph:
 
 def _frames(net: GraphBuilder, x: Value, frames: tuple[int, int, int], images: int) -> Value:
     """Return (first, count, step) frames of x (frames x images, ...)."""
-    first, count, step = frames
-    if (first, count * images, step) == (0, x.shape[0], 1):
+    first_frame, count, step = frames
+    if (first_frame, count * images, step) == (0, x.shape[0], 1):
         return x
     if step == 1:
-        begin = first * images
-        end = (first + count) * images
-        part: Value = net.slice(x, begin=(begin, 0, 0, 0), end=(end, *x.shape[1:]))
-        return part
-    each = [_frames(net, x, (first + i * step, 1, 1), images) for i in range(count)]
-    joined: Value = each[0] if count == 1 else net.concat(*each, axis=0)
+        begin = first_frame * images
+        end = (first_frame + count) * images
+        run: Value = net.slice(x, begin=(begin, 0, 0, 0), end=(end, *x.shape[1:]))
+        return run
+    single_frames = [_frames(net, x, (first_frame + i * step, 1, 1), images) for i in range(count)]
+    joined: Value = single_frames[0] if count == 1 else net.concat(*single_frames, axis=0)
     return joined
 
 
 def _numbers(work: Work, word: str, count: int) -> tuple[int, ...]:
     """Return the whole numbers of an attribute; raise `InputError` for anything else."""
-    found = work.attributes.get(word)
+    numbers = work.attributes.get(word)
     if (
-        not isinstance(found, tuple)
-        or len(found) != count
-        or not all(type(v) is int for v in found)
+        not isinstance(numbers, tuple)
+        or len(numbers) != count
+        or not all(type(v) is int for v in numbers)
     ):
-        raise InputError(f"{work.operator}: {word}, {count} whole numbers", shown(found), "mend it")
-    return found
+        raise InputError(
+            f"{work.operator}: {word}, {count} whole numbers", shown(numbers), "mend it"
+        )
+    return numbers
 
 
 BUILDERS = {

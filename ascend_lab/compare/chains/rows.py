@@ -31,13 +31,13 @@ INT8_MOST = 127
 """The largest number of int8: rows are scaled so that their largest element becomes it."""
 
 
-def _check(work: Work, fewest: int, most: int, *attributes: str) -> None:
+def _check(work: Work, min_inputs: int, max_inputs: int, *attributes: str) -> None:
     """Raise for too few or many inputs, and for attributes whose meaning for the time is unknown.
 
     Those named have to be there.
     """
-    if not fewest <= len(work.shapes) <= most:
-        needed = f"{work.operator}: {fewest} to {most} inputs"
+    if not min_inputs <= len(work.shapes) <= max_inputs:
+        needed = f"{work.operator}: {min_inputs} to {max_inputs} inputs"
         raise InputError(needed, str(len(work.shapes)), "write them in the source's order")
     for word in attributes:
         if word not in work.attributes:
@@ -64,11 +64,11 @@ def _draft(work: Work) -> GraphBuilder:
     return GraphBuilder(work.operator, work.dtypes[0])
 
 
-def _format_of(work: Work, known: Collection[str] = FLOATS) -> str:
+def _format_of(work: Work, formats: Collection[str] = FLOATS) -> str:
     """Return the format of a row's first input, one of those known."""
     dtype = ALIASES.get(work.dtypes[0], work.dtypes[0]) if work.dtypes else ""
-    if dtype not in known:
-        needed = f"{work.operator}: one of {', '.join(known)}"
+    if dtype not in formats:
+        needed = f"{work.operator}: one of {', '.join(formats)}"
         raise UnsupportedError(needed, dtype or "none", "cast it")
     return dtype
 
@@ -122,6 +122,7 @@ def add_rms_norm_dynamic_quant(work: Work) -> Graph:
         # Cast late: the norm lies in memory in its own two bytes, and is divided in fp32.
         normal = draft.cast(normal, dtype="fp32")
         largest = draft.cast(largest, dtype="fp32")
+    # a row with a largest element of 2.54 gets scale 0.02: 2.54 becomes 127
     scale = draft.muls(largest, number=1 / INT8_MOST)
     draft.output(total, scale, draft.quantise(draft.div(normal, scale)))
     return draft.build()
@@ -143,6 +144,7 @@ def cross_entropy_loss(work: Work) -> Graph:
     x = draft.input("x", (rows, classes))
     labels = draft.input("labels", work.shapes[1], "int32")
     logs = draft.reshape(draft.log_softmax(x), shape=(rows * classes, 1))
+    # row 2 of 1000 classes begins at element 2000 of the flat table
     starts = draft.constant(np.arange(rows, dtype=np.int32) * np.int32(classes))
     picked = draft.gather(logs, draft.add(labels, starts))
     loss = draft.muls(picked, number=-1.0)
@@ -200,12 +202,13 @@ class _RotaryChain:
         length = shapes[2][0]
         size = shapes[0][3]
         names = {"q": "q", "k": "k"}
-        before = []
-        after = []
+        kernels_before = []
+        kernels_after = []
         for table in ("cos", "sin"):
-            rows, made = self._table(table, batch, chip)
+            rows, table_kernels = self._table(table, batch, chip)
+            # the turn reads each table under the name that the last kernel gave it
             names[table] = rows
-            before += made
+            kernels_before += table_kernels
         if layout == "BNSD":
             for name, shape in zip("qk", shapes, strict=False):
                 names[name] = f"{name}_rows"
@@ -215,12 +218,12 @@ class _RotaryChain:
                 back = self._kernel(
                     "transpose", (turned,), (names[name], f"{name}_back"), chip, swap
                 )
-                before.append(inward)
-                after.append(back)
-        both = (shapes[0][heads], shapes[1][heads])
-        rotary = Rotary(batch * length, both, size, self.dtype, self.neighbours)
+                kernels_before.append(inward)
+                kernels_after.append(back)
+        head_counts = (shapes[0][heads], shapes[1][heads])
+        rotary = Rotary(batch * length, head_counts, size, self.dtype, self.neighbours)
         turn = as_kernel(renamed(rotary_launch(rotary, chip), names))
-        return [*before, turn, *after]
+        return [*kernels_before, turn, *kernels_after]
 
     def _table(self, name: str, batch: int, chip: Chip) -> tuple[str, list[Kernel]]:
         """Return the name of a table as long as q has rows, and the kernels that make it."""
@@ -231,15 +234,19 @@ class _RotaryChain:
         if self.neighbours:
             single = (length * half, 1)
             pairs = (length * half, 2)
-            made = [self._kernel("expand", (single,), (name, twice), chip, {"shape": pairs})]
+            # c0 c0 c1 c1 ...: neighbours share an angle
+            kernels = [self._kernel("expand", (single,), (name, twice), chip, {"shape": pairs})]
         else:
-            given = ((length, half), (length, half))
-            made = [self._kernel("concat", given, (name, name, twice), chip, {"axis": 1})]
+            two_tables = ((length, half), (length, half))
+            # c0 c1 ... c0 c1 ...: element i and i + d
+            # 2 share an angle
+            kernels = [self._kernel("concat", two_tables, (name, name, twice), chip, {"axis": 1})]
+        # one table serves the only batch
         if batch == 1:
-            return twice, made
+            return twice, kernels
         stretched = {"shape": (batch, length, size)}
-        made.append(self._kernel("expand", ((1, length, size),), (twice, rows), chip, stretched))
-        return rows, made
+        kernels.append(self._kernel("expand", ((1, length, size),), (twice, rows), chip, stretched))
+        return rows, kernels
 
     def _kernel(
         self,
@@ -251,10 +258,16 @@ class _RotaryChain:
     ) -> Kernel:
         """Return the kernel of an operator, its inputs and its result under their names."""
         kernel = ops.compile(operator, shapes, (self.dtype,) * len(shapes), chip, **attributes)
-        own = ("x",) if len(shapes) == 1 else tuple(f"x{place}" for place in range(len(shapes)))
-        known = {tensor.name for tensor in kernel.tensors}
-        own = own if own[0] in known else tuple(f"x{place}" for place in range(len(shapes)))
-        table = dict(zip((*own, "y"), names, strict=True))
+        input_names = (
+            ("x",) if len(shapes) == 1 else tuple(f"x{place}" for place in range(len(shapes)))
+        )
+        tensor_names = {tensor.name for tensor in kernel.tensors}
+        input_names = (
+            input_names
+            if input_names[0] in tensor_names
+            else tuple(f"x{place}" for place in range(len(shapes)))
+        )
+        table = dict(zip((*input_names, "y"), names, strict=True))
         return Kernel(operator, tuple(renamed(phase, table) for phase in kernel.phases))
 
 
@@ -295,6 +308,7 @@ def moe_finalize_routing(work: Work) -> Graph:
     if picks == hidden or len(wide) + len(narrow) != len(work.shapes) - 2:
         needed = "moe_finalize_routing: skips and bias of one width, then scales and experts"
         raise InputError(needed, shown(work.shapes), "write them in the source's order")
+    # a bias needs the experts of its rows, a tensor of k columns
     has_bias = len(narrow) == 2 or (bool(wide) and wide[-1][0] != tokens)
     draft = _draft(work)
     x = draft.input("x", work.shapes[0])
@@ -308,6 +322,7 @@ def moe_finalize_routing(work: Work) -> Graph:
     if len(narrow) == 2 or not has_bias:
         scales = draft.transpose(draft.input("scales", (tokens, picks)), perm=(1, 0))
         sums = draft.mul(sums, draft.reshape(scales, shape=(picks, tokens, 1)))
+    # the k experts of each token
     y = draft.reduce_sum(sums, axis=0)
     for number, shape in enumerate(wide):
         y = draft.add(y, draft.input(f"skip{number}", shape))
@@ -349,7 +364,9 @@ def _between(size: int, out: int, aligned: bool) -> Numbers:
     With `aligned` the outermost centres meet, otherwise the edges do.
     """
     if aligned:
+        # 4 pixels from 7: at 0, 2, 4, 6
         return np.arange(out) * ((size - 1) / max(out - 1, 1))
+    # 4 pixels from 8: centres at 0.5, 2.5, 4.5, 6.5
     centres: Numbers = (np.arange(out) + 0.5) * (size / out) - 0.5
     return np.clip(centres, 0.0, size - 1.0)
 
@@ -357,14 +374,15 @@ def _between(size: int, out: int, aligned: bool) -> Numbers:
 def _mixed(draft: GraphBuilder, x: Value, starts: NDArray[np.int64], at: Numbers) -> Value:
     """Return rows of x mixed at the places `at` behind each of `starts`: the two beside it."""
     low = np.minimum(np.floor(at), np.max(at)).astype(np.int64)
+    # the last pixel has no neighbour behind it: it is its own
     high = np.minimum(low + 1, int(np.ceil(np.max(at))))
     share = np.broadcast_to(at - low, (len(starts), len(at))).reshape(-1, 1)
-    before = draft.gather(x, draft.constant((starts + low).reshape(-1).astype(np.int32)))
-    after = draft.gather(x, draft.constant((starts + high).reshape(-1).astype(np.int32)))
+    lower_rows = draft.gather(x, draft.constant((starts + low).reshape(-1).astype(np.int32)))
+    upper_rows = draft.gather(x, draft.constant((starts + high).reshape(-1).astype(np.int32)))
     weight = draft.constant(share.astype(np.float32))
     if draft.dtype != "fp32":
         weight = draft.cast(weight, dtype=draft.dtype)
-    mixed: Value = draft.add(before, draft.mul(draft.sub(after, before), weight))
+    mixed: Value = draft.add(lower_rows, draft.mul(draft.sub(upper_rows, lower_rows), weight))
     return mixed
 
 
@@ -386,6 +404,7 @@ def unsorted_segment_sum(work: Work) -> Graph:
     draft = _draft(work)
     values = draft.input("u", (count, width))
     index = draft.input("index", (count,), "int32")
+    # u - u is a row of zeros without a constant of the size of y
     row = draft.slice(values, begin=(0, 0), end=(1, width))
     zeros = draft.pad(draft.sub(row, row), pads=((0, shape[0] - 1), (0, 0)))
     draft.output(draft.scatter_add(zeros, index, values))
@@ -410,11 +429,13 @@ def gather_elements(work: Work) -> Graph:
     index = draft.input("index", picks, "int32")
     strides = row_major(shape)
     rank = len(shape)
+    # x of (3, 4) has strides (4, 1): along axis 0 element (i, j) is number 4 index + j
     flat = draft.mul(index, draft.constant(np.full((1,) * rank, strides[axis], np.int32)))
     for d in range(rank):
+        # along the axis the index itself decides; an axis of 1 adds 0
         if d == axis or picks[d] == 1:
             continue
-        ends = [picks[d] if d == other else 1 for other in range(rank)]
+        ends = [picks[d] if d == axis_at else 1 for axis_at in range(rank)]
         places = np.arange(picks[d], dtype=np.int32) * np.int32(strides[d])
         flat = draft.add(flat, draft.constant(places.reshape(ends)))
     picked = draft.gather(x, draft.reshape(flat, shape=(math.prod(picks),)))

@@ -29,11 +29,11 @@ LARGEST_PRODUCT = 8
 
 
 # -- what a row says -------------------------------------------------------------------------------
-def _refuse_others(work: Work, *known: str) -> None:
+def _refuse_others(work: Work, *words: str) -> None:
     """Raise `UnsupportedError` for an attribute that the graph does not know."""
     for word, value in work.attributes.items():
-        if word not in known and not word.endswith("_us"):
-            needed = f"{work.operator}: attributes among {', '.join(known) or '(none)'}"
+        if word not in words and not word.endswith("_us"):
+            needed = f"{work.operator}: attributes among {', '.join(words) or '(none)'}"
             raise UnsupportedError(needed, f"{word}={shown(value)}", "what it changes is unknown")
 
 
@@ -51,13 +51,13 @@ def _number(work: Work, word: str, usual: float | None = None) -> float:
 
 def _dtypes(work: Work, count: int) -> tuple[str, ...]:
     """Return a number format for each of `count` tensors, of which one may stand for all."""
-    given = tuple(FORMATS.get(dtype, dtype) for dtype in work.dtypes)
-    if len(given) == 1:
-        given = given * count
-    if len(given) != count:
+    dtypes = tuple(FORMATS.get(dtype, dtype) for dtype in work.dtypes)
+    if len(dtypes) == 1:
+        dtypes = dtypes * count
+    if len(dtypes) != count:
         needed = f"{work.operator}: one number format, or {count}"
         raise InputError(needed, str(len(work.dtypes)), "mend that row")
-    return given
+    return dtypes
 
 
 def _only_shape(work: Work) -> Shape:
@@ -89,11 +89,13 @@ def mish(work: Work) -> Graph:
     x = net.input("x", _only_shape(work), _dtypes(work, 1)[0])
     wide = _wide(net, x)
     zero = net.fill((1,), 0.0)
+    # for x > 0 with e^-x, which cannot overflow
     power, square = _two_powers(net, wide, -1.0)
     twice = net.muls(power, number=2.0)
     top = net.adds(twice, number=1.0)
     bottom = net.adds(net.add(twice, net.muls(square, number=2.0)), number=1.0)
     above = net.select(net.greater(wide, zero), net.div(top, bottom), zero)
+    # for x <= 0 with e^x
     power, square = _two_powers(net, wide, 1.0)
     top = net.add(net.muls(power, number=2.0), square)
     below = net.select(net.less_equal(wide, zero), net.div(top, net.adds(top, number=2.0)), zero)
@@ -125,6 +127,7 @@ def exp(work: Work) -> Graph:
     (dtype,) = _dtypes(work, 1)
     net = GraphBuilder(work.operator)
     x = net.input("x", _only_shape(work), dtype)
+    # tensors, not numbers: a constant 1 would be folded away, and the measured chain has it
     exponent = net.mul(x, net.input("scale", (1,), dtype))
     exponent = net.add(exponent, net.input("shift", (1,), dtype))
     if base not in (-1.0, 1.0):
@@ -144,6 +147,7 @@ def masked_scale(work: Work) -> Graph:
         raise InputError("masked_scale: x and mask", str(len(work.shapes)), "mend that row")
     dtypes = _dtypes(work, 2)
     floats = {dtype for dtype in dtypes if forms.is_float(dtype)}
+    # bool x uint8 stays a byte; fp16 x bf16 needs fp32, as neither holds the other
     product_dtype = dtypes[0] if not floats else floats.pop() if len(floats) == 1 else "fp32"
     net = GraphBuilder(work.operator)
     x = net.input("x", work.shapes[0], dtypes[0])
@@ -160,15 +164,17 @@ def addcdiv(work: Work) -> Graph:
     shapes. The scalar may be NaN and is a tensor of one element.
     """
     _refuse_others(work, "scalar", "tensors")
-    count, rest = divmod(len(work.shapes), 3)
+    count, left_over = divmod(len(work.shapes), 3)
     lists = [work.shapes[place * count : (place + 1) * count] for place in range(3)]
-    if rest or not count or lists.count(lists[0]) < 3:
+    if left_over or not count or lists.count(lists[0]) < 3:
         needed = f"{work.operator}: three lists of tensors of the same shapes"
         raise InputError(needed, f"{len(work.shapes)} tensors", "mend that row")
     dtype = _one_format(work)
     elements = sum(forms.elements(shape) for shape in lists[0])
     net = GraphBuilder(work.operator)
+    # 3 lists of tensors with 100 and 50 elements: three tensors of 150
     x1, x2, x3 = (net.input(name, (elements,), dtype) for name in ("x1", "x2", "x3"))
+    # fp32, rounded once at the end
     share = net.div(_wide(net, x2), _wide(net, x3))
     step = net.mul(share, net.input("scalar", (1,), "fp32"))
     net.output(_narrow(net, net.add(_wide(net, x1), step), dtype))
@@ -186,9 +192,9 @@ def _one_format(work: Work) -> str:
 def _halves(net: GraphBuilder, x: Any) -> tuple[Any, Any]:
     """Return both halves, (rows, 1, n) each, of a tensor (rows, 2, n)."""
     rows, _, half = x.shape
-    left = net.slice(x, begin=(0, 0, 0), end=(rows, 1, half))
-    right = net.slice(x, begin=(0, 1, 0), end=(rows, 2, half))
-    return left, right
+    front = net.slice(x, begin=(0, 0, 0), end=(rows, 1, half))
+    back = net.slice(x, begin=(0, 1, 0), end=(rows, 2, half))
+    return front, back
 
 
 def swi_glu(work: Work) -> Graph:
@@ -210,19 +216,20 @@ def swi_glu(work: Work) -> Graph:
     rows = forms.elements(shape[:axis])
     inner = forms.elements(shape[axis + 1 :])
     net = GraphBuilder(work.operator)
+    # 7 columns: the last one is dropped, halves of 3
     if shape[axis] % 2:
-        whole = net.input("x", (rows, shape[axis] * inner), dtype)
-        even = net.slice(whole, begin=(0, 0), end=(rows, 2 * half * inner))
+        longer = net.input("x", (rows, shape[axis] * inner), dtype)
+        even = net.slice(longer, begin=(0, 0), end=(rows, 2 * half * inner))
         x = net.reshape(even, shape=(rows, 2, half * inner))
     elif _names_slice(work):
         lines = forms.elements(shape[:-1])
-        whole = net.input("x", (lines, shape[-1] + 1), dtype)
-        own = net.slice(whole, begin=(0, 0), end=(lines, shape[-1]))
-        x = net.reshape(own, shape=(rows, 2, half * inner))
+        longer = net.input("x", (lines, shape[-1] + 1), dtype)
+        sliced = net.slice(longer, begin=(0, 0), end=(lines, shape[-1]))
+        x = net.reshape(sliced, shape=(rows, 2, half * inner))
     else:
         x = net.input("x", (rows, 2, half * inner), dtype)
-    left, right = _halves(net, x)
-    y = net.mul(net.silu(_wide(net, left)), _wide(net, right))
+    front, back = _halves(net, x)
+    y = net.mul(net.silu(_wide(net, front)), _wide(net, back))
     out = (*shape[:axis], half, *shape[axis + 1 :])
     net.output(net.reshape(_narrow(net, y, dtype), shape=out))
     return net.build()
@@ -265,6 +272,7 @@ def foreach_norm(work: Work) -> Graph:
 
 def _norm_of_rows(net: GraphBuilder, x: Any, power: float) -> Any:
     """Return the p-norms of the rows of a matrix."""
+    # the number of elements that are not 0, by convention
     if power == 0:
         return net.reduce_sum(net.not_equal(x, net.fill((1,), 0.0)), axis=1)
     if power == 1:
@@ -272,6 +280,7 @@ def _norm_of_rows(net: GraphBuilder, x: Any, power: float) -> Any:
     if power == 2:
         return net.sqrt(net.reduce_sum(net.square(x), axis=1))
     if math.isinf(power):
+        # p = infinity: the largest size; -infinity: the smallest
         fold = net.reduce_max if power > 0 else net.reduce_min
         return fold(net.abs(x), axis=1)
     total = net.reduce_sum(_to_the(net, net.abs(x), power), axis=1)
@@ -286,6 +295,7 @@ def _to_the(net: GraphBuilder, x: Any, power: float) -> Any:
     if not size.is_integer() or size > LARGEST_PRODUCT:
         return net.exp(net.muls(net.log(x), number=power))
     result = x
+    # 5 is 101 in binary: x, squared, squared again and times x
     for digit in f"{int(size):b}"[1:]:
         result = net.square(result)
         if digit == "1":
@@ -309,11 +319,12 @@ def arg_max(work: Work) -> Graph:
     along = tuple(n if at == axis else 1 for at, n in enumerate(shape))
     net = GraphBuilder(work.operator)
     x = _wide(net, net.input("x", shape, _dtypes(work, 1)[0]))
+    # index of each largest number, `count` elsewhere; the least of these is the first
     hits = net.equal(x, net.reduce_max(x, axis=axis, keepdims=True))
     indices = net.constant(np.arange(count, dtype=np.float32).reshape(along))
     beyond = net.constant(np.full((1,) * len(shape), count, np.float32))
-    first = net.reduce_min(net.select(hits, indices, beyond), axis=axis)
-    net.output(net.cast(first, dtype="int32"))
+    first_index = net.reduce_min(net.select(hits, indices, beyond), axis=axis)
+    net.output(net.cast(first_index, dtype="int32"))
     return net.build()
 
 
@@ -325,6 +336,7 @@ def _quantised_rows(net: GraphBuilder, x: Any, shape: Shape) -> None:
     """
     top = net.reduce_max(net.abs(x), axis=-1, keepdims=True)
     scale = net.muls(top, number=1.0 / LARGEST_BYTE)
+    # a row of zeros would divide by 0
     scale = net.clip(scale, low=LEAST_SCALE, high=math.inf)
     q = net.cast(net.mul(x, net.rec(scale)), dtype="int8")
     net.output(net.reshape(q, shape=shape))
@@ -355,22 +367,23 @@ def dequant_swiglu_quant(work: Work) -> Graph:
         needed = f"{work.operator}: a matrix of an even number of columns first"
         raise InputError(needed, shown(shapes[:1]), "mend that row")
     rows, columns = shapes[0]
-    before = ((1, columns), (rows,)) if dtypes[0] == "int32" else ()
-    after = ((1, columns // 2),)
-    if shapes[1:] not in (before, before + after):
-        needed = f"{work.operator}: factors of shapes {before}, and {after} or none"
+    input_factors = ((1, columns), (rows,)) if dtypes[0] == "int32" else ()
+    output_factor = ((1, columns // 2),)
+    if shapes[1:] not in (input_factors, input_factors + output_factor):
+        needed = f"{work.operator}: factors of shapes {input_factors}, and {output_factor} or none"
         raise InputError(needed, shown(shapes[1:]), "mend that row")
     net = GraphBuilder(work.operator)
     x = net.input("x", (rows, 2, columns // 2), dtypes[0])
     halves = [_wide(net, half) for half in _halves(net, x)]
-    if before:
+    if input_factors:
         by_column = net.input("by_column", (1, 2, columns // 2), dtypes[1])
         by_row = net.input("by_row", (rows, 1, 1), dtypes[2])
         parts = zip(halves, _halves(net, by_column), strict=True)
         halves = [net.mul(net.mul(half, factor), by_row) for half, factor in parts]
+    # by default the second half goes through silu
     gate, linear = halves if work.attributes.get("activate_left", False) else halves[::-1]
     y = net.mul(net.silu(gate), linear)
-    if len(shapes) > 1 + len(before):
+    if len(shapes) > 1 + len(input_factors):
         y = net.mul(y, net.input("smooth", (1, 1, columns // 2), dtypes[-1]))
     _quantised_rows(net, y, (rows, columns // 2))
     return net.build()
@@ -391,9 +404,9 @@ def _each_tensor(work: Work, graph: Graph) -> Sequence[Sequence[Node]]:
     """Return a kernel for each input: its nodes are its own, and lead to one result."""
     group_of: dict[str, list[Node]] = {name: [] for name in graph.inputs}
     for node in graph.nodes:
-        own = group_of[node.inputs[0]]
-        own.append(node)
-        group_of.update(dict.fromkeys(node.outputs, own))
+        group = group_of[node.inputs[0]]
+        group.append(node)
+        group_of.update(dict.fromkeys(node.outputs, group))
     return [group_of[name] for name in graph.inputs]
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from ascend_lab import __version__
 from ascend_lab.compiler import Compiled, Constant, Fill, Graph, Road, Task, lower, onnx, tiled
 from ascend_lab.compiler.compile import DEFAULT_ROAD, Front, finish_stages, front_stages
-from ascend_lab.compiler.ir import LONGEST, Values, to_text
+from ascend_lab.compiler.ir import MAX_WRITTEN, Values, to_text
 from ascend_lab.compiler.network import PLAN, NetworkTimeline, network_events
 from ascend_lab.compiler.placement import constant_bytes, places_of, plan_network
 from ascend_lab.compiler.tasks import CpuKernel
@@ -204,7 +204,7 @@ def _graph(graph: Graph, weights: _Weights) -> dict[str, Any]:
     long = {
         n: weights.add(np.asarray(c.data))
         for n, c in drawn.items()
-        if not isinstance(c.data, Fill) and c.type.elements > LONGEST
+        if not isinstance(c.data, Fill) and c.type.elements > MAX_WRITTEN
     }
     text = to_text(replace(graph, constants=drawn))
     return {"text": text, "data": long, "narrowed": sorted(graph.narrowed)}

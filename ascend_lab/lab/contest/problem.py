@@ -93,7 +93,7 @@ def parse_problem(data: object) -> Problem:
     missing = [name for name in FIELDS if name not in data]
     if missing:
         raise InputError("a problem with all its fields", f"no {', '.join(missing)}", _SAMPLE)
-    found = decoded(FIELDS, {name: data[name] for name in FIELDS}, most=COUNT)
+    found = decoded(FIELDS, {name: data[name] for name in FIELDS}, max_items=COUNT)
     widths, heights, native = (found[name] for name in ("widths", "heights", "native_granularity"))
     parts = [found[name] for name in ("op_types", "inputs", "outputs", "base_costs")]
     lengths = {"heights": len(widths), "native_granularity": 2}
