@@ -7,6 +7,7 @@ from hypothesis import given, strategies as st
 from message_lists import assert_messages
 from strategies import gemm_cases
 
+from ascend_lab.machine import isa
 from ascend_lab.machine.chip import PRESETS, load_chip
 from ascend_lab.machine.sim import execute, simulate
 from ascend_lab.operators.kernels import (
@@ -19,9 +20,10 @@ from ascend_lab.operators.kernels import (
     gemm_launch,
     pack_conv,
     pack_gemm,
+    run_file,
     tile_bytes,
 )
-from ascend_lab.operators.kernels.run_file import compare
+from ascend_lab.operators.kernels.run_file import compare, run_kernel_file
 
 TOY = load_chip("Toy")
 
@@ -128,3 +130,46 @@ def test_values_are_compared_with_the_tolerance_of_their_format(got, expected, e
 
 def test_what_is_refused_says_what_is_needed():
     assert_messages("cube", "test_kernels", CALLS)
+
+
+SCALED = """
+import numpy as np
+from ascend_lab.machine.isa import KernelBuilder
+
+def kernel(chip):
+    k = KernelBuilder("scaled", chip)
+    x, y = (k.tensor(name, "fp16", 1024) for name in "xy")
+    x_ub, y_ub = (k.buffer(f"{name}_ub", "UB", "fp16", 1024) for name in "xy")
+    k.copy(x_ub.region(), x.region())
+    k.barrier()
+    k.vector("vmuls", y_ub.region(0, (8, 128)), x_ub.region(0, (8, 128)), scalar=FACTOR)
+    k.barrier()
+    k.copy(y.region(), y_ub.region())
+    return k.finish()
+
+def inputs(rng):
+    return {"x": rng.standard_normal(1024).astype(np.float16)}
+
+def reference(arrays):
+    return {"y": arrays["x"].astype(np.float32) * 1.5}
+"""
+
+
+@pytest.mark.parametrize(("factor", "right"), [(1.5, True), (1.51, False), (1.502, False)])
+def test_an_elementwise_kernel_is_judged_by_units_in_the_last_place(tmp_path, factor, right):
+    file = tmp_path / "scaled.py"
+    file.write_text(SCALED.replace("FACTOR", str(factor)), "utf-8")
+    assert run_kernel_file(file, load_chip("Toy")).values_ok is right
+
+
+def test_a_sum_is_judged_by_the_length_of_sums():
+    chip = load_chip("Toy")
+    k = isa.KernelBuilder("sums", chip)
+    x = k.buffer("x", "UB", "fp16", 128)
+    k.vector("vadds", x.region(0, (1, 128)), x.region(0, (1, 128)), scalar=1.0)
+    assert run_file.roundings(k.finish()) == 1
+    k = isa.KernelBuilder("sums", chip)
+    x = k.buffer("x", "UB", "fp16", 128)
+    with k.loop("i", 4):
+        k.vector("vadds", x.region(0, (1, 128)), x.region(0, (1, 128)), scalar=1.0)
+    assert run_file.roundings(k.finish()) is None

@@ -5,6 +5,7 @@ by tensor name, and `reference(inputs)` returning the expected output arrays by 
 """
 
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,16 @@ import numpy as np
 from ascend_lab.errors import AscendLabError, InputError, SimulationError
 from ascend_lab.machine import isa, sim
 from ascend_lab.machine.chip import Chip
+from ascend_lab.machine.isa.program import REDUCING, VECTOR_OPS
 
 TOLERANCE = {np.dtype(np.float16): 2e-2, np.dtype(np.float32): 1e-3}
+"""Share of 1 + |expected| by which a result of long sums may be off."""
+SELECTING = ("vmax", "vmin", "vmaxs", "vmins", "vsel", "vcmp", "vdup")
+BITWISE = ("vabs", "vrelu", "vnot", "vand", "vor")
+EXACT = frozenset((*SELECTING, *BITWISE, "vcopy", "vbrcb", "vtranspose"))
+"""Vector instructions whose results are exact: they pick numbers, or change a sign."""
+CANCELLED = 16
+"""A small difference of large numbers keeps their error: ulps are at least those of max / 16."""
 NAMES = ("kernel", "inputs", "reference")
 
 
@@ -102,10 +111,13 @@ def run_kernel_file(
     outputs = sim.execute(program, arrays, chip)
     errors = {}
     wrong = []
+    rounded = roundings(program)
     for name, expected_array in expected_arrays.items():
         if name not in outputs:
             raise InputError(f"{file}: output tensor {name}", ", ".join(outputs), "rename it")
-        errors[name], mismatch = compare(name, outputs[name], _numbers(file, name, expected_array))
+        errors[name], mismatch = compare(
+            name, outputs[name], _numbers(file, name, expected_array), rounded
+        )
         wrong += [mismatch] if mismatch else []
     # A reference that returns nothing proves nothing.
     ok = bool(expected_arrays) and not wrong
@@ -124,18 +136,58 @@ def _numbers(file: str | Path, name: str, expected: Any) -> Any:
     return array
 
 
-def compare(name: str, values: Any, expected: Any) -> tuple[float, Mismatch | None]:
-    """Return (largest absolute error, first element out of tolerance or None)."""
+def roundings(program: isa.Program | isa.Launch) -> int | None:
+    """Return how often an element is rounded, at most; None if the kernel adds elements up.
+
+    Only vector instructions are counted, each once: y = 1.5 x + 2 in two of them rounds twice. The
+    cube, reductions and sums over the turns of a loop make longer chains.
+    """
+    programs = [program] if isinstance(program, isa.Program) else [p.program for p in program.parts]
+    counts = [_roundings_of(nodes.body, looped=False) for nodes in programs]
+    return None if None in counts else max((count or 0 for count in counts), default=0)
+
+
+def _roundings_of(nodes: Sequence[isa.Node], looped: bool) -> int | None:
+    total = 0
+    for node in nodes:
+        if isinstance(node, isa.Loop):
+            inner = _roundings_of(node.body, looped=True)
+            if inner is None:
+                return None
+            total += inner
+        elif node.op in ("mmad", *REDUCING) or node.attr("atomic", ""):
+            return None
+        elif node.pipe == "V" and node.op in VECTOR_OPS and node.op not in EXACT:
+            # y = y + x with y at one place in all turns is a sum over the loop
+            stays = node.dst is not None and not node.dst.offset.terms
+            if looped and stays and any(src == node.dst for src in node.srcs):
+                return None
+            total += 1
+    return total
+
+
+def compare(
+    name: str, values: Any, expected: Any, rounded: int | None = None
+) -> tuple[float, Mismatch | None]:
+    """Return (largest absolute error, first element out of tolerance or None).
+
+    With `rounded`, how often an element is rounded, the tolerance is so many units in the last
+    place and one more, for the reference's own rounding; without, it is that of long sums.
+    """
     if values.size != expected.size:
         raise InputError(f"{expected.size} output elements", str(values.size), "check the shape")
     got = values.reshape(expected.shape).astype(np.float64)
     expected_values = expected.astype(np.float64)
-    # 2 % of 1 + |expected| in fp16: results near 0 may be off by 0.02.
-    tolerance = TOLERANCE.get(values.dtype, 0.0)
     with np.errstate(invalid="ignore"):
         # Infinities of one sign are equal; their difference would be NaN.
         difference = np.where(got == expected_values, 0.0, np.abs(got - expected_values))
-    allowed = tolerance * (1.0 + np.abs(expected_values))
+    if rounded is None or values.dtype not in TOLERANCE:
+        # 2 % of 1 + |expected| in fp16: results near 0 may be off by 0.02.
+        allowed = TOLERANCE.get(values.dtype, 0.0) * (1.0 + np.abs(expected_values))
+    else:
+        finite = np.abs(expected_values[np.isfinite(expected_values)])
+        size = np.maximum(np.abs(expected_values), finite.max(initial=0.0) / CANCELLED)
+        allowed = (rounded + 1) * np.spacing(size.astype(values.dtype)).astype(np.float64)
     out_of_tolerance = ~(difference <= allowed)
     mismatch = None
     if out_of_tolerance.any():
