@@ -90,6 +90,7 @@ def test_a_compiled_file_gives_the_numbers_of_the_model_without_it(capsys, folde
 
 
 def test_gears_share_the_weights_and_other_batches_are_refused_by_name(capsys):
+    good(capsys, "compile", "open.onnx", "--chip", "Toy", "--output", "b.alm", "--batch", 3)
     good(capsys, "compile", "open.onnx", "--chip", "Toy", "--output", "one.alm",
          "--input_shape", "x:1,3,9,9")  # fmt: skip
     data = json.loads(good(
@@ -235,8 +236,14 @@ def test_a_record_file_puts_layers_in_eight_bits(capsys, folder):
         assert one["best"].dtype == three["best"].dtype == np.int64
 
 
+GEARED = ["compile", "open.onnx", "--chip", "Toy", "--output", "m.alm"]
+GEARED += ["--dynamic_batch_size", "1,2"]
 BAD = (
     (["compile", MODEL, "--chip", "Toy"], "--output"),
+    (
+        [*GEARED, "--batch", "3"],
+        "leave one out",
+    ),
     (["compile", MODEL, "--chip", "Toi", "--output", "m.alm"], "Toy"),
     (["compile", "no.onnx", "--chip", "Toy", "--output", "m.alm"], "no.onnx"),
     (["compile", MODEL, "--chip", "Toy", "--output", "nowhere/m.alm"], "nowhere"),

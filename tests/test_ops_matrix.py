@@ -141,7 +141,7 @@ def test_an_operator_says_all_about_itself(name):
     for dtype in operator.types.allowed:
         kinds = operator.input_types(len(examples[0].shapes), dtype, **examples[0].attrs)
         for out in operator.dtypes(*kinds, **examples[0].attrs):
-            assert operator.tolerances[out].reason
+            assert (operator.tolerances or ops.rounded())[out].reason
     cuts = 0
     for example in examples:
         out = operator.infer(*example.shapes, **example.attrs)[0]
@@ -281,3 +281,65 @@ def test_axes_that_depend_on_all_of_it_say_so():
     assert ops.get("scatter_add").slice_rules(((4, 8), (2,), (2, 8))).axes[0].kind == "indices"
     with pytest.raises(ShapeError, match="maximum and sum"):
         ops.cut(rules, ((4, 8),), {"axis": 1}, 1, (0, 4))
+
+
+SQUAREPLUS = """
+import numpy as np
+from ascend_lab.operators import dsl as te, ops
+
+ops.register(
+    ops.Operator(
+        "squareplus",
+        ("x",),
+        lambda x: (x + np.sqrt(x * x + 1)) / 2,
+        lambda x: te.vmuls(te.vadd(x, te.vsqrt(te.vadds(te.vmul(x, x), 1.0))), FACTOR),
+    )
+)
+ops.register(
+    ops.Operator(
+        "row_sum",
+        ("x",),
+        lambda x: x.sum(axis=-1, keepdims=True),
+        lambda x: te.reduce_sum(x, -1, keepdims=True),
+        shape_rule=lambda x: (*x[:-1], 1),
+        examples=(ops.Example(((4, 1000),)), ops.Example(((3, 33),))),
+    )
+)
+"""
+
+
+@pytest.mark.parametrize(("factor", "fails"), [("0.5", 0), ("0.51", 1)])
+def test_a_generated_file_runs_and_its_tolerance_is_that_of_the_expression(tmp_path, factor, fails):
+    (tmp_path / "my_ops.py").write_text(SQUAREPLUS.replace("FACTOR", factor), "utf-8")
+    lines = """
+import my_ops
+from pathlib import Path
+from ascend_lab.operators import ops
+for name in ("squareplus", "row_sum"):
+    text = ops.make_test(name, imports="import my_ops", chips=("Ascend910A",))
+    Path(f"test_{name}.py").write_text(text)
+"""
+    environment = {"PYTHONPATH": f"{ROOT}:{tmp_path}", "PATH": "/usr/bin:/bin"}
+
+    def python(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *words],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    made = python("-c", lines)
+    assert made.returncode == 0, made.stderr
+    done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", ".")
+    assert done.returncode == fails, done.stdout[-2000:]
+    if fails:
+        assert "test_squareplus" in done.stdout and "FAILED test_row_sum" not in done.stdout
+
+
+def test_a_test_of_ones_own_operator_asks_for_its_import_line():
+    own = ops.Operator("mine", ("x",), np.tanh)
+    with pytest.raises(InputError, match='imports="import my_ops"'):
+        ops.make_test(own)

@@ -171,7 +171,7 @@ def _report(arguments: argparse.Namespace) -> bool:
     if not Path(arguments.model).is_file():
         raise InputError("a precheck of an ONNX file", arguments.model, "leave out --check_report")
     # The first gear stands for all of them in the report.
-    batch = _batches(arguments.dynamic_batch_size)[0]
+    batch = _batches(arguments)[0]
     error: AscendLabError | None = None
     # The report lists all nodes, also of a model whose import stops at the first it refuses.
     try:
@@ -199,10 +199,14 @@ def _road(arguments: argparse.Namespace) -> Road:
     return Road(switches=switches, dtype=dtype_of(arguments), keep=keep)
 
 
-def _batches(text: str | None) -> tuple[int | None, ...]:
-    """Return the gears of --dynamic_batch_size, (None,) without."""
+def _batches(arguments: argparse.Namespace) -> tuple[int | None, ...]:
+    """Return the gears of --dynamic_batch_size; without, the batch of --batch or (None,)."""
+    text = arguments.dynamic_batch_size
     if text is None:
-        return (None,)
+        return (arguments.batch,)
+    if arguments.batch is not None:
+        remedy = "leave one out: --batch is a single batch"
+        raise InputError("--batch or --dynamic_batch_size", "both", remedy)
     batches = tuple(dict.fromkeys(wholes_of(text, ",")))  # "4,1,4" are the gears 4 and 1
     # A single batch needs no gears: --input_shape states it.
     if len(batches) not in GEARS or not all(1 <= n <= LARGEST_BATCH for n in batches):
@@ -213,7 +217,7 @@ def _batches(text: str | None) -> tuple[int | None, ...]:
 
 def _gears(arguments: argparse.Namespace, chip: Chip) -> Mapping[int | None, Imported]:
     """Return the model's graph for every gear, camera frames in place of images if asked for."""
-    batches = _batches(arguments.dynamic_batch_size)
+    batches = _batches(arguments)
     load = partial(common.import_with, arguments.model, None)
     shapes = inputs.shapes_of(arguments.input_shape)
     models = {n: load(inputs.sized(shapes, n, "size"), n) for n in batches}
@@ -270,6 +274,7 @@ COMPILE = Verb(
             metavar='"x:1,3,224,224;y:1,10"',
             help="sizes left open; -1 for the batch of --dynamic_batch_size",
         ),
+        common.BATCH,
         flag("--dynamic_batch_size", metavar="1,2,4,8", help="compile for each of these"),
         flag(
             "--precision_mode",

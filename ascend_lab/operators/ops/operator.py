@@ -24,7 +24,6 @@ from ascend_lab.operators.ops.formats import (
     Tolerances,
     TypeRule,
     Values,
-    rounded,
 )
 from ascend_lab.operators.ops.slicing import SliceRules, elementwise_rules
 
@@ -189,7 +188,7 @@ class Operator:
     domains: Mapping[str, Domain] = field(default_factory=dict)
     index_bounds: Mapping[str, Callable[..., int]] = field(default_factory=dict)
     examples: tuple[Example, ...] = ()
-    tolerances: Tolerances = field(default_factory=rounded)
+    tolerances: Tolerances | None = None
     allows_empty: bool = False
 
     def __repr__(self) -> str:

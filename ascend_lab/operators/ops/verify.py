@@ -4,6 +4,7 @@ A failed check raises `AssertionError` with the worst element. `make_test` write
 any operator, including one of the reader's own.
 """
 
+import math
 import textwrap
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -14,14 +15,20 @@ import numpy as np
 from ascend_lab import errors
 from ascend_lab.machine import isa, sim
 from ascend_lab.machine.chip import Chip, load_chip
-from ascend_lab.operators.ops.expressions import prepare, run
+from ascend_lab.operators import dsl as te
+from ascend_lab.operators.dsl.tensor import Compute, topological
+from ascend_lab.operators.ops.expressions import express, prepare, run
 from ascend_lab.operators.ops.formats import (
     Shape,
+    Tolerance,
+    Tolerances,
     Values,
     format_of,
     is_float,
     numpy_type,
     round_to,
+    rounded,
+    spacing,
     widen,
 )
 from ascend_lab.operators.ops.gradients import gradient
@@ -76,8 +83,11 @@ def _as_tuple(outputs: Any) -> tuple[Values, ...]:
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
-def check_within(operator: Operator, got: Any, wanted: Any) -> None:
-    """Raise unless every output is within the operator's tolerance of the reference's."""
+def check_within(
+    operator: Operator, got: Any, wanted: Any, tolerances: Tolerances | None = None
+) -> None:
+    """Raise unless every output is within the tolerance (default: the operator's) of `wanted`."""
+    tolerances = tolerances or operator.tolerances or rounded()
     results = _as_tuple(got)
     references = _as_tuple(wanted)
     names = operator.outputs * len(results)
@@ -88,7 +98,7 @@ def check_within(operator: Operator, got: Any, wanted: Any) -> None:
                 f"{operator.name}: {name} is {result.dtype} {result.shape}, "
                 f"the reference {reference.dtype} {reference.shape}"
             )
-        tolerance = operator.tolerances[dtype]
+        tolerance = tolerances[dtype]
         left, right = (v.astype(np.float64) for v in (result, reference))
         with np.errstate(invalid="ignore"):
             agree = (left == right) | (np.isnan(left) & np.isnan(right))
@@ -107,11 +117,16 @@ def check_within(operator: Operator, got: Any, wanted: Any) -> None:
 def check_values(
     operator: Operator, shapes: Sequence[Shape], attrs: Any, dtype: str, chip: Chip, seed: int = 0
 ) -> None:
-    """Raise unless the kernel's values equal the reference's within the tolerance."""
+    """Raise unless the kernel's values equal the reference's within the tolerance.
+
+    An operator of a reader's own that states none has that of its expression's roundings.
+    """
     arrays = sample(operator, shapes, dtype, attrs, seed)
-    check_within(
-        operator, run(operator, *arrays, chip=chip, **attrs), operator.reference(*arrays, **attrs)
-    )
+    tolerances = None
+    if operator.tolerances is None and operator.name not in LIBRARY:
+        tolerances = expression_tolerances(operator, arrays, dtype, attrs)
+    got = run(operator, *arrays, chip=chip, **attrs)
+    check_within(operator, got, operator.reference(*arrays, **attrs), tolerances)
 
 
 def check_program(
@@ -130,6 +145,57 @@ def check_program(
         raise AssertionError(
             f"{operator.name}: {timeline.cycles} cycles, busy {dict(timeline.busy)}"
         )
+
+
+# -- tolerances of an operator that states none ----------------------------------------------------
+LIBRARY = frozenset(OPERATORS)
+"""The operators of the package; what is registered later is a reader's own."""
+ROUNDS = frozenset(
+    ("vadd", "vsub", "vmul", "vdiv", "vadds", "vmuls", "vexp", "vln", "vsqrt", "vrsqrt", "vrec")
+)
+"""Operations that round their result; the others pick a number, or change a sign."""
+
+
+def expression_tolerances(
+    operator: Operator, arrays: Sequence[Values], dtype: str, attrs: Any
+) -> Tolerances:
+    """Return what the roundings of an operator's expression allow, on these inputs.
+
+    Each operation rounds once and a sum of n numbers n times, each time by a unit in the last place
+    of the largest input or of the result: a difference of large numbers keeps their error. In fp16
+    y = 1.5 x, inputs up to 2, may be off by 2 units at 2, 0.002; a sum of 1,000 by 1,001 units.
+    """
+    kinds = operator.input_types(len(arrays), dtype, **attrs)
+    outputs = express(operator, [a.shape for a in arrays], kinds, **attrs)
+    counts: dict[Any, int] = {}
+    for tensor in topological(outputs):
+        before = max((counts[source] for source in tensor.inputs), default=0)
+        counts[tensor] = before + _roundings(tensor)
+    ulps = 1.0 + max(counts[tensor] for tensor in outputs)
+    largest = max((float(np.abs(a).max(initial=0.0)) for a in arrays), default=0.0)
+    reason = f"{ulps - 1:g} roundings of its expression, and one of the reference"
+
+    def of(kind: str) -> Tolerance:
+        if not is_float(kind):
+            return Tolerance(0.0, 0.0, "whole numbers are exact")
+        return Tolerance(ulps, ulps * float(spacing(np.array(largest), kind)), reason)
+
+    return {kind: of(kind) for kind in rounded()}
+
+
+def _roundings(tensor: te.Tensor) -> int:
+    """Return how often one stage of an expression rounds an element."""
+    body = tensor.body
+    if not isinstance(body, Compute):  # an input, or a kernel written by hand
+        return 0
+    in_sum = math.prod(axis.extent for axis in body.reduce) if body.fold in ("sum", "prod") else 0
+    return _calls(body.expr) + in_sum
+
+
+def _calls(expr: Any) -> int:
+    """Return the operations that round, on the longest way through a formula."""
+    args = getattr(expr, "args", ())
+    return int(getattr(expr, "op", "") in ROUNDS) + max(map(_calls, args), default=0)
 
 
 # -- gradients ------------------------------------------------------------------------------------
@@ -386,21 +452,25 @@ def make_test(
 
     For an operator of your own give the line that makes it available, and the expression that
     names it if it is not registered: `imports="from my_ops import SWISH"`, `lookup="SWISH"`.
-    `limit` keeps the first cases only. Raises `InputError` if the file could not find it.
+    `limit` keeps the first cases only. Raises `InputError` for an operator of your own without its
+    import line.
     """
     op = resolve(operator)
-    if not lookup and op.name not in OPERATORS and not imports:
-        needed = f"{op.name}: a registered operator, or the import line of its module"
-        remedy = 'pass imports="from my_ops import NAME", lookup="NAME"'
-        raise errors.InputError(needed, "neither", remedy)
+    if not imports and op.name not in LIBRARY:
+        # The file runs in another process, in which nobody has registered the operator.
+        needed = f"{op.name}: the import line of the file that registers it"
+        remedy = 'write it to my_ops.py and pass imports="import my_ops"'
+        raise errors.InputError(needed, "none", remedy)
     edge_examples = tuple(Example((shape,) * len(op.inputs)) for shape in EDGE_SIZES)
     examples = (op.examples or edge_examples)[:limit]
     some_empty = any(0 in shape for e in examples for shape in e.shapes)
     filled = "[case for case in CASES if all(0 not in shape for shape in case[0])]"
     cases = filled if some_empty else "CASES"
     first_format = op.types.allowed[0]
-    tolerances = op.tolerances.items()
-    bounds = [f"# {dtype}: {b.ulps:g} ulps + {b.atol:g} ({b.reason})" for dtype, b in tolerances]
+    bounds = ["# as many as the roundings of its expression; state tolerances= for others"]
+    if op.tolerances or op.name in LIBRARY:
+        stated = (op.tolerances or rounded()).items()
+        bounds = [f"# {dtype}: {b.ulps:g} ulps + {b.atol:g} ({b.reason})" for dtype, b in stated]
     return _TEMPLATE.format(
         name=op.name,
         summary=textwrap.fill(op.summary or "y = f(x)", 96),
