@@ -237,9 +237,8 @@ def _verdicts(graph: Graph, rewritten: Graph, titles: Mapping[str, NodeProto]) -
     both_stages: list[dict[str, list[str]]] = [defaultdict(list), defaultdict(list)]
     for ops, stage in zip(both_stages, (graph, rewritten), strict=True):
         for node in stage.nodes:
-            ops[node.name if node.name in titles else node.name.rpartition("/")[0]].append(node.op)
+            ops[_source_of(node.name, titles)].append(node.op)
     became: Became = defaultdict(list)
-    # a pass names new nodes TITLE/part, after the node that they replace
     for name, entry in titles.items():
         ops_before, ops_after = (ops.get(name, []) for ops in both_stages)
         # several operators are a composition; none is a constant, or a node that changes nothing
@@ -254,6 +253,16 @@ def _verdicts(graph: Graph, rewritten: Graph, titles: Mapping[str, NodeProto]) -
             by = ops_before
         became[entry.op_type, verdict, tuple(dict.fromkeys(by))].append(name)
     return became
+
+
+def _source_of(name: str, titles: Mapping[str, NodeProto]) -> str:
+    """Return the node of the model that a node of the graph stands for.
+
+    A pass names new nodes TITLE/part or TITLE_part, after the node that they replace: mm, in three,
+    is mm_rows, mm_product and mm.
+    """
+    candidates = (name, name.rpartition("/")[0], name.rpartition("_")[0])
+    return next((title for title in candidates if title in titles), "")
 
 
 def _placed(
