@@ -127,8 +127,8 @@ def test_figures_have_name_caption_and_alt_text(notebook: Path) -> None:
 @each_notebook
 def test_notebooks_are_saved_executed_and_clean(notebook: Path) -> None:
     document = json.loads(notebook.read_text(encoding="utf-8"))
-    kept = {"kernelspec", "language_info", "widgets"}
-    assert set(document["metadata"]) <= kept, "python3 lab.py refresh drops the rest"
+    kept = {"kernelspec", "language_info"}
+    assert set(document["metadata"]) == kept, "python3 lab.py refresh drops the rest"
     code = code_of(document["cells"])
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
     assert len({cell["id"] for cell in document["cells"]}) == len(document["cells"])
