@@ -17,6 +17,7 @@ from sphinx.util.docutils import SphinxDirective
 
 WIDE, HIGH, GAP, STEP = 216, 140, 36, 172
 ACROSS = WIDE + GAP
+NARROW = 340
 
 
 def line(*points: float, close: bool = False) -> str:
@@ -180,6 +181,12 @@ ROAD = (
 STYLE = """<style>
 .lab-road {overflow-x: auto; margin-block: 1.5rem}
 .lab-road svg {display: block; width: 100%; min-width: 36rem; font-family: inherit}
+.lab-road.lab-narrow {display: none}
+.lab-road.lab-narrow svg {min-width: 0}
+@media (max-width: 600px) {
+  .lab-road.lab-wide {display: none}
+  .lab-road.lab-narrow {display: block}
+}
 .lab-road text {fill: var(--pst-color-text-base, #222); font-size: 13px}
 .lab-road .lab-name {font-size: 15px; font-weight: 700}
 .lab-road .lab-small {font-size: 12px}
@@ -206,10 +213,41 @@ def number(chapter: str) -> str:
     return number_of(f"notebooks/{chapter}") or ""
 
 
-def drawing(height: float, says: str, parts: Iterable[str]) -> str:
-    """Return a drawing 720 wide, with what it says for those who do not see it."""
-    start = f'<svg viewBox="-2 -2 724 {height + 4:g}" role="group" aria-label="{escape(says)}">'
-    return f'<div class="lab-road">{STYLE}{start}{"".join(parts)}</svg></div>'
+def drawing(
+    height: float, says: str, parts: Iterable[str], width: float = 720, look: str = ""
+) -> str:
+    """Return a drawing with what it says for those who do not see it."""
+    frame = f"-2 -2 {width + 4:g} {height + 4:g}"
+    start = f'<svg viewBox="{frame}" role="group" aria-label="{escape(says)}">'
+    return f'<div class="lab-road {look}">{STYLE}{start}{"".join(parts)}</svg></div>'
+
+
+def card(station: Station, width: float, height: float, there: Callable[[str], bool]) -> str:
+    """Return a station with the chapters that are `there` as links."""
+    files = [file for file in station.chapters if there(file)]
+    rows = [
+        f'<a href="../notebooks/{file}.html"><text x="14" y="{58 + 20 * i}">'
+        f"{number(file)}&#8194;{escape(station.chapters[file])}</text></a>"
+        for i, file in enumerate(files)
+    ]
+    place = f'transform="translate({width - 40:g} 6)"'
+    return (
+        f'<rect class="lab-card" width="{width:g}" height="{height:g}" rx="8"/>'
+        f'<g class="lab-picture" {place}>{station.picture}</g>'
+        f'<text class="lab-name" x="14" y="29">{station.name}</text>{"".join(rows)}'
+    )
+
+
+def narrow_map(says: str, there: Callable[[str], bool]) -> str:
+    """Return the map for a telephone: the stations below each other, in the order of the road."""
+    heights = [48 + 20 * sum(map(there, station.chapters)) for station in ROAD]
+    tops = [sum(heights[:i]) + 12 * i for i in range(len(ROAD))]
+    parts = [f'<path class="lab-way" d="M12 24 L12 {tops[-1] + 24}"/>']
+    for station, top, height in zip(ROAD, tops, heights, strict=True):
+        inside = card(station, NARROW - 30, height, there)
+        parts.append(f'<g class="lab-station" transform="translate(30 {top})">{inside}</g>')
+        parts.append(f'<circle class="lab-spot" cx="12" cy="{top + 24}" r="7"/>')
+    return drawing(tops[-1] + heights[-1], says, parts, NARROW, "lab-narrow")
 
 
 def road_map(there: Callable[[str], bool]) -> str:
@@ -220,19 +258,7 @@ def road_map(there: Callable[[str], bool]) -> str:
     parts = [f'<path class="lab-way" d="M{points}"/>', *arrows()]
     for station in ROAD:
         x, y = station.column * ACROSS, station.row * STEP
-        card = f'<rect class="lab-card" width="{WIDE}" height="{HIGH}" rx="8"/>'
-        rows = [
-            f'<a href="../notebooks/{file}.html"><text x="14" y="{58 + 20 * i}">'
-            f"{number(file)}&#8194;{escape(name)}</text></a>"
-            for i, (file, name) in enumerate(
-                filter(lambda c: there(c[0]), station.chapters.items())
-            )
-        ]
-        picture = (
-            f'<g class="lab-picture" transform="translate({WIDE - 40} 6)">{station.picture}</g>'
-        )
-        title = f'<text class="lab-name" x="14" y="29">{station.name}</text>'
-        inside = "".join([card, picture, title, *rows])
+        inside = card(station, WIDE, HIGH, there)
         parts.append(f'<g class="lab-station" transform="translate({x} {y})">{inside}</g>')
     names = ", ".join(station.name for station in ROAD if station.row < 3)
     says = (
@@ -240,7 +266,8 @@ def road_map(there: Callable[[str], bool]) -> str:
         "search leads back to layout, fusion and lowering; from the cluster the road goes on to "
         "the users. Each station lists its chapters as links."
     )
-    return drawing(3 * STEP + HIGH, says, parts)
+    wide = drawing(3 * STEP + HIGH, says, parts, look="lab-wide")
+    return wide + narrow_map(says, there)
 
 
 def way(x: float, y: float, *points: float, look: str = "") -> str:
