@@ -238,7 +238,17 @@ def card(station: Station, width: float, height: float, there: Callable[[str], b
     )
 
 
-def narrow_map(says: str, there: Callable[[str], bool]) -> str:
+def map_says() -> str:
+    """Return what the map shows, in words."""
+    names = ", ".join(station.name for station in ROAD if station.row < 3)
+    return (
+        f"A map of the book. A road leads from station to station: {names}. From the cycles a "
+        "search leads back to layout, fusion and lowering; from the cluster the road goes on to "
+        "the users. Each station lists its chapters as links."
+    )
+
+
+def narrow_map(there: Callable[[str], bool]) -> str:
     """Return the map for a telephone: the stations below each other, in the order of the road."""
     heights = [48 + 20 * sum(map(there, station.chapters)) for station in ROAD]
     tops = [sum(heights[:i]) + 12 * i for i in range(len(ROAD))]
@@ -247,7 +257,7 @@ def narrow_map(says: str, there: Callable[[str], bool]) -> str:
         inside = card(station, NARROW - 30, height, there)
         parts.append(f'<g class="lab-station" transform="translate(30 {top})">{inside}</g>')
         parts.append(f'<circle class="lab-spot" cx="12" cy="{top + 24}" r="7"/>')
-    return drawing(tops[-1] + heights[-1], says, parts, NARROW, "lab-narrow")
+    return drawing(tops[-1] + heights[-1], map_says(), parts, NARROW, "lab-narrow")
 
 
 def road_map(there: Callable[[str], bool]) -> str:
@@ -260,14 +270,7 @@ def road_map(there: Callable[[str], bool]) -> str:
         x, y = station.column * ACROSS, station.row * STEP
         inside = card(station, WIDE, HIGH, there)
         parts.append(f'<g class="lab-station" transform="translate({x} {y})">{inside}</g>')
-    names = ", ".join(station.name for station in ROAD if station.row < 3)
-    says = (
-        f"A map of the book. A road leads from station to station: {names}. From the cycles a "
-        "search leads back to layout, fusion and lowering; from the cluster the road goes on to "
-        "the users. Each station lists its chapters as links."
-    )
-    wide = drawing(3 * STEP + HIGH, says, parts, look="lab-wide")
-    return wide + narrow_map(says, there)
+    return drawing(3 * STEP + HIGH, map_says(), parts, look="lab-wide")
 
 
 def way(x: float, y: float, *points: float, look: str = "") -> str:
@@ -347,7 +350,10 @@ class Road(SphinxDirective):
         def there(chapter: str) -> bool:
             return f"notebooks/{chapter}" in self.env.found_docs
 
-        drawn = strip(int(self.arguments[0]), there) if self.arguments else road_map(there)
+        if self.arguments:
+            drawn = strip(int(self.arguments[0]), there)
+        else:
+            drawn = road_map(there) + narrow_map(there)
         return [nodes.raw("", drawn, format="html")]
 
 
