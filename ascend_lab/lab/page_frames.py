@@ -145,8 +145,8 @@ def settings_of(
 def _described(control: Any, values: Sequence[Any]) -> dict[str, object]:
     kind = {ipywidgets.Checkbox: "box", ipywidgets.Dropdown: "choice"}.get(type(control), "slider")
     if kind == "slider":
-        possible = f"{control.min:,} to {control.max:,} in steps of {control.step:,}"
-        shown = [f"{value:,}" for value in values]
+        possible = f"{control.min:,g} to {control.max:,g} in steps of {control.step:,g}"
+        shown = [f"{value:,g}" for value in values]
     else:
         possible = ", ".join(map(_shown, all_values(control)))
         shown = [_shown(value) for value in values]

@@ -1,4 +1,4 @@
-// Predictions and sliders of a chapter, without a kernel and without a network.
+// Predictions, sliders and wide blocks of a page, without a kernel and without a network.
 "use strict";
 
 // --- predictions: the words of `compare` in ascend_lab/lab/checks/core.py -------------------------
@@ -105,7 +105,20 @@ function startExplorer(box) {
   box.querySelector("fieldset").disabled = false;
 }
 
+// --- what scrolls -----------------------------------------------------------------------------------
+
+// A block wider than the page scrolls by the arrow keys too, once the Tab key can reach it.
+function reachScrollers(article) {
+  for (const block of article.querySelectorAll("pre, table, .lab-road")) {
+    if (block.scrollWidth > block.clientWidth + 1) block.tabIndex = 0;
+    else block.removeAttribute("tabindex");
+  }
+}
+
 function start() {
+  const article = document.querySelector("article");
+  // Its size changes with the window, and when a fold opens.
+  if (article) new ResizeObserver(() => reachScrollers(article)).observe(article);
   document.querySelectorAll(".lab-guess").forEach(startGuess);
   document.querySelectorAll(".lab-explore").forEach(startExplorer);
 }
