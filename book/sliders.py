@@ -35,7 +35,7 @@ def control(key: str, saved: Mapping[str, Any], place: int) -> str:
             f'aria-valuetext="{values[place]}" aria-describedby="{key}-values">'
         )
         shown = (
-            f'<output for="{key}">{values[place]}</output>'
+            f'<span class="lab-value">{values[place]}</span>'
             f'<span class="lab-values" id="{key}-values">of {", ".join(values)}</span>'
         )
     label = f'<label for="{key}">{escape(saved["label"])}</label>'

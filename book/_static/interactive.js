@@ -67,7 +67,7 @@ function setPlace(field, place, value) {
   else field.value = place;
   if (field.type === "range") {
     field.setAttribute("aria-valuetext", value);
-    field.parentElement.querySelector("output").textContent = value;
+    field.parentElement.querySelector(".lab-value").textContent = value;
   }
 }
 
