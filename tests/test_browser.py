@@ -308,8 +308,8 @@ def test_the_arrow_keys_move_a_slider_of_the_page(site: str, page: Page) -> None
     before = picture.get_attribute("src")
     slider.focus()
     page.keyboard.press("ArrowRight")
-    box.get_by_text("tiles of 96 × 64").wait_for()
-    assert slider.get_attribute("aria-valuetext") == "96"
+    box.get_by_text("tiles of 128 × 64").wait_for()
+    assert slider.get_attribute("aria-valuetext") == "128"
     assert picture.get_attribute("src") != before
     page.wait_for_function("i => i.complete && i.naturalWidth > 100", arg=picture.element_handle())
     assert (watch.errors, watch.failed, watch.external) == ([], [], [])
