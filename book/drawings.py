@@ -18,6 +18,7 @@ from sphinx.util.docutils import SphinxDirective
 WIDE, HIGH, GAP, STEP = 216, 140, 36, 172
 ACROSS = WIDE + GAP
 NARROW = 340
+AGAIN = "and again, until the clock ends"
 
 
 def line(*points: float, close: bool = False) -> str:
@@ -248,13 +249,21 @@ def map_says() -> str:
     )
 
 
+def in_line() -> list[Station]:
+    """Return the stations in one line: the search before what comes after it."""
+    return sorted(ROAD, key=lambda station: station.name in ("cluster", "users"))
+
+
 def narrow_map(there: Callable[[str], bool]) -> str:
     """Return the map for a telephone: the stations below each other, in the order of the road."""
-    heights = [48 + 20 * sum(map(there, station.chapters)) for station in ROAD]
-    tops = [sum(heights[:i]) + 12 * i for i in range(len(ROAD))]
+    road = in_line()
+    heights = [48 + 20 * sum(map(there, station.chapters)) for station in road]
+    tops = [sum(heights[:i]) + 12 * i for i in range(len(road))]
     parts = [f'<path class="lab-way" d="M12 24 L12 {tops[-1] + 24}"/>']
-    for station, top, height in zip(ROAD, tops, heights, strict=True):
+    for station, top, height in zip(road, tops, heights, strict=True):
         inside = card(station, NARROW - 30, height, there)
+        if station.name == "search":
+            inside += f'<text class="lab-small" x="76" y="29">{AGAIN}</text>'
         parts.append(f'<g class="lab-station" transform="translate(30 {top})">{inside}</g>')
         parts.append(f'<circle class="lab-spot" cx="12" cy="{top + 24}" r="7"/>')
     return drawing(tops[-1] + heights[-1], map_says(), parts, NARROW, "lab-narrow")
@@ -306,7 +315,7 @@ def arrows() -> list[str]:
     heads.append(way(0, 0, *turns, corner, top, look=' stroke-dasharray="5 4"'))
     heads.append(way(corner, top + 4, -6, 3, 0, -3, 6, 3))
     text = f'<text class="lab-small" x="{ACROSS - 26}" y="{side + 22:g}" text-anchor="end">'
-    return [*heads, f"{text}and again, until the clock ends</text>"]
+    return [*heads, f"{text}{AGAIN}</text>"]
 
 
 PARTS = ("01 02 03 04", "05 06 06a 07 08 09", "10 11 12", "13 14 14a 15 16", "17 18", "19 20 21",
@@ -319,7 +328,7 @@ def strip(part: int, there: Callable[[str], bool]) -> str:
     own = PARTS[part - 1].split()
     parts = [f'<path class="lab-way" d="M30 30 L{30 + 66 * (len(ROAD) - 1)} 30"/>']
     here = []
-    for i, station in enumerate(sorted(ROAD, key=lambda s: s.name in ("cluster", "users"))):
+    for i, station in enumerate(in_line()):
         files = [c for c in station.chapters if c.partition("_")[0] in own and there(c)]
         here += [station.name] if files else []
         spot = '<circle class="lab-spot" cx="30" cy="30" r="26"/>'
