@@ -94,7 +94,8 @@ def save_frames(notebook: nbformat.NotebookNode) -> None:
         if output.output_type == "execute_result"
     }
     for frames in drawing.outputs:
-        widgets[frames.metadata["shown_by"]].data.update(frames.data)
+        if frames.output_type == "display_data":  # and no warning of a figure at some setting
+            widgets[frames.metadata["shown_by"]].data.update(frames.data)
 
 
 class Client(nbclient.NotebookClient):

@@ -43,9 +43,9 @@ def answers_of(cells: Sequence[Cell]) -> dict[str, tuple[str, str]]:
     """Return (number, unit) that the model says, by the name of the prediction."""
     answers = {}
     for cell in cells:
-        said = SAID.findall(printed(cell))
+        sentences = SAID.findall(printed(cell))
         calls = sorted((call for _, call in calls_of("compare", cell)), key=lambda c: c.lineno)
-        for call, answer in zip(calls, said, strict=True):
+        for call, answer in zip(calls, sentences, strict=True):
             answers[ast.unparse(call.args[0])] = answer
     return answers
 

@@ -19,7 +19,6 @@ SAYS = "The figure at the chosen setting; the text below it says what it shows."
 def control(key: str, saved: Mapping[str, Any], place: int) -> str:
     """Return one control, set to the value at `place`."""
     values = [escape(value) for value in saved["values"]]
-    last = len(values) - 1
     shown = ""
     if saved["kind"] == "box":
         field = f'<input id="{key}" type="checkbox"{" checked" if values[place] == "yes" else ""}>'
@@ -31,7 +30,7 @@ def control(key: str, saved: Mapping[str, Any], place: int) -> str:
         field = f'<select id="{key}">{"".join(options)}</select>'
     else:
         field = (
-            f'<input id="{key}" type="range" min="0" max="{last}" step="1" value="{place}" '
+            f'<input id="{key}" type="range" min="0" max="{len(values) - 1}" step="1" value="{place}" '
             f'aria-valuetext="{values[place]}" aria-describedby="{key}-values">'
         )
         shown = (
@@ -46,10 +45,12 @@ def explorer(key: str, saved: Mapping[str, Any], svg: str, caption: str) -> str:
     """Return the controls, the first picture, what it says, and all frames."""
     start = saved["settings"][saved["start"]]
     controls = [
-        control(f"{key}-{i}", one, place)
-        for i, (one, place) in enumerate(zip(saved["controls"], start, strict=True))
+        control(f"{key}-{i}", described, place)
+        for i, (described, place) in enumerate(zip(saved["controls"], start, strict=True))
     ]
-    possible = "; ".join(f"{one['label']} {one['all']}" for one in saved["controls"])
+    possible = "; ".join(
+        f"{described['label']} {described['all']}" for described in saved["controls"]
+    )
     picture = base64.b64encode(svg.encode()).decode()
     data = json.dumps({name: saved[name] for name in ("controls", "settings", "frames")})
     return (

@@ -46,14 +46,14 @@ def all_values(control: Any) -> list[Any]:
     return [value for value in values if value <= control.max]
 
 
-def counts_of(sizes: Sequence[int], most: int) -> list[int]:
+def counts_of(sizes: Sequence[int], limit: int) -> list[int]:
     """Return how many values each control gets: of 256, 256 and 4 with at most 24: 4, 3 and 2."""
     counts = [1] * len(sizes)
     while True:
         fitting = [
             i
             for i, count in enumerate(counts)
-            if count < sizes[i] and prod(counts) // count * (count + 1) <= most
+            if count < sizes[i] and prod(counts) // count * (count + 1) <= limit
         ]
         if not fitting:
             return counts
@@ -66,14 +66,14 @@ def chosen_values(control: Any, count: int) -> list[Any]:
     start = values.index(min(values, key=lambda value: _distance(value, control.value)))
     if count >= len(values):
         return values
-    last = len(values) - 1
+    end = len(values) - 1
     if isinstance(control, ipywidgets.Dropdown):
         # The author's order: the first choices are those that the text speaks of.
         chosen = {start, *[i for i in range(len(values)) if i != start][: count - 1]}
     elif count == 1:
         chosen = {start}
     elif count == 2:
-        far_end = last if 2 * start < last else 0
+        far_end = end if 2 * start < end else 0
         chosen = {start, (start + far_end + 1) // 2}
     else:
         chosen = _spread(values, count)
@@ -109,9 +109,9 @@ def grid_values(
     if unknown:
         raise WidgetError("page_values name controls of the widget", ", ".join(sorted(unknown)))
     crossed = list(asked) or list(controls)[:MOST_CROSSED]
-    most = MOST_FRAMES - VALUES_ALONE * (len(controls) - len(crossed))
+    limit = MOST_FRAMES - VALUES_ALONE * (len(controls) - len(crossed))
     sizes = [len(all_values(controls[name])) for name in crossed]
-    counts = dict(zip(crossed, counts_of(sizes, most), strict=True))
+    counts = dict(zip(crossed, counts_of(sizes, limit), strict=True))
     values = {}
     for name, control in controls.items():
         if name in asked:
@@ -129,16 +129,18 @@ def settings_of(
 
     The controls `crossed` are combined; each other one moves while all the rest are at their start.
     """
-    first = [list(values[name]).index(start[name]) for name in values]
+    start_places = [list(values[name]).index(start[name]) for name in values]
     ranges = [
         range(len(values[name])) if name in crossed else [place]
-        for name, place in zip(values, first, strict=True)
+        for name, place in zip(values, start_places, strict=True)
     ]
     settings = [list(setting) for setting in product(*ranges)]
     for i, name in enumerate(values):
         if name not in crossed:
-            others = [place for place in range(len(values[name])) if place != first[i]]
-            settings += [[*first[:i], place, *first[i + 1 :]] for place in others]
+            other_places = [place for place in range(len(values[name])) if place != start_places[i]]
+            settings += [
+                [*start_places[:i], place, *start_places[i + 1 :]] for place in other_places
+            ]
     return settings
 
 
@@ -177,9 +179,9 @@ def frames_of(explorer: Explorer, asked: Mapping[str, Sequence[Any]]) -> dict[st
         captions.append(caption)
     frames = {"pieces": list(places), "pictures": pictures, "captions": captions}
     text = json.dumps(frames, separators=(",", ":"), ensure_ascii=False)
-    first = [values[name].index(start[name]) for name in values]
+    start_places = [values[name].index(start[name]) for name in values]
     return {
-        "start": settings.index(first),
+        "start": settings.index(start_places),
         "controls": [_described(controls[name], values[name]) for name in values],
         "settings": settings,
         "frames": base64.b64encode(zlib.compress(text.encode(), 9)).decode(),
