@@ -30,7 +30,8 @@ def control(key: str, saved: Mapping[str, Any], place: int) -> str:
         field = f'<select id="{key}">{"".join(options)}</select>'
     else:
         field = (
-            f'<input id="{key}" type="range" min="0" max="{len(values) - 1}" step="1" value="{place}" '
+            f'<input id="{key}" type="range" min="0" max="{len(values) - 1}" step="1" '
+            f'value="{place}" '
             f'aria-valuetext="{values[place]}" aria-describedby="{key}-values">'
         )
         shown = (
