@@ -5,7 +5,6 @@ python book/build.py refresh [NAME ...]  execute notebooks in place
 """
 
 import asyncio
-import hashlib
 import os
 import platform
 import shutil
@@ -39,7 +38,11 @@ except RuntimeError:
 """
 RUN_TIMES_MARK = "<!-- lab: run times -->"
 NO_ICON = '<link rel="icon" href="data:," />'
-WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+DRAW_FRAMES = """
+from ascend_lab.lab.page_frames import show_frames
+show_frames(Out, {asked!r})
+"""
 
 
 class BuildError(Exception):
@@ -56,27 +59,43 @@ def find_notebooks(folder: Path, names: Sequence[str] = ()) -> list[Path]:
     return chosen
 
 
-def model_id(name: str, index: int) -> str:
-    """Return the id that widget number `index` of notebook `name` gets."""
-    return hashlib.sha256(f"{name}:{index}".encode()).hexdigest()[:32]
-
-
-def tidy(notebook: nbformat.NotebookNode, name: str) -> str:
-    """Keep the metadata that readers need, and name widget models by their order, not by chance."""
-    kept = {"widgets": notebook.metadata["widgets"]} if "widgets" in notebook.metadata else {}
+def tidy(notebook: nbformat.NotebookNode) -> str:
+    """Keep the metadata that readers need; a widget without its kernel is its frames."""
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     notebook.metadata = nbformat.from_dict(
-        {"kernelspec": kernel, "language_info": {"name": "python"}, **kept}
+        {"kernelspec": kernel, "language_info": {"name": "python"}}
     )
     for cell in notebook.cells:
         for key in ("execution", "collapsed", "ExecuteTime"):
             cell.metadata.pop(key, None)
-    text = nbformat.writes(notebook)
-    models = kept.get("widgets", {}).get(WIDGET_STATE, {})
-    for index, model in enumerate(models.get("state", {})):
-        text = text.replace(model, model_id(name, index))
-    # Written twice: the file sorts models by their ids, which the first text still had by chance.
-    return nbformat.writes(nbformat.reads(text, as_version=4)).rstrip("\n") + "\n"
+        for output in cell.get("outputs", ()):
+            output.get("data", {}).pop(WIDGET_VIEW, None)
+    return nbformat.writes(notebook).rstrip("\n") + "\n"
+
+
+def drawing_cell(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Return a cell that draws all widgets at the settings of the page."""
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    asked = {
+        number: dict(cell.metadata["page_values"])
+        for number, cell in enumerate(code, start=1)
+        if "page_values" in cell.metadata
+    }
+    return nbformat.v4.new_code_cell(DRAW_FRAMES.format(asked=asked))
+
+
+def save_frames(notebook: nbformat.NotebookNode) -> None:
+    """Move what the last cell, `DRAW_FRAMES`, displayed to the widgets it belongs to."""
+    drawing = notebook.cells.pop()
+    widgets = {
+        output.execution_count: output
+        for cell in notebook.cells
+        for output in cell.get("outputs", ())
+        if output.output_type == "execute_result"
+    }
+    for frames in drawing.outputs:
+        if frames.output_type == "display_data":  # and no warning of a figure at some setting
+            widgets[frames.metadata["shown_by"]].data.update(frames.data)
 
 
 class Client(nbclient.NotebookClient):
@@ -96,7 +115,9 @@ async def execute_one(path: Path, gate: asyncio.Semaphore) -> tuple[str, float]:
     """Execute one notebook in a fresh kernel; return its new text and the seconds it took."""
     async with gate:
         notebook = nbformat.read(path, as_version=4)
-        notebook.metadata.pop("widgets", None)
+        has_widgets = any("explore(" in cell.source for cell in notebook.cells)
+        if has_widgets:
+            notebook.cells.append(drawing_cell(notebook))
         client = Client(
             notebook,
             timeout=300,
@@ -116,10 +137,12 @@ async def execute_one(path: Path, gate: asyncio.Semaphore) -> tuple[str, float]:
         except nbclient.exceptions.DeadKernelError:
             raise BuildError(f"{path.name}: its kernel died; is there memory enough?") from None
         seconds = time.perf_counter() - started
+        if has_widgets:
+            save_frames(notebook)
         if path.name[:2].isdigit():
             reading_time.state(notebook.cells)
         print(f"  {path.name}: {seconds:.1f} s", flush=True)
-        return tidy(notebook, path.name), seconds
+        return tidy(notebook), seconds
 
 
 def execute_notebooks(paths: Sequence[Path]) -> dict[str, float]:

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "notebooks"
 OWN = "ascend_lab"
 GLUED = "application/papermill.record/"
-WIDGET = "application/vnd.jupyter.widget-view+json"
+FRAMES = "application/vnd.ascend-lab.frames+json"
 LABELLED = re.compile(r"\$\$ *\(([\w-]+)\)|^\(([\w:-]+)\)=\n+#+ (.+)$", re.MULTILINE)
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
@@ -180,11 +180,11 @@ class Copy:
 
 
 def plain_output(output: NotebookNode) -> NotebookNode | None:
-    """Return an output as it shows without a kernel: no glued value, no slider; None if empty."""
+    """Return an output as it shows without a kernel: no glued value, no frames; None if empty."""
     if is_glued(output):
         return None
     output = nbformat.from_dict(json.loads(json.dumps(output)))
-    output.get("data", {}).pop(WIDGET, None)
+    output.get("data", {}).pop(FRAMES, None)
     if "execution_count" in output:
         output["execution_count"] = None
     return output

@@ -17,6 +17,8 @@ from sphinx.util.docutils import SphinxDirective
 
 WIDE, HIGH, GAP, STEP = 216, 140, 36, 172
 ACROSS = WIDE + GAP
+NARROW = 340
+AGAIN = "and again, until the clock ends"
 
 
 def line(*points: float, close: bool = False) -> str:
@@ -181,6 +183,12 @@ ROAD = (
 STYLE = """<style>
 .lab-road {overflow-x: auto; margin-block: 1.5rem}
 .lab-road svg {display: block; width: 100%; min-width: 36rem; font-family: inherit}
+.lab-road.lab-narrow {display: none}
+.lab-road.lab-narrow svg {min-width: 0}
+@media (max-width: 600px) {
+  .lab-road.lab-wide {display: none}
+  .lab-road.lab-narrow {display: block}
+}
 .lab-road text {fill: var(--pst-color-text-base, #222); font-size: 13px}
 .lab-road .lab-name {font-size: 15px; font-weight: 700}
 .lab-road .lab-small {font-size: 12px}
@@ -207,10 +215,59 @@ def number(chapter: str) -> str:
     return number_of(f"notebooks/{chapter}") or ""
 
 
-def drawing(height: float, says: str, parts: Iterable[str]) -> str:
-    """Return a drawing 720 wide, with what it says for those who do not see it."""
-    start = f'<svg viewBox="-2 -2 724 {height + 4:g}" role="group" aria-label="{escape(says)}">'
-    return f'<div class="lab-road">{STYLE}{start}{"".join(parts)}</svg></div>'
+def drawing(
+    height: float, says: str, parts: Iterable[str], width: float = 720, look: str = ""
+) -> str:
+    """Return a drawing with what it says for those who do not see it."""
+    frame = f"-2 -2 {width + 4:g} {height + 4:g}"
+    start = f'<svg viewBox="{frame}" role="group" aria-label="{escape(says)}">'
+    return f'<div class="lab-road {look}">{STYLE}{start}{"".join(parts)}</svg></div>'
+
+
+def card(station: Station, width: float, height: float, there: Callable[[str], bool]) -> str:
+    """Return a station with the chapters that are `there` as links."""
+    files = [file for file in station.chapters if there(file)]
+    rows = [
+        f'<a href="../notebooks/{file}.html"><text x="14" y="{58 + 20 * i}">'
+        f"{number(file)}&#8194;{escape(station.chapters[file])}</text></a>"
+        for i, file in enumerate(files)
+    ]
+    place = f'transform="translate({width - 40:g} 6)"'
+    return (
+        f'<rect class="lab-card" width="{width:g}" height="{height:g}" rx="8"/>'
+        f'<g class="lab-picture" {place}>{station.picture}</g>'
+        f'<text class="lab-name" x="14" y="29">{station.name}</text>{"".join(rows)}'
+    )
+
+
+def map_says() -> str:
+    """Return what the map shows, in words."""
+    names = ", ".join(station.name for station in ROAD if station.row < 3)
+    return (
+        f"A map of the book. A road leads from station to station: {names}. From the cycles a "
+        "search leads back to layout, fusion and lowering; from the cluster the road goes on to "
+        "the users. Each station lists its chapters as links."
+    )
+
+
+def in_line() -> list[Station]:
+    """Return the stations in one line: the search before what comes after it."""
+    return sorted(ROAD, key=lambda station: station.name in ("cluster", "users"))
+
+
+def narrow_map(there: Callable[[str], bool]) -> str:
+    """Return the map for a telephone: the stations below each other, in the order of the road."""
+    road = in_line()
+    heights = [48 + 20 * sum(map(there, station.chapters)) for station in road]
+    tops = [sum(heights[:i]) + 12 * i for i in range(len(road))]
+    parts = [f'<path class="lab-way" d="M12 24 L12 {tops[-1] + 24}"/>']
+    for station, top, height in zip(road, tops, heights, strict=True):
+        inside = card(station, NARROW - 30, height, there)
+        if station.name == "search":
+            inside += f'<text class="lab-small" x="76" y="29">{AGAIN}</text>'
+        parts.append(f'<g class="lab-station" transform="translate(30 {top})">{inside}</g>')
+        parts.append(f'<circle class="lab-spot" cx="12" cy="{top + 24}" r="7"/>')
+    return drawing(tops[-1] + heights[-1], map_says(), parts, NARROW, "lab-narrow")
 
 
 def road_map(there: Callable[[str], bool]) -> str:
@@ -221,27 +278,9 @@ def road_map(there: Callable[[str], bool]) -> str:
     parts = [f'<path class="lab-way" d="M{points}"/>', *arrows()]
     for station in ROAD:
         x, y = station.column * ACROSS, station.row * STEP
-        card = f'<rect class="lab-card" width="{WIDE}" height="{HIGH}" rx="8"/>'
-        rows = [
-            f'<a href="../notebooks/{file}.html"><text x="14" y="{58 + 20 * i}">'
-            f"{number(file)}&#8194;{escape(name)}</text></a>"
-            for i, (file, name) in enumerate(
-                filter(lambda c: there(c[0]), station.chapters.items())
-            )
-        ]
-        picture = (
-            f'<g class="lab-picture" transform="translate({WIDE - 40} 6)">{station.picture}</g>'
-        )
-        title = f'<text class="lab-name" x="14" y="29">{station.name}</text>'
-        inside = "".join([card, picture, title, *rows])
+        inside = card(station, WIDE, HIGH, there)
         parts.append(f'<g class="lab-station" transform="translate({x} {y})">{inside}</g>')
-    names = ", ".join(station.name for station in ROAD if station.row < 3)
-    says = (
-        f"A map of the book. A road leads from station to station: {names}. From the cycles a "
-        "search leads back to layout, fusion and lowering; from the cluster the road goes on to "
-        "the users. Each station lists its chapters as links."
-    )
-    return drawing(3 * STEP + HIGH, says, parts)
+    return drawing(3 * STEP + HIGH, map_says(), parts, look="lab-wide")
 
 
 def way(x: float, y: float, *points: float, look: str = "") -> str:
@@ -277,7 +316,7 @@ def arrows() -> list[str]:
     heads.append(way(0, 0, *turns, corner, top, look=' stroke-dasharray="5 4"'))
     heads.append(way(corner, top + 4, -6, 3, 0, -3, 6, 3))
     text = f'<text class="lab-small" x="{ACROSS - 26}" y="{side + 22:g}" text-anchor="end">'
-    return [*heads, f"{text}and again, until the clock ends</text>"]
+    return [*heads, f"{text}{AGAIN}</text>"]
 
 
 PARTS = ("01 02 03 04", "05 06 06a 07 08 09", "10 11 12", "13 14 14a 15 16 16a", "17 18", "19 20 21",
@@ -290,7 +329,7 @@ def strip(part: int, there: Callable[[str], bool]) -> str:
     own = PARTS[part - 1].split()
     parts = [f'<path class="lab-way" d="M30 30 L{30 + 66 * (len(ROAD) - 1)} 30"/>']
     here = []
-    for i, station in enumerate(sorted(ROAD, key=lambda s: s.name in ("cluster", "users"))):
+    for i, station in enumerate(in_line()):
         files = [c for c in station.chapters if c.partition("_")[0] in own and there(c)]
         here += [station.name] if files else []
         spot = '<circle class="lab-spot" cx="30" cy="30" r="26"/>'
@@ -321,7 +360,10 @@ class Road(SphinxDirective):
         def there(chapter: str) -> bool:
             return f"notebooks/{chapter}" in self.env.found_docs
 
-        drawn = strip(int(self.arguments[0]), there) if self.arguments else road_map(there)
+        if self.arguments:
+            drawn = strip(int(self.arguments[0]), there)
+        else:
+            drawn = road_map(there) + narrow_map(there)
         return [nodes.raw("", drawn, format="html")]
 
 

@@ -43,29 +43,16 @@ CONTENTS = """() => [location, ...document.querySelectorAll('nav.bd-links a[href
 DRAWN = """() => {
   document.querySelectorAll('img').forEach(image => image.loading = 'eager');
   const all = query => [...document.querySelectorAll(query)];
-  const views = all('script[type="application/vnd.jupyter.widget-view+json"]').length;
   return all('.math').every(m => m.querySelector('mjx-container'))
-    && all('.widget-subarea .widget-image').length >= Math.min(views, 1)
     && [...document.images].every(image => image.complete);
 }"""
 
-ARTICLE = """async slugs => {
+ARTICLE = """slugs => {
   const live = document.querySelector('article.bd-article'), copy = live.cloneNode(true);
   const all = query => [...copy.querySelectorAll(query)];
   const slug = slugs[location.pathname];
-  const inline = async image => {
-    const text = await (await fetch(image.src)).text();
-    return 'data:image/svg+xml;charset=utf-8,' + encodeURIComponent(text);
-  };
-  const pictures = [...live.querySelectorAll('img')];
-  const sources = await Promise.all(
-    pictures.map(image => image.src.startsWith('blob:') ? inline(image) : image.src));
+  const sources = [...live.querySelectorAll('img')].map(image => image.src);
   all('img').forEach((image, i) => { image.src = sources[i]; image.removeAttribute('loading'); });
-  all('.widget-subarea').forEach(area => {
-    const said = [...area.querySelectorAll('.widget-html-content')].map(part => part.innerHTML);
-    area.replaceChildren(...area.querySelectorAll('img'));
-    area.insertAdjacentHTML('beforeend', said.join(''));
-  });
   all('script, button, .headerlink, .copybtn, mjx-assistive-mml').forEach(part => part.remove());
   all('details').forEach(fold => fold.open = true);
   all('.toggle-hidden').forEach(fold => fold.classList.remove('toggle-hidden'));

@@ -10,7 +10,7 @@ from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
 
-WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+FRAMES = "application/vnd.ascend-lab.frames+json"
 GLUED = "application/papermill.record/"
 WIDEST = 88
 Cell = dict[str, Any]
@@ -398,7 +398,7 @@ def figure_complaints(cell: Cell) -> list[str]:
     """A cell whose output is a picture has a name, a caption and an alt text; and the reverse."""
     shown = [output.get("data", {}) for output in cell.get("outputs", [])]
     pictured = any(
-        kind.startswith("image/") for data in shown if WIDGET_VIEW not in data for kind in data
+        kind.startswith("image/") for data in shown if FRAMES not in data for kind in data
     )
     options = cell["metadata"].get("mystnb", {})
     figure = options.get("figure", {})

@@ -34,6 +34,7 @@ PAGES = sorted(
     if not {"_static", "_sources", "_modules"} & set(path.parts)
 )
 printer = load_script(ROOT / "book" / "pdf.py")
+FRAMES = "application/vnd.ascend-lab.frames+json"
 Copies = dict[str, nbformat.NotebookNode]
 PARTS = """width => {
   const said = e => (e.closest('[id]')?.id || '') + ': ' + e.textContent.trim().slice(0, 60);
@@ -77,7 +78,10 @@ BITMAPS = """async () => {
   const kinds = await Promise.all(figures.map(kind));
   return figures.filter((_, i) => kinds[i] !== 'image/svg+xml').map(image => image.src);
 }"""
-WIDGET_VIEW = 'script[type="application/vnd.jupyter.widget-view+json"]'
+AXE = Path(os.environ.get("AXE_CORE", ROOT / "node_modules" / "axe-core" / "axe.min.js"))
+WCAG = """async () => (await axe.run(document, {
+  runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'], resultTypes: ['violations'],
+})).violations.map(found => [found.id, ...found.nodes.map(node => node.target.join(' '))])"""
 
 
 class Watch:
@@ -146,7 +150,6 @@ def test_a_page_is_complete_and_offline(site: str, page: Page, name: str) -> Non
     watch = Watch(page, site)
     page.goto(site + name, wait_until="networkidle")
     check_math(page)
-    check_widgets(page)
     check_images(page)
     check_parts(page)
     assert (watch.errors, watch.failed, watch.external) == ([], [], [])
@@ -163,26 +166,13 @@ def check_math(page: Page) -> None:
         assert page.locator("mjx-merror, [data-mjx-error]").count() == 0
 
 
-def check_widgets(page: Page) -> None:
-    """Every saved widget view became a widget that takes room on the page."""
-    views = page.locator(WIDGET_VIEW).count()
-    if views:
-        page.wait_for_function(f"document.querySelectorAll('.widget-subarea').length >= {views}")
-        page.wait_for_function(
-            "[...document.querySelectorAll('.widget-subarea')].every("
-            "area => area.querySelector('.jupyter-widgets')?.getBoundingClientRect().height > 4)"
-        )
-        # Icon fonts load when an icon is drawn, which is a matter of chance; ask for all of them.
-        page.evaluate("Promise.all([...document.fonts].map(font => font.load()))")
-
-
 def check_images(page: Page) -> None:
-    """Every picture is loaded and has an alt text (a widget's stands as text below it)."""
+    """Every picture is loaded and has an alt text."""
     page.evaluate("[...document.images].forEach(image => image.loading = 'eager')")
     page.wait_for_function("[...document.images].every(image => image.complete)")
     seen = page.evaluate(
         "[...document.images].map(image => [image.currentSrc.slice(-60), image.naturalWidth,"
-        " image.closest('.jupyter-widgets') ? 'below' : image.alt.trim()])"
+        " image.alt.trim()])"
     )
     assert [name for name, width, _ in seen if not width] == [], "not loaded"
     assert [name for name, _, alt in seen if not alt] == [], "without alt text"
@@ -242,7 +232,7 @@ def test_the_pdf_takes_every_page_in_the_order_of_the_book(site: str, page: Page
 
 def test_the_map_leads_to_the_chapters(site: str, page: Page) -> None:
     page.goto(site + "book/index.html", wait_until="networkidle")
-    cards = page.locator(".lab-road .lab-station")
+    cards = page.locator(".lab-station:visible")
     assert cards.count() == 11
     beyond = """cards => cards.flatMap(card => {
       const edge = card.querySelector('.lab-card').getBoundingClientRect().right;
@@ -250,8 +240,108 @@ def test_the_map_leads_to_the_chapters(site: str, page: Page) -> None:
       return texts.filter(t => t.getBoundingClientRect().right > edge - 4).map(t => t.textContent);
     })"""
     assert cards.evaluate_all(beyond) == []
-    page.locator(".lab-road a", has_text="Matmul on the cube").click()
+    page.set_viewport_size({"width": 420, "height": 1600})
+    assert cards.count() == 11
+    assert cards.evaluate_all(beyond) == []
+    edges = "cards => cards.map(card => card.getBoundingClientRect().right)"
+    assert max(cards.evaluate_all(edges)) < 420, "the whole road without scrolling"
+    page.locator(".lab-road a:visible", has_text="Matmul on the cube").click()
     page.wait_for_url("**/notebooks/07_matmul.html")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_keeps_the_rules_of_accessibility(site: str, page: Page, name: str) -> None:
+    """No violation of WCAG A or AA that axe-core sees: on a desk, on a telephone in the dark."""
+    if not AXE.exists():
+        pytest.skip("npm install --no-save axe-core, or set AXE_CORE to its axe.min.js")
+    page.goto(site + name, wait_until="networkidle")
+    page.evaluate(OPENED)
+    page.add_script_tag(path=AXE)
+    for scheme, width in (("light", 1280), ("dark", 420)):
+        page.emulate_media(color_scheme=scheme)
+        page.set_viewport_size({"width": width, "height": 1600})
+        # Folds fade in: half-faded letters have less contrast than those that a reader reads.
+        page.evaluate("Promise.all(document.getAnimations().map(moving => moving.finished))")
+        page.wait_for_function(f"document.documentElement.dataset.theme === '{scheme}'")
+        assert page.evaluate(WCAG) == [], scheme
+
+
+def test_a_wrong_prediction_learns_by_which_factor(site: str, page: Page) -> None:
+    watch = Watch(page, site)
+    page.goto(site + "notebooks/02_da_vinci_core.html", wait_until="networkidle")
+    form = page.locator(".lab-guess")
+    sent: list[str] = []
+    page.on("request", lambda request: sent.append(request.url))
+    for guess, answer in (
+        ("2,090", "You guessed 2,090 cycles; the model says 1,045 cycles: your guess is too high"),
+        ("104.5", "your guess is too low by a factor of 10."),
+        ("1000 cycles", "within 5%, well predicted."),
+        ("-45", "your guess is too low by 1,090 cycles."),
+        ("many", "Write a number, such as 2.5."),
+    ):
+        form.get_by_label("Both jobs in one program").fill(guess)
+        form.get_by_role("button", name="Compare").click()
+        assert answer in form.get_by_role("status").inner_text()
+    form.get_by_label("Both jobs in one program").fill("3135")
+    page.keyboard.press("Enter")
+    assert "too high by a factor of 3." in form.get_by_role("status").inner_text()
+    assert sent == watch.errors == []
+
+
+def test_every_prediction_of_a_chapter_is_a_box(site: str) -> None:
+    for name in CHAPTERS:
+        notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+        outputs = [out for cell in notebook.cells for out in cell.get("outputs", ())]
+        asked = sum("\nYour guess" in f"\n{out.get('text', '')}" for out in outputs)
+        drawn = sum(FRAMES in out.get("data", {}) for out in outputs)
+        text = (BOOK / "notebooks" / f"{name}.html").read_text(encoding="utf-8")
+        assert text.count('class="lab-guess"') == asked, name
+        assert text.count('class="lab-explore"') == drawn, name
+        assert "Add guess=" not in text
+
+
+def test_the_arrow_keys_move_a_slider_of_the_page(site: str, page: Page) -> None:
+    watch = Watch(page, site)
+    page.goto(site + "notebooks/03_memory_roofline.html", wait_until="networkidle")
+    box = page.locator(".lab-explore")
+    slider = box.get_by_label("tile m")
+    picture, caption = box.locator("img"), box.locator(".lab-caption")
+    assert "tiles of 64 × 64" in caption.inner_text()
+    before = picture.get_attribute("src")
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    box.get_by_text("tiles of 128 × 64").wait_for()
+    assert slider.get_attribute("aria-valuetext") == "128"
+    assert picture.get_attribute("src") != before
+    page.wait_for_function("i => i.complete && i.naturalWidth > 100", arg=picture.element_handle())
+    assert (watch.errors, watch.failed, watch.external) == ([], [], [])
+
+
+def test_a_refused_setting_keeps_the_picture_and_says_why(site: str, page: Page) -> None:
+    page.goto(site + "notebooks/04_overlap.html", wait_until="networkidle")
+    box = page.locator(".lab-explore")
+    before = box.locator("img").get_attribute("src")
+    box.get_by_label("buffers").press("End")
+    box.get_by_text("CapacityError: y_out").wait_for()
+    assert box.locator("img").get_attribute("src") == before
+    box.get_by_label("buffers").press("ArrowLeft")
+    box.get_by_text("buffers 4:").wait_for()
+    assert box.locator("img").get_attribute("src") != before
+
+
+def test_a_setting_that_was_not_drawn_snaps_to_one_that_was(site: str, page: Page) -> None:
+    page.goto(site + "notebooks/07_matmul.html", wait_until="networkidle")
+    box = page.locator(".lab-explore")
+    box.get_by_label("tile m").press("Home")
+    box.get_by_label("step k").press("Home")
+    said = "Not drawn together on this page; set back: tile m."
+    assert box.get_by_role("status").inner_text() == said
+    assert box.get_by_label("tile m").get_attribute("aria-valuetext") == "128"
+
+
+def test_the_book_is_small_enough_to_hand_on(site: str) -> None:
+    sizes = [file.stat().st_size for file in BOOK.rglob("*") if file.is_file()]
+    assert sum(sizes) <= 80e6
 
 
 def test_an_answer_is_folded_until_a_click_opens_it(site: str, page: Page) -> None:

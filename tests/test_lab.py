@@ -348,7 +348,7 @@ def test_refresh_keeps_ids_and_writes_the_same_twice(build, tmp_path):
     after = nbformat.read(path, as_version=4)
     assert [cell.id for cell in after.cells] == [cell.id for cell in before.cells]
     assert [dict(cell.metadata) for cell in after.cells] == [{"tags": ["kept"]}] * 2
-    assert set(after.metadata) == {"kernelspec", "language_info", "widgets"}
+    assert set(after.metadata) == {"kernelspec", "language_info"}
     assert after.cells[0].outputs[0].text == "1\n"
     assert refresh(build, tmp_path).returncode == 0
     assert path.read_bytes() == first, "no chance and no clock in what is saved"

@@ -1,6 +1,6 @@
 """Widgets: one line over a pure figure function, with a still first frame.
 
-Moving a slider needs a running kernel; the page alone shows the first frame.
+Here a running kernel redraws the figure; a page without one has what `page_frames` drew.
 """
 
 from collections.abc import Callable
