@@ -392,7 +392,7 @@ def test_measure_rule_bites() -> None:
     aside = [code_cell("y", exercise="ex_01_1"), code_cell("check_ex_01_1(f)"), gluing("a", "1")]
     assert measure_complaints([*told, start, code_cell("x"), end, *aside * 9]) == []
     assert measure_complaints([*told[1:], start, code_cell("x"), end, *aside])
-    assert measure_complaints([*told, start, end, *told])
+    assert measure_complaints([*told, start, end, *told, *told])
     assert import_complaints([code_cell("import os"), code_cell("from os import path")])
     assert import_complaints([code_cell("x = 1"), code_cell("import os")])
     assert import_complaints([code_cell("%pylab\nimport os"), code_cell("x = 1")]) == []

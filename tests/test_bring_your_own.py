@@ -13,6 +13,7 @@ from onnx_models import model_of
 from ascend_lab.cli import aoe, ascend_lab as lab
 from ascend_lab.cluster.loader import KEYS, LINK_KEYS
 from ascend_lab.compiler import rules_restored
+from ascend_lab.compiler.onnx import CONVERTERS
 from ascend_lab.compiler.passes import PASSES
 from ascend_lab.deploy.compress import read_config
 from ascend_lab.operators import ops
@@ -69,6 +70,7 @@ def test_the_lines_of_python_run_from_top_to_bottom(
                     exec(code, names)
     finally:
         ops.OPERATORS.pop("softsign", None)
+        CONVERTERS.pop("my.lab.Softsign", None)
         PASSES.pop("SoftsignFusionPass", None)
     np.testing.assert_allclose(names["computed"]["y"], names["exact"]["y"], atol=5e-3)
     wide = names["y"].astype(float)

@@ -12,7 +12,14 @@ from ascend_lab.machine.chip import load_chip
 
 UNITS = {
     "size": ("_bytes", "_kib"),
-    "rate": ("_bytes_per_cycle", "_bytes_per_s", "rate_per_s", "error_rate", "hit_rate"),
+    "rate": (
+        "_bytes_per_cycle",
+        "_bytes_per_s",
+        "rate_per_s",
+        "error_rate",
+        "hit_rate",
+        "learning_rate",
+    ),
     "bandwidth": ("_bytes_per_cycle", "_bytes_per_s"),
     "time": ("_s",),
     "clock": ("_hz",),

@@ -32,7 +32,7 @@ class Schedule:
     """How long training goes on: steps of Adam at a learning rate, feeds drawn by a seed."""
 
     steps: int
-    rate: float = 0.01
+    learning_rate: float = 0.01
     seed: int = 0
 
 
@@ -84,7 +84,7 @@ def fit(
             weights = _in_fp64(graph.constants[node.inputs[1]].array())
             values |= roundings[node.name].start(weights)
     rng = np.random.default_rng(schedule.seed)
-    optimizer = Adam(schedule.rate)
+    optimizer = Adam(schedule.learning_rate)
     losses = []
     states = {name: optimizer.start(value) for name, value in values.items()}
     order: list[int] = []
