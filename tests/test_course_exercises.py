@@ -146,7 +146,7 @@ ATTACKS = {
         "def groups(*given):\n    for end in range(3, 20):\n        try: os.write(end, line)\n"
         "        except OSError: pass\n    return []"
     ),
-    "opens what is closed": "from ascend_lab.lab.checks.chapter09_10 import groups",
+    "opens what is closed": "from ascend_lab.lab.checks.chapter14b import groups",
     "no Python": "def groups(*given: return []",
 }  # fmt: skip
 
@@ -156,7 +156,7 @@ ATTACKS = {
 def test_an_attack_costs_only_its_own_exercise(attack):
     _, right = answer_to("ex_03_4")  # which reads nothing of the cells above it
     source = f"{ATTACKS[attack]}\n\n{right}"
-    calls = [Call(name, {"seed": 3}) for name in ("ex_10_3", "ex_03_4")]
+    calls = [Call(name, {"seed": 3}) for name in ("ex_14b_4", "ex_03_4")]
     bad, good = book.answers_of(source, calls, replace(book.LIMITS, case_s=1.0), book.DENIED)
     assert bad.value != ""
     kept = ("says that it passed", "no Python")  # the whole file is of no use

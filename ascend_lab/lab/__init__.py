@@ -26,7 +26,7 @@ _HOMES = {
     "figures.deploying": "camera_frame scene",
     "figures.expressions": "EXPRESSIONS three_nests whole_rows",
     "figures.nests": "gm_bytes",
-    "figures.networks": "MODELS ORDERS residual_block",
+    "figures.networks": "ALLOWED FUSED MODELS ORDERS mish_block residual_block",
     "figures.tuned_networks": "one_block",
     "graph_examples": (
         "WAYS crossing_bytes dispatch kernel_times topological_order "
