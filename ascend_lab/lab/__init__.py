@@ -30,7 +30,8 @@ _HOMES = {
     "figures.tuned_networks": "one_block",
     "graph_examples": (
         "WAYS crossing_bytes dispatch kernel_times topological_order "
-        "cheapest converted_bytes exported_block laid_out options prepared size_bytes unfused_us"
+        "cheapest converted_bytes exported_block laid_out moved_bytes options prepared size_bytes "
+        "unfused_us"
     ),
     "instruction_times": "cycles_by_instruction",
     "kernels": (

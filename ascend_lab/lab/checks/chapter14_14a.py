@@ -100,7 +100,7 @@ CHAIN_3 = [(f"n{i}", "relu", (f"n{i - 1}" if i else "x",)) for i in range(5)]
     ],
     cases=30,
 )
-def check_ex_14_3(rng: ex.Rng) -> ex.Case:
+def check_ex_14_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(nodes, outputs, effects)`: dead code elimination that keeps effects."""
     ops = ("add", "relu", "scatter", "print", "exp")
     names = ["x"]
