@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 CODED = [name.removeprefix("check_") for name in checks.check_names()]
 TRAVEL = [name for name in CODED if name not in book.NOT_BY_MACHINE]
 OF_EACH_KIND = ("ex_01_2", "ex_02_2", "ex_04_3", "ex_05_2", "ex_08_4", "ex_13_3", "ex_14_2",
-                "ex_14_4", "ex_15_2", "ex_24_3")  # fmt: skip
+                "ex_14_4", "ex_15_4", "ex_24_3")  # fmt: skip
 """Dataclasses, programs, callbacks, errors, arrays, builders, drafts, what may not be written,
 objects that are called; generators, of many calls, in a full run and in a test of the wire."""
 
