@@ -108,6 +108,7 @@ ROAD = (
             "10_fusing": "Fusing add + relu",
             "11_elementwise_reduce": "Elementwise and reduce",
             "12_transpose_scatter": "Transpose and scatter",
+            "14b_which_nodes_fuse": "Which nodes fuse",
             "16_flash_attention": "FlashAttention",
             "16a_two_kinds_of_cores": "Two kinds of cores",
         },
@@ -319,7 +320,7 @@ def arrows() -> list[str]:
     return [*heads, f"{text}{AGAIN}</text>"]
 
 
-PARTS = ("01 02 03 04", "05 06 06a 07 08 09", "10 11 12", "13 14 14a 15 16 16a", "17 18", "19 20 21",
+PARTS = ("01 02 03 04", "05 06 06a 07 08 09", "10 11 12", "13 14 14a 14b 15 16 16a", "17 18", "19 20 21",
          "22 23 24", "25 26 27")  # fmt: skip
 NAMES = ("I", "II", "III", "IV", "V", "VI", "VII", "VIII")
 

@@ -2,14 +2,7 @@
 
 import pytest
 
-from ascend_lab.compiler import compile_stages
-from ascend_lab.compiler.fusion import (
-    Count,
-    fusion_rule,
-    rules_restored,
-)
-from ascend_lab.compiler.switches import parse_switches
-from ascend_lab.lab.checks.chapter09_10 import gain, misgrouped, network
+from ascend_lab.lab.checks.chapter09_10 import gain
 from ascend_lab.lab.figures.fusing import chain_kernels, crossings, operations
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.sim import simulate_kernel
@@ -40,32 +33,3 @@ def test_the_closed_form_is_what_memory_counts(length, each):
     assert before.memory_bytes / after.memory_bytes == pytest.approx(gain(own))
     cycles = before.cycles - before.sync_cycles
     assert cycles / after.cycles == pytest.approx(gain(own), rel=0.01)
-
-
-def test_the_convolution_before_mish_has_two_readers_so_no_chain_rule_matches():
-    graph = network("c=conv(x) s=softplus(c) t=tanh(s) y=mul(c,t) -> y")
-    whole = compile_stages(graph, A910).fused
-    off = compile_stages(graph, A910, switches=parse_switches("AutomaticUbFusion:off")).fused
-    assert list(whole.counts) == ["AutomaticUbFusion"]
-    assert off.counts == {}
-    with rules_restored():
-        fusion_rule("ConvMish")(lambda g, n: g.nodes[1:5] if n.op == "conv2d" else None)
-        own = compile_stages(graph, A910, switches=parse_switches("AutomaticUbFusion:off")).fused
-    assert own.counts == {"ConvMish": Count(1, 1)}
-    assert own.groups == whole.groups
-
-
-# -- checks ----------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("line", "groups", "complaint"),
-    [
-        ("c=conv(x) d=conv(x) y=add(c,d) -> y", [["c", "d", "y"]], "one convolution"),
-        ("r=relu(x) c=conv(r) -> c", [["r", "c"]], "one convolution"),
-        ("c=conv(x) s=exp(c) y=mul(c,s) -> y s", [["c", "s", "y"]], "s, inside"),
-        ("c=conv(x) s=exp(c) y=mul(c,s) -> y", [["c"], ["c", "s", "y"]], "each once"),
-        ("c=conv(x) s=exp(c) y=mul(c,s) -> y", [["c", "s", "y"]], None),
-    ],
-)
-def test_a_group_is_one_kernel_with_one_result(line, groups, complaint):
-    wrong = misgrouped(network(line), groups)
-    assert wrong is None if complaint is None else complaint in wrong

@@ -363,7 +363,7 @@ def test_an_incomplete_exercise_is_named(tmp_path: Path, cells, said: str) -> No
         Page(read_code_cells(notebook(tmp_path, *cells))).attempt("ex_90_1", STUB, [1])
 
 
-@pytest.mark.parametrize("check", ["check_ex_13_2", "check_ex_20_3"])
+@pytest.mark.parametrize("check", ["check_ex_13_3", "check_ex_20_3"])
 def test_an_answer_that_is_called_by_another_function_is_told_its_own_line(check):
     def answer(*arguments):
         raise ValueError("no")

@@ -36,11 +36,12 @@ _HOMES = {
     "figures.deploying": "camera_frame scene",
     "figures.expressions": "EXPRESSIONS three_nests whole_rows",
     "figures.nests": "gm_bytes",
-    "figures.networks": "MODELS ORDERS residual_block",
+    "figures.networks": "ALLOWED FUSED MODELS ORDERS mish_block residual_block",
     "figures.tuned_networks": "one_block",
     "graph_examples": (
         "WAYS crossing_bytes dispatch kernel_times topological_order "
-        "cheapest converted_bytes exported_block laid_out options prepared size_bytes unfused_us"
+        "cheapest converted_bytes exported_block laid_out moved_bytes options prepared size_bytes "
+        "unfused_us"
     ),
     "instruction_times": "cycles_by_instruction",
     "kernels": (

@@ -108,6 +108,13 @@ def write(path: str | Path) -> Path:
     return Path(path)
 
 
+def graph() -> Graph:
+    """Return the file as the importer reads it."""
+    from ascend_lab.compiler.onnx import import_onnx
+
+    return import_onnx(model())
+
+
 # -- its way through the compiler -----------------------------------------------------------------
 def stage(graph: Graph, name: str, chip: Chip | str = CHIP) -> Stages:
     """Return the graph after the named stage of `STAGES` and all before it."""

@@ -1,12 +1,10 @@
 """Checks of chapters 9 and 10: layouts, and operators fused.
 
 9: ND to FRACTAL_NZ, the loops of any conversion, the address of a weight.
-10: what fusing a chain gains, groups of nodes, a gradient as one nest, a shift in place.
+10: what fusing a chain gains, a gradient as one nest, a shift in place.
 """
 
 import math
-import re
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import pairwise
@@ -15,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from ascend_lab import errors
-from ascend_lab.compiler import Graph, GraphBuilder, fusion
 from ascend_lab.lab.checks import chapter03_04, chapter06_06a, core as ex
 from ascend_lab.machine import isa, sim
 from ascend_lab.machine.chip import load_chip
@@ -154,58 +151,6 @@ def gain(inputs: list[int]) -> float:
     return (sum(inputs) + links + len(inputs)) / (sum(inputs) + 1)
 
 
-# -- groups of nodes -------------------------------------------------------------------------------
-NODE = re.compile(r"(\w+)=(\w+)\(([\w,]+)\)")
-
-
-def network(text: str) -> Graph:
-    """Return the graph of a line such as "c=conv(x) s=exp(c) y=mul(c,s) -> y"."""
-    net = GraphBuilder("exercise", "fp16")
-    live = {"x": net.input("x", (1, 16, 4, 4))}
-    body, _, outputs = text.partition("->")
-    for name, op, reads in NODE.findall(body):
-        operands = [live[r] for r in reads.split(",")]
-        if op == "conv":
-            live[name] = net.conv2d(*operands, net.weight((16, 16, 1, 1)), name=name)
-        else:
-            live[name] = net.add_node(op, *operands, name=name)
-    net.output(*(live[name] for name in outputs.split()))
-    return net.build()
-
-
-ELEMENTWISE = ("relu", "tanh", "exp", "sigmoid")
-JOINS = ("add", "mul", "sub")
-
-
-def misgrouped(graph: Graph, groups: Sequence[Sequence[str]]) -> str | None:
-    """Return what is wrong with groups of nodes that are to be one kernel each, or None."""
-    seen: set[str] = set()
-    for group in map(set, groups):
-        nodes = [n for n in graph.nodes if n.name in group]
-        if len(nodes) != len(group) or group & seen:
-            return "expected names of nodes, each once"
-        seen |= group
-        for node in nodes:
-            inside = group.intersection(node.inputs)
-            others = [n.op for n in nodes if n != node]
-            if node.op == "conv2d" and (inside or "conv2d" in others):
-                return f"expected one convolution a group, before all others, see {node.name}"
-            outside = [r.name for r in graph.readers[node.output] if r.name not in group]
-            if node != nodes[-1] and (outside or node.output in graph.outputs):
-                return f"but {node.name}, inside of a group, is wanted outside"
-    return None
-
-
-def _judge_groups(got: Any, case: ex.Case) -> str | None:
-    graph = network(case["network"])
-    if wrong := misgrouped(graph, got):
-        return wrong
-    ours = fusion.automatic_groups(graph, ())
-    made, enough = (sum(len(g) - 1 for g in groups if g) for groups in (got, ours))
-    more = f"{len(graph.nodes) - made} kernels; {len(graph.nodes) - enough} are possible"
-    return more if made < enough else None
-
-
 # -- the gradient of tanh --------------------------------------------------------------------------
 def tanh_gradient(elements: int) -> dsl.Tensor:
     """Return y = dy * (1 - t * t) with t = tanh(x), which is read twice."""
@@ -218,7 +163,7 @@ def tanh_gradient(elements: int) -> dsl.Tensor:
 
 @cache
 def _our_gradient(count: int) -> dsl.Schedule:
-    """Return the schedule exercise 10.4 asks for: t is a tile with two slots, computed once."""
+    """Return the schedule exercise 10.3 asks for: t is a tile with two slots, computed once."""
     s = dsl.create_schedule(tanh_gradient(count), load_chip("Ascend910A"))
     for stage in [stage.name for stage in s.state.stages]:
         if stage not in ("t", "y"):
@@ -238,7 +183,7 @@ def check_ex_10_1(rng: ex.Rng) -> ex.Case:
 
 
 @ex.judged(cases=2, elements=range(2 * CORES * 8192, 9 * CORES * 8192, CORES * 8192))
-def check_ex_10_4(got: Any, case: ex.Case) -> str | None:
+def check_ex_10_3(got: Any, case: ex.Case) -> str | None:
     """Check `fn(elements)`: a schedule of the gradient of tanh on the 910A, as fast as ours."""
     if not isinstance(got, dsl.Schedule) or got.chip.name != "Ascend910A":
         return "expected a Schedule for the Ascend910A"
@@ -258,7 +203,7 @@ def check_ex_10_4(got: Any, case: ex.Case) -> str | None:
     tiles=range(2, 7),
     shift=range(0, 3200, 16),
 )
-def check_ex_10_5(got: Any, case: ex.Case) -> str | None:
+def check_ex_10_4(got: Any, case: ex.Case) -> str | None:
     """Check `fn(tiles, shift)`: x[shift + i] = relu(x[i] + b[i]) in place, three copies a tile."""
     if not isinstance(got, isa.Program):
         return "expected a Program (end with k.finish())"
@@ -278,36 +223,3 @@ def check_ex_10_5(got: Any, case: ex.Case) -> str | None:
     moved = sum(sim.simulate(got, chip).path_bytes.values())
     other = f"expected {6 * count} bytes moved, three copies of each tile, it moves {moved}"
     return other if moved != 6 * count else None
-
-
-DIAMONDS = (
-    "c=conv(x) s=exp(c) t=tanh(s) y=mul(c,t) -> y",
-    "c=conv(x) r=relu(c) -> c r",
-    "a=relu(x) c=conv(a) r=relu(x) y=add(c,r) -> y",
-    "c=conv(x) d=conv(x) y=add(c,d) z=relu(y) -> z",
-    "c=conv(x) r=relu(c) d=conv(r) e=add(d,c) y=relu(e) -> y",
-    "a=relu(x) b=exp(a) c=tanh(a) d=mul(b,c) e=add(d,a) -> e",
-)
-
-
-@ex.judged(
-    _judge_groups,
-    edges=[(line,) for line in DIAMONDS],
-    wrap=lambda fn: lambda line: fn(network(line)),
-)
-def check_ex_10_3(rng: ex.Rng) -> ex.Case:
-    """Check `fn(graph)`: groups of names of nodes, one kernel each, as few kernels as ours."""
-    names = ["x"]
-    parts = []
-    for i in range(int(rng.integers(3, 11))):
-        one, two = (names[-4:][int(k)] for k in rng.integers(0, len(names[-4:]), 2))
-        kind = rng.random()
-        ops = ("conv",) if kind < 0.25 else ELEMENTWISE if kind < 0.65 else JOINS
-        op = ops[rng.integers(len(ops))]  # of one nothing is drawn
-        parts.append(f"n{i}={op}({one},{two})" if ops is JOINS else f"n{i}={op}({one})")
-        names.append(f"n{i}")
-    body = " ".join(parts)
-    ends = [n for n in names[1:] if not re.search(rf"[(,]{n}[,)]", body)]
-    if rng.random() < 0.3:
-        ends.append(names[int(rng.integers(1, len(names)))])
-    return {"network": f"{body} -> {' '.join(dict.fromkeys(ends))}"}

@@ -167,7 +167,7 @@ def check_ex_15_3(rng: ex.Rng) -> ex.Case:
     cases=15,
     ratio=lambda rng: round(float(rng.uniform(1.05, 1.95)), 3),
 )
-def check_ex_15_4(got: Any, case: ex.Case) -> str | None:
+def check_ex_15_2(got: Any, case: ex.Case) -> str | None:
     """Check `fn(ratio)`: buffers on which greedy by start loses by that ratio."""
     try:
         buffers = [Buffer(i, int(a), int(b), int(s)) for i, (a, b, s) in enumerate(got)]
@@ -205,7 +205,7 @@ def _counted(fn: Any) -> Any:
     return run
 
 
-def _judge_15_2(got: Any, case: ex.Case) -> str | None:
+def _judge_15_4(got: Any, case: ex.Case) -> str | None:
     lives = case["lives"]
     height = case["height"]
     if got is None:
@@ -233,12 +233,12 @@ TOY = [(0, 3, 2), (1, 3, 3), (2, 4, 1), (3, 5, 6), (4, 6, 1), (5, 6, 3)]
 
 
 @ex.judged(
-    _judge_15_2,
+    _judge_15_4,
     edges=[([], 0, True), *PAIRS_2, (TOY, 7, True), (EIGHT, 5, True), (EIGHT, 4, False)],
     cases=12,
     wrap=_counted,
 )
-def check_ex_15_2(rng: ex.Rng) -> ex.Case:
+def check_ex_15_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(lives, height, put)`: offsets of all buffers within a height, or None."""
     pieces = int(rng.integers(12, 31))
     parts = [(0, 40, 0, 64)]

@@ -213,7 +213,7 @@ def fig_layouts(name: str = "heads", count: int = 3, channels: int = 64) -> st.L
 CHIP = "Ascend910A"
 NETWORKS = {"resnet50": 8, "bert_base": 8, "unet": 1}
 """Networks of the figures, and the batch each is drawn for."""
-RULES = ("greedy-by-start", "greedy-by-size", "best of")
+RULES = ("greedy-by-start", "greedy-by-size")
 SHORT_TASKS = 2
 """A result that only the next task reads lives this long."""
 TIME_LIMIT_S = 60.0

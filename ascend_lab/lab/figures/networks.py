@@ -1,7 +1,7 @@
 """Graphs drawn: of operators beside its text, of tensors, who starts what, what passes leave."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,14 +9,15 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch
 
 from ascend_lab.compiler import Graph, GraphBuilder, Node, compile_stages, passes, zoo
-from ascend_lab.lab import graph_examples as ge
+from ascend_lab.compiler.switches import parse_switches
+from ascend_lab.lab import graph_examples as ge, one_file
 from ascend_lab.lab.figures import style as st
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.operators.dsl import Tensor
 from ascend_lab.operators.dsl.tensor import Call, Compute, topological, unique_names
 
 LANE = 1.0
-BOX = 0.84
+BOX = 0.92
 ROW = 0.56
 """Width of a lane and of a box in it, height of a box; rows are 1 apart."""
 LANE_IN = 0.84
@@ -39,13 +40,30 @@ def residual_block() -> Graph:
     return net.build()
 
 
-def fig_network(graph: Graph | None = None, *, known: int | None = None) -> st.LabFigure:
+def mish_block() -> Graph:
+    """Return a convolution and y * tanh(ln(1 + e^y)) of its result y, which two nodes read."""
+    net = GraphBuilder("mish")
+    x, weight = net.input("x", (1, 64, 56, 56)), net.weight((64, 64, 3, 3))
+    y = net.conv2d(x, weight, pad=1, name="conv")
+    gate = net.tanh(net.softplus(y, name="softplus"), name="tanh")
+    net.output(net.mul(y, gate, name="mul"))
+    return net.build()
+
+
+def fig_network(
+    graph: Graph | None = None,
+    *,
+    known: int | None = None,
+    groups: Sequence[Sequence[str]] = (),
+) -> st.LabFigure:
     """Draw a graph from top to bottom, a lane a branch, each node beside its line of the text form.
 
-    With `known`, only the types up to that node are inferred yet. The default is `residual_block`.
+    With `known`, only the types up to that node are inferred yet. Nodes of one of the `groups`, by
+    name, get a letter and a colour in common. The default is `residual_block`.
     """
     shown = graph or residual_block()
     rows = len(shown.nodes) + len(shown.inputs)
+    letters = {name: chr(ord("A") + i) for i, group in enumerate(groups) for name in group}
     limit = len(shown.nodes) if known is None else known
     places, skips = placed(shown)
     lanes = 1 + max(lane for lane, _ in (*places.values(), *skips.values()))
@@ -65,10 +83,16 @@ def fig_network(graph: Graph | None = None, *, known: int | None = None) -> st.L
     for i, node in enumerate(shown.nodes):
         newest = known is not None and i == limit - 1
         colour = st.LIGHT if i >= limit else st.ORANGE if newest else st.BLUE
+        if groups:
+            member = letters.get(node.name)
+            colour = st.PALETTE[ord(member) % len(st.PALETTE)] if member else st.GREY
         _box(ax, places[node.output], node.op, colour)
-    _texts(ax, shown, places, lanes, limit)
+    _texts(ax, shown, places, lanes, limit, letters)
     lines = [line_of(shown, node, i < limit) for i, node in enumerate(shown.nodes)]
     alt = f"The graph {shown.name} of {len(lines)} nodes from top to bottom: {'; '.join(lines)}."
+    if groups:
+        kernels = (f"{letters[group[0]]}: {', '.join(group)}" for group in groups)
+        alt += f" One kernel each: {'; '.join(kernels)}."
     return st.finish(fig, alt=alt)
 
 
@@ -112,7 +136,22 @@ def _box(ax: Any, at: Place, word: str, colour: str) -> None:
     st.put(ax, at[0] * LANE, at[1], word, zorder=3, fontsize=6.8)
 
 
-def _texts(ax: Any, graph: Graph, places: dict[str, Place], lanes: int, limit: int) -> None:
+def fig_fused(network: str = "the file", rules: str = "all") -> st.LabFigure:
+    """Draw a small network and its kernels on an Ascend 910A, with some of the fusion rules on."""
+    switches = parse_switches(ALLOWED[rules])
+    stages = compile_stages(FUSED[network](), load_chip("Ascend910A"), switches=switches)
+    groups = [[node.name for node in group] for group in stages.fused.groups if len(group) > 1]
+    return fig_network(stages.laid_out, groups=groups)
+
+
+def _texts(
+    ax: Any,
+    graph: Graph,
+    places: dict[str, Place],
+    lanes: int,
+    limit: int,
+    letters: Mapping[str, str],
+) -> None:
     """Write each row's line: what is written, its type or a question mark, what is read."""
     left = (lanes - 0.4) * LANE
     room = int((TEXT_IN - (lanes + 0.1) * LANE_IN) / CHAR_IN)
@@ -123,6 +162,8 @@ def _texts(ax: Any, graph: Graph, places: dict[str, Place], lanes: int, limit: i
     for i, node in enumerate(graph.nodes):
         colour = st.INK if i < limit else st.GREY
         line = shortened(graph, node, i < limit, room)
+        if letters:
+            line = f"{letters.get(node.name, ' ')} {line}"
         ax.text(left, places[node.output][1], line, color=colour, **style)
 
 
@@ -141,6 +182,21 @@ def shortened(graph: Graph, node: Node, known: bool, room: int) -> str:
         inputs = (*kept, "…") if len(kept) < len(node.inputs) else node.inputs
         line = line_of(graph, replace(node, inputs=inputs), known)
     return line if len(line) <= room else f"{line[: room - 1]}…"
+
+
+FUSED: Mapping[str, Callable[[], Graph]] = {
+    "the file": one_file.graph,
+    "mish": mish_block,
+    "residual block": residual_block,
+}
+ALLOWED = {
+    "all": "",
+    "no automatic one": "AutomaticUbFusion:off",
+    "only the automatic one": """
+        {"Switch": {"UBFusion": {"ALL": "off", "AutomaticUbFusion": "on"}}}
+    """,
+}
+"""Which fusion rules are on, as a switch file."""
 
 
 # -- who starts the kernels -----------------------------------------------------------------------
