@@ -148,6 +148,16 @@ def _draw_frame(ax: Any, chip: Chip, unit: str, bottom: float, top: float) -> No
     ax.text(98.5, row + 2, f"{count} {kind}", ha="right", va="center", fontsize=8)
 
 
+def memory_size_text(size_bytes: int) -> str:
+    """Return a size in the unit in which its source states it.
+
+    >>> memory_size_text(64 * 2**30), memory_size_text(32 * 10**9)
+    ('64 GiB', '32 GB')
+    """
+    gib, remainder = divmod(size_bytes, 2**30)
+    return f"{size_bytes / 1e9:.0f} GB" if remainder else f"{gib} GiB"
+
+
 def _draw_core(ax: Any, chip: Chip, chosen: Collection[Hop] | None = None) -> None:
     ax.set(xlim=(0, WIDTH), ylim=(0, HEIGHT))
     ax.set_axis_off()
@@ -156,8 +166,8 @@ def _draw_core(ax: Any, chip: Chip, chosen: Collection[Hop] | None = None) -> No
     else:
         _draw_frame(ax, chip, "cube", 19, 57.5)
         _draw_frame(ax, chip, "vector", 0.5, 17)
-    size_text = f"{chip.device_memory.size_bytes / 1e9:.0f} GB"
-    text = f"GM\n\nL2\n{chip.l2.size_bytes / KIB**2:.0f} MiB\n\ndevice\nmemory\n{size_text}"
+    memory = memory_size_text(chip.device_memory.size_bytes)
+    text = f"GM\n\nL2\n{chip.l2.size_bytes / KIB**2:.0f} MiB\n\ndevice\nmemory\n{memory}"
     on_the_way = {space for hop in chosen or () for space in hop}
     _box(ax, "GM", text, thick="GM" in on_the_way)
     for name, size in chip.buffers.items():
