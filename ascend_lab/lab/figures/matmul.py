@@ -311,6 +311,7 @@ def fig_nested_rooflines(
     axes[0].set_yticks([5, 10, 20, 50, 100], ["5%", "10%", "20%", "50%", "100%"])
     axes[0].yaxis.set_minor_locator(NullLocator())
     axes[0].set_xticks([10, 100, 1000], ["10", "100", "1000"])
+    axes[0].set_xlim(low, high)  # ticks outside would widen it
     look: dict[str, Any] = {"linestyle": "none", "mfc": "#FFFFFF", "mec": st.INK, "ms": 7}
     pairs = zip(dots, MARKERS * 4, strict=False)
     marks = [Line2D([], [], marker=mark, label=dot.name, **look) for dot, mark in pairs]
