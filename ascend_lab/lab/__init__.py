@@ -29,7 +29,7 @@ _HOMES = {
     "figures.flash": "flash_traffic separate_kernels separate_traffic",
     "figures.fusing": "chain_kernels",
     "figures.gantt": "steady_cycles",
-    "figures.layouts": "matrix_maps",
+    "figures.layouts": "matrix_maps small_maps",
     "figures.lowering": (
         "NETWORKS five_programs network residual_sum rewritten same_order without"
     ),

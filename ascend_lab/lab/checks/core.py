@@ -109,10 +109,12 @@ def brief(value: object, limit: int = 90) -> str:
 
     >>> brief(3), brief(np.zeros((64, 16)))
     ('3', 'an array of shape (64, 16)')
+    >>> brief(range(10**95))  # its text has more than 90 characters
+    'a range'
     """
     if isinstance(value, np.ndarray) and value.size > SHORT_ARRAY:
         return f"an array of shape {value.shape}"
-    text = show(value)
+    text = show(value, limit + 1)  # cut behind the limit, so that a long text is seen to be long
     if len(text) <= limit:
         return text
     kind = type(value).__name__

@@ -148,6 +148,16 @@ def _draw_frame(ax: Any, chip: Chip, unit: str, bottom: float, top: float) -> No
     ax.text(98.5, row + 2, f"{count} {kind}", ha="right", va="center", fontsize=8)
 
 
+def memory_size_text(size_bytes: int) -> str:
+    """Return a size in the unit in which its source states it.
+
+    >>> memory_size_text(64 * 2**30), memory_size_text(32 * 10**9)
+    ('64 GiB', '32 GB')
+    """
+    gib, remainder = divmod(size_bytes, 2**30)
+    return f"{size_bytes / 1e9:.0f} GB" if remainder else f"{gib} GiB"
+
+
 def _draw_core(ax: Any, chip: Chip, chosen: Collection[Hop] | None = None) -> None:
     ax.set(xlim=(0, WIDTH), ylim=(0, HEIGHT))
     ax.set_axis_off()
@@ -156,8 +166,8 @@ def _draw_core(ax: Any, chip: Chip, chosen: Collection[Hop] | None = None) -> No
     else:
         _draw_frame(ax, chip, "cube", 19, 57.5)
         _draw_frame(ax, chip, "vector", 0.5, 17)
-    size_text = f"{chip.device_memory.size_bytes / 1e9:.0f} GB"
-    text = f"GM\n\nL2\n{chip.l2.size_bytes / KIB**2:.0f} MiB\n\ndevice\nmemory\n{size_text}"
+    memory = memory_size_text(chip.device_memory.size_bytes)
+    text = f"GM\n\nL2\n{chip.l2.size_bytes / KIB**2:.0f} MiB\n\ndevice\nmemory\n{memory}"
     on_the_way = {space for hop in chosen or () for space in hop}
     _box(ax, "GM", text, thick="GM" in on_the_way)
     for name, size in chip.buffers.items():
@@ -221,8 +231,8 @@ def fig_sharing(
     port = chip.path("GM", "UB").rate_bytes_per_cycle
     n = np.arange(1, max(cores) + 1)
     series = (
-        ("later touches, from L2", "L2", l2_rates, st.VERMILLION, "s", "--"),
-        ("first touch, from memory", "memory", memory_rates, st.GREEN, "o", "-."),
+        ("later touches, from L2", "L2", l2_rates, st.BLUE, "s", "--"),
+        ("first touch, from memory", "memory", memory_rates, st.INK, "o", "-."),
     )
     facts = []
     for label, level, rates, colour, marker, style in series:
@@ -241,25 +251,31 @@ def fig_sharing(
     return st.finish(fig, alt=f"Read rate of {chip.name}. " + "; ".join(facts) + ".")
 
 
-def fig_working_set(sides: Sequence[int], runs: Sequence[Timeline]) -> st.LabFigure:
-    """Draw memory traffic and share of peak of a layer against the side of its square weights."""
+def fig_working_set(
+    sides: Sequence[int], runs: Sequence[Timeline], strip_rows: int
+) -> st.LabFigure:
+    """Draw memory traffic and share of peak of a layer against the side of its square weights.
+
+    A pass over the weights also touches `strip_rows` rows of the input and of the result.
+    """
     chip = runs[0].chip
     fig, (upper, lower) = st.new_figure(nrows=2, height_in=3.6, sharex=True)
-    edge = (chip.l2.size_bytes / 2) ** 0.5
+    # 2 side^2 bytes of weights and 2 x 2 strip_rows side bytes of strips fill L2.
+    edge = math.sqrt(chip.l2.size_bytes / 2 + strip_rows**2) - strip_rows
     traffic = [run.memory_bytes / 1e6 for run in runs]
     asked = [run.path_bytes["GM", "L1"] / 1e6 for run in runs]
     share = [100 * run.peak_share for run in runs]
     look = {"markeredgecolor": st.INK, "markeredgewidth": 0.6}
-    upper.plot(sides, asked, "s--", color=st.VERMILLION, label="asked for by the cores", **look)
-    upper.plot(sides, traffic, "o-", color=st.GREEN, label="moved by memory", **look)
+    upper.plot(sides, asked, "s--", color=st.BLUE, label="asked for by the cores", **look)
+    upper.plot(sides, traffic, "o-", color=st.INK, label="moved by memory", **look)
     upper.set_ylabel("MB")
     upper.legend(loc="upper left")
-    lower.plot(sides, share, "o-", color=st.BLUE, **look)
+    lower.plot(sides, share, "o-", color=st.VERMILLION, **look)
     lower.set(ylabel="% of cube peak", xlabel="side of the square weight matrix", ylim=(0, 100))
     for ax in (upper, lower):
         ax.axvline(edge, color=st.INK, linestyle=":", linewidth=1.2)
         ax.grid(axis="y")
-    lower.text(edge, 4, " weights alone fill L2", ha="left", va="bottom", fontsize=8)
+    lower.text(edge, 4, "weights and strips fill L2 ", ha="right", va="bottom", fontsize=8)
     rows = zip(sides, traffic, asked, share, strict=True)
     each = (f"{n}: {t:.0f} MB of {a:.0f} MB asked for, {s:.0f} % of peak" for n, t, a, s in rows)
     points = "; ".join(each)
@@ -269,8 +285,8 @@ def fig_working_set(sides: Sequence[int], runs: Sequence[Timeline]) -> st.LabFig
 def fig_energy(timelines: Mapping[str, Timeline]) -> st.LabFigure:
     """Draw picojoules per multiply-accumulate of each program, split by where they go."""
     fig, ax = st.new_figure(height_in=0.9 + 0.4 * len(timelines))
-    colours = (st.VERMILLION, st.SKY, st.BLUE, st.GREEN, st.ORANGE)
-    pairs = zip(colours, ("", "\\\\", "xx", "..", "++"), strict=True)
+    colours = (st.VERMILLION, st.SKY, st.BLUE, st.INK, st.PURPLE)
+    pairs = zip(colours, ("", "\\\\", "xx", "", "--"), strict=True)
     looks = [{"facecolor": c, "hatch": h, "edgecolor": st.INK} for c, h in pairs]
     facts = []
     for row, (name, run) in enumerate(timelines.items()):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,14 @@ from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.kernels.convolution_ways import explicit_conv, im2col_reference
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import FRACTAL, c0_of, up
-from ascend_lab.machine.layout import AddressMap, address, address_map, addresses, element_at
+from ascend_lab.machine.layout import (
+    AddressMap,
+    Piece,
+    address,
+    address_map,
+    addresses,
+    element_at,
+)
 from ascend_lab.machine.sim import DeviceMemory, simulate, simulate_kernel
 from ascend_lab.operators.kernels import ConvShape, conv_launch, depthwise_launch
 
@@ -26,6 +34,31 @@ SMALL = 64
 def matrix_maps(rows: int = 32, columns: int = 48, dtype: str = "fp16") -> dict[str, AddressMap]:
     """Return the maps of one matrix in ND, zZ, zN and nZ, by the book's short names."""
     return {s: address_map(name, (rows, columns), dtype) for s, name in FORMATS.items()}
+
+
+def small_maps(rows: int = 4, columns: int = 6, side: int = 2) -> dict[str, AddressMap]:
+    """Return the maps of a matrix in fractals of `side` x `side`, few enough to read each address.
+
+    >>> maps = small_maps()
+    >>> [int(address(maps[order], (0, 2))) for order in ("ND", "zZ", "zN", "nZ")]
+    [2, 4, 4, 8]
+    """
+    # Axis, step and count of each half of an axis: rows of fractals, rows inside, ...
+    halves = {
+        "M1": (0, side, rows // side),
+        "M0": (0, 1, side),
+        "N1": (1, side, columns // side),
+        "N0": (1, 1, side),
+    }
+    orders = {"ND": "M1 M0 N1 N0", "zZ": "M1 N1 M0 N0", "zN": "M1 N1 N0 M0", "nZ": "N1 M1 M0 N0"}
+    maps = {}
+    for name, order in orders.items():
+        stored = [halves[half] for half in order.split()]
+        counts = tuple(count for _, _, count in stored)
+        strides = [prod(counts[place + 1 :]) for place in range(len(counts))]
+        pieces = tuple(Piece(*half, stride=t) for half, t in zip(stored, strides, strict=True))
+        maps[name] = AddressMap(name, ("M", "N"), (rows, columns), "fp16", pieces, counts)
+    return maps
 
 
 def fig_address_maps(maps: Mapping[str, AddressMap]) -> st.LabFigure:

@@ -243,7 +243,8 @@ def fig_rule(
 
 
 # -- one roofline per level of memory, and tiles under them ----------------------------------------
-LOOK = {rf.INTO_L0: (st.BLUE, "-"), rf.INTO_L1: (st.VERMILLION, "--"), rf.INTO_L2: (st.GREEN, "-.")}
+# The wires of a level have the colour of the pipe that works them; no pipe works those of memory.
+LOOK = {rf.INTO_L0: (st.SKY, "-"), rf.INTO_L1: (st.BLUE, "--"), rf.INTO_L2: (st.INK, "-.")}
 MARKERS = "osD^vP"
 WIDGET_XLIM = (4.0, 2000.0)
 
@@ -277,10 +278,10 @@ def fig_nested_rooflines(
 ) -> st.LabFigure:
     """Draw one roofline per level side by side; each program is a dot in each, at one height.
 
-    The heavy line is the level's own roof, the thin grey ones are the other levels'. Into L0 the
-    roof is a band: A and B have paths of different rates and a program's mix of them decides; the
-    line is an equal mix. The thin upright line is what a program misses of its roof. `xlim`: the
-    operations per byte shown; default: those of all dots and ridges.
+    The heavy line is the level's roof. Into L0 it is a band: A and B have paths of different rates
+    and a program's mix of them decides; the line is an equal mix. The thin upright line is what a
+    program misses of its roof. `xlim`: the operations per byte shown; default: those of all dots
+    and ridges.
     """
     runs = list(timelines.values())
     chip = runs[0].chip
@@ -292,7 +293,7 @@ def fig_nested_rooflines(
     reach += [rf.ridge_point(peak, level) for level in rf.chip_levels(chip)]
     low, high = xlim or (min(reach) / 2, max(reach) * 2)
     for number, ax in enumerate(axes):
-        _draw_roofs(ax, np.geomspace(low, high, 300), peak, chip, number)
+        _draw_roof(ax, np.geomspace(low, high, 300), peak, chip, number)
         for dot, own, marker in zip(dots, roofs, MARKERS * 4, strict=False):
             level = own[number]
             height = 100 * dot.ops_per_s / peak
@@ -310,6 +311,7 @@ def fig_nested_rooflines(
     axes[0].set_yticks([5, 10, 20, 50, 100], ["5%", "10%", "20%", "50%", "100%"])
     axes[0].yaxis.set_minor_locator(NullLocator())
     axes[0].set_xticks([10, 100, 1000], ["10", "100", "1000"])
+    axes[0].set_xlim(low, high)  # ticks outside would widen it
     look: dict[str, Any] = {"linestyle": "none", "mfc": "#FFFFFF", "mec": st.INK, "ms": 7}
     pairs = zip(dots, MARKERS * 4, strict=False)
     marks = [Line2D([], [], marker=mark, label=dot.name, **look) for dot, mark in pairs]
@@ -317,19 +319,16 @@ def fig_nested_rooflines(
     return st.finish(fig, alt=_roof_alt(chip, peak, dots, roofs))
 
 
-def _draw_roofs(ax: Any, x: Any, peak: float, chip: Chip, own: int) -> None:
-    """Draw the roof of one level heavily, the others thinly, and shade its compute side."""
-    for number, level in enumerate(rf.chip_levels(chip)):
-        y = 100 * np.minimum(1.0, x * level.rate_bytes_per_s / peak)
-        colour, style = LOOK[level.name]
-        if number != own:
-            ax.plot(x, y, color=st.GREY, linestyle=style, linewidth=0.8, zorder=1)
-            continue
-        ridge = rf.ridge_point(peak, level)
-        ax.plot(x, y, color=colour, linestyle=style, linewidth=2.2, zorder=2)
-        ax.axvspan(ridge, x[-1], color=st.LIGHT, alpha=0.6, zorder=0)
-        ax.set_title(f"{level.name}: ridge {ridge:.3g}", fontsize=8.5)
-    if own == 0:
+def _draw_roof(ax: Any, x: Any, peak: float, chip: Chip, number: int) -> None:
+    """Draw the roof of one level of a chip, and shade its compute side."""
+    level = rf.chip_levels(chip)[number]
+    y = 100 * np.minimum(1.0, x * level.rate_bytes_per_s / peak)
+    colour, style = LOOK[level.name]
+    ridge = rf.ridge_point(peak, level)
+    ax.plot(x, y, color=colour, linestyle=style, linewidth=2.2, zorder=2)
+    ax.axvspan(ridge, x[-1], color=st.LIGHT, alpha=0.6, zorder=0)
+    ax.set_title(f"{level.name}: ridge {ridge:.3g}", fontsize=8.5)
+    if level.name == rf.INTO_L0:
         sides = [rf.chip_levels(chip, share_of_a=share)[0] for share in (0.0, 1.0)]
         a, b = (100 * np.minimum(1.0, x * side.rate_bytes_per_s / peak) for side in sides)
         ax.fill_between(x, a, b, color=st.SKY, alpha=0.35, linewidth=0, zorder=1)

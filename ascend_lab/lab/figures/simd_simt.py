@@ -122,7 +122,7 @@ def fig_tops_per_watt() -> st.LabFigure:
         marker, colour = UNIT_MARKS[row.kind]
         value = row.tops_per_watt
         if value is None:
-            ax.text(0.0023, y, "no source gives it", va="center", fontsize=8, color=st.GREY)
+            ax.text(0.0023, y, "in none of our sources", va="center", fontsize=8, color=st.GREY)
             continue
         face = "#FFFFFF" if row.trust == "assumed" else colour
         ax.plot(value, y, marker=marker, color=colour, markerfacecolor=face, markersize=7)
@@ -136,7 +136,10 @@ def fig_tops_per_watt() -> st.LabFigure:
     for label, (marker, colour, face) in marks.items():
         ax.plot([], [], marker=marker, color=colour, mfc=face, linestyle="none", label=label)
     fig.legend(loc="outside lower center", ncols=4)
-    known = ("not known" if r.tops_per_watt is None else f"{r.tops_per_watt:.2g}" for r in rows)
+    known = (
+        "in none of our sources" if r.tops_per_watt is None else f"{r.tops_per_watt:.2g}"
+        for r in rows
+    )
     pairs = zip(rows, known, strict=True)
     alt = "; ".join(f"{row.title} {row.kind} unit {row.number_format} {v}" for row, v in pairs)
     return st.finish(fig, alt=f"Peak TOPS per watt: {alt}.")
@@ -282,7 +285,7 @@ def _array(
             busy = 0 <= m < a.shape[0]
             face = st.SKY if busy else "#FFFFFF"
             st.box(ax, c, r, 1, 1, facecolor=face, edgecolor=st.INK, linewidth=0.8)
-            ax.text(c + 0.08, r + 0.26, f"x{b[r, c]:g}", fontsize=6)
+            ax.text(c + 0.08, r + 0.26, f"×{b[r, c]:g}", fontsize=6)
             if busy:
                 st.put(ax, c + 0.55, r + 0.68, f"{sums[r, c]:g}", fontsize=9)
     for c in range(columns):
