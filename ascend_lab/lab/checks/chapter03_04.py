@@ -345,7 +345,11 @@ def _kernel_case(rounds: int, depths: tuple[int, int], works: int, damaged: bool
         (50, 20, 10, 400, 18),
     ],
     cases=40,
-    **{name: range(1, 400) for name in ("load", "compute", "store", "latency", "tail")},
+    load=range(1, 400),
+    compute=range(1, 400),
+    store=range(1, 400),
+    latency=range(400),
+    tail=range(1, 400),
 )
 def check_ex_04_1(load: int, compute: int, store: int, latency: int, tail: int) -> int:
     """Check `fn(load, compute, store, latency, tail)`: slots with which a pipe sets the period."""
