@@ -181,23 +181,23 @@ def fig_nest_costs(operator: Operator) -> st.LabFigure:
     chip = "Ascend910A"
     shapes = (SHORT_ROWS, LONG_ROWS)
     runs = [_runs(operator, chip, shape) for shape in shapes]
-    fig, (left, right) = st.new_figure(ncols=2, height_in=1.9)
+    fig, (bytes_ax, cycles_ax) = st.new_figure(ncols=2, height_in=1.9)
     elements = shapes[0][0] * shapes[0][1]
     values = [ns.gm_bytes(r) / elements if r else 0.0 for r in runs[0].values()]
     for row, value in enumerate(values):
-        left.barh(row, value, height=0.45, facecolor=st.BLUE, edgecolor=st.INK, linewidth=0.6)
-        left.text(value + 0.02 * max(values), row, f"{value:.0f}", va="center", fontsize=8)
-    left.set_title("bytes per element", loc="left", pad=3, fontsize=8.5)
-    _letters(left, len(values), 1.15 * max(values))
-    _bars_of_cycles(right, runs, shapes)
+        bytes_ax.barh(row, value, height=0.45, facecolor=st.BLUE, edgecolor=st.INK, linewidth=0.6)
+        bytes_ax.text(value + 0.02 * max(values), row, f"{value:.0f}", va="center", fontsize=8)
+    bytes_ax.set_title("bytes per element", loc="left", pad=3, fontsize=8.5)
+    _letters(bytes_ax, len(values), 1.15 * max(values))
+    _bars_of_cycles(cycles_ax, runs, shapes)
     parts = []
-    for each, (rows, columns) in zip(runs, shapes, strict=True):
-        told = []
-        for name, run in each.items():
+    for by_nest, (rows, columns) in zip(runs, shapes, strict=True):
+        costs = []
+        for name, run in by_nest.items():
             moved = ns.gm_bytes(run) / rows / columns if run else 0.0
             cost = f"{moved:.0f} bytes per element, {run.cycles} cycles" if run else "does not fit"
-            told.append(f"{name} {cost}")
-        parts.append(f"{rows} rows of {columns}: {'; '.join(told)}")
+            costs.append(f"{name} {cost}")
+        parts.append(f"{rows} rows of {columns}: {'; '.join(costs)}")
     alt = f"Bytes and cycles of the three nests on the {chip}. " + ". ".join(parts) + "."
     return st.finish(fig, alt=alt)
 
