@@ -1,7 +1,7 @@
 """Checks of chapters 3 and 4.
 
 3: a clearing tile, bytes per level, what memory delivers, alignment; all by counting programs.
-4: repair a deadlocked kernel, power in the (max, +) algebra, a simulator.
+4: slots needed, repair a deadlocked kernel, power in the (max, +) algebra, a simulator.
 """
 
 import math
@@ -306,6 +306,13 @@ def _queues(compiled: sim.Compiled) -> Queues:
     return queues
 
 
+def _untaken_case() -> ex.Case:
+    """Return one pipe that raises a flag for nobody: the kernel ends with the pipe, at cycle 6."""
+    queues = Queues({"V": [("work", 5), ("set", 0, 1, 50)]})
+    queues.cycles = 6
+    return {"queues": queues}
+
+
 def _kernel_case(rounds: int, depths: tuple[int, int], works: int, damaged: bool) -> ex.Case:
     """Return the queues of a load, `works` vector instructions and a store, `rounds` times."""
     chip = load_chip("Toy")
@@ -328,6 +335,27 @@ def _kernel_case(rounds: int, depths: tuple[int, int], works: int, damaged: bool
     start = next(line for line in text.splitlines() if line.startswith("set_flag V>MTE2"))
     program = isa.parse_program(text.replace(f"{start}\n", "", 1) if damaged else text)
     return {"queues": _queues(sim.compile_program(program, chip, sim.Surroundings()))}
+
+
+@ex.against(
+    edges=[
+        (140, 202, 140, 0, 18),
+        (100, 60, 10, 140, 1),  # 300 cycles on a pipe of 100: three, not four
+        (20, 60, 200, 0, 1),  # the trip of y_out is the longer one
+        (50, 20, 10, 400, 18),
+    ],
+    cases=40,
+    load=range(1, 400),
+    compute=range(1, 400),
+    store=range(1, 400),
+    latency=range(400),
+    tail=range(1, 400),
+)
+def check_ex_04_1(load: int, compute: int, store: int, latency: int, tail: int) -> int:
+    """Check `fn(load, compute, store, latency, tail)`: slots with which a pipe sets the period."""
+    until_free = compute - 1 + tail
+    trip = max(load + latency + until_free, until_free + store)
+    return math.ceil(trip / max(load, compute, store))
 
 
 @ex.judged(cases=6, pairs=range(1, 7))
@@ -369,10 +397,11 @@ def check_ex_04_3(rng: ex.Rng) -> ex.Case:
         _kernel_case(3, (1, 1), 1, damaged=False),
         _kernel_case(8, (2, 2), 3, damaged=False),
         _kernel_case(2, (1, 2), 1, damaged=True),
+        _untaken_case(),
     ],
     cases=20,
 )
-def check_ex_04_6(rng: ex.Rng) -> ex.Case:
+def check_ex_04_7(rng: ex.Rng) -> ex.Case:
     """Check `fn(queues)`: the last cycle of a kernel, or None if it never ends."""
     rounds = int(rng.integers(1, 10))
     works = int(rng.integers(1, 6))

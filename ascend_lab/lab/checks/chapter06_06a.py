@@ -1,6 +1,6 @@
 """Checks of chapters 6 and 6a.
 
-Ranges, tiles, a scheduler, a fold to repair; addresses, instructions, flags, depth, a lowering.
+Ranges, tiles, a fold to repair, a scheduler; addresses, instructions, flags, depth, a lowering.
 """
 
 from collections.abc import Mapping, Sequence
@@ -124,7 +124,7 @@ PAIRS_2 = ((22, 8), (24, 8), (25, 8), (5, 5), (7, 1))
 
 
 @ex.against(_parts, edges=[(*pair, tail) for pair in PAIRS_2 for tail in ("cut", "guard")])
-def check_ex_06_2(rng: ex.Rng) -> ex.Case:
+def check_ex_06_1(rng: ex.Rng) -> ex.Case:
     """Check a split: `fn(n, factor, tail)` returns the parts [(first, count), ...] in order."""
     n, tail = ex.drawn(rng, n=range(1, 300), tail=("cut", "guard")).values()
     return {"n": n, "factor": int(rng.integers(1, n + 1)), "tail": tail}
@@ -147,7 +147,7 @@ def check_ex_06_3(got: Any, case: ex.Case) -> str | None:
     return None
 
 
-def _judge_06_4(got: Any, case: ex.Case) -> str | None:
+def _judge_06_5(got: Any, case: ex.Case) -> str | None:
     rows = case["rows"]
     columns = case["columns"]
     rng = np.random.default_rng(rows)
@@ -158,15 +158,15 @@ def _judge_06_4(got: Any, case: ex.Case) -> str | None:
 
 
 SCHEDULER_SLACK = 1.1
-"""A schedule of exercise 4 may take this many times the cycles of the best of ours, not more."""
+"""A schedule of exercise 5 may take this many times the cycles of the best of ours, not more."""
 
 
 @ex.judged(
-    _judge_06_4,
+    _judge_06_5,
     edges=[(32, 32768, "Ascend910B2"), (2048, 256, "Ascend910A"), (8, 50000, "Ascend310P3")],
     cases=1,
 )
-def check_ex_06_4(rng: ex.Rng) -> ex.Case:
+def check_ex_06_5(rng: ex.Rng) -> ex.Case:
     """Check a scheduler: `fn(rows, columns, chip_name)` schedules y = x + p, p added to rows."""
     shapes = ((16, 32768), (48, 20000), (400, 1000), (1000, 300), (1, 20000))
     rows, columns = shapes[rng.integers(len(shapes))]
@@ -174,7 +174,7 @@ def check_ex_06_4(rng: ex.Rng) -> ex.Case:
     return {"rows": rows, "columns": columns, **ex.drawn(rng, chip_name=names)}
 
 
-def _judge_06_5(got: Any, case: ex.Case) -> str | None:
+def _judge_06_4(got: Any, case: ex.Case) -> str | None:
     rows = case["rows"]
     columns = case["columns"]
     x = np.random.default_rng(rows).normal(size=(rows, columns)).astype(np.float32)
@@ -182,8 +182,8 @@ def _judge_06_5(got: Any, case: ex.Case) -> str | None:
     return wrong_schedule(got, {"x": x}, x.sum(1, dtype=float), near, _sums(rows, columns))
 
 
-@ex.judged(_judge_06_5, edges=[(4, 262144)], cases=1)
-def check_ex_06_5(rng: ex.Rng) -> ex.Case:
+@ex.judged(_judge_06_4, edges=[(4, 262144)], cases=1)
+def check_ex_06_4(rng: ex.Rng) -> ex.Case:
     """Check a fold on many cores: `fn(rows, columns)` schedules y[i] = sum over k of x[i, k]."""
     rows, columns = ((2, 524288), (8, 131072))[rng.integers(2)]
     return {"rows": rows, "columns": columns}

@@ -18,6 +18,9 @@ TILE_ROWS = 16
 """Rows of a tile: 16 numbers of 2 bytes are one 32-byte block, so results stay aligned."""
 PIECE = 512
 """Columns of a piece; the slots of tiles of pieces leave UB room for the arithmetic."""
+SHORT_ROWS = (16384, 1024)
+LONG_ROWS = (512, 32768)
+"""Rows and columns of the two matrices on which the three nests are compared."""
 Operator = Callable[[Tensor], Tensor]
 Runs = dict[str, sim.KernelTimeline | None]
 
@@ -144,48 +147,58 @@ EXPRESSIONS: Mapping[str, Operator] = {
     "sum of rows": lambda x: te.renamed(te.reduce_sum(x, -1), "y"),
     "sum of columns": lambda x: te.renamed(te.reduce_sum(x, 0), "y"),
 }
-PIPES_AT = {"loc": "lower left", "ncols": 3, "columnspacing": 0.8, "handlelength": 1.6}
 
 
 def fig_three_nests(operator: Operator, title: str = "") -> st.LabFigure:
-    """Draw the three nests of an operator over rows, with bytes per element and cycles beneath."""
+    """Draw the three nests of an operator over 16,384 rows of 1,024 numbers."""
     chip = "Ascend910A"
-    shapes = ((16384, 1024), (512, 32768))
-    runs = [_runs(operator, chip, shape) for shape in shapes]
-    first = three_nests(operator(te.placeholder(shapes[0], name="x")), chip)
-    nests = {name: ns.nest_of(make()) for name, make in first.items()}
+    y = operator(te.placeholder(SHORT_ROWS, name="x"))
+    nests = {name: ns.nest_of(make()) for name, make in three_nests(y, chip).items()}
     heights = [ns.height_of(nest) for nest in nests.values()]
-    upper = max(heights[1:])
-    rest = max(heights[0] - upper, 1.0)
-    fig, axes = st.new_figure(2, 3, 5.6, height_ratios=(upper, rest), width_ratios=(1, 1, 1.08))
+    # the long nest stands on the left, the two short ones above each other on the right
+    ratios = [max(height, 4.0) for height in heights[1:]]
+    fig, axes = st.new_figure(2, 2, 0.8 + 0.21 * sum(ratios), height_ratios=ratios)
     grid = axes[0, 0].get_gridspec()
     axes[0, 0].remove()
     axes[1, 0].remove()
-    places = [fig.add_subplot(grid[:, 0]), axes[0, 1], axes[0, 2]]
-    for letter, ax, (name, nest) in zip("abc", places, nests.items(), strict=True):
-        ns.draw_nest(ax, nest, rows=heights[0] if letter == "a" else upper)
+    places = [fig.add_subplot(grid[:, 0]), axes[0, 1], axes[1, 1]]
+    rows = [sum(ratios), *ratios]
+    for letter, ax, (name, nest), height in zip("abc", places, nests.items(), rows, strict=True):
+        ns.draw_nest(ax, nest, rows=height)
         ax.set_title(f"({letter}) {name}", loc="left", pad=3, fontsize=8.5)
-    st.pipe_legend(axes[0, 1], ["MTE2", "V", "MTE3"], **PIPES_AT)
+    st.pipe_legend(fig, ["MTE2", "V", "MTE3"], loc="outside lower center", ncols=3)
     if title:
         fig.suptitle(title, fontsize=10.5)
+    said = "; ".join(
+        f"({letter}) {name}: {len(nest)} nests" if len(nest) > 1 else f"({letter}) {name}"
+        for letter, (name, nest) in zip("abc", nests.items(), strict=True)
+    )
+    return st.finish(fig, alt=f"Three loop nests of one formula on the {chip}: {said}.")
+
+
+def fig_nest_costs(operator: Operator) -> st.LabFigure:
+    """Draw bytes per element and cycles of the three nests, for short rows and for long ones."""
+    chip = "Ascend910A"
+    shapes = (SHORT_ROWS, LONG_ROWS)
+    runs = [_runs(operator, chip, shape) for shape in shapes]
+    fig, (bytes_ax, cycles_ax) = st.new_figure(ncols=2, height_in=1.9)
     elements = shapes[0][0] * shapes[0][1]
-    left = axes[1, 1]
     values = [ns.gm_bytes(r) / elements if r else 0.0 for r in runs[0].values()]
     for row, value in enumerate(values):
-        left.barh(row, value, height=0.45, facecolor=st.BLUE, edgecolor=st.INK, linewidth=0.6)
-        left.text(value + 0.02 * max(values), row, f"{value:.0f}", va="center", fontsize=8)
-    left.set_title("bytes per element", loc="left", pad=3, fontsize=8.5)
-    _letters(left, len(values), 1.15 * max(values))
-    _bars_of_cycles(axes[1, 2], runs, shapes)
+        bytes_ax.barh(row, value, height=0.45, facecolor=st.BLUE, edgecolor=st.INK, linewidth=0.6)
+        bytes_ax.text(value + 0.02 * max(values), row, f"{value:.0f}", va="center", fontsize=8)
+    bytes_ax.set_title("bytes per element", loc="left", pad=3, fontsize=8.5)
+    _letters(bytes_ax, len(values), 1.15 * max(values))
+    _bars_of_cycles(cycles_ax, runs, shapes)
     parts = []
-    for each, (rows, columns) in zip(runs, shapes, strict=True):
-        told = []
-        for name, run in each.items():
+    for by_nest, (rows, columns) in zip(runs, shapes, strict=True):
+        costs = []
+        for name, run in by_nest.items():
             moved = ns.gm_bytes(run) / rows / columns if run else 0.0
             cost = f"{moved:.0f} bytes per element, {run.cycles} cycles" if run else "does not fit"
-            told.append(f"{name} {cost}")
-        parts.append(f"{rows} rows of {columns}: {'; '.join(told)}")
-    alt = f"Three loop nests of one formula on the {chip}. " + ". ".join(parts) + "."
+            costs.append(f"{name} {cost}")
+        parts.append(f"{rows} rows of {columns}: {'; '.join(costs)}")
+    alt = f"Bytes and cycles of the three nests on the {chip}. " + ". ".join(parts) + "."
     return st.finish(fig, alt=alt)
 
 

@@ -324,12 +324,13 @@ def fig_graph(outputs: Tensor | Sequence[Tensor]) -> st.LabFigure:
         box = st.box(ax, x - HALF_WIDTH, y - HALF_HEIGHT, *size, zorder=2, facecolor=st.PAPER)
         box.set(edgecolor=colour, linewidth=1.6, linestyle=line)
         word = tensor.label if tensor.body is None else operation_of(tensor)
-        st.put(ax, x, y + 0.07, word, fontsize=7, zorder=3)
+        st.put(ax, x, y + 0.07, word, fontsize=7 if len(word) < 9 else 6, zorder=3)
         st.put(ax, x, y - 0.1, tensor.dtype, fontsize=6.5, zorder=3)
     for lane, elements in enumerate(sizes):
         first = next(t for t in tensors if t.elements == elements)
         at = place[first][0] - HALF_WIDTH, HALF_HEIGHT + 0.06 - lane
-        ax.text(*at, _shape(first), fontsize=7.5, va="bottom")
+        # on two lines it stays left of the arcs that leave the box
+        ax.text(*at, _shape(first).replace(" × ", "\n× "), fontsize=7, va="bottom")
     parts = []
     for tensor in tensors:
         sources = ", ".join(names[t] for t in sources_of(tensor))
@@ -365,7 +366,7 @@ def _arrows(ax: Any, tensors: Sequence[Tensor], place: dict[Tensor, tuple[float,
         for source in sources_of(tensor):
             x0, y0 = place[source]
             far = y0 == y1 and x1 - x0 > 1
-            start = (x0 + 0.3, y0 + HALF_HEIGHT) if far else (x0 + HALF_WIDTH, y0)
+            start = (x0 + 0.36, y0 + HALF_HEIGHT) if far else (x0 + HALF_WIDTH, y0)
             end = (x1 - 0.1, y1 + HALF_HEIGHT) if far else (x1 - HALF_WIDTH, y1)
             bend = f"arc3,rad={-0.42 / math.sqrt(x1 - x0) if far else 0.0:.2f}"
             way = (start, end)

@@ -210,7 +210,7 @@ class _Checker:
         except SyncError as error:
             # counters that overflow in the walk add nothing to an event-overflow found before
             if "deadlock" in str(error) or not self.report.has("event-overflow"):
-                self.report.add("deadlock", str(error))
+                self.report.add("deadlock", str(error).removeprefix("deadlock: "))
             return
         for event, clocks in (item for raised in self.raised for item in raised.items()):
             if clocks:
