@@ -5,18 +5,16 @@ judged by what real programs count, tiles by trying all of them.
 8: the address generator of implicit im2col, a layer by Winograd, a stride folded away.
 """
 
-from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise, permutations, product
+from itertools import permutations, product
 from typing import Any
 
 import numpy as np
 
 from ascend_lab import errors
 from ascend_lab.lab.checks import core as ex
-from ascend_lab.lab.kernels import conv2d_reference, im2col_reference
+from ascend_lab.lab.kernels import conv2d_reference, im2col_reference, moved_bytes, product_nest
 from ascend_lab.machine import isa, sim
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip, load_chip
 from ascend_lab.operators.kernels import GemmSchedule, GemmShape, default_schedule, gemm_launch
@@ -47,52 +45,8 @@ def _judge_nest(got: Any, case: ex.Case) -> str | None:
     tile = case["tile"]
     trips = {axis: case[axis] // tile for axis in "mkn"}
     chip = load_chip("Ascend910A")
-    moved = sim.simulate(nest(chip, case["order"], trips, side), chip).path_bytes
-    c = moved["GM", "UB"] + moved["UB", "GM"]
-    return ex.equal_to((moved["GM", "L0A"], moved["GM", "L0B"], c))(got)
-
-
-AXES = {
-    "a": (("m", "k"), "L0A", "fp16"),
-    "b": (("k", "n"), "L0B", "fp16"),
-    "c": (("m", "n"), "L0C", "fp32"),
-}
-"""Per operand of the nest: the loops it depends on, its buffer, its number format."""
-
-
-def nest(chip: Chip, order: str, trips: Mapping[str, int], tile: int = 8) -> isa.Program:
-    """Return C += A B in tiles of `tile` x `tile` fractals, loops in `order` from outer to inner.
-
-    Every operand is loaded under the innermost loop that it depends on; C is stored where that
-    loop's body ends. Tiles lie in GM one after the other. Barriers everywhere: it is for counting.
-    """
-    k = isa.KernelBuilder(order, chip)
-    area = (tile * tile, 256)
-    size = tile * tile * 256
-    at = dict[str, isa.Affine]()
-    gm = {x: k.tensor(x, t, size * trips[p] * trips[q]) for x, ((p, q), _, t) in AXES.items()}
-    l0 = {x: k.buffer(f"{x}_l0", space, t, size) for x, (_, space, t) in AXES.items()}
-    ub = k.buffer("c_ub", "UB", "fp32", size).region(0, area)
-
-    def move(*way: isa.Region) -> None:
-        for src, dst in pairwise(way):
-            (k.load2d if dst.space in ("L0A", "L0B") else k.copy)(dst, src)
-            k.barrier()
-
-    with ExitStack() as loops:
-        for axis in order:
-            at[axis] = loops.enter_context(k.loop(axis, trips[axis]))
-            for x, ((p, q), _, _) in AXES.items():
-                if axis not in (p, q) or not {p, q} <= set(at):
-                    continue
-                here = l0[x].region(0, area)
-                there = gm[x].region((at[p] * trips[q] + at[q]) * size, area)
-                move(*((there, ub, here) if x == "c" else (there, here)))
-                if x == "c":
-                    loops.callback(move, here, ub, there)
-        k.mmad(*(l0[x].region(0, (tile, tile, 16, 16)) for x in "cab"), accumulate=1)
-        k.barrier()
-    return k.finish()
+    moved = moved_bytes(product_nest(chip, case["order"], trips, side), chip)
+    return ex.equal_to((moved["A"], moved["B"], moved["C"]))(got)
 
 
 def _overflow(chip: Chip, dtype: str, slots: int, tile: tuple[int, int, int]) -> str | None:
