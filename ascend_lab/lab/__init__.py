@@ -43,6 +43,7 @@ _HOMES = {
         "cheapest converted_bytes exported_block laid_out options prepared size_bytes unfused_us"
     ),
     "instruction_times": "cycles_by_instruction",
+    "program_text": "listing",
     "kernels": (
         "conv2d_reference explicit_conv group_indices grouped_launch im2col_reference in_tiles "
         "moved_bytes pack_explicit pack_pointwise pointwise_launch product_floors product_nest "
