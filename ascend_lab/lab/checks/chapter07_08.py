@@ -2,7 +2,7 @@
 
 7: a block's shape, bytes of a loop nest, the best tile, a schedule by search. Bytes and cycles are
 judged by what real programs count, tiles by trying all of them.
-8: the address generator of implicit im2col, a layer by Winograd, a stride folded away.
+8: sizes of the im2col matrix, its address generator, a layer by Winograd, a stride folded away.
 """
 
 from dataclasses import replace
@@ -17,10 +17,17 @@ from ascend_lab.lab.checks import core as ex
 from ascend_lab.lab.kernels import conv2d_reference, im2col_reference, moved_bytes, product_nest
 from ascend_lab.machine import isa, sim
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip, load_chip
-from ascend_lab.operators.kernels import GemmSchedule, GemmShape, default_schedule, gemm_launch
+from ascend_lab.operators.kernels import (
+    ConvShape,
+    GemmSchedule,
+    GemmShape,
+    default_schedule,
+    gemm_launch,
+)
 
 PRODUCT_CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2", "Toy")
 ORDERS = tuple("".join(order) for order in permutations("mkn"))
+Sides = tuple[int, int, int, int]
 PRODUCT_SLACK = 1.02
 """A schedule found by search may take this many times the cycles of the best one we know."""
 
@@ -297,6 +304,30 @@ def check_ex_08_4(got: Any, case: ex.Case) -> str | None:
     wrong = int((~np.isclose(values, expected, rtol=1e-9, atol=1e-9)).sum())
     differ = f"expected the outputs of stride 2, {wrong} of {expected.size} differ"
     return differ if wrong else None
+
+
+@ex.against(
+    edges=[
+        ((8, 64, 56, 56), (64, 64, 3, 3), 1, 1, 1),
+        ((1, 3, 224, 224), (64, 3, 7, 7), 2, 3, 1),
+        ((1, 1, 9, 7), (2, 1, 3, 2), 2, 0, 2),
+        ((3, 2, 1, 1), (5, 2, 1, 1), 4, 0, 1),
+    ],
+    image=lambda rng: (int(rng.integers(1, 9)), 16, *rng.integers(12, 40, 2).tolist()),
+    kernels=lambda rng: (int(rng.integers(1, 99)), 16, *rng.integers(1, 6, 2).tolist()),
+    stride=(1, 2, 3),
+    pad=(0, 1, 2, 3),
+    dilation=(1, 2),
+)
+def check_ex_08_1(
+    image: Sides, kernels: Sides, stride: int, pad: int, dilation: int
+) -> tuple[int, int, int]:
+    """Return (M, K, N) of a convolution of images (n, c, h, w) with kernels (k, c, r, s)."""
+    n, c, h, w = image
+    k, _, r, s = kernels
+    shape = ConvShape(n, c, h, w, k, r, s, stride, pad, dilation=dilation)
+    out_h, out_w = shape.out_hw
+    return n * out_h * out_w, c * r * s, k
 
 
 RNG_8_2 = np.random.default_rng(0)
