@@ -44,11 +44,11 @@ def product_nest(chip: Chip, order: str, trips: Mapping[str, int], tile: int = 8
                 # With loops m, k, n open so far m and k: A is loaded here, B and C in loop n.
                 if axis not in (p, q) or not {p, q} <= set(at):
                     continue
-                here = l0[x].region(0, area)
-                there = gm[x].region((at[p] * trips[q] + at[q]) * size, area)
-                move(*((there, ub, here) if x == "c" else (there, here)))
+                on_core = l0[x].region(0, area)
+                in_gm = gm[x].region((at[p] * trips[q] + at[q]) * size, area)
+                move(*((in_gm, ub, on_core) if x == "c" else (in_gm, on_core)))
                 if x == "c":
-                    loops.callback(move, here, ub, there)
+                    loops.callback(move, on_core, ub, in_gm)
         kernel.mmad(*(l0[x].region(0, (tile, tile, 16, 16)) for x in "cab"), accumulate=1)
         kernel.barrier()
     return kernel.finish()
