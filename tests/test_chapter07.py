@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ascend_lab.lab.checks.chapter07_08 import AXES, ORDERS, nest
+from ascend_lab.lab.checks.chapter07_08 import ORDERS
 from ascend_lab.lab.figures import fig_tile_fit
+from ascend_lab.lab.kernels.product_nests import AXES, in_tiles, product_nest
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.sim import execute
 from ascend_lab.operators.kernels import (
@@ -48,12 +49,7 @@ def test_every_order_computes_the_product(order: str) -> None:
         x: rng.integers(-4, 5, (16 * trips[p], 16 * trips[q])) for x, ((p, q), *_) in AXES.items()
     }
 
-    def tiled(x: str, values: Any) -> Any:
-        (p, q), *_ = AXES[x]
-        fractals = values.reshape(trips[p], 16, trips[q], 16).swapaxes(1, 2)
-        return (fractals.swapaxes(2, 3) if x == "b" else fractals).ravel()
-
     kinds = {"fp16": np.float16, "fp32": np.float32}
-    inputs = {x: tiled(x, full[x]).astype(kinds[AXES[x][2]]) for x in AXES}
-    got = execute(nest(CHIP, order, trips, tile=1), inputs, CHIP)["c"]
-    assert np.array_equal(got, tiled("c", full["c"] + full["a"] @ full["b"]))
+    inputs = {x: in_tiles(full[x], x).astype(kinds[AXES[x][2]]) for x in AXES}
+    got = execute(product_nest(CHIP, order, trips, tile=1), inputs, CHIP)["c"]
+    assert np.array_equal(got, in_tiles(full["c"] + full["a"] @ full["b"], "c"))

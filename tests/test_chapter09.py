@@ -22,8 +22,8 @@ def test_titles_and_labels_do_not_overlap(fig: LabFigure) -> None:
 def test_the_page_shows_what_its_prose_claims() -> None:
     text = printed("09_layouts")
     assert "(8, 2, 7, 16, 16)" in text and "(72, 16, 16, 16)" in text
-    assert "findings: []  right: True" in text
-    lines = re.findall(r"(\S+) +-> (\S+) +burst +([\d,]+) bytes, +([\d,]+) cycles", text)
+    assert "right: True\nfindings: []" in text
+    lines = re.findall(r"^(\S+) +(\S+) +([\d,]+) +([\d,]+) +\d+%$", text, re.MULTILINE)
     table = {(a, b): (int(x.replace(",", "")), int(c.replace(",", ""))) for a, b, x, c in lines}
     assert len(table) == 8
     copy = table["NCHW", "NCHW"][1]
@@ -31,5 +31,5 @@ def test_the_page_shows_what_its_prose_claims() -> None:
         size = copy if target.startswith("N") else table["ND", "FRACTAL_NZ"][1]
         slow = cycles / size
         assert slow > 5 if burst < 32 else slow == pytest.approx(1.0, abs=0.05)
-    assert "Ascend910B2: 0 elements one by one" in text
+    assert re.search(r"^Ascend910B2 +0 +3$", text, re.MULTILINE)  # alone on S, copies that pad
     assert "False" not in text

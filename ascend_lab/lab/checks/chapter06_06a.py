@@ -302,6 +302,15 @@ def implied_by_none(work: Work) -> list[tuple[int, int]]:
     return [(i, j) for i, j in pairs if work[i][0] != work[j][0] and not detour(i, j)]
 
 
+CHAIN_OF_THREE: Work = [
+    ("MTE2", set(), {"x"}),
+    ("V", {"x"}, {"y"}),
+    ("MTE3", {"y"}, {"z"}),
+    ("MTE1", {"z", "x"}, set()),
+]
+"""The last reads what the first wrote, and three other flags in a row order the two already."""
+
+
 @ex.against(
     implied_by_none,
     edges=[
@@ -309,6 +318,7 @@ def implied_by_none(work: Work) -> list[tuple[int, int]]:
         ([("MTE2", set(), {"a"}), ("MTE2", set(), {"b"}), ("V", {"a", "b"}, {"y"})],),
         ([("MTE2", set(), {"a"}), ("V", {"a"}, {"y"}), ("MTE2", set(), {"a"})],),
         ([("V", set(), {"a"}), ("MTE2", set(), {"a"}), ("V", {"b"}, {"c"})],),
+        (CHAIN_OF_THREE,),
     ],
 )
 def check_ex_06a_3(rng: ex.Rng) -> ex.Case:

@@ -2,27 +2,32 @@
 
 7: a block's shape, bytes of a loop nest, the best tile, a schedule by search. Bytes and cycles are
 judged by what real programs count, tiles by trying all of them.
-8: the address generator of implicit im2col, a layer by Winograd, a stride folded away.
+8: sizes of the im2col matrix, its address generator, a layer by Winograd, a stride folded away.
 """
 
-from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise, permutations, product
+from itertools import permutations, product
 from typing import Any
 
 import numpy as np
 
 from ascend_lab import errors
 from ascend_lab.lab.checks import core as ex
-from ascend_lab.lab.kernels import conv2d_reference, im2col_reference
+from ascend_lab.lab.kernels import conv2d_reference, im2col_reference, moved_bytes, product_nest
 from ascend_lab.machine import isa, sim
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip, load_chip
-from ascend_lab.operators.kernels import GemmSchedule, GemmShape, default_schedule, gemm_launch
+from ascend_lab.operators.kernels import (
+    ConvShape,
+    GemmSchedule,
+    GemmShape,
+    default_schedule,
+    gemm_launch,
+)
 
 PRODUCT_CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2", "Toy")
 ORDERS = tuple("".join(order) for order in permutations("mkn"))
+Sides = tuple[int, int, int, int]
 PRODUCT_SLACK = 1.02
 """A schedule found by search may take this many times the cycles of the best one we know."""
 
@@ -47,52 +52,8 @@ def _judge_nest(got: Any, case: ex.Case) -> str | None:
     tile = case["tile"]
     trips = {axis: case[axis] // tile for axis in "mkn"}
     chip = load_chip("Ascend910A")
-    moved = sim.simulate(nest(chip, case["order"], trips, side), chip).path_bytes
-    c = moved["GM", "UB"] + moved["UB", "GM"]
-    return ex.equal_to((moved["GM", "L0A"], moved["GM", "L0B"], c))(got)
-
-
-AXES = {
-    "a": (("m", "k"), "L0A", "fp16"),
-    "b": (("k", "n"), "L0B", "fp16"),
-    "c": (("m", "n"), "L0C", "fp32"),
-}
-"""Per operand of the nest: the loops it depends on, its buffer, its number format."""
-
-
-def nest(chip: Chip, order: str, trips: Mapping[str, int], tile: int = 8) -> isa.Program:
-    """Return C += A B in tiles of `tile` x `tile` fractals, loops in `order` from outer to inner.
-
-    Every operand is loaded under the innermost loop that it depends on; C is stored where that
-    loop's body ends. Tiles lie in GM one after the other. Barriers everywhere: it is for counting.
-    """
-    k = isa.KernelBuilder(order, chip)
-    area = (tile * tile, 256)
-    size = tile * tile * 256
-    at = dict[str, isa.Affine]()
-    gm = {x: k.tensor(x, t, size * trips[p] * trips[q]) for x, ((p, q), _, t) in AXES.items()}
-    l0 = {x: k.buffer(f"{x}_l0", space, t, size) for x, (_, space, t) in AXES.items()}
-    ub = k.buffer("c_ub", "UB", "fp32", size).region(0, area)
-
-    def move(*way: isa.Region) -> None:
-        for src, dst in pairwise(way):
-            (k.load2d if dst.space in ("L0A", "L0B") else k.copy)(dst, src)
-            k.barrier()
-
-    with ExitStack() as loops:
-        for axis in order:
-            at[axis] = loops.enter_context(k.loop(axis, trips[axis]))
-            for x, ((p, q), _, _) in AXES.items():
-                if axis not in (p, q) or not {p, q} <= set(at):
-                    continue
-                here = l0[x].region(0, area)
-                there = gm[x].region((at[p] * trips[q] + at[q]) * size, area)
-                move(*((there, ub, here) if x == "c" else (there, here)))
-                if x == "c":
-                    loops.callback(move, here, ub, there)
-        k.mmad(*(l0[x].region(0, (tile, tile, 16, 16)) for x in "cab"), accumulate=1)
-        k.barrier()
-    return k.finish()
+    moved = moved_bytes(product_nest(chip, case["order"], trips, side), chip)
+    return ex.equal_to((moved["A"], moved["B"], moved["C"]))(got)
 
 
 def _overflow(chip: Chip, dtype: str, slots: int, tile: tuple[int, int, int]) -> str | None:
@@ -343,6 +304,30 @@ def check_ex_08_4(got: Any, case: ex.Case) -> str | None:
     wrong = int((~np.isclose(values, expected, rtol=1e-9, atol=1e-9)).sum())
     differ = f"expected the outputs of stride 2, {wrong} of {expected.size} differ"
     return differ if wrong else None
+
+
+@ex.against(
+    edges=[
+        ((8, 64, 56, 56), (64, 64, 3, 3), 1, 1, 1),
+        ((1, 3, 224, 224), (64, 3, 7, 7), 2, 3, 1),
+        ((1, 1, 9, 7), (2, 1, 3, 2), 2, 0, 2),
+        ((3, 2, 1, 1), (5, 2, 1, 1), 4, 0, 1),
+    ],
+    image=lambda rng: (int(rng.integers(1, 9)), 16, *rng.integers(12, 40, 2).tolist()),
+    kernels=lambda rng: (int(rng.integers(1, 99)), 16, *rng.integers(1, 6, 2).tolist()),
+    stride=(1, 2, 3),
+    pad=(0, 1, 2, 3),
+    dilation=(1, 2),
+)
+def check_ex_08_1(
+    image: Sides, kernels: Sides, stride: int, pad: int, dilation: int
+) -> tuple[int, int, int]:
+    """Return (M, K, N) of a convolution of images (n, c, h, w) with kernels (k, c, r, s)."""
+    n, c, h, w = image
+    k, _, r, s = kernels
+    shape = ConvShape(n, c, h, w, k, r, s, stride, pad, dilation=dilation)
+    out_h, out_w = shape.out_hw
+    return n * out_h * out_w, c * r * s, k
 
 
 RNG_8_2 = np.random.default_rng(0)

@@ -1,6 +1,6 @@
 """Checks of chapters 9 and 10: layouts, and operators fused.
 
-9: ND to FRACTAL_NZ, the loops of any conversion, the address of a weight.
+9: the address of a weight, ND to FRACTAL_NZ, the loops of any conversion.
 10: what fusing a chain gains, a gradient as one nest, a shift in place.
 """
 
@@ -32,6 +32,22 @@ SIDES = (1, 7, 15, 16, 17, 30, 31, 32, 33, 50, 100)
 def _numbers(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """Return numbers 1 .. 97 in turn: none is 0."""
     return (np.arange(math.prod(shape)) % 97 + 1).reshape(shape).astype(TYPES[dtype])
+
+
+def _judge_09_1(got: Any, case: ex.Case) -> str | None:
+    if not isinstance(got, int | np.integer):
+        return f"expected a whole number, got a {type(got).__name__}"
+    weights = address_map("FRACTAL_Z", case["shape"], "fp16", c0=case["c0"])
+    return ex.equal_to(int(address(weights, case["index"])))(got)
+
+
+@ex.judged(_judge_09_1)
+def check_ex_09_1(rng: ex.Rng) -> ex.Case:
+    """Check `fn(index, shape, c0)`: the address of weight (n, c, h, w) in FRACTAL_Z."""
+    sides = (1, 70), (1, 70), (1, 8), (1, 8)
+    shape = tuple(int(rng.integers(low, high)) for low, high in sides)
+    index = tuple(int(rng.integers(0, n)) for n in shape)
+    return {"index": index, "shape": shape, "c0": int(rng.choice((8, 16, 32)))}
 
 
 def nest(source: AddressMap, target: AddressMap) -> list[tuple[int, int, int]]:
@@ -94,22 +110,6 @@ def check_ex_09_3(rng: ex.Rng) -> ex.Case:
     shape = (lead, 32 * high, 32 * wide) if matrix else (16 * lead, 32 * high, wide, side)
     one, two = (str(name) for name in rng.choice(MATRICES if matrix else IMAGES, 2))
     return _maps(one, two, shape, str(rng.choice(list(TYPES))))
-
-
-def _judge_09_4(got: Any, case: ex.Case) -> str | None:
-    if not isinstance(got, int | np.integer):
-        return f"expected a whole number, got a {type(got).__name__}"
-    weights = address_map("FRACTAL_Z", case["shape"], "fp16", c0=case["c0"])
-    return ex.equal_to(int(address(weights, case["index"])))(got)
-
-
-@ex.judged(_judge_09_4)
-def check_ex_09_4(rng: ex.Rng) -> ex.Case:
-    """Check `fn(index, shape, c0)`: the address of weight (n, c, h, w) in FRACTAL_Z."""
-    sides = (1, 70), (1, 70), (1, 8), (1, 8)
-    shape = tuple(int(rng.integers(low, high)) for low, high in sides)
-    index = tuple(int(rng.integers(0, n)) for n in shape)
-    return {"index": index, "shape": shape, "c0": int(rng.choice((8, 16, 32)))}
 
 
 def _judge_09_2(got: Any, case: ex.Case) -> str | None:
