@@ -101,6 +101,7 @@ class CollectiveFit:
 
 def _law(size_bytes: float, ranks: int) -> tuple[float, float]:
     """Return how often alpha and beta count in the ring law."""
+    # 8 ranks, 1 MB: 14 alphas, and 1.75 MB that pass each link.
     return 2.0 * (ranks - 1), 2.0 * (ranks - 1) / ranks * size_bytes
 
 
@@ -117,6 +118,8 @@ def fit_collective(rows: Sequence[Measured]) -> CollectiveFit:
 
 
 def _tells_two(rows: Sequence[Measured]) -> bool:
+    # t / (2 (p - 1)) = alpha + (n / p) beta: with only one n / p this is one equation for two
+    # numbers.
     return len({row.size_bytes / row.ranks for row in rows}) > 1
 
 
@@ -155,6 +158,7 @@ def _folds(rows: Sequence[Measured], by: str) -> list[tuple[list[Measured], list
     Of more than `MANY` values every so-manieth is left out together.
     """
     values = sorted({getattr(row, by) for row in rows})
+    # 5 sizes make 5 folds of one size; 50 sizes make 20 folds of two or three.
     folds = [set(values[i::MANY]) for i in range(min(MANY, len(values)))]
     return [
         (
@@ -232,6 +236,8 @@ class _Sums:
         aa, ab, bb = (self.products[end] - self.products[start]).tolist()
         a, b = (self.terms[end] - self.terms[start]).tolist()
         rows = float(self.counts[end] - self.counts[start])
+        # Least squares of 1 = x0 alpha + x1 beta (each row divided by its time) has the normal
+        # equations aa alpha + ab beta = a and ab alpha + bb beta = b; Cramer's rule solves them.
         determinant = aa * bb - ab * ab
         # If the free optimum has a negative number, the best allowed one has alpha or beta = 0.
         candidates = [(a / aa, 0.0), (0.0, b / bb)]

@@ -92,6 +92,7 @@ def usage(kind: str) -> str:
 # -- servers and clusters -------------------------------------------------------------------------
 def _cable(a: int, b: int, kind: model.Link, hops: int = 1, lanes: int = 1) -> tuple[Link, Link]:
     """Return a cable of `lanes` of the chip's links that has its latency over `hops` of them."""
+    # RoCE of a 910A: 1.5 us from NPU to NPU over one switch, so 0.75 us a hop; 12.5 GB/s a port.
     return both_ways(a, b, kind.latency_s / hops, 1.0 / (kind.rate_bytes_per_s * lanes))
 
 
@@ -130,6 +131,7 @@ def _achieved(topology: Topology, direct: str, by_switch: str) -> Topology:
     measured = rates()
     links = []
     for link in topology.links:
+        # Switches are numbered after the devices: both ends below `size` make a direct link.
         between_devices = max(link.source, link.target) < topology.size
         share = measured[f"share.{direct if between_devices else by_switch}"].value
         links.append(replace(link, beta_s_per_byte=link.beta_s_per_byte / share, share=share))
@@ -151,6 +153,7 @@ def _room(name: str, count: int, chip: Chip, network: Sequence[str] = ()) -> Top
     hosts: list[str] = []
     links: list[Link] = []
     for i, group in enumerate(groups):
+        # A full mesh of 8 needs 7 links a device. The 910A has 3: enough for a mesh of 4.
         if chip.links["hccs"].count < SERVER_DEVICES - 1:
             links += _two_meshes(group, chip, (count + len(hosts), count + len(hosts) + 1))
             hosts += [f"host{i}.0", f"host{i}.1"]
@@ -163,6 +166,7 @@ def _room(name: str, count: int, chip: Chip, network: Sequence[str] = ()) -> Top
 
 
 def _gamma(chip: Chip) -> float:
+    # 910A: 3 bytes / 1200 GB/s = 2.5 ps for each byte added.
     return BYTES_PER_ADD / chip.device_memory.rate_bytes_per_s
 
 
@@ -177,6 +181,7 @@ def _roce(name: str, count: int, chip: Chip, rails: int) -> Topology:
         x for d in range(count) for x in _cable(d, first_port + d % rails, port, 2, port.count)
     ]
     for r in range(used if used > 1 else 0):
+        # 910a-roce:16 has 4 rails of 4 NPUs: 4 * 12.5 = 50 GB/s from each rail switch to the spine.
         ports = len(range(r, count, rails)) * port.count
         links += _cable(first_port + r, first_port + used, port, 2, ports)
     return replace(inside, links=(*inside.links, *links))
@@ -203,6 +208,8 @@ def _pod(count: int) -> Topology:
     near_s = measured["a3.near_latency_s"].value
     far_s = measured["a3.far_latency_s"].value
     port = replace(hccs, latency_s=near_s)
+    # Near: two hops of 0.25 us under one switch. Far: those two and two hops of 2.5 us through the
+    # spine, together the 5.5 us measured.
     up = replace(hccs, latency_s=(far_s - near_s) / 2)
     sio_rate = measured["a3.sio_rate_bytes_per_s"].value
     sio_s = measured["a3.sio_latency_s"].value
@@ -218,6 +225,7 @@ def _pod(count: int) -> Topology:
         links += [x for a in dies[:-1:2] for x in _cable(a, a + 1, sio)]
         links += [x for die in dies for x in _cable(die, switch, port, 2, port.count)]
         if len(servers) > 1:
+            # No oversubscription: 16 dies of 119 GB/s below the switch, 1904 GB/s above it.
             links += _cable(switch, count + len(servers), up, 1, port.count * len(dies))
     switches += ["spine"] if len(servers) > 1 else []
     devices = tuple(f"npu{i}" for i in range(count))
@@ -234,6 +242,7 @@ def _ethernet(count: int) -> Topology:
     cards = range(len(room.groups))
     half = ETHERNET_ALPHA_S / 2
     beta = ETHERNET_BETA_S_PER_BYTE
+    # Each server has two hosts, count + 2 i and count + 2 i + 1; the card is on the first.
     links = [x for i in cards for x in both_ways(count + 2 * i, switch, half, beta)]
     return replace(room, links=(*room.links, *links))
 
@@ -371,6 +380,7 @@ def _links(where: str, entry: Any, nodes: dict[str, int]) -> list[Link]:
     if key == "gbytes_per_s":
         if beta == 0:
             raise ClusterError(f"{where}: gbytes_per_s above 0", "0", "leave a dead link out")
+        # 25 GB/s: 1e-9 / 25 = 4e-11 s a byte.
         beta = 1e-9 / beta
     one_way = entry.get("one_way", False)
     if not isinstance(one_way, bool):
