@@ -39,8 +39,8 @@ from ascend_lab.cluster.algorithms import CASTS, GATHERS, chunked, flat, in_two
 from ascend_lab.cluster.fit import fit_collective, held_out, mape, read_table
 from ascend_lab.cluster.loader import TOPOLOGIES, load_topology
 from ascend_lab.cluster.schedule import (
-    ALGORITHMS, ALIASES, LEVELS, OPS, Ints, Round, Schedule, closed_form_s, execute, op_name,
-    parse_name, together,
+    ALGORITHMS, ALIASES, LEVELS, OPS, Ints, LinkCosts, Round, Schedule, closed_form_s, execute,
+    op_name, parse_name, together,
 )
 from ascend_lab.cluster.timing import (
     CollectiveTime, Places, Prepared, placed, prepare, time_collective, timed,
@@ -56,6 +56,7 @@ __all__ = [
     "TOPOLOGIES",
     "CollectiveTime",
     "Link",
+    "LinkCosts",
     "Round",
     "Schedule",
     "Topology",
@@ -166,16 +167,14 @@ def make(
     root: int = 0,
     chunks: int = 1,
     groups: Groups | None = None,
-    inside: str | None = None,
-    between: str | None = None,
 ) -> Schedule:
     """Return the schedule of a collective for `ranks` ranks, or one rank for each device.
 
     `chunks` cuts the tensor: stages of a hierarchical collective and hops of a chain overlap, other
     algorithms run chunk after chunk (staging buffers of size / chunks). `groups` are the ranks of
     each server, needed by the algorithms in `LEVELS`; default: the topology's, or one server. A
-    name with "(4" takes every four ranks of a server, in order, for a server.
-    `inside` and `between` name the algorithms of the two levels (default: mesh or tree inside;
+    name with "(4" takes every four ranks of a server, in order, for a server. "(mesh,nhr)" after
+    the name gives the algorithms inside and between servers (default: mesh or tree inside;
     halving-doubling between if there are 2^k servers, else ring, as HCCL does on the 910).
     Raises `ClusterError` for what does not exist.
     """
@@ -191,7 +190,7 @@ def make(
     label = parsed.algorithm
     if label in LEVELS:
         servers = _servers(ranks, groups, parsed.split)
-        levels = _levels(op, label, servers, parsed.inside or inside, parsed.between or between)
+        levels = _levels(op, label, servers, parsed.inside, parsed.between)
         blocks, stages = in_two(op, label, servers, root, *levels)
         parts = [str(parsed.split or ""), ",".join(filter(None, levels))]
         label += f"({':'.join(filter(None, parts))})" if any(parts) else ""

@@ -310,14 +310,16 @@ def _result(schedule: Schedule, memory: Values, held: Mask, length: int, rank: i
 # From Thakur, Rabenseifner and Gropp (2005), Bruck et al. (1997) and the HCCL user guide. They
 # hold where every pair has a path of its own and a device sends to all others at once; `timing`
 # agrees there and differs where links are shared or messages queue for one link.
+class LinkCosts(NamedTuple):
+    """The costs of equal links: seconds a message, a byte sent, and a byte added."""
+
+    alpha_s: float
+    beta_s_per_byte: float
+    gamma_s_per_byte: float = 0.0
+
+
 def closed_form_s(
-    op: str,
-    algorithm: str,
-    ranks: int,
-    size_bytes: float,
-    alpha_s: float,
-    beta_s_per_byte: float,
-    gamma_s_per_byte: float = 0.0,
+    op: str, algorithm: str, ranks: int, size_bytes: float, costs: LinkCosts
 ) -> float:
     """Return the published seconds of a flat algorithm; chains may say their chunks ("chain*8").
 
@@ -338,8 +340,8 @@ def closed_form_s(
     alphas, betas, gammas = table[name].tolist()
     # Ring all-reduce of 1 MB on 4 ranks, alpha 5 us, beta 1e-10 s/B (10 GB/s), gamma 0: 6 alphas
     # are 30 us, 1.5 tensors are 150 us, together 180 us.
-    cost_s = size_bytes * (betas * beta_s_per_byte + gammas * gamma_s_per_byte)
-    return float(alphas * alpha_s + cost_s)
+    cost_s = size_bytes * (betas * costs.beta_s_per_byte + gammas * costs.gamma_s_per_byte)
+    return float(alphas * costs.alpha_s + cost_s)
 
 
 def _terms(alphas: float, betas: float, gammas: float = 0.0) -> Floats:

@@ -28,8 +28,8 @@ from ascend_lab.compiler.canonical import canonical
 from ascend_lab.cluster.train.autodiff import training_graph
 from ascend_lab.cluster.train.compile import averages, compile_step, compile_training, own_outputs
 from ascend_lab.cluster.train.step import (
-    RUNNING_MOMENTUM, DynamicLossScale, StepResult, TrainingGraph, at_step, cuts, every,
-    first_values, found_inf, optimiser, run_step,
+    RUNNING_MOMENTUM, DynamicLossScale, Optimiser, StepResult, TrainingGraph, at_step, cuts,
+    every, first_values, found_inf, optimiser, run_step,
 )
 # fmt: on
 # isort: on
@@ -37,6 +37,7 @@ from ascend_lab.cluster.train.step import (
 __all__ = [
     "DynamicLossScale",
     "GradientRow",
+    "Optimiser",
     "StepProfile",
     "StepResult",
     "StepTimeline",
@@ -187,7 +188,7 @@ def _written_s(graph: Graph, name: str, ends: Mapping[str, float]) -> float:
 @lru_cache(4096)
 def update_s(elements: int, chip: Chip, optimizer: str, dtype: str = "fp16") -> float:
     """Return the seconds in which parameters in one tensor are updated, from a cold L2."""
-    rule = optimiser(optimizer, None)
+    rule = optimiser(optimizer)
     assert rule is not None
     net = GraphBuilder("update")
     weight = net.input("old", (elements,))
@@ -287,6 +288,7 @@ def profile_layers(
 
 
 def _renamed(name: str, prefix: str, old: int, new: int) -> str:
+    # ("layer1.ffn", "layer", 1, 5) gives "layer5.ffn".
     start = f"{prefix}{old}."
     return f"{prefix}{new}.{name[len(start) :]}" if name.startswith(start) else name
 
@@ -301,6 +303,8 @@ def _all_gradients(
     for row in rows:
         if row in layer_rows:
             for k in range(more + 1):
+                # 5 layers from 3, so 2 more: the sampled layer 1 stands for layers 3, 2 and 1,
+                # written in this order, each one period of backward after the layer above it.
                 name = _renamed(row.name, prefix, 1, 1 + more - k)
                 all_rows.append(replace(row, name=name, ready_s=row.ready_s + k * period_s))
         else:

@@ -38,12 +38,11 @@ SEED = "loss.seed"
 def training_graph(
     forward: Graph,
     *,
-    optimizer: str | None = "sgd",
+    optimizer: str | steps.Optimiser | None = "sgd",
     parameters: Sequence[str] | None = None,
     dtype: str = "fp32",
     loss_scale: float = 1.0,
     recompute: Sequence[str] | int = (),
-    settings: Mapping[str, Any] | None = None,
 ) -> steps.TrainingGraph:
     """Return one step of training of a forward graph.
 
@@ -51,13 +50,13 @@ def training_graph(
     shape in fp32: "target", "target_1", ...; the loss is the mean cross entropy over rows, summed
     over outputs. `dtype` is the format of forward and backward; parameters and states are fp32.
     `recompute` names nodes whose outputs are not kept, or is n: keep every n-th block's output.
-    `settings` are the optimiser's attributes (lr, momentum, ...). Raises `UnsupportedError` for an
-    operator without a rule, `InputError` for arguments, `GraphError` where there is nothing to
-    train.
+    `optimizer` is a name or, with attributes (lr, momentum, ...), an `Optimiser`. Raises
+    `UnsupportedError` for an operator without a rule, `InputError` for arguments, `GraphError`
+    where there is nothing to train.
     """
     if not loss_scale > 0:
         raise InputError("a loss scale above 0", str(loss_scale), "1 switches scaling off")
-    rule = steps.optimiser(optimizer, settings)
+    rule = steps.optimiser(optimizer)
     names = steps.trainable(forward, parameters)
     step = _Step(forward, dtype, names, recompute)
     step.forward()
@@ -351,6 +350,8 @@ class Tape(GraphBuilder, Writer):
         """Return a tensor of the forward pass: kept, or computed again at its first use."""
         if name not in self.dropped:
             return self.value(name)
+        # Depth first without recursion: a tensor whose inputs were dropped too waits until these
+        # are computed again. Only what this tensor hangs on is recomputed.
         ahead = [name]
         while ahead:
             node = self._makers[ahead[-1]]

@@ -75,6 +75,7 @@ def roofline(chip: Chip) -> Callable[[Graph, GraphNode], float]:
     def work_s(graph: Graph, node: GraphNode) -> float:
         kinds = (*graph.in_types(node), *graph.out_types(node))
         moved = sum(kind.elements * DTYPE_BYTES[kind.dtype] for kind in kinds)
+        # A multiply-accumulate is two operations, as in the chip's peak.
         return TRAINING * max(2 * node_macs(graph, node) / peak, moved / memory_bytes_per_s)
 
     return work_s
@@ -145,6 +146,8 @@ class Cuttable:
 
     def parts(self, counts: Counts, side: str, index: int) -> int:
         """Return the parts a tensor is cut into; devices beyond hold it alike, or partial sums."""
+        # Rows cut twice and the sum once, on 8 devices: the output is in 4 parts, each on 2
+        # devices.
         return 1 << sum(count for axis, count in self.axes(counts, side, index) if axis >= 0)
 
     def held_elements(self, counts: Counts, side: str, index: int) -> float:
@@ -242,6 +245,7 @@ def problem_of(
     if not 1 <= devices <= MOST_DEVICES or devices & (devices - 1):
         needed = f"a power of two of at most {MOST_DEVICES} devices"
         raise errors.ClusterError(needed, str(devices), "search one server, copy it to the others")
+    # 8 devices are 3 halvings.
     halvings = devices.bit_length() - 1
     operators = tuple(cuttable(graph, node) for node in graph.nodes)
     shardings = tuple(tuple(op.shardings(halvings)) for op in operators)
@@ -282,6 +286,8 @@ def inner_s(graph: Graph, op: Cuttable, counts: Counts, cost: Cost) -> float:
     weights: dict[int, float] = {}
     for index, name in enumerate(op.node.inputs):
         parts = op.parts(counts, "inputs", index)
+        # A batch cut in 8 divides the activation (8 parts, group 1: nothing to add up) but not the
+        # weight (1 part, group 8: its gradient is all-reduced among all 8).
         group = everyone // parts
         if group == 1 or not has_gradient(graph, op.node, index):
             continue

@@ -104,6 +104,8 @@ def landscape(small: Reduced, order: tuple[int, ...]) -> Landscape:
     share = {}
     for node, tables in small.links.items():
         later = sum(rank[n] > rank[node] for n in tables)
+        # 3 neighbours later in the order and 1 earlier: each message carries a third of the node's
+        # cost.
         share[node] = 1.0 / max(1, later, len(tables) - later)
     return Landscape(
         rank,

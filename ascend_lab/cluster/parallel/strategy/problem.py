@@ -94,6 +94,8 @@ def evaluate(problem: Problem, strategies: Sequence[int]) -> Evaluation:
 
 def peak_usage(nodes: Sequence[Node], used: Sequence[int]) -> tuple[int, int]:
     """Return (time, usage) of the first moment at which most is in use; (0, 0) without nodes."""
+    # A node of 5 bytes live at 0 <= t < 3 is +5 at time 0 and -5 at time 3; running sums are the
+    # usage.
     changes: dict[int, int] = {}
     for node, amount in zip(nodes, used, strict=True):
         if node.lower < node.upper:
@@ -301,6 +303,8 @@ def _tables(problem: Problem) -> Reduced:
     usages = {}
     for v in nodes:
         used = np.array(problem.nodes[v].usages, np.int64)
+        # Usages 3 and 5 become 0 and 2; the 3 that is used in any case is taken off the limit in
+        # `_rows`.
         usages[v] = used - used.min()
     choices = {v: np.arange(len(costs[v])) for v in nodes}
     small = Reduced(costs, usages, choices, {v: {} for v in nodes}, _rows(problem))
@@ -387,6 +391,8 @@ def _dominated(small: Reduced) -> bool:
         for table in small.links[node].values():
             for index, line in enumerate(table):
                 with np.errstate(invalid="ignore"):
+                    # inf - inf is NaN: both choices are forbidden beside that neighbour, so neither
+                    # is worse.
                     extra = table - line
                 worse[index] += np.where(np.isnan(extra), -np.inf, extra).max(axis=1)
         # worse[i, j]: what taking j instead of i can add at most
@@ -421,6 +427,7 @@ def _fold(small: Reduced) -> None:
             ).min(axis=1)
         else:
             first_table, second_table = (tables[n] for n in neighbours)
+            # The cheapest strategy of the folded node for each pair of its neighbours' strategies.
             through = [
                 (row[:, None] + costs[:, None] + second_table).min(axis=0) for row in first_table.T
             ]

@@ -207,10 +207,12 @@ class _Trainer:
         targets = self._shared(batch.targets)
         inbox = {Task(0, m, FORWARD): x for m, x in enumerate(inputs)}
         losses: list[Ranked] = []
+        # Any times give the same values: only the order of tasks matters here.
         equal = [1.0] * len(self.chunks)
         for timed in run_pipeline(self.order, equal, equal).tasks:
             self._run(timed.task, inbox, targets, losses, batch.targets.size)
             self._count(timed.device)
+        # Ranks of a tensor group have the same tokens and the same losses: count them once.
         leaders = [r for r in range(len(targets[0])) if self.groups["tensor"].place(r) == 0]
         return sum(float(loss[r].sum()) for loss in losses for r in leaders) / batch.targets.size
 
@@ -335,6 +337,7 @@ def train_mixed(
             loss, grads = _half_pass(model, half, batch, scale.scale)
             shards = group.reduce_scatter([np.pad(g, (0, -len(g) % ranks)) for g in grads])
         seen = [np.array([float(not np.isfinite(g).all())], np.float32) for g in shards]
+        # A rank sees only its own part of the gradient, so all ranks must ask each other.
         bad = bool(group.all_reduce(seen)[0][0] > 0)
         rows.append((loss, scale.scale, bad, float(np.mean([g == 0 for g in grads]))))
         if not bad:

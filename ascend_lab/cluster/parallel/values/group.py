@@ -137,6 +137,7 @@ class Group:
             results = execute(schedule, [arrays[r] for r in team])
             for rank, result in zip(team, results, strict=True):
                 found[rank] = result
+        # For an all-gather the schedule counts the result: 4 ranks with 10 bytes each gather 40.
         size_bytes = arrays[0].nbytes * (self.ranks if op == "all_gather" else 1)
         self.traffic.note(self.name, op, size_bytes, _sent_bytes(schedule, size_bytes))
         return found
@@ -170,6 +171,7 @@ def grid(sizes: dict[str, int], traffic: Traffic, algorithm: str = "ring") -> di
     numbers = np.arange(int(np.prod(shape))).reshape(shape)
     groups = {}
     for axis, name in enumerate(sizes):
+        # {"data": 2, "tensor": 2}: data teams (0, 2) and (1, 3), tensor teams (0, 1) and (2, 3).
         teams = np.moveaxis(numbers, axis, -1).reshape(-1, shape[axis])
         groups[name] = Group(name, tuple(map(tuple, teams.tolist())), traffic, algorithm)
     return groups

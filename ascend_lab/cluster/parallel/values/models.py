@@ -116,6 +116,7 @@ ATTENTION_SHARDS = {
 
 def normal(rng: np.random.Generator, *shape: int) -> Values:
     """Return random matrices (..., rows, columns) of variance 1 / rows."""
+    # Then x w has about the variance of x: a sum of `rows` products, each of variance 1 / rows.
     weights: Values = rng.normal(size=shape) / np.sqrt(shape[-2])
     return weights
 
@@ -168,6 +169,7 @@ def attention(net: Net, x: Var, heads: int) -> Var:
         for name in ("query", "key", "value")
     )
     length = q.shape[-2]
+    # (length, length): -10000 above the diagonal, so that position i sees positions 0 .. i only.
     mask = np.triu(np.full((length, length), MASKED), 1).astype(q.values[0].dtype)
     y = net.apply("attention", q, k, v, Var([mask] * len(q.values)))
     y = net.leave(net.linear(_join_heads(net, y), "out"))
@@ -260,6 +262,7 @@ def _gates(net: Net, chances: Var, top: int) -> Var:
     """Return the weight of each expert: its chance; of several, their share of the chosen ones'."""
     if top == 1:
         return chances
+    # argsort twice gives ranks: chances 0.2, 0.5, 0.3 have the ranks 2, 0, 1.
     rank = [np.argsort(np.argsort(-c, axis=-1, kind="stable"), axis=-1) for c in chances.values]
     masks = [(r < top).astype(c.dtype) for r, c in zip(rank, chances.values, strict=True)]
     chosen = net.apply("mul", chances, Var(masks))
@@ -273,6 +276,8 @@ def _dispatch(tape: comm.Tape, y: Var, sent: Ranked) -> Var:
     def slope(grads: Ranked) -> list[Ranked]:
         return [[np.einsum("bsec,ebch->bsh", m, g) for m, g in zip(sent, grads, strict=True)]]
 
+    # b batch, s position, e expert, c slot, h width: slot c of expert e gets the one token sent
+    # there.
     rows = [np.einsum("bsec,bsh->ebch", m, v) for m, v in zip(sent, y.values, strict=True)]
     return tape.record([y], rows, slope)
 
@@ -333,6 +338,7 @@ def embed(name: str, vocabulary: int, length: int, width: int, rng: np.random.Ge
 def _rows(tape: comm.Tape, table: Var, tokens: Var, group: comm.Group) -> Var:
     """Return the table's rows for the tokens this rank has, zeros for the others."""
     rows = table.shape[0]
+    # 24 words on 2 ranks: word 15 is row 3 of rank 1, and row 15 (not there) of rank 0.
     local = [t - group.place(r) * rows for r, t in enumerate(tokens.values)]
     mine = [(n >= 0) & (n < rows) for n in local]
     selected = [

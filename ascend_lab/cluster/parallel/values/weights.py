@@ -99,6 +99,7 @@ class Cuts:
     def groups(self, traffic: comm.Traffic) -> dict[str, Group]:
         """Return the groups of a stage's ranks; "data" is "replica" x "expert"."""
         plan = self.plan
+        # 8 data ranks with expert = 4: 2 replicas of the experts, each spread over 4 ranks.
         inner = {"tensor": self.plan.tensor}
         outer = {"replica": plan.data // plan.expert, "expert": plan.expert}
         return {**grid({**outer, **inner}, traffic), **grid({"data": plan.data, **inner}, traffic)}
