@@ -49,6 +49,7 @@ class GroupedAttention:
 
     def weights(self, hidden: int) -> int:
         """Return hidden (q + 2 k) + q hidden, plus the biases and the weights of norms."""
+        # qwen3_8b: 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 2 * 128 = 41,943,296.
         in_width = self.query_width + 2 * self.key_width
         projections = hidden * in_width + self.query_width * hidden
         biases = in_width if self.bias else 0
@@ -93,6 +94,8 @@ class LatentAttention:
         else:
             queries = hidden * self.query_width
         latent = hidden * (self.kv_rank + self.rope_dim) + self.kv_rank
+        # deepseek_v3: all five projections and both norms of a layer together are 187,107,328
+        # weights.
         keys_and_values = self.kv_rank * self.heads * (self.nope_dim + self.value_dim)
         return queries + latent + keys_and_values + self.value_width * hidden
 
@@ -175,6 +178,7 @@ class Decoder:
 
     def cache_bytes(self, number_bytes: float = 2) -> float:
         """Return the bytes of one token in the caches of all layers, undivided."""
+        # qwen3_8b: 36 * 2048 * 2 = 147,456 bytes a token; deepseek_v3: 61 * 576 * 2 = 70,272.
         return self.layers * self.attention.cached_numbers * number_bytes
 
 

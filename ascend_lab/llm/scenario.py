@@ -130,6 +130,7 @@ def _requests(file: Mapping[str, Any]) -> tuple[Request, ...]:
     prompts = _lengths(table["prompt"], count, draw, "prompt")
     outputs = _lengths(table["output"], count, draw, "output")
     rate = file.get("arrivals", {}).get("rate_per_s")
+    # Poisson arrivals: the times between two of them are exponential with mean 1 / rate.
     waits = draw.exponential(1 / rate, count) if rate else np.zeros(count)
     arrivals = np.cumsum(waits)
     rows = zip(arrivals.tolist(), prompts, outputs, strict=True)
@@ -186,6 +187,7 @@ def _read_elsewhere(requests: Sequence[Request], reader: Model) -> list[Request]
     free_s = 0.0
     arriving = []
     for request in requests:
+        # Read 2 s each, arrivals at 0 s and 1 s: the second is read from 2 s to 4 s.
         free_s = max(free_s, request.arrival_s) + steps.of(request.prompt, 0, 0)
         pages = blocks_of(request.prompt, PAGE_TOKENS)
         sent_s = pages * page_bytes / link
@@ -197,6 +199,7 @@ def bottleneck(scenario: LlmScenario, log: Conversation) -> str:
     """Return what limits a decode step of the mean batch and the mean context."""
     tokens = sum(request.output for request in log.requests)
     prompts = sum(request.prompt for request in log.requests)
+    # 1000 tokens in 100 steps are 10 sequences a step on average.
     batch = max(1, min(scenario.engine.max_batch, round(tokens / max(log.steps, 1))))
     context = max(1, round((prompts + tokens / 2) / len(log.requests)))
     return scenario.model.timed(decode(batch, context)).bottleneck

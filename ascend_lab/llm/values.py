@@ -94,6 +94,8 @@ def feed_of(
 
 def angles(positions: Array, dim: int) -> dict[str, Array]:
     """Return cosines and sines (rows, 1, dim) of positions, one for both elements of a pair."""
+    # dim 4: pair 0 (elements 0 and 2) turns by 1 a token, pair 1 (elements 1 and 3) by 10000^(-1/2)
+    # = 0.01.
     half = dim // 2
     turned = positions[:, None] * ROTARY_BASE ** (-np.arange(half) / half)
     doubled = np.concatenate([turned, turned], axis=1)[:, None, :]
@@ -150,6 +152,8 @@ class Runner:
         self.weights = weights_of(decoder) if weights is None else weights
         self.slices = Slices(decoder, plan, self.weights)
         self.devices = range(plan.stage_devices)
+        # tp 2, dp 2, ep 2: tensor groups [0, 1], [2, 3]; expert sets [0, 1], [2, 3]; and across the
+        # sets, for each part of an expert, [0, 2] and [1, 3].
         tp = plan.tp
         parts = plan.expert_parts
         self.tensor_groups = [[*range(g * tp, (g + 1) * tp)] for g in range(plan.dp)]
@@ -338,6 +342,8 @@ class Runner:
         rows, hidden = routed[0][0].shape
         share = math.ceil(rows / tp)
         filled = ((0, share * tp - rows), (0, 0))
+        # A message's row is a token (hidden numbers) and its weights for the experts of the
+        # receiving set.
         width = hidden + self.shard.experts
         outgoing = []
         for device, (x, chosen) in enumerate(routed):

@@ -44,6 +44,8 @@ def _seeded(name: str, shape: tuple[int, ...], seed: int) -> Array:
     elif name.endswith("bias"):
         values = values / 10
     else:
+        # Sums of `depth` products of variance 1 have variance `depth`: dividing by its root
+        # restores 1.
         depth = shape[1] if len(shape) > 1 else shape[0]
         values = values / math.sqrt(depth)
     return values.astype(np.float32)
@@ -179,6 +181,7 @@ class Slices:
 
     def head(self, device: int) -> dict[str, Array]:
         """Return the last norm and a device's words; words that fill up the last device are 0."""
+        # 10 words on tp 4: 3 a device, so the last device gets 1 word and 2 rows of zeros.
         missing = self.shard.words * self.plan.tp - self.decoder.vocabulary
         table = np.pad(self.weights["head"], ((0, missing), (0, 0)))
         words = slice_of(table, 0, self.shard.words, device % self.plan.tp)
