@@ -84,6 +84,7 @@ def _scores(q: te.Tensor, k: te.Tensor, scale: float | None) -> te.Tensor:
 
 
 def _scores_values(q: Values, k: Values, *, scale: float | None) -> Values:
+    # q and k of four ones: the scale is 1 / sqrt(4), so the score is 4 / 2 = 2.
     result: Values = q @ np.swapaxes(k, -1, -2) * _scale(scale, q.shape[-1])
     return result
 
@@ -191,6 +192,8 @@ def _stacked(q: Shape, heads: int) -> Shape:
     """Return the shape of q with the heads of a group as rows: (..., h / heads, s * heads, d)."""
     if heads == 1:
         return q
+    # 8 heads of q on 2 heads of k, 5 queries: (2, 8, 5, 64) becomes (2, 2, 20, 64), 20 rows against
+    # each head of k.
     return (*q[:-3], q[-3] // heads, q[-2] * heads, q[-1])
 
 
@@ -306,6 +309,7 @@ def _attention_slopes(s: gradients.Site) -> Grads:
         dtype,
     )
     dmask = net.summed_to(dscores, s.shape(3)) if masked and s.wanted[3] else None
+    # S = scale Q K^T: the scale goes into dQ and dK alike, so it is applied once, to dS.
     dproduct = net.scaled(dscores, scale)
     dq = net.batch_matmul(dproduct, k)
     dk = net.batch_matmul(dproduct, q, trans_a=True)
@@ -477,6 +481,7 @@ def _key_cycles(shape: FlashShape, tiling: flash_split.SplitTiling, chip: Chip) 
     blocks * keys * (depth + width) * 2 bytes / (cores * rate), evenly divided over the cores.
     """
     rows, keys, depth, width = shape.fractals
+    # Counted in fractals of 16: 1024 rows are 64, and with 128 rows a block there are 8 blocks.
     blocks = shape.batch * isa.up(rows, tiling.rows // isa.FRACTAL)
     size_bytes = blocks * keys * (depth + width) * isa.FRACTAL**2 * 2
     return size_bytes / (chip.core_count * chip.path("GM", "L1").rate_bytes_per_cycle)
@@ -507,6 +512,8 @@ def _by_query(x: Values, heads: int) -> Values:
     if heads == 1:
         return x
     *lead, count, rows, columns = x.shape
+    # 8 heads in groups of 4: the rows are query 0 of heads 0, 1, 2, 3, then query 1 of heads 0 to
+    # 3.
     heads_last = x.reshape(*lead, count // heads, heads, rows, columns).swapaxes(-3, -2)
     return heads_last.reshape(*lead, count // heads, rows * heads, columns)
 

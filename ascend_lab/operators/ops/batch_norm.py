@@ -92,6 +92,7 @@ def _inference_slices(shapes: tuple[Shape, ...], *, epsilon: float) -> SliceRule
 def _moments(x: te.Tensor) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
     """Return the mean of each channel, x without it, and the biased variance."""
     axes = _all_but_channels(x.shape)
+    # 1 / (n h w): (2, 16, 3, 5) has 480 elements, so 16 / 480 = 1 / 30.
     share = x.shape[1] / elements(x.shape)
     mean = te.vmuls(te.reduce_sum(x, axes), share)
     centred = te.vsub(x, along(mean, 1, x.shape))

@@ -209,6 +209,8 @@ def _scaled(x: te.Tensor, scale: float, *scales: te.Tensor) -> te.Tensor:
 def _quantise(x: te.Tensor, *, scale: float, offset: int, dtype: str) -> te.Tensor:
     if x.dtype == "bf16" or (x.dtype == "fp16" and not is_half(1 / scale)):
         x = te.cast_to(x, "fp32")
+    # x = 2.3, scale 0.5, offset 3: round(4.6) + 3 = 8, which stands for (8 - 3) 0.5 = 2.5; x = 100
+    # would be 203 and saturates at 127.
     return _saturated(_scaled(x, 1 / scale), offset, dtype)
 
 
@@ -237,6 +239,8 @@ def _dequantise(
 def _requantise(
     x: te.Tensor, *others: te.Tensor, scale: float, offset: int, relu: bool, small_bias: bool
 ) -> te.Tensor:
+    # y = (sums + bias) scale * scales[channel], in steps of the result; the offset comes behind
+    # relu.
     y = _scaled(_wide(x, others[1:], 0, "fp32"), scale, *others[:1])
     return _saturated(te.vrelu(y) if relu else y, offset, "int8")
 

@@ -67,6 +67,7 @@ def _output_pads(output_padding: Any) -> Pair:
 def _out(size: Pair, kernel: Pair, step: Pair, pads: Pairs, spread: Pair, extra: Pair) -> Pair:
     """Return (size - 1) stride + reach - pads + extra per axis."""
     spans = reach(kernel, spread)
+    # 3 rows, 3 x 3 kernel, stride 2, no pads, output padding 1: (3 - 1) 2 + 3 + 1 = 8.
     rows, columns = ((size[i] - 1) * step[i] + spans[i] - sum(pads[i]) + extra[i] for i in range(2))
     return rows, columns
 
@@ -232,6 +233,8 @@ def _dx_slices(
         i = axis - 2
         first, last = ranges[0][axis]
         # in the padded output of the piece's inputs alone, the piece begins at `low`
+        # 8 outputs of 4 rows (3 x 3, stride 2, pad 1): outputs 0 .. 3 read rows 0 .. 2, which alone
+        # make (3 - 1) 2 + 3 = 7 rows; low = 1 is cut off in front, high = 7 - 1 - 4 = 2 behind.
         low = piece[0] + pads[i][0] - first * step[i]
         high = (last - first - 1) * step[i] + spans[i] - low - (piece[1] - piece[0])
         padding = list(pads)
@@ -384,6 +387,7 @@ def in_blocks(x: te.Tensor, grad: te.Tensor, out_dtype: str, **attrs: Any) -> te
 
     if groups == 1:
         return narrow(te.compute((x.shape[1], r, s, k1, lanes, lanes), formula), out_dtype)
+    # With a group for each channel, channel c of x meets channel c of grad only.
     diagonal = te.compute((k1, lanes, r, s), lambda c, lane, p, q: formula(c, p, q, c, lane, lane))
     by_channel = te.reshape(diagonal, (k1 * lanes, r, s))
     return narrow(te.slice(by_channel, (0, 0, 0), (groups, r, s)), out_dtype)
@@ -455,6 +459,7 @@ def _diagonals(shape: kernels.ConvShape, chip: Chip) -> tuple[isa.Launch, ...]:
     out_dtype = shape.out_dtype
     total = te.placeholder((blocks, isa.FRACTAL, isa.FRACTAL), "fp32", "total")
     eye = te.placeholder((1, isa.FRACTAL, isa.FRACTAL), "fp32", "eye")
+    # [[a, b], [c, d]] times the identity is [[a, 0], [0, d]]; its column sums are (a, d).
     lanes = te.reduce_sum(te.vmul(total, te.broadcast(eye, total.shape)), 1)
     diagonal_phases = te.lower(
         te.auto_schedule(te.renamed(narrow(lanes, out_dtype), "lanes"), chip)

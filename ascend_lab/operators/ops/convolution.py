@@ -87,6 +87,7 @@ def _shape(x: Shape, weight: Shape, *bias: Shape, **attrs: Any) -> Shape:
 # -- NumPy ----------------------------------------------------------------------------------------
 def grouped(values: Values, groups: int, axis: int) -> Values:
     """Return channels (.., c, ..) as (.., groups, c / groups, ..)."""
+    # 6 channels in 2 groups: (n, 6, h, w) becomes (n, 2, 3, h, w).
     return values.reshape(
         (*values.shape[:axis], groups, values.shape[axis] // groups, *values.shape[axis + 1 :])
     )
@@ -100,12 +101,15 @@ def conv_values(
     `pad_value` surrounds the image: in a quantised image the zero point, which stands for 0.
     """
     kernel = (weight.shape[2], weight.shape[3])
+    # (groups, features / groups, channels * taps): a row holds the weights of one output channel.
     matrices = grouped(weight, groups, 0)
     matrices = matrices.reshape((*matrices.shape[:2], -1))
     window_view = windows(padded(x, geom.pads, pad_value), kernel, geom.step, geom.spread)
     n, _, out_h, out_w = window_view.shape[:4]
     result = np.empty((n, groups, matrices.shape[1], out_h, out_w), np.result_type(x, weight))
     row_bytes = groups * matrices.shape[2] * out_w * window_view.itemsize
+    # 64 channels, 3 x 3 taps, 112 columns in fp64: 64 * 9 * 112 * 8 = 516 kB an output row, so 130
+    # rows at once.
     rows = max(1, COLUMN_BYTES // max(1, row_bytes))
     for image in range(n):
         for top in range(0, out_h, rows):
@@ -206,6 +210,7 @@ def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     biased = len(shapes) > 2
     groups = _groups(shapes[0], attrs)
     step, pads, spread = geometry(**attrs)
+    # 16 output channels in 4 groups can be cut at 4, 8 and 12 only: the grain is 4.
     features = weight[0] // groups
     grain = features if groups > 1 else 1
     sources = [Source(1, 0, grain=grain), *([Source(2, 0, grain=grain)] if biased else [])]
@@ -290,6 +295,7 @@ def _bias_kernel(call: Call, chip: Chip, elements: int, dtype: str) -> isa.Kerne
     """Return y = sums + bias on (n, k1, pixels, 16), cast to `dtype` at the end."""
     n, channels = call.outputs[0][:2]
     blocks = -(-channels // isa.FRACTAL)
+    # 33 channels are 3 blocks of 16; the last one holds one channel and 15 lanes of padding.
     pixels = elements // (n * blocks * isa.FRACTAL)
     sums_dtype = isa.ACCUMULATOR[call.dtypes[0]]
     sums = te.placeholder((n, blocks, pixels, isa.FRACTAL), sums_dtype, "sums")

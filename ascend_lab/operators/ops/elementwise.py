@@ -204,6 +204,7 @@ def _mul(s: Site) -> Grads:
 
 
 def _div(s: Site) -> Grads:
+    # d(x / y)/dx = 1 / y and d(x / y)/dy = -(x / y) / y.
     share = s.net.div(s.g, s.x(1))
     return _back(s, share, s.net.muls(s.net.mul(share, s.y()), number=-1.0))
 
@@ -362,6 +363,7 @@ def _activation(
 
 def sigmoid_values(x: Values) -> Values:
     """Return 1 / (1 + e^-x) without overflow."""
+    # x = -1000: e^-1000 / (1 + e^-1000) = 0, where 1 / (1 + e^1000) would overflow on the way.
     decay = np.exp(-np.abs(x))
     result: Values = np.where(x >= 0, 1.0, decay) / (1.0 + decay)
     return result

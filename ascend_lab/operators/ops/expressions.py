@@ -94,6 +94,7 @@ def out_size(
 
 def windows(x: Values, kernel: Pair, stride: Pair, dilation: Pair = (1, 1)) -> Values:
     """Return the windows of a padded image (n, c, h, w) as a view (n, c, oh, ow, r, s)."""
+    # (1, 1, 7, 7), 3 x 3, stride 2: a view (1, 1, 3, 3, 3, 3), in which no pixel is copied.
     view = sliding_window_view(x, reach(kernel, dilation), axis=(2, 3))
     result: Values = view[:, :, :: stride[0], :: stride[1], :: dilation[0], :: dilation[1]]
     return result
@@ -170,6 +171,7 @@ def piece_pads(
         return {"pad": pads}
     low, high = rules[axis].sources[0].window.needs(*piece)
     first, last = ranges[0][axis]
+    # 8 rows, 3 x 3, pad 1: outputs 0 .. 3 want rows -1 .. 4 and have 0 .. 4, so they pad (1, 0).
     changed = (first - low, high - last)
     return {"pad": tuple(changed if i == axis - 2 else p for i, p in enumerate(pads))}
 

@@ -64,6 +64,8 @@ class Writer:
 
     def summed_to(self, x: Any, shape: formats.Shape) -> Any:
         """Return x summed over the axes along which a tensor of `shape` was repeated."""
+        # A bias (1, 5) was repeated to (2, 3, 5): axis 0 is new, axis 1 had size 1; both are
+        # summed.
         lead = len(x.shape) - len(shape)
         axes = [*range(lead)]
         axes += [i + lead for i, n in enumerate(shape) if n == 1 and x.shape[i + lead] != 1]

@@ -73,6 +73,8 @@ def _gather(x: te.Tensor, indices: te.Tensor, *, axis: int, from_end: bool) -> t
     """Return a gather of rows, with transposes before and after for an axis other than 0."""
     gather_axis = forms.axis_of("gather", axis, x.shape)
     width = len(indices.shape)
+    # x (3, 11, 8), 4 indices on axis 1: transposed to (11, 3, 8), gathered to (4, 3, 8), back to
+    # (3, 4, 8).
     order = (gather_axis, *(i for i in range(len(x.shape)) if i != gather_axis))
     rows = te.gather(te.transpose(x, order), indices, 0, from_end=from_end)
     inner_axes = range(width + gather_axis, len(rows.shape))
@@ -175,6 +177,7 @@ def _one_hot_kernel(call: Call, chip: Chip) -> isa.Kernel:
     if (on, off) == (1, 0):
         return isa.as_kernel(marks)
     marks_tensor = te.placeholder((index_count, attrs["depth"]), attrs["dtype"], "hot")
+    # on 2, off -1: a mark of 1 becomes 1 * 3 - 1 = 2, a mark of 0 becomes -1.
     scaled = te.renamed(te.vadds(te.vmuls(marks_tensor, on - off), off), "y")
     phases = te.lower(te.auto_schedule(scaled, chip)).phases
     return isa.Kernel("one_hot", (isa.renamed(marks, {"y": "hot"}), *phases))
@@ -215,6 +218,7 @@ def _scatter_shape(x: Shape, indices: Shape, updates: Shape) -> Shape:
 
 def _scatter_slices(shapes: tuple[Shape, ...]) -> SliceRules:
     rank = len(shapes[0])
+    # x (10, 4), indices (2, 3), updates (2, 3, 4): axis 1 of x is axis 2 of the updates.
     shift = len(shapes[1]) - 1
     reason = "any index may hit any row: a piece must look at all indices and keep its own"
     row_axes = [(Source(0, i), Source(2, i + shift)) for i in range(1, rank)]

@@ -43,6 +43,8 @@ def _order(perm: Any, shape: Shape) -> tuple[int, ...]:
     """Return the permutation counted from 0; None reverses the axes."""
     if perm is None:
         return tuple(range(len(shape)))[::-1]
+    # perm (1, 2, 0) of shape (2, 3, 4) gives (3, 4, 2); the gradient goes back by argsort, (2, 0,
+    # 1).
     order = tuple(axis_of("perm", p, shape) for p in perm)
     if sorted(order) != list(range(len(shape))):
         needed = f"perm: each of the {len(shape)} axes of {shape} once"
@@ -87,6 +89,7 @@ define(
 # -- reshape --------------------------------------------------------------------------------------
 def _target(x: Shape, *, shape: Any) -> Shape:
     """Return the new shape: 0 keeps a size, one -1 takes what is left (ONNX Reshape)."""
+    # x (2, 3, 17) to (0, -1): 0 keeps the 2, -1 takes 3 * 17 = 51.
     sizes = [x[i] if n == 0 and i < len(x) else int(n) for i, n in enumerate(shape)]
     if sizes.count(-1) > 1 or any(n < -1 for n in sizes):
         needed = "shape: sizes, 0 to keep one, at most one -1"
@@ -129,6 +132,8 @@ def _axis_groups(x: Shape, out_shape: Shape) -> dict[int, tuple[int, int, int]]:
             start = start[0], start[1] + 1
         inner = math.prod(x[start[0] + 1 : ends[0]]), math.prod(out_shape[start[1] + 1 : ends[1]])
         common = math.lcm(*inner)
+        # (2, 3, 17) to (6, 17): axis 0 of the result is cut in grains of 3, one entry of axis 0 of
+        # x; (6, 35) to (7, 30) is one group, whose axes cannot be cut.
         groups[start[1]] = (
             start[0],
             common // inner[0] if common else 1,

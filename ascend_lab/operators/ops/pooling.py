@@ -78,6 +78,8 @@ def window_counts(size: Shape, kernel: Pair, step: Pair, pads: Pairs, include: b
         # a difference of prefix sums is the sum of a window
         sums = np.append(0, np.cumsum(real))
         axes.append((sums[width:] - sums[:-width])[::stride])
+    # 3 x 3 pixels, 3 x 3 windows, pad 1: (2, 3, 2) along each axis, so 4 in a corner, 6 at an edge,
+    # 9 in the middle.
     counts: Values = np.multiply.outer(*axes)
     return counts
 

@@ -370,6 +370,7 @@ def _sgd(param: Values, grad: Values, velocity: Values, **a: Any) -> tuple[Value
     Here g is the gradient plus weight_decay p.
     """
     slope = grad + a["weight_decay"] * param
+    # p 1, g 0.5, v 1, momentum 0.9, lr 0.1: v' = 1.4 and p' = 1 - 0.14 = 0.86.
     new_velocity = a["momentum"] * velocity + slope
     step = slope + a["momentum"] * new_velocity if a["nesterov"] else new_velocity
     return param - a["lr"] * step, new_velocity
@@ -399,6 +400,8 @@ def _adam(
     param: Values, grad: Values, mean: Values, square: Values, **a: Any
 ) -> tuple[Values, ...]:
     mean_correction, square_correction = _corrections(**a)
+    # First step from mean = square = 0 with g = 0.5: m / 0.1 = 0.5 and sqrt(s / 0.001) = 0.5, so p
+    # moves by lr, whatever the size of g.
     m = a["beta1"] * mean + (1 - a["beta1"]) * grad
     s = a["beta2"] * square + (1 - a["beta2"]) * grad**2
     update = m / mean_correction / (np.sqrt(s / square_correction) + a["epsilon"])
