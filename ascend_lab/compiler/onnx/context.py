@@ -105,6 +105,8 @@ class Builder(GraphBuilder):
         The node that writes the first is called `title`, its helpers after it.
         """
         written = set(self.written(start))
+        # A model's HardSwish "act" may be several nodes: the one that writes the output is called
+        # "act", a helper "act/muls".
         new_names = {old_name: name for old_name, name in wanted.items() if old_name in written}
         if new_names:
             self._numbers.clear()
@@ -337,6 +339,7 @@ class Context:
 
     def counting(self, size: int, axis: int, rank: int) -> Value:
         """Return 0, 1, ... size - 1 along one axis of a tensor of `rank` axes, size 1 elsewhere."""
+        # size 3, axis 1 of 3: 0, 1, 2 as (1, 3, 1), which broadcasts beside any tensor of 3 axes.
         shape = tuple(size if i == axis else 1 for i in range(rank))
         return self.table(np.arange(size).reshape(shape), "int32", "counting")
 

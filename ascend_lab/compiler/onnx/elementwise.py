@@ -206,6 +206,7 @@ def _second(ctx: Context, dtype: str = "") -> Value:
     if axis is None:
         return y
     at = axis + len(shape) if axis < 0 else axis
+    # (2, 3, 4, 5) and an operand (3, 4) at axis 1: it becomes (3, 4, 1).
     behind = len(shape) - at - len(y.shape)
     if at < 0 or behind < 0:
         ctx.unsupported(f"an operand that fits {shape} at axis {axis}", str(y.shape))
@@ -290,6 +291,7 @@ def _running(ctx: Context) -> Value:
         ctx.unsupported("elements", str(x.shape))
     if ctx.attr("exclusive"):
         x = _moved(ctx, x, axis, 1, none)
+    # (1, 2, 3, 4): with 1 before (1, 3, 5, 7), with 2 before (1, 3, 6, 10): log2(n) rounds.
     step = 1
     while step < x.shape[axis]:
         x = ctx.emit(op, x, _moved(ctx, x, axis, step, none))
@@ -384,6 +386,7 @@ def _element_by_element(ctx: Context, x: Values, *more: Values) -> Values:
     if ctx.op in ("Div", "Mod") and x.dtype.kind in "iu" and not np.all(more[0]):
         raise GraphError("a divisor that is not 0", "0", "mend the model")
     if ctx.op == "Div":
+        # -7 / 2: (-7 - fmod(-7, 2)) // 2 = (-7 + 1) // 2 = -3.
         is_integer = x.dtype.kind in "iu"  # cut toward zero
         return np.asarray((x - np.fmod(x, *more)) // more[0] if is_integer else x / more[0])
     if ctx.op == "Mod":
@@ -420,6 +423,7 @@ def _picked(ctx: Context, x: Values, *more: Values) -> Values | None:
 def _counted(ctx: Context, first: Any, last: Any, step: Any) -> Values:
     if step == 0:
         raise GraphError("a step that is not 0", "0", "mend the model")
+    # From 0 to 10 by 3: ceil(10 / 3) = 4 numbers, 0, 3, 6, 9.
     count = max(0, int(-(-(last - first) // step)))
     if count > kinds.SMALL:
         ctx.unsupported(f"a range of at most {kinds.SMALL} numbers", str(count))

@@ -338,6 +338,7 @@ def _slice(site: Site) -> Result:
 
 @rule("pad")
 def _pad(site: Site) -> Result:
+    # ((1, 2), (3, 4)) is written 1, 3, 2, 4: all sides before, then all behind.
     pads = [p[side] for side in (0, 1) for p in site.attrs["pads"]]
     value = site.writer.number(site.attrs["value"], site.dtype)
     return site.one("Pad", site.inputs[0], site.writer.ints(pads), value)
@@ -463,6 +464,7 @@ def _whole_convolution(site: Site, op: str, attrs: dict[str, Any]) -> str:
         sums = site.one("ConvInteger", *site.inputs[:2], **attrs)
     else:
         weight = site.given[1].shape
+        # A product of two bytes is at most 128 * 128 = 2^14: 1024 of them may reach 2^24.
         largest = math.prod((weight[0] // attrs["group"], *weight[2:])) * 2**14
         if largest > FP32_WHOLE:
             needed = f"conv_transpose2d: int8 sums up to {FP32_WHOLE:,} for ONNX"

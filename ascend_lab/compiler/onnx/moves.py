@@ -36,6 +36,7 @@ def _split(ctx: Context) -> Sequence[Result]:
     if not sizes:
         if count != ctx.out_count or (ctx.attr("num_outputs") is None and size % count):
             ctx.unsupported(f"{count} equal pieces of axis {at}", f"size {size}")
+        # 10 in 4 pieces: 3, 3, 3 and 1.
         part_size = -(-size // count)
         sizes = (*(part_size,) * (count - 1), size - part_size * (count - 1))
     if len(sizes) != ctx.out_count:
@@ -142,6 +143,7 @@ def _tile(ctx: Context) -> Result:
         ctx.unsupported(f"{len(x.shape)} repeats of at least 1", str(repeats))
     if set(repeats) <= {1}:
         return ctx.tensor(0)
+    # (2, 3) repeated (2, 2): (1, 2, 1, 3) is expanded to (2, 2, 2, 3) and read as (4, 6).
     split = tuple(n for size in x.shape for n in (1, size))
     wide = tuple(n for pair in zip(repeats, x.shape, strict=True) for n in pair)
     out = ctx.emit("expand", ctx.emit("reshape", x, shape=split), shape=wide)
@@ -239,6 +241,7 @@ def _blocks(ctx: Context) -> Value:
 def _first(ctx: Context, x: Value, axis: int, extreme: str, last: bool = False) -> Value:
     """Return the place of the largest or smallest element along an axis, kept with size 1."""
     size = x.shape[axis]
+    # (3, 7, 7): hits 0, 1, 1; places where hit are 1 and 2, of which the least is the first, 1.
     hit = ctx.emit("equal", x, ctx.emit(extreme, x, axis=axis, keepdims=True))
     places = ctx.counting(size, axis, len(x.shape))
     # Where no element equals the extreme, as with NaN, the place is still one of the axis.
@@ -314,6 +317,7 @@ _MOST = 2**22
 
 def _strides(shape: kinds.Shape) -> kinds.Values:
     """Return the elements between neighbours along each axis, row-major."""
+    # (2, 3, 4): 12, 4 and 1.
     return np.array([math.prod(shape[i + 1 :]) for i in range(len(shape))], np.int64)
 
 
@@ -383,6 +387,7 @@ def _rows(ctx: Context, shape: kinds.Shape, batch: int = 0) -> tuple[Value, kind
     steps = _strides(shape[batch : batch + depth])
     counted = _counted(ctx, indices, sizes)
     scaled = ctx.emit("mul", counted, ctx.table(steps, "int32", "steps"))
+    # Tuple (1, 2) into axes of 3 and 4: 1 * 4 + 2 = row 6.
     rows = ctx.emit("reduce_sum", scaled, axis=-1)
     if batch:
         batch_starts = np.arange(math.prod(shape[:batch])) * int(np.prod(sizes))
@@ -428,6 +433,7 @@ def _top_k(ctx: Context) -> tuple[Result, ...]:
     lower = ctx.table(np.tril(np.ones((n, n)), -1), "int32", "lower")
     tied = ctx.emit("mul", ctx.cast(ctx.emit("equal", row, column), "int32"), lower)
     ahead = ctx.emit("add", ctx.cast(precedes, "int32"), tied)
+    # (3, 1, 3): ranks 0, 2, 1, as of equal numbers the first stands ahead.
     ranks = ctx.emit("reduce_sum", ahead, axis=-1, keepdims=True)
     hits = ctx.emit("equal", ranks, ctx.counting(k, 0, 1))
     sorted_values = ctx.reshape(turned, column.shape)

@@ -50,6 +50,7 @@ def _reshape(ctx: Context) -> Result:
     keep = not ctx.attr("allowzero")
     if any(n == 0 and i >= len(x.shape) for i, n in enumerate(stated)) and keep:
         ctx.unsupported(f"0 only for the {len(x.shape)} axes of the input", str(stated))
+    # (2, 3, 4) to (0, -1): 0 keeps the 2, -1 is 24 / 2 = 12.
     sizes = [x.shape[i] if n == 0 and keep else n for i, n in enumerate(stated)]
     if ctx.rebatch and sizes and sizes[0] == ctx.rebatch[0] and x.shape[:1] == ctx.rebatch[1:]:
         sizes[0] = ctx.rebatch[1]
@@ -69,6 +70,7 @@ def _flatten(ctx: Context) -> Result:
     at = ctx.attr("axis")
     if not -len(x.shape) <= at <= len(x.shape):
         ctx.unsupported(f"an axis of {x.shape}", str(at))
+    # (2, 3, 4) at axis 2: (6, 4); at axis 0: (1, 24).
     at += len(x.shape) if at < 0 else 0
     return reshaped(ctx, x, (math.prod(x.shape[:at]), math.prod(x.shape[at:])))
 
@@ -91,6 +93,7 @@ def _unsqueeze(ctx: Context) -> Result:
     stated_axes = axes_given(ctx)
     if stated_axes is None:
         ctx.unsupported("axes", "none")
+    # Axes count in the result: (3, 4) with axes 0 and -1 is (1, 3, 4, 1).
     rank = len(x.shape) + len(stated_axes)
     axes = set(axes_of(ctx, stated_axes, rank))
     sizes = iter(x.shape)

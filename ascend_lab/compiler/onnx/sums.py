@@ -70,11 +70,14 @@ def _parsed(ctx: Context) -> tuple[list[str], str]:
         ctx.unsupported(f"a term for each of {len(ctx.inputs)} inputs", equation)
     full_terms = [_written(ctx, term, len(ctx.shape(i))) for i, term in enumerate(terms)]
     # axes of an ellipsis are aligned at the right, as in broadcasting
+    # "...ij" of a tensor of 4 axes is "10ij": axis names counted from the right, so that "...j" of
+    # 2 axes, "0j", meets its last one.
     dots = _DOTS[: max(sum(c in _DOTS for c in term) for term in full_terms)][::-1]
     if arrow:
         result = result.replace("...", dots)
     else:
         # without an arrow: letters that stand once, in the order of the alphabet
+        # "ij,jk": j stands twice, so the result is "ik".
         letters = sorted("".join(full_terms))
         result = dots + "".join(c for c in letters if letters.count(c) == 1 and c not in _DOTS)
     if any(len(set(term)) < len(term) for term in (*full_terms, result)):

@@ -187,6 +187,7 @@ def _without_expand(draft: Draft, node: Node) -> bool:
 def gemm_to_matmul(draft: Draft, node: Node) -> bool:
     """Drop a bias that is zero."""
     options = settings(node)
+    # gemm = alpha a b + beta c.
     has_no_bias = options["beta"] == 0 or draft.number(node.inputs[2]) == 0
     attrs = {key: options[key] for key in ("trans_a", "trans_b")}
     return (
@@ -323,6 +324,7 @@ def reassociation(draft: Draft, node: Node) -> bool:
         return False
     a = settings(source)["number"]
     b = settings(node)["number"]
+    # (x 2) 3 = x 6; 1e200 twice would be infinite, and stays two nodes.
     merged = a + b if node.op == "adds" else a * b
     return math.isfinite(merged) and draft.become(node, node.op, source.inputs, {"number": merged})
 

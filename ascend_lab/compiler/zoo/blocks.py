@@ -73,6 +73,7 @@ class Net(GraphBuilder):
         """
         height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
         pads = attrs.pop("pad", (height // 2, width // 2))
+        # 32 channels to 64, 3 x 3: (64, 32, 3, 3); in 4 groups (64, 8, 3, 3).
         shape = (features, x.shape[1] // attrs.get("groups", 1), height, width)
         operands = [x, self.weight(shape, f"{name}.weight")]
         if bias:
@@ -153,6 +154,7 @@ class Net(GraphBuilder):
 
     def head(self, x: Value, classes: int, *, name: str = "classifier", bias: bool = True) -> Value:
         """Append the mean of each channel and a fully connected layer."""
+        # (n, c, h, w) to (n, c, 1, 1) to (n, c).
         means = self.flat(self.global_avg_pool(x, name="pool"))
         return self.dense(means, classes, name=name, bias=bias)
 

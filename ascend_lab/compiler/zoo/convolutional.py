@@ -102,6 +102,7 @@ def _basic(net: Net, x: Value, width: int, stride: int, name: str) -> Value:
 
 def _bottleneck(net: Net, x: Value, width: int, stride: int, name: str, groups: int = 1) -> Value:
     """Append 1 x 1 to `width` (2 `width` in groups), 3 x 3, 1 x 1 to 4 `width`, and a shortcut."""
+    # ResNeXt-50 32x4d, width 64: 128 channels in 32 groups of 4.
     inner_width = width if groups == 1 else 2 * width
     y = net.conv_norm(x, inner_width, 1, name=f"{name}.1")
     y = net.conv_norm(y, inner_width, 3, stride=stride, groups=groups, name=f"{name}.2")
@@ -200,6 +201,7 @@ def densenet121(net: Net, x: Value, classes: int) -> Value:
     x = _stem(net, x, 64)
     for block, depth in enumerate((6, 12, 24, 16), 1):
         if block > 1:
+            # Block 1 of 6 layers ends with 64 + 6 * 32 = 256 channels; 128 go on.
             x = _norm_conv(net, x, x.shape[1] // 2, 1, f"transition{block - 1}")
             x = net.avg_pool2d(x, kernel=2, name=f"transition{block - 1}.pool")
         parts = [x]  # each layer reads all before it, and adds 32 channels
@@ -326,6 +328,7 @@ def _shufflenet_v2(features: tuple[int, ...], last: int, net: Net, x: Value, cla
 # -- GhostNet V1 and V2 ---------------------------------------------------------------------------
 def _ghost(net: Net, x: Value, features: int, act: str, name: str, scale: float = 1.0) -> Value:
     """Append a ghost module: 1 x 1 to half of the features, the other half depthwise from them."""
+    # 24 features: 12 by 1 x 1, and 12 depthwise from these, a filter for each.
     primary_count = math.ceil(features / 2)
     primary = net.conv_norm(x, primary_count, act=act, scale=scale, name=f"{name}.primary")
     cheap = net.depthwise(primary, act=act, name=f"{name}.cheap")
@@ -345,6 +348,7 @@ def _gated(net: Net, x: Value, y: Value, name: str) -> Value:
     for direction, kernel in (("row", (1, 5)), ("column", (5, 1))):
         g = net.depthwise(g, kernel, name=f"{name}.{direction}")
     # each pixel takes the gate of the pixel at half the size: a product with ones and zeros
+    # 4 pixels from 2: 0, 0, 1, 1.
     nearest = np.arange(size) * g.shape[2] // size
     return net.mul(y, net.resized(net.sigmoid(g), np.eye(g.shape[2])[nearest], name=f"{name}.up"))
 

@@ -223,6 +223,8 @@ def _relative(net: Net, side: int, step: int, name: str) -> Value:
     """
     # one parameter for each distance (rows, columns) and head
     table = net.seeded(f"{name}.table", (side * side, HEADS), SPREAD)
+    # side 2: pixels (0, 0), (0, 1), (1, 0), (1, 1); from the first to the last the distance is (1,
+    # 1), row 1 * 2 + 1 = 3 of the table.
     keys = np.array([*product(range(side), repeat=2)])
     queries = np.array([*product(range(0, side, step), repeat=2)])
     distances = np.abs(queries[:, None] - keys[None])
@@ -341,6 +343,7 @@ def _attention(net: Net, x: Value, halved: bool, name: str) -> Value:
     if halved:
         small = y.shape[2]
         large = start.shape[2]
+        # 4 pixels from 2: positions 0, 0.25, 0.75 and 1.
         positions = np.clip((np.arange(large) + 0.5) * small / large - 0.5, 0, small - 1)
         # bilinear interpolation: a pixel between two others takes both, by distance
         weights = np.maximum(0.0, 1 - np.abs(positions[:, None] - np.arange(small)))

@@ -431,6 +431,7 @@ def _multi_query(net: Net, x: Value, text: str, name: str) -> Value:
         maps.append(net.reshape(m, shape=(n, depth, -1)))
     # the heads' queries become rows of one matrix: all share the keys
     q = net.transpose(net.reshape(q, shape=(n, heads, depth, h * w)), perm=(0, 1, 3, 2))
+    # 4 heads on 14 x 14 pixels: 784 rows against one map of keys.
     q = net.reshape(q, shape=(n, heads * h * w, depth))
     shares = net.shares(q, maps[0], name=f"{name}.heads")
     context = net.batch_matmul(shares, maps[1], trans_b=True)
@@ -446,6 +447,7 @@ def _mobilenet_v4(
     x = net.conv_norm(x, rounded(stem * max(1.0, width)), 3, stride=2, name="stem")
     for s, stage in enumerate(stages.split(" | "), 1):
         sizes, _, blocks = stage.partition(": ")
+        # "96-64: c3 c1": 96 features after the 3 x 3, 64 after the 1 x 1.
         features = [rounded(int(n) * width) for n in sizes.split("-")]
         i = 0
         for word in blocks.split():

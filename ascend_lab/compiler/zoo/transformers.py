@@ -80,6 +80,7 @@ def heads(
     net: Net, x: Value, batch: int, count: int, order: tuple[int, ...], *, name: str
 ) -> Value:
     """Append rows (batch length, width) as heads of each sequence, the axes in an order."""
+    # BERT-base, batch 2, 128 tokens: (256, 768) as (2, 128, 12, 64), turned to (2, 12, 128, 64).
     shape = (batch, x.shape[0] // batch, count, x.shape[1] // count)
     parts = net.reshape(x, shape=shape, name=f"{name}.reshape")
     return net.transpose(parts, perm=order, name=f"{name}.transpose")
@@ -153,6 +154,7 @@ def _mask(net: Net, kept: Value, size: Size) -> Value:
     """Append (1 - mask) * -10000, shaped to be added to (batch, heads, length, length)."""
     column = net.reshape(kept, shape=(size.batch, 1, 1, size.length), name="mask.reshape")
     real = net.cast(column, dtype=net.dtype, name="mask.cast")
+    # A mask of 1, 1, 0 becomes 0, 0, -10000.
     turned = net.adds(net.muls(real, number=-1.0, name="mask.neg"), number=1.0, name="mask.not")
     return net.muls(turned, number=DROPPED, name="mask")
 
@@ -211,6 +213,7 @@ def bert_large(
 # -- GPT-2 (Radford et al. 2019): causal attention, output weights tied to the embedding ----------
 def causal(length: int) -> np.ndarray:
     """Return the mask (1, 1, length, length): 0 up to a token's own position, then `DROPPED`."""
+    # Length 3: rows (0, -1e4, -1e4), (0, 0, -1e4), (0, 0, 0).
     later = np.triu(np.ones((length, length), np.float32), 1)
     return (later * np.float32(DROPPED)).reshape(1, 1, length, length)
 
