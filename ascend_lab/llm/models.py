@@ -102,6 +102,8 @@ class LatentAttention:
     @property
     def cached_numbers(self) -> int:
         """Numbers that the cache holds for a token of a layer."""
+        # deepseek_v3: 512 + 64 = 576, where 128 heads of their own keys would have 128 * (192 +
+        # 128).
         return self.kv_rank + self.rope_dim
 
 
@@ -171,6 +173,8 @@ class Decoder:
     def parameters(self) -> int:
         """All weights: layers, embedding, head unless it is tied, and the last norm."""
         sparse_layers = self.layers - self.dense_layers
+        # qwen3_8b: 36 layers, two tables of 151,936 x 4096 and the last norm are 8,190,735,360
+        # weights.
         layers = self.dense_layers * self.layer_weights(True)
         layers += sparse_layers * self.layer_weights(False)
         tables = 1 if self.tied else 2
@@ -203,6 +207,7 @@ def load_decoder(name: str | Path) -> Decoder:
     if text.endswith(".toml"):
         data = read_file(text, "a table of a decoder", TABLE_BYTES)
         return decoder_of(Path(text).stem, _parsed(text, data), text)
+    # "zoo:Qwen2.5-7B" is qwen2_5_7b.
     key = text.removeprefix(PREFIX).lower().replace("-", "_").replace(".", "_")
     tables = _built_in()
     if key not in tables:

@@ -70,6 +70,7 @@ class Load:
     @property
     def keys(self) -> int:
         """Keys that the last new token of a sequence sees."""
+        # 4095 tokens in the cache and 1 new one: 4096 keys.
         return self.context + self.tokens
 
 
@@ -174,6 +175,7 @@ def _divides(name: str, parts: int, total: int, what: str) -> None:
 
 def divisors_text(total: int) -> str:
     """Return the divisors of a number that are powers of two, as words: "1, 2, 4 or 8"."""
+    # 12 heads: "1, 2 or 4".
     powers = [2**bits for bits in range(11) if total % 2**bits == 0]
     if len(powers) == 1:
         return "1"

@@ -144,6 +144,7 @@ def _plan(given: Mapping[str, Any], devices: int, decoder: Decoder) -> Plan:
         raise InputError("a plan: tp, ep or dp", f"{ranks} devices and none", "none is guessed")
     tp = words.get("tp", 1)
     ep = words.get("ep", 1)
+    # ep 16 alone: 16 groups of one device.
     dp = words.get("dp", max(1, ep // tp))
     if decoder.experts is None:
         dp = words.get("dp", 1)
@@ -217,6 +218,7 @@ def _guessing(model: Model, given: Mapping[str, Any], marks: list[str]) -> Estim
         time_s -= _beside_s(model, load, step)
         marks.append("shared experts beside the messages")
     bound = _bound(bound_s / tokens_per_step, marks)
+    # A step of 60 ms that gives 1 + 0.5 tokens is 40 ms a token.
     return Estimate(time_s / tokens_per_step, bound, largest(step.ledger), {}, tuple(marks))
 
 

@@ -201,5 +201,6 @@ def bottleneck(scenario: LlmScenario, log: Conversation) -> str:
     prompts = sum(request.prompt for request in log.requests)
     # 1000 tokens in 100 steps are 10 sequences a step on average.
     batch = max(1, min(scenario.engine.max_batch, round(tokens / max(log.steps, 1))))
+    # Prompts of 100 tokens and answers of 60: half way through an answer, 130 tokens.
     context = max(1, round((prompts + tokens / 2) / len(log.requests)))
     return scenario.model.timed(decode(batch, context)).bottleneck

@@ -54,6 +54,8 @@ class Steps:
         if prompt_tokens:
             parts.append(self._prefill(prompt_tokens))
         if decodes:
+            # Attention is linear in the tokens it reads: 10 sequences of 1000 tokens in all read as
+            # many as 10 of 100.
             parts.append(self._decode(decodes, max(1.0, cached / decodes)))
         if len(parts) < 2:
             return parts[0].time_s if parts else 0.0
@@ -69,6 +71,7 @@ class Steps:
         memory = model.memory(decode(model.plan.dp, PAGE_TOKENS))
         free_bytes = memory.device_bytes - memory.weights_bytes - memory.activations_bytes
         page_bytes = sequence_bytes(model.decoder, model.shard, PAGE_TOKENS, model.format)
+        # Each data-parallel group has a cache of its own.
         pages = int(free_bytes // page_bytes) * model.plan.dp
         if pages < 1:
             raise CapacityError(
@@ -82,6 +85,7 @@ class Steps:
     # -- the grid ----------------------------------------------------------------------------------
     def _decode(self, batch: int, context: float) -> Cost:
         """Return the cost of a decode step between four points of the grid."""
+        # 48 sequences: half way between the points of 32 and 64.
         low, high, share = _around(float(batch), 1)
         near = self._decode_row(low, context)
         if not share:

@@ -214,6 +214,7 @@ class Model:
         """
         plan = self.plan
         decoder = self.decoder
+        # qwen3_8b, 32 rows: 32 * 4096 * 2 = 262 kB an all-reduce.
         sums_bytes = float(layers.rows * decoder.hidden * WIDE_BYTES)
         sparse_layers = decoder.layers - decoder.dense_layers
         # What ends each part of a layer on one device, and how many layers have it.
@@ -263,6 +264,7 @@ class Model:
         plan = self.plan
         parts = plan.expert_parts
         copies = experts.chosen if plan.ep > 1 else 1
+        # 64 rows, tp 4, 8 experts a token: 16 tokens of a device go out as 128 rows.
         rows = layers.rows / plan.tp * copies
         number_bytes = 1 if self.format.in_bytes else WIDE_BYTES
         out_bytes = rows * self.decoder.hidden * number_bytes
@@ -331,5 +333,6 @@ class _Account:
         chip = self.machine.chip
         quickest = "int8" if number_format.in_bytes else number_format.main
         memory_s = self.read_bytes / chip.memory_peak_bytes_per_s
+        # Ascend910B2: 353.9 TFLOP/s in fp16, so 10^12 multiplications take 5.65 ms.
         cube_s = 2 * self.macs / chip.peak_ops_per_s(quickest)
         return max(memory_s, cube_s, self.links_bound_s)

@@ -83,6 +83,7 @@ def feed_of(
     step = Paged(phase, size, tokens, table_pages, cache.blocks + 1, cache.block_tokens)
     inputs = {"slots": slots.ravel()}
     # query at position p sees keys 0 .. p: those before it, and no place that is not written yet
+    # positions (2, 3) at keys 0 .. 7: the first query sees keys 0 .. 2, the second 0 .. 3.
     hidden_keys = np.arange(step.keys) > positions[:, None, :, None]
     inputs["mask"] = np.where(hidden_keys, LOWEST, 0.0)
     if phase == "decode":
@@ -301,6 +302,7 @@ class Runner:
             return _Streams(residual, self._dispatched(layer, routed, shared))
         partial = []
         for device, (x, chosen) in enumerate(routed):
+            # tp 4, ep 2: experts are cut in 2, devices 0 and 1 hold set 0, devices 2 and 3 set 1.
             number = device // self.plan.expert_parts
             mine = slice_of(chosen, 1, self.shard.experts, number)
             partial.append(self._by_experts(layer, device, x, mine) + shared[device])
@@ -340,6 +342,7 @@ class Runner:
         tp = self.plan.tp
         ep = self.plan.ep
         rows, hidden = routed[0][0].shape
+        # 5 rows on tp 2: shares of 3, the last one filled up by a row of zeros.
         share = math.ceil(rows / tp)
         filled = ((0, share * tp - rows), (0, 0))
         # A message's row is a token (hidden numbers) and its weights for the experts of the

@@ -173,6 +173,8 @@ class Slices:
             for name in ("gate", "up", "down")
         }
         width = self.shard.expert_width
+        # Each device takes its columns of gate and of up, then joins them: cutting the joined
+        # matrix would give one device all of gate.
         gate_up = [slice_of(local[name], 2, width, part) for name in ("gate", "up")]
         return {
             "experts.gate_up": np.concatenate(gate_up, axis=2),

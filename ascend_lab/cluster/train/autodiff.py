@@ -249,6 +249,7 @@ class _Step:
         """Append a running statistic: share m of the old, 1 - m of the batch's; return its name."""
         net = self.net
         net.prefix = f"{name}.update"
+        # Old 2, batch 3: 0.9 * 2 + 0.1 * 3 = 2.1.
         old_share = net.muls(net.value(name), number=steps.RUNNING_MOMENTUM)
         batch_share = net.muls(net.value(batch), number=1.0 - steps.RUNNING_MOMENTUM)
         average: Value = net.add(old_share, batch_share)

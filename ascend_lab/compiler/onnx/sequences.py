@@ -121,8 +121,8 @@ def _attended(
     biased = capped if added is None else ctx.emit("add", capped, added)
     shares = ctx.emit("softmax", biased, axis=-1)
     if added is not None and may_drop:
-        # A row in which every key is dropped has -inf only; softmax would make it NaN, so the
-        # standard 0.
+        # A row in which every key is dropped has -inf only, and softmax makes it NaN: its shares
+        # are set to 0.
         row_max = ctx.emit("reduce_max", added, axis=-1, keepdims=True)
         none = ctx.emit("equal", row_max, ctx.table(-math.inf, dtype, "none"))
         shares = ctx.emit("select", none, ctx.table(0, dtype, "zero"), shares)

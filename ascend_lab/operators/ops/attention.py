@@ -302,6 +302,7 @@ def _attention_slopes(s: gradients.Site) -> Grads:
     masked = len(s.inputs) > 3
     scores = net.add(scores, s.x(3)) if masked else scores
     probabilities = net.wide(net.softmax(scores, axis=-1))
+    # (t, s) (s, e) = (t, e), the shape of v.
     dv = net.batch_matmul(net.in_format(probabilities, dtype), s.g, trans_a=True)
     dprobabilities = net.wide(net.batch_matmul(s.g, v, trans_b=True))
     dscores = net.in_format(
@@ -325,6 +326,7 @@ def _attention_slices(
         return _causal_slices(shapes, causal=causal)
     scores = product_shape(q, k, False, True)
     out_shape = product_shape(scores, v, False, False)
+    # Output axes: those of the batch, then s (a row of q), then e (a column of v).
     batch = slicing.following((q[:-2], k[:-2], v[:-2]), out_shape[:-2])
     axis_sources = [*batch, (slicing.Source(0, len(q) - 2),), (slicing.Source(2, len(v) - 1),)]
     for mask in shapes[3:]:
@@ -393,6 +395,7 @@ def flash_shape(call: Call) -> FlashShape:
     shared_tensors = [n for n, s in zip("qkv", (q, k, v), strict=True) if _single(s)]
     if len(call.shapes) > 3:
         mask = call.shapes[3]
+        # (b, 1, 1, t) drops the same keys for each query: "rows"; (s, t) is "full".
         one_row = len(mask) < 2 or mask[-2] == 1
         one_head = group_heads == 1 or len(mask) < 3 or mask[-3] == 1
         mask_kind = "rows" if one_row and one_head else "full"

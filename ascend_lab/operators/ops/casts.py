@@ -95,6 +95,7 @@ def _cast(x: te.Tensor, *, dtype: str, round: str) -> te.Tensor:  # noqa: A002
         return x
     in_fp32 = te.cast_to(x, "fp32")
     if round == "trunc":  # toward zero: floor above, ceil below
+        # -2.7: max(x, 0) gives 0, and ceil(min(x, 0)) = -2; their sum is -2.
         above = te.cast_to(te.floor(te.vrelu(in_fp32)), "fp32")
         integers = te.vadd(above, te.cast_to(te.ceil(te.vmins(in_fp32, 0.0)), "fp32"))
     else:
@@ -188,6 +189,7 @@ def _result_format(key: str, *allowed: str) -> Any:
 def _saturated(x: te.Tensor, offset: int, dtype: str) -> te.Tensor:
     """Return round(x) + offset as a byte, added in fp16: it holds integers up to 2048 exactly."""
     integers = te.cast_to(x, "int32") if x.dtype == "fp32" else x
+    # 100 + 100 = 200 as a float, which the cast to int8 then limits to 127; int8 would wrap to -56.
     in_fp16 = narrow(integers, "fp16")
     return te.cast_to(te.vadds(in_fp16, float(offset)) if offset else in_fp16, dtype)
 

@@ -138,6 +138,7 @@ def _reached_grad(s: gradients.Site, grad: Any) -> Any:
     """
     extra = _output_pads(s.attrs["output_padding"])
     step = pair("stride", s.attrs["stride"])
+    # Output padding 3 at stride 2: 2 rows are cut off, and 1 is left as the remainder.
     unreached = tuple(e - e % n for e, n in zip(extra, step, strict=True))
     end = (*grad.shape[:2], grad.shape[2] - unreached[0], grad.shape[3] - unreached[1])
     return s.net.slice(grad, begin=(0, 0, 0, 0), end=end)
@@ -165,6 +166,8 @@ def _flipped(weight: te.Tensor, groups: int) -> te.Tensor:
         rows = [te.slice(weight, *span(weight.shape, axis, i, i + 1)) for i in range(last, -1, -1)]
         weight = te.concat(rows, axis) if len(rows) > 1 else weight
     c, k, r, s = weight.shape
+    # (c, k / g, r, s) in 2 groups of 3 channels: (2, 3, k / g, r, s), turned to (2, k / g, 3, r,
+    # s).
     by_group = te.reshape(weight, (groups, c // groups, k, r, s))
     return te.reshape(te.transpose(by_group, (0, 2, 1, 3, 4)), (groups * k, c // groups, r, s))
 
@@ -180,6 +183,7 @@ def _dx_expression(
     spans = reach((weight.shape[2], weight.shape[3]), spread)
     extra = _output_pads(attrs["output_padding"])
     # pads of the convolution before and behind: reach - 1 - pad, output padding behind in addition
+    # 3 x 3, pad 1, output padding 1: sides (1, 2).
     sides = [(spans[i] - 1 - pads[i][0], spans[i] - 1 - pads[i][1] + extra[i]) for i in range(2)]
     image = stretched(x, step)
     if min(map(min, sides)) < 0:

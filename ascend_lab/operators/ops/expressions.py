@@ -63,6 +63,7 @@ def stretch(*tensors: te.Tensor) -> tuple[te.Tensor, ...]:
 
 def along(tensor: te.Tensor, axis: int, shape: tuple[int, ...]) -> te.Tensor:
     """Broadcast a vector along `axis` of `shape`: (n,) -> (1, .., n, .., 1) -> shape."""
+    # (16,) along axis 1 of (2, 16, 3, 5): (1, 16, 1, 1).
     column = tuple(n if i == axis else 1 for i, n in enumerate(shape))
     return te.broadcast(te.reshape(tensor, column), shape)
 
@@ -149,6 +150,7 @@ def window_rules(
     """Return the rules of height and width: output o reads o*stride - pad ... + reach - 1."""
 
     def rule(i: int) -> AxisRule:
+        # 3 rows, pad 1: output o reads rows o - 1 .. o + 1.
         reach_after = (kernel[i] - 1) * dilation[i] - pads[i][0]
         source = Source(0, 2 + i, Window(pads[i][0], reach_after, stride[i], dilation[i]))
         reads_one_pixel = kernel[i] == 1 and not sum(pads[i])

@@ -85,6 +85,7 @@ def round_to(values: Values, dtype: str) -> Values:
     kind = numpy_type(dtype)
     if kind.kind in "iu" and values.dtype.kind == "f":
         info = np.iinfo(kind)
+        # 2.5 rounds to 2 (halves to even), 300.0 to 127 in int8, NaN to 0.
         values = np.clip(np.nan_to_num(np.rint(values)), info.min, info.max)
     with np.errstate(all="ignore"):
         return np.asarray(values).astype(kind)
@@ -114,6 +115,7 @@ class Tolerance:
         """Return the largest error allowed at each element; 0 for whole numbers."""
         if not is_float(dtype):
             return np.full(reference.shape, self.atol)
+        # 1 ulp in fp16 at 3.0 is 2^-9, at 1000 it is 0.5.
         return self.ulps * spacing(reference, dtype) + self.atol
 
 
@@ -160,6 +162,7 @@ class TypeRule:
     def inputs(self, names: tuple[str, ...], main: str, attrs: Attrs) -> tuple[str, ...]:
         """Return the format each named input must have when the main one is `main`."""
         fixed_formats = dict(self.fixed)
+        # matmul in int8 with a bias "result": (int8, int8, int32).
         declared = (fixed_formats.get(name, main) for name in names)
         return tuple(self.outputs(main, attrs, 1)[0] if k == "result" else k for k in declared)
 
@@ -296,6 +299,7 @@ def broadcast_shape(where: str, *shapes: Shape) -> Shape:
     padded = [(1,) * (rank - len(s)) + s for s in shapes]  # (5,) against (3, 5) becomes (1, 5)
     out = []
     for axis, sizes in enumerate(zip(*padded, strict=True)):
+        # Sizes 1, 4 and 4 give {4}; 3 against 4 gives {3, 4}, a clash; 1 and 1 give {}, and 1.
         stretched_sizes = {n for n in sizes if n != 1}
         if len(stretched_sizes) > 1:
             needed = f"{where}: shapes that broadcast (equal sizes or 1, aligned right)"

@@ -79,6 +79,7 @@ class Writer:
         The first step adds the rows of pixels to each other, (n, c, h, w) -> (n, c, 1, w). Its
         n * c * w sums are independent, so every core gets some. The second adds what is left.
         """
+        # (n, c, h, w): first over axis 2, then over axes 0 and 3.
         inner = tuple(range(2, len(x.shape)))
         if inner[:-1]:
             x = self.reduce_sum(x, axis=inner[:-1], keepdims=True)
@@ -183,6 +184,7 @@ def added(s: Site, grad: Any, indices: Any, axis: int, size: int) -> Any:
     if axis:
         indexed_first = (*range(axis, axis + width), *range(axis), *range(axis + width, rank))
         grad = net.transpose(grad, perm=indexed_first)
+    # Table (100, 16), indices (2, 7): the gradient (2, 7, 16) is added to zeros (100, 16).
     shape: formats.Shape = (size, *grad.shape[width:])
     zeros = net.number(0.0, shape, grad.type.dtype)
     total: Any = net.scatter_add(zeros, indices, grad)

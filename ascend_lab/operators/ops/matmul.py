@@ -104,6 +104,7 @@ def slopes(s: gradients.Site, op: str, grad: Any, turn_a: bool, turn_b: bool) ->
         transposed = (True, turn_a) if turn_b else (not turn_a, False)
         grad_b = net.add_node(op, *b, trans_a=transposed[0], trans_b=transposed[1])
         grad_b = net.summed_to(grad_b, s.shape(1))
+    # dA = G B^T; if a holds A^T, its gradient is B G^T.
     if s.wanted[0]:
         a = (s.x(1), grad) if turn_a else (grad, s.x(1))
         transposed = (turn_b, True) if turn_a else (False, not turn_b)

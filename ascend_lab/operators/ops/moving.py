@@ -208,6 +208,7 @@ def _expand_kernel(call: Call, chip: Chip) -> isa.Launch:
     """Return a copy kernel; the source has step 0 along repeated axes, so it is read again."""
     x = call.shapes[0]
     out_shape = call.outputs[0]
+    # (3, 1) to (3, 33): steps (1, 0), so each element is read 33 times.
     aligned = (1,) * (len(out_shape) - len(x)) + x
     dtype = call.dtypes[0]
     steps = [
@@ -396,6 +397,7 @@ define(
 # -- concat and split ------------------------------------------------------------------------------
 def _concat_shape(*shapes: Shape, axis: int) -> Shape:
     first = shapes[0]
+    # (3, 17) and (3, 16) on axis 1: (3, 33).
     joined_axis = axis_of("concat", axis, first)
     for other in shapes[1:]:
         if (other[:joined_axis], other[joined_axis + 1 :]) != (

@@ -77,6 +77,7 @@ class Template:
         """Return the kernel's tensors for input arrays."""
         if self.feed is not None:
             return self.feed(call, arrays)
+        # (1, 3, 8, 8) in NC1HWC0 is packed as (1, 1, 8, 8, 16): 13 of 16 lanes are zeros.
         laid = [pack(_map(self.layout, a, a.shape), a) if self.layout else a for a in arrays]
         return {**dict(zip(self.names(len(arrays)), laid, strict=True)), **self.extra(call)}
 
@@ -202,6 +203,7 @@ class Operator:
         input_count = len(self.inputs)
         if self.variadic and count > input_count:
             return (*self.inputs, *(f"{self.inputs[-1]}{i}" for i in range(input_count, count)))
+        # conv2d (x, weight, bias) with one optional input takes 2 or 3.
         if not input_count - self.optional <= count <= input_count:
             few = f"{input_count - self.optional} to " if self.optional else ""
             more = " or more" if self.variadic else ""
@@ -370,6 +372,7 @@ class Operator:
     def check_indices(self, arrays: Sequence[Values], attrs: Attrs) -> None:
         """Raise `InputError` naming the first index that points outside its tensor."""
         for i, limit in self.index_limits([a.shape for a in arrays], attrs).items():
+            # A table of 10 rows: 0 .. 9, with from_end -10 .. 9.
             first_index = -limit if attrs.get("from_end") else 0
             bad_positions = np.argwhere((arrays[i] < first_index) | (arrays[i] >= limit))
             if len(bad_positions):

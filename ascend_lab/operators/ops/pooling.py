@@ -101,6 +101,7 @@ def _average_values(x: Values, *, count_include_pad: bool, **attrs: Any) -> Valu
 def _pooled(x: te.Tensor, size: Pair, step: Pair, pads: Pairs, mode: str) -> te.Tensor:
     """Pool in NC1HWC0, the layout of the instruction, with channels padded to blocks of 16."""
     n, c, h, w = x.shape
+    # 17 channels are 2 blocks: 15 lanes are padding, cut off again at the end.
     c1 = -(-c // C0)
     blocks = te.reshape(te.pad(x, ((0, 0), (0, c1 * C0 - c), (0, 0), (0, 0))), (n, c1, C0, h, w))
     image = te.transpose(blocks, (0, 1, 3, 4, 2))
@@ -128,6 +129,7 @@ def _average(x: te.Tensor, *, count_include_pad: bool, **attrs: Any) -> te.Tenso
     if count_include_pad or not any(map(any, pads)):
         return mean
     one_channel = te.slice(x, (0, 0, 0, 0), (1, 1, *x.shape[2:]))
+    # An expression has no constants: max(min(x, 0), 0) = 0 for any number x, and 0 + 1 is one.
     ones = te.vadds(te.vmuls(te.vmaxs(te.vmins(one_channel, 0.0), 0.0), 0.0), 1.0)
     real_share = _pooled(ones, size, step, pads, "avg")
     return te.vdiv(mean, te.broadcast(real_share, mean.shape))

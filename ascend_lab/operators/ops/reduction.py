@@ -38,6 +38,7 @@ _EMPTY = Example(((3, 0),), {"axis": 1})
 def reduced_shape(x: Shape, *, axis: Any, keepdims: bool) -> Shape:
     """Return the shape after the reduction; reduced axes are dropped, or have size 1."""
     axes = forms.axes_of("reduce", axis, x)
+    # (2, 31, 16) over axis 1: (2, 16), with keepdims (2, 1, 16).
     return tuple(1 if i in axes else n for i, n in enumerate(x) if keepdims or i not in axes)
 
 
@@ -257,6 +258,7 @@ def _log_softmax_values(x: Values, *, axis: int) -> Values:
 def softmax_grad(s: gradients.Site, grad: Any, y: Any, axis: int) -> Any:
     """Return y (g - sum(g y)) along an axis."""
     net = s.net
+    # y = (0.27, 0.73), g = (1, 0): sum(g y) = 0.27, so (0.27 * 0.73, -0.73 * 0.27) = (0.20, -0.20).
     total = net.reduce_sum(net.mul(grad, y), axis=(axis,), keepdims=True)
     return net.mul(y, net.sub(grad, total))
 
@@ -334,6 +336,7 @@ def _norm_slices(shapes: tuple[Shape, ...], *, axis: int, epsilon: float) -> sli
 
 def _rows(x: te.Tensor, axis: int) -> te.Tensor:
     """Return x as (rows, elements of the normalised axes)."""
+    # (2, 5, 8) from axis 1 on: 2 rows of 40.
     tail = forms.elements(x.shape[axis_of("axis", axis, x.shape) :])
     return te.reshape(x, (x.elements // tail, tail))
 

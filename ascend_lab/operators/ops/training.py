@@ -100,6 +100,7 @@ def _max_values(x: Values, y: Values, grad: Values, **attrs: Any) -> Values:
     size, step, pads = geometry(**attrs)
     image = padded(x, pads, -np.inf)
     window_view = expressions.windows(image, size, step)
+    # A window 1, 3, 3: equal 0, 1, 1, and the first of these takes the gradient.
     equal = (window_view == y[..., None, None]).reshape((*window_view.shape[:4], -1))
     # argmax of booleans is the index of the first True; without any it is 0, where equal is False
     is_first_maximum = equal & (np.arange(equal.shape[-1]) == equal.argmax(axis=-1)[..., None])
@@ -176,6 +177,7 @@ def _pool_counts(*, size: Any, count_include_pad: bool, **attrs: Any) -> Values:
 def _average_values(grad: Values, **attrs: Any) -> Values:
     (window, step, pads) = geometry(**attrs)
     plane = forms.pair("size", attrs["size"])
+    # A gradient of 1 on a full 3 x 3 window: 1/9 at each of its pixels.
     window_share = grad / _pool_counts(**attrs)
     element_grads = np.broadcast_to(window_share[..., None, None], (*window_share.shape, *window))
     image = add_windows(element_grads, (*grad.shape[:2], *_padded_size(plane, pads)), step)
@@ -211,6 +213,7 @@ def _over_axis(x: te.Tensor, axis: int, column: Values) -> te.Tensor:
     """
     if np.ptp(column) == 0:
         return x
+    # 2, 3, 3, 3, 2: runs end at 1, 4 and 5.
     ends = [0, *(np.flatnonzero(np.diff(column)) + 1).tolist(), len(column)]
     pieces = []
     for low, high in pairwise(ends):
@@ -325,6 +328,7 @@ def _loss_slopes(s: gradients.Site) -> Grads:
     grad = net.shaped(s.g, (rows, 1))
     logits = s.x(0)
     target = s.x(1)
+    # Logits (0, 0), target (1, 0): softmax (0.5, 0.5), so the gradient is (-0.5, 0.5).
     total = net.reduce_sum(target, axis=(1,), keepdims=True)
     logit_slope = net.sub(net.mul(net.softmax(logits, axis=1), total), target)
     target_grad = None

@@ -93,6 +93,7 @@ def check_within(operator: Operator, got: Any, wanted: Any) -> None:
         with np.errstate(invalid="ignore"):
             agree = (left == right) | (np.isnan(left) & np.isnan(right))
             excess = np.where(agree, 0.0, np.abs(left - right)) - tolerance.bound(right, dtype)
+        # Not `excess > 0`: that is False for NaN, which must count as too far.
         too_far = ~(excess <= 0)
         if too_far.any():
             worst = np.argmax(np.where(too_far, np.nan_to_num(excess, nan=np.inf), -1))
@@ -147,6 +148,8 @@ def check_gradient(
     # If an operator has named outputs, such as batch norm's running statistics, only the first is
     # part of a loss. The pieces of a split are all parts.
     used_outputs = 1 if len(operator.outputs) > 1 else len(outputs)
+    # Random c in loss = sum(c y): with c = 1 errors of opposite signs could cancel, as in softmax,
+    # whose outputs always add up to 1.
     weights = [rng.uniform(-1, 1, o.shape) for o in outputs[:used_outputs]]
     grads = gradient(
         operator, (*weights, *(None,) * (len(outputs) - used_outputs)), arrays, outputs, **attrs
@@ -160,6 +163,7 @@ def check_gradient(
             raise AssertionError(
                 f"{operator.name}: gradient {i} is {grad.shape}, the input {arrays[i].shape}"
             )
+        # One direction checks all elements at once: two evaluations, not two for each element.
         direction = rng.uniform(-1, 1, arrays[i].shape)
         sides = []
         for sign in (1, -1):

@@ -267,6 +267,8 @@ def _formulate(small: Reduced) -> tuple[Costs, _Matrix, dict[int, int], int]:
         equal.add(np.full(len(node_costs), equal.count), span, 1.0)
         equal.count += 1
         choices += len(node_costs)
+    # Columns 0 .. choices - 1 are the x, one a strategy; those of the y follow, one for each pair
+    # of groups that is allowed.
     columns = choices
     tables = []
     for (u, v), table in small.edges.items():
@@ -281,6 +283,8 @@ def _formulate(small: Reduced) -> tuple[Costs, _Matrix, dict[int, int], int]:
         tables.append(remainder[used])
         for node, lines, labels in ((u, ids, by_row), (v, ids.T, by_column)):
             place, _ = np.nonzero(lines >= 0)
+            # A row of the table: the y in it add up to the x of the strategies in its group, sum y
+            # - sum x = 0.
             equal.add(equal.count + place, lines[lines >= 0], 1.0)
             equal.add(equal.count + labels, offsets[node] + np.arange(len(labels)), -1.0)
             equal.count += len(lines)

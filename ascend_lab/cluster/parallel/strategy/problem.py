@@ -387,6 +387,7 @@ def _dominated(small: Reduced) -> bool:
     bound = {node for nodes, _ in small.rows for node in nodes}
     removed = False
     for node, costs in small.costs.items():
+        # Costs (3, 5): worse is [[0, 2], [-2, 0]]; taking strategy 0 instead of 1 adds at most -2.
         worse = costs[None, :] - costs[:, None]
         for table in small.links[node].values():
             for index, line in enumerate(table):
@@ -437,5 +438,7 @@ def _fold(small: Reduced) -> None:
 
 def _grows(small: Reduced, node: int, left: int, right: int) -> bool:
     """Tell whether folding makes a new table that is larger than the two it replaces."""
+    # 4 strategies between neighbours of 10 and 10: a table of 100 in place of 40 + 40 grows;
+    # between 5 and 5, 25 in place of 20 + 20 does not.
     choices, a, b = (len(small.costs[n]) for n in (node, left, right))
     return right not in small.links[left] and a * b > choices * (a + b)

@@ -192,6 +192,7 @@ class _Trainer:
         if count > len(model.pieces):
             needed = f"at least {count} pieces for {plan.pipeline} stages x {plan.virtual} chunks"
             raise errors.ClusterError(needed, str(len(model.pieces)), "use fewer stages")
+        # 5 pieces on 2 chunks: 0 .. 2 and 3, 4.
         owned = np.array_split(np.arange(len(model.pieces)), count)
         self.chunks = [
             _Chunk([model.pieces[i] for i in unit_range], self.groups, cuts, optimizer)

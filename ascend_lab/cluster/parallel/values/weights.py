@@ -150,6 +150,7 @@ def flatten(arrays: Sequence[Values], multiple: int = 1) -> Values:
 
 def unflatten(flat: Values, shapes: Sequence[tuple[int, ...]]) -> list[Values]:
     """Return arrays of given shapes from one behind the other."""
+    # Shapes (2, 3) and (4,): ends 6 and 10; what stands behind 10 is padding.
     ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
     cut = np.split(flat[: ends[-1]], ends[:-1])
     return [a.reshape(shape) for a, shape in zip(cut, shapes, strict=True)]
@@ -291,6 +292,8 @@ class Sharded(Replicas):
     def _flats(self, piece: Piece) -> tuple[Flat, ...]:
         keys = [f"{piece.name}.{name}" for name in piece.weights]
         flats = []
+        # Weights that are summed over other groups (experts, say, over replicas only) need a vector
+        # of their own.
         for kind in dict.fromkeys(self.sums[key] for key in keys):
             same_kind = tuple(key for key in keys if self.sums[key] == kind)
             flats.append(
