@@ -202,6 +202,7 @@ class Context:
     def alike(self, *which: int) -> list[Value]:
         """Return inputs (default: all) in one number format: booleans may differ in theirs."""
         values = [self.input(i) for i in which or range(len(self.inputs))]
+        # Truth from a comparison of fp16 is fp16, truth of an input is int32: both as int32.
         formats = {v.type.dtype for v in values}
         if len(formats) > 1:
             if {self.elem(i) for i in which or range(len(self.inputs))} != {"bool"}:
@@ -227,6 +228,8 @@ class Context:
 
     def needs(self, i: int) -> NoReturn:
         """Raise `NeedsConstant` for input i."""
+        # A shape computed from inputs "h" and "w": both are asked for, unless they are large, as
+        # images.
         names = tuple(sorted(self.tensor(i).roots))
         types = [self.net.type_of(name) for name in names]
         if not names or any(t.elements > STEERING for t in types):
@@ -327,6 +330,7 @@ class Context:
         axis %= len(x.shape)
         if (begin, end) == (0, x.shape[axis]):
             return x
+        # Axis 1 of (8, 512, 4), 128 to 256: begin (0, 128, 0), end (8, 256, 4).
         low = [0] * len(x.shape)
         high = list(x.shape)
         low[axis] = begin

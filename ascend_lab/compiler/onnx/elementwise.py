@@ -83,6 +83,7 @@ def _prelu(ctx: Context) -> Value:
         slope = ctx.emit("reshape", slope, shape=(x.shape[1], *(1,) * (len(x.shape) - 2)))
     if np.broadcast_shapes(x.shape, slope.shape) != x.shape:
         ctx.unsupported(f"a slope that broadcasts to {x.shape}", str(slope.shape))
+    # x = -4, slope 0.25: 0 + 0.25 * -4 = -1.
     below = ctx.emit("min", x, ctx.number(0, x.type.dtype))
     return ctx.emit("add", ctx.emit("relu", x), ctx.emit("mul", slope, below))
 
@@ -93,6 +94,7 @@ def _hard_sigmoid(ctx: Context) -> Value:
     beta = ctx.attr("beta")
     if np.float32(alpha) == np.float32(1 / 6) and beta == 0.5:
         return ctx.emit("hard_sigmoid", ctx.input(0))
+    # The standard's defaults, 0.2 x + 0.5, are not those of the operator here, x / 6 + 0.5.
     line = ctx.emit("adds", ctx.emit("muls", ctx.input(0), number=alpha), number=beta)
     return ctx.emit("clip", line, low=0.0, high=1.0)
 

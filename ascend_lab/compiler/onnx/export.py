@@ -103,6 +103,7 @@ def _infos(graph: Graph, names: Sequence[str]) -> list[onnx.ValueInfoProto]:
 # -- int64 and bool of a model ---------------------------------------------------------------------
 def _format(graph: Graph, name: str) -> str:
     """Return the format of a tensor in the file: that of the graph, or int64 as in the model."""
+    # A model's int64 shape is int32 in the graph and int64 again in the file.
     dtype = graph.types[name].dtype
     return "int64" if dtype == "int32" and name in graph.narrowed else dtype
 
@@ -254,6 +255,7 @@ def _silu(site: Site) -> Result:
 @rule("adds", "muls")
 def _with_number(site: Site) -> Result:
     """Return x op number; in fp32 where the format cannot hold the number."""
+    # 0.1 in fp16 is 0.09998: x * 0.1 goes through fp32, x * 0.5 does not.
     op = "Add" if site.op == "adds" else "Mul"
     number = site.attrs["number"]
     dtype = site.dtype
@@ -404,6 +406,7 @@ def _gemm(site: Site) -> Result:
 def _scores(site: Site, q: str, k: str) -> str:
     """Return scale q k^T in fp32."""
     scale = site.attrs["scale"]
+    # Depth 64: scores times 1/8.
     scale = 1.0 / math.sqrt(site.shape[-1]) if scale is None else scale
     total = site.one("MatMul", q, _turned(site, k, len(site.given[1].shape)))
     return site.one("Mul", total, site.writer.number(scale, "fp32"))

@@ -160,6 +160,7 @@ def _ordered(graph: GraphProto, ready: set[str]) -> Sequence[NodeProto]:
         available.update(node.output)
     if sound:
         return list(graph.node)
+    # Node 0 reads what node 2 writes: sorted, 2 stands before 0.
     writer = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
     reads = ([writer[n] for n in node.input if n in writer] for node in graph.node)
     missing = dict(enumerate(reads))
@@ -344,6 +345,7 @@ def tensor_of(proto: TensorProto, folder: Path | None) -> Tensor:
     count = math.prod(shape)
     if proto.HasField("raw_data"):
         got = len(proto.raw_data)
+        # (3, 4) of float16: 24 bytes.
         needed = count * NUMPY[elem].itemsize
     else:
         got = len(getattr(proto, _FIELDS.get(elem, "int32_data")))

@@ -86,6 +86,7 @@ def _bounds(size: int, start: int, end: int, step: int) -> slice:
 
     An end in front of the first element, for a step below 0, is None.
     """
+    # size 5: start -100 is 0, end 100 is 5; for a step of -1 from 4 to -6, all: 4, 3, 2, 1, 0.
     first, last, _ = slice(max(start, -size), end, step).indices(size)
     return slice(first, None if last < 0 else last, step)
 
@@ -118,6 +119,7 @@ def _gather(ctx: Context) -> Value:
         size = ctx.shape(0)[axis]
         if array.size and (array.min() < -size or array.max() >= size):
             ctx.unsupported(f"indices from {-size} to {size - 1}", str(array)[:40])
+        # Index -1 of 10 is 9.
         indices = ctx.known(np.where(array < 0, array + size, array), "int32")
         return ctx.emit("gather", ctx.input(0), ctx.value(indices), axis=axis)
     return ctx.emit("gather", ctx.input(0), ctx.value(indices), axis=axis, from_end=True)
@@ -336,6 +338,7 @@ def _elements(ctx: Context, shape: kinds.Shape, axis: int) -> Value:
     ):
         ctx.unsupported(f"indices no larger than {shape} but for axis {axis}", str(indices.shape))
     steps = _strides(shape)
+    # Of (3, 4) along axis 1, index 2 in row 1: 1 * 4 + 2 * 1 = element 6.
     grid = np.indices(indices.shape).reshape(len(shape), *indices.shape)
     other_offsets = sum(
         (grid[i] * steps[i] for i in range(len(shape)) if i != axis), np.zeros(1, np.int64)

@@ -109,6 +109,7 @@ def axes_of(ctx: Context, given: Shape, rank: int) -> Shape:
     """Return axes counted from 0, each once."""
     if any(not -rank <= a < rank for a in given):
         ctx.unsupported(f"axes from {-rank} to {rank - 1}", str(given))
+    # rank 4: -1 is 3.
     axes = tuple(a % rank for a in given)
     if len(set(axes)) < len(axes):
         ctx.unsupported("each axis once", str(given))

@@ -239,6 +239,7 @@ def _sure(ctx: Context, change: _Axis, at: Values, how: str, mixes: bool) -> Non
 def _weights(at: Values, change: _Axis, attrs: dict[str, Any]) -> Values:
     """Return the matrix (out, size) of an interpolation; beyond the ends the last pixel counts."""
     cubic = attrs["mode"] == "cubic"
+    # Scale 1/2 with antialias: each pixel mixes neighbours up to 2 pixels away, not 1.
     squeeze = min(change.scale, 1.0) if attrs["antialias"] else 1.0
     reach = math.ceil((2 if cubic else 1) / squeeze) + 1
     result = np.zeros((len(at), change.length))
@@ -275,6 +276,7 @@ def _dft(ctx: Context) -> Value:
     parts = x.shape[-1]
     n = x.shape[axis]
     half = bool(ctx.attr("onesided") and ctx.attr("inverse"))
+    # One side of 9 pairs is that of a signal of 2 * (9 - 1) = 16 numbers.
     length = int(ctx.scalar(1)) if ctx.has(1) else (2 * (n - 1) if half else n)
     if axis == rank - 1 or parts not in (1, 2) or not 0 < length <= _MOST or (half and parts == 1):
         ctx.unsupported(f"a signal axis of up to {_MOST} numbers or pairs", f"{x.shape}")
@@ -294,6 +296,7 @@ def _fourier(ctx: Context, n: int, length: int, parts: int) -> Values:
     """Return the matrix from n pairs (or real numbers) to the transform's pairs."""
     inverse = bool(ctx.attr("inverse"))
     onesided = bool(ctx.attr("onesided"))
+    # 16 real numbers: 9 pairs, the others are their conjugates.
     outs = length // 2 + 1 if onesided and not inverse else length
     k, at = np.ogrid[:outs, : min(n, length)]
     turn = np.exp((2j if inverse else -2j) * np.pi * k * at / length)

@@ -32,6 +32,7 @@ def _matmul(ctx: Context) -> draft.Value:
     b = ctx.input(1)
     if not a.shape or not b.shape:
         ctx.unsupported("operands of at least 1 axis", f"{a.shape} and {b.shape}")
+    # (5,) times (5, 7): (1, 5) (5, 7) = (1, 7), and (7,) in the end.
     matrix_a = a if len(a.shape) > 1 else ctx.reshape(a, (1, *a.shape))
     right = b if len(b.shape) > 1 else ctx.reshape(b, (*b.shape, 1))
     flat = len(matrix_a.shape) == len(right.shape) == 2
@@ -88,6 +89,7 @@ def _parsed(ctx: Context) -> tuple[list[str], str]:
 
 
 def _written(ctx: Context, term: str, rank: int) -> str:
+    # "...ij" of 4 axes: the dots stand for 2.
     hidden = rank - len(term.replace("...", ""))
     if (hidden and "..." not in term) or not 0 <= hidden <= len(_DOTS):
         ctx.unsupported(f"a letter for each of {rank} axes", term)
@@ -172,6 +174,7 @@ def _least(ctx: Context, sign: int) -> kinds.Tensor:
     shape = [1 if i in axes else n for i, n in enumerate(ctx.shape(0)) if kept or i not in axes]
     if ctx.elem(0) in kinds.FLOATS:
         return ctx.known(np.full(shape, -sign * np.inf), ctx.elem(0))
+    # The largest of no int8 is -128, the least is 127: so a fold of two parts is that of the whole.
     low, high = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
     return ctx.known(np.full(shape, low if sign > 0 else high, kind), ctx.elem(0))
 

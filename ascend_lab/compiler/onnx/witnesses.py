@@ -145,6 +145,8 @@ def evaluators(node: NodeProto, opset: int) -> tuple[str, ...]:
     graphs = list(inner_graphs(node))
     if graphs:
         nodes = [inner for graph in graphs for inner in graph.node]
+        # An If is computed as a whole: only an evaluator that is right for each node of both
+        # branches may.
         shared = [set(evaluators(inner, opset)) for inner in nodes]
         return tuple(e for e in (RUNTIME, REFERENCE) if all(e in allowed for allowed in shared))
     if node.op_type in WITNESSED.get(node.domain, ()):

@@ -85,6 +85,7 @@ class Net(GraphBuilder):
 
     def norm(self, x: Value, *, name: str, scale: float = 1.0) -> Value:
         """Append a batch norm with given statistics; its parameters are fp32 in every model."""
+        # Name, standard deviation and mean of each parameter.
         rows = (
             ("scale", 0.1 * scale, scale),
             ("bias", 0.05, 0.0),
@@ -174,6 +175,7 @@ class Net(GraphBuilder):
         self, q: Value, k: Value, mask: Value | None = None, *, name: str, **how: bool
     ) -> Value:
         """Append softmax(q k / sqrt(depth) + mask)."""
+        # k is (..., length, depth) if the product transposes it, else (..., depth, length).
         depth = k.shape[-1 if how.get("trans_b") else -2]
         scores = self.batch_matmul(q, k, name=f"{name}.scores", **how)
         scores = self.muls(scores, number=1.0 / math.sqrt(depth), name=f"{name}.scale")

@@ -20,6 +20,7 @@ Block = Callable[[Net, Value, int, int, str], Value]
 
 def _stem(net: Net, x: Value, features: int, kernel: int = 7) -> Value:
     """Append the convolution and the pooling in front of the blocks of many networks."""
+    # 224 pixels: 112 behind the convolution, 56 behind the pooling.
     x = net.conv_norm(x, features, kernel, stride=2, name="stem")
     return net.max_pool2d(x, kernel=3, stride=2, pad=1, name="stem.pool")
 
@@ -156,6 +157,7 @@ INCEPTION = {
 
 def _inception(net: Net, x: Value, widths: tuple[int, ...], name: str) -> Value:
     """Append four branches side by side: 1 x 1, two reduced 3 x 3, pooled 1 x 1."""
+    # 3a: 64 + 128 + 32 + 32 = 256 features side by side.
     features_1x1, reduce_a, a, reduce_b, b, pooled = widths
 
     def layer(y: Value, features: int, kernel: int, branch: str) -> Value:
@@ -268,6 +270,7 @@ def _grouped(
     input instead of adding the input.
     """
     reduce_groups, expand_groups = groups
+    # 240 features: 60 between the two 1 x 1.
     inner = features // 4
     y = net.conv_norm(x, inner, groups=reduce_groups, name=f"{name}.reduce")
     y = net.channel_shuffle(y, expand_groups, name=name)
@@ -304,6 +307,7 @@ def _separable(net: Net, x: Value, width: int, stride: int, name: str) -> Value:
 
 def _unit(net: Net, x: Value, features: int, first: bool, name: str) -> Value:
     """Append a unit: half the channels pass; in the first of a stage both halves shrink."""
+    # 116 channels: 58 pass, 58 go through three layers.
     width = features // 2
     if first:
         left_branch = _separable(net, x, width, 2, f"{name}.left")

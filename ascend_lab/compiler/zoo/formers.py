@@ -111,6 +111,7 @@ def _dynamic_relu(net: Net, x: Value, t: Value, name: str) -> Value:
     n, c = x.shape[:2]
     y = net.relu(linear(net, _first(net, t, n), t.shape[1] // 4, name=f"{name}.fc1"))
     y = net.muls(net.hard_sigmoid(linear(net, y, 2 * c, name=f"{name}.fc2")), number=2.0)
+    # y lies in 0 .. 2: a as it is and b - 1 in -1 .. 1; a = 1 and b - 1 = 0 make a plain ReLU.
     a, b = net.split(y, sizes=2, axis=1)
     slopes = (net.reshape(s, shape=(n, c, 1, 1)) for s in (a, net.adds(b, number=-1.0)))
     return net.max(*(net.mul(x, slope) for slope in slopes))
@@ -137,6 +138,7 @@ def _former_block(
     """
     down = text[0] == "D"
     start = x
+    # "D6,24": halves the size, 6 times the channels inside, 24 behind.
     expansion, features = (int(n) for n in text.lstrip("D").split(","))
     channels = x.shape[1]
     g = groups
@@ -383,6 +385,7 @@ def _efficientformer_v2(
             x = _layer(net, x, width, f"down{stage}", kernel=3, stride=2)
         for i, expansion in enumerate(expansions):
             name = f"stage{stage}.{i}"
+            # S0, stage 3, "433344" with 2 attending: blocks 4 and 5.
             if stage > 2 and i >= len(expansions) - attending:
                 y = _attention(net, x, stage == 3, f"{name}.attn")
                 x = net.branch(x, y, name=f"{name}.mix")

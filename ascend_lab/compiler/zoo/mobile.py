@@ -309,6 +309,7 @@ def _efficientnet(
     width, depth = scales
 
     def scaled(channels: int) -> int:
+        # B2, width 1.1: 32 * 1.1 = 35.2 becomes 32, which loses 9 %, less than a tenth.
         return rounded(channels * width, most_lost=most_lost)
 
     x = net.conv_norm(
@@ -396,6 +397,8 @@ one shared, here halved, map of keys and values. "96-64": 96 features, after c1 
 def _universal(net: Net, x: Value, text: str, features: int, stride: int, name: str) -> Value:
     """Append a universal inverted bottleneck a/m/e; hybrids scale its branch by channel."""
     start = x
+    # "3/5/4": depthwise 3 x 3, 1 x 1 to 4 times the channels, depthwise 5 x 5, 1 x 1 back; "0/0/2"
+    # has the two 1 x 1 only.
     (first, middle, expansion) = (int(n) for n in text.split("/"))
     channels = x.shape[1]
     has_shortcut = stride == 1 and x.shape[1] == features
@@ -418,6 +421,7 @@ def _universal(net: Net, x: Value, text: str, features: int, stride: int, name: 
 
 def _multi_query(net: Net, x: Value, text: str, name: str) -> Value:
     """Append attention whose heads share one map of keys and one of values."""
+    # "4/64/2": 4 heads of 64 channels, keys and values at half the size.
     heads, depth, stride = (int(n) for n in text.split("/"))
     n, c, h, w = x.shape
     y = net.norm(x, name=f"{name}.bn")

@@ -278,6 +278,8 @@ PATCH = 2
 def _unfolded(net: Net, x: Value, order: tuple[int, ...]) -> Value:
     """Append an image (n, d, h, w) as (n, d, patches, places), its axes in an order."""
     n, d, h, w = x.shape
+    # (1, 96, 32, 32): (1536, 2, 16, 2), turned to (1536, 16, 2, 2), read as (1, 96, 256, 4): 256
+    # patches of 2 x 2 places.
     x = net.reshape(x, shape=(n * d * h // PATCH, PATCH, w // PATCH, PATCH))
     x = net.reshape(net.transpose(x, perm=(0, 2, 1, 3)), shape=(n, d, h * w // PATCH**2, PATCH**2))
     return net.transpose(x, perm=order)
@@ -384,6 +386,7 @@ def _image_norm(net: Net, x: Value, name: str) -> Value:
 def _linear_attention(net: Net, x: Value, name: str) -> Value:
     """Append attention by one score a token: its shares weigh the keys to a single context."""
     d = x.shape[1]
+    # One score, d keys and d values a token.
     y = net.conv(x, 1 + 2 * d, name=f"{name}.qkv")
     scores, keys, values = net.split(y, sizes=(1, d, d), axis=1)
     weighed = net.mul(keys, net.softmax(scores, axis=-1))
