@@ -59,6 +59,7 @@ class Band:
 
     def time_s(self, size_bytes: float, ranks: int) -> float:
         """Return what the ring law says with this band's alpha and beta."""
+        # alpha 5 us, beta 1 ns/B, 8 ranks, 1 MB: 14 * 5 us + 1.75 ms = 1.82 ms.
         on_alpha, on_beta = _law(size_bytes, ranks)
         return on_alpha * self.alpha_s + on_beta * self.beta_s_per_byte
 
@@ -87,6 +88,8 @@ class CollectiveFit:
         if size_bytes <= 0 or ranks < 2:
             return 0.0
         band = self.band_of(size_bytes)
+        # A band may begin with a smaller latency: the end of the bands below it is a floor, since
+        # more bytes never take less time.
         below = [b.time_s(b.bytes_to, ranks) for b in self.bands if b.bytes_to < band.bytes_to]
         return max([band.time_s(size_bytes, ranks), *below])
 

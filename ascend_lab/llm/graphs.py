@@ -141,6 +141,7 @@ def _attended(
     # keys) reads each key once for 4 heads.
     grouped = (batch, kv_heads, heads // kv_heads * tokens)
     q = net.reshape(net.muls(q, number=scale), shape=(*grouped, dim))
+    # (batch, kv_heads, heads / kv_heads * tokens, keys)
     scores = net.batch_matmul(q, k, trans_b=True, name="attention.scores")
     scores = net.reshape(scores, shape=(batch, heads, tokens, step.keys))
     mask = net.input("mask", (batch, 1, tokens, step.keys))
@@ -221,6 +222,8 @@ def _latent(
         q = net.rms_norm(q, net.input("q.norm", (attention.q_rank,)))
     q = _linear(net, q, heads * (nope_dim + rope_dim), "q.up")
     q = net.reshape(q, shape=(rows, heads, nope_dim + rope_dim))
+    # deepseek_v3: 128 numbers a head that are compared with the latent vector, 64 that turn with
+    # the position.
     q_nope, q_rope = net.split(q, sizes=(nope_dim, rope_dim), axis=2)
     down = _linear(net, x, rank + rope_dim, "kv.down")
     latent, k_rope = net.split(down, sizes=(rank, rope_dim), axis=1)
@@ -257,6 +260,7 @@ def _latent_in_full(
     up = net.reshape(up, shape=(rows, heads, nope_dim + value_dim))
     k_nope, v = net.split(up, sizes=(nope_dim, value_dim), axis=2)
     k_rope = net.reshape(k_rope, shape=(rows, 1, rope_dim))
+    # All heads share the part with the position: (rows, 1, 64) is repeated for each.
     k_rope = net.expand(k_rope, shape=(rows, heads, rope_dim))
     q = net.concat(q_nope, q_rope, axis=2)
     k = net.concat(k_nope, k_rope, axis=2)
@@ -296,6 +300,7 @@ def _latent_absorbed(
     v, _ = net.split(k, sizes=(rank, rope_dim), axis=3)
     results = _attended(net, step, (_by_head(net, q, step.batch, heads), k, v), scale)
     results = net.transpose(net.reshape(results, shape=(rows, heads, rank)), perm=(1, 0, 2))
+    # (heads, rows, rank) times (heads, value_dim, rank) transposed: (heads, rows, value_dim).
     values = net.batch_matmul(results, w_v, trans_b=True, name="v.absorb")
     values = net.transpose(values, perm=(1, 0, 2))
     by_token: Value = net.reshape(values, shape=(rows, heads * value_dim))
@@ -395,6 +400,8 @@ def head_graph(decoder: Decoder, shard: Shard, rows: int, scored: int) -> Graph:
     """Return the last norm and the scores of a device's words, for rows that need a successor."""
     net = GraphBuilder(f"{decoder.name}.head")
     x = _normed_sum(net, rows, decoder.hidden)
+    # A prompt of 100 words needs the scores of word 99 only: one row of 100 meets the table of
+    # words.
     chosen = net.gather(x, net.input("last", (scored,), "int32"))
     net.output(_linear(net, chosen, shard.words, "head"))
     return net.build()

@@ -218,6 +218,7 @@ class LayerCalls:
         caller = self.caller
         heads = self.shard.heads
         calls = self._latent_queries(attention)
+        # deepseek_v3 undivided: 128 * (128 + 128) = 32,768 columns of keys and values a token.
         width = heads * (attention.nope_dim + attention.value_dim)
         calls += caller.linear("kv.up", self.rows, attention.kv_rank, width)
         dim = attention.nope_dim + attention.rope_dim
@@ -355,6 +356,8 @@ class LayerCalls:
         """
         tokens = self.rows * self.plan.dp  # of all groups
         devices = 1 if self.load.even else self.plan.ep
+        # 128 tokens, 8 experts each, 16 devices: 1024 choices, 64 a device on average, 78 on the
+        # fullest.
         choices = fullest(tokens * experts.chosen, 1 / self.plan.ep, devices)
         assigned = max(1, round(choices))
         count = self.shard.experts

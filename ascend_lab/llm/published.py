@@ -97,6 +97,7 @@ def _chip(words: str, own_chip: Chip | None, marks: list[str]) -> tuple[Chip, in
     from ascend_lab.machine.chip import load_chip
 
     name = words.partition(" (")[0]
+    # "A3 (8 cards)": 8 cards of 2 dies, 16 devices.
     counted = re.search(r"\((\d+) (die|card|chip|node)s?\)", words)
     if own_chip is not None and name in ("", own_chip.name):
         return own_chip, int(counted[1]) if counted else 0
@@ -274,6 +275,7 @@ def _decode_load(given: Mapping[str, Any], queries: int, marks: list[str]) -> Lo
     batch = _number(given, "batch")
     if "context" in given:
         return decode(batch, _number(given, "context"), queries)
+    # Answers of 200 tokens: on average 100 of them stand in the cache.
     middle = _number(given, "output") // 2
     longest = re.fullmatch(r"(\d+) at most", str(given.get("prompt", "")))
     if longest is None:

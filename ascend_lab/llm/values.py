@@ -76,6 +76,7 @@ def feed_of(
             position = start + column
             words[row, column] = word
             positions[row, column] = position
+            # Pages of 4 tokens, position 5: page 1 of the table, place 1 in it.
             page = table[position // cache.block_tokens]
             slots[row, column] = page * cache.block_tokens + position % cache.block_tokens
         last_rows[row] += len(added) - 1
@@ -315,6 +316,7 @@ class Runner:
         """
         experts = self.shard.experts
         rows = max(1, int((chosen != 0).sum(axis=0).max()))
+        # 2 experts with 3 tokens and 1: (2, 3) places, of which the second has two left over.
         places = np.zeros((experts, rows), np.int32)
         weights = np.zeros((experts, rows), np.float32)
         for expert in range(experts):

@@ -135,6 +135,8 @@ class Layout:
 def all_layouts(device_matrix: Sequence[int], shape: Sequence[int]) -> Iterator[Layout]:
     """Yield every layout of a shape on a device matrix, orders of axes in a dimension included."""
     axes = range(len(device_matrix))
+    # Matrix (2, 2), two dimensions: each axis cuts none (-1), dimension 0 or 1, so 9 choices, of
+    # which 2 have both axes on one dimension, in two orders each: 11 layouts.
     for homes in product((-1, *range(len(shape))), repeat=len(device_matrix)):
         per_dim = [[a for a in axes if homes[a] == dim] for dim in range(len(shape))]
         for orders in product(*(permutations(own) for own in per_dim)):

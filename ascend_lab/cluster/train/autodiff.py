@@ -133,6 +133,8 @@ class _Step:
     def losses(self) -> list[Value]:
         """Append the loss; return the losses of the rows of each output."""
         net = self.net
+        # An output that hangs on no parameter (a mask that is passed on, say) has no gradient: no
+        # loss.
         outs = [name for name in self.typed.outputs if name in self.wanted]
         outputs = [self._rows(net.value(name)) for name in outs]
         if not outputs:
@@ -156,6 +158,7 @@ class _Step:
         net.prefix = f"{logits.name}.loss"
         classes = shape[-1]
         start = len(net.forward)
+        # (2, 128, 30522) becomes (256, 30522): each token is a row.
         wide = net.wide(net.shaped(logits, (logits.type.elements // classes, classes)))
         target = net.input(net.unique("target"), wide.shape, "fp32")
         self.targets.append(target.name)
@@ -270,6 +273,7 @@ class _Step:
         slopes = {name: names.get(grads[name].name, grads[name].name) for name in ready}
         outs = [] if any(p in new for p in parameters) else [grads[name].name for name in ready]
         graph = graphs.pruned(net.finished([self.loss, *outs, *new.values()], names))
+        # A parameter that no gradient reaches is an input that nothing reads: it goes.
         unused = set(self.names) - set(parameters)
         graph = replace(graph, inputs=tuple(name for name in graph.inputs if name not in unused))
         return steps.TrainingGraph(

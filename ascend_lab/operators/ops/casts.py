@@ -90,6 +90,7 @@ def _cast_values(x: Values, *, dtype: str, round: str) -> Values:  # noqa: A002 
 
 def _cast(x: te.Tensor, *, dtype: str, round: str) -> te.Tensor:  # noqa: A002
     if round == "rint" or not forms.is_float(x.dtype):
+        # int8 to bf16: fp16, then fp32, then bf16, all exact for a byte.
         for step in (*_path(x.dtype, dtype), dtype):
             x = te.cast_to(x, step)
         return x
@@ -265,6 +266,7 @@ def _rounded(x: Values, scale: float, offset: int) -> Values:
 
 
 def _floats(x: Values, others: tuple[Values, ...], scale: float, offset: int) -> Values:
+    # Sums 100 with bias 20, offset 0, scale 0.5: (100 + 20) 0.5 = 60.
     total = x + others[1] if len(others) > 1 else x
     result: Values = (total - offset) * scale * (others[0] if others else 1.0)
     return result

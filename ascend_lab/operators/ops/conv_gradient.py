@@ -99,6 +99,7 @@ def _dx_values(
     kernel = (weight.shape[2], weight.shape[3])
     extra = _output_pads(output_padding)
     size = _out((x.shape[2], x.shape[3]), kernel, step, pads, spread, extra)
+    # Each pixel (i, j) of x times the kernel: (n, g, k, i, j, r, s), added where it falls below.
     parts = np.einsum(
         "ngcij,gckrs->ngkijrs", grouped(x, groups, 1), grouped(weight, groups, 0), optimize=True
     )
@@ -444,6 +445,7 @@ def weight_kernel(shape: kernels.ConvShape, chip: Chip) -> isa.Kernel:
     # cores that share the pixels store `partial`, which a second phase sums
     phases = [isa.renamed(launch, {"y": "total"}) if depthwise else launch]
     if splits > 1:
+        # 4 cores that share the pixels store 4 sums of each weight, one behind the other.
         count = next(t.elements for t in launch.tensors if t.name == "partial") // splits
         partial = te.placeholder((splits, count), "fp32", "partial")
         y = te.renamed(narrow(te.reduce_sum(partial, 0), sums_shape.out_dtype), "y")

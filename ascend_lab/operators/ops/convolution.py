@@ -127,6 +127,7 @@ def conv_weight_slope(grad: Values, x: Values, kernel: Pair, geom: Geometry, gro
     """Return d/dweight: windows times output gradients, summed over images and pixels."""
     window_view = windows(padded(x, geom.pads), kernel, geom.step, geom.spread)
     window_view = grouped(window_view[:, :, : grad.shape[2], : grad.shape[3]], groups, 1)
+    # n images, g groups, k features and c channels of a group, i j output pixels, r s taps.
     slope: Values = np.einsum(
         "ngkij,ngcijrs->gkcrs", grouped(grad, groups, 1), window_view, optimize=True
     )
@@ -224,6 +225,7 @@ def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
 
     def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
         if axis == 1 and groups > 1 and "groups" in attrs:
+            # Outputs 4 .. 11 of 16 in 4 groups are groups 1 and 2: a convolution of 2 groups.
             return {"groups": (piece[1] - piece[0]) // features}
         return expressions.piece_pads(rules, pads, axis, piece, ranges)
 

@@ -127,6 +127,7 @@ def add_windows(parts: Values, shape: Shape, stride: Pair, dilation: Pair = (1, 
             # tap (r, s) of all windows touches a grid of distinct pixels: one += is safe
             top = r * dilation[0]
             left = s * dilation[1]
+            # 3 windows at stride 2, tap row 1: image rows 1, 3 and 5.
             rows = slice(top, top + (oh - 1) * stride[0] + 1, stride[0])
             columns = slice(left, left + (ow - 1) * stride[1] + 1, stride[1])
             image[:, :, rows, columns] += parts[..., r, s]
@@ -189,6 +190,7 @@ def check(
 def output_names(operator: Operator, inputs: Sequence[str], count: int) -> tuple[str, ...]:
     """Return the names of the outputs' GM tensors, different from each other and the inputs'."""
     declared = operator.outputs
+    # split of 3: y0, y1, y2.
     names = declared if len(declared) == count else tuple(f"{declared[0]}{i}" for i in range(count))
     return tuple(f"{name}_out" if name in inputs else name for name in names)
 

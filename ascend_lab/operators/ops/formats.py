@@ -37,6 +37,7 @@ def map_of(layout: str, shape: tuple[int, ...], dtype: str) -> AddressMap:
 
     The cube writes 4-byte results in blocks of 16, although 32 bytes hold only 8 of them.
     """
+    # "NC1HWC0:16" is NC1HWC0 with blocks of 16 channels.
     name, _, lanes = layout.partition(":")
     block_lanes = "16" if DTYPE_BYTES[dtype] == 4 and name in CUBE_LAYOUTS else lanes
     return address_map(name, shape, dtype, c0=int(block_lanes) if block_lanes else None)
@@ -169,6 +170,8 @@ class TypeRule:
     def main(self, names: tuple[str, ...], dtypes: tuple[str, ...]) -> str:
         """Return the main format among the inputs' formats."""
         fixed_formats = dict(self.fixed)
+        # batch_norm (x fp16, scale .. variance fp32): the fixed ones do not count, the main format
+        # is fp16.
         shared = [d for name, d in zip(names, dtypes, strict=True) if name not in fixed_formats]
         return shared[0] if shared else self.allowed[0]
 
@@ -248,6 +251,7 @@ def is_flag(value: object) -> bool:
 
 def _wrong_number(value: Any, low: float, high: float) -> str:
     """Return a description of the number that is needed, or "" if the value is such a number."""
+    # Limits (-128, 255) ask for whole numbers, (0.0, 1.0) for any.
     needs_integer = isinstance(low, int)
     is_right_kind = is_whole(value) or (
         isinstance(value, float | np.floating) and not needs_integer

@@ -255,6 +255,7 @@ def gradient(
     input_tensors = tuple(map(_Array, inputs))
     output_tensors = tuple(map(_Array, outputs))
     output_grads = tuple(None if g is None else _Array(g) for g in grads)
+    # Indices and labels are whole numbers: they have no slope.
     wanted = tuple(a.dtype.kind not in "iu" for a in inputs)
     settings = op.settings(attrs)
     site = Site(

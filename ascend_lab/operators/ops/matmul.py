@@ -230,6 +230,7 @@ def _gemm_slopes(s: gradients.Site) -> Grads:
     net = s.net
     alpha = s.attrs["alpha"]
     beta = s.attrs["beta"]
+    # A bias (n,) was added to each of m rows: its gradient is the sum of these rows.
     bias = net.scaled(net.summed_to(s.g, s.shape(2)), beta) if s.wanted[2] else None
     turns = s.attrs["trans_a"], s.attrs["trans_b"]
     return *slopes(s, "matmul", net.scaled(s.g, alpha), *turns), bias
@@ -372,6 +373,7 @@ def divided(
     adding_cycles = m1 * n1 * isa.FRACTAL * isa.FRACTAL * 4 / loads
     estimates = []
     for parts in SPLITS:
+        # K of 1024 is 64 fractals: at most 8 parts of 8 fractals.
         if parts <= min(chip.core_count, k1 // LEAST):
             # one part: k / parts on a share of the chip, with unrounded sums as its output
             share_shape = replace(

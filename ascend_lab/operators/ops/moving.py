@@ -160,6 +160,7 @@ def _reshape_slices(shapes: tuple[Shape, ...], *, shape: Any) -> SliceRules:
     groups = _axis_groups(x, out_shape) if elements(x) else {}
     axes = []
     for i, size in enumerate(out_shape):
+        # A grain beyond the size cannot be cut: the axis is whole.
         source, source_grain, grain = groups.get(i, (0, 1, size + 1))
         if grain < size or grain == size == 1:
             rule = AxisRule(i, "free", (Source(0, source, grain=source_grain),), (i,), grain)
@@ -285,6 +286,7 @@ def _slice_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
 
     def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
         low, high = ranges[0][axis]
+        # The piece's input begins with the first element that is taken: on the cut axis it is 0.
         begin = tuple(0 if i == axis else p.start for i, p in enumerate(parts))
         end = tuple(high - low if i == axis else p.stop for i, p in enumerate(parts))
         return {"begin": begin, "end": end}
@@ -355,6 +357,7 @@ def _pad_slices(shapes: tuple[Shape, ...], *, pads: Any, value: float) -> SliceR
     def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
         # the piece in coordinates of x: what lies below 0 or beyond the size is padding
         low, high = (n - pads[axis][0] for n in piece)
+        # 17 entries padded (3, 12): outputs 0 .. 15 are entries -3 .. 12, so (3, 0) is padding.
         piece_pads = max(0, -low), max(0, high - x[axis])
         return {"pads": tuple(piece_pads if i == axis else p for i, p in enumerate(pads))}
 
@@ -419,6 +422,7 @@ def _segments(x: Shape, axis: int, reason: str, inputs: int = 1, outputs: int = 
 def _concat_slopes(s: Site) -> Grads:
     axis = axis_of("axis", s.attrs["axis"], s.shape())
     sizes = (s.shape(i)[axis] for i in range(len(s.inputs)))
+    # Sizes 3 and 5: (0, 3) and (3, 8).
     bounds = pairwise(accumulate(sizes, initial=0))
     parts = (span(s.out_kind().shape, axis, *ends) for ends in bounds)
     return [s.net.slice(s.g, begin=begin, end=end) for begin, end in parts]
@@ -460,6 +464,7 @@ def _split_sizes(x: Shape, sizes: Any, axis: int) -> tuple[int, ...]:
     """Return the piece sizes: as given, or a number of equal pieces."""
     split_axis = axis_of("split", axis, x)
     if is_whole(sizes):
+        # 32 columns in 2 pieces: (16, 16); 33 would not add up, and is refused below.
         sizes = (x[split_axis] // sizes,) * sizes if 0 < sizes <= x[split_axis] else ()
     if min(sizes, default=0) < 1 or sum(sizes) != x[split_axis]:
         needed = f"sizes >= 1 that add up to {x[split_axis]}, axis {split_axis} of {x}"
@@ -485,6 +490,7 @@ def _split_slices(shapes: tuple[Shape, ...], *, sizes: Any, axis: int) -> SliceR
 
 def _split_slope(s: Site) -> Grads:
     parts = [
+        # A piece that no loss reads has the gradient 0.
         s.net.number(0.0, s.out_kind(i).shape, s.out_kind(i).dtype) if grad is None else grad
         for i, grad in enumerate(s.grads)
     ]

@@ -202,6 +202,7 @@ class Operator:
         """Return one name per input; raise `InputError` if the operator takes no `count` inputs."""
         input_count = len(self.inputs)
         if self.variadic and count > input_count:
+            # concat of 3: x, x1, x2.
             return (*self.inputs, *(f"{self.inputs[-1]}{i}" for i in range(input_count, count)))
         # conv2d (x, weight, bias) with one optional input takes 2 or 3.
         if not input_count - self.optional <= count <= input_count:
@@ -307,6 +308,7 @@ class Operator:
         result_list = wide_results if isinstance(wide_results, tuple) else (wide_results,)
         results = tuple(np.asarray(values) for values in result_list)
         if output_dtypes is not None:
+            # split has one declared format for all of its pieces.
             output_formats = (
                 output_dtypes
                 if len(output_dtypes) == len(result_list)

@@ -231,6 +231,7 @@ def _sum_convolution(call: Call) -> ConvShape | None:
     dtype = call.dtypes[0]
     if dtype not in NARROW or prod(size) > MOST_TAPS:
         return None
+    # Windows at the border average fewer elements: their sums stay wide until they are scaled.
     out_dtype = "fp32" if np.ptp(_counts(call)) else dtype
     return as_convolution(call.attrs, call.shapes[0], dtype=dtype, out_dtype=out_dtype)
 
@@ -241,6 +242,7 @@ def _cube_kernel(call: Call, shape: ConvShape, chip: Chip) -> Kernel:
     placement = conv_windows.dense_placement(shape)
     # equal counts: the epilogue of the convolution scales the sums and casts them in one phase
     if shape.out_dtype != "fp32":
+        # 2 x 2 windows: sums times 0.25.
         scale = epilogue.Step("vmuls", ("sums",), 1.0 / float(counts.flat[0]))
         steps = (scale, epilogue.Step("vconv", (0,), None, shape.dtype))
         return as_kernel(

@@ -319,6 +319,7 @@ def _tail_axes(x: Shape, axis: int) -> tuple[int, ...]:
 
 
 def _norm_shape(x: Shape, *scales: Shape, axis: int, epsilon: float) -> Shape:
+    # x (2, 5, 8) from axis 1 on: scale and bias (5, 8).
     scale_shape = tuple(x[a] for a in _tail_axes(x, axis))
     for scale in scales:
         if scale != scale_shape:

@@ -120,6 +120,7 @@ def _max_expression(x: te.Tensor, y: te.Tensor, grad: te.Tensor, **attrs: Any) -
     slope = wide(grad)
     unassigned = total = None
     for tap in product(range(size[0]), range(size[1])):
+        # Tap (1, 0), 3 x 3 windows at stride 2: rows 1, 3, 5 and columns 0, 2, 4 of the image.
         end = (tap[0] + (oh - 1) * step[0] + 1, tap[1] + (ow - 1) * step[1] + 1)
         view = te.slice(image, (0, 0, *tap), (n, c, *end), (1, 1, *step))
         is_maximum = te.vcmp(view, top, "eq")
@@ -196,6 +197,7 @@ def _average_expression(grad: te.Tensor, **attrs: Any) -> te.Tensor:
     window_share = wide(grad)
     total = None
     counts = _pool_counts(**attrs)
+    # Counts 4, 6, 4 / 6, 9, 6 / 4, 6, 4 are (1, 1.5, 1) by (1, 1.5, 1) times 4.
     for i, column in enumerate((counts[:, 0] / counts[0, 0], counts[0] / counts[0, 0])):
         window_share = _over_axis(window_share, 2 + i, column)
     window_share = te.vmuls(window_share, 1.0 / float(counts[0, 0]))
@@ -360,6 +362,7 @@ def _all_equal(*shapes: Shape, **attrs: Any) -> tuple[Shape, ...]:
         if shape != shapes[0]:
             needed = f"every tensor of the parameter's shape {shapes[0]}"
             raise ShapeError(needed, str(shape), "reshape it")
+    # Outputs are the parameter and its states: all inputs but the gradient, which is input 1.
     return tuple(shapes[i] for i in (0, *range(2, len(shapes))))
 
 

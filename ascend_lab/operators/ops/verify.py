@@ -173,6 +173,7 @@ def check_gradient(
         # Central differences: the error falls with step^2, where one-sided ones fall with step.
         numeric = (sides[0] - sides[1]) / (2 * step)
         exact = float((grad * direction).sum())
+        # `not <=` rather than `>`: a NaN on either side must fail.
         if not abs(numeric - exact) <= 1e-5 * (1 + abs(numeric)):
             raise AssertionError(
                 f"{operator.name}: d/d{operator.names(len(arrays))[i]} is {exact}, "
@@ -192,6 +193,8 @@ def _off_kinks(operator: Operator, arrays: Sequence[Values]) -> list[Values]:
     shifted = []
     for i, (name, array) in enumerate(zip(operator.names(len(arrays)), arrays, strict=True)):
         if array.dtype == np.float64 and not operator.domains.get(name, Domain()).distinct:
+            # Of two inputs 0.3 becomes (153 + 1/4) / 512 in the first and (153 + 2/4) / 512 in the
+            # second.
             array = (np.floor(array / GRID) + (i + 1) / (len(arrays) + 2)) * GRID  # noqa: PLW2901
         shifted.append(array)
     return shifted

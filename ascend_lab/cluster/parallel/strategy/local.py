@@ -226,6 +226,7 @@ def greedy(problem: Problem) -> tuple[int, ...]:
             adjacent[u].append((v, table))
             adjacent[v].append((u, table.T))
     chosen: dict[int, int] = {}
+    # The largest usage of any of its strategies is a node's weight: large tensors choose first.
     for node in sorted(range(len(nodes)), key=lambda v: -max(nodes[v].usages)):
         chosen[node] = int(np.argmin(totals[node]))
         for neighbour, table in adjacent[node]:

@@ -163,6 +163,7 @@ def _sent_bytes(schedule: Schedule, size_bytes: int) -> int:
 def send(arrays: Ranked, traffic: Traffic, name: str = "stage") -> Ranked:
     """Pass every rank's array to its opposite number of the next (or previous) stage."""
     traffic.note(name, "send", arrays[0].nbytes, arrays[0].nbytes)
+    # The receiver's array (zeros) only says how much is coming.
     flat = [a.ravel() for a in arrays]
     arrived = [execute(SEND, [f, np.zeros_like(f)])[1] for f in flat]
     return [f.reshape(a.shape) for f, a in zip(arrived, arrays, strict=True)]
@@ -265,6 +266,7 @@ class Tape:
     def apply(self, name: str, *inputs: Var, **attrs: Any) -> Var:
         """Apply an operator of the library on every rank."""
         operator = ops.get(name)
+        # Inputs x and w on ranks 0 and 1: ((x0, w0), (x1, w1)), one tuple of operands a rank.
         arguments = list(zip(*(var.values for var in inputs), strict=True))
         out = [operator.reference(*arrays, **attrs) for arrays in arguments]
 

@@ -207,6 +207,7 @@ def route(chances: Values, top: int, capacity: int) -> Values:
     """
     experts = chances.shape[-1]
     choices = np.argsort(-chances, axis=-1, kind="stable")[..., :top]
+    # (batch, sequence, expert, slot); 8 tokens, 4 experts, 5 slots: at most 16 ones for top 2.
     dispatch = np.zeros((*chances.shape, capacity))
     taken = np.zeros((len(chances), experts), np.int64)
     for choice in range(top):
@@ -265,6 +266,7 @@ def _gates(net: Net, chances: Var, top: int) -> Var:
     # argsort twice gives ranks: chances 0.2, 0.5, 0.3 have the ranks 2, 0, 1.
     rank = [np.argsort(np.argsort(-c, axis=-1, kind="stable"), axis=-1) for c in chances.values]
     masks = [(r < top).astype(c.dtype) for r, c in zip(rank, chances.values, strict=True)]
+    # Chances 0.5, 0.3, 0.2 with top 2: (0.5, 0.3, 0) / 0.8 = (0.625, 0.375, 0).
     chosen = net.apply("mul", chances, Var(masks))
     total = net.apply("reduce_sum", chosen, axis=-1, keepdims=True)
     return net.apply("div", chosen, total)
@@ -361,6 +363,7 @@ def _positions(net: Net, length: int) -> Var:
     position = net["position"]
     ranks = range(len(net["position"].values))
     places = [net.groups["tensor"].place(r) if net.sequence else 0 for r in ranks]
+    # Sequences of 8 cut among 2 ranks: rank 1 adds positions 4 .. 7.
     spans = [slice(length * place, length * (place + 1)) for place in places]
 
     def slope(grads: Ranked) -> list[Ranked]:
@@ -399,6 +402,8 @@ def cross_entropy(tape: comm.Tape, logits: Var, targets: Ranked, group: comm.Gro
     local_max = [v.max(-1)[None] for v in wide]
     global_max = [m.max(0)[..., None] for m in group.all_gather(local_max)]
     power = [np.exp(v - m) for v, m in zip(wide, global_max, strict=True)]
+    # Three numbers a token cross: the maximum, the sum of exponentials, the target's logit. With 24
+    # words on 2 ranks, 12 logits stay where they are.
     total = group.all_reduce([p.sum(-1) for p in power])
     target = group.all_reduce([(v * o).sum(-1) for v, o in zip(wide, ones, strict=True)])
     losses = [np.log(s) + m[..., 0] - t for s, m, t in zip(total, global_max, target, strict=True)]
