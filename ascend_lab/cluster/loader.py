@@ -391,6 +391,7 @@ def _links(where: str, entry: Any, nodes: dict[str, int]) -> list[Link]:
     if not isinstance(one_way, bool):
         raise ClusterError(f"{where}: one_way as true or false", shown(one_way), "write it so")
     links: list[Link] = []
+    # from = ["a", "b"], to = "s" are two cables, four directed links.
     sources, targets = (_ends(where, entry, key, nodes) for key in ("from", "to"))
     count = len(sources) * len(targets)
     refuse_above(f"{where}: links", count, LINKS, "join nodes by switches", ClusterError)

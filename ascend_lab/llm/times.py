@@ -90,6 +90,7 @@ class Times:
                 self._known[key] = gating_s(work, self.chip)
             elif work.operator == INIT_ROUTING:
                 pairs = int(work.attributes["pairs"])
+                # Moving the rows themselves costs what a gather of as many rows costs.
                 rows = replace(work, operator="gather", attributes={})
                 self._known[key] = order_s(pairs, self.chip) + self._seconds(rows)
             elif LISTED in work.attributes:

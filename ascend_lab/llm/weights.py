@@ -37,6 +37,7 @@ def weights_of(decoder: Decoder, seed: int = 0) -> dict[str, Array]:
 
 def _seeded(name: str, shape: tuple[int, ...], seed: int) -> Array:
     """Return a tensor of its own seed; a norm scales by about 1, a product keeps the variance."""
+    # The name is part of the seed: a tensor stays the same whatever other tensors a decoder has.
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     values = rng.standard_normal(shape)
     if name.endswith("norm"):

@@ -220,6 +220,7 @@ def _mod(ctx: Context) -> Value:
     """Return the remainder, of y's sign or, with fmod, of x's."""
     x = ctx.input(0)
     y = ctx.input(1)
+    # -7 and 3: -1 with fmod, 2 without.
     remainder = quantised.divided(ctx, x, y)[1] if ctx.attr("fmod") else quantised.modulo(ctx, x, y)
     return ctx.cast(remainder, x.type.dtype)
 
@@ -308,6 +309,7 @@ def _moved(ctx: Context, x: Value, axis: int, step: int, fill: float) -> Value:
     sides = [(0, 0)] * len(x.shape)
     if step >= size:
         return ctx.emit("expand", ctx.table(fill, x.type.dtype, "fill"), shape=x.shape)
+    # (1, 2, 3, 4) moved by 1: (0, 1, 2, 3), or back (2, 3, 4, 0).
     sides[axis] = (0, step) if back else (step, 0)
     kept = ctx.part(x, axis, step, size) if back else ctx.part(x, axis, 0, size - step)
     return ctx.emit("pad", kept, pads=tuple(sides), value=fill)

@@ -285,6 +285,7 @@ def _cast(site: Site) -> Result:
     else:
         source_limits = np.iinfo(numpy_type(source))
         inside = low <= source_limits.min and source_limits.max <= high
+        # int32 to int8: limited to -128 .. 127 first; uint8 to int8: to 0 .. 127.
         low = max(low, int(source_limits.min))
         high = min(high, int(source_limits.max))
     return site.cast(name if inside else _clip(site, name, low, high, source), target)
@@ -449,6 +450,7 @@ def _convolution(site: Site) -> Result:
     border = a.get("pad_value", 0)
     if border and any(attrs["pads"]):  # ONNX pads convolutions with 0 only
         top, left, bottom, right = attrs["pads"]
+        # Axes n, c, h, w: all sides before, then all behind; images and channels get none.
         around = site.writer.ints((0, 0, top, left, 0, 0, bottom, right))
         image = site.one("Pad", site.inputs[0], around, site.writer.number(border, site.dtype))
         attrs["pads"] = (0, 0, 0, 0)

@@ -277,6 +277,7 @@ def _hardmax(ctx: Context) -> Value:
         axis = 1
     place = _first(ctx, x, axis, "reduce_max")
     places = ctx.counting(x.shape[axis], axis, len(x.shape))
+    # Places 0, 1, 2 and the largest at 1: 0, 1, 0.
     hot = ctx.cast(ctx.emit("equal", places, place), x.type.dtype)
     return ctx.reshape(hot, shape)
 
@@ -301,6 +302,8 @@ def _reverse_sequence(ctx: Context) -> Value:
     time, batch = (ctx.axis(ctx.attr(f"{key}_axis"), rank) for key in ("time", "batch"))
     if {time, batch} != {0, 1} or len(lengths) != x.shape[batch]:
         ctx.unsupported("time and batch as the first two axes, one length each", f"{x.shape}")
+    # 2 sequences of 4 steps, batch first: rows 0 .. 3 and 4 .. 7; lengths (3, 2) make 2 1 0 3 and 5
+    # 4 6 7.
     places = np.arange(x.type.elements // int(np.prod(x.shape[2:]))).reshape(x.shape[:2])
     turned = places if batch == 0 else places.T
     # rows of a view: turning them changes `places`
@@ -431,6 +434,7 @@ def _top_k(ctx: Context) -> tuple[Result, ...]:
     if ctx.elem(0) in kinds.FLOATS:
         is_number = ctx.emit("equal", turned, turned)
         numbers = ctx.choose(is_number, turned, ctx.number(math.inf, x.type.dtype))
+    # Every element beside every other one: (.., n, n) comparisons.
     column, row = (ctx.reshape(numbers, (*numbers.shape[:-1], *s)) for s in ((n, 1), (1, n)))
     precedes = ctx.emit("less" if ctx.attr("largest") == 0 else "greater", row, column)
     lower = ctx.table(np.tril(np.ones((n, n)), -1), "int32", "lower")

@@ -287,6 +287,7 @@ def _rescaled(ctx: Context, total: Value, axes_behind: tuple[int, int]) -> Value
         scale = ctx.input(i, "fp32")
         is_single = scale.type.elements == 1
         scales.append(ctx.reshape(scale, () if is_single else (*scale.shape, *(1,) * behind)))
+    # Scales 0.02 and 0.01 of the factors, 0.05 of the result: sums times 0.004.
     ratio = ctx.emit("div", ctx.emit("mul", scales[0], scales[1]), scales[2])
     rounded = ctx.emit("round", ctx.emit("mul", ctx.cast(total, "fp32"), ratio))
     point = ctx.reshape(ctx.input(7, "fp32"), ())
@@ -319,6 +320,7 @@ def _as_whole(site: export_writer.Site, x: str, dtype: str) -> str:
 def _as_float(site: export_writer.Site, x: str, dtype: str, *bias: str) -> str:
     """Return (x + bias - offset) scale in fp32; a zero point of ONNX is a byte, 0 for int32."""
     a = site.attrs
+    # A zero point of -7 is an int8, 200 is not; int32 never goes this way.
     lowest_byte = {"int8": -128, "uint8": 0}.get(dtype, 256)
     is_integer = float(a["offset"]).is_integer()
     if not bias and is_integer and lowest_byte <= a["offset"] < lowest_byte + 256:

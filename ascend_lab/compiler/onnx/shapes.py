@@ -285,10 +285,12 @@ def _one_hot(ctx: Context) -> draft.Value:
     index = ctx.input(0)
     if ctx.elem(0) in kinds.FLOATS:
         index = ctx.emit("cast", index, dtype="int32", round="trunc")
+    # Indices (2, 3), axis -1, depth 5: (2, 3, 1) is compared with (5,), which makes (2, 3, 5).
     places = ctx.emit("reshape", ctx.cast(index, "fp32"), shape=(*shape[:at], 1, *shape[at:]))
     classes = np.arange(depth).reshape((-1, *(1,) * (rank - 1 - at)))
     hits = [
         ctx.emit("equal", places, ctx.value(ctx.known(numbers, "float32")))
+        # Depth 5: index 4 meets 0 .. 4, index -1 the same class in -5 .. -1.
         for numbers in (classes, classes - depth)
     ]
     return ctx.emit("select", ctx.cast(ctx.emit("max", *hits), on.type.dtype), on, off)

@@ -286,6 +286,7 @@ def _dft(ctx: Context) -> Value:
     order = (*(i for i in range(rank) if i not in (axis, rank - 1)), axis, rank - 1)
     turned = ctx.transpose(x, order)
     lead = turned.shape[:-2]
+    # 16 pairs (re, im) are a row of 32 numbers, times a matrix of 32 x 32.
     mixed = _mixed(ctx, ctx.reshape(turned, (*lead, n * parts)), len(lead), matrix)
     wide = 1 if half else 2
     out = ctx.reshape(mixed, (*lead, len(matrix) // wide, wide))

@@ -299,11 +299,13 @@ def _tail(ctx: Context) -> kinds.Shape:
     axis = ctx.attr("axis")
     if not -len(shape) <= axis < len(shape) or ctx.attr("stash_type") != 1:
         ctx.unsupported(f"an axis of {shape}, stash_type 1", f"axis {axis}")
+    # (2, 128, 768) from axis -1 on: (768,).
     return shape[axis % len(shape) :]
 
 
 def _stretched(ctx: Context, value: draft.Value, shape: kinds.Shape) -> draft.Value:
     """Return a scale broadcast to the normalised axes."""
+    # A scale (1, 1, 768) for an axis of 768: its leading 1s go.
     extra = value.shape[: max(0, len(value.shape) - len(shape))]
     own_shape = value.shape[len(extra) :]
     if any(n != 1 for n in extra) or np.broadcast_shapes(own_shape, shape) != shape:
@@ -330,6 +332,7 @@ def _group_norm(ctx: Context) -> draft.Value:
     groups = c if single else ctx.attr("num_groups")
     if groups < 1 or c % groups:
         ctx.unsupported(f"groups that divide {c} channels", str(groups))
+    # (2, 32, 14, 14) in 8 groups: rows (2, 8, 784) of 4 channels, each normed by itself.
     rows = ctx.emit("reshape", x, shape=(n, groups, math.prod(shape[1:]) // groups))
     scale, bias = (_fill(ctx, x, rows.shape[-1:], number) for number in (1.0, 0.0))
     normal = ctx.emit("layer_norm", rows, scale, bias, epsilon=ctx.attr("epsilon"))

@@ -136,6 +136,7 @@ def _into_one(draft: Draft, node: Node) -> bool:
 def _weights(draft: Draft, conv: Node, weight: Constant, affine: Affine, axis: int) -> str:
     """Add the constant a w; return its name."""
     # a per output channel: axis 0 of (Co, Ci, Kh, Kw), axis 1 of a transposed one's weights
+    # 8 factors beside (8, 3, 3, 3): (8, 1, 1, 1).
     column = tuple(-1 if i == axis else 1 for i in range(4))
 
     def scaled(w: Values, *arrays: Values) -> Values:

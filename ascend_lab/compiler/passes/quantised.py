@@ -376,6 +376,7 @@ def _in_steps(draft: Draft, node: Node, target: Bytes, limited: tuple[str, bool]
         head = draft.only(addition.inputs[0], "dequantise") if addition is not None else None
         if addition is None or head is None or len(head.inputs) == 2:
             return False
+        # Steps of 0.1 in a result of steps of 0.05: each counts 2.
         scale = addition.attr("scale", 1.0) / target.scale
         shift += addition.attr("offset", 0.0) * scale
         if not _takes(draft, head, target.scale, shift):

@@ -68,6 +68,7 @@ def _squeezenet(
         if i in pooled:
             x = net.pool_up(x, 3, 2, name=f"pool{i}")
         x = net.conv_act(x, squeezed, name=f"fire{i}.squeeze")
+        # fire2: 16 features become 64 by 1 x 1 and 64 by 3 x 3, 128 side by side.
         sides = [net.conv_act(x, expanded, k, name=f"fire{i}.expand{k}") for k in (1, 3)]
         x = net.concat(*sides, axis=1, name=f"fire{i}.concat")
     x = net.conv_act(x, classes, name="classifier")
@@ -293,6 +294,7 @@ def _shufflenet_v1(
     x = _stem(net, x, stem, 3)
     for stage, (width, depth) in enumerate(zip(features, DEPTHS, strict=True), 2):
         for i in range(depth):
+            # The stem's channels are few: the first 1 x 1 has one group, as published.
             reduced = 1 if stage == 2 and i == 0 else groups
             x = _grouped(net, x, width, (reduced, groups), i == 0, f"stage{stage}.{i}")
     return net.head(x, classes, bias=False)
@@ -436,6 +438,7 @@ def unet(
     x = net.images(batch, channels, size)
     skips = []
     for level in range(LEVELS):
+        # Width 64: 64, 128, 256 and 512 features on the way down, 1024 at the bottom.
         x = _double(net, x, width << level, f"down{level}")
         skips.append(x)
         x = net.max_pool2d(x, kernel=2, name=f"down{level}.pool")

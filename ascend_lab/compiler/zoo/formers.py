@@ -252,6 +252,7 @@ def _token_block(net: Net, x: Value, n: int, side: int, name: str) -> Value:
     y = norm(net, x, 1e-5, name=f"{name}.norm1")
     y = linear(net, y, HEADS * (2 * KEY + value), name=f"{name}.qkv")
     y = heads(net, y, n, HEADS, (0, 2, 1, 3), name=f"{name}.qkv")
+    # 8 heads of 32 + 32 + 128 numbers: 1536 columns.
     q, k, v = net.split(y, sizes=(KEY, KEY, value), axis=3)
     bias = _relative(net, side, 1, f"{name}.bias")
     shares = net.shares(q, k, bias, name=name, trans_b=True)
@@ -291,6 +292,7 @@ def _efficientformer(
             x = _pool_block(net, x, f"stage{stage}.{i}")
     n, c, side, _ = x.shape
     x = net.transpose(net.reshape(x, shape=(n, c, side * side)), perm=(0, 2, 1))
+    # 224 pixels, 1/32: 7 x 7 tokens an image.
     x = net.reshape(x, shape=(n * side * side, c))
     for i in range(attending):
         x = _token_block(net, x, n, side, f"tokens.{i}")
@@ -358,6 +360,7 @@ def _attention_down(net: Net, x: Value, features: int, name: str) -> Value:
     c = x.shape[1]
     key = HEADS * KEY // 2
     local_query = net.conv(x, c, 3, stride=2, groups=c, name=f"{name}.near")
+    # A mean over one pixel, at every second one: it only picks.
     picked = net.avg_pool2d(x, kernel=1, stride=2)
     q = _layer(net, net.add(local_query, picked), key, f"{name}.q")
     k = _layer(net, x, key, f"{name}.k")

@@ -234,6 +234,7 @@ def gpt2_small(
     kind = TensorType((1, 1, length, length), dtype)
     mask = net.constant(partial(causal, length), kind, "causal_mask")
     places = net.seeded("wpe.weight", (GPT_POSITIONS, size.width), SPREAD)
+    # Of 1024 learned positions the first 128 for sequences of 128.
     used = net.slice(places, begin=(0, 0), end=(length, size.width), name="wpe")
     x = net.add(net.embedding(words, ids, name="wte"), used, name="embedded")
     x = net.reshape(x, shape=(size.tokens, size.width), name="embedded.rows")
@@ -300,6 +301,7 @@ def _block(net: Net, start: Value, width: int, layers: int, name: str) -> Value:
     x = net.conv(x, width, bias=False, name=f"{name}.up")
     n, d, h, w = shape = x.shape
     # pixels of equal place in their patch are one sequence
+    # (1, 144, 32, 32): 4 sequences of 256 tokens.
     size = Size(d, 0, 4, h * w // PATCH**2, n * PATCH**2, 1e-5)
     x = net.reshape(_unfolded(net, x, (0, 3, 2, 1)), shape=(size.tokens, d))
     for i in range(layers):
@@ -372,6 +374,8 @@ def _mobilevit(sizes: ViTSizes, net: Net, x: Value, classes: int) -> Value:
 def _image_norm(net: Net, x: Value, name: str) -> Value:
     """Append a group norm of one group: over all of an image, scaled by channel."""
     n, c = x.shape[:2]
+    # Layer norm over a whole image, (n, c h w): a group norm of one group but for scale and bias,
+    # which follow by channel.
     rows = net.reshape(x, shape=(n, -1))
     ones, zeros = (
         net.constant(Fill(number), TensorType(rows.shape[1:], net.dtype), f"{name}.{number:g}")

@@ -526,6 +526,7 @@ def _by_head(x: Values, heads: int) -> Values:
     if heads == 1:
         return x
     *lead, count, rows, columns = x.shape
+    # (2, 20, 64) with 4 heads a group: (2, 5, 4, 64), (2, 4, 5, 64), (8, 5, 64).
     heads_first = x.reshape(*lead, count, rows // heads, heads, columns).swapaxes(-3, -2)
     return heads_first.reshape(*lead, count * heads, rows // heads, columns)
 
@@ -554,6 +555,7 @@ def _as_matrices(x: Values, batch: Shape, matrix: Shape) -> Values:
 
 def _padded(mask: Values) -> Values:
     """Return the rows of a mask padded with zeros to whole fractals."""
+    # 33 keys are padded to 48.
     filled = np.zeros(
         (mask.shape[0], isa.up(mask.shape[-1], isa.FRACTAL) * isa.FRACTAL), mask.dtype
     )

@@ -337,6 +337,7 @@ def axes_of(where: str, axis: Any, shape: Shape) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(len(shape)))
     axis_list = axis if isinstance(axis, tuple | list) else (axis,)
+    # (-1, 0) of 3 axes is (0, 2); (0, -3) names axis 0 twice.
     axes = tuple(sorted(axis_of(where, a, shape) for a in axis_list))
     if len(set(axes)) < len(axes):
         raise ShapeError(f"{where}: each axis once", str(axis), f"shape {shape}: drop the repeat")
@@ -345,6 +346,7 @@ def axes_of(where: str, axis: Any, shape: Shape) -> tuple[int, ...]:
 
 def pair(where: str, value: Any, *, least: int = 1) -> tuple[int, int]:
     """Return (vertical, horizontal) of a number or a pair; raise `ShapeError` below `least`."""
+    # 2 is (2, 2): rows and columns alike.
     both = tuple(value) if isinstance(value, Sequence | np.ndarray) else (value, value)
     if len(both) != 2 or any(not is_whole(n) or n < least for n in both):
         needed = f"{where}: one or two whole numbers >= {least}"
@@ -364,6 +366,7 @@ def pad_pairs(where: str, value: Any) -> tuple[tuple[int, int], tuple[int, int]]
 
 def window_count(where: str, size: int, kernel: int, stride: int, pads: Sequence[int]) -> int:
     """Return (size + pads - kernel) // stride + 1; raise `ShapeError` if no window fits."""
+    # 7 rows, pads (1, 1), reach 3, stride 2: (9 - 3) // 2 + 1 = 4 windows.
     room = size + sum(pads)
     if kernel > room:
         needed = f"{where}: a window no larger than the padded input ({size} + {sum(pads)})"

@@ -85,6 +85,7 @@ def _turns(shape: GroupedShape, beside: int) -> list[list[int]]:
 
 def _chip_share(chip: Chip, parts: int) -> Chip:
     """Return a chip with one of `parts` equal shares of the cores and of the memories' rates."""
+    # Half of the cores see half of the rate, as the other half reads at the same time.
     l2, memory = (
         replace(m, rate_bytes_per_s=m.rate_bytes_per_s / parts)
         for m in (chip.l2, chip.device_memory)

@@ -156,6 +156,7 @@ define(
 def _one_hot_values(
     indices: Values, *, depth: int, on_value: float, off_value: float, dtype: str
 ) -> Values:
+    # (2, 17, 1) against (5,): (2, 17, 5).
     is_index = indices[..., None] == np.arange(depth)
     kind = np.float64 if forms.is_float(dtype) else np.int64
     return np.where(is_index, on_value, off_value).astype(kind)
@@ -250,6 +251,7 @@ def _register_scatter(mode: str, formula: Any, backward: Any, summary: str, **mo
         x, indices, _ = call.shapes
         columns = forms.elements(x[1:])
         index_count = forms.elements(indices)
+        # x (3, 4, 5), 8 indices: 3 rows of 20 numbers, of which 8 are written.
         table = x[0], columns, index_count, call.dtypes[0]
         return rearrange.scatter_launch(chip, *table, mode=mode, method="auto")
 

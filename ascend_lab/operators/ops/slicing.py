@@ -227,5 +227,6 @@ _COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.mult
 
 def combine(reduction: Reduction, parts: Sequence[np.ndarray]) -> np.ndarray:
     """Return the whole output from the partial outputs of a split reduction axis."""
+    # x (5, 33) summed over axis 1, cut at column 16: two outputs of 5 numbers, added.
     result: np.ndarray = _COMBINE[reduction.combine].reduce(np.stack(parts), axis=0)
     return result

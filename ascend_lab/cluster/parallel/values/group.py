@@ -228,6 +228,7 @@ class Var:
 
     def add(self, grads: Ranked) -> None:
         """Add to the gradient."""
+        # A variable that two steps read, as around a residual, gets two gradients, which add up.
         previous = self.grads
         self.grads = (
             grads if previous is None else [a + b for a, b in zip(previous, grads, strict=True)]

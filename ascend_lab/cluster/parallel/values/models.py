@@ -292,6 +292,7 @@ def _computed(net: Net, rows: Var) -> Var:
     # With 4 experts on 2 ranks, the exchange brings (sender, expert of this rank, ...) in rows.
     # One batched product an expert needs (expert of this rank, tokens of all senders).
     x = exchange(net.tape, rows, group)
+    # 4 experts on 2 ranks: (2 senders, 2 experts, tokens) becomes (2 experts, 2 senders, tokens).
     x = _turned(net, x, group.ranks, local_experts, batch * slots)
     x = net.apply("reshape", x, shape=(local_experts, group.ranks * batch * slots, width))
     y = net.apply("gelu", net.apply("batch_matmul", x, net["up"]))
