@@ -108,15 +108,15 @@ def memory_of(
 ) -> Memory:
     """Return the bytes of the fullest device for a load."""
     weights_bytes = weights_of(decoder, plan, shard, number_format)
-    one = sequence_bytes(decoder, shard, load.keys, number_format)
+    cache_bytes = sequence_bytes(decoder, shard, load.keys, number_format)
     device_bytes = float(chip.device_memory.size_bytes)
     single = replace(load, batch=plan.dp)
-    of_one = one + activations_of(decoder, shard, single, plan)
+    of_one = cache_bytes + activations_of(decoder, shard, single, plan)
     # Cache and activations both grow with the sequences; so does the sum that one of them takes.
     largest = plan.dp * max(0, int((device_bytes - weights_bytes) // of_one))
     return Memory(
         weights_bytes,
-        group_batch(load, plan) * one,
+        group_batch(load, plan) * cache_bytes,
         activations_of(decoder, shard, load, plan),
         device_bytes,
         largest,

@@ -153,6 +153,7 @@ def shard_of(decoder: Decoder, plan: Plan) -> Shard:
         experts = mixture.count // plan.ep
         expert_width = mixture.width // plan.expert_parts
         _divides("tp", plan.tp, mixture.shared_width, "columns of the shared block")
+        # deepseek_v3 with tp 4: 2048 / 4 = 512 columns of the shared block a device.
         shared_width = mixture.shared_width // plan.tp
     return Shard(
         layers=math.ceil(decoder.layers / plan.pp),

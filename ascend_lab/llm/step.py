@@ -227,6 +227,7 @@ class Model:
             self._add_sums(account, product, sums_bytes, count)
         if decoder.experts is not None and plan.dp > 1:
             self._add_dispatch(account, layers, sparse_layers)
+        # Each device has the scores of its own words, 2 bytes each: all are gathered.
         scored = layers.rows if layers.load.phase == "decode" else layers.batch
         words_bytes = float(scored * self.shard.words * WIDE_BYTES)
         account.add_collective("all_gather", words_bytes * plan.tp, plan.tp, 1)

@@ -354,6 +354,7 @@ class Runner:
         for device, (x, chosen) in enumerate(routed):
             tokens = slice_of(np.pad(x, filled), 0, share, device % tp)
             weights = slice_of(np.pad(chosen, filled), 0, share, device % tp)
+            # 4 experts in 2 sets: columns 0, 1 go to set 0 and 2, 3 to set 1.
             by_set = np.split(weights, ep, axis=1)
             outgoing.append(np.stack([np.hstack([tokens, columns]) for columns in by_set]))
         arrived = _exchanged("all_to_all", self.across_sets, outgoing)

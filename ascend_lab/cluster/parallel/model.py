@@ -244,15 +244,26 @@ def _unit_nodes(typed: Graph, leaves: Sequence[str]) -> list[list[Node]]:
 def _kept_tensors(graph: Graph, dtype: str) -> Mapping[str, int]:
     """Return the bytes of each tensor that forward writes and backward reads; views count once."""
     step = train.training_graph(graph, optimizer=None, dtype=dtype)
-    full = step.graph
-    owner = {name: alias.owner for name, alias in aliases(full, view_nodes(full)).items()}
-    ahead = {
-        name for node in full.nodes if step.phases[node.name] == "forward" for name in node.outputs
+    whole_step = step.graph
+    owner = {
+        name: alias.owner for name, alias in aliases(whole_step, view_nodes(whole_step)).items()
     }
-    read = {n for node in full.nodes if step.phases[node.name] == "backward" for n in node.inputs}
+    ahead = {
+        name
+        for node in whole_step.nodes
+        if step.phases[node.name] == "forward"
+        for name in node.outputs
+    }
+    read = {
+        n for node in whole_step.nodes if step.phases[node.name] == "backward" for n in node.inputs
+    }
     tensors = {owner.get(name, name) for name in ahead & read}
-    copies = {n.output for n in full.nodes if n.op == "cast" and n.inputs[0] in step.parameters}
-    return {n: full.types[n].size_bytes for n in tensors - copies if n not in full.inputs}
+    copies = {
+        n.output for n in whole_step.nodes if n.op == "cast" and n.inputs[0] in step.parameters
+    }
+    return {
+        n: whole_step.types[n].size_bytes for n in tensors - copies if n not in whole_step.inputs
+    }
 
 
 def _seconds(

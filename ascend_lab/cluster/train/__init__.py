@@ -147,11 +147,11 @@ def _operators(
 
 def phase_of(step: TrainingGraph, name: str) -> str:
     """Return the phase of a node, also of one that a rewrite named after another; "" if unknown."""
-    found = step.phases.get(name, "")
-    if not found:
+    node_phase = step.phases.get(name, "")
+    if not node_phase:
         marks = {".update.": "update", ".grad.": "backward", ".again": "backward"}
-        found = next((phase for mark, phase in marks.items() if mark in name), "")
-    return "backward" if found == "recompute" else found
+        node_phase = next((phase for mark, phase in marks.items() if mark in name), "")
+    return "backward" if node_phase == "recompute" else node_phase
 
 
 def _gradients(

@@ -387,7 +387,7 @@ class Tape(GraphBuilder, Writer):
         return sorted(grads, key=lambda name: order.get(grads[name].name, -1))
 
     def telling(self, grads: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
-        """Return names that say what a tensor is: w.grad, w.new; one of two meanings keeps its."""
+        """Return names that say what a tensor is, w.grad or w.new; one that is both is w.grad."""
         written = {name for node in self._nodes for name in node.outputs}
         origins: dict[str, str] = {}
         for ending, pairs in (("grad", grads), ("new", new)):
@@ -412,7 +412,7 @@ class Tape(GraphBuilder, Writer):
 def gradients(
     net: Tape, node: Node, grads: tuple[Value | None, ...], wanted: tuple[bool, ...]
 ) -> list[Value | None]:
-    """Append what computes the gradients of a node's inputs; None where none is wanted or is.
+    """Append what computes the gradients of a node's inputs; None where none is needed or exists.
 
     Raises `UnsupportedError` for an operator without a rule.
     """

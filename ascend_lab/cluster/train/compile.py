@@ -135,9 +135,9 @@ def as_convolutions(graph: Graph) -> Graph:
         if not fixed or (
             taps == (1, 1) and formats.pair("stride", node.attr("stride", 1)) > (1, 1)
         ):
-            made = _convolution(edit, node)
-            if made:
-                edit.replace(node.output, made)
+            image_gradient = _convolution(edit, node)
+            if image_gradient:
+                edit.replace(node.output, image_gradient)
     return edit.finish()
 
 

@@ -273,6 +273,7 @@ class Context:
         dtype = kinds.FORMATS.get(tensor.elem)
         if dtype is None:
             self.unsupported(f"one of the types {', '.join(kinds.FORMATS)}", tensor.elem)
+        # A weight that two nodes read is one constant.
         emitted = self.net.emitted.get(id(tensor))
         if emitted is None:
             data = self._data(tensor.known, tensor)

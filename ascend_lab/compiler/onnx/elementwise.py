@@ -117,6 +117,7 @@ def _gelu(ctx: Context) -> Value:
         return ctx.emit("gelu", x)
     if form != "none":
         ctx.unsupported("approximate none or tanh", form)
+    # x / 2 (1 + erf(x / sqrt(2)))
     inner = ctx.emit("erf", ctx.emit("muls", x, number=math.sqrt(0.5)))
     half = ctx.emit("muls", x, number=0.5)
     return ctx.emit("mul", half, ctx.emit("adds", inner, number=1.0))
@@ -378,6 +379,7 @@ def _check_64_bits(ctx: Context, found: Values, *arrays: Values) -> None:
     """Raise `GraphError` where NumPy's int64 has wrapped: the same in fp64 is far from it."""
     if found.dtype != np.int64 or ctx.op not in ("Add", "Sub", "Mul", "Pow", "Sum", "Neg", "Abs"):
         return
+    # 2^62 + 2^62 wraps to -2^63 in int64, and is 9.2e18 in fp64: far apart, so it is refused.
     wide = _element_by_element(ctx, *(array.astype(np.float64) for array in arrays))
     if not np.allclose(wide, found.astype(np.float64), rtol=1e-9, atol=0.5):
         got = f"numbers from {wide.min():g} to {wide.max():g}"

@@ -311,6 +311,7 @@ def _rms_norm(site: Site) -> Result:
 @rule("cross_entropy")
 def _cross_entropy(site: Site) -> Result:
     logits, target = site.wide()
+    # -sum over classes of target * log_softmax(logits), a number for each row.
     weighted = site.one("Mul", target, site.one("LogSoftmax", logits, axis=1))
     total = site.one("ReduceSum", weighted, site.writer.ints((1,)), keepdims=0)
     return site.back(site.one("Neg", total))
@@ -367,6 +368,7 @@ def _one_hot(site: Site) -> Result:
 def _scatter(site: Site) -> Result:
     """ONNX leaves open which of equal indices wins an update; its runtimes take the last."""
     x, indices, updates = site.inputs
+    # ScatterND wants index tuples: indices (5,) become (5, 1), tuples of one.
     places = site.one("Unsqueeze", site.cast(indices, "int64"), site.writer.ints((-1,)))
     reduction = "add" if site.op == "scatter_add" else "none"
     return site.one("ScatterND", x, places, updates, reduction=reduction)

@@ -56,6 +56,7 @@ _DOTS = "0123456789"
 def _einsum(ctx: Context) -> draft.Value:
     terms, result = _parsed(ctx)
     x: Named = (ctx.input(0), terms[0])
+    # "ij,jk,kl->il": (ij, jk) first, where j goes and k stays, as kl still reads it.
     for i in range(1, len(terms)):
         x = _joined(ctx, x, (ctx.input(i), terms[i]), set(result).union(*terms[i + 1 :]))
     value, names = _summed(ctx, *x, set(result))

@@ -313,6 +313,7 @@ def _closed(name: str, sizes: Sizes, bound: Mapping[str, int]) -> Shape:
         text = "unknown rank" if sizes is None else str(list(sizes)).replace("''", "?")
         closed_sizes = (1, 3, 224, 224) if sizes is None else sizes
         likely = (1, 3, 224, 224) if len(closed_sizes) == 4 else (1,) * len(closed_sizes)
+        # ("batch", 3, "h", "w"): the message proposes (1, 3, 224, 224).
         example = tuple(
             s if isinstance(s, int) else n for s, n in zip(closed_sizes, likely, strict=True)
         )
@@ -331,6 +332,7 @@ def pinned_tensor(name: str, elem: str, sizes: Sizes, given: Any) -> Tensor:
     dtype = NUMPY[elem]
     if array.dtype.kind not in "biuf" and array.dtype != dtype:
         raise InputError(f"input {name} in {elem}", str(array.dtype), "pass numbers")
+    # 2.0 may be pinned as int64, 2.5 may not: the cast has to leave it equal.
     cast = array.astype(dtype)
     if dtype.kind in "biu" and not np.array_equal(cast, array):
         raise InputError(f"input {name} in {elem}", f"values of {array.dtype}", "pass whole ones")

@@ -383,6 +383,8 @@ def _transposed_operand(draft: Draft, node: Node) -> bool:
         maker = draft.maker(node.inputs[place])
         if maker is None or maker.op != "transpose":
             continue
+        # (0, 2, 1) of 3 axes exchanges the last two; (1, 0, 2) moves a batch, which no attribute
+        # says.
         order = order_of(draft, maker)
         last_axis = len(order) - 1
         if order == (*range(last_axis - 1), last_axis, last_axis - 1):

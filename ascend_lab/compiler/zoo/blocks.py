@@ -161,6 +161,7 @@ class Net(GraphBuilder):
 
     def squeeze_excite(self, x: Value, squeezed: int, *, name: str, act: str, gate: str) -> Value:
         """Append the scaling of channels by a small network of their means (Hu et al. 2018)."""
+        # (n, c, 1, 1) to (n, squeezed, 1, 1) and back: one factor for each channel of an image.
         inner = self.conv_act(self.global_avg_pool(x), squeezed, name=f"{name}.fc1", act=act)
         outer = self.conv_act(inner, x.shape[1], name=f"{name}.fc2", act=gate)
         return self.mul(x, outer, name=f"{name}.mul")

@@ -78,6 +78,7 @@ def _tokens_mix(net: Net, t: Value, n: int, name: str) -> Value:
     d = t.shape[1]
     q = linear(net, t, d, name=f"{name}.q")
     q = heads(net, q, n, TOKEN_HEADS, (0, 2, 1, 3), name=f"{name}.q")
+    # Tokens are their own keys and values: (n, heads, depth, tokens), read transposed as values.
     k = heads(net, t, n, TOKEN_HEADS, (0, 2, 3, 1), name=f"{name}.k")
     context = net.batch_matmul(net.shares(q, k, name=name), k, trans_b=True)
     context = rows_of(net, context, name=name)
@@ -288,6 +289,7 @@ def _efficientformer(
         if stage > 1:
             x = net.conv_norm(x, width, 3, stride=2, act="", bias=True, name=f"down{stage}")
         # the last blocks of the last stage are attention, appended below
+        # L1, stage 4: 4 blocks, of which 1 is attention, so 3 pooling blocks here.
         for i in range(depth - (attending if stage == len(widths) else 0)):
             x = _pool_block(net, x, f"stage{stage}.{i}")
     n, c, side, _ = x.shape

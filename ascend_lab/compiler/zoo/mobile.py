@@ -432,6 +432,7 @@ def _multi_query(net: Net, x: Value, text: str, name: str) -> Value:
         if stride > 1:
             m = net.depthwise(m, stride=stride, name=f"{name}.{part}.down")
         m = net.conv(m, depth, bias=False, name=f"{name}.{part}")
+        # (n, 64, 7, 7) as (n, 64, 49): keys in columns.
         maps.append(net.reshape(m, shape=(n, depth, -1)))
     # the heads' queries become rows of one matrix: all share the keys
     q = net.transpose(net.reshape(q, shape=(n, heads, depth, h * w)), perm=(0, 1, 3, 2))

@@ -102,6 +102,7 @@ def self_attention(
         q, k, v = net.split(joined_qkv, sizes=3, axis=1, name=f"{name}.split")
     else:
         q, k, v = (linear(net, x, size.width, name=f"{name}.{part}") for part in "qkv")
+    # Keys are turned to (batch, heads, depth, length), so that q k needs no transposed operand.
     parts = ((q, (0, 2, 1, 3), "q"), (k, (0, 2, 3, 1), "k"), (v, (0, 2, 1, 3), "v"))
     queries, keys, values = (
         heads(net, x, size.batch, size.heads, order, name=f"{name}.{part}")

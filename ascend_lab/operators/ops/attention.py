@@ -222,6 +222,7 @@ def _flash_shape(
     scores = _scores_shape(stacked, k, scale=scale)
     if mask:
         _masked_shape((*scores[:-3], heads, queries, scores[-1]), mask[0])
+    # 8 heads on 2: computed as (.., 2, s * 4, e), returned as (.., 8, s, e).
     context = _context_shape(scores, v)
     return (*context[:-3], heads, queries, context[-1])
 

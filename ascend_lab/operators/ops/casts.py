@@ -176,7 +176,7 @@ _PAIRS = (
 
 
 def _result_format(key: str, *allowed: str) -> Any:
-    """Return the result's format: an attribute, one of `able`."""
+    """Return the result's format: an attribute, one of `allowed`."""
 
     def result(main: str, attrs: Mapping[str, Any]) -> str:
         if attrs[key] not in allowed:
@@ -210,6 +210,7 @@ def _scaled(x: te.Tensor, scale: float, *scales: te.Tensor) -> te.Tensor:
 
 
 def _quantise(x: te.Tensor, *, scale: float, offset: int, dtype: str) -> te.Tensor:
+    # Scale 1e-6: 1 / scale is 10^6, which fp16 does not hold, so x goes to fp32.
     if x.dtype == "bf16" or (x.dtype == "fp16" and not is_half(1 / scale)):
         x = te.cast_to(x, "fp32")
     # x = 2.3, scale 0.5, offset 3: round(4.6) + 3 = 8, which stands for (8 - 3) 0.5 = 2.5; x = 100
@@ -220,6 +221,7 @@ def _quantise(x: te.Tensor, *, scale: float, offset: int, dtype: str) -> te.Tens
 def _wide(x: te.Tensor, bias: tuple[te.Tensor, ...], offset: int, dtype: str) -> te.Tensor:
     """Return q - offset in a float that holds it: fp32 for sums, else fp16 unless asked for."""
     if bias:
+        # No vconv goes from bytes to int32 at once: fp16 between holds each byte exactly.
         sums = x if x.dtype == "int32" else te.cast_to(te.cast_to(x, "fp16"), "int32")
         x = te.vadd(*stretch(sums, bias[0]))
     x = te.cast_to(x, "fp32" if x.dtype == "int32" else "fp16")

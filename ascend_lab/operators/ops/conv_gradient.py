@@ -362,6 +362,7 @@ def _dw_expression(
         column = j * step[1] + q * spread[1]
         return te.sum(slope[b, g, f, i, j] * image[b, g, c, row, column], pixels)
 
+    # One sum over n oh ow products for each weight.
     total = te.compute((groups, k // groups, x.shape[1] // groups, r, s), formula)
     out_dtype = cube_result(x.dtype, attrs)
     return narrow(te.reshape(total, (k, x.shape[1] // groups, r, s)), out_dtype)
@@ -438,6 +439,7 @@ def weight_kernel(shape: kernels.ConvShape, chip: Chip) -> isa.Kernel:
     `weight_plan`.
     """
     depthwise = is_depthwise(shape)
+    # Diagonals are taken before anything is rounded: the fractals stay in fp32.
     sums_shape = replace(shape, out_dtype="fp32") if depthwise else shape
     plan = weight_plan(sums_shape, chip)
     launch = weight_gradient_launch(sums_shape, chip, plan)

@@ -273,6 +273,7 @@ def conv_template(
         if len(call.shapes) == 2:
             return isa.as_kernel(launch(describe(call), chip))
         main = call.dtypes[0]
+        # fp16 images: sums in fp32, bias added in fp32, one cast to fp16.
         wide_call = replace(call, attrs={**call.attrs, "out_dtype": isa.ACCUMULATOR[main]})
         sums_kernel = isa.as_kernel(launch(describe(wide_call), chip))
         phases = tuple(isa.renamed(phase, {"y": "sums"}) for phase in sums_kernel.phases)
@@ -302,6 +303,7 @@ def _bias_kernel(call: Call, chip: Chip, elements: int, dtype: str) -> isa.Kerne
     sums_dtype = isa.ACCUMULATOR[call.dtypes[0]]
     sums = te.placeholder((n, blocks, pixels, isa.FRACTAL), sums_dtype, "sums")
     bias = narrow(te.placeholder((blocks, isa.FRACTAL), call.dtypes[2], "bias"), sums_dtype)
+    # 33 channels: a bias (3, 16), the same for all images and pixels.
     column = te.reshape(bias, (1, blocks, 1, isa.FRACTAL))
     total = narrow(te.vadd(sums, te.broadcast(column, sums.shape)), dtype)
     return te.lower(te.auto_schedule(te.renamed(total, "y"), chip))

@@ -57,6 +57,7 @@ def in_fp32(compute: Callable[..., Any], only: tuple[str, ...] = NARROW) -> Call
 
 def stretch(*tensors: te.Tensor) -> tuple[te.Tensor, ...]:
     """Broadcast tensors to their common shape, explicitly."""
+    # (4, 1) and (1, 5): both become (4, 5).
     shape = forms.broadcast_shape("operands", *(t.shape for t in tensors))
     return tuple(t if t.shape == shape else te.broadcast(t, shape) for t in tensors)
 

@@ -178,6 +178,8 @@ def added(s: Site, grad: Any, indices: Any, axis: int, size: int) -> Any:
     """
     net = s.net
     width = len(indices.shape)
+    # x (3, 11, 8), indices (4,) on axis 1: the gradient (3, 4, 8) is turned to (4, 3, 8), added to
+    # zeros (11, 3, 8), and turned back to (3, 11, 8).
     rank = len(grad.shape)
     # scatter_add works on axis 0 only: bring the axes of the indices to the front, and the result
     # back at the end

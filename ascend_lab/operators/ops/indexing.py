@@ -227,6 +227,7 @@ def _scatter_slices(shapes: tuple[Shape, ...]) -> SliceRules:
 
 
 def _scatter(mode: str, x: te.Tensor, indices: te.Tensor, updates: te.Tensor) -> te.Tensor:
+    # Indices (2, 3): 6 rows of updates in a row, as the kernel knows no shape of indices.
     count = forms.elements(indices.shape)
     flat = te.reshape(indices, (count,))
     return te.scatter(x, flat, te.reshape(updates, (count, *x.shape[1:])), mode)

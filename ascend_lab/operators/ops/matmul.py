@@ -217,6 +217,7 @@ def _gemm_slices(
     a, b, bias = shapes
     rules = matmul_rules(a, b, trans_a, trans_b)
     out_shape = product_shape(a, b, trans_a, trans_b)
+    # A bias (n,) is cut with the columns, a bias (m, n) with rows and columns.
     extra = following((bias,), out_shape)
     axes = tuple(
         AxisRule(r.axis, r.kind, (*r.sources, *(Source(2, s.axis) for s in extra[r.axis])), r.joins)

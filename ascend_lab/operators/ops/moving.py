@@ -479,6 +479,7 @@ def _split_shapes(x: Shape, *, sizes: Any, axis: int) -> tuple[Shape, ...]:
 
 def _split(x: te.Tensor, *, sizes: Any, axis: int) -> tuple[te.Tensor, ...]:
     split_axis = axis_of("split", axis, x.shape)
+    # Sizes 7, 16 and 1 end at 7, 23 and 24.
     bounds = accumulate(_split_sizes(x.shape, sizes, axis))
     return tuple(te.slice(x, *span(x.shape, split_axis, *ends)) for ends in pairwise((0, *bounds)))
 

@@ -409,6 +409,7 @@ def get(name: str) -> Operator:
     """Return an operator by name; raise `InputError` with the nearest names."""
     if name in OPERATORS:
         return OPERATORS[name]
+    # "softmx" is near to softmax and log_softmax.
     close_names = difflib.get_close_matches(name, OPERATORS, 3, 0.5)
     all_names = ", ".join(sorted(OPERATORS))
     remedy = (

@@ -174,6 +174,7 @@ def _max_kernel(call: Call, chip: Chip) -> Kernel:
                 pooling.max_pool_launch(as_convolution(call.attrs, call.shapes[0]), chip)
             )
     numbers = te.cast_to(x, "fp16") if x.dtype == "int8" else x  # the vector unit compares floats
+    # Around the image stands the least number, so that padding never is the largest.
     image = te.pad(numbers, ((0, 0), (0, 0), *pads, (0, 0)), rows.LEAST)
     numbers = wide(image) if x.dtype == "bf16" else image
     y = te.cast_to(_windows(numbers, size, step, te.max), x.dtype)
@@ -314,6 +315,7 @@ def _global_shape(x: Shape) -> Shape:
 
 def _global_slices(*reductions: Reduction) -> Any:
     free = tuple(AxisRule(i, "free", (Source(0, i),), (i,)) for i in range(2))
+    # Images and channels may be cut; of the result's rows and columns there is one each.
     single = tuple(AxisRule(i, "whole", reason="size 1", joins=(i,)) for i in (2, 3))
     return lambda shapes: SliceRules("Reduce", (*free, *single), reductions)
 

@@ -237,6 +237,7 @@ def softmax(x: te.Tensor, *, axis: int) -> te.Tensor:
 
 def _log_softmax(x: te.Tensor, *, axis: int) -> te.Tensor:
     shifted = _shifted(x, axis)
+    # Of (1000, 1001): shifted (-1, 0), ln(e^-1 + 1) = 0.313, so (-1.313, -0.313).
     total = te.vlog(te.reduce_sum(te.vexp(shifted), axis, keepdims=True))
     return te.vsub(shifted, te.broadcast(total, x.shape))
 
@@ -466,6 +467,7 @@ def _lrn_base(x: Values, size: int, alpha: float, bias: float) -> Values:
     """Return bias + alpha / size times the sum of x^2 over the neighbour channels."""
     padding = [(0, 0), _sides(size), *((0, 0) for _ in x.shape[2:])]
     square = np.pad(x * x, padding)
+    # Size 3: channels k - 1, k and k + 1, where those beyond the ends are 0.
     window_sums = np.sum([square[:, i : i + x.shape[1]] for i in range(size)], axis=0)
     base: Values = window_sums * (alpha / size) + bias
     return base

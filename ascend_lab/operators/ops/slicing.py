@@ -160,6 +160,7 @@ def take(arrays: Sequence[np.ndarray], ranges: Ranges) -> list[np.ndarray]:
     """Return the part of each array that `ranges` asks for."""
     parts = []
     for array, axis_ranges in zip(arrays, ranges, strict=True):
+        # Ranges {1: (2, 4)} of an array of 3 axes: [:, 2:4, :].
         index = [
             slice(*axis_ranges[i]) if i in axis_ranges else slice(None) for i in range(array.ndim)
         ]

@@ -67,7 +67,7 @@ def _padded_size(size: Pair, pads: Pairs) -> Pair:
 
 
 def _placed(values: te.Tensor, image_size: Pair, step: Pair, tap: Pair) -> te.Tensor:
-    """Return an image of size `room`, zero but for `part` at the pixels tap + stride * index."""
+    """Return an image of zeros but for `values` at the pixels tap + stride * index."""
     dilated = conv_gradient.stretched(values, step)
     # tap (1, 0) of a window at stride 2: values at rows 1, 3, 5, ... and columns 0, 2, 4, ...
     edges = [(tap[i], image_size[i] - tap[i] - dilated.shape[2 + i]) for i in range(2)]
@@ -226,6 +226,7 @@ def _over_axis(x: te.Tensor, axis: int, column: Values) -> te.Tensor:
 
 def _average_launch(call: Call, chip: Chip) -> isa.Launch:
     counts = _pool_counts(**call.attrs)
+    # Equal counts of 9: the number 1/9; unequal ones come as a tensor, `_pool_rates`.
     constant_share = 0.0 if np.ptp(counts) else 1.0 / float(counts.flat[0])
     shape = as_convolution(call.attrs, call.outputs[0])
     return pool_gradient_launch(PoolGradient(shape, False, constant_share), chip)
@@ -311,6 +312,7 @@ def _loss_shape(logits: Shape, target: Shape) -> Shape:
 
 
 def _loss_values(logits: Values, target: Values) -> Values:
+    # Logits (0, 0), target (1, 0): -ln(1/2) = 0.693.
     result: Values = -(target * get("log_softmax").formula(logits, axis=1)).sum(axis=1)
     return result
 
@@ -425,6 +427,7 @@ def _adam_expression(
     # sqrt(s / (1 - b2^t)) = sqrt(s) / sqrt(1 - b2^t): one factor, known before the launch
     root = te.vadds(te.vmuls(te.vsqrt(s), 1.0 / math.sqrt(square_correction)), a["epsilon"])
     update = te.vdiv(te.vmuls(m, a["lr"] / mean_correction), root)
+    # p - lr (u + decay p) = (1 - lr decay) p - lr u
     decayed = te.vmuls(param, 1.0 - a["lr"] * decay) if decay else param
     return te.vsub(decayed, update), m, s
 

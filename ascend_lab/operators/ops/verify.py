@@ -42,6 +42,7 @@ def sample(
     wide = dtype == "fp64"
     main = operator.types.allowed[0] if wide else dtype
     formats = operator.input_types(len(shapes), main, **attrs)
+    # gather on a table of 10 rows: {1: 10}, input 1 holds indices below 10.
     limits = operator.index_limits(shapes, attrs)
     arrays = []
     for i, (name, shape, kind) in enumerate(zip(names, shapes, formats, strict=True)):
@@ -61,6 +62,7 @@ def draw(rng: np.random.Generator, domain: Domain, shape: Shape, dtype: str) -> 
     kind = numpy_type(dtype)
     if not is_float(dtype):
         info = np.iinfo(kind)
+        # A domain of -300 .. 300 would be -3000 .. 3000: in int8 it is -128 .. 127.
         low = max(int(domain.low * WHOLE_SCALE), info.min)
         high = min(int(domain.high * WHOLE_SCALE), info.max)
         return rng.integers(low, high + 1, shape).astype(kind)

@@ -372,7 +372,7 @@ def _half_pass(model: Model, half: Ranked, batch: Batch, scale: float) -> tuple[
     groups = Cuts(Plan(data=count)).groups(Traffic())
     inputs_and_targets = batch.inputs, batch.targets
     inputs, targets = (parts(array, groups["data"], 0, "a batch") for array in inputs_and_targets)
-    named = [_named(model, one) for one in half]
-    weights = {key: [one[key] for one in named] for key in model.weights}
+    named = [_named(model, flat) for flat in half]
+    weights = {key: [arrays[key] for arrays in named] for key in model.weights}
     loss, grads = passed(model, weights, groups, inputs, targets, scale / tokens)
-    return loss / tokens, [flatten([one[r] for one in grads.values()]) for r in range(count)]
+    return loss / tokens, [flatten([ranked[r] for ranked in grads.values()]) for r in range(count)]

@@ -134,15 +134,15 @@ class Group:
         if self.ranks == 1:
             return arrays
         schedule = _schedule(op, self.algorithm, self.ranks)
-        found = list(arrays)
+        after_step = list(arrays)
         for team in self.members:
             results = execute(schedule, [arrays[r] for r in team])
             for rank, result in zip(team, results, strict=True):
-                found[rank] = result
+                after_step[rank] = result
         # For an all-gather the schedule counts the result: 4 ranks with 10 bytes each gather 40.
         size_bytes = arrays[0].nbytes * (self.ranks if op == "all_gather" else 1)
         self.traffic.note(self.name, op, size_bytes, _sent_bytes(schedule, size_bytes))
-        return found
+        return after_step
 
 
 @cache

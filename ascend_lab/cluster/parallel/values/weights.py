@@ -311,6 +311,7 @@ class Sharded(Replicas):
     def _own(self, flat: Flat) -> Ranked:
         """Return every rank's part of the weights."""
         group = self._group(flat)
+        # 10 weights on 4 ranks: 12 with padding, 3 for each rank.
         vectors = enumerate(self._vectors(flat, self.weights))
         return [comm.part(vector, group.ranks, group.place(r), 0) for r, vector in vectors]
 
