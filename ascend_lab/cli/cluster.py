@@ -251,7 +251,6 @@ def _train_plan(arguments: argparse.Namespace) -> int:
         arguments.devices,
         batch,
         memory_bytes=chip.device_memory.size_bytes if limit is None else limit,
-        optimizer=arguments.optimizer,
         keep=arguments.plans,
     )
     best = ranking.best

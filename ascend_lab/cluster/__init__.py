@@ -39,8 +39,8 @@ from ascend_lab.cluster.algorithms import CASTS, GATHERS, chunked, flat, in_two
 from ascend_lab.cluster.fit import fit_collective, held_out, mape, read_table
 from ascend_lab.cluster.loader import TOPOLOGIES, load_topology
 from ascend_lab.cluster.schedule import (
-    ALGORITHMS, ALIASES, LEVELS, OPS, Ints, Round, Schedule, closed_form_s, execute, op_name,
-    parse_name, together,
+    ALGORITHMS, ALIASES, LEVELS, OPS, Ints, LinkCosts, Round, Schedule, closed_form_s, execute,
+    op_name, parse_name, together,
 )
 from ascend_lab.cluster.timing import (
     CollectiveTime, Places, Prepared, placed, prepare, time_collective, timed,
@@ -56,6 +56,7 @@ __all__ = [
     "TOPOLOGIES",
     "CollectiveTime",
     "Link",
+    "LinkCosts",
     "Round",
     "Schedule",
     "Topology",
@@ -90,6 +91,7 @@ STEP = 4.0
 def checked(segments: Sequence[Sequence[int]], count: int) -> Segments:
     """Return the segments; raise `InputError` unless they cover 0 .. count - 1 in order."""
     bounds = tuple((int(a), int(b)) for a, b in segments)
+    # For 5 gradients ((0, 1), (2, 4)) is valid; ((0, 1), (3, 4)) misses gradient 2.
     flat = [i for a, b in bounds for i in range(a, b + 1)]
     if flat != list(range(count)) or any(a > b for a, b in bounds):
         needed = f"segments (first, last) that are gradients 0 to {count - 1} in order"
@@ -165,16 +167,14 @@ def make(
     root: int = 0,
     chunks: int = 1,
     groups: Groups | None = None,
-    inside: str | None = None,
-    between: str | None = None,
 ) -> Schedule:
     """Return the schedule of a collective for `ranks` ranks, or one rank for each device.
 
     `chunks` cuts the tensor: stages of a hierarchical collective and hops of a chain overlap, other
     algorithms run chunk after chunk (staging buffers of size / chunks). `groups` are the ranks of
     each server, needed by the algorithms in `LEVELS`; default: the topology's, or one server. A
-    name with "(4" takes every four ranks of a server, in order, for a server.
-    `inside` and `between` name the algorithms of the two levels (default: mesh or tree inside;
+    name with "(4" takes every four ranks of a server, in order, for a server. "(mesh,nhr)" after
+    the name gives the algorithms inside and between servers (default: mesh or tree inside;
     halving-doubling between if there are 2^k servers, else ring, as HCCL does on the 910).
     Raises `ClusterError` for what does not exist.
     """
@@ -190,7 +190,7 @@ def make(
     label = parsed.algorithm
     if label in LEVELS:
         servers = _servers(ranks, groups, parsed.split)
-        levels = _levels(op, label, servers, parsed.inside or inside, parsed.between or between)
+        levels = _levels(op, label, servers, parsed.inside, parsed.between)
         blocks, stages = in_two(op, label, servers, root, *levels)
         parts = [str(parsed.split or ""), ",".join(filter(None, levels))]
         label += f"({':'.join(filter(None, parts))})" if any(parts) else ""
@@ -201,6 +201,9 @@ def make(
         if chunks * len(rounds) > MOST_STEPS:
             needed = f"{label}: at most {MOST_STEPS // max(len(rounds), 1)} chunks on {ranks} ranks"
             raise ClusterError(needed, str(chunks), "take fewer")
+        # A chunk of a chain may follow one round later, because each round uses another link.
+        # Stages of a hierarchical all-reduce of 2 servers of 4 ranks have 1, 2 and 1 rounds: the
+        # lag is 2, and two chunks take 4 + 2 rounds.
         lag = 1 if parsed.algorithm == "chain" else max(map(len, stages), default=0)
         rounds = chunked(rounds, chunks, lag)
         label = f"{label}*{chunks}"
@@ -211,6 +214,7 @@ def _servers(ranks: int, groups: Groups | None, split: int | None) -> Ints:
     """Return (servers, ranks a server); raise `ClusterError` unless they are of one size."""
     rows = [list(range(ranks))] if groups is None else [list(map(int, row)) for row in groups]
     if split:
+        # One server of ranks 0-7 with split 4 becomes two, ranks 0-3 and 4-7.
         rows = [row[i : i + split] for row in rows for i in range(0, len(row), split)]
     sizes = sorted({len(row) for row in rows})
     if sorted(r for row in rows for r in row) != list(range(ranks)) or len(sizes) != 1:
@@ -229,6 +233,7 @@ def _levels(
             raise ClusterError(needed, f"{inside}, {between}", "leave them out")
         return "", ""
     rooted = op in ("broadcast", "reduce")
+    # x & (x - 1) is 0 for powers of two only: 8 & 7 = 0, but 6 & 5 = 4.
     usual = "ring" if len(servers) & (len(servers) - 1) else "halving-doubling"
     inside = inside or ("tree" if rooted else "mesh")
     between = between or ("tree" if rooted else usual)
@@ -289,6 +294,8 @@ def compare(
 
 def servers_of(topology: Topology, places: Sequence[int]) -> Rows:
     """Return the ranks of each server: which ranks have their device there."""
+    # Ranks on devices 0, 8, 1, 9 of a 910a-roce:16: server 0 has ranks 0 and 2, server 1 ranks 1,
+    # 3.
     rank_of = {device: rank for rank, device in enumerate(places)}
     rows = (tuple(rank_of[d] for d in group if d in rank_of) for group in topology.groups)
     return tuple(row for row in rows if row)
@@ -297,6 +304,8 @@ def servers_of(topology: Topology, places: Sequence[int]) -> Rows:
 def islands(topology: Topology, places: Places, servers: Rows) -> int | None:
     """Return k if every k ranks of a server, in order, are linked directly and others are not."""
     linked = topology.between
+    # A 910a-server has direct links among NPUs 0-3 and among 4-7 only, so k = 4; in a 910b-server
+    # all 8 are linked directly, no smaller k fits, and the answer is None.
     for island_ranks in range(2, min(max(map(len, servers)), CROWD + 1)):
         pieces = [
             row[i : i + island_ranks] for row in servers for i in range(0, len(row), island_ranks)
@@ -329,6 +338,7 @@ def variants(op: str, name: str, servers: Rows, split: int | None = None) -> tup
         betweens = ["tree", "nhr"][: len(servers) if not split else 2]
     if (split or len(servers[0])) <= CROWD:
         insides = ["mesh", *insides][: 2 if big else 3]
+    # With split 4: "hierarchical(4:mesh,ring)" and, in four chunks, "hierarchical(4:mesh,ring)*4".
     prefix = f"{split}:" if split else ""
     overlaps = (1,) if big else OVERLAPS
     return tuple(
@@ -354,6 +364,7 @@ def _quickest(candidates: Sequence[Prepared], size_bytes: float) -> Prepared:
     """Return the quickest, the first of equals; by rising floors, while one may be quicker."""
     if not 0 <= size_bytes < math.inf:
         raise ClusterError("a size of at least 0 bytes", str(size_bytes), "correct it")
+    # Branch and bound: a floor costs a few array operations, the exact time may need a simulation.
     floors = sorted((candidate.floor_s(size_bytes), i) for i, candidate in enumerate(candidates))
     best = 0
     best_s = math.inf

@@ -46,6 +46,9 @@ def laid(rounds: Rounds, ranks: Ints, blocks: Ints) -> Rounds:
     width = blocks.shape[2]
     for step in rounds:
         messages, count = step.blocks.shape
+        # A gather of 2 ranks and 2 slots on groups (0, 1) and (2, 3), each slot standing for 2
+        # blocks: messages 0 -> 1, 1 -> 0, 2 -> 3, 3 -> 2 carry blocks (0, 1), (2, 3), (0, 1), (2,
+        # 3).
         picked = np.where((step.blocks == NONE)[None, :, :, None], NONE, blocks[:, step.blocks])
         rows = np.broadcast_to(picked, (groups, messages, count, width))
         sources, targets = (ranks[:, x].reshape(-1) for x in (step.sources, step.targets))
@@ -74,6 +77,7 @@ def chunked(rounds: Rounds, chunks: int, lag: int) -> Rounds:
 def ring_gather(p: int, step: int = 1) -> Rounds:
     """Pass on in p - 1 rounds, to the next rank, the slot received in the round before."""
     ranks = np.arange(p)
+    # Of 3 ranks: round 0 sends slots 0, 1, 2 to ranks 1, 2, 0; round 1 sends on slots 2, 0, 1.
     targets = (ranks + step) % p
     return tuple(Round.of(ranks, targets, ((ranks - step * t) % p)[:, None]) for t in range(p - 1))
 
@@ -103,6 +107,7 @@ def pairs(p: int) -> tuple[Ints, Ints]:
     """Return all (source, target); a rank's first target is its right neighbour, and so on."""
     ranks = np.arange(p)
     apart = np.arange(1, p)
+    # Of 3 ranks: 0 -> 1, 0 -> 2, 1 -> 2, 1 -> 0, 2 -> 0, 2 -> 1.
     return np.repeat(ranks, p - 1), ((ranks[:, None] + apart) % p).reshape(-1)
 
 
@@ -182,6 +187,8 @@ def all_reduce(name: str, p: int) -> tuple[int, Rounds]:
     count = len(stay)
     active = np.arange(len(stay))
     if name == "halving-doubling":
+        # Of 4 ranks: rank 0 adds slots 0 and 2 from rank 1, then slot 0 from rank 2 and gathers
+        # slot 2, then slots 1 and 3: 4 rounds, in which 2 * 3/4 of the tensor arrive.
         inner = (*turned(doubling_gather(count)), *doubling_gather(count))
         slots = count
         rounds = laid(inner, stay[None], np.arange(count)[None, :, None])
@@ -233,6 +240,8 @@ def tree_scatter(p: int) -> Rounds:
     rounds = []
     for k in reversed(range((p - 1).bit_length())):
         sources = np.arange(0, p - 2**k, 2 ** (k + 1))
+        # Of 6 ranks: 0 sends slots 4, 5 to rank 4; then 2, 3 to rank 2; then 0, 2, 4 send 1, 3, 5
+        # on.
         slots = [range(s + 2**k, min(s + 2 ** (k + 1), p)) for s in sources]
         rounds.append(Round.of(sources, sources + 2**k, slots))
     return tuple(rounds)
@@ -294,6 +303,9 @@ def bruck_exchange(p: int) -> Rounds:
     ranks = np.arange(p)[:, None]
     rounds = []
     for k in range((p - 1).bit_length()):
+        # Of 4 ranks, round 0 moves distances 1 and 3 one rank on: rank 0 sends blocks 1 (for rank
+        # 1) and 3 (for rank 3). Round 1 moves distances 2 and 3 two on: rank 0 sends its block 2,
+        # and block 14 (from rank 3 to rank 2), which it received in round 0.
         distances = np.arange(p)
         distances = distances[(distances >> k) & 1 == 1]
         starts = (ranks - distances % 2**k) % p
@@ -342,6 +354,8 @@ def in_two(
         down = turned(up)
         return p, {"all_reduce": (down, up), "reduce_scatter": (down,), "all_gather": (up,)}[op]
     if op == "all_reduce":  # scatter inside, add up along each rail, gather inside
+        # Two servers of two ranks, ring on both levels: 4 blocks. Rank 0 adds up blocks 0 and 1
+        # inside, exchanges them with rank 2 along rail 0, and gathers blocks 2 and 3 from rank 1.
         slots, rail = all_reduce(between, servers)
         blocks = np.arange(server_ranks * slots).reshape(server_ranks, slots)
         return server_ranks * slots, (
@@ -372,6 +386,8 @@ def _rooted(op: str, groups: Ints, root: int, inside: str, between: str) -> tupl
     home: Ints = np.roll(np.roll(groups, -server, axis=0), -place, axis=1)  # the root is first
     rooted = cast if op == "broadcast" else collect
     server_ranks = groups.shape[1]
+    # Root 3, servers (0, 1), (2, 3), mesh inside and tree between: 3 sends block 1 to 2; along the
+    # rails 3 sends block 0 to 1 and 2 sends block 1 to 0; then both servers gather.
     outer, rail = rooted(between, len(groups))
     slots, local = rooted(inside, server_ranks) if inside in WHOLE else (server_ranks, ())
     blocks = np.arange(slots * outer).reshape(slots, outer)
@@ -400,6 +416,9 @@ def _exchange(groups: Ints) -> Rounds:
     rounds = []
     if server_ranks > 1:
         sender, receiver = pairs(server_ranks)
+        # Servers (0, 1) and (2, 3): rank 0 hands rank 1 blocks 1 (0 to 1) and 3 (0 to 3, on the
+        # rail of rank 1); then it sends along its own rail to rank 2 blocks 2 (0 to 2) and 6 (1 to
+        # 2).
         to = groups.T[receiver]
         parts = [groups[s, sender][:, None] * p + to for s in range(servers)]
         inside = (groups[:, sender].reshape(-1), groups[:, receiver].reshape(-1))
@@ -431,6 +450,8 @@ def _pipeline_gather(groups: Ints) -> Rounds:
     for t in range(servers):
         parts = [*rail[t : t + 1]]
         if server_ranks > 1:
+            # Servers (0, 1), (2, 3): in round 0 rank 0 sends its block to rank 2 (rail) and to rank
+            # 1 (mesh); in round 1 it spreads block 2, which arrived by the rail, to rank 1.
             parts.append(Round.of(*sides, np.roll(groups, t, axis=0)[:, sender].reshape(-1, 1)))
         if parts:
             rounds.append(together(parts))

@@ -59,6 +59,7 @@ class Band:
 
     def time_s(self, size_bytes: float, ranks: int) -> float:
         """Return what the ring law says with this band's alpha and beta."""
+        # alpha 5 us, beta 1 ns/B, 8 ranks, 1 MB: 14 * 5 us + 1.75 ms = 1.82 ms.
         on_alpha, on_beta = _law(size_bytes, ranks)
         return on_alpha * self.alpha_s + on_beta * self.beta_s_per_byte
 
@@ -87,6 +88,8 @@ class CollectiveFit:
         if size_bytes <= 0 or ranks < 2:
             return 0.0
         band = self.band_of(size_bytes)
+        # A band may begin with a smaller latency: the end of the bands below it is a floor, since
+        # more bytes never take less time.
         below = [b.time_s(b.bytes_to, ranks) for b in self.bands if b.bytes_to < band.bytes_to]
         return max([band.time_s(size_bytes, ranks), *below])
 
@@ -101,6 +104,7 @@ class CollectiveFit:
 
 def _law(size_bytes: float, ranks: int) -> tuple[float, float]:
     """Return how often alpha and beta count in the ring law."""
+    # 8 ranks, 1 MB: 14 alphas, and 1.75 MB that pass each link.
     return 2.0 * (ranks - 1), 2.0 * (ranks - 1) / ranks * size_bytes
 
 
@@ -117,6 +121,8 @@ def fit_collective(rows: Sequence[Measured]) -> CollectiveFit:
 
 
 def _tells_two(rows: Sequence[Measured]) -> bool:
+    # t / (2 (p - 1)) = alpha + (n / p) beta: with only one n / p this is one equation for two
+    # numbers.
     return len({row.size_bytes / row.ranks for row in rows}) > 1
 
 
@@ -155,6 +161,7 @@ def _folds(rows: Sequence[Measured], by: str) -> list[tuple[list[Measured], list
     Of more than `MANY` values every so-manieth is left out together.
     """
     values = sorted({getattr(row, by) for row in rows})
+    # 5 sizes make 5 folds of one size; 50 sizes make 20 folds of two or three.
     folds = [set(values[i::MANY]) for i in range(min(MANY, len(values)))]
     return [
         (
@@ -172,6 +179,7 @@ def _fits(rows: Sequence[Measured], most: int) -> list[CollectiveFit]:
     count = len(sizes)
     # A band of one size cannot tell latency from rate.
     narrow = min(2, len(sizes))
+    # 50 sizes: bands may end at 21 places, 0, 2, 5, 8, 10, ..., 50, which leaves 210 pairs to fit.
     edges = np.unique(np.linspace(0, count, min(count, MANY) + 1).round().astype(int)).tolist()
     parts = {
         (start, end): sums.fit(start, end)
@@ -232,6 +240,8 @@ class _Sums:
         aa, ab, bb = (self.products[end] - self.products[start]).tolist()
         a, b = (self.terms[end] - self.terms[start]).tolist()
         rows = float(self.counts[end] - self.counts[start])
+        # Least squares of 1 = x0 alpha + x1 beta (each row divided by its time) has the normal
+        # equations aa alpha + ab beta = a and ab alpha + bb beta = b; Cramer's rule solves them.
         determinant = aa * bb - ab * ab
         # If the free optimum has a negative number, the best allowed one has alpha or beta = 0.
         candidates = [(a / aa, 0.0), (0.0, b / bb)]

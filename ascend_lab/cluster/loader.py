@@ -59,6 +59,7 @@ def load_topology(text: str | Path) -> Topology:
 
     Raises `ClusterError` for unknown names, counts outside the preset's range and wrong files.
     """
+    # "910a-roce:64" is the kind 910a-roce and the count 64; "910b-server" has no count.
     name = str(text)
     if name.endswith(".toml"):
         return read_topology(name)
@@ -92,6 +93,7 @@ def usage(kind: str) -> str:
 # -- servers and clusters -------------------------------------------------------------------------
 def _cable(a: int, b: int, kind: model.Link, hops: int = 1, lanes: int = 1) -> tuple[Link, Link]:
     """Return a cable of `lanes` of the chip's links that has its latency over `hops` of them."""
+    # RoCE of a 910A: 1.5 us from NPU to NPU over one switch, so 0.75 us a hop; 12.5 GB/s a port.
     return both_ways(a, b, kind.latency_s / hops, 1.0 / (kind.rate_bytes_per_s * lanes))
 
 
@@ -130,7 +132,9 @@ def _achieved(topology: Topology, direct: str, by_switch: str) -> Topology:
     measured = rates()
     links = []
     for link in topology.links:
+        # Switches are numbered after the devices: both ends below `size` make a direct link.
         between_devices = max(link.source, link.target) < topology.size
+        # 910B by HCCS: 28 GB/s * 0.607 = 17 GB/s; by RoCE 25 GB/s * 0.88 = 22 GB/s.
         share = measured[f"share.{direct if between_devices else by_switch}"].value
         links.append(replace(link, beta_s_per_byte=link.beta_s_per_byte / share, share=share))
     call_s = measured["call.time_s"].value
@@ -145,12 +149,14 @@ def _room(name: str, count: int, chip: Chip, network: Sequence[str] = ()) -> Top
     one mesh. Switches are numbered: the two hosts of every server, then those of `network`.
     """
     groups = [
+        # 20 NPUs are servers of 8, 8 and 4.
         range(start, min(start + SERVER_DEVICES, count))
         for start in range(0, count, SERVER_DEVICES)
     ]
     hosts: list[str] = []
     links: list[Link] = []
     for i, group in enumerate(groups):
+        # A full mesh of 8 needs 7 links a device. The 910A has 3: enough for a mesh of 4.
         if chip.links["hccs"].count < SERVER_DEVICES - 1:
             links += _two_meshes(group, chip, (count + len(hosts), count + len(hosts) + 1))
             hosts += [f"host{i}.0", f"host{i}.1"]
@@ -163,6 +169,7 @@ def _room(name: str, count: int, chip: Chip, network: Sequence[str] = ()) -> Top
 
 
 def _gamma(chip: Chip) -> float:
+    # 910A: 3 bytes / 1200 GB/s = 2.5 ps for each byte added.
     return BYTES_PER_ADD / chip.device_memory.rate_bytes_per_s
 
 
@@ -172,11 +179,13 @@ def _roce(name: str, count: int, chip: Chip, rails: int) -> Topology:
     names = [f"rail{r}" for r in range(used)] + (["spine"] if used > 1 else [])
     inside = _room(f"{name}:{count}", count, chip, names)
     port = chip.links["roce"]
+    # 910a-roce:16: devices 0 .. 15, hosts 16 .. 19, rail switches 20 .. 23, spine 24.
     first_port = count + len(inside.switches) - len(names)
     links = [
         x for d in range(count) for x in _cable(d, first_port + d % rails, port, 2, port.count)
     ]
     for r in range(used if used > 1 else 0):
+        # 910a-roce:16 has 4 rails of 4 NPUs: 4 * 12.5 = 50 GB/s from each rail switch to the spine.
         ports = len(range(r, count, rails)) * port.count
         links += _cable(first_port + r, first_port + used, port, 2, ports)
     return replace(inside, links=(*inside.links, *links))
@@ -203,6 +212,8 @@ def _pod(count: int) -> Topology:
     near_s = measured["a3.near_latency_s"].value
     far_s = measured["a3.far_latency_s"].value
     port = replace(hccs, latency_s=near_s)
+    # Near: two hops of 0.25 us under one switch. Far: those two and two hops of 2.5 us through the
+    # spine, together the 5.5 us measured.
     up = replace(hccs, latency_s=(far_s - near_s) / 2)
     sio_rate = measured["a3.sio_rate_bytes_per_s"].value
     sio_s = measured["a3.sio_latency_s"].value
@@ -218,6 +229,7 @@ def _pod(count: int) -> Topology:
         links += [x for a in dies[:-1:2] for x in _cable(a, a + 1, sio)]
         links += [x for die in dies for x in _cable(die, switch, port, 2, port.count)]
         if len(servers) > 1:
+            # No oversubscription: 16 dies of 119 GB/s below the switch, 1904 GB/s above it.
             links += _cable(switch, count + len(servers), up, 1, port.count * len(dies))
     switches += ["spine"] if len(servers) > 1 else []
     devices = tuple(f"npu{i}" for i in range(count))
@@ -234,6 +246,7 @@ def _ethernet(count: int) -> Topology:
     cards = range(len(room.groups))
     half = ETHERNET_ALPHA_S / 2
     beta = ETHERNET_BETA_S_PER_BYTE
+    # Each server has two hosts, count + 2 i and count + 2 i + 1; the card is on the first.
     links = [x for i in cards for x in both_ways(count + 2 * i, switch, half, beta)]
     return replace(room, links=(*room.links, *links))
 
@@ -316,6 +329,7 @@ def read_topology(file: str) -> Topology:
     devices = _devices(file, data.get("devices"))
     switches = _names(f"{file}: switches", data.get("switches", []))
     refuse_above(f"{file}: switches", len(switches), DEVICE_LIMIT, "use fewer", ClusterError)
+    # Devices a, b and a switch s are the nodes 0, 1 and 2.
     nodes = {name: i for i, name in enumerate((*devices, *switches))}
     if len(nodes) < len(devices) + len(switches):
         raise ClusterError(f"{file}: every node under a name of its own", "one twice", "rename it")
@@ -371,11 +385,13 @@ def _links(where: str, entry: Any, nodes: dict[str, int]) -> list[Link]:
     if key == "gbytes_per_s":
         if beta == 0:
             raise ClusterError(f"{where}: gbytes_per_s above 0", "0", "leave a dead link out")
+        # 25 GB/s: 1e-9 / 25 = 4e-11 s a byte.
         beta = 1e-9 / beta
     one_way = entry.get("one_way", False)
     if not isinstance(one_way, bool):
         raise ClusterError(f"{where}: one_way as true or false", shown(one_way), "write it so")
     links: list[Link] = []
+    # from = ["a", "b"], to = "s" are two cables, four directed links.
     sources, targets = (_ends(where, entry, key, nodes) for key in ("from", "to"))
     count = len(sources) * len(targets)
     refuse_above(f"{where}: links", count, LINKS, "join nodes by switches", ClusterError)
@@ -433,6 +449,8 @@ def _check_reach(file: str, topology: Topology) -> None:
     for link in topology.links:
         onward[link.source].add(link.target)
         back[link.target].add(link.source)
+    # Two searches from device 0, along the links and against them: if it reaches all, and all reach
+    # it, then each device reaches each other, by way of device 0.
     for edges, verb, opposite in ((onward, "to", "from"), (back, "from", "to")):
         seen = {0}
         todo = [0]
@@ -463,6 +481,7 @@ def kind_of(topology: Topology, link: int) -> Kind:
 
 def family(label: str) -> str:
     """Return a node's name without the number at its end."""
+    # npu12 is npu, host3.1 is host; a node called 7 stays 7.
     return label.rstrip("0123456789.") or label
 
 

@@ -59,6 +59,7 @@ class Round:
         """Return a round from lists; rows of blocks may differ in length."""
         if not isinstance(blocks, np.ndarray):
             widest = max((len(row) for row in blocks), default=0)
+            # Messages of blocks [4, 5] and [1] become the rows (4, 5) and (1, -1).
             filled = [(*row, *[NONE] * (widest - len(row))) for row in blocks]
             blocks = np.array(filled, np.int64).reshape(len(blocks), widest)
         source_ranks = np.asarray(sources, np.int64)
@@ -140,6 +141,8 @@ class Schedule:
         if self.op == "reduce_scatter":
             return np.array(self.share(rank))
         if self.op == "all_to_all":
+            # Of 3 ranks with 9 blocks, rank 1 ends with blocks 1 (from 0), 4 (its own) and 7 (from
+            # 2).
             pairs = np.arange(self.blocks).reshape(self.ranks, self.ranks, -1)
             return pairs[:, rank].reshape(-1)
         return np.arange(self.blocks)
@@ -197,6 +200,8 @@ def op_name(text: str) -> str:
 def parse_name(op: str, text: str) -> Name:
     """Return what the name of an algorithm says; raise `ClusterError` if there is none such."""
     algorithms = ALGORITHMS[op_name(op)]
+    # "hierarchical(4:mesh,nhr)*2" gives the groups hierarchical, None, 4, mesh, nhr, 2; in
+    # "pipeline(4)" the 4 is the second group instead.
     match = _NAME.fullmatch(re.sub(r"\s", "", text.lower()).replace("_", "-"))
     if match is not None:
         name = ALIASES.get(match[1], match[1])
@@ -229,9 +234,12 @@ def execute(schedule: Schedule, arrays: Sequence[Values]) -> list[Values]:
             bad = int(np.argmin(has_block[sources, blocks]))
             needed = f"{schedule.algorithm}: round {number}, rank {sources[bad]} with its block"
             raise ClusterError(needed, f"no block {blocks[bad]}", "mend the schedule")
+        # Indexing with arrays copies: all messages of a round read what was there before the round.
         moved = memory[sources, blocks]
         adds = step.reduces[rows]
         memory[targets[~adds], blocks[~adds]] = moved[~adds]
+        # `memory[...] += moved` would count only one of several messages that add to the same
+        # block.
         np.add.at(memory, (targets[adds], blocks[adds]), moved[adds])
         has_block[targets, blocks] = True
     return [
@@ -261,6 +269,8 @@ def _load(schedule: Schedule, given: list[Values]) -> tuple[Values, Mask]:
     pieces = ranks if schedule.op == "all_to_all" else 1  # each is cut into blocks evenly
     block_length = len(given[0]) // pieces
     per_piece = blocks // pieces
+    # 10 elements in 4 blocks: 3 a block (rounded up), so the last block holds 1 element and 2
+    # zeros.
     size = -(-block_length // per_piece)
     cut = np.zeros((ranks, pieces, per_piece * size), given[0].dtype)
     cut[:, :, :block_length] = np.stack(given).reshape(ranks, pieces, block_length)
@@ -288,6 +298,7 @@ def _result(schedule: Schedule, memory: Values, held: Mask, length: int, rank: i
     elif schedule.op == "all_to_all":
         flat = flat.reshape(ranks, -1)[:, : length // ranks]
     elif schedule.op == "reduce_scatter":
+        # 10 elements over 4 ranks: 3, 3, 3 and 1; the two zeros that filled up the last block go.
         flat = flat[: max(0, length - rank * len(flat))]
     else:
         flat = flat[:length]
@@ -299,14 +310,16 @@ def _result(schedule: Schedule, memory: Values, held: Mask, length: int, rank: i
 # From Thakur, Rabenseifner and Gropp (2005), Bruck et al. (1997) and the HCCL user guide. They
 # hold where every pair has a path of its own and a device sends to all others at once; `timing`
 # agrees there and differs where links are shared or messages queue for one link.
+class LinkCosts(NamedTuple):
+    """The costs of equal links: seconds a message, a byte sent, and a byte added."""
+
+    alpha_s: float
+    beta_s_per_byte: float
+    gamma_s_per_byte: float = 0.0
+
+
 def closed_form_s(
-    op: str,
-    algorithm: str,
-    ranks: int,
-    size_bytes: float,
-    alpha_s: float,
-    beta_s_per_byte: float,
-    gamma_s_per_byte: float = 0.0,
+    op: str, algorithm: str, ranks: int, size_bytes: float, costs: LinkCosts
 ) -> float:
     """Return the published seconds of a flat algorithm; chains may say their chunks ("chain*8").
 
@@ -325,8 +338,10 @@ def closed_form_s(
         needed = f"{op} by one of {', '.join(table)}"
         raise ClusterError(needed, name, "add the costs of the levels yourself")
     alphas, betas, gammas = table[name].tolist()
-    cost_s = size_bytes * (betas * beta_s_per_byte + gammas * gamma_s_per_byte)
-    return float(alphas * alpha_s + cost_s)
+    # Ring all-reduce of 1 MB on 4 ranks, alpha 5 us, beta 1e-10 s/B (10 GB/s), gamma 0: 6 alphas
+    # are 30 us, 1.5 tensors are 150 us, together 180 us.
+    cost_s = size_bytes * (betas * costs.beta_s_per_byte + gammas * costs.gamma_s_per_byte)
+    return float(alphas * costs.alpha_s + cost_s)
 
 
 def _terms(alphas: float, betas: float, gammas: float = 0.0) -> Floats:
@@ -339,6 +354,7 @@ def _table(op: str, p: int, chunks: int) -> dict[str, Floats]:
     if op == "all_to_all":
         log = math.ceil(math.log2(p))
         moved = sum((distance >> k) & 1 for k in range(log) for distance in range(p)) / p
+        # (alphas, tensors sent). 8 ranks: mesh 1 and 1/8, pairwise 7 and 7/8, Bruck 3 and 1.5.
         exchange = {"mesh": (1, 1 / p), "pairwise": (p - 1, (p - 1) / p), "bruck": (log, moved)}
         return {name: _terms(*counts) for name, counts in exchange.items()}
     if op in ("broadcast", "reduce"):
@@ -351,11 +367,15 @@ def _table(op: str, p: int, chunks: int) -> dict[str, Floats]:
     log = int(math.log2(p))
     share = (2**log - 1) / 2**log
     fold = _terms(2, 2, 1) if 2**log < p else _terms(0, 0)
+    # Chain there and back: 4 ranks and 8 chunks take 6 + 7 = 13 messages of n / 8 instead of 6 of
+    # n.
     hops = 2 * (p - 1) + chunks - 1
     adding = p - 1 + chunks - 1
     return {
         **table,
         "halving-doubling": _terms(2 * log, 2 * share, share) + fold,
+        # 8 ranks: 3 alphas but 3 tensors sent, where halving-doubling has 6 alphas and 2 * 7/8
+        # tensors: the first is better for small tensors, the second for large ones.
         "recursive-doubling": _terms(log, log, log) + fold,
         "tree": _rooted(p, 1, 1.0)["tree"] + _rooted(p, 1, 0.0)["tree"],
         "chain": _terms(hops, hops / chunks, adding / chunks),
@@ -370,6 +390,7 @@ def _gather(p: int, adds: float) -> dict[str, Floats]:
     return {
         "ring": _terms(p - 1, share, adds * share),
         "double-ring": _terms(p - 1, share / 2 if p > 2 else share, adds * share),
+        # All p - 1 messages of n / p leave at once, each by its own link: one alpha, one n / p.
         "mesh": _terms(1, 1 / p, adds * share),
         "halving-doubling": _folded_gather(p, adds) if p & (p - 1) else even,
         "nhr": even,

@@ -117,11 +117,14 @@ class Topology:
         """Bytes a second of every link; infinite where beta is 0."""
         betas = np.array([link.beta_s_per_byte for link in self.links])
         with np.errstate(divide="ignore", over="ignore"):
+            # beta = 1e-10 s/B is 10 GB/s.
             return 1.0 / betas
 
     @cached_property
     def rated_bytes_per_s(self) -> Floats:
         """Bytes a second that every link is rated at: no less than arrive."""
+        # A cable rated at 28 GB/s of which 17 arrive has share 0.607 and beta 1 / 17 GB/s: 17 /
+        # 0.607 = 28.
         rated: Floats = self.rate_bytes_per_s / np.array([link.share for link in self.links])
         return rated
 
@@ -130,6 +133,8 @@ class Topology:
         """The link from one node to another: of several the one with the least beta, then alpha."""
         link_numbers: dict[tuple[int, int], int] = {}
         numbered = enumerate(self.links)
+        # Sorted by (beta, alpha), `setdefault` keeps the first and therefore the quickest link of a
+        # pair.
         for i, x in sorted(numbered, key=lambda one: (one[1].beta_s_per_byte, one[1].alpha_s)):
             link_numbers.setdefault((x.source, x.target), i)
         return link_numbers
@@ -194,6 +199,7 @@ def star(
     count: int, alpha_s: float, beta_s_per_byte: float, gamma_s_per_byte: float = 0.0
 ) -> Topology:
     """Return devices around one switch: alpha and beta hold from device to device."""
+    # A message crosses two links, device to switch to device: alphas add, so each link has half.
     costs = (alpha_s / 2, beta_s_per_byte, gamma_s_per_byte)
     return _joined("star", count, costs, lambda n: ((d, n) for d in range(n)), ("switch",))
 
@@ -211,6 +217,7 @@ def ring(
 ) -> Topology:
     """Return devices in a circle, each linked to the next both ways."""
     costs = (alpha_s, beta_s_per_byte, gamma_s_per_byte)
+    # Two devices need one cable, not 0-1 and 1-0; one device needs none.
     return _joined("ring", count, costs, lambda n: ((a, (a + 1) % n) for a in range(n - (n <= 2))))
 
 
@@ -314,6 +321,8 @@ SINK = -2
 
 def max_flow(topology: Topology, sources: Iterable[int], targets: Iterable[int]) -> float:
     """Return the bytes a second that can go from all sources together to all targets together."""
+    # One artificial source feeds all sources without limit, and all targets drain into one sink, so
+    # that the flow from set to set is a flow from node to node.
     residual: dict[int, dict[int, float]] = {SOURCE: dict.fromkeys(sources, math.inf), SINK: {}}
     for (a, b), i in topology.between.items():
         residual.setdefault(a, {})[b] = float(topology.rate_bytes_per_s[i])

@@ -56,6 +56,7 @@ def format_of(name: str, chip: Chip) -> Format:
         "w8a8": Format("w8a8", main, 1.0, in_bytes=True),
         "w8a8c8": Format("w8a8c8", main, 1.0, in_bytes=True, cache_bytes=1),
         "w4a8": Format("w4a8", main, 0.5, in_bytes=True),
+        # 4 bits, and 2 bytes of a scale for 128 weights: 0.5 + 2 / 128 = 0.5156 bytes a weight.
         "w4a16": Format("w4a16", main, 0.5 + WIDE_BYTES / GROUP),
     }
     if has_bf16:
@@ -123,6 +124,7 @@ class Caller:
         """
         shapes = ((rows, depth), (columns, depth))
         work = self.work("matmul", shapes, (self.format.main,), {"trans_b": True})
+        # qwen3_8b's head: 4096 * 151,936 = 622 million weights, 1.24 GB in two bytes.
         weights = depth * columns
         weight_bytes = float(WIDE_BYTES) * weights
         return Call(name, work, "cube", weight_bytes=weight_bytes, macs=float(rows) * weights)
@@ -131,6 +133,8 @@ class Caller:
         """Return the kernels of y = x w with weights in the format."""
         if self.format.weight_bytes == WIDE_BYTES:
             return [self.product(name, rows, depth, columns)]
+        # qwen3_8b, one dense block's down projection, 12288 x 4096: 101 MB in bf16, 50 MB in w8a8,
+        # and 26 MB in w4a16.
         weight_bytes = self.format.weight_bytes * depth * columns
         macs = float(rows) * depth * columns
         if self.format.in_bytes:
@@ -139,6 +143,7 @@ class Caller:
             work = self.work("matmul", shapes, self._of_bytes(), {"trans_b": True})
             product = Call(name, work, MIXED, weight_bytes=weight_bytes, macs=macs)
             return [to_int8, product]
+        # Activations, weights, scales: a depth of 4096 has 32 scales a column.
         shapes = ((rows, depth), (depth, columns), (depth // GROUP, columns))
         dtypes = (self.format.main, "int4", self.format.main)
         work = self.work("weight_quant_batch_matmul", shapes, dtypes)
@@ -159,6 +164,7 @@ class Caller:
         if self.format.name == "w4a16":
             needed = "experts in bf16, fp16, w8a8 or w4a8"
             raise UnsupportedError(needed, "w4a16", "take w4a8")
+        # w8a8 gives ("int8",) for both operands, w4a8 ("int8", "int4").
         dtypes = self._of_bytes() if self.format.in_bytes else (self.format.main,)
         work = self.work("batch_matmul", operands, dtypes)
         return Call(name, work, MIXED, weight_bytes=weight_bytes, macs=macs)

@@ -52,6 +52,8 @@ class Paged:
     @property
     def keys(self) -> int:
         """Keys of a sequence: a prefill has just computed them, a decode step reads its pages."""
+        # Sequences of 6 and 3 tokens on pages of 4: the longer one has 2 pages, so both have 8
+        # keys, and the mask hides those that are not written.
         return self.tokens if self.phase == "prefill" else self.table_pages * self.page_tokens
 
 
@@ -89,6 +91,8 @@ def _block(net: GraphBuilder, x: Value, width: int, name: str) -> Value:
 
 def _rotated(net: GraphBuilder, x: Value, cos: Value, sin: Value) -> Value:
     """Return x (rows, heads, dim) turned by its position: pair i is elements i and i + dim / 2."""
+    # (a, b) becomes (a cos - b sin, b cos + a sin), for a in the first half and b in the second:
+    # the first half of `turned` is -b, the second a.
     half = x.shape[-1] // 2
     low, high = net.split(x, sizes=(half, half), axis=2)
     turned = net.concat(net.neg(high), low, axis=2)
@@ -107,6 +111,7 @@ def _paged(net: GraphBuilder, step: Paged, entries: Value) -> Value:
         computed: Value = net.reshape(entries, shape=(step.batch, step.tokens, numbers))
         return computed
     table = net.input("table", (step.batch, step.table_pages), "int32")
+    # A page is one row of this view, so one gather fetches all of its tokens.
     page = net.reshape(written, shape=(step.pages, step.page_tokens * numbers))
     gathered = net.gather(page, table)
     keys: Value = net.reshape(gathered, shape=(step.batch, step.keys, numbers))
@@ -132,8 +137,11 @@ def _attended(
     batch, heads, tokens, dim = q.shape
     kv_heads = k.shape[1]
     value_dim = v.shape[-1]
+    # qwen3_8b decodes with 32 heads on 8 heads of keys: (batch, 8, 4, 128) times (batch, 8, 128,
+    # keys) reads each key once for 4 heads.
     grouped = (batch, kv_heads, heads // kv_heads * tokens)
     q = net.reshape(net.muls(q, number=scale), shape=(*grouped, dim))
+    # (batch, kv_heads, heads / kv_heads * tokens, keys)
     scores = net.batch_matmul(q, k, trans_b=True, name="attention.scores")
     scores = net.reshape(scores, shape=(batch, heads, tokens, step.keys))
     mask = net.input("mask", (batch, 1, tokens, step.keys))
@@ -214,6 +222,8 @@ def _latent(
         q = net.rms_norm(q, net.input("q.norm", (attention.q_rank,)))
     q = _linear(net, q, heads * (nope_dim + rope_dim), "q.up")
     q = net.reshape(q, shape=(rows, heads, nope_dim + rope_dim))
+    # deepseek_v3: 128 numbers a head that are compared with the latent vector, 64 that turn with
+    # the position.
     q_nope, q_rope = net.split(q, sizes=(nope_dim, rope_dim), axis=2)
     down = _linear(net, x, rank + rope_dim, "kv.down")
     latent, k_rope = net.split(down, sizes=(rank, rope_dim), axis=1)
@@ -250,6 +260,7 @@ def _latent_in_full(
     up = net.reshape(up, shape=(rows, heads, nope_dim + value_dim))
     k_nope, v = net.split(up, sizes=(nope_dim, value_dim), axis=2)
     k_rope = net.reshape(k_rope, shape=(rows, 1, rope_dim))
+    # All heads share the part with the position: (rows, 1, 64) is repeated for each.
     k_rope = net.expand(k_rope, shape=(rows, heads, rope_dim))
     q = net.concat(q_nope, q_rope, axis=2)
     k = net.concat(k_nope, k_rope, axis=2)
@@ -278,14 +289,18 @@ def _latent_absorbed(
     up = net.input("kv.up", (heads * (nope_dim + value_dim), rank))
     up = net.reshape(up, shape=(heads, nope_dim + value_dim, rank))
     w_k, w_v = net.split(up, sizes=(nope_dim, value_dim), axis=1)
+    # (heads, rows, nope_dim) times (heads, nope_dim, rank): each head has a matrix of its own.
     q_nope = net.transpose(q_nope, perm=(1, 0, 2))
     absorbed = net.batch_matmul(q_nope, w_k, name="q.absorb")
     q = net.concat(net.transpose(absorbed, perm=(1, 0, 2)), q_rope, axis=2)
     q = net.reshape(q, shape=(rows, heads * (rank + rope_dim)))
     k = _by_head(net, cached, step.batch, 1)
+    # The cached row (c, k_rope) is key in full and, without its positions, value: one read for
+    # both.
     v, _ = net.split(k, sizes=(rank, rope_dim), axis=3)
     results = _attended(net, step, (_by_head(net, q, step.batch, heads), k, v), scale)
     results = net.transpose(net.reshape(results, shape=(rows, heads, rank)), perm=(1, 0, 2))
+    # (heads, rows, rank) times (heads, value_dim, rank) transposed: (heads, rows, value_dim).
     values = net.batch_matmul(results, w_v, trans_b=True, name="v.absorb")
     values = net.transpose(values, perm=(1, 0, 2))
     by_token: Value = net.reshape(values, shape=(rows, heads * value_dim))
@@ -332,6 +347,8 @@ def _routed(net: GraphBuilder, logits: Value, experts: Experts) -> Value:
         scores = net.softmax(logits)
         ranked = scores
     lowest = net.fill(logits.shape, LOWEST, "lowest")
+    # Scores 0.1, 0.4, 0.2, 0.3 with 2 to choose: 0.4 goes to LOWEST, then 0.3; `taken` is 0, 1, 0,
+    # 1.
     for _ in range(experts.chosen):
         largest = net.reduce_max(ranked, axis=-1, keepdims=True)
         ranked = net.select(net.greater_equal(ranked, largest), lowest, ranked)
@@ -352,6 +369,7 @@ def experts_graph(decoder: Decoder, shard: Shard, tokens: int, experts: int, row
     net = GraphBuilder(f"{decoder.name}.experts")
     hidden = decoder.hidden
     width = shard.expert_width
+    # 2 experts with 3 rows each: rows 0 to 2 are tokens of expert 0, rows 3 to 5 those of expert 1.
     moved = experts * rows
     x = net.input("tokens", (tokens, hidden))
     places = net.input("places", (moved,), "int32")
@@ -382,6 +400,8 @@ def head_graph(decoder: Decoder, shard: Shard, rows: int, scored: int) -> Graph:
     """Return the last norm and the scores of a device's words, for rows that need a successor."""
     net = GraphBuilder(f"{decoder.name}.head")
     x = _normed_sum(net, rows, decoder.hidden)
+    # A prompt of 100 words needs the scores of word 99 only: one row of 100 meets the table of
+    # words.
     chosen = net.gather(x, net.input("last", (scored,), "int32"))
     net.output(_linear(net, chosen, shard.words, "head"))
     return net.build()

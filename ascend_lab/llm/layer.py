@@ -29,11 +29,13 @@ def group_batch(load: Load, plan: Plan) -> int:
 
 def pages_of(tokens: int) -> int:
     """Return the pages that hold some tokens; the last one may have room left."""
+    # 4096 tokens take 32 pages of 128, 4097 take 33.
     return math.ceil(tokens / PAGE_TOKENS)
 
 
 def latent_bytes(attention: LatentAttention, number_format: Format) -> int:
     """Return the bytes of a token in the cache of a layer; the part with the position is wide."""
+    # deepseek_v3: 512 * 2 + 64 * 2 = 1152 bytes in w8a8, 512 * 1 + 64 * 2 = 640 in w8a8c8.
     return attention.kv_rank * number_format.cache_bytes + attention.rope_dim * WIDE_BYTES
 
 
@@ -70,6 +72,7 @@ class LayerCalls:
         kv_heads = self.shard.kv_heads
         dim = attention.head_dim
         width = heads * dim
+        # qwen3_8b on one device: (32 + 2 * 8) * 128 = 6144 columns, one product instead of three.
         calls = caller.linear("qkv", self.rows, self.decoder.hidden, width + 2 * kv_heads * dim)
         if attention.qk_norm:
             for name, count in (("q", heads), ("k", kv_heads)):
@@ -112,6 +115,9 @@ class LayerCalls:
     def _attention_macs(self, heads: int, widths: int) -> float:
         """Return the multiplications of q k^T and p v, for the keys that each query sees."""
         tokens = self.load.tokens
+        # A prompt of 4 tokens: 1 + 2 + 3 + 4 = 10 keys. One new token behind 4095: 4095 + 1 = 4096
+        # keys; for 8 sequences, 32 heads and 128 + 128 numbers a key that is 268 million
+        # multiplications.
         seen = tokens * self.load.context + tokens * (tokens + 1) / 2
         return self.batch * heads * seen * widths
 
@@ -120,6 +126,7 @@ class LayerCalls:
         if self.load.phase == "prefill":
             return 0.0
         pages = self.batch * pages_of(self.load.keys)
+        # qwen3_8b, 8 sequences of 4096 tokens: 8 * 4096 * 2 * 8 * 128 * 2 = 134 MB a layer.
         return float(pages * PAGE_TOKENS * numbers * WIDE_BYTES)
 
     def _rotary(self, heads: int, kv_heads: int, dim: int) -> Call:
@@ -141,6 +148,7 @@ class LayerCalls:
         """Return the projections from a token to its queries and to its latent vector."""
         caller = self.caller
         hidden = self.decoder.hidden
+        # deepseek_v3 undivided: 128 * (128 + 64) = 24576 numbers of queries a token.
         width = self.shard.heads * (attention.nope_dim + attention.rope_dim)
         calls: list[Call] = []
         if attention.q_rank:
@@ -187,6 +195,8 @@ class LayerCalls:
         work = caller.work(LATENT, shapes, dtypes, attributes)
         numbers_bytes = latent_bytes(attention, caller.format)
         cache_bytes = self._cache_read(numbers_bytes / WIDE_BYTES)
+        # deepseek_v3: q k^T multiplies 512 + 64 numbers a key, p v the 512 of the latent vector
+        # again.
         macs = self._attention_macs(heads, attention.cached_numbers + rank)
         calls.append(Call("attention", work, "cube", cache_bytes=cache_bytes, macs=macs))
         calls.append(self._per_head("v.up", rank, attention.value_dim))
@@ -208,6 +218,7 @@ class LayerCalls:
         caller = self.caller
         heads = self.shard.heads
         calls = self._latent_queries(attention)
+        # deepseek_v3 undivided: 128 * (128 + 128) = 32,768 columns of keys and values a token.
         width = heads * (attention.nope_dim + attention.value_dim)
         calls += caller.linear("kv.up", self.rows, attention.kv_rank, width)
         dim = attention.nope_dim + attention.rope_dim
@@ -345,6 +356,8 @@ class LayerCalls:
         """
         tokens = self.rows * self.plan.dp  # of all groups
         devices = 1 if self.load.even else self.plan.ep
+        # 128 tokens, 8 experts each, 16 devices: 1024 choices, 64 a device on average, 78 on the
+        # fullest.
         choices = fullest(tokens * experts.chosen, 1 / self.plan.ep, devices)
         assigned = max(1, round(choices))
         count = self.shard.experts

@@ -95,6 +95,7 @@ def _topology(chip: Chip, cluster: str, plan: Plan) -> Topology:
     kind = CLUSTERS.get(kind, kind)
     name = f"{kind}{colon}{count}"
     preset = TOPOLOGIES.get(kind)
+    # "910b-roce" for a plan of 16 devices becomes "910b-roce:16".
     if preset is not None and preset.limit and not colon:
         name = f"{kind}:{max(2, plan.devices)}"
     topology = load_topology(name)

@@ -47,6 +47,8 @@ def weights_of(decoder: Decoder, plan: Plan, shard: Shard, number_format: Format
     hidden = decoder.hidden
     attention = decoder.attention
     if isinstance(attention, GroupedAttention):
+        # q and out have `width` columns or rows, k and v one head's dim for each head of keys:
+        # qwen3_8b undivided, 4096 * (2 * 4096 + 2 * 1024) = 41.9 million weights a layer.
         width = shard.heads * attention.head_dim
         linear = hidden * (2 * width + 2 * shard.kv_heads * attention.head_dim)
         wide = 0
@@ -58,6 +60,7 @@ def weights_of(decoder: Decoder, plan: Plan, shard: Shard, number_format: Format
         linear += shard.heads * attention.value_dim * hidden
         # The two factors of the projection of keys and values are used apart, as they are.
         wide = attention.kv_rank * shard.heads * (attention.nope_dim + attention.value_dim)
+    # A SwiGLU block has three matrices of hidden x width: gate, up and down.
     dense = linear + 3 * hidden * shard.dense_width
     sparse = linear + 3 * hidden * (shard.experts * shard.expert_width + shard.shared_width)
     router = hidden * decoder.experts.count if decoder.experts is not None else 0
@@ -69,6 +72,7 @@ def weights_of(decoder: Decoder, plan: Plan, shard: Shard, number_format: Format
     wide_weights = share * (sparse_layers * router + decoder.layers * wide)
     tables = 1 if decoder.tied else 2
     wide_weights += tables * shard.words * hidden / plan.pp
+    # qwen3_8b with tp 4 in bf16: 4.1 GB a device.
     return linear_weights * number_format.weight_bytes + wide_weights * WIDE_BYTES
 
 
@@ -76,6 +80,8 @@ def sequence_bytes(decoder: Decoder, shard: Shard, tokens: int, number_format: F
     """Return the bytes of the pages of one sequence on one device."""
     attention = decoder.attention
     if isinstance(attention, GroupedAttention):
+        # qwen3_8b with tp 4: 2 heads of keys a device, 2 * 2 * 128 * 2 = 1024 bytes a layer and
+        # token; 4096 tokens in 36 layers take 151 MB.
         token_bytes = 2 * shard.kv_heads * attention.head_dim * WIDE_BYTES
     else:
         # A latent vector is on every device of a group.
@@ -91,6 +97,7 @@ def activations_of(decoder: Decoder, shard: Shard, load: Load, plan: Plan) -> fl
     if decoder.experts is not None:
         per_token = decoder.experts.chosen * (decoder.hidden + 2 * shard.expert_width)
         widest = max(widest, math.ceil(per_token * plan.dp / plan.ep) + 2 * shard.shared_width)
+    # Only the last token of a prompt needs a successor; every new token of a decode step does.
     scored = rows if load.phase == "decode" else batch
     block_bytes = rows * (2 * decoder.hidden + widest) * WIDE_BYTES
     return float(block_bytes + scored * shard.words * SCORE_BYTES)
@@ -101,14 +108,15 @@ def memory_of(
 ) -> Memory:
     """Return the bytes of the fullest device for a load."""
     weights_bytes = weights_of(decoder, plan, shard, number_format)
-    one = sequence_bytes(decoder, shard, load.keys, number_format)
+    cache_bytes = sequence_bytes(decoder, shard, load.keys, number_format)
     device_bytes = float(chip.device_memory.size_bytes)
     single = replace(load, batch=plan.dp)
-    of_one = one + activations_of(decoder, shard, single, plan)
+    of_one = cache_bytes + activations_of(decoder, shard, single, plan)
+    # Cache and activations both grow with the sequences; so does the sum that one of them takes.
     largest = plan.dp * max(0, int((device_bytes - weights_bytes) // of_one))
     return Memory(
         weights_bytes,
-        group_batch(load, plan) * one,
+        group_batch(load, plan) * cache_bytes,
         activations_of(decoder, shard, load, plan),
         device_bytes,
         largest,

@@ -49,6 +49,7 @@ class GroupedAttention:
 
     def weights(self, hidden: int) -> int:
         """Return hidden (q + 2 k) + q hidden, plus the biases and the weights of norms."""
+        # qwen3_8b: 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 2 * 128 = 41,943,296.
         in_width = self.query_width + 2 * self.key_width
         projections = hidden * in_width + self.query_width * hidden
         biases = in_width if self.bias else 0
@@ -93,12 +94,16 @@ class LatentAttention:
         else:
             queries = hidden * self.query_width
         latent = hidden * (self.kv_rank + self.rope_dim) + self.kv_rank
+        # deepseek_v3: all five projections and both norms of a layer together are 187,107,328
+        # weights.
         keys_and_values = self.kv_rank * self.heads * (self.nope_dim + self.value_dim)
         return queries + latent + keys_and_values + self.value_width * hidden
 
     @property
     def cached_numbers(self) -> int:
         """Numbers that the cache holds for a token of a layer."""
+        # deepseek_v3: 512 + 64 = 576, where 128 heads of their own keys would have 128 * (192 +
+        # 128).
         return self.kv_rank + self.rope_dim
 
 
@@ -168,6 +173,8 @@ class Decoder:
     def parameters(self) -> int:
         """All weights: layers, embedding, head unless it is tied, and the last norm."""
         sparse_layers = self.layers - self.dense_layers
+        # qwen3_8b: 36 layers, two tables of 151,936 x 4096 and the last norm are 8,190,735,360
+        # weights.
         layers = self.dense_layers * self.layer_weights(True)
         layers += sparse_layers * self.layer_weights(False)
         tables = 1 if self.tied else 2
@@ -175,6 +182,7 @@ class Decoder:
 
     def cache_bytes(self, number_bytes: float = 2) -> float:
         """Return the bytes of one token in the caches of all layers, undivided."""
+        # qwen3_8b: 36 * 2048 * 2 = 147,456 bytes a token; deepseek_v3: 61 * 576 * 2 = 70,272.
         return self.layers * self.attention.cached_numbers * number_bytes
 
 
@@ -199,6 +207,7 @@ def load_decoder(name: str | Path) -> Decoder:
     if text.endswith(".toml"):
         data = read_file(text, "a table of a decoder", TABLE_BYTES)
         return decoder_of(Path(text).stem, _parsed(text, data), text)
+    # "zoo:Qwen2.5-7B" is qwen2_5_7b.
     key = text.removeprefix(PREFIX).lower().replace("-", "_").replace(".", "_")
     tables = _built_in()
     if key not in tables:

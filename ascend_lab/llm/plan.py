@@ -44,6 +44,7 @@ class Plan:
     @property
     def expert_parts(self) -> int:
         """Devices among which one expert is cut: tp dp / ep."""
+        # tp 4, dp 8, ep 16: 32 devices, and every expert is cut among 2 of them.
         return self.stage_devices // self.ep
 
     def __str__(self) -> str:
@@ -69,6 +70,7 @@ class Load:
     @property
     def keys(self) -> int:
         """Keys that the last new token of a sequence sees."""
+        # 4095 tokens in the cache and 1 new one: 4096 keys.
         return self.context + self.tokens
 
 
@@ -129,6 +131,7 @@ def shard_of(decoder: Decoder, plan: Plan) -> Shard:
     _divides("tp", plan.tp, attention.heads, f"heads of {decoder.name}")
     kv_heads = 1
     if isinstance(attention, GroupedAttention):
+        # 8 heads of keys: tp 4 leaves 2 a device; tp 16 leaves 1, which two devices hold alike.
         kv_heads = max(1, attention.kv_heads // plan.tp)
         if attention.kv_heads % plan.tp and plan.tp % attention.kv_heads:
             needed = f"tp that divides {attention.kv_heads} heads of keys, or is a multiple of them"
@@ -145,9 +148,12 @@ def shard_of(decoder: Decoder, plan: Plan) -> Shard:
         _divides("ep", plan.ep, plan.stage_devices, "devices of a stage (tp dp)")
         _divides("ep", plan.ep, mixture.count, "experts")
         _divides("tp dp / ep", plan.expert_parts, mixture.width, "columns of an expert")
+        # deepseek_v3 with tp 4, dp 8, ep 16: 256 / 16 = 16 experts a device, each 2048 / 2 = 1024
+        # wide.
         experts = mixture.count // plan.ep
         expert_width = mixture.width // plan.expert_parts
         _divides("tp", plan.tp, mixture.shared_width, "columns of the shared block")
+        # deepseek_v3 with tp 4: 2048 / 4 = 512 columns of the shared block a device.
         shared_width = mixture.shared_width // plan.tp
     return Shard(
         layers=math.ceil(decoder.layers / plan.pp),
@@ -170,6 +176,7 @@ def _divides(name: str, parts: int, total: int, what: str) -> None:
 
 def divisors_text(total: int) -> str:
     """Return the divisors of a number that are powers of two, as words: "1, 2, 4 or 8"."""
+    # 12 heads: "1, 2 or 4".
     powers = [2**bits for bits in range(11) if total % 2**bits == 0]
     if len(powers) == 1:
         return "1"

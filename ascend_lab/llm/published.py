@@ -97,6 +97,7 @@ def _chip(words: str, own_chip: Chip | None, marks: list[str]) -> tuple[Chip, in
     from ascend_lab.machine.chip import load_chip
 
     name = words.partition(" (")[0]
+    # "A3 (8 cards)": 8 cards of 2 dies, 16 devices.
     counted = re.search(r"\((\d+) (die|card|chip|node)s?\)", words)
     if own_chip is not None and name in ("", own_chip.name):
         return own_chip, int(counted[1]) if counted else 0
@@ -144,6 +145,7 @@ def _plan(given: Mapping[str, Any], devices: int, decoder: Decoder) -> Plan:
         raise InputError("a plan: tp, ep or dp", f"{ranks} devices and none", "none is guessed")
     tp = words.get("tp", 1)
     ep = words.get("ep", 1)
+    # ep 16 alone: 16 groups of one device.
     dp = words.get("dp", max(1, ep // tp))
     if decoder.experts is None:
         dp = words.get("dp", 1)
@@ -217,6 +219,7 @@ def _guessing(model: Model, given: Mapping[str, Any], marks: list[str]) -> Estim
         time_s -= _beside_s(model, load, step)
         marks.append("shared experts beside the messages")
     bound = _bound(bound_s / tokens_per_step, marks)
+    # A step of 60 ms that gives 1 + 0.5 tokens is 40 ms a token.
     return Estimate(time_s / tokens_per_step, bound, largest(step.ledger), {}, tuple(marks))
 
 
@@ -257,6 +260,8 @@ def _in_parts(model: Model, load: Load, parts: int, marks: list[str]) -> Estimat
         raise InputError(needed, str(load.batch), "mend that row")
     step = model.step(replace(load, batch=load.batch // parts))
     links_s = parts * step.ledger["links"]
+    # 2 parts of 30 ms, of which 10 ms are links: links 20 ms, kernels 40 ms; together 40 ms and, of
+    # 61 layers, one message of 10 / 61 ms.
     kernels_s = parts * step.time_s - links_s
     time_s = max(links_s, kernels_s) + step.ledger["links"] / model.decoder.layers
     marks.append(f"messages of {parts} parts hidden behind each other's kernels")
@@ -270,6 +275,7 @@ def _decode_load(given: Mapping[str, Any], queries: int, marks: list[str]) -> Lo
     batch = _number(given, "batch")
     if "context" in given:
         return decode(batch, _number(given, "context"), queries)
+    # Answers of 200 tokens: on average 100 of them stand in the cache.
     middle = _number(given, "output") // 2
     longest = re.fullmatch(r"(\d+) at most", str(given.get("prompt", "")))
     if longest is None:
@@ -290,6 +296,8 @@ def _served(model: Model, given: Mapping[str, Any], marks: list[str]) -> Estimat
     output = _number(given, "output")
     step = model.step(_routed(_decode_load(given, 1, marks), given))
     prompt = model.step(_routed(prefill(1, _number(given, "prompt")), given))
+    # batch 8, output 100, steps of 20 ms, prompts of 50 ms, dp 1: (100 * 20 + 8 * 50) / 800 = 3 ms
+    # a token.
     read_s = batch / model.plan.dp * prompt.time_s
     token_s = (output * step.time_s + read_s) / (batch * output)
     marks.append("full batch at all times, each prompt read alone between two steps")

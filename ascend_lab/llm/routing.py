@@ -103,6 +103,7 @@ def merged_pairs(count: int, wanted: int = 0) -> int:
     128 are 4 lists of 32, one pass; 1000 are 32 lists, three passes. Of each list no more than
     `wanted` are merged, if that is given.
     """
+    # 256 experts: 8 lists of 32, then 2 of 128, then one.
     lists = math.ceil(count / SORTED_AT_ONCE)
     length = min(SORTED_AT_ONCE, wanted or count)
     pairs = 0

@@ -94,6 +94,7 @@ def read_llm_scenario(path: str | Path) -> LlmScenario:
         requests = tables.get("requests")
         if isinstance(requests, dict):
             for key in ("prompt", "output"):
+                # prompt = 512 is read as [512], a length for all.
                 if isinstance(requests.get(key), int):
                     requests[key] = [requests[key]]
         return _scenario(decoded(FILE, tables))
@@ -130,6 +131,7 @@ def _requests(file: Mapping[str, Any]) -> tuple[Request, ...]:
     prompts = _lengths(table["prompt"], count, draw, "prompt")
     outputs = _lengths(table["output"], count, draw, "output")
     rate = file.get("arrivals", {}).get("rate_per_s")
+    # Poisson arrivals: the times between two of them are exponential with mean 1 / rate.
     waits = draw.exponential(1 / rate, count) if rate else np.zeros(count)
     arrivals = np.cumsum(waits)
     rows = zip(arrivals.tolist(), prompts, outputs, strict=True)
@@ -186,8 +188,10 @@ def _read_elsewhere(requests: Sequence[Request], reader: Model) -> list[Request]
     free_s = 0.0
     arriving = []
     for request in requests:
+        # Read 2 s each, arrivals at 0 s and 1 s: the second is read from 2 s to 4 s.
         free_s = max(free_s, request.arrival_s) + steps.of(request.prompt, 0, 0)
         pages = blocks_of(request.prompt, PAGE_TOKENS)
+        # qwen3_8b: a page of 128 tokens is 18.9 MB, 0.75 ms over 25 GB/s.
         sent_s = pages * page_bytes / link
         arriving.append(replace(request, arrival_s=free_s + sent_s))
     return arriving
@@ -197,6 +201,8 @@ def bottleneck(scenario: LlmScenario, log: Conversation) -> str:
     """Return what limits a decode step of the mean batch and the mean context."""
     tokens = sum(request.output for request in log.requests)
     prompts = sum(request.prompt for request in log.requests)
+    # 1000 tokens in 100 steps are 10 sequences a step on average.
     batch = max(1, min(scenario.engine.max_batch, round(tokens / max(log.steps, 1))))
+    # Prompts of 100 tokens and answers of 60: half way through an answer, 130 tokens.
     context = max(1, round((prompts + tokens / 2) / len(log.requests)))
     return scenario.model.timed(decode(batch, context)).bottleneck

@@ -35,6 +35,7 @@ class Plans:
 
 def plans_of(decoder: Decoder, devices: int) -> Iterator[Plan]:
     """Yield the plans that use all devices: tp and ep are powers of two."""
+    # 8 devices without experts: (tp, dp) = (1, 8), (2, 4), (4, 2), (8, 1).
     powers = [2**bits for bits in range(11) if 2**bits <= devices]
     for tp in powers:
         if devices % tp:
@@ -64,6 +65,8 @@ def best_plans(
     points.sort(key=lambda point: point.batch / point.least_s, reverse=True)
     timed: list[Step] = []
     for point in points:
+        # A point's least time gives the most tokens per second it could have: if a timed step is at
+        # least as good in both, the point's own step cannot be on the frontier.
         is_beaten = any(
             step.time_s <= point.least_s and step.tokens_per_s >= point.batch / point.least_s
             for step in timed
@@ -115,6 +118,7 @@ def _points(
 def _frontier(steps: list[Step]) -> tuple[Step, ...]:
     """Return the steps that no other beats in both time and tokens per second, quickest first."""
     frontier: list[Step] = []
+    # Steps of (10 ms, 100 tokens/s), (20 ms, 80), (30 ms, 150): the second is beaten by the first.
     for step in sorted(steps, key=lambda step: (step.time_s, -step.tokens_per_s)):
         if not frontier or step.tokens_per_s > frontier[-1].tokens_per_s:
             frontier.append(step)

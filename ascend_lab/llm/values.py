@@ -76,6 +76,7 @@ def feed_of(
             position = start + column
             words[row, column] = word
             positions[row, column] = position
+            # Pages of 4 tokens, position 5: page 1 of the table, place 1 in it.
             page = table[position // cache.block_tokens]
             slots[row, column] = page * cache.block_tokens + position % cache.block_tokens
         last_rows[row] += len(added) - 1
@@ -83,6 +84,7 @@ def feed_of(
     step = Paged(phase, size, tokens, table_pages, cache.blocks + 1, cache.block_tokens)
     inputs = {"slots": slots.ravel()}
     # query at position p sees keys 0 .. p: those before it, and no place that is not written yet
+    # positions (2, 3) at keys 0 .. 7: the first query sees keys 0 .. 2, the second 0 .. 3.
     hidden_keys = np.arange(step.keys) > positions[:, None, :, None]
     inputs["mask"] = np.where(hidden_keys, LOWEST, 0.0)
     if phase == "decode":
@@ -94,6 +96,8 @@ def feed_of(
 
 def angles(positions: Array, dim: int) -> dict[str, Array]:
     """Return cosines and sines (rows, 1, dim) of positions, one for both elements of a pair."""
+    # dim 4: pair 0 (elements 0 and 2) turns by 1 a token, pair 1 (elements 1 and 3) by 10000^(-1/2)
+    # = 0.01.
     half = dim // 2
     turned = positions[:, None] * ROTARY_BASE ** (-np.arange(half) / half)
     doubled = np.concatenate([turned, turned], axis=1)[:, None, :]
@@ -150,6 +154,8 @@ class Runner:
         self.weights = weights_of(decoder) if weights is None else weights
         self.slices = Slices(decoder, plan, self.weights)
         self.devices = range(plan.stage_devices)
+        # tp 2, dp 2, ep 2: tensor groups [0, 1], [2, 3]; expert sets [0, 1], [2, 3]; and across the
+        # sets, for each part of an expert, [0, 2] and [1, 3].
         tp = plan.tp
         parts = plan.expert_parts
         self.tensor_groups = [[*range(g * tp, (g + 1) * tp)] for g in range(plan.dp)]
@@ -297,6 +303,7 @@ class Runner:
             return _Streams(residual, self._dispatched(layer, routed, shared))
         partial = []
         for device, (x, chosen) in enumerate(routed):
+            # tp 4, ep 2: experts are cut in 2, devices 0 and 1 hold set 0, devices 2 and 3 set 1.
             number = device // self.plan.expert_parts
             mine = slice_of(chosen, 1, self.shard.experts, number)
             partial.append(self._by_experts(layer, device, x, mine) + shared[device])
@@ -309,6 +316,7 @@ class Runner:
         """
         experts = self.shard.experts
         rows = max(1, int((chosen != 0).sum(axis=0).max()))
+        # 2 experts with 3 tokens and 1: (2, 3) places, of which the second has two left over.
         places = np.zeros((experts, rows), np.int32)
         weights = np.zeros((experts, rows), np.float32)
         for expert in range(experts):
@@ -336,13 +344,17 @@ class Runner:
         tp = self.plan.tp
         ep = self.plan.ep
         rows, hidden = routed[0][0].shape
+        # 5 rows on tp 2: shares of 3, the last one filled up by a row of zeros.
         share = math.ceil(rows / tp)
         filled = ((0, share * tp - rows), (0, 0))
+        # A message's row is a token (hidden numbers) and its weights for the experts of the
+        # receiving set.
         width = hidden + self.shard.experts
         outgoing = []
         for device, (x, chosen) in enumerate(routed):
             tokens = slice_of(np.pad(x, filled), 0, share, device % tp)
             weights = slice_of(np.pad(chosen, filled), 0, share, device % tp)
+            # 4 experts in 2 sets: columns 0, 1 go to set 0 and 2, 3 to set 1.
             by_set = np.split(weights, ep, axis=1)
             outgoing.append(np.stack([np.hstack([tokens, columns]) for columns in by_set]))
         arrived = _exchanged("all_to_all", self.across_sets, outgoing)

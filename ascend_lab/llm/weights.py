@@ -37,6 +37,7 @@ def weights_of(decoder: Decoder, seed: int = 0) -> dict[str, Array]:
 
 def _seeded(name: str, shape: tuple[int, ...], seed: int) -> Array:
     """Return a tensor of its own seed; a norm scales by about 1, a product keeps the variance."""
+    # The name is part of the seed: a tensor stays the same whatever other tensors a decoder has.
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     values = rng.standard_normal(shape)
     if name.endswith("norm"):
@@ -44,6 +45,8 @@ def _seeded(name: str, shape: tuple[int, ...], seed: int) -> Array:
     elif name.endswith("bias"):
         values = values / 10
     else:
+        # Sums of `depth` products of variance 1 have variance `depth`: dividing by its root
+        # restores 1.
         depth = shape[1] if len(shape) > 1 else shape[0]
         values = values / math.sqrt(depth)
     return values.astype(np.float32)
@@ -171,6 +174,8 @@ class Slices:
             for name in ("gate", "up", "down")
         }
         width = self.shard.expert_width
+        # Each device takes its columns of gate and of up, then joins them: cutting the joined
+        # matrix would give one device all of gate.
         gate_up = [slice_of(local[name], 2, width, part) for name in ("gate", "up")]
         return {
             "experts.gate_up": np.concatenate(gate_up, axis=2),
@@ -179,6 +184,7 @@ class Slices:
 
     def head(self, device: int) -> dict[str, Array]:
         """Return the last norm and a device's words; words that fill up the last device are 0."""
+        # 10 words on tp 4: 3 a device, so the last device gets 1 word and 2 rows of zeros.
         missing = self.shard.words * self.plan.tp - self.decoder.vocabulary
         table = np.pad(self.weights["head"], ((0, missing), (0, 0)))
         words = slice_of(table, 0, self.shard.words, device % self.plan.tp)

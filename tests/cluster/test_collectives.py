@@ -12,6 +12,7 @@ from hypothesis import given, settings, strategies as st
 from ascend_lab import cluster
 from ascend_lab.cluster import (
     ALGORITHMS,
+    LinkCosts,
     Round,
     closed_form_s,
     collective_time,
@@ -287,13 +288,13 @@ def test_the_two_meshes_of_a_910_server_are_levels_of_their_own() -> None:
 ALPHA_S = 1e-6
 BETA_S_PER_BYTE = 1e-10
 GAMMA_S_PER_BYTE = 3e-11
-COSTS = (ALPHA_S, BETA_S_PER_BYTE, GAMMA_S_PER_BYTE)
+COSTS = LinkCosts(ALPHA_S, BETA_S_PER_BYTE, GAMMA_S_PER_BYTE)
 
 
 def both(op: str, name: str, p: int, size_bytes: float, maker: object) -> tuple[float, float]:
     topology = maker(p, *COSTS)  # type: ignore[operator]
     measured = time_collective(make(op, name, p), topology, size_bytes).time_s
-    return measured, closed_form_s(op, name, p, size_bytes, *COSTS)
+    return measured, closed_form_s(op, name, p, size_bytes, COSTS)
 
 
 @pytest.mark.parametrize(("op", "name"), FLAT)
@@ -312,12 +313,12 @@ def test_formulas_as_published() -> None:
     nhr_s = 2 * 3 * a + 2 * (p - 1) / p * n * b + (p - 1) / p * n * g
     mesh_s = 2 * a + 2 / p * n * b + (p - 1) / p * n * g
     for name, published_s in (("ring", ring_s), ("nhr", nhr_s), ("mesh", mesh_s)):
-        assert np.isclose(closed_form_s("all_reduce", name, p, n, *COSTS), published_s)
+        assert np.isclose(closed_form_s("all_reduce", name, p, n, COSTS), published_s)
     six_s = (2 * 2 + 2) * a + (2 * 3 / 4 + 2) * n * b + (3 / 4 + 1) * n * g
-    assert np.isclose(closed_form_s("all_reduce", "halving-doubling", 6, n, *COSTS), six_s)
-    assert np.isclose(closed_form_s("all_to_all", "bruck", p, n, *COSTS), 3 * a + n / 2 * 3 * b)
+    assert np.isclose(closed_form_s("all_reduce", "halving-doubling", 6, n, COSTS), six_s)
+    assert np.isclose(closed_form_s("all_to_all", "bruck", p, n, COSTS), 3 * a + n / 2 * 3 * b)
     with pytest.raises(ClusterError, match="levels"):
-        closed_form_s("all_reduce", "hierarchical", p, n, *COSTS)
+        closed_form_s("all_reduce", "hierarchical", p, n, COSTS)
 
 
 def test_levels_add_up() -> None:
@@ -333,9 +334,9 @@ def test_levels_add_up() -> None:
     a2 = 2 * rail.alpha_s
     b2 = rail.beta_s_per_byte
     parts_s = (
-        closed_form_s("reduce_scatter", "mesh", server.size, n, a1, b1, g)
-        + closed_form_s("all_reduce", "halving-doubling", 4, n / 8, a2, b2, g)
-        + closed_form_s("all_gather", "mesh", server.size, n, a1, b1)
+        closed_form_s("reduce_scatter", "mesh", server.size, n, LinkCosts(a1, b1, g))
+        + closed_form_s("all_reduce", "halving-doubling", 4, n / 8, LinkCosts(a2, b2, g))
+        + closed_form_s("all_gather", "mesh", server.size, n, LinkCosts(a1, b1))
     )
     found = collective_time("all_reduce", topology, n, "hierarchical(mesh,halving-doubling)")
     start_s = topology.call_s + len(found.rounds_s) * topology.round_s

@@ -50,6 +50,7 @@ class Sliced:
     """Eight blocks whose work and weights divide by the tensor degree."""
 
     name: str = "sliced"
+    optimizer: str = "adam"
     update_s_per_parameter: float = 0.0
 
     def units(self, micro_batch: int, tensor: int, sequence: bool) -> tuple[Unit, ...]:

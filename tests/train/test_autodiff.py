@@ -17,6 +17,7 @@ from grad_cases import (
 
 from ascend_lab.cluster.train import (
     DynamicLossScale,
+    Optimiser,
     at_step,
     compile_step,
     compile_training,
@@ -165,8 +166,7 @@ def _nothing() -> Any:
         (InputError, "optimizer sgd, adam or None", {"optimizer": "lamb"}),
         (InputError, "a loss scale above 0", {"loss_scale": 0.0}),
         (InputError, "dtype fp16, bf16, fp32", {"dtype": "int8"}),
-        (InputError, "attributes lr", {"settings": {"rate": 0.1}}),
-        (InputError, "settings of an optimiser", {"optimizer": None, "settings": {"lr": 0.1}}),
+        (InputError, "attributes lr", {"optimizer": Optimiser("sgd", {"rate": 0.1})}),
         (InputError, "parameter w9", {"parameters": ["w9"]}),
         (InputError, "recompute: nodes", {"recompute": ["fc9"]}),
         (InputError, "every n-th block", {"recompute": 0}),
@@ -304,11 +304,11 @@ def _losses(step: Any) -> list[float]:
 )
 def test_steps_equal_a_numpy_loop(optimizer: str, settings: dict[str, float]) -> None:
     wanted = _loop(settings, optimizer == "adam")
-    found = _losses(training_graph(mlp(), optimizer=optimizer, settings=settings))
+    found = _losses(training_graph(mlp(), optimizer=Optimiser(optimizer, settings)))
     np.testing.assert_allclose(found, wanted, rtol=2e-5)
     assert found[-1] < found[0] - 0.05
     narrow = training_graph(
-        mlp(), optimizer=optimizer, settings=settings, dtype="fp16", loss_scale=256.0
+        mlp(), optimizer=Optimiser(optimizer, settings), dtype="fp16", loss_scale=256.0
     )
     np.testing.assert_allclose(_losses(narrow), wanted, rtol=5e-3)
 

@@ -18,7 +18,7 @@ from ascend_lab.cluster.parallel.plan import (
     AXES, FixedModel, Model, Plan, Unit, bubble_share, orders, run_pipeline, state_bytes,
 )
 from ascend_lab.cluster.parallel.timing import (
-    Costs, Cut, PlanTime, TopologyCosts, cut_model, plan_time,
+    Cut, PlanTime, TopologyCosts, cut_model, plan_time,
 )
 
 __all__ = [
@@ -65,8 +65,6 @@ def best_plans(
     batch: int,
     *,
     memory_bytes: float = float("inf"),
-    optimizer: str = "adam",
-    costs: Costs | None = None,
     keep: int = 20,
 ) -> Ranking:
     """Return the `keep` quickest plans of `devices` devices for a batch; equal times by memory.
@@ -78,14 +76,14 @@ def best_plans(
     if not 1 <= devices <= topology.size:
         needed = f"{topology.name}: from 1 to {topology.size} devices"
         raise ClusterError(needed, str(devices), "choose a larger topology or fewer devices")
-    costs = costs or TopologyCosts(topology)
+    costs = TopologyCosts(topology)
     cuts: list[Cut] = []
     least_bytes = float("inf")
     tried = 0
     for plan in shapes(devices, batch, model.tensor_degrees(), len(model.units(1, 1, False))):
         cut = cut_model(plan, model, batch)
         tried = tried + 1
-        need = max(m.total_bytes for m in cut.memory(optimizer))
+        need = max(m.total_bytes for m in cut.memory(model.optimizer))
         least_bytes = min(least_bytes, need)
         cuts += [cut] if need <= memory_bytes else []
     if not tried:
@@ -97,7 +95,7 @@ def best_plans(
         if len(times) >= keep and bound_s > times[keep - 1].step_s:
             break
         places = placements(cuts[i].plan)
-        times += [plan_time(plan, model, costs, batch, optimizer) for plan in places]
+        times += [plan_time(plan, model, costs, batch, model.optimizer) for plan in places]
         times = sorted(times, key=lambda t: (t.step_s, t.memory_bytes, t.plan.label))[:keep]
     return Ranking(tuple(times), tried, tried - len(cuts), least_bytes, memory_bytes)
 
@@ -108,6 +106,8 @@ def shapes(devices: int, batch: int, tensor: Sequence[int], units: int) -> Itera
     Micro-batches are powers of two; ZeRO comes with a data axis, sequence with a tensor axis;
     interleaving with a pipeline. GPipe is not tried: it takes as long as 1F1B and keeps more.
     """
+    # 2 devices, batch 4, tensor degrees 1 and 2, 8 units: 40 plans, from "D2 T1 P1" to "D1 T2 P1 m4
+    # sequence recompute".
     for t in tensor:
         for p in _divisors(devices // t) if devices % t == 0 else ():
             d = devices // t // p
@@ -137,6 +137,8 @@ def _powers(samples: int, stages: int) -> list[int]:
 def _schedules(stages: int, micro_batches: int, units: int) -> list[tuple[str, int]]:
     if stages > units:
         return []
+    # 2 stages, 4 micro-batches, 8 units: 1F1B and interleaving by 2 and by 4. With 3 micro-batches
+    # only 1F1B, since interleaving passes micro-batches in groups of one per stage.
     several = stages > 1 and micro_batches % stages == 0
     virtual = [v for v in VIRTUAL if several and v * stages <= units]
     return [("1f1b", 1), *(("interleaved", v) for v in virtual)]
@@ -144,6 +146,7 @@ def _schedules(stages: int, micro_batches: int, units: int) -> list[tuple[str, i
 
 def placements(plan: Plan) -> list[Plan]:
     """Return the plan with every order of its axes that puts devices elsewhere."""
+    # D2 T2 P2 has 6 orders; D4 T1 P1 has one, because an axis of 1 device moves nobody.
     plans: dict[tuple[str, ...], Plan] = {}
     for order in permutations(AXES):
         key = tuple(axis for axis in order if getattr(plan, axis) > 1)

@@ -60,6 +60,8 @@ class GraphModel:
 
     @cached_property
     def _degrees(self) -> tuple[int, ...]:
+        # 12 heads allow degrees 1, 2 and 4; a network without attention has gcd() = 0 and only
+        # degree 1.
         head_divisor = math.gcd(*attention_heads(self.build(1)))
         return tuple(2**k for k in range(7) if (head_divisor % 2**k == 0 and head_divisor) or not k)
 
@@ -98,6 +100,7 @@ def _units(model: GraphModel, micro_batch: int, tensor: int, sequence: bool) -> 
         low = KNOTS[KNOTS.index(high) - 1]
         ends = (_units(model, k, tensor, sequence) for k in (low, high))
         pairs = list(zip(*ends, strict=True))
+        # A micro-batch of 4 lies (4 - 1) / (8 - 1) = 3/7 of the way from 1 to 8.
         share = (micro_batch - low) / (high - low)
         once = {(a, b): a.towards(b, share) for a, b in dict.fromkeys(pairs)}
         return tuple(once[pair] for pair in pairs)
@@ -122,6 +125,7 @@ def repeated(parts: Sequence["Part"], layers: int) -> tuple["Part", ...]:
     names = [unit.name.partition(":")[2] for unit in parts]
     middle = f"{train.layer_prefix(names)}1."
     places = [i for i, name in enumerate(names) if name.startswith(middle)]
+    # 12 layers from a sample of 3: the middle layer's parts are put in 9 times more.
     members = [parts[i] for i in places]
     return (*parts[: places[0]], *members * (layers - train.SAMPLE), *parts[places[0] :])
 
@@ -156,6 +160,7 @@ def _sliced(part: "Part", tensor: int, sequence: bool, model: GraphModel) -> Uni
         exchanges = 2 if part.attends and len(part.products) > 4 else 1
     return Unit(
         part.name,
+        # Vectors (biases, norm scales) are counted whole on every device; matrices are rounded up.
         -(-part.matrices // tensor) + part.vectors,
         ahead,
         back,
@@ -239,15 +244,26 @@ def _unit_nodes(typed: Graph, leaves: Sequence[str]) -> list[list[Node]]:
 def _kept_tensors(graph: Graph, dtype: str) -> Mapping[str, int]:
     """Return the bytes of each tensor that forward writes and backward reads; views count once."""
     step = train.training_graph(graph, optimizer=None, dtype=dtype)
-    full = step.graph
-    owner = {name: alias.owner for name, alias in aliases(full, view_nodes(full)).items()}
-    ahead = {
-        name for node in full.nodes if step.phases[node.name] == "forward" for name in node.outputs
+    whole_step = step.graph
+    owner = {
+        name: alias.owner for name, alias in aliases(whole_step, view_nodes(whole_step)).items()
     }
-    read = {n for node in full.nodes if step.phases[node.name] == "backward" for n in node.inputs}
+    ahead = {
+        name
+        for node in whole_step.nodes
+        if step.phases[node.name] == "forward"
+        for name in node.outputs
+    }
+    read = {
+        n for node in whole_step.nodes if step.phases[node.name] == "backward" for n in node.inputs
+    }
     tensors = {owner.get(name, name) for name in ahead & read}
-    copies = {n.output for n in full.nodes if n.op == "cast" and n.inputs[0] in step.parameters}
-    return {n: full.types[n].size_bytes for n in tensors - copies if n not in full.inputs}
+    copies = {
+        n.output for n in whole_step.nodes if n.op == "cast" and n.inputs[0] in step.parameters
+    }
+    return {
+        n: whole_step.types[n].size_bytes for n in tensors - copies if n not in whole_step.inputs
+    }
 
 
 def _seconds(
@@ -261,6 +277,8 @@ def _seconds(
     for row in profile.operators:
         if row.phase == "update":
             continue
+        # A kernel that no forward node names stays with the unit
+        # before it.
         bases = [base for name in row.nodes if (base := _base(name, place))]
         unit = place[bases[0]] if bases else unit
         sharding = "whole" if any(ops[b] in WHOLE for b in bases) else "cut"

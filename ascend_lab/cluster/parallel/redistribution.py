@@ -100,10 +100,12 @@ class Layout:
 
     def extent(self, axis: int) -> int:
         """Return the number of devices along an axis."""
+        # Matrix (4, 2): axis 0 has 2 devices, axis 1 has 4.
         return self.device_matrix[-1 - axis]
 
     def stride(self, axis: int) -> int:
         """Return how far neighbours along an axis are apart."""
+        # Matrix (4, 2): neighbours along axis 0 are 1 apart, along axis 1 they are 2 apart.
         return math.prod(self.device_matrix[len(self.device_matrix) - axis :])
 
     def coordinate(self, device: int, axis: int) -> int:
@@ -112,6 +114,8 @@ class Layout:
 
     def group(self, device: int, axis: int) -> tuple[int, ...]:
         """Return the devices that differ from `device` only along an axis, in order."""
+        # Matrix (4, 2), device 5: coordinate 1 on axis 0 and 2 on axis 1; its groups are (4, 5)
+        # along axis 0 and (1, 3, 5, 7) along axis 1.
         first_device = device - self.coordinate(device, axis) * self.stride(axis)
         return tuple(first_device + place * self.stride(axis) for place in range(self.extent(axis)))
 
@@ -120,6 +124,8 @@ class Layout:
         slices = []
         for dim, size in zip(self.tensor_map, self.slice_shape, strict=True):
             place = 0
+            # A dimension cut by axes (1, 0) of matrix (4, 2): device 5 holds part 2 * 2 + 1 = 5 of
+            # 8.
             for axis in dim:
                 place = place * self.extent(axis) + self.coordinate(device, axis)
             slices.append(slice(place * size, (place + 1) * size))
@@ -129,6 +135,8 @@ class Layout:
 def all_layouts(device_matrix: Sequence[int], shape: Sequence[int]) -> Iterator[Layout]:
     """Yield every layout of a shape on a device matrix, orders of axes in a dimension included."""
     axes = range(len(device_matrix))
+    # Matrix (2, 2), two dimensions: each axis cuts none (-1), dimension 0 or 1, so 9 choices, of
+    # which 2 have both axes on one dimension, in two orders each: 11 layouts.
     for homes in product((-1, *range(len(shape))), repeat=len(device_matrix)):
         per_dim = [[a for a in axes if homes[a] == dim] for dim in range(len(shape))]
         for orders in product(*(permutations(own) for own in per_dim)):
@@ -271,6 +279,8 @@ def cheapest(source: Layout, cost: Price) -> dict[Map, Path]:
     """Return the cheapest path from a layout to every layout of its matrix, by tensor map."""
     done: dict[Map, Path] = {}
     ticket = count()
+    # Ordered by total, then by number of steps; the ticket decides ties, since layouts do not
+    # compare.
     queue: list[tuple[float, int, int, Layout, tuple[Step, ...]]] = [(0.0, 0, -1, source, ())]
     while queue:
         total, length, _, at, path = heapq.heappop(queue)
@@ -305,6 +315,9 @@ def _next(at: Layout, target: Layout) -> Step:
     """Return the step the greedy rule takes next."""
     used, target_axes = ({a for dim in layout.tensor_map for a in dim} for layout in (at, target))
     pairs = list(enumerate(zip(at.tensor_map, target.tensor_map, strict=True)))
+    # Map ((1,), ()) with the goal ((1, 0), ()): dimension 0 is right as far as it goes and grows by
+    # axis 0. If axis 0 cuts nothing, a slice does it; if it is the last cut of dimension 1, an all-
+    # to-all; otherwise some dimension must be gathered first.
     growing = {
         dim: goal[len(axes)]
         for dim, (axes, goal) in pairs

@@ -133,6 +133,9 @@ class Cut:
         for device in range(plan.pipeline):
             work = self.work_s(device)
             busiest_s = max(busiest_s, plan.micro_batches * work + path_s)
+            # The first micro-batch reaches stage s after the forwards of the s stages ahead of it,
+            # and its backward leaves s through their backwards: their work for one micro-batch, on
+            # top of its own.
             path_s += work if plan.virtual == 1 else 0.0
         return busiest_s
 
@@ -188,6 +191,7 @@ class _Traffic:
         """
         if self.plan.tensor == 1 or not unit.exchanges:
             return 0.0
+        # On a ring of p devices either way sends 2 (p - 1) / p bytes for each byte of the tensor.
         ops = ("reduce_scatter", "all_gather") if self.plan.sequence else ("all_reduce",)
         return unit.exchanges * sum(self.timed(op, "tensor", unit.exchange_bytes) for op in ops)
 
@@ -218,6 +222,7 @@ def plan_time(
     lists = orders(plan.schedule, plan.pipeline, plan.micro_batches, plan.virtual)
     timed = plans.run_pipeline(lists, ahead, back, transfers)
     step_s = max(_finished_s(cut, model, traffic, timed, d) for d in range(plan.pipeline))
+    # Forward and backward exchange once each, and a forward that is computed again does so again.
     passes = 3 if plan.recompute else 2
     work, exchanges = max(
         (cut.work_s(d), passes * sum(map(traffic.exchange_s, cut.units_of(d))))
@@ -253,6 +258,8 @@ def _two_lanes(
     compute_s: Sequence[float], gather_s: Sequence[float], scatter_s: Sequence[float]
 ) -> float:
     """Return when the units are computed, each after its gather and before its reduce-scatter."""
+    # Compute 2 s and 2 s, gathers 1 s and 1 s: only the first gather shows, 5 s in all. Scatters of
+    # 1 s and 3 s instead: the last one is not hidden, 4 + 3 = 7 s.
     gather_end = compute_end = scatter_end = 0.0
     for unit_s, gather, scatter in zip(compute_s, gather_s, scatter_s, strict=True):
         gather_end += gather
@@ -326,6 +333,8 @@ class TopologyCosts:
     def beside(self, groups: Sequence[tuple[int, ...]]) -> Groups:
         """Return the first group and those that have devices in its servers."""
         homes = {d: i for i, group in enumerate(self.topology.groups) for d in group}
+        # 910a-roce:16 as D8 T2: of 8 tensor groups (0, 1), (2, 3), ... the four on server 0 run
+        # together.
         occupied = {homes[device] for device in groups[0]}
         return tuple(g for g in groups if any(homes[device] in occupied for device in g))
 
@@ -362,6 +371,7 @@ def side_by_side(schedule: Schedule, count: int) -> Schedule:
 
     Group g's rank r is rank g * ranks + r. Only its rounds mean something: sizes count its blocks.
     """
+    # Two rings of 2 ranks: the first round sends 1 -> 0, 0 -> 1, 3 -> 2 and 2 -> 3 at once.
     ranks = np.arange(count * schedule.ranks).reshape(count, -1)
     rounds = laid(schedule.rounds, ranks, np.arange(schedule.blocks)[None, :, None])
     return Schedule("all_reduce", schedule.algorithm, ranks.size, schedule.blocks, rounds)

@@ -38,12 +38,11 @@ SEED = "loss.seed"
 def training_graph(
     forward: Graph,
     *,
-    optimizer: str | None = "sgd",
+    optimizer: str | steps.Optimiser | None = "sgd",
     parameters: Sequence[str] | None = None,
     dtype: str = "fp32",
     loss_scale: float = 1.0,
     recompute: Sequence[str] | int = (),
-    settings: Mapping[str, Any] | None = None,
 ) -> steps.TrainingGraph:
     """Return one step of training of a forward graph.
 
@@ -51,13 +50,13 @@ def training_graph(
     shape in fp32: "target", "target_1", ...; the loss is the mean cross entropy over rows, summed
     over outputs. `dtype` is the format of forward and backward; parameters and states are fp32.
     `recompute` names nodes whose outputs are not kept, or is n: keep every n-th block's output.
-    `settings` are the optimiser's attributes (lr, momentum, ...). Raises `UnsupportedError` for an
-    operator without a rule, `InputError` for arguments, `GraphError` where there is nothing to
-    train.
+    `optimizer` is a name or, with attributes (lr, momentum, ...), an `Optimiser`. Raises
+    `UnsupportedError` for an operator without a rule, `InputError` for arguments, `GraphError`
+    where there is nothing to train.
     """
     if not loss_scale > 0:
         raise InputError("a loss scale above 0", str(loss_scale), "1 switches scaling off")
-    rule = steps.optimiser(optimizer, settings)
+    rule = steps.optimiser(optimizer)
     names = steps.trainable(forward, parameters)
     step = _Step(forward, dtype, names, recompute)
     step.forward()
@@ -134,6 +133,8 @@ class _Step:
     def losses(self) -> list[Value]:
         """Append the loss; return the losses of the rows of each output."""
         net = self.net
+        # An output that hangs on no parameter (a mask that is passed on, say) has no gradient: no
+        # loss.
         outs = [name for name in self.typed.outputs if name in self.wanted]
         outputs = [self._rows(net.value(name)) for name in outs]
         if not outputs:
@@ -157,6 +158,7 @@ class _Step:
         net.prefix = f"{logits.name}.loss"
         classes = shape[-1]
         start = len(net.forward)
+        # (2, 128, 30522) becomes (256, 30522): each token is a row.
         wide = net.wide(net.shaped(logits, (logits.type.elements // classes, classes)))
         target = net.input(net.unique("target"), wide.shape, "fp32")
         self.targets.append(target.name)
@@ -250,6 +252,7 @@ class _Step:
         """Append a running statistic: share m of the old, 1 - m of the batch's; return its name."""
         net = self.net
         net.prefix = f"{name}.update"
+        # Old 2, batch 3: 0.9 * 2 + 0.1 * 3 = 2.1.
         old_share = net.muls(net.value(name), number=steps.RUNNING_MOMENTUM)
         batch_share = net.muls(net.value(batch), number=1.0 - steps.RUNNING_MOMENTUM)
         average: Value = net.add(old_share, batch_share)
@@ -270,6 +273,7 @@ class _Step:
         slopes = {name: names.get(grads[name].name, grads[name].name) for name in ready}
         outs = [] if any(p in new for p in parameters) else [grads[name].name for name in ready]
         graph = graphs.pruned(net.finished([self.loss, *outs, *new.values()], names))
+        # A parameter that no gradient reaches is an input that nothing reads: it goes.
         unused = set(self.names) - set(parameters)
         graph = replace(graph, inputs=tuple(name for name in graph.inputs if name not in unused))
         return steps.TrainingGraph(
@@ -351,6 +355,8 @@ class Tape(GraphBuilder, Writer):
         """Return a tensor of the forward pass: kept, or computed again at its first use."""
         if name not in self.dropped:
             return self.value(name)
+        # Depth first without recursion: a tensor whose inputs were dropped too waits until these
+        # are computed again. Only what this tensor hangs on is recomputed.
         ahead = [name]
         while ahead:
             node = self._makers[ahead[-1]]
@@ -381,7 +387,7 @@ class Tape(GraphBuilder, Writer):
         return sorted(grads, key=lambda name: order.get(grads[name].name, -1))
 
     def telling(self, grads: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
-        """Return names that say what a tensor is: w.grad, w.new; one of two meanings keeps its."""
+        """Return names that say what a tensor is, w.grad or w.new; one that is both is w.grad."""
         written = {name for node in self._nodes for name in node.outputs}
         origins: dict[str, str] = {}
         for ending, pairs in (("grad", grads), ("new", new)):
@@ -406,7 +412,7 @@ class Tape(GraphBuilder, Writer):
 def gradients(
     net: Tape, node: Node, grads: tuple[Value | None, ...], wanted: tuple[bool, ...]
 ) -> list[Value | None]:
-    """Append what computes the gradients of a node's inputs; None where none is wanted or is.
+    """Append what computes the gradients of a node's inputs; None where none is needed or exists.
 
     Raises `UnsupportedError` for an operator without a rule.
     """

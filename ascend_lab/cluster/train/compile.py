@@ -135,9 +135,9 @@ def as_convolutions(graph: Graph) -> Graph:
         if not fixed or (
             taps == (1, 1) and formats.pair("stride", node.attr("stride", 1)) > (1, 1)
         ):
-            made = _convolution(edit, node)
-            if made:
-                edit.replace(node.output, made)
+            image_gradient = _convolution(edit, node)
+            if image_gradient:
+                edit.replace(node.output, image_gradient)
     return edit.finish()
 
 
@@ -148,6 +148,8 @@ def _convolution(edit: Draft, node: Node) -> str:
     grad, weight = node.inputs
     kernel = edit.types[weight].shape[2:]
     extra = formats.pair("output_padding", attrs["output_padding"], least=0)
+    # A 3x3 kernel with padding 1: reach 3, so the convolution is padded by 3 - 1 - 1 = 1. With
+    # padding 3 it would be -1: the image would have to be cropped.
     spans = reach((kernel[0], kernel[1]), spread)
     sides = tuple((n - 1 - low, n - 1 - high) for n, (low, high) in zip(spans, pads, strict=True))
     if min(map(min, sides)) < 0:
@@ -163,6 +165,7 @@ def _convolution(edit: Draft, node: Node) -> str:
 def stretched(edit: Draft, x: str, step: Pair, extra: Pair, name: str) -> str:
     """Append zeros between pixels: the gradient of reading every stride-th one."""
     high, wide = edit.types[x].shape[2:]
+    # 3 pixels with stride 2 become 5: pixel, 0, pixel, 0, pixel.
     size = ((high - 1) * step[0] + 1 + extra[0], (wide - 1) * step[1] + 1 + extra[1])
     if size == (high, wide):
         return x
@@ -182,6 +185,7 @@ def flipped(edit: Draft, weight: str, name: str) -> str:
     if (r, s) == (1, 1):
         return edit.insert("transpose", (weight,), {"perm": (1, 0, 2, 3)}, f"{name}.turned")
     title = f"{name}.flipped"
+    # Rows 8, 7, ..., 0 of a 3x3 kernel's 9 taps: the kernel turned by 180 degrees.
     taps = np.arange(r * s, dtype=np.int32)[::-1].copy()
     indices = edit.add(Constant(TensorType((r * s,), "int32"), taps), f"{title}.taps")
     taps_first = edit.insert("transpose", (weight,), {"perm": (2, 3, 1, 0)}, title)

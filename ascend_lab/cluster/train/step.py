@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -131,6 +131,8 @@ def alive(graph: Graph, parameters: Sequence[str]) -> Iterator[tuple[Node, set[s
     live: set[str] = set()
     for i, node in enumerate(graph.nodes):
         live.update(name for name in node.outputs if name in flowing and name in last_use)
+        # A residual block: while its branch is computed, the block's input is alive beside the
+        # branch; after the addition only the sum is, and there the network can be cut.
         live -= {name for name in live if last_use[name] <= i}
         yield node, live
 
@@ -199,6 +201,7 @@ def in_compute_format(
         typed = typed if source == dtype else passes.convert(typed, dtype, source)[0]
     masters = {}
     for name in typed.constants:
+        # The conversion calls the copy of a weight w "w_fp16".
         match = re.fullmatch(r"(.+)_(?:fp16|bf16|fp32)(?:_\d+)?", name)
         origin = name if name in forward.constants or match is None else match[1]
         if origin in parameters:
@@ -239,6 +242,7 @@ class DynamicLossScale:
     def next(self, found_inf: bool) -> "DynamicLossScale":
         """Return the scale for the next step; after an overflow this step's update is skipped."""
         if found_inf:
+            # 65536 becomes 32768 after an overflow, and 65536 again after 2000 good steps.
             return replace(self, scale=max(1.0, self.scale * self.backoff), good_steps=0)
         if self.good_steps + 1 < self.growth_interval:
             return replace(self, good_steps=self.good_steps + 1)
@@ -262,7 +266,7 @@ class Optimiser:
     """An optimiser and its attributes: lr, momentum, weight_decay, beta1, step, ..."""
 
     name: str
-    attrs: Mapping[str, Any]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def operator(self) -> Operator:
@@ -275,15 +279,14 @@ class Optimiser:
         return self.operator.inputs[2:]
 
 
-def optimiser(name: str | None, attrs: Mapping[str, Any] | None) -> Optimiser | None:
-    """Return an optimiser by name; raise `InputError` for an unknown one or attribute."""
-    if name is None:
-        if attrs:
-            raise InputError("settings of an optimiser", "optimizer=None", "name the optimiser")
+def optimiser(choice: str | Optimiser | None) -> Optimiser | None:
+    """Return an optimiser, checked; raise `InputError` for an unknown name or attribute."""
+    if choice is None:
         return None
-    if name not in OPTIMISERS:
-        raise InputError(f"optimizer {', '.join(OPTIMISERS)} or None", repr(name), "choose one")
-    rule = Optimiser(name, dict(attrs or {}))
+    rule = Optimiser(choice) if isinstance(choice, str) else choice
+    if rule.name not in OPTIMISERS:
+        needed = f"optimizer {', '.join(OPTIMISERS)} or None"
+        raise InputError(needed, repr(rule.name), "choose one")
     rule.operator.settings(rule.attrs)
     return rule
 

@@ -274,6 +274,7 @@ def pack_launch(kind: ir.TensorType, weight: str, chip: Chip) -> isa.Launch:
 
 
 def _depthwise_weights(array: ir.Values) -> ir.Values:
+    # (c, 1, 3, 3) as an image (1, c, 3, 3): 16 channels of a tap lie side by side.
     image = array.reshape(1, array.shape[0], *array.shape[2:])
     return pack(address_map("NC1HWC0", image.shape, "fp16"), image).reshape(-1)
 

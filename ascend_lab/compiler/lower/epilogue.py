@@ -172,6 +172,8 @@ def channels(main: TensorType) -> tuple[int, ...]:
 
 def is_channel(shape: tuple[int, ...], main: TensorType) -> bool:
     """Tell whether an operand has one number per channel (images) or column (matrices)."""
+    # Beside an image of 40 channels (40, 1, 1) fits and (40,) does not; beside a matrix of 40
+    # columns (40,) fits.
     sizes = (1,) * (len(main.shape) - len(shape)) + tuple(shape)
     return all(n == (main.shape[i] if i == _axis(main) else 1) for i, n in enumerate(sizes))
 

@@ -145,6 +145,7 @@ def product_job(piece: Piece, chip: Chip) -> tuple[kernels.GemmShape, Epilogue |
 def in_pairs(kind: TensorType, turned: bool) -> TensorType:
     """Return the type of a second operand with columns added until they fill blocks of 32."""
     sides = list(kind.shape)
+    # (64, 40) becomes (64, 64); stored turned, (40, 64) becomes (64, 64) as well.
     sides[0 if turned else -1] = isa.up(sides[0 if turned else -1], PAIR) * PAIR
     return replace(kind, shape=tuple(sides))
 

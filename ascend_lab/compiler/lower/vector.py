@@ -160,6 +160,7 @@ def _layer_norm(
 ) -> te.Tensor:
     blocks, lanes = _row(x)
     # y = (x - mean) / sqrt(variance + epsilon) * scale + bias, both means over a row
+    # 768 columns are 48 blocks of 16 lanes: 1 / 768.
     share = 1.0 / (x.shape[blocks] * x.shape[lanes])
     mean = te.vmuls(_fold(te.reduce_sum, x), share)
     centred = te.vsub(x, te.broadcast(mean, x.shape))

@@ -161,6 +161,8 @@ class _Importer:
             self.tensors[name] = kinds.pinned_tensor(name, elems[name], sizes, value)
         free = [entry for name, entry in entries.items() if name not in pinned]
         stated_batch = kinds.fixed_batch({entry.name: kinds.sizes_of(entry) for entry in free})
+        # A file with inputs (1, 3, 224, 224), imported with batch 8: (1, 8), so that Reshape to (1,
+        # -1) becomes (8, -1).
         self.rebatch = (stated_batch, batch) if batch and stated_batch and not shapes else None
         open_shapes = {n: s for n, s in shapes.items() if n not in pinned}
         for name, shape in kinds.pinned_shapes(free, open_shapes, batch).items():
@@ -198,6 +200,8 @@ class _Importer:
 
     def _name(self, ctx: Context, start: int, results: Mapping[str, Tensor]) -> None:
         """Enter the results under the model's names; the graph's tensors take them over."""
+        # HardSwish may write "act/mul": the model calls that tensor "y", and so does the graph from
+        # here.
         model_names: dict[str, str] = {}
         for name, tensor in results.items():
             if name and tensor.value is not None:
@@ -263,6 +267,7 @@ def _converted(ctx: Context) -> Sequence[Result]:
             return (early,)
         types = CONVERTERS[ctx.op].types
         for i, tensor in enumerate(ctx.inputs):
+            # types of (FLOATS, INTEGERS) and 4 inputs: the last three are integers.
             allowed = types[min(i, len(types) - 1)]
             if tensor is not None and tensor.elem not in allowed:
                 ctx.unsupported(f"input {i} in {' or '.join(allowed)}", tensor.elem, "cast it")
@@ -291,6 +296,8 @@ def _early(ctx: Context, start: int, results: Sequence[Result], long: bool) -> S
         return results
     if sum(sizes) > kinds.SMALL:
         return results
+    # Shape -> Gather -> Mul -> Reshape: the product is computed now, so that the Reshape has its
+    # sizes.
     arrays = ctx.net.computed(start, fresh, int64=long)
     return tuple(
         ctx.known(arrays[result.name], ctx.result) if isinstance(result, draft.Value) else result
@@ -329,6 +336,7 @@ def _inlined(ctx: Context) -> list[Tensor]:
             ctx.unsupported(needed, str(ctx.attr(key)))
     body = _body(ctx)
     opset = body.opset_import[0].version
+    # Formal names of the function's body stand for what the node reads: X for "conv3/out".
     tensors = dict(zip(body.input, ctx.inputs, strict=False))
     for node in body.node:
         signature = file.find(node, opset)

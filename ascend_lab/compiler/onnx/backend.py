@@ -94,6 +94,7 @@ class PreparedModel(BackendRep):
         if (imported := self._imports.get(self._key(feed))) is None:
             imported = import_pinning(self.model, feed, shapes=shapes)
             self._steering |= feed.keys() - imported.input_types.keys()
+            # Dictionaries keep their order: the first key is the oldest import.
             while len(self._imports) >= KEPT:
                 self._imports.pop(next(iter(self._imports)))
             self._imports[self._key(feed)] = imported
@@ -101,6 +102,7 @@ class PreparedModel(BackendRep):
 
     def _key(self, feed: Mapping[str, Values]) -> tuple[Any, ...]:
         """Return what an import depends on: open sizes, and values that steer shapes."""
+        # An input that Reshape reads decides shapes: another value of it is another graph.
         steering = ((name, feed[name]) for name in sorted(self._steering))
         sizes = ((name, feed[name].shape) for name in self._open)
         return (*sizes, *((name, a.shape, a.tobytes()) for name, a in steering))
@@ -140,6 +142,7 @@ class AscendLabBackend(Backend):
         **kwargs: Any,
     ) -> tuple[Any, ...]:
         """Return the outputs of one node, of the newest operator set unless `opset_version`."""
+        # Add(x, x) has one input; one that is left out has the name "".
         names = list(dict.fromkeys(name for name in node.input if name))
         arrays = [np.asarray(value) for value in inputs]
         if len(names) != len(arrays):

@@ -105,6 +105,8 @@ class Builder(GraphBuilder):
         The node that writes the first is called `title`, its helpers after it.
         """
         written = set(self.written(start))
+        # A model's HardSwish "act" may be several nodes: the one that writes the output is called
+        # "act", a helper "act/muls".
         new_names = {old_name: name for old_name, name in wanted.items() if old_name in written}
         if new_names:
             self._numbers.clear()
@@ -200,6 +202,7 @@ class Context:
     def alike(self, *which: int) -> list[Value]:
         """Return inputs (default: all) in one number format: booleans may differ in theirs."""
         values = [self.input(i) for i in which or range(len(self.inputs))]
+        # Truth from a comparison of fp16 is fp16, truth of an input is int32: both as int32.
         formats = {v.type.dtype for v in values}
         if len(formats) > 1:
             if {self.elem(i) for i in which or range(len(self.inputs))} != {"bool"}:
@@ -225,6 +228,8 @@ class Context:
 
     def needs(self, i: int) -> NoReturn:
         """Raise `NeedsConstant` for input i."""
+        # A shape computed from inputs "h" and "w": both are asked for, unless they are large, as
+        # images.
         names = tuple(sorted(self.tensor(i).roots))
         types = [self.net.type_of(name) for name in names]
         if not names or any(t.elements > STEERING for t in types):
@@ -268,6 +273,7 @@ class Context:
         dtype = kinds.FORMATS.get(tensor.elem)
         if dtype is None:
             self.unsupported(f"one of the types {', '.join(kinds.FORMATS)}", tensor.elem)
+        # A weight that two nodes read is one constant.
         emitted = self.net.emitted.get(id(tensor))
         if emitted is None:
             data = self._data(tensor.known, tensor)
@@ -325,6 +331,7 @@ class Context:
         axis %= len(x.shape)
         if (begin, end) == (0, x.shape[axis]):
             return x
+        # Axis 1 of (8, 512, 4), 128 to 256: begin (0, 128, 0), end (8, 256, 4).
         low = [0] * len(x.shape)
         high = list(x.shape)
         low[axis] = begin
@@ -337,6 +344,7 @@ class Context:
 
     def counting(self, size: int, axis: int, rank: int) -> Value:
         """Return 0, 1, ... size - 1 along one axis of a tensor of `rank` axes, size 1 elsewhere."""
+        # size 3, axis 1 of 3: 0, 1, 2 as (1, 3, 1), which broadcasts beside any tensor of 3 axes.
         shape = tuple(size if i == axis else 1 for i in range(rank))
         return self.table(np.arange(size).reshape(shape), "int32", "counting")
 

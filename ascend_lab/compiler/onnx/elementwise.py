@@ -83,6 +83,7 @@ def _prelu(ctx: Context) -> Value:
         slope = ctx.emit("reshape", slope, shape=(x.shape[1], *(1,) * (len(x.shape) - 2)))
     if np.broadcast_shapes(x.shape, slope.shape) != x.shape:
         ctx.unsupported(f"a slope that broadcasts to {x.shape}", str(slope.shape))
+    # x = -4, slope 0.25: 0 + 0.25 * -4 = -1.
     below = ctx.emit("min", x, ctx.number(0, x.type.dtype))
     return ctx.emit("add", ctx.emit("relu", x), ctx.emit("mul", slope, below))
 
@@ -93,6 +94,7 @@ def _hard_sigmoid(ctx: Context) -> Value:
     beta = ctx.attr("beta")
     if np.float32(alpha) == np.float32(1 / 6) and beta == 0.5:
         return ctx.emit("hard_sigmoid", ctx.input(0))
+    # The standard's defaults, 0.2 x + 0.5, are not those of the operator here, x / 6 + 0.5.
     line = ctx.emit("adds", ctx.emit("muls", ctx.input(0), number=alpha), number=beta)
     return ctx.emit("clip", line, low=0.0, high=1.0)
 
@@ -115,6 +117,7 @@ def _gelu(ctx: Context) -> Value:
         return ctx.emit("gelu", x)
     if form != "none":
         ctx.unsupported("approximate none or tanh", form)
+    # x / 2 (1 + erf(x / sqrt(2)))
     inner = ctx.emit("erf", ctx.emit("muls", x, number=math.sqrt(0.5)))
     half = ctx.emit("muls", x, number=0.5)
     return ctx.emit("mul", half, ctx.emit("adds", inner, number=1.0))
@@ -206,6 +209,7 @@ def _second(ctx: Context, dtype: str = "") -> Value:
     if axis is None:
         return y
     at = axis + len(shape) if axis < 0 else axis
+    # (2, 3, 4, 5) and an operand (3, 4) at axis 1: it becomes (3, 4, 1).
     behind = len(shape) - at - len(y.shape)
     if at < 0 or behind < 0:
         ctx.unsupported(f"an operand that fits {shape} at axis {axis}", str(y.shape))
@@ -217,6 +221,7 @@ def _mod(ctx: Context) -> Value:
     """Return the remainder, of y's sign or, with fmod, of x's."""
     x = ctx.input(0)
     y = ctx.input(1)
+    # -7 and 3: -1 with fmod, 2 without.
     remainder = quantised.divided(ctx, x, y)[1] if ctx.attr("fmod") else quantised.modulo(ctx, x, y)
     return ctx.cast(remainder, x.type.dtype)
 
@@ -290,6 +295,7 @@ def _running(ctx: Context) -> Value:
         ctx.unsupported("elements", str(x.shape))
     if ctx.attr("exclusive"):
         x = _moved(ctx, x, axis, 1, none)
+    # (1, 2, 3, 4): with 1 before (1, 3, 5, 7), with 2 before (1, 3, 6, 10): log2(n) rounds.
     step = 1
     while step < x.shape[axis]:
         x = ctx.emit(op, x, _moved(ctx, x, axis, step, none))
@@ -304,6 +310,7 @@ def _moved(ctx: Context, x: Value, axis: int, step: int, fill: float) -> Value:
     sides = [(0, 0)] * len(x.shape)
     if step >= size:
         return ctx.emit("expand", ctx.table(fill, x.type.dtype, "fill"), shape=x.shape)
+    # (1, 2, 3, 4) moved by 1: (0, 1, 2, 3), or back (2, 3, 4, 0).
     sides[axis] = (0, step) if back else (step, 0)
     kept = ctx.part(x, axis, step, size) if back else ctx.part(x, axis, 0, size - step)
     return ctx.emit("pad", kept, pads=tuple(sides), value=fill)
@@ -372,6 +379,7 @@ def _check_64_bits(ctx: Context, found: Values, *arrays: Values) -> None:
     """Raise `GraphError` where NumPy's int64 has wrapped: the same in fp64 is far from it."""
     if found.dtype != np.int64 or ctx.op not in ("Add", "Sub", "Mul", "Pow", "Sum", "Neg", "Abs"):
         return
+    # 2^62 + 2^62 wraps to -2^63 in int64, and is 9.2e18 in fp64: far apart, so it is refused.
     wide = _element_by_element(ctx, *(array.astype(np.float64) for array in arrays))
     if not np.allclose(wide, found.astype(np.float64), rtol=1e-9, atol=0.5):
         got = f"numbers from {wide.min():g} to {wide.max():g}"
@@ -384,6 +392,7 @@ def _element_by_element(ctx: Context, x: Values, *more: Values) -> Values:
     if ctx.op in ("Div", "Mod") and x.dtype.kind in "iu" and not np.all(more[0]):
         raise GraphError("a divisor that is not 0", "0", "mend the model")
     if ctx.op == "Div":
+        # -7 / 2: (-7 - fmod(-7, 2)) // 2 = (-7 + 1) // 2 = -3.
         is_integer = x.dtype.kind in "iu"  # cut toward zero
         return np.asarray((x - np.fmod(x, *more)) // more[0] if is_integer else x / more[0])
     if ctx.op == "Mod":
@@ -420,6 +429,7 @@ def _picked(ctx: Context, x: Values, *more: Values) -> Values | None:
 def _counted(ctx: Context, first: Any, last: Any, step: Any) -> Values:
     if step == 0:
         raise GraphError("a step that is not 0", "0", "mend the model")
+    # From 0 to 10 by 3: ceil(10 / 3) = 4 numbers, 0, 3, 6, 9.
     count = max(0, int(-(-(last - first) // step)))
     if count > kinds.SMALL:
         ctx.unsupported(f"a range of at most {kinds.SMALL} numbers", str(count))

@@ -103,6 +103,7 @@ def _infos(graph: Graph, names: Sequence[str]) -> list[onnx.ValueInfoProto]:
 # -- int64 and bool of a model ---------------------------------------------------------------------
 def _format(graph: Graph, name: str) -> str:
     """Return the format of a tensor in the file: that of the graph, or int64 as in the model."""
+    # A model's int64 shape is int32 in the graph and int64 again in the file.
     dtype = graph.types[name].dtype
     return "int64" if dtype == "int32" and name in graph.narrowed else dtype
 
@@ -254,6 +255,7 @@ def _silu(site: Site) -> Result:
 @rule("adds", "muls")
 def _with_number(site: Site) -> Result:
     """Return x op number; in fp32 where the format cannot hold the number."""
+    # 0.1 in fp16 is 0.09998: x * 0.1 goes through fp32, x * 0.5 does not.
     op = "Add" if site.op == "adds" else "Mul"
     number = site.attrs["number"]
     dtype = site.dtype
@@ -283,6 +285,7 @@ def _cast(site: Site) -> Result:
     else:
         source_limits = np.iinfo(numpy_type(source))
         inside = low <= source_limits.min and source_limits.max <= high
+        # int32 to int8: limited to -128 .. 127 first; uint8 to int8: to 0 .. 127.
         low = max(low, int(source_limits.min))
         high = min(high, int(source_limits.max))
     return site.cast(name if inside else _clip(site, name, low, high, source), target)
@@ -308,6 +311,7 @@ def _rms_norm(site: Site) -> Result:
 @rule("cross_entropy")
 def _cross_entropy(site: Site) -> Result:
     logits, target = site.wide()
+    # -sum over classes of target * log_softmax(logits), a number for each row.
     weighted = site.one("Mul", target, site.one("LogSoftmax", logits, axis=1))
     total = site.one("ReduceSum", weighted, site.writer.ints((1,)), keepdims=0)
     return site.back(site.one("Neg", total))
@@ -338,6 +342,7 @@ def _slice(site: Site) -> Result:
 
 @rule("pad")
 def _pad(site: Site) -> Result:
+    # ((1, 2), (3, 4)) is written 1, 3, 2, 4: all sides before, then all behind.
     pads = [p[side] for side in (0, 1) for p in site.attrs["pads"]]
     value = site.writer.number(site.attrs["value"], site.dtype)
     return site.one("Pad", site.inputs[0], site.writer.ints(pads), value)
@@ -363,6 +368,7 @@ def _one_hot(site: Site) -> Result:
 def _scatter(site: Site) -> Result:
     """ONNX leaves open which of equal indices wins an update; its runtimes take the last."""
     x, indices, updates = site.inputs
+    # ScatterND wants index tuples: indices (5,) become (5, 1), tuples of one.
     places = site.one("Unsqueeze", site.cast(indices, "int64"), site.writer.ints((-1,)))
     reduction = "add" if site.op == "scatter_add" else "none"
     return site.one("ScatterND", x, places, updates, reduction=reduction)
@@ -403,6 +409,7 @@ def _gemm(site: Site) -> Result:
 def _scores(site: Site, q: str, k: str) -> str:
     """Return scale q k^T in fp32."""
     scale = site.attrs["scale"]
+    # Depth 64: scores times 1/8.
     scale = 1.0 / math.sqrt(site.shape[-1]) if scale is None else scale
     total = site.one("MatMul", q, _turned(site, k, len(site.given[1].shape)))
     return site.one("Mul", total, site.writer.number(scale, "fp32"))
@@ -445,6 +452,7 @@ def _convolution(site: Site) -> Result:
     border = a.get("pad_value", 0)
     if border and any(attrs["pads"]):  # ONNX pads convolutions with 0 only
         top, left, bottom, right = attrs["pads"]
+        # Axes n, c, h, w: all sides before, then all behind; images and channels get none.
         around = site.writer.ints((0, 0, top, left, 0, 0, bottom, right))
         image = site.one("Pad", site.inputs[0], around, site.writer.number(border, site.dtype))
         attrs["pads"] = (0, 0, 0, 0)
@@ -463,6 +471,7 @@ def _whole_convolution(site: Site, op: str, attrs: dict[str, Any]) -> str:
         sums = site.one("ConvInteger", *site.inputs[:2], **attrs)
     else:
         weight = site.given[1].shape
+        # A product of two bytes is at most 128 * 128 = 2^14: 1024 of them may reach 2^24.
         largest = math.prod((weight[0] // attrs["group"], *weight[2:])) * 2**14
         if largest > FP32_WHOLE:
             needed = f"conv_transpose2d: int8 sums up to {FP32_WHOLE:,} for ONNX"

@@ -56,6 +56,8 @@ class Writer:
 
     def finish(self, found: Sequence[str], wanted: Sequence[str]) -> None:
         """Let the nodes since `begin` write `wanted` where they wrote `found`."""
+        # A rule of two nodes, Sqrt and Reciprocal: the last one's output takes the name of the
+        # graph's tensor.
         new_nodes = self.nodes[self._start :]
         new_names = {name for node in new_nodes for name in node.output}
         for name, target in zip(found, wanted, strict=True):
@@ -92,6 +94,7 @@ class Writer:
         return self._shared(np.asarray(values, np.int64).reshape(-1), "int64")
 
     def _shared(self, array: np.ndarray, dtype: str) -> str:
+        # The bytes tell 0.0 from -0.0, which compare equal.
         key = (dtype, array.shape, array.tobytes())
         if key not in self._known:
             self._known[key] = free_name(f"{dtype}_constant", self._names)

@@ -184,6 +184,7 @@ def _in_oldest_words(model: ModelProto, onnx: Any) -> ModelProto | None:
             schema = onnx.defs.get_schema(node.op_type, version_of(model), "")
             if schema.since_version == WIDER_TYPES:
                 schema = onnx.defs.get_schema(node.op_type, WIDER_TYPES - 1, "")
+            # Opset 21 with Relu (since 14) and Add (since 14): the model says the same in opset 14.
             begins.append(schema.since_version)
     oldest = max(begins, default=version_of(model))
     if oldest == version_of(model) or any(list(inner_graphs(node)) for node in model.graph.node):
@@ -284,6 +285,7 @@ def whole_model(source: str | Path | bytes | ModelProto) -> ModelProto:
     # names of nodes are optional in ONNX; here they are keys of engines and reasons
     seen: Counter[str] = Counter()
     for node in model.graph.node:
+        # Two nodes "Relu" become Relu and Relu_1.
         name = title(node)
         node.name = f"{name}_{seen[name]}" if seen[name] else name
         seen[name] += 1
@@ -380,6 +382,8 @@ def moved_bytes(node: NodeProto, values: Mapping[str, Any]) -> int:
         x, w, y = (np.asarray(v) for v in (factors[0], factors[place], writes[0]))
         deep = w.shape[1:] if "Conv" in node.op_type else x.shape[-1:]
         pair_bytes = x.dtype.itemsize + w.dtype.itemsize
+        # (8, 64) times (64, 32) in fp32: 256 results of 64 products, two factors of 4 bytes each,
+        # 131 kB, where the matrices alone are 10 kB.
         read = max(read, y.size * math.prod(deep) * pair_bytes)
     return read + sum(size_bytes(value) for value in writes)
 

@@ -85,6 +85,7 @@ def opset_of(model: ModelProto) -> int:
     if model.ir_version > NEWEST_IR:
         needed = f"ONNX files of IR version {NEWEST_IR} or older"
         raise UnsupportedError(needed, str(model.ir_version), "export anew")
+    # Both "" and "ai.onnx" name the standard's own domain.
     versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
     if len(set(versions)) > 1:
         raise InputError("one version of the standard's operators", str(versions), "keep one")
@@ -160,6 +161,7 @@ def _ordered(graph: GraphProto, ready: set[str]) -> Sequence[NodeProto]:
         available.update(node.output)
     if sound:
         return list(graph.node)
+    # Node 0 reads what node 2 writes: sorted, 2 stands before 0.
     writer = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
     reads = ([writer[n] for n in node.input if n in writer] for node in graph.node)
     missing = dict(enumerate(reads))
@@ -344,6 +346,7 @@ def tensor_of(proto: TensorProto, folder: Path | None) -> Tensor:
     count = math.prod(shape)
     if proto.HasField("raw_data"):
         got = len(proto.raw_data)
+        # (3, 4) of float16: 24 bytes.
         needed = count * NUMPY[elem].itemsize
     else:
         got = len(getattr(proto, _FIELDS.get(elem, "int32_data")))
@@ -367,6 +370,7 @@ def _external(proto: TensorProto, folder: Path | None) -> Callable[[], Values]:
     """
     kind = NUMPY[ELEMENTS[proto.data_type][0]]
     shape = tuple(proto.dims)
+    # {"location": "model.data", "offset": "4096", "length": "1200"}
     entries = {entry.key: entry.value for entry in proto.external_data}
     where = f"external data of {proto.name}"
     if folder is None:
@@ -406,6 +410,7 @@ def _inside(where: str, folder: Path, location: str) -> Path:
     bad = not location or "\0" in location or relative.is_absolute() or ".." in relative.parts
     if bad or location[:1] == "\\" or ":" in location[:2]:
         raise InputError(needed, repr(location)[:80], "move it")
+    # A file in the folder may be a link out of it: what counts is where it leads.
     path = (folder / relative).resolve()
     if not path.is_relative_to(folder.resolve()):
         raise InputError(needed, f"a link to {path}", "copy it")

@@ -36,6 +36,7 @@ def _split(ctx: Context) -> Sequence[Result]:
     if not sizes:
         if count != ctx.out_count or (ctx.attr("num_outputs") is None and size % count):
             ctx.unsupported(f"{count} equal pieces of axis {at}", f"size {size}")
+        # 10 in 4 pieces: 3, 3, 3 and 1.
         part_size = -(-size // count)
         sizes = (*(part_size,) * (count - 1), size - part_size * (count - 1))
     if len(sizes) != ctx.out_count:
@@ -85,6 +86,7 @@ def _bounds(size: int, start: int, end: int, step: int) -> slice:
 
     An end in front of the first element, for a step below 0, is None.
     """
+    # size 5: start -100 is 0, end 100 is 5; for a step of -1 from 4 to -6, all: 4, 3, 2, 1, 0.
     first, last, _ = slice(max(start, -size), end, step).indices(size)
     return slice(first, None if last < 0 else last, step)
 
@@ -117,6 +119,7 @@ def _gather(ctx: Context) -> Value:
         size = ctx.shape(0)[axis]
         if array.size and (array.min() < -size or array.max() >= size):
             ctx.unsupported(f"indices from {-size} to {size - 1}", str(array)[:40])
+        # Index -1 of 10 is 9.
         indices = ctx.known(np.where(array < 0, array + size, array), "int32")
         return ctx.emit("gather", ctx.input(0), ctx.value(indices), axis=axis)
     return ctx.emit("gather", ctx.input(0), ctx.value(indices), axis=axis, from_end=True)
@@ -142,6 +145,7 @@ def _tile(ctx: Context) -> Result:
         ctx.unsupported(f"{len(x.shape)} repeats of at least 1", str(repeats))
     if set(repeats) <= {1}:
         return ctx.tensor(0)
+    # (2, 3) repeated (2, 2): (1, 2, 1, 3) is expanded to (2, 2, 2, 3) and read as (4, 6).
     split = tuple(n for size in x.shape for n in (1, size))
     wide = tuple(n for pair in zip(repeats, x.shape, strict=True) for n in pair)
     out = ctx.emit("expand", ctx.emit("reshape", x, shape=split), shape=wide)
@@ -239,6 +243,7 @@ def _blocks(ctx: Context) -> Value:
 def _first(ctx: Context, x: Value, axis: int, extreme: str, last: bool = False) -> Value:
     """Return the place of the largest or smallest element along an axis, kept with size 1."""
     size = x.shape[axis]
+    # (3, 7, 7): hits 0, 1, 1; places where hit are 1 and 2, of which the least is the first, 1.
     hit = ctx.emit("equal", x, ctx.emit(extreme, x, axis=axis, keepdims=True))
     places = ctx.counting(size, axis, len(x.shape))
     # Where no element equals the extreme, as with NaN, the place is still one of the axis.
@@ -272,6 +277,7 @@ def _hardmax(ctx: Context) -> Value:
         axis = 1
     place = _first(ctx, x, axis, "reduce_max")
     places = ctx.counting(x.shape[axis], axis, len(x.shape))
+    # Places 0, 1, 2 and the largest at 1: 0, 1, 0.
     hot = ctx.cast(ctx.emit("equal", places, place), x.type.dtype)
     return ctx.reshape(hot, shape)
 
@@ -296,6 +302,8 @@ def _reverse_sequence(ctx: Context) -> Value:
     time, batch = (ctx.axis(ctx.attr(f"{key}_axis"), rank) for key in ("time", "batch"))
     if {time, batch} != {0, 1} or len(lengths) != x.shape[batch]:
         ctx.unsupported("time and batch as the first two axes, one length each", f"{x.shape}")
+    # 2 sequences of 4 steps, batch first: rows 0 .. 3 and 4 .. 7; lengths (3, 2) make 2 1 0 3 and 5
+    # 4 6 7.
     places = np.arange(x.type.elements // int(np.prod(x.shape[2:]))).reshape(x.shape[:2])
     turned = places if batch == 0 else places.T
     # rows of a view: turning them changes `places`
@@ -314,6 +322,7 @@ _MOST = 2**22
 
 def _strides(shape: kinds.Shape) -> kinds.Values:
     """Return the elements between neighbours along each axis, row-major."""
+    # (2, 3, 4): 12, 4 and 1.
     return np.array([math.prod(shape[i + 1 :]) for i in range(len(shape))], np.int64)
 
 
@@ -332,6 +341,7 @@ def _elements(ctx: Context, shape: kinds.Shape, axis: int) -> Value:
     ):
         ctx.unsupported(f"indices no larger than {shape} but for axis {axis}", str(indices.shape))
     steps = _strides(shape)
+    # Of (3, 4) along axis 1, index 2 in row 1: 1 * 4 + 2 * 1 = element 6.
     grid = np.indices(indices.shape).reshape(len(shape), *indices.shape)
     other_offsets = sum(
         (grid[i] * steps[i] for i in range(len(shape)) if i != axis), np.zeros(1, np.int64)
@@ -383,6 +393,7 @@ def _rows(ctx: Context, shape: kinds.Shape, batch: int = 0) -> tuple[Value, kind
     steps = _strides(shape[batch : batch + depth])
     counted = _counted(ctx, indices, sizes)
     scaled = ctx.emit("mul", counted, ctx.table(steps, "int32", "steps"))
+    # Tuple (1, 2) into axes of 3 and 4: 1 * 4 + 2 = row 6.
     rows = ctx.emit("reduce_sum", scaled, axis=-1)
     if batch:
         batch_starts = np.arange(math.prod(shape[:batch])) * int(np.prod(sizes))
@@ -423,11 +434,13 @@ def _top_k(ctx: Context) -> tuple[Result, ...]:
     if ctx.elem(0) in kinds.FLOATS:
         is_number = ctx.emit("equal", turned, turned)
         numbers = ctx.choose(is_number, turned, ctx.number(math.inf, x.type.dtype))
+    # Every element beside every other one: (.., n, n) comparisons.
     column, row = (ctx.reshape(numbers, (*numbers.shape[:-1], *s)) for s in ((n, 1), (1, n)))
     precedes = ctx.emit("less" if ctx.attr("largest") == 0 else "greater", row, column)
     lower = ctx.table(np.tril(np.ones((n, n)), -1), "int32", "lower")
     tied = ctx.emit("mul", ctx.cast(ctx.emit("equal", row, column), "int32"), lower)
     ahead = ctx.emit("add", ctx.cast(precedes, "int32"), tied)
+    # (3, 1, 3): ranks 0, 2, 1, as of equal numbers the first stands ahead.
     ranks = ctx.emit("reduce_sum", ahead, axis=-1, keepdims=True)
     hits = ctx.emit("equal", ranks, ctx.counting(k, 0, 1))
     sorted_values = ctx.reshape(turned, column.shape)

@@ -28,6 +28,8 @@ def divided(ctx: Context, x: Value, y: Value) -> tuple[Value, Value]:
     """Return x / y cut toward zero, and the remainder, which has the sign of x; in int32."""
     x = ctx.cast(x, "int32")
     y = ctx.cast(y, "int32")
+    # -7 / 2: the nearest is -4 (halves to even), the remainder 1; against the sign of x, so one
+    # step back: -3 and -1.
     nearest = ctx.emit("div", x, y)
     remainder = ctx.emit("sub", x, ctx.emit("mul", nearest, y))
     # the nearest quotient is one too far from zero where the rest points the other way than x
@@ -37,6 +39,7 @@ def divided(ctx: Context, x: Value, y: Value) -> tuple[Value, Value]:
 
 def modulo(ctx: Context, x: Value, y: Value) -> Value:
     """Return the remainder with the sign of y, in int32."""
+    # -7 modulo 2: the remainder -1 has the other sign than 2, so -1 + 2 = 1.
     remainder = divided(ctx, x, y)[1]
     y = ctx.cast(y, "int32")
     return ctx.choose(_opposed(ctx, remainder, y), ctx.emit("add", remainder, y), remainder)
@@ -46,6 +49,7 @@ def wrapped(ctx: Context, x: Value, dtype: str) -> Value:
     """Return the last eight bits of whole numbers as int8 or uint8, as the standard casts."""
     half = ctx.table(128 if dtype == "int8" else 0, "int32", "half")
     raised = ctx.emit("add", ctx.cast(x, "int32"), half)
+    # 200 as int8: (200 + 128) and 255 = 72, less 128 is -56.
     low = ctx.emit("and", raised, ctx.table(255, "int32", "byte"))
     return ctx.cast(ctx.emit("sub", low, half), dtype)
 
@@ -55,6 +59,7 @@ def _xor(ctx: Context) -> Value:
     """Bits in either but not in both: x or y, less x and y."""
     x = ctx.input(0)
     y = ctx.input(1)
+    # 6 and 3: 7 - 2 = 5.
     return ctx.emit("sub", ctx.emit("or", x, y), ctx.emit("and", x, y))
 
 
@@ -77,6 +82,7 @@ def _shift(ctx: Context) -> Value:
         moved = ctx.emit("mul", x, power)
         sign = zero
     else:
+        # -5 to the right by 1: (-5 - 1) / 2 = -3, rounded down as a shift does.
         moved = ctx.emit("div", ctx.emit("sub", x, modulo(ctx, x, power)), power)
         # a negative number shifted right for ever is -1
         sign = ctx.emit("neg", ctx.emit("less", x, zero))
@@ -100,6 +106,7 @@ def _spread(ctx: Context, i: int, shape: Shape) -> Value:
         if ctx.tensor(i).known is None:
             return ctx.reshape(numbers, sides)
         return ctx.table(ctx.const(i).reshape(sides), numbers.type.dtype, "scales")
+    # 10 rows in blocks of 4 have 3 scales; row 9 takes scale 9 // 4 = 2.
     block_shape = tuple(-(-n // block) if d == axis else n for d, n in enumerate(shape))
     if numbers.shape != block_shape:
         ctx.unsupported(f"scales {block_shape} for blocks of {block}", str(numbers.shape))
@@ -280,6 +287,7 @@ def _rescaled(ctx: Context, total: Value, axes_behind: tuple[int, int]) -> Value
         scale = ctx.input(i, "fp32")
         is_single = scale.type.elements == 1
         scales.append(ctx.reshape(scale, () if is_single else (*scale.shape, *(1,) * behind)))
+    # Scales 0.02 and 0.01 of the factors, 0.05 of the result: sums times 0.004.
     ratio = ctx.emit("div", ctx.emit("mul", scales[0], scales[1]), scales[2])
     rounded = ctx.emit("round", ctx.emit("mul", ctx.cast(total, "fp32"), ratio))
     point = ctx.reshape(ctx.input(7, "fp32"), ())
@@ -312,6 +320,7 @@ def _as_whole(site: export_writer.Site, x: str, dtype: str) -> str:
 def _as_float(site: export_writer.Site, x: str, dtype: str, *bias: str) -> str:
     """Return (x + bias - offset) scale in fp32; a zero point of ONNX is a byte, 0 for int32."""
     a = site.attrs
+    # A zero point of -7 is an int8, 200 is not; int32 never goes this way.
     lowest_byte = {"int8": -128, "uint8": 0}.get(dtype, 256)
     is_integer = float(a["offset"]).is_integer()
     if not bias and is_integer and lowest_byte <= a["offset"] < lowest_byte + 256:

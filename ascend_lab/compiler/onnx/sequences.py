@@ -56,6 +56,7 @@ def _heads(ctx: Context, x: Value, heads: int) -> Value:
 def _repeated(ctx: Context, x: Value, times: int) -> Value:
     """Return each head `times` times in a row."""
     n, h, s, d = x.shape
+    # Heads a, b twice: a, a, b, b.
     wide = ctx.emit("expand", ctx.reshape(x, (n, h, 1, s, d)), shape=(n, h, times, s, d))
     return ctx.reshape(wide, (n, h * times, s, d))
 
@@ -66,6 +67,8 @@ def _known_bias(ctx: Context, q: Shape, keys: int, past: int) -> Values | None:
     if lengths is not None and (past or lengths.shape != (q[0],)):
         ctx.unsupported("one length for each of the batch, no past", str(lengths.shape))
     offset = past if lengths is None else (lengths - q[2]).reshape(-1, 1, 1, 1)
+    # 2 queries behind 3 keys of the past stand at keys 3 and 4: causal, they see keys 0 .. 3 and 0
+    # .. 4.
     at = np.arange(q[2]).reshape(-1, 1) + offset
     key = np.arange(keys)
     left, right = (ctx.attr(f"{side}_window_size") for side in ("left", "right"))
@@ -118,6 +121,8 @@ def _attended(
     biased = capped if added is None else ctx.emit("add", capped, added)
     shares = ctx.emit("softmax", biased, axis=-1)
     if added is not None and may_drop:
+        # A row in which every key is dropped has -inf only, and softmax makes it NaN: its shares
+        # are set to 0.
         row_max = ctx.emit("reduce_max", added, axis=-1, keepdims=True)
         none = ctx.emit("equal", row_max, ctx.table(-math.inf, dtype, "none"))
         shares = ctx.emit("select", none, ctx.table(0, dtype, "zero"), shares)
@@ -239,6 +244,7 @@ def _unrolled(ctx: Context) -> tuple[Value, ...]:
     x = ctx.emit("transpose", x, perm=(1, 0, 2)) if turned else x
     steps, batch, _ = x.shape
     directions, rows, _ = ctx.shape(1)
+    # LSTM weights of 4 gates and 128 hidden units have 512 rows.
     hidden = rows // gates
     turns_of = {"forward": (1,), "reverse": (-1,), "bidirectional": (1, -1)}
     order = turns_of.get(ctx.attr("direction"), ())
@@ -326,6 +332,7 @@ def _linear_attention(ctx: Context) -> Sequence[Result]:
         if beta is not None:
             difference = ctx.emit("sub", value, ctx.emit("batch_matmul", key, state))
             value = ctx.emit("mul", difference, _row(ctx, beta, step))
+        # (n, heads, 1, d) transposed times (n, heads, 1, e): the outer product (n, heads, d, e).
         learned = ctx.emit("batch_matmul", key, value, trans_a=True)
         state = ctx.emit("add", state, learned)
         # several readers share a state, as in grouped attention

@@ -50,6 +50,7 @@ def _reshape(ctx: Context) -> Result:
     keep = not ctx.attr("allowzero")
     if any(n == 0 and i >= len(x.shape) for i, n in enumerate(stated)) and keep:
         ctx.unsupported(f"0 only for the {len(x.shape)} axes of the input", str(stated))
+    # (2, 3, 4) to (0, -1): 0 keeps the 2, -1 is 24 / 2 = 12.
     sizes = [x.shape[i] if n == 0 and keep else n for i, n in enumerate(stated)]
     if ctx.rebatch and sizes and sizes[0] == ctx.rebatch[0] and x.shape[:1] == ctx.rebatch[1:]:
         sizes[0] = ctx.rebatch[1]
@@ -69,6 +70,7 @@ def _flatten(ctx: Context) -> Result:
     at = ctx.attr("axis")
     if not -len(x.shape) <= at <= len(x.shape):
         ctx.unsupported(f"an axis of {x.shape}", str(at))
+    # (2, 3, 4) at axis 2: (6, 4); at axis 0: (1, 24).
     at += len(x.shape) if at < 0 else 0
     return reshaped(ctx, x, (math.prod(x.shape[:at]), math.prod(x.shape[at:])))
 
@@ -91,6 +93,7 @@ def _unsqueeze(ctx: Context) -> Result:
     stated_axes = axes_given(ctx)
     if stated_axes is None:
         ctx.unsupported("axes", "none")
+    # Axes count in the result: (3, 4) with axes 0 and -1 is (1, 3, 4, 1).
     rank = len(x.shape) + len(stated_axes)
     axes = set(axes_of(ctx, stated_axes, rank))
     sizes = iter(x.shape)
@@ -106,6 +109,7 @@ def axes_of(ctx: Context, given: Shape, rank: int) -> Shape:
     """Return axes counted from 0, each once."""
     if any(not -rank <= a < rank for a in given):
         ctx.unsupported(f"axes from {-rank} to {rank - 1}", str(given))
+    # rank 4: -1 is 3.
     axes = tuple(a % rank for a in given)
     if len(set(axes)) < len(axes):
         ctx.unsupported("each axis once", str(given))
@@ -281,10 +285,12 @@ def _one_hot(ctx: Context) -> draft.Value:
     index = ctx.input(0)
     if ctx.elem(0) in kinds.FLOATS:
         index = ctx.emit("cast", index, dtype="int32", round="trunc")
+    # Indices (2, 3), axis -1, depth 5: (2, 3, 1) is compared with (5,), which makes (2, 3, 5).
     places = ctx.emit("reshape", ctx.cast(index, "fp32"), shape=(*shape[:at], 1, *shape[at:]))
     classes = np.arange(depth).reshape((-1, *(1,) * (rank - 1 - at)))
     hits = [
         ctx.emit("equal", places, ctx.value(ctx.known(numbers, "float32")))
+        # Depth 5: index 4 meets 0 .. 4, index -1 the same class in -5 .. -1.
         for numbers in (classes, classes - depth)
     ]
     return ctx.emit("select", ctx.cast(ctx.emit("max", *hits), on.type.dtype), on, off)

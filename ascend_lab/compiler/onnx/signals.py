@@ -20,6 +20,7 @@ WEIGHTS = 2**26
 
 def _mixed(ctx: Context, x: Value, axis: int, weights: Values) -> Value:
     """Return x with one axis multiplied by a matrix (out, size)."""
+    # (n, c, h, w), axis 2: (n, c, w, h), a product of n c w rows of h, and back.
     order = [*(i for i in range(len(x.shape)) if i != axis), axis]
     turned = ctx.transpose(x, order)
     lead = turned.shape[:-1]
@@ -44,6 +45,8 @@ class _Axis:
         `kind` is the float type they are computed in: fp32 decides which pixel is nearest in ONNX
         Runtime and PyTorch, neighbours are weighed in fp64.
         """
+        # 2 pixels to 4: half_pixel lies at -0.25, 0.25, 0.75, 1.25, align_corners at 0, 1/3, 2/3,
+        # 1, asymmetric at 0, 0.5, 1, 1.5.
         at = np.arange(self.out).astype(kind)
         scale = kind(self.scale)
         half = kind(0.5)
@@ -152,6 +155,7 @@ def _from_sizes(ctx: Context, shape: list[int], policy: str) -> tuple[list[int],
         return sizes, scales
     if policy not in ("not_larger", "not_smaller"):
         ctx.unsupported("a policy stretch, not_larger or not_smaller", str(policy))
+    # (4, 8) to at most (2, 2): scales 1/2 and 1/4, so 1/4 for both, (1, 2).
     common = min(scales) if policy == "not_larger" else max(scales)
     return [math.floor(common * n + 0.5) for n in shape], [common] * len(shape)
 
@@ -235,11 +239,13 @@ def _sure(ctx: Context, change: _Axis, at: Values, how: str, mixes: bool) -> Non
 def _weights(at: Values, change: _Axis, attrs: dict[str, Any]) -> Values:
     """Return the matrix (out, size) of an interpolation; beyond the ends the last pixel counts."""
     cubic = attrs["mode"] == "cubic"
+    # Scale 1/2 with antialias: each pixel mixes neighbours up to 2 pixels away, not 1.
     squeeze = min(change.scale, 1.0) if attrs["antialias"] else 1.0
     reach = math.ceil((2 if cubic else 1) / squeeze) + 1
     result = np.zeros((len(at), change.length))
     for row, x in enumerate(at):
         places = math.floor(x) + np.arange(-reach, reach + 2)
+        # At 0.25 between pixels 0 and 1 linear weights are 0.75 and 0.25.
         distance = np.abs(places - x) * squeeze
         share = _cubic(distance, attrs["cubic_coeff_a"]) if cubic else np.maximum(0, 1 - distance)
         if attrs["exclude_outside"]:
@@ -250,6 +256,7 @@ def _weights(at: Values, change: _Axis, attrs: dict[str, Any]) -> Values:
 
 def _cubic(t: Values, a: float) -> Values:
     """Return the weights of cubic convolution at distances t >= 0 (Keys 1981)."""
+    # a = -0.75: weights 1, 0.594, 0, -0.094 and 0 at distances 0, 0.5, 1, 1.5 and 2.
     inner_weight = ((a + 2) * t - (a + 3)) * t * t + 1
     far = ((t - 5) * t + 8) * t * a - 4 * a
     result: Values = np.where(t <= 1, inner_weight, np.where(t < 2, far, 0.0))
@@ -269,6 +276,7 @@ def _dft(ctx: Context) -> Value:
     parts = x.shape[-1]
     n = x.shape[axis]
     half = bool(ctx.attr("onesided") and ctx.attr("inverse"))
+    # One side of 9 pairs is that of a signal of 2 * (9 - 1) = 16 numbers.
     length = int(ctx.scalar(1)) if ctx.has(1) else (2 * (n - 1) if half else n)
     if axis == rank - 1 or parts not in (1, 2) or not 0 < length <= _MOST or (half and parts == 1):
         ctx.unsupported(f"a signal axis of up to {_MOST} numbers or pairs", f"{x.shape}")
@@ -278,6 +286,7 @@ def _dft(ctx: Context) -> Value:
     order = (*(i for i in range(rank) if i not in (axis, rank - 1)), axis, rank - 1)
     turned = ctx.transpose(x, order)
     lead = turned.shape[:-2]
+    # 16 pairs (re, im) are a row of 32 numbers, times a matrix of 32 x 32.
     mixed = _mixed(ctx, ctx.reshape(turned, (*lead, n * parts)), len(lead), matrix)
     wide = 1 if half else 2
     out = ctx.reshape(mixed, (*lead, len(matrix) // wide, wide))
@@ -288,12 +297,14 @@ def _fourier(ctx: Context, n: int, length: int, parts: int) -> Values:
     """Return the matrix from n pairs (or real numbers) to the transform's pairs."""
     inverse = bool(ctx.attr("inverse"))
     onesided = bool(ctx.attr("onesided"))
+    # 16 real numbers: 9 pairs, the others are their conjugates.
     outs = length // 2 + 1 if onesided and not inverse else length
     k, at = np.ogrid[:outs, : min(n, length)]
     turn = np.exp((2j if inverse else -2j) * np.pi * k * at / length)
     turn = turn / length if inverse else turn
     if inverse and onesided:  # the other side is the mirror image: its conjugates
         turn = turn * np.where((at > 0) & (2 * at < length), 2, 1)
+    # (a + bi) (c + si) = (a c - b s) + (a s + b c) i: the matrix [[c, -s], [s, c]] on (a, b).
     rotations = np.stack([turn.real, -turn.imag, turn.imag, turn.real], -1).reshape(
         *turn.shape, 2, 2
     )

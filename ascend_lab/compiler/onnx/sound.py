@@ -74,6 +74,7 @@ def _check_ends(node: NodeProto, opset: int) -> None:
             raise GraphError(f"{where}: {count} {side}{plural}", str(len(names)), "mend the node")
     option = defs.OpSchema.FormalParameterOption
     for place, name in enumerate(node.input):
+        # Concat has one formal input for any number: place 5 is of the last one's kind.
         formal = schema.inputs[min(place, len(schema.inputs) - 1)]
         if not name and formal.option != option.Optional:
             raise GraphError(f"{where}: input {place}, {formal.name}", "none", "mend the node")
@@ -81,6 +82,7 @@ def _check_ends(node: NodeProto, opset: int) -> None:
 
 def _check_split(node: NodeProto, sizes: Mapping[str, int]) -> None:
     """Refuse another number of outputs than of pieces."""
+    # split = [2, 3, 5] means 3 pieces, num_outputs = 4 means 4.
     stated = {a.name: a.i if a.name == "num_outputs" else len(a.ints) for a in node.attribute}
     pieces = stated.get("num_outputs", stated.get("split"))
     if len(node.input) > 1 and node.input[1] in sizes:

@@ -32,6 +32,7 @@ def _matmul(ctx: Context) -> draft.Value:
     b = ctx.input(1)
     if not a.shape or not b.shape:
         ctx.unsupported("operands of at least 1 axis", f"{a.shape} and {b.shape}")
+    # (5,) times (5, 7): (1, 5) (5, 7) = (1, 7), and (7,) in the end.
     matrix_a = a if len(a.shape) > 1 else ctx.reshape(a, (1, *a.shape))
     right = b if len(b.shape) > 1 else ctx.reshape(b, (*b.shape, 1))
     flat = len(matrix_a.shape) == len(right.shape) == 2
@@ -55,6 +56,7 @@ _DOTS = "0123456789"
 def _einsum(ctx: Context) -> draft.Value:
     terms, result = _parsed(ctx)
     x: Named = (ctx.input(0), terms[0])
+    # "ij,jk,kl->il": (ij, jk) first, where j goes and k stays, as kl still reads it.
     for i in range(1, len(terms)):
         x = _joined(ctx, x, (ctx.input(i), terms[i]), set(result).union(*terms[i + 1 :]))
     value, names = _summed(ctx, *x, set(result))
@@ -70,11 +72,14 @@ def _parsed(ctx: Context) -> tuple[list[str], str]:
         ctx.unsupported(f"a term for each of {len(ctx.inputs)} inputs", equation)
     full_terms = [_written(ctx, term, len(ctx.shape(i))) for i, term in enumerate(terms)]
     # axes of an ellipsis are aligned at the right, as in broadcasting
+    # "...ij" of a tensor of 4 axes is "10ij": axis names counted from the right, so that "...j" of
+    # 2 axes, "0j", meets its last one.
     dots = _DOTS[: max(sum(c in _DOTS for c in term) for term in full_terms)][::-1]
     if arrow:
         result = result.replace("...", dots)
     else:
         # without an arrow: letters that stand once, in the order of the alphabet
+        # "ij,jk": j stands twice, so the result is "ik".
         letters = sorted("".join(full_terms))
         result = dots + "".join(c for c in letters if letters.count(c) == 1 and c not in _DOTS)
     if any(len(set(term)) < len(term) for term in (*full_terms, result)):
@@ -85,6 +90,7 @@ def _parsed(ctx: Context) -> tuple[list[str], str]:
 
 
 def _written(ctx: Context, term: str, rank: int) -> str:
+    # "...ij" of 4 axes: the dots stand for 2.
     hidden = rank - len(term.replace("...", ""))
     if (hidden and "..." not in term) or not 0 <= hidden <= len(_DOTS):
         ctx.unsupported(f"a letter for each of {rank} axes", term)
@@ -169,6 +175,7 @@ def _least(ctx: Context, sign: int) -> kinds.Tensor:
     shape = [1 if i in axes else n for i, n in enumerate(ctx.shape(0)) if kept or i not in axes]
     if ctx.elem(0) in kinds.FLOATS:
         return ctx.known(np.full(shape, -sign * np.inf), ctx.elem(0))
+    # The largest of no int8 is -128, the least is 127: so a fold of two parts is that of the whole.
     low, high = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
     return ctx.known(np.full(shape, low if sign > 0 else high, kind), ctx.elem(0))
 
@@ -293,11 +300,13 @@ def _tail(ctx: Context) -> kinds.Shape:
     axis = ctx.attr("axis")
     if not -len(shape) <= axis < len(shape) or ctx.attr("stash_type") != 1:
         ctx.unsupported(f"an axis of {shape}, stash_type 1", f"axis {axis}")
+    # (2, 128, 768) from axis -1 on: (768,).
     return shape[axis % len(shape) :]
 
 
 def _stretched(ctx: Context, value: draft.Value, shape: kinds.Shape) -> draft.Value:
     """Return a scale broadcast to the normalised axes."""
+    # A scale (1, 1, 768) for an axis of 768: its leading 1s go.
     extra = value.shape[: max(0, len(value.shape) - len(shape))]
     own_shape = value.shape[len(extra) :]
     if any(n != 1 for n in extra) or np.broadcast_shapes(own_shape, shape) != shape:
@@ -324,6 +333,7 @@ def _group_norm(ctx: Context) -> draft.Value:
     groups = c if single else ctx.attr("num_groups")
     if groups < 1 or c % groups:
         ctx.unsupported(f"groups that divide {c} channels", str(groups))
+    # (2, 32, 14, 14) in 8 groups: rows (2, 8, 784) of 4 channels, each normed by itself.
     rows = ctx.emit("reshape", x, shape=(n, groups, math.prod(shape[1:]) // groups))
     scale, bias = (_fill(ctx, x, rows.shape[-1:], number) for number in (1.0, 0.0))
     normal = ctx.emit("layer_norm", rows, scale, bias, epsilon=ctx.attr("epsilon"))

@@ -237,6 +237,8 @@ def pinned_shapes(
         ):
             if not symbol or isinstance(symbol, int) or isinstance(size, str):
                 continue
+            # "batch" of two inputs must be one number: 2 (x axis 0) and 4 (mask axis 0) are
+            # refused.
             place = first_input.setdefault(symbol, f"{name} axis {axis}")
             if bound.setdefault(symbol, size) != size:
                 got = f"{bound[symbol]} ({place}) and {size} ({name} axis {axis})"
@@ -274,6 +276,7 @@ def _batched(
     Raises `InputError` naming the inputs where it is not clear which first sizes are the batch.
     """
     heads = {name: sizes[0] for name, sizes in stated.items() if sizes}
+    # First sizes "batch" and "seq": only "batch" looks like a batch's name, so it is the one.
     symbols = {head for head in heads.values() if isinstance(head, str) and head}
     if len(symbols) > 1:
         likely = {symbol for symbol in symbols if BATCH_NAME.fullmatch(symbol)}
@@ -296,6 +299,7 @@ def _batched(
 
 def fixed_batch(found: Mapping[str, Sizes]) -> int:
     """Return the first size that a model fixes for all its inputs alike, or 0."""
+    # Inputs (1, 3, 224, 224) and (1, 10) fix a batch of 1; (1, 10) and (2, 10) fix none.
     heads = {sizes[0] for sizes in found.values() if sizes}
     head = heads.pop() if len(heads) == 1 else 0
     return head if isinstance(head, int) else 0
@@ -303,11 +307,13 @@ def fixed_batch(found: Mapping[str, Sizes]) -> int:
 
 def _closed(name: str, sizes: Sizes, bound: Mapping[str, int]) -> Shape:
     """Return sizes with numbers for symbols; raise `UnsupportedError` where one stays open."""
+    # ("batch", 3, "h", "w") with batch = 1 known is (1, 3, "h", "w"): still open.
     filled = [bound.get(s, s) if isinstance(s, str) else s for s in sizes or ()]
     if sizes is None or any(isinstance(s, str) for s in filled):
         text = "unknown rank" if sizes is None else str(list(sizes)).replace("''", "?")
         closed_sizes = (1, 3, 224, 224) if sizes is None else sizes
         likely = (1, 3, 224, 224) if len(closed_sizes) == 4 else (1,) * len(closed_sizes)
+        # ("batch", 3, "h", "w"): the message proposes (1, 3, 224, 224).
         example = tuple(
             s if isinstance(s, int) else n for s, n in zip(closed_sizes, likely, strict=True)
         )
@@ -326,6 +332,7 @@ def pinned_tensor(name: str, elem: str, sizes: Sizes, given: Any) -> Tensor:
     dtype = NUMPY[elem]
     if array.dtype.kind not in "biuf" and array.dtype != dtype:
         raise InputError(f"input {name} in {elem}", str(array.dtype), "pass numbers")
+    # 2.0 may be pinned as int64, 2.5 may not: the cast has to leave it equal.
     cast = array.astype(dtype)
     if dtype.kind in "biu" and not np.array_equal(cast, array):
         raise InputError(f"input {name} in {elem}", f"values of {array.dtype}", "pass whole ones")

@@ -117,6 +117,7 @@ def _pads(
 
 def _halves(total: int, auto: str) -> Pair:
     """Return pads before and after; the odd one behind for SAME_UPPER, else in front."""
+    # 3 pads are (1, 2) for SAME_UPPER and (2, 1) for SAME_LOWER.
     lower = total // 2
     upper = total - total // 2
     return (lower, upper) if auto == "SAME_UPPER" else (upper, lower)
@@ -180,6 +181,8 @@ def _conv_transpose(ctx: Context) -> Value:
         ctx.attrs = {**ctx.attrs, "auto_pad": "NOTSET"}
     window = window_of(ctx, weight[2:], spatial)
     size = lead + spatial
+    # 5 pixels, stride 2, kernel 3: (5 - 1) 2 + 3 = 11; SAME asks for 5 * 2 = 10, so one is cut off,
+    # behind for SAME_UPPER.
     full_sizes = [
         (n - 1) * s + r for n, s, r in zip(size, window.stride, window.reach, strict=True)
     ]
@@ -262,6 +265,7 @@ def _lp_pool(ctx: Context) -> Value:
     powers = _powered(ctx, x)
     kernel = ctx.attr("kernel_shape")
     window_of(ctx, kernel, x.shape[2:])  # refuses a kernel too large to be made
+    # A group for each channel and weights of 1: each window is summed channel by channel.
     ones = ctx.table(np.ones((x.shape[1], 1, *kernel)), x.type.dtype, "ones")
     return _root(ctx, convolved(ctx, powers, ones, groups=x.shape[1]))
 
@@ -302,6 +306,8 @@ def _pool_window(ctx: Context) -> Window:
     wide = (1,) * (2 - len(size)) + size
     extra = []
     for n, pads, reach, step in zip(wide, window.pads, window.reach, window.stride, strict=True):
+        # 6 pixels, kernel 3, stride 2, no pads: ceil(3 / 2) + 1 = 3 windows, and the last one, at
+        # 4, reaches 1 pixel too far.
         count = -(-(n + sum(pads) - reach) // step) + 1
         if (count - 1) * step >= n + pads[0]:
             count -= 1
@@ -337,6 +343,7 @@ def _by_taps(ctx: Context, x: Value, window: Window, op: str, border: float) -> 
     if ctx.attr("pads") or any(map(any, window.reached)):
         x = ctx.emit("pad", x, pads=((0, 0), (0, 0), *window.reached), value=border)
     n, c, h, w = x.shape
+    # 7 rows and a reach of 5: windows start at rows 0, 1 and 2.
     last_starts = [s - r for s, r in zip((h, w), window.reach, strict=True)]
     if min(last_starts) < 0:
         ctx.unsupported("a window no larger than the padded image", f"{window.reach}")

@@ -145,12 +145,15 @@ def evaluators(node: NodeProto, opset: int) -> tuple[str, ...]:
     graphs = list(inner_graphs(node))
     if graphs:
         nodes = [inner for graph in graphs for inner in graph.node]
+        # An If is computed as a whole: only an evaluator that is right for each node of both
+        # branches may.
         shared = [set(evaluators(inner, opset)) for inner in nodes]
         return tuple(e for e in (RUNTIME, REFERENCE) if all(e in allowed for allowed in shared))
     if node.op_type in WITNESSED.get(node.domain, ()):
         return RUNTIME, REFERENCE
     if node.domain not in STANDARD:
         return (RUNTIME,)
+    # MaxPool with ceil_mode: the reference evaluator is accused, so ONNX Runtime or our own graph.
     return tuple(e for e in ORDER if fault_of(node, opset, e) is None)
 
 

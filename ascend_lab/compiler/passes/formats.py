@@ -345,6 +345,7 @@ def in_pairs(graph: ir.Graph, layers: Mapping[str, Steps]) -> ir.Graph:
 
 def summands(graph: ir.Graph, layers: Collection[str]) -> list[tuple[str, str]]:
     """Return (addition, layer) that read the same tensor, without broadcasting."""
+    # Of two layers that read the same tensor the first stands: reversed, it is written last.
     readers = {graph.node(layer).inputs[0]: layer for layer in reversed(list(layers))}
     pairs = []
     for node in graph.nodes:
@@ -371,11 +372,13 @@ def _whole_weights(draft: Draft, node: ir.Node, layer_steps: Steps) -> str:
     # n)
     axis = rank - 1 if node.op in PRODUCTS and not node.attr("trans_b", False) else 0
     axis = rank - 2 if node.op in PRODUCTS and rank > 2 and node.attr("trans_b") else axis
+    # (Co, Ci, Kh, Kw) with 8 channels has scales (8, 1, 1, 1); a (k, n) matrix has (1, n).
     scales = (
         channel_scales.reshape([-1 if d == axis else 1 for d in range(rank)])
         if channel_scales.size > 1
         else channel_scales
     )
+    # 8 bits: -128 .. 127; 4 bits: -8 .. 7.
     largest = 2 ** (layer_steps.weight_bits - 1) - 1
 
     def whole(values: ir.Values) -> ir.Values:

@@ -35,6 +35,8 @@ def per_channel(draft: Draft, name: str, rank: int, channels: int) -> Constant |
     constant = draft.constant(name)
     if constant is None or len(constant.type.shape) > rank:
         return None
+    # Beside an image of 16 channels (16, 1, 1) and (1, 16, 1, 1) fit, (16,) does not: it is the
+    # width.
     shape = (1,) * (rank - len(constant.type.shape)) + constant.type.shape
     fits = shape in ((1, channels, *(1,) * (rank - 2)), (1,) * rank)
     return constant if fits else None
@@ -47,6 +49,7 @@ def affine_of(draft: Draft, node: Node) -> tuple[str, Affine] | None:
 
         def normal(scale: Values, bias: Values, mean: Values, variance: Values) -> tuple[Any, Any]:
             # scale (x - mean) / sqrt(variance + epsilon) + bias = a x + (bias - mean a)
+            # scale 2, bias 1, mean 3, variance 4: a = 2 / 2 = 1 and c = 1 - 3 = -2.
             a = scale / np.sqrt(variance + epsilon)
             return a, bias - mean * a
 
@@ -84,6 +87,7 @@ def into_convolution(draft: Draft, node: Node) -> bool:
         return False
     is_transposed = conv.op == "conv_transpose2d"
     is_depthwise = conv.op == "depthwise_conv2d"
+    # A batch norm scales and shifts, a `mul` scales only, an `add` shifts only.
     scales = node.op not in ("add", "adds")
     shifts = node.op not in ("mul", "muls")
     # with groups, output channels of a transposed convolution are spread over both weight axes
@@ -132,6 +136,7 @@ def _into_one(draft: Draft, node: Node) -> bool:
 def _weights(draft: Draft, conv: Node, weight: Constant, affine: Affine, axis: int) -> str:
     """Add the constant a w; return its name."""
     # a per output channel: axis 0 of (Co, Ci, Kh, Kw), axis 1 of a transposed one's weights
+    # 8 factors beside (8, 3, 3, 3): (8, 1, 1, 1).
     column = tuple(-1 if i == axis else 1 for i in range(4))
 
     def scaled(w: Values, *arrays: Values) -> Values:

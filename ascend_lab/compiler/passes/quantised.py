@@ -73,6 +73,7 @@ def in_int8(draft: Draft, node: Node) -> bool:
     only_dequantised = out not in draft.outputs and all(r.op == "dequantise" for r in readers)
     if draft.type(out).dtype != "uint8" or not only_dequantised:
         return False
+    # uint8 200 with zero point 128 is int8 72 with zero point 0: (200 - 128) s = (72 - 0) s.
     attrs = {**node.attrs, "dtype": "int8", "offset": node.attr("offset", 0) - 128}
     quantised = draft.insert("quantise", node.inputs, attrs, out)
     for reader in readers:
@@ -97,6 +98,7 @@ def integer_layer(draft: Draft, node: Node) -> bool:
     conv = node.op in CONVOLUTIONS
     title = node.name
     shape = (weight_bytes.type.shape[0], 1, 1) if conv else (draft.type(node.output).shape[-1],)
+    # 64 input channels, 3 x 3 taps: 576 products a result.
     products = weight_bytes.type.elements // shape[0]
     # a sum has at most 65,792 products: (2^31 - 1) / (255 * 128)
     if products * MOST_PRODUCT > MOST_SUM:
@@ -245,6 +247,8 @@ def _whole_bias(
     *bias: Values,
 ) -> Values:
     """Return round(b / (sx sw)) - ox sum qw: the bias of sums in int32."""
+    # x = (0.5, -0.25) with sx = 0.01, ox = 3 is (53, -22); w = (1, 2) with sw = 0.02 is (50, 100).
+    # Then sum qx qw = 450 and ox sum qw = 450: x w = 0.02 * 0.01 * (450 - 450) = 0.
     total: Values = -x.offset * weight.astype(np.float64).sum(axes).reshape(-1)
     if bias:
         step = _scales(x.scale, shape, axes, scales, weight, *bias).reshape(-1)
@@ -324,6 +328,8 @@ def _limited(draft: Draft, name: str, target: Bytes) -> tuple[str, bool] | None:
     low, high = simplify.LIMITS.get(node.op, (node.attr("low"), node.attr("high")))
     low = -math.inf if low is None else low
     high = math.inf if high is None else high
+    # Steps of 0.05, offset -128: clip(x, 0, 6) ends at 0 / 0.05 - 128 = -128 below, where bytes end
+    # anyway, but at 6 / 0.05 - 128 = -8 above, which saturation does not do.
     low_is_beyond = low / target.scale + target.offset <= -128
     high_is_beyond = high / target.scale + target.offset >= 127
     return (
@@ -336,6 +342,8 @@ def _limited(draft: Draft, name: str, target: Bytes) -> tuple[str, bool] | None:
 def _divided(draft: Draft, sums: Node, step: float) -> str:
     """Add the scales of dequantised sums divided by the step of the result; return the name."""
     scales = draft.constants[sums.inputs[1]]
+    # Sums in steps of 0.0002 and a result in steps of 0.05: a factor of 0.004 in place of two
+    # scalings.
     factor = sums.attr("scale", 1.0) / step
     return draft.add(
         derived(scales.type, lambda v: v.astype(np.float64) * factor, scales), f"{sums.name}_steps"
@@ -368,6 +376,7 @@ def _in_steps(draft: Draft, node: Node, target: Bytes, limited: tuple[str, bool]
         head = draft.only(addition.inputs[0], "dequantise") if addition is not None else None
         if addition is None or head is None or len(head.inputs) == 2:
             return False
+        # Steps of 0.1 in a result of steps of 0.05: each counts 2.
         scale = addition.attr("scale", 1.0) / target.scale
         shift += addition.attr("offset", 0.0) * scale
         if not _takes(draft, head, target.scale, shift):

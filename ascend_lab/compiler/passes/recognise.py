@@ -50,6 +50,7 @@ def layer_norm(draft: Draft, node: Node) -> bool:
         return False
     tail = TensorType(kind.shape[axes[0] :], kind.dtype)
     parameters = [_as_tail(draft, bindings[name], tail) for name in ("scale", "bias")]
+    # Axes 1 and 2 of 3: axis -2, counted from the end.
     attrs = {"axis": axes[0] - rank, "epsilon": bindings["epsilon"]}
     reads = (bindings["x"], *filter(None, parameters))
     return None not in parameters and draft.become(node, "layer_norm", reads, attrs)
@@ -133,6 +134,7 @@ def flat_product(draft: Draft, node: Node) -> bool:
         return False
     if len(a.shape) == 2:
         return draft.become(node, "matmul", node.inputs, node.attrs)
+    # (8, 12, 64) times (64, 32): one product (96, 64) (64, 32) instead of eight of 12 rows.
     rows = (math.prod(a.shape[:-1]), a.shape[-1])
     flat = draft.insert("reshape", node.inputs[:1], {"shape": rows}, f"{node.name}_rows")
     product_rows = draft.insert(
@@ -259,6 +261,7 @@ def _scaled_product(draft: Draft, name: str) -> _Scores | None:
                 if node_scale is None
                 else node_scale
             )
+            # `attention_scores` of depth 64 has scaled by 1 / sqrt(64) = 1 / 8 itself.
             return _Scores(replace(node, attrs={"trans_b": True}), scale * node_scale)
         name = node.inputs[0]
         factor = node.inputs[-1]

@@ -187,6 +187,7 @@ def _without_expand(draft: Draft, node: Node) -> bool:
 def gemm_to_matmul(draft: Draft, node: Node) -> bool:
     """Drop a bias that is zero."""
     options = settings(node)
+    # gemm = alpha a b + beta c.
     has_no_bias = options["beta"] == 0 or draft.number(node.inputs[2]) == 0
     attrs = {key: options[key] for key in ("trans_a", "trans_b")}
     return (
@@ -323,6 +324,7 @@ def reassociation(draft: Draft, node: Node) -> bool:
         return False
     a = settings(source)["number"]
     b = settings(node)["number"]
+    # (x 2) 3 = x 6; 1e200 twice would be infinite, and stays two nodes.
     merged = a + b if node.op == "adds" else a * b
     return math.isfinite(merged) and draft.become(node, node.op, source.inputs, {"number": merged})
 
@@ -381,6 +383,8 @@ def _transposed_operand(draft: Draft, node: Node) -> bool:
         maker = draft.maker(node.inputs[place])
         if maker is None or maker.op != "transpose":
             continue
+        # (0, 2, 1) of 3 axes exchanges the last two; (1, 0, 2) moves a batch, which no attribute
+        # says.
         order = order_of(draft, maker)
         last_axis = len(order) - 1
         if order == (*range(last_axis - 1), last_axis, last_axis - 1):

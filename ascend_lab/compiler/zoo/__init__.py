@@ -88,6 +88,7 @@ _SPELLED = {_letters(name): name for name in ZOO}
 
 def find(name: str) -> Callable[..., ir.Graph]:
     """Return a model's builder function; raise `InputError` with near names for an unknown one."""
+    # "ResNet-50" and "resnet50" have the same letters.
     model = name if name in ZOO else _SPELLED.get(_letters(name), "")
     if not model:
         close_names = difflib.get_close_matches(name.lower(), ZOO, 3, 0.5)
@@ -184,6 +185,7 @@ def sized(
 
 def source_of(name: str) -> str:
     """Return the publication of a model, and the definition that its counts are compared with."""
+    # mobilevit_v2 begins with mobilevit and with mobilevit_v2: the longer one is its source.
     return SOURCES[max((family for family in SOURCES if name.startswith(family)), key=len)]
 
 

@@ -73,6 +73,7 @@ class Net(GraphBuilder):
         """
         height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
         pads = attrs.pop("pad", (height // 2, width // 2))
+        # 32 channels to 64, 3 x 3: (64, 32, 3, 3); in 4 groups (64, 8, 3, 3).
         shape = (features, x.shape[1] // attrs.get("groups", 1), height, width)
         operands = [x, self.weight(shape, f"{name}.weight")]
         if bias:
@@ -84,6 +85,7 @@ class Net(GraphBuilder):
 
     def norm(self, x: Value, *, name: str, scale: float = 1.0) -> Value:
         """Append a batch norm with given statistics; its parameters are fp32 in every model."""
+        # Name, standard deviation and mean of each parameter.
         rows = (
             ("scale", 0.1 * scale, scale),
             ("bias", 0.05, 0.0),
@@ -153,11 +155,13 @@ class Net(GraphBuilder):
 
     def head(self, x: Value, classes: int, *, name: str = "classifier", bias: bool = True) -> Value:
         """Append the mean of each channel and a fully connected layer."""
+        # (n, c, h, w) to (n, c, 1, 1) to (n, c).
         means = self.flat(self.global_avg_pool(x, name="pool"))
         return self.dense(means, classes, name=name, bias=bias)
 
     def squeeze_excite(self, x: Value, squeezed: int, *, name: str, act: str, gate: str) -> Value:
         """Append the scaling of channels by a small network of their means (Hu et al. 2018)."""
+        # (n, c, 1, 1) to (n, squeezed, 1, 1) and back: one factor for each channel of an image.
         inner = self.conv_act(self.global_avg_pool(x), squeezed, name=f"{name}.fc1", act=act)
         outer = self.conv_act(inner, x.shape[1], name=f"{name}.fc2", act=gate)
         return self.mul(x, outer, name=f"{name}.mul")
@@ -172,6 +176,7 @@ class Net(GraphBuilder):
         self, q: Value, k: Value, mask: Value | None = None, *, name: str, **how: bool
     ) -> Value:
         """Append softmax(q k / sqrt(depth) + mask)."""
+        # k is (..., length, depth) if the product transposes it, else (..., depth, length).
         depth = k.shape[-1 if how.get("trans_b") else -2]
         scores = self.batch_matmul(q, k, name=f"{name}.scores", **how)
         scores = self.muls(scores, number=1.0 / math.sqrt(depth), name=f"{name}.scale")

@@ -20,6 +20,7 @@ Block = Callable[[Net, Value, int, int, str], Value]
 
 def _stem(net: Net, x: Value, features: int, kernel: int = 7) -> Value:
     """Append the convolution and the pooling in front of the blocks of many networks."""
+    # 224 pixels: 112 behind the convolution, 56 behind the pooling.
     x = net.conv_norm(x, features, kernel, stride=2, name="stem")
     return net.max_pool2d(x, kernel=3, stride=2, pad=1, name="stem.pool")
 
@@ -67,6 +68,7 @@ def _squeezenet(
         if i in pooled:
             x = net.pool_up(x, 3, 2, name=f"pool{i}")
         x = net.conv_act(x, squeezed, name=f"fire{i}.squeeze")
+        # fire2: 16 features become 64 by 1 x 1 and 64 by 3 x 3, 128 side by side.
         sides = [net.conv_act(x, expanded, k, name=f"fire{i}.expand{k}") for k in (1, 3)]
         x = net.concat(*sides, axis=1, name=f"fire{i}.concat")
     x = net.conv_act(x, classes, name="classifier")
@@ -102,6 +104,7 @@ def _basic(net: Net, x: Value, width: int, stride: int, name: str) -> Value:
 
 def _bottleneck(net: Net, x: Value, width: int, stride: int, name: str, groups: int = 1) -> Value:
     """Append 1 x 1 to `width` (2 `width` in groups), 3 x 3, 1 x 1 to 4 `width`, and a shortcut."""
+    # ResNeXt-50 32x4d, width 64: 128 channels in 32 groups of 4.
     inner_width = width if groups == 1 else 2 * width
     y = net.conv_norm(x, inner_width, 1, name=f"{name}.1")
     y = net.conv_norm(y, inner_width, 3, stride=stride, groups=groups, name=f"{name}.2")
@@ -155,6 +158,7 @@ INCEPTION = {
 
 def _inception(net: Net, x: Value, widths: tuple[int, ...], name: str) -> Value:
     """Append four branches side by side: 1 x 1, two reduced 3 x 3, pooled 1 x 1."""
+    # 3a: 64 + 128 + 32 + 32 = 256 features side by side.
     features_1x1, reduce_a, a, reduce_b, b, pooled = widths
 
     def layer(y: Value, features: int, kernel: int, branch: str) -> Value:
@@ -200,6 +204,7 @@ def densenet121(net: Net, x: Value, classes: int) -> Value:
     x = _stem(net, x, 64)
     for block, depth in enumerate((6, 12, 24, 16), 1):
         if block > 1:
+            # Block 1 of 6 layers ends with 64 + 6 * 32 = 256 channels; 128 go on.
             x = _norm_conv(net, x, x.shape[1] // 2, 1, f"transition{block - 1}")
             x = net.avg_pool2d(x, kernel=2, name=f"transition{block - 1}.pool")
         parts = [x]  # each layer reads all before it, and adds 32 channels
@@ -266,6 +271,7 @@ def _grouped(
     input instead of adding the input.
     """
     reduce_groups, expand_groups = groups
+    # 240 features: 60 between the two 1 x 1.
     inner = features // 4
     y = net.conv_norm(x, inner, groups=reduce_groups, name=f"{name}.reduce")
     y = net.channel_shuffle(y, expand_groups, name=name)
@@ -288,6 +294,7 @@ def _shufflenet_v1(
     x = _stem(net, x, stem, 3)
     for stage, (width, depth) in enumerate(zip(features, DEPTHS, strict=True), 2):
         for i in range(depth):
+            # The stem's channels are few: the first 1 x 1 has one group, as published.
             reduced = 1 if stage == 2 and i == 0 else groups
             x = _grouped(net, x, width, (reduced, groups), i == 0, f"stage{stage}.{i}")
     return net.head(x, classes, bias=False)
@@ -302,6 +309,7 @@ def _separable(net: Net, x: Value, width: int, stride: int, name: str) -> Value:
 
 def _unit(net: Net, x: Value, features: int, first: bool, name: str) -> Value:
     """Append a unit: half the channels pass; in the first of a stage both halves shrink."""
+    # 116 channels: 58 pass, 58 go through three layers.
     width = features // 2
     if first:
         left_branch = _separable(net, x, width, 2, f"{name}.left")
@@ -326,6 +334,7 @@ def _shufflenet_v2(features: tuple[int, ...], last: int, net: Net, x: Value, cla
 # -- GhostNet V1 and V2 ---------------------------------------------------------------------------
 def _ghost(net: Net, x: Value, features: int, act: str, name: str, scale: float = 1.0) -> Value:
     """Append a ghost module: 1 x 1 to half of the features, the other half depthwise from them."""
+    # 24 features: 12 by 1 x 1, and 12 depthwise from these, a filter for each.
     primary_count = math.ceil(features / 2)
     primary = net.conv_norm(x, primary_count, act=act, scale=scale, name=f"{name}.primary")
     cheap = net.depthwise(primary, act=act, name=f"{name}.cheap")
@@ -345,6 +354,7 @@ def _gated(net: Net, x: Value, y: Value, name: str) -> Value:
     for direction, kernel in (("row", (1, 5)), ("column", (5, 1))):
         g = net.depthwise(g, kernel, name=f"{name}.{direction}")
     # each pixel takes the gate of the pixel at half the size: a product with ones and zeros
+    # 4 pixels from 2: 0, 0, 1, 1.
     nearest = np.arange(size) * g.shape[2] // size
     return net.mul(y, net.resized(net.sigmoid(g), np.eye(g.shape[2])[nearest], name=f"{name}.up"))
 
@@ -428,6 +438,7 @@ def unet(
     x = net.images(batch, channels, size)
     skips = []
     for level in range(LEVELS):
+        # Width 64: 64, 128, 256 and 512 features on the way down, 1024 at the bottom.
         x = _double(net, x, width << level, f"down{level}")
         skips.append(x)
         x = net.max_pool2d(x, kernel=2, name=f"down{level}.pool")

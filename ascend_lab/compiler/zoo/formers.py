@@ -78,6 +78,7 @@ def _tokens_mix(net: Net, t: Value, n: int, name: str) -> Value:
     d = t.shape[1]
     q = linear(net, t, d, name=f"{name}.q")
     q = heads(net, q, n, TOKEN_HEADS, (0, 2, 1, 3), name=f"{name}.q")
+    # Tokens are their own keys and values: (n, heads, depth, tokens), read transposed as values.
     k = heads(net, t, n, TOKEN_HEADS, (0, 2, 3, 1), name=f"{name}.k")
     context = net.batch_matmul(net.shares(q, k, name=name), k, trans_b=True)
     context = rows_of(net, context, name=name)
@@ -111,6 +112,7 @@ def _dynamic_relu(net: Net, x: Value, t: Value, name: str) -> Value:
     n, c = x.shape[:2]
     y = net.relu(linear(net, _first(net, t, n), t.shape[1] // 4, name=f"{name}.fc1"))
     y = net.muls(net.hard_sigmoid(linear(net, y, 2 * c, name=f"{name}.fc2")), number=2.0)
+    # y lies in 0 .. 2: a as it is and b - 1 in -1 .. 1; a = 1 and b - 1 = 0 make a plain ReLU.
     a, b = net.split(y, sizes=2, axis=1)
     slopes = (net.reshape(s, shape=(n, c, 1, 1)) for s in (a, net.adds(b, number=-1.0)))
     return net.max(*(net.mul(x, slope) for slope in slopes))
@@ -137,6 +139,7 @@ def _former_block(
     """
     down = text[0] == "D"
     start = x
+    # "D6,24": halves the size, 6 times the channels inside, 24 behind.
     expansion, features = (int(n) for n in text.lstrip("D").split(","))
     channels = x.shape[1]
     g = groups
@@ -223,6 +226,8 @@ def _relative(net: Net, side: int, step: int, name: str) -> Value:
     """
     # one parameter for each distance (rows, columns) and head
     table = net.seeded(f"{name}.table", (side * side, HEADS), SPREAD)
+    # side 2: pixels (0, 0), (0, 1), (1, 0), (1, 1); from the first to the last the distance is (1,
+    # 1), row 1 * 2 + 1 = 3 of the table.
     keys = np.array([*product(range(side), repeat=2)])
     queries = np.array([*product(range(0, side, step), repeat=2)])
     distances = np.abs(queries[:, None] - keys[None])
@@ -248,6 +253,7 @@ def _token_block(net: Net, x: Value, n: int, side: int, name: str) -> Value:
     y = norm(net, x, 1e-5, name=f"{name}.norm1")
     y = linear(net, y, HEADS * (2 * KEY + value), name=f"{name}.qkv")
     y = heads(net, y, n, HEADS, (0, 2, 1, 3), name=f"{name}.qkv")
+    # 8 heads of 32 + 32 + 128 numbers: 1536 columns.
     q, k, v = net.split(y, sizes=(KEY, KEY, value), axis=3)
     bias = _relative(net, side, 1, f"{name}.bias")
     shares = net.shares(q, k, bias, name=name, trans_b=True)
@@ -283,10 +289,12 @@ def _efficientformer(
         if stage > 1:
             x = net.conv_norm(x, width, 3, stride=2, act="", bias=True, name=f"down{stage}")
         # the last blocks of the last stage are attention, appended below
+        # L1, stage 4: 4 blocks, of which 1 is attention, so 3 pooling blocks here.
         for i in range(depth - (attending if stage == len(widths) else 0)):
             x = _pool_block(net, x, f"stage{stage}.{i}")
     n, c, side, _ = x.shape
     x = net.transpose(net.reshape(x, shape=(n, c, side * side)), perm=(0, 2, 1))
+    # 224 pixels, 1/32: 7 x 7 tokens an image.
     x = net.reshape(x, shape=(n * side * side, c))
     for i in range(attending):
         x = _token_block(net, x, n, side, f"tokens.{i}")
@@ -341,6 +349,7 @@ def _attention(net: Net, x: Value, halved: bool, name: str) -> Value:
     if halved:
         small = y.shape[2]
         large = start.shape[2]
+        # 4 pixels from 2: positions 0, 0.25, 0.75 and 1.
         positions = np.clip((np.arange(large) + 0.5) * small / large - 0.5, 0, small - 1)
         # bilinear interpolation: a pixel between two others takes both, by distance
         weights = np.maximum(0.0, 1 - np.abs(positions[:, None] - np.arange(small)))
@@ -353,6 +362,7 @@ def _attention_down(net: Net, x: Value, features: int, name: str) -> Value:
     c = x.shape[1]
     key = HEADS * KEY // 2
     local_query = net.conv(x, c, 3, stride=2, groups=c, name=f"{name}.near")
+    # A mean over one pixel, at every second one: it only picks.
     picked = net.avg_pool2d(x, kernel=1, stride=2)
     q = _layer(net, net.add(local_query, picked), key, f"{name}.q")
     k = _layer(net, x, key, f"{name}.k")
@@ -380,6 +390,7 @@ def _efficientformer_v2(
             x = _layer(net, x, width, f"down{stage}", kernel=3, stride=2)
         for i, expansion in enumerate(expansions):
             name = f"stage{stage}.{i}"
+            # S0, stage 3, "433344" with 2 attending: blocks 4 and 5.
             if stage > 2 and i >= len(expansions) - attending:
                 y = _attention(net, x, stage == 3, f"{name}.attn")
                 x = net.branch(x, y, name=f"{name}.mix")

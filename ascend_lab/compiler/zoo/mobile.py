@@ -309,6 +309,7 @@ def _efficientnet(
     width, depth = scales
 
     def scaled(channels: int) -> int:
+        # B2, width 1.1: 32 * 1.1 = 35.2 becomes 32, which loses 9 %, less than a tenth.
         return rounded(channels * width, most_lost=most_lost)
 
     x = net.conv_norm(
@@ -396,6 +397,8 @@ one shared, here halved, map of keys and values. "96-64": 96 features, after c1 
 def _universal(net: Net, x: Value, text: str, features: int, stride: int, name: str) -> Value:
     """Append a universal inverted bottleneck a/m/e; hybrids scale its branch by channel."""
     start = x
+    # "3/5/4": depthwise 3 x 3, 1 x 1 to 4 times the channels, depthwise 5 x 5, 1 x 1 back; "0/0/2"
+    # has the two 1 x 1 only.
     (first, middle, expansion) = (int(n) for n in text.split("/"))
     channels = x.shape[1]
     has_shortcut = stride == 1 and x.shape[1] == features
@@ -418,6 +421,7 @@ def _universal(net: Net, x: Value, text: str, features: int, stride: int, name: 
 
 def _multi_query(net: Net, x: Value, text: str, name: str) -> Value:
     """Append attention whose heads share one map of keys and one of values."""
+    # "4/64/2": 4 heads of 64 channels, keys and values at half the size.
     heads, depth, stride = (int(n) for n in text.split("/"))
     n, c, h, w = x.shape
     y = net.norm(x, name=f"{name}.bn")
@@ -428,9 +432,11 @@ def _multi_query(net: Net, x: Value, text: str, name: str) -> Value:
         if stride > 1:
             m = net.depthwise(m, stride=stride, name=f"{name}.{part}.down")
         m = net.conv(m, depth, bias=False, name=f"{name}.{part}")
+        # (n, 64, 7, 7) as (n, 64, 49): keys in columns.
         maps.append(net.reshape(m, shape=(n, depth, -1)))
     # the heads' queries become rows of one matrix: all share the keys
     q = net.transpose(net.reshape(q, shape=(n, heads, depth, h * w)), perm=(0, 1, 3, 2))
+    # 4 heads on 14 x 14 pixels: 784 rows against one map of keys.
     q = net.reshape(q, shape=(n, heads * h * w, depth))
     shares = net.shares(q, maps[0], name=f"{name}.heads")
     context = net.batch_matmul(shares, maps[1], trans_b=True)
@@ -446,6 +452,7 @@ def _mobilenet_v4(
     x = net.conv_norm(x, rounded(stem * max(1.0, width)), 3, stride=2, name="stem")
     for s, stage in enumerate(stages.split(" | "), 1):
         sizes, _, blocks = stage.partition(": ")
+        # "96-64: c3 c1": 96 features after the 3 x 3, 64 after the 1 x 1.
         features = [rounded(int(n) * width) for n in sizes.split("-")]
         i = 0
         for word in blocks.split():

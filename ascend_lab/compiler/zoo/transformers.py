@@ -80,6 +80,7 @@ def heads(
     net: Net, x: Value, batch: int, count: int, order: tuple[int, ...], *, name: str
 ) -> Value:
     """Append rows (batch length, width) as heads of each sequence, the axes in an order."""
+    # BERT-base, batch 2, 128 tokens: (256, 768) as (2, 128, 12, 64), turned to (2, 12, 128, 64).
     shape = (batch, x.shape[0] // batch, count, x.shape[1] // count)
     parts = net.reshape(x, shape=shape, name=f"{name}.reshape")
     return net.transpose(parts, perm=order, name=f"{name}.transpose")
@@ -101,6 +102,7 @@ def self_attention(
         q, k, v = net.split(joined_qkv, sizes=3, axis=1, name=f"{name}.split")
     else:
         q, k, v = (linear(net, x, size.width, name=f"{name}.{part}") for part in "qkv")
+    # Keys are turned to (batch, heads, depth, length), so that q k needs no transposed operand.
     parts = ((q, (0, 2, 1, 3), "q"), (k, (0, 2, 3, 1), "k"), (v, (0, 2, 1, 3), "v"))
     queries, keys, values = (
         heads(net, x, size.batch, size.heads, order, name=f"{name}.{part}")
@@ -153,6 +155,7 @@ def _mask(net: Net, kept: Value, size: Size) -> Value:
     """Append (1 - mask) * -10000, shaped to be added to (batch, heads, length, length)."""
     column = net.reshape(kept, shape=(size.batch, 1, 1, size.length), name="mask.reshape")
     real = net.cast(column, dtype=net.dtype, name="mask.cast")
+    # A mask of 1, 1, 0 becomes 0, 0, -10000.
     turned = net.adds(net.muls(real, number=-1.0, name="mask.neg"), number=1.0, name="mask.not")
     return net.muls(turned, number=DROPPED, name="mask")
 
@@ -211,6 +214,7 @@ def bert_large(
 # -- GPT-2 (Radford et al. 2019): causal attention, output weights tied to the embedding ----------
 def causal(length: int) -> np.ndarray:
     """Return the mask (1, 1, length, length): 0 up to a token's own position, then `DROPPED`."""
+    # Length 3: rows (0, -1e4, -1e4), (0, 0, -1e4), (0, 0, 0).
     later = np.triu(np.ones((length, length), np.float32), 1)
     return (later * np.float32(DROPPED)).reshape(1, 1, length, length)
 
@@ -231,6 +235,7 @@ def gpt2_small(
     kind = TensorType((1, 1, length, length), dtype)
     mask = net.constant(partial(causal, length), kind, "causal_mask")
     places = net.seeded("wpe.weight", (GPT_POSITIONS, size.width), SPREAD)
+    # Of 1024 learned positions the first 128 for sequences of 128.
     used = net.slice(places, begin=(0, 0), end=(length, size.width), name="wpe")
     x = net.add(net.embedding(words, ids, name="wte"), used, name="embedded")
     x = net.reshape(x, shape=(size.tokens, size.width), name="embedded.rows")
@@ -275,6 +280,8 @@ PATCH = 2
 def _unfolded(net: Net, x: Value, order: tuple[int, ...]) -> Value:
     """Append an image (n, d, h, w) as (n, d, patches, places), its axes in an order."""
     n, d, h, w = x.shape
+    # (1, 96, 32, 32): (1536, 2, 16, 2), turned to (1536, 16, 2, 2), read as (1, 96, 256, 4): 256
+    # patches of 2 x 2 places.
     x = net.reshape(x, shape=(n * d * h // PATCH, PATCH, w // PATCH, PATCH))
     x = net.reshape(net.transpose(x, perm=(0, 2, 1, 3)), shape=(n, d, h * w // PATCH**2, PATCH**2))
     return net.transpose(x, perm=order)
@@ -295,6 +302,7 @@ def _block(net: Net, start: Value, width: int, layers: int, name: str) -> Value:
     x = net.conv(x, width, bias=False, name=f"{name}.up")
     n, d, h, w = shape = x.shape
     # pixels of equal place in their patch are one sequence
+    # (1, 144, 32, 32): 4 sequences of 256 tokens.
     size = Size(d, 0, 4, h * w // PATCH**2, n * PATCH**2, 1e-5)
     x = net.reshape(_unfolded(net, x, (0, 3, 2, 1)), shape=(size.tokens, d))
     for i in range(layers):
@@ -367,6 +375,8 @@ def _mobilevit(sizes: ViTSizes, net: Net, x: Value, classes: int) -> Value:
 def _image_norm(net: Net, x: Value, name: str) -> Value:
     """Append a group norm of one group: over all of an image, scaled by channel."""
     n, c = x.shape[:2]
+    # Layer norm over a whole image, (n, c h w): a group norm of one group but for scale and bias,
+    # which follow by channel.
     rows = net.reshape(x, shape=(n, -1))
     ones, zeros = (
         net.constant(Fill(number), TensorType(rows.shape[1:], net.dtype), f"{name}.{number:g}")
@@ -381,6 +391,7 @@ def _image_norm(net: Net, x: Value, name: str) -> Value:
 def _linear_attention(net: Net, x: Value, name: str) -> Value:
     """Append attention by one score a token: its shares weigh the keys to a single context."""
     d = x.shape[1]
+    # One score, d keys and d values a token.
     y = net.conv(x, 1 + 2 * d, name=f"{name}.qkv")
     scores, keys, values = net.split(y, sizes=(1, d, d), axis=1)
     weighed = net.mul(keys, net.softmax(scores, axis=-1))

@@ -84,6 +84,7 @@ def _scores(q: te.Tensor, k: te.Tensor, scale: float | None) -> te.Tensor:
 
 
 def _scores_values(q: Values, k: Values, *, scale: float | None) -> Values:
+    # q and k of four ones: the scale is 1 / sqrt(4), so the score is 4 / 2 = 2.
     result: Values = q @ np.swapaxes(k, -1, -2) * _scale(scale, q.shape[-1])
     return result
 
@@ -191,6 +192,8 @@ def _stacked(q: Shape, heads: int) -> Shape:
     """Return the shape of q with the heads of a group as rows: (..., h / heads, s * heads, d)."""
     if heads == 1:
         return q
+    # 8 heads of q on 2 heads of k, 5 queries: (2, 8, 5, 64) becomes (2, 2, 20, 64), 20 rows against
+    # each head of k.
     return (*q[:-3], q[-3] // heads, q[-2] * heads, q[-1])
 
 
@@ -219,6 +222,7 @@ def _flash_shape(
     scores = _scores_shape(stacked, k, scale=scale)
     if mask:
         _masked_shape((*scores[:-3], heads, queries, scores[-1]), mask[0])
+    # 8 heads on 2: computed as (.., 2, s * 4, e), returned as (.., 8, s, e).
     context = _context_shape(scores, v)
     return (*context[:-3], heads, queries, context[-1])
 
@@ -299,6 +303,7 @@ def _attention_slopes(s: gradients.Site) -> Grads:
     masked = len(s.inputs) > 3
     scores = net.add(scores, s.x(3)) if masked else scores
     probabilities = net.wide(net.softmax(scores, axis=-1))
+    # (t, s) (s, e) = (t, e), the shape of v.
     dv = net.batch_matmul(net.in_format(probabilities, dtype), s.g, trans_a=True)
     dprobabilities = net.wide(net.batch_matmul(s.g, v, trans_b=True))
     dscores = net.in_format(
@@ -306,6 +311,7 @@ def _attention_slopes(s: gradients.Site) -> Grads:
         dtype,
     )
     dmask = net.summed_to(dscores, s.shape(3)) if masked and s.wanted[3] else None
+    # S = scale Q K^T: the scale goes into dQ and dK alike, so it is applied once, to dS.
     dproduct = net.scaled(dscores, scale)
     dq = net.batch_matmul(dproduct, k)
     dk = net.batch_matmul(dproduct, q, trans_a=True)
@@ -321,6 +327,7 @@ def _attention_slices(
         return _causal_slices(shapes, causal=causal)
     scores = product_shape(q, k, False, True)
     out_shape = product_shape(scores, v, False, False)
+    # Output axes: those of the batch, then s (a row of q), then e (a column of v).
     batch = slicing.following((q[:-2], k[:-2], v[:-2]), out_shape[:-2])
     axis_sources = [*batch, (slicing.Source(0, len(q) - 2),), (slicing.Source(2, len(v) - 1),)]
     for mask in shapes[3:]:
@@ -389,6 +396,7 @@ def flash_shape(call: Call) -> FlashShape:
     shared_tensors = [n for n, s in zip("qkv", (q, k, v), strict=True) if _single(s)]
     if len(call.shapes) > 3:
         mask = call.shapes[3]
+        # (b, 1, 1, t) drops the same keys for each query: "rows"; (s, t) is "full".
         one_row = len(mask) < 2 or mask[-2] == 1
         one_head = group_heads == 1 or len(mask) < 3 or mask[-3] == 1
         mask_kind = "rows" if one_row and one_head else "full"
@@ -477,6 +485,7 @@ def _key_cycles(shape: FlashShape, tiling: flash_split.SplitTiling, chip: Chip) 
     blocks * keys * (depth + width) * 2 bytes / (cores * rate), evenly divided over the cores.
     """
     rows, keys, depth, width = shape.fractals
+    # Counted in fractals of 16: 1024 rows are 64, and with 128 rows a block there are 8 blocks.
     blocks = shape.batch * isa.up(rows, tiling.rows // isa.FRACTAL)
     size_bytes = blocks * keys * (depth + width) * isa.FRACTAL**2 * 2
     return size_bytes / (chip.core_count * chip.path("GM", "L1").rate_bytes_per_cycle)
@@ -507,6 +516,8 @@ def _by_query(x: Values, heads: int) -> Values:
     if heads == 1:
         return x
     *lead, count, rows, columns = x.shape
+    # 8 heads in groups of 4: the rows are query 0 of heads 0, 1, 2, 3, then query 1 of heads 0 to
+    # 3.
     heads_last = x.reshape(*lead, count // heads, heads, rows, columns).swapaxes(-3, -2)
     return heads_last.reshape(*lead, count // heads, rows * heads, columns)
 
@@ -516,6 +527,7 @@ def _by_head(x: Values, heads: int) -> Values:
     if heads == 1:
         return x
     *lead, count, rows, columns = x.shape
+    # (2, 20, 64) with 4 heads a group: (2, 5, 4, 64), (2, 4, 5, 64), (8, 5, 64).
     heads_first = x.reshape(*lead, count, rows // heads, heads, columns).swapaxes(-3, -2)
     return heads_first.reshape(*lead, count * heads, rows // heads, columns)
 
@@ -544,6 +556,7 @@ def _as_matrices(x: Values, batch: Shape, matrix: Shape) -> Values:
 
 def _padded(mask: Values) -> Values:
     """Return the rows of a mask padded with zeros to whole fractals."""
+    # 33 keys are padded to 48.
     filled = np.zeros(
         (mask.shape[0], isa.up(mask.shape[-1], isa.FRACTAL) * isa.FRACTAL), mask.dtype
     )

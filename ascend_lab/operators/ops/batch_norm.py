@@ -85,6 +85,7 @@ _CHANNELS = (Source(0, 1), *(Source(i, 0) for i in range(1, 5)))
 
 def _inference_slices(shapes: tuple[Shape, ...], *, epsilon: float) -> SliceRules:
     pixel_axes = map(every_input, range(2, len(shapes[0])))
+    # Images: x only. Channels: axis 1 of x with axis 0 of the four parameters. Pixels: x only.
     return axis_rules("ElemwiseBroadcast", [every_input(0), _CHANNELS, *pixel_axes])
 
 
@@ -92,6 +93,7 @@ def _inference_slices(shapes: tuple[Shape, ...], *, epsilon: float) -> SliceRule
 def _moments(x: te.Tensor) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
     """Return the mean of each channel, x without it, and the biased variance."""
     axes = _all_but_channels(x.shape)
+    # 1 / (n h w): (2, 16, 3, 5) has 480 elements, so 16 / 480 = 1 / 30.
     share = x.shape[1] / elements(x.shape)
     mean = te.vmuls(te.reduce_sum(x, axes), share)
     centred = te.vsub(x, along(mean, 1, x.shape))
@@ -166,6 +168,7 @@ def _of_batch(s: Site, place: int) -> Any:
     momentum = s.attrs["momentum"]
     if momentum:
         average = net.sub(average, net.scaled(s.x(place + 2), momentum))
+        # Momentum 0.9, old 2, average 2.1: (2.1 - 1.8) / 0.1 = 3, the batch's own.
         average = net.scaled(average, 1.0 / (1.0 - momentum))
     return _as_column(s, average)
 

@@ -90,11 +90,13 @@ def _cast_values(x: Values, *, dtype: str, round: str) -> Values:  # noqa: A002 
 
 def _cast(x: te.Tensor, *, dtype: str, round: str) -> te.Tensor:  # noqa: A002
     if round == "rint" or not forms.is_float(x.dtype):
+        # int8 to bf16: fp16, then fp32, then bf16, all exact for a byte.
         for step in (*_path(x.dtype, dtype), dtype):
             x = te.cast_to(x, step)
         return x
     in_fp32 = te.cast_to(x, "fp32")
     if round == "trunc":  # toward zero: floor above, ceil below
+        # -2.7: max(x, 0) gives 0, and ceil(min(x, 0)) = -2; their sum is -2.
         above = te.cast_to(te.floor(te.vrelu(in_fp32)), "fp32")
         integers = te.vadd(above, te.cast_to(te.ceil(te.vmins(in_fp32, 0.0)), "fp32"))
     else:
@@ -174,7 +176,7 @@ _PAIRS = (
 
 
 def _result_format(key: str, *allowed: str) -> Any:
-    """Return the result's format: an attribute, one of `able`."""
+    """Return the result's format: an attribute, one of `allowed`."""
 
     def result(main: str, attrs: Mapping[str, Any]) -> str:
         if attrs[key] not in allowed:
@@ -188,6 +190,7 @@ def _result_format(key: str, *allowed: str) -> Any:
 def _saturated(x: te.Tensor, offset: int, dtype: str) -> te.Tensor:
     """Return round(x) + offset as a byte, added in fp16: it holds integers up to 2048 exactly."""
     integers = te.cast_to(x, "int32") if x.dtype == "fp32" else x
+    # 100 + 100 = 200 as a float, which the cast to int8 then limits to 127; int8 would wrap to -56.
     in_fp16 = narrow(integers, "fp16")
     return te.cast_to(te.vadds(in_fp16, float(offset)) if offset else in_fp16, dtype)
 
@@ -207,14 +210,18 @@ def _scaled(x: te.Tensor, scale: float, *scales: te.Tensor) -> te.Tensor:
 
 
 def _quantise(x: te.Tensor, *, scale: float, offset: int, dtype: str) -> te.Tensor:
+    # Scale 1e-6: 1 / scale is 10^6, which fp16 does not hold, so x goes to fp32.
     if x.dtype == "bf16" or (x.dtype == "fp16" and not is_half(1 / scale)):
         x = te.cast_to(x, "fp32")
+    # x = 2.3, scale 0.5, offset 3: round(4.6) + 3 = 8, which stands for (8 - 3) 0.5 = 2.5; x = 100
+    # would be 203 and saturates at 127.
     return _saturated(_scaled(x, 1 / scale), offset, dtype)
 
 
 def _wide(x: te.Tensor, bias: tuple[te.Tensor, ...], offset: int, dtype: str) -> te.Tensor:
     """Return q - offset in a float that holds it: fp32 for sums, else fp16 unless asked for."""
     if bias:
+        # No vconv goes from bytes to int32 at once: fp16 between holds each byte exactly.
         sums = x if x.dtype == "int32" else te.cast_to(te.cast_to(x, "fp16"), "int32")
         x = te.vadd(*stretch(sums, bias[0]))
     x = te.cast_to(x, "fp32" if x.dtype == "int32" else "fp16")
@@ -237,6 +244,8 @@ def _dequantise(
 def _requantise(
     x: te.Tensor, *others: te.Tensor, scale: float, offset: int, relu: bool, small_bias: bool
 ) -> te.Tensor:
+    # y = (sums + bias) scale * scales[channel], in steps of the result; the offset comes behind
+    # relu.
     y = _scaled(_wide(x, others[1:], 0, "fp32"), scale, *others[:1])
     return _saturated(te.vrelu(y) if relu else y, offset, "int8")
 
@@ -259,6 +268,7 @@ def _rounded(x: Values, scale: float, offset: int) -> Values:
 
 
 def _floats(x: Values, others: tuple[Values, ...], scale: float, offset: int) -> Values:
+    # Sums 100 with bias 20, offset 0, scale 0.5: (100 + 20) 0.5 = 60.
     total = x + others[1] if len(others) > 1 else x
     result: Values = (total - offset) * scale * (others[0] if others else 1.0)
     return result

@@ -67,6 +67,7 @@ def _output_pads(output_padding: Any) -> Pair:
 def _out(size: Pair, kernel: Pair, step: Pair, pads: Pairs, spread: Pair, extra: Pair) -> Pair:
     """Return (size - 1) stride + reach - pads + extra per axis."""
     spans = reach(kernel, spread)
+    # 3 rows, 3 x 3 kernel, stride 2, no pads, output padding 1: (3 - 1) 2 + 3 + 1 = 8.
     rows, columns = ((size[i] - 1) * step[i] + spans[i] - sum(pads[i]) + extra[i] for i in range(2))
     return rows, columns
 
@@ -98,6 +99,7 @@ def _dx_values(
     kernel = (weight.shape[2], weight.shape[3])
     extra = _output_pads(output_padding)
     size = _out((x.shape[2], x.shape[3]), kernel, step, pads, spread, extra)
+    # Each pixel (i, j) of x times the kernel: (n, g, k, i, j, r, s), added where it falls below.
     parts = np.einsum(
         "ngcij,gckrs->ngkijrs", grouped(x, groups, 1), grouped(weight, groups, 0), optimize=True
     )
@@ -137,6 +139,7 @@ def _reached_grad(s: gradients.Site, grad: Any) -> Any:
     """
     extra = _output_pads(s.attrs["output_padding"])
     step = pair("stride", s.attrs["stride"])
+    # Output padding 3 at stride 2: 2 rows are cut off, and 1 is left as the remainder.
     unreached = tuple(e - e % n for e, n in zip(extra, step, strict=True))
     end = (*grad.shape[:2], grad.shape[2] - unreached[0], grad.shape[3] - unreached[1])
     return s.net.slice(grad, begin=(0, 0, 0, 0), end=end)
@@ -164,6 +167,8 @@ def _flipped(weight: te.Tensor, groups: int) -> te.Tensor:
         rows = [te.slice(weight, *span(weight.shape, axis, i, i + 1)) for i in range(last, -1, -1)]
         weight = te.concat(rows, axis) if len(rows) > 1 else weight
     c, k, r, s = weight.shape
+    # (c, k / g, r, s) in 2 groups of 3 channels: (2, 3, k / g, r, s), turned to (2, k / g, 3, r,
+    # s).
     by_group = te.reshape(weight, (groups, c // groups, k, r, s))
     return te.reshape(te.transpose(by_group, (0, 2, 1, 3, 4)), (groups * k, c // groups, r, s))
 
@@ -179,6 +184,7 @@ def _dx_expression(
     spans = reach((weight.shape[2], weight.shape[3]), spread)
     extra = _output_pads(attrs["output_padding"])
     # pads of the convolution before and behind: reach - 1 - pad, output padding behind in addition
+    # 3 x 3, pad 1, output padding 1: sides (1, 2).
     sides = [(spans[i] - 1 - pads[i][0], spans[i] - 1 - pads[i][1] + extra[i]) for i in range(2)]
     image = stretched(x, step)
     if min(map(min, sides)) < 0:
@@ -232,6 +238,8 @@ def _dx_slices(
         i = axis - 2
         first, last = ranges[0][axis]
         # in the padded output of the piece's inputs alone, the piece begins at `low`
+        # 8 outputs of 4 rows (3 x 3, stride 2, pad 1): outputs 0 .. 3 read rows 0 .. 2, which alone
+        # make (3 - 1) 2 + 3 = 7 rows; low = 1 is cut off in front, high = 7 - 1 - 4 = 2 behind.
         low = piece[0] + pads[i][0] - first * step[i]
         high = (last - first - 1) * step[i] + spans[i] - low - (piece[1] - piece[0])
         padding = list(pads)
@@ -354,6 +362,7 @@ def _dw_expression(
         column = j * step[1] + q * spread[1]
         return te.sum(slope[b, g, f, i, j] * image[b, g, c, row, column], pixels)
 
+    # One sum over n oh ow products for each weight.
     total = te.compute((groups, k // groups, x.shape[1] // groups, r, s), formula)
     out_dtype = cube_result(x.dtype, attrs)
     return narrow(te.reshape(total, (k, x.shape[1] // groups, r, s)), out_dtype)
@@ -384,6 +393,7 @@ def in_blocks(x: te.Tensor, grad: te.Tensor, out_dtype: str, **attrs: Any) -> te
 
     if groups == 1:
         return narrow(te.compute((x.shape[1], r, s, k1, lanes, lanes), formula), out_dtype)
+    # With a group for each channel, channel c of x meets channel c of grad only.
     diagonal = te.compute((k1, lanes, r, s), lambda c, lane, p, q: formula(c, p, q, c, lane, lane))
     by_channel = te.reshape(diagonal, (k1 * lanes, r, s))
     return narrow(te.slice(by_channel, (0, 0, 0), (groups, r, s)), out_dtype)
@@ -429,6 +439,7 @@ def weight_kernel(shape: kernels.ConvShape, chip: Chip) -> isa.Kernel:
     `weight_plan`.
     """
     depthwise = is_depthwise(shape)
+    # Diagonals are taken before anything is rounded: the fractals stay in fp32.
     sums_shape = replace(shape, out_dtype="fp32") if depthwise else shape
     plan = weight_plan(sums_shape, chip)
     launch = weight_gradient_launch(sums_shape, chip, plan)
@@ -436,6 +447,7 @@ def weight_kernel(shape: kernels.ConvShape, chip: Chip) -> isa.Kernel:
     # cores that share the pixels store `partial`, which a second phase sums
     phases = [isa.renamed(launch, {"y": "total"}) if depthwise else launch]
     if splits > 1:
+        # 4 cores that share the pixels store 4 sums of each weight, one behind the other.
         count = next(t.elements for t in launch.tensors if t.name == "partial") // splits
         partial = te.placeholder((splits, count), "fp32", "partial")
         y = te.renamed(narrow(te.reduce_sum(partial, 0), sums_shape.out_dtype), "y")
@@ -455,6 +467,7 @@ def _diagonals(shape: kernels.ConvShape, chip: Chip) -> tuple[isa.Launch, ...]:
     out_dtype = shape.out_dtype
     total = te.placeholder((blocks, isa.FRACTAL, isa.FRACTAL), "fp32", "total")
     eye = te.placeholder((1, isa.FRACTAL, isa.FRACTAL), "fp32", "eye")
+    # [[a, b], [c, d]] times the identity is [[a, 0], [0, d]]; its column sums are (a, d).
     lanes = te.reduce_sum(te.vmul(total, te.broadcast(eye, total.shape)), 1)
     diagonal_phases = te.lower(
         te.auto_schedule(te.renamed(narrow(lanes, out_dtype), "lanes"), chip)

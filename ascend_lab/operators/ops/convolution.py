@@ -87,6 +87,7 @@ def _shape(x: Shape, weight: Shape, *bias: Shape, **attrs: Any) -> Shape:
 # -- NumPy ----------------------------------------------------------------------------------------
 def grouped(values: Values, groups: int, axis: int) -> Values:
     """Return channels (.., c, ..) as (.., groups, c / groups, ..)."""
+    # 6 channels in 2 groups: (n, 6, h, w) becomes (n, 2, 3, h, w).
     return values.reshape(
         (*values.shape[:axis], groups, values.shape[axis] // groups, *values.shape[axis + 1 :])
     )
@@ -100,12 +101,15 @@ def conv_values(
     `pad_value` surrounds the image: in a quantised image the zero point, which stands for 0.
     """
     kernel = (weight.shape[2], weight.shape[3])
+    # (groups, features / groups, channels * taps): a row holds the weights of one output channel.
     matrices = grouped(weight, groups, 0)
     matrices = matrices.reshape((*matrices.shape[:2], -1))
     window_view = windows(padded(x, geom.pads, pad_value), kernel, geom.step, geom.spread)
     n, _, out_h, out_w = window_view.shape[:4]
     result = np.empty((n, groups, matrices.shape[1], out_h, out_w), np.result_type(x, weight))
     row_bytes = groups * matrices.shape[2] * out_w * window_view.itemsize
+    # 64 channels, 3 x 3 taps, 112 columns in fp64: 64 * 9 * 112 * 8 = 516 kB an output row, so 130
+    # rows at once.
     rows = max(1, COLUMN_BYTES // max(1, row_bytes))
     for image in range(n):
         for top in range(0, out_h, rows):
@@ -123,6 +127,7 @@ def conv_weight_slope(grad: Values, x: Values, kernel: Pair, geom: Geometry, gro
     """Return d/dweight: windows times output gradients, summed over images and pixels."""
     window_view = windows(padded(x, geom.pads), kernel, geom.step, geom.spread)
     window_view = grouped(window_view[:, :, : grad.shape[2], : grad.shape[3]], groups, 1)
+    # n images, g groups, k features and c channels of a group, i j output pixels, r s taps.
     slope: Values = np.einsum(
         "ngkij,ngcijrs->gkcrs", grouped(grad, groups, 1), window_view, optimize=True
     )
@@ -206,6 +211,7 @@ def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     biased = len(shapes) > 2
     groups = _groups(shapes[0], attrs)
     step, pads, spread = geometry(**attrs)
+    # 16 output channels in 4 groups can be cut at 4, 8 and 12 only: the grain is 4.
     features = weight[0] // groups
     grain = features if groups > 1 else 1
     sources = [Source(1, 0, grain=grain), *([Source(2, 0, grain=grain)] if biased else [])]
@@ -219,6 +225,7 @@ def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
 
     def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
         if axis == 1 and groups > 1 and "groups" in attrs:
+            # Outputs 4 .. 11 of 16 in 4 groups are groups 1 and 2: a convolution of 2 groups.
             return {"groups": (piece[1] - piece[0]) // features}
         return expressions.piece_pads(rules, pads, axis, piece, ranges)
 
@@ -266,6 +273,7 @@ def conv_template(
         if len(call.shapes) == 2:
             return isa.as_kernel(launch(describe(call), chip))
         main = call.dtypes[0]
+        # fp16 images: sums in fp32, bias added in fp32, one cast to fp16.
         wide_call = replace(call, attrs={**call.attrs, "out_dtype": isa.ACCUMULATOR[main]})
         sums_kernel = isa.as_kernel(launch(describe(wide_call), chip))
         phases = tuple(isa.renamed(phase, {"y": "sums"}) for phase in sums_kernel.phases)
@@ -290,10 +298,12 @@ def _bias_kernel(call: Call, chip: Chip, elements: int, dtype: str) -> isa.Kerne
     """Return y = sums + bias on (n, k1, pixels, 16), cast to `dtype` at the end."""
     n, channels = call.outputs[0][:2]
     blocks = -(-channels // isa.FRACTAL)
+    # 33 channels are 3 blocks of 16; the last one holds one channel and 15 lanes of padding.
     pixels = elements // (n * blocks * isa.FRACTAL)
     sums_dtype = isa.ACCUMULATOR[call.dtypes[0]]
     sums = te.placeholder((n, blocks, pixels, isa.FRACTAL), sums_dtype, "sums")
     bias = narrow(te.placeholder((blocks, isa.FRACTAL), call.dtypes[2], "bias"), sums_dtype)
+    # 33 channels: a bias (3, 16), the same for all images and pixels.
     column = te.reshape(bias, (1, blocks, 1, isa.FRACTAL))
     total = narrow(te.vadd(sums, te.broadcast(column, sums.shape)), dtype)
     return te.lower(te.auto_schedule(te.renamed(total, "y"), chip))

@@ -204,6 +204,7 @@ def _mul(s: Site) -> Grads:
 
 
 def _div(s: Site) -> Grads:
+    # d(x / y)/dx = 1 / y and d(x / y)/dy = -(x / y) / y.
     share = s.net.div(s.g, s.x(1))
     return _back(s, share, s.net.muls(s.net.mul(share, s.y()), number=-1.0))
 
@@ -243,6 +244,7 @@ def _power(x: te.Tensor, y: te.Tensor) -> te.Tensor:
     # ln x provides the NaN. Minus infinity is the exception: (-inf)^0.5 is infinity, not NaN.
     half_exponent = te.vmuls(exponent, 0.5)
     is_whole = te.vcmp(te.cast_to(te.floor(exponent), x.dtype), exponent, "eq")
+    # Exponent 4: half of it, 2, is whole; exponent 3: 1.5 is not, so the sign is -1.
     is_even = te.vcmp(te.cast_to(te.floor(half_exponent), x.dtype), half_exponent, "eq")
     even_or_odd = te.vadds(te.vmuls(is_even, 2.0), -1.0)
     is_finite = te.vcmp(te.vmuls(magnitude, 0.0), zeros, "eq")
@@ -362,6 +364,7 @@ def _activation(
 
 def sigmoid_values(x: Values) -> Values:
     """Return 1 / (1 + e^-x) without overflow."""
+    # x = -1000: e^-1000 / (1 + e^-1000) = 0, where 1 / (1 + e^1000) would overflow on the way.
     decay = np.exp(-np.abs(x))
     result: Values = np.where(x >= 0, 1.0, decay) / (1.0 + decay)
     return result
@@ -419,6 +422,7 @@ def _softplus(x: te.Tensor) -> te.Tensor:
 
 
 def _elu(x: te.Tensor, *, alpha: float) -> te.Tensor:
+    # x > 0: e^min(x, 0) - 1 = 0, so that only relu(x) counts.
     below = te.vmuls(te.vadds(te.vexp(te.vmins(x, 0.0)), -1.0), alpha)
     return te.vadd(te.vrelu(x), below)
 

@@ -57,12 +57,14 @@ def in_fp32(compute: Callable[..., Any], only: tuple[str, ...] = NARROW) -> Call
 
 def stretch(*tensors: te.Tensor) -> tuple[te.Tensor, ...]:
     """Broadcast tensors to their common shape, explicitly."""
+    # (4, 1) and (1, 5): both become (4, 5).
     shape = forms.broadcast_shape("operands", *(t.shape for t in tensors))
     return tuple(t if t.shape == shape else te.broadcast(t, shape) for t in tensors)
 
 
 def along(tensor: te.Tensor, axis: int, shape: tuple[int, ...]) -> te.Tensor:
     """Broadcast a vector along `axis` of `shape`: (n,) -> (1, .., n, .., 1) -> shape."""
+    # (16,) along axis 1 of (2, 16, 3, 5): (1, 16, 1, 1).
     column = tuple(n if i == axis else 1 for i, n in enumerate(shape))
     return te.broadcast(te.reshape(tensor, column), shape)
 
@@ -94,6 +96,7 @@ def out_size(
 
 def windows(x: Values, kernel: Pair, stride: Pair, dilation: Pair = (1, 1)) -> Values:
     """Return the windows of a padded image (n, c, h, w) as a view (n, c, oh, ow, r, s)."""
+    # (1, 1, 7, 7), 3 x 3, stride 2: a view (1, 1, 3, 3, 3, 3), in which no pixel is copied.
     view = sliding_window_view(x, reach(kernel, dilation), axis=(2, 3))
     result: Values = view[:, :, :: stride[0], :: stride[1], :: dilation[0], :: dilation[1]]
     return result
@@ -125,6 +128,7 @@ def add_windows(parts: Values, shape: Shape, stride: Pair, dilation: Pair = (1, 
             # tap (r, s) of all windows touches a grid of distinct pixels: one += is safe
             top = r * dilation[0]
             left = s * dilation[1]
+            # 3 windows at stride 2, tap row 1: image rows 1, 3 and 5.
             rows = slice(top, top + (oh - 1) * stride[0] + 1, stride[0])
             columns = slice(left, left + (ow - 1) * stride[1] + 1, stride[1])
             image[:, :, rows, columns] += parts[..., r, s]
@@ -148,6 +152,7 @@ def window_rules(
     """Return the rules of height and width: output o reads o*stride - pad ... + reach - 1."""
 
     def rule(i: int) -> AxisRule:
+        # 3 rows, pad 1: output o reads rows o - 1 .. o + 1.
         reach_after = (kernel[i] - 1) * dilation[i] - pads[i][0]
         source = Source(0, 2 + i, Window(pads[i][0], reach_after, stride[i], dilation[i]))
         reads_one_pixel = kernel[i] == 1 and not sum(pads[i])
@@ -170,6 +175,7 @@ def piece_pads(
         return {"pad": pads}
     low, high = rules[axis].sources[0].window.needs(*piece)
     first, last = ranges[0][axis]
+    # 8 rows, 3 x 3, pad 1: outputs 0 .. 3 want rows -1 .. 4 and have 0 .. 4, so they pad (1, 0).
     changed = (first - low, high - last)
     return {"pad": tuple(changed if i == axis - 2 else p for i, p in enumerate(pads))}
 
@@ -185,6 +191,7 @@ def check(
 def output_names(operator: Operator, inputs: Sequence[str], count: int) -> tuple[str, ...]:
     """Return the names of the outputs' GM tensors, different from each other and the inputs'."""
     declared = operator.outputs
+    # split of 3: y0, y1, y2.
     names = declared if len(declared) == count else tuple(f"{declared[0]}{i}" for i in range(count))
     return tuple(f"{name}_out" if name in inputs else name for name in names)
 

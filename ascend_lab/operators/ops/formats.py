@@ -37,6 +37,7 @@ def map_of(layout: str, shape: tuple[int, ...], dtype: str) -> AddressMap:
 
     The cube writes 4-byte results in blocks of 16, although 32 bytes hold only 8 of them.
     """
+    # "NC1HWC0:16" is NC1HWC0 with blocks of 16 channels.
     name, _, lanes = layout.partition(":")
     block_lanes = "16" if DTYPE_BYTES[dtype] == 4 and name in CUBE_LAYOUTS else lanes
     return address_map(name, shape, dtype, c0=int(block_lanes) if block_lanes else None)
@@ -85,6 +86,7 @@ def round_to(values: Values, dtype: str) -> Values:
     kind = numpy_type(dtype)
     if kind.kind in "iu" and values.dtype.kind == "f":
         info = np.iinfo(kind)
+        # 2.5 rounds to 2 (halves to even), 300.0 to 127 in int8, NaN to 0.
         values = np.clip(np.nan_to_num(np.rint(values)), info.min, info.max)
     with np.errstate(all="ignore"):
         return np.asarray(values).astype(kind)
@@ -114,6 +116,7 @@ class Tolerance:
         """Return the largest error allowed at each element; 0 for whole numbers."""
         if not is_float(dtype):
             return np.full(reference.shape, self.atol)
+        # 1 ulp in fp16 at 3.0 is 2^-9, at 1000 it is 0.5.
         return self.ulps * spacing(reference, dtype) + self.atol
 
 
@@ -160,12 +163,15 @@ class TypeRule:
     def inputs(self, names: tuple[str, ...], main: str, attrs: Attrs) -> tuple[str, ...]:
         """Return the format each named input must have when the main one is `main`."""
         fixed_formats = dict(self.fixed)
+        # matmul in int8 with a bias "result": (int8, int8, int32).
         declared = (fixed_formats.get(name, main) for name in names)
         return tuple(self.outputs(main, attrs, 1)[0] if k == "result" else k for k in declared)
 
     def main(self, names: tuple[str, ...], dtypes: tuple[str, ...]) -> str:
         """Return the main format among the inputs' formats."""
         fixed_formats = dict(self.fixed)
+        # batch_norm (x fp16, scale .. variance fp32): the fixed ones do not count, the main format
+        # is fp16.
         shared = [d for name, d in zip(names, dtypes, strict=True) if name not in fixed_formats]
         return shared[0] if shared else self.allowed[0]
 
@@ -245,6 +251,7 @@ def is_flag(value: object) -> bool:
 
 def _wrong_number(value: Any, low: float, high: float) -> str:
     """Return a description of the number that is needed, or "" if the value is such a number."""
+    # Limits (-128, 255) ask for whole numbers, (0.0, 1.0) for any.
     needs_integer = isinstance(low, int)
     is_right_kind = is_whole(value) or (
         isinstance(value, float | np.floating) and not needs_integer
@@ -296,6 +303,7 @@ def broadcast_shape(where: str, *shapes: Shape) -> Shape:
     padded = [(1,) * (rank - len(s)) + s for s in shapes]  # (5,) against (3, 5) becomes (1, 5)
     out = []
     for axis, sizes in enumerate(zip(*padded, strict=True)):
+        # Sizes 1, 4 and 4 give {4}; 3 against 4 gives {3, 4}, a clash; 1 and 1 give {}, and 1.
         stretched_sizes = {n for n in sizes if n != 1}
         if len(stretched_sizes) > 1:
             needed = f"{where}: shapes that broadcast (equal sizes or 1, aligned right)"
@@ -329,6 +337,7 @@ def axes_of(where: str, axis: Any, shape: Shape) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(len(shape)))
     axis_list = axis if isinstance(axis, tuple | list) else (axis,)
+    # (-1, 0) of 3 axes is (0, 2); (0, -3) names axis 0 twice.
     axes = tuple(sorted(axis_of(where, a, shape) for a in axis_list))
     if len(set(axes)) < len(axes):
         raise ShapeError(f"{where}: each axis once", str(axis), f"shape {shape}: drop the repeat")
@@ -337,6 +346,7 @@ def axes_of(where: str, axis: Any, shape: Shape) -> tuple[int, ...]:
 
 def pair(where: str, value: Any, *, least: int = 1) -> tuple[int, int]:
     """Return (vertical, horizontal) of a number or a pair; raise `ShapeError` below `least`."""
+    # 2 is (2, 2): rows and columns alike.
     both = tuple(value) if isinstance(value, Sequence | np.ndarray) else (value, value)
     if len(both) != 2 or any(not is_whole(n) or n < least for n in both):
         needed = f"{where}: one or two whole numbers >= {least}"
@@ -356,6 +366,7 @@ def pad_pairs(where: str, value: Any) -> tuple[tuple[int, int], tuple[int, int]]
 
 def window_count(where: str, size: int, kernel: int, stride: int, pads: Sequence[int]) -> int:
     """Return (size + pads - kernel) // stride + 1; raise `ShapeError` if no window fits."""
+    # 7 rows, pads (1, 1), reach 3, stride 2: (9 - 3) // 2 + 1 = 4 windows.
     room = size + sum(pads)
     if kernel > room:
         needed = f"{where}: a window no larger than the padded input ({size} + {sum(pads)})"

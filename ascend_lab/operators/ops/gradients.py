@@ -64,6 +64,8 @@ class Writer:
 
     def summed_to(self, x: Any, shape: formats.Shape) -> Any:
         """Return x summed over the axes along which a tensor of `shape` was repeated."""
+        # A bias (1, 5) was repeated to (2, 3, 5): axis 0 is new, axis 1 had size 1; both are
+        # summed.
         lead = len(x.shape) - len(shape)
         axes = [*range(lead)]
         axes += [i + lead for i, n in enumerate(shape) if n == 1 and x.shape[i + lead] != 1]
@@ -77,6 +79,7 @@ class Writer:
         The first step adds the rows of pixels to each other, (n, c, h, w) -> (n, c, 1, w). Its
         n * c * w sums are independent, so every core gets some. The second adds what is left.
         """
+        # (n, c, h, w): first over axis 2, then over axes 0 and 3.
         inner = tuple(range(2, len(x.shape)))
         if inner[:-1]:
             x = self.reduce_sum(x, axis=inner[:-1], keepdims=True)
@@ -175,12 +178,15 @@ def added(s: Site, grad: Any, indices: Any, axis: int, size: int) -> Any:
     """
     net = s.net
     width = len(indices.shape)
+    # x (3, 11, 8), indices (4,) on axis 1: the gradient (3, 4, 8) is turned to (4, 3, 8), added to
+    # zeros (11, 3, 8), and turned back to (3, 11, 8).
     rank = len(grad.shape)
     # scatter_add works on axis 0 only: bring the axes of the indices to the front, and the result
     # back at the end
     if axis:
         indexed_first = (*range(axis, axis + width), *range(axis), *range(axis + width, rank))
         grad = net.transpose(grad, perm=indexed_first)
+    # Table (100, 16), indices (2, 7): the gradient (2, 7, 16) is added to zeros (100, 16).
     shape: formats.Shape = (size, *grad.shape[width:])
     zeros = net.number(0.0, shape, grad.type.dtype)
     total: Any = net.scatter_add(zeros, indices, grad)
@@ -251,6 +257,7 @@ def gradient(
     input_tensors = tuple(map(_Array, inputs))
     output_tensors = tuple(map(_Array, outputs))
     output_grads = tuple(None if g is None else _Array(g) for g in grads)
+    # Indices and labels are whole numbers: they have no slope.
     wanted = tuple(a.dtype.kind not in "iu" for a in inputs)
     settings = op.settings(attrs)
     site = Site(

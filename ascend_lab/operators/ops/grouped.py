@@ -76,6 +76,7 @@ def _turns(shape: GroupedShape, beside: int) -> list[list[int]]:
 
     Rows (10, 0, 90, 40) and two side by side give [[2, 3], [0]]: group 1 is empty.
     """
+    # rows 10, 0, 90, 40 are 1, 0, 6 and 3 fractals of 16
     heights = shape.heights
     filled = [g for g, height in enumerate(heights) if height]
     filled.sort(key=lambda g: -heights[g])  # stable: equal groups stay in order
@@ -84,6 +85,7 @@ def _turns(shape: GroupedShape, beside: int) -> list[list[int]]:
 
 def _chip_share(chip: Chip, parts: int) -> Chip:
     """Return a chip with one of `parts` equal shares of the cores and of the memories' rates."""
+    # Half of the cores see half of the rate, as the other half reads at the same time.
     l2, memory = (
         replace(m, rate_bytes_per_s=m.rate_bytes_per_s / parts)
         for m in (chip.l2, chip.device_memory)
@@ -140,6 +142,7 @@ def default_grouped(
     """
     cores = chip.core_count
     filled = sum(rows > 0 for rows in shape.rows)
+    # 32 cores and 6 groups with rows: 1, 2, 4 and 6 side by side are tried.
     numbers = [n for n in range(1, min(cores, filled) + 1) if cores % n == 0 or n == filled]
     numbers.sort(key=lambda n: _estimate(shape, chip, n, epilogue))
     kernels = [grouped_kernel(shape, chip, n, epilogue) for n in numbers[:TIMED]]

@@ -73,6 +73,8 @@ def _gather(x: te.Tensor, indices: te.Tensor, *, axis: int, from_end: bool) -> t
     """Return a gather of rows, with transposes before and after for an axis other than 0."""
     gather_axis = forms.axis_of("gather", axis, x.shape)
     width = len(indices.shape)
+    # x (3, 11, 8), 4 indices on axis 1: transposed to (11, 3, 8), gathered to (4, 3, 8), back to
+    # (3, 4, 8).
     order = (gather_axis, *(i for i in range(len(x.shape)) if i != gather_axis))
     rows = te.gather(te.transpose(x, order), indices, 0, from_end=from_end)
     inner_axes = range(width + gather_axis, len(rows.shape))
@@ -154,6 +156,7 @@ define(
 def _one_hot_values(
     indices: Values, *, depth: int, on_value: float, off_value: float, dtype: str
 ) -> Values:
+    # (2, 17, 1) against (5,): (2, 17, 5).
     is_index = indices[..., None] == np.arange(depth)
     kind = np.float64 if forms.is_float(dtype) else np.int64
     return np.where(is_index, on_value, off_value).astype(kind)
@@ -175,6 +178,7 @@ def _one_hot_kernel(call: Call, chip: Chip) -> isa.Kernel:
     if (on, off) == (1, 0):
         return isa.as_kernel(marks)
     marks_tensor = te.placeholder((index_count, attrs["depth"]), attrs["dtype"], "hot")
+    # on 2, off -1: a mark of 1 becomes 1 * 3 - 1 = 2, a mark of 0 becomes -1.
     scaled = te.renamed(te.vadds(te.vmuls(marks_tensor, on - off), off), "y")
     phases = te.lower(te.auto_schedule(scaled, chip)).phases
     return isa.Kernel("one_hot", (isa.renamed(marks, {"y": "hot"}), *phases))
@@ -215,6 +219,7 @@ def _scatter_shape(x: Shape, indices: Shape, updates: Shape) -> Shape:
 
 def _scatter_slices(shapes: tuple[Shape, ...]) -> SliceRules:
     rank = len(shapes[0])
+    # x (10, 4), indices (2, 3), updates (2, 3, 4): axis 1 of x is axis 2 of the updates.
     shift = len(shapes[1]) - 1
     reason = "any index may hit any row: a piece must look at all indices and keep its own"
     row_axes = [(Source(0, i), Source(2, i + shift)) for i in range(1, rank)]
@@ -222,6 +227,7 @@ def _scatter_slices(shapes: tuple[Shape, ...]) -> SliceRules:
 
 
 def _scatter(mode: str, x: te.Tensor, indices: te.Tensor, updates: te.Tensor) -> te.Tensor:
+    # Indices (2, 3): 6 rows of updates in a row, as the kernel knows no shape of indices.
     count = forms.elements(indices.shape)
     flat = te.reshape(indices, (count,))
     return te.scatter(x, flat, te.reshape(updates, (count, *x.shape[1:])), mode)
@@ -246,6 +252,7 @@ def _register_scatter(mode: str, formula: Any, backward: Any, summary: str, **mo
         x, indices, _ = call.shapes
         columns = forms.elements(x[1:])
         index_count = forms.elements(indices)
+        # x (3, 4, 5), 8 indices: 3 rows of 20 numbers, of which 8 are written.
         table = x[0], columns, index_count, call.dtypes[0]
         return rearrange.scatter_launch(chip, *table, mode=mode, method="auto")
 

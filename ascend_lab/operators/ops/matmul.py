@@ -54,6 +54,7 @@ CUBE_TYPES = TypeRule(forms.CUBE_INPUTS, result=cube_result, unit="cube")
 
 def product_shape(a: Shape, b: Shape, trans_a: bool, trans_b: bool) -> Shape:
     """Return (..., m, n); raise `ShapeError` with both shapes if the inner sizes differ."""
+    # a (3, 5, 4), b (4, 7) give (3, 5, 7). With both transposed, a (4, 5), b (7, 4) give (5, 7).
     m, ka = a[-2:][::-1] if trans_a else a[-2:]
     kb, n = b[-2:][::-1] if trans_b else b[-2:]
     if ka != kb:
@@ -103,6 +104,7 @@ def slopes(s: gradients.Site, op: str, grad: Any, turn_a: bool, turn_b: bool) ->
         transposed = (True, turn_a) if turn_b else (not turn_a, False)
         grad_b = net.add_node(op, *b, trans_a=transposed[0], trans_b=transposed[1])
         grad_b = net.summed_to(grad_b, s.shape(1))
+    # dA = G B^T; if a holds A^T, its gradient is B G^T.
     if s.wanted[0]:
         a = (s.x(1), grad) if turn_a else (grad, s.x(1))
         transposed = (turn_b, True) if turn_a else (False, not turn_b)
@@ -215,6 +217,7 @@ def _gemm_slices(
     a, b, bias = shapes
     rules = matmul_rules(a, b, trans_a, trans_b)
     out_shape = product_shape(a, b, trans_a, trans_b)
+    # A bias (n,) is cut with the columns, a bias (m, n) with rows and columns.
     extra = following((bias,), out_shape)
     axes = tuple(
         AxisRule(r.axis, r.kind, (*r.sources, *(Source(2, s.axis) for s in extra[r.axis])), r.joins)
@@ -228,6 +231,7 @@ def _gemm_slopes(s: gradients.Site) -> Grads:
     net = s.net
     alpha = s.attrs["alpha"]
     beta = s.attrs["beta"]
+    # A bias (n,) was added to each of m rows: its gradient is the sum of these rows.
     bias = net.scaled(net.summed_to(s.g, s.shape(2)), beta) if s.wanted[2] else None
     turns = s.attrs["trans_a"], s.attrs["trans_b"]
     return *slopes(s, "matmul", net.scaled(s.g, alpha), *turns), bias
@@ -299,6 +303,7 @@ def _summing_phases(
 ) -> tuple[isa.Launch, ...]:
     """Return the phases that add the partial sums of C."""
     m1, _, n1 = shape.fractals
+    # (parts of K, N1, M1, 16, 16), summed over the first axis.
     partial_shape = (gemm.parts_of(shape, schedule), n1, m1, isa.FRACTAL, isa.FRACTAL)
     sums = te.reduce_sum(te.placeholder(partial_shape, isa.ACCUMULATOR[shape.dtype], "partial"), 0)
     finish_sums = finish or partial(narrow, dtype=shape.out_dtype)
@@ -369,6 +374,7 @@ def divided(
     adding_cycles = m1 * n1 * isa.FRACTAL * isa.FRACTAL * 4 / loads
     estimates = []
     for parts in SPLITS:
+        # K of 1024 is 64 fractals: at most 8 parts of 8 fractals.
         if parts <= min(chip.core_count, k1 // LEAST):
             # one part: k / parts on a share of the chip, with unrounded sums as its output
             share_shape = replace(
@@ -390,6 +396,8 @@ def least_cycles(shape: GemmShape, chip: Chip, warm: Collection[str] = ()) -> fl
     cold = sum(size for name, size in sizes.items() if name not in warm)
     memory = cold * DTYPE_BYTES[shape.dtype] / chip.device_memory.rate_bytes_per_s * chip.clock_hz
     macs = shape.ops // 2
+    # 1024^3 on a 910A in fp16: 2^30 macs / (4096 * 32 a cycle) = 8192 cycles; reading a and b, 4.2
+    # MB at 1.2 kB a cycle, takes less than half of that.
     return max(macs / (chip.macs_per_cycle(shape.dtype) * chip.core_count), memory)
 
 

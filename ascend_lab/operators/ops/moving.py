@@ -43,6 +43,8 @@ def _order(perm: Any, shape: Shape) -> tuple[int, ...]:
     """Return the permutation counted from 0; None reverses the axes."""
     if perm is None:
         return tuple(range(len(shape)))[::-1]
+    # perm (1, 2, 0) of shape (2, 3, 4) gives (3, 4, 2); the gradient goes back by argsort, (2, 0,
+    # 1).
     order = tuple(axis_of("perm", p, shape) for p in perm)
     if sorted(order) != list(range(len(shape))):
         needed = f"perm: each of the {len(shape)} axes of {shape} once"
@@ -87,6 +89,7 @@ define(
 # -- reshape --------------------------------------------------------------------------------------
 def _target(x: Shape, *, shape: Any) -> Shape:
     """Return the new shape: 0 keeps a size, one -1 takes what is left (ONNX Reshape)."""
+    # x (2, 3, 17) to (0, -1): 0 keeps the 2, -1 takes 3 * 17 = 51.
     sizes = [x[i] if n == 0 and i < len(x) else int(n) for i, n in enumerate(shape)]
     if sizes.count(-1) > 1 or any(n < -1 for n in sizes):
         needed = "shape: sizes, 0 to keep one, at most one -1"
@@ -129,6 +132,8 @@ def _axis_groups(x: Shape, out_shape: Shape) -> dict[int, tuple[int, int, int]]:
             start = start[0], start[1] + 1
         inner = math.prod(x[start[0] + 1 : ends[0]]), math.prod(out_shape[start[1] + 1 : ends[1]])
         common = math.lcm(*inner)
+        # (2, 3, 17) to (6, 17): axis 0 of the result is cut in grains of 3, one entry of axis 0 of
+        # x; (6, 35) to (7, 30) is one group, whose axes cannot be cut.
         groups[start[1]] = (
             start[0],
             common // inner[0] if common else 1,
@@ -155,6 +160,7 @@ def _reshape_slices(shapes: tuple[Shape, ...], *, shape: Any) -> SliceRules:
     groups = _axis_groups(x, out_shape) if elements(x) else {}
     axes = []
     for i, size in enumerate(out_shape):
+        # A grain beyond the size cannot be cut: the axis is whole.
         source, source_grain, grain = groups.get(i, (0, 1, size + 1))
         if grain < size or grain == size == 1:
             rule = AxisRule(i, "free", (Source(0, source, grain=source_grain),), (i,), grain)
@@ -203,6 +209,7 @@ def _expand_kernel(call: Call, chip: Chip) -> isa.Launch:
     """Return a copy kernel; the source has step 0 along repeated axes, so it is read again."""
     x = call.shapes[0]
     out_shape = call.outputs[0]
+    # (3, 1) to (3, 33): steps (1, 0), so each element is read 33 times.
     aligned = (1,) * (len(out_shape) - len(x)) + x
     dtype = call.dtypes[0]
     steps = [
@@ -279,6 +286,7 @@ def _slice_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
 
     def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
         low, high = ranges[0][axis]
+        # The piece's input begins with the first element that is taken: on the cut axis it is 0.
         begin = tuple(0 if i == axis else p.start for i, p in enumerate(parts))
         end = tuple(high - low if i == axis else p.stop for i, p in enumerate(parts))
         return {"begin": begin, "end": end}
@@ -349,6 +357,7 @@ def _pad_slices(shapes: tuple[Shape, ...], *, pads: Any, value: float) -> SliceR
     def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
         # the piece in coordinates of x: what lies below 0 or beyond the size is padding
         low, high = (n - pads[axis][0] for n in piece)
+        # 17 entries padded (3, 12): outputs 0 .. 15 are entries -3 .. 12, so (3, 0) is padding.
         piece_pads = max(0, -low), max(0, high - x[axis])
         return {"pads": tuple(piece_pads if i == axis else p for i, p in enumerate(pads))}
 
@@ -391,6 +400,7 @@ define(
 # -- concat and split ------------------------------------------------------------------------------
 def _concat_shape(*shapes: Shape, axis: int) -> Shape:
     first = shapes[0]
+    # (3, 17) and (3, 16) on axis 1: (3, 33).
     joined_axis = axis_of("concat", axis, first)
     for other in shapes[1:]:
         if (other[:joined_axis], other[joined_axis + 1 :]) != (
@@ -412,6 +422,7 @@ def _segments(x: Shape, axis: int, reason: str, inputs: int = 1, outputs: int = 
 def _concat_slopes(s: Site) -> Grads:
     axis = axis_of("axis", s.attrs["axis"], s.shape())
     sizes = (s.shape(i)[axis] for i in range(len(s.inputs)))
+    # Sizes 3 and 5: (0, 3) and (3, 8).
     bounds = pairwise(accumulate(sizes, initial=0))
     parts = (span(s.out_kind().shape, axis, *ends) for ends in bounds)
     return [s.net.slice(s.g, begin=begin, end=end) for begin, end in parts]
@@ -453,6 +464,7 @@ def _split_sizes(x: Shape, sizes: Any, axis: int) -> tuple[int, ...]:
     """Return the piece sizes: as given, or a number of equal pieces."""
     split_axis = axis_of("split", axis, x)
     if is_whole(sizes):
+        # 32 columns in 2 pieces: (16, 16); 33 would not add up, and is refused below.
         sizes = (x[split_axis] // sizes,) * sizes if 0 < sizes <= x[split_axis] else ()
     if min(sizes, default=0) < 1 or sum(sizes) != x[split_axis]:
         needed = f"sizes >= 1 that add up to {x[split_axis]}, axis {split_axis} of {x}"
@@ -467,6 +479,7 @@ def _split_shapes(x: Shape, *, sizes: Any, axis: int) -> tuple[Shape, ...]:
 
 def _split(x: te.Tensor, *, sizes: Any, axis: int) -> tuple[te.Tensor, ...]:
     split_axis = axis_of("split", axis, x.shape)
+    # Sizes 7, 16 and 1 end at 7, 23 and 24.
     bounds = accumulate(_split_sizes(x.shape, sizes, axis))
     return tuple(te.slice(x, *span(x.shape, split_axis, *ends)) for ends in pairwise((0, *bounds)))
 
@@ -478,6 +491,7 @@ def _split_slices(shapes: tuple[Shape, ...], *, sizes: Any, axis: int) -> SliceR
 
 def _split_slope(s: Site) -> Grads:
     parts = [
+        # A piece that no loss reads has the gradient 0.
         s.net.number(0.0, s.out_kind(i).shape, s.out_kind(i).dtype) if grad is None else grad
         for i, grad in enumerate(s.grads)
     ]

@@ -76,6 +76,7 @@ class Template:
         """Return the kernel's tensors for input arrays."""
         if self.feed is not None:
             return self.feed(call, arrays)
+        # (1, 3, 8, 8) in NC1HWC0 is packed as (1, 1, 8, 8, 16): 13 of 16 lanes are zeros.
         laid = [pack(_map(self.layout, a, a.shape), a) if self.layout else a for a in arrays]
         return {**dict(zip(self.names(len(arrays)), laid, strict=True)), **self.extra(call)}
 
@@ -200,7 +201,9 @@ class Operator:
         """Return one name per input; raise `InputError` if the operator takes no `count` inputs."""
         input_count = len(self.inputs)
         if self.variadic and count > input_count:
+            # concat of 3: x, x1, x2.
             return (*self.inputs, *(f"{self.inputs[-1]}{i}" for i in range(input_count, count)))
+        # conv2d (x, weight, bias) with one optional input takes 2 or 3.
         if not input_count - self.optional <= count <= input_count:
             few = f"{input_count - self.optional} to " if self.optional else ""
             more = " or more" if self.variadic else ""
@@ -304,6 +307,7 @@ class Operator:
         result_list = wide_results if isinstance(wide_results, tuple) else (wide_results,)
         results = tuple(np.asarray(values) for values in result_list)
         if output_dtypes is not None:
+            # split has one declared format for all of its pieces.
             output_formats = (
                 output_dtypes
                 if len(output_dtypes) == len(result_list)
@@ -369,6 +373,7 @@ class Operator:
     def check_indices(self, arrays: Sequence[Values], attrs: Attrs) -> None:
         """Raise `InputError` naming the first index that points outside its tensor."""
         for i, limit in self.index_limits([a.shape for a in arrays], attrs).items():
+            # A table of 10 rows: 0 .. 9, with from_end -10 .. 9.
             first_index = -limit if attrs.get("from_end") else 0
             bad_positions = np.argwhere((arrays[i] < first_index) | (arrays[i] >= limit))
             if len(bad_positions):
@@ -403,6 +408,7 @@ def get(name: str) -> Operator:
     """Return an operator by name; raise `InputError` with the nearest names."""
     if name in OPERATORS:
         return OPERATORS[name]
+    # "softmx" is near to softmax and log_softmax.
     close_names = difflib.get_close_matches(name, OPERATORS, 3, 0.5)
     all_names = ", ".join(sorted(OPERATORS))
     remedy = (

@@ -78,6 +78,8 @@ def window_counts(size: Shape, kernel: Pair, step: Pair, pads: Pairs, include: b
         # a difference of prefix sums is the sum of a window
         sums = np.append(0, np.cumsum(real))
         axes.append((sums[width:] - sums[:-width])[::stride])
+    # 3 x 3 pixels, 3 x 3 windows, pad 1: (2, 3, 2) along each axis, so 4 in a corner, 6 at an edge,
+    # 9 in the middle.
     counts: Values = np.multiply.outer(*axes)
     return counts
 
@@ -99,6 +101,7 @@ def _average_values(x: Values, *, count_include_pad: bool, **attrs: Any) -> Valu
 def _pooled(x: te.Tensor, size: Pair, step: Pair, pads: Pairs, mode: str) -> te.Tensor:
     """Pool in NC1HWC0, the layout of the instruction, with channels padded to blocks of 16."""
     n, c, h, w = x.shape
+    # 17 channels are 2 blocks: 15 lanes are padding, cut off again at the end.
     c1 = -(-c // C0)
     blocks = te.reshape(te.pad(x, ((0, 0), (0, c1 * C0 - c), (0, 0), (0, 0))), (n, c1, C0, h, w))
     image = te.transpose(blocks, (0, 1, 3, 4, 2))
@@ -126,6 +129,7 @@ def _average(x: te.Tensor, *, count_include_pad: bool, **attrs: Any) -> te.Tenso
     if count_include_pad or not any(map(any, pads)):
         return mean
     one_channel = te.slice(x, (0, 0, 0, 0), (1, 1, *x.shape[2:]))
+    # An expression has no constants: max(min(x, 0), 0) = 0 for any number x, and 0 + 1 is one.
     ones = te.vadds(te.vmuls(te.vmaxs(te.vmins(one_channel, 0.0), 0.0), 0.0), 1.0)
     real_share = _pooled(ones, size, step, pads, "avg")
     return te.vdiv(mean, te.broadcast(real_share, mean.shape))
@@ -170,6 +174,7 @@ def _max_kernel(call: Call, chip: Chip) -> Kernel:
                 pooling.max_pool_launch(as_convolution(call.attrs, call.shapes[0]), chip)
             )
     numbers = te.cast_to(x, "fp16") if x.dtype == "int8" else x  # the vector unit compares floats
+    # Around the image stands the least number, so that padding never is the largest.
     image = te.pad(numbers, ((0, 0), (0, 0), *pads, (0, 0)), rows.LEAST)
     numbers = wide(image) if x.dtype == "bf16" else image
     y = te.cast_to(_windows(numbers, size, step, te.max), x.dtype)
@@ -227,6 +232,7 @@ def _sum_convolution(call: Call) -> ConvShape | None:
     dtype = call.dtypes[0]
     if dtype not in NARROW or prod(size) > MOST_TAPS:
         return None
+    # Windows at the border average fewer elements: their sums stay wide until they are scaled.
     out_dtype = "fp32" if np.ptp(_counts(call)) else dtype
     return as_convolution(call.attrs, call.shapes[0], dtype=dtype, out_dtype=out_dtype)
 
@@ -237,6 +243,7 @@ def _cube_kernel(call: Call, shape: ConvShape, chip: Chip) -> Kernel:
     placement = conv_windows.dense_placement(shape)
     # equal counts: the epilogue of the convolution scales the sums and casts them in one phase
     if shape.out_dtype != "fp32":
+        # 2 x 2 windows: sums times 0.25.
         scale = epilogue.Step("vmuls", ("sums",), 1.0 / float(counts.flat[0]))
         steps = (scale, epilogue.Step("vconv", (0,), None, shape.dtype))
         return as_kernel(
@@ -308,6 +315,7 @@ def _global_shape(x: Shape) -> Shape:
 
 def _global_slices(*reductions: Reduction) -> Any:
     free = tuple(AxisRule(i, "free", (Source(0, i),), (i,)) for i in range(2))
+    # Images and channels may be cut; of the result's rows and columns there is one each.
     single = tuple(AxisRule(i, "whole", reason="size 1", joins=(i,)) for i in (2, 3))
     return lambda shapes: SliceRules("Reduce", (*free, *single), reductions)
 

@@ -38,6 +38,7 @@ _EMPTY = Example(((3, 0),), {"axis": 1})
 def reduced_shape(x: Shape, *, axis: Any, keepdims: bool) -> Shape:
     """Return the shape after the reduction; reduced axes are dropped, or have size 1."""
     axes = forms.axes_of("reduce", axis, x)
+    # (2, 31, 16) over axis 1: (2, 16), with keepdims (2, 1, 16).
     return tuple(1 if i in axes else n for i, n in enumerate(x) if keepdims or i not in axes)
 
 
@@ -115,6 +116,7 @@ def _restored(s: gradients.Site, value: Any) -> tuple[Any, Shape]:
 
 def _reduce_mean(s: gradients.Site) -> Grads:
     grad, shape = _restored(s, s.g)
+    # The mean over an axis of 4 hands a quarter of its gradient to each element.
     share = forms.elements(grad.shape) / forms.elements(shape)
     return (s.net.stretched(s.net.scaled(grad, share), shape),)
 
@@ -235,12 +237,14 @@ def softmax(x: te.Tensor, *, axis: int) -> te.Tensor:
 
 def _log_softmax(x: te.Tensor, *, axis: int) -> te.Tensor:
     shifted = _shifted(x, axis)
+    # Of (1000, 1001): shifted (-1, 0), ln(e^-1 + 1) = 0.313, so (-1.313, -0.313).
     total = te.vlog(te.reduce_sum(te.vexp(shifted), axis, keepdims=True))
     return te.vsub(shifted, te.broadcast(total, x.shape))
 
 
 def softmax_values(x: Values, *, axis: int) -> Values:
     """Return softmax along an axis in NumPy."""
+    # (1000, 1001) gives (0.269, 0.731); without the maximum e^1000 would be infinite in fp64.
     power = np.exp(x - x.max(axis=axis, keepdims=True))
     result: Values = power / power.sum(axis=axis, keepdims=True)
     return result
@@ -255,6 +259,7 @@ def _log_softmax_values(x: Values, *, axis: int) -> Values:
 def softmax_grad(s: gradients.Site, grad: Any, y: Any, axis: int) -> Any:
     """Return y (g - sum(g y)) along an axis."""
     net = s.net
+    # y = (0.27, 0.73), g = (1, 0): sum(g y) = 0.27, so (0.27 * 0.73, -0.73 * 0.27) = (0.20, -0.20).
     total = net.reduce_sum(net.mul(grad, y), axis=(axis,), keepdims=True)
     return net.mul(y, net.sub(grad, total))
 
@@ -315,6 +320,7 @@ def _tail_axes(x: Shape, axis: int) -> tuple[int, ...]:
 
 
 def _norm_shape(x: Shape, *scales: Shape, axis: int, epsilon: float) -> Shape:
+    # x (2, 5, 8) from axis 1 on: scale and bias (5, 8).
     scale_shape = tuple(x[a] for a in _tail_axes(x, axis))
     for scale in scales:
         if scale != scale_shape:
@@ -332,6 +338,7 @@ def _norm_slices(shapes: tuple[Shape, ...], *, axis: int, epsilon: float) -> sli
 
 def _rows(x: te.Tensor, axis: int) -> te.Tensor:
     """Return x as (rows, elements of the normalised axes)."""
+    # (2, 5, 8) from axis 1 on: 2 rows of 40.
     tail = forms.elements(x.shape[axis_of("axis", axis, x.shape) :])
     return te.reshape(x, (x.elements // tail, tail))
 
@@ -359,6 +366,8 @@ def _norm(x: te.Tensor, scale: te.Tensor, *bias: te.Tensor, axis: int, epsilon: 
 
 
 def _norm_of_rows(rows: te.Tensor, scale: te.Tensor, *bias: te.Tensor, epsilon: float) -> te.Tensor:
+    # Layer norm of (1, 3): (-1, 1). Root mean square of (3, 4): divided by sqrt(12.5), (0.85,
+    # 1.13).
     centred = te.vsub(rows, _row_mean(rows)) if bias else rows
     variance = _row_mean(te.vmul(centred, centred))
     normal = te.vmul(centred, te.vrsqrt(te.vadds(variance, epsilon)))
@@ -458,6 +467,7 @@ def _lrn_base(x: Values, size: int, alpha: float, bias: float) -> Values:
     """Return bias + alpha / size times the sum of x^2 over the neighbour channels."""
     padding = [(0, 0), _sides(size), *((0, 0) for _ in x.shape[2:])]
     square = np.pad(x * x, padding)
+    # Size 3: channels k - 1, k and k + 1, where those beyond the ends are 0.
     window_sums = np.sum([square[:, i : i + x.shape[1]] for i in range(size)], axis=0)
     base: Values = window_sums * (alpha / size) + bias
     return base
@@ -477,6 +487,7 @@ def _lrn(x: te.Tensor, *, size: int, alpha: float, beta: float, bias: float) -> 
     r = te.reduce_axis(size, "r")
     window_sums = te.compute((n, c, inner), lambda b, k, i: te.sum(square[b, k + r, i], r))
     total = te.vadds(te.vmuls(window_sums, alpha / size), bias)
+    # total^-beta as e^(-beta ln(total)).
     slope = te.vexp(te.vmuls(te.vlog(total), -beta))
     return te.reshape(te.vmul(flat, slope), x.shape)
 

@@ -160,6 +160,7 @@ def take(arrays: Sequence[np.ndarray], ranges: Ranges) -> list[np.ndarray]:
     """Return the part of each array that `ranges` asks for."""
     parts = []
     for array, axis_ranges in zip(arrays, ranges, strict=True):
+        # Ranges {1: (2, 4)} of an array of 3 axes: [:, 2:4, :].
         index = [
             slice(*axis_ranges[i]) if i in axis_ranges else slice(None) for i in range(array.ndim)
         ]
@@ -227,5 +228,6 @@ _COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.mult
 
 def combine(reduction: Reduction, parts: Sequence[np.ndarray]) -> np.ndarray:
     """Return the whole output from the partial outputs of a split reduction axis."""
+    # x (5, 33) summed over axis 1, cut at column 16: two outputs of 5 numbers, added.
     result: np.ndarray = _COMBINE[reduction.combine].reduce(np.stack(parts), axis=0)
     return result

@@ -67,7 +67,7 @@ def _padded_size(size: Pair, pads: Pairs) -> Pair:
 
 
 def _placed(values: te.Tensor, image_size: Pair, step: Pair, tap: Pair) -> te.Tensor:
-    """Return an image of size `room`, zero but for `part` at the pixels tap + stride * index."""
+    """Return an image of zeros but for `values` at the pixels tap + stride * index."""
     dilated = conv_gradient.stretched(values, step)
     # tap (1, 0) of a window at stride 2: values at rows 1, 3, 5, ... and columns 0, 2, 4, ...
     edges = [(tap[i], image_size[i] - tap[i] - dilated.shape[2 + i]) for i in range(2)]
@@ -100,6 +100,7 @@ def _max_values(x: Values, y: Values, grad: Values, **attrs: Any) -> Values:
     size, step, pads = geometry(**attrs)
     image = padded(x, pads, -np.inf)
     window_view = expressions.windows(image, size, step)
+    # A window 1, 3, 3: equal 0, 1, 1, and the first of these takes the gradient.
     equal = (window_view == y[..., None, None]).reshape((*window_view.shape[:4], -1))
     # argmax of booleans is the index of the first True; without any it is 0, where equal is False
     is_first_maximum = equal & (np.arange(equal.shape[-1]) == equal.argmax(axis=-1)[..., None])
@@ -119,6 +120,7 @@ def _max_expression(x: te.Tensor, y: te.Tensor, grad: te.Tensor, **attrs: Any) -
     slope = wide(grad)
     unassigned = total = None
     for tap in product(range(size[0]), range(size[1])):
+        # Tap (1, 0), 3 x 3 windows at stride 2: rows 1, 3, 5 and columns 0, 2, 4 of the image.
         end = (tap[0] + (oh - 1) * step[0] + 1, tap[1] + (ow - 1) * step[1] + 1)
         view = te.slice(image, (0, 0, *tap), (n, c, *end), (1, 1, *step))
         is_maximum = te.vcmp(view, top, "eq")
@@ -176,6 +178,7 @@ def _pool_counts(*, size: Any, count_include_pad: bool, **attrs: Any) -> Values:
 def _average_values(grad: Values, **attrs: Any) -> Values:
     (window, step, pads) = geometry(**attrs)
     plane = forms.pair("size", attrs["size"])
+    # A gradient of 1 on a full 3 x 3 window: 1/9 at each of its pixels.
     window_share = grad / _pool_counts(**attrs)
     element_grads = np.broadcast_to(window_share[..., None, None], (*window_share.shape, *window))
     image = add_windows(element_grads, (*grad.shape[:2], *_padded_size(plane, pads)), step)
@@ -194,6 +197,7 @@ def _average_expression(grad: te.Tensor, **attrs: Any) -> te.Tensor:
     window_share = wide(grad)
     total = None
     counts = _pool_counts(**attrs)
+    # Counts 4, 6, 4 / 6, 9, 6 / 4, 6, 4 are (1, 1.5, 1) by (1, 1.5, 1) times 4.
     for i, column in enumerate((counts[:, 0] / counts[0, 0], counts[0] / counts[0, 0])):
         window_share = _over_axis(window_share, 2 + i, column)
     window_share = te.vmuls(window_share, 1.0 / float(counts[0, 0]))
@@ -211,6 +215,7 @@ def _over_axis(x: te.Tensor, axis: int, column: Values) -> te.Tensor:
     """
     if np.ptp(column) == 0:
         return x
+    # 2, 3, 3, 3, 2: runs end at 1, 4 and 5.
     ends = [0, *(np.flatnonzero(np.diff(column)) + 1).tolist(), len(column)]
     pieces = []
     for low, high in pairwise(ends):
@@ -221,6 +226,7 @@ def _over_axis(x: te.Tensor, axis: int, column: Values) -> te.Tensor:
 
 def _average_launch(call: Call, chip: Chip) -> isa.Launch:
     counts = _pool_counts(**call.attrs)
+    # Equal counts of 9: the number 1/9; unequal ones come as a tensor, `_pool_rates`.
     constant_share = 0.0 if np.ptp(counts) else 1.0 / float(counts.flat[0])
     shape = as_convolution(call.attrs, call.outputs[0])
     return pool_gradient_launch(PoolGradient(shape, False, constant_share), chip)
@@ -306,6 +312,7 @@ def _loss_shape(logits: Shape, target: Shape) -> Shape:
 
 
 def _loss_values(logits: Values, target: Values) -> Values:
+    # Logits (0, 0), target (1, 0): -ln(1/2) = 0.693.
     result: Values = -(target * get("log_softmax").formula(logits, axis=1)).sum(axis=1)
     return result
 
@@ -325,6 +332,7 @@ def _loss_slopes(s: gradients.Site) -> Grads:
     grad = net.shaped(s.g, (rows, 1))
     logits = s.x(0)
     target = s.x(1)
+    # Logits (0, 0), target (1, 0): softmax (0.5, 0.5), so the gradient is (-0.5, 0.5).
     total = net.reduce_sum(target, axis=(1,), keepdims=True)
     logit_slope = net.sub(net.mul(net.softmax(logits, axis=1), total), target)
     target_grad = None
@@ -356,6 +364,7 @@ def _all_equal(*shapes: Shape, **attrs: Any) -> tuple[Shape, ...]:
         if shape != shapes[0]:
             needed = f"every tensor of the parameter's shape {shapes[0]}"
             raise ShapeError(needed, str(shape), "reshape it")
+    # Outputs are the parameter and its states: all inputs but the gradient, which is input 1.
     return tuple(shapes[i] for i in (0, *range(2, len(shapes))))
 
 
@@ -370,6 +379,7 @@ def _sgd(param: Values, grad: Values, velocity: Values, **a: Any) -> tuple[Value
     Here g is the gradient plus weight_decay p.
     """
     slope = grad + a["weight_decay"] * param
+    # p 1, g 0.5, v 1, momentum 0.9, lr 0.1: v' = 1.4 and p' = 1 - 0.14 = 0.86.
     new_velocity = a["momentum"] * velocity + slope
     step = slope + a["momentum"] * new_velocity if a["nesterov"] else new_velocity
     return param - a["lr"] * step, new_velocity
@@ -399,6 +409,8 @@ def _adam(
     param: Values, grad: Values, mean: Values, square: Values, **a: Any
 ) -> tuple[Values, ...]:
     mean_correction, square_correction = _corrections(**a)
+    # First step from mean = square = 0 with g = 0.5: m / 0.1 = 0.5 and sqrt(s / 0.001) = 0.5, so p
+    # moves by lr, whatever the size of g.
     m = a["beta1"] * mean + (1 - a["beta1"]) * grad
     s = a["beta2"] * square + (1 - a["beta2"]) * grad**2
     update = m / mean_correction / (np.sqrt(s / square_correction) + a["epsilon"])
@@ -415,6 +427,7 @@ def _adam_expression(
     # sqrt(s / (1 - b2^t)) = sqrt(s) / sqrt(1 - b2^t): one factor, known before the launch
     root = te.vadds(te.vmuls(te.vsqrt(s), 1.0 / math.sqrt(square_correction)), a["epsilon"])
     update = te.vdiv(te.vmuls(m, a["lr"] / mean_correction), root)
+    # p - lr (u + decay p) = (1 - lr decay) p - lr u
     decayed = te.vmuls(param, 1.0 - a["lr"] * decay) if decay else param
     return te.vsub(decayed, update), m, s
 

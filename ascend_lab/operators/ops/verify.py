@@ -49,6 +49,7 @@ def sample(
     wide = dtype == "fp64"
     main = operator.types.allowed[0] if wide else dtype
     formats = operator.input_types(len(shapes), main, **attrs)
+    # gather on a table of 10 rows: {1: 10}, input 1 holds indices below 10.
     limits = operator.index_limits(shapes, attrs)
     arrays = []
     for i, (name, shape, kind) in enumerate(zip(names, shapes, formats, strict=True)):
@@ -68,6 +69,7 @@ def draw(rng: np.random.Generator, domain: Domain, shape: Shape, dtype: str) -> 
     kind = numpy_type(dtype)
     if not is_float(dtype):
         info = np.iinfo(kind)
+        # A domain of -300 .. 300 would be -3000 .. 3000: in int8 it is -128 .. 127.
         low = max(int(domain.low * WHOLE_SCALE), info.min)
         high = min(int(domain.high * WHOLE_SCALE), info.max)
         return rng.integers(low, high + 1, shape).astype(kind)
@@ -103,6 +105,7 @@ def check_within(
         with np.errstate(invalid="ignore"):
             agree = (left == right) | (np.isnan(left) & np.isnan(right))
             excess = np.where(agree, 0.0, np.abs(left - right)) - tolerance.bound(right, dtype)
+        # Not `excess > 0`: that is False for NaN, which must count as too far.
         too_far = ~(excess <= 0)
         if too_far.any():
             worst = np.argmax(np.where(too_far, np.nan_to_num(excess, nan=np.inf), -1))
@@ -213,6 +216,8 @@ def check_gradient(
     # If an operator has named outputs, such as batch norm's running statistics, only the first is
     # part of a loss. The pieces of a split are all parts.
     used_outputs = 1 if len(operator.outputs) > 1 else len(outputs)
+    # Random c in loss = sum(c y): with c = 1 errors of opposite signs could cancel, as in softmax,
+    # whose outputs always add up to 1.
     weights = [rng.uniform(-1, 1, o.shape) for o in outputs[:used_outputs]]
     grads = gradient(
         operator, (*weights, *(None,) * (len(outputs) - used_outputs)), arrays, outputs, **attrs
@@ -226,14 +231,17 @@ def check_gradient(
             raise AssertionError(
                 f"{operator.name}: gradient {i} is {grad.shape}, the input {arrays[i].shape}"
             )
+        # One direction checks all elements at once: two evaluations, not two for each element.
         direction = rng.uniform(-1, 1, arrays[i].shape)
         sides = []
         for sign in (1, -1):
             shifted = [a + sign * step * direction if n == i else a for n, a in enumerate(arrays)]
             values = _as_tuple(operator.reference(*shifted, **attrs))
             sides.append(sum(float((w * v).sum()) for w, v in zip(weights, values, strict=False)))
+        # Central differences: the error falls with step^2, where one-sided ones fall with step.
         numeric = (sides[0] - sides[1]) / (2 * step)
         exact = float((grad * direction).sum())
+        # `not <=` rather than `>`: a NaN on either side must fail.
         if not abs(numeric - exact) <= 1e-5 * (1 + abs(numeric)):
             raise AssertionError(
                 f"{operator.name}: d/d{operator.names(len(arrays))[i]} is {exact}, "
@@ -253,6 +261,8 @@ def _off_kinks(operator: Operator, arrays: Sequence[Values]) -> list[Values]:
     shifted = []
     for i, (name, array) in enumerate(zip(operator.names(len(arrays)), arrays, strict=True)):
         if array.dtype == np.float64 and not operator.domains.get(name, Domain()).distinct:
+            # Of two inputs 0.3 becomes (153 + 1/4) / 512 in the first and (153 + 2/4) / 512 in the
+            # second.
             array = (np.floor(array / GRID) + (i + 1) / (len(arrays) + 2)) * GRID  # noqa: PLW2901
         shifted.append(array)
     return shifted
@@ -310,6 +320,7 @@ def _pieces(
 
     A piece that would read only padding is not cut off: `cut_or_none` returns None for it.
     """
+    # Size 12 in grains of 4: cuts at 4 and 8.
     chosen: list[int] = rng.permutation(np.arange(grain, size, grain))[:3].tolist()
     bounds = [0]
     for high in sorted(chosen):

@@ -77,6 +77,7 @@ class Solution:
         """Largest possible distance to the optimum, as a share of the bound."""
         if self.proven:
             return 0.0
+        # Cost 105 above a bound of 100: a gap of 5 %, though the cost may be the optimum.
         above = self.cost - self.lower_bound
         return above / self.lower_bound if self.lower_bound > 0 else math.inf
 
@@ -267,6 +268,8 @@ def _formulate(small: Reduced) -> tuple[Costs, _Matrix, dict[int, int], int]:
         equal.add(np.full(len(node_costs), equal.count), span, 1.0)
         equal.count += 1
         choices += len(node_costs)
+    # Columns 0 .. choices - 1 are the x, one a strategy; those of the y follow, one for each pair
+    # of groups that is allowed.
     columns = choices
     tables = []
     for (u, v), table in small.edges.items():
@@ -281,6 +284,8 @@ def _formulate(small: Reduced) -> tuple[Costs, _Matrix, dict[int, int], int]:
         tables.append(remainder[used])
         for node, lines, labels in ((u, ids, by_row), (v, ids.T, by_column)):
             place, _ = np.nonzero(lines >= 0)
+            # A row of the table: the y in it add up to the x of the strategies in its group, sum y
+            # - sum x = 0.
             equal.add(equal.count + place, lines[lines >= 0], 1.0)
             equal.add(equal.count + labels, offsets[node] + np.arange(len(labels)), -1.0)
             equal.count += len(lines)

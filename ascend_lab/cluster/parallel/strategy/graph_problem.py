@@ -75,6 +75,7 @@ def roofline(chip: Chip) -> Callable[[Graph, GraphNode], float]:
     def work_s(graph: Graph, node: GraphNode) -> float:
         kinds = (*graph.in_types(node), *graph.out_types(node))
         moved = sum(kind.elements * DTYPE_BYTES[kind.dtype] for kind in kinds)
+        # A multiply-accumulate is two operations, as in the chip's peak.
         return TRAINING * max(2 * node_macs(graph, node) / peak, moved / memory_bytes_per_s)
 
     return work_s
@@ -145,6 +146,8 @@ class Cuttable:
 
     def parts(self, counts: Counts, side: str, index: int) -> int:
         """Return the parts a tensor is cut into; devices beyond hold it alike, or partial sums."""
+        # Rows cut twice and the sum once, on 8 devices: the output is in 4 parts, each on 2
+        # devices.
         return 1 << sum(count for axis, count in self.axes(counts, side, index) if axis >= 0)
 
     def held_elements(self, counts: Counts, side: str, index: int) -> float:
@@ -242,12 +245,14 @@ def problem_of(
     if not 1 <= devices <= MOST_DEVICES or devices & (devices - 1):
         needed = f"a power of two of at most {MOST_DEVICES} devices"
         raise errors.ClusterError(needed, str(devices), "search one server, copy it to the others")
+    # 8 devices are 3 halvings.
     halvings = devices.bit_length() - 1
     operators = tuple(cuttable(graph, node) for node in graph.nodes)
     shardings = tuple(tuple(op.shardings(halvings)) for op in operators)
     nodes = []
     for op, options in zip(operators, shardings, strict=True):
         own_s = work_s(graph, op.node)
+        # 3 halvings divide the work by 8; what they cost in communication comes on top.
         times = [own_s / (1 << sum(c)) + inner_s(graph, op, c, cost) for c in options]
         used = [usage_bytes(graph, op, c) for c in options]
         nodes.append(Node(0, 1, tuple(round(t * NS) for t in times), tuple(used)))
@@ -282,6 +287,8 @@ def inner_s(graph: Graph, op: Cuttable, counts: Counts, cost: Cost) -> float:
     weights: dict[int, float] = {}
     for index, name in enumerate(op.node.inputs):
         parts = op.parts(counts, "inputs", index)
+        # A batch cut in 8 divides the activation (8 parts, group 1: nothing to add up) but not the
+        # weight (1 part, group 8: its gradient is all-reduced among all 8).
         group = everyone // parts
         if group == 1 or not has_gradient(graph, op.node, index):
             continue
@@ -334,6 +341,7 @@ def _edges(
         source_layouts = [operators[u].layout(c, halvings, "outputs", port) for c in shardings[u]]
         target_layouts = [operators[v].layout(c, halvings, "inputs", slot) for c in shardings[v]]
         kept, uncut_elements = _cut_dimensions([*source_layouts, *target_layouts])
+        # (32, 128, 768) in fp16, of which only axis 0 is ever cut: 32 items of 128 * 768 * 2 bytes.
         item_bytes = DTYPE_BYTES[graph.types[node.inputs[slot]].dtype] * uncut_elements
         sources, targets = (
             tuple(_only(layout, kept) for layout in side)

@@ -91,6 +91,7 @@ def search(
 def landscape(small: Reduced, order: tuple[int, ...]) -> Landscape:
     """Return a reduced problem as the heuristics need it."""
     finite = [t[np.isfinite(t)] for t in (*small.costs.values(), *small.edges.values())]
+    # More than any allowed choice can cost: 2 nodes of at most 5 and a table of at most 7 give 35.
     forbidden = 1.0 + 2 * sum(float(np.abs(costs_or_table).max()) for costs_or_table in finite)
 
     def filled(table: Costs) -> Costs:
@@ -104,6 +105,8 @@ def landscape(small: Reduced, order: tuple[int, ...]) -> Landscape:
     share = {}
     for node, tables in small.links.items():
         later = sum(rank[n] > rank[node] for n in tables)
+        # 3 neighbours later in the order and 1 earlier: each message carries a third of the node's
+        # cost.
         share[node] = 1.0 / max(1, later, len(tables) - later)
     return Landscape(
         rank,
@@ -223,6 +226,7 @@ def greedy(problem: Problem) -> tuple[int, ...]:
             adjacent[u].append((v, table))
             adjacent[v].append((u, table.T))
     chosen: dict[int, int] = {}
+    # The largest usage of any of its strategies is a node's weight: large tensors choose first.
     for node in sorted(range(len(nodes)), key=lambda v: -max(nodes[v].usages)):
         chosen[node] = int(np.argmin(totals[node]))
         for neighbour, table in adjacent[node]:
@@ -268,6 +272,7 @@ Weigh = Callable[[_Round, int, int], float]
 
 def _more(counts: graph_problem.Counts, way: int) -> graph_problem.Counts:
     """Return counts with one more use of a way."""
+    # (0, 1, 0) with one more use of way 2 is (0, 1, 1).
     return tuple(c + (i == way) for i, c in enumerate(counts))
 
 
@@ -344,6 +349,8 @@ def _own(given: graph_problem.GraphProblem, places: list[dict[graph_problem.Coun
             neighbour = edge.target if edge.source == v else edge.source
             if neighbour in now.taken:
                 theirs = places[neighbour][now.counts[neighbour]]
+                # Tables are row-major, source by target: with 3 strategies of the target, (2, 1) is
+                # entry 7.
                 s, t = (position, theirs) if edge.source == v else (theirs, position)
                 total += edge.costs[s * len(nodes[edge.target].costs) + t]
         return total

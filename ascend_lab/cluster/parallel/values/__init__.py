@@ -192,6 +192,7 @@ class _Trainer:
         if count > len(model.pieces):
             needed = f"at least {count} pieces for {plan.pipeline} stages x {plan.virtual} chunks"
             raise errors.ClusterError(needed, str(len(model.pieces)), "use fewer stages")
+        # 5 pieces on 2 chunks: 0 .. 2 and 3, 4.
         owned = np.array_split(np.arange(len(model.pieces)), count)
         self.chunks = [
             _Chunk([model.pieces[i] for i in unit_range], self.groups, cuts, optimizer)
@@ -207,10 +208,12 @@ class _Trainer:
         targets = self._shared(batch.targets)
         inbox = {Task(0, m, FORWARD): x for m, x in enumerate(inputs)}
         losses: list[Ranked] = []
+        # Any times give the same values: only the order of tasks matters here.
         equal = [1.0] * len(self.chunks)
         for timed in run_pipeline(self.order, equal, equal).tasks:
             self._run(timed.task, inbox, targets, losses, batch.targets.size)
             self._count(timed.device)
+        # Ranks of a tensor group have the same tokens and the same losses: count them once.
         leaders = [r for r in range(len(targets[0])) if self.groups["tensor"].place(r) == 0]
         return sum(float(loss[r].sum()) for loss in losses for r in leaders) / batch.targets.size
 
@@ -335,6 +338,7 @@ def train_mixed(
             loss, grads = _half_pass(model, half, batch, scale.scale)
             shards = group.reduce_scatter([np.pad(g, (0, -len(g) % ranks)) for g in grads])
         seen = [np.array([float(not np.isfinite(g).all())], np.float32) for g in shards]
+        # A rank sees only its own part of the gradient, so all ranks must ask each other.
         bad = bool(group.all_reduce(seen)[0][0] > 0)
         rows.append((loss, scale.scale, bad, float(np.mean([g == 0 for g in grads]))))
         if not bad:
@@ -368,7 +372,7 @@ def _half_pass(model: Model, half: Ranked, batch: Batch, scale: float) -> tuple[
     groups = Cuts(Plan(data=count)).groups(Traffic())
     inputs_and_targets = batch.inputs, batch.targets
     inputs, targets = (parts(array, groups["data"], 0, "a batch") for array in inputs_and_targets)
-    named = [_named(model, one) for one in half]
-    weights = {key: [one[key] for one in named] for key in model.weights}
+    named = [_named(model, flat) for flat in half]
+    weights = {key: [arrays[key] for arrays in named] for key in model.weights}
     loss, grads = passed(model, weights, groups, inputs, targets, scale / tokens)
-    return loss / tokens, [flatten([one[r] for one in grads.values()]) for r in range(count)]
+    return loss / tokens, [flatten([ranked[r] for ranked in grads.values()]) for r in range(count)]

@@ -121,6 +121,8 @@ class Group:
         return self._along("reduce_scatter", arrays, axis)
 
     def _along(self, op: str, arrays: Ranked, axis: int) -> Ranked:
+        # Schedules join flat arrays one behind the other, which is along axis 0: the axis comes to
+        # the front.
         fronts = [np.moveaxis(a, axis, 0) for a in arrays]
         gathered = self._run(op, [f.ravel() for f in fronts])
         shaped = [
@@ -132,14 +134,15 @@ class Group:
         if self.ranks == 1:
             return arrays
         schedule = _schedule(op, self.algorithm, self.ranks)
-        found = list(arrays)
+        after_step = list(arrays)
         for team in self.members:
             results = execute(schedule, [arrays[r] for r in team])
             for rank, result in zip(team, results, strict=True):
-                found[rank] = result
+                after_step[rank] = result
+        # For an all-gather the schedule counts the result: 4 ranks with 10 bytes each gather 40.
         size_bytes = arrays[0].nbytes * (self.ranks if op == "all_gather" else 1)
         self.traffic.note(self.name, op, size_bytes, _sent_bytes(schedule, size_bytes))
-        return found
+        return after_step
 
 
 @cache
@@ -153,12 +156,14 @@ def _sent_bytes(schedule: Schedule, size_bytes: int) -> int:
     blocks = np.zeros(schedule.ranks, np.int64)
     for step in schedule.rounds:
         np.add.at(blocks, step.sources, step.counts)
+    # A ring all-reduce of 4 ranks sends 6 of 4 blocks: 1.5 times the tensor.
     return round(int(blocks.max(initial=0)) * size_bytes / schedule.parts)
 
 
 def send(arrays: Ranked, traffic: Traffic, name: str = "stage") -> Ranked:
     """Pass every rank's array to its opposite number of the next (or previous) stage."""
     traffic.note(name, "send", arrays[0].nbytes, arrays[0].nbytes)
+    # The receiver's array (zeros) only says how much is coming.
     flat = [a.ravel() for a in arrays]
     arrived = [execute(SEND, [f, np.zeros_like(f)])[1] for f in flat]
     return [f.reshape(a.shape) for f, a in zip(arrived, arrays, strict=True)]
@@ -170,6 +175,7 @@ def grid(sizes: dict[str, int], traffic: Traffic, algorithm: str = "ring") -> di
     numbers = np.arange(int(np.prod(shape))).reshape(shape)
     groups = {}
     for axis, name in enumerate(sizes):
+        # {"data": 2, "tensor": 2}: data teams (0, 2) and (1, 3), tensor teams (0, 1) and (2, 3).
         teams = np.moveaxis(numbers, axis, -1).reshape(-1, shape[axis])
         groups[name] = Group(name, tuple(map(tuple, teams.tolist())), traffic, algorithm)
     return groups
@@ -182,6 +188,7 @@ def part(array: Values, ranks: int, rank: int, axis: int, what: str = "an axis")
         needed = f"{what} divisible by {ranks} ranks"
         raise errors.ClusterError(needed, str(size), "use fewer ranks or pad")
     step = size // ranks
+    # Axis 1 of 12 columns for rank 2 of 4: [:, 6:9].
     index = (slice(None),) * (axis % array.ndim) + (slice(rank * step, (rank + 1) * step),)
     block: Values = array[index]
     return block
@@ -221,6 +228,7 @@ class Var:
 
     def add(self, grads: Ranked) -> None:
         """Add to the gradient."""
+        # A variable that two steps read, as around a residual, gets two gradients, which add up.
         previous = self.grads
         self.grads = (
             grads if previous is None else [a + b for a, b in zip(previous, grads, strict=True)]
@@ -259,6 +267,7 @@ class Tape:
     def apply(self, name: str, *inputs: Var, **attrs: Any) -> Var:
         """Apply an operator of the library on every rank."""
         operator = ops.get(name)
+        # Inputs x and w on ranks 0 and 1: ((x0, w0), (x1, w1)), one tuple of operands a rank.
         arguments = list(zip(*(var.values for var in inputs), strict=True))
         out = [operator.reference(*arrays, **attrs) for arrays in arguments]
 

@@ -116,6 +116,7 @@ ATTENTION_SHARDS = {
 
 def normal(rng: np.random.Generator, *shape: int) -> Values:
     """Return random matrices (..., rows, columns) of variance 1 / rows."""
+    # Then x w has about the variance of x: a sum of `rows` products, each of variance 1 / rows.
     weights: Values = rng.normal(size=shape) / np.sqrt(shape[-2])
     return weights
 
@@ -168,6 +169,7 @@ def attention(net: Net, x: Var, heads: int) -> Var:
         for name in ("query", "key", "value")
     )
     length = q.shape[-2]
+    # (length, length): -10000 above the diagonal, so that position i sees positions 0 .. i only.
     mask = np.triu(np.full((length, length), MASKED), 1).astype(q.values[0].dtype)
     y = net.apply("attention", q, k, v, Var([mask] * len(q.values)))
     y = net.leave(net.linear(_join_heads(net, y), "out"))
@@ -205,6 +207,7 @@ def route(chances: Values, top: int, capacity: int) -> Values:
     """
     experts = chances.shape[-1]
     choices = np.argsort(-chances, axis=-1, kind="stable")[..., :top]
+    # (batch, sequence, expert, slot); 8 tokens, 4 experts, 5 slots: at most 16 ones for top 2.
     dispatch = np.zeros((*chances.shape, capacity))
     taken = np.zeros((len(chances), experts), np.int64)
     for choice in range(top):
@@ -260,8 +263,10 @@ def _gates(net: Net, chances: Var, top: int) -> Var:
     """Return the weight of each expert: its chance; of several, their share of the chosen ones'."""
     if top == 1:
         return chances
+    # argsort twice gives ranks: chances 0.2, 0.5, 0.3 have the ranks 2, 0, 1.
     rank = [np.argsort(np.argsort(-c, axis=-1, kind="stable"), axis=-1) for c in chances.values]
     masks = [(r < top).astype(c.dtype) for r, c in zip(rank, chances.values, strict=True)]
+    # Chances 0.5, 0.3, 0.2 with top 2: (0.5, 0.3, 0) / 0.8 = (0.625, 0.375, 0).
     chosen = net.apply("mul", chances, Var(masks))
     total = net.apply("reduce_sum", chosen, axis=-1, keepdims=True)
     return net.apply("div", chosen, total)
@@ -273,6 +278,8 @@ def _dispatch(tape: comm.Tape, y: Var, sent: Ranked) -> Var:
     def slope(grads: Ranked) -> list[Ranked]:
         return [[np.einsum("bsec,ebch->bsh", m, g) for m, g in zip(sent, grads, strict=True)]]
 
+    # b batch, s position, e expert, c slot, h width: slot c of expert e gets the one token sent
+    # there.
     rows = [np.einsum("bsec,bsh->ebch", m, v) for m, v in zip(sent, y.values, strict=True)]
     return tape.record([y], rows, slope)
 
@@ -285,6 +292,7 @@ def _computed(net: Net, rows: Var) -> Var:
     # With 4 experts on 2 ranks, the exchange brings (sender, expert of this rank, ...) in rows.
     # One batched product an expert needs (expert of this rank, tokens of all senders).
     x = exchange(net.tape, rows, group)
+    # 4 experts on 2 ranks: (2 senders, 2 experts, tokens) becomes (2 experts, 2 senders, tokens).
     x = _turned(net, x, group.ranks, local_experts, batch * slots)
     x = net.apply("reshape", x, shape=(local_experts, group.ranks * batch * slots, width))
     y = net.apply("gelu", net.apply("batch_matmul", x, net["up"]))
@@ -333,6 +341,7 @@ def embed(name: str, vocabulary: int, length: int, width: int, rng: np.random.Ge
 def _rows(tape: comm.Tape, table: Var, tokens: Var, group: comm.Group) -> Var:
     """Return the table's rows for the tokens this rank has, zeros for the others."""
     rows = table.shape[0]
+    # 24 words on 2 ranks: word 15 is row 3 of rank 1, and row 15 (not there) of rank 0.
     local = [t - group.place(r) * rows for r, t in enumerate(tokens.values)]
     mine = [(n >= 0) & (n < rows) for n in local]
     selected = [
@@ -355,6 +364,7 @@ def _positions(net: Net, length: int) -> Var:
     position = net["position"]
     ranks = range(len(net["position"].values))
     places = [net.groups["tensor"].place(r) if net.sequence else 0 for r in ranks]
+    # Sequences of 8 cut among 2 ranks: rank 1 adds positions 4 .. 7.
     spans = [slice(length * place, length * (place + 1)) for place in places]
 
     def slope(grads: Ranked) -> list[Ranked]:
@@ -393,6 +403,8 @@ def cross_entropy(tape: comm.Tape, logits: Var, targets: Ranked, group: comm.Gro
     local_max = [v.max(-1)[None] for v in wide]
     global_max = [m.max(0)[..., None] for m in group.all_gather(local_max)]
     power = [np.exp(v - m) for v, m in zip(wide, global_max, strict=True)]
+    # Three numbers a token cross: the maximum, the sum of exponentials, the target's logit. With 24
+    # words on 2 ranks, 12 logits stay where they are.
     total = group.all_reduce([p.sum(-1) for p in power])
     target = group.all_reduce([(v * o).sum(-1) for v, o in zip(wide, ones, strict=True)])
     losses = [np.log(s) + m[..., 0] - t for s, m, t in zip(total, global_max, target, strict=True)]

@@ -99,6 +99,7 @@ class Cuts:
     def groups(self, traffic: comm.Traffic) -> dict[str, Group]:
         """Return the groups of a stage's ranks; "data" is "replica" x "expert"."""
         plan = self.plan
+        # 8 data ranks with expert = 4: 2 replicas of the experts, each spread over 4 ranks.
         inner = {"tensor": self.plan.tensor}
         outer = {"replica": plan.data // plan.expert, "expert": plan.expert}
         return {**grid({**outer, **inner}, traffic), **grid({"data": plan.data, **inner}, traffic)}
@@ -149,6 +150,7 @@ def flatten(arrays: Sequence[Values], multiple: int = 1) -> Values:
 
 def unflatten(flat: Values, shapes: Sequence[tuple[int, ...]]) -> list[Values]:
     """Return arrays of given shapes from one behind the other."""
+    # Shapes (2, 3) and (4,): ends 6 and 10; what stands behind 10 is padding.
     ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
     cut = np.split(flat[: ends[-1]], ends[:-1])
     return [a.reshape(shape) for a, shape in zip(cut, shapes, strict=True)]
@@ -290,6 +292,8 @@ class Sharded(Replicas):
     def _flats(self, piece: Piece) -> tuple[Flat, ...]:
         keys = [f"{piece.name}.{name}" for name in piece.weights]
         flats = []
+        # Weights that are summed over other groups (experts, say, over replicas only) need a vector
+        # of their own.
         for kind in dict.fromkeys(self.sums[key] for key in keys):
             same_kind = tuple(key for key in keys if self.sums[key] == kind)
             flats.append(
@@ -307,6 +311,7 @@ class Sharded(Replicas):
     def _own(self, flat: Flat) -> Ranked:
         """Return every rank's part of the weights."""
         group = self._group(flat)
+        # 10 weights on 4 ranks: 12 with padding, 3 for each rank.
         vectors = enumerate(self._vectors(flat, self.weights))
         return [comm.part(vector, group.ranks, group.place(r), 0) for r, vector in vectors]
 
