@@ -68,14 +68,21 @@ def eyes() -> Graph:
     return net.build()
 
 
+FASTER = 0.99
+"""Share of the time of the tuner's plan within which an answer has to stay."""
+
+
 @lru_cache(maxsize=1)
 def _opponent() -> tuple[Graph, float]:
-    """Return the prepared network, and the seconds of the tuner's plan: 4 + 3 images."""
+    """Return the prepared network, and the seconds to stay below: 99 % of the tuner's 4 + 3 images.
+
+    Other sizes of the same region, 5 + 2, gain 0.04 %: they must not pass.
+    """
     chip = load_chip(EYES_CHIP)
     graph = prepared(eyes(), chip)
     names = [node.name for node in graph.nodes]
     plan = SlicePlan((Region(names[0], names[-1], "batch", (4, 3)),))
-    return graph, plan_time(graph, plan, chip)
+    return graph, FASTER * plan_time(graph, plan, chip)
 
 
 def _beside_opponent(fn: Any) -> Any:

@@ -23,6 +23,38 @@ Tree = Mapping[Point, Node]
 People = Sequence[Person]
 
 
+def fig_dials(rows: int, columns: int, answers: Mapping[str, Any]) -> st.LabFigure:
+    """Draw how the answers for one nest divide rows x columns: among cores, tiles and folds.
+
+    `answers` has those to `share 1`, `width 1` and `fold 1`; rows are spread and cut.
+    """
+    share = answers["share 1"]
+    width = answers["width 1"] or share  # 0: the share is one tile
+    fold = answers["fold 1"]
+    counts = (-(-rows // share), -(-share // width), -(-columns // fold))
+    says = (
+        f"{rows} rows x {columns}\nshare = {share} rows: {counts[0]} cores",
+        f"one core: {share} rows\nwidth = {width} rows: {counts[1]} tiles",
+        f"one tile: {width} rows\nfold = {fold}: {counts[2]} step{'s' * (counts[2] > 1)} a row",
+    )
+    fig, ax = st.new_figure(height_in=2.3)
+    for x, count, text in zip((0.0, 1.35, 2.7), counts, says, strict=True):
+        across = x == 2.7  # folds go along the columns
+        for part in range(count):
+            at = part / count
+            place = (x + at, 0.0, 1 / count, 1.0) if across else (x, at, 1.0, 1 / count)
+            fill = st.BLUE if part == 0 else "#FFFFFF"
+            st.box(ax, *place, fc=fill, ec=st.INK, lw=0.6)
+        st.put(ax, x + 0.5, -0.25, text)
+    for x in (1.0, 2.35):
+        look = {"arrowstyle": "->", "color": st.INK}
+        ax.annotate("", (x + 0.32, 0.5), (x + 0.03, 1 / counts[0] / 2), arrowprops=look)
+    ax.set(xlim=(-0.1, 3.8), ylim=(1.05, -0.5), xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
+    said = "; ".join(text.replace("\n", ", ") for text in says)
+    return st.finish(fig, alt=f"Three rectangles, each the dark part of the last: {said}.")
+
+
 def fig_toy_tree(
     costs: Mapping[Point, float], visits: Mapping[Point, int], path: Point = ()
 ) -> st.LabFigure:
