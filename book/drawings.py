@@ -171,7 +171,8 @@ ROAD = (
         2,
         3,
         {
-            "18_media_placement_runtime": "Camera, card, runtime",
+            "18_camera": "Camera and cards",
+            "18a_placement_runtime": "Placement and runtime",
             "25_tuning_networks": "Whole networks, tuned",
             "26_serving": "Serving",
             "27_language_models": "Language models",
@@ -280,7 +281,7 @@ def arrows() -> list[str]:
     return [*heads, f"{text}and again, until the clock ends</text>"]
 
 
-PARTS = ("01 02 03 04", "05 06 06a 07 08 09", "10 11 12", "13 14 14a 15 16 16a", "17 18", "19 20 21",
+PARTS = ("01 02 03 04", "05 06 06a 07 08 09", "10 11 12", "13 14 14a 15 16 16a", "17 18 18a", "19 20 21",
          "22 23 24", "25 26 27")  # fmt: skip
 NAMES = ("I", "II", "III", "IV", "V", "VI", "VII", "VIII")
 
