@@ -24,9 +24,9 @@ def test_figures_say_what_they_show():
     for dot in dots:
         x, y = (float(v[0]) for v in dot.get_data())
         assert y == pytest.approx(float(np.interp(x, ends, errors)), rel=0.2)
-    rows = {"per tensor": {3: 0.4, 8: 0.9}, "per channel": {3: 0.5, 8: 0.91}}
+    rows = {"per tensor": {3: [0.4, 0.5], 8: [0.9]}, "per channel": {3: [0.5], 8: [0.91]}}
     fig = fig_bits(rows, 0.92)
-    assert "per tensor: 40.0% at 3, 90.0% at 8" in repr(fig)
+    assert "per tensor: 40.0 to 50.0% at 3, 90.0 to 90.0% at 8" in repr(fig)
 
 
 def test_four_taps_a_step_give_the_same_sum():

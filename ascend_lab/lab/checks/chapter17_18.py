@@ -139,6 +139,8 @@ def _judge_17_5(got: Any, case: ex.Case) -> str | None:
     _judge_17_5,
     edges=[
         ([[(8, 0), (4, 3)], [(8, 0), (2, 3)]], 3, 10),
+        # saving most for each harm takes the second layer first, and then nothing else fits
+        ([[(10, 0), (4, 5)], [(10, 0), (6, 3)]], 5, 14),
         ([[(8, 2), (4, 3)]], 1, None),
         ([[(2 + i, 12 - i) for i in range(12)]] * 20, 120, 160),
     ],
@@ -147,11 +149,18 @@ def _judge_17_5(got: Any, case: ex.Case) -> str | None:
 )
 def check_ex_17_5(rng: ex.Rng) -> ex.Case:
     """Check `fn(options, budget)`: the places of options with fewest bytes, or None."""
-    layers = int(rng.integers(1, 6))
-    one = {"size": range(1, 60), "harm": range(25)}
-    counts = (range(rng.integers(1, 5)) for _ in range(layers))
-    options = [[tuple(ex.drawn(rng, **one).values()) for _ in count] for count in counts]
-    budget = int(rng.integers(0, 16 * layers))
+    layers = int(rng.integers(2, 6))
+    if rng.random() < 0.5:  # savings nearly in proportion to harms: what fits decides
+        harms = [int(harm) for harm in rng.integers(3, 20, layers)]
+        options = [[(100, 0), (100 - 4 * harm - int(rng.integers(4)), harm)] for harm in harms]
+        budget = int(rng.integers(max(harms), sum(harms) + 1))
+    else:
+        drawn_from = {"size": range(1, 60), "harm": range(25)}
+        counts = [int(count) for count in rng.integers(1, 5, layers)]
+        options = [
+            [tuple(ex.drawn(rng, **drawn_from).values()) for _ in range(count)] for count in counts
+        ]
+        budget = int(rng.integers(0, 16 * layers))
     return {"options": options, "budget": budget, "best": fewest_bytes(options, budget)}
 
 

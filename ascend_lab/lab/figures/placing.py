@@ -31,7 +31,11 @@ def fig_cut(copy: float = 1.0) -> st.LabFigure:
     def edge(
         start: tuple[float, float], end: tuple[float, float], pays: float, is_cut: bool
     ) -> None:
-        look = {"color": st.VERMILLION, "lw": 2.4, "ls": "--"} if is_cut else {"color": st.GREY, "ls": "-"}
+        look = (
+            {"color": st.VERMILLION, "lw": 2.4, "ls": "--"}
+            if is_cut
+            else {"color": st.GREY, "ls": "-"}
+        )
         ax.plot([start[0], end[0]], [start[1], end[1]], zorder=1, **look)
         x = 0.45 * start[0] + 0.55 * end[0]
         y = 0.45 * start[1] + 0.55 * end[1]
