@@ -174,7 +174,8 @@ ROAD = (
         2,
         3,
         {
-            "18_media_placement_runtime": "Camera, card, runtime",
+            "18_camera": "Camera and cards",
+            "18a_placement_runtime": "Placement and runtime",
             "25_tuning_networks": "Whole networks, tuned",
             "26_serving": "Serving",
             "27_language_models": "Language models",
@@ -325,7 +326,7 @@ PARTS = (
     "05 06 06a 07 08 09",
     "10 11 12",
     "13 14 14a 14b 15 16 16a",
-    "17 18",
+    "17 18 18a",
     "19 20 21",
     "22 23 24",
     "25 26 27",

@@ -26,6 +26,7 @@ _HOMES = {
     "checks.chapter24_25": "toy_rows",
     "chip_report": "chip_facts_html overview_html shared_keys sources_html table_html trust_html",
     "contest": "read_problem solve",
+    "detector": "detector",
     "figures.flash": "flash_traffic separate_kernels separate_traffic",
     "figures.fusing": "chain_kernels",
     "figures.gantt": "steady_cycles",

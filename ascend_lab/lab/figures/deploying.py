@@ -76,16 +76,29 @@ def fig_clipping(values: np.ndarray, bits: int = 4) -> st.LabFigure:
     return st.finish(fig, alt=alt)
 
 
-def fig_bits(rows: Mapping[str, Mapping[int, float]], before: float) -> st.LabFigure:
-    """Draw accuracies against bits, a curve a way of choosing, and that of the float network."""
+def fig_bits(rows: Mapping[str, Mapping[int, Sequence[float]]], before: float) -> st.LabFigure:
+    """Draw accuracies against bits, a curve a way of choosing, and that of the float network.
+
+    A point is the mean of the accuracies of several calibrations; a bar goes from least to most.
+    """
     fig, ax = st.new_figure(height_in=3.0)
     said = []
-    for (name, found), mark in zip(rows.items(), MARKS, strict=False):
-        ax.plot(list(found), [100 * a for a in found.values()], marker=mark, label=name)
-        said.append(f"{name}: {', '.join(f'{a:.1%} at {bits}' for bits, a in found.items())}")
+    for place, ((name, by_bits), mark) in enumerate(zip(rows.items(), MARKS, strict=False)):
+        # a little apart, so that bars of one number of bits do not hide each other
+        x = [bits + 0.08 * (place - 1) for bits in by_bits]
+        shares = [100 * np.asarray(accuracies) for accuracies in by_bits.values()]
+        means = [float(found.mean()) for found in shares]
+        below = [mean - float(found.min()) for mean, found in zip(means, shares, strict=True)]
+        above = [float(found.max()) - mean for mean, found in zip(means, shares, strict=True)]
+        ax.errorbar(x, means, yerr=[below, above], marker=mark, capsize=3, label=name)
+        ranges = (
+            f"{found.min():.1f} to {found.max():.1f}% at {bits}"
+            for bits, found in zip(by_bits, shares, strict=True)
+        )
+        said.append(f"{name}: {', '.join(ranges)}")
     ax.axhline(100 * before, color=st.GREY, lw=1, ls="-")
-    bits = sorted({b for found in rows.values() for b in found})
-    ax.text(bits[0], 100 * before + 1, "in floating point", va="bottom", fontsize=8)
+    bits = sorted({b for by_bits in rows.values() for b in by_bits})
+    ax.text(bits[-1], 100 * before + 1, "in floating point", ha="right", va="bottom", fontsize=8)
     ax.set(xlabel="bits of weights and activations", ylabel="test digits right, %", ylim=(0, 108))
     ax.set_xticks(bits)
     ax.legend(loc="lower right")
