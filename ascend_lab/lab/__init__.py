@@ -48,7 +48,7 @@ _HOMES = {
     "program_text": "listing",
     "kernels": (
         "conv2d_reference explicit_conv group_indices grouped_launch im2col_reference in_tiles "
-        "moved_bytes pack_explicit pack_pointwise pointwise_launch product_floors product_nest "
+        "nest_bytes pack_explicit pack_pointwise pointwise_launch product_floors product_nest "
         "relu_transpose_kernel unpack_explicit"
     ),
     "kernels.cross_core_folds": "atomic chain kept tree two_pass",

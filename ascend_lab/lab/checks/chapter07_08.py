@@ -14,7 +14,7 @@ import numpy as np
 
 from ascend_lab import errors
 from ascend_lab.lab.checks import core as ex
-from ascend_lab.lab.kernels import conv2d_reference, im2col_reference, moved_bytes, product_nest
+from ascend_lab.lab.kernels import conv2d_reference, im2col_reference, nest_bytes, product_nest
 from ascend_lab.machine import isa, sim
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip, load_chip
 from ascend_lab.operators.kernels import (
@@ -52,7 +52,7 @@ def _judge_nest(got: Any, case: ex.Case) -> str | None:
     tile = case["tile"]
     trips = {axis: case[axis] // tile for axis in "mkn"}
     chip = load_chip("Ascend910A")
-    moved = moved_bytes(product_nest(chip, case["order"], trips, side), chip)
+    moved = nest_bytes(product_nest(chip, case["order"], trips, side), chip)
     return ex.equal_to((moved["A"], moved["B"], moved["C"]))(got)
 
 

@@ -54,7 +54,7 @@ def product_nest(chip: Chip, order: str, trips: Mapping[str, int], tile: int = 8
     return kernel.finish()
 
 
-def moved_bytes(program: isa.Program, chip: Chip) -> dict[str, int]:
+def nest_bytes(program: isa.Program, chip: Chip) -> dict[str, int]:
     """Return the bytes of A, B and C that such a program moves; C counts on its way in and out."""
     moved = sim.simulate(program, chip).path_bytes
     c_bytes = moved["GM", "UB"] + moved["UB", "GM"]
