@@ -56,7 +56,7 @@ def balanced(
 
 
 def balance_factors(x_largest: Values, w_largest: Values, strength: float = 0.5) -> Values:
-    """Return f from the largest |x| and |w| of each input channel.
+    """Return f from the largest magnitudes of x and of w, by input channel.
 
     A channel that is zero in both has the factor 1; one that is zero in one of them is stretched to
     the largest of all channels. Raises `InputError` for a strength outside 0.2 to 0.8.
