@@ -71,7 +71,7 @@ def degrees(devices: int, heads: int, layers: int, batch: int) -> list[tuple[int
     return [(d, t, p) for d, t, p in triples if batch % d == heads % t == layers % p == 0]
 
 
-@ex.judged(edges=[(1, 0.5), (2, 0.9)], stages=range(1, 40), bubble=ex.between(0.01, 0.95))
+@ex.judged(edges=[(1, 0.5), (2, 0.9), (4, 0.2)], stages=range(1, 40), bubble=ex.between(0.01, 0.95))
 def check_ex_23_1(got: Any, case: ex.Case) -> str | None:
     """Check `fn(stages, bubble)`: the least micro-batches whose bubble is at most a share."""
     if isinstance(got, bool) or not isinstance(got, int | np.integer) or got < 1:
@@ -268,7 +268,7 @@ def check_ex_26_2(rng: ex.Rng) -> ex.Case:
 
 @ex.against(
     lambda rate, a, t0, most, target: math.ceil(rate * (a * most + t0) / most / target - 1e-9),
-    edges=[(1000.0, 0.001, 0.001, 1, 1.0)],
+    edges=[(1000.0, 0.001, 0.001, 1, 1.0), (2000.0, 0.002, 0.001, 4, 0.5)],
 )
 def check_ex_26_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(rate, a, t0, most, target)`: devices for a rate, at a share of their capacity."""
