@@ -144,7 +144,7 @@ def test_wrong_values_exit_with_1(capsys, tmp_path):
     code, out, err = run(capsys, "run-kernel", file, "--chip", "Toy")
     assert (code, err) == (1, "")
     assert "values WRONG, largest error: y " in out
-    assert out.splitlines()[1] == "y[0]: expected 0, got 0.125732, tolerance 0.02"
+    assert out.splitlines()[1] == "y[0]: expected 0, got 0.125732, tolerance 0.00012"
     assert run_json(capsys, "run-kernel", file, "--chip", "Toy", code=1)["values_ok"] is False
 
 
