@@ -281,8 +281,8 @@ def arrows() -> list[str]:
     return [*heads, f"{text}and again, until the clock ends</text>"]
 
 
-PARTS = ("01 02 03 04", "05 06 06a 07 08 09", "10 11 12", "13 14 14a 15 16 16a", "17 18 18a", "19 20 21",
-         "22 23 24", "25 26 27")  # fmt: skip
+PARTS = ("01 02 03 04", "05 06 06a 07 08 09", "10 11 12", "13 14 14a 15 16 16a", "17 18 18a",
+         "19 20 21", "22 23 24", "25 26 27")  # fmt: skip
 NAMES = ("I", "II", "III", "IV", "V", "VI", "VII", "VIII")
 
 
