@@ -285,7 +285,8 @@ def test_a_wrong_prediction_learns_by_which_factor(site: str, page: Page) -> Non
     form.get_by_label("Both jobs in one program").fill("3135")
     page.keyboard.press("Enter")
     assert "too high by a factor of 3." in form.get_by_role("status").inner_text()
-    assert sent == watch.errors == []
+    # Fonts and icons of the page may still arrive; nothing that was typed goes anywhere.
+    assert [url for url in sent if "/_static/" not in url] == watch.errors == []
 
 
 def test_every_prediction_of_a_chapter_is_a_box(site: str) -> None:
@@ -492,7 +493,7 @@ def test_a_copy_opens_cleanly_in_jupyterlab(
     for cell in (cells.first, stub):
         cell.locator(".cm-content").click()
         page.keyboard.press("Shift+Enter")
-    stub.locator(".jp-OutputArea", has_text="not yet: for").wait_for()
+    stub.locator(".jp-OutputArea", has_text="not yet:").wait_for()
     page.locator("summary").last.click()
     page.locator("details[open]").wait_for()
     assert watch.external == []
