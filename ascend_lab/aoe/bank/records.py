@@ -115,7 +115,10 @@ def digest(text: str, size_bytes: int = 16) -> str:
 
 
 def chip_digest(chip: Chip) -> str:
-    """Return 16 hexadecimal digits that change with any number of the chip, not with its words."""
+    """Return 16 hexadecimal digits of the numbers of a chip that time its kernels.
+
+    Words, the AI CPU's numbers and the memory's peak rate are left out.
+    """
     # Two chip files that differ in a rate or a size answer different questions; in a name, the
     # same.
     numbers = {f.name: _plain(getattr(chip, f.name)) for f in fields(chip)}

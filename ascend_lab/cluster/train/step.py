@@ -145,7 +145,7 @@ def every(graph: Graph, blocks: int, parameters: Sequence[str]) -> tuple[str, ..
     if blocks < 1:
         raise InputError("recompute: every n-th block, n of at least 1", str(blocks), "raise it")
     inner = [name for name in cuts(graph, parameters) if name not in graph.outputs]
-    # Of cuts a, b, c, d, e with n = 2: keep b and d, and compute the rest once more.
+    # Of cuts a, b, c, d, e with n = 2: keep b and d, and compute once more what lies before d.
     kept = inner[blocks - 1 :: blocks]
     if not kept:
         return ()

@@ -185,7 +185,7 @@ def _without_expand(draft: Draft, node: Node) -> bool:
 
 @rewrites("GemmToMatMulPass", "gemm")
 def gemm_to_matmul(draft: Draft, node: Node) -> bool:
-    """Drop a bias that is zero."""
+    """Make a gemm without bias (beta or the bias is 0) and with alpha = 1 a matmul."""
     options = settings(node)
     # gemm = alpha a b + beta c.
     has_no_bias = options["beta"] == 0 or draft.number(node.inputs[2]) == 0
@@ -310,8 +310,8 @@ def _limits(draft: Draft, node: Node, source: Node) -> bool:
 def reassociation(draft: Draft, node: Node) -> bool:
     """Merge successive constant factors and summands; divide by multiplying.
 
-    (x a) b = x (a b), (x + a) + b = x + (a + b), x / a = x (1/a): one rounding instead of two, so
-    that the last digit may differ.
+    (x a) b = x (a b) and (x + a) + b = x + (a + b) round once instead of twice. x / a = x (1/a)
+    rounds twice instead of once, and is faster. In all three the last digit may differ.
     """
     if node.op == "div":
         number = draft.number(node.inputs[1])

@@ -133,8 +133,8 @@ def _check_buffer(chip: Chip, buffer: Buffer) -> None:
 
 
 # -- one constructor per instruction ---------------------------------------------------------------
-# An attribute at its default is left out, so that the text form of a program stays short and two
-# ways to write the same instruction compare equal.
+# An attribute that most instructions do not use is left out at its default, so that the text form
+# of a program stays short and two ways to write the same instruction compare equal.
 def _without_none(**attrs: AttrValue | None) -> tuple[tuple[str, AttrValue], ...]:
     return tuple([(name, value) for name, value in attrs.items() if value is not None])
 

@@ -59,9 +59,9 @@ def depthwise_launch(
         raise errors.PathError(needed_epilogue, reason, "run the steps as a kernel of their own")
     name = f"depthwise_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
 
-    # Two slots of taps, one block of 32 bytes for each of 9 taps of a 3 x 3 kernel.
     lines = lines_of(shape, chip)
     blocks_per_pixel, fixed_blocks = _epilogue_blocks(epilogue)
+    # Two slots of taps, one block of 32 bytes for each of 9 taps of a 3 x 3 kernel.
     rows_that_fit = most_rows(
         shape, chip, lines, blocks_per_result=blocks_per_pixel, fixed=fixed_blocks + 2 * shape.taps
     )

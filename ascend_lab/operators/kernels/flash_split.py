@@ -105,7 +105,7 @@ def _l0_parts(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> tuple[int, 
     rows = tiling.rows // FRACTAL
     widest = max(shape.fractals[2:])
     for pieces in (1, 2, 4, 5, 8):  # 5: the 36 fractals of latent heads as 8, 8, 8, 8, 4
-        # Halves of the width or of the depth, until a product of some keys fits L0.
+        # Ever smaller pieces of the width or of the depth, until a product of some keys fits L0.
         columns = up(widest, pieces)
         for side in (8, 4, 2, 1):
             a_fractals = rows * max(side, columns)
