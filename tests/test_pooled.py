@@ -16,7 +16,7 @@ from ascend_lab.compiler.passes import PASSES
 from ascend_lab.errors import CapacityError
 from ascend_lab.lab.kernels import conv2d_reference
 from ascend_lab.machine.chip import load_chip
-from ascend_lab.machine.isa import FRACTAL, as_kernel, up
+from ascend_lab.machine.isa import FRACTAL, as_kernel, ceil_div
 from ascend_lab.machine.sim import simulate_kernel
 from ascend_lab.operators.kernels import ConvShape, conv_launch, conv_schedule, dense_placement
 from ascend_lab.operators.kernels.conv_windows import rows_seen
@@ -55,7 +55,7 @@ def run(shape, end, chip, schedule, seed=0):
     epilogue = ENDS[end]
     pool = shape.pool
     launch = conv_launch(shape, chip, schedule, dense_placement(shape), epilogue)
-    flat = np.zeros(up(shape.k, FRACTAL) * FRACTAL, np.float16)
+    flat = np.zeros(ceil_div(shape.k, FRACTAL) * FRACTAL, np.float16)
     flat[: shape.k] = bias
     tensors = pack_conv(shape, x, weight)
     tensors |= {"bias": pack_bias(shape, bias) if end == "cube" else flat} if end != "plain" else {}
@@ -97,7 +97,7 @@ def test_values_equal_numpy_however_it_is_cut(sizes, taps, size, step, pad, cut,
     shape = pooled(conv, size, step, pad)
     (rows, columns, cores) = cut
     high = min(rows_seen(shape.pool, min(rows, shape.pool.out_hw[0])), oh)
-    base = {"base_m": up(high * ow, FRACTAL) * FRACTAL, "base_n": columns * FRACTAL}
+    base = {"base_m": ceil_div(high * ow, FRACTAL) * FRACTAL, "base_n": columns * FRACTAL}
     schedule = replace(conv_schedule(shape, chip, ENDS[end]), **base, base_k=16, step_k=r * r)
     try:
         schedule = replace(schedule, grid_rows=cores, grid_cols=1)

@@ -29,7 +29,7 @@ from functools import partial
 from ascend_lab.compare.row_writer import Rows, RowWriter, TileWriter, aligned, row_launch
 from ascend_lab.compare.rows import Work
 from ascend_lab.machine.chip import Chip
-from ascend_lab.machine.isa import Affine, Launch, up
+from ascend_lab.machine.isa import Affine, Launch, ceil_div
 
 CHIPS = ("Ascend910B", "Ascend910C")
 """Chips of arch22, by how their names begin; for those of arch35 the library has other kernels."""
@@ -135,7 +135,7 @@ def _norm_of_many(w: RowWriter, rows_at_once: int) -> TileWriter:
         rstd.alloc()
         # sums start at 0, a repeat of lanes for each row
         w.vectors("vdup", count * w.lanes)
-        for _ in range(up(columns, w.lanes)):
+        for _ in range(ceil_div(columns, w.lanes)):
             w.vectors("vadd", count * w.lanes)  # a repeat of every row
         w.reduce("vcadd", count)
         w.vectors("vmuls vadds vsqrt vdup vdiv", count)

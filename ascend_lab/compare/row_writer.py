@@ -27,8 +27,8 @@ from ascend_lab.machine.isa import (
     Region,
     Share,
     Tile,
+    ceil_div,
     spread,
-    up,
 )
 
 SCALAR_FLAG = 7
@@ -50,7 +50,7 @@ def aligned(columns: int, dtype: str) -> int:
     """Return the elements that a row takes on chip: whole blocks of 32 bytes."""
     # 1000 halves: 63 blocks of 16, so 1008 elements
     unit = BLOCK_BYTES // DTYPE_BYTES[dtype]
-    return up(columns, unit) * unit
+    return ceil_div(columns, unit) * unit
 
 
 # -- rows that come and go -------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class RowWriter:
         lanes = 2 * self.lanes if halves else self.lanes
         # the value does not matter, as nothing is computed; the form of the instruction does
         scalar = 1.0 if op in ("vmuls", "vadds", "vdup") else None
-        repeats = up(elements, lanes)
+        repeats = ceil_div(elements, lanes)
         while repeats:
             count = min(repeats, self.k.chip.max_repeat)
             region = memory.region(0, (count, lanes))
@@ -217,7 +217,7 @@ class RowWriter:
     def to_blocks(self, numbers: int) -> None:
         """Spread each number over a block (Brcb): 8 numbers are one of its repeats."""
         # 3 numbers: a repeat of 8 blocks all the same
-        blocks = up(numbers, BLOCKS) * BLOCKS
+        blocks = ceil_div(numbers, BLOCKS) * BLOCKS
         while blocks:
             count = min(blocks, self.k.chip.max_repeat // BLOCKS * BLOCKS)
             into = self.wide.region(0, (count, BLOCKS))
@@ -260,10 +260,10 @@ class RowWriter:
 
         A reduced repeat leaves its number and where it stood: 32 of them are a repeat.
         """
-        repeats = up(columns, self.lanes)
+        repeats = ceil_div(columns, self.lanes)
         self.reduce("vcmax", repeats)
         while repeats > 1:
-            repeats = up(repeats, self.lanes // 2)
+            repeats = ceil_div(repeats, self.lanes // 2)
             self.reduce("vcmax", repeats)
 
     def by_scalar(self, steps: int, after: str = "V", *, loads_wait: bool = True) -> None:
@@ -296,9 +296,9 @@ def row_launch(
 ) -> Launch:
     """Deal rows to at most `cores` vector cores, equally many each; a core holds `rows_at_once`."""
     # 1000 rows on 48 cores: 21 each for 47 cores, 13 for the last one
-    per_core = up(rows.count, min(cores, chip.cores_of("vector")))
+    per_core = ceil_div(rows.count, min(cores, chip.cores_of("vector")))
     # 50 rows on 48 cores: 2 each, so that 25 cores work
-    used = up(rows.count, per_core)
+    used = ceil_div(rows.count, per_core)
     shares = [per_core] * (used - 1) + [rows.count - per_core * (used - 1)]
     tile_rows = min(rows_at_once, per_core)
 

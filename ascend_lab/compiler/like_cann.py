@@ -34,7 +34,7 @@ from ascend_lab.compiler.switches import Switches
 from ascend_lab.compiler.tasks import Compiled, CpuKernel, lowered_once, with_choices
 from ascend_lab.errors import AscendLabError, CapacityError
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
-from ascend_lab.machine.isa import FRACTAL, up
+from ascend_lab.machine.isa import FRACTAL, ceil_div
 from ascend_lab.operators.kernels.conv_shape import ConvShape
 from ascend_lab.operators.kernels.gemm_schedule import GemmSchedule, GemmShape, check_schedule
 
@@ -174,7 +174,7 @@ def convolution_tiling(shape: ConvShape, chip: Chip) -> GemmSchedule:
     product = shape.gemm
     m1, k1, n1 = product.fractals
     height, width = shape.out_hw
-    return _tiling(min(m1, up(height * width, FRACTAL)), n1, k1, chip, shape.dtype, shape.n)
+    return _tiling(min(m1, ceil_div(height * width, FRACTAL)), n1, k1, chip, shape.dtype, shape.n)
 
 
 def _tiling(m1: int, n1: int, k1: int, chip: Chip, dtype: str, images: int = 1) -> GemmSchedule:
@@ -184,14 +184,14 @@ def _tiling(m1: int, n1: int, k1: int, chip: Chip, dtype: str, images: int = 1) 
     base_m = min((LONG_BLOCK if large else BLOCK) // FRACTAL, m1)
     base_n = min(LONG_BLOCK // FRACTAL, n1)
     # blocks of C, which are the units that cores take
-    blocks = images * up(m1, base_m) * up(n1, base_n)
+    blocks = images * ceil_div(m1, base_m) * ceil_div(n1, base_n)
     # a block counts for a whole core, however few rows of it are filled
     short = min(m1, n1) * FRACTAL < LEAST_SIDE
     if short or blocks < chip.core_count:
         # 8 blocks on 20 cores would leave 12 idle: smaller blocks
         rows, columns = _balanced(images * m1, n1, chip.core_count)
-        base_m = min(base_m, up(images * m1, rows))
-        base_n = min(base_n, up(n1, columns))
+        base_m = min(base_m, ceil_div(images * m1, rows))
+        base_n = min(base_n, ceil_div(n1, columns))
     depth = DEPTH_BYTES // element_bytes
     block_bytes = max(base_m, base_n) * FRACTAL * DEPTH_BYTES
     # half of L1 for each operand, in two buffers
@@ -199,12 +199,12 @@ def _tiling(m1: int, n1: int, k1: int, chip: Chip, dtype: str, images: int = 1) 
     # a fractal is 32 bytes deep: 16 numbers of fp16, 32 of int8
     k_elements = k1 * (32 // element_bytes)
     depth = min(depth, k_elements)
-    rows, columns = _dealt(images * up(m1, base_m), up(n1, base_n), chip.core_count)
+    rows, columns = _dealt(images * ceil_div(m1, base_m), ceil_div(n1, base_n), chip.core_count)
     return GemmSchedule(
         base_m * FRACTAL,
         depth,
         base_n * FRACTAL,
-        min(steps, up(k_elements, depth)),
+        min(steps, ceil_div(k_elements, depth)),
         rows,
         columns,
     )
@@ -221,8 +221,8 @@ def _balanced(m1: int, n1: int, cores: int) -> tuple[int, int]:
     """Return the grid whose largest share of fractals is least, and of equal ones the squarest."""
 
     def cost(grid: tuple[int, int]) -> tuple[int, int]:
-        rows = up(m1, grid[0])
-        columns = up(n1, grid[1])
+        rows = ceil_div(m1, grid[0])
+        columns = ceil_div(n1, grid[1])
         return rows * columns, rows + columns
 
     # 40 x 40 fractals on 20 cores: 4 x 5, shares of 10 x 8
@@ -234,7 +234,7 @@ def _dealt(rows: int, columns: int, cores: int) -> tuple[int, int]:
 
     def rounds(grid: tuple[int, int]) -> tuple[int, int]:
         # of equally many rounds the grid with fewer cores
-        return up(rows, grid[0]) * up(columns, grid[1]), grid[0] * grid[1]
+        return ceil_div(rows, grid[0]) * ceil_div(columns, grid[1]), grid[0] * grid[1]
 
     return min(_grids(cores), key=rounds)
 
@@ -286,8 +286,8 @@ def _smaller(tiling: GemmSchedule) -> GemmSchedule | None:
     if max(m, n) == 1:
         return None
     if m >= n:
-        return replace(tiling, base_m=up(m, 2) * FRACTAL)
-    return replace(tiling, base_n=up(n, 2) * FRACTAL)
+        return replace(tiling, base_m=ceil_div(m, 2) * FRACTAL)
+    return replace(tiling, base_n=ceil_div(n, 2) * FRACTAL)
 
 
 def cann_road(chip: Chip, dtype: str = "fp16", *, small_channel: bool = False) -> Road:

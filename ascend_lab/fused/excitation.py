@@ -20,7 +20,7 @@ from itertools import product
 
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import Chip
-from ascend_lab.machine.isa import FRACTAL, Affine, Buffer, KernelBuilder, Region, Tile, up
+from ascend_lab.machine.isa import FRACTAL, Affine, Buffer, KernelBuilder, Region, Tile, ceil_div
 from ascend_lab.operators.kernels import epilogue, epilogue_emit, epilogue_plan
 from ascend_lab.operators.kernels.channel_sums import LANES, SMALL, TILES, fold_rows
 from ascend_lab.operators.kernels.planes import Own, dealt, plane_launch
@@ -57,12 +57,12 @@ class Excitation:
     @property
     def blocks(self) -> int:
         """Blocks of 16 channels."""
-        return up(self.c, FRACTAL)
+        return ceil_div(self.c, FRACTAL)
 
     @property
     def hidden(self) -> int:
         """Hidden numbers, in whole blocks: 10 become 16."""
-        return up(self.mid, FRACTAL) * FRACTAL
+        return ceil_div(self.mid, FRACTAL) * FRACTAL
 
 
 def excitation_launches(job: Excitation, chip: Chip) -> tuple[isa.Launch, isa.Launch]:
@@ -95,10 +95,12 @@ def _divided(job: Excitation, chip: Chip) -> tuple[list[int], list[int], list[in
 
     def cycles(grid: tuple[int, int, int]) -> int:
         blocks, images, rows = (
-            up(total, cores_along)
+            ceil_div(total, cores_along)
             for total, cores_along in zip((*totals, job.h), grid, strict=True)
         )
-        product_cycles = job.hidden * (4 * up(blocks, LANES // FRACTAL) + grid[0] * grid[2] // 32)
+        product_cycles = job.hidden * (
+            4 * ceil_div(blocks, LANES // FRACTAL) + grid[0] * grid[2] // 32
+        )
         image_cycles = rows * job.w * blocks // pixels_per_cycle + product_cycles
         return images * image_cycles + job.hidden * blocks // 2
 
@@ -215,7 +217,7 @@ class _ByVector:
         lanes = self.lanes = self.count * FRACTAL
         pixels_that_fit = (k.chip.buffers["UB"] - k.used_bytes("UB")) // (PIXEL_BYTES * lanes)
         # a quarter of the pixels, so that loads and sums overlap, unless that is a small tile
-        useful_pixels = max(up(self.pixels, TILES), SMALL // lanes)
+        useful_pixels = max(ceil_div(self.pixels, TILES), SMALL // lanes)
         tile_pixels = max(1, min(self.pixels, pixels_that_fit, useful_pixels))
         self.tile_pixels = tile_pixels
         size = tile_pixels * lanes
@@ -258,10 +260,10 @@ class _ByCube:
         self.k = k
         self.x = x
         (self.count, self.pixels, self.plane) = sizes
-        self.whole_fractals = up(self.pixels, FRACTAL) - 1
+        self.whole_fractals = ceil_div(self.pixels, FRACTAL) - 1
         self.depth, line = max(1, min(self.whole_fractals, LOAD_FRACTALS)), self.pixels * FRACTAL
         self.tile_planes = (
-            self.count if self.count * line <= SMALL * TILES else up(self.count, TILES)
+            self.count if self.count * line <= SMALL * TILES else ceil_div(self.count, TILES)
         )
         self.loaded = k.queue("x_l1", "L1", "fp16", self.tile_planes * line, src="MTE2", dst="MTE1")
         self.right = k.queue("x_l0", "L0B", "fp16", self.depth * AREA, src="MTE1", dst="M")

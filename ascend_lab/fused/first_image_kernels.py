@@ -37,8 +37,8 @@ from ascend_lab.machine.isa import (
     KernelBuilder,
     Program,
     Share,
+    ceil_div,
     spread,
-    up,
 )
 from ascend_lab.operators.kernels.tiles import chunks, repeat
 
@@ -71,9 +71,9 @@ def byte_image_launch(image: ByteImage, chip: Chip) -> isa.Launch:
         raise UnsupportedError("at most 16 channels, at least 16 pixels", got, "convert it apart")
     tile_that_fits = chip.buffers["UB"] // (6 * PAIR) // FRACTAL * FRACTAL
     tile = min(TILE_PIXELS, tile_that_fits, image.pixels // FRACTAL * FRACTAL)
-    tiles = up(image.pixels, tile)
+    tiles = ceil_div(image.pixels, tile)
     # 3 images on 8 cores: three cores for each image, one core with nothing to do
-    cores_per_image = min(up(chip.core_count, image.images), tiles)
+    cores_per_image = min(ceil_div(chip.core_count, image.images), tiles)
     images = chunks(image.images, 1, chip.core_count // cores_per_image or 1)
 
     def program(image_share: Share, tile_share: Share) -> Program:
@@ -190,11 +190,13 @@ def few_channels_launch(image: FewChannels, chip: Chip) -> isa.Launch:
     cores = chip.cores_of("vector")
     pixel_bytes = FRACTAL * DTYPE_BYTES[image.dtype]
     tile_that_fits = chip.buffers["UB"] // (4 * pixel_bytes)  # two queues of two slots each
-    core_pixels = up(image.images * image.pixels, TILES * cores)  # a core's pixels in a few tiles
+    core_pixels = ceil_div(
+        image.images * image.pixels, TILES * cores
+    )  # a core's pixels in a few tiles
     wanted_pixels = min(TILE_PIXELS, tile_that_fits, core_pixels, image.pixels)
     tile = max(FRACTAL, wanted_pixels // FRACTAL * FRACTAL)
-    tiles = up(image.pixels, tile)
-    cores_per_image = min(up(cores, image.images), tiles)
+    tiles = ceil_div(image.pixels, tile)
+    cores_per_image = min(ceil_div(cores, image.images), tiles)
     images = chunks(image.images, 1, cores // cores_per_image or 1)
 
     def program(image_share: Share, tile_share: Share) -> Program:
@@ -308,7 +310,7 @@ def small_image_launch(image: SmallImage, chip: Chip) -> isa.Launch:
     blocks = min(TILE_BLOCKS, chip.buffers["UB"] // block_bytes, image.pixels // AREA)
     tile = max(1, min(blocks, image.images * image.pixels // AREA // (TILES * cores))) * AREA
     cores_over_images = min(image.images, cores)
-    bands = chunks(up(image.pixels, tile), 1, cores // cores_over_images)
+    bands = chunks(ceil_div(image.pixels, tile), 1, cores // cores_over_images)
     if image.pixels % image.block and bands[-1] == 1:  # tiles that share a block are one core's
         bands[-2:] = [sum(bands[-2:])]
     images = chunks(image.images, 1, cores_over_images)

@@ -30,7 +30,7 @@ from ascend_lab.compiler.rules import Fusion, Group, Rule
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.fused import excitation
 from ascend_lab.machine.chip import Chip
-from ascend_lab.machine.isa import FRACTAL, Kernel, Launch, renamed, up
+from ascend_lab.machine.isa import FRACTAL, Kernel, Launch, ceil_div, renamed
 from ascend_lab.operators import kernels
 from ascend_lab.operators.kernels import conv_windows
 from ascend_lab.operators.kernels.epilogue import PLAIN, Epilogue
@@ -135,8 +135,8 @@ def _lower_scaled(
         raise UnsupportedError("one group in fp16", str(shape), "cut here")
     forms = dict(packed_forms)
     n = shape.n
-    c = up(shape.c, FRACTAL) * FRACTAL
-    k = up(shape.k, FRACTAL) * FRACTAL
+    c = ceil_div(shape.c, FRACTAL) * FRACTAL
+    k = ceil_div(shape.k, FRACTAL) * FRACTAL
     all_images = replace(shape, n=1, c=n * c, k=n * k, groups=n)
     launch = kernels.conv_launch(
         all_images, chip, place=conv_windows.dense_placement(all_images), epilogue=epilogue

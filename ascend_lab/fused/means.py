@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ascend_lab.errors import CapacityError
 from ascend_lab.fused.tandem_shape import SUMS, Band, Tandem
-from ascend_lab.machine.isa import FRACTAL, Affine, KernelBuilder, Tile, up
+from ascend_lab.machine.isa import FRACTAL, Affine, KernelBuilder, Tile, ceil_div
 from ascend_lab.operators.kernels.tiles import Area, repeat, segments, sum_queue
 
 AREA = FRACTAL * FRACTAL
@@ -78,7 +78,7 @@ class Means:
         self.depth = LOAD_FRACTALS // period * period
         self.size = blocks * m * FRACTAL
         # fractals of the longest band
-        self.count = max(up(math.prod(band.depth.out_hw), FRACTAL) for band in bands)
+        self.count = max(ceil_div(math.prod(band.depth.out_hw), FRACTAL) for band in bands)
         self.ones = k.tensor("ones", "fp16", AREA + FRACTAL)
         self.y = k.tensor("means", "fp16", shape.images * shape.blocks[1] * FRACTAL)
         self.block_size = self.count * AREA

@@ -112,7 +112,7 @@ def norm_launch(shape: NormShape, chip: Chip, rows: int, block_columns: int) -> 
 
 def norm_launches(shape: NormShape, chip: Chip) -> Iterator[isa.Launch]:
     """Yield launches of the `TIMED` tile sizes that the estimate puts first and that fit."""
-    core_rows = isa.up(shape.rows, chip.core_count)
+    core_rows = isa.ceil_div(shape.rows, chip.core_count)
     launch_count = 0
     sizes = [(n, _block_columns(shape, chip, n)) for n in TILE_ROWS if n <= core_rows]
     for rows, block_columns in sorted(sizes, key=lambda size: _cycles(shape, core_rows, *size)):
@@ -126,7 +126,7 @@ def _block_columns(shape: NormShape, chip: Chip, rows: int) -> int:
     """Return the columns of a block: equal blocks, four or more of them, that fit L0A."""
     # two slots in L0A, each with a block of x and the fractals of m and s (2 x rows)
     columns_that_fit = min(8, shape.columns // 4, chip.buffers["L0A"] // (4 * AREA * rows) - 2)
-    return isa.up(shape.columns, isa.up(shape.columns, max(1, columns_that_fit)))
+    return isa.ceil_div(shape.columns, isa.ceil_div(shape.columns, max(1, columns_that_fit)))
 
 
 def _cycles(shape: NormShape, core_rows: int, rows: int, block_columns: int) -> int:
@@ -136,8 +136,8 @@ def _cycles(shape: NormShape, core_rows: int, rows: int, block_columns: int) -> 
     is loaded and summed with no other work to hide behind.
     """
     # per block of columns: instructions and copies that start anew
-    heads = isa.up(shape.columns, block_columns) * (10 * min(block_columns, 4 * rows) + 40)
-    return isa.up(core_rows, rows) * (700 + heads) + 32 * rows * shape.columns
+    heads = isa.ceil_div(shape.columns, block_columns) * (10 * min(block_columns, 4 * rows) + 40)
+    return isa.ceil_div(core_rows, rows) * (700 + heads) + 32 * rows * shape.columns
 
 
 def _blocks(memory: isa.Buffer | Tile, first_fractal: Affine | int, *counts: int) -> Region:

@@ -37,7 +37,7 @@ from ascend_lab.fused.tandem_shape import (
     bands_of,
 )
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
-from ascend_lab.machine.isa import FRACTAL, Affine, KernelBuilder, Launch, Program, Tile, up
+from ascend_lab.machine.isa import FRACTAL, Affine, KernelBuilder, Launch, Program, Tile, ceil_div
 from ascend_lab.operators.kernels import conv_windows
 from ascend_lab.operators.kernels.conv_tiles import load_l0b_weights
 from ascend_lab.operators.kernels.epilogue_emit import Channels, Memory, drain, held_channels
@@ -341,7 +341,7 @@ class _TandemWriter:
         for run in conv_windows.runs_of(shape, tile, 0, count):
             period = len(run.tiles)
             full_tiles = band.pixels // tile_pixels
-            all_tiles = up(band.pixels, tile_pixels)
+            all_tiles = ceil_div(band.pixels, tile_pixels)
             # passes of the run with full pointwise tiles only, and with any pointwise tile
             full_passes = min(max(full_tiles - first_tile, 0) // period, run.count)
             passes = min(max(all_tiles + period - 1 - first_tile, 0) // period, run.count)
@@ -383,7 +383,7 @@ class _TandemWriter:
                 size = tile_pixels
                 if not pixel.terms:
                     size = min(tile_pixels, band.pixels - pixel.const)
-                m = up(size, FRACTAL)
+                m = ceil_div(size, FRACTAL)
                 # no padding, no rows above or below
                 columns = conv_windows.Seen(0, size, 0, 0, 0)
                 window = conv_windows.Window(conv_windows.Seen(0, 1, 0, 0, 0), columns, 0, m, size)

@@ -104,7 +104,7 @@ def _schedules(tandem: Tandem, chip: Chip) -> Iterator[TandemSchedule]:
             continue
         totals = (channel_blocks, shape.n // images, rows_to_divide)
         for grid in _grids(totals, chip.core_count):
-            core_blocks = isa.up(channel_blocks, grid[0])
+            core_blocks = isa.ceil_div(channel_blocks, grid[0])
             for blocks in BLOCKS:
                 if core_blocks % blocks == 0:
                     yield from _divided(tandem.of(images), chip, grid, blocks)
@@ -143,23 +143,23 @@ def _grids(totals: tuple[int, int, int], cores: int) -> Iterator[tuple[int, int,
 
 def _cores_in_use(total: int, cores: int) -> int:
     """Return how many cores get a share if all shares but the last are equal."""
-    return isa.up(total, isa.up(total, cores))
+    return isa.ceil_div(total, isa.ceil_div(total, cores))
 
 
 def _tile(pixels: int, sums: int, blocks: int) -> int:
     """Return the fractals of pixels of a tile: equal tiles, about `sums` fractals in all blocks."""
-    fractals = isa.up(pixels, isa.FRACTAL)
-    return isa.up(fractals, isa.up(fractals, max(1, sums // blocks)))
+    fractals = isa.ceil_div(pixels, isa.FRACTAL)
+    return isa.ceil_div(fractals, isa.ceil_div(fractals, max(1, sums // blocks)))
 
 
 def _work(tandem: Tandem, grid: tuple[int, int, int], bands: int, blocks: int) -> _Work:
     """Return what the core with the largest share does."""
     shape = tandem.depth
     m = tandem.depth.mixed
-    core_blocks = isa.up(shape.blocks[1], grid[0])
+    core_blocks = isa.ceil_div(shape.blocks[1], grid[0])
     # images, rows and blocks of the core with the largest share
-    images = isa.up(shape.n, grid[1])
-    rows = isa.up(isa.up(shape.out_hw[0] // m, grid[2]), bands)
+    images = isa.ceil_div(shape.n, grid[1])
+    rows = isa.ceil_div(isa.ceil_div(shape.out_hw[0] // m, grid[2]), bands)
     # 8 output rows of a 3 x 3 window with a stride of 2 see 7 x 2 + 3 = 17 rows
     rows_seen = min(shape.h, (rows - 1) * shape.strides[0] + shape.reach[0])
     units = images * bands * (core_blocks // blocks)
@@ -208,8 +208,8 @@ def _unit_cycles(
     input_blocks = tandem.point.blocks[0]
     taps = tandem.depth.taps
     pixels = work.pixels_between, work.pixels_out
-    fractals = [isa.up(count, isa.FRACTAL) for count in pixels]
-    tiles = isa.up(fractals[1], s.tile)
+    fractals = [isa.ceil_div(count, isa.FRACTAL) for count in pixels]
+    tiles = isa.ceil_div(fractals[1], s.tile)
     # vector unit: cycles per element, and heads of the instructions of every tile
     head_cycles = chip.vector_costs["default"].head_cycles
     vector_cycles = sum(
@@ -219,7 +219,7 @@ def _unit_cycles(
     )
     # L0A has two slots; a tile of the depthwise half loads as many taps at once as a slot holds
     slot_fractals = chip.buffers["L0A"] // (2 * FRACTAL_BYTES) - s.tile // 2
-    loads = tiles * (1 + s.blocks * isa.up(taps, max(1, slot_fractals // s.tile)))
+    loads = tiles * (1 + s.blocks * isa.ceil_div(taps, max(1, slot_fractals // s.tile)))
     # cube: a cycle per fractal product; sums over input blocks or taps, and a bias
     cube_cycles = s.blocks * (fractals[0] * (input_blocks + 1) + fractals[1] * (taps + 1))
     cube_cycles += (loads + 2 * tiles) * chip.cube_head_cycles

@@ -18,7 +18,16 @@ from dataclasses import dataclass, replace
 
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.machine.chip import Chip
-from ascend_lab.machine.isa import FRACTAL, Affine, Buffer, KernelBuilder, Queue, Region, Tile, up
+from ascend_lab.machine.isa import (
+    FRACTAL,
+    Affine,
+    Buffer,
+    KernelBuilder,
+    Queue,
+    Region,
+    Tile,
+    ceil_div,
+)
 from ascend_lab.operators.kernels import conv_shape, epilogue_emit, tiles
 from ascend_lab.operators.kernels.conv_tiles import WindowFeed
 from ascend_lab.operators.kernels.conv_windows import Window, tiles_per_image, window_of
@@ -188,7 +197,7 @@ def bands_of(tandem: Tandem, rows: tuple[int, int], schedule: TandemSchedule) ->
     shape = tandem.depth
     unmixed = replace(shape, mixed=1)
     # 10 rows in 3 bands: 4, 4 and 2
-    band_rows = up(high - low, schedule.bands)
+    band_rows = ceil_div(high - low, schedule.bands)
     ow = shape.out_hw[1]
     bands = []
     for first_row in range(low, high, band_rows):
@@ -203,7 +212,9 @@ def bands_of(tandem: Tandem, rows: tuple[int, int], schedule: TandemSchedule) ->
         # as many pointwise tiles as depthwise ones, so that they can take turns
         turns = tiles_per_image(depth, schedule.tile)
         pixels = rows_seen.count * shape.w * shape.mixed
-        bands.append(Band(first_row, rows_seen.first, depth, up(up(pixels, FRACTAL), turns)))
+        bands.append(
+            Band(first_row, rows_seen.first, depth, ceil_div(ceil_div(pixels, FRACTAL), turns))
+        )
     return bands
 
 
@@ -295,9 +306,9 @@ class Half:
         count = self.blocks
         sums_tile = acc.alloc()
         # how often L0A is filled for one tile
-        load_count = up(self.sum_depth, left_queue.buffer.elements // (m * AREA))
+        load_count = ceil_div(self.sum_depth, left_queue.buffer.elements // (m * AREA))
         # 10 fractals deep where 8 fit L0A: two loads of 5, not of 8 and 2
-        tile_depth = up(self.sum_depth, load_count)
+        tile_depth = ceil_div(self.sum_depth, load_count)
         blocks_at_once = 1 if self.is_depthwise else count
         depth_blocks = 1 if self.is_depthwise else self.shape.blocks[0]
         with tiles.repeat(k, "block", count if self.is_depthwise else 1) as j:

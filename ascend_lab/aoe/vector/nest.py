@@ -9,7 +9,7 @@ from ascend_lab import errors
 from ascend_lab.aoe.space import Point, Value
 from ascend_lab.aoe.vector.layout import Layout, Nest, lay, nest_needs
 from ascend_lab.machine.chip import DTYPE_BYTES
-from ascend_lab.machine.isa import up
+from ascend_lab.machine.isa import ceil_div
 from ascend_lab.operators import dsl
 from ascend_lab.operators.dsl.auto_tile import block_elements, core_count, long_rows
 from ascend_lab.operators.dsl.lower import lower_stage
@@ -339,14 +339,14 @@ def share_ladder(extent: int, cores: int, unit: int, fewest_cores: int) -> list[
     For all `cores`, three quarters, a half, a quarter and so on, but not for fewer than
     `fewest_cores`; and for the largest number of cores that get equal shares.
     """
-    blocks = up(extent, unit)
+    blocks = ceil_div(extent, unit)
     # For 32 cores: 32, 24, 16, 8, 4, 2, 1. Fewer cores may be quicker where each would do little.
     halves = {cores >> n for n in range(cores.bit_length())} | {3 * cores // 4}
     counts = {n for n in halves if n >= fewest_cores}
     counts |= {max((d for d in range(1, min(cores, blocks) + 1) if blocks % d == 0), default=0)}
-    shares = {min(up(blocks, n) * unit, extent) for n in counts if 1 < n <= cores}
+    shares = {min(ceil_div(blocks, n) * unit, extent) for n in counts if 1 < n <= cores}
     # Long shares also in multiples of eight blocks, which one instruction takes in whole repeats.
-    long = {up(s, 8 * unit) * 8 * unit for s in shares if unit > 1 and s >= 32 * unit}
+    long = {ceil_div(s, 8 * unit) * 8 * unit for s in shares if unit > 1 and s >= 32 * unit}
     return sorted(s for s in shares | long if s < extent)
 
 
@@ -358,17 +358,17 @@ def width_ladder(
     if narrowest >= share or not good(narrowest):
         return []
     low = 1
-    high = up(share, unit)
+    high = ceil_div(share, unit)
     while low < high:  # the least number of tiles that fit, by bisection
         middle = (low + high) // 2
-        fits = good(min(share, up(up(share, middle), unit) * unit))
+        fits = good(min(share, ceil_div(ceil_div(share, middle), unit) * unit))
         low, high = (low, middle) if fits else (middle + 1, high)
     fewest = low
     widths: dict[int, None] = {}
     ladder = FINE if fine else TILES
     # Numbers of tiles: the fewest, those of the ladder, and multiples of the fewest.
     for tiles in (fewest, *(max(fewest, n) for n in ladder), *(n * fewest for n in ladder)):
-        width = aligned(up(share, tiles), unit, repeat)
+        width = aligned(ceil_div(share, tiles), unit, repeat)
         if width < share and (tiles > fewest or good(width)):
             widths[width] = None
     widths = widths or {narrowest: None}
@@ -380,7 +380,7 @@ def aligned(width: int, unit: int, repeat: int) -> int:
     # 1,000 numbers in fp16 become 1,008, whole blocks of 16; 2,000 become 2,048, whole repeats of
     # 128.
     step = repeat if width >= 8 * repeat else unit
-    return up(width, step) * step
+    return ceil_div(width, step) * step
 
 
 def outer_ladder(share: int, good: Callable[[int], bool]) -> list[int]:
@@ -398,8 +398,8 @@ def fold_ladder(extents: Mapping[str, int], unit: int) -> tuple[int, ...]:
     widths = [width]
     while width > min(unit, 2):
         # 1,000 numbers, blocks of 16: 1000, 512, 256, 128, 64, 32, 16.
-        half = up(width, 2)
-        width = up(half, unit) * unit if half >= unit else half
+        half = ceil_div(width, 2)
+        width = ceil_div(half, unit) * unit if half >= unit else half
         if width == widths[-1]:
             break
         widths.append(width)

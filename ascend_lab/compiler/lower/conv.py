@@ -52,12 +52,12 @@ def conv_shape_of(piece: Piece, node: ir.Node, out_dtype: str) -> kernels.ConvSh
 def in_pairs(shape: kernels.ConvShape) -> kernels.ConvShape:
     """Return a convolution with features, or groups, added until they fill blocks of 32."""
     if shape.groups == 1:
-        return replace(shape, k=isa.up(shape.k, PAIR) * PAIR)
+        return replace(shape, k=isa.ceil_div(shape.k, PAIR) * PAIR)
     # whole bundles: groups of 4 channels, 8 of which fill 32 channels, come 8 at a time
     bundle_groups = bundles_of(shape).groups
-    groups = isa.up(shape.groups, bundle_groups) * bundle_groups
+    groups = isa.ceil_div(shape.groups, bundle_groups) * bundle_groups
     c, k = (size // shape.groups * groups for size in (shape.c, shape.k))
-    if isa.up(c, PAIR) != isa.up(shape.c, PAIR) or k % PAIR:
+    if isa.ceil_div(c, PAIR) != isa.ceil_div(shape.c, PAIR) or k % PAIR:
         got = f"{shape.groups} groups of {shape.k} features"
         raise UnsupportedError("groups that fill blocks of 32 channels", got, "keep them in fp16")
     return replace(shape, c=c, k=k, groups=groups)
@@ -390,7 +390,9 @@ def _paces(
     paces = list[float]()
     depth = units_of(shape).every
     # 56 x 56 pixels and 64 channels are 196 x 4 fractals of sums: 25 for each of 32 cores
-    core_fractals = isa.up(isa.up(shape.gemm.m, isa.FRACTAL) * shape.blocks[1], chip.core_count)
+    core_fractals = isa.ceil_div(
+        isa.ceil_div(shape.gemm.m, isa.FRACTAL) * shape.blocks[1], chip.core_count
+    )
     tile = min(core_fractals, TILE)
     dense = shape.groups == 1
     for epilogue, steps in zip(ways, (depth, depth + 1 + HEAD_CYCLES / tile), strict=True):

@@ -138,7 +138,7 @@ def product_job(piece: Piece, chip: Chip) -> tuple[kernels.GemmShape, Epilogue |
     n = out.shape[1]
     # 40 columns of bytes are computed as 64, the weights of 24 of them being zeros
     if epilogue and epilogue.width == PAIR and node.inputs[1] in piece.constants:
-        n = isa.up(n, PAIR) * PAIR
+        n = isa.ceil_div(n, PAIR) * PAIR
     return kernels.GemmShape(m, k, n, piece.type(node.inputs[0]).dtype, out_dtype), epilogue
 
 
@@ -146,7 +146,7 @@ def in_pairs(kind: TensorType, turned: bool) -> TensorType:
     """Return the type of a second operand with columns added until they fill blocks of 32."""
     sides = list(kind.shape)
     # (64, 40) becomes (64, 64); stored turned, (40, 64) becomes (64, 64) as well.
-    sides[0 if turned else -1] = isa.up(sides[0 if turned else -1], PAIR) * PAIR
+    sides[0 if turned else -1] = isa.ceil_div(sides[0 if turned else -1], PAIR) * PAIR
     return replace(kind, shape=tuple(sides))
 
 

@@ -12,7 +12,7 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.kernels.convolution_ways import explicit_conv, im2col_reference
 from ascend_lab.machine.chip import Chip
-from ascend_lab.machine.isa import FRACTAL, c0_of, up
+from ascend_lab.machine.isa import FRACTAL, c0_of, ceil_div
 from ascend_lab.machine.layout import (
     AddressMap,
     Piece,
@@ -216,11 +216,11 @@ def matrix_sizes(shape: ConvShape) -> dict[str, int]:
     """
     (matrix, copies) = copies_of(shape)
     c0 = c0_of(shape.dtype)
-    wide = up(shape.c, c0) * c0
+    wide = ceil_div(shape.c, c0) * c0
     pixels = shape.h * shape.w
     inside = int(copies[1:].sum())
     distinct = int((copies[1:] > 0).sum())
-    whole = up(len(matrix), FRACTAL) * FRACTAL * shape.taps * wide
+    whole = ceil_div(len(matrix), FRACTAL) * FRACTAL * shape.taps * wide
     return {
         "pixels": shape.c * pixels,
         "blocks": (wide - shape.c) * pixels,

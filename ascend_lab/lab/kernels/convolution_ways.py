@@ -108,7 +108,7 @@ def _zero_pixels(shape: ConvShape, rows: int) -> int:
 def _zeros(k: isa.KernelBuilder, shape: ConvShape, rows: int) -> isa.Buffer:
     """Fill a buffer with zeros on V, for MTE3 to copy."""
     lanes = k.chip.vector_bytes_per_repeat // DTYPE_BYTES[shape.dtype]
-    size = isa.up(_zero_pixels(shape, rows) * isa.c0_of(shape.dtype), lanes) * lanes
+    size = isa.ceil_div(_zero_pixels(shape, rows) * isa.c0_of(shape.dtype), lanes) * lanes
     zeros = k.buffer("zeros", "UB", shape.dtype, size)
     k.each("vdup", size, (zeros, 0), scalar=0.0)
     k.set_flag("V", "MTE3", 0)

@@ -16,7 +16,7 @@ from ascend_lab.machine.isa.launch import (
     Kernel, Launch, Part, Ring, RingTile, Share, as_kernel, as_launch, binding_of, cross_set,
     cross_wait, renamed, spread,
 )
-from ascend_lab.machine.isa.memory import Affine, Buffer, Region, Tile, up, var
+from ascend_lab.machine.isa.memory import Affine, Buffer, Region, Tile, ceil_div, var
 from ascend_lab.machine.isa.operands import ACCUMULATOR, FRACTAL, SMALL_C0
 from ascend_lab.machine.isa.program import Event, Instruction, Loop, Node, Program, parse_program
 from ascend_lab.machine.isa.sanitizer import Finding, sanitize
@@ -26,8 +26,8 @@ __all__ = [
     "ACCUMULATOR", "FRACTAL", "SMALL_C0", "Affine", "Buffer", "Event", "Finding", "Instruction",
     "Kernel", "KernelBuilder", "Launch", "Loop", "Node", "Part", "Program", "Queue", "Region",
     "Ring", "RingEnd", "RingTile", "Share", "Tile", "as_kernel", "as_launch", "barrier",
-    "binding_of", "c0_of", "check_instruction", "check_program", "cross_set", "cross_wait",
-    "data_copy", "fixpipe", "interleave", "load2d", "load3d", "mmad", "mmad_shape",
+    "binding_of", "c0_of", "ceil_div", "check_instruction", "check_program", "cross_set",
+    "cross_wait", "data_copy", "fixpipe", "interleave", "load2d", "load3d", "mmad", "mmad_shape",
     "parse_program", "pipe_stream", "program_unit", "renamed", "sanitize", "scalar", "set_flag",
-    "spread", "unit_of", "up", "var", "vector", "wait_flag",
+    "spread", "unit_of", "var", "vector", "wait_flag",
 ]

@@ -36,7 +36,7 @@ def whole_number(value: object, what: str) -> int:
         raise ProgramError(f"{what}: a whole number", repr(value), "divide with //") from None
 
 
-def up(value: int, unit: int) -> int:
+def ceil_div(value: int, unit: int) -> int:
     """Return value / unit rounded up."""
     return -(-value // unit)
 

@@ -208,7 +208,9 @@ def share_of(chip: Chip, batch: int) -> Chip:
     if batch > 1:
         # g cores a product: the batch takes up(batch, cores // g) rounds, each 1 / g of the work.
         # 12 products on 32 cores take 1 round with g = 2, or 2 rounds half as long with g = 4.
-        cores = min(range(1, all_cores + 1), key=lambda g: (isa.up(batch, all_cores // g) / g, g))
+        cores = min(
+            range(1, all_cores + 1), key=lambda g: (isa.ceil_div(batch, all_cores // g) / g, g)
+        )
     l2, memory = (
         replace(m, rate_bytes_per_s=m.rate_bytes_per_s * (cores / all_cores))
         for m in (chip.l2, chip.device_memory)
@@ -231,16 +233,16 @@ def _outer(
     """Split m and n over a grid of cores and into tiles of L0, a batch over the cores left."""
     for axis, tile, cores in (("m", t.base_m, t.grid_rows), ("n", t.base_n, t.grid_cols)):
         side = min(tile, sizes[axis])
-        share = min(isa.up(isa.up(sizes[axis], side), cores) * side, sizes[axis])
+        share = min(isa.ceil_div(isa.ceil_div(sizes[axis], side), cores) * side, sizes[axis])
         s = split(s, name, axis, share)
         s = split(s, name, f"{axis}_i", min(side, share))
     inner = ("m_i_o", "n_i_o", "m_i_i", "n_i_i")
     s = reorder(s, name, *batch, "m_o", "n_o", *inner)
     cores_left = s.chip.core_count // (t.grid_rows * t.grid_cols)
     for axis in batch:
-        share = isa.up(sizes[axis], max(min(cores_left, sizes[axis]), 1))
+        share = isa.ceil_div(sizes[axis], max(min(cores_left, sizes[axis]), 1))
         s = split(s, name, axis, share)
-        cores_left //= isa.up(sizes[axis], share)
+        cores_left //= isa.ceil_div(sizes[axis], share)
     bound = [*(f"{axis}_o" for axis in batch), "m_o", "n_o"]
     s = reorder(s, name, *bound, *(f"{axis}_i" for axis in batch), *inner)
     for loop in bound:
@@ -328,8 +330,8 @@ def _widest_part(row_elements: int, fits: Callable[[int], bool]) -> int:
     widest = widths[bisect_left(widths, True, key=lambda w: w == 0 or fits(w))]
     if not widest:
         return 0
-    even_width = isa.up(row_elements, isa.up(row_elements, widest))
-    return isa.up(even_width, BLOCKS) * BLOCKS
+    even_width = isa.ceil_div(row_elements, isa.ceil_div(row_elements, widest))
+    return isa.ceil_div(even_width, BLOCKS) * BLOCKS
 
 
 def _kept(s: Schedule, phase: Phase) -> tuple[Schedule, Phase]:
@@ -393,8 +395,10 @@ def share_rows(s: Schedule, phase: Phase) -> tuple[Schedule, list[Phase], set[st
 def _part(extent: int, rows: int, cores: int) -> int:
     """Return the part of a row that gives the busiest core least; what starts a part counts too."""
     # Parts in whole blocks of 128: 4,096 elements in 3 parts are 1,408, 1,408 and 1,280.
-    widths = (isa.up(isa.up(extent, parts), BLOCKS) * BLOCKS for parts in range(2, cores + 1))
-    busy = ((isa.up(rows, cores // isa.up(extent, w)) * (w + START), w) for w in widths)
+    widths = (
+        isa.ceil_div(isa.ceil_div(extent, parts), BLOCKS) * BLOCKS for parts in range(2, cores + 1)
+    )
+    busy = ((isa.ceil_div(rows, cores // isa.ceil_div(extent, w)) * (w + START), w) for w in widths)
     return min(busy, default=(0, extent))[1]
 
 

@@ -53,7 +53,7 @@ def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
     cores = core_count(s)
     # The last part of a row is shorter: every part is a core's own, because its program is another.
     if s.state.stage(phase.root).last_fold_extent:
-        row_shares = {axes[0].name: isa.up(axes[0].extent, cores // axes[-1].extent)}
+        row_shares = {axes[0].name: isa.ceil_div(axes[0].extent, cores // axes[-1].extent)}
         return {a.name: a.extent for a in axes} | row_shares | {axes[-1].name: 1}
     unit = 1 if long_rows(s.state, phase) else block_elements(s.state, phase)
     choice = [a for a in axes if a.name in rows and (a is not axes[-1] or a.extent >= 2 * unit)]
@@ -66,7 +66,7 @@ def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
         outer_share = share(choice[0], used)
         # 20 rows and 4,096 columns on 32 cores: with a row a core, 12 cores would be idle; with 16
         # cores along columns, 2 stretches of 10 rows, all 32 work.
-        cores_left = max(1, cores // isa.up(choice[0].extent, outer_share))
+        cores_left = max(1, cores // isa.ceil_div(choice[0].extent, outer_share))
         inner_share = share(choice[1], cores_left) if len(choice) > 1 else 1
         choices.append((outer_share * inner_share, outer_share, inner_share))
     best = min(choices)[1:] if choices else ()
@@ -108,12 +108,12 @@ def even(width: int, share: int, taken_bytes: int, unit: int, tiles: int) -> int
     # The width at which a tile takes 32 KiB: halving smaller ones only adds instructions.
     small = max(1, SMALL_BYTES * width // max(taken_bytes, 1))
     # A share of 1,000 rows in 4 tiles: 250 each. With tiles of at most 96 there are 11, of 91 rows.
-    aimed = min(width, max(small, isa.up(share, tiles)))
+    aimed = min(width, max(small, isa.ceil_div(share, tiles)))
     if aimed >= share:
         return share
     unit = (8 * unit if aimed >= 64 * unit else unit) if width >= unit else 1
     parts = -(-share // aimed)
-    part_width = isa.up(isa.up(share, parts), unit) * unit
+    part_width = isa.ceil_div(isa.ceil_div(share, parts), unit) * unit
     return min(part_width, max(width // unit * unit, 1), share)
 
 
@@ -121,8 +121,8 @@ def whole_tiles(extent: int, share: int, width: int) -> int:
     """Return the share filled up to whole tiles, if that costs no core its work."""
     # Shares of 125 in tiles of 32 become 128: 1,000 rows are 8 shares in both cases, and only the
     # last tile of all is ragged.
-    filled = min(isa.up(share, width) * width, extent)
-    return filled if isa.up(extent, filled) == isa.up(extent, share) else share
+    filled = min(isa.ceil_div(share, width) * width, extent)
+    return filled if isa.ceil_div(extent, filled) == isa.ceil_div(extent, share) else share
 
 
 def schedule_phase(
@@ -250,10 +250,11 @@ def keeps_lanes(stage: Stage) -> bool:
 
 def _whole(width: int, extent: int) -> int:
     """Return the width of parts of a fold: about equal ones, of whole repeats or blocks."""
-    parts = isa.up(extent, width)
+    parts = isa.ceil_div(extent, width)
     unit = next((n for n in (128, 32) if width >= 2 * n), 1)
     return min(
-        width - width % unit if parts > 1 else width, isa.up(isa.up(extent, parts), unit) * unit
+        width - width % unit if parts > 1 else width,
+        isa.ceil_div(isa.ceil_div(extent, parts), unit) * unit,
     )
 
 
@@ -370,7 +371,7 @@ def _evened(
         if axis.name in rows:
             width = even(width, share, taken_bytes, _run(root, axis, unit), tiles_left)
             shares[axis.name] = whole_tiles(axis.extent, share, width)
-            tiles_left = isa.up(tiles_left, isa.up(shares[axis.name], width))
+            tiles_left = isa.ceil_div(tiles_left, isa.ceil_div(shares[axis.name], width))
         widths[axis.name] = width
     return shares, widths
 

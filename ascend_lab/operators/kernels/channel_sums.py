@@ -40,7 +40,7 @@ class ChannelSums:
     @property
     def blocks(self) -> int:
         """Blocks of 16 channels."""
-        return isa.up(self.c, C0)
+        return isa.ceil_div(self.c, C0)
 
     @property
     def images(self) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ def channel_sums_kernel(job: ChannelSums, chip: Chip) -> isa.Kernel:
         "partial", sizes, lambda share: _partial(job, share, bands, slots, chip)
     )
     # Cores that have whole channel blocks: 12 blocks on 8 cores are 2 a core, so 6 cores.
-    core_count = isa.up(job.blocks, isa.up(job.blocks, cores))
+    core_count = isa.ceil_div(job.blocks, isa.ceil_div(job.blocks, cores))
     channels = [C0 * size for size in tiles.chunks(job.blocks, 1, core_count)]
     final_launch = isa.spread(
         "final", {"channel": channels}, lambda share: _final(job, slots, share, chip)
@@ -82,9 +82,11 @@ def _tile_elements(job: ChannelSums, run: int, images: int, chip: Chip) -> tuple
     if run > max_elements:
         # A run that is too long is cut into equal tiles: 100,000 elements and room for 16,384 are 7
         # of 14,336.
-        return isa.up(isa.up(run, isa.up(run, max_elements)), LANES) * LANES, 1
+        return isa.ceil_div(isa.ceil_div(run, isa.ceil_div(run, max_elements)), LANES) * LANES, 1
     # Short runs of several images go together, but a core should have TILES tiles to overlap.
-    tile_images = min(max_elements // run, images, max(isa.up(images, TILES), isa.up(SMALL, run)))
+    tile_images = min(
+        max_elements // run, images, max(isa.ceil_div(images, TILES), isa.ceil_div(SMALL, run))
+    )
     return tile_images * run, tile_images
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from ascend_lab import errors
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
-from ascend_lab.machine.isa import ACCUMULATOR, FRACTAL, up
+from ascend_lab.machine.isa import ACCUMULATOR, FRACTAL, ceil_div
 from ascend_lab.operators.kernels import conv_windows, default_schedules, gemm_schedule
 from ascend_lab.operators.kernels.conv_shape import ConvShape, bundles_of, stacked, units_of
 from ascend_lab.operators.kernels.epilogue import Epilogue
@@ -44,7 +44,7 @@ def stage_bytes(shape: ConvShape, schedule: GemmSchedule, *, strip: bool = False
     stage = c1_stage(shape, schedule)
     c0 = isa.c0_of(shape.dtype)
     image = sum(conv_windows.unit_elements(shape, schedule.base_m // FRACTAL, strip=strip))
-    weights = units_of(shape).depth * up(schedule.base_n, FRACTAL) * FRACTAL * c0
+    weights = units_of(shape).depth * ceil_div(schedule.base_n, FRACTAL) * FRACTAL * c0
     slots = schedule.a_l1_slots * image + schedule.b_l1_slots * weights
     return stage * slots * DTYPE_BYTES[shape.dtype]
 
@@ -293,7 +293,7 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     unit_depth = units.depth
     m, n, stage, rows, cols = default_schedules.choices(chip.core_count, STAGES)
     bundle_columns = cols // np.minimum(cols, bundle.count)
-    pixels = up(oh * ow, FRACTAL)
+    pixels = ceil_div(oh * ow, FRACTAL)
     # A choice of m stands for m rows of pooling windows: the tile is the output rows they read.
     if shape.pool:
         m = (np.minimum(conv_windows.rows_seen(shape.pool, m), oh) * ow - 1) // FRACTAL + 1
@@ -350,7 +350,7 @@ def _tiles(shape: ConvShape, m: Array, strips: Array) -> Array:
     if shape.pool:
         rows = conv_windows.pooled_rows(shape, m)
         return default_schedules.each_up(shape.pool.out_hw[0], rows)
-    flat = default_schedules.each_up(up(oh * ow, FRACTAL), m)
+    flat = default_schedules.each_up(ceil_div(oh * ow, FRACTAL), m)
     tiles: Array = np.where(strips, oh * default_schedules.each_up(ow, m * FRACTAL), flat)
     return tiles
 
@@ -420,7 +420,7 @@ def conv_estimate(
     fill_cycles = (rows + weights + mte1) * np.minimum(1.0, candidates.stages / units.count)
     if shape.mixed > 1:  # the last tile of a stack of images is smaller
         oh, ow = shape.out_hw
-        tiles = tiles * up(oh * ow, FRACTAL) / (_tiles(shape, t.m, candidates.strips) * t.m)
+        tiles = tiles * ceil_div(oh * ow, FRACTAL) / (_tiles(shape, t.m, candidates.strips) * t.m)
     cycles: Floats = (
         tiles * tile_cycles
         + fill_cycles

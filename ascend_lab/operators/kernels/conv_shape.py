@@ -7,7 +7,7 @@ from math import gcd, lcm
 
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import BLOCK_BYTES, DTYPE_BYTES
-from ascend_lab.machine.isa import ACCUMULATOR, FRACTAL, SMALL_C0, c0_of, up
+from ascend_lab.machine.isa import ACCUMULATOR, FRACTAL, SMALL_C0, c0_of, ceil_div
 from ascend_lab.operators.kernels.gemm_schedule import GemmShape
 
 Pair = tuple[int, int]
@@ -182,7 +182,7 @@ class ConvShape:
 
         A 7 x 7 kernel in fp16 has 49; with 4 lanes of 16 a fractal holds 4 taps, so 13.
         """
-        return up(self.r * self.s * self.c0, c0_of(self.dtype))
+        return ceil_div(self.r * self.s * self.c0, c0_of(self.dtype))
 
     @property
     def ops(self) -> int:
@@ -194,7 +194,7 @@ class ConvShape:
     @property
     def blocks(self) -> Pair:
         """Channel blocks of the tensors: (c / C0, k / 16), rounded up."""
-        return up(self.c, self.c0), up(self.k, FRACTAL)
+        return ceil_div(self.c, self.c0), ceil_div(self.k, FRACTAL)
 
     @property
     def gemm(self) -> GemmShape:
@@ -244,9 +244,9 @@ def stacked(shape: ConvShape) -> ConvShape:
     # Divisors of the batch, so that all stacks are equally high.
     candidates = [m for m in range(1, min(shape.n, most_images) + 1) if shape.n % m == 0]
     # 49 pixels: 1 image takes 4 fractals each, 16 images 49 together, 3.06 each.
-    fewest_fractals = min(shape.n // m * up(m * oh * ow, FRACTAL) for m in candidates)
+    fewest_fractals = min(shape.n // m * ceil_div(m * oh * ow, FRACTAL) for m in candidates)
     candidates = [
-        m for m in candidates if shape.n // m * up(m * oh * ow, FRACTAL) == fewest_fractals
+        m for m in candidates if shape.n // m * ceil_div(m * oh * ow, FRACTAL) == fewest_fractals
     ]
     mixed = next((m for m in candidates if m * oh * ow >= LARGEST_TILE), candidates[-1])
     beside = shape.beside and replace(shape.beside, n=shape.n // mixed, mixed=mixed)
@@ -314,10 +314,10 @@ def bundles_of(shape: ConvShape) -> Bundles:
     out_block = 2 * FRACTAL if shape.out_dtype == "int8" else FRACTAL
     # Input and output channels of a bundle must both fill whole blocks.
     bundle_groups = min(lcm(lcm(c, c0) // c, lcm(k, out_block) // k), g)
-    count = up(g, bundle_groups)
+    count = ceil_div(g, bundle_groups)
     last_groups = g - (count - 1) * bundle_groups
     sizes = [
-        (groups, up(groups * c, c0), up(groups * k, FRACTAL))
+        (groups, ceil_div(groups * c, c0), ceil_div(groups * k, FRACTAL))
         for groups in (bundle_groups, last_groups)
     ]
     return Bundles(count, *sizes[0], *sizes[1])

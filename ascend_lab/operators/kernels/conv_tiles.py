@@ -105,7 +105,7 @@ class Job:
         (oh, ow) = self.shape.out_hw
         tile_n = self.schedule.base_n // isa.FRACTAL
         # No tile is taller than an image (a strip: than a row) or wider than the core's blocks.
-        return min(self.tile, isa.up(ow if self.strip else oh * ow, isa.FRACTAL)), min(
+        return min(self.tile, isa.ceil_div(ow if self.strip else oh * ow, isa.FRACTAL)), min(
             tile_n, n_own
         )
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ascend_lab.machine.isa import FRACTAL, Affine, Buffer, Region, up
+from ascend_lab.machine.isa import FRACTAL, Affine, Buffer, Region, ceil_div
 from ascend_lab.operators.kernels.conv_shape import ConvShape, Pair, units_of
 from ascend_lab.operators.kernels.gemm_schedule import Array
 from ascend_lab.operators.kernels.tiles import Area, Span, chunks
@@ -75,7 +75,7 @@ def _seen(size: int, stride: int, pad: int, reach: int, outputs: tuple[int, int]
     high = outputs[1] * stride - pad + reach - 1
     # All rows lie below the image: start so many outputs earlier that the last real row is in. With
     # 5 rows, a kernel of 1 and padding 3 output 8 reads row 5, which is padding: start at output 7.
-    skipped = max(0, up(low - size + 1, stride))
+    skipped = max(0, ceil_div(low - size + 1, stride))
     start = low - skipped * stride
     first_row = max(start, 0)
     end = max(min(high, size - 1), first_row)
@@ -109,15 +109,17 @@ def window_of(shape: ConvShape, pixel: int, pixels: int, *, strip: bool = False)
         + columns.skipped
         + (0 if strip else pixel % ow)
     )
-    return Window(rows, columns, m_start, up(pixels, FRACTAL), pixels)
+    return Window(rows, columns, m_start, ceil_div(pixels, FRACTAL), pixels)
 
 
 def tiles_per_image(shape: ConvShape, tile: int, *, strip: bool = False) -> int:
     """Return the pixel tiles of `tile` fractals in an image; the last (of a row) may be short."""
     oh, ow = shape.out_hw
     if shape.pool:
-        return up(shape.pool.out_hw[0], int(pooled_rows(shape, tile)))
-    return oh * up(ow, tile * FRACTAL) if strip else up(up(oh * ow, FRACTAL), tile)
+        return ceil_div(shape.pool.out_hw[0], int(pooled_rows(shape, tile)))
+    return (
+        oh * ceil_div(ow, tile * FRACTAL) if strip else ceil_div(ceil_div(oh * ow, FRACTAL), tile)
+    )
 
 
 def pooled_rows(shape: ConvShape, tile: Array | int) -> Array:
@@ -162,7 +164,7 @@ def runs_of(
     ow = shape.out_hw[1]
     tile_pixels = tile * FRACTAL
     row_pixels = ow * shape.mixed
-    period = up(ow, tile_pixels) if strip else row_pixels // gcd(tile_pixels, row_pixels)
+    period = ceil_div(ow, tile_pixels) if strip else row_pixels // gcd(tile_pixels, row_pixels)
     rows_down = 1 if strip else period * tile_pixels // ow
     if shape.pool:
         period = 1
@@ -220,7 +222,7 @@ def _tile(shape: ConvShape, tile: int, strip: bool, index: int) -> tuple[int, tu
         return pixel, (window_of(shape, pixel, pixels), pooled)
     tile_pixels = tile * FRACTAL
     # A row of 100 pixels in strips of 32: 4 strips, the last one with 4 pixels.
-    strips_per_row = up(ow, tile * FRACTAL)
+    strips_per_row = ceil_div(ow, tile * FRACTAL)
     if strip:
         row = index // strips_per_row
         column = index % strips_per_row * tile_pixels
@@ -437,7 +439,7 @@ class Placement:
 def plain_placement(shape: ConvShape) -> Placement:
     """Return the placement that writes rows one after another, padded to 16 pixels at the end."""
     oh, ow = shape.out_hw
-    return Placement(0, ow, 1, up(oh * ow, FRACTAL) * FRACTAL)
+    return Placement(0, ow, 1, ceil_div(oh * ow, FRACTAL) * FRACTAL)
 
 
 def dense_placement(shape: ConvShape) -> Placement:

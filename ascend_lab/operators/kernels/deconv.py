@@ -14,7 +14,7 @@ import numpy as np
 
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import Chip
-from ascend_lab.machine.isa import FRACTAL, Kernel, up
+from ascend_lab.machine.isa import FRACTAL, Kernel, ceil_div
 from ascend_lab.operators.kernels.conv import conv_launch
 from ascend_lab.operators.kernels.conv_shape import ConvShape, Pads, Pair, pair
 from ascend_lab.operators.kernels.conv_windows import Placement
@@ -116,7 +116,7 @@ def _axis(phase: int, size: int, out: int, windows: tuple[int, int, int, int]) -
     """
     kernel, stride, dilation, pad = windows
     taps = [i for i in reversed(range(kernel)) if (phase + pad - i * dilation) % stride == 0]
-    count = up(out - phase, stride)
+    count = ceil_div(out - phase, stride)
     # Stride 2, kernel 3, pad 1: phase 0 has tap 1 at offset 0, phase 1 has taps 2 and 0 at 0 and 1.
     offsets = [(phase + pad - i * dilation) // stride for i in taps]
     # No tap, or all taps in the padding: a convolution with one tap of weight zero.
@@ -144,7 +144,7 @@ def phases_of(shape: DeconvShape) -> list[Phase]:
     (sh, sw) = windows.strides
     (dh, dw) = windows.dilations
     (pad_top, _, pad_left, _) = windows.pads
-    plane = up(oh * ow, FRACTAL) * FRACTAL
+    plane = ceil_div(oh * ow, FRACTAL) * FRACTAL
     phases: list[Phase] = []
     for p, q in product(range(min(sh, oh)), range(min(sw, ow))):
         down = _axis(p, shape.h, oh, (shape.r, sh, dh, pad_top))

@@ -30,7 +30,7 @@ def lines_of(shape: ConvShape, chip: Chip) -> Lines:
     """Let output rows lie as far apart as image rows where that takes fewer cycles."""
     line = planes.columns_seen(shape)[0]
     (oh, ow) = shape.out_hw
-    output_line = isa.up(ow, planes.PIXELS) * planes.PIXELS
+    output_line = isa.ceil_div(ow, planes.PIXELS) * planes.PIXELS
     # Output rows in whole repeats, one behind the other; or as far apart as image rows, so that one
     # instruction runs over all rows and what lies between.
     options = [Lines(line, output_line, output_line)]
@@ -170,7 +170,7 @@ class _Writer(RowWriter):
         taps = shape.taps * planes.C0
         if not dense:
             # The cube's convolution pads planes to 16 pixels: 49 become 64.
-            self.plane = isa.up(self.plane, isa.FRACTAL) * isa.FRACTAL
+            self.plane = isa.ceil_div(self.plane, isa.FRACTAL) * isa.FRACTAL
         self.weight = k.tensor("weight", "fp16", c1 * taps)
         self.taps = k.queue("taps", "UB", "fp16", taps, src="MTE2", dst="V")
         self.epilogue = epilogue and _VectorEpilogue.make(

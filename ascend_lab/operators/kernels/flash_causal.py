@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from ascend_lab.machine.isa import FRACTAL, Affine, Buffer, KernelBuilder, Tile, up
+from ascend_lab.machine.isa import FRACTAL, Affine, Buffer, KernelBuilder, Tile, ceil_div
 from ascend_lab.operators.kernels.flash_shape import FlashShape
 from ascend_lab.operators.kernels.flash_steps import LANES, LEAST, Axis, Piece, Place, Stage
 from ascend_lab.operators.kernels.tiles import repeat
@@ -53,7 +53,7 @@ def _work(shape: FlashShape, start: int, side: int) -> int:
     """Return the scores of a block of rows, in fractals."""
     # The last row of a block sees most keys: tiles go up to those.
     size = min(side, shape.fractals[0] - start)
-    return size * up(shape.seen((start + size) * FRACTAL - 1), FRACTAL)
+    return size * ceil_div(shape.seen((start + size) * FRACTAL - 1), FRACTAL)
 
 
 def causal_grid(shape: FlashShape, side: int, cores: int) -> tuple[int, int, int]:
@@ -62,7 +62,7 @@ def causal_grid(shape: FlashShape, side: int, cores: int) -> tuple[int, int, int
     Among equals the most cores over matrices, whose programs are alike.
     """
     entries = shape.batch // shape.heads
-    blocks = up(shape.fractals[0], side)
+    blocks = ceil_div(shape.fractals[0], side)
     grids = list[tuple[int, int, tuple[int, int, int]]]()
     for places in range(1, min(blocks, cores) + 1):
         core_blocks = dealt(shape, side, places)
@@ -71,7 +71,7 @@ def causal_grid(shape: FlashShape, side: int, cores: int) -> tuple[int, int, int
         )
         for heads in range(1, min(shape.heads, cores // places) + 1):
             entry_cores = min(entries, cores // (places * heads))
-            busiest = core_work * up(entries, entry_cores) * up(shape.heads, heads)
+            busiest = core_work * ceil_div(entries, entry_cores) * ceil_div(shape.heads, heads)
             grids.append((busiest, places, (entry_cores, places, heads)))
     return min(grids)[-1]
 
@@ -81,8 +81,8 @@ def tiles_seen(shape: FlashShape, block: Piece, side: int) -> tuple[int, int, in
     fractals of the last one."""
     first_row = block.start.const * FRACTAL
     full_tiles = shape.seen(first_row) // (side * FRACTAL)
-    fractals = up(shape.seen(first_row + block.size * FRACTAL - 1), FRACTAL)
-    count = up(fractals, side)
+    fractals = ceil_div(shape.seen(first_row + block.size * FRACTAL - 1), FRACTAL)
+    count = ceil_div(fractals, side)
     return full_tiles, count, fractals - (count - 1) * side
 
 

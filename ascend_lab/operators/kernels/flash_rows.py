@@ -23,7 +23,7 @@ from ascend_lab.machine.isa import (
     Region,
     RingEnd,
     Tile,
-    up,
+    ceil_div,
 )
 from ascend_lab.operators.kernels.flash_causal import Diagonal, Sequence, lanes_from, staircase_rows
 from ascend_lab.operators.kernels.flash_shape import FlashShape, Tensors
@@ -39,9 +39,9 @@ def slice_rows(shape: FlashShape, chip: Chip, rows: int, keys: int, slots: int) 
     width = shape.fractals[3] * FRACTAL
     # 64 rows in 1, 2, 3, ... slices of whole groups of 8: 64, 32, 24, 16, ... rows.
     for parts in range(1, rows // GROUP + 1):
-        size = up(rows, GROUP * parts) * GROUP
+        size = ceil_div(rows, GROUP * parts) * GROUP
         # Of a row in a slice: a tile twice in fp32, twice in 2 bytes, and the folded columns.
-        row_bytes = 12 * max(keys, width) + 4 * FRACTAL * (up(keys, 2 * FRACTAL) + 1) + 4
+        row_bytes = 12 * max(keys, width) + 4 * FRACTAL * (ceil_div(keys, 2 * FRACTAL) + 1) + 4
         mask_bytes = {"": 0, "rows": 8 * keys, "full": size * (4 * keys + 4 * FRACTAL)}[shape.mask]
         mask_bytes += 4 * FRACTAL * staircase_rows(shape, 2 * rows)
         # Of every row, in a slice or not: its sums, its maximum, totals and factors in flight.
@@ -107,7 +107,7 @@ class Rows:
         state = RowState(
             sums=buffer("sums", rows * width),
             # The first fold of a tile's columns halves them: 256 keys leave 8 columns of 16.
-            work=buffer("work", rows_at_once * FRACTAL * up(keys, 2 * FRACTAL)),
+            work=buffer("work", rows_at_once * FRACTAL * ceil_div(keys, 2 * FRACTAL)),
             wide=buffer("wide", rows_at_once * FRACTAL),
             row=buffer("row", rows_at_once),
             peak=buffer("peak", rows),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ascend_lab.errors import CapacityError, InputError, PathError
 from ascend_lab.machine.chip import Chip
-from ascend_lab.machine.isa import FRACTAL, Affine, Buffer, KernelBuilder, Region, Share, up
+from ascend_lab.machine.isa import FRACTAL, Affine, Buffer, KernelBuilder, Region, Share, ceil_div
 from ascend_lab.operators.kernels.tiles import Span, chunks
 
 Own = tuple[Share, ...]
@@ -114,10 +114,10 @@ class FlashShape:
     def fractals(self) -> tuple[int, int, int, int]:
         """(rows, keys, depth, width) in fractals of 16, rounded up."""
         return (
-            up(self.rows, FRACTAL),
-            up(self.keys, FRACTAL),
-            up(self.depth, FRACTAL),
-            up(self.width, FRACTAL),
+            ceil_div(self.rows, FRACTAL),
+            ceil_div(self.keys, FRACTAL),
+            ceil_div(self.depth, FRACTAL),
+            ceil_div(self.width, FRACTAL),
         )
 
     @property
@@ -177,7 +177,7 @@ def tile_bytes(shape: FlashShape, tiling: FlashTiling) -> dict[str, int]:
 def row_lanes(rows: int) -> int:
     """Return the lanes of a number a row: whole repeats, if there is more than one."""
     # A repeat of fp32 is 64 lanes: 80 rows take 2 repeats, 128 lanes.
-    return rows if rows < 64 else up(rows, 64) * 64
+    return rows if rows < 64 else ceil_div(rows, 64) * 64
 
 
 def key_slots(shape: FlashShape, tiling: FlashTiling) -> int:
@@ -186,7 +186,7 @@ def key_slots(shape: FlashShape, tiling: FlashTiling) -> int:
     A slot is filled when the product of 3 or 4 blocks before, and the scores 2 behind that one,
     have been taken: the last but one, or the last.
     """
-    return 3 + (up(shape.keys, tiling.keys) % 4 > 0)
+    return 3 + (ceil_div(shape.keys, tiling.keys) % 4 > 0)
 
 
 def traffic_bytes(shape: FlashShape, tiling: FlashTiling) -> int:
@@ -197,7 +197,7 @@ def traffic_bytes(shape: FlashShape, tiling: FlashTiling) -> int:
     as an on-chip memory of M bytes allows, r ~ M / d, this is O(n t d^2 / M)  (Dao et al. 2022).
     """
     rows, keys, depth, width = (n * FRACTAL for n in shape.fractals)
-    blocks = up(rows, tiling.rows)
+    blocks = ceil_div(rows, tiling.rows)
     mask = {"": 0, "rows": 2 * blocks * keys, "full": rows * keys}[shape.mask]
     return 2 * shape.batch * (rows * (depth + width) + blocks * keys * (depth + width) + mask)
 
@@ -249,7 +249,7 @@ def default_tiling(shape: FlashShape, chip: Chip) -> FlashTiling:
     rows, keys = shape.fractals[:2]
     candidates = [FlashTiling(r, k) for r in _equal_blocks(rows) for k in _equal_blocks(keys)]
     blocks = [t for t in candidates if fits(shape, t, chip)]
-    cores = ((t, grid(shape, up(rows * FRACTAL, t.rows), chip.core_count)) for t in blocks)
+    cores = ((t, grid(shape, ceil_div(rows * FRACTAL, t.rows), chip.core_count)) for t in blocks)
     tilings = [FlashTiling(t.rows, t.keys, *grids) for t, grids in cores]
     cycles = {t: vector_cycles(shape, t) for t in tilings}
     quick = [t for t in tilings if 32 * cycles[t] <= 33 * min(cycles.values())]
@@ -266,13 +266,13 @@ def vector_cycles(shape: FlashShape, tiling: FlashTiling) -> int:
     rows, keys, _, width = shape.fractals
     block_rows = tiling.rows // FRACTAL
     block_keys = tiling.keys // FRACTAL
-    blocks = up(keys, block_keys)
-    share = up(up(rows, block_rows), tiling.grid_rows) * block_rows
+    blocks = ceil_div(keys, block_keys)
+    share = ceil_div(ceil_div(rows, block_rows), tiling.grid_rows) * block_rows
     # A core's last block may be lower: all its rows count once, the start of every block.
     core_rows = min(share, rows)
-    starts = up(core_rows, block_rows)
-    heads = up(shape.heads, tiling.grid_heads)
-    matrices = up(shape.batch // shape.heads, tiling.grid_batch) * heads
+    starts = ceil_div(core_rows, block_rows)
+    heads = ceil_div(shape.heads, tiling.grid_heads)
+    matrices = ceil_div(shape.batch // shape.heads, tiling.grid_batch) * heads
     # Fractals of scores, maxima of each block of keys, the quotient at the end.
     score_cycles = (36 if shape.mask == "full" else 16) * keys
     cycles_per_row = score_cycles + blocks * 4 + keys + 20 * width + 6
@@ -288,7 +288,7 @@ def vector_cycles(shape: FlashShape, tiling: FlashTiling) -> int:
 
 def _equal_blocks(fractals: int) -> list[int]:
     """Return the sizes of blocks, in elements, that cut so many fractals into equal parts."""
-    return sorted({up(fractals, n) * FRACTAL for n in range(1, fractals + 1)})
+    return sorted({ceil_div(fractals, n) * FRACTAL for n in range(1, fractals + 1)})
 
 
 def default_scale(depth: int) -> float:
@@ -313,10 +313,10 @@ def grid(shape: FlashShape, blocks: int, cores: int) -> tuple[int, int, int]:
     entries = shape.batch // shape.heads
 
     def busiest(split: tuple[int, int]) -> tuple[int, int, int]:
-        core_matrices = (up(entries, split[0]), up(shape.heads, split[1]))
+        core_matrices = (ceil_div(entries, split[0]), ceil_div(shape.heads, split[1]))
         row_cores = cores // (split[0] * split[1])
         # 12 heads on 8 cores: 2 a core, so the busiest core has twice the blocks of one matrix.
-        core_blocks = core_matrices[0] * core_matrices[1] * up(blocks, min(blocks, row_cores))
+        core_blocks = core_matrices[0] * core_matrices[1] * ceil_div(blocks, min(blocks, row_cores))
         return core_blocks, -split[0] * split[1], min(core_matrices)
 
     # Every way to deal entries and heads to at most `cores` cores.

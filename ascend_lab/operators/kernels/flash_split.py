@@ -22,7 +22,7 @@ from typing import NamedTuple
 from ascend_lab import errors
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import Chip
-from ascend_lab.machine.isa import FRACTAL, up
+from ascend_lab.machine.isa import FRACTAL, ceil_div
 from ascend_lab.operators.kernels.flash import load_turned, multiply
 from ascend_lab.operators.kernels.flash_causal import Sequence, causal_grid, dealt
 from ascend_lab.operators.kernels.flash_rows import Gather, Rows, Weigh, slice_rows
@@ -90,8 +90,8 @@ def cube_parts(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> CubeParts 
     rows = tiling.rows // FRACTAL
     keys = tiling.keys // FRACTAL
     for q_slots, pieces in COPIES:
-        k_rows = up(keys, pieces)
-        v_columns = up(width, pieces)
+        k_rows = ceil_div(keys, pieces)
+        v_columns = ceil_div(width, pieces)
         l1_fractals = q_slots * rows * depth
         # Two slots each of keys, values and weights.
         l1_fractals += 2 * (k_rows * depth + keys * v_columns + rows * keys)
@@ -106,7 +106,7 @@ def _l0_parts(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> tuple[int, 
     widest = max(shape.fractals[2:])
     for pieces in (1, 2, 4, 5, 8):  # 5: the 36 fractals of latent heads as 8, 8, 8, 8, 4
         # Ever smaller pieces of the width or of the depth, until a product of some keys fits L0.
-        columns = up(widest, pieces)
+        columns = ceil_div(widest, pieces)
         for side in (8, 4, 2, 1):
             a_fractals = rows * max(side, columns)
             b_fractals = side * columns
@@ -135,8 +135,8 @@ def split_tilings(shape: FlashShape, chip: Chip) -> list[SplitTiling]:
     for r in (ROWS, 64, 32, 16):
         for t in (KEYS, 128, 64, 32, 16):
             # Where cores would be idle, more and lower blocks of rows than the published 128.
-            blocks = max(up(rows * FRACTAL, r), min(rows, idle))
-            sides = (up(rows, blocks), up(keys, up(keys * FRACTAL, t)))
+            blocks = max(ceil_div(rows * FRACTAL, r), min(rows, idle))
+            sides = (ceil_div(rows, blocks), ceil_div(keys, ceil_div(keys * FRACTAL, t)))
             tiling = SplitTiling(*(side * FRACTAL for side in sides))
             if fits_split(shape, tiling, chip):
                 tilings += [tiling] * (tiling not in tilings)
@@ -179,7 +179,7 @@ def flash_pipeline_launch(
     if shape.causal:
         cores_of_axis = causal_grid(shape, side, chip.core_count)
     else:
-        cores_of_axis = grid(shape, up(shape.fractals[0], side), chip.core_count)
+        cores_of_axis = grid(shape, ceil_div(shape.fractals[0], side), chip.core_count)
     axes = shares(shape, side, cores_of_axis)
     cores = (
         len(axes["group"]),

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from ascend_lab.machine.isa import FRACTAL, Affine, Buffer, KernelBuilder, Region, Tile, up
+from ascend_lab.machine.isa import FRACTAL, Affine, Buffer, KernelBuilder, Region, Tile, ceil_div
 from ascend_lab.operators.kernels import flash_shape, tiles
 from ascend_lab.operators.kernels.flash_shape import (
     AREA,
@@ -149,7 +149,7 @@ def tallest(s: State, rows: int, keys: int) -> None:
     repeats = 2 * rows * keys
     for half in (0, 1):
         for at, size in tiles.segments(
-            k, "part", repeats, up(repeats, up(repeats, k.chip.max_repeat))
+            k, "part", repeats, ceil_div(repeats, ceil_div(repeats, k.chip.max_repeat))
         ):
             source = s.wide.region(at * 128 + half * 8, (size, 8, 8), (128, FRACTAL, 1))
             k.vector("vcgmax", s.best.region((at + half * repeats) * 8, size * 8), source)

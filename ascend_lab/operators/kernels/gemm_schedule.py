@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
-from ascend_lab.machine.isa import ACCUMULATOR, FRACTAL, c0_of, up
+from ascend_lab.machine.isa import ACCUMULATOR, FRACTAL, c0_of, ceil_div
 
 CHOICES: dict[str, tuple[int | str, ...]] = {
     "order": ("mn", "nm"),
@@ -135,7 +135,11 @@ class GemmShape:
     @property
     def fractals(self) -> tuple[int, int, int]:
         """(M1, K1, N1): sizes in fractals, rounded up."""
-        return up(self.m, FRACTAL), up(self.k, c0_of(self.dtype)), up(self.n, FRACTAL)
+        return (
+            ceil_div(self.m, FRACTAL),
+            ceil_div(self.k, c0_of(self.dtype)),
+            ceil_div(self.n, FRACTAL),
+        )
 
 
 Stretches = tuple[tuple[int, int], tuple[int, int]]
@@ -201,7 +205,7 @@ def tile_bytes(shape: GemmShape, schedule: GemmSchedule) -> dict[str, int]:
     k = s.base_k
     n = s.base_n
     # With split_k 2 a core keeps half of K: 128 of 256 fractals.
-    all_k = up(shape.fractals[1], s.split_k) * c0_of(shape.dtype)
+    all_k = ceil_div(shape.fractals[1], s.split_k) * c0_of(shape.dtype)
     # Depth of an operand's slot in L1, in elements: all K where it is kept, else one stage.
     depth_a, depth_b = (
         0 if name in s.bypass else all_k if s.keep == name else k * s.step_k for name in "ab"

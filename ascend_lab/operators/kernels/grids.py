@@ -45,15 +45,15 @@ def _grids(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) -> 
     blocks = schedule.base_n // isa.FRACTAL
     if isinstance(shape, GemmShape):
         m1, _, n1 = shape.fractals
-        down = isa.up(m1, tile)
+        down = isa.ceil_div(m1, tile)
         bundles = 1
-        across = isa.up(n1, blocks)
+        across = isa.ceil_div(n1, blocks)
     else:
         bundle = bundles_of(shape)
         strip = conv_schedules.takes_strips(shape, schedule, chip)
         down = shape.n * conv_windows.tiles_per_image(shape, tile, strip=strip)
         bundles = bundle.count
-        across = isa.up(bundle.n1, blocks)
+        across = isa.ceil_div(bundle.n1, blocks)
     by_work: dict[tuple[int, ...], GemmSchedule] = {}
     for rows, cols in product(range(1, chip.core_count + 1), repeat=2):
         if rows * cols <= chip.core_count:
@@ -62,7 +62,11 @@ def _grids(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) -> 
             shares = min(cols, bundles)
             # (rows of tiles, bundles, columns of tiles) of the busiest core: 5 rows of cores give 8
             # rows of tiles no less work than 4 do.
-            work = isa.up(down, rows), isa.up(bundles, shares), isa.up(across, cols // shares)
+            work = (
+                isa.ceil_div(down, rows),
+                isa.ceil_div(bundles, shares),
+                isa.ceil_div(across, cols // shares),
+            )
             by_work.setdefault(work, replace(schedule, grid_rows=rows, grid_cols=cols))
     return list(by_work.values())
 

@@ -62,7 +62,10 @@ def group_norm_launch(shape: GroupNorm, chip: Chip) -> isa.Launch:
     # as long as two rows of 24 with up to 2 groups of one.
     images = min(
         range(1, min(shape.images, cores) + 1),
-        key=lambda n: isa.up(shape.images, n) * isa.up(shape.groups, min(shape.groups, cores // n)),
+        key=lambda n: (
+            isa.ceil_div(shape.images, n)
+            * isa.ceil_div(shape.groups, min(shape.groups, cores // n))
+        ),
     )
     axes = {
         "image": chunks(shape.images, 1, images),

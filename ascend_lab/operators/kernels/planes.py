@@ -29,8 +29,8 @@ from ascend_lab.machine.isa import (
     Launch,
     Program,
     Share,
+    ceil_div,
     spread,
-    up,
 )
 from ascend_lab.operators.kernels.conv_shape import ConvShape
 from ascend_lab.operators.kernels.epilogue import Epilogue, Step
@@ -82,11 +82,11 @@ def dealt(
         for n in range(1, min(totals[1], cores // c) + 1):
             # All cores that channel blocks and images leave go to bands of rows.
             rows = min(totals[2], cores // (c * n))
-            core_blocks = up(totals[0], c)
-            planes = core_blocks * up(totals[1], n)
-            core_rows = up(totals[2], rows)
+            core_blocks = ceil_div(totals[0], c)
+            planes = core_blocks * ceil_div(totals[1], n)
+            core_rows = ceil_div(totals[2], rows)
             # A core should have 4 blocks of rows, so that loads, work and stores overlap.
-            blocks = up(core_rows, _rows_of_four_blocks(core_rows, planes))
+            blocks = ceil_div(core_rows, _rows_of_four_blocks(core_rows, planes))
             work = planes * (core_rows + rows_beside * blocks)
             # min takes the least work, then the fewest bands, then the few (or many) channel
             # blocks.
@@ -188,7 +188,7 @@ def rows_per_block(share: Own, rows_that_fit: int) -> int:
 
 def _rows_of_four_blocks(rows: int, planes: int) -> int:
     """Return the rows of a block if a core has four, so many `rows` of each of its planes."""
-    return up(rows, up(4, planes))
+    return ceil_div(rows, ceil_div(4, planes))
 
 
 def columns_seen(shape: ConvShape) -> tuple[int, int, int]:
@@ -223,7 +223,7 @@ class PlaneMeans:
     @property
     def fractals(self) -> int:
         """Fractals of a plane."""
-        return up(self.pixels, FRACTAL)
+        return ceil_div(self.pixels, FRACTAL)
 
 
 def ones_and_zeros(dtype: DTypeLike) -> NDArray[Any]:

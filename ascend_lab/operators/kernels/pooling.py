@@ -27,7 +27,7 @@ from ascend_lab.machine.isa import (
     Queue,
     Region,
     Tile,
-    up,
+    ceil_div,
 )
 from ascend_lab.operators.kernels import conv_shape, planes as images
 from ascend_lab.operators.kernels.planes import C0, PIXELS, Own, RowBlock, dealt, plane_launch
@@ -131,7 +131,7 @@ def block_of(shape: conv_shape.ConvShape, rows: int, index: int) -> GradientRows
     end = min(start + rows, shape.h)
     # Window i begins in row i * stride - top; the first one that reaches row `start` is the first
     # that ends behind it.
-    first_window = max(0, up(start + top - shape.r + 1, stride))
+    first_window = max(0, ceil_div(start + top - shape.r + 1, stride))
     # Windows up to the last one that begins before the end of the block.
     windows = max(0, min(oh - 1, (end - 1 + top) // stride) - first_window + 1)
     window = first_window * stride - top if windows else start
@@ -146,7 +146,7 @@ def block_of(shape: conv_shape.ConvShape, rows: int, index: int) -> GradientRows
 
 def _largest(shape: conv_shape.ConvShape, rows: int) -> tuple[int, int]:
     """Return the most rows in UB, and the most windows, of any block."""
-    blocks = [block_of(shape, rows, i) for i in range(up(shape.h, rows))]
+    blocks = [block_of(shape, rows, i) for i in range(ceil_div(shape.h, rows))]
     return max(b.span for b in blocks), max([1, *(b.windows for b in blocks)])
 
 
@@ -195,7 +195,7 @@ def pool_gradient_launch(job: PoolGradient, chip: Chip) -> Launch:
     """
     shape = job.shape
     rows = rows_of_block(job, chip)
-    shares = dealt((shape.blocks[0], shape.n, up(shape.h, rows)), chip.cores_of("vector"))
+    shares = dealt((shape.blocks[0], shape.n, ceil_div(shape.h, rows)), chip.cores_of("vector"))
     name = f"pool_gradient_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
     return plane_launch(
         name, shares, lambda share: _GradientWriter.make(job, chip, rows).program(share)

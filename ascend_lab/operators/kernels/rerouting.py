@@ -68,8 +68,8 @@ def _parts(shape: Rerouting, chip: Chip) -> tuple[isa.Part, ...]:
     groups: dict[int, list[int]] = {}
     for core in range(1, cores):
         # 10 ranks on 4 cores: cores 0 and 1 have 3 ranks, cores 2 and 3 have 2.
-        groups.setdefault(isa.up(shape.ranks - core, cores), []).append(core)
-    parts = [(isa.up(shape.ranks, cores), [0]), *groups.items()]
+        groups.setdefault(isa.ceil_div(shape.ranks - core, cores), []).append(core)
+    parts = [(isa.ceil_div(shape.ranks, cores), [0]), *groups.items()]
     return tuple(
         isa.Part(
             _Writer(shape, chip).program(turns, cores, core_ids[-1]),

@@ -72,7 +72,7 @@ class _Writer:
         self.compute = "fp32" if shape.dtype == "bf16" else shape.dtype
         runs, length = shape.halves
         block = BLOCK_BYTES // min(DTYPE_BYTES[shape.dtype], DTYPE_BYTES[self.compute])
-        self.pitch = isa.up(length, block) * block
+        self.pitch = isa.ceil_div(length, block) * block
         self.head = runs * self.pitch
         self.lanes = chip.vector_bytes_per_repeat // DTYPE_BYTES[self.compute]
         self.rows, self.heads = self._tile(chip)
@@ -97,7 +97,7 @@ class _Writer:
         room = chip.buffers["UB"] - 8 * SQUARE * BLOCK_BYTES
         heads = min(max(self.shape.heads), chip.max_repeat)
         while heads > 1 and table_bytes + heads * head_bytes > room:
-            heads = isa.up(heads, 2)
+            heads = isa.ceil_div(heads, 2)
         rows = min(room // (table_bytes + heads * head_bytes), MOST_ROWS, self.share[0])
         if not rows:
             needed_bytes = table_bytes + head_bytes
@@ -111,7 +111,7 @@ class _Writer:
         dtype = self.shape.dtype
         table = self.rows * self.head
         square = SQUARE * BLOCK_BYTES // DTYPE_BYTES[dtype]
-        tile = isa.up(table * self.heads, square) * square
+        tile = isa.ceil_div(table * self.heads, square) * square
         self.angles = k.queue("cos_ub", "UB", dtype, table, src="MTE2", dst="V")
         self.angles.join("sin_ub", dtype, table)
         self.loaded = k.queue("x_ub", "UB", dtype, tile, src="MTE2", dst="V")
@@ -260,7 +260,7 @@ class _Writer:
         # A number of 4 bytes is 2 halves: exchange rows 0, 1 with rows 2, 3.
         step = DTYPE_BYTES[self.compute] // 2
         area = SQUARE * SQUARE
-        squares = isa.up(count * step, area)
+        squares = isa.ceil_div(count * step, area)
         if remaining := squares * area // step - count:
             k.each("vdup", remaining, (x, count), scalar=0.0)
         blocks = (squares, SQUARE, SQUARE)

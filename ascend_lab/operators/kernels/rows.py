@@ -65,7 +65,7 @@ class Sweep:
         """Return the cycles of instructions with two sources."""
         cost = chip.vector_costs["vmax"]
         # An instruction has at most 255 repeats: each further one has a head of its own.
-        heads = isa.up(self.repeats, chip.max_repeat) * cost.head_cycles
+        heads = isa.ceil_div(self.repeats, chip.max_repeat) * cost.head_cycles
         return self.turns * (heads + self.repeats * cost.slope_cycles)
 
 
@@ -113,7 +113,7 @@ class Grid:
         # Rows lie equally far apart in what is read and written: take the gaps between them, too.
         if self.read == self.step * self.written:
             # 10 rows 24 pixels apart, of 20 pixels: 236 pixels are 30 repeats, gaps included.
-            repeats = isa.up((self.rows - 1) * self.written + self.width, PIXELS)
+            repeats = isa.ceil_div((self.rows - 1) * self.written + self.width, PIXELS)
             yield _not_empty((0, 1, column_moves, repeats, PIXELS, column_moves))
         # A row at a time: 20 columns are 2 repeats of 8 pixels, and 1 of 4.
         yield _not_empty(
@@ -201,7 +201,7 @@ class Lines:
 
 def _whole(pixels: int) -> int:
     """Return pixels rounded up to whole repeats of 8."""
-    return isa.up(pixels, PIXELS) * PIXELS
+    return isa.ceil_div(pixels, PIXELS) * PIXELS
 
 
 def most_rows(
@@ -334,7 +334,7 @@ def _rows(tensor: isa.Buffer, start: isa.Affine, rows: int, pixels: int, pitch: 
 # -- the largest of each window -------------------------------------------------------------------
 def largest_lines(shape: ConvShape) -> Lines:
     """Return rows whose results lie as far apart as what they read of the image."""
-    pitch = isa.up(columns_seen(shape)[0], shape.strides[1])
+    pitch = isa.ceil_div(columns_seen(shape)[0], shape.strides[1])
     # A 3 x 3 window: largest of 3 in a row, then of 3 rows: 4 comparisons instead of 8.
     folded = min(shape.r, shape.s) > 1
     return Lines(pitch * shape.strides[1], pitch, shape.out_hw[1], folded)
@@ -411,7 +411,7 @@ class Pooled:
         # The last repeat of 8 pixels reads and writes beyond the last row.
         spare_pixels = (PIXELS * shape.strides[1] + shape.s, PIXELS)
         # The epilogue runs on pooled pixels only: its tile is as high as those.
-        sizes = replace(sizes, tile_m=isa.up(pixels, isa.FRACTAL))
+        sizes = replace(sizes, tile_m=isa.ceil_div(pixels, isa.FRACTAL))
         # A channel block in UB: the rows of sums, the folded rows, and the epilogue on the results.
         column_bytes = self.seen * (lines.line + lines.folded * lines.pitch) * BLOCK_BYTES
         column_bytes += sizes.tile_m * isa.FRACTAL * isa.FRACTAL * demand.tile_bytes

@@ -27,7 +27,7 @@ from ascend_lab.machine.isa import (
     Region,
     Tile,
     c0_of,
-    up,
+    ceil_div,
 )
 from ascend_lab.operators.kernels.epilogue import AS_THEY_ARE, Fix
 
@@ -42,7 +42,7 @@ def chunks(total: int, tile: int, cores: int) -> list[int]:
     would get nothing are left out.
     """
     # Whole tiles a core, rounded up: only the last core gets fewer.
-    core_size = up(up(total, tile), cores) * tile
+    core_size = ceil_div(ceil_div(total, tile), cores) * tile
     return [min(core_size, total - i * core_size) for i in range(cores) if total > i * core_size]
 
 

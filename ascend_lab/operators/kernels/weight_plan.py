@@ -82,8 +82,8 @@ def _axis(shape: ConvShape, i: int) -> Axis:
     pitch = outputs
     entries = outputs + reach
     for p in residues:
-        first_entry = min(max(isa.up(pad - p, stride), 0), entries)
-        end_entry = max(min(isa.up(size + pad - p, stride), entries), first_entry)
+        first_entry = min(max(isa.ceil_div(pad - p, stride), 0), entries)
+        end_entry = max(min(isa.ceil_div(size + pad - p, stride), entries), first_entry)
         phases.append(Phase(first_entry, end_entry, first_entry * stride + p - pad))
         # Zeros at the end of a line serve the next line's start: the longer of the two counts.
         pitch = max(pitch, end_entry, entries - first_entry)
@@ -154,7 +154,7 @@ class Stage:
 def fractals_of(shape: ConvShape, stage: Stage) -> int:
     """Fractals of 16 flat pixels of a stage."""
     rows, columns = axes_of(shape)
-    return isa.up(((stage.images - 1) * rows.pitch + stage.rows) * columns.pitch, isa.FRACTAL)
+    return isa.ceil_div(((stage.images - 1) * rows.pitch + stage.rows) * columns.pitch, isa.FRACTAL)
 
 
 def grad_plane(shape: ConvShape, stage: Stage) -> Plane:
@@ -277,7 +277,7 @@ def _sides(shape: ConvShape, tile: WeightPlan) -> tuple[int, int, int, int]:
     """Return what a grid divides: tiles along both kinds of channels, groups of images, bands."""
     (c_all, m_all) = tile_blocks(shape)
     stage = tile.stage
-    tiles = isa.up(m_all, tile.m), isa.up(c_all, tile.c1)
+    tiles = isa.ceil_div(m_all, tile.m), isa.ceil_div(c_all, tile.c1)
     return *tiles, shape.n // stage.images, shape.out_hw[0] // stage.rows
 
 
@@ -298,8 +298,8 @@ def _busy(shape: ConvShape, chip: Chip, tile: WeightPlan) -> int:
     """Return the cycles of the cube or MTE1 in a stage, whichever is longer."""
     n = tile.c1 * shape.taps
     size = fractals_of(shape, tile.stage)
-    steps = isa.up(size, tile.depth)
-    across = isa.up(n, columns_per_step(chip, tile))
+    steps = isa.ceil_div(size, tile.depth)
+    across = isa.ceil_div(n, columns_per_step(chip, tile))
     # Each mmad has a head; a fractal product takes a cycle.
     cube = steps * across * (chip.cube_head_cycles + 4) + tile.m * n * size
     mte1 = steps * (n + tile.m) * chip.path("L1", "L0B").startup_cycles
@@ -317,7 +317,7 @@ def _best_grid(
     busy = _busy(shape, chip, tile)
     sides = _sides(shape, tile)
     (c_all, m_all) = tile_blocks(shape)
-    if isa.up(math.prod(sides), chip.core_count) * busy >= least_cycles:
+    if isa.ceil_div(math.prod(sides), chip.core_count) * busy >= least_cycles:
         return least_cycles, tile
     # 1024 bytes of fp32 for each fractal, about 64 bytes a cycle.
     stores = tile.m * tile.c1 * shape.taps * 1024 / 64
@@ -327,7 +327,8 @@ def _best_grid(
     path = chip.path("GM", "L1").rate_bytes_per_cycle
     for grid in _grids(chip.core_count, sides):
         tiles, turns = (
-            isa.up(sides[i], grid[i]) * isa.up(sides[i + 1], grid[i + 1]) for i in (0, 2)
+            isa.ceil_div(sides[i], grid[i]) * isa.ceil_div(sides[i + 1], grid[i + 1])
+            for i in (0, 2)
         )
         cores = math.prod(grid)
         miss_share = min(1.0, pixels * _pixel_bytes(shape) / (cores * tiles * turns * loaded_bytes))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from ascend_lab.errors import InputError, PathError
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
-from ascend_lab.machine.isa import FRACTAL, Affine, up
+from ascend_lab.machine.isa import FRACTAL, Affine, ceil_div
 from ascend_lab.operators.kernels import epilogue_emit, tiles
 from ascend_lab.operators.kernels.epilogue import PAIR, SUMS, Epilogue, Operand, Step
 from ascend_lab.operators.kernels.flash import load_turned
@@ -57,7 +57,7 @@ class WeightQuantShape:
     @property
     def fractals(self) -> tuple[int, int, int]:
         """(M1, K1, N1): N1 is even."""
-        return up(self.m, FRACTAL), up(self.k, FRACTAL), 2 * up(self.n, PAIR)
+        return ceil_div(self.m, FRACTAL), ceil_div(self.k, FRACTAL), 2 * ceil_div(self.n, PAIR)
 
     @property
     def epilogue(self) -> Epilogue:
@@ -86,11 +86,11 @@ def _tiling(shape: WeightQuantShape, chip: Chip) -> _Tiling:
     """
     m1, k1, n1 = shape.fractals
     # Tiles are 8 fractals high: 128 rows of x.
-    rows = min(up(m1, ROWS), chip.core_count)
+    rows = min(ceil_div(m1, ROWS), chip.core_count)
     # Blocks of 32 columns a core, from which tiles of equal width are made.
-    core_pairs = up(n1 // 2, min(n1 // 2, chip.core_count // rows))
-    tile_columns = 2 * up(core_pairs, up(2 * core_pairs, COLUMNS))
-    grid = rows, up(n1 // 2, core_pairs)
+    core_pairs = ceil_div(n1 // 2, min(n1 // 2, chip.core_count // rows))
+    tile_columns = 2 * ceil_div(core_pairs, ceil_div(2 * core_pairs, COLUMNS))
+    grid = rows, ceil_div(n1 // 2, core_pairs)
     # Two slots of bytes, two of 2-byte weights; for bf16 a copy in fp16 and one in fp32.
     element_bytes = 2 + 4 + (6 if SCALED_IN[shape.dtype] == "fp32" else 0)
     # Two slots each of scales and offsets.

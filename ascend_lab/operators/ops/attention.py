@@ -486,7 +486,7 @@ def _key_cycles(shape: FlashShape, tiling: flash_split.SplitTiling, chip: Chip) 
     """
     rows, keys, depth, width = shape.fractals
     # Counted in fractals of 16: 1024 rows are 64, and with 128 rows a block there are 8 blocks.
-    blocks = shape.batch * isa.up(rows, tiling.rows // isa.FRACTAL)
+    blocks = shape.batch * isa.ceil_div(rows, tiling.rows // isa.FRACTAL)
     size_bytes = blocks * keys * (depth + width) * isa.FRACTAL**2 * 2
     return size_bytes / (chip.core_count * chip.path("GM", "L1").rate_bytes_per_cycle)
 
@@ -558,7 +558,7 @@ def _padded(mask: Values) -> Values:
     """Return the rows of a mask padded with zeros to whole fractals."""
     # 33 keys are padded to 48.
     filled = np.zeros(
-        (mask.shape[0], isa.up(mask.shape[-1], isa.FRACTAL) * isa.FRACTAL), mask.dtype
+        (mask.shape[0], isa.ceil_div(mask.shape[-1], isa.FRACTAL) * isa.FRACTAL), mask.dtype
     )
     filled[:, : mask.shape[-1]] = mask[:, 0]
     return filled

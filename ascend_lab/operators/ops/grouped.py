@@ -43,7 +43,7 @@ class GroupedShape:
     @property
     def heights(self) -> tuple[int, ...]:
         """Fractals of rows of each group."""
-        return tuple(isa.up(rows, isa.FRACTAL) for rows in self.rows)
+        return tuple(isa.ceil_div(rows, isa.FRACTAL) for rows in self.rows)
 
     @property
     def whole(self) -> GemmShape:

@@ -12,7 +12,7 @@ import numpy as np
 from ascend_lab import errors
 from ascend_lab.machine import layout
 from ascend_lab.machine.chip import Chip
-from ascend_lab.machine.isa import Kernel, as_kernel, renamed, up
+from ascend_lab.machine.isa import Kernel, as_kernel, ceil_div, renamed
 from ascend_lab.operators import dsl as te
 from ascend_lab.operators.kernels import conv, conv_windows, epilogue, pooling, rows
 from ascend_lab.operators.kernels.conv_shape import ConvShape
@@ -219,7 +219,7 @@ def _rates(call: Call) -> dict[str, Values]:
     shape = _sum_convolution(call)
     tensors = {"rate": (1.0 / counts).astype(np.float32)} if np.ptp(counts) else {}
     if shape:
-        lanes = up(shape.c, C0) * C0
+        lanes = ceil_div(shape.c, C0) * C0
         every_lane = replace(shape, c=lanes, k=lanes, groups=lanes)
         ones = np.ones((lanes, 1, shape.r, shape.s), forms.numpy_type(shape.dtype))
         tensors["weight"] = pack_weights(every_lane, ones)
@@ -327,13 +327,15 @@ def _by_cube(call: Call, chip: Chip) -> bool:
     """
     (n, c, h, w) = call.shapes[0]
     dtype = call.dtypes[0]
-    fills_most_cores = 4 * n * up(c, C0) >= chip.core_count and h * w > 1
+    fills_most_cores = 4 * n * ceil_div(c, C0) >= chip.core_count and h * w > 1
     return fills_most_cores and dtype in chip.cube and dtype in NARROW
 
 
 def _means_kernel(call: Call, chip: Chip) -> Kernel:
     n, c, h, w = call.shapes[0]
-    return as_kernel(plane_means_launch(PlaneMeans(n * up(c, C0), h * w, call.dtypes[0]), chip))
+    return as_kernel(
+        plane_means_launch(PlaneMeans(n * ceil_div(c, C0), h * w, call.dtypes[0]), chip)
+    )
 
 
 _GLOBAL = tuple(Example((s,)) for s in ((1, 1, 1, 1), (2, 3, 5, 7), (1, 16, 4, 4), (2, 17, 7, 1)))
