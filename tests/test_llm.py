@@ -9,6 +9,7 @@ import pytest
 from ascend_lab import llm
 from ascend_lab.cli import ascend_lab as command
 from ascend_lab.errors import CapacityError, InputError
+from ascend_lab.llm import search
 from ascend_lab.llm.models import decoder_of
 from ascend_lab.llm.search import plans_of
 from ascend_lab.llm.step import LEDGER
@@ -183,25 +184,28 @@ def test_the_largest_batch_fits_and_the_next_does_not() -> None:
 
 
 # -- search ----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", ["tiny", "tiny_moe"])
-def test_the_search_finds_what_timing_every_point_finds(name: str) -> None:
+@pytest.mark.parametrize(("name", "devices"), [("tiny", 4), ("tiny_moe", 2)])
+def test_the_search_finds_what_timing_every_point_finds(
+    monkeypatch: pytest.MonkeyPatch, name: str, devices: int
+) -> None:
+    monkeypatch.setattr(search, "LARGEST_BATCH", 256)
     decoder = llm.load_decoder(name)
-    machine = llm.machine_of("Ascend910B2", "a2-server", llm.Plan(dp=4))
+    machine = llm.machine_of("Ascend910B2", "a2-server", llm.Plan(dp=devices))
     steps = []
-    for plan in plans_of(decoder, 4):
+    for plan in plans_of(decoder, devices):
         try:
             timed = llm.Model(decoder, machine, plan)
         except InputError:
             continue
-        batches = [plan.dp * 2**power for power in range(13) if plan.dp * 2**power <= 4096]
+        batches = [plan.dp * 2**power for power in range(9) if plan.dp * 2**power <= 256]
         steps += [timed.step(llm.decode(batch, 256)) for batch in batches]
     for limit_s in (2e-4, 1e-3, 1.0):
         in_limit = [step.tokens_per_s for step in steps if step.time_s <= limit_s]
         if not in_limit:
             with pytest.raises(InputError, match="raise the limit"):
-                llm.best_plans(decoder, machine, 4, 256, limit_s)
+                llm.best_plans(decoder, machine, devices, 256, limit_s)
             continue
-        plans = llm.best_plans(decoder, machine, 4, 256, limit_s)
+        plans = llm.best_plans(decoder, machine, devices, 256, limit_s)
         assert plans.best.tokens_per_s == max(in_limit)
         assert plans.timed <= plans.points == len(steps)
         for point in plans.frontier:
