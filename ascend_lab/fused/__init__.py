@@ -15,10 +15,11 @@ in a core's buffers, and starts once instead of twice:
 - `channels`: moves of channels as products with a matrix of zeros and ones (ShuffleNet).
 - `blocks`: joins of several images as views (DenseNet).
 - `row_norm`: layer norm whose sums the cube adds up (BERT).
+- `channel_sums`: both sums of each channel behind a trained batch norm (ResNet).
 
-Each file registers a record of `compiler.rules`. Without a file, or without this folder, networks
-compile to plain kernels, which are slower. Values stay the same, except where a sum that stays in
-fp32 on chip is rounded to fp16 on its way through memory.
+Each file registers a record of `compiler.rules` or a template of an operator. Without a file, or
+without this folder, networks compile to plain kernels, which are slower. Values stay the same,
+except where a sum that stays in fp32 on chip is rounded to fp16 on its way through memory.
 
 >>> from ascend_lab.compiler.rules import fusions
 >>> len(fusions())
@@ -33,6 +34,7 @@ PLUGINS = (
     "joint",
     "pooled",
     "row_norm",
+    "channel_sums",
     "channels",
     "blocks",
 )
