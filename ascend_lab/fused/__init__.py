@@ -15,6 +15,8 @@ in a core's buffers, and starts once instead of twice:
 - `channels`: moves of channels as products with a matrix of zeros and ones (ShuffleNet).
 - `blocks`: joins of several images as views (DenseNet).
 - `row_norm`: layer norm whose sums the cube adds up (BERT).
+- `plane_means`: the mean of each channel of an image by the cube (ResNet, MobileNet).
+- `max_pool`: max pooling that shares what overlapping windows have in common (Inception).
 - `channel_sums`: both sums of each channel behind a trained batch norm (ResNet).
 
 Each file registers a record of `compiler.rules` or a template of an operator. Without a file, or
@@ -34,6 +36,8 @@ PLUGINS = (
     "joint",
     "pooled",
     "row_norm",
+    "plane_means",
+    "max_pool",
     "channel_sums",
     "channels",
     "blocks",
