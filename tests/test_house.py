@@ -21,6 +21,7 @@ from ascend_lab.compiler import rules, zoo
 from ascend_lab.compiler.onnx import save_onnx
 from ascend_lab.errors import InputError, SimulationError
 from ascend_lab.floor import FIRST_FLOOR
+from ascend_lab.fused import PLUGINS
 from ascend_lab.lab import special_kernels
 from ascend_lab.machine.chip import load_chip
 
@@ -380,28 +381,33 @@ def test_networks_compile_and_compute_the_same_on_the_first_floor() -> None:
 
 
 # -- special kernels plug in ----------------------------------------------------------------------
+ATTENTION = ("bert_base", {"batch": 2, "length": 32, "layers": 1, "vocabulary": 100})
 EVERY_KIND = {
-    "fused.first_images": ("squeezenet", 1, (3, 1)),
-    "fused.attention_moves": ("mobilevit_block", 1, (4, 1)),
-    "fused.tandem": ("mobilenet_v3_small", 1, (3, 1)),
-    "fused.gates": ("mobilenet_v3_small", 1, (3, 1)),
-    "fused.joint": ("resnet18", 1, (4, 1)),
-    "fused.pooled": ("squeezenet", 1, (3, 1)),
-    "fused.row_norm": ("mobilevit_block", 1, (4, 0)),
-    "fused.plane_means": ("mobilenet_v3_small", 1, (4, 1)),
-    "fused.max_pool": ("squeezenet", 1, (4, 1)),
-    "fused.channel_sums": ("trained_norm", 2, (4, 1)),
-    "fused.channels": ("shufflenet_v2_x0_5", 1, (4, 1)),
-    "fused.blocks": ("squeezenet", 2, (4, 1)),
-    "fused": ("mobilevit_block", 1, (0, 0)),
+    "fused.first_images": (("squeezenet", {}), (4, 1)),
+    "fused.attention_moves": (ATTENTION, (4, 1)),
+    "fused.tandem": (("mobilenet_v3_small", {}), (4, 1)),
+    "fused.gates": (("mobilenet_v3_small", {}), (4, 1)),
+    "fused.joint": (("resnet18", {}), (5, 1)),
+    "fused.pooled": (("squeezenet", {}), (4, 1)),
+    "fused.row_norm": (("mobilevit_block", {}), (5, 0)),
+    "fused.plane_means": (("mobilenet_v3_small", {}), (5, 1)),
+    "fused.max_pool": (("squeezenet", {}), (5, 1)),
+    "fused.channel_sums": (("trained_norm", {"batch": 2}), (5, 1)),
+    "fused.channels": (("shufflenet_v2_x0_5", {}), (5, 1)),
+    "fused.blocks": (("squeezenet", {"batch": 2}), (5, 1)),
+    "fused": (("mobilevit_block", {}), (0, 0)),
 }
-"""What is taken away, a network that uses it, its images, special kernels left: groups, rows."""
+"""What is taken away, a network that uses it, special kernels left: groups, rows."""
 
 
 @pytest.mark.parametrize("gone", EVERY_KIND)
 def test_without_a_special_kernel_networks_compile_and_compute_the_same(gone: str) -> None:
-    network, batch, left = EVERY_KIND[gone]
-    assert counts_without([gone], [(network, {"batch": batch})]) == [str(count) for count in left]
+    network, left = EVERY_KIND[gone]
+    assert counts_without([gone], [network]) == [str(count) for count in left]
+
+
+def test_each_plugin_is_taken_out_once() -> None:
+    assert {f"fused.{name}" for name in PLUGINS} == EVERY_KIND.keys() - {"fused"}
 
 
 def test_special_kernels_can_be_switched_off_and_on_again() -> None:

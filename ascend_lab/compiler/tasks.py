@@ -245,8 +245,9 @@ def _task(graph: ir.Graph, chip: Chip, group: Sequence[ir.Node], start: Start) -
                 needed = f"{group[0].name}: {error.needed}"
                 raise type(error)(needed, error.got, error.remedy) from error
     names = tuple(node.name for node in group)
-    attention = lowering.attention_in(group)
-    title = attention.op if attention else "+".join(node.op for node in group)
+    # moves that an operator of the cube does in passing are not named
+    by_cube = any(node.op in CUBE for node in group)
+    title = "+".join(node.op for node in group if not (by_cube and node.op in ir.MOVES))
     return Task(names[-1], title, names, piece, lowered)
 
 

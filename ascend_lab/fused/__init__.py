@@ -25,7 +25,7 @@ except where a sum that stays in fp32 on chip is rounded to fp16 on its way thro
 
 >>> from ascend_lab.compiler.rules import fusions
 >>> len(fusions())
-4
+5
 """
 
 PLUGINS = (
