@@ -262,10 +262,7 @@ DEBTS = {
     "compiler.zoo": "compiler.bound compiler.onnx compiler.onnx.tensors compiler.zoo.formers data",
     "machine.isa": "machine.isa.sanitizer",
     "operators.dsl": "operators.dsl.tbe",
-    "operators.kernels": (
-        "operators.kernels.deconv operators.kernels.depthwise operators.kernels.flash "
-        "operators.kernels.flash_shape operators.kernels.flash_split"
-    ),
+    "operators.kernels": "operators.kernels.deconv operators.kernels.depthwise",
     "operators.kernels.conv": "operators.kernels.mix operators.kernels.rows",
     "operators.kernels.conv_tiles": "operators.kernels.mix",
     "operators.kernels.default_schedules": "operators.kernels.mix",
@@ -384,6 +381,7 @@ def test_networks_compile_and_compute_the_same_on_the_first_floor() -> None:
 ATTENTION = ("bert_base", {"batch": 2, "length": 32, "layers": 1, "vocabulary": 100})
 EVERY_KIND = {
     "fused.first_images": (("squeezenet", {}), (4, 1)),
+    "fused.flash_attention": (ATTENTION, (5, 1)),
     "fused.attention_moves": (ATTENTION, (4, 1)),
     "fused.tandem": (("mobilenet_v3_small", {}), (4, 1)),
     "fused.gates": (("mobilenet_v3_small", {}), (4, 1)),
