@@ -153,11 +153,6 @@ def _splits(graph: ir.Graph, group: Group) -> Iterator[Sequence[Group]]:
         fusion, groups = special
         yield from fusion.unfused(groups)
         return
-    if heads := _added_convolutions(graph, group):
-        # the convolution in front would be one kernel with what follows
-        alone = heads[0] if group[0] in heads[1] else heads[1]
-        yield [alone, [n for n in group if n not in alone]]
-        yield [*heads, [n for n in group if n not in (*heads[0], *heads[1])]]
     yield [(n,) for n in group if n.name not in views]
 
 
@@ -165,15 +160,6 @@ def _halves(group: Group) -> Iterator[Sequence[Group]]:
     """Yield a chain cut in two at each place: a, b, c are (a), (b, c) and (a, b), (c)."""
     for cut in range(1, len(group)):
         yield group[:cut], group[cut:]
-
-
-def _added_convolutions(graph: ir.Graph, group: Group) -> list[tuple[ir.Node, ...]]:
-    """Return the two convolutions of a group that are added, if it has such."""
-    for node in group:
-        heads = lower.added_convolutions(graph, node)
-        if heads and all(head[0] in group for head in heads):
-            return heads
-    return []
 
 
 # -- layouts ---------------------------------------------------------------------------------------

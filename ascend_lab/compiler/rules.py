@@ -35,6 +35,7 @@ from ascend_lab.plugins import listed, plugins
 
 if TYPE_CHECKING:
     from ascend_lab.compiler.lower.piece import Lowered, Piece
+    from ascend_lab.operators.kernels import GemmSchedule
 
 Group = Sequence[Node]
 """Nodes, in the order of the graph, that one kernel may compute: (conv2d, relu), say."""
@@ -98,14 +99,16 @@ class Fusion:
                                the first one that the chip has kernels for
         without_extra_result   the group without the result that it adds beside the main one (the
                                means), which must pay by itself; () if no result was added
-        no_tuning_reason       why the operator tuner has nothing to choose here
+        no_tuning_reason       why the operator tuner has nothing to choose here; "" if it has
+        lower_tiled            writes the kernel with a tiling that the tuner chose, if it has
     """
 
     rule: Rule
     parts: Callable[[Graph, Group], Sequence[Group]]
     lower: Callable[[Piece, Chip, Sequence[Group]], Lowered]
     unfused: Callable[[Sequence[Group]], Iterator[Sequence[Group]]]
-    no_tuning_reason: str
+    no_tuning_reason: str = ""
+    lower_tiled: Callable[[Piece, Chip, Sequence[Group], GemmSchedule], Lowered] | None = None
     times_all_unfused: bool = False
     without_extra_result: Callable[[Sequence[Group]], Group] = lambda _: ()
 

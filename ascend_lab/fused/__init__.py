@@ -28,7 +28,7 @@ except where a sum that stays in fp32 on chip is rounded to fp16 on its way thro
 
 >>> from ascend_lab.compiler.rules import fusions
 >>> len(fusions())
-5
+6
 """
 
 PLUGINS = (

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ascend_lab.compiler.ir import MOVES, operator_of
 from ascend_lab.compiler.lower import conv, matmul, vector
-from ascend_lab.compiler.lower.conv import added_convolutions, conv_job, near_cycles
+from ascend_lab.compiler.lower.conv import conv_job, near_cycles
 from ascend_lab.compiler.lower.piece import (
     Choice,
     Lowered,
@@ -31,7 +31,6 @@ __all__ = [
     "Choice",
     "Lowered",
     "Piece",
-    "added_convolutions",
     "by_template",
     "choice_of",
     "lower",
@@ -85,6 +84,8 @@ def _lowered(piece: Piece, chip: Chip, choice: Choice | None, start: Start) -> L
         return _by_steps(piece, chip, choice)
     if special := special_form(piece.graph, nodes):
         fusion, parts = special
+        if tiling is not None and fusion.lower_tiled is not None:
+            return fusion.lower_tiled(piece, chip, parts, tiling)
         return fusion.lower(piece, chip, parts)
     if op in CONVOLUTIONS:
         refuse_packed_twice(piece)
