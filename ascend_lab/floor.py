@@ -9,8 +9,8 @@ slower, as the special kernels of `ascend_lab.fused` are missing.
 """
 
 FLOOR_GROUPS = {
-    "What all modules use: typed errors, limits of what users write, lazy names, tables.": """
-        errors facade limits moved output
+    "What all modules use: typed errors, limits of what users write, lazy names, plug-ins.": """
+        errors facade limits moved output plugins
     """,
     "A chip: its cores, buffers, data paths and rates, read from a file.": """
         machine machine.chip machine.chip.model

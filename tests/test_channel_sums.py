@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
+from ascend_lab.fused.channel_sums_kernel import ChannelSums, channel_sums_kernel
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.isa import KernelBuilder
 from ascend_lab.machine.sim import simulate_kernel
 from ascend_lab.operators import dsl as te, ops
 from ascend_lab.operators.dsl.emit_vector import View, rows_side_by_side
-from ascend_lab.operators.kernels.channel_sums import ChannelSums, channel_sums_kernel
 
 SHAPES = [(5, 70, 13, 9), (33, 35, 6, 5), (2, 600, 3, 3), (1, 16, 160, 130)]
 

@@ -9,6 +9,7 @@ from hypothesis import example, given, strategies as st
 from message_lists import assert_messages
 
 from ascend_lab.errors import InputError
+from ascend_lab.fused.flash_attention import flash_kernel
 from ascend_lab.lab.figures.flash import flash_traffic
 from ascend_lab.lab.validation import published_flash
 from ascend_lab.machine.chip import load_chip
@@ -33,7 +34,6 @@ from ascend_lab.operators.kernels.flash_split import (
     split_tiling,
 )
 from ascend_lab.operators.ops import verify
-from ascend_lab.operators.ops.attention import flash_kernel
 from ascend_lab.operators.ops.expressions import prepare
 
 FLASH = ops.get("flash_attention")

@@ -11,6 +11,7 @@ from message_lists import assert_messages
 
 from ascend_lab.compiler import GraphBuilder, bound_of, compile_stages, run_tasks
 from ascend_lab.compiler.onnx import save_onnx
+from ascend_lab.fused.flash_attention import flash_kernel
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.isa import as_kernel
 from ascend_lab.machine.layout import address_map, pack, unpack
@@ -20,7 +21,6 @@ from ascend_lab.operators.kernels.flash import flash_launch
 from ascend_lab.operators.kernels.flash_causal import causal_grid, dealt
 from ascend_lab.operators.kernels.flash_shape import FlashShape
 from ascend_lab.operators.kernels.flash_split import SplitTiling, flash_pipeline_launch
-from ascend_lab.operators.ops.attention import flash_kernel
 from ascend_lab.operators.ops.expressions import prepare
 
 FLASH = ops.get("flash_attention")

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
 
+from ascend_lab.fused.plane_means import PlaneMeans, ones_and_zeros, plane_means_launch
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.isa.sanitizer import sanitize
 from ascend_lab.machine.sim import execute, simulate
 from ascend_lab.operators.kernels import ConvShape
-from ascend_lab.operators.kernels.planes import PlaneMeans, ones_and_zeros, plane_means_launch
 from ascend_lab.operators.kernels.pooling import max_pool_launch
 
 

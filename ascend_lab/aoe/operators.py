@@ -22,7 +22,7 @@ from ascend_lab.compiler.lower import (
     Piece,
     lower,
 )
-from ascend_lab.compiler.lower.conv import beside_of, by_vector, conv_shape_of
+from ascend_lab.compiler.lower.conv import by_vector, conv_shape_of
 from ascend_lab.compiler.lower.matmul import is_plain, is_turned
 from ascend_lab.compiler.lower.piece import packed
 from ascend_lab.compiler.lower.vector import mixed_blocks
@@ -117,7 +117,7 @@ def unit_of(piece: Piece, chip: Chip, lowered: Lowered | None = None) -> tuple[s
     if why := _fixed(piece):
         return "", why
     if op in CONVOLUTIONS:
-        if beside_of(piece)[1]:
+        if special_form(piece.graph, nodes):
             return "joint", ""
         if nodes[0].inputs[1] not in piece.constants:
             return "", "its weights are computed, not constant"

@@ -111,8 +111,7 @@ def _has_kernel(draft: Draft, inputs: Sequence[str], attrs: Attrs, chip: Chip) -
     has_mask = len(inputs) > 3
     # rows of a mask that do not end at a block can be padded only if they are constant
     ragged = has_mask and types[3].shape[-1] % 16 and inputs[3] not in draft.constants
-    assert operator.template is not None
-    return not ragged and operator.template.applies(call, chip)
+    return not ragged and operator.template_for(call, chip) is not None
 
 
 def _head_each(draft: Draft, name: str, node: Node) -> str:

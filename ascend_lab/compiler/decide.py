@@ -117,7 +117,8 @@ def pays(graph: ir.Graph, group: Group, chip: Chip, start: Start = "queued") -> 
             return True
     except AscendLabError:
         return False
-    mixed = any(phase.mix for phase in kernel.phases) and not lower.attention_in(group)
+    # a special kernel says itself what it is timed against
+    mixed = special is None and any(phase.mix for phase in kernel.phases)
     # a mix kernel starts later and saves little but trips to L2, and a convolution alone may run on
     # cube or vector cores: both are judged as they run in a network, on a warm L2
     clock = Clock(chip, start, mixed or any(node.has("convolution") for node in group))
@@ -152,14 +153,6 @@ def _splits(graph: ir.Graph, group: Group) -> Iterator[Sequence[Group]]:
         fusion, groups = special
         yield from fusion.unfused(groups)
         return
-    if heads := _added_convolutions(graph, group):
-        # the convolution in front would be one kernel with what follows
-        alone = heads[0] if group[0] in heads[1] else heads[1]
-        yield [alone, [n for n in group if n not in alone]]
-        yield [*heads, [n for n in group if n not in (*heads[0], *heads[1])]]
-    if node := lower.attention_in(group):
-        chains = (chain for _, chain, _ in lower.around_attention(graph, node))
-        yield [(node,), *(chain for chain in chains if chain[0] in group)]
     yield [(n,) for n in group if n.name not in views]
 
 
@@ -167,15 +160,6 @@ def _halves(group: Group) -> Iterator[Sequence[Group]]:
     """Yield a chain cut in two at each place: a, b, c are (a), (b, c) and (a, b), (c)."""
     for cut in range(1, len(group)):
         yield group[:cut], group[cut:]
-
-
-def _added_convolutions(graph: ir.Graph, group: Group) -> list[tuple[ir.Node, ...]]:
-    """Return the two convolutions of a group that are added, if it has such."""
-    for node in group:
-        heads = lower.added_convolutions(graph, node)
-        if heads and all(head[0] in group for head in heads):
-            return heads
-    return []
 
 
 # -- layouts ---------------------------------------------------------------------------------------

@@ -154,9 +154,10 @@ class Assigner:
             image = SMALL_PIXELS if small else "NC1HWC0"
             return (image, *constant_layouts[: count - 1]), "NC1HWC0"
         out = self.graph.types[node.output].dtype
-        # sums over channels of two-byte numbers stay in blocks of channels
+        # sums over channels of two-byte numbers stay in blocks of channels, if a kernel reads them
         narrow = node.has("channel sums") and DTYPE_BYTES[kinds[0].dtype] == 2
-        if narrow or (node.has("pool gradient") and out == "fp16"):
+        in_blocks = narrow and bool(operator_of(node.op).templates())
+        if in_blocks or (node.has("pool gradient") and out == "fp16"):
             return ("NC1HWC0",) * count, "NC1HWC0"
         if node.has("frames"):
             return ("ND",) * count, SMALL_PIXELS if node.attr("small", False) else "NC1HWC0"

@@ -15,6 +15,8 @@ kernel (`Fusion`) brings its own lowering, too. Modules of `ascend_lab.fused` ho
     OPERATOR_REWRITES   graphs in other operators, before layouts
     LAYOUT_REWRITES     graphs in other layouts
 
+One more list is for operators, in a graph or alone: TEMPLATES (`operators.ops.operator`).
+
 If a module is missing, nothing proposes its groups, and each node becomes a kernel of its own: the
 network is slower, its values are the same.
 """
@@ -22,20 +24,18 @@ network is slower, its values are the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ascend_lab.compiler.ir import Graph, Node
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.sim.timeline import Start
+from ascend_lab.plugins import listed, plugins
 
 if TYPE_CHECKING:
     from ascend_lab.compiler.lower.piece import Lowered, Piece
+    from ascend_lab.operators.kernels import GemmSchedule
 
 Group = Sequence[Node]
 """Nodes, in the order of the graph, that one kernel may compute: (conv2d, relu), say."""
@@ -57,7 +57,6 @@ OperatorRewrite = Callable[[Graph, Chip, bool], Graph]
 The flag says whether two added convolutions may be one kernel (rule `JOINT`): it makes some
 rewritings pay that do not pay otherwise.
 """
-PACKAGE = "ascend_lab.fused"
 JOINT = "JointConvolutionFusionPass"
 """The name of the rule that makes two convolutions that are added one kernel."""
 SMALL_FIRST_LAYERS = "SmallFirstLayers"
@@ -100,14 +99,16 @@ class Fusion:
                                the first one that the chip has kernels for
         without_extra_result   the group without the result that it adds beside the main one (the
                                means), which must pay by itself; () if no result was added
-        no_tuning_reason       why the operator tuner has nothing to choose here
+        no_tuning_reason       why the operator tuner has nothing to choose here; "" if it has
+        lower_tiled            writes the kernel with a tiling that the tuner chose, if it has
     """
 
     rule: Rule
     parts: Callable[[Graph, Group], Sequence[Group]]
     lower: Callable[[Piece, Chip, Sequence[Group]], Lowered]
     unfused: Callable[[Sequence[Group]], Iterator[Sequence[Group]]]
-    no_tuning_reason: str
+    no_tuning_reason: str = ""
+    lower_tiled: Callable[[Piece, Chip, Sequence[Group], GemmSchedule], Lowered] | None = None
     times_all_unfused: bool = False
     without_extra_result: Callable[[Sequence[Group]], Group] = lambda _: ()
 
@@ -123,57 +124,9 @@ class LayoutRewrite:
     apply: Callable[[Graph, Chip, Start], Graph]
 
 
-_switched_off: list[bool] = []
-"""One item per open `without_special_kernels`: a list, because such blocks nest."""
-
-
-@contextmanager
-def without_special_kernels() -> Iterator[None]:
-    """Compile as if this installation had no special kernels, to measure what they save."""
-    _switched_off.append(True)
-    try:
-        yield
-    finally:
-        _switched_off.pop()
-
-
-def plugins() -> tuple[ModuleType, ...]:
-    """Return the modules whose special kernels the compiler may use now."""
-    return () if _switched_off else _installed()
-
-
-@cache
-def _installed() -> tuple[ModuleType, ...]:
-    """Return the modules with special kernels that this installation has.
-
-    A missing module is left out; an exception while one is imported passes through.
-    """
-    package = _module(PACKAGE)
-    names = getattr(package, "PLUGINS", ())  # a folder left empty is a package without names
-    modules = (_module(f"{PACKAGE}.{name}") for name in names)
-    return tuple(module for module in modules if module is not None)
-
-
-def _module(name: str) -> ModuleType | None:
-    """Return a module, or None if it is not installed."""
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        # `name` exists and imports something missing: that is an error, not an absent plugin
-        if error.name != name:
-            raise
-        return None
-
-
-@cache
-def _listed(modules: tuple[ModuleType, ...], name: str) -> tuple[Any, ...]:
-    """Return the items of all lists called `name`: `_listed(modules, "FUSIONS")`, say."""
-    return tuple(item for module in modules for item in getattr(module, name, ()))
-
-
 def fusions() -> tuple[Fusion, ...]:
     """Return the special kernels for groups of nodes, in the order of their rules."""
-    return _listed(plugins(), "FUSIONS")
+    return listed("FUSIONS")
 
 
 def special_rules() -> tuple[Rule, ...]:
@@ -187,22 +140,22 @@ def special_rules() -> tuple[Rule, ...]:
 
 def piece_kernels() -> tuple[PieceKernel, ...]:
     """Return the writers that may replace a usual kernel; the first that returns one decides."""
-    return _listed(plugins(), "PIECE_KERNELS")
+    return listed("PIECE_KERNELS")
 
 
 def row_kernels() -> tuple[RowKernels, ...]:
     """Return the writers of kernels that compete with the vector unit's for rows."""
-    return _listed(plugins(), "ROW_KERNELS")
+    return listed("ROW_KERNELS")
 
 
 def operator_rewrites() -> tuple[OperatorRewrite, ...]:
     """Return the rewritings that apply before layouts are assigned."""
-    return _listed(plugins(), "OPERATOR_REWRITES")
+    return listed("OPERATOR_REWRITES")
 
 
 def layout_rewrites() -> tuple[LayoutRewrite, ...]:
     """Return the rewritings that apply once every tensor has a layout."""
-    return _listed(plugins(), "LAYOUT_REWRITES")
+    return listed("LAYOUT_REWRITES")
 
 
 def special_form(graph: Graph, group: Group) -> tuple[Fusion, Sequence[Group]] | None:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from types import ModuleType
 
 from ascend_lab import errors
-from ascend_lab.compiler import aliases, ir, lower as lowering, rules
+from ascend_lab.compiler import aliases, ir, lower as lowering
 from ascend_lab.compiler.lower import CONVOLUTIONS, PRODUCTS, Choice, Lowered, Piece, lower
 from ascend_lab.compiler.lower.piece import near_memory
 from ascend_lab.machine import isa, sim
@@ -25,6 +25,7 @@ from ascend_lab.machine.isa.memory import Buffer
 from ascend_lab.machine.sim.l2 import Access, DeviceMemory
 from ascend_lab.machine.sim.timeline import Start, start_cycles
 from ascend_lab.operators.ops.operator import Operator
+from ascend_lab.plugins import plugins
 
 NAME = "AI CPU"
 LOADER = "AIPP"
@@ -244,8 +245,9 @@ def _task(graph: ir.Graph, chip: Chip, group: Sequence[ir.Node], start: Start) -
                 needed = f"{group[0].name}: {error.needed}"
                 raise type(error)(needed, error.got, error.remedy) from error
     names = tuple(node.name for node in group)
-    attention = lowering.attention_in(group)
-    title = attention.op if attention else "+".join(node.op for node in group)
+    # moves that an operator of the cube does in passing are not named
+    by_cube = any(node.op in CUBE for node in group)
+    title = "+".join(node.op for node in group if not (by_cube and node.op in ir.MOVES))
     return Task(names[-1], title, names, piece, lowered)
 
 
@@ -302,7 +304,7 @@ def _known(piece: Piece) -> Known:
 
     An operator that is registered again is lowered again.
     """
-    return tuple(ir.operator_of(node.op) for node in piece.graph.nodes), rules.plugins()
+    return tuple(ir.operator_of(node.op) for node in piece.graph.nodes), plugins()
 
 
 @lru_cache(REMEMBERED)

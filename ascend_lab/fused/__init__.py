@@ -6,33 +6,43 @@ in a core's buffers, and starts once instead of twice:
     plain floor    GM -> operator 1 -> GM -> operator 2 -> GM
     fused          GM -> operator 1 -> L1, UB or L0C -> operator 2 -> GM
 
-- `first_images`: the image that enters a network, stored as the first convolution wants it.
-- `attention_moves`: attention that reads and writes transposed tensors in place.
-- `tandem`: a pointwise convolution and the depthwise one that reads it (MobileNet).
-- `gates`: squeeze and excite, up to the convolution of the scaled image (EfficientNet).
-- `joint`: two convolutions whose results are added (ResNet).
-- `pooled`: a convolution and the max pooling of its result.
-- `channels`: moves of channels as products with a matrix of zeros and ones (ShuffleNet).
-- `blocks`: joins of several images as views (DenseNet).
-- `row_norm`: layer norm whose sums the cube adds up (BERT).
+The modules, by what they speed up (in brackets a network that gains):
 
-Each file registers a record of `compiler.rules`. Without a file, or without this folder, networks
-compile to plain kernels, which are slower. Values stay the same, except where a sum that stays in
-fp32 on chip is rounded to fp16 on its way through memory.
+- Convolutions: `tandem`, a pointwise one and the depthwise one that reads it (MobileNet); `joint`,
+  two whose results are added (ResNet); `pooled`, one and the max pooling of its result
+  (SqueezeNet); `gates`, squeeze and excite up to the convolution of the scaled image
+  (EfficientNet).
+- Images: `first_images`, stored as the first convolution wants them; `plane_means`, the mean of
+  each channel by the cube (MobileNet); `max_pool`, which shares what overlapping windows have in
+  common (Inception).
+- Attention: `flash_attention`, which never stores its scores (BERT); `attention_moves`, which reads
+  and writes transposed tensors in place (BERT).
+- Norms: `row_norm`, a layer norm whose sums the cube adds up (BERT); `channel_sums`, both sums of
+  each channel behind a trained batch norm (ResNet).
+- Moves: `channels`, moves of channels as products with zeros and ones (ShuffleNet); `blocks`, joins
+  of several images as views (DenseNet).
+
+Each file registers a record of `compiler.rules` or a template of an operator. Without a file, or
+without this folder, networks compile to plain kernels, which are slower. Values stay the same,
+except where a sum that stays in fp32 on chip is rounded to fp16 on its way through memory.
 
 >>> from ascend_lab.compiler.rules import fusions
 >>> len(fusions())
-4
+6
 """
 
 PLUGINS = (
     "first_images",
+    "flash_attention",
     "attention_moves",
     "tandem",
     "gates",
     "joint",
     "pooled",
     "row_norm",
+    "plane_means",
+    "max_pool",
+    "channel_sums",
     "channels",
     "blocks",
 )

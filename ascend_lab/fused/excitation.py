@@ -18,11 +18,11 @@ A matrix times a vector is a lane-by-lane product, 64 columns a repeat, then sum
 from dataclasses import dataclass, replace
 from itertools import product
 
+from ascend_lab.fused.channel_sums_kernel import LANES, SMALL, TILES, fold_rows
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import FRACTAL, Affine, Buffer, KernelBuilder, Region, Tile, ceil_div
 from ascend_lab.operators.kernels import epilogue, epilogue_emit, epilogue_plan
-from ascend_lab.operators.kernels.channel_sums import LANES, SMALL, TILES, fold_rows
 from ascend_lab.operators.kernels.planes import Own, dealt, plane_launch
 from ascend_lab.operators.kernels.tiles import chunks, repeat, segments, sum_queue
 

@@ -19,11 +19,12 @@ from functools import partial
 
 from ascend_lab.compiler.fusion import elementwise_chain
 from ascend_lab.compiler.ir import Graph, Node, only_reader
-from ascend_lab.compiler.lower.conv import added_convolutions, conv_job, near_cycles, packed_weights
+from ascend_lab.compiler.lower.conv import conv_job, near_cycles, packed_weights
 from ascend_lab.compiler.lower.piece import Form, Lowered, Piece, refuse_packed_twice
 from ascend_lab.compiler.rules import Fusion, Group, Rule
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.fused import means
+from ascend_lab.fused.added_convolutions import added_convolutions
 from ascend_lab.fused.tandem_schedules import TIMED, tandem_launches
 from ascend_lab.fused.tandem_shape import Tandem
 from ascend_lab.machine.chip import Chip

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Mapping
 
 from ascend_lab.compiler import compile_graph, simulate_graph, zoo
-from ascend_lab.compiler.rules import without_special_kernels
 from ascend_lab.machine.chip import load_chip
+from ascend_lab.plugins import without_special_kernels
 
 Row = tuple[str, int, str]
 """A network, its images, a chip."""

@@ -35,8 +35,9 @@ from ascend_lab.aoe.vector.nest import LEAST, NestSpace
 from ascend_lab.compiler import Compiled, Graph, Road, like_cann, passes, simulate_graph
 from ascend_lab.compiler.compile import Layouts
 from ascend_lab.compiler.layout import assign_layouts
-from ascend_lab.compiler.lower import CONVOLUTIONS, Choice, Lowered, Piece, conv, matmul, vector
+from ascend_lab.compiler.lower import CONVOLUTIONS, Choice, Lowered, Piece, matmul, vector
 from ascend_lab.compiler.tasks import CpuKernel, lowered_once
+from ascend_lab.fused.added_convolutions import joint_job
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.sim import simulate, simulate_kernel
@@ -299,7 +300,7 @@ def _one_slot_kernel(piece: Piece, unit: str, chip: Chip) -> isa.Kernel:
 def default_tiling(piece: Piece, chip: Chip) -> kernels.GemmSchedule:
     """Return the tiling that a convolution or product gets without a tuner."""
     if piece.graph.nodes[0].op in CONVOLUTIONS:
-        shape, epilogue, _ = conv.conv_job(piece, chip)
+        shape, epilogue, _ = joint_job(piece, chip)
         return lowered_once(piece, chip).tiling or kernels.conv_schedule(shape, chip, epilogue)
     product, epilogue = matmul.product_job(piece, chip)
     return kernels.default_schedule(product, chip, epilogue)

@@ -15,6 +15,7 @@ from ascend_lab.aoe.cube.space import GEMM, MOST, TEXTS, CubeSpace, Kind, Shape,
 from ascend_lab.aoe.drive import Trial
 from ascend_lab.aoe.space import Point, TableSpace, completed
 from ascend_lab.compiler import lower, tasks
+from ascend_lab.fused.added_convolutions import joint_job
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import ACCUMULATOR, Launch, as_kernel
 from ascend_lab.machine.sim.timeline import start_cycles
@@ -425,7 +426,7 @@ class JointJob(TableJob):
 
     def __init__(self, operator: operators.Tunable) -> None:
         """Take a piece with two convolutions; raises what its space raises."""
-        shape, epilogue, _ = lower.conv.conv_job(operator.piece, operator.chip)
+        shape, epilogue, _ = joint_job(operator.piece, operator.chip)
         demand = demand_of(epilogue, operator.chip, ACCUMULATOR[shape.dtype])
         chip = chip_left(operator.chip, demand)
         by_window = {}

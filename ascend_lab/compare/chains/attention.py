@@ -194,8 +194,8 @@ def selected(work: Work, chip: Chip) -> Estimate:
 
     Source: hicann/ops-transformer, attention/sparse_flash_attention/op_kernel/arch22 (MergeKv).
     """
+    from ascend_lab.fused.flash_attention import flash_kernel
     from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
-    from ascend_lab.operators.ops.attention import flash_kernel
 
     shape = selected_shape(work)
     line = simulate_kernel(flash_kernel(shape, chip), chip, DeviceMemory.of(chip))

@@ -5,10 +5,9 @@ Special kernels plug in (`compiler.rules`): they are asked first.
 
 from collections.abc import Callable
 
-from ascend_lab.compiler.ir import operator_of
+from ascend_lab.compiler.ir import MOVES, operator_of
 from ascend_lab.compiler.lower import conv, matmul, vector
-from ascend_lab.compiler.lower.conv import added_convolutions, conv_job, near_cycles
-from ascend_lab.compiler.lower.matmul import around_attention, attention_in
+from ascend_lab.compiler.lower.conv import conv_job, near_cycles
 from ascend_lab.compiler.lower.piece import (
     Choice,
     Lowered,
@@ -32,9 +31,6 @@ __all__ = [
     "Choice",
     "Lowered",
     "Piece",
-    "added_convolutions",
-    "around_attention",
-    "attention_in",
     "by_template",
     "choice_of",
     "lower",
@@ -88,6 +84,8 @@ def _lowered(piece: Piece, chip: Chip, choice: Choice | None, start: Start) -> L
         return _by_steps(piece, chip, choice)
     if special := special_form(piece.graph, nodes):
         fusion, parts = special
+        if tiling is not None and fusion.lower_tiled is not None:
+            return fusion.lower_tiled(piece, chip, parts, tiling)
         return fusion.lower(piece, chip, parts)
     if op in CONVOLUTIONS:
         refuse_packed_twice(piece)
@@ -97,8 +95,8 @@ def _lowered(piece: Piece, chip: Chip, choice: Choice | None, start: Start) -> L
         return matmul.lower_product(piece, chip, tiling, start)
     if tiling is not None:
         raise UnsupportedError("a convolution or a product for a tiling", op, "give it steps")
-    if len(nodes) > 1 and (moved := matmul.lower_moved(piece, chip)):
-        return moved
+    if len(nodes) > 1 and all(node.op in MOVES for node in nodes):
+        return vector.lower_moves(piece, chip)
     if op == "trans_data":
         return vector.lower_trans_data(piece, chip)
     if op == "conv_transpose2d":
@@ -127,8 +125,9 @@ def mixes(piece: Piece, chip: Chip) -> bool:
 def by_template(piece: Piece, chip: Chip) -> bool:
     """Tell whether a single operator has a kernel written by hand for its unit."""
     nodes = piece.graph.nodes
-    by_name = nodes[0].op in ("trans_data", "conv_transpose2d") or attention_in(nodes) is not None
-    return by_name or _from_template(piece, chip) is not None
+    return (
+        nodes[0].op in ("trans_data", "conv_transpose2d") or _from_template(piece, chip) is not None
+    )
 
 
 def _from_template(piece: Piece, chip: Chip) -> Lowered | None:

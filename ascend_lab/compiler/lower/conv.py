@@ -25,7 +25,7 @@ from ascend_lab.operators.kernels.pooling import PoolGradient, pool_gradient_lau
 from ascend_lab.operators.ops import conv_gradient, operator
 from ascend_lab.operators.ops.convolution import geometry
 from ascend_lab.operators.ops.expressions import narrow
-from ascend_lab.operators.ops.formats import numpy_type, pair
+from ascend_lab.operators.ops.formats import numpy_type
 
 PACKED = "packed"
 """Name of the kernel's own tensor of packed weights, (C1, r, s, 16)."""
@@ -81,9 +81,6 @@ def lower_conv(
     may go on in the next image. A given tiling is for the cube. What starts the kernel costs more
     where vector cores do what follows the cube.
     """
-    # only the cube adds the sums of two convolutions
-    if beside_of(piece)[1]:
-        return _by_cube(piece, chip, tiling)
     node = piece.graph.nodes[0]
     is_depthwise = by_vector(conv_shape_of(piece, node, piece.output.dtype))
     is_constant = node.inputs[1] in piece.constants
@@ -93,10 +90,10 @@ def lower_conv(
             return write_conv(piece, chip, vector=True)
         refuse_computed(piece, node.inputs[1])
     if tiling or not is_constant or not is_depthwise:
-        return _by_cube(piece, chip, tiling)
+        return by_cube(piece, chip, tiling)
     candidates = list[Lowered]()
     failure = None
-    writers = partial(write_conv, piece, chip, vector=True), partial(_by_cube, piece, chip, None)
+    writers = partial(write_conv, piece, chip, vector=True), partial(by_cube, piece, chip, None)
     for write in writers:
         # one unit may lack the room, or an operation of the epilogue, that the other has
         try:
@@ -111,14 +108,22 @@ def lower_conv(
     return min(timed, key=lambda candidate: _near_total(candidate, chip, start))
 
 
-def _by_cube(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None) -> Lowered:
-    """Return the convolution on the cube; without a tiling, promising others are timed, too."""
-    best = write_conv(piece, chip, vector=False, tiling=tiling)
+def by_cube(
+    piece: Piece,
+    chip: Chip,
+    tiling: kernels.GemmSchedule | None,
+    beside: Sequence[ir.Node] = (),
+) -> Lowered:
+    """Return the convolution on the cube; without a tiling, promising others are timed, too.
+
+    `beside` is a second convolution whose sums are added, with what scales them if it is of bytes.
+    """
+    best = write_conv(piece, chip, vector=False, tiling=tiling, beside=beside)
     if tiling:
         return best
-    for candidate in _promising(piece, chip):
+    for candidate in _promising(piece, chip, beside):
         best = _timed(best, piece, chip)
-        kernel = write_conv(piece, chip, vector=False, tiling=candidate)
+        kernel = write_conv(piece, chip, vector=False, tiling=candidate, beside=beside)
         trial = _timed(replace(kernel, tiling=candidate), piece, chip)
         assert best.near and trial.near
         # in a network L2 may hold more than it does for a kernel that is timed alone
@@ -130,9 +135,11 @@ def _by_cube(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None) -> L
     return best
 
 
-def _promising(piece: Piece, chip: Chip) -> Iterator[kernels.GemmSchedule]:
+def _promising(
+    piece: Piece, chip: Chip, beside: Sequence[ir.Node]
+) -> Iterator[kernels.GemmSchedule]:
     """Yield tilings of a convolution beside the default: for an image in L2, for all together."""
-    shape, epilogue, _ = conv_job(piece, chip)
+    shape, epilogue, _ = conv_job(piece, chip, beside=beside)
     image = piece.type(piece.graph.nodes[0].inputs[0])
     if 2 * image.size_bytes <= chip.l2.size_bytes:
         # the image hits L2: reading it twice may cost less than small tiles
@@ -179,14 +186,14 @@ def write_conv(
     vector: bool,
     tiling: kernels.GemmSchedule | None = None,
     pool: kernels.ConvShape | None = None,
+    beside: Sequence[ir.Node] = (),
 ) -> Lowered:
     """Return the kernel of a convolution on one unit; `pool`: windows whose largest it keeps."""
     y = piece.graph.outputs[0]
-    shape, epilogue, operands = conv_job(piece, chip, vector=vector)
+    shape, epilogue, operands = conv_job(piece, chip, vector=vector, beside=beside)
     if pool:
         shape = replace(shape, pool=pool)
         epilogue = epilogue or PLAIN
-    piece, second = beside_of(piece)
     node = piece.graph.nodes[0]
     x, weight = node.inputs[:2]
     # the vector unit reads weights (c, 1, 3, 3) as an image of 3 x 3 pixels, the cube as a matrix
@@ -200,62 +207,12 @@ def write_conv(
     packing = (pack_launch(piece.type(weight), weight, chip),) if vector and not is_constant else ()
     names = {"x": x, "weight": PACKED if packing else weight, "y": y}
     forms = {weight: form, **operands} if is_constant else operands
-    if second and shape.beside:
-        second_x, second_weight = second[0].inputs[:2]
+    if beside and shape.beside:
+        second_x, second_weight = beside[0].inputs[:2]
         refuse_computed(piece, second_weight)
         names |= {"beside": second_x, "beside_weight": second_weight}
         forms[second_weight] = partial(packed_weights, shape.beside)
     return Lowered(isa.Kernel(node.op, (*packing, isa.renamed(launch, names))), forms)
-
-
-def added_convolutions(graph: ir.Graph, node: ir.Node) -> list[tuple[ir.Node, ...]]:
-    """Return the two convolutions of one shape that a node adds and nobody else reads, or none.
-
-    Of sums of bytes what scales them comes with its convolution.
-    """
-    heads = [_head_of(graph, name) for name in node.inputs] if node.op == "add" else []
-    alike = len({graph.types[name].shape for name in node.inputs}) == 1
-    return heads if len(heads) == 2 and all(heads) and heads[0] != heads[1] and alike else []
-
-
-def _head_of(graph: ir.Graph, name: str) -> tuple[ir.Node, ...]:
-    """Return the convolution that makes a summand, with what scales its sums of bytes, or ()."""
-    maker = graph.producers.get(name)
-    # a summand that is read elsewhere, too, has to be stored: nothing is gained
-    if maker is None or ir.only_reader(graph, maker) is None:
-        return ()
-    if maker.op == "dequantise":
-        conv = graph.producers.get(maker.inputs[0])
-        fits = conv is not None and conv.op == "conv2d" and ir.only_reader(graph, conv) is not None
-        return (conv, maker) if conv is not None and fits else ()
-    return (maker,) if maker.op == "conv2d" else ()
-
-
-def beside_of(piece: Piece) -> tuple[Piece, tuple[ir.Node, ...]]:
-    """Return a piece without the convolution whose sums are added to its first's, and that one.
-
-    It has one tap: of two such the one without a bias, or with the larger stride. Of sums of bytes
-    what scales them belongs to it.
-    """
-    nodes = piece.graph.nodes
-
-    def order(nodes: tuple[ir.Node, ...]) -> tuple[int, int, int]:
-        # with a bias before without one, then 3 x 3 before 1 x 1: the last is done beside the first
-        conv = nodes[0]
-        has_bias = len(nodes[-1].inputs) > 2
-        taps = piece.type(conv.inputs[1]).shape[2:]
-        step = conv.attr("stride", 1)
-        return not has_bias, -math.prod(taps), pair("stride", step)[0]
-
-    for sums in nodes:
-        if heads := added_convolutions(piece.graph, sums):
-            main, second = sorted(heads, key=order)
-            remaining = [*main, *(n for n in nodes if n not in (*main, *second))]
-            # y = conv(a) + conv(b): what is left, conv(a), writes y, and the add goes
-            if len(main) == 1:
-                remaining = [replace(main[0], outputs=sums.outputs), *remaining[2:]]
-            return replace(piece, graph=replace(piece.graph, nodes=tuple(remaining))), second
-    return piece, ()
 
 
 def refuse_computed(piece: Piece, weight: str) -> None:
@@ -287,7 +244,12 @@ def packed_weights(shape: kernels.ConvShape, array: ir.Values) -> ir.Values:
 
 
 def conv_job(
-    piece: Piece, chip: Chip, *, vector: bool = False, cube_adds: bool | None = None
+    piece: Piece,
+    chip: Chip,
+    *,
+    vector: bool = False,
+    cube_adds: bool | None = None,
+    beside: Sequence[ir.Node] = (),
 ) -> tuple[kernels.ConvShape, Epilogue | None, dict[str, Form]]:
     """Return the convolution at the head of a piece, what follows it, and operands' forms.
 
@@ -295,18 +257,17 @@ def conv_job(
     that: half the vector work, two roundings instead of one. Or the cube adds it, none of both,
     where that is quicker (default) or wished and the bias leaves room in L1.
     """
-    piece, second = beside_of(piece)
     node, *followers = piece.graph.nodes
     bias = node.inputs[2:3]
     conv_dtype = piece.type(node.output).dtype
-    beside = conv_shape_of(piece, second[0], conv_dtype) if second else None
+    second = conv_shape_of(piece, beside[0], conv_dtype) if beside else None
     # sums of bytes are int32, and what follows scales them
     if followers and followers[0].op in ep.DEQUANTISING and not bias:
-        return _whole_job(piece, chip, beside, *second[1:])
+        return _whole_job(piece, chip, second, *beside[1:])
     if not followers and not bias:
-        return replace(conv_shape_of(piece, node, piece.output.dtype), beside=beside), None, {}
+        return replace(conv_shape_of(piece, node, piece.output.dtype), beside=second), None, {}
     epilogue, forms = _after(piece, chip, bias, vector=vector)
-    shape = replace(conv_shape_of(piece, node, epilogue.out_dtype), beside=beside)
+    shape = replace(conv_shape_of(piece, node, epilogue.out_dtype), beside=second)
     # split chips have a table for the bias, which costs nothing: there is no choice
     may_move = cube_adds is not False and chip.combined and shape.dtype == shape.out_dtype
     if bias and may_move and not vector:

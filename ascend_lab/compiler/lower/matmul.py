@@ -1,20 +1,12 @@
-"""Matrix products with what follows them lane by lane, attention amid moves; all on fractals."""
+"""Matrix products on fractals, with what follows them lane by lane."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from ascend_lab.compiler.ir import (
-    MOVES,
-    Graph,
-    Node,
-    TensorType,
-    Values,
-    moves_before,
-    moves_behind,
-)
+from ascend_lab.compiler.ir import Node, TensorType, Values
 from ascend_lab.compiler.lower import epilogue as ep, vector
 from ascend_lab.compiler.lower.piece import Form, Lowered, Piece, packed
 from ascend_lab.errors import UnsupportedError
@@ -250,54 +242,3 @@ def _bias(piece: Piece, node: Node) -> str:
     read_once = sum(bias in n.inputs for n in piece.graph.nodes) == 1
     per_column = ep.is_channel(piece.type(bias).shape, _main(piece.type(node.output)))
     return bias if read_once and per_column else ""
-
-
-# -- attention that strides over moves -------------------------------------------------------------
-def around_attention(
-    graph: Graph, node: Node
-) -> Iterator[tuple[str, list[Node], kernels.FlashView]]:
-    """Yield the moves in front of q, k, v and behind y that attention can do, each as a view."""
-    for name, tensor in zip("qkvy", (*node.inputs[:3], node.output), strict=True):
-        is_result = name == "y"
-        chain = moves_behind(graph, node) if is_result else moves_before(graph, tensor)
-        if not chain:
-            continue
-        try:
-            ends = vector.digits_moved(graph, chain)
-        except UnsupportedError:
-            continue
-        # strides at the attention's end of the chain, and at the end that lies in memory
-        at_attention, in_memory = ends if is_result else ends[::-1]
-        strides = [(a[1], b[1]) for a, b in zip(at_attention, in_memory, strict=True)]
-        if view := kernels.FlashView.of(graph.types[tensor].shape, strides):
-            yield name, chain, view
-
-
-def attention_in(nodes: Sequence[Node]) -> Node | None:
-    """Return the attention among nodes, if there is one: then all others are moves around it."""
-    return next((node for node in nodes if node.op == "flash_attention"), None)
-
-
-def lower_moved(piece: Piece, chip: Chip) -> Lowered | None:
-    """Return the kernel of moves, alone or around attention, which strides over them, or None."""
-    node = attention_in(piece.graph.nodes)
-    if node is None:
-        only_moves = all(node.op in MOVES for node in piece.graph.nodes)
-        return vector.lower_moves(piece, chip) if only_moves else None
-    graph = piece.graph
-    types = dict(piece.graph.types)
-    ends = dict[str, str]()
-    views = []
-    for name, chain, view in around_attention(graph, node):
-        chain_in = chain[0].inputs[0]
-        chain_out = chain[-1].output
-        inner, outer = (chain_in, chain_out) if name == "y" else (chain_out, chain_in)
-        # the attention reads the tensor in memory, with the shape that the moves would give it
-        ends[inner] = outer
-        types[outer] = types[inner]
-        views.append((name, view))
-    reads, writes = (tuple(ends.get(n, n) for n in side) for side in (node.inputs, node.outputs))
-    if {*graph.inputs, *graph.outputs} != {*reads, *writes}:
-        raise UnsupportedError("attention, and moves that it can do", str(graph), "cut here")
-    alone = replace(graph, nodes=(replace(node, inputs=reads, outputs=writes),), types=types)
-    return vector.lower_template(replace(piece, graph=alone), chip, views=tuple(views))

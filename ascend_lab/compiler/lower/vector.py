@@ -213,15 +213,19 @@ def lower_template(piece: Piece, chip: Chip, **settings_beside: object) -> Lower
     (node,) = piece.graph.nodes
     operator = operator_of(node.op)
     types = [piece.type(n) for n in node.inputs]
-    template = operator.template
-    if template is None or (template.layout == "NC1HWC0" and types[0].layout == "ND"):
+    # images that lie row by row are no input of a template that wants them in blocks
+    templates = [
+        t for t in operator.templates() if t.layout != "NC1HWC0" or types[0].layout != "ND"
+    ]
+    if not templates:
         return None
     settings, shapes = blocked(node, types, operator.settings(node.attrs))
     out_shapes = tuple(operator.infer(*shapes, **settings))
     call = Call(
         tuple(shapes), tuple(t.dtype for t in types), settings | settings_beside, out_shapes
     )
-    if not template.applies(call, chip):
+    template = next((t for t in templates if t.applies(call, chip)), None)
+    if template is None:
         return None
     kernel = template.kernel(call, chip)
     kernel_names = {t.name for t in kernel.tensors}

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from ascend_lab.fused import flash_attention
 from ascend_lab.lab.figures import nests, style as st
 from ascend_lab.machine import isa, sim
 from ascend_lab.machine.chip import Chip, load_chip
 from ascend_lab.machine.sim.compiled import WORK
 from ascend_lab.operators.kernels import FlashShape, FlashTiling, flash_shape as fs
-from ascend_lab.operators.ops import attention, expressions
+from ascend_lab.operators.ops import expressions
 
 MIB = 2**20
 DTYPE_SIZE = 2
@@ -82,7 +83,7 @@ def flash_traffic(
 ) -> AttentionTraffic:
     """Return the cost of the FlashAttention kernel; raises as `flash_kernel`."""
     tiling = fs.default_tiling(shape, chip) if chip.combined and tiling is None else tiling
-    line = sim.simulate_kernel(attention.flash_kernel(shape, chip, tiling), chip)
+    line = sim.simulate_kernel(flash_attention.flash_kernel(shape, chip, tiling), chip)
     used = fs.tile_bytes(shape, tiling)["UB"] if tiling and chip.combined else None
     return AttentionTraffic(nests.gm_bytes(line), line.memory_bytes, line.cycles, used)
 

@@ -7,6 +7,7 @@ from typing import Any
 # isort: off
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import InputError
+from ascend_lab.facade import names_of
 from ascend_lab.machine.isa import KernelBuilder, Launch, Program, spread
 from ascend_lab.operators.kernels.conv import conv_launch
 from ascend_lab.operators.kernels.conv_schedules import conv_schedule, stacked_schedule
@@ -17,9 +18,6 @@ from ascend_lab.operators.kernels.deconv import (
 )
 from ascend_lab.operators.kernels.default_schedules import default_schedule
 from ascend_lab.operators.kernels.depthwise import depthwise_launch, pack_depthwise
-from ascend_lab.operators.kernels.flash import flash_launch
-from ascend_lab.operators.kernels.flash_shape import FlashShape, FlashTiling, FlashView
-from ascend_lab.operators.kernels.flash_split import SplitTiling, flash_pipeline_launch
 from ascend_lab.operators.kernels.gemm import gemm_launch
 from ascend_lab.operators.kernels.gemm_schedule import (
     GemmSchedule, GemmShape, check_schedule, tile_bytes,
@@ -37,6 +35,14 @@ from ascend_lab.machine.layout import copy_launch
 # fmt: on
 # isort: on
 
+__getattr__ = names_of(
+    __name__,
+    {
+        "flash": "flash_launch",
+        "flash_shape": "FlashShape FlashTiling FlashView",
+        "flash_split": "SplitTiling flash_pipeline_launch",
+    },
+)
 __all__ = [
     "ConvShape",
     "DeconvShape",

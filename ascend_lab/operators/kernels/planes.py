@@ -2,28 +2,14 @@
 
 A plane is one channel block of one image, (H, W, C0). Channel blocks, images and rows are divided
 over the vector cores; each core walks its planes in blocks of rows.
-
-Means over the pixels of each channel are work for the cube, a product with a matrix of ones: a
-plane is a matrix, a row of 16 channels per pixel. The cube sums its rows, 16 pixels a cycle, while
-the vector unit needs casts and additions in fp32:
-
-    sums (1, 16 channels) = ones (1, pixels) @ x (pixels, 16 channels)     for each plane
-
-15 of 16 rows of the cube repeat the first: memory is slower still. The ones stay in L0A, planes are
-turned on their way to L0B, ragged ones end in zeros that are loaded.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import DTypeLike, NDArray
 
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import (
-    FRACTAL,
     Affine,
     KernelBuilder,
     Launch,
@@ -33,9 +19,7 @@ from ascend_lab.machine.isa import (
     spread,
 )
 from ascend_lab.operators.kernels.conv_shape import ConvShape
-from ascend_lab.operators.kernels.epilogue import Epilogue, Step
-from ascend_lab.operators.kernels.epilogue_emit import Finish, Sizes, drain, new_finish
-from ascend_lab.operators.kernels.tiles import Area, Span, chunks, repeat, segments, sum_queue
+from ascend_lab.operators.kernels.tiles import chunks, repeat
 
 C0 = 16
 """Channels of a pixel's block in two-byte formats."""
@@ -204,138 +188,3 @@ def image_sizes(shape: ConvShape, chip: Chip) -> tuple[list[int], list[int], lis
     totals = (shape.blocks[0], shape.n, shape.out_hw[0])
     beside = IMAGE_ROWS_BESIDE / shape.strides[0]
     return dealt(totals, chip.cores_of("vector"), rows_beside=beside)
-
-
-# -- means of planes -------------------------------------------------------------------------------
-AREA = FRACTAL * FRACTAL
-LOADED = 64
-"""Fractals of a load, and of a product, at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlaneMeans:
-    """`planes` of `pixels` x 16 channels in a 2-byte format that the cube multiplies."""
-
-    planes: int
-    pixels: int
-    dtype: str = "fp16"
-
-    @property
-    def fractals(self) -> int:
-        """Fractals of a plane."""
-        return ceil_div(self.pixels, FRACTAL)
-
-
-def ones_and_zeros(dtype: DTypeLike) -> NDArray[Any]:
-    """Return the tensor `ones`: a fractal of ones, then one of zeros."""
-    return np.repeat(np.array([1, 0], dtype), AREA)
-
-
-def plane_means_launch(job: PlaneMeans, chip: Chip) -> Launch:
-    """Return the kernel: x and ones (`ones_and_zeros`) to y (planes, 16), planes over cores."""
-    sizes = chunks(job.planes, 1, chip.core_count)
-    return spread("plane_means", {"core": sizes}, lambda share: _Writer(job, chip, share).program())
-
-
-class _Writer:
-    """The program of cores that own equally many planes."""
-
-    def __init__(self, job: PlaneMeans, chip: Chip, share: Share) -> None:
-        """Allocate everything."""
-        self.job = job
-        self.share = share
-        self.k = KernelBuilder("plane_means", chip)
-        k = self.k
-        dtype = job.dtype
-        self.group = min(share[0], FRACTAL)
-        # Ones once in L0A, planes twice in L0B and four times in L1.
-        room = min(chip.buffers["L0A"], chip.buffers["L0B"] // 2, chip.buffers["L1"] // 8)
-        max_fractals = min(LOADED, room // (2 * AREA))
-        self.planes_per_load = min(max(1, max_fractals // job.fractals), self.group)
-        self.depth = min(max_fractals, job.fractals)
-        size = self.planes_per_load * self.depth * AREA
-        self.x = k.tensor("x", dtype, job.planes * job.pixels * FRACTAL)
-        self.ones = k.tensor("ones", dtype, 2 * AREA)
-        self.y = k.tensor("y", dtype, job.planes * FRACTAL)
-        self.loaded = k.queue("x_l1", "L1", dtype, size, src="MTE2", dst="MTE1", depth=4)
-        self.fed = k.queue("x_l0", "L0B", dtype, size, src="MTE1", dst="M")
-        self.ones_l1 = k.buffer("ones_l1", "L1", dtype, AREA)
-        self.ones_l0 = k.buffer("ones_l0", "L0A", dtype, self.depth * AREA)
-        self.sums = sum_queue(k, "sums", "fp32", 1, self.group)
-        # The mean: sums in fp32 times 1 / pixels, rounded once.
-        steps = (Step("vmuls", ("sums",), 1.0 / job.pixels), Step("vconv", (0,), None, dtype))
-        finish = new_finish(k, Epilogue((), steps, dtype), "fp32", Sizes(1, self.group, 1, 1, 0))
-        assert finish is not None
-        self.finish: Finish = finish
-
-    def program(self) -> Program:
-        """Sum the planes of a core, 16 at a time."""
-        k = self.k
-        (count, pitch, cores) = self.share
-        first_plane = k.param("core", cores) * pitch
-        k.copy(self.ones_l1.region(0, AREA), self.ones.region(0, AREA))
-        k.barrier()
-        # A stride of 0 repeats the fractal of ones in L0A.
-        repeated = (self.depth, AREA)
-        k.load2d(self.ones_l0.region(0, repeated), self.ones_l1.region(0, repeated, (0, 1)))
-        k.barrier()
-        for start, planes in segments(k, "group", count, self.group):
-            self._group(first_plane + start, planes)
-        return k.finish()
-
-    def _group(self, first_plane: Affine, planes: int) -> None:
-        """Sum up to 16 planes from `first` on, and store their means."""
-        sums = self.sums.alloc()
-        for at in range(0, planes, self.planes_per_load):
-            indices = range(min(self.planes_per_load, planes - at))
-            for start, depth in self._parts():
-                self._feed(first_plane + at, len(indices), start, depth)
-                tile = self.fed.dequeue()
-                # 16 equal rows of ones: every row of the result has the sums, and one is stored.
-                a = self.ones_l0.region(0, (1, depth, FRACTAL, FRACTAL))
-                for i in indices:
-                    b = tile.region(i * depth * AREA, (depth, 1, FRACTAL, FRACTAL))
-                    c = sums.region((at + i) * AREA, (1, 1, FRACTAL, FRACTAL))
-                    self.k.mmad(c, a, b, accumulate=start)
-                self.fed.free()
-        self.sums.enqueue()
-        area = Area(first_plane * FRACTAL, ((0, Affine(), 1),), planes, 1, 1, 1, 1)
-        drain(self.finish, self.sums, ((self.y, area),), Affine(), None)
-
-    def _parts(self) -> Iterator[Span]:
-        """Yield (first fractal, fractals) of what is loaded of a plane at once."""
-        full_parts = self.job.pixels // FRACTAL // self.depth
-        if self.job.fractals == self.depth:
-            yield Affine(), self.depth
-            return
-        # A plane of 196 pixels is 13 fractals; in parts of 8 it is 8 fractals and 5 fractals.
-        with repeat(self.k, "part", full_parts) as part:
-            yield part * self.depth, self.depth
-        if remainder := self.job.fractals - full_parts * self.depth:
-            yield Affine(full_parts * self.depth), remainder
-
-    def _feed(self, first_plane: Affine, planes: int, start: Affine, depth: int) -> None:
-        """Bring a part of some planes to L0B, turned; behind ragged ones come zeros."""
-        k = self.k
-        pixels = self.job.pixels
-        pixels_left = pixels if start.terms else pixels - start.const * FRACTAL
-        # Elements of the part that are pixels; zeros fill the last fractal.
-        run = min(depth * FRACTAL, pixels_left) * FRACTAL
-        # A plane of 196 pixels ends 12 pixels before its 13th fractal does.
-        missing = max(depth * FRACTAL - pixels_left, 0)
-        tile = self.loaded.alloc()
-        line = depth * AREA
-        source = (first_plane * pixels + start * FRACTAL) * FRACTAL
-        window = self.x.region(source, (planes, run), (pixels * FRACTAL, 1))
-        k.copy(tile.region(0, (planes, run), (line, 1)), window)
-        if missing:
-            zeros = self.ones.region(AREA, (planes, missing * FRACTAL), (0, 1))
-            k.copy(tile.region(run, zeros.sizes, (line, 1)), zeros)
-        self.loaded.enqueue()
-        loaded = self.loaded.dequeue()
-        fed = self.fed.alloc()
-        sizes = (planes * depth, FRACTAL, FRACTAL)
-        # Each fractal is transposed on its way: the cube wants (pixels, channels) by columns.
-        k.load2d(fed.region(0, sizes), loaded.region(0, sizes, (AREA, 1, FRACTAL)))
-        self.loaded.free()
-        self.fed.enqueue()

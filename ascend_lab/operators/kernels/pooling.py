@@ -59,6 +59,16 @@ def max_pool_launch(shape: conv_shape.ConvShape, chip: Chip) -> Launch:
     return plane_launch(f"max_pool_{shape.n}x{shape.c}", images.image_sizes(shape, chip), program)
 
 
+def row_fits(shape: conv_shape.ConvShape, chip: Chip) -> bool:
+    """Tell whether UB has room for an output row, so that `max_pool_launch` has a kernel."""
+    shape = _stacked(shape)
+    try:
+        most_rows(shape, chip, largest_lines(shape))
+    except CapacityError:
+        return False
+    return True
+
+
 def _stacked(shape: conv_shape.ConvShape) -> conv_shape.ConvShape:
     """Return all planes as one image where no window reaches from one to the next."""
     (top, bottom, *_) = shape.pads

@@ -10,10 +10,7 @@ from typing import Any
 import numpy as np
 
 from ascend_lab import errors
-from ascend_lab.machine import isa
-from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.operators import dsl as te
-from ascend_lab.operators.kernels.channel_sums import ChannelSums, channel_sums_kernel
 from ascend_lab.operators.ops.expressions import along, narrow, wide
 from ascend_lab.operators.ops.formats import (
     EPSILON,
@@ -25,7 +22,7 @@ from ascend_lab.operators.ops.formats import (
     rounded,
 )
 from ascend_lab.operators.ops.gradients import Site
-from ascend_lab.operators.ops.operator import Call, Domain, Example, Grads, Template, define
+from ascend_lab.operators.ops.operator import Domain, Example, Grads, define
 from ascend_lab.operators.ops.slicing import AxisRule, SliceRules, Source, axis_rules, every_input
 
 PARAMETERS = ("scale", "bias", "mean", "variance")
@@ -312,19 +309,6 @@ def _grad_values(
     return moment / np.sqrt(variance + epsilon), grad.sum(axis=PIXELS, keepdims=True)
 
 
-def _kernel(call: Call, chip: Chip) -> isa.Kernel:
-    n, c, h, w = call.shapes[0]
-    job = ChannelSums(n, c, h, w, call.dtypes[0], call.attrs.get("epsilon"))
-    return channel_sums_kernel(job, chip)
-
-
-def _template(*names: str) -> Template:
-    def applies(call: Call, chip: Chip) -> bool:
-        return DTYPE_BYTES[call.dtypes[0]] == 2
-
-    return Template(_kernel, names, "NC1HWC0:16", "NC1HWC0:16", applies=applies)
-
-
 def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     reason = "sums over every image and pixel"
     sources: list[Any] = [reason, every_input(1, len(shapes)), reason, reason]
@@ -343,7 +327,6 @@ define(
     shape_rule=_reduce_shape,
     types=TypeRule(result=lambda main, attrs: ("fp32", "fp32")),
     slicing=_slices,
-    template=_template("x"),
     traits=("channel sums",),
     tolerances=rounded(fp32_ulps=64, atol=2.0**-16),
     examples=tuple(Example((x,)) for x in _IMAGES),
@@ -360,7 +343,6 @@ define(
     shape_rule=_grad_shape,
     types=TypeRule(fixed=_STATISTICS, result=lambda main, attrs: ("fp32", "fp32")),
     slicing=_slices,
-    template=_template("grad", "x", "mean", "variance"),
     traits=("channel sums",),
     domains={"variance": Domain(0.5, 2.0)},
     tolerances=rounded(fp32_ulps=64, atol=2.0**-12),

@@ -26,6 +26,7 @@ from ascend_lab.operators.ops.formats import (
     Values,
 )
 from ascend_lab.operators.ops.slicing import SliceRules, elementwise_rules
+from ascend_lab.plugins import listed
 
 Memory = Mapping[str, Values]
 
@@ -358,10 +359,17 @@ class Operator:
         outs = self.infer(*shapes, **attrs)
         return Call(tuple(shapes), tuple(dtypes), self.settings(attrs), outs)
 
+    def templates(self) -> list[Template]:
+        """Return the operator's templates, those of special kernels first.
+
+        These come from the lists TEMPLATES of `ascend_lab.fused`, pairs of a name and a template.
+        """
+        special = [template for name, template in listed("TEMPLATES") if name == self.name]
+        return special if self.template is None else [*special, self.template]
+
     def template_for(self, call: Call, chip: Chip) -> Template | None:
-        """Return the template if there is one that applies to a call on a chip."""
-        template = self.template
-        return template if template is not None and template.applies(call, chip) else None
+        """Return the first template that applies to a call on a chip, or None."""
+        return next((t for t in self.templates() if t.applies(call, chip)), None)
 
     def index_limits(self, shapes: Shapes, attrs: Attrs) -> dict[int, int]:
         """Return, for each input that holds indices, the first index that is too large."""

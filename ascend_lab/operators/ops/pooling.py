@@ -1,7 +1,6 @@
 """Pooling of (n, c, h, w) images: maximum, average, and both over the whole image."""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -14,10 +13,9 @@ from ascend_lab.machine import layout
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import Kernel, as_kernel, ceil_div, renamed
 from ascend_lab.operators import dsl as te
-from ascend_lab.operators.kernels import conv, conv_windows, epilogue, pooling, rows
+from ascend_lab.operators.kernels import conv, conv_windows, epilogue
 from ascend_lab.operators.kernels.conv_shape import ConvShape
 from ascend_lab.operators.kernels.operand_packing import pack_weights
-from ascend_lab.operators.kernels.planes import PlaneMeans, ones_and_zeros, plane_means_launch
 from ascend_lab.operators.ops import expressions, formats as forms, reduction
 from ascend_lab.operators.ops.expressions import (
     NARROW,
@@ -168,14 +166,9 @@ def _image_tensor(call: Call) -> te.Tensor:
 def _max_kernel(call: Call, chip: Chip) -> Kernel:
     (size, step, pads) = geometry(**call.attrs)
     x = _image_tensor(call)
-    if x.dtype == "fp16":  # the expression takes every window by itself
-        with suppress(errors.CapacityError):
-            return as_kernel(
-                pooling.max_pool_launch(as_convolution(call.attrs, call.shapes[0]), chip)
-            )
     numbers = te.cast_to(x, "fp16") if x.dtype == "int8" else x  # the vector unit compares floats
     # Around the image stands the least number, so that padding never is the largest.
-    image = te.pad(numbers, ((0, 0), (0, 0), *pads, (0, 0)), rows.LEAST)
+    image = te.pad(numbers, ((0, 0), (0, 0), *pads, (0, 0)), -np.inf)
     numbers = wide(image) if x.dtype == "bf16" else image
     y = te.cast_to(_windows(numbers, size, step, te.max), x.dtype)
     return te.lower(te.auto_schedule(te.renamed(y, "y"), chip))
@@ -320,24 +313,6 @@ def _global_slices(*reductions: Reduction) -> Any:
     return lambda shapes: SliceRules("Reduce", (*free, *single), reductions)
 
 
-def _by_cube(call: Call, chip: Chip) -> bool:
-    """Tell whether the cube adds the pixels: it supports the format, and most cores get a plane.
-
-    There are n * c1 planes; the cube is used from a quarter of the number of cores on.
-    """
-    (n, c, h, w) = call.shapes[0]
-    dtype = call.dtypes[0]
-    fills_most_cores = 4 * n * ceil_div(c, C0) >= chip.core_count and h * w > 1
-    return fills_most_cores and dtype in chip.cube and dtype in NARROW
-
-
-def _means_kernel(call: Call, chip: Chip) -> Kernel:
-    n, c, h, w = call.shapes[0]
-    return as_kernel(
-        plane_means_launch(PlaneMeans(n * ceil_div(c, C0), h * w, call.dtypes[0]), chip)
-    )
-
-
 _GLOBAL = tuple(Example((s,)) for s in ((1, 1, 1, 1), (2, 3, 5, 7), (1, 16, 4, 4), (2, 17, 7, 1)))
 define(
     "global_max_pool",
@@ -365,14 +340,6 @@ define(
     types=TypeRule(),
     slicing=_global_slices(),
     backward=lambda s: (s.net.stretched(s.net.scaled(s.g, 1.0 / prod(s.shape()[2:])), s.shape()),),
-    template=Template(
-        _means_kernel,
-        ("x",),
-        "NC1HWC0",
-        "NC1HWC0",
-        applies=_by_cube,
-        extra=lambda call: {"ones": ones_and_zeros(forms.numpy_type(call.dtypes[0]))},
-    ),
     traits=("reduction", "image fold"),
     tolerances=_SUMS,
     examples=_GLOBAL,
