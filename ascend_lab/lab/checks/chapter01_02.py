@@ -219,7 +219,11 @@ def check_ex_01_3(mask: Any, then: int, other: int) -> int:
     return sum(1 + then * bool(np.any(w)) + other * bool(not np.all(w)) for w in warps)
 
 
-@ex.against(edges=[(1, 0), (1, 1), (0, 5), (8, 7)], stride=range(40), offset=range(20))
+@ex.against(
+    edges=[(1, 0), (1, 1), (0, 5), (8, 7), (-3, 93)],  # -3: an array read from its end
+    stride=range(40),
+    offset=range(20),
+)
 def check_ex_01_4(stride: int, offset: int) -> int:
     """Check `fn(stride, offset)`: sectors one warp touches when lane i loads x[stride*i+offset]."""
     address = ITEM_BYTES * (stride * np.arange(WARP) + offset)[None, :]

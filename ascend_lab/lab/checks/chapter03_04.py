@@ -343,6 +343,8 @@ def _kernel_case(rounds: int, depths: tuple[int, int], works: int, damaged: bool
         (100, 60, 10, 140, 1),  # 300 cycles on a pipe of 100: three, not four
         (20, 60, 200, 0, 1),  # the trip of y_out is the longer one
         (50, 20, 10, 400, 18),
+        (1, 60, 1, 0, 0),  # both trips take 60 cycles, as long as V: one slot is enough
+        (2000, 1, 1, 2000, 1),  # a trip one cycle longer than two tiles of the slowest pipe
     ],
     cases=40,
     load=range(1, 400),

@@ -149,6 +149,12 @@ def _diamonds(x: Tensor) -> Tensor:
     return te.renamed(x, "y")
 
 
+def _spread_twice(x: Tensor) -> Tensor:
+    """Return a product with two broadcasts of one tensor as its inputs: it reads that once."""
+    largest = te.reduce_max(x, -1, keepdims=True)
+    return te.renamed(te.vmul(*(te.broadcast(largest, x.shape) for _ in range(2))), "y")
+
+
 def _judge_bytes(got: Any, case: ex.Case) -> str | None:
     run = sim.simulate_kernel(te.lower(per_operation(case["y"], CHIP)), chip.load_chip(CHIP))
     return ex.equal_to(gm_bytes(run))(got)
@@ -303,6 +309,7 @@ def check_ex_05_1(got: Any, case: ex.Case) -> str | None:
     edges=[
         (EXPRESSIONS["softmax"](te.placeholder((4096, 1024), name="x")),),
         (_diamonds(te.placeholder((64, 64), name="x")),),
+        (_spread_twice(te.placeholder((64, 64), name="x")),),
     ],
     cases=8,
 )

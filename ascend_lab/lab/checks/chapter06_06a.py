@@ -248,6 +248,7 @@ def _deepest(queues: Sequence[tuple[str, str, int]], ub_bytes: int) -> int:
         ([("MTE2", "V", 4096), ("MTE2", "V", 4096), ("V", "MTE3", 8192)], 32768),
         ([("MTE2", "V", 33000)], 32768),
         ([("MTE2", "V", 4097), ("V", "MTE3", 4095)], 32768),
+        ([("MTE2", "V", 32)] * 9, 32768),  # nine queues, eight ids
     ],
 )
 def check_ex_06a_4(rng: ex.Rng) -> ex.Case:
