@@ -353,7 +353,7 @@ def test_timed_collectives_are_those_that_move_values(
 
     runner = Runner(decoder, plan)
     runner.prefill([[1], [2], [3], [4]])
-    exchange = values._exchanged
+    exchange = values._exchange
     monkeypatch.setattr(values, "_exchange", exchanged)
     runner.decode([5, 6, 7, 8])
     monkeypatch.setattr(KernelTimer, "collective_seconds", collective)
