@@ -124,7 +124,7 @@ def test_no_step_beats_its_bound_and_the_ledger_is_the_step(
         assert min(step.ledger.values()) >= 0
         assert step.time_s == pytest.approx(sum(step.ledger.values()))
         assert 0 < step.bound_s <= step.time_s
-        assert timed.least_s(load) <= step.time_s
+        assert timed.lower_bound_s(load) <= step.time_s
         assert timed.step(load).ledger["links"] >= 0
 
 

@@ -13,7 +13,14 @@ from ascend_lab.cli import ascend_lab as command
 from ascend_lab.compare import compare
 from ascend_lab.compare.rows import Work
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.llm.routing import GATING, fullest, gating_s, listed_s, merged_pairs, order_s
+from ascend_lab.llm.routing import (
+    GATING,
+    expected_largest_load,
+    gating_s,
+    group_list_s,
+    merged_pairs,
+    init_routing_s,
+)
 from ascend_lab.machine.chip import load_chip
 
 # Limits of the issue on language models; a row beyond 30 % stands here with its reason.
@@ -92,11 +99,13 @@ def test_a_refused_row_names_what_is_open(case: str, reason: str) -> None:
 def test_the_fullest_device_is_as_random_choices_have_it(tokens: int, devices: int) -> None:
     rng = np.random.default_rng(1)
     loads = rng.multinomial(tokens, [1 / devices] * devices, size=4000).max(axis=1)
-    assert fullest(tokens, 1 / devices, devices) == pytest.approx(loads.mean(), rel=0.03)
+    assert expected_largest_load(tokens, 1 / devices, devices) == pytest.approx(
+        loads.mean(), rel=0.03
+    )
 
 
 def test_one_device_has_the_mean() -> None:
-    assert fullest(100, 0.25, 1) == 25
+    assert expected_largest_load(100, 0.25, 1) == 25
 
 
 def test_merged_pairs_are_those_of_all_passes() -> None:
@@ -113,7 +122,7 @@ def test_more_tokens_take_no_less_to_choose_and_to_order(chip_name: str) -> None
     works = [Work(GATING, chip_name, ((n, 128), (n, 8)), dtypes=("fp32",)) for n in tokens]
     for times in (
         [gating_s(work, chip) for work in works],
-        [order_s(8 * n, chip) for n in tokens],
+        [init_routing_s(8 * n, chip) for n in tokens],
     ):
         assert times[0] > 0
         assert times == sorted(times)
@@ -160,8 +169,8 @@ def test_an_even_load_takes_no_longer() -> None:
 
 def test_a_longer_list_of_experts_takes_longer_though_as_many_have_tokens() -> None:
     chip = load_chip("Ascend910C")
-    assert listed_s(128, chip) == pytest.approx(3.5e-6, rel=0.02)
-    assert listed_s(8, chip) < listed_s(64, chip) < listed_s(128, chip)
+    assert group_list_s(128, chip) == pytest.approx(3.5e-6, rel=0.02)
+    assert group_list_s(8, chip) < group_list_s(64, chip) < group_list_s(128, chip)
 
 
 # -- formats and modes -----------------------------------------------------------------------------

@@ -32,9 +32,9 @@ def test_points_of_the_grid_are_exact(batch: int, context: int) -> None:
 @pytest.mark.parametrize(("batch", "context"), [(3, 300), (11, 1500), (23, 700), (50, 3000)])
 def test_between_points_the_error_is_small(batch: int, context: int) -> None:
     steps = steps_of()
-    direct_s = steps.model.timed(llm.decode(batch, context)).time_s
+    direct_s = steps.model.time_step(llm.decode(batch, context)).time_s
     assert steps.of(0, batch, batch * context) == pytest.approx(direct_s, rel=0.05)
-    direct_s = steps.model.timed(llm.prefill(1, context)).time_s
+    direct_s = steps.model.time_step(llm.prefill(1, context)).time_s
     assert steps.of(context, 0, 0) == pytest.approx(direct_s, rel=0.1)
 
 

@@ -18,7 +18,7 @@ from ascend_lab.llm.graphs import Paged
 from ascend_lab.llm.layer import PAGE_TOKENS, pages_of
 from ascend_lab.llm.models import Decoder, GroupedAttention, LatentAttention
 from ascend_lab.llm.plan import Load, Plan, shard_of
-from ascend_lab.llm.times import Times
+from ascend_lab.llm.times import KernelTimer
 from ascend_lab.llm.values import Feed, Runner, angles, feed_of
 from ascend_lab.llm.weights import Slices, weights_of
 
@@ -343,7 +343,9 @@ def test_timed_collectives_are_those_that_move_values(
         moved.append((operation, ranks, 2.0 * size))
         return exchange(operation, groups, arrays)
 
-    def collective(_: Times, operation: str, size_bytes: float, ranks: int) -> tuple[Any, float]:
+    def collective(
+        _: KernelTimer, operation: str, size_bytes: float, ranks: int
+    ) -> tuple[Any, float]:
         return (operation, ranks, size_bytes), 0.0
 
     def add_links(_: object, entry: tuple[str, int, float], bound_s: float, count: int) -> None:
@@ -351,13 +353,13 @@ def test_timed_collectives_are_those_that_move_values(
 
     runner = Runner(decoder, plan)
     runner.prefill([[1], [2], [3], [4]])
-    exchange = values._exchanged
-    monkeypatch.setattr(values, "_exchanged", exchanged)
+    exchange = values._exchange
+    monkeypatch.setattr(values, "_exchange", exchanged)
     runner.decode([5, 6, 7, 8])
-    monkeypatch.setattr(Times, "collective", collective)
+    monkeypatch.setattr(KernelTimer, "collective_seconds", collective)
     monkeypatch.setattr(step._Account, "add_links", add_links)
     model = llm.Model(decoder, llm.machine_of("Ascend910B2", "", plan), plan)
-    model.timed(llm.decode(4, 2))
+    model.time_step(llm.decode(4, 2))
     compared = 3 if plan.dp == 1 else 2
     found, expected = (
         sorted(entry[:compared] for entry in entries if entry[1] > 1) for entries in (timed, moved)

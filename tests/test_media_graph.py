@@ -16,7 +16,7 @@ from ascend_lab.compiler import (
     zoo,
 )
 from ascend_lab.deploy.media import Aipp, AippOp, aipp, csc_of, insert_aipp, pack_block
-from ascend_lab.deploy.media.insertion import restored
+from ascend_lab.deploy.media.insertion import settings_from
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.machine.chip import load_chip
 
@@ -84,10 +84,10 @@ def test_sizes_come_from_the_network():
     fed = insert_aipp(small(), [AippOp(0, Aipp("RGB888_U8", 0, 0))])
     assert str(fed.types["x"]) == f"uint8[1, {20 * 16 * 3}]"
     (node,) = (n for n in fed.nodes if n.op == "aipp")
-    kept = restored(node.attrs["settings"])
+    kept = settings_from(node.attrs["settings"])
     assert kept.size == (20, 16) and astuple(kept) == node.attrs["settings"]
     listed = [list(v) if isinstance(v, tuple) else v for v in astuple(NV12)]
-    assert restored(listed) == NV12
+    assert settings_from(listed) == NV12
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
-"""Deployment of a model: making it smaller, feeding it pictures, running it, serving it.
+"""Deployment of a trained model: compression, image pre-processing, a runtime and a server.
 
-- `compress`: quantised, pruned and decomposed models, and what that costs in accuracy.
-- `media`: the way from a camera's bytes to a network's input.
-- `runtime`: offline models, streams and events: a small AscendCL.
-- `serving`: a simulated server, language models, and a real server.
+- `compress`: quantisation, pruning and low-rank decomposition, and their loss of accuracy.
+- `media`: the conversion of a camera's bytes into a network's input.
+- `runtime`: offline models, streams and events in the manner of AscendCL.
+- `serving`: a simulated server, also of language models, and a real HTTP server.
 
 Without half of its channels a ResNet-18 has less than 30 % of its multiply-accumulate operations
 (MACs):
@@ -45,5 +45,5 @@ __getattr__ = names_of(
 
 
 def __dir__() -> list[str]:
-    """Return the names that are offered, loaded or not."""
+    """Return the public names, including those that are not imported yet."""
     return sorted(__all__)

@@ -1,4 +1,7 @@
-"""Language models on a machine: what a step takes, where its time goes, which plan is best.
+"""The time of one step of a language model on a machine, and the plan that makes it shortest.
+
+A step computes new tokens for a batch of sequences: one token of each in decoding, all tokens of
+the prompts in a prefill. A plan says how the model is divided among devices.
 
 >>> from ascend_lab import llm
 >>> model = llm.Model(llm.load_decoder("qwen3_8b"), llm.machine_of("Ascend910B2", "", llm.Plan()))

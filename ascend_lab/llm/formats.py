@@ -1,14 +1,15 @@
-"""Number formats of a decoder, and the kernels that a product with its weights takes in each.
+"""The number format of a decoder decides which kernels compute a product with its weights.
 
     bf16, fp16  weights and activations in two bytes: one product
-    w8a8        weights in int8 with a scale a column; each token is brought to int8 with a scale of
-                its own (dynamic_quant), and vector cores scale the sums back behind the cube
+    w8a8        weights in int8 with a scale for each column; each token is quantised to int8 with
+                its own scale (dynamic_quant), and vector cores rescale the cube's sums
     w8a8c8      the same, and the latent vectors of the cache in int8
-    w4a8        weights in int4, each token brought to int8: the product is done twice, with the
-                upper and the lower half of the token's bytes, at twice the rate of int8
-    w4a16       weights in int4, a scale for 128 of a column; the product makes them wide again
+    w4a8        weights in int4, tokens in int8: the product is computed twice, with the upper and
+                with the lower four bits of each activation, at twice the rate of int8
+    w4a16       weights in int4 with a scale for 128 weights of a column; the kernel converts them
+                to two bytes
 
-Embedding, head, router and norms keep two bytes in all of them, as the published files do.
+Embedding, head, router and norms have two bytes a number in all formats, as in published files.
 """
 
 from __future__ import annotations
@@ -21,23 +22,24 @@ from ascend_lab.limits import shown
 from ascend_lab.machine.chip import Chip
 
 WIDE_BYTES = 2
-MIXED = "cube and vector"
+CUBE_AND_VECTOR = "cube and vector"
 """The unit of kernels that start cube and vector cores together.
 
-Grouped products are of that kind, and those whose vector cores scale back the sums of bytes, tile
-by tile behind the cube: QuantBatchMatmulV3 and GroupedMatmul of CANN's operator library.
+Grouped products are of that kind, and int8 products whose vector cores rescale the cube's sums tile
+by tile: GroupedMatmul and QuantBatchMatmulV3 of CANN's operator library.
 """
-HALF_BYTES = "int4"
+INT4 = "int4"
 GROUP = 128
 """Weights of a column that share a scale in w4a16."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format: the two-byte format of activations, and the bytes of one weight with its scales.
+    """A number format of weights, activations and cache.
 
-    `in_bytes`: activations are brought to int8 for products. `cache_bytes` are those of a number of
-    a latent vector in the cache.
+    `main` is the two-byte format of activations between products, and `in_bytes` is true if they
+    are quantised to int8 for products. `weight_bytes` are the bytes of one weight with its share of
+    a scale, `cache_bytes` those of one number of a latent vector in the cache.
     """
 
     name: str
@@ -48,10 +50,10 @@ class Format:
 
 
 def format_of(name: str, chip: Chip) -> Format:
-    """Return a format on a chip; raises `InputError` for one that is unknown or not there."""
+    """Return a format on a chip; raises `InputError` if it is unknown or the chip lacks it."""
     has_bf16 = "bf16" in chip.cube
     main = "bf16" if has_bf16 else "fp16"
-    known = {
+    formats = {
         "fp16": Format("fp16", "fp16", WIDE_BYTES),
         "w8a8": Format("w8a8", main, 1.0, in_bytes=True),
         "w8a8c8": Format("w8a8c8", main, 1.0, in_bytes=True, cache_bytes=1),
@@ -60,23 +62,23 @@ def format_of(name: str, chip: Chip) -> Format:
         "w4a16": Format("w4a16", main, 0.5 + WIDE_BYTES / GROUP),
     }
     if has_bf16:
-        known = {"bf16": Format("bf16", "bf16", WIDE_BYTES)} | known
+        formats = {"bf16": Format("bf16", "bf16", WIDE_BYTES)} | formats
     if name == "bf16" and not has_bf16:
-        needed = f"a format of {chip.name}: {', '.join(known)}"
+        needed = f"a format of {chip.name}: {', '.join(formats)}"
         raise InputError(needed, "bf16", "it computes in fp16: take that format")
-    if name not in known:
-        raise InputError(f"a format: {', '.join(known)}", shown(name), "write one of them")
-    return known[name]
+    if name not in formats:
+        raise InputError(f"a format: {', '.join(formats)}", shown(name), "write one of them")
+    return formats[name]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A kernel that a layer starts: what it is for, and the work as the library is called.
+    """A kernel that a layer starts: its name in the layer, and the operator with its shapes.
 
-    `weight_bytes` and `cache_bytes` are what it must fetch from memory of weights and of the cache,
-    `macs` its multiplications. `fetches_code`: a large kernel of the library, ours stands in for
-    it: its cores fetch its code one after another first (`compare.estimates.fetched`).
-    `unit` does the work: "cube", "vector" or MIXED.
+    `weight_bytes` and `cache_bytes` are the bytes of weights and of the cache that it reads from
+    memory, `macs` its multiplications. `unit` is "cube", "vector" or CUBE_AND_VECTOR.
+    `fetches_code` is true for large kernels of the library, whose cores first fetch the code one
+    after another (see `compare.estimates.fetched`).
     """
 
     name: str
@@ -92,7 +94,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class Caller:
-    """Writes calls for one chip and format."""
+    """Creates calls for one chip and number format."""
 
     def __init__(self, chip: Chip, number_format: Format) -> None:
         self.chip = chip
@@ -101,7 +103,7 @@ class Caller:
     def call(
         self, name: str, operator: str, *shapes: tuple[int, ...], **attributes: object
     ) -> Call:
-        """Return a call of a vector kernel on operands in the main format."""
+        """Return a call of a vector kernel on operands in the two-byte format."""
         return Call(name, self.work(operator, shapes, (self.format.main,), attributes))
 
     def work(
@@ -118,9 +120,10 @@ class Caller:
         )
 
     def product(self, name: str, rows: int, depth: int, columns: int) -> Call:
-        """Return y = x w in the main format: head and router, which no format narrows.
+        """Return the kernel of y = x w in two bytes.
 
-        The weights lie as PyTorch stores a linear layer: (columns, depth), the depth contiguous.
+        The weights are stored as PyTorch stores a linear layer: (columns, depth), with the depth
+        contiguous.
         """
         shapes = ((rows, depth), (columns, depth))
         work = self.work("matmul", shapes, (self.format.main,), {"trans_b": True})
@@ -130,7 +133,7 @@ class Caller:
         return Call(name, work, "cube", weight_bytes=weight_bytes, macs=float(rows) * weights)
 
     def linear(self, name: str, rows: int, depth: int, columns: int) -> list[Call]:
-        """Return the kernels of y = x w with weights in the format."""
+        """Return the kernels of y = x w with weights in the decoder's format."""
         if self.format.weight_bytes == WIDE_BYTES:
             return [self.product(name, rows, depth, columns)]
         # qwen3_8b, one dense block's down projection, 12288 x 4096: 101 MB in bf16, 50 MB in w8a8,
@@ -140,8 +143,8 @@ class Caller:
         if self.format.in_bytes:
             to_int8 = self.call(f"{name}.quantise", "dynamic_quant", (rows, depth))
             shapes: Shapes = ((rows, depth), (columns, depth))
-            work = self.work("matmul", shapes, self._of_bytes(), {"trans_b": True})
-            product = Call(name, work, MIXED, weight_bytes=weight_bytes, macs=macs)
+            work = self.work("matmul", shapes, self._int8_product_dtypes(), {"trans_b": True})
+            product = Call(name, work, CUBE_AND_VECTOR, weight_bytes=weight_bytes, macs=macs)
             return [to_int8, product]
         # Activations, weights, scales: a depth of 4096 has 32 scales a column.
         shapes = ((rows, depth), (depth, columns), (depth // GROUP, columns))
@@ -149,14 +152,14 @@ class Caller:
         work = self.work("weight_quant_batch_matmul", shapes, dtypes)
         return [Call(name, work, "cube", weight_bytes=weight_bytes, macs=macs)]
 
-    def _of_bytes(self) -> tuple[str, ...]:
-        """Return the formats of a product of tokens in int8; those of weights only if narrower."""
-        return ("int8", HALF_BYTES) if self.format.weight_bytes < 1 else ("int8",)
+    def _int8_product_dtypes(self) -> tuple[str, ...]:
+        """Return the formats of an int8 product: one for both operands, or two if they differ."""
+        return ("int8", INT4) if self.format.weight_bytes < 1 else ("int8",)
 
     def grouped(self, name: str, groups: int, rows: int, depth: int, columns: int) -> Call:
-        """Return the kernel of products of `rows` rows with each of `groups` matrices.
+        """Return the kernel of `groups` products, each of `rows` rows with a matrix of its own.
 
-        In bytes the rows have come as int8.
+        In int8 formats the rows are quantised already.
         """
         weight_bytes = self.format.weight_bytes * groups * depth * columns
         macs = float(groups) * rows * depth * columns
@@ -165,6 +168,6 @@ class Caller:
             needed = "experts in bf16, fp16, w8a8 or w4a8"
             raise UnsupportedError(needed, "w4a16", "take w4a8")
         # w8a8 gives ("int8",) for both operands, w4a8 ("int8", "int4").
-        dtypes = self._of_bytes() if self.format.in_bytes else (self.format.main,)
+        dtypes = self._int8_product_dtypes() if self.format.in_bytes else (self.format.main,)
         work = self.work("batch_matmul", operands, dtypes)
-        return Call(name, work, MIXED, weight_bytes=weight_bytes, macs=macs)
+        return Call(name, work, CUBE_AND_VECTOR, weight_bytes=weight_bytes, macs=macs)

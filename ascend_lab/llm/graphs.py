@@ -1,13 +1,13 @@
-"""Graphs of one device's share of a layer, written from the operators of the library.
+"""The graphs that one device computes for a layer of a decoder.
 
-A layer is two graphs with a sum over the devices behind each: attention, then feed-forward part.
-Each begins with the addition that the library's AddRmsNorm does: residual stream plus that sum.
-Weights are inputs, so that one graph serves all layers and devices. Those of linear layers lie as
-PyTorch stores them, (columns, depth).
+A layer is two graphs, attention and feed-forward part, and the results of each are added up over
+the devices. A graph begins by adding that sum to the residual stream (AddRmsNorm in the vendor's
+library). Weights are inputs, so that one graph serves all layers and devices. Those of linear
+layers are stored as in PyTorch, (columns, depth).
 
-Keys and values lie in pages anywhere in memory. The cache is one table of slots, one token a slot,
-and slot s is place s mod 4 of page s // 4 if a page holds 4 tokens. A block table names the pages
-of each sequence in order. Four pages of 4 tokens, two sequences of 6 and 3 tokens:
+Keys and values are stored in pages anywhere in memory. The cache is one table of slots, one token a
+slot; with pages of 4 tokens, slot s is place s mod 4 of page s // 4. A block table lists the pages
+of each sequence in order. An example with four pages and two sequences of 6 and 3 tokens:
 
     block table   sequence 0: pages 2, 0       page 0: tokens 4, 5 of sequence 0, two free slots
                   sequence 1: page 3           page 1: free
@@ -29,13 +29,13 @@ from ascend_lab.llm.models import Decoder, Experts, GroupedAttention, LatentAtte
 from ascend_lab.llm.plan import Shard
 
 LOWEST = -10000.0
-"""Below every score, and within the range of fp16: e^-10000 is 0 in each format."""
+"""A number below every score and within the range of fp16; softmax turns it into 0."""
 CACHED_GRAPHS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """A step of one group: sequences, new tokens of each, and the pages that hold their past."""
+    """The sizes of a step of one group: sequences, new tokens of each, and pages of the cache."""
 
     phase: str
     batch: int
@@ -59,7 +59,7 @@ class Paged:
 
 # -- pieces ----------------------------------------------------------------------------------------
 def _normed_sum(net: GraphBuilder, rows: int, hidden: int) -> Value:
-    """Return the norm of residual stream plus update; the new residual stream is an output."""
+    """Return the norm of residual stream plus update, and output their sum as the new stream."""
     residual = net.input("residual", (rows, hidden))
     total = net.add(residual, net.input("update", (rows, hidden)), name="stream")
     net.output(total)
@@ -68,14 +68,14 @@ def _normed_sum(net: GraphBuilder, rows: int, hidden: int) -> Value:
 
 
 def _linear(net: GraphBuilder, x: Value, columns: int, name: str) -> Value:
-    """Return the product of rows with the weights of an input of that name."""
+    """Return the product of rows with weights that are an input of the graph."""
     weights = net.input(name, (columns, x.shape[-1]))
     product: Value = net.matmul(x, weights, trans_b=True, name=f"{name}.product")
     return product
 
 
-def _gated(net: GraphBuilder, gate_up: Value) -> Value:
-    """Return silu(gate) up, of columns that hold both."""
+def _silu_gate(net: GraphBuilder, gate_up: Value) -> Value:
+    """Return silu(gate) up; the left half of the columns is gate, the right half up."""
     width = gate_up.shape[-1] // 2
     gate, up = net.split(gate_up, sizes=(width, width), axis=len(gate_up.shape) - 1)
     product: Value = net.mul(net.silu(gate), up)
@@ -86,22 +86,21 @@ def _block(net: GraphBuilder, x: Value, width: int, name: str) -> Value:
     """Return down(silu(gate x) (up x)): gate and up are one product."""
     gate_up = _linear(net, x, 2 * width, f"{name}.gate_up")
     hidden = x.shape[-1]
-    return _linear(net, _gated(net, gate_up), hidden, f"{name}.down")
+    return _linear(net, _silu_gate(net, gate_up), hidden, f"{name}.down")
 
 
 def _rotated(net: GraphBuilder, x: Value, cos: Value, sin: Value) -> Value:
-    """Return x (rows, heads, dim) turned by its position: pair i is elements i and i + dim / 2."""
-    # (a, b) becomes (a cos - b sin, b cos + a sin), for a in the first half and b in the second:
-    # the first half of `turned` is -b, the second a.
+    """Return x (rows, heads, dim) rotated by position, in pairs of elements i and i + dim / 2."""
+    # A pair (a, b) becomes (a cos - b sin, b cos + a sin): `swapped_halves` is (-b, a).
     half = x.shape[-1] // 2
     low, high = net.split(x, sizes=(half, half), axis=2)
-    turned = net.concat(net.neg(high), low, axis=2)
-    rotated: Value = net.add(net.mul(x, cos), net.mul(turned, sin))
+    swapped_halves = net.concat(net.neg(high), low, axis=2)
+    rotated: Value = net.add(net.mul(x, cos), net.mul(swapped_halves, sin))
     return rotated
 
 
-def _paged(net: GraphBuilder, step: Paged, entries: Value) -> Value:
-    """Write new rows (rows, numbers) to their slots; return the rows of keys that queries see."""
+def _update_cache(net: GraphBuilder, step: Paged, entries: Value) -> Value:
+    """Write new rows (rows, numbers) to their slots; return all rows that queries attend to."""
     numbers = entries.shape[-1]
     slots = net.input("slots", (step.rows,), "int32")
     cache = net.input("cache", (step.pages * step.page_tokens, numbers))
@@ -119,19 +118,19 @@ def _paged(net: GraphBuilder, step: Paged, entries: Value) -> Value:
 
 
 def _by_head(net: GraphBuilder, x: Value, batch: int, heads: int) -> Value:
-    """Return (batch, heads, tokens, dim) of rows or of (batch, tokens, numbers)."""
+    """Return rows, or a tensor (batch, tokens, numbers), as (batch, heads, tokens, dim)."""
     dim = math.prod(x.shape) // (math.prod(x.shape[:-1]) * heads)
     cut = net.reshape(x, shape=(batch, -1, heads, dim))
     ordered: Value = net.transpose(cut, perm=(0, 2, 1, 3))
     return ordered
 
 
-def _attended(
+def _attention(
     net: GraphBuilder, step: Paged, operands: tuple[Value, Value, Value], scale: float
 ) -> Value:
-    """Return softmax(q k^T) v as (rows, heads value_dim), of operands (batch, heads, tokens, dim).
+    """Return softmax(q k^T) v as (rows, heads value_dim); operands are (batch, heads, tokens, dim).
 
-    Heads of queries that share a head of keys are rows of one product with it.
+    Query heads that share a head of keys are rows of one product with it.
     """
     q, k, v = operands
     batch, heads, tokens, dim = q.shape
@@ -156,7 +155,10 @@ def _attended(
 # -- attention -------------------------------------------------------------------------------------
 @lru_cache(CACHED_GRAPHS)
 def attention_graph(decoder: Decoder, shard: Shard, step: Paged) -> Graph:
-    """Return norm, projections, cache and attention: (residual stream, pages, part of the sum)."""
+    """Return the graph of norm and attention.
+
+    Outputs: residual stream, cache with the new tokens, and this device's term of the sum.
+    """
     net = GraphBuilder(f"{decoder.name}.attention.{step.phase}")
     x = _normed_sum(net, step.rows, decoder.hidden)
     if isinstance(decoder.attention, GroupedAttention):
@@ -168,14 +170,14 @@ def attention_graph(decoder: Decoder, shard: Shard, step: Paged) -> Graph:
 
 
 def _angles(net: GraphBuilder, rows: int, dim: int) -> tuple[Value, Value]:
-    """Declare cosines and sines of the rows' positions."""
+    """Declare the inputs with the cosines and sines of the rows' positions."""
     return net.input("cos", (rows, 1, dim)), net.input("sin", (rows, 1, dim))
 
 
 def _grouped(
     net: GraphBuilder, x: Value, attention: GroupedAttention, shard: Shard, step: Paged
 ) -> Value:
-    """Return the results of heads of queries that share heads of keys."""
+    """Return the results of query heads that share heads of keys in groups."""
     rows = step.rows
     dim = attention.head_dim
     width = shard.heads * dim
@@ -192,24 +194,24 @@ def _grouped(
     cos, sin = _angles(net, rows, dim)
     q = _rotated(net, q, cos, sin)
     k = net.reshape(_rotated(net, k, cos, sin), shape=(rows, kv_width))
-    cached = _paged(net, step, net.concat(k, v, axis=1))
+    cached = _update_cache(net, step, net.concat(k, v, axis=1))
     k, v = net.split(cached, sizes=(kv_width, kv_width), axis=2)
     operands = (
         _by_head(net, net.reshape(q, shape=(rows, width)), step.batch, shard.heads),
         _by_head(net, k, step.batch, shard.kv_heads),
         _by_head(net, v, step.batch, shard.kv_heads),
     )
-    return _attended(net, step, operands, dim**-0.5)
+    return _attention(net, step, operands, dim**-0.5)
 
 
 def _latent(
     net: GraphBuilder, x: Value, attention: LatentAttention, shard: Shard, step: Paged
 ) -> Value:
-    """Return the results of heads that share one latent vector a token, which the cache holds.
+    """Return the results of heads that share one cached latent vector c per token.
 
-    The scores of the parts without positions are q (W_k c) = (q W_k) c. A prefill computes the
-    left side, a head's keys in full; a decode step the right one, so that it reads the cache as it
-    lies. Likewise (p W_v c) for values.
+    Without the part with positions, the scores are q (W_k c) = (q W_k) c. A prefill computes the
+    left side, with the keys of every head. A decode step computes the right side, so that it reads
+    latent vectors only. Values are treated in the same way.
     """
     rows = step.rows
     heads = shard.heads
@@ -222,8 +224,7 @@ def _latent(
         q = net.rms_norm(q, net.input("q.norm", (attention.q_rank,)))
     q = _linear(net, q, heads * (nope_dim + rope_dim), "q.up")
     q = net.reshape(q, shape=(rows, heads, nope_dim + rope_dim))
-    # deepseek_v3: 128 numbers a head that are compared with the latent vector, 64 that turn with
-    # the position.
+    # deepseek_v3: 128 numbers of a head without positions, and 64 that rotate with the position.
     q_nope, q_rope = net.split(q, sizes=(nope_dim, rope_dim), axis=2)
     down = _linear(net, x, rank + rope_dim, "kv.down")
     latent, k_rope = net.split(down, sizes=(rank, rope_dim), axis=1)
@@ -232,7 +233,7 @@ def _latent(
     q_rope = _rotated(net, q_rope, cos, sin)
     k_rope = _rotated(net, net.reshape(k_rope, shape=(rows, 1, rope_dim)), cos, sin)
     k_rope = net.reshape(k_rope, shape=(rows, rope_dim))
-    cached = _paged(net, step, net.concat(latent, k_rope, axis=1))
+    cached = _update_cache(net, step, net.concat(latent, k_rope, axis=1))
     if step.phase == "prefill":
         keys = (latent, k_rope)
         return _latent_in_full(net, attention, step, (q_nope, q_rope), keys)
@@ -246,10 +247,10 @@ def _latent_in_full(
     queries: tuple[Value, Value],
     keys: tuple[Value, Value],
 ) -> Value:
-    """Return the results of a prompt's heads, each with keys and values of its own: q (W_k c).
+    """Return the results of a prompt, with keys W_k c and values W_v c computed for every head.
 
-    Queries come without and with positions, keys as latent vectors c and the part with positions,
-    which all heads share.
+    `queries` are the parts without and with positions, `keys` the latent vectors c and the part
+    with positions, which all heads share.
     """
     q_nope, q_rope = queries
     latent, k_rope = keys
@@ -266,7 +267,7 @@ def _latent_in_full(
     k = net.concat(k_nope, k_rope, axis=2)
     flat = (net.reshape(operand, shape=(rows, -1)) for operand in (q, k, v))
     q, k, v = (_by_head(net, operand, step.batch, heads) for operand in flat)
-    return _attended(net, step, (q, k, v), (nope_dim + rope_dim) ** -0.5)
+    return _attention(net, step, (q, k, v), (nope_dim + rope_dim) ** -0.5)
 
 
 def _latent_absorbed(
@@ -276,9 +277,9 @@ def _latent_absorbed(
     queries: tuple[Value, Value],
     cached: Value,
 ) -> Value:
-    """Return the results of a decode step, which reads latent vectors as they lie: (q W_k) c.
+    """Return the results of a decode step, with scores (q W_k) c.
 
-    The two halves of the projection of keys and values go to either side of the cache.
+    W_k is applied to the queries before attention, and W_v to the results after it.
     """
     q_nope, q_rope = queries
     rows, heads, nope_dim = q_nope.shape
@@ -295,10 +296,9 @@ def _latent_absorbed(
     q = net.concat(net.transpose(absorbed, perm=(1, 0, 2)), q_rope, axis=2)
     q = net.reshape(q, shape=(rows, heads * (rank + rope_dim)))
     k = _by_head(net, cached, step.batch, 1)
-    # The cached row (c, k_rope) is key in full and, without its positions, value: one read for
-    # both.
+    # The cached row (c, k_rope) is the key, and c alone is the value.
     v, _ = net.split(k, sizes=(rank, rope_dim), axis=3)
-    results = _attended(net, step, (_by_head(net, q, step.batch, heads), k, v), scale)
+    results = _attention(net, step, (_by_head(net, q, step.batch, heads), k, v), scale)
     results = net.transpose(net.reshape(results, shape=(rows, heads, rank)), perm=(1, 0, 2))
     # (heads, rows, rank) times (heads, value_dim, rank) transposed: (heads, rows, value_dim).
     values = net.batch_matmul(results, w_v, trans_b=True, name="v.absorb")
@@ -310,7 +310,10 @@ def _latent_absorbed(
 # -- feed-forward part -----------------------------------------------------------------------------
 @lru_cache(CACHED_GRAPHS)
 def dense_graph(decoder: Decoder, shard: Shard, rows: int) -> Graph:
-    """Return norm and SwiGLU block: (residual stream, part of the sum)."""
+    """Return the graph of norm and SwiGLU block.
+
+    Outputs: residual stream, and this device's term of the sum.
+    """
     net = GraphBuilder(f"{decoder.name}.dense")
     x = _normed_sum(net, rows, decoder.hidden)
     net.output(_block(net, x, shard.dense_width, "ffn"))
@@ -319,42 +322,43 @@ def dense_graph(decoder: Decoder, shard: Shard, rows: int) -> Graph:
 
 @lru_cache(CACHED_GRAPHS)
 def router_graph(decoder: Decoder, shard: Shard, rows: int) -> Graph:
-    """Return norm, router and shared block.
+    """Return the graph of norm, router and shared block.
 
-    Outputs: residual stream, tokens, weights (rows, experts) that are 0 for experts not chosen, and
-    the shared block's part of the sum if there is such a block.
+    Outputs: residual stream, normed tokens, weights (rows, experts) that are 0 for experts not
+    chosen, and this device's term of the shared block if there is one.
     """
     experts = decoder.experts
     assert experts is not None
     net = GraphBuilder(f"{decoder.name}.router")
     x = _normed_sum(net, rows, decoder.hidden)
-    net.output(x, _routed(net, _linear(net, x, experts.count, "router"), experts))
+    net.output(x, _expert_weights(net, _linear(net, x, experts.count, "router"), experts))
     if shard.shared_width:
         net.output(_block(net, x, shard.shared_width, "shared"))
     return net.build()
 
 
-def _routed(net: GraphBuilder, logits: Value, experts: Experts) -> Value:
+def _expert_weights(net: GraphBuilder, logits: Value, experts: Experts) -> Value:
     """Return the weights of the chosen experts, which add up to 1, and 0 for the others.
 
-    The largest is taken `chosen` times. Experts with equal scores are taken together.
+    The expert with the largest score is chosen, `experts.chosen` times in a row. Experts with equal
+    scores are chosen together.
     """
     if experts.corrected:
         scores = net.sigmoid(logits)
-        # the bias evens out the load: it decides who is chosen, not with what weight
+        # The bias balances the load: it changes which experts are chosen, but not their weights.
         ranked = net.add(scores, net.input("router.bias", (experts.count,)))
     else:
         scores = net.softmax(logits)
         ranked = scores
     lowest = net.fill(logits.shape, LOWEST, "lowest")
-    # Scores 0.1, 0.4, 0.2, 0.3 with 2 to choose: 0.4 goes to LOWEST, then 0.3; `taken` is 0, 1, 0,
-    # 1.
+    # Scores 0.1, 0.4, 0.2, 0.3 and 2 to choose: 0.4 becomes LOWEST, then 0.3, and `chosen_mask` is
+    # 0, 1, 0, 1.
     for _ in range(experts.chosen):
         largest = net.reduce_max(ranked, axis=-1, keepdims=True)
         ranked = net.select(net.greater_equal(ranked, largest), lowest, ranked)
-    # what was taken is now the lowest: 1 there, 0 elsewhere
-    taken = net.less_equal(ranked, lowest)
-    weights = net.mul(scores, taken)
+    # Chosen scores equal LOWEST now: the mask is 1 for them and 0 elsewhere.
+    chosen_mask = net.less_equal(ranked, lowest)
+    weights = net.mul(scores, chosen_mask)
     total = net.reduce_sum(weights, axis=-1, keepdims=True)
     normalised: Value = net.div(weights, total)
     return normalised
@@ -362,25 +366,26 @@ def _routed(net: GraphBuilder, logits: Value, experts: Experts) -> Value:
 
 @lru_cache(CACHED_GRAPHS)
 def experts_graph(decoder: Decoder, shard: Shard, tokens: int, experts: int, rows: int) -> Graph:
-    """Return `experts` blocks with `rows` rows each, moved from tokens and added back to them.
+    """Return the graph of `experts` blocks with `rows` rows each, which are copies of tokens.
 
-    `places` names the token of each row. A row that is left over has weight 0, whatever its place.
+    The input `places` has the token of each row, to which the weighted result is added. Unused rows
+    have weight 0 and may name any token.
     """
     net = GraphBuilder(f"{decoder.name}.experts")
     hidden = decoder.hidden
     width = shard.expert_width
     # 2 experts with 3 rows each: rows 0 to 2 are tokens of expert 0, rows 3 to 5 those of expert 1.
-    moved = experts * rows
+    expert_rows = experts * rows
     x = net.input("tokens", (tokens, hidden))
-    places = net.input("places", (moved,), "int32")
-    weights = net.input("weights", (moved, 1))
+    places = net.input("places", (expert_rows,), "int32")
+    weights = net.input("weights", (expert_rows, 1))
     grouped = net.reshape(net.gather(x, places), shape=(experts, rows, hidden))
     gate_up = net.batch_matmul(
         grouped, net.input("experts.gate_up", (experts, hidden, 2 * width)), name="gate_up"
     )
     down = net.input("experts.down", (experts, width, hidden))
-    results = net.batch_matmul(_gated(net, gate_up), down, name="down")
-    weighted = net.mul(net.reshape(results, shape=(moved, hidden)), weights)
+    results = net.batch_matmul(_silu_gate(net, gate_up), down, name="down")
+    weighted = net.mul(net.reshape(results, shape=(expert_rows, hidden)), weights)
     net.output(net.scatter_add(net.fill((tokens, hidden), 0.0), places, weighted))
     return net.build()
 
@@ -388,7 +393,7 @@ def experts_graph(decoder: Decoder, shard: Shard, tokens: int, experts: int, row
 # -- the ends of the model -------------------------------------------------------------------------
 @lru_cache(CACHED_GRAPHS)
 def embedding_graph(decoder: Decoder, rows: int) -> Graph:
-    """Return the rows of the table of words; every device has the whole table."""
+    """Return the graph of the words' embeddings; every device has the whole table."""
     net = GraphBuilder(f"{decoder.name}.embedding")
     table = net.input("embedding", (decoder.vocabulary, decoder.hidden))
     net.output(net.embedding(table, net.input("words", (rows,), "int32")))
@@ -397,11 +402,10 @@ def embedding_graph(decoder: Decoder, rows: int) -> Graph:
 
 @lru_cache(CACHED_GRAPHS)
 def head_graph(decoder: Decoder, shard: Shard, rows: int, scored: int) -> Graph:
-    """Return the last norm and the scores of a device's words, for rows that need a successor."""
+    """Return the graph of the last norm and of the scores of a device's words for some rows."""
     net = GraphBuilder(f"{decoder.name}.head")
     x = _normed_sum(net, rows, decoder.hidden)
-    # A prompt of 100 words needs the scores of word 99 only: one row of 100 meets the table of
-    # words.
+    # A prompt of 100 words needs the scores behind its last word only: one of its 100 rows.
     chosen = net.gather(x, net.input("last", (scored,), "int32"))
     net.output(_linear(net, chosen, shard.words, "head"))
     return net.build()

@@ -1,7 +1,8 @@
-"""The kernels of one layer on one device, in order, and those of the head.
+"""The list of kernels that one layer of a decoder starts on one device, in order.
 
 A layer is: norm, attention, sum over the devices, norm, feed-forward part, sum over the devices.
-Additions to the residual stream are done by the norm's kernel (AddRmsNorm), as the library does.
+The norm's kernel also adds to the residual stream (AddRmsNorm of CANN's library), so the list has
+no kernel of its own for that. The kernels of the head follow the last layer.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from dataclasses import replace
 from ascend_lab.llm.formats import WIDE_BYTES, Call, Caller, Format
 from ascend_lab.llm.models import Decoder, Experts, GroupedAttention, LatentAttention
 from ascend_lab.llm.plan import Load, Plan, Shard
-from ascend_lab.llm.routing import GATING, INIT_ROUTING, LISTED, fullest
+from ascend_lab.llm.routing import GATING, INIT_ROUTING, LISTED_GROUPS, expected_largest_load
 
 ROTARY = "rotary"
-"""Not a row of any table: `times` knows its kernel."""
+"""The operator of rotary positions: `times` simulates its kernel."""
 LATENT = "mla"
-"""Attention on latent vectors, in the words of the measured rows; int8 vectors `times` knows."""
+"""The operator of attention on latent vectors, named as in the measured rows."""
 PAGE_TOKENS = 128
 """Tokens of a page of the cache (the block size of vLLM on Ascend)."""
 
@@ -28,19 +29,19 @@ def group_batch(load: Load, plan: Plan) -> int:
 
 
 def pages_of(tokens: int) -> int:
-    """Return the pages that hold some tokens; the last one may have room left."""
+    """Return the number of pages for some tokens; the last page may be partly free."""
     # 4096 tokens take 32 pages of 128, 4097 take 33.
     return math.ceil(tokens / PAGE_TOKENS)
 
 
 def latent_bytes(attention: LatentAttention, number_format: Format) -> int:
-    """Return the bytes of a token in the cache of a layer; the part with the position is wide."""
+    """Return the bytes of a token in a layer's cache; the part with the position has two bytes."""
     # deepseek_v3: 512 * 2 + 64 * 2 = 1152 bytes in w8a8, 512 * 1 + 64 * 2 = 640 in w8a8c8.
     return attention.kv_rank * number_format.cache_bytes + attention.rope_dim * WIDE_BYTES
 
 
 class LayerCalls:
-    """The calls of one device of a plan, for a load."""
+    """The kernels that one device of a plan starts for a load."""
 
     def __init__(
         self, caller: Caller, decoder: Decoder, plan: Plan, shard: Shard, load: Load
@@ -66,7 +67,7 @@ class LayerCalls:
         return [norm, *self._latent_prefill(self.decoder.attention)]
 
     def _grouped(self, attention: GroupedAttention) -> list[Call]:
-        """Return attention in which several heads of queries share one of keys."""
+        """Return the kernels of attention in which several query heads share one head of keys."""
         caller = self.caller
         heads = self.shard.heads
         kv_heads = self.shard.kv_heads
@@ -87,7 +88,7 @@ class LayerCalls:
         return calls
 
     def _flash(self, shared_by: int, kv_heads: int, dim: int, value_dim: int) -> Call:
-        """Return softmax(q k^T) v over the cache; queries of a prompt see the keys before them."""
+        """Return the kernel of softmax(q k^T) v; queries attend to keys up to their own."""
         load = self.load
         keys = (self.batch, kv_heads, load.keys, dim)
         values = (self.batch, kv_heads, load.keys, value_dim)
@@ -112,17 +113,17 @@ class LayerCalls:
             macs=self._attention_macs(heads, dim + value_dim),
         )
 
-    def _attention_macs(self, heads: int, widths: int) -> float:
-        """Return the multiplications of q k^T and p v, for the keys that each query sees."""
+    def _attention_macs(self, heads: int, numbers_per_key: int) -> float:
+        """Return the multiplications of q k^T and p v over the keys that queries attend to."""
         tokens = self.load.tokens
         # A prompt of 4 tokens: 1 + 2 + 3 + 4 = 10 keys. One new token behind 4095: 4095 + 1 = 4096
         # keys; for 8 sequences, 32 heads and 128 + 128 numbers a key that is 268 million
         # multiplications.
-        seen = tokens * self.load.context + tokens * (tokens + 1) / 2
-        return self.batch * heads * seen * widths
+        visible_keys = tokens * self.load.context + tokens * (tokens + 1) / 2
+        return self.batch * heads * visible_keys * numbers_per_key
 
     def _cache_read(self, numbers: float) -> float:
-        """Return the bytes of pages that a decode step reads; a prefill has just written them."""
+        """Return the bytes of cache that a decode step reads; a prefill reads none from memory."""
         if self.load.phase == "prefill":
             return 0.0
         pages = self.batch * pages_of(self.load.keys)
@@ -130,12 +131,12 @@ class LayerCalls:
         return float(pages * PAGE_TOKENS * numbers * WIDE_BYTES)
 
     def _rotary(self, heads: int, kv_heads: int, dim: int) -> Call:
-        """Return the kernel that turns pairs of queries and keys by their positions."""
+        """Return the kernel that rotates the numbers of queries and keys by their positions."""
         shapes = ((self.rows, heads, dim), (self.rows, kv_heads, dim))
         return self.caller.call("rotary", ROTARY, *shapes)
 
     def _write_cache(self, numbers: int) -> Call:
-        """Return the kernel that scatters new keys and values to their places in the pages."""
+        """Return the kernel that writes new keys and values to their slots in the cache."""
         main = self.caller.format.main
         pages = self.batch * pages_of(self.load.keys)
         table = (pages * PAGE_TOKENS, numbers)
@@ -158,7 +159,7 @@ class LayerCalls:
             calls += caller.linear("q.up", self.rows, attention.q_rank, width)
         else:
             calls += caller.linear("q", self.rows, hidden, width)
-        # The first product has brought x to int8, where that is asked for.
+        # In w8a8 the first projection has already quantised x: only the product is added.
         latent_width = attention.kv_rank + attention.rope_dim
         calls.append(caller.linear("kv.down", self.rows, hidden, latent_width)[-1])
         shape = (self.rows, attention.kv_rank)
@@ -168,9 +169,10 @@ class LayerCalls:
         return calls
 
     def _latent_decode(self, attention: LatentAttention) -> list[Call]:
-        """Return attention on latent vectors: the projection of keys is applied to queries.
+        """Return the kernels of a decode step's attention on latent vectors c.
 
-        The scores are (q W_k) c instead of q (W_k c), so that the cache is read as it lies.
+        The scores are (q W_k) c instead of q (W_k c), so that the cache is read without expanding
+        it to the keys of all heads.
         """
         caller = self.caller
         heads = self.shard.heads
@@ -205,7 +207,7 @@ class LayerCalls:
         return calls
 
     def _per_head(self, name: str, depth: int, columns: int) -> Call:
-        """Return a product with a matrix of its own for each head, in the main format."""
+        """Return a batched product in two bytes, in which each head has its own matrix."""
         heads = self.shard.heads
         shapes = ((heads, self.rows, depth), (heads, depth, columns))
         work = self.caller.work("batch_matmul", shapes, (self.caller.format.main,))
@@ -214,7 +216,7 @@ class LayerCalls:
         return Call(name, work, "cube", weight_bytes=weight_bytes, macs=self.rows * weights)
 
     def _latent_prefill(self, attention: LatentAttention) -> list[Call]:
-        """Return attention of a prompt: each head's keys and values are computed in full."""
+        """Return the kernels of a prompt's attention, which computes the keys of all heads."""
         caller = self.caller
         heads = self.shard.heads
         calls = self._latent_queries(attention)
@@ -228,7 +230,7 @@ class LayerCalls:
 
     # -- feed-forward part -------------------------------------------------------------------------
     def feed_forward(self, dense: bool) -> list[Call]:
-        """Return norm and block, or norm, router, experts and the shared block."""
+        """Return the kernels of norm and dense block, or of norm, router, experts, shared block."""
         hidden = self.decoder.hidden
         norm = self.caller.call("ffn.norm", "rms_norm", (self.rows, hidden), (hidden,))
         if dense or self.decoder.experts is None:
@@ -239,7 +241,7 @@ class LayerCalls:
         return calls
 
     def _block(self, name: str, width: int) -> list[Call]:
-        """Return down(silu(gate x) (up x)): gate and up are one product."""
+        """Return the kernels of down(silu(gate x) (up x)), with gate and up as one product."""
         caller = self.caller
         hidden = self.decoder.hidden
         return [
@@ -249,98 +251,105 @@ class LayerCalls:
         ]
 
     def _experts(self, experts: Experts) -> list[Call]:
-        """Return router, choice, the move of tokens to experts, their blocks, and the sum back.
+        """Return the kernels of router, choice, sorting of tokens by expert, blocks, and sums.
 
-        In bytes, what is between the two products is one kernel (DequantSwigluQuant).
+        In int8, the activation between the two products is one kernel (DequantSwigluQuant).
         """
         caller = self.caller
         hidden = self.decoder.hidden
         reached, rows = self.rows_of_experts(experts)
-        moved = reached * rows
+        expert_rows = reached * rows
         width = self.shard.expert_width
         if caller.format.in_bytes:
-            between = caller.call("experts.swiglu", "dequant_swiglu_quant", (moved, 2 * width))
+            activation = caller.call(
+                "experts.swiglu", "dequant_swiglu_quant", (expert_rows, 2 * width)
+            )
         else:
-            between = caller.call("experts.swiglu", "swi_glu", (moved, 2 * width), axis=-1)
+            activation = caller.call("experts.swiglu", "swi_glu", (expert_rows, 2 * width), axis=-1)
         return [
             caller.product("router", self.rows, hidden, experts.count),
-            self._choice(experts),
-            *self._to_experts(experts, moved),
-            self._listed(caller.grouped("experts.gate_up", reached, rows, hidden, 2 * width)),
-            between,
-            self._listed(caller.grouped("experts.down", reached, rows, width, hidden)),
-            *self._from_experts(experts, moved),
+            self._expert_choice(experts),
+            *self._to_experts(experts, expert_rows),
+            self._with_group_list(
+                caller.grouped("experts.gate_up", reached, rows, hidden, 2 * width)
+            ),
+            activation,
+            self._with_group_list(caller.grouped("experts.down", reached, rows, width, hidden)),
+            *self._from_experts(experts, expert_rows),
         ]
 
-    def _listed(self, product: Call) -> Call:
-        """Return a grouped product whose list has all experts of the device."""
-        work = replace(product.work, attributes={LISTED: self.shard.experts})
+    def _with_group_list(self, product: Call) -> Call:
+        """Return a grouped product with the length of its list: all experts of the device.
+
+        Experts without tokens are in the list, too (see `routing.group_list_s`).
+        """
+        work = replace(product.work, attributes={LISTED_GROUPS: self.shard.experts})
         return replace(product, work=work)
 
-    def _choice(self, experts: Experts) -> Call:
-        """Return the kernel that finds the best experts of each token, and their weights."""
+    def _expert_choice(self, experts: Experts) -> Call:
+        """Return the kernel that selects the best experts of each token and their weights."""
         shapes = ((self.rows, experts.count), (self.rows, experts.chosen))
         return Call("choice", self.caller.work(GATING, shapes, ("fp32",)), fetches_code=True)
 
     @property
-    def is_dispatched(self) -> bool:
-        """Whether dispatch and combine bring tokens to their experts and add up what returns.
+    def uses_dispatch(self) -> bool:
+        """Whether dispatch and combine kernels send tokens to experts and add up the results.
 
-        They do in decoding (MoeDistributeDispatch, MoeDistributeCombine), and are timed as the
-        collectives that they are. Prompts take two all-to-alls with kernels before and behind.
+        Decoding uses them (MoeDistributeDispatch, MoeDistributeCombine); they are timed as
+        collectives. A prefill uses two all-to-alls, with sorting kernels before and after them.
         Source: hicann/cann-recipes-infer, docs/models/deepseek-r1, decode and prefill.
         """
-        return self.is_sent and self.load.phase == "decode"
+        return self.sends_tokens and self.load.phase == "decode"
 
     @property
-    def is_sent(self) -> bool:
+    def sends_tokens(self) -> bool:
         """Whether tokens of several groups are sent to experts on other devices."""
         return self.plan.dp > 1 and self.plan.ep > 1
 
     @property
-    def token_share(self) -> int:
-        """Tokens whose way to the experts begins here: sent ones are cut among the tp devices."""
-        return max(1, self.rows // self.plan.tp) if self.is_sent else self.rows
+    def routed_tokens(self) -> int:
+        """Tokens that this device sorts by expert: a tp-th of the group's if they are sent."""
+        return max(1, self.rows // self.plan.tp) if self.sends_tokens else self.rows
 
-    def _to_experts(self, experts: Experts, moved: int) -> list[Call]:
-        """Return the kernels that put tokens in the order of experts, each once for each choice.
+    def _to_experts(self, experts: Experts, expert_rows: int) -> list[Call]:
+        """Return the kernels that sort tokens by expert, with one copy of a token for each choice.
 
-        A token is brought to bytes before it is copied. Of several groups, rows that have arrived
-        are in the order of the devices that sent them, and are put in that of experts.
+        In int8 formats a token is quantised before it is copied. With several groups, received
+        rows are in the order of the devices that sent them, and a second kernel sorts them.
         """
-        if self.is_dispatched:
+        if self.uses_dispatch:
             return []
         caller = self.caller
         hidden = self.decoder.hidden
         dtype = "int8" if caller.format.in_bytes else caller.format.main
-        tokens = self.token_share
+        tokens = self.routed_tokens
         calls = []
         if caller.format.in_bytes:
             calls.append(caller.call("tokens.quantise", "dynamic_quant", (tokens, hidden)))
-        copied = tokens * experts.chosen if self.is_sent else moved
+        copied = tokens * experts.chosen if self.sends_tokens else expert_rows
         shapes = ((tokens, hidden), (copied,))
         pairs: dict[str, object] = {"pairs": tokens * experts.chosen}
         work = caller.work(INIT_ROUTING, shapes, (dtype, "int32"), pairs)
         calls.append(Call("tokens.to", work, fetches_code=True))
-        if self.is_sent:
+        if self.sends_tokens:
             counts = (self.plan.ep, self.shard.experts)
-            work = caller.work("moe_re_routing", ((moved, hidden), counts), (dtype, "int32"))
+            work = caller.work("moe_re_routing", ((expert_rows, hidden), counts), (dtype, "int32"))
             calls.append(Call("tokens.order", work, fetches_code=True))
         return calls
 
-    def _from_experts(self, experts: Experts, moved: int) -> list[Call]:
-        """Return the kernels that bring results back to the order of tokens, and add them up."""
-        if self.is_dispatched:
+    def _from_experts(self, experts: Experts, expert_rows: int) -> list[Call]:
+        """Return the kernels that bring results back into the order of tokens and add them up."""
+        if self.uses_dispatch:
             return []
         caller = self.caller
         hidden = self.decoder.hidden
         main = caller.format.main
-        tokens = self.token_share
+        tokens = self.routed_tokens
         calls = []
-        if self.is_sent:
-            work = caller.work("gather", ((moved, hidden), (moved,)), (main, "int32"))
+        if self.sends_tokens:
+            work = caller.work("gather", ((expert_rows, hidden), (expert_rows,)), (main, "int32"))
             calls.append(Call("tokens.unsort", work, fetches_code=True))
-        copied = tokens * experts.chosen if self.is_sent else moved
+        copied = tokens * experts.chosen if self.sends_tokens else expert_rows
         places = (tokens * experts.chosen,)
         shapes = ((copied, hidden), places, (tokens, hidden), (tokens, experts.chosen))
         work = caller.work("moe_finalize_routing", shapes, (main, "int32", main, main))
@@ -348,26 +357,32 @@ class LayerCalls:
         return calls
 
     def rows_of_experts(self, experts: Experts) -> tuple[int, int]:
-        """Return how many experts of the fullest device get tokens, and how many each.
+        """Return the number of experts with tokens on the fullest device, and the tokens of each.
 
-        A token misses one of E experts with probability 1 - k/E, all T tokens with that to the
-        power of T: so 8 of 128 are reached by one token, 112 by 32. Of several devices the fullest
-        counts, as all others wait for it, unless the load says that all are equally full.
+        A token that chooses k of E experts misses one with probability 1 - k/E, and T tokens all
+        miss it with (1 - k/E)^T: with k = 8 and E = 128, one token reaches 8 experts and 32 tokens
+        112. The fullest of several devices counts, as all others wait for it, unless the load
+        states that tokens are spread evenly.
         """
-        tokens = self.rows * self.plan.dp  # of all groups
+        tokens = self.rows * self.plan.dp  # tokens of all groups
         devices = 1 if self.load.even else self.plan.ep
         # 128 tokens, 8 experts each, 16 devices: 1024 choices, 64 a device on average, 78 on the
         # fullest.
-        choices = fullest(tokens * experts.chosen, 1 / self.plan.ep, devices)
+        choices = expected_largest_load(tokens * experts.chosen, 1 / self.plan.ep, devices)
         assigned = max(1, round(choices))
         count = self.shard.experts
-        reach = 1 - (1 - experts.chosen / experts.count) ** tokens
-        reached = max(1, min(count, assigned, round(fullest(count, reach, devices))))
+        reach_probability = 1 - (1 - experts.chosen / experts.count) ** tokens
+        reached = max(
+            1, min(count, assigned, round(expected_largest_load(count, reach_probability, devices)))
+        )
         return reached, math.ceil(assigned / reached)
 
     # -- the ends of the model ---------------------------------------------------------------------
     def head(self) -> list[Call]:
-        """Return the last norm and the scores of all words, for tokens that need a successor."""
+        """Return the kernels of the last norm and of the scores of a device's words.
+
+        A decode step scores all new tokens, a prefill only the last token of each prompt.
+        """
         hidden = self.decoder.hidden
         rows = self.rows if self.load.phase == "decode" else self.batch
         return [

@@ -1,4 +1,8 @@
-"""What runs a model: a chip, the links between several, and who sends the next kernel."""
+"""A machine for a language model: a chip, the links between chips, and the gap between kernels.
+
+For example, `machine_of("Ascend910B2", "", Plan(tp=8))` is a server of eight Ascend910B2 whose
+kernels wait in the device's queue, so that 0.9 us pass between two of them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ascend_lab.errors import InputError
 from ascend_lab.limits import shown
-from ascend_lab.llm.plan import MOST_DEVICES, Plan
+from ascend_lab.llm.plan import MAX_DEVICES, Plan
 from ascend_lab.machine.chip import Chip, load_chip
 
 if TYPE_CHECKING:
@@ -18,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Seconds that a device waits between two kernels, with their source and its trust.
+    """The seconds that a device waits between two kernels, their source, and how certain they are.
 
-    `starts`: each kernel is a task that the device has to start.
+    `starts` is true if each kernel is a task of its own, which the device has to start.
     """
 
     time_s: float
@@ -33,17 +37,17 @@ GAPS: Mapping[str, Gap] = MappingProxyType(
     {
         # DeepSeek-V3 decode: 18 us of waiting in a layer of about 20 kernels.
         "graph": Gap(0.9e-6, "CANN Learning Hub, DeepSeek-V3 decode: waits of a layer", "derived"),
-        # All kernels are one task; barriers of cube and vector cores part them: 3 of 100 cycles.
+        # All kernels are one task, and three barriers of 100 cycles separate two of them.
         "super": Gap(0.17e-6, "hicann/graph-autofusion, super_kernel", "derived", starts=False),
-        # The host sends one operator after another, and the device is sooner than it.
+        # The host sends one operator after another, and the device is faster than the host.
         "eager": Gap(20e-6, "ours", "assumed"),
     }
 )
-"""Mode -> the gap. In graph mode all kernels of a step wait in the device's queue already."""
+"""Mode -> the gap. In graph mode all kernels of a step are in the device's queue beforehand."""
 CLUSTERS: Mapping[str, str] = MappingProxyType({"a2-server": "910b-server", "a2": "910b-roce"})
-"""Names of machines as they are sold -> the preset of `cluster`."""
+"""Names under which machines are sold -> the preset of `cluster`."""
 SERVER = {"Ascend910A": "910a-server", "Ascend910B": "910b-server", "Ascend910C": "a3-pod"}
-"""Beginning of a chip's name -> the topology that its servers have."""
+"""First letters of a chip's name -> the topology of its servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +65,16 @@ class Machine:
 
 
 def machine_of(chip: Chip | str, cluster: str, plan: Plan, mode: str = "graph") -> Machine:
-    """Return the machine of a plan; without a cluster it is the usual server of the chip.
+    """Return the machine of a plan; an empty `cluster` stands for the usual server of the chip.
 
-    Raises `InputError` for an unknown mode, a plan of too many devices, a cluster with too few, and
-    more than one device of a chip that no cluster is known for.
+    Raises `InputError` for an unknown mode, a plan of too many devices, a cluster with too few
+    devices, and a plan of several devices on a chip without a known cluster.
     """
     chip = load_chip(chip) if isinstance(chip, str) else chip
     if mode not in GAPS:
         raise InputError(f"a mode: {', '.join(GAPS)}", shown(mode), "write one of them")
-    if plan.devices > MOST_DEVICES:
-        needed = f"a plan of at most {MOST_DEVICES} devices"
+    if plan.devices > MAX_DEVICES:
+        needed = f"a plan of at most {MAX_DEVICES} devices"
         raise InputError(needed, f"{plan.devices} ({plan})", "lower one of its numbers")
     if plan.devices == 1 and not cluster:
         return Machine(chip, None, mode)

@@ -1,8 +1,9 @@
-"""Decoders as tables: what a language model is made of, and how many weights that takes.
+"""The structure of a language model as a table of sizes, and its number of weights.
 
 A decoder is a stack of layers. Each layer has an attention and a feed-forward part. The attention
 is one of two kinds: heads that share keys in groups (Llama, Qwen), or heads that share one latent
-key (DeepSeek). The feed-forward part is one block for all tokens, or a choice of experts.
+vector per token (DeepSeek). The feed-forward part is one block for all tokens, or a mixture of
+experts.
 
 `load_decoder("qwen3_8b")` reads a table of `models.toml`; a path reads a table of the user's own.
 """
@@ -24,7 +25,7 @@ TABLES = Path(__file__).with_name("models.toml")
 PREFIX = "zoo:"
 TABLE_BYTES = 1 << 20
 LARGEST_SIZE = 1 << 24
-"""Of any size in a table: beyond it a slip of units."""
+"""Largest number of a table; a larger one is taken for a mistake of units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +113,11 @@ Attention = GroupedAttention | LatentAttention
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture: `count` experts of a width, of which each token is sent to `chosen`.
+    """A mixture of `count` experts, blocks of a `width`; each token is sent to `chosen` of them.
 
-    `shared_width` is the width of the block that every token passes (0: none). The first
-    `dense_layers` layers of the model have a dense block instead. `corrected`: a bias per expert
-    is added to the scores before the choice.
+    `shared_width` is the width of a block that every token passes through (0: there is none). The
+    first `dense_layers` layers of the model have a dense block instead of experts. If `corrected`,
+    a bias of each expert is added to its score for the choice.
     """
 
     count: int
@@ -135,11 +136,11 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A language model: `layers` times attention and feed-forward part, and a head over words.
+    """A language model: `layers` of attention and feed-forward part, and a head over words.
 
-    `dense_width` is the width of the feed-forward block of layers without experts. `tied`: the head
-    uses the weights of the embedding. `published` is the count of weights that its source states,
-    `positions` the longest context that its source has (0: unknown).
+    `dense_width` is the width of the feed-forward block of layers without experts. If `tied`, the
+    head uses the weights of the embedding. `published` is the number of weights that its source
+    states, `positions` the longest context that the source allows (0: unknown).
     """
 
     name: str
@@ -181,7 +182,7 @@ class Decoder:
         return layers + tables * self.vocabulary * self.hidden + self.hidden
 
     def cache_bytes(self, number_bytes: float = 2) -> float:
-        """Return the bytes of one token in the caches of all layers, undivided."""
+        """Return the bytes of one token in the caches of all layers, on all devices together."""
         # qwen3_8b: 36 * 2048 * 2 = 147,456 bytes a token; deepseek_v3: 61 * 576 * 2 = 70,272.
         return self.layers * self.attention.cached_numbers * number_bytes
 
@@ -206,7 +207,7 @@ def load_decoder(name: str | Path) -> Decoder:
     text = str(name)
     if text.endswith(".toml"):
         data = read_file(text, "a table of a decoder", TABLE_BYTES)
-        return decoder_of(Path(text).stem, _parsed(text, data), text)
+        return decoder_of(Path(text).stem, _parse_toml(text, data), text)
     # "zoo:Qwen2.5-7B" is qwen2_5_7b.
     key = text.removeprefix(PREFIX).lower().replace("-", "_").replace(".", "_")
     tables = _built_in()
@@ -217,8 +218,8 @@ def load_decoder(name: str | Path) -> Decoder:
     return decoder_of(key, tables[key], key)
 
 
-def _parsed(path: str, data: bytes) -> Mapping[str, Any]:
-    """Return the table in a file; raises `InputError` if it is no TOML."""
+def _parse_toml(path: str, data: bytes) -> Mapping[str, Any]:
+    """Return the table in a file; raises `InputError` if it is not TOML."""
     try:
         return tomllib.loads(data.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -227,21 +228,21 @@ def _parsed(path: str, data: bytes) -> Mapping[str, Any]:
 
 def decoder_of(name: str, table: Mapping[str, Any], where: str) -> Decoder:
     """Return the decoder of a table; raises `InputError` naming the entry that is wrong."""
-    plain = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
+    scalar_entries = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
     attention_table = table.get("attention", {})
     if not isinstance(attention_table, Mapping):
         raise InputError(f"{where}: a table [attention]", shown(attention_table), "write one")
-    kind: type[Attention] = GroupedAttention
+    attention_class: type[Attention] = GroupedAttention
     if "kv_rank" in attention_table:
-        kind = LatentAttention
-    attention = _record(kind, attention_table, f"{where}: attention")
+        attention_class = LatentAttention
+    attention = _record(attention_class, attention_table, f"{where}: attention")
     experts = None
     if isinstance(table.get("experts"), Mapping):
         experts = _record(Experts, table["experts"], f"{where}: experts")
         if experts.chosen > experts.count:
             needed = f"{where}: chosen of at most {experts.count} experts"
             raise InputError(needed, str(experts.chosen), "mend the table")
-    entries = {"title": name, "source": where, **plain}
+    entries = {"title": name, "source": where, **scalar_entries}
     parts = {"name": name, "attention": attention, "experts": experts}
     decoder: Decoder = _record(Decoder, {**entries, **parts}, where)
     if decoder.dense_layers and not decoder.dense_width:
@@ -252,29 +253,29 @@ def decoder_of(name: str, table: Mapping[str, Any], where: str) -> Decoder:
     return decoder
 
 
-def _record(kind: type[Any], entries: Mapping[str, Any], where: str) -> Any:
-    """Return a record of a class whose whole numbers are checked."""
-    known = {field.name: field for field in fields(kind)}
+def _record(record_class: type[Any], entries: Mapping[str, Any], where: str) -> Any:
+    """Return a record with a table's entries; raises `InputError` for wrong or missing ones."""
+    known_fields = {field.name: field for field in fields(record_class)}
     for key, value in entries.items():
-        if key not in known:
-            close = get_close_matches(key, known, 1)
-            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+        if key not in known_fields:
+            close = get_close_matches(key, known_fields, 1)
+            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known_fields)}"
             raise InputError(f"{where}: known entries", shown(key), hint)
-        if known[key].type == "int" and key != "published":
-            # a part that a model may lack has 0 as its default; all others are needed
-            least = 0 if known[key].default == 0 or key == "q_rank" else 1
-            if not _is_whole(value) or not least <= value <= LARGEST_SIZE:
-                needed = f"{where}: {key} as a whole number from {least} to {LARGEST_SIZE}"
+        if known_fields[key].type == "int" and key != "published":
+            # The default 0 marks a size of something that a model may lack.
+            smallest = 0 if known_fields[key].default == 0 or key == "q_rank" else 1
+            if not _is_integer(value) or not smallest <= value <= LARGEST_SIZE:
+                needed = f"{where}: {key} as a whole number from {smallest} to {LARGEST_SIZE}"
                 raise InputError(needed, shown(value), "mend that entry")
-        if known[key].type == "bool" and not isinstance(value, bool):
+        if known_fields[key].type == "bool" and not isinstance(value, bool):
             raise InputError(f"{where}: {key} as true or false", shown(value), "mend that entry")
     try:
-        return kind(**entries)
+        return record_class(**entries)
     except TypeError as error:
         missing = str(error).rpartition(":")[2].strip()
         raise InputError(f"{where}: {missing}", "nothing", "add it") from None
 
 
-def _is_whole(value: object) -> bool:
-    """Tell whether a value is a whole number; TOML's true and false are none."""
+def _is_integer(value: object) -> bool:
+    """Return whether a value is an integer: `isinstance(True, int)` holds, but true is none."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -1,11 +1,12 @@
-"""How a decoder is divided among devices, what a device holds of it, and what it is asked to do.
+"""A plan divides a decoder among devices; a load is the work of one step.
 
-    tp  tensor parallel: heads and widths are cut, each layer's results are added up
-    dp  data parallel: groups of `tp` devices with sequences of their own
-    ep  expert parallel: the experts are dealt to `ep` sets of the `tp dp` devices
+    tp  tensor parallel: heads and widths are cut, and each layer's results are added up
+    dp  data parallel: there are `dp` groups of `tp` devices, each with sequences of its own
+    ep  expert parallel: the `tp dp` devices form `ep` sets, and each set has a share of the experts
     pp  pipeline parallel: the layers are cut into `pp` stages
 
-An expert that lies on more than one device (`tp dp / ep` of them) is cut along its width.
+An expert on several devices (`tp dp / ep` of them) is cut along its width. With tp 4, dp 8 and
+ep 16, 32 devices form 16 sets of 2, and each of the two has half of every expert of its set.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from ascend_lab.errors import InputError
 from ascend_lab.llm.models import Decoder, GroupedAttention
 
 PHASES = ("decode", "prefill")
-MOST_DEVICES = 1024
-MOST_TOKENS = 1 << 27
-"""Of a step: sequences times tokens, beyond which a number is a slip."""
+MAX_DEVICES = 1024
+MAX_TOKENS = 1 << 27
+"""Largest product of sequences and tokens of a step; a larger number is taken for a mistake."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Numbers of parts: tensor, expert, data and pipeline parallel."""
+    """The degrees of tensor, expert, data and pipeline parallelism."""
 
     tp: int = 1
     ep: int = 1
@@ -54,11 +55,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a step has to do: sequences of all groups together, new tokens of each, tokens before.
+    """The work of a step: sequences of all groups, new tokens of each, and cached tokens of each.
 
-    A decode step has one new token per sequence, or a few if more are guessed ahead (speculation);
-    `context` tokens stand in the cache. A prefill has all tokens of the prompts, and usually no
-    context. `even`: all devices get as many tokens for their experts, as tests force it.
+    A decode step has one new token per sequence, or a few with speculative decoding, and `context`
+    tokens are in the cache. A prefill has all tokens of the prompts, and usually no context.
+    `even` means that all devices get the same number of tokens for their experts, as some
+    benchmarks force it.
     """
 
     phase: str
@@ -69,7 +71,7 @@ class Load:
 
     @property
     def keys(self) -> int:
-        """Keys that the last new token of a sequence sees."""
+        """Keys that the last new token of a sequence attends to."""
         # 4095 tokens in the cache and 1 new one: 4096 keys.
         return self.context + self.tokens
 
@@ -77,7 +79,7 @@ class Load:
 def decode(batch: int, context: int, queries: int = 1) -> Load:
     """Return the load of a decode step.
 
-    `context` counts the tokens whose keys are read, the new ones included.
+    `context` counts all tokens whose keys are read, including the `queries` new ones.
     """
     _check_size("batch", batch)
     _check_size("context", context)
@@ -95,17 +97,18 @@ def prefill(batch: int, tokens: int) -> Load:
     return Load("prefill", batch, tokens, 0)
 
 
-def _check_size(word: str, value: int) -> None:
+def _check_size(quantity: str, value: int) -> None:
     """Raise `InputError` unless a number of sequences or tokens is one that a step can have."""
-    if not 1 <= value <= MOST_TOKENS:
-        raise InputError(f"{word} from 1 to {MOST_TOKENS}", str(value), "mend that number")
+    if not 1 <= value <= MAX_TOKENS:
+        raise InputError(f"{quantity} from 1 to {MAX_TOKENS}", str(value), "mend that number")
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What one device of a plan holds of a decoder, in heads, columns and experts.
+    """The part of a decoder on one device: its layers, heads, columns, words and experts.
 
-    With fewer heads of keys than `tp` each device holds one, and several hold the same.
+    If the decoder has fewer heads of keys than `tp`, each device has one, and several have the
+    same one.
     """
 
     layers: int
@@ -119,25 +122,25 @@ class Shard:
 
 
 def shard_of(decoder: Decoder, plan: Plan) -> Shard:
-    """Return the largest shard; raises `InputError` if a plan does not divide a decoder."""
+    """Return the largest shard of a plan; raises `InputError` if it does not divide the decoder."""
     for name in ("tp", "ep", "dp", "pp"):
         value = getattr(plan, name)
-        if not 1 <= value <= MOST_DEVICES:
-            raise InputError(f"{name} from 1 to {MOST_DEVICES}", str(value), "mend that number")
-    if plan.devices > MOST_DEVICES:
-        needed = f"at most {MOST_DEVICES} devices"
+        if not 1 <= value <= MAX_DEVICES:
+            raise InputError(f"{name} from 1 to {MAX_DEVICES}", str(value), "mend that number")
+    if plan.devices > MAX_DEVICES:
+        needed = f"at most {MAX_DEVICES} devices"
         raise InputError(needed, f"{plan.devices} ({plan})", "lower one of them")
     attention = decoder.attention
-    _divides("tp", plan.tp, attention.heads, f"heads of {decoder.name}")
+    _check_divides("tp", plan.tp, attention.heads, f"heads of {decoder.name}")
     kv_heads = 1
     if isinstance(attention, GroupedAttention):
-        # 8 heads of keys: tp 4 leaves 2 a device; tp 16 leaves 1, which two devices hold alike.
+        # 8 heads of keys: with tp 4 a device has 2; with tp 16 it has 1, and two have the same.
         kv_heads = max(1, attention.kv_heads // plan.tp)
         if attention.kv_heads % plan.tp and plan.tp % attention.kv_heads:
             needed = f"tp that divides {attention.kv_heads} heads of keys, or is a multiple of them"
             raise InputError(needed, f"tp {plan.tp}", f"try {divisors_text(attention.kv_heads)}")
     if decoder.dense_layers:
-        _divides("tp", plan.tp, decoder.dense_width, "columns of the dense block")
+        _check_divides("tp", plan.tp, decoder.dense_width, "columns of the dense block")
     if plan.pp > decoder.layers:
         raise InputError(f"pp of at most {decoder.layers} layers", str(plan.pp), "lower it")
     experts = expert_width = shared_width = 0
@@ -145,14 +148,14 @@ def shard_of(decoder: Decoder, plan: Plan) -> Shard:
         raise InputError(f"ep 1: {decoder.name} has no experts", f"ep {plan.ep}", "leave ep out")
     if decoder.experts is not None:
         mixture = decoder.experts
-        _divides("ep", plan.ep, plan.stage_devices, "devices of a stage (tp dp)")
-        _divides("ep", plan.ep, mixture.count, "experts")
-        _divides("tp dp / ep", plan.expert_parts, mixture.width, "columns of an expert")
+        _check_divides("ep", plan.ep, plan.stage_devices, "devices of a stage (tp dp)")
+        _check_divides("ep", plan.ep, mixture.count, "experts")
+        _check_divides("tp dp / ep", plan.expert_parts, mixture.width, "columns of an expert")
         # deepseek_v3 with tp 4, dp 8, ep 16: 256 / 16 = 16 experts a device, each 2048 / 2 = 1024
         # wide.
         experts = mixture.count // plan.ep
         expert_width = mixture.width // plan.expert_parts
-        _divides("tp", plan.tp, mixture.shared_width, "columns of the shared block")
+        _check_divides("tp", plan.tp, mixture.shared_width, "columns of the shared block")
         # deepseek_v3 with tp 4: 2048 / 4 = 512 columns of the shared block a device.
         shared_width = mixture.shared_width // plan.tp
     return Shard(
@@ -167,7 +170,7 @@ def shard_of(decoder: Decoder, plan: Plan) -> Shard:
     )
 
 
-def _divides(name: str, parts: int, total: int, what: str) -> None:
+def _check_divides(name: str, parts: int, total: int, what: str) -> None:
     """Raise `InputError` unless a number of parts divides a total."""
     if total % parts:
         needed = f"{name} that divides the {total} {what}"

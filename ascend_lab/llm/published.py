@@ -1,17 +1,18 @@
-"""Measured rows of language models: their conditions in our words, and the model's answer.
+"""Estimates for published measurements of language models.
 
-A row's attributes name the model, the plan (tp, ep, dp), the load (batch, context, or prompt and
-output) and the phase. Two kinds of row are no time of one step:
+A row of published measurements has attributes that state the model, the plan (tp, ep, dp), the
+phase and the load (batch and context, or batch, prompt and output). Two kinds of rows are not the
+time of one step:
 
-    metric    a server's microseconds per output token: batch requests at a time, each read once
-              and then given `output` tokens, so that a token takes
+    metric    microseconds per output token of a server: it serves `batch` requests at a time, reads
+              each prompt once and generates `output` tokens for it, so that a token takes
                   (output step + batch prefill of one prompt) / (batch output)
-    accepted  time per output token with tokens guessed ahead: a step has 1 + mtp queries and gives
+    accepted  time per output token with speculative decoding: a step has 1 + mtp queries and yields
               1 + accepted tokens
 
-A step with `mtp` guesses ends with as many passes through a draft of one layer, the kind of the
-model's last, and the model's head (DeepSeek-V3, section 2.2). `micro_batches` are the parts of a
-prefill whose messages pass while another part computes.
+After a step that guesses `mtp` tokens, a draft model runs `mtp` times: it has one layer, of the
+kind of the model's last, and the model's head (DeepSeek-V3, section 2.2). With `micro_batches` a
+prefill is cut into parts, and messages of one part overlap with the kernels of another.
 """
 
 from __future__ import annotations
@@ -32,32 +33,32 @@ from ascend_lab.llm.plan import Load, Plan, decode, prefill
 from ascend_lab.llm.step import Model, Step
 from ascend_lab.machine.chip import PRESETS, Chip
 
-ALSO_CALLED: Mapping[str, str] = {
+SAME_SIZES_AS: Mapping[str, str] = {
     "deepseek-r1": "deepseek_v3",
     "deepseek-r1-0528": "deepseek_v3",
     "kimi-k2.5": "kimi_k2",
     "kimi-k2-thinking": "kimi_k2",
     "minimax-m2.7": "minimax_m2",
 }
-"""Models that have the sizes of another one."""
-SERIES: Mapping[str, str] = {"A2": "Ascend910B2", "A3": "Ascend910C"}
-"""First word of a source's chip -> the preset that it is timed as."""
+"""Title of a model -> the table with the same sizes."""
+CHIP_OF_SERIES: Mapping[str, str] = {"A2": "Ascend910B2", "A3": "Ascend910C"}
+"""First word of the chip's name in a source -> the preset that is timed."""
 SLOWER_DIE = "560T"
-"""In the words of a chip: an A3 card of 560 TFLOP/s in fp16, of which a die has half.
+"""Mark of an A3 card of 560 TFLOP/s in fp16, whose two dies have half of that each.
 
-Its die is Ascend910_9362: 20 cores at 1.5 GHz, 168 MiB of L2. Sources: Ascend/msmodeling @1e5a50b1,
+The die is Ascend910_9362: 20 cores at 1.5 GHz, 168 MiB of L2. Sources: Ascend/msmodeling @1e5a50b1,
 tensor_cast/device.py (245.8 TFLOP/s in bf16, that is 20 cores x 8192 x 1.5 GHz); hicann/runtime,
 platform_config.
 """
-DIES: Mapping[str, int] = {"die": 1, "card": 2, "chip": 2, "node": 16}
-"""Devices of an A3 in one of what a source counts; of other series each is one device."""
+DEVICES_PER_UNIT: Mapping[str, int] = {"die": 1, "card": 2, "chip": 2, "node": 16}
+"""Unit in which a source counts A3 machines -> devices (dies) in it; of A2, each is one device."""
 MODES: Mapping[str, str] = {
     "graph": "graph",
     "npugraph_ex": "graph",
     "super": "super",
     "eager": "eager",
 }
-UNLIKE: Mapping[str, str] = {
+UNSUPPORTED_FEATURES: Mapping[str, str] = {
     "gemma": "layers with a window of keys, a dense block beside the experts",
     "longcat": "two attentions a layer, experts that return their input",
     "deepseek-v3.2": "an index that selects the keys of each query",
@@ -65,21 +66,21 @@ UNLIKE: Mapping[str, str] = {
     "qwen3.5": "layers of linear attention with a state",
     "wan": "steps that remove noise from a video",
 }
-"""Beginning of a model's title -> what no table of ours can say of it."""
-PER_TOKEN = "us per output token of the server"
+"""Beginning of a model's title -> what the tables of `models` cannot describe."""
+SERVER_METRIC = "us per output token of the server"
 
 
 def estimate_row(work: Work, own_chip: Chip | None) -> Estimate:
-    """Return the model's estimate of a row; raises an `AscendLabError` with what it lacks."""
-    given = work.attributes
+    """Return the estimate of a row; raises an `AscendLabError` that says what the row lacks."""
+    attributes = work.attributes
     marks: list[str] = []
     chip, devices = _chip(work.chip, own_chip, marks)
-    decoder = _decoder(given)
-    plan = _plan(given, devices, decoder)
-    mode = MODES.get(str(given.get("mode", "graph")), "")
+    decoder = _decoder(attributes)
+    plan = _plan(attributes, devices, decoder)
+    mode = MODES.get(str(attributes.get("mode", "graph")), "")
     if not mode:
         raise UnsupportedError(
-            f"a mode: {', '.join(MODES)}", shown(given["mode"]), "none is guessed"
+            f"a mode: {', '.join(MODES)}", shown(attributes["mode"]), "none is guessed"
         )
     number_format = work.dtypes[0] if work.dtypes else ""
     if not number_format:
@@ -87,215 +88,221 @@ def estimate_row(work: Work, own_chip: Chip | None) -> Estimate:
     if number_format == "bf16" and "bf16" not in chip.cube:
         number_format = "fp16"
     model = Model(decoder, machine_of(chip, "", plan, mode), plan, number_format)
-    if "metric" in given:
-        return _served(model, given, marks)
-    return _timed(model, given, marks)
+    if "metric" in attributes:
+        return _server_estimate(model, attributes, marks)
+    return _step_estimate(model, attributes, marks)
 
 
-def _chip(words: str, own_chip: Chip | None, marks: list[str]) -> tuple[Chip, int]:
-    """Return the chip of a row, and the devices that its words count (0: none are counted)."""
+def _chip(description: str, own_chip: Chip | None, marks: list[str]) -> tuple[Chip, int]:
+    """Return the chip of a row, and the number of devices that it states (0: it states none)."""
     from ascend_lab.machine.chip import load_chip
 
-    name = words.partition(" (")[0]
+    name = description.partition(" (")[0]
     # "A3 (8 cards)": 8 cards of 2 dies, 16 devices.
-    counted = re.search(r"\((\d+) (die|card|chip|node)s?\)", words)
+    count_match = re.search(r"\((\d+) (die|card|chip|node)s?\)", description)
     if own_chip is not None and name in ("", own_chip.name):
-        return own_chip, int(counted[1]) if counted else 0
+        return own_chip, int(count_match[1]) if count_match else 0
     if name in PRESETS:
-        return load_chip(name), int(counted[1]) if counted else 0
+        return load_chip(name), int(count_match[1]) if count_match else 0
     series = name.partition(" ")[0]
-    if series not in SERIES:
-        known = ", ".join((*SERIES, *PRESETS))
-        raise InputError(f"chip: one of {known}", shown(words), "none is guessed")
-    preset = SERIES[series]
+    if series not in CHIP_OF_SERIES:
+        chip_names = ", ".join((*CHIP_OF_SERIES, *PRESETS))
+        raise InputError(f"chip: one of {chip_names}", shown(description), "none is guessed")
+    preset = CHIP_OF_SERIES[series]
     chip = load_chip(preset)
     marks.append(f"chip: as {preset}, {NOT_PRINTED}")
-    if SLOWER_DIE in words:
+    if SLOWER_DIE in description:
         chip = replace(
             chip, core_count=20, clock_hz=1.5e9, l2=replace(chip.l2, size_bytes=168 << 20)
         )
         marks.append("with 20 cores at 1.5 GHz")
     devices = 0
-    if counted:
-        devices = int(counted[1]) * (DIES[counted[2]] if series == "A3" else 1)
+    if count_match:
+        devices = int(count_match[1]) * (DEVICES_PER_UNIT[count_match[2]] if series == "A3" else 1)
     return chip, devices
 
 
-def _decoder(given: Mapping[str, Any]) -> Decoder:
+def _decoder(attributes: Mapping[str, Any]) -> Decoder:
     """Return the decoder that a row names by its published title."""
-    title = str(given["model"])
+    title = str(attributes["model"])
     titles = {load_decoder(name).title.lower(): name for name in decoder_names()}
-    name = titles.get(title.lower()) or ALSO_CALLED.get(title.lower())
+    name = titles.get(title.lower()) or SAME_SIZES_AS.get(title.lower())
     if name is None:
-        reasons = [why for start, why in UNLIKE.items() if title.lower().startswith(start)]
+        reasons = [
+            why for start, why in UNSUPPORTED_FEATURES.items() if title.lower().startswith(start)
+        ]
         hint = f"it has {reasons[0]}" if reasons else "write a .toml file for the command llm"
         raise UnsupportedError("a model that a table can describe", shown(title), hint)
     return load_decoder(name)
 
 
-def _plan(given: Mapping[str, Any], devices: int, decoder: Decoder) -> Plan:
-    """Return the plan that a row states; raises `InputError` if it leaves it open.
+def _plan(attributes: Mapping[str, Any], devices: int, decoder: Decoder) -> Plan:
+    """Return the plan that a row states; raises `InputError` if it states none.
 
-    Of experts on as many devices as there are, with no word on attention, each device is a group of
-    its own: that is how the sources that print `ep` alone run.
+    If a row states `ep` alone, each device is a data-parallel group of its own, as in the sources
+    that print `ep` alone.
     """
-    ranks = _number(given, "ranks") if "ranks" in given else devices
-    words = {word: _number(given, word) for word in ("tp", "ep", "dp") if word in given}
-    if not words and ranks > 1:
+    ranks = _number(attributes, "ranks") if "ranks" in attributes else devices
+    degrees = {word: _number(attributes, word) for word in ("tp", "ep", "dp") if word in attributes}
+    if not degrees and ranks > 1:
         raise InputError("a plan: tp, ep or dp", f"{ranks} devices and none", "none is guessed")
-    tp = words.get("tp", 1)
-    ep = words.get("ep", 1)
+    tp = degrees.get("tp", 1)
+    ep = degrees.get("ep", 1)
     # ep 16 alone: 16 groups of one device.
-    dp = words.get("dp", max(1, ep // tp))
+    dp = degrees.get("dp", max(1, ep // tp))
     if decoder.experts is None:
-        dp = words.get("dp", 1)
+        dp = degrees.get("dp", 1)
     return Plan(tp=tp, ep=ep, dp=dp)
 
 
-def _number(given: Mapping[str, Any], word: str) -> int:
-    """Return a whole number above 0 of a row; raises `InputError` if it is not there."""
-    value = given.get(word)
+def _number(attributes: Mapping[str, Any], key: str) -> int:
+    """Return a positive integer attribute of a row; raises `InputError` if it has none."""
+    value = attributes.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        needed = f"{word} as a number"
+        needed = f"{key} as a number"
         raise InputError(
-            needed, shown(value) if word in given else "none", "the row leaves it open"
+            needed, shown(value) if key in attributes else "none", "the row leaves it open"
         )
     return value
 
 
-def _timed(model: Model, given: Mapping[str, Any], marks: list[str]) -> Estimate:
-    """Return the time of one step, or per token where tokens are guessed ahead."""
-    phase = given.get("phase")
+def _step_estimate(model: Model, attributes: Mapping[str, Any], marks: list[str]) -> Estimate:
+    """Return the time of one step, or per output token with speculative decoding."""
+    phase = attributes.get("phase")
     if phase == "prefill":
-        load = _routed(prefill(_number(given, "batch"), _number(given, "prompt")), given)
-        if "micro_batches" in given:
-            return _in_parts(model, load, _number(given, "micro_batches"), marks)
-        return _estimate(model.step(load), 1.0, marks)
+        load = _with_balance(
+            prefill(_number(attributes, "batch"), _number(attributes, "prompt")), attributes
+        )
+        if "micro_batches" in attributes:
+            return _micro_batched_estimate(model, load, _number(attributes, "micro_batches"), marks)
+        return _estimate_of(model.step(load), 1.0, marks)
     if phase != "decode":
         raise UnsupportedError("phase: decode or prefill", shown(phase), "none is guessed")
-    if "mtp" not in given:
-        queries = _number(given, "queries") if "queries" in given else 1
-        load = _routed(_decode_load(given, queries, marks), given)
-        return _estimate(model.step(load), 1.0, marks)
-    return _guessing(model, given, marks)
+    if "mtp" not in attributes:
+        queries = _number(attributes, "queries") if "queries" in attributes else 1
+        load = _with_balance(_decode_load(attributes, queries, marks), attributes)
+        return _estimate_of(model.step(load), 1.0, marks)
+    return _speculative_estimate(model, attributes, marks)
 
 
-def _routed(load: Load, given: Mapping[str, Any]) -> Load:
-    """Return a load with what a row says of its experts; raises `InputError` for another word."""
-    if "experts" not in given:
+def _with_balance(load: Load, attributes: Mapping[str, Any]) -> Load:
+    """Return a load that spreads tokens evenly over experts if the row says so."""
+    if "experts" not in attributes:
         return load
-    if given["experts"] != "even":
-        raise InputError("experts: even", shown(given["experts"]), "leave it out")
+    if attributes["experts"] != "even":
+        raise InputError("experts: even", shown(attributes["experts"]), "leave it out")
     return replace(load, even=True)
 
 
-def _guessing(model: Model, given: Mapping[str, Any], marks: list[str]) -> Estimate:
-    """Return the time of a step that guesses tokens, or, where a row is one per token, of a token.
+def _speculative_estimate(
+    model: Model, attributes: Mapping[str, Any], marks: list[str]
+) -> Estimate:
+    """Return the time of a step with speculative decoding, or per token if the row is per token.
 
-    The first guess passes all new tokens through the draft, each other one token of a sequence.
+    The draft's first pass reads all new tokens, each of its other passes one token a sequence.
     """
-    guesses = _number(given, "mtp")
+    guesses = _number(attributes, "mtp")
     tokens_per_step = 1.0
-    if "queries" in given:
-        queries = _number(given, "queries")
+    if "queries" in attributes:
+        queries = _number(attributes, "queries")
     else:
-        accepted = re.match(r"([\d.]+)", str(given.get("accepted", "")))
+        accepted = re.match(r"([\d.]+)", str(attributes.get("accepted", "")))
         if accepted is None:
             raise InputError("accepted tokens of those guessed", "none", "the row leaves it open")
         queries = 1 + guesses
         tokens_per_step += float(accepted[1])
-    load = _routed(_decode_load(given, queries, marks), given)
+    load = _with_balance(_decode_load(attributes, queries, marks), attributes)
     step = model.step(load)
     draft = _draft_of(model)
     all_tokens = draft.step(load)
     time_s = step.time_s + all_tokens.time_s
     bound_s = step.bound_s + all_tokens.bound_s
     if guesses > 1:
-        single = draft.step(_routed(_decode_load(given, 1, []), given))
+        single = draft.step(_with_balance(_decode_load(attributes, 1, []), attributes))
         time_s += (guesses - 1) * single.time_s
         bound_s += (guesses - 1) * single.bound_s
     marks.append(f"with guesses by a draft of one layer and the head: {guesses}")
-    if "streams" in given:
-        time_s -= _beside_s(model, load, step)
+    if "streams" in attributes:
+        time_s -= _overlapped_s(model, load, step)
         marks.append("shared experts beside the messages")
-    bound = _bound(bound_s / tokens_per_step, marks)
+    bound = _bound_or_none(bound_s / tokens_per_step, marks)
     # A step of 60 ms that gives 1 + 0.5 tokens is 40 ms a token.
     return Estimate(time_s / tokens_per_step, bound, largest(step.ledger), {}, tuple(marks))
 
 
-def _beside_s(model: Model, load: Load, step: Step) -> float:
-    """Return the seconds of shared experts that messages of the routed ones hide.
+def _overlapped_s(model: Model, load: Load, step: Step) -> float:
+    """Return the seconds in which shared experts overlap with the messages to routed experts.
 
-    The source runs them on a second stream (enable_multi_streams): the shorter of both is hidden.
+    The source runs shared experts on a second stream (enable_multi_streams), so that the shorter of
+    the two takes no time of its own.
     """
     shared_s = 0.0
     for calls, repeats in model.calls(load):
         for call in calls:
             if call.name.startswith("shared."):
-                timed = model.times.of(call)
+                timed = model.timer.call_time(call)
                 shared_s += repeats * (timed.time_s - timed.start_s)
     return min(shared_s, step.ledger["links"])
 
 
 def _draft_of(model: Model) -> Model:
-    """Return the model of one layer, of the kind of the last, that guesses the next tokens."""
+    """Return the draft model of one layer, of the kind of the model's last, that guesses tokens."""
     decoder = model.decoder
     experts = decoder.experts
     if experts is not None:
         experts = replace(experts, dense_layers=0)
-    single = replace(decoder, layers=1, experts=experts)
-    return Model(single, model.machine, model.plan, model.format.name, model.times)
+    one_layer = replace(decoder, layers=1, experts=experts)
+    return Model(one_layer, model.machine, model.plan, model.format.name, model.timer)
 
 
-def _in_parts(model: Model, load: Load, parts: int, marks: list[str]) -> Estimate:
-    """Return the time of a prefill in parts: messages of one pass while another computes.
+def _micro_batched_estimate(model: Model, load: Load, parts: int, marks: list[str]) -> Estimate:
+    """Return the time of a prefill cut into parts, whose messages overlap with other parts.
 
-        together = max(kernels of all parts, messages of all parts)
+        together = max(kernels of all parts, messages of all parts) + messages of one layer
 
-    The first message of a layer and the last of all have nothing to hide behind: of the layers,
-    one message of a part.
+    The messages of one part in one layer overlap with nothing.
     """
     if load.batch % (parts * model.plan.dp):
         needed = f"a batch of {parts} equal parts in each of {model.plan.dp} groups"
         raise InputError(needed, str(load.batch), "mend that row")
     step = model.step(replace(load, batch=load.batch // parts))
     links_s = parts * step.ledger["links"]
-    # 2 parts of 30 ms, of which 10 ms are links: links 20 ms, kernels 40 ms; together 40 ms and, of
-    # 61 layers, one message of 10 / 61 ms.
+    # 2 parts of 30 ms each, of which 10 ms are links: 20 ms of links and 40 ms of kernels. Together
+    # they take 40 ms and, with 61 layers, 10 / 61 ms.
     kernels_s = parts * step.time_s - links_s
     time_s = max(links_s, kernels_s) + step.ledger["links"] / model.decoder.layers
     marks.append(f"messages of {parts} parts hidden behind each other's kernels")
     return Estimate(
-        time_s, _bound(parts * step.bound_s, marks), largest(step.ledger), {}, tuple(marks)
+        time_s, _bound_or_none(parts * step.bound_s, marks), largest(step.ledger), {}, tuple(marks)
     )
 
 
-def _decode_load(given: Mapping[str, Any], queries: int, marks: list[str]) -> Load:
-    """Return the load of a decode row: its context, or the middle of its answer."""
-    batch = _number(given, "batch")
-    if "context" in given:
-        return decode(batch, _number(given, "context"), queries)
+def _decode_load(attributes: Mapping[str, Any], queries: int, marks: list[str]) -> Load:
+    """Return the load of a decode row; without a context, the middle of the answer is timed."""
+    batch = _number(attributes, "batch")
+    if "context" in attributes:
+        return decode(batch, _number(attributes, "context"), queries)
     # Answers of 200 tokens: on average 100 of them stand in the cache.
-    middle = _number(given, "output") // 2
-    longest = re.fullmatch(r"(\d+) at most", str(given.get("prompt", "")))
+    middle = _number(attributes, "output") // 2
+    longest = re.fullmatch(r"(\d+) at most", str(attributes.get("prompt", "")))
     if longest is None:
-        context = _number(given, "prompt") + middle
+        context = _number(attributes, "prompt") + middle
     else:
-        # With one sequence the cache is a few per cent of what a step reads.
+        # The mean prompt is not printed. Half of the maximum is assumed.
         context = int(longest[1]) // 2 + middle
         marks.append("length of the prompt not printed: half of the most it can be")
     marks.append(f"context: {context}, in the middle of the answer")
     return decode(batch, context, queries)
 
 
-def _served(model: Model, given: Mapping[str, Any], marks: list[str]) -> Estimate:
-    """Return a server's seconds per output token: prompts are read between the steps."""
-    if given["metric"] != PER_TOKEN:
-        raise InputError("a time of the whole work", f"metric={given['metric']}", "of a unit")
-    batch = _number(given, "batch")
-    output = _number(given, "output")
-    step = model.step(_routed(_decode_load(given, 1, marks), given))
-    prompt = model.step(_routed(prefill(1, _number(given, "prompt")), given))
+def _server_estimate(model: Model, attributes: Mapping[str, Any], marks: list[str]) -> Estimate:
+    """Return a server's seconds per output token; prompts are read between decode steps."""
+    if attributes["metric"] != SERVER_METRIC:
+        raise InputError("a time of the whole work", f"metric={attributes['metric']}", "of a unit")
+    batch = _number(attributes, "batch")
+    output = _number(attributes, "output")
+    step = model.step(_with_balance(_decode_load(attributes, 1, marks), attributes))
+    prompt = model.step(_with_balance(prefill(1, _number(attributes, "prompt")), attributes))
     # batch 8, output 100, steps of 20 ms, prompts of 50 ms, dp 1: (100 * 20 + 8 * 50) / 800 = 3 ms
     # a token.
     read_s = batch / model.plan.dp * prompt.time_s
@@ -303,15 +310,15 @@ def _served(model: Model, given: Mapping[str, Any], marks: list[str]) -> Estimat
     marks.append("full batch at all times, each prompt read alone between two steps")
     bound_s = (output * step.bound_s + batch / model.plan.dp * prompt.bound_s) / (batch * output)
     limit = largest(step.ledger) if output * step.time_s > read_s else "prefill"
-    return Estimate(token_s, _bound(bound_s, marks), limit, {}, tuple(marks))
+    return Estimate(token_s, _bound_or_none(bound_s, marks), limit, {}, tuple(marks))
 
 
-def _estimate(step: Step, tokens_per_step: float, marks: list[str]) -> Estimate:
-    """Return the estimate of a step."""
-    bound_s = _bound(step.bound_s / tokens_per_step, marks)
+def _estimate_of(step: Step, tokens_per_step: float, marks: list[str]) -> Estimate:
+    """Return the estimate of a step per output token."""
+    bound_s = _bound_or_none(step.bound_s / tokens_per_step, marks)
     return Estimate(step.time_s / tokens_per_step, bound_s, largest(step.ledger), {}, tuple(marks))
 
 
-def _bound(bound_s: float, marks: list[str]) -> float | None:
-    """Return a bound, or None if the bin of the chip is not printed: another may be quicker."""
+def _bound_or_none(bound_s: float, marks: list[str]) -> float | None:
+    """Return a bound, or None if the source does not state the exact chip, which may be faster."""
     return None if any(NOT_PRINTED in mark for mark in marks) else bound_s

@@ -1,14 +1,13 @@
-"""A file for `serve-sim` with a language model: requests, their lengths, and who reads prompts.
+"""The TOML file of a server of a language model, and its simulation (`serve-sim`).
 
-    [model]     llm = "zoo:qwen3_8b", chip, and if wanted cluster, tp, ep, dp, pp, format, mode
-    [arrivals]  rate_per_s (Poisson); without it all requests are there at the start
-    [requests]  count, prompt and output: tokens, or [least, most] from which each is drawn; seed
+    [model]     llm = "zoo:qwen3_8b", chip; optional: cluster, tp, ep, dp, pp, format, mode
+    [arrivals]  rate_per_s (Poisson); without it all requests arrive at the start
+    [requests]  count, seed; prompt and output: a number of tokens, or [smallest, largest] to draw
     [server]    policy, max_batch, max_prefill_tokens, blocks
-    [prefill]   a machine of its own for prompts, with the keys of [model] but llm
+    [prefill]   optional second machine that reads the prompts; keys of [model] except llm
 
-With a machine for prompts, each prompt is read there, one after another. The pages of its cache
-then cross a link to the machine that gives the tokens, where the request arrives with its first
-token given.
+A second machine reads the prompts one after another. The pages of a prompt's cache are then sent
+over a link to the first machine, which generates the answer.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from ascend_lab.llm.layer import PAGE_TOKENS
 from ascend_lab.llm.machine import GAPS, machine_of
 from ascend_lab.llm.memory import sequence_bytes
 from ascend_lab.llm.models import load_decoder
-from ascend_lab.llm.plan import MOST_DEVICES, Plan, decode
+from ascend_lab.llm.plan import MAX_DEVICES, Plan, decode
 from ascend_lab.llm.serving import Steps
 from ascend_lab.llm.step import Model
 
-_PARTS = Range(int, 1, MOST_DEVICES)
+_PARTS = Range(int, 1, MAX_DEVICES)
 _TOKENS = Range(int, 1, 1 << 20)
 _MACHINE: dict[str, Any] = {
     "chip": str,
@@ -67,13 +66,16 @@ FILE: dict[str, Any] = {
         "blocks": Range(int, 1, 1 << 24),
     },
 }
-"""Every table, its keys, and what each may be."""
-USUAL_CHIP = "Ascend910B2"
+"""Tables of the file -> their keys -> the type or range of each value."""
+DEFAULT_CHIP = "Ascend910B2"
 
 
 @dataclass(frozen=True, slots=True)
 class LlmScenario:
-    """A model that gives tokens, one that reads prompts (None: the same), requests, a scheduler."""
+    """A served model, the requests to it and the settings of its scheduler.
+
+    `reader` is the model on a second machine that reads prompts, None if there is none.
+    """
 
     model: Model
     reader: Model | None
@@ -82,7 +84,7 @@ class LlmScenario:
 
 
 def is_file_of_llm(path: str | Path) -> bool:
-    """Tell whether a scenario's file names a language model."""
+    """Return whether a scenario's file serves a language model."""
     model = toml_of(path, f"{path}: a TOML file of a scenario", InputError).get("model")
     return isinstance(model, dict) and "llm" in model
 
@@ -94,7 +96,7 @@ def read_llm_scenario(path: str | Path) -> LlmScenario:
         requests = tables.get("requests")
         if isinstance(requests, dict):
             for key in ("prompt", "output"):
-                # prompt = 512 is read as [512], a length for all.
+                # prompt = 512 is short for [512], the same length for all requests.
                 if isinstance(requests.get(key), int):
                     requests[key] = [requests[key]]
         return _scenario(decoded(FILE, tables))
@@ -115,53 +117,53 @@ def _model(table: Mapping[str, Any], name: str) -> Model:
     """Return the model on the machine of a table."""
     parts = {key: table[key] for key in ("tp", "ep", "dp", "pp") if key in table}
     plan = Plan(**parts)
-    chip = table.get("chip", USUAL_CHIP)
+    chip = table.get("chip", DEFAULT_CHIP)
     machine = machine_of(chip, table.get("cluster", ""), plan, table.get("mode", "graph"))
     return Model(load_decoder(name), machine, plan, table.get("format", ""))
 
 
 def _requests(file: Mapping[str, Any]) -> tuple[Request, ...]:
-    """Return the requests, drawn by the seed."""
+    """Return the requests, with random arrivals and lengths from the file's seed."""
     table = file.get("requests", {})
     for key in ("count", "prompt", "output"):
         if key not in table:
             raise InputError(f"[requests] with {key}", "none", "add it")
-    draw = np.random.default_rng(table.get("seed", 0))
+    rng = np.random.default_rng(table.get("seed", 0))
     count = table["count"]
-    prompts = _lengths(table["prompt"], count, draw, "prompt")
-    outputs = _lengths(table["output"], count, draw, "output")
+    prompts = _lengths(table["prompt"], count, rng, "prompt")
+    outputs = _lengths(table["output"], count, rng, "output")
     rate = file.get("arrivals", {}).get("rate_per_s")
     # Poisson arrivals: the times between two of them are exponential with mean 1 / rate.
-    waits = draw.exponential(1 / rate, count) if rate else np.zeros(count)
+    waits = rng.exponential(1 / rate, count) if rate else np.zeros(count)
     arrivals = np.cumsum(waits)
-    rows = zip(arrivals.tolist(), prompts, outputs, strict=True)
-    return tuple(Request(arrival_s, prompt, output) for arrival_s, prompt, output in rows)
+    columns = zip(arrivals.tolist(), prompts, outputs, strict=True)
+    return tuple(Request(arrival_s, prompt, output) for arrival_s, prompt, output in columns)
 
 
-def _lengths(given: tuple[int, ...], count: int, draw: np.random.Generator, key: str) -> list[int]:
-    """Return a length for each request: one number for all, or drawn between two."""
-    if len(given) > 2 or given[0] > given[-1]:
+def _lengths(limits: tuple[int, ...], count: int, rng: np.random.Generator, key: str) -> list[int]:
+    """Return a length for each request: the same for all, or drawn between two limits."""
+    if len(limits) > 2 or limits[0] > limits[-1]:
         needed = f"[requests] {key}: a number of tokens, or [least, most]"
-        raise InputError(needed, shown(list(given)), "mend it")
-    lengths: list[int] = draw.integers(given[0], given[-1] + 1, count).tolist()
+        raise InputError(needed, shown(list(limits)), "mend it")
+    lengths: list[int] = rng.integers(limits[0], limits[-1] + 1, count).tolist()
     return lengths
 
 
 def serve_llm(scenario: LlmScenario) -> Conversation:
-    """Return what becomes of the requests."""
+    """Return the log of serving all requests of a scenario."""
     if scenario.reader is None:
         return converse(scenario.requests, scenario.engine, Steps(scenario.model))
     in_order = sorted(scenario.requests, key=lambda request: request.arrival_s)
-    arriving = _read_elsewhere(in_order, scenario.reader)
-    log = converse(arriving, scenario.engine, _CachesArrive(Steps(scenario.model)))
-    # A user waits from the moment that the request came to the reader.
+    arrivals = _after_prefill(in_order, scenario.reader)
+    log = converse(arrivals, scenario.engine, _StepsWithoutPrefill(Steps(scenario.model)))
+    # A user waits from the moment at which the request reached the machine that reads prompts.
     for request, served in zip(in_order, log.requests, strict=True):
         served.arrival_s = request.arrival_s
     return log
 
 
-class _CachesArrive:
-    """Steps in which prompts cost nothing: their caches come over a link."""
+class _StepsWithoutPrefill:
+    """Times of steps in which prompts take no time, as another machine has read them."""
 
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
@@ -171,38 +173,38 @@ class _CachesArrive:
         return self.steps.of(0, decodes, cached)
 
 
-def _read_elsewhere(requests: Sequence[Request], reader: Model) -> list[Request]:
-    """Return requests as they arrive behind the machine that reads prompts.
+def _after_prefill(requests: Sequence[Request], reader: Model) -> list[Request]:
+    """Return requests with the times at which the machine that reads prompts has finished them.
 
-    One prompt is read at a time; a request leaves when its prompt is read and its pages are sent.
+    It reads one prompt at a time. A request is finished when its cache has been sent, too.
     """
     steps = Steps(reader)
-    link = max(
+    link_bytes_per_s = max(
         (link.rate_bytes_per_s * link.count for link in reader.machine.chip.links.values()),
         default=0.0,
     )
-    if not link:
+    if not link_bytes_per_s:
         needed = f"a chip with a link, to send caches from {reader.machine.chip.name}"
         raise InputError(needed, "none", "leave [prefill] out")
     page_bytes = sequence_bytes(reader.decoder, reader.shard, PAGE_TOKENS, reader.format)
     free_s = 0.0
     arriving = []
     for request in requests:
-        # Read 2 s each, arrivals at 0 s and 1 s: the second is read from 2 s to 4 s.
+        # Prompts that take 2 s each and arrive at 0 s and 1 s: the second is read from 2 s to 4 s.
         free_s = max(free_s, request.arrival_s) + steps.of(request.prompt, 0, 0)
         pages = blocks_of(request.prompt, PAGE_TOKENS)
         # qwen3_8b: a page of 128 tokens is 18.9 MB, 0.75 ms over 25 GB/s.
-        sent_s = pages * page_bytes / link
+        sent_s = pages * page_bytes / link_bytes_per_s
         arriving.append(replace(request, arrival_s=free_s + sent_s))
     return arriving
 
 
 def bottleneck(scenario: LlmScenario, log: Conversation) -> str:
-    """Return what limits a decode step of the mean batch and the mean context."""
+    """Return the bottleneck of a decode step with the mean batch and the mean context."""
     tokens = sum(request.output for request in log.requests)
     prompts = sum(request.prompt for request in log.requests)
     # 1000 tokens in 100 steps are 10 sequences a step on average.
     batch = max(1, min(scenario.engine.max_batch, round(tokens / max(log.steps, 1))))
     # Prompts of 100 tokens and answers of 60: half way through an answer, 130 tokens.
     context = max(1, round((prompts + tokens / 2) / len(log.requests)))
-    return scenario.model.timed(decode(batch, context)).bottleneck
+    return scenario.model.time_step(decode(batch, context)).bottleneck

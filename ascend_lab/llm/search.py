@@ -1,8 +1,9 @@
-"""The best plan under a latency limit, exact over its grid, and the frontier of all plans.
+"""A search for the plan and batch with the most tokens per second under a latency limit.
 
-The grid: tp, ep and dp that use all devices and divide the decoder, batches of powers of two. A
-point is left out without timing it if even its least time (`Model.least_s`) is above the limit, or
-is no better than a point that was timed. So the answer is that of timing all of them.
+The grid has all tp, ep and dp that use all devices and divide the decoder, and batches that are
+powers of two times dp. A point is skipped without timing it if its lower bound
+(`Model.lower_bound_s`) is above the limit, or if a timed point is at least as good as the bound. So
+the answer is the same as if all points were timed.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from ascend_lab.llm.machine import Machine
 from ascend_lab.llm.models import Decoder
 from ascend_lab.llm.plan import Plan, decode
 from ascend_lab.llm.step import Model, Step
-from ascend_lab.llm.times import Times
+from ascend_lab.llm.times import KernelTimer
 
 LARGEST_BATCH = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Plans:
-    """What a search found: the best step under the limit, the frontier, and how many it timed.
+    """The best step under the limit, the Pareto frontier, and how many points were timed.
 
-    No point of the frontier is beaten in both step time and tokens per second by another.
+    No step is better than a step of the frontier in both time and tokens per second.
     """
 
     best: Step
@@ -34,7 +35,7 @@ class Plans:
 
 
 def plans_of(decoder: Decoder, devices: int) -> Iterator[Plan]:
-    """Yield the plans that use all devices: tp and ep are powers of two."""
+    """Yield the plans that use all devices, with powers of two as tp and ep."""
     # 8 devices without experts: (tp, dp) = (1, 8), (2, 4), (4, 2), (8, 1).
     powers = [2**bits for bits in range(11) if 2**bits <= devices]
     for tp in powers:
@@ -52,32 +53,33 @@ def best_plans(
     limit_s: float,
     number_format: str = "",
 ) -> Plans:
-    """Return the plan and batch with the most tokens per second whose decode step is in a limit.
+    """Return the plan and batch with the most tokens per second among decode steps within a limit.
 
-    Raises `CapacityError` if no plan has room for the model, `InputError` if none is quick enough.
+    Raises `CapacityError` if the model fits in no plan, `InputError` if no plan is fast enough.
     """
-    times = Times(machine.chip, machine.topology)
-    points = list(_points(decoder, machine, devices, context, number_format, times))
+    timer = KernelTimer(machine.chip, machine.topology)
+    points = list(_points(decoder, machine, devices, context, number_format, timer))
     if not points:
         needed = f"devices with room for {decoder.title} and a sequence of {context} tokens"
         raise CapacityError(needed, f"{devices} of {machine.chip.name}", "take more devices")
-    # The points that promise most come first: they leave least for the others to beat.
-    points.sort(key=lambda point: point.batch / point.least_s, reverse=True)
+    # The points with the best bounds come first: once timed, they rule out most of the others.
+    points.sort(key=lambda point: point.batch / point.lower_bound_s, reverse=True)
     timed: list[Step] = []
     for point in points:
         # A point's least time gives the most tokens per second it could have: if a timed step is at
         # least as good in both, the point's own step cannot be on the frontier.
         is_beaten = any(
-            step.time_s <= point.least_s and step.tokens_per_s >= point.batch / point.least_s
+            step.time_s <= point.lower_bound_s
+            and step.tokens_per_s >= point.batch / point.lower_bound_s
             for step in timed
         )
-        if not is_beaten and point.least_s <= limit_s:
+        if not is_beaten and point.lower_bound_s <= limit_s:
             timed.append(point.model.step(decode(point.batch, context)))
     in_limit = [step for step in timed if step.time_s <= limit_s]
     if not in_limit:
-        quickest = min(point.least_s for point in points)
+        quickest_s = min(point.lower_bound_s for point in points)
         needed = f"a step within {limit_s * 1e3:g} ms"
-        got = f"at least {quickest * 1e3:.1f} ms on {devices} devices"
+        got = f"at least {quickest_s * 1e3:.1f} ms on {devices} devices"
         raise InputError(needed, got, "raise the limit, or take more devices")
     best = max(in_limit, key=lambda step: (step.tokens_per_s, -step.time_s))
     return Plans(best, _frontier(in_limit), len(points), len(timed))
@@ -85,11 +87,11 @@ def best_plans(
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """A plan and a batch that fit, and the least seconds of their step."""
+    """A plan and a batch that fit, and a lower bound of the seconds of their step."""
 
     model: Model
     batch: int
-    least_s: float
+    lower_bound_s: float
 
 
 def _points(
@@ -98,12 +100,12 @@ def _points(
     devices: int,
     context: int,
     number_format: str,
-    times: Times,
+    timer: KernelTimer,
 ) -> Iterator[_Point]:
-    """Yield the points of the grid that the devices have room for."""
+    """Yield the points of the grid that fit into the memory of the devices."""
     for plan in plans_of(decoder, devices):
         try:
-            model = Model(decoder, machine, plan, number_format, times)
+            model = Model(decoder, machine, plan, number_format, timer)
         except InputError:  # this plan does not divide the decoder
             continue
         batch = plan.dp
@@ -111,14 +113,14 @@ def _points(
             load = decode(batch, context)
             if not model.memory(load).fits:
                 break
-            yield _Point(model, batch, model.least_s(load))
+            yield _Point(model, batch, model.lower_bound_s(load))
             batch *= 2
 
 
 def _frontier(steps: list[Step]) -> tuple[Step, ...]:
-    """Return the steps that no other beats in both time and tokens per second, quickest first."""
+    """Return the Pareto-optimal steps in time and tokens per second, the shortest step first."""
     frontier: list[Step] = []
-    # Steps of (10 ms, 100 tokens/s), (20 ms, 80), (30 ms, 150): the second is beaten by the first.
+    # Of (10 ms, 100 tokens/s), (20 ms, 80) and (30 ms, 150), the first is better than the second.
     for step in sorted(steps, key=lambda step: (step.time_s, -step.tokens_per_s)):
         if not frontier or step.tokens_per_s > frontier[-1].tokens_per_s:
             frontier.append(step)

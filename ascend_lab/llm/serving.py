@@ -1,14 +1,15 @@
-"""Steps of a language model as a server takes them: prompts and decodes by size.
+"""The times of the many steps that a server asks for, interpolated between few timed ones.
 
-A scheduler asks for thousands of steps of all sizes. They lie between the points of a grid of
-powers of two, each timed once by `Model.step`:
+A simulated server takes thousands of steps of all sizes. `Model` times the points of a grid of
+powers of two, each once, and a step's time is interpolated between its neighbours:
 
-    decode   batch x mean context, linear in both between the points
-    prefill  tokens of the prompts, linear between the points
+    decode   bilinear in batch and mean context
+    prefill  linear in the tokens of the prompts
 
-A step that reads prompt tokens beside decodes fetches weights once and starts each kernel once:
+A step that does both fetches the weights once and starts each kernel once. With the shared seconds
+of either (weights, starts and gaps):
 
-    mixed = decode + prefill - min(weights + starts + gaps of either)
+    time = decode + prefill - min(shared seconds of decode, shared seconds of prefill)
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ from ascend_lab.llm.memory import sequence_bytes
 from ascend_lab.llm.plan import Load, decode, prefill
 from ascend_lab.llm.step import Model, Step
 
-SHARED = ("weights", "starts", "gaps")
-"""Entries of the ledger that prompts and decodes of one step share."""
-FEWEST_TOKENS = 16
-"""The smallest prompt of the grid, and the shortest context: below it a step takes as long."""
+SHARED_ENTRIES = ("weights", "starts", "gaps")
+"""Entries of a step's ledger that a prefill and a decode in one step share."""
+SMALLEST_GRID_TOKENS = 16
+"""The smallest prompt and the shortest context of the grid; smaller ones are timed as this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds of a step, and of that what a step beside it would share."""
+    """Seconds of a step, and the part of them that it can share with another."""
 
     time_s: float
     shared_s: float
 
 
 class Steps:
-    """Seconds of a model's steps, for the scheduler of `deploy.serving.language`."""
+    """Interpolated times of a model's steps, for the scheduler of `deploy.serving.language`."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -47,25 +48,26 @@ class Steps:
     def of(self, prompt_tokens: int, decodes: int, cached: int) -> float:
         """Return the seconds of a step.
 
-        It reads `prompt_tokens`, and gives a token to each of `decodes` sequences with `cached`
-        tokens in all in their caches.
+        The step reads `prompt_tokens` and computes one new token for each of `decodes` sequences,
+        which have `cached` tokens in their caches, all together.
         """
-        parts: list[Cost] = []
+        costs: list[Cost] = []
         if prompt_tokens:
-            parts.append(self._prefill(prompt_tokens))
+            costs.append(self._prefill(prompt_tokens))
         if decodes:
-            # Attention is linear in the tokens it reads: 10 sequences of 1000 tokens in all read as
-            # many as 10 of 100.
-            parts.append(self._decode(decodes, max(1.0, cached / decodes)))
-        if len(parts) < 2:
-            return parts[0].time_s if parts else 0.0
-        # Decode 20 ms of which 15 shared, prefill 50 ms of which 12: 20 + 50 - 12 = 58 ms.
-        return sum(part.time_s for part in parts) - min(part.shared_s for part in parts)
+            # Attention's time is linear in the tokens it reads, so only their sum matters: 10
+            # sequences with 1000 tokens in all take as long as 10 sequences of 100 tokens each.
+            costs.append(self._decode(decodes, max(1.0, cached / decodes)))
+        if len(costs) < 2:
+            return costs[0].time_s if costs else 0.0
+        # Decode 20 ms, of which 15 ms are shared, prefill 50 ms, of which 12 ms are shared:
+        # 20 + 50 - 12 = 58 ms.
+        return sum(part.time_s for part in costs) - min(part.shared_s for part in costs)
 
     def pages(self) -> int:
-        """Return the pages of the cache that weights and one full step's activations leave.
+        """Return the number of cache pages that fit beside the weights and activations.
 
-        Raises `CapacityError` if the weights leave no room for a page.
+        Raises `CapacityError` if not even one page fits.
         """
         model = self.model
         memory = model.memory(decode(model.plan.dp, PAGE_TOKENS))
@@ -84,21 +86,21 @@ class Steps:
 
     # -- the grid ----------------------------------------------------------------------------------
     def _decode(self, batch: int, context: float) -> Cost:
-        """Return the cost of a decode step between four points of the grid."""
+        """Return the cost of a decode step, interpolated between four points of the grid."""
         # 48 sequences: half way between the points of 32 and 64.
-        low, high, share = _around(float(batch), 1)
+        low, high, fraction = _grid_neighbours(float(batch), 1)
         low_cost = self._decode_row(low, context)
-        if not share:
+        if not fraction:
             return low_cost
-        return _between(low_cost, self._decode_row(high, context), share)
+        return _interpolated(low_cost, self._decode_row(high, context), fraction)
 
     def _decode_row(self, batch: int, context: float) -> Cost:
-        """Return the cost of a batch of the grid at any context."""
-        low, high, share = _around(context, FEWEST_TOKENS)
+        """Return the cost of a decode step whose batch is on the grid, at any context."""
+        low, high, fraction = _grid_neighbours(context, SMALLEST_GRID_TOKENS)
         low_cost = self._decode_point(batch, low)
-        if not share:
+        if not fraction:
             return low_cost
-        return _between(low_cost, self._decode_point(batch, high), share)
+        return _interpolated(low_cost, self._decode_point(batch, high), fraction)
 
     def _decode_point(self, batch: int, context: int) -> Cost:
         """Return the cost of a point, timed at its first use."""
@@ -108,12 +110,12 @@ class Steps:
         return self._decodes[key]
 
     def _prefill(self, tokens: int) -> Cost:
-        """Return the cost of reading prompts of so many tokens in all."""
-        low, high, share = _around(float(tokens), FEWEST_TOKENS)
+        """Return the cost of a prefill with this many prompt tokens in all."""
+        low, high, fraction = _grid_neighbours(float(tokens), SMALLEST_GRID_TOKENS)
         low_cost = self._prefill_point(low)
-        if not share:
+        if not fraction:
             return low_cost
-        return _between(low_cost, self._prefill_point(high), share)
+        return _interpolated(low_cost, self._prefill_point(high), fraction)
 
     def _prefill_point(self, tokens: int) -> Cost:
         """Return the cost of a point, timed at its first use."""
@@ -122,24 +124,24 @@ class Steps:
         return self._prefills[tokens]
 
     def _cost(self, load: Load) -> Cost:
-        """Return the cost of a load; the scheduler sees to memory, by its pages."""
-        step: Step = self.model.timed(load)
-        return Cost(step.time_s, sum(step.ledger[entry] for entry in SHARED))
+        """Return the cost of a load; the scheduler, not this model, checks the memory."""
+        step: Step = self.model.time_step(load)
+        return Cost(step.time_s, sum(step.ledger[entry] for entry in SHARED_ENTRIES))
 
 
-def _around(value: float, fewest: int) -> tuple[int, int, float]:
-    """Return the powers of two around a value, and where it lies between them, from 0 to 1.
+def _grid_neighbours(value: float, fewest: int) -> tuple[int, int, float]:
+    """Return the powers of two around a value, and its position between them, from 0 to 1.
 
-    48 lies at 0.5 between 32 and 64.
+    For example, 48 gives 32, 64 and 0.5.
     """
     value = max(value, float(fewest))
     low = 2 ** math.floor(math.log2(value))
     return low, 2 * low, value / low - 1
 
 
-def _between(low_cost: Cost, high_cost: Cost, share: float) -> Cost:
-    """Return the cost between two points, linear in both of its parts."""
+def _interpolated(low_cost: Cost, high_cost: Cost, fraction: float) -> Cost:
+    """Return the linear interpolation of two costs."""
     return Cost(
-        low_cost.time_s + share * (high_cost.time_s - low_cost.time_s),
-        low_cost.shared_s + share * (high_cost.shared_s - low_cost.shared_s),
+        low_cost.time_s + fraction * (high_cost.time_s - low_cost.time_s),
+        low_cost.shared_s + fraction * (high_cost.shared_s - low_cost.shared_s),
     )

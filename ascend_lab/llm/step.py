@@ -1,17 +1,17 @@
-"""One step of a language model on a machine: its seconds, where they go, and what bounds them.
+"""The time of one step of a language model on a machine, and a ledger of where it goes.
 
-The kernels of a layer run one after another on every device; after attention and after the
-feed-forward part the devices of a group add up their results. So
+The kernels of a layer run one after another on every device. After attention and after the
+feed-forward part, the devices of a group add up their results. So
 
     step = sum over layers of (kernels + gaps + collectives) + head
 
-The ledger parts that sum:
+The ledger divides that sum into entries:
 
-    weights, cache   bytes that a kernel fetches of them / rate that kernels reach
-    cube, vector     what is left of the kernels of each unit
-    starts           of tasks on the device
-    gaps             between tasks: who sends the next one (see `machine`)
-    links            collectives
+    weights, cache   bytes that kernels fetch of them / rate of memory
+    cube, vector     the other seconds of the kernels on each kind of core
+    starts           starts of tasks on the device
+    gaps             waits between two tasks (see `machine`)
+    links            collectives between devices
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from ascend_lab.llm.machine import GAPS, Machine
 from ascend_lab.llm.memory import Memory, memory_of
 from ascend_lab.llm.models import Decoder, GroupedAttention
 from ascend_lab.llm.plan import Load, Plan, shard_of
-from ascend_lab.llm.times import Times
+from ascend_lab.llm.times import KernelTimer
 
 LEDGER = ("weights", "cache", "cube", "vector", "starts", "gaps", "links")
-PIECES = 3
-"""Into how many a product is cut whose sums are sent meanwhile.
+PRODUCT_PIECES = 3
+"""Pieces of a product whose results are all-reduced piece by piece while the next is computed.
 
-A product of 371.6 us and an all-reduce of 437.3 us take 560.6 us together, as one kernel: 437.3 +
+A product of 371.6 us and an all-reduce of 437.3 us took 560.6 us as one kernel, about 437.3 +
 371.6 / 3. Source: hw-native-sys/pto-isa @3186c381, gemm_ar, 8 x 910B.
 """
-CUT_BYTES = 1 << 20
-"""Results below this size are not cut: each piece's message would be all latency (assumed)."""
-SENTENCES: Mapping[str, str] = {
+SMALLEST_CUT_BYTES = 1 << 20
+"""Results smaller than this are not cut: latency would dominate each message (assumed)."""
+BOTTLENECK_TEXTS: Mapping[str, str] = {
     "weights": "reading weights from memory: more sequences a step share that read",
     "cache": "reading the cache from memory: shorter contexts or more devices help",
     "cube": "products on the cube: fewer tokens a step, 8 bits or more devices help",
@@ -52,7 +52,7 @@ SENTENCES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step's seconds, their ledger, a bound that no schedule beats, a device's memory."""
+    """The result of timing a step: its ledger, a lower bound of its time, and a device's memory."""
 
     decoder: Decoder
     plan: Plan
@@ -75,10 +75,10 @@ class Step:
 
     @property
     def bottleneck(self) -> str:
-        """What takes longest, and what helps, as a sentence."""
+        """A sentence that names the largest entry of the ledger and a remedy."""
         largest = max(LEDGER, key=lambda entry: self.ledger[entry])
         share = self.ledger[largest] / self.time_s
-        return f"{share:.0%} of the step is {SENTENCES[largest]}"
+        return f"{share:.0%} of the step is {BOTTLENECK_TEXTS[largest]}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the step as plain data."""
@@ -93,7 +93,7 @@ class Step:
 
 
 class Model:
-    """A decoder on a machine in a plan and a format; times its steps."""
+    """A decoder in a number format, divided by a plan over a machine; `step` times its steps."""
 
     def __init__(
         self,
@@ -101,20 +101,20 @@ class Model:
         machine: Machine,
         plan: Plan | None = None,
         number_format: str = "",
-        times: Times | None = None,
+        timer: KernelTimer | None = None,
     ) -> None:
         """Raises `InputError` for a plan that does not divide the decoder or has more devices than
         the machine, and for unknown formats.
 
-        `times` of another plan on the same machine keep what was timed there.
+        The `timer` of another model on the same machine can be shared: kernels are timed once.
         """
         plan = plan or Plan()
-        name = number_format or ("bf16" if "bf16" in machine.chip.cube else "fp16")
+        format_name = number_format or ("bf16" if "bf16" in machine.chip.cube else "fp16")
         self.decoder = decoder
         self.machine = machine
         self.plan = plan
         self.shard = shard_of(decoder, plan)
-        self.format = format_of(name, machine.chip)
+        self.format = format_of(format_name, machine.chip)
         if self.format.cache_bytes < WIDE_BYTES and isinstance(decoder.attention, GroupedAttention):
             needed = f"a latent vector in the cache for {self.format.name}"
             raise UnsupportedError(needed, f"heads of keys of {decoder.name}", "take w8a8")
@@ -122,12 +122,13 @@ class Model:
         if devices < plan.devices:
             needed = f"a machine of at least {plan.devices} devices ({plan})"
             raise InputError(needed, str(devices), "give `machine_of` the same plan")
-        self.times = times or Times(machine.chip, machine.topology)
+        self.timer = timer or KernelTimer(machine.chip, machine.topology)
 
     def step(self, load: Load) -> Step:
-        """Return the step of a load; raises `CapacityError` if the devices have no room for it.
+        """Return the timed step of a load.
 
-        Raises `InputError` for a context beyond the positions that the model was trained on.
+        Raises `CapacityError` if it does not fit into the devices' memory, and `InputError` for a
+        context longer than the model was trained on.
         """
         positions = self.decoder.positions
         if positions and load.keys > positions:
@@ -142,24 +143,24 @@ class Model:
                 f"{memory.device_bytes / 2**30:.0f} GiB",
                 self._remedy(memory),
             )
-        return self._sum(load, memory)
+        return self._summed_step(load, memory)
 
-    def timed(self, load: Load) -> Step:
-        """Return the step of a load, whether or not the devices have room for it."""
-        return self._sum(load, self.memory(load))
+    def time_step(self, load: Load) -> Step:
+        """Return the timed step of a load, even if it does not fit into memory."""
+        return self._summed_step(load, self.memory(load))
 
     def memory(self, load: Load) -> Memory:
         """Return the bytes of the fullest device."""
         return memory_of(self.decoder, self.plan, self.shard, load, self.format, self.machine.chip)
 
     def _remedy(self, memory: Memory) -> str:
-        """Return what would make a load fit."""
+        """Return a remedy for a load that does not fit."""
         if memory.largest_batch:
             return f"the largest batch that fits is {memory.largest_batch}"
         return "raise tp, pp or ep, or take a format with smaller weights"
 
     def calls(self, load: Load) -> list[tuple[list[Call], int]]:
-        """Return the kernels of a step on one device, and how often each list is run."""
+        """Return lists of kernels of one device, each with the number of times that it runs."""
         layers = self._layers(load)
         dense_layers = self.decoder.dense_layers
         sparse_layers = self.decoder.layers - dense_layers
@@ -172,14 +173,15 @@ class Model:
         return parts
 
     def _layers(self, load: Load) -> LayerCalls:
-        """Return what writes the calls of a load."""
+        """Return an object that lists the kernels of a load, layer by layer."""
         caller = Caller(self.machine.chip, self.format)
         return LayerCalls(caller, self.decoder, self.plan, self.shard, load)
 
-    def least_s(self, load: Load) -> float:
-        """Return seconds that no timing of the step falls below, without timing a kernel.
+    def lower_bound_s(self, load: Load) -> float:
+        """Return a lower bound of the seconds of a step, without timing any kernel.
 
-        Every kernel starts, every gap passes, and the bytes move at the memory's peak.
+        It is the sum of all gaps and of the time to read all weights and caches at the memory's
+        peak rate.
         """
         chip = self.machine.chip
         kernels = 0
@@ -189,9 +191,9 @@ class Model:
             read_bytes += repeats * sum(call.weight_bytes + call.cache_bytes for call in calls)
         return kernels * self.machine.gap_s + read_bytes / chip.memory_peak_bytes_per_s
 
-    def _sum(self, load: Load, memory: Memory) -> Step:
-        """Add up all layers, the head, and what passes between devices."""
-        account = _Account(self.times, self.machine)
+    def _summed_step(self, load: Load, memory: Memory) -> Step:
+        """Return the step of a load: the sum of all layers, the head and the collectives."""
+        account = _Account(self.timer, self.machine)
         for calls, repeats in self.calls(load):
             account.add(calls, repeats)
         self._add_links(account, self._layers(load))
@@ -209,27 +211,28 @@ class Model:
     def _add_links(self, account: _Account, layers: LayerCalls) -> None:
         """Add the collectives of all layers and of the head.
 
-        Row sums of attention and dense blocks go through an all-reduce of tp devices. With one
-        group the experts' results do, too; several groups send tokens to their experts and back.
+        Results of attention and of dense blocks are all-reduced over tp devices. So are the
+        results of experts if there is one group; several groups send tokens to the experts and
+        back.
         """
         plan = self.plan
         decoder = self.decoder
         # qwen3_8b, 32 rows: 32 * 4096 * 2 = 262 kB an all-reduce.
         sums_bytes = float(layers.rows * decoder.hidden * WIDE_BYTES)
         sparse_layers = decoder.layers - decoder.dense_layers
-        # What ends each part of a layer on one device, and how many layers have it.
-        ends = [(layers.attention()[-1], decoder.layers)]
+        # The product that ends each part of a layer, and the number of layers with that part.
+        last_products = [(layers.attention()[-1], decoder.layers)]
         if decoder.dense_layers:
-            ends.append((layers.feed_forward(dense=True)[-1], decoder.dense_layers))
+            last_products.append((layers.feed_forward(dense=True)[-1], decoder.dense_layers))
         if sparse_layers and plan.dp == 1:
-            ends.append((layers.feed_forward(dense=False)[-1], sparse_layers))
-        for product, count in ends:
+            last_products.append((layers.feed_forward(dense=False)[-1], sparse_layers))
+        for product, count in last_products:
             self._add_sums(account, product, sums_bytes, count)
         if decoder.experts is not None and plan.dp > 1:
             self._add_dispatch(account, layers, sparse_layers)
-        # Each device has the scores of its own words, 2 bytes each: all are gathered.
-        scored = layers.rows if layers.load.phase == "decode" else layers.batch
-        words_bytes = float(scored * self.shard.words * WIDE_BYTES)
+        # Each device has the scores of its own words, 2 bytes each: all scores are gathered.
+        scored_rows = layers.rows if layers.load.phase == "decode" else layers.batch
+        words_bytes = float(scored_rows * self.shard.words * WIDE_BYTES)
         account.add_collective("all_gather", words_bytes * plan.tp, plan.tp, 1)
         if plan.pp > 1:
             account.add_collective("all_gather", sums_bytes, 2, plan.pp - 1)
@@ -237,28 +240,28 @@ class Model:
     def _add_sums(self, account: _Account, product: Call, size_bytes: float, count: int) -> None:
         """Add the all-reduce of a product's results among the tp devices of a group.
 
-        A large one begins while the product still runs: that is cut into `PIECES`, and a piece is
-        sent while the next is multiplied. So the shorter of both hides behind the longer, but for
-        one piece:
+        A large product is cut into `PRODUCT_PIECES`, and a piece is sent while the next one is
+        multiplied. So the shorter of the two overlaps with the longer, except for one piece:
 
-            together = longer + shorter / PIECES
+            together = longer + shorter / PRODUCT_PIECES
         """
-        sum_s, bound_s = self.times.collective("all_reduce", size_bytes, self.plan.tp)
-        if size_bytes >= CUT_BYTES and product.macs:
-            product_s = self.times.of(product).time_s
+        sum_s, bound_s = self.timer.collective_seconds("all_reduce", size_bytes, self.plan.tp)
+        if size_bytes >= SMALLEST_CUT_BYTES and product.macs:
+            product_s = self.timer.call_time(product).time_s
             # Product 371.6 us, sum 437.3 us: together 437.3 + 371.6 / 3 = 561.2 us; the ledger's
             # links get what the product does not hide, 561.2 - 371.6 = 189.6 us.
-            together_s = max(product_s, sum_s) + min(product_s, sum_s) / PIECES
+            together_s = max(product_s, sum_s) + min(product_s, sum_s) / PRODUCT_PIECES
             sum_s = min(sum_s, together_s - product_s)
         account.add_links(sum_s, bound_s, count)
 
     def _add_dispatch(self, account: _Account, layers: LayerCalls, count: int) -> None:
-        """Add what groups exchange for their experts: tokens out, results back, and their sums.
+        """Add the messages that bring tokens to their experts and the results back.
 
-        Each of the tp devices of a group sends its share of the group's tokens, a copy for each
-        choice; they go out in one byte a number in w8a8. Where an expert is cut, every device of
-        its set needs all tokens that the set was sent, and has a part of each of their sums. One
-        set needs no copies: all tokens are for it. Sums of the shared block join their share.
+        Each of the tp devices of a group sends its share of the group's tokens, one copy for each
+        expert that a token chose; w8a8 sends one byte a number. If an expert is cut among the
+        devices of a set, each of them needs all tokens that the set received and computes a part of
+        each result. With one set no copies are needed, as all tokens go to it. The results of
+        the shared block are added to the same share of tokens.
         """
         experts = self.decoder.experts
         assert experts is not None
@@ -282,10 +285,10 @@ class Model:
 
 
 class _Account:
-    """Sums of a step: seconds by entry of the ledger, kernels, bytes and multiplications."""
+    """The running sums of a step: its ledger, kernels, bytes and multiplications."""
 
-    def __init__(self, times: Times, machine: Machine) -> None:
-        self.times = times
+    def __init__(self, timer: KernelTimer, machine: Machine) -> None:
+        self.timer = timer
         self.machine = machine
         self.ledger = dict.fromkeys(LEDGER, 0.0)
         self.kernels = 0
@@ -297,20 +300,20 @@ class _Account:
         """Add calls, each `repeats` times."""
         rate = self.machine.chip.device_memory.rate_bytes_per_s
         for call in calls:
-            timed = self.times.of(call)
+            call_time = self.timer.call_time(call)
             read_bytes = call.weight_bytes + call.cache_bytes
-            running_s = timed.time_s - timed.start_s
-            # A kernel of 100 us that fetches 60 MB of weights at 1200 GB/s: 50 us go to weights,
-            # the other 50 to its unit.
-            fetching_s = min(running_s, read_bytes / rate)
+            running_s = call_time.time_s - call_time.start_s
+            # A kernel of 100 us that fetches 60 MB of weights at 1200 GB/s: 50 us are booked as
+            # weights, the other 50 us as cube or vector.
+            fetch_s = min(running_s, read_bytes / rate)
             if read_bytes:
                 weights_share = call.weight_bytes / read_bytes
-                self.ledger["weights"] += repeats * fetching_s * weights_share
-                self.ledger["cache"] += repeats * fetching_s * (1 - weights_share)
+                self.ledger["weights"] += repeats * fetch_s * weights_share
+                self.ledger["cache"] += repeats * fetch_s * (1 - weights_share)
             unit = "vector" if call.unit == "vector" else "cube"
-            self.ledger[unit] += repeats * (running_s - fetching_s)
+            self.ledger[unit] += repeats * (running_s - fetch_s)
             if GAPS[self.machine.mode].starts:
-                self.ledger["starts"] += repeats * timed.start_s
+                self.ledger["starts"] += repeats * call_time.start_s
             self.ledger["gaps"] += repeats * self.machine.gap_s
             self.kernels += repeats
             self.read_bytes += repeats * read_bytes
@@ -318,22 +321,22 @@ class _Account:
 
     def add_collective(self, operation: str, size_bytes: float, ranks: int, repeats: int) -> None:
         """Add a collective, `repeats` times; one rank exchanges nothing."""
-        time_s, bound_s = self.times.collective(operation, size_bytes, ranks)
+        time_s, bound_s = self.timer.collective_seconds(operation, size_bytes, ranks)
         self.add_links(time_s, bound_s, repeats)
 
     def add_links(self, time_s: float, bound_s: float, repeats: int) -> None:
-        """Add seconds of collectives that nothing hides, and their bound."""
+        """Add the seconds of collectives that no kernel overlaps with, and their lower bound."""
         self.ledger["links"] += repeats * time_s
         self.links_bound_s += repeats * bound_s
 
     def bound_s(self, number_format: Format) -> float:
-        """Return the least seconds: bytes at the memory's peak, products at the cube's, links.
+        """Return a lower bound: the longest of reading at peak rate, multiplying, and messages.
 
-        They may all overlap, so that the largest of them is certain and their sum is not.
+        The three may overlap, so their sum would not be a lower bound.
         """
         chip = self.machine.chip
-        quickest = "int8" if number_format.in_bytes else number_format.main
+        product_format = "int8" if number_format.in_bytes else number_format.main
         memory_s = self.read_bytes / chip.memory_peak_bytes_per_s
         # Ascend910B2: 353.9 TFLOP/s in fp16, so 10^12 multiplications take 5.65 ms.
-        cube_s = 2 * self.macs / chip.peak_ops_per_s(quickest)
+        cube_s = 2 * self.macs / chip.peak_ops_per_s(product_format)
         return max(memory_s, cube_s, self.links_bound_s)

@@ -1,8 +1,8 @@
-"""Seconds of calls on a chip, and of collectives between devices; each is computed once.
+"""The times of single kernels on a chip, and of collectives between devices.
 
-A kernel is timed as a task on the device, in the structure of the vendor's library where that is
-known (`compare`). Between two tasks the device waits for the next: in graph mode for its own
-scheduler, in eager mode for the host, which sends one operator after another.
+A layer of a language model starts about twenty kernels, and all layers start the same ones: each is
+timed once and looked up afterwards. A time includes the start of the task on the device. Waits
+between two tasks are not in it: `machine.GAPS` has them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,16 @@ from typing import TYPE_CHECKING
 from ascend_lab.compare.model import estimate
 from ascend_lab.compare.rows import Work
 from ascend_lab.errors import PathError, UnsupportedError
-from ascend_lab.llm.formats import HALF_BYTES, MIXED, Call
+from ascend_lab.llm.formats import CUBE_AND_VECTOR, INT4, Call
 from ascend_lab.llm.layer import LATENT, ROTARY
-from ascend_lab.llm.routing import GATING, INIT_ROUTING, LISTED, gating_s, listed_s, order_s
+from ascend_lab.llm.routing import (
+    GATING,
+    INIT_ROUTING,
+    LISTED_GROUPS,
+    gating_s,
+    group_list_s,
+    init_routing_s,
+)
 from ascend_lab.machine.chip import Chip
 
 if TYPE_CHECKING:
@@ -24,23 +31,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CallTime:
-    """Seconds of a call: all of it, and of that the start of its task on the device."""
+    """Seconds of a kernel, and the part of them in which its task starts on the device."""
 
     call: Call
     time_s: float
     start_s: float
 
 
-class Times:
-    """Times calls on one chip, and collectives of its cluster; what repeats is looked up."""
+class KernelTimer:
+    """Times kernels on one chip and collectives on its cluster, and keeps the results."""
 
     def __init__(self, chip: Chip, topology: Topology | None = None) -> None:
         self.chip = chip
         self.topology = topology
-        self._known: dict[tuple[object, ...], float] = {}
-        self._collectives: dict[tuple[str, float, int], tuple[float, float]] = {}
+        self._kernel_seconds: dict[tuple[object, ...], float] = {}
+        self._collective_seconds: dict[tuple[str, float, int], tuple[float, float]] = {}
 
-    def collective(self, operation: str, size_bytes: float, ranks: int) -> tuple[float, float]:
+    def collective_seconds(
+        self, operation: str, size_bytes: float, ranks: int
+    ) -> tuple[float, float]:
         """Return the seconds of a collective among the first `ranks` devices, and their bound.
 
         `size_bytes` is what each rank holds. A single rank takes no time.
@@ -49,28 +58,33 @@ class Times:
 
         if ranks == 1:
             return 0.0, 0.0
-        assert self.topology is not None  # `Model` has seen to it
+        assert self.topology is not None  # `Model` refuses a plan of several devices without one
         key = (operation, size_bytes, ranks)
-        if key not in self._collectives:
-            quickest = collective_time(operation, self.topology, size_bytes, placement=range(ranks))
-            self._collectives[key] = (quickest.time_s, quickest.lower_bound_s)
-        return self._collectives[key]
+        if key not in self._collective_seconds:
+            quickest_schedule = collective_time(
+                operation, self.topology, size_bytes, placement=range(ranks)
+            )
+            self._collective_seconds[key] = (
+                quickest_schedule.time_s,
+                quickest_schedule.lower_bound_s,
+            )
+        return self._collective_seconds[key]
 
-    def of(self, call: Call) -> CallTime:
-        """Return the seconds of a call.
+    def call_time(self, call: Call) -> CallTime:
+        """Return the seconds of a kernel.
 
-        Raises `UnsupportedError` where the chip has no path for the kernel's rows, or as the
-        operator's own check of its shapes.
+        Raises `UnsupportedError` if the chip cannot move rows of the kernel's width, or if the
+        operator refuses its shapes.
         """
         start_s = self.chip.queued_launch_s
         try:
-            time_s = self._seconds(call.work)
+            time_s = self._work_seconds(call.work)
         except PathError:
             needed = f"{call.name}: rows of whole blocks of 32 bytes on {self.chip.name}"
             hint = "take a model with wider heads, or a chip of the 910B class"
             raise UnsupportedError(needed, str(call.work.shapes), hint) from None
-        if call.unit == MIXED:
-            # The vector cores' own work is hidden behind the cube's, their start is not.
+        if call.unit == CUBE_AND_VECTOR:
+            # The work of the vector cores overlaps with the cube's, but their start does not.
             start_s += self.chip.mix_start_s
             time_s += self.chip.mix_start_s
         if call.fetches_code:
@@ -79,72 +93,81 @@ class Times:
             time_s += fetch_s
         return CallTime(call, time_s, min(start_s, time_s))
 
-    def _seconds(self, work: Work) -> float:
-        """Return the seconds of a work from the table, or of its kernel."""
+    def _work_seconds(self, work: Work) -> float:
+        """Return the seconds of a kernel without extra starts: looked up, or else computed."""
         attributes = tuple(sorted(work.attributes.items()))
         key = (work.operator, work.shapes, work.dtypes, attributes)
-        if key not in self._known:
+        if key not in self._kernel_seconds:
             if work.operator == ROTARY:
-                self._known[key] = rotary_s(work, self.chip)
+                self._kernel_seconds[key] = rotary_kernel_s(work, self.chip)
             elif work.operator == GATING:
-                self._known[key] = gating_s(work, self.chip)
+                self._kernel_seconds[key] = gating_s(work, self.chip)
             elif work.operator == INIT_ROUTING:
                 pairs = int(work.attributes["pairs"])
-                # Moving the rows themselves costs what a gather of as many rows costs.
+                # Copying the rows costs as much as a gather of the same number of rows.
                 rows = replace(work, operator="gather", attributes={})
-                self._known[key] = order_s(pairs, self.chip) + self._seconds(rows)
-            elif LISTED in work.attributes:
-                groups = int(work.attributes[LISTED])
+                self._kernel_seconds[key] = init_routing_s(pairs, self.chip) + self._work_seconds(
+                    rows
+                )
+            elif LISTED_GROUPS in work.attributes:
+                groups = int(work.attributes[LISTED_GROUPS])
                 products = replace(work, attributes={})
-                self._known[key] = listed_s(groups, self.chip) + self._seconds(products)
+                self._kernel_seconds[key] = group_list_s(groups, self.chip) + self._work_seconds(
+                    products
+                )
             elif work.operator == LATENT and "int8" in work.dtypes:
-                self._known[key] = latent_bytes_s(work, self.chip)
-            elif HALF_BYTES in work.dtypes:
-                self._known[key] = half_bytes_s(work, self.chip)
+                self._kernel_seconds[key] = int8_latent_attention_s(work, self.chip)
+            elif INT4 in work.dtypes:
+                self._kernel_seconds[key] = int4_product_s(work, self.chip)
             else:
-                self._known[key] = estimate(work, self.chip).model_s
-        return self._known[key]
+                self._kernel_seconds[key] = estimate(work, self.chip).model_s
+        return self._kernel_seconds[key]
 
 
-def half_bytes_s(work: Work, chip: Chip) -> float:
-    """Return the seconds of a product whose weights lie in int4.
+def int4_product_s(work: Work, chip: Chip) -> float:
+    """Return the seconds of a product whose weights are stored in int4.
 
-    Assumed: vector cores widen int4 with as many instructions as int8, and two products of int4 at
-    twice the rate take as long as one of int8. Then it is the kernel for int8 with half of the
-    bytes of weights. These are nearly all that it reads, and half of them take as long as all of
-    them at twice the rate of memory.
+    The time is that of the int8 kernel with half as many bytes of weights. Two assumptions: vector
+    cores convert int4 with as many instructions as int8, and two int4 products at twice the rate
+    take as long as one int8 product. Weights are nearly all bytes that the kernel reads, so half
+    of the bytes are modelled as memory of twice the rate.
     Source of the two products: hicann/ops-transformer, gmm/grouped_matmul (A8W4, MSD).
     """
-    main = work.dtypes[0]
-    if main == "int8":
-        as_int8 = replace(work, dtypes=(main,))
+    activation_dtype = work.dtypes[0]
+    if activation_dtype == "int8":
+        int8_work = replace(work, dtypes=(activation_dtype,))
     else:
         x, weights, (_, columns) = work.shapes
-        as_int8 = replace(work, shapes=(x, weights, (columns,)), dtypes=(main, "int8", main))
+        int8_work = replace(
+            work,
+            shapes=(x, weights, (columns,)),
+            dtypes=(activation_dtype, "int8", activation_dtype),
+        )
     memory = chip.device_memory
-    quicker = replace(memory, rate_bytes_per_s=2 * memory.rate_bytes_per_s)
-    return estimate(as_int8, replace(chip, device_memory=quicker)).model_s
+    faster_memory = replace(memory, rate_bytes_per_s=2 * memory.rate_bytes_per_s)
+    return estimate(int8_work, replace(chip, device_memory=faster_memory)).model_s
 
 
-def latent_bytes_s(work: Work, chip: Chip) -> float:
-    """Return the seconds of attention on latent vectors in int8, positions in two bytes.
+def int8_latent_attention_s(work: Work, chip: Chip) -> float:
+    """Return the seconds of attention on int8 latent vectors with positions in two bytes.
 
-    A fractal of the cube takes twice as many numbers of int8 in as many bytes and cycles. So of
-    the numbers of a key, 512 + 64, and of a value, 512, those of the latent vectors count half:
-    576 of 1088, and the kernel for two bytes takes that share of its time behind its start.
+    In one cycle the cube multiplies twice as many int8 numbers as two-byte numbers. A key has 512
+    latent numbers and 64 with the position, a value 512 latent numbers. The 1024 latent numbers
+    count half, 512 + 64 = 576 of 1088. So the two-byte kernel's time without its start is
+    multiplied by 576 / 1088.
     Source of the formats: torch_npu.npu_fused_infer_attention_score, MLA with int8 q, k and v.
     """
-    wide_s = estimate(replace(work, dtypes=work.dtypes[:1]), chip).model_s
+    two_byte_s = estimate(replace(work, dtypes=work.dtypes[:1]), chip).model_s
     rank = work.shapes[2][-1]
-    rope = work.shapes[3][-1]
+    rope_dim = work.shapes[3][-1]
     # rank 512 and rope 64: 576 / 1088 = 0.53.
-    share = (rank + rope) / (2 * rank + rope)
+    cycle_share = (rank + rope_dim) / (2 * rank + rope_dim)
     start_s = chip.queued_launch_s
-    return start_s + share * (wide_s - start_s)
+    return start_s + cycle_share * (two_byte_s - start_s)
 
 
-def rotary_s(work: Work, chip: Chip) -> float:
-    """Return the seconds of the kernel that turns q and k, whose sines lie in memory."""
+def rotary_kernel_s(work: Work, chip: Chip) -> float:
+    """Return the seconds of the kernel that rotates q and k by sines that it reads from memory."""
     from ascend_lab.machine.isa import as_kernel
     from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
     from ascend_lab.operators.kernels.rotary import Rotary, rotary_launch

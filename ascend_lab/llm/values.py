@@ -1,7 +1,8 @@
-"""Values of a decoder under a plan: every device's slices, pages and graphs, token by token.
+"""The words that a decoder generates when it is divided among devices by a plan.
 
-This computes what `step` times. The devices' shapes are those of `plan.shard_of`, and what they
-exchange goes through the schedules of collectives, message by message.
+`step` gives the time of a step, this module its values: it evaluates the graphs of every device on
+that device's slices of the weights and its pages of the cache. Devices exchange their results by
+the schedules of `cluster`, message by message. Every plan generates the same words:
 
 >>> from ascend_lab.llm.models import load_decoder
 >>> decoder = load_decoder("tiny")
@@ -30,8 +31,8 @@ from ascend_lab.llm.plan import Plan, Shard, shard_of
 from ascend_lab.llm.weights import Array, Slices, Weights, slice_of, weights_of
 
 ROTARY_BASE = 10000.0
-"""Pair i of n turns by base^(-i / n) a token (Su et al., 2021, arXiv 2104.09864)."""
-ALGORITHM = {
+"""Pair i of n rotates by base^(-i / n) per token (Su et al., 2021, arXiv 2104.09864)."""
+COLLECTIVE_ALGORITHMS = {
     "all_reduce": "ring",
     "all_gather": "ring",
     "reduce_scatter": "ring",
@@ -40,10 +41,14 @@ ALGORITHM = {
 }
 
 
-# -- what a group is asked to do -------------------------------------------------------------------
+# -- inputs of a step ------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """A step of one data-parallel group: its sizes, words, and where keys come from and go."""
+    """The inputs of a step of one data-parallel group.
+
+    `words` and `positions` have one entry for each new token, `attention` has the inputs of the
+    attention graph (slots, mask, block table), and `last_rows` are the rows of the last tokens.
+    """
 
     step: Paged
     words: Array
@@ -55,16 +60,16 @@ class Feed:
 def feed_of(
     cache: BlockCache, additions: Mapping[int, Sequence[int]], shape: tuple[int, int], phase: str
 ) -> Feed:
-    """Return the inputs of (sequences, tokens), and make room for new tokens in the cache.
+    """Return the inputs of a step of shape (sequences, tokens), and reserve slots for new tokens.
 
-    Rows fill up where a sequence is shorter than the longest, or a group has fewer sequences than
-    another. Their keys go to a page behind those of the cache, which no table of a sequence names.
+    `additions` maps a sequence's number to its new words. The rows of shorter sequences and of
+    missing sequences are padded; the keys of padding go to a spare page behind those of the cache.
     """
     size, tokens = shape
-    spare = cache.blocks
+    spare_page = cache.blocks
     words = np.zeros(shape, np.int32)
     positions = np.zeros(shape, np.int32)
-    slots = np.full(shape, spare * cache.block_tokens, np.int32)
+    slots = np.full(shape, spare_page * cache.block_tokens, np.int32)
     last_rows = np.arange(size) * tokens
     tables = []
     for row, (sequence, added) in enumerate(additions.items()):
@@ -83,42 +88,45 @@ def feed_of(
     table_pages = max(map(len, tables), default=1)
     step = Paged(phase, size, tokens, table_pages, cache.blocks + 1, cache.block_tokens)
     inputs = {"slots": slots.ravel()}
-    # query at position p sees keys 0 .. p: those before it, and no place that is not written yet
-    # positions (2, 3) at keys 0 .. 7: the first query sees keys 0 .. 2, the second 0 .. 3.
+    # A query at position p attends to keys 0 .. p. With positions (2, 3) and keys 0 .. 7, the first
+    # query attends to keys 0 .. 2 and the second to keys 0 .. 3.
     hidden_keys = np.arange(step.keys) > positions[:, None, :, None]
     inputs["mask"] = np.where(hidden_keys, LOWEST, 0.0)
     if phase == "decode":
-        inputs["table"] = np.full((size, table_pages), spare, np.int32)
+        inputs["table"] = np.full((size, table_pages), spare_page, np.int32)
         for row, table in enumerate(tables):
             inputs["table"][row, : len(table)] = table
     return Feed(step, words.ravel(), positions.ravel(), inputs, last_rows)
 
 
 def angles(positions: Array, dim: int) -> dict[str, Array]:
-    """Return cosines and sines (rows, 1, dim) of positions, one for both elements of a pair."""
-    # dim 4: pair 0 (elements 0 and 2) turns by 1 a token, pair 1 (elements 1 and 3) by 10000^(-1/2)
-    # = 0.01.
+    """Return the cosines and sines (rows, 1, dim) of rotary positions.
+
+    Elements i and i + dim / 2 are a pair and have the same angle.
+    """
+    # dim 4: pair 0 (elements 0 and 2) rotates by 1 per token, pair 1 (elements 1 and 3) by
+    # 10000^(-1/2) = 0.01.
     half = dim // 2
-    turned = positions[:, None] * ROTARY_BASE ** (-np.arange(half) / half)
-    doubled = np.concatenate([turned, turned], axis=1)[:, None, :]
-    return {"cos": np.cos(doubled), "sin": np.sin(doubled)}
+    angle = positions[:, None] * ROTARY_BASE ** (-np.arange(half) / half)
+    pair_angles = np.concatenate([angle, angle], axis=1)[:, None, :]
+    return {"cos": np.cos(pair_angles), "sin": np.sin(pair_angles)}
 
 
 # -- the devices -----------------------------------------------------------------------------------
 def _outputs(graph: Graph, *inputs: Weights) -> list[Array]:
-    """Return what a device's graph computes."""
-    joined: dict[str, Array] = {}
-    for part in inputs:
-        joined |= part
-    results = evaluate(graph, joined)
+    """Return the outputs of a device's graph, in fp32."""
+    named_inputs: dict[str, Array] = {}
+    for tensors in inputs:
+        named_inputs |= tensors
+    results = evaluate(graph, named_inputs)
     return [results[name].astype(np.float32) for name in graph.outputs]
 
 
-def _exchanged(operation: str, groups: Sequence[Sequence[int]], arrays: list[Array]) -> list[Array]:
-    """Return what a collective leaves on every device, flat; each group exchanges by itself."""
+def _exchange(operation: str, groups: Sequence[Sequence[int]], arrays: list[Array]) -> list[Array]:
+    """Return the result of a collective within each group, as a flat array for each device."""
     results = [array.ravel() for array in arrays]
     for ranks in groups:
-        schedule = make(operation, ALGORITHM[operation], len(ranks))
+        schedule = make(operation, COLLECTIVE_ALGORITHMS[operation], len(ranks))
         exchanged = execute(schedule, [arrays[rank].ravel() for rank in ranks])
         for rank, array in zip(ranks, exchanged, strict=True):
             results[rank] = array
@@ -127,13 +135,13 @@ def _exchanged(operation: str, groups: Sequence[Sequence[int]], arrays: list[Arr
 
 @dataclass(slots=True)
 class _Streams:
-    """Residual streams of a stage's devices, and the sums that the next graph adds to them."""
+    """The residual streams of a stage's devices, and the sums that the next graph adds to them."""
 
     residual: list[Array]
     update: list[Array]
 
     def of(self, device: int) -> dict[str, Array]:
-        """Return a device's two inputs."""
+        """Return these two inputs of a device's graph."""
         return {"residual": self.residual[device], "update": self.update[device]}
 
 
@@ -164,7 +172,7 @@ class Runner:
         self.caches = [BlockCache(pages, page_tokens) for _ in range(plan.dp)]
         rng = np.random.default_rng(1)
         for cache in self.caches:
-            # after some hours of serving the free pages lie in any order: begin like that
+            # The free pages of a server that has run for hours are in arbitrary order.
             rng.shuffle(cache.free)
         attention = decoder.attention
         numbers = attention.cached_numbers
@@ -175,7 +183,7 @@ class Runner:
         self.batch = 0
 
     def generate(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-        """Return the next `count` words of each prompt, each the one of the highest score."""
+        """Return the next `count` words of each prompt, always the word with the highest score."""
         scores = self.prefill(prompts)
         words = [scores.argmax(axis=1)]
         while len(words) < count:
@@ -184,7 +192,7 @@ class Runner:
         return columns
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Array:
-        """Return the scores (batch, vocabulary) of the words that follow prompts, read in full."""
+        """Return the scores (batch, vocabulary) of the words that follow whole prompts."""
         if self.batch:
             raise InputError("a new runner", "one that has read prompts", "make another")
         if not prompts or not all(map(len, prompts)):
@@ -193,7 +201,7 @@ class Runner:
         return self._step("prefill", prompts)
 
     def decode(self, words: Sequence[int]) -> Array:
-        """Return the scores of the words that follow one more word of each sequence."""
+        """Add one word to each sequence, and return the scores of the words that follow."""
         if len(words) != self.batch:
             raise InputError(
                 f"a word for each of {self.batch} prompts", str(len(words)), "add them"
@@ -206,18 +214,18 @@ class Runner:
         if not 0 <= min(words) <= max(words) < self.decoder.vocabulary:
             needed = f"words from 0 to {self.decoder.vocabulary - 1}"
             raise InputError(needed, f"{min(words)} to {max(words)}", "mend them")
-        # sequences 0, 1 go to group 0 and 2 to group 1 if three are dealt to two groups
+        # 3 sequences in 2 groups: sequences 0 and 1 are in group 0, sequence 2 is in group 1.
         size = math.ceil(self.batch / self.plan.dp)
         tokens = max(map(len, additions))
         feeds = []
         for group, cache in enumerate(self.caches):
             numbered = dict(enumerate(additions))
-            mine = {n: numbered[n] for n in numbered if n // size == group}
-            feeds.append(feed_of(cache, mine, (size, tokens), phase))
-        streams = self._embedded(feeds)
+            group_additions = {n: numbered[n] for n in numbered if n // size == group}
+            feeds.append(feed_of(cache, group_additions, (size, tokens), phase))
+        streams = self._embed(feeds)
         for layer in range(self.decoder.layers):
             if layer and layer % self.shard.layers == 0:
-                streams = self._sent(streams)
+                streams = self._send_to_next_stage(streams)
             streams = self._attention(layer, feeds, streams)
             if layer < self.decoder.dense_layers:
                 streams = self._dense(layer, streams)
@@ -226,11 +234,11 @@ class Runner:
         return self._scores(feeds, streams)
 
     def _feed(self, feeds: list[Feed], device: int) -> Feed:
-        """Return what the group of a device is asked to do."""
+        """Return the inputs of a device's group."""
         return feeds[device // self.plan.tp]
 
-    def _embedded(self, feeds: list[Feed]) -> _Streams:
-        """Return the streams of the first stage: rows of the embedding, and nothing to add."""
+    def _embed(self, feeds: list[Feed]) -> _Streams:
+        """Return the streams of the first stage: the words' embeddings, with updates of 0."""
         table = {"embedding": self.weights["embedding"]}
         residual = []
         for device in self.devices:
@@ -239,54 +247,60 @@ class Runner:
             residual += _outputs(graph, table, {"words": words})
         return _Streams(residual, [np.zeros_like(x) for x in residual])
 
-    def _sent(self, streams: _Streams) -> _Streams:
+    def _send_to_next_stage(self, streams: _Streams) -> _Streams:
         """Send each device's stream to the device of its number in the next stage."""
         received = []
         for device in self.devices:
             total = streams.residual[device] + streams.update[device]
-            ends = _exchanged("broadcast", [[0, 1]], [total, np.zeros_like(total)])
+            ends = _exchange("broadcast", [[0, 1]], [total, np.zeros_like(total)])
             received.append(ends[1].reshape(total.shape))
         return _Streams(received, [np.zeros_like(x) for x in received])
 
     def _attention(self, layer: int, feeds: list[Feed], streams: _Streams) -> _Streams:
-        """Run attention; the devices of a group add up what their heads give."""
+        """Run attention, and add up the results of all heads within each group."""
         attention = self.decoder.attention
         dim = attention.head_dim if isinstance(attention, GroupedAttention) else attention.rope_dim
         residual = []
-        partial = []
+        terms = []
         for device in self.devices:
             feed = self._feed(feeds, device)
             graph = graphs.attention_graph(self.decoder, self.shard, feed.step)
-            moving = {"cache": self.pages[layer][device], **streams.of(device), **feed.attention}
-            moving |= angles(feed.positions, dim)
-            stream, written, result = _outputs(graph, moving, self.slices.attention(layer, device))
+            activations = {
+                "cache": self.pages[layer][device],
+                **streams.of(device),
+                **feed.attention,
+            }
+            activations |= angles(feed.positions, dim)
+            stream, written, result = _outputs(
+                graph, activations, self.slices.attention(layer, device)
+            )
             self.pages[layer][device] = written
             residual.append(stream)
-            partial.append(result)
-        return _Streams(residual, self._summed(partial))
+            terms.append(result)
+        return _Streams(residual, self._sum_over_groups(terms))
 
-    def _summed(self, partial: list[Array]) -> list[Array]:
+    def _sum_over_groups(self, terms: list[Array]) -> list[Array]:
         """Return the sums over the devices of each tensor-parallel group."""
-        sums = _exchanged("all_reduce", self.tensor_groups, partial)
-        return [x.reshape(part.shape) for x, part in zip(sums, partial, strict=True)]
+        sums = _exchange("all_reduce", self.tensor_groups, terms)
+        return [x.reshape(part.shape) for x, part in zip(sums, terms, strict=True)]
 
     def _dense(self, layer: int, streams: _Streams) -> _Streams:
-        """Run the block that all tokens pass."""
+        """Run the dense feed-forward block."""
         rows = len(streams.residual[0])
         graph = graphs.dense_graph(self.decoder, self.shard, rows)
         outputs = [
             _outputs(graph, streams.of(device), self.slices.feed_forward(layer, device))
             for device in self.devices
         ]
-        residual, partial = map(list, zip(*outputs, strict=True))
-        return _Streams(residual, self._summed(partial))
+        residual, terms = map(list, zip(*outputs, strict=True))
+        return _Streams(residual, self._sum_over_groups(terms))
 
     # -- experts -----------------------------------------------------------------------------------
     def _mixture(self, layer: int, streams: _Streams) -> _Streams:
         """Run router, experts and shared block.
 
-        One group: each device has all tokens, and the sum over devices is one all-reduce. Several
-        groups send tokens to their experts and back.
+        In a single group each device has all tokens, and one all-reduce adds up the results.
+        Several groups send tokens to their experts and the results back.
         """
         rows = len(streams.residual[0])
         graph = graphs.router_graph(self.decoder, self.shard, rows)
@@ -300,23 +314,24 @@ class Runner:
             routed.append((x, chosen))
             shared.append(block[0] if block else np.zeros_like(x))
         if self.plan.dp > 1:
-            return _Streams(residual, self._dispatched(layer, routed, shared))
-        partial = []
+            return _Streams(residual, self._dispatch_and_combine(layer, routed, shared))
+        terms = []
         for device, (x, chosen) in enumerate(routed):
-            # tp 4, ep 2: experts are cut in 2, devices 0 and 1 hold set 0, devices 2 and 3 set 1.
+            # tp 4, ep 2: each expert is cut in 2; devices 0 and 1 are set 0, devices 2 and 3 set 1.
             number = device // self.plan.expert_parts
-            mine = slice_of(chosen, 1, self.shard.experts, number)
-            partial.append(self._by_experts(layer, device, x, mine) + shared[device])
-        return _Streams(residual, self._summed(partial))
+            own_weights = slice_of(chosen, 1, self.shard.experts, number)
+            terms.append(self._run_experts(layer, device, x, own_weights) + shared[device])
+        return _Streams(residual, self._sum_over_groups(terms))
 
-    def _by_experts(self, layer: int, device: int, x: Array, chosen: Array) -> Array:
-        """Return what a device's experts add to tokens; `chosen`: weights (tokens, its experts).
+    def _run_experts(self, layer: int, device: int, x: Array, chosen: Array) -> Array:
+        """Return the weighted results of a device's experts for all tokens.
 
-        Each expert has as many rows as the busiest one: left-over rows have weight 0.
+        `chosen` has the weights (tokens, experts of the device). Each expert has as many rows as
+        the one with most tokens: its unused rows have weight 0.
         """
         experts = self.shard.experts
         rows = max(1, int((chosen != 0).sum(axis=0).max()))
-        # 2 experts with 3 tokens and 1: (2, 3) places, of which the second has two left over.
+        # 2 experts with 3 tokens and 1 token: `places` is (2, 3), and expert 1 has 2 unused rows.
         places = np.zeros((experts, rows), np.int32)
         weights = np.zeros((experts, rows), np.float32)
         for expert in range(experts):
@@ -324,27 +339,27 @@ class Runner:
             places[expert, : len(tokens)] = tokens
             weights[expert, : len(tokens)] = chosen[tokens, expert]
         graph = graphs.experts_graph(self.decoder, self.shard, len(x), experts, rows)
-        moving = {"tokens": x, "places": places.ravel(), "weights": weights.reshape(-1, 1)}
-        (result,) = _outputs(graph, moving, self.slices.experts(layer, device))
+        activations = {"tokens": x, "places": places.ravel(), "weights": weights.reshape(-1, 1)}
+        (result,) = _outputs(graph, activations, self.slices.experts(layer, device))
         return result
 
-    def _dispatched(
+    def _dispatch_and_combine(
         self, layer: int, routed: list[tuple[Array, Array]], shared: list[Array]
     ) -> list[Array]:
-        """Send tokens of all groups to the sets of experts, and results back.
+        """Send tokens of all groups to the sets of experts, and the results back.
 
-        Each device sends its share of its group's tokens. For plainness a set gets all of them,
-        with weight 0 where none of its experts is chosen; a library leaves those out.
+        Each device sends its share of its group's tokens. For simplicity a set receives all
+        tokens, with weight 0 for experts that were not chosen; a library would not send those.
 
             all-to-all across sets, all-gather within a set, experts,
             reduce-scatter within a set, all-to-all back, all-gather within a group
 
-        A group's sums of the shared block are scattered to the same shares before that.
+        Before the last all-gather, the results of the shared block are added to the same shares.
         """
         tp = self.plan.tp
         ep = self.plan.ep
         rows, hidden = routed[0][0].shape
-        # 5 rows on tp 2: shares of 3, the last one filled up by a row of zeros.
+        # 5 rows on tp 2: shares of 3 rows, the last one padded with a row of zeros.
         share = math.ceil(rows / tp)
         filled = ((0, share * tp - rows), (0, 0))
         # A message's row is a token (hidden numbers) and its weights for the experts of the
@@ -357,33 +372,33 @@ class Runner:
             # 4 experts in 2 sets: columns 0, 1 go to set 0 and 2, 3 to set 1.
             by_set = np.split(weights, ep, axis=1)
             outgoing.append(np.stack([np.hstack([tokens, columns]) for columns in by_set]))
-        arrived = _exchanged("all_to_all", self.across_sets, outgoing)
-        gathered = _exchanged("all_gather", self.expert_sets, arrived)
-        partial = []
+        arrived = _exchange("all_to_all", self.across_sets, outgoing)
+        gathered = _exchange("all_gather", self.expert_sets, arrived)
+        terms = []
         for device, message in enumerate(gathered):
             x, chosen = np.split(message.reshape(-1, width), [hidden], axis=1)
-            partial.append(self._by_experts(layer, device, x, chosen))
-        sums = _exchanged("reduce_scatter", self.expert_sets, partial)
-        returned = _exchanged("all_to_all", self.across_sets, sums)
+            terms.append(self._run_experts(layer, device, x, chosen))
+        sums = _exchange("reduce_scatter", self.expert_sets, terms)
+        returned = _exchange("all_to_all", self.across_sets, sums)
         shares = [x.reshape(ep, share, hidden).sum(axis=0) for x in returned]
         if self.shard.shared_width:
             blocks = [np.pad(block, filled) for block in shared]
-            sums = _exchanged("reduce_scatter", self.tensor_groups, blocks)
+            sums = _exchange("reduce_scatter", self.tensor_groups, blocks)
             shares = [x + block.reshape(x.shape) for x, block in zip(shares, sums, strict=True)]
-        updates = _exchanged("all_gather", self.tensor_groups, shares)
+        updates = _exchange("all_gather", self.tensor_groups, shares)
         return [x.reshape(-1, hidden)[:rows] for x in updates]
 
     # -- scores ------------------------------------------------------------------------------------
     def _scores(self, feeds: list[Feed], streams: _Streams) -> Array:
-        """Return the scores of all words; the devices of a group gather each other's words."""
+        """Return the scores of all words, gathered from the devices of each group."""
         rows = len(streams.residual[0])
         size = len(feeds[0].last_rows)
         graph = graphs.head_graph(self.decoder, self.shard, rows, size)
-        partial = []
+        terms = []
         for device in self.devices:
             scored = {"last": self._feed(feeds, device).last_rows}
-            partial.append(_outputs(graph, streams.of(device), scored, self.slices.head(device))[1])
-        gathered = _exchanged("all_gather", self.tensor_groups, partial)
+            terms.append(_outputs(graph, streams.of(device), scored, self.slices.head(device))[1])
+        gathered = _exchange("all_gather", self.tensor_groups, terms)
         scores = []
         for group in range(self.plan.dp):
             words = gathered[group * self.plan.tp].reshape(self.plan.tp, size, -1)

@@ -1,6 +1,7 @@
-"""Seeded weights of a decoder, and the slices that each device of a plan holds of them.
+"""Random weights of a decoder, cut into the slices that each device of a plan stores.
 
-A full tensor is made once, whatever the plan, and cut to the shapes of `plan.shard_of`.
+The full tensors depend on the seed only, not on the plan, and are cut to the shapes of
+`plan.shard_of`: so all plans compute the same function.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ def weights_of(decoder: Decoder, seed: int = 0) -> dict[str, Array]:
     for layer in range(decoder.layers):
         named = _attention_shapes(decoder) | _feed_forward_shapes(decoder, layer)
         shapes |= {f"{layer}.{name}": shape for name, shape in named.items()}
-    tensors = {name: _seeded(name, shape, seed) for name, shape in shapes.items()}
+    tensors = {name: _seeded_tensor(name, shape, seed) for name, shape in shapes.items()}
     if decoder.tied:
         tensors["head"] = tensors["embedding"]
     return tensors
 
 
-def _seeded(name: str, shape: tuple[int, ...], seed: int) -> Array:
-    """Return a tensor of its own seed; a norm scales by about 1, a product keeps the variance."""
+def _seeded_tensor(name: str, shape: tuple[int, ...], seed: int) -> Array:
+    """Return a random tensor: norms scale by about 1, and products keep the variance of x."""
     # The name is part of the seed: a tensor stays the same whatever other tensors a decoder has.
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     values = rng.standard_normal(shape)
@@ -104,15 +105,15 @@ def _block_shapes(name: str, hidden: int, width: int) -> dict[str, tuple[int, ..
 
 
 # -- slices ----------------------------------------------------------------------------------------
-def slice_of(tensor: Array, axis: int, size: int, part: int) -> Array:
-    """Return one of the equal parts of a tensor along an axis."""
-    return tensor.take(range(part * size, (part + 1) * size), axis)
+def slice_of(tensor: Array, axis: int, size: int, index: int) -> Array:
+    """Return part number `index` of a tensor that is cut into parts of a size along an axis."""
+    return tensor.take(range(index * size, (index + 1) * size), axis)
 
 
 class Slices:
-    """The inputs of graphs that are weights, for each layer and device of a stage.
+    """The weights that each device of a stage feeds into its graphs, layer by layer.
 
-    Device d is number d mod tp of data-parallel group d // tp, and holds part d mod parts of the
+    Device d is number d mod tp of data-parallel group d // tp. It has part d mod parts of the
     experts of set d // parts, where parts = tp dp / ep.
     """
 
@@ -123,15 +124,15 @@ class Slices:
         self.weights = weights
 
     def attention(self, layer: int, device: int) -> dict[str, Array]:
-        """Return the weights of attention: whole heads, the output projection by its depth."""
+        """Return the weights of attention, cut by heads; the output projection is cut in depth."""
         shard = self.shard
         attention = self.decoder.attention
         rank = device % self.plan.tp
-        tensors = self._of_layer(layer)
+        tensors = self._layer_tensors(layer)
         slices = {"norm": tensors["attention.norm"]}
         if isinstance(attention, GroupedAttention):
             dim = attention.head_dim
-            # 4 devices, 2 heads of keys: devices 0 and 1 hold the first, 2 and 3 the second
+            # 4 devices, 2 heads of keys: devices 0 and 1 have the first, 2 and 3 the second.
             copies = max(1, self.plan.tp // attention.kv_heads)
             q_cut = (shard.heads * dim, rank)
             kv_cut = (shard.kv_heads * dim, rank // copies)
@@ -156,7 +157,7 @@ class Slices:
 
     def feed_forward(self, layer: int, device: int) -> dict[str, Array]:
         """Return the weights of norm and dense block, or of norm, router and shared block."""
-        tensors = self._of_layer(layer)
+        tensors = self._layer_tensors(layer)
         slices = {"norm": tensors["ffn.norm"]}
         if layer < self.decoder.dense_layers:
             return slices | self._block(tensors, "ffn", self.shard.dense_width, device)
@@ -167,30 +168,30 @@ class Slices:
 
     def experts(self, layer: int, device: int) -> dict[str, Array]:
         """Return the weights of a device's experts, cut along their width."""
-        tensors = self._of_layer(layer)
-        number, part = divmod(device, self.plan.expert_parts)
+        tensors = self._layer_tensors(layer)
+        expert_set, width_part = divmod(device, self.plan.expert_parts)
         local = {
-            name: slice_of(tensors[f"experts.{name}"], 0, self.shard.experts, number)
+            name: slice_of(tensors[f"experts.{name}"], 0, self.shard.experts, expert_set)
             for name in ("gate", "up", "down")
         }
         width = self.shard.expert_width
         # Each device takes its columns of gate and of up, then joins them: cutting the joined
         # matrix would give one device all of gate.
-        gate_up = [slice_of(local[name], 2, width, part) for name in ("gate", "up")]
+        gate_up = [slice_of(local[name], 2, width, width_part) for name in ("gate", "up")]
         return {
             "experts.gate_up": np.concatenate(gate_up, axis=2),
-            "experts.down": slice_of(local["down"], 1, width, part),
+            "experts.down": slice_of(local["down"], 1, width, width_part),
         }
 
     def head(self, device: int) -> dict[str, Array]:
-        """Return the last norm and a device's words; words that fill up the last device are 0."""
+        """Return the last norm and a device's rows of the head, padded with zeros at the end."""
         # 10 words on tp 4: 3 a device, so the last device gets 1 word and 2 rows of zeros.
         missing = self.shard.words * self.plan.tp - self.decoder.vocabulary
         table = np.pad(self.weights["head"], ((0, missing), (0, 0)))
         words = slice_of(table, 0, self.shard.words, device % self.plan.tp)
         return {"norm": self.weights["norm"], "head": words}
 
-    def _of_layer(self, layer: int) -> dict[str, Array]:
+    def _layer_tensors(self, layer: int) -> dict[str, Array]:
         """Return the full tensors of a layer, without its number in their names."""
         prefix = f"{layer}."
         return {k.removeprefix(prefix): v for k, v in self.weights.items() if k.startswith(prefix)}

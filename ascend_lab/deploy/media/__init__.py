@@ -1,12 +1,15 @@
-"""Media: from a camera's bytes to a network's input, and what that costs.
+"""Image pre-processing on Ascend chips: from a camera's bytes to a network's input.
 
-- `colours`, `resizing`: the arithmetic of pixels, as the hardware does it.
-- `aipp`, `aipp_config`, `parameter_block`: pre-processing on the way into the core, with its
-  settings in Python, in a file, and in bytes that a program sends.
+AIPP (AI pre-processing) converts, crops and normalises frames while they are read into the core.
+DVPP (digital vision pre-processing) has the decoders and resizers beside the cores.
+
+- `colours`, `resizing`: the arithmetic of pixels in these units.
+- `aipp`, `aipp_config`, `parameter_block`: AIPP with its settings in Python, in a configuration
+  file, and in bytes that a program sends before each run.
 - `insertion`: AIPP as the first operator of a graph.
-- `pictures`, `dvpp`: decoded pictures in memory, and the cards that a stream of them needs.
+- `pictures`, `dvpp`: decoded pictures in memory, and the number of cards for a stream of them.
 
-A grey frame of two pixels, normalised:
+A grey frame of two pixels, normalised by (x - 100) * 0.5:
 
 >>> import numpy as np
 >>> settings = Aipp("YUV400_U8", 2, 1, mean=(100, 0, 0, 0), var_reci=(0.5, 1.0, 1.0, 1.0))

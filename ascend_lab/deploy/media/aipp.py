@@ -1,13 +1,13 @@
-"""AIPP: what happens to a camera's bytes on their way into a network.
+"""AIPP (AI pre-processing) converts a camera's frames into the input of a network.
 
-    static    swap > crop > colours > (x - mean - min) var_reci > padding
-    dynamic   the same, with a resize behind the crop; the program sends the settings of each image
+    static    channel swaps, crop, colour conversion, (x - mean - min) var_reci, padding
+    dynamic   the same, with a resize after the crop; the program sends the settings of each image
               with its bytes, see `parameter_block`
 
-A frame is flat uint8, as cameras and decoders give it; the result is (n, c, h, w) in fp16, or in
-uint8 for a network that starts quantised (nothing is normalised then). Chroma of YUV420SP is used
-for four pixels as it is. Parameters are fp16; each result is rounded once. Of four bytes a pixel
-the first three behind `ax_swap` count, and the fourth only where a network asks for four channels.
+A frame is flat uint8, as cameras and decoders give it. The result is (n, c, h, w) in fp16, or in
+uint8 without normalisation for a network with a quantised input. In YUV420SP four pixels share
+one value of chroma. Parameters are fp16, and each result is rounded once. A pixel of four bytes
+gives three channels, the first three after `ax_swap`, unless the network asks for four.
 
 Source: CANN, AIPP, crop_padding_config; GE, aipp_op.cc.
 """
@@ -23,36 +23,36 @@ from ascend_lab.errors import InputError
 from ascend_lab.limits import Range
 from ascend_lab.machine.chip import Chip
 
-FORMATS = {"YUV420SP_U8": 1.5, "XRGB8888_U8": 4.0, "RGB888_U8": 3.0, "YUV400_U8": 1.0}
-"""Bytes of a pixel by input format; their numbers 1 to 4 in a parameter block count from here."""
+BYTES_PER_PIXEL = {"YUV420SP_U8": 1.5, "XRGB8888_U8": 4.0, "RGB888_U8": 3.0, "YUV400_U8": 1.0}
+"""Input format -> bytes of a pixel; the order gives the formats' numbers in a parameter block."""
 PLANES = {"YUV420SP_U8": 3, "XRGB8888_U8": 4, "RGB888_U8": 3, "YUV400_U8": 1}
-"""Channels of an image by input format."""
-WIDEST = 4096
-TALLEST = 4096
-PLACE = Range(int, 0, 4095)
-"""Where a crop begins."""
-PADDING = Range(int, 0, 32)
-"""Pixels at one side."""
-BYTE = Range(int, 0, 255)
-MINIMUM = Range(float, 0, 255)
-HALF = Range(float, -65504, 65504)
-"""Numbers that fp16 holds."""
-NARROW_CHIPS = ("Ascend310", "Ascend310DK", "Ascend310P3", "Ascend910A")
-NARROW = 1080
-"""Widest padded result on these (Atlas inference and training products)."""
-FREE_START = "Ascend950"
-"""Chips of this name crop YUV420SP at odd places, too."""
-Four = tuple[float, float, float, float]
+"""Input format -> channels of an image."""
+MAX_WIDTH = 4096
+MAX_HEIGHT = 4096
+CROP_START_RANGE = Range(int, 0, 4095)
+"""First row or column of a crop."""
+PADDING_RANGE = Range(int, 0, 32)
+"""Pixels of padding on one side."""
+BYTE_RANGE = Range(int, 0, 255)
+MINIMUM_RANGE = Range(float, 0, 255)
+FP16_RANGE = Range(float, -65504, 65504)
+"""Finite numbers of fp16."""
+CHIPS_WITH_NARROW_PADDING = ("Ascend310", "Ascend310DK", "Ascend310P3", "Ascend910A")
+MAX_PADDED_WIDTH = 1080
+"""Largest width with padding on these chips (Atlas inference and training products)."""
+CHIP_WITH_ODD_CROPS = "Ascend950"
+"""Chips whose names begin so can begin a crop of YUV420SP at odd positions."""
+PerChannel = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Aipp:
-    """What is done to each frame of `width` x `height`: everything but the frames.
+    """The settings of AIPP for frames of `width` x `height`.
 
-    Each field is a key of the vendor's file, or several of one kind. `crop` is (left, top, width,
-    height), its size (0, 0) where the network's input says it; `padding` (top, bottom, left, right)
-    pixels of `padding_value`, in units of the result. `mean`, `minimum` and `var_reci` (one over
-    the deviation) have a number for each of four channels.
+    Each field is one or several keys of the vendor's configuration file. `crop` is (left, top,
+    width, height), where a size of 0 stands for that of the network's input. `padding` are the
+    pixels (top, bottom, left, right) of `padding_value`, which is not normalised. `mean`, `minimum`
+    and `var_reci` (one over the standard deviation) have one number for each of four channels.
     """
 
     input_format: str
@@ -66,17 +66,17 @@ class Aipp:
     padding: tuple[int, int, int, int] = (0, 0, 0, 0)
     padding_value: float = 0.0
     mean: tuple[int, int, int, int] = (0, 0, 0, 0)
-    minimum: Four = (0.0, 0.0, 0.0, 0.0)
-    var_reci: Four = (1.0, 1.0, 1.0, 1.0)
+    minimum: PerChannel = (0.0, 0.0, 0.0, 0.0)
+    var_reci: PerChannel = (1.0, 1.0, 1.0, 1.0)
 
     @property
     def frame_bytes(self) -> int:
         """Bytes of one frame."""
-        return int(self.width * self.height * FORMATS[self.input_format])
+        return int(self.width * self.height * BYTES_PER_PIXEL[self.input_format])
 
     @property
     def channels(self) -> int:
-        """Channels of the result unless a network asks for less (or for the fourth)."""
+        """Channels of the result unless the network asks for another number."""
         return min(PLANES[self.input_format], 3)
 
     @property
@@ -88,54 +88,64 @@ class Aipp:
 
 
 def check(settings: Aipp, chip: Chip | None = None) -> Aipp:
-    """Return the settings if they keep the published limits, those of a chip if one is given.
+    """Return the settings if they are within the published limits of AIPP, or of a chip's AIPP.
 
-    Raises `InputError` naming the key of the configuration file that does not.
+    Raises `InputError` naming the key of the configuration file that is not.
     """
-    s = settings
     is_yuv = settings.input_format == "YUV420SP_U8"
-    if s.input_format not in FORMATS:
-        raise InputError(f"input_format: one of {', '.join(FORMATS)}", s.input_format)
-    _within("src_image_size_w", s.width, Range(int, 2, WIDEST))
-    _within("src_image_size_h", s.height, Range(int, 1, TALLEST))
+    if settings.input_format not in BYTES_PER_PIXEL:
+        raise InputError(
+            f"input_format: one of {', '.join(BYTES_PER_PIXEL)}", settings.input_format
+        )
+    _check_range("src_image_size_w", settings.width, Range(int, 2, MAX_WIDTH))
+    _check_range("src_image_size_h", settings.height, Range(int, 1, MAX_HEIGHT))
     if is_yuv:
-        _even("src_image_size_w", s.width)
-        _even("src_image_size_h", s.height)
-    if s.csc and s.input_format == "YUV400_U8":
+        _check_even("src_image_size_w", settings.width)
+        _check_even("src_image_size_h", settings.height)
+    if settings.csc and settings.input_format == "YUV400_U8":
         raise InputError("csc_switch: false for YUV400_U8", "true", "grey has no colours")
-    if s.crop:
-        # chroma is halved: most chips can only begin a crop where a sample of it begins
-        free = chip is not None and chip.name.startswith(FREE_START)
-        _check_crop(s.crop, (s.width, s.height), is_yuv and not free)
-    if s.scaled:
-        _check_scaled(s.scaled, s.crop[2:] if s.crop else (s.width, s.height))
-    for name, size in zip(("top", "bottom", "left", "right"), s.padding, strict=True):
-        _within(f"{name}_padding_size", size, PADDING)
-    # 1080 on Atlas inference and training products, by the documents: 1070 + 8 + 8 is too wide
-    widest = NARROW if chip is not None and chip.name in NARROW_CHIPS else WIDEST
-    if any(s.padding) and s.size[0] > widest:
-        needed = f"a padded width of at most {widest}{f' on {chip.name}' if chip else ''}"
-        raise InputError(needed, str(s.size[0]), "pad or crop less")
+    if settings.crop:
+        # Two rows and two columns share a chroma sample: most chips crop at even positions only.
+        allows_odd_start = chip is not None and chip.name.startswith(CHIP_WITH_ODD_CROPS)
+        _check_crop(
+            settings.crop, (settings.width, settings.height), is_yuv and not allows_odd_start
+        )
+    if settings.scaled:
+        _check_scaled(
+            settings.scaled,
+            settings.crop[2:] if settings.crop else (settings.width, settings.height),
+        )
+    for name, size in zip(("top", "bottom", "left", "right"), settings.padding, strict=True):
+        _check_range(f"{name}_padding_size", size, PADDING_RANGE)
+    # On Ascend310 a frame of 1070 pixels with 8 + 8 pixels of padding is too wide: 1086 > 1080.
+    max_width = (
+        MAX_PADDED_WIDTH
+        if chip is not None and chip.name in CHIPS_WITH_NARROW_PADDING
+        else MAX_WIDTH
+    )
+    if any(settings.padding) and settings.size[0] > max_width:
+        needed = f"a padded width of at most {max_width}{f' on {chip.name}' if chip else ''}"
+        raise InputError(needed, str(settings.size[0]), "pad or crop less")
     for key, values, limits in (
-        ("mean", s.mean, BYTE),
-        ("min", s.minimum, MINIMUM),
-        ("var_reci", s.var_reci, HALF),
+        ("mean", settings.mean, BYTE_RANGE),
+        ("min", settings.minimum, MINIMUM_RANGE),
+        ("var_reci", settings.var_reci, FP16_RANGE),
     ):
         for i, value in enumerate(values):
-            _within(f"{key}_chn_{i}", value, limits)
-    _within("padding_value", s.padding_value, HALF)
-    return s
+            _check_range(f"{key}_chn_{i}", value, limits)
+    _check_range("padding_value", settings.padding_value, FP16_RANGE)
+    return settings
 
 
-def _within(key: str, value: float, limits: Range) -> None:
-    """Raise `InputError` for a number outside its limits; its kind is free, as NumPy has many."""
-    if not limits.low <= value <= limits.high:  # also for nan
+def _check_range(key: str, value: float, limits: Range) -> None:
+    """Raise `InputError` for a number outside its limits, whether int, float or of NumPy."""
+    if not limits.low <= value <= limits.high:  # true for nan, too
         needed = f"{key} from {limits.low} to {limits.high}"
         raise InputError(needed, str(value), "mend the configuration")
 
 
-def _even(key: str, value: int) -> None:
-    """Raise `InputError` for an odd place or size: four pixels share one sample of chroma."""
+def _check_even(key: str, value: int) -> None:
+    """Raise `InputError` for an odd position or size: four pixels share one sample of chroma."""
     if value % 2:
         raise InputError(f"{key}: an even number for YUV420SP_U8", str(value), "chroma is halved")
 
@@ -143,12 +153,12 @@ def _even(key: str, value: int) -> None:
 def _check_crop(
     crop: tuple[int, int, int, int], source: tuple[int, int], must_be_even: bool
 ) -> None:
-    """Raise `InputError` for a crop that leaves the image, or begins at an odd place."""
+    """Raise `InputError` for a crop outside the image, or one that begins at an odd position."""
     for axis, start, size, source_size in zip("wh", crop[:2], crop[2:], source, strict=True):
         key = f"load_start_pos_{axis}"
-        _within(key, start, PLACE)
-        _even(key, start if must_be_even else 0)
-        _within(f"crop_size_{axis}", size, Range(int, 1, WIDEST))
+        _check_range(key, start, CROP_START_RANGE)
+        _check_even(key, start if must_be_even else 0)
+        _check_range(f"crop_size_{axis}", size, Range(int, 1, MAX_WIDTH))
         if start + size > source_size:
             needed = f"{key} + crop_size_{axis} of at most {source_size}, src_image_size_{axis}"
             raise InputError(needed, f"{start} + {size}", "crop inside the image")
@@ -157,7 +167,7 @@ def _check_crop(
 def _check_scaled(scaled: tuple[int, int], source: tuple[int, int]) -> None:
     """Raise `InputError` for a resize that the hardware cannot do in one step."""
     for axis, out, size, largest in zip("wh", scaled, source, (1920, 4096), strict=True):
-        _within(f"scf output size {axis}", out, Range(int, 16, largest))
+        _check_range(f"scf output size {axis}", out, Range(int, 16, largest))
         if not size <= out * 16 or not out <= size * 16:
             needed = f"scf output size {axis} within a factor of 16 of the input"
             raise InputError(needed, f"{size} -> {out}", "resize in steps")
@@ -165,50 +175,57 @@ def _check_scaled(scaled: tuple[int, int], source: tuple[int, int]) -> None:
 
 # -- pixels ---------------------------------------------------------------------------------------
 def aipp(frames: Image, settings: Aipp, *, dtype: str = "fp16", channels: int = 0) -> Image:
-    """Return what AIPP makes of uint8 frames, one after another in any shape: (n, c, h, w).
+    """Return the images (n, c, h, w) of uint8 frames, which are stored one after another.
 
-    `dtype` is fp16 or uint8, `channels` those a network takes (0: all there are). Raises
-    `InputError` for bytes that are no whole frames, and as `check`.
+    `dtype` is fp16 or uint8, `channels` the number that the network takes (0: all). Raises
+    `InputError` for a number of bytes that is not a multiple of a frame, and for settings that
+    `check` refuses.
     """
-    s = check(settings)
+    check(settings)
     frames = np.asarray(frames)
-    # a frame of 1920 x 1080 in YUV420SP is 3,110,400 bytes, whatever the shape of the array
+    # A frame of 1920 x 1080 in YUV420SP has 3,110,400 bytes; the shape of the array is ignored.
     if dtype not in ("fp16", "uint8"):
         raise InputError("fp16 or uint8 for AIPP's result", dtype, "choose one")
-    if frames.dtype != np.uint8 or frames.size == 0 or frames.size % s.frame_bytes:
-        needed = f"uint8 frames of {s.frame_bytes:,} bytes ({s.input_format}, {s.width} x "
+    if frames.dtype != np.uint8 or frames.size == 0 or frames.size % settings.frame_bytes:
+        size = f"{settings.width} x {settings.height}"
+        needed = f"uint8 frames of {settings.frame_bytes:,} bytes ({settings.input_format}, {size})"
         got = f"{frames.size:,} of {frames.dtype}"
-        raise InputError(f"{needed}{s.height})", got, "check src_image_size and input_format")
-    image = _swapped(_planes(frames.reshape(-1, s.frame_bytes), s), s)
-    if s.crop:
-        image = crop(image, *s.crop)
-    if s.scaled:
-        image = resize(image, *s.scaled)
-    if s.csc and s.input_format == "YUV420SP_U8":  # each direction uses one of the biases only
-        image = convert(image, Csc(s.csc.matrix, in_bias=s.csc.in_bias))
-    elif s.csc:
-        image = convert(image, Csc(s.csc.matrix, out_bias=s.csc.out_bias))
-    # of the three channels of YUV a network may take luma alone, of XRGB the fourth as well
-    count = channels or s.channels
+        raise InputError(needed, got, "check src_image_size and input_format")
+    image = _reordered_channels(
+        _planes(frames.reshape(-1, settings.frame_bytes), settings), settings
+    )
+    if settings.crop:
+        image = crop(image, *settings.crop)
+    if settings.scaled:
+        image = resize(image, *settings.scaled)
+    # A conversion from YUV uses the input bias only, one to YUV the output bias only.
+    if settings.csc and settings.input_format == "YUV420SP_U8":
+        image = convert(image, Csc(settings.csc.matrix, in_bias=settings.csc.in_bias))
+    elif settings.csc:
+        image = convert(image, Csc(settings.csc.matrix, out_bias=settings.csc.out_bias))
+    # A network may take luma alone of the three channels of YUV, or all four channels of XRGB.
+    count = channels or settings.channels
     if count > image.shape[1]:
-        needed = f"at most {image.shape[1]} channels from {s.input_format}"
+        needed = f"at most {image.shape[1]} channels from {settings.input_format}"
         raise InputError(needed, str(count), "change the network's input")
     image = image[:, :count]
     if dtype == "fp16":
-        image = normalise(image, s.mean[:count], s.minimum[:count], s.var_reci[:count])
-    elif any(s.padding):
-        _within("padding_value of uint8", s.padding_value, BYTE)
-    return pad(image, s.padding, s.padding_value)
+        image = normalise(
+            image, settings.mean[:count], settings.minimum[:count], settings.var_reci[:count]
+        )
+    elif any(settings.padding):
+        _check_range("padding_value of uint8", settings.padding_value, BYTE_RANGE)
+    return pad(image, settings.padding, settings.padding_value)
 
 
 def aipp_each(frames: Image, settings_of_frames: Sequence[Aipp], *, dtype: str = "fp16") -> Image:
-    """Return what AIPP makes of frames that each have settings of their own, as in dynamic AIPP."""
+    """Return the images of frames that each have their own settings, as in dynamic AIPP."""
     flat = np.asarray(frames).reshape(-1)
     total = sum(s.frame_bytes for s in settings_of_frames)
     if not settings_of_frames or flat.size != total:
         needed = f"{len(settings_of_frames)} frames of {total:,} bytes in all"
         raise InputError(needed, f"{flat.size:,}", "check src_image_size and input_format")
-    # an image given as (h, w, c) shows its size: exchanging height and width keeps the bytes
+    # The number of bytes does not reveal exchanged height and width, but a shape (h, w, c) does.
     shape = np.shape(frames)
     source = (settings_of_frames[0].height, settings_of_frames[0].width)
     if len(shape) == 3 and shape[2] in (3, 4) and shape[:2] != source:
@@ -217,7 +234,7 @@ def aipp_each(frames: Image, settings_of_frames: Sequence[Aipp], *, dtype: str =
     if len({s.size for s in settings_of_frames}) > 1:
         sizes = ", ".join(sorted({f"{s.size[0]} x {s.size[1]}" for s in settings_of_frames}))
         raise InputError("one size of result for all images of a batch", sizes, "resize or pad")
-    # frames of 6 and 9 bytes are cut at 6
+    # Frames of 6 and 9 bytes are split at byte 6.
     raw_frames = np.split(flat, np.cumsum([s.frame_bytes for s in settings_of_frames])[:-1])
     return np.concatenate(
         [
@@ -227,33 +244,35 @@ def aipp_each(frames: Image, settings_of_frames: Sequence[Aipp], *, dtype: str =
     )
 
 
-def _planes(frames: Image, s: Aipp) -> Image:
-    """Return frames as images (n, planes, h, w), chroma as large as luma."""
+def _planes(frames: Image, settings: Aipp) -> Image:
+    """Return frames as images (n, planes, h, w), with chroma repeated to the size of luma."""
     count = len(frames)
-    pixels = s.width * s.height
-    if s.input_format != "YUV420SP_U8":
-        packed = frames.reshape(count, s.height, s.width, PLANES[s.input_format])
+    pixels = settings.width * settings.height
+    if settings.input_format != "YUV420SP_U8":
+        packed = frames.reshape(
+            count, settings.height, settings.width, PLANES[settings.input_format]
+        )
         return packed.transpose(0, 3, 1, 2)
-    # luma of all pixels, then U and V in turns, one pair for 2 x 2 pixels: each is repeated
-    luma = frames[:, :pixels].reshape(count, 1, s.height, s.width)
-    pairs = frames[:, pixels:].reshape(count, s.height // 2, s.width // 2, 2)
+    # Luma of all pixels, then pairs of U and V, one for 2 x 2 pixels: each pair is repeated.
+    luma = frames[:, :pixels].reshape(count, 1, settings.height, settings.width)
+    pairs = frames[:, pixels:].reshape(count, settings.height // 2, settings.width // 2, 2)
     chroma = pairs.transpose(0, 3, 1, 2).repeat(2, axis=2).repeat(2, axis=3)
     return np.concatenate([luma, chroma], axis=1)
 
 
-def _swapped(image: Image, s: Aipp) -> Image:
-    """Return the channels in the order of the settings: X to the end, then R/B or U/V exchanged."""
+def _reordered_channels(image: Image, settings: Aipp) -> Image:
+    """Return the image with channels swapped: first X to the end, then R with B or U with V."""
     order = list(range(image.shape[1]))
-    if s.ax_swap and s.input_format == "XRGB8888_U8":  # XRGB becomes RGBX
+    if settings.ax_swap and settings.input_format == "XRGB8888_U8":  # XRGB becomes RGBX
         order = order[1:] + order[:1]
-    if s.rbuv_swap and len(order) > 1:
-        first_place, second_place = (1, 2) if s.input_format == "YUV420SP_U8" else (0, 2)
+    if settings.rbuv_swap and len(order) > 1:
+        first_place, second_place = (1, 2) if settings.input_format == "YUV420SP_U8" else (0, 2)
         order[first_place], order[second_place] = order[second_place], order[first_place]
     return image[:, order]
 
 
 def crop(image: Image, x: int, y: int, width: int, height: int) -> Image:
-    """Return the part of an image (..., h, w) that begins at (x, y)."""
+    """Return the rectangle of an image (..., h, w) that begins at (x, y)."""
     return image[..., y : y + height, x : x + width]
 
 
@@ -262,21 +281,21 @@ def normalise(
 ) -> Image:
     """Return (x - mean - minimum) var_reci of an image (n, c, h, w) in fp16, rounded once.
 
-    The numbers, one a channel, are fp16 themselves.
+    The parameters have one number for each channel.
     """
-    # through fp16 to fp64: rounded as the hardware stores them, then computed exactly
-    m, low, scale = (
+    # The parameters are rounded to fp16, as the hardware stores them, and computed in fp64.
+    mean_column, minimum_column, scale = (
         np.array(numbers, np.float16).astype(np.float64).reshape(-1, 1, 1)
         for numbers in (mean, minimum, var_reci)
     )
-    # a result beyond 65504 is infinite in fp16, as on the hardware
+    # A result beyond 65504 becomes infinite in fp16.
     with np.errstate(over="ignore"):
-        normalised: Image = ((image - m - low) * scale).astype(np.float16)
+        normalised: Image = ((image - mean_column - minimum_column) * scale).astype(np.float16)
     return normalised
 
 
 def pad(image: Image, sides: tuple[int, int, int, int], value: float = 0.0) -> Image:
     """Return an image (..., h, w) with pixels of `value` at top, bottom, left and right."""
     top, bottom, left_side, right_side = sides
-    around = [(0, 0)] * (image.ndim - 2) + [(top, bottom), (left_side, right_side)]
-    return np.pad(image, around, constant_values=np.float64(value).astype(image.dtype))
+    pad_widths = [(0, 0)] * (image.ndim - 2) + [(top, bottom), (left_side, right_side)]
+    return np.pad(image, pad_widths, constant_values=np.float64(value).astype(image.dtype))

@@ -1,11 +1,11 @@
-"""The configuration file of AIPP: protobuf text, read against one table of keys.
+"""The configuration file of AIPP (image pre-processing), in the text format of protobuf.
 
     aipp_op { aipp_mode: static  input_format: YUV420SP_U8  crop: true  crop_size_w: 224 ... }
 
-A key left out has the default of the published template: a matrix of which half is given is
-completed from it in silence, and its rows end in blue, green, red. Without `crop: true` or
-`padding: true` their sizes count for nothing. Keys that the documents reserve may be given with
-their default only.
+A missing key has the default of the published template. The colour matrix of that template gives
+blue, green and red in this order, and it also fills in the missing entries of a matrix. Sizes of
+crop and padding are ignored without `crop: true` or `padding: true`. Keys that the documents call
+reserved are accepted with their default only.
 
 Source: CANN, AIPP, config_file_template and crop_padding_config; GE, insert_op.proto, aipp_op.cc.
 """
@@ -17,14 +17,14 @@ from typing import Any
 
 from ascend_lab.deploy.compress.protobuf_text import read_text
 from ascend_lab.deploy.media.aipp import (
-    BYTE,
-    FORMATS,
-    HALF,
-    MINIMUM,
-    PADDING,
-    PLACE,
-    TALLEST,
-    WIDEST,
+    BYTE_RANGE,
+    BYTES_PER_PIXEL,
+    CROP_START_RANGE,
+    FP16_RANGE,
+    MAX_HEIGHT,
+    MAX_WIDTH,
+    MINIMUM_RANGE,
+    PADDING_RANGE,
     Aipp,
 )
 from ascend_lab.deploy.media.colours import Csc, csc_of
@@ -38,9 +38,9 @@ _MATRIX = [[f"matrix_r{row}c{column}" for column in range(3)] for row in range(3
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key: what its value is, its default, and the mode that it is for ("" is for both).
+    """A key of an `aipp_op`: the kind of its value, its default and its mode ("" is for both).
 
-    `kind` is in the form of `protobuf_text`: a type, words to choose from, or a range of numbers.
+    `kind` is a type, a tuple of words or a range of numbers, as `protobuf_text` takes them.
     """
 
     kind: type | tuple[str, ...] | Range
@@ -49,8 +49,8 @@ class Key:
 
 
 def _keys() -> dict[str, Key]:
-    """Return every key of an `aipp_op` by its name."""
-    size = Range(int, 0, max(WIDEST, TALLEST))  # 0: left to the network
+    """Return all keys of an `aipp_op` by name."""
+    size = Range(int, 0, max(MAX_WIDTH, MAX_HEIGHT))  # 0: the size of the network's input
     switches = ("csc_switch", "rbuv_swap_switch", "ax_swap_switch", "crop", "padding")
     keys = {name: Key(bool, False) for name in switches}
     reserved = ("resize", "single_line_mode", "support_rotation")
@@ -60,41 +60,41 @@ def _keys() -> dict[str, Key]:
         "related_input_rank": Key(Range(int, 0, 2**16), 0, ""),
         "related_input_name": Key(str, "", "reserved"),
         "max_src_image_size": Key(Range(int, 0, 2**32 - 1), 0, "dynamic"),
-        "input_format": Key(tuple(FORMATS), None),
-        "cpadding_value": Key(HALF, 0.0, "reserved"),
+        "input_format": Key(tuple(BYTES_PER_PIXEL), None),
+        "cpadding_value": Key(FP16_RANGE, 0.0, "reserved"),
         "rotation_angle": Key(Range(int, 0, 3), 0, "reserved"),
         "raw_rgbir_to_f16_n": Key(Range(int, 0, 31), 8, "reserved"),
-        "padding_value": Key(HALF, 0.0),
+        "padding_value": Key(FP16_RANGE, 0.0),
     }
     for axis in _AXES:
         keys[f"src_image_size_{axis}"] = Key(size, 0)
-        keys[f"load_start_pos_{axis}"] = Key(PLACE, 0)
+        keys[f"load_start_pos_{axis}"] = Key(CROP_START_RANGE, 0)
         keys[f"crop_size_{axis}"] = Key(size, 0)
         keys[f"resize_output_{axis}"] = Key(size, 0, "reserved")
-    keys |= {f"{side}_padding_size": Key(PADDING, 0) for side in _SIDES}
-    # entries are 1/256, so 16 bits reach from -128 to 128; left out, they depend on the format
+    keys |= {f"{side}_padding_size": Key(PADDING_RANGE, 0) for side in _SIDES}
+    # An entry counts 1/256, so 16 bits reach from -128 to 128. Defaults depend on the format.
     entry = Range(int, -(2**15), 2**15 - 1)
     keys |= {key: Key(entry, None) for row in _MATRIX for key in row}
-    # defaults of narrow BT.601: luma begins at 16, chroma is centred at 128
+    # The defaults are those of narrow BT.601: luma begins at 16, chroma is centred at 128.
     for i, bias in enumerate((16, 128, 128)):
-        keys |= {f"{side}_bias_{i}": Key(BYTE, bias) for side in ("input", "output")}
+        keys |= {f"{side}_bias_{i}": Key(BYTE_RANGE, bias) for side in ("input", "output")}
     for i in range(4):
-        keys[f"mean_chn_{i}"] = Key(BYTE, 0)
-        keys[f"min_chn_{i}"] = Key(MINIMUM, 0.0)
-        keys[f"var_reci_chn_{i}"] = Key(HALF, 1.0)
+        keys[f"mean_chn_{i}"] = Key(BYTE_RANGE, 0)
+        keys[f"min_chn_{i}"] = Key(MINIMUM_RANGE, 0.0)
+        keys[f"var_reci_chn_{i}"] = Key(FP16_RANGE, 1.0)
     return keys
 
 
 KEYS = _keys()
-"""Every key of an `aipp_op`; defaults of the matrix depend on the input format."""
+"""All keys of an `aipp_op`; `_conversion` has the defaults of the matrix."""
 
 
 @dataclass(frozen=True, slots=True)
 class AippOp:
-    """One `aipp_op`: for which input of the network, and its settings (None: dynamic ones).
+    """One `aipp_op`: the number of the network's input, and the settings (None: dynamic AIPP).
 
-    Sizes that the file leaves to the network are 0 in the settings: see `fitted`. A dynamic one
-    says only the `max_bytes` of all frames of a batch.
+    A size of 0 in the settings stands for that of the network's input (see `fitted`). Dynamic
+    AIPP has `max_bytes` instead, the size of all frames of a batch.
     """
 
     rank: int
@@ -114,7 +114,7 @@ def read_config(path: str | Path) -> tuple[AippOp, ...]:
 def parse_config(text: str, where: str = "AIPP") -> tuple[AippOp, ...]:
     """Return the operations of a text, in order; raises `InputError` naming the key at fault."""
     table = {"aipp_op": [{name: key.kind for name, key in KEYS.items()}]}
-    # kinds, ranges and lines are checked while reading; modes below, where only the file is named
+    # `read_text` checks kinds and ranges and names the line; modes are checked below.
     messages = read_text(text, table, where).get("aipp_op", ())
     with naming(where):
         return _operations(messages)
@@ -127,8 +127,10 @@ def _operations(messages: Iterable[dict[str, Any]]) -> tuple[AippOp, ...]:
     if not operations:
         raise InputError("an aipp_op { ... }", "none", "write one for each input")
     if len(set(ranks)) < len(ranks):
-        twice = next(rank for rank in ranks if ranks.count(rank) > 1)
-        raise InputError("one aipp_op for each related_input_rank", f"{twice} twice", "number them")
+        repeated_rank = next(rank for rank in ranks if ranks.count(rank) > 1)
+        raise InputError(
+            "one aipp_op for each related_input_rank", f"{repeated_rank} twice", "number them"
+        )
     return tuple(operations)
 
 
@@ -141,23 +143,23 @@ def _operation(message: dict[str, Any]) -> AippOp:
         key = KEYS[name]
         if key.mode == "reserved" and value != key.default:
             raise InputError(f"{name}: {key.default}", str(value), "the documents reserve it")
-        # a key of the other mode may be there with its default, as in the vendor's template
+        # A key of the other mode may have its default value, as in the vendor's template.
         if key.mode in ("static", "dynamic") and key.mode != mode and value != key.default:
             remedy = "frames bring theirs" if mode == "dynamic" else "drop it"
             raise InputError(f"{name} only with aipp_mode: {key.mode}", mode, remedy)
-    # with the defaults every key has a value from here on
+    # The defaults give a value to every key.
     values = {name: message.get(name, key.default) for name, key in KEYS.items()}
     if mode == "static":
-        return AippOp(values["related_input_rank"], _static(values))
+        return AippOp(values["related_input_rank"], _static_settings(values))
     if not values["max_src_image_size"]:
         raise InputError("max_src_image_size above 0 with aipp_mode: dynamic", "none", "add it")
     return AippOp(values["related_input_rank"], None, values["max_src_image_size"])
 
 
-def _static(values: dict[str, Any]) -> Aipp:
+def _static_settings(values: dict[str, Any]) -> Aipp:
     """Return the settings of a static operation, from the values of all keys."""
     if values["input_format"] is None:
-        raise InputError(f"input_format: one of {', '.join(FORMATS)}", "none", "add it")
+        raise InputError(f"input_format: one of {', '.join(BYTES_PER_PIXEL)}", "none", "add it")
     names = [f"{key}_{axis}" for key in ("load_start_pos", "crop_size") for axis in _AXES]
     padding = tuple(values[f"{side}_padding_size"] for side in _SIDES)
     per_channel = [
@@ -180,13 +182,13 @@ def _static(values: dict[str, Any]) -> Aipp:
 
 
 def _conversion(values: dict[str, Any]) -> Csc:
-    """Return the conversion of a file; entries that it leaves out are those of BT.601 narrow."""
-    # as in the template: from YUV the rows are blue, green, red; all others go to YUV
+    """Return the colour conversion of a file, with missing entries from narrow BT.601."""
+    # As in the template: from YUV the rows are blue, green, red; other formats become YUV.
     target = "BGR" if values["input_format"] == "YUV420SP_U8" else "YUV"
-    usual = csc_of("601 narrow", target).matrix
+    default_matrix = csc_of("601 narrow", target).matrix
     rows = tuple(
         tuple(n if values[key] is None else values[key] for n, key in zip(*pair, strict=True))
-        for pair in zip(usual, _MATRIX, strict=True)
+        for pair in zip(default_matrix, _MATRIX, strict=True)
     )
     biases = (tuple(values[f"{side}_bias_{i}"] for i in range(3)) for side in ("input", "output"))
     return Csc(rows, *biases)  # type: ignore[arg-type]

@@ -1,14 +1,15 @@
-"""AIPP inside a graph: an operator in front of the first layer.
+"""AIPP (the chip's image pre-processing) as an operator in front of the first layer of a graph.
 
-    frames: uint8[n, bytes] -> aipp -> what read the input before
+    frames: uint8[n, bytes] -> aipp -> first layer
 
-On the chip AIPP stands on the way into the core: it is no kernel, needs no launch, and what it
-makes lies in NC1HWC0 blocks at once. The model counts the bytes of the frames, at the rate of
-device memory, and lets the first layer read fp16 blocks from L2: slower than the real thing, which
-hands them over inside the core.
+On the chip AIPP is part of the path into the core. It is not a kernel of its own, needs no launch,
+and writes NC1HWC0 blocks directly. The model reads the bytes of the frames at the rate of device
+memory and lets the first layer read fp16 blocks from L2. This is slower than the hardware, where
+the pixels stay inside the core.
 
-Small channels: a first convolution fills 3 of 16 lanes of the cube's depth. AIPP may write pixels
-of 4 channels instead, so that the convolution takes four taps at once (`NC1HWC0:4`).
+Small channels: an image with 3 channels fills 3 of the 16 lanes of the cube's depth. AIPP can write
+pixels of 4 channels instead, so that the first convolution multiplies four taps at once
+(`NC1HWC0:4`).
 
 Sources: CANN, AIPP, how_to_enable_aipp; ATC, --insert_op_conf and --enable_small_channel.
 """
@@ -31,38 +32,43 @@ from ascend_lab.machine.isa import SMALL_C0
 from ascend_lab.operators.ops import REQUIRED, Operator, TypeRule, exact
 from ascend_lab.operators.ops.slicing import axis_rules
 
-BLOCK = "ascend_dynamic_aipp_data"
-"""What the input for parameters of dynamic AIPP is called, as in the vendor's models."""
+BLOCK_INPUT = "ascend_dynamic_aipp_data"
+"""The name of the input for the parameters of dynamic AIPP, as in the vendor's models."""
 
 
-def restored(stored: Sequence[Any]) -> Aipp:
-    """Return the settings that an attribute of a node holds as `astuple` made them.
+def settings_from(stored: Sequence[Any]) -> Aipp:
+    """Return the settings that `astuple` has turned into an attribute of a node.
 
-    `astuple` turns the conversion inside into a tuple too, and a file turns tuples into lists.
+    `astuple` also turns the colour conversion inside into a tuple, and a file turns tuples into
+    lists.
     """
-    input_format, width, height, csc, *later = (_tuples(value) for value in stored)
-    return Aipp(input_format, width, height, Csc(*csc) if csc is not None else None, *later)
+    input_format, width, height, csc, *remaining_fields = (
+        _lists_as_tuples(value) for value in stored
+    )
+    return Aipp(
+        input_format, width, height, Csc(*csc) if csc is not None else None, *remaining_fields
+    )
 
 
-def _tuples(value: Any) -> Any:
-    """Return a value with all lists in it, at any depth, as tuples."""
-    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+def _lists_as_tuples(value: Any) -> Any:
+    """Return a value in which all lists, at any depth, are tuples."""
+    return tuple(map(_lists_as_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 # -- the operator ---------------------------------------------------------------------------------
-def _result(
+def _evaluate_aipp(
     frames: Image, block: Image | None = None, *, shape: Any, dtype: str, settings: Any, small: bool
 ) -> Image:
-    """Return the image (n, c, h, w) in fp16 or uint8; `small` is about memory only."""
+    """Return the image (n, c, h, w) in fp16 or uint8; `small` changes its layout only."""
     raw = np.asarray(frames, np.uint8)
     dtype = "uint8" if dtype == "uint8" else "fp16"
     if block is not None:
         settings_of_frames = unpack_block(np.asarray(block, np.uint8).tobytes())
-        # the input has room for the largest frames; smaller ones leave its end unused
+        # The input has room for the largest frames; with smaller ones its end is unused.
         used_bytes = sum(s.frame_bytes for s in settings_of_frames)
         image = aipp_each(raw.reshape(-1)[:used_bytes], settings_of_frames, dtype=dtype)
     else:
-        image = aipp(raw, restored(settings), dtype=dtype, channels=shape[1])
+        image = aipp(raw, settings_from(settings), dtype=dtype, channels=shape[1])
     if image.shape != tuple(shape):
         raise InputError(f"frames that become {tuple(shape)}", str(image.shape), "mend the block")
     return image
@@ -71,7 +77,7 @@ def _result(
 GRAPH_ONLY["aipp"] = Operator(
     "aipp",
     ("frames", "block"),
-    _result,
+    _evaluate_aipp,
     summary="raw frames as an image, on the way into the core",
     attrs={"shape": REQUIRED, "dtype": "fp16", "settings": None, "small": False},
     optional=1,
@@ -80,7 +86,7 @@ GRAPH_ONLY["aipp"] = Operator(
     slicing=lambda shapes, *, shape, **attrs: axis_rules("Transpose", ["frames are whole"] * 4),
     traits=("frames",),
     tolerances=exact(),
-    index_bounds={"frames": lambda *shapes, **attrs: 256},  # what random frames are drawn from
+    index_bounds={"frames": lambda *shapes, **attrs: 256},  # random frames have bytes below 256
 )
 
 
@@ -95,71 +101,75 @@ def insert_aipp(
     """Return the graph with AIPP in front of some inputs, which become uint8[n, frame bytes].
 
     A dynamic operation takes uint8[max_bytes] and one more input, its parameter block. With
-    `small_channel` the first convolution behind each static one reads pixels of 4 channels. Raises
-    `InputError` for an input that is missing, no image or of another size, and as `check`.
+    `small_channel` the convolution that follows a static operation reads pixels of 4 channels.
+    Raises `InputError` for an input that is missing, is not an image or has another size, and for
+    settings that `check` refuses.
     """
-    # all names first: inserting a block adds an input, but behind those that ranks count
     ranks = [(op, _image_at(graph, op.rank)) for op in operations]
     for op, name in ranks:
-        graph = _inserted(graph, op, name, chip)
+        graph = _with_aipp(graph, op, name, chip)
         if small_channel:
             if op.settings is None:
                 raise InputError("static AIPP with small channels", "dynamic", "leave one out")
-            graph = _in_small_channels(graph, name)
+            graph = _with_small_channels(graph, name)
     return graph
 
 
 def _image_at(graph: Graph, rank: int) -> str:
-    """Return the name of an input by its number; raise `InputError` unless it is an image."""
+    """Return the name of input number `rank`; raise `InputError` unless it is an image."""
     if rank >= len(graph.inputs):
         needed = f"related_input_rank below {len(graph.inputs)}, the inputs of {graph.name}"
         raise InputError(needed, str(rank), "number inputs from 0")
     name = graph.inputs[rank]
-    kind = graph.types[name]
-    if len(kind.shape) != 4 or kind.dtype not in ("fp32", "fp16", "bf16", "uint8"):
-        raise InputError(f"input {name} as an image (n, c, h, w)", str(kind), "name another rank")
+    tensor_type = graph.types[name]
+    if len(tensor_type.shape) != 4 or tensor_type.dtype not in ("fp32", "fp16", "bf16", "uint8"):
+        raise InputError(
+            f"input {name} as an image (n, c, h, w)", str(tensor_type), "name another rank"
+        )
     return name
 
 
-def _inserted(graph: Graph, op: AippOp, name: str, chip: Chip | None) -> Graph:
-    """Return the graph with one operator of AIPP between an input and all that read it."""
-    kind = graph.types[name]
+def _with_aipp(graph: Graph, op: AippOp, name: str, chip: Chip | None) -> Graph:
+    """Return the graph with an AIPP operator between an input and all its readers."""
+    image_type = graph.types[name]
     types = dict(graph.types)
-    extra: tuple[str, ...] = ()
-    n, channels, height, width = kind.shape
-    attrs: dict[str, Any] = {"shape": kind.shape, "dtype": kind.dtype}
+    block_inputs: tuple[str, ...] = ()
+    n, channels, height, width = image_type.shape
+    attrs: dict[str, Any] = {"shape": image_type.shape, "dtype": image_type.dtype}
     if op.settings is not None:
         settings = check(fitted(op.settings, width, height), chip)
-        possible = _possible_channels(settings)
-        if channels not in possible:
-            counts = " or ".join(map(str, possible))
+        channel_counts = _possible_channels(settings)
+        if channels not in channel_counts:
+            counts = " or ".join(map(str, channel_counts))
             needed = f"{counts} channels from {settings.input_format}"
             raise InputError(needed, f"{channels} of input {name}", "choose another format")
         attrs["settings"] = astuple(settings)
         types[name] = TensorType((n, settings.frame_bytes), "uint8")
     else:
-        # the vendor's name for the first block, numbered for further ones
-        block = next(b for b in (BLOCK, *(f"{BLOCK}_{i}" for i in range(99))) if b not in types)
-        extra = (block,)
+        # The first block has the vendor's name, further ones have a number behind it.
+        block = next(
+            b for b in (BLOCK_INPUT, *(f"{BLOCK_INPUT}_{i}" for i in range(99))) if b not in types
+        )
+        block_inputs = (block,)
         types[name] = TensorType((op.max_bytes,), "uint8")
         types[block] = TensorType((block_bytes(n),), "uint8")
     image = Draft(graph).new_name(f"{name}_aipp")
-    types[image] = kind
-    head = Node(image, "aipp", (name, *extra), (image,), attrs)
+    types[image] = image_type
+    aipp_node = Node(image, "aipp", (name, *block_inputs), (image,), attrs)
 
-    def after(names: tuple[str, ...]) -> tuple[str, ...]:
+    def redirected(names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(image if read == name else read for read in names)
 
-    nodes = (head, *(replace(node, inputs=after(node.inputs)) for node in graph.nodes))
-    ends = after(graph.outputs)
-    inputs = (*graph.inputs, *extra)
-    return verify(replace(graph, inputs=inputs, outputs=ends, nodes=nodes, types=types))
+    nodes = (aipp_node, *(replace(node, inputs=redirected(node.inputs)) for node in graph.nodes))
+    outputs = redirected(graph.outputs)
+    inputs = (*graph.inputs, *block_inputs)
+    return verify(replace(graph, inputs=inputs, outputs=outputs, nodes=nodes, types=types))
 
 
 def _possible_channels(settings: Aipp) -> list[int]:
-    """Return the numbers of channels that AIPP can make: three or one, and a fourth of XRGB.
+    """Return the numbers of channels that AIPP can write: three or one, or four from XRGB.
 
-    A colour conversion may also give one alone: the luma of YUV.
+    After a colour conversion the network may take the first channel alone, the luma of YUV.
     """
     if settings.csc:
         return sorted({1, settings.channels})
@@ -169,46 +179,58 @@ def _possible_channels(settings: Aipp) -> list[int]:
 
 
 def fitted(settings: Aipp, width: int, height: int) -> Aipp:
-    """Return settings whose sizes left open are those of a network's input.
+    """Return settings in which sizes of 0 are replaced by the size of a network's input.
 
-    Raises `InputError` where the result has another size than the network takes.
+    Raises `InputError` if AIPP's result would have another size than the network takes.
     """
-    s = settings
-    padded = any(settings.padding)
-    # Sizes of 0 are those of the network: of the frame if nothing is cut, of the crop otherwise.
-    # With padding both could be meant, so nothing is filled in.
-    if not s.crop and not padded:
-        s = replace(s, width=s.width or width, height=s.height or height)
-    elif s.crop and not padded:
-        x, y, *crop_size = s.crop
-        s = replace(s, crop=(x, y, crop_size[0] or width, crop_size[1] or height))
-    if s.size != (width, height):
+    fitted_settings = settings
+    has_padding = any(settings.padding)
+    # Without a crop the frame has the network's size, otherwise the crop has it. With padding the
+    # size before padding is not known, so nothing is replaced.
+    if not fitted_settings.crop and not has_padding:
+        fitted_settings = replace(
+            fitted_settings,
+            width=fitted_settings.width or width,
+            height=fitted_settings.height or height,
+        )
+    elif fitted_settings.crop and not has_padding:
+        x, y, *crop_size = fitted_settings.crop
+        fitted_settings = replace(
+            fitted_settings, crop=(x, y, crop_size[0] or width, crop_size[1] or height)
+        )
+    if fitted_settings.size != (width, height):
         needed = f"frames that become {width} x {height} pixels, as the network takes them"
-        raise InputError(needed, f"{s.size[0]} x {s.size[1]}", "crop or pad to that size")
-    return s
+        raise InputError(
+            needed,
+            f"{fitted_settings.size[0]} x {fitted_settings.size[1]}",
+            "crop or pad to that size",
+        )
+    return fitted_settings
 
 
 # -- small channels -------------------------------------------------------------------------------
-def _in_small_channels(graph: Graph, name: str) -> Graph:
-    """Return the graph whose first convolution behind an input reads pixels of four channels.
+def _with_small_channels(graph: Graph, name: str) -> Graph:
+    """Return the graph in which the convolution of an input reads pixels of four channels.
 
-    Rows that are no whole blocks of 32 bytes stay in blocks of 16 channels.
+    The image keeps blocks of 16 channels if its rows are not a multiple of 32 bytes.
     """
-    # blocks of four fp16 channels are 8 bytes a pixel: four pixels fill 32 bytes
-    (head,) = graph.readers[name]
-    readers = graph.readers[head.output]
+    # Four fp16 channels are 8 bytes a pixel: four pixels fill 32 bytes.
+    (aipp_node,) = graph.readers[name]
+    readers = graph.readers[aipp_node.output]
     conv = readers[0] if len(readers) == 1 and readers[0].op == "conv2d" else None
     if conv is None or conv.inputs[1] not in graph.constants:
         needed = f"one convolution of constant weights behind {name}"
-        raise UnsupportedError(needed, ", ".join(r.op for r in readers) or "none", _PLAIN)
-    (_, c, _, width) = graph.types[head.output].shape
+        raise UnsupportedError(
+            needed, ", ".join(r.op for r in readers) or "none", _SMALL_CHANNEL_HINT
+        )
+    (_, channels, _, width) = graph.types[aipp_node.output].shape
     groups = conv.attr("groups", 1)
-    if c > SMALL_C0 or groups != 1:
+    if channels > SMALL_C0 or groups != 1:
         needed = f"{conv.name}: up to {SMALL_C0} channels in one group"
-        raise UnsupportedError(needed, f"{c} channels, {groups} groups", _PLAIN)
-    # a width of 30 pixels is no whole number of blocks: AIPP then writes 16 channels
-    small = replace(head, attrs={**head.attrs, "small": width % SMALL_C0 == 0})
-    return replace(graph, nodes=tuple(small if n is head else n for n in graph.nodes))
+        raise UnsupportedError(needed, f"{channels} channels, {groups} groups", _SMALL_CHANNEL_HINT)
+    # 30 pixels a row are not a multiple of 4: AIPP writes 16 channels then.
+    small_node = replace(aipp_node, attrs={**aipp_node.attrs, "small": width % SMALL_C0 == 0})
+    return replace(graph, nodes=tuple(small_node if n is aipp_node else n for n in graph.nodes))
 
 
-_PLAIN = "leave small channels off"
+_SMALL_CHANNEL_HINT = "leave small channels off"

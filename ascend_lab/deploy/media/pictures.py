@@ -1,11 +1,12 @@
-"""Pictures in device memory, as the JPEG decoder (JPEGD) writes them and VPC reads them.
+"""The memory layout of decoded pictures, from the JPEG decoder (JPEGD) to the resizer (VPC).
 
-The decoder writes rows of a padded width, and rows more than the picture has; what pads is junk.
-Whoever reads the buffer has to be told the true size, or the junk is resized into the border.
+The decoder pads the width and the height of a picture, and the padding has undefined values. A
+program that reads the buffer must know the true size, or else a resize mixes padding into the
+border.
 
     bytes = stride_w stride_h f     f = 1.5 (4:2:0), 2 (4:2:2, 4:4:0), 3 (4:4:4)
 
-A JPEG of 500 x 333 pixels in 4:2:0 on Ascend310 lies in 512 x 336 x 1.5 = 258,048 bytes.
+A JPEG of 500 x 333 pixels in 4:2:0 takes 512 x 336 x 1.5 = 258,048 bytes on Ascend310.
 
 Source: CANN documentation, JPEGD and VPC functions and restrictions, acl.media.dvpp_*.
 """
@@ -20,17 +21,26 @@ from ascend_lab.deploy.media.colours import Image
 from ascend_lab.deploy.media.resizing import resize
 from ascend_lab.errors import InputError
 
-JPEGD_ALIGN: Mapping[str, tuple[int, int]] = {"Ascend310": (128, 16), "Ascend910A": (128, 16)}
-"""What the decoder rounds width and height up to; other chips round widths to 64."""
-LATER = (64, 16)
-SAMPLINGS = {"4:2:0": 1.5, "4:2:2": 2.0, "4:4:0": 2.0, "4:4:4": 3.0}
-"""Bytes of a pixel by how often chroma is sampled."""
-LARGEST = {"Ascend310": 8192, "Ascend310DK": 8192, "Ascend310P3": 8192, "Ascend910A": 8192}
-"""Most pixels along a side of a JPEG, and of what VPC reads; later chips decode twice as many."""
-VPC_LEAST = (10, 6)
-VPC_OUT = (4096, 4096)
+JPEGD_ALIGN: Mapping[str, tuple[int, int]] = {
+    "Ascend310": (128, 16),
+    "Ascend310DK": (128, 16),
+    "Ascend910A": (128, 16),
+}
+"""Chip -> the multiples to which the decoder rounds width and height up."""
+JPEGD_DEFAULT_ALIGN = (64, 16)
+"""The same for all other chips: Ascend310P, 310B and 910B.
+
+Source: CANN 8.0.RC1, aclpythondevg_01_0321, table 2.
+"""
+BYTES_PER_PIXEL = {"4:2:0": 1.5, "4:2:2": 2.0, "4:4:0": 2.0, "4:4:4": 3.0}
+"""Chroma sampling -> bytes of a pixel."""
+MAX_JPEG_SIDE = {"Ascend310": 8192, "Ascend310DK": 8192, "Ascend310P3": 8192, "Ascend910A": 8192}
+"""Largest width and height of a JPEG; chips that are not listed decode up to 16384."""
+VPC_MIN_SIZE = (10, 6)
+VPC_MAX_SIZE = (4096, 4096)
 """Smallest and largest width and height that VPC writes."""
-LEAST_STRIDE = 32
+MIN_STRIDE = 32
+"""Smallest row stride that VPC writes, in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,36 +60,41 @@ class Picture:
 
 
 def jpegd_picture(width: int, height: int, chip: str, sampling: str = "4:2:0") -> Picture:
-    """Return what the JPEG decoder of a chip writes; raises `InputError` for sizes it refuses."""
-    if sampling not in SAMPLINGS:
-        raise InputError(f"a sampling of {', '.join(SAMPLINGS)}", repr(sampling))
-    largest = LARGEST.get(chip, 16384)
-    if not (32 <= width <= largest and 32 <= height <= largest):
-        needed = f"a JPEG from 32 x 32 to {largest} x {largest} on {chip}"
+    """Return the picture that a chip's JPEG decoder writes; raises `InputError` for wrong sizes."""
+    if sampling not in BYTES_PER_PIXEL:
+        raise InputError(f"a sampling of {', '.join(BYTES_PER_PIXEL)}", repr(sampling))
+    max_side = MAX_JPEG_SIDE.get(chip, 16384)
+    if not (32 <= width <= max_side and 32 <= height <= max_side):
+        needed = f"a JPEG from 32 x 32 to {max_side} x {max_side} on {chip}"
         raise InputError(needed, f"{width} x {height}", "decode it on the host")
-    # 500 x 333 becomes 512 x 336 on Ascend310, on later chips the same: 512 is also 8 x 64
-    align_w, align_h = JPEGD_ALIGN.get(chip, LATER)
+    # 700 x 333 becomes 768 x 336 on Ascend310 (6 x 128) and 704 x 336 on Ascend910B2 (11 x 64).
+    align_w, align_h = JPEGD_ALIGN.get(chip, JPEGD_DEFAULT_ALIGN)
     return Picture(
-        width, height, aligned(width, align_w), aligned(height, align_h), SAMPLINGS[sampling]
+        width, height, aligned(width, align_w), aligned(height, align_h), BYTES_PER_PIXEL[sampling]
     )
 
 
 def vpc_picture(width: int, height: int) -> Picture:
-    """Return a YUV420SP picture as VPC writes it: widths padded to 16, heights as they are."""
-    # four pixels share one sample of chroma, so both sides must be even
+    """Return a YUV420SP picture as VPC writes it, with the width padded to a multiple of 16."""
+    # Four pixels share one sample of chroma, so both sides must be even.
     if width % 2 or height % 2:
         raise InputError("an even width and height for YUV420SP", f"{width} x {height}")
-    if width < VPC_LEAST[0] or height < VPC_LEAST[1] or width > VPC_OUT[0] or height > VPC_OUT[1]:
-        needed = "a size from {} x {} to {} x {}".format(*VPC_LEAST, *VPC_OUT)
+    if (
+        width < VPC_MIN_SIZE[0]
+        or height < VPC_MIN_SIZE[1]
+        or width > VPC_MAX_SIZE[0]
+        or height > VPC_MAX_SIZE[1]
+    ):
+        needed = "a size from {} x {} to {} x {}".format(*VPC_MIN_SIZE, *VPC_MAX_SIZE)
         raise InputError(needed, f"{width} x {height}", "resize in steps")
-    return Picture(width, height, max(LEAST_STRIDE, aligned(width, 16)), height)
+    return Picture(width, height, max(MIN_STRIDE, aligned(width, 16)), height)
 
 
 def crop_box(x: int, y: int, width: int, height: int) -> tuple[int, int, int, int]:
-    """Return VPC's box (left, right, top, bottom) of a part that begins at (x, y).
+    """Return VPC's crop box (left, right, top, bottom) for a rectangle that begins at (x, y).
 
-    Both ends lie inside: 8 pixels from 2 on are the box from 2 to 9. The first is even, the last
-    odd; raises `InputError` otherwise.
+    The box includes both ends: 8 pixels from pixel 2 on are the box from 2 to 9. Raises
+    `InputError` unless begins are even and ends are odd.
     """
     if min(x, y) < 0 or x % 2 or y % 2 or width % 2 or height % 2:
         needed = "an even place and an even size"
@@ -90,30 +105,30 @@ def crop_box(x: int, y: int, width: int, height: int) -> tuple[int, int, int, in
 def vpc_crop_and_resize(
     raw: Image, picture: Picture, box: tuple[int, int, int, int], out: Picture
 ) -> Image:
-    """Return the box of an NV12 picture in another size, as a flat buffer with the strides of out.
+    """Return a box of an NV12 picture, resized, as a flat buffer with the strides of `out`.
 
-    Luma and chroma are resized apart, each as OpenCV would, and what pads is 0. Raises
-    `InputError` for a buffer of another size or a box that leaves the picture.
+    Luma and chroma are resized separately, each as OpenCV does it, and padding is 0. Raises
+    `InputError` for a buffer of another size or a box outside the picture.
     """
     x_first, x_last, y_first, y_last = box
     if raw.size != picture.size_bytes or picture.factor != 1.5 or out.factor != 1.5:
         raise InputError(f"an NV12 buffer of {picture.size_bytes:,} bytes", f"{raw.size:,}")
-    inside = 0 <= x_first < x_last < picture.width and 0 <= y_first < y_last < picture.height
-    if not inside or (x_first % 2, x_last % 2, y_first % 2, y_last % 2) != (0, 1, 0, 1):
+    is_inside = 0 <= x_first < x_last < picture.width and 0 <= y_first < y_last < picture.height
+    if not is_inside or (x_first % 2, x_last % 2, y_first % 2, y_last % 2) != (0, 1, 0, 1):
         needed = f"an even box inside {picture.width} x {picture.height}"
         got = f"left {x_first}, right {x_last}, top {y_first}, bottom {y_last}"
         raise InputError(needed, got)
-    # NV12: all rows of luma, then half as many rows of chroma, U and V in turns
-    rows = raw.reshape(-1, picture.stride_w)
-    luma = rows[y_first : y_last + 1, x_first : x_last + 1]
+    # NV12: all rows of luma, then half as many rows of chroma, with U and V alternating.
+    source_rows = raw.reshape(-1, picture.stride_w)
+    luma = source_rows[y_first : y_last + 1, x_first : x_last + 1]
     chroma_top = picture.stride_h
-    chroma = rows[chroma_top + y_first // 2 : chroma_top + (y_last + 1) // 2]
-    # (rows, 2 columns) to the two planes (2, rows, columns), since U must not be mixed with V
+    chroma = source_rows[chroma_top + y_first // 2 : chroma_top + (y_last + 1) // 2]
+    # (rows, 2 columns) becomes two planes (2, rows, columns), as U must not be mixed with V.
     planes = chroma[:, x_first : x_last + 1].reshape(len(chroma), -1, 2).transpose(2, 0, 1)
-    # rows of out: all of luma, padding included, then half as many of chroma
+    # The rows of `out`: all rows of luma with padding, then half as many of chroma.
     buffer = np.zeros((out.size_bytes // out.stride_w, out.stride_w), np.uint8)
     buffer[: out.height, : out.width] = resize(luma, out.width, out.height)
-    small = resize(planes, out.width // 2, out.height // 2).transpose(1, 2, 0)
+    out_planes = resize(planes, out.width // 2, out.height // 2).transpose(1, 2, 0)
     out_chroma = buffer[out.stride_h : out.stride_h + out.height // 2, : out.width]
-    out_chroma[...] = small.reshape(out.height // 2, out.width)
+    out_chroma[...] = out_planes.reshape(out.height // 2, out.width)
     return buffer.reshape(-1)
