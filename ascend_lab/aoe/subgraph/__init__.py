@@ -220,8 +220,8 @@ class _Search:
         """Slice: the cheapest chain of segments, and what lies near."""
         segments = Segments(self.graph, self.chip, self.best.road(self.chip))
         # Costs of segments are estimates; a quarter of the time is for plans on the whole network.
-        keeping = self.deadline.keeping(CHECKS * (time_limit_s or 0.0))
-        chain = cheapest_chain(segments, keeping, self.progress)
+        reserving = self.deadline.reserving(CHECKS * (time_limit_s or 0.0))
+        chain = cheapest_chain(segments, reserving, self.progress)
         if chain is not None:
             with self.deadline.cut():
                 self._climb(segments, chain)
@@ -271,7 +271,7 @@ def cheapest_chain(segments: Segments, deadline: Deadline, progress: Progress) -
     def ways(first: int, stop: int) -> list[Way]:
         if stop == first + 1:
             progress("cuts", stop, count, "")
-        return [] if deadline.over else segments.ways(first, stop)
+        return [] if deadline.has_passed else segments.ways(first, stop)
 
     total_s, chosen = cheapest(count, ways, segments.cost, segments.least)
     # a unit that cannot be built alone leaves the chain without a cost
