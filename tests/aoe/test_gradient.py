@@ -423,7 +423,7 @@ def test_an_entry_that_is_no_profile_is_profiled_anew(tmp_path):
     with Store(tmp_path / "b.db") as store:
         store.put(BankEntry(key, {"times_s": 3}, 1, 1, None, False, "", 0, 1, "", ""))
     with Knowledge(tmp_path / "b.db", None) as bank:
-        assert gradient.known_profile(bank, key) is None
+        assert gradient.stored_profile(bank, key) is None
         ask = Counting()
         found, outcome = training_profile(network(), CHIP, ProfileSource(bank, profiler=ask))
         assert (len(found.gradients), outcome, ask.asked) == (12, "reserved", 1)
