@@ -87,7 +87,7 @@ def test_kernels_on_one_image_fill_the_cores_less_well():
     work = {}
     for batch in (1, 16):
         segments = Segments(prepared(build("resnet50", batch=batch), CHIP), CHIP)
-        floors = [segments.floor(i) for i in range(6)]
+        floors = [segments.warm_time(i) for i in range(6)]
         launches = segments.launch_s * sum(kernels for _, kernels in floors)
         work[batch] = sum(time_s for time_s, _ in floors) - launches
     assert 16 * work[1] > 1.2 * work[16]

@@ -1,16 +1,17 @@
-"""Tuners: spaces of schedules, searches over them, and how far from optimal they end.
+"""Tuners, named after CANN's AOE: search for fast schedules and bound what is left to gain.
 
 Begin with these:
 
 - `tune`, `Settings`: tune a network for a chip; `Report` says how far from optimal the result is.
-- `tune_operator`: one operator.
-- `Knowledge`, `open_knowledge`: the bank that keeps what was found.
+- `tune_operator`: tune one operator.
+- `Knowledge`, `open_knowledge`: the knowledge bank, which stores results for later runs.
 - `Space`, `TableSpace`, `Point`: search spaces, also of your own measurements.
 - `drive`, `search_named`: one search over one space; `SEARCHES` names them all.
 
-What needs the compiler is imported when it is asked for: processes that measure begin without it.
+Submodules are imported when one of their names is used: a worker process that only measures starts
+without loading the compiler.
 
-A genetic search that may time 20 of 36 tilings, whose costs are known by a formula here:
+A genetic search that may time 20 of 36 tilings; a formula stands in for the measurement:
 
 >>> from ascend_lab.aoe import TableSpace, drive, search_named
 >>> tilings = [(rows, columns) for rows in range(1, 7) for columns in range(1, 7)]
@@ -25,7 +26,7 @@ A genetic search that may time 20 of 36 tilings, whose costs are known by a form
 from ascend_lab.aoe.drive import Bars, Rules, Settings, Trace, Trial, drive
 from ascend_lab.facade import names_of
 
-_HOMES = {
+_SUBMODULES = {
     "bank": "Knowledge open_knowledge",
     "cube": "CubeJob",
     "engine": "NetworkResult Session Tuning tune tune_network",
@@ -82,4 +83,4 @@ __all__ = [
     "workers_of",
 ]
 
-__getattr__ = names_of(__name__, _HOMES)
+__getattr__ = names_of(__name__, _SUBMODULES)

@@ -1,10 +1,12 @@
-"""Run a search: propose, measure, feed back, until the budget is spent; what it did is a trace.
+"""The driver of a search: it measures the points that the search proposes and tells it their costs.
 
-Budgets count unique candidates. A search sees costs in the order it proposed the points, whoever
-measured them, so that a seed fixes the result for any number of workers.
+A search is a generator: it yields a batch of points and is sent their costs, until the budget is
+spent or nothing is left to try. `drive` runs it and returns a `Trace` of all trials. The budget
+counts different candidates. Costs come back in the order of the points, whichever worker measured
+them, so that a seed determines the result for any number of workers.
 
-From top to bottom: what a user may say about a run (`Settings`), what a run says while it goes on
-(`Progress`, which `Bars` shows), the search itself (`drive`), and the same on a recorded space.
+In this file: `Settings` (what a user may choose), progress bars, `drive`, and `replay`, which runs
+a search on a recorded space.
 """
 
 import math
@@ -25,20 +27,24 @@ from ascend_lab.errors import InputError
 
 JOBS = {"1": "subgraph", "2": "operator"}
 """The published numbers of the jobs that may run together."""
-ALONE = {"4": "gradient"}
-"""Of those that run by themselves: this one needs a cluster."""
+SEPARATE_JOBS = {"4": "gradient"}
+"""Jobs that cannot be combined with others: the gradient tuner needs a cluster as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Budgets and ways of a run.
+    """What a user may choose about a tuning run.
 
-    `budget`: unique candidates per operator. `time_limit_s`: for the whole network, shared by its
-    operators in proportion to what they can still gain. `trial_limit_s`: for one candidate.
-    `search`: the name of a search instead of the one that suits each operator. `repeat`: tune again
-    what the bank knows. Where a cube's operator is not proven optimal, branch and bound tries
-    `budget` more; with `deeper` as many as it takes, within `deeper_s` seconds an operator.
-    `verify`: run every winner and compare its values with the default's.
+    - budget: different candidates per operator
+    - time_limit_s: for the whole network, divided among its operators by what they can still gain
+    - trial_limit_s: for one candidate
+    - early_stop: do not build a candidate whose lower bound is this many times the best cost
+    - search: name of a search, in place of the one that suits each operator
+    - repeat: tune again even if the bank has a result
+    - deeper, deeper_s: branch and bound follows the search of a cube operator to prove its result
+      optimal; it tries at most `budget` kernels, or with `deeper` any number within `deeper_s`
+      seconds per operator
+    - verify: execute the best candidate and compare its values with the default's
     """
 
     budget: int = 200
@@ -62,21 +68,21 @@ class Settings:
 
 
 def jobs_of(text: str) -> tuple[str, ...]:
-    """Return the jobs of a text such as "2" or "1,2", in the order they run: subgraph first."""
+    """Return the jobs named in a text such as "2" or "1,2", in the order in which they run."""
     numbers = [word.strip() for word in text.split(",")]
     if not text or any(job not in JOBS for job in numbers):
-        names = ", ".join(f"{number} {name}" for number, name in {**JOBS, **ALONE}.items())
+        names = ", ".join(f"{number} {name}" for number, name in {**JOBS, **SEPARATE_JOBS}.items())
         remedy = "e.g. 2, or 1,2; 4 by itself: `aoe --job_type 4 --cluster NAME`, or tune_gradients"
         raise InputError(f"jobs among {names}", text or "nothing", remedy)
-    # "2,1" runs as ("1", "2"): operators get their final shapes only from slicing.
+    # "2,1" becomes ("1", "2"): slicing runs first because it changes the operators' shapes.
     return tuple(sorted(set(numbers)))
 
 
-# -- what a run says while it goes on --------------------------------------------------------------
+# -- progress --------------------------------------------------------------------------------------
 OVERALL = "all"
-"""What progress of a whole run is called: compiling, slicing, each operator, the end."""
+"""The label under which the progress of the whole run is reported, not of one step."""
 Progress = Callable[[str, int, int, str], None]
-"""(what is tuned, done, out of, best so far as text) -> None."""
+"""Receives (label, done, total, best so far), for example ("3/7 matmul", 12, 200, "5210")."""
 
 UNITS = {
     "read": "file",
@@ -89,14 +95,18 @@ UNITS = {
     "values": "check",
     "save": "file",
 }
-"""What the stages count; all others count trials."""
+"""What is counted under a label; all other labels count trials."""
 
 
 class Bars:
-    """Shows progress as bars: in terminals and notebooks, or where it is `on`."""
+    """Shows progress as bars, by default only in terminals and notebooks."""
 
     def __init__(self, on: bool | None = None, stream: TextIO | None = None) -> None:
-        """Start without a bar; `on` decides, else whether somebody watches `stream` (stderr)."""
+        """Start without a bar.
+
+        `on` switches the bars on or off; None shows them if `stream` (default: stderr) is a
+        terminal or a notebook.
+        """
         self.stream = stream or sys.stderr
         notebook = type(self.stream).__module__.startswith("ipykernel")
         self.on = (notebook or self.stream.isatty()) if on is None else on
@@ -106,7 +116,7 @@ class Bars:
         self.overall: Any = None
 
     def __call__(self, label: str, done: int, total: int, best: str) -> None:
-        """Show `done` of at most `total`, and the least number that `best` began with."""
+        """Show `done` of at most `total`, and the lowest cost reported in `best` so far."""
         if not self.on:
             return
         # Two bars at most: the whole run in the first line, and below it what is being tuned.
@@ -125,7 +135,7 @@ class Bars:
             self.bar = self._bar(label, total, unit, int(self.overall is not None))
         self.bar.total = total
         self.bar.update(done - self.bar.n)
-        with suppress(IndexError, ValueError):  # a text without a number in front is no best
+        with suppress(IndexError, ValueError):  # `best` may be empty, or text without a number
             if (cost := float(best.split(maxsplit=1)[0])) < self.best:
                 self.best = cost
                 self.bar.set_postfix_str(f"best {best}")
@@ -152,7 +162,7 @@ class Bars:
 # -- the search ------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One candidate: its cost (infinite if it failed) and a note that says why, or ""."""
+    """One candidate with its cost; if it failed, the cost is infinite and the note says why."""
 
     number: int
     point: Point
@@ -164,8 +174,8 @@ class Trial:
 class Trace:
     """The trials of one search, and why it ended.
 
-    `end`: "exhausted" (nothing left to try), "proven" (nothing better left), "idle" (no gain for
-    long), "budget", "time", or "interrupted".
+    `names` are those of the decisions of a point. `end` is "exhausted" (nothing left to try),
+    "proven" (nothing better left), "idle" (no gain for long), "budget", "time", or "interrupted".
     """
 
     names: tuple[str, ...]
@@ -175,42 +185,42 @@ class Trace:
 
     @property
     def best(self) -> Trial:
-        """The first trial of least cost; raises `InputError` if none succeeded."""
-        good = [t for t in self.trials if math.isfinite(t.cost)]
-        if not good:
+        """The first trial of lowest cost; raises `InputError` if none succeeded."""
+        succeeded = [t for t in self.trials if math.isfinite(t.cost)]
+        if not succeeded:
             notes = {t.note for t in self.trials}
             got = f"{len(self.trials)} trials: {'; '.join(sorted(notes))[:200]}"
             raise InputError("a candidate that can be built", got, "widen the space")
-        # `min` keeps the first of equal ones: the trial that a reader sees first in the trace.
-        return min(good, key=lambda t: t.cost)
+        # of equal costs `min` returns the first
+        return min(succeeded, key=lambda t: t.cost)
 
     @property
     def best_so_far(self) -> list[float]:
-        """Least cost after each trial."""
-        # Costs 9, 7, 8, 5 give 9, 7, 7, 5.
+        """The lowest cost after each trial: costs 9, 7, 8, 5 give 9, 7, 7, 5."""
         return list(accumulate((t.cost for t in self.trials), min))
 
     @property
     def failures(self) -> tuple[Trial, ...]:
-        """Trials that gave no cost."""
+        """The trials that failed."""
         return tuple(t for t in self.trials if not math.isfinite(t.cost))
 
 
 Steps = Generator[list[Point], list[float], None]
 Search = Callable[[Space, np.random.Generator, Sequence[Point]], Steps]
-"""(space, rng, points worth trying first) -> batches of points, which are answered by costs."""
-IDLE_BATCHES = 200
-"""A search that proposes so many batches without a new candidate has come to its end."""
+"""Takes (space, rng, points to try first); yields batches of points and is sent their costs."""
+MAX_IDLE_BATCHES = 200
+"""A search that proposes this many batches in a row without a new candidate is ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
     """Where a search starts, who measures its candidates, and what ends it before its budget.
 
-    A candidate longer than `trial_limit_s` fails. With `early_stop`, one whose certified bound
-    (`measure.bound`) exceeds that many times the best cost is not built: its bound is its cost.
-    `known` are trials of an earlier run, answered without measuring. The search ends as soon as its
-    trials say `is_proven` (nothing better is left), or after `patience` trials without a gain.
+    A candidate that takes longer than `trial_limit_s` fails. With `early_stop`, a candidate whose
+    certified lower bound (`measure.bound`) exceeds that many times the best cost is not built; the
+    bound stands as its cost. `known` holds cost and note of points that an earlier run measured.
+    `on_trial` is called with every trial. The search ends as soon as `is_proven(trials)` is true
+    (nothing better is left), or after `patience` trials without a gain.
     """
 
     start: Sequence[Point] = ()
@@ -228,8 +238,8 @@ NO_RULES = Rules()
 
 
 @dataclass
-class _Driven:
-    """One run: its space and its rules, the trials so far, and the costs by candidate."""
+class _SearchRun:
+    """One run of a search: its rules, the trials so far, and the cost of each candidate."""
 
     space: Space
     measure: Measure
@@ -241,10 +251,10 @@ class _Driven:
     costs: dict[Hashable, float] = field(default_factory=dict)
 
     def loop(self, steps: Steps) -> str:
-        """Have batches proposed and measured until the search ends, and return what ended it."""
+        """Measure one batch after another until the search ends; return why it ended."""
         is_proven = self.rules.is_proven
         patience = self.rules.patience
-        idle = 0
+        idle_batches = 0
         answers = None
         while True:
             try:
@@ -253,31 +263,32 @@ class _Driven:
                 return "exhausted"
             if len(self.trials) >= self.budget:
                 return "budget"
-            if self.deadline.over:
+            if self.deadline.has_passed:
                 return "time"
             # A search may propose a candidate twice, as annealing does on its way back: only new
             # ones count.
-            untried = self.fresh(batch)
-            idle = 0 if untried else idle + 1
-            if idle > IDLE_BATCHES:
+            untried = self.untried_in(batch)
+            idle_batches = 0 if untried else idle_batches + 1
+            if idle_batches > MAX_IDLE_BATCHES:
                 return "exhausted"
-            self.tell(untried)
+            self.measure_all(untried)
             if untried and is_proven and is_proven(self.trials):
                 return "proven"
-            if patience and len(self.trials) - self.best_at > patience:
+            if patience and len(self.trials) - self.best_number > patience:
                 return "idle"
             costs = [self.costs.get(self.space.key(p)) for p in batch]
             answers = [cost for cost in costs if cost is not None]
-            # With 6 of the budget spent and 8 allowed, a batch of 4 is answered for 2 points only.
-            if len(answers) < len(batch):  # the budget cut the batch: no search gets half an answer
+            # With 6 trials of a budget of 8 done, only 2 points of a batch of 4 are measured. A
+            # search cannot go on with half an answer.
+            if len(answers) < len(batch):
                 return "budget"
 
     @property
-    def best_at(self) -> int:
-        """The number of the first trial that cost least."""
+    def best_number(self) -> int:
+        """The number of the first trial of lowest cost."""
         return min(range(len(self.trials)), key=lambda i: self.trials[i].cost, default=0)
 
-    def fresh(self, batch: Sequence[Point]) -> dict[Hashable, Point]:
+    def untried_in(self, batch: Sequence[Point]) -> dict[Hashable, Point]:
         """Return the candidates of a batch that are new, at most as many as the budget allows."""
         candidates: dict[Hashable, Point] = {}
         for point in batch:
@@ -286,17 +297,19 @@ class _Driven:
                 candidates.setdefault(key, point)
         return dict(list(candidates.items())[: self.budget - len(self.trials)])
 
-    def tell(self, untried: Mapping[Hashable, Point]) -> None:
-        """Measure new candidates and add their trials in order, each as soon as it is known."""
-        answers = self.hopeless(untried)
+    def measure_all(self, untried: Mapping[Hashable, Point]) -> None:
+        """Measure new candidates; add their trials in the order of the batch."""
+        answers = self.stopped_early(untried)
         known = self.rules.known
-        answers |= {k: known[p] for k, p in untried.items() if k not in answers and p in known}
+        for key, point in untried.items():
+            if key not in answers and point in known:
+                answers[key] = known[point]
         unanswered = [k for k in untried if k not in answers]
-        # Answers come in any order from many processes, trials in the order of the batch: the
-        # answer of the third candidate waits here until the first two are known.
+        # Several processes answer in any order, but trials are added in the order of the batch:
+        # the answer for the third candidate waits until the first two have theirs.
         waiting = list(untried)
 
-        def add() -> None:
+        def add_trials() -> None:
             while waiting and waiting[0] in answers:
                 key = waiting.pop(0)
                 cost, note = answers[key]
@@ -306,32 +319,32 @@ class _Driven:
                     self.rules.on_trial(self.trials[-1])
 
         def on_answer(place: int, cost: float, note: str) -> None:
-            if math.isfinite(cost) or not self.deadline.over:
+            if math.isfinite(cost) or not self.deadline.has_passed:
                 answers[unanswered[place]] = cost, note
-                add()
-            if self.deadline.over:
+                add_trials()
+            if self.deadline.has_passed:
                 raise TimeUpError
 
-        add()
-        left_s = self.deadline.left_s
+        add_trials()
+        remaining_s = self.deadline.remaining_s
         limits_s = [
-            s for s in (self.rules.trial_limit_s, left_s) if s is not None and math.isfinite(s)
+            s for s in (self.rules.trial_limit_s, remaining_s) if s is not None and math.isfinite(s)
         ]
         self.workers.run(
             self.measure, [untried[k] for k in unanswered], min(limits_s, default=None), on_answer
         )
 
-    def hopeless(self, untried: Mapping[Hashable, Point]) -> dict[Hashable, tuple[float, str]]:
-        """Return the candidates whose bound says to stop early, with the bound as their cost."""
+    def stopped_early(self, untried: Mapping[Hashable, Point]) -> dict[Hashable, tuple[float, str]]:
+        """Return cost and note of the candidates that are not worth building (see `Rules`)."""
         bound = getattr(self.measure, "bound", None)
-        best = min(self.costs.values(), default=math.inf)
+        best_cost = min(self.costs.values(), default=math.inf)
         early_stop = self.rules.early_stop
-        if not early_stop or bound is None or not math.isfinite(best):
+        if not early_stop or bound is None or not math.isfinite(best_cost):
             return {}
         bounds = {key: float(bound(point)) for key, point in untried.items()}
-        # With early_stop 4 and a best of 1,000 cycles, a kernel that needs 4,001 at least is not
-        # written.
-        limit = best * early_stop
+        # With early_stop 4 and a best of 1,000 cycles, a kernel that needs at least 4,001 is not
+        # built.
+        limit = best_cost * early_stop
         return {key: (low, "stopped early") for key, low in bounds.items() if low > limit}
 
 
@@ -344,28 +357,28 @@ def drive(
     seed: int = 0,
     rules: Rules = NO_RULES,
 ) -> Trace:
-    """Return the trace of a search with at most `budget` unique candidates.
+    """Run a search for at most `budget` different candidates and return its trace.
 
-    Ctrl-C ends the search and keeps its trials. A candidate that the time limit cuts off is not a
-    trial. Raises `WorkersLostError`.
+    Ctrl-C ends the search and keeps its trials. A candidate that is being measured when the time
+    limit ends is not a trial. Raises `WorkersLostError` if the workers are gone.
     """
     workers = rules.workers
     if not isinstance(workers, Workers):
         workers = Workers(executor=workers)
     deadline = Deadline.of(rules.time_limit_s)
-    run = _Driven(space, measure, budget, rules, workers, deadline)
+    run = _SearchRun(space, measure, budget, rules, workers, deadline)
     steps = search(space, np.random.default_rng(seed), rules.start)
     try:
         end = run.loop(steps)
     except WorkersLostError:
-        if not deadline.over:
+        if not deadline.has_passed:
             raise
         end = "time"
     except TimeUpError:
         end = "time"
     except KeyboardInterrupt:
         end = "interrupted"
-    # The generator may still wait for the answer to its last batch.
+    # The generator may still wait for the costs of its last batch.
     steps.close()
     return Trace(space.names, tuple(run.trials), end, seed)
 
@@ -373,7 +386,10 @@ def drive(
 # -- on a recorded space ---------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Results of one search on a recorded space with several seeds; infinite if nothing ran."""
+    """The best costs of one search on a recorded space, one per seed, and the optimum.
+
+    The best cost of a seed is infinite if none of its configurations ran.
+    """
 
     optimum: float
     best_per_seed: tuple[float, ...]
@@ -381,7 +397,7 @@ class Replay:
 
     @property
     def median_ratio(self) -> float:
-        """Median over seeds of best found / optimum."""
+        """Median over the seeds of best cost / optimum."""
         return float(np.median(self.best_per_seed)) / self.optimum
 
     def share_within(self, gap: float) -> float:
@@ -390,12 +406,13 @@ class Replay:
 
 
 def replay(space: RecordedSpace, search: Search, budget: int, seeds: Iterable[int]) -> Replay:
-    """Return what a search finds with `budget` trials, once per seed."""
+    """Run a search on a recorded space with `budget` trials, once per seed."""
     traces = []
     for seed in seeds:
         traces.append(drive(search, space.space, space, budget, seed=seed))
         if traces[-1].end == "interrupted":
             raise KeyboardInterrupt
     # Failed trials cost infinity: a seed that found nothing has an infinite best.
-    best = tuple(min(t.cost for t in trace.trials) for trace in traces)
-    return Replay(space.optimum, best, tuple(len(trace.trials) for trace in traces))
+    best_costs = tuple(min(t.cost for t in trace.trials) for trace in traces)
+    trial_counts = tuple(len(trace.trials) for trace in traces)
+    return Replay(space.optimum, best_costs, trial_counts)

@@ -1,11 +1,13 @@
-"""The whole loop: a model, a chip and jobs in; a tuned network out, and the bounds it is held to.
+"""Tune a whole network for a chip: return the tuned network and how far it is from its lower bound.
 
-Job 1 slices the graph for L2, from the bank or by search; job 2 takes every distinct operator from
-the bank or by search, then all together. With both, slices come first, because the shapes of
-operators are only final after slicing.
+Job 1 (subgraph) cuts tensors into slices that fit into the L2 cache. Job 2 (operators) searches a
+schedule for every distinct kernel. Both first ask the knowledge bank, which stores the results of
+earlier runs. If both jobs are asked for, slicing runs first, because it changes operators' shapes.
 
-Time is shared by the operators in proportion to what they can still gain: count x (cycles - bound).
-Operators are tuned alone; the network decides: a schedule that makes it slower is not taken.
+A limited time is divided among the operators in proportion to what each can still gain, which is
+count x (cycles - lower bound): an operator that runs 12 times, 1,000 cycles above its bound, may
+gain 12,000 cycles. Every operator is tuned alone. At the end the whole network is timed with the
+new schedules, and those that make it slower are dropped.
 """
 
 import math
@@ -30,22 +32,26 @@ from ascend_lab.errors import AscendLabError
 from ascend_lab.machine.chip import Chip, load_chip
 from ascend_lab.machine.sim import few_collections
 
-TAIL = 0.5
-"""Share of the seconds of the first compile that is kept for the last ones, and for saving."""
-SLICES = 0.9
-"""Share of a limited time that slices may take before operators are tuned: they gain more."""
-Chosen = Callable[[Tunable], bool]
-"""Tells whether the user wants an operator tuned."""
-LEAST_S = 1.0
-"""Seconds of a limited time that the search of an operator gets at least."""
-CHECK_S = 40e-6
-"""Assumed seconds to check the values of a kernel, per instruction it executes."""
-_LATE = "reading and compiling took the time limit of {:g} s: nothing was tuned"
+RESERVED_SHARE = 0.5
+"""Time reserved for the last compile and for saving, as a share of the time of the first one."""
+SLICING_SHARE = 0.9
+"""Largest share of a limited time that slicing may take when operators are tuned after it."""
+OperatorFilter = Callable[[Tunable], bool]
+"""Returns whether the user wants an operator tuned."""
+MIN_SEARCH_S = 1.0
+"""The search of an operator gets at least so many seconds, even if its share is smaller."""
+CHECK_S_PER_INSTRUCTION = 40e-6
+"""Assumed time to compute a kernel's values, per instruction: 25,000 instructions take 1 s."""
+_TOO_LATE_MESSAGE = "reading and compiling took the time limit of {:g} s: nothing was tuned"
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkResult:
-    """A network before and after operator tuning; `outcomes` tell what became of the bank."""
+    """A network whose operators were tuned, and its time before and after.
+
+    `outcomes` say for each operator what happened in the knowledge bank ("hit", "add", "update").
+    `interrupted` is True if the user pressed Ctrl-C.
+    """
 
     compiled: Compiled
     before_s: float
@@ -62,23 +68,23 @@ class NetworkResult:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """How a tuning run is carried out, whatever it tunes.
+    """How a tuning run is carried out: who measures, which operators it tunes, when it must end.
 
     `executor` measures candidates: "serial", "processes:N", "dask:ADDRESS", or workers that are
-    already open. `dtype` is the number format of the network. `chosen` tells which operators to
-    tune, all by default. The run has to end by the `deadline`, or else within the settings' time
-    limit from now on.
+    already open. `dtype` is the number format of the network. `chosen` returns whether to tune an
+    operator (None: tune all). `progress` is called as the run advances. The run ends at the
+    `deadline`; without one the time limit of the settings counts from the start of the run.
     """
 
     executor: Workers | str = "serial"
     dtype: str = "fp16"
-    chosen: Chosen | None = None
+    chosen: OperatorFilter | None = None
     progress: Progress = lambda label, done, total, best: None
     deadline: Deadline | None = None
 
     @contextmanager
     def opened(self, settings: Settings) -> Iterator[tuple[Workers, Deadline]]:
-        """Yield the workers, closed afterwards if they are opened here, and the deadline."""
+        """Yield the workers and the deadline; workers that were opened here are closed again."""
         deadline = self.deadline or Deadline.of(settings.time_limit_s)
         # Whoever opened the workers closes them: a second network may use them next.
         if isinstance(self.executor, Workers):
@@ -88,11 +94,11 @@ class Session:
             yield workers, deadline
 
 
-NO_SESSION = Session()
+DEFAULT_SESSION = Session()
 
 
 class Ledgers(NamedTuple):
-    """Where the seconds of a network go (see `compiler.ledger`), before and after tuning."""
+    """How a network's time divides by cause (see `compiler.ledger`), before and after tuning."""
 
     before: Mapping[str, float]
     after: Mapping[str, float]
@@ -103,10 +109,11 @@ NO_LEDGERS = Ledgers({}, {})
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """A tuned network: the result of each job, and the times before and after (of the model).
+    """A tuned network: the result of each job, and its simulated times before and after.
 
-    `bound_s`: no slicing and no schedule is faster. `outcomes`: what became of the bank's entry for
-    the slicing. `warnings` are the bank's.
+    `bound_s` is a time that no slicing and no schedule beats; `spent_s` is how long tuning took.
+    `subgraph` and `operators` are None for a job that was not asked for. `outcomes` say what
+    happened to the bank's entry for the slicing; `warnings` come from the bank and the time limit.
     """
 
     graph: Graph
@@ -124,7 +131,7 @@ class Tuning:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the user stopped it."""
+        """Whether the user pressed Ctrl-C."""
         return any(job is not None and job.interrupted for job in (self.subgraph, self.operators))
 
     @property
@@ -146,15 +153,14 @@ def tune(
     *,
     settings: Settings | None = None,
     bank: Knowledge | str | Path | None = None,
-    session: Session = NO_SESSION,
+    session: Session = DEFAULT_SESSION,
 ) -> Tuning:
-    """Tune a graph for a chip; Ctrl-C and the time limit keep the best results so far.
+    """Tune a graph for a chip and return the tuned network with its times.
 
-    The network is compiled as it is even if that takes longer than the limit.
-
-    `job`: "1" subgraph, "2" operator, "1,2" both. `bank`: the custom bank's file; without one
-    results are not stored, but the built-in bank is used. Raises as `compile_stages`, and
-    `InputError` for unknown jobs or executors.
+    `job` is "1" (subgraph), "2" (operators) or "1,2" (both). `bank` is the file of the user's own
+    knowledge bank; without one results are not stored, but the built-in bank is still read. Ctrl-C
+    and the time limit end the run with the best results so far; the first compile always finishes.
+    Raises what `compile_stages` raises, and `InputError` for unknown jobs or executors.
     """
     jobs = jobs_of(job)
     settings = settings or Settings()
@@ -164,12 +170,12 @@ def tune(
         if not isinstance(bank, Knowledge):
             bank = opened_here.enter_context(Knowledge(bank))
         session = replace(session, executor=workers, deadline=deadline)
-        return _Jobs(chip, jobs, settings, bank, session, deadline).tune(graph)
+        return _TuningRun(chip, jobs, settings, bank, session, deadline).tune(graph)
 
 
 @dataclass(frozen=True, slots=True)
-class _Jobs:
-    """Everything but the graph."""
+class _TuningRun:
+    """One run of the tuner: the chip, the jobs, the bank it reads and writes, and the deadline."""
 
     chip: Chip
     jobs: tuple[str, ...]
@@ -179,17 +185,18 @@ class _Jobs:
     deadline: Deadline
 
     def tune(self, graph: Graph) -> Tuning:
-        """Run the jobs."""
+        """Compile the graph, run the jobs on it one after another, and time the result."""
         started = time.monotonic()
         chip = self.chip
         settings = self.settings
         knowledge = self.knowledge
-        front, baseline, baseline_times = self._compiled(graph)
-        # what ends a run is done on the same network: it takes less than what began it
-        deadline = self.deadline.keeping(TAIL * (time.monotonic() - started))
+        front, baseline, baseline_times = self._compile_and_time(graph)
+        # At the end the same network is compiled again and saved. If the first compile took 20 s,
+        # 10 s are reserved for that.
+        deadline = self.deadline.reserving(RESERVED_SHARE * (time.monotonic() - started))
         # A limit shorter than the first compile leaves nothing to tune with: the network is
         # returned as is.
-        late = (_LATE.format(settings.time_limit_s),) if deadline.over else ()
+        late = (_TOO_LATE_MESSAGE.format(settings.time_limit_s),) if deadline.has_passed else ()
         compiled = baseline
         sliced = None
         operators = None
@@ -197,7 +204,7 @@ class _Jobs:
         if "1" in self.jobs:
             shares_time = "2" in self.jobs and not math.isinf(deadline.end)
             slicing_deadline = (
-                deadline.within(SLICES * deadline.left_s) if shares_time else deadline
+                deadline.within(SLICING_SHARE * deadline.remaining_s) if shares_time else deadline
             )
             sliced, outcome = slice_network(
                 front, chip, settings, knowledge, self.session.progress, slicing_deadline
@@ -229,8 +236,8 @@ class _Jobs:
             Ledgers(ledger(baseline_times, bound), ledger(result_times, bound)),
         )
 
-    def _compiled(self, graph: Graph) -> tuple[Front, Compiled, NetworkTimeline]:
-        """Return the network as it is and its times."""
+    def _compile_and_time(self, graph: Graph) -> tuple[Front, Compiled, NetworkTimeline]:
+        """Return the network after the first passes, compiled with default schedules, and timed."""
         progress = self.session.progress
         progress(OVERALL, 0, 3, "")
         progress("compile", 0, 3, "")
@@ -251,11 +258,12 @@ def tune_network(
     settings: Settings | None = None,
     knowledge: Knowledge | None = None,
     *,
-    session: Session = NO_SESSION,
+    session: Session = DEFAULT_SESSION,
 ) -> NetworkResult:
-    """Tune the operators of a compiled network; Ctrl-C and the deadline keep the results so far.
+    """Tune the operators of a compiled network and return it with the schedules that help.
 
-    Operators that the deadline leaves out keep their defaults, and their results say so.
+    Ctrl-C and the deadline end the run with the results so far. Operators that were not reached
+    keep their default schedules; the note in their results says so.
     """
     settings = settings or Settings()
     knowledge = knowledge or Knowledge(None, None)
@@ -265,24 +273,25 @@ def tune_network(
     refused = {op.name: op.reason or "not asked for" for op in operators if op not in chosen}
     sizes = {t.piece.key: t.lowered.kernel.event_count for t in compiled.tasks if t.lowered}
     with session.opened(settings) as (workers, deadline):
-        run = _Operators(settings, knowledge, workers, session.progress, deadline)
+        run = _OperatorRun(settings, knowledge, workers, session.progress, deadline)
         try:
             run.tune(chosen, sizes)
-        except KeyboardInterrupt:  # between two searches; those that ended are kept
+        except KeyboardInterrupt:  # a search ends by itself on Ctrl-C: this came between two
             run.interrupted = True
-    # What has no result was chosen and not tuned, or was never to be tuned: the note says which.
-    missed = "interrupted" if run.interrupted else NOT_REACHED
-    results = [
-        run.results.get(op.name) or untuned(op, refused.get(op.name, missed)) for op in operators
-    ]
+    # An operator without a result was either refused, for a reason known here, or not reached.
+    not_reached_note = "interrupted" if run.interrupted else NOT_REACHED
+    results = []
+    for op in operators:
+        note = refused.get(op.name, not_reached_note)
+        results.append(run.results.get(op.name) or untuned(op, note))
     before_s = simulate_graph(compiled).time_s
-    tuned, after_s, kept = together(compiled, results, before_s)
+    tuned, after_s, kept = with_useful_choices(compiled, results, before_s)
     return NetworkResult(tuned, before_s, after_s, kept, tuple(run.outcomes), run.interrupted)
 
 
 @dataclass
-class _Operators:
-    """The operators of one network, with the results so far."""
+class _OperatorRun:
+    """One run over the operators of a network: results by operator name, outcomes for the bank."""
 
     settings: Settings
     knowledge: Knowledge
@@ -296,50 +305,58 @@ class _Operators:
         self.interrupted = False
 
     def tune(self, operators: Sequence[Tunable], sizes: Mapping[str, int]) -> None:
-        """Take each from the bank or search, the one with most to gain first.
+        """Take each operator from the bank or search it, the one with most to gain first.
 
-        `sizes` are instructions of the default kernels by piece. With a limited time, an operator
-        whose values could not be checked in it is left out.
+        `sizes` maps the key of a piece to the number of instructions of its default kernel. Under a
+        time limit, an operator is left out if too little time remains to check its values.
         """
-        limited = math.isfinite(self.deadline.end)
+        is_limited = math.isfinite(self.deadline.end)
         try:
             with self.deadline.cut():
-                unknown = [op for op in operators if not self._known(op)]
-                missing = []
+                unknown = [op for op in operators if not self._take_from_bank(op)]
+                queue = []
                 for number, operator in enumerate(unknown, 1):
-                    gain = estimated(operator) if limited else potential(operator)
-                    missing.append((operator, gain))
+                    if is_limited:
+                        # the certified bound would build the space first, which takes time
+                        gain = estimated_gain_cycles(operator)
+                    else:
+                        gain = gain_limit_cycles(operator)
+                    queue.append((operator, gain))
                     self.progress("bounds", number, len(unknown), "")
         except TimeUpError:
             return
         # The one with most to gain first: if the time ends early, the least is lost.
-        missing.sort(key=lambda pair: -pair[1])
-        gains = sum(gain for _, gain in missing)
-        for number, (operator, gain) in enumerate(missing, 1):
-            if self.interrupted or self.deadline.over:
+        queue.sort(key=lambda pair: -pair[1])
+        queued_gain = sum(gain for _, gain in queue)
+        for number, (operator, gain) in enumerate(queue, 1):
+            if self.interrupted or self.deadline.has_passed:
                 break
             limit_s = None
-            place = f"{number}/{len(missing)}"
-            self.progress(OVERALL, number, len(missing) + 2, "")
-            if limited:
-                left_s = self.deadline.left_s
-                # Of 10 s left, an operator with 3 of 4 ms still to gain gets 7.5 s. What it does
-                # not use is shared by the next ones, because `left_s` is measured anew each time.
-                share = gain / gains if gains else 1.0
+            place = f"{number}/{len(queue)}"
+            self.progress(OVERALL, number, len(queue) + 2, "")
+            if is_limited:
+                remaining_s = self.deadline.remaining_s
+                # With 10 s left, an operator with 3 of 4 ms still to gain gets 7.5 s. What it does
+                # not use is shared by the next ones: `remaining_s` is measured anew each time.
+                share = gain / queued_gain if queued_gain else 1.0
                 # The check runs two kernels, the tuned one and at most the default, of about as
                 # many instructions.
-                check_s = 2 * CHECK_S * sizes.get(operator.piece.key, 0)
-                limit_s = min(max(left_s * share, LEAST_S), left_s - check_s)
-            gains -= gain
+                check_s = 2 * CHECK_S_PER_INSTRUCTION * sizes.get(operator.piece.key, 0)
+                limit_s = min(max(remaining_s * share, MIN_SEARCH_S), remaining_s - check_s)
+            queued_gain -= gain
             if limit_s is None or limit_s > 0:
                 self._search(operator, limit_s, place)
 
-    def _known(self, operator: Tunable) -> bool:
-        """Take an operator from the bank if that is what the settings ask for."""
+    def _take_from_bank(self, operator: Tunable) -> bool:
+        """Take an operator's result from the bank; return False if it has to be searched.
+
+        It is searched if the bank has no entry, if the settings say `repeat`, if they say `deeper`
+        and the entry is not proven optimal, or if an interrupted search of it can be resumed.
+        """
         match = None if self.settings.repeat else self.knowledge.find(key_of(operator))
         if match is None or (self.settings.deeper and not match[0].proven):
             return False
-        if self.knowledge.trials(self._run_id(operator)):  # an interrupted run goes on
+        if self.knowledge.trials(self._run_id(operator)):
             return False
         self.results[operator.name] = from_bank(operator, *match)
         self.outcomes.append("hit")
@@ -349,6 +366,7 @@ class _Operators:
         return f"{key_of(operator).digest} {MODEL_VERSION} {self.settings}"
 
     def _search(self, operator: Tunable, limit_s: float | None, place: str) -> None:
+        """Search one operator for at most `limit_s` seconds; keep its result, and in the bank."""
         run_id = self._run_id(operator)
         earlier = {t.point: (t.cost, t.note) for t in self.knowledge.trials(run_id)}
         label = f"{place} {operator.op}"
@@ -372,17 +390,23 @@ class _Operators:
         if result.trace is None:
             return
         self.interrupted = result.trace.end == "interrupted"
-        # An interrupted search without a gain says nothing about the rest of its space, so the bank
-        # must not learn from it that the default is the best.
-        worth = result.choice is not None if self.interrupted else result.source == "tuned"
-        if worth and len(result.trace.failures) < result.trials:
+        # An interrupted search without a gain says nothing about the points it has not tried, so
+        # the bank must not learn from it that the default is the best.
+        if self.interrupted:
+            is_worth_storing = result.choice is not None
+        else:
+            is_worth_storing = result.source == "tuned"
+        if is_worth_storing and len(result.trace.failures) < result.trials:
             self.outcomes.append(settle(self.knowledge, entry_of(result, self.settings)))
             if not self.interrupted:
                 self.knowledge.forget_trials(run_id)
 
 
-def potential(operator: Tunable) -> float:
-    """Return the cycles an operator could still gain in the network, at most."""
+def gain_limit_cycles(operator: Tunable) -> float:
+    """Return the most cycles that tuning an operator can save in the network.
+
+    That is count x (default cycles - certified lower bound), or 0 where the space cannot be built.
+    """
     try:
         bound, _ = job_of(operator).bound(())
     except AscendLabError:
@@ -390,76 +414,89 @@ def potential(operator: Tunable) -> float:
     return float(operator.count * max(operator.default_cycles - bound, 0))
 
 
-def estimated(operator: Tunable) -> float:
-    """Return about what `potential` does, without a space: from work, rates and cold operands."""
+def estimated_gain_cycles(operator: Tunable) -> float:
+    """Return roughly what `gain_limit_cycles` returns, without building the space of schedules.
+
+    The lower bound is replaced by the time of the busiest unit: work / peak rate for cube and
+    vector unit, bytes not yet in L2 / rate for the memory.
+    """
     chip = operator.chip
     graph = operator.piece.graph
     bound = bound_of(graph, chip)
-    cold = sum(graph.types[n].size_bytes for n in graph.inputs if n not in operator.warm)
-    memory_s = cold / chip.device_memory.rate_bytes_per_s
-    # A kernel is as slow as its busiest unit, if all others hide behind it, plus its launch.
-    busy_s = max(bound.cube, bound.vector, memory_s) + chip.launch_overhead_s
-    return operator.count * max(operator.default_cycles - busy_s * chip.clock_hz, 0.0)
+    cold_bytes = sum(graph.types[n].size_bytes for n in graph.inputs if n not in operator.warm)
+    memory_s = cold_bytes / chip.device_memory.rate_bytes_per_s
+    # The units work at the same time, so that the busiest one decides; the launch comes on top.
+    kernel_s = max(bound.cube, bound.vector, memory_s) + chip.launch_overhead_s
+    return operator.count * max(operator.default_cycles - kernel_s * chip.clock_hz, 0.0)
 
 
-def together(
+def with_useful_choices(
     compiled: Compiled, results: Sequence[Result], before_s: float
 ) -> tuple[Compiled, float, tuple[Result, ...]]:
-    """Return the network with the choices that help it, its time, and the results as used.
+    """Return the network with the schedules that help it, its time, and the results as used.
 
-    If all choices together gain less than they do alone, those whose kernels got slower in the
-    network are left out, if that helps.
+    A kernel that is faster alone may slow down its successor. If all schedules together gain less
+    than the sum of what each gained alone, the network is also timed without those whose kernels
+    got slower in it, and the faster of the two is returned.
     """
     choices = {r.operator.piece.key: r.choice for r in results if r.choice}
     tuned = with_choices(compiled, choices)
     times = simulate_graph(tuned)
     after_s = times.time_s
     clock_hz = compiled.chip.clock_hz
-    alone = sum(r.operator.count * (r.before_cycles - r.after_cycles) for r in results) / clock_hz
-    # Up to 2 % is rounding of shared launches. More is lost where a kernel's new order of tiles
-    # leaves other data in L2 than its successor expects.
-    if before_s - after_s < 0.98 * alone:
-        # Choices are judged by the network: a kernel may be quicker alone and slower behind its
-        # neighbour.
-        slower = slowed(compiled, simulate_graph(compiled), times)
-        fewer = {k: c for k, c in choices.items() if k not in slower}
-        trial = with_choices(compiled, fewer)
-        trial_s = simulate_graph(trial).time_s
-        if trial_s <= after_s:
-            choices = fewer
-            tuned = trial
-            after_s = trial_s
+    saved_cycles = sum(r.operator.count * (r.before_cycles - r.after_cycles) for r in results)
+    # A difference of up to 2 % is ignored. More is lost where a kernel's new order of tiles leaves
+    # other data in L2 than its successor reads first.
+    if before_s - after_s < 0.98 * saved_cycles / clock_hz:
+        slower_keys = keys_of_slower_pieces(compiled, simulate_graph(compiled), times)
+        fewer_choices = {k: c for k, c in choices.items() if k not in slower_keys}
+        candidate = with_choices(compiled, fewer_choices)
+        candidate_s = simulate_graph(candidate).time_s
+        if candidate_s <= after_s:
+            choices = fewer_choices
+            tuned = candidate
+            after_s = candidate_s
     if not after_s < before_s:
         tuned = compiled
         after_s = before_s
         choices = {}
     note = "faster alone, but not in this network: the default stays"
-    used = []
-    for r in results:
-        left_out = r.choice is not None and r.operator.piece.key not in choices
-        kept = {"choice": None, "after_cycles": r.before_cycles, "note": note}
-        used.append(replace(r, **kept) if left_out else r)  # type: ignore[arg-type]
-    return tuned, after_s, tuple(used)
+    used_results = []
+    for result in results:
+        is_dropped = result.choice is not None and result.operator.piece.key not in choices
+        if is_dropped:
+            result_with_default = replace(
+                result, choice=None, after_cycles=result.before_cycles, note=note
+            )
+            used_results.append(result_with_default)
+        else:
+            used_results.append(result)
+    return tuned, after_s, tuple(used_results)
 
 
-def slowed(compiled: Compiled, baseline: NetworkTimeline, tuned: NetworkTimeline) -> set[str]:
-    """Return the keys of the pieces whose kernels take longer in one timeline than in another."""
-    change: dict[str, float] = {}
+def keys_of_slower_pieces(
+    compiled: Compiled, baseline: NetworkTimeline, tuned: NetworkTimeline
+) -> set[str]:
+    """Return the keys of the pieces whose kernels take longer in `tuned` than in `baseline`.
+
+    Kernels with equal pieces share a schedule, so their times are added before they are compared.
+    """
+    change_s: dict[str, float] = {}
     keys = {task.name: task.piece.key for task in compiled.tasks}
-    for timed_before, timed_after in zip(baseline.operators, tuned.operators, strict=True):
-        key = keys[timed_before.name]
-        change[key] = change.get(key, 0.0) + timed_after.time_s - timed_before.time_s
-    return {key for key, seconds in change.items() if seconds > 0}
+    for baseline_op, tuned_op in zip(baseline.operators, tuned.operators, strict=True):
+        key = keys[baseline_op.name]
+        change_s[key] = change_s.get(key, 0.0) + tuned_op.time_s - baseline_op.time_s
+    return {key for key, seconds in change_s.items() if seconds > 0}
 
 
-def with_bank(compiled: Compiled, knowledge: Knowledge) -> NetworkResult:
-    """Return a compiled network with the schedules that a bank knows; nothing is searched."""
+def with_stored_schedules(compiled: Compiled, knowledge: Knowledge) -> NetworkResult:
+    """Return a compiled network with the schedules that the bank stores, without any search."""
     results = []
     for operator in operators_of(compiled):
         match = knowledge.find(key_of(operator)) if operator.unit else None
         note = operator.reason or "not in the bank"
         results.append(from_bank(operator, *match) if match else untuned(operator, note))
     before_s = simulate_graph(compiled).time_s
-    tuned, after_s, kept = together(compiled, results, before_s)
+    tuned, after_s, kept = with_useful_choices(compiled, results, before_s)
     hits: list[Outcome] = ["hit" for r in results if r.source != "none"]
     return NetworkResult(tuned, before_s, after_s, kept, tuple(hits))

@@ -1,7 +1,8 @@
-"""The distinct kernels of a network as tuning tasks; whether a tuned one computes the same.
+"""The distinct kernels of a network as tuning tasks, and the check of a tuned kernel's values.
 
-An operator is timed alone, on an L2 that holds those of its inputs of which the network finds most
-there: the same state for every candidate, and for the default.
+An operator is timed alone, so what L2 holds when it starts must be assumed. An input counts as
+present if at least half of its bytes hit L2 when the whole network is simulated. All candidates and
+the default schedule start from the same state.
 """
 
 import math
@@ -38,10 +39,11 @@ NO_PARAMETERS = "it has no kernel and runs on the AI CPU, without parameters"
 
 @dataclass(frozen=True, slots=True)
 class Tunable:
-    """An operator as a task: a kernel that occurs `count` times, and what L2 holds at its start.
+    """An operator to tune: a kernel that occurs `count` times in a network.
 
-    `unit` is "cube", "product" (a batch of them), "joint" (two convolutions added), "vector", or ""
-    where there is nothing to tune, for the `reason` given.
+    `warm` names the inputs that L2 holds at the start. `unit` says which tuner suits: "cube" (one
+    product or convolution), "product" (a batch of products), "joint" (two convolutions whose
+    results are added), "vector", or "" if there is nothing to tune, for the given `reason`.
     """
 
     name: str
@@ -56,7 +58,7 @@ class Tunable:
 
     @property
     def problem(self) -> str:
-        """Text that is equal for equal problems, whatever network they are in."""
+        """A text that is equal for equal tuning problems, in whatever networks they occur."""
         return f"{self.piece.key} warm {' '.join(sorted(self.warm))}"
 
     def cycles(self, kernel: isa.Kernel) -> int:
@@ -64,40 +66,44 @@ class Tunable:
         return matmul.warm_cycles(kernel, self.chip, self.warm)
 
     def cycles_of(self, choice: Choice) -> int:
-        """Return the cycles with a choice, launch included; raises what lowering raises."""
+        """Return the cycles of the kernel with a schedule, launch included; raises as `lower`."""
         return self.cycles(lower(self.piece, self.chip, choice).kernel)
 
     def bounded(
         self, lower_bound: int, trials: Sequence[Trial], size: int | None
     ) -> tuple[int, bool]:
-        """Return cycles that no schedule beats, and whether the best trial is proven optimal.
+        """Return a lower bound on all schedules, and whether the best trial is proven optimal.
 
-        It is if all `size` points of the space ran, or if it reaches the `lower_bound`.
+        It is proven if all `size` points of the space ran, or if its time is the `lower_bound`.
         """
-        best = int(min([self.default_cycles, *(t.cost for t in trials)]))
+        best_cycles = int(min([self.default_cycles, *(t.cost for t in trials)]))
         if sum(t.cost < math.inf for t in trials) == size:
-            return best, True
-        return min(lower_bound, best), best <= lower_bound
+            return best_cycles, True
+        return min(lower_bound, best_cycles), best_cycles <= lower_bound
 
 
 def operators_of(compiled: Compiled) -> tuple[Tunable, ...]:
     """Return the distinct kernels of a network, in order of their first occurrence."""
     groups: dict[str, list[tuple[Task, frozenset[str]]]] = {}
-    lines = {op.name: op.timeline for op in network.simulate_graph(compiled).operators}
+    timelines = {op.name: op.timeline for op in network.simulate_graph(compiled).operators}
     for task in compiled.tasks:
         if task.lowered is not None:
             # A tensor named "w.0" is a part of "w": both count under the name in front of the dot.
-            hits = lines[task.name].hits.items()
-            warm = frozenset(n.partition(".")[0] for n, s in hits if s >= WARM_SHARE)
+            warm = frozenset(
+                name.partition(".")[0]
+                for name, hit_share in timelines[task.name].hits.items()
+                if hit_share >= WARM_SHARE
+            )
             groups.setdefault(task.piece.key, []).append((task, warm))
     return tuple(_operator(compiled.chip, group) for group in groups.values())
 
 
 def _operator(chip: Chip, group: list[tuple[Task, frozenset[str]]]) -> Tunable:
+    """Return the tuning task of equal kernels, given with the inputs that each finds in L2."""
     task = group[0][0]
     assert task.lowered is not None
-    # Of 12 equal kernels, 11 may find their input in L2 and the first not: they are tuned for the
-    # 11.
+    # The most frequent state of L2 is taken: of 12 equal kernels, 11 may find their input in L2 and
+    # only the first may not.
     warm = Counter(warm_names for _, warm_names in group).most_common(1)[0][0]
     kernel = task.lowered.kernel
     if isinstance(kernel, tasks.CpuKernel):
@@ -114,8 +120,8 @@ def unit_of(piece: Piece, chip: Chip, lowered: Lowered | None = None) -> tuple[s
     """Return which tuner suits a piece, or "" and the reason why none does."""
     nodes = piece.graph.nodes
     op = nodes[0].op
-    if why := _fixed(piece):
-        return "", why
+    if special := special_form(piece.graph, nodes):
+        return "", special[0].no_tuning_reason
     if op in CONVOLUTIONS:
         if special_form(piece.graph, nodes):
             return "joint", ""
@@ -123,10 +129,9 @@ def unit_of(piece: Piece, chip: Chip, lowered: Lowered | None = None) -> tuple[s
             return "", "its weights are computed, not constant"
         shape = conv_shape_of(piece, nodes[0], piece.output.dtype)
         lowered = lowered or tasks.lowered_once(piece, chip)
-        if by_vector(shape) and not _multiplied(lowered.kernel):
+        if by_vector(shape) and not _uses_cube(lowered.kernel):
             return "", "a depthwise convolution on the vector unit has no parameters"
         return "cube", ""
-    # Each unit has a tuner of its own; what follows sorts operators, special kernels first.
     if op in PRODUCTS:
         if is_turned(nodes[0], [piece.type(n) for n in nodes[0].inputs]):
             return "", "a product a^T b has a hand-written kernel without parameters"
@@ -134,22 +139,14 @@ def unit_of(piece: Piece, chip: Chip, lowered: Lowered | None = None) -> tuple[s
     if mixed_blocks(piece):
         return "", "bytes beside wider numbers: they change blocks in kernels without parameters"
     lowered = lowered or tasks.lowered_once(piece, chip) if op == "layer_norm" else None
-    by_cube = lowered is not None and _multiplied(lowered.kernel)
+    by_cube = lowered is not None and _uses_cube(lowered.kernel)
     if all(n.op in ir.MOVES for n in nodes) or by_cube or lowering.by_template(piece, chip):
         return "", "it has a hand-written kernel without parameters"
     return "vector", ""
 
 
-def _fixed(piece: Piece) -> str:
-    """Return why a kernel with convolutions has nothing to choose; "" if it may."""
-    nodes = piece.graph.nodes
-    if special := special_form(piece.graph, nodes):
-        return special[0].no_tuning_reason
-    return ""
-
-
-def _multiplied(kernel: isa.Kernel) -> bool:
-    """Tell whether the cube works in a kernel."""
+def _uses_cube(kernel: isa.Kernel) -> bool:
+    """Tell whether a kernel has instructions for the cube unit."""
     programs = (core_part.program for phase in kernel.phases for core_part in phase.parts)
     return any(
         instruction.op == "mmad"
@@ -161,24 +158,25 @@ def _multiplied(kernel: isa.Kernel) -> bool:
 # -- does a tuned kernel compute what the default one computes? ----------------------------------
 
 Values = np.ndarray
-POSITIVE = frozenset(("log", "sqrt", "rsqrt", "pow"))
-"""Operators that take positive numbers only."""
+POSITIVE_ONLY = frozenset(("log", "sqrt", "rsqrt", "pow"))
+"""Operators that are only tested with positive numbers."""
 TOLERANCE = {"fp32": 1e-4, "fp16": 4e-3, "bf16": 3e-2}
-"""Share of the largest value by which results may differ: sums in another order, then rounded."""
+"""Largest allowed difference, relative to the largest value: sums in another order round anew."""
 
 
-def agree(operator: Tunable, choice: Choice, seed: int = 0) -> str:
-    """Return "" if the chosen kernel gives the default's values, else what differs.
+def difference_of(operator: Tunable, choice: Choice, seed: int = 0) -> str:
+    """Return "" if the chosen kernel computes the default kernel's values, else what differs.
 
-    Both get the same random inputs. The operators' definitions are computed first, which is
-    quicker: only a kernel that is not close to these is compared with the default one.
+    Both get the same random inputs. The kernel is first compared with NumPy's values for its
+    operators, which takes less time; only if they are not close, the default kernel is run as well.
     """
     piece = operator.piece
     chip = operator.chip
     inputs = random_inputs(piece, np.random.default_rng(seed))
     try:
         tuned = run(lower(piece, chip, choice), piece, inputs, operator)
-        # half the tolerance: the default may be as far on the other side
+        # Half the tolerance, because the default may differ from NumPy by as much in the other
+        # direction.
         if not _differs(piece, tuned, evaluate(piece.graph, inputs), 0.5):
             return ""
         return _differs(piece, tuned, run(lower(piece, chip), piece, inputs, operator))
@@ -191,32 +189,33 @@ def _differs(
 ) -> str:
     """Return "" if values agree within a share of the tolerance, else what differs."""
     for name, values in expected.items():
-        apart = _apart(tuned[name], values)
-        if not apart <= share * TOLERANCE.get(piece.type(name).dtype, 0.0):
-            return f"{piece.names[name]} differs by {apart:.2g} of its largest value"
+        difference = _relative_difference(tuned[name], values)
+        if not difference <= share * TOLERANCE.get(piece.type(name).dtype, 0.0):
+            return f"{piece.names[name]} differs by {difference:.2g} of its largest value"
     return ""
 
 
-def _apart(got: Values, reference: Values) -> float:
+def _relative_difference(got: Values, expected: Values) -> float:
     """Return the largest difference as a share of the largest finite value; NaN equals NaN."""
     got = got.reshape(-1)
-    reference = reference.reshape(-1)
-    places = np.flatnonzero(got != reference)
-    got_values = got[places].astype(np.float64)
-    expected = reference[places].astype(np.float64)
-    both_nan = np.isnan(got_values) & np.isnan(expected)
-    got_values = got_values[~both_nan]
-    expected = expected[~both_nan]
-    if not got_values.size:
+    expected = expected.reshape(-1)
+    indices = np.flatnonzero(got != expected)
+    differing_got = got[indices].astype(np.float64)
+    differing_expected = expected[indices].astype(np.float64)
+    both_nan = np.isnan(differing_got) & np.isnan(differing_expected)
+    differing_got = differing_got[~both_nan]
+    differing_expected = differing_expected[~both_nan]
+    if not differing_got.size:
         return 0.0
-    # Differences are measured against the largest value: 1e-3 is much for a result below 1e-2, and
-    # rounding for sums near 100. Results below 1 count as 1.
-    finite = np.abs(reference, where=np.isfinite(reference), out=np.zeros_like(reference))
-    return float(np.abs(got_values - expected).max()) / max(1.0, float(finite.max(initial=0)))
+    magnitudes = np.abs(expected, where=np.isfinite(expected), out=np.zeros_like(expected))
+    # A difference of 0.1 is rounding for sums near 100. Results below 1 count as 1, or tiny
+    # results would fail.
+    scale = max(1.0, float(magnitudes.max(initial=0)))
+    return float(np.abs(differing_got - differing_expected).max()) / scale
 
 
 def random_inputs(piece: Piece, rng: np.random.Generator) -> dict[str, Values]:
-    """Return an array per input: small numbers, or indices and counts that every operator takes."""
+    """Return a random array per input, within what every operator accepts as a number or index."""
     arrays = {}
     for name in piece.graph.inputs:
         kind = piece.type(name)
@@ -224,11 +223,10 @@ def random_inputs(piece: Piece, rng: np.random.Generator) -> dict[str, Values]:
             # Indices of 0 and 1 are legal for every table of at least two rows.
             array = rng.integers(0, 2, kind.shape)
         else:
-            # No zeros: a division or a reciprocal of them would make infinities in both kernels,
-            # which agree.
+            # No zeros: divided by them, both kernels would give infinity, which hides differences.
             array = rng.uniform(0.1, 1.0, kind.shape) * rng.choice([-1.0, 1.0], kind.shape)
             readers = {n.op for n in piece.graph.nodes if name in n.inputs}
-            array = np.abs(array) if readers & POSITIVE else array
+            array = np.abs(array) if readers & POSITIVE_ONLY else array
         arrays[name] = array.astype(formats.numpy_type(kind.dtype))
     return arrays
 
@@ -236,8 +234,11 @@ def random_inputs(piece: Piece, rng: np.random.Generator) -> dict[str, Values]:
 def run(
     lowered: Lowered, piece: Piece, inputs: Mapping[str, Values], operator: Tunable
 ) -> dict[str, Values]:
-    """Return what a kernel writes, on poisoned memory, operands stored as it asks."""
-    # Tables and constants that the kernel brings along; all other tensors are the piece's inputs.
+    """Execute a kernel and return its outputs by name.
+
+    Inputs are stored in the layouts that the kernel expects.
+    """
+    # `extra` are the kernel's tables and constants; all other tensors are the piece's inputs.
     tensors = dict(lowered.extra)
     for buffer in lowered.kernel.tensors:
         base = matmul.base_name(buffer)
@@ -245,10 +246,10 @@ def run(
             form = lowered.forms.get(buffer.name)
             array = inputs[base]
             tensors[buffer.name] = form(array) if form else packed(piece.type(base), array)
-    # All other memory is poisoned: a kernel that reads what nobody wrote does not agree by chance.
+    # The memory is not zero at the start: a kernel that reads what nobody wrote fails the check.
     memory = sim.execute(lowered.kernel, tensors, operator.chip)
     results = {}
-    for name in piece.graph.outputs:  # what pads a layout is left out
+    for name in piece.graph.outputs:  # padding of a layout is not compared
         kind = piece.type(name)
         flat = np.asarray(memory[name]).reshape(-1)
         results[name] = flat if kind.layout == "ND" else layout.unpack(kind.map, flat)

@@ -1,10 +1,11 @@
-"""What a tuning run leaves: its report, the tuned model as ONNX, the schedules of its kernels.
+"""Files that a tuning run writes: a report, the tuned model as ONNX, the schedules of its kernels.
 
-Published reports print improvements as (before - after) / after; so do these, they say so, and how
-far from optimal each result is. All times are of the model; only `tuning_time(s)` is from a clock.
+The report gives improvements as (before - after) / after, as CANN's published reports do, and adds
+how far each result is from its lower bound. All times are simulated; only `tuning_time(s)` was
+measured with a clock.
 
-The first line of `NAME_tuned.jsonl` says for which chip and number format; each other line is one
-kernel: its piece as text (the key, equal for equal kernels) and its schedule.
+The first line of the schedules, `NAME_tuned.jsonl`, names the chip and the number format. Each
+further line is one kernel: the text of its operators and shapes (the key), and its schedule.
 """
 
 import json
@@ -23,26 +24,26 @@ from ascend_lab.aoe.drive import Settings, Trace
 from ascend_lab.aoe.engine import NetworkResult, Tuning
 from ascend_lab.aoe.entries import key_of
 from ascend_lab.aoe.subgraph import SlicePlan, SubgraphResult, slicing
-from ascend_lab.aoe.tuning import CERTAINTIES, Result, tenths_of
+from ascend_lab.aoe.tuning import CERTAINTIES, Result, time_shares_permille
 from ascend_lab.compiler import Compiled, Road, lower, simulate_graph, tasks
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.machine.chip import Chip
 
-FORMULA = "(before - after) / after"
+GAIN_FORMULA = "(before - after) / after"
 GAP_FORMULA = "after / bound - 1"
 TUNED = ("tuned", "custom", "builtin")
 """Sources of results that a search or a bank gave."""
-LONGEST = 30
-"""Characters of an operator's name in the table; of longer ones the end is left out."""
+NAME_WIDTH = 30
+"""Characters of an operator's name in the table; longer names lose their end."""
 Data = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one tuning run found, as tables and as the published JSON.
+    """The result of a tuning run as tables of text, and as JSON with the keys of CANN's report.
 
-    `written` says what became of the entries in the custom bank, by key (see `Knowledge.written`);
-    without it every improved operator counts as added.
+    `written` says, by key, which entries were added to the custom bank or updated there (see
+    `Knowledge.written`); without it every improved operator counts as added.
     """
 
     name: str
@@ -56,10 +57,10 @@ class Report:
         chip = self.tuning.compiled.chip
         lines = [f"{self.name} on {chip.core_count} cores of {chip.name} (model results)"]
         if t.operators is not None:
-            lines += [_HEAD, *map(_row, t.operators.results), self.shares()]
+            lines += [_TABLE_HEADER, *map(_row, t.operators.results), self.shares()]
         total = (
             f"total {t.baseline_s * 1e3:.4f} ms -> {t.result_s * 1e3:.4f} ms, improved by "
-            f"{t.gain:.2%} = {FORMULA}"
+            f"{t.gain:.2%} = {GAIN_FORMULA}"
         )
         bound = f"bound {t.bound_s * 1e3:.4f} ms, gap {t.gap:.2%} = {GAP_FORMULA}"
         return "\n".join([*lines, total, f"{bound} (it counts one launch and few waits)"])
@@ -72,25 +73,28 @@ class Report:
         # A kernel of 10 us that runs 12 times matters more than one of 50 us that runs once.
         rows = sorted(tuned.results, key=lambda r: -r.operator.count * r.after_cycles)
         left_out = [f"... and {len(rows) - count} more"] if len(rows) > count else []
-        return "\n".join([_HEAD, *map(_row, rows[:count]), *left_out, self.shares()])
+        return "\n".join([_TABLE_HEADER, *map(_row, rows[:count]), *left_out, self.shares()])
 
     def shares(self) -> str:
-        """Return how much of the kernels' time is proven optimal, bounded, or neither."""
+        """Return the shares of the kernels' time that are proven optimal, bounded, or neither."""
         tuned = self.tuning.operators
         results = tuned.results if tuned is not None else ()
         gap = max((r.gap for r in results if r.gap is not None and not r.proven), default=0.0)
-        tenths = tenths_of(results)
-        kinds = [
-            f"{t / 10:.1f} % {kind}" for kind, t in tenths.items() if t or kind in CERTAINTIES[:2]
+        # "proven optimal" and "bounded" are printed even if their share is 0
+        always_printed = CERTAINTIES[:2]
+        share_texts = [
+            f"{permille / 10:.1f} % {certainty}"
+            for certainty, permille in time_shares_permille(results).items()
+            if permille or certainty in always_printed
         ]
-        text = ", ".join(kinds) or "no kernels"
+        text = ", ".join(share_texts) or "no kernels"
         text = text.replace("bounded", f"within {gap:.2%} of a bound")
         sliced = self.tuning.subgraph
         launch_note = " (all together have one)" if sliced and sliced.plan.one_launch else ""
         return f"time of the kernels, each alone with a launch of its own{launch_note}:\n  {text}"
 
     def as_dict(self) -> Data:
-        """Return a section per job: "sgat" for the subgraph tuner, "opat" for the operators'."""
+        """Return a section per job: "sgat" for the subgraph tuner, "opat" for the operators."""
         t = self.tuning
         sections = {}
         basic = {"tuning_name": self.name, "tuning_time(s)": round(t.spent_s)}
@@ -106,7 +110,7 @@ class Report:
         return {
             "SGAT": {**times, "sgat_tuning_result": outcome},
             "ascend_lab": {
-                **self._own(),
+                **self._common_fields(),
                 "repo_summary": dict(repo_summary(self.tuning.outcomes)),
                 "tried": sliced.tried,
                 "slices": [str(region) for region in sliced.plan.regions],
@@ -119,8 +123,8 @@ class Report:
         modified: dict[str, list[Data]] = {"add": [], "update": []}
         for r in network.results:
             if update_mode := self._modified(r):
-                # The published report lists an operator with its times, and again with what was
-                # tuned: here always its schedule.
+                # CANN's report gives the times of an operator twice: once for the operator, and
+                # again for each thing that was tuned. Here that is always its schedule.
                 schedule = {"Schedule": {**_times(r), "update_mode": update_mode}}
                 row = {**_named(r), **_times(r), "tune_performance": schedule}
                 modified[update_mode].append(row)
@@ -136,7 +140,7 @@ class Report:
                 "tune_failed_operators": [_named(r) for r in network.results if failed(r)],
             },
             "ascend_lab": {
-                **self._own(),
+                **self._common_fields(),
                 "operators_tuned": len(tuned),
                 "operators_proven": sum(r.proven for r in tuned),
                 "operators": [_detail(r) for r in tuned],
@@ -157,8 +161,8 @@ class Report:
         outcome = self.written.get(key_of(result.operator), "")
         return outcome if outcome in ("add", "update") else ""
 
-    def _own(self) -> Data:
-        """Return what the published report lacks."""
+    def _common_fields(self) -> Data:
+        """Return the fields that both jobs add to the published report."""
         t = self.tuning
         return {
             "note": "times are results of the model, not measurements",
@@ -168,7 +172,7 @@ class Report:
             "tool_version": __version__,
             "seed": self.settings.seed,
             "budget": self.settings.budget,
-            "improvement_formula": FORMULA,
+            "improvement_formula": GAIN_FORMULA,
             "baseline(ms)": _ms(t.baseline_s),
             "result(ms)": _ms(t.result_s),
             "improvement": f"{t.gain:.2%}",
@@ -190,7 +194,7 @@ def failed(result: Result) -> bool:
 
 
 def ticks_best(trace: Trace) -> list[list[float]]:
-    """Return the best-so-far curve as its steps: [trials done, cycles]."""
+    """Return the points where the best-so-far curve falls, each as [trials done, cycles]."""
     steps: list[list[float]] = []
     for number, best in enumerate(trace.best_so_far, 1):
         # A curve of 2,000 trials has a dozen steps: [1, 5200], [4, 4800], ...
@@ -202,7 +206,10 @@ def ticks_best(trace: Trace) -> list[list[float]]:
 def write_report(
     folder: str | Path, job: str, sections: Sequence[Data], now: datetime | None = None
 ) -> Path:
-    """Write `aoe_result_{job}_{time}_pid{id}.json`, a section a network; raises `InputError`."""
+    """Write `aoe_result_{job}_{time}_pid{id}.json`, one section per network, and return its path.
+
+    Raises `InputError` if the file cannot be written.
+    """
     stamp = f"{now or datetime.now():%Y%m%d%H%M%S%f}"
     path = Path(folder) / f"aoe_result_{job}_{stamp}_pid{os.getpid()}.json"
     text = json.dumps(sections, indent=2, ensure_ascii=False, allow_nan=False)
@@ -260,23 +267,23 @@ def _detail(result: Result) -> Data:
     }
 
 
-_HEAD = (
-    f"{'kernel':{LONGEST}} {'count':>5} {'us before':>9} {'after':>8} {'gain':>7} {'gap':>7}  "
+_TABLE_HEADER = (
+    f"{'kernel':{NAME_WIDTH}} {'count':>5} {'us before':>9} {'after':>8} {'gain':>7} {'gap':>7}  "
     "found by, tried"
 )
 
 
 def _row(result: Result) -> str:
-    """Return the row of a kernel, and its note in a line of its own."""
+    """Return the table's row of a kernel; a note, if it has one, follows on a second line."""
     op = result.operator
     us = 1e6 / result.operator.chip.clock_hz
-    name = limits.labelled(op.name, op.op, LONGEST)
+    name = limits.labelled(op.name, op.op, NAME_WIDTH)
     gap = "proven" if result.proven else "-" if result.gap is None else f"{result.gap:.2%}"
     source = f"{result.search}, {result.trials}" if result.trials else result.source
     source = source if result.source != "none" else "default"
     note = f"\n    {result.note}" if result.note else ""
     return (
-        f"{name:{LONGEST}} {op.count:>5} {result.before_cycles * us:>9.2f} "
+        f"{name:{NAME_WIDTH}} {op.count:>5} {result.before_cycles * us:>9.2f} "
         f"{result.after_cycles * us:>8.2f} {result.gain:>7.2%} {gap:>7}  {source}{note}"
     )
 
@@ -284,7 +291,7 @@ def _row(result: Result) -> str:
 # -- the tuned model ------------------------------------------------------------------------------
 FORMAT = "ascend_lab tuned schedules"
 VERSION = 1
-HEAD = {
+HEADER_FIELDS = {
     "format": (FORMAT,),
     "version": limits.Range(int, VERSION, VERSION),
     "chip": str,
@@ -292,26 +299,27 @@ HEAD = {
     "core_count": limits.Range(int, 1, limits.COUNT),
     "dtype": str,
 }
-"""What the first line must say; the options of `slicing.NETWORK_OPTIONS` may follow."""
-WHOLE = SlicePlan()
-"""Kernels launched as by default."""
+"""Keys of the first line; the options of `slicing.NETWORK_OPTIONS` may follow."""
+DEFAULT_PLAN = SlicePlan()
+"""No tensor is sliced and every kernel has a launch of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedules:
-    """Schedules by `Piece.key`, what they were tuned for, and how kernels are launched."""
+    """Schedules as read from a file: for which chip and format, by `Piece.key`, how launched."""
 
     chip: str
     chip_digest: str
     core_count: int
     dtype: str
     choices: Mapping[str, lower.Choice]
-    launches: SlicePlan = WHOLE
+    launches: SlicePlan = DEFAULT_PLAN
 
     def applied(self, compiled: Compiled) -> Compiled:
-        """Return a network, compiled on `launches.road`, with these schedules.
+        """Return a compiled network with these schedules in place of its own.
 
-        Raises `InputError` for other chips or kernels.
+        It must have been compiled on `launches.road`. Raises `InputError` if the schedules are for
+        another chip, or if no kernel of the network has one.
         """
         chip = compiled.chip
         tuned_chip = (self.chip, self.core_count, self.chip_digest)
@@ -322,7 +330,7 @@ class Schedules:
             got = f"{chip.core_count} cores of {chip.name}{numbers}"
             raise InputError(needed, got, "use that chip, or tune for this one")
         keys = {task.piece.key for task in compiled.tasks if task.lowered is not None}
-        # One kernel in common is enough; a different model has none.
+        # A network that shares not a single kernel with the file is another model.
         if self.choices and not keys & self.choices.keys():
             got = f"schedules of {len(self.choices)} kernels, none of them in {compiled.graph.name}"
             raise InputError("schedules for this model", got, "simulate the tuned model beside it")
@@ -331,7 +339,7 @@ class Schedules:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The files of a tuned model, and the time they give when they are read again."""
+    """The files of a tuned model, and its simulated time after both have been read back."""
 
     model: Path
     schedules: Path
@@ -339,10 +347,10 @@ class Saved:
 
 
 def save_tuned(folder: str | Path, name: str, tuning: Tuning, dtype: str = "fp16") -> Saved:
-    """Write NAME_tuned.jsonl and NAME_tuned.onnx, and read them again.
+    """Write NAME_tuned.jsonl (schedules) and NAME_tuned.onnx (graph), and read both back to check.
 
-    Raises `InputError` if a file cannot be written, `UnsupportedError` for a graph that ONNX
-    cannot hold; schedules are written then. Neither file is left half written.
+    Raises `InputError` if a file cannot be written, and `UnsupportedError` for a graph that ONNX
+    cannot express; the schedules are written even then. Neither file is left half written.
     """
     from ascend_lab.compiler.onnx import export_onnx, import_onnx
 
@@ -353,7 +361,7 @@ def save_tuned(folder: str | Path, name: str, tuning: Tuning, dtype: str = "fp16
     helps = tuned_operators is not None and tuned_operators.after_s < tuned_operators.before_s
     better = tuned_operators.results if tuned_operators and helps else ()
     choices = {r.operator.piece.key: r.choice for r in better if r.choice is not None}
-    plan = tuning.subgraph.plan if tuning.subgraph else WHOLE
+    plan = tuning.subgraph.plan if tuning.subgraph else DEFAULT_PLAN
     write_schedules(schedules, choices, chip, dtype, plan)
     output.write_whole(model, export_onnx(tuning.graph, fill_nodes=True).SerializeToString())
     read_back = plan.road(chip, Road(dtype=dtype)).stages(import_onnx(model), chip).compiled
@@ -366,36 +374,43 @@ def save_tuned(folder: str | Path, name: str, tuning: Tuning, dtype: str = "fp16
 
 
 def as_named_in(
-    again: Compiled, tuned: Compiled, choices: Mapping[str, lower.Choice]
+    read_back: Compiled, tuned: Compiled, choices: Mapping[str, lower.Choice]
 ) -> dict[str, lower.Choice]:
-    """Return the choices with those for kernels that a file states in other words.
+    """Return the choices, with further keys for kernels that get another key through ONNX.
 
-    ONNX has no product with a transposed constant, for instance: it is read as the plain product.
-    Kernels correspond by their order; a choice that does not suit the other words is left out.
+    ONNX has, for instance, no product with a transposed constant: it is read back as a plain
+    product, whose key differs. Kernels correspond by their order; a choice that does not fit the
+    other form is left out.
     """
     renamed = dict(choices)
-    # Another number of kernels: they do not correspond one to one.
-    if len(again.tasks) != len(tuned.tasks):
+    # With another number of kernels, the order says nothing about which correspond.
+    if len(read_back.tasks) != len(tuned.tasks):
         return renamed
-    for read_task, tuned_task in zip(again.tasks, tuned.tasks, strict=True):
+    for read_task, tuned_task in zip(read_back.tasks, tuned.tasks, strict=True):
         choice = choices.get(tuned_task.piece.key)
         key = read_task.piece.key
         if choice is None or read_task.op != tuned_task.op or key in renamed:
             continue
-        with suppress(AscendLabError):  # a choice that does not suit the other words
-            tasks.with_choices(replace(again, tasks=(read_task,)), {key: choice})
+        with suppress(AscendLabError):  # raised by a choice that does not fit the other form
+            tasks.with_choices(replace(read_back, tasks=(read_task,)), {key: choice})
             renamed[key] = choice
     return renamed
 
 
 def write_schedules(
-    file: Path, choices: Mapping[str, lower.Choice], chip: Chip, dtype: str, plan: SlicePlan = WHOLE
+    file: Path,
+    choices: Mapping[str, lower.Choice],
+    chip: Chip,
+    dtype: str,
+    plan: SlicePlan = DEFAULT_PLAN,
 ) -> None:
     """Write schedules by `Piece.key`; raises `InputError` if that is not possible."""
-    head = {"format": FORMAT, "version": VERSION, "chip": chip.name}
-    head |= {"chip_digest": chip_digest(chip), "core_count": chip.core_count, "dtype": dtype}
-    head |= {name: getattr(plan, name) for name in slicing.NETWORK_OPTIONS}
-    lines = [head, *({"kernel": k, "schedule": c.as_dict()} for k, c in sorted(choices.items()))]
+    header: Data = {"format": FORMAT, "version": VERSION, "chip": chip.name}
+    header |= {"chip_digest": chip_digest(chip), "core_count": chip.core_count, "dtype": dtype}
+    header |= {name: getattr(plan, name) for name in slicing.NETWORK_OPTIONS}
+    lines = [header]
+    for key, choice in sorted(choices.items()):
+        lines.append({"kernel": key, "schedule": choice.as_dict()})
     output.write_whole(file, "".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -405,32 +420,40 @@ def read_schedules(file: str | Path) -> Schedules:
         lines = records.read_file(file).decode("utf-8").splitlines()
     except ValueError as error:
         raise InputError(f"a file of schedules: {file}", str(error), "check the name") from None
-    head = _head(file, lines[0] if lines else "")
+    header = _header(file, lines[0] if lines else "")
     choices = {}
     for number, line in enumerate(lines[1:], 2):
         where = f"{file} line {number}"
         data = limits.json_of(line, where, "tune the model again")
         try:
-            choices[str(data["kernel"])] = lower.choice_of(data["schedule"], head["chip"])
+            choices[str(data["kernel"])] = lower.choice_of(data["schedule"], header["chip"])
         except (KeyError, TypeError, InputError) as error:
             needed = f"{where}: a kernel and its schedule"
             raise InputError(needed, str(error), "tune the model again") from None
     # Files of earlier versions lack the options that came later.
-    launches = SlicePlan((), **{name: head.get(name, False) for name in slicing.NETWORK_OPTIONS})
-    numbers = (head["chip"], head["chip_digest"], head["core_count"])
-    return Schedules(*numbers, head["dtype"], choices, launches)
+    options = {name: header.get(name, False) for name in slicing.NETWORK_OPTIONS}
+    return Schedules(
+        header["chip"],
+        header["chip_digest"],
+        header["core_count"],
+        header["dtype"],
+        choices,
+        SlicePlan((), **options),
+    )
 
 
-def _head(file: str | Path, line: str) -> Data:
-    """Return what the first line says; raise `InputError` if a key is wrong or missing."""
+def _header(file: str | Path, line: str) -> Data:
+    """Return the first line as a dict; raise `InputError` if a key is wrong or missing."""
     where = f"{file} line 1"
-    head = limits.json_of(line, where, "name a NAME_tuned.jsonl")
-    says = (head.get("format"), head.get("version")) if isinstance(head, dict) else ()
-    if says != (FORMAT, VERSION):
+    header = limits.json_of(line, where, "name a NAME_tuned.jsonl")
+    is_object = isinstance(header, dict)
+    if not is_object or (header.get("format"), header.get("version")) != (FORMAT, VERSION):
         remedy = "name the NAME_tuned.jsonl that `aoe` wrote; a bank's export goes where banks go"
         raise InputError(f"{file}: a first line that says {FORMAT}, {VERSION}", "none", remedy)
     options = dict.fromkeys(slicing.NETWORK_OPTIONS, bool)
-    decoded: Data = limits.decoded(HEAD | options, head, where)
-    if missing := [key for key in HEAD if key not in decoded]:
-        raise InputError(f"{where}: {', '.join(HEAD)}", f"no {missing[0]}", "tune the model again")
+    decoded: Data = limits.decoded(HEADER_FIELDS | options, header, where)
+    missing = [key for key in HEADER_FIELDS if key not in decoded]
+    if missing:
+        needed = f"{where}: {', '.join(HEADER_FIELDS)}"
+        raise InputError(needed, f"no {missing[0]}", "tune the model again")
     return decoded

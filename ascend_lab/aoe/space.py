@@ -1,11 +1,13 @@
-"""Search spaces as chains of decisions, and how searches get from point to point in them.
+"""Search spaces: a schedule as a sequence of decisions, and moves from one schedule to another.
 
-The legal values of a decision depend on those before. A point is complete when every decision is
-taken. From every prefix that `options` allows some complete point can be reached, so a search that
-only follows options never proposes what is illegal.
+A point has one value per decision, in a fixed order: (128, 256, 64) for the tile sizes m, n and k.
+The legal values of a decision depend on the earlier ones: after m = 128, n may be at most 256
+because L0C is full. A prefix is a point cut short, such as (128, 256). Every prefix of legal values
+can be completed to a legal point, so that a search that takes its values from `options` never
+proposes an illegal point.
 
-A space may be recorded: every configuration of a kernel with the time it took, as a CSV file. There
-a search can be replayed in a moment, and the optimum is known.
+A recorded space is a CSV file with every configuration of a kernel and its measured time. On it a
+search runs in a moment, without measuring, and the optimum is known.
 """
 
 import math
@@ -26,11 +28,11 @@ Reals = NDArray[np.float64]
 Value = Any
 """A number, a text, or a tuple of them."""
 Point = tuple[Value, ...]
-"""One value per decision; a prefix is a point cut short."""
+"""One value per decision; a prefix has values for the first decisions only."""
 
 
 class Space(Protocol):
-    """What a search may ask of a space."""
+    """What a search needs to know of a space."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -47,14 +49,17 @@ class Space(Protocol):
         """Return a random legal point."""
 
     def key(self, point: Point) -> Hashable:
-        """Return what points that are the same candidate have in common."""
+        """Return a key that is equal for points that give the same kernel."""
 
     def points(self) -> Iterator[Point]:
         """Yield all legal points."""
 
 
 class TableSpace:
-    """A space given by all its legal points, sorted, so that a prefix is a range of rows."""
+    """A space given by a table of its legal points.
+
+    The rows are sorted, so that all points with the same prefix form one range of rows.
+    """
 
     def __init__(self, names: Sequence[str], columns: Sequence[Sequence[Value]]) -> None:
         """Take one column of values per decision; raise `InputError` without rows or columns."""
@@ -63,21 +68,21 @@ class TableSpace:
             got = f"{len(names)} names, columns of {sorted(lengths)} rows"
             raise InputError("a column of equal length per name, with rows", got, "fill the table")
         coded = [_coded(column) for column in columns]
-        # Rows sorted by their codes: all points that begin with one prefix are neighbours, so that
-        # a prefix is a pair of row numbers. 20,000 tilings of 8 decisions take 640 KB.
+        # A code is the index of a value among the values of its decision. 20,000 tilings of 8
+        # decisions take 640 KB.
         codes = np.unique(np.stack([code for _, code in coded], axis=1), axis=0)
-        self._take(names, tuple(values for values, _ in coded), codes)
+        self._set_table(names, tuple(values for values, _ in coded), codes)
 
-    def _take(
+    def _set_table(
         self, names: Sequence[str], values: tuple[tuple[Value, ...], ...], codes: NDArray[np.int32]
     ) -> None:
-        """Take the distinct values per decision, and sorted rows of their places."""
+        """Set the table: the different values of each decision, and sorted rows of their codes."""
         self.names = tuple(names)
         self.values = values
         self.codes = codes
         self._ranges: dict[Point, tuple[int, int]] = {(): (0, len(self.codes))}
         self._options: dict[Point, tuple[Value, ...]] = {}
-        self._places = [{v: i for i, v in enumerate(values)} for values in self.values]
+        self._code_of = [{v: i for i, v in enumerate(choices)} for choices in self.values]
 
     @property
     def size(self) -> int:
@@ -97,33 +102,34 @@ class TableSpace:
 
     def options(self, prefix: Point) -> tuple[Value, ...]:
         """Return the legal values of the decision after `prefix`, in ascending order."""
-        values_here = self._options.get(prefix)
-        if values_here is None:
+        legal_values = self._options.get(prefix)
+        if legal_values is None:
             low, high = self._range(prefix)
             column = self.codes[low:high, len(prefix)]
             # The column is sorted within the prefix: a new value begins wherever neighbours differ.
             changes = np.flatnonzero(column[1:] != column[:-1]) + 1
             codes = column[:1].tolist() + column[changes].tolist()
             values = self.values[len(prefix)]
-            values_here = self._options[prefix] = tuple(values[c] for c in codes)
-        return values_here
+            legal_values = tuple(values[c] for c in codes)
+            self._options[prefix] = legal_values
+        return legal_values
 
     def _range(self, prefix: Point) -> tuple[int, int]:
-        """Return first row and end of the points that begin with `prefix`."""
+        """Return the rows of the points that begin with `prefix`: the first, and the end."""
         if prefix not in self._ranges:
             low, high = self._range(prefix[:-1])
             column = self.codes[low:high, len(prefix) - 1]
-            code = self._places[len(prefix) - 1].get(prefix[-1], -1)
+            code = self._code_of[len(prefix) - 1].get(prefix[-1], -1)
             start, stop = column.searchsorted((code, code + 1)).tolist() if code >= 0 else (0, 0)
             self._ranges[prefix] = (low + start, low + stop)
         return self._ranges[prefix]
 
     def sample(self, rng: np.random.Generator) -> Point:
-        """Return a random point, each with the same chance."""
+        """Return a random point, every point with the same probability."""
         return self.point(int(rng.integers(self.size)))
 
     def key(self, point: Point) -> Hashable:
-        """Return the point: no two are the same candidate."""
+        """Return the point itself: different rows are different kernels."""
         return point
 
     def points(self) -> Iterator[Point]:
@@ -132,18 +138,24 @@ class TableSpace:
 
 
 def _coded(column: Sequence[Value]) -> tuple[tuple[Value, ...], NDArray[np.int32]]:
-    """Return the distinct values in order, and the place of each entry among them."""
+    """Return the different values in ascending order, and for each entry the index of its value.
+
+    The column [32, 16, 32] gives (16, 32) and [1, 0, 1].
+    """
     if isinstance(column, np.ndarray):
-        values, code = np.unique(column, return_inverse=True)
-        return tuple(v.item() for v in values), code.astype(np.int32)
-    # Words and numbers do not compare with each other: sorted by type first.
+        values, codes = np.unique(column, return_inverse=True)
+        return tuple(v.item() for v in values), codes.astype(np.int32)
+    # Text and numbers cannot be compared in Python: values are sorted by type first.
     ordered = tuple(sorted(set(column), key=lambda v: (str(type(v)), v)))
-    places = {v: i for i, v in enumerate(ordered)}
-    return ordered, np.array([places[v] for v in column], np.int32)
+    code_of = {v: i for i, v in enumerate(ordered)}
+    return ordered, np.array([code_of[v] for v in column], np.int32)
 
 
 def completed(space: Space, values: Sequence[Value], prefix: Point = ()) -> Point:
-    """Return the legal point behind `prefix` with each wanted value or the nearest one."""
+    """Return the legal point that begins with `prefix` and else is as near to `values` as can be.
+
+    With the values (128, 256, 64) and the prefix (256,), n may be at most 128: (256, 128, 64).
+    """
     point = prefix
     for value in values[len(prefix) :]:
         point = (*point, nearest(space.options(point), value))
@@ -151,7 +163,7 @@ def completed(space: Space, values: Sequence[Value], prefix: Point = ()) -> Poin
 
 
 def nearest(options: Sequence[Value], value: Value) -> Value:
-    """Return `value` if it is an option, else the option with the closest ratio, or the first."""
+    """Return the option nearest to `value` by ratio; the first option if there are no numbers."""
     if value in options:
         return value
     if not _is_number(value):
@@ -165,8 +177,7 @@ def _is_number(value: Value) -> bool:
 
 
 def _log(value: float) -> float:
-    # Sizes differ by ratios: 96 is nearer to 128 than to 64, on a scale of logarithms. log1p lets 0
-    # in.
+    # By ratio 96 is nearer to 128 (1.33) than to 64 (1.5). log1p(x) = log(1 + x) also takes x = 0.
     return math.copysign(math.log1p(abs(value)), value)
 
 
@@ -174,63 +185,68 @@ def random_completion(space: Space, prefix: Point, rng: np.random.Generator) -> 
     """Return a point that begins with `prefix`, every further decision taken at random."""
     while len(prefix) < len(space.names):
         options = space.options(prefix)
-        # one option draws nothing, and is most of what there is
-        place = int(rng.integers(len(options))) if len(options) > 1 else 0
-        prefix = (*prefix, options[place])
+        # Most decisions have a single option: no random number is drawn for these.
+        index = int(rng.integers(len(options))) if len(options) > 1 else 0
+        prefix = (*prefix, options[index])
     return prefix
 
 
 def mutated(space: Space, point: Point, rng: np.random.Generator, count: int = 1) -> Point:
-    """Return the point with `count` decisions that have a choice changed at random."""
+    """Return the point after `count` random changes of decisions that have other options."""
     for _ in range(count):
         options = [space.options(point[:i]) for i in range(len(point))]
-        # Most decisions of a long point have one option left: to change one of those changes
-        # nothing.
-        free = [i for i, values in enumerate(options) if len(values) > 1]
-        if not free:
+        # Most decisions of a long point have a single option: these cannot be changed.
+        changeable = [i for i, values in enumerate(options) if len(values) > 1]
+        if not changeable:
             return point
-        at = free[int(rng.integers(len(free)))]
-        alternatives = [v for v in options[at] if v != point[at]]
+        index = changeable[int(rng.integers(len(changeable)))]
+        alternatives = [v for v in options[index] if v != point[index]]
         value = alternatives[int(rng.integers(len(alternatives)))]
-        # Later decisions stay as they were where that is still legal, else take the nearest legal
-        # value.
-        point = completed(space, point, (*point[:at], value))
+        # Later decisions keep their values where these are still legal.
+        point = completed(space, point, (*point[:index], value))
     return point
 
 
 def crossed(space: Space, parent_a: Point, parent_b: Point, rng: np.random.Generator) -> Point:
-    """Return a point that takes each decision from one of two parents, if that is legal."""
-    # Uniform crossover: neighbouring decisions of a tiling, such as m and n, are not linked.
+    """Return a child of two points: each value from one of them at random, or the nearest legal."""
+    # Uniform crossover: every decision is drawn by itself, neighbours such as m and n as well.
     picks = rng.random(len(parent_a)) < 0.5
     mixed = [a if pick else b for a, b, pick in zip(parent_a, parent_b, picks, strict=True)]
     return completed(space, mixed)
 
 
 def neighbours(space: Space, point: Point) -> list[Point]:
-    """Return the points that differ in one decision, and where they must in later ones."""
+    """Return the points that differ from `point` in one decision.
+
+    Later decisions also differ where their value is no longer legal.
+    """
+    # a dict in place of a set: it drops repeated points and keeps their order
     points: dict[Point, None] = {}
-    for at, value in enumerate(point):
-        for alternative in space.options(point[:at]):
+    for index, value in enumerate(point):
+        for alternative in space.options(point[:index]):
             if alternative != value:
-                points[completed(space, point, (*point[:at], alternative))] = None
+                points[completed(space, point, (*point[:index], alternative))] = None
     return list(points)
 
 
 # -- recorded spaces ------------------------------------------------------------------------------
-TIME = "time_ms"
-"""The column of times; an empty cell is a configuration that failed."""
+TIME_COLUMN = "time_ms"
+"""The last column of the CSV file; an empty cell is a configuration that failed."""
 
 
 @dataclass(frozen=True)
 class RecordedSpace:
-    """A space with the cost of each row of it; calling it with a point measures the point."""
+    """A space whose costs are known; calling it with a point returns the cost, as if measured.
+
+    `costs` has one entry per row of the table, infinite for a configuration that failed.
+    """
 
     space: TableSpace
     costs: Reals
 
     @cached_property
     def optimum(self) -> float:
-        """The least cost in the space."""
+        """The lowest cost in the space."""
         return float(self.costs.min())
 
     @cached_property
@@ -248,9 +264,12 @@ class RecordedSpace:
 def recorded(
     names: Sequence[str], columns: Sequence[Sequence[Value]], costs: Sequence[float]
 ) -> RecordedSpace:
-    """Return the space of these rows, infinite ones failed; `InputError` for repeats, or no run."""
+    """Return the recorded space of these configurations and costs; an infinite cost is a failure.
+
+    Raises `InputError` if a configuration occurs twice, or if all of them failed.
+    """
     space = TableSpace(names, columns)
-    # Rows of the file may come in any order; nan marks configurations that no row has named yet.
+    # Rows of the file may come in any order; nan marks configurations without a cost so far.
     ordered = np.full(space.size, math.nan)
     for point, cost in zip(zip(*columns, strict=True), costs, strict=True):
         row = space.row(point)
@@ -270,33 +289,36 @@ def read_recorded(path: str | Path) -> RecordedSpace:
     """
     where = Path(path).name
     data = read_file(path, "a CSV file", limits.TABLE_BYTES)
-    heads, *rows = [row for _, row in csv_of(data, path)] or [[]]
-    if not heads or heads[-1] != TIME or len(heads) < 2 or len(set(heads)) != len(heads):
-        got = f"the columns {', '.join(heads)[:200] or '(none)'} in {where}"
-        remedy = f"name them in the first line, the last {TIME}"
-        raise InputError(f"parameters with different names, then {TIME}", got, remedy)
-    refuse_above(f"{where}: columns", len(heads), limits.COLUMNS)
+    header, *rows = [row for _, row in csv_of(data, path)] or [[]]
+    is_header = len(header) >= 2 and header[-1] == TIME_COLUMN
+    if not is_header or len(set(header)) != len(header):
+        got = f"the columns {', '.join(header)[:200] or '(none)'} in {where}"
+        remedy = f"name them in the first line, the last {TIME_COLUMN}"
+        raise InputError(f"parameters with different names, then {TIME_COLUMN}", got, remedy)
+    refuse_above(f"{where}: columns", len(header), limits.COLUMNS)
     refuse_above(f"{where}: rows", len(rows), limits.ROWS)
     if not rows:
         raise InputError("rows of configurations", f"none in {where}")
     for line, row in enumerate(rows, 2):
-        if len(row) != len(heads):
+        if len(row) != len(header):
             got = f"{len(row)} in row {line} of {where}"
-            raise InputError(f"{len(heads)} cells in every row", got)
+            raise InputError(f"{len(header)} cells in every row", got)
     cells = list(zip(*rows, strict=True))
-    columns = [_values(n, column, where) for n, column in zip(heads[:-1], cells, strict=False)]
-    return recorded(heads[:-1], columns, _times(cells[-1], where))
+    names = header[:-1]
+    columns = [_values(name, cells[index], where) for index, name in enumerate(names)]
+    return recorded(names, columns, _times(cells[-1], where))
 
 
 def _values(name: str, cells: Sequence[str], where: str) -> Sequence[Value]:
-    """Return a column of integers, of other numbers, or of words."""
+    """Return a column as integers if all are whole, else as numbers, else as text."""
     numbers = [number_of(cell) for cell in cells]
     present = [n for n in numbers if n is not None]
     if not present and all(cells):
         return cells
     if len(present) < len(cells):
-        wrong = numbers.index(None)
-        got = f"{cells[wrong]!r} in row {wrong + 2} of {where}"
+        wrong_index = numbers.index(None)
+        # the header is row 1, so that the first cell stands in row 2
+        got = f"{cells[wrong_index]!r} in row {wrong_index + 2} of {where}"
         raise InputError(f"numbers in the column {name}", got)
     # "16.0" counts as 16, so that a tiling read from a table is made of integers.
     return [int(n) for n in present] if all(n == int(n) for n in present) else present
@@ -309,6 +331,6 @@ def _times(cells: Sequence[str], where: str) -> list[float]:
         time_ms = number_of(cell) if cell else math.inf
         if time_ms is None or time_ms <= 0:
             got = f"{cell!r} in row {line} of {where}"
-            raise InputError(f"a time above 0 or an empty cell in the column {TIME}", got)
+            raise InputError(f"a time above 0 or an empty cell in the column {TIME_COLUMN}", got)
         times.append(time_ms)
     return times

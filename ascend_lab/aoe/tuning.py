@@ -1,7 +1,9 @@
-"""Tune one operator: search its space, check the winner's values, and bound the gap to the optimum.
+"""Tune one operator: search its schedules, check the best one's values, bound what is left to gain.
 
-The winner is the quickest candidate whose values agree with the default's. How far a quicker one
-could be is bounded for every operator, and for some proven to be nothing.
+The result is the fastest candidate that computes the same values as the default schedule, and a
+lower bound: no schedule of the space takes fewer cycles. A kernel of 1,050 cycles with a bound of
+1,000 is at most 5 % above the optimum. If the time equals the bound, or if the whole space was
+searched, the schedule is proven optimal.
 """
 
 import time
@@ -13,7 +15,7 @@ import numpy as np
 
 from ascend_lab.aoe.cube import FIRST, CubeJob, JointJob, ProductJob, prove
 from ascend_lab.aoe.drive import NO_RULES, Rules, Search, Settings, Steps, Trace, Trial, drive
-from ascend_lab.aoe.operators import Tunable, agree
+from ascend_lab.aoe.operators import Tunable, difference_of
 from ascend_lab.aoe.search import search_named
 from ascend_lab.aoe.space import Point, Space, completed
 from ascend_lab.aoe.vector import PATIENCE, VectorJob
@@ -24,7 +26,7 @@ from ascend_lab.machine.sim import few_collections
 
 
 class Job(Protocol):
-    """An operator with its space of schedules: what a search needs."""
+    """An operator to tune, with its space of schedules and a way to measure them."""
 
     @property
     def operator(self) -> Tunable:
@@ -32,27 +34,30 @@ class Job(Protocol):
 
     @property
     def space(self) -> Space:
-        """Its schedules."""
+        """The legal schedules of the operator."""
 
     @property
     def measure(self) -> Measure:
-        """Cycles of a point, launch included, on what L2 holds when the operator starts."""
+        """A function from a point of the space to the cycles of its kernel, launch included.
+
+        The simulated L2 holds at the start what it holds in the network.
+        """
 
     @property
     def search(self) -> str:
-        """Name of the search that suits the space."""
+        """Name of the search that suits the space, for example "genetic"."""
 
     def choice(self, point: Point) -> Choice:
-        """Return a point as what lowering takes."""
+        """Return a point as the `Choice` that lowering takes."""
 
     def start(self) -> Sequence[Point]:
         """Return points worth trying first, the default among them if it is in the space."""
 
     def points(self, choices: Sequence[Choice]) -> list[Point]:
-        """Return the points closest to choices that suited other shapes."""
+        """Return the points closest to choices that were good for other shapes."""
 
     def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
-        """Return cycles that no schedule of the space can beat, and whether the best is proven."""
+        """Return a lower bound on the cycles of every schedule, and whether the best is optimal."""
 
 
 _JOBS: Mapping[str, Callable[[Tunable], Job]] = {
@@ -73,18 +78,23 @@ def job_of(operator: Tunable) -> Job:
 NOT_REACHED = "not reached in the time limit"
 NOT_CHECKED = "no time was left to check the values of a faster candidate"
 CERTAINTIES = ("proven optimal", "bounded", "without parameters", "not reached", "not tuned")
-"""What is known of a kernel's time. "not tuned": nobody asked for it, or it has no space."""
-Step = Callable[[str, int, int], None]
-"""Receives progress: ("proof" or "values", how much is done, out of how much)."""
+"""How certain it is that a kernel's time is optimal, the most certain first.
+
+"without parameters": the kernel has no schedule to choose. "not reached": the time limit or Ctrl-C
+came first. "not tuned": nobody asked for it, or its space could not be built.
+"""
+ReportProgress = Callable[[str, int, int], None]
+"""Receives progress as (stage, done, total), for example ("proof", 12, 200)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """The result of tuning one operator.
 
-    `choice` is None where the default stays. `bound_cycles` is a lower bound for every schedule of
-    the space; `proven` says that the best one was found. `source` is "tuned", "custom" or "builtin"
-    (found in one of the banks), "none" (nothing to tune, for the reason in `note`), or "failed".
+    `choice` is None if the default schedule stays. `bound_cycles` is a lower bound for every
+    schedule of the space; `proven` says that none is faster than this one. `source` is "tuned",
+    "custom" or "builtin" (found in one of the banks), or "none" (not tuned, for the reason in
+    `note`). `spent_s` is how long tuning took.
     """
 
     operator: Tunable
@@ -101,7 +111,7 @@ class Result:
 
     @property
     def gap(self) -> float | None:
-        """How far above the bound the result is: after / bound - 1; None without a bound."""
+        """How far the result is above the bound, after / bound - 1; None without a bound."""
         return self.after_cycles / self.bound_cycles - 1.0 if self.bound_cycles else None
 
     @property
@@ -111,14 +121,14 @@ class Result:
 
     @property
     def trials(self) -> int:
-        """Unique candidates tried."""
+        """Number of different candidates that were tried."""
         return len(self.trace.trials) if self.trace else 0
 
     @property
     def certainty(self) -> str:
-        """What is known of the kernel's time: one of `CERTAINTIES`."""
+        """How certain it is that the kernel's time is optimal: one of `CERTAINTIES`."""
         was_cut = self.note in (NOT_REACHED, NOT_CHECKED, "interrupted")
-        # The first that holds: what is proven is bounded as well.
+        # The first condition that is true decides: a proven result has a bound as well.
         conditions = (
             self.proven,
             self.bound_cycles is not None,
@@ -129,10 +139,10 @@ class Result:
         return CERTAINTIES[conditions.index(True)]
 
 
-def tenths_of(results: Sequence[Result]) -> dict[str, int]:
-    """Return how many thousandths of the time belong to each certainty; they add up to 1000.
+def time_shares_permille(results: Sequence[Result]) -> dict[str, int]:
+    """Return the share of the time that belongs to each certainty, in thousandths of the total.
 
-    The largest share absorbs the rounding: thirds become 334, 333 and 333.
+    The shares add up to 1000; the largest absorbs the rounding: thirds become 334, 333 and 333.
     """
     cycles = dict.fromkeys(CERTAINTIES, 0)
     for result in results:
@@ -140,11 +150,14 @@ def tenths_of(results: Sequence[Result]) -> dict[str, int]:
     total = sum(cycles.values())
     if not total:
         return {}
-    thousandths = {kind: round(1000 * kind_cycles / total) for kind, kind_cycles in cycles.items()}
-    largest = max(cycles, key=lambda kind: cycles[kind])
+    shares_permille = {
+        certainty: round(1000 * certainty_cycles / total)
+        for certainty, certainty_cycles in cycles.items()
+    }
+    largest = max(cycles, key=lambda certainty: cycles[certainty])
     # 333 + 333 + 333 = 999: the missing one goes to the largest.
-    thousandths[largest] += 1000 - sum(thousandths.values())
-    return thousandths
+    shares_permille[largest] += 1000 - sum(shares_permille.values())
+    return shares_permille
 
 
 def untuned(operator: Tunable, note: str) -> Result:
@@ -161,16 +174,16 @@ def tune_operator(
     rules: Rules = NO_RULES,
     deadline: Deadline | None = None,
     hints: Sequence[Choice] = (),
-    report: Step = lambda stage, done, total: None,
+    report: ReportProgress = lambda stage, done, total: None,
 ) -> Result:
-    """Search the schedules of an operator; the default stays where nothing is faster.
+    """Search the schedules of an operator; its default stays if no candidate is faster.
 
-    Of the `rules`, the caller chooses `workers`, `known`, `on_trial` and `time_limit_s`, which
-    limits search and proof; the operator and the settings decide the others. The `deadline` also
-    limits the check of the winner's values: a candidate that was not checked is not taken. `hints`
-    are schedules that suited similar shapes and are tried first. `report` receives the progress of
-    proof and check. An operator without a space keeps its default, and its result says why. Raises
-    `InputError` for an unknown search.
+    Of the `rules`, the caller sets `workers`, `known`, `on_trial` and `time_limit_s`, which limits
+    search and proof; the other rules follow from the operator and the settings. The `deadline` also
+    limits the check of the best candidate's values: an unchecked candidate is not used. `hints` are
+    schedules that were good for similar shapes and are tried first. `report` receives the progress
+    of proof and check. An operator without a space keeps its default; the note of the result says
+    why. Raises `InputError` for an unknown search.
     """
     settings = settings or Settings()
     started = time.monotonic()
@@ -184,11 +197,10 @@ def tune_operator(
         return untuned(operator, str(error))
     except TimeUpError:
         return untuned(operator, NOT_REACHED)
-    # The user's search, else the one that suits the kind of operator: "genetic" for the cube,
-    # "mcts" for the vector unit.
-    name = settings.search or job.search
+    # The user's search, else the one that suits the kind of operator, "mcts" for the vector unit.
+    search_name = settings.search or job.search
     trace = drive(
-        _search(name, job, settings),
+        _search(search_name, job, settings),
         job.space,
         job.measure,
         settings.budget,
@@ -204,18 +216,18 @@ def tune_operator(
         ),
     )
     bound, proven = job.bound(trace.trials)
-    # branch and bound follows the search only if the user named no search of their own or asked
-    # for proofs (`deeper`), and if no kernel failed that the proof would have to time again
+    # Branch and bound follows the search only if the user named no search of their own or asked
+    # for proofs (`deeper`), and if no kernel failed that the proof would have to time again.
     is_settled = proven or trace.failures or trace.end in ("interrupted", "time")
     if not is_settled and isinstance(job, CubeJob) and (settings.deeper or not settings.search):
         deadlines = _Deadlines(proof=search_deadline, run=deadline)
         trace, bound, proven = _proven(job, trace, bound, settings, deadlines, report)
     result = _result(job, trace, settings, (bound, proven), deadline, report)
-    return replace(result, search=name, spent_s=time.monotonic() - started)
+    return replace(result, search=search_name, spent_s=time.monotonic() - started)
 
 
 def _search(name: str, job: Job, settings: Settings) -> Search:
-    """Return the named search; a default search of the cube first times its likely tilings."""
+    """Return the named search; the default search of the cube first times the likeliest tilings."""
     search = search_named(name)
     if isinstance(job, CubeJob) and not settings.search:
         return _likely_first(job, search, settings.budget)
@@ -223,10 +235,10 @@ def _search(name: str, job: Job, settings: Settings) -> Search:
 
 
 def _likely_first(job: CubeJob, search: Search, budget: int) -> Search:
-    """Return a search that times every point that may be the quickest, if the budget suffices.
+    """Return a search that times every point whose lower bound is below the best time so far.
 
-    It starts with the given points. Where more points have a bound below the best time than the
-    budget allows, it hands over to `search` instead.
+    When none is left, the best point is proven optimal. It begins with the start points. If more
+    such points exist than the budget allows, `search` takes over.
     """
 
     def steps(space: Space, rng: np.random.Generator, start: Sequence[Point]) -> Steps:
@@ -238,15 +250,14 @@ def _likely_first(job: CubeJob, search: Search, budget: int) -> Search:
             if len(costs) + len(candidates) > budget:
                 yield from search(space, rng, start)
                 return
-            # A few at a time: each better time lowers the number of tilings that may still be
-            # quickest.
+            # A few at a time, because every better time excludes more of the remaining tilings.
             batch = candidates[:FIRST]
 
     return steps
 
 
 class _Deadlines(NamedTuple):
-    """When the proof has to stop by itself, and when everything is cut off."""
+    """When the proof has to stop by itself, and when the whole run is cut off."""
 
     proof: Deadline
     run: Deadline
@@ -258,12 +269,12 @@ def _proven(
     bound: int,
     settings: Settings,
     deadlines: _Deadlines,
-    report: Step,
+    report: ReportProgress,
 ) -> tuple[Trace, int, bool]:
-    """Return trials, bound, and whether the best is proven, after branch and bound.
+    """Run branch and bound after a search; return the trace, the bound, and whether it is a proof.
 
     Unless `deeper` is set, the proof simulates at most `budget` kernels. Ctrl-C, the deadline of
-    the whole, and a candidate that fails end the proof; trials and bound then stay as they were.
+    the run, or a candidate that fails ends the proof; trace and bound then stay as they were.
     """
     max_kernels = None if settings.deeper else settings.budget
     limit_s = deadlines.proof.within(settings.deeper_s if settings.deeper else None).limit_s
@@ -273,7 +284,7 @@ def _proven(
     costs = {t.point: t.cost for t in trace.trials if not t.note}
 
     def timed(point: Point) -> float:
-        """Return the cycles of a point, known or measured; what fails ends the proof."""
+        """Return the cycles of a point, from the trials or measured; a failure ends the proof."""
         if point not in costs:
             costs[point], note = attempt(job.measure, point, min(kernel_limits_s, default=None))
             if note:
@@ -298,8 +309,8 @@ def _proven(
     if proof.point not in {t.point for t in trace.trials}:
         proof_trial = Trial(len(trace.trials), proof.point, proof.cycles, "branch and bound")
         trace = replace(trace, trials=(*trace.trials, proof_trial))
-    # the space has no schedules that divide K: a proof about the space holds for those only as far
-    # as their own bound
+    # The space holds no schedules that divide K among cores. A proof about the space says nothing
+    # of them, so that their own lower bound limits the result.
     lower_bound = min(proof.lower_bound, job.divided_k_bound)
     return trace, int(lower_bound), proof.cycles <= lower_bound
 
@@ -310,20 +321,19 @@ def _result(
     settings: Settings,
     bound_and_proof: tuple[int, bool],
     deadline: Deadline,
-    report: Step,
+    report: ReportProgress,
 ) -> Result:
     """Return the best trial that beats the default and computes the same values.
 
-    `bound_and_proof` is the result of `Job.bound`.
+    `bound_and_proof` is the result of `Job.bound`: the lower bound, and whether it is reached.
     """
     operator = job.operator
-    (bound, proven) = bound_and_proof
+    bound, proven = bound_and_proof
     note = ""
     default_cycles = operator.default_cycles
     if trace.end == "time" and not trace.trials:
         return untuned(operator, NOT_REACHED)
-    # The quickest whose values agree wins. Most runs check one; a wrong kernel sends us to the
-    # second.
+    # Candidates are checked from the fastest on; the first with the default's values is the result.
     for trial in sorted(trace.trials, key=lambda t: (t.cost, t.number)):
         if not trial.cost < default_cycles:
             break
@@ -332,7 +342,9 @@ def _result(
         report("values", 0, 1)
         try:
             with deadline.cut():
-                difference = agree(operator, choice, settings.seed) if settings.verify else ""
+                difference = (
+                    difference_of(operator, choice, settings.seed) if settings.verify else ""
+                )
         except TimeUpError:
             return replace(untuned(operator, NOT_CHECKED), trace=trace)
         report("values", 1, 1)
@@ -341,10 +353,10 @@ def _result(
             return Result(
                 operator, choice, default_cycles, cycles, bound, proven, note=note, trace=trace
             )
-        # the optimum of the space computes something else: the next one is not proven the best
+        # The proof was about the faster candidate: it does not hold for the next one.
         note = f"a faster candidate was refused: {difference}"
         proven = False
-    # The default is a point of the space, too: no bound is above it.
+    # The default belongs to the space as well: a lower bound cannot be above its time.
     bound = min(bound, default_cycles)
     return Result(
         operator, None, default_cycles, default_cycles, bound, proven, note=note, trace=trace

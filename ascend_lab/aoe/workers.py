@@ -1,9 +1,10 @@
-"""Who measures candidates, and how long: this process, some of this machine, or a Dask cluster.
+"""Workers that measure candidates (this process, other processes or a Dask cluster), and deadlines.
 
-A candidate that raises, takes too long, or kills its worker costs a trial and nothing else. Where
-the workers themselves are lost nothing was measured: `WorkersLostError` ends the run. One clock
-holds for a whole run: loops ask between their steps how much of the time is left; a step that would
-take longer is cut by an alarm, where the system has one.
+A candidate that raises an error, takes too long, or kills its worker process is a failed trial, and
+the run goes on. If the workers themselves are gone, `WorkersLostError` ends the run.
+
+A run has one `Deadline`. Loops check it between two steps; a single step that would run past it is
+interrupted by a timer signal, where the operating system has one.
 """
 
 import logging
@@ -25,77 +26,81 @@ from ascend_lab.machine.sim import few_collections
 
 
 class TimeUpError(Exception):
-    """The time of a run is over."""
+    """The deadline of a run has passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """The moment, of `time.monotonic`, at which a run ends."""
+    """The moment at which a run ends, on the clock `time.monotonic`; infinite for no limit."""
 
     end: float = math.inf
 
     @classmethod
     def of(cls, limit_s: float | None) -> "Deadline":
-        """Return the deadline that lies `limit_s` seconds ahead; None means never."""
+        """Return the deadline that lies `limit_s` seconds ahead; None means no limit."""
         return cls() if limit_s is None else cls(time.monotonic() + limit_s)
 
     @property
-    def left_s(self) -> float:
-        """Seconds until the end, negative behind it."""
+    def remaining_s(self) -> float:
+        """Seconds until the deadline, negative after it."""
         return self.end - time.monotonic() if math.isfinite(self.end) else math.inf
 
     @property
     def limit_s(self) -> float | None:
-        """Seconds until the end; None if there is none."""
-        return None if math.isinf(self.end) else self.left_s
+        """Seconds until the deadline, or None if there is no limit."""
+        return None if math.isinf(self.end) else self.remaining_s
 
     @property
-    def over(self) -> bool:
-        """Whether the time is over."""
-        return self.left_s <= 0
+    def has_passed(self) -> bool:
+        """Whether the deadline has passed."""
+        return self.remaining_s <= 0
 
     def within(self, limit_s: float | None) -> "Deadline":
         """Return the earlier of this deadline and one `limit_s` seconds ahead."""
         return self if limit_s is None else Deadline(min(self.end, Deadline.of(limit_s).end))
 
-    def keeping(self, reserve_s: float) -> "Deadline":
-        """Return an earlier deadline that leaves `reserve_s` seconds for what follows."""
+    def reserving(self, reserve_s: float) -> "Deadline":
+        """Return an earlier deadline, which reserves `reserve_s` seconds for later work."""
         return Deadline(self.end - reserve_s)
 
     def cut(self) -> "Alarm":
-        """Return a context whose body raises `TimeUpError` at the end."""
+        """Return a context manager that raises `TimeUpError` in its body at the deadline."""
         return Alarm(self.limit_s, TimeUpError)
 
 
 class Alarm:
-    """Raise `error` in the body after some seconds, if the system has timers; alarms nest."""
+    """A context manager that raises `error` in its body after some seconds; alarms may be nested.
+
+    It uses SIGALRM, which only the main thread receives, and which Windows does not have; without
+    it the body is not interrupted.
+    """
 
     def __init__(self, limit_s: float | None, error: Callable[[], BaseException]) -> None:
-        """Take the limit in seconds (None: never) and what to raise."""
-        main = threading.current_thread() is threading.main_thread()
-        self.limit_s = limit_s if main and hasattr(signal, "setitimer") else None
-        self.late = limit_s is not None and limit_s <= 0
+        """Take the limit in seconds (None: no limit) and the error to raise."""
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        self.limit_s = limit_s if is_main_thread and hasattr(signal, "setitimer") else None
+        self.is_late = limit_s is not None and limit_s <= 0
         self.error = error
 
     def __enter__(self) -> None:
-        if self.late:
+        if self.is_late:
             raise self.error()
         if self.limit_s is not None:
             self.started = time.monotonic()
             self.handler = signal.signal(signal.SIGALRM, self._ring)
-            # A process has one timer: the outer alarm's is stopped here and set again when this
-            # body ends.
+            # A process has one timer. An outer alarm is stopped here, and set again at the end of
+            # this body.
             self.outer_s = signal.setitimer(signal.ITIMER_REAL, self.limit_s)[0]
 
     def __exit__(self, *_: object) -> None:
-        if self.limit_s is not None and not self.late:
+        if self.limit_s is not None and not self.is_late:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, self.handler)
             if self.outer_s:
-                left_s = self.outer_s - (time.monotonic() - self.started)
-                # An outer limit that passed meanwhile still rings, a millisecond from now: 0 would
-                # switch it off.
-                signal.setitimer(signal.ITIMER_REAL, max(left_s, 1e-3))
+                remaining_s = self.outer_s - (time.monotonic() - self.started)
+                # If the outer limit passed meanwhile, the outer alarm rings in a millisecond: a
+                # timer of 0 would be switched off.
+                signal.setitimer(signal.ITIMER_REAL, max(remaining_s, 1e-3))
 
     def _ring(self, *_: object) -> None:
         raise self.error()
@@ -106,10 +111,10 @@ Attempt = tuple[float, str]
 """Cost and note of a candidate."""
 OnAnswer = Callable[[int, float, str], None]
 """Receives the place, the cost and the note of each candidate."""
-TRIES = 2
-"""A candidate whose worker died is tried so often before it counts as failed."""
+MAX_ATTEMPTS = 2
+"""A candidate whose worker process died this many times counts as failed."""
 DIED = "its worker process died"
-UNMEASURED = (
+UNMEASURED_NOTES = (
     DIED,
     "CancelledError",
     "FutureCancelledError",
@@ -117,17 +122,23 @@ UNMEASURED = (
     "KilledWorker",
     "RuntimeError: Error during deserialization",
 )
-"""So begin notes of trials without a measurement (all but the first are of earlier versions)."""
-POLL_S = 0.5
+"""Beginnings of the notes of trials that have no measurement because a worker was lost.
+
+All but the first were written by earlier versions.
+"""
 NO_WORKERS = "no workers"
+POLL_S = 0.5
+"""Time between two checks whether a cluster still works."""
 PATIENCE_S = 10.0
+"""A cluster may be without any worker for this long."""
 SILENCE_S = 30.0
+"""The scheduler of a cluster, which may be busy, may be silent for this long."""
 GRACE_S = 1.0
-"""So long a cluster may be without workers, its scheduler (busy?) silent, an answer late."""
+"""The answer of a cluster may come this much later than a candidate's time limit."""
 
 
 class WorkersLostError(InputError):
-    """Who measures is gone: what is not measured yet has no result."""
+    """The workers are gone: candidates that were not yet measured have no result."""
 
 
 class _TooLongError(Exception):
@@ -136,7 +147,7 @@ class _TooLongError(Exception):
 
 @few_collections()
 def attempt(measure: Measure, point: Point, limit_s: float | None = None) -> Attempt:
-    """Return the cost of a candidate, or infinity and the reason it has none."""
+    """Measure a candidate: return its cost and "", or infinity and the reason why it failed."""
     try:
         with Alarm(limit_s, _TooLongError):
             cost = float(measure(point))
@@ -151,9 +162,13 @@ def attempt(measure: Measure, point: Point, limit_s: float | None = None) -> Att
 
 @dataclass
 class Workers:
-    """Measures lists of points; `make` starts an executor anew when its processes have died."""
+    """Measures lists of points, in this process or on an executor.
 
-    make: Callable[[], Executor] | None = None
+    `start_executor` starts it, and starts it again after its processes have died. `executor` may be
+    an executor of the caller in its place. Without either, this process measures.
+    """
+
+    start_executor: Callable[[], Executor] | None = None
     executor: Executor | None = field(default=None, repr=False)
     name: str = "the workers"
 
@@ -164,48 +179,51 @@ class Workers:
         limit_s: float | None = None,
         on_answer: OnAnswer | None = None,
     ) -> list[Attempt]:
-        """Return the attempts in order; `on_answer` gets each, too. Raises `WorkersLostError`."""
+        """Return cost and note of each point, in their order.
+
+        `on_answer` is called for every point as soon as it is measured. Raises `WorkersLostError`.
+        """
         done: dict[int, Attempt] = {}
 
-        def add(place: int, attempted: Attempt) -> None:
-            done[place] = attempted
+        def add(place: int, answer: Attempt) -> None:
+            done[place] = answer
             if on_answer:
-                on_answer(place, *attempted)
+                on_answer(place, *answer)
 
-        if self.make is None and self.executor is None:
+        if self.start_executor is None and self.executor is None:
             for i, point in enumerate(points):
                 add(i, attempt(measure, point, limit_s))
             return list(done.values())
-        # A process that dies takes all candidates given to it along: the innocent ones get a second
-        # try.
-        for tries in range(1, TRIES + 1):
+        # When a process dies, the executor loses all candidates it was given. All of them are
+        # measured again, now one by one, so that only the candidate at fault fails again.
+        for attempt_number in range(1, MAX_ATTEMPTS + 1):
             pending = [i for i in range(len(points)) if i not in done]
-            # after a death every candidate goes alone, so that only the guilty one fails again
-            for group in [pending] if tries == 1 else [[i] for i in pending]:
-                self._round(measure, {i: points[i] for i in group}, limit_s, add)
-        dead = [i for i in range(len(points)) if i not in done]
-        # Twice dead alone: the candidate kills its process, unless no process starts at all.
-        if dead:
-            self._probe()
-        for i in dead:
+            groups = [pending] if attempt_number == 1 else [[i] for i in pending]
+            for group in groups:
+                self._measure_group(measure, {i: points[i] for i in group}, limit_s, add)
+        failed = [i for i in range(len(points)) if i not in done]
+        # These kill every process that measures them, unless no process can be started at all.
+        if failed:
+            self._check_alive()
+        for i in failed:
             add(i, (math.inf, DIED))
         return [done[i] for i in range(len(points))]
 
-    def _round(
+    def _measure_group(
         self,
         measure: Measure,
         points: Mapping[int, Point],
         limit_s: float | None,
         add: Callable[[int, Attempt], None],
     ) -> None:
-        """Measure some points and `add` their attempts; those whose worker died have none."""
+        """Measure some points at once and `add` their results, but for those whose worker died."""
         futures: dict[int, Future[Attempt]] = {}
-        broken = False
+        is_broken = False
         for i, point in points.items():
             try:
                 futures[i] = self._executor().submit(attempt, measure, point, limit_s)
             except BrokenExecutor:
-                broken = True
+                is_broken = True
                 break
             except (OSError, RuntimeError) as error:
                 raise self._lost(type(error).__name__) from None
@@ -213,30 +231,30 @@ class Workers:
             for i, future in futures.items():
                 answer = self._answer(future, list(futures.values()), limit_s)
                 if answer is None:
-                    broken = True
+                    is_broken = True
                 else:
                     add(i, answer)
         except WorkersLostError:
             raise
-        except BaseException:  # Ctrl-C, or `on_answer` ends the search
+        except BaseException:  # Ctrl-C, or an error that `on_answer` raises to end the search
             for future in futures.values():
                 with suppress(Exception):
                     future.cancel()
             raise
-        # A pool with a dead process accepts nothing more: a new one is made for the next group.
-        if broken and self.make is not None:
+        # A pool with a dead process accepts no more work: the next group gets a new one.
+        if is_broken and self.start_executor is not None:
             self.close()
 
     def _answer(
         self, future: Future[Attempt], futures: Sequence[Future[Attempt]], limit_s: float | None
     ) -> Attempt | None:
-        """Return an attempt, or None if its worker died."""
+        """Wait for a measurement and return it, or None if its worker died."""
         self._await(future, futures, limit_s)
         try:
             return future.result()
         except BrokenExecutor:
             return None
-        except Exception as error:  # never the candidate's own: `attempt` has caught those
+        except Exception as error:  # not an error of the candidate: `attempt` catches those
             if type(error).__name__ == "KilledWorker":
                 return None
             why = f"{type(error).__name__} {error}".split("\n", 1)[0]
@@ -245,30 +263,34 @@ class Workers:
     def _await(
         self, future: Future[Any], futures: Sequence[Future[Any]], limit_s: float | None
     ) -> None:
-        """Wait for a cluster's answer while one of all may come; processes always give one."""
+        """Wait until a cluster has measured a point; raise `WorkersLostError` if it never will.
+
+        It gives up if the cluster is in trouble for too long, or if none of the `futures` has
+        ended within the time limit. Local processes need no check: they always answer or die.
+        """
         if not isinstance(self.executor, _Cluster):
             return
         limit_s = math.inf if limit_s is None else limit_s + GRACE_S
-        last_well_s = last_answer_s = time.monotonic()
-        count = 0
-        # A lost network connection raises nothing: only asking now and then shows that nobody is
-        # there.
+        last_healthy_s = time.monotonic()
+        last_answer_s = last_healthy_s
+        last_count = 0
+        # A lost network connection raises no error: the cluster has to be asked now and then.
         while not wait([future], POLL_S).done:
             trouble = self.executor.trouble()
-            now = time.monotonic()
-            last_well_s = last_well_s if trouble else now
-            if (answers := sum(f.done() for f in futures)) != count:
-                count = answers
-                last_answer_s = now
+            now_s = time.monotonic()
+            last_healthy_s = last_healthy_s if trouble else now_s
+            count = sum(f.done() for f in futures)
+            if count != last_count:
+                last_count = count
+                last_answer_s = now_s
             patience_s = PATIENCE_S if trouble == NO_WORKERS else SILENCE_S
-            if now - last_well_s > patience_s or now - last_answer_s > limit_s:
+            if now_s - last_healthy_s > patience_s or now_s - last_answer_s > limit_s:
                 raise self._lost(trouble or f"no answer in {limit_s:g} s")
 
-    def _probe(self) -> None:
-        """Raise `WorkersLostError` if not even nothing can be done."""
+    def _check_alive(self) -> None:
+        """Raise `WorkersLostError` if the workers cannot even evaluate `int()`."""
         with suppress(BrokenExecutor):
-            # `int()` cannot fail by itself: if it does, the workers are at fault and not the
-            # candidates.
+            # `int()` cannot fail by itself: if it does, the fault is not in the candidates.
             future: Future[Any] = self._executor().submit(int)
             if self._answer(future, [future], PATIENCE_S) is not None:
                 return
@@ -281,13 +303,13 @@ class Workers:
 
     def _executor(self) -> Executor:
         if self.executor is None:
-            assert self.make is not None
-            self.executor = self.make()
+            assert self.start_executor is not None
+            self.executor = self.start_executor()
         return self.executor
 
     def close(self) -> None:
         """Stop the executor, if this object started it."""
-        if self.executor is not None and self.make is not None:
+        if self.executor is not None and self.start_executor is not None:
             self.executor.shutdown(wait=False, cancel_futures=True)
             self.executor = None
 
@@ -305,14 +327,15 @@ def workers_of(text: str = "serial") -> Workers:
         return Workers()
     if kind == "processes" and 0 < (count := whole_of(argument) or 0) <= PROCESSES:
         import multiprocessing
-        from concurrent.futures import ProcessPoolExecutor  # here: a browser has no processes
+        from concurrent.futures import ProcessPoolExecutor  # not in Python for browsers
 
-        # spawned, not forked: threads of the parent cannot leave a lock behind. Ctrl-C is for the
-        # parent, which ends its workers
+        # Processes are spawned: a forked one would inherit locks that threads of the parent hold,
+        # and nobody would release them.
         spawn = multiprocessing.get_context("spawn")
-        quiet = (signal.SIGINT, signal.SIG_IGN)
-        make = partial(ProcessPoolExecutor, count, spawn, signal.signal, quiet)
-        return Workers(make, name=f"the {count} worker processes")
+        # Ctrl-C reaches all processes of a terminal. Workers ignore it; their parent ends them.
+        ignore_ctrl_c = (signal.SIGINT, signal.SIG_IGN)
+        start = partial(ProcessPoolExecutor, count, spawn, signal.signal, ignore_ctrl_c)
+        return Workers(start, name=f"the {count} worker processes")
     if kind == "dask" and argument:
         return Workers(
             partial(_dask, argument), name=f"the Dask scheduler at {argument} or its workers"
@@ -322,31 +345,32 @@ def workers_of(text: str = "serial") -> Workers:
 
 
 class _Cluster(Executor):
-    """A Dask client as an executor, closed with it."""
+    """A Dask client as an executor; shutting it down closes the client."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
-        self.inner = client.get_executor(pure=False)
+        # pure=False: equal calls are not answered from one result
+        self.dask_executor = client.get_executor(pure=False)
 
     def submit(self, *args: Any, **options: Any) -> Future[Any]:
-        """Send a call to the cluster."""
-        future: Future[Any] = self.inner.submit(*args, **options)
+        """Send a call to the cluster and return its future."""
+        future: Future[Any] = self.dask_executor.submit(*args, **options)
         return future
 
     def trouble(self) -> str:
-        """Return what keeps the cluster from answering just now, or nothing."""
+        """Return why the cluster cannot answer at the moment, or "" if it can."""
         try:
             if self.client.status != "running":
                 return "the scheduler is gone"
             return "" if self.client.nthreads(callback_timeout=PATIENCE_S) else NO_WORKERS
-        except Exception as error:  # whatever a network may say
+        except Exception as error:  # a network may raise errors of many kinds
             return f"the scheduler does not answer ({type(error).__name__})"
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Leave the cluster, which goes on without us, if it is still there."""
+        """Disconnect from the cluster; the cluster itself goes on running."""
         with suppress(Exception):
             if self.client.status == "running":
-                self.inner.shutdown(wait=wait)
+                self.dask_executor.shutdown(wait=wait)
             self.client.close()
 
 
@@ -358,8 +382,9 @@ def _dask(address: str) -> Executor:
         raise InputError("Dask's distributed scheduler", "it is not installed", remedy) from error
     try:
         client: Any = Client
-        for name in ("distributed.client", "distributed", "tornado", "asyncio"):  # we say it in one
+        # Their messages about a failed connection would repeat the error that is raised here.
+        for name in ("distributed.client", "distributed", "tornado", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         return _Cluster(client(address, timeout="5s"))
-    except Exception as error:  # whatever its address or a network may bring about
+    except Exception as error:  # a wrong address or a network may raise errors of many kinds
         raise InputError(f"a Dask scheduler at {address}", str(error), "start one") from error

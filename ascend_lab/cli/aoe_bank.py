@@ -48,8 +48,8 @@ def bank_main(argv: Sequence[str]) -> int:
     elif arguments.verb == "import":
         records.read_file(arguments.operand)
     with Store(file, write=make or arguments.verb == "forget") as store:
-        if store.skipped:
-            complain("aoe", store.passed_over)
+        if store.skipped_count:
+            complain("aoe", store.skipped_warning)
         show(_VERBS[arguments.verb](store, arguments))
     return 0
 
@@ -140,7 +140,7 @@ def _import_of_vendor(store: Store, operand: str) -> str:
             slower += 1
         else:
             entries.append(entry)
-    taken = store.take(entries)
+    taken = store.put_all(entries)
     counts = _counts(taken["add"], taken["update"], taken["reserved"])
     return f"{counts}, {slower} no better than our default, {refused} have no kernel here"
 
@@ -173,9 +173,9 @@ def _merge(store: Store, arguments: argparse.Namespace) -> str:
     if Path(arguments.operand).resolve() == store.file.resolve():
         raise InputError("another bank than the own one", arguments.operand)
     with Store(arguments.operand, write=False) as source:
-        taken = store.take(source.entries())
-        if source.skipped:
-            complain("aoe", source.passed_over)
+        taken = store.put_all(source.entries())
+        if source.skipped_count:
+            complain("aoe", source.skipped_warning)
     return _counts(taken["add"], taken["update"], taken["reserved"])
 
 

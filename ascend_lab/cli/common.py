@@ -322,7 +322,7 @@ def with_tuned(compiled: Compiled, arguments: argparse.Namespace, dtype: str = "
         with bank.bank_at(arguments.bank) as knowledge:
             for warning in knowledge.warnings:
                 print(f"ascend-lab: {warning}", file=sys.stderr)
-            return engine.with_bank(compiled, knowledge).compiled
+            return engine.with_stored_schedules(compiled, knowledge).compiled
     schedules = saved.read_schedules(arguments.tuned)
     # A tile that fits in fp16 takes twice the bytes in fp32, half of them in int8.
     if schedules.dtype != dtype:

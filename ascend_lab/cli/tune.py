@@ -141,7 +141,7 @@ class _Run:
                     chosen=is_listed,
                     progress=self.bars,
                     # A model read in 4 s is saved in about 10: the search ends as much earlier.
-                    deadline=self.deadline().keeping(SAVING * read_s),
+                    deadline=self.deadline().reserving(SAVING * read_s),
                 ),
             )
 
@@ -244,7 +244,7 @@ def _network(run: _Run, network: Network, sections: dict[str, list[Any]]) -> boo
 
 def _print(report: saved.Report) -> None:
     """Print the gains of each job, the operators that take longest, and the gap of the network."""
-    from ascend_lab.aoe.saved import FORMULA, GAP_FORMULA
+    from ascend_lab.aoe.saved import GAIN_FORMULA, GAP_FORMULA
     from ascend_lab.aoe.tuning import NOT_REACHED
     from ascend_lab.compiler.compile import ledger_table
 
@@ -263,7 +263,7 @@ def _print(report: saved.Report) -> None:
             show(
                 f"{job} process {end}. Performance improved by {result.gain:.2%}, "
                 f"{before_s * 1e3:.4f} ms -> {after_s * 1e3:.4f} ms\n"
-                f"  = {FORMULA}; {job} is {gloss}"
+                f"  = {GAIN_FORMULA}; {job} is {gloss}"
             )
     # The plan of slices takes several lines; all are indented below the job's.
     if tuning.subgraph is not None:
@@ -310,7 +310,7 @@ def _save(run: _Run, name: str, tuning: engine.Tuning) -> None:
     from ascend_lab.aoe.saved import save_tuned
 
     # A default model under the name of a tuned one would mislead.
-    if run.deadline().over and not tuning.result_s < tuning.baseline_s:
+    if run.deadline().has_passed and not tuning.result_s < tuning.baseline_s:
         show("  no tuned model is written: in the time limit nothing was tuned")
         return
     try:

@@ -73,7 +73,7 @@ def test_nearest_looks_at_like_problems_only(store):
 def filled(folder, name, entries):
     """Return a new bank with `entries`; the better one of each key is in it."""
     store = Store(Path(folder) / name)
-    store.take(entries)
+    store.put_all(entries)
     return store
 
 
@@ -83,13 +83,13 @@ def test_merge_keeps_the_better_one_and_commutes(a, b):
     with TemporaryDirectory() as at, filled(at, "a", a) as one, filled(at, "b", b) as two:
         before = one.entries()
         others = two.entries()
-        counts = one.take(two.entries())
+        counts = one.put_all(two.entries())
         assert sum(counts.values()) == len(others)
         assert len(one.entries()) == len(before) + counts["add"]
         with filled(at, "c", a) as again:
-            two.take(again.entries())
+            two.put_all(again.entries())
         assert one.entries() == two.entries()
-        assert one.take(two.entries()) == {"add": 0, "update": 0, "reserved": len(one.entries())}
+        assert one.put_all(two.entries()) == {"add": 0, "update": 0, "reserved": len(one.entries())}
         best: dict[object, BankEntry] = {}
         for e in [*a, *b]:
             best[e.key] = better(best.get(e.key, e), e)
@@ -98,11 +98,11 @@ def test_merge_keeps_the_better_one_and_commutes(a, b):
 
 def test_merge_takes_everything_or_nothing(store, tmp_path, monkeypatch):
     with Store(tmp_path / "other.db") as other:
-        other.take([entry(str(i)) for i in range(3)])
+        other.put_all([entry(str(i)) for i in range(3)])
         texts = iter(["one", "two"])
         monkeypatch.setattr("ascend_lab.aoe.bank.records.to_line", lambda _: next(texts))
         with pytest.raises(StopIteration):
-            store.take(other.entries())
+            store.put_all(other.entries())
     assert store._read("SELECT * FROM entries") == []
 
 
@@ -211,7 +211,7 @@ def test_a_bank_of_a_newer_version_is_refused(tmp_path):
 def test_a_damaged_page_costs_only_its_own_rows(tmp_path):
     file = tmp_path / "knowledge.db"
     with Store(file) as store:
-        store.take([entry(str(i), schedule=["x" * 300]) for i in range(200)])
+        store.put_all([entry(str(i), schedule=["x" * 300]) for i in range(200)])
     data = bytearray(file.read_bytes())
     assert len(data) > 20_000
     data[-4096 * 3 : -4096 * 3 + 200] = b"\xff" * 200
@@ -220,7 +220,7 @@ def test_a_damaged_page_costs_only_its_own_rows(tmp_path):
         Store(file)
     assert caught.value.reason == "damaged" and "\n" not in str(caught.value)
     with Store(file, write=False) as store:
-        assert 180 < len(store.entries()) == 200 - store.skipped < 200
+        assert 180 < len(store.entries()) == 200 - store.skipped_count < 200
     assert file.read_bytes() == data and [p.name for p in tmp_path.iterdir()] == [file.name]
 
 
@@ -343,7 +343,7 @@ GOOD = [entry(str(i), schedule=["x" * 100 * (i % 5)]) for i in range(60)]
 def made(file, entries=GOOD):
     """Write a bank and return its bytes."""
     with Store(file) as store:
-        store.take(entries)
+        store.put_all(entries)
         store.save_trials("run", [Trial(0, (1,), 2.0)])
     return file.read_bytes()
 
@@ -368,7 +368,7 @@ def test_flipped_bits_never_lose_a_bank_or_show_what_was_not_there(bits):
                 found = store.entries()
                 keys = {e.key for e in found}
                 assert keys <= {e.key for e in GOOD}
-                assert len(keys) == len(GOOD) or store.skipped
+                assert len(keys) == len(GOOD) or store.skipped_count
         except BankError as error:
             said.append(str(error))
         assert [p.name for p in Path(folder).iterdir()] == ["bank.db"] and file.read_bytes() == data
@@ -419,7 +419,7 @@ def test_a_bad_row_costs_itself_only_and_can_be_deleted(tmp_path, bad):
     with Store(file) as store:
         assert store.forget_unreadable() == 1
     with Store(file, write=False) as store:
-        assert store.skipped == 0 and {e.key: e for e in store.entries()} == others
+        assert store.skipped_count == 0 and {e.key: e for e in store.entries()} == others
     with Store(file) as store:
         assert store.put(GOOD[1]) == "add"
 
@@ -593,7 +593,7 @@ def test_a_bank_that_cannot_be_written_keeps_what_it_has(tmp_path, trouble, reas
         other.put(BIG)
         trouble(store)
         long = [Trial(0, ("x" * 50_000,), 1.0)]
-        takes = store.take, other.entries()
+        takes = store.put_all, other.entries()
         for write, *given in (store.put, BIG), takes, (store.save_trials, "", long):
             with pytest.raises(BankError, match=r"knowledge\.db") as caught:
                 write(*given)

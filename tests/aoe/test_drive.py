@@ -11,7 +11,7 @@ import search_cases as cases
 
 import ascend_lab.aoe.workers as workers_module
 from ascend_lab.aoe.bank import Knowledge
-from ascend_lab.aoe.drive import IDLE_BATCHES, Bars, Rules, Trial, drive
+from ascend_lab.aoe.drive import MAX_IDLE_BATCHES, Bars, Rules, Trial, drive
 from ascend_lab.aoe.search import SEARCHES
 from ascend_lab.aoe.workers import DIED, Workers, WorkersLostError, workers_of
 from ascend_lab.errors import InputError
@@ -196,7 +196,7 @@ def test_no_time_means_no_trials_and_a_search_that_repeats_itself_ends():
 
     trace = drive(repeats, SPACE, cases.cost, 20)
     assert len(trace.trials) == 1 and trace.end == "exhausted"
-    assert len(batches) == IDLE_BATCHES + 2
+    assert len(batches) == MAX_IDLE_BATCHES + 2
 
 
 def test_a_batch_that_the_budget_cuts_is_never_answered():

@@ -24,7 +24,7 @@ from ascend_lab.aoe.saved import (
 )
 from ascend_lab.aoe.search import SEARCHES
 from ascend_lab.aoe.space import read_recorded, recorded
-from ascend_lab.aoe.subgraph import named, numbered, prepared
+from ascend_lab.aoe.subgraph import plan_as_data, plan_from_data, prepared
 from ascend_lab.aoe.tuning import NOT_REACHED, Result
 from ascend_lab.cli import ascend_lab as lab, solve as cli_replay
 from ascend_lab.compiler import GraphBuilder, evaluate, run_tasks, simulate_graph
@@ -300,10 +300,10 @@ def test_kernels_for_one_launch_are_saved_and_read_again(tmp_path, capsys):
     saved.schedules.write_text("\n".join([json.dumps(old), *lines]), "utf-8")
     assert read_schedules(saved.schedules).launches == replace(tuning.subgraph.plan, inside=False)
     graph = prepared(net.build(), chip)
-    data = numbered(tuning.subgraph.plan, graph)
-    assert named(data, graph) == tuning.subgraph.plan
+    data = plan_as_data(tuning.subgraph.plan, graph)
+    assert plan_from_data(data, graph) == tuning.subgraph.plan
     del data["inside"]
-    assert named(data, graph) == replace(tuning.subgraph.plan, inside=False)
+    assert plan_from_data(data, graph) == replace(tuning.subgraph.plan, inside=False)
 
 
 FOLDER = data_path("autotune_bruteforce/README.md").parent

@@ -19,9 +19,9 @@ from ascend_lab.aoe.gradient import (
     Scenario,
     end_of,
     evaluate,
-    key_of_profile,
     plan,
-    profiled,
+    profile_key,
+    training_profile,
     tune_gradients,
 )
 from ascend_lab.aoe.gradient.planning import MIB, baseline, best_cap, by_cap, legal
@@ -408,24 +408,24 @@ def test_a_new_cluster_is_planned_without_profiling_again(tmp_path):
 
 
 def test_the_key_is_of_network_batch_chip_and_training():
-    key = key_of_profile(network(), CHIP, "dtype=fp16")
-    assert key == key_of_profile(network(name="other"), CHIP, "dtype=fp16")
+    key = profile_key(network(), CHIP, "dtype=fp16")
+    assert key == profile_key(network(name="other"), CHIP, "dtype=fp16")
     others = {
-        key_of_profile(network(5), CHIP, "dtype=fp16"),
-        key_of_profile(network(), load_chip("Ascend910A"), "dtype=fp16"),
-        key_of_profile(network(), CHIP, "dtype=bf16"),
+        profile_key(network(5), CHIP, "dtype=fp16"),
+        profile_key(network(), load_chip("Ascend910A"), "dtype=fp16"),
+        profile_key(network(), CHIP, "dtype=bf16"),
     }
     assert len(others | {key}) == 4
 
 
 def test_an_entry_that_is_no_profile_is_profiled_anew(tmp_path):
-    key = key_of_profile(network(), CHIP, "")
+    key = profile_key(network(), CHIP, "")
     with Store(tmp_path / "b.db") as store:
         store.put(BankEntry(key, {"times_s": 3}, 1, 1, None, False, "", 0, 1, "", ""))
     with Knowledge(tmp_path / "b.db", None) as bank:
-        assert gradient.known_profile(bank, key) is None
+        assert gradient.stored_profile(bank, key) is None
         ask = Counting()
-        found, outcome = profiled(network(), CHIP, ProfileSource(bank, profiler=ask))
+        found, outcome = training_profile(network(), CHIP, ProfileSource(bank, profiler=ask))
         assert (len(found.gradients), outcome, ask.asked) == (12, "reserved", 1)
 
 

@@ -29,10 +29,10 @@ from ascend_lab.aoe import (
 from ascend_lab.aoe.bank.records import from_line, to_line
 from ascend_lab.aoe.cube import CubeJob
 from ascend_lab.aoe.drive import Trial
-from ascend_lab.aoe.engine import LEAST_S, estimated, together
+from ascend_lab.aoe.engine import MIN_SEARCH_S, estimated_gain_cycles, with_useful_choices
 from ascend_lab.aoe.entries import (
-    NEAR,
-    SIZES,
+    HINT_COUNT,
+    POSITIVE_FIELDS,
     entry_of,
     features_of,
     from_bank,
@@ -172,12 +172,12 @@ def test_choices_that_harm_the_network_are_left_out(monkeypatch):
 
     monkeypatch.setattr(engine_module, "simulate_graph", slower)
     before_s = slower(COMPILED).time_s
-    _, after_s, kept = together(COMPILED, found, before_s)
+    _, after_s, kept = with_useful_choices(COMPILED, found, before_s)
     assert after_s < before_s
     assert [r.choice is None for r in kept] == [True] + [False] * (len(found) - 1)
     assert kept[0].after_cycles == kept[0].before_cycles and "not in this network" in kept[0].note
     monkeypatch.setattr(engine_module, "simulate_graph", lambda c: Time(1.0 + (c is not COMPILED)))
-    tuned, after_s, kept = together(COMPILED, found, 1.0)
+    tuned, after_s, kept = with_useful_choices(COMPILED, found, 1.0)
     assert tuned is COMPILED and after_s == 1.0
     assert all(r.choice is None for r in kept)  # the report says what the network has
 
@@ -200,7 +200,7 @@ def test_time_is_shared_by_what_can_be_gained(limit_s, monkeypatch):
     clock = Clock()
     given_s = {}
     monkeypatch.setattr(clock_module, "time", clock)
-    monkeypatch.setattr(engine_module, "CHECK_S", 0.0)
+    monkeypatch.setattr(engine_module, "CHECK_S_PER_INSTRUCTION", 0.0)
 
     def tune(operator, settings, *, rules, **_):
         time_limit_s = rules.time_limit_s
@@ -210,7 +210,7 @@ def test_time_is_shared_by_what_can_be_gained(limit_s, monkeypatch):
 
     monkeypatch.setattr(engine_module, "tune_operator", tune)
     found = tune_network(COMPILED, Settings(time_limit_s=limit_s))
-    room = {op.name: estimated(op) for op in cases.operators_of(COMPILED) if op.unit}
+    room = {op.name: estimated_gain_cycles(op) for op in cases.operators_of(COMPILED) if op.unit}
     order = sorted(room, key=lambda name: -room[name])
     assert min(room.values()) > 0 and list(given_s) == order[: len(given_s)]
     assert sum(given_s.values()) == pytest.approx(limit_s)
@@ -220,7 +220,7 @@ def test_time_is_shared_by_what_can_be_gained(limit_s, monkeypatch):
     else:
         late = [r.operator.name for r in found.results if r.note == NOT_REACHED]
         assert late == [name for name in room if name not in given_s] and late
-        assert next(iter(given_s.values())) >= LEAST_S
+        assert next(iter(given_s.values())) >= MIN_SEARCH_S
     given_s.clear()
     clock.now = None  # no look at it without a limit
     tune_network(COMPILED, Settings())
@@ -249,7 +249,7 @@ def test_no_stage_works_behind_the_deadline(limit_s, monkeypatch):
     assert bool(notes) == (limit_s < 400) and found.after_s <= found.before_s
 
 
-WORK = ((tuning_module, "job_of"), (tuning_module, "agree"), (tuning_module, "prove"),
+WORK = ((tuning_module, "job_of"), (tuning_module, "difference_of"), (tuning_module, "prove"),
         (workers_module, "attempt"))  # fmt: skip
 
 
@@ -612,7 +612,7 @@ def test_a_tiling_with_a_wrong_number_does_no_harm(unit, value):
     (operator, _, good) = kept(unit)
     knowledge = Knowledge(None, None)
     job = job_of(operator)
-    for name in SIZES:
+    for name in POSITIVE_FIELDS:
         tiling = good.schedule["tiling"] | {name: value}
         bad = replace(good, schedule={"tiling": tiling})
         back = from_bank(operator, bad, "custom")
@@ -655,7 +655,7 @@ def test_bank_entries_of_like_shapes_are_suggestions():
         knowledge.keep(entry_of(found, BUDGET))
     operator = cases.first(cases.product(65, 70, 90, "bias relu"))
     near = suggestions(operator, knowledge)
-    assert near == [kept[64], kept[80], kept[48]] and len(near) == NEAR
+    assert near == [kept[64], kept[80], kept[48]] and len(near) == HINT_COUNT
     assert suggestions(cases.first(VECTOR_UNITS["vector"]), knowledge) == []
     other = cases.first(cases.product(65, 70, 90, "bias relu"), "Ascend910A")
     assert suggestions(other, knowledge) == []

@@ -15,7 +15,8 @@ from ascend_lab import aoe
 from ascend_lab.aoe import TableSpace, completed, crossed, drive, mutated
 from ascend_lab.aoe.drive import Rules
 from ascend_lab.aoe.search import SEARCHES, BranchAndBound, Mcts, search_named, tree_of
-from ascend_lab.aoe.search.points import Annealing, Surrogate, scaled
+from ascend_lab.aoe.search.points import Annealing
+from ascend_lab.aoe.search.surrogate import Surrogate, scaled
 from ascend_lab.aoe.space import neighbours, random_completion
 from ascend_lab.errors import InputError
 from bench import search as bench
@@ -279,13 +280,17 @@ def test_the_report_skips_peers_that_cannot_be_installed(tmp_path, capsys, monke
 
 def test_annealing_takes_a_step_up_less_and_less():
     walk = Annealing()
-    assert walk._chance(2.0, 3.0, 0) == pytest.approx(math.exp(-1))  # half more, at 0.5
-    assert walk._chance(2.0, 4.0, 0) < walk._chance(2.0, 3.0, 0) < walk._chance(2.0, 2.0, 0) == 1
-    assert walk._chance(2.0, 3.0, 400) < walk._chance(2.0, 3.0, 0) == walk._chance(2.0, 3.0, 500)
+    assert walk._acceptance(2.0, 3.0, 0) == pytest.approx(math.exp(-1))  # half more, at 0.5
+    assert (
+        walk._acceptance(2.0, 4.0, 0) < walk._chance(2.0, 3.0, 0) < walk._chance(2.0, 2.0, 0) == 1
+    )
+    assert (
+        walk._acceptance(2.0, 3.0, 400) < walk._chance(2.0, 3.0, 0) == walk._chance(2.0, 3.0, 500)
+    )
 
 
 def test_the_model_forgets_when_there_are_too_many_trials(monkeypatch):
-    monkeypatch.setattr("ascend_lab.aoe.search.points.MOST", 20)
+    monkeypatch.setattr("ascend_lab.aoe.search.surrogate.MAX_MODEL_TRIALS", 20)
     space = SPACES["table"]
     points = list(space.points())
     model = Surrogate()

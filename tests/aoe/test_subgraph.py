@@ -15,13 +15,14 @@ from ascend_lab.aoe.subgraph import (
     compiled,
     neighbours,
     plan_time,
-    planned,
     prepared,
     sliced,
+    timed_plan,
     tune_subgraph,
     uneven,
 )
-from ascend_lab.aoe.subgraph.segments import WHOLE, Buffer, Cache, Segments, Step, cut_points
+from ascend_lab.aoe.subgraph.l2_rules import Buffer, Cache, LaunchTraffic
+from ascend_lab.aoe.subgraph.segments import UNSLICED, Segments, cut_points
 from ascend_lab.aoe.subgraph.slicing import AXES, HALOS, ORDERS, axis_number, even
 from ascend_lab.compiler import (
     GraphBuilder,
@@ -328,7 +329,7 @@ def test_kernels_for_one_launch_are_taken_only_if_quicker(name, inside):
     assert result.plan.inside == inside and (result.after_s < best_s) == inside
     assert result.after_s <= best_s
     assert plan_time(plain, result.plan, chip) == simulate_graph(result.compiled).time_s
-    again = planned(plain, result.plan, chip, result.bound_s)
+    again = timed_plan(plain, result.plan, chip, result.bound_s)
     assert (again.plan, again.after_s) == (result.plan, result.after_s)
 
 
@@ -349,7 +350,7 @@ def test_dynamic_programming_is_exact(data, count):
         for j in range(i + 1, count + 1)
     }
     costs = {(*ends, way): float(data.draw(numbers))
-             for ends, ways in table.items() for way in (WHOLE, *ways)}  # fmt: skip
+             for ends, ways in table.items() for way in (UNSLICED, *ways)}  # fmt: skip
 
     def cost(*choice):
         return costs[choice]
@@ -368,7 +369,7 @@ def test_chains_of_layers_are_solved_exactly(layers, tight):
     _, chip = tight
     segments = Segments(prepared(chain_net(layers), chip), chip)
     ends = [(i, j) for i in range(segments.count) for j in range(i + 1, segments.count + 1)]
-    table = {e: segments.ways(*e) for e in ends}
+    table = {e: segments.slicings(*e) for e in ends}
     assert any(table.values())
     best, _ = cheapest(segments.count, lambda i, j: table[i, j], segments.cost)
     plans = all_chains(segments.count, lambda i, j: table[i, j])
@@ -385,15 +386,15 @@ def test_cut_points_keep_elementwise_work_with_what_it_follows(tight):
 def test_neighbours_are_chains_of_the_same_units(tight):
     graph, chip = tight
     segments = Segments(graph, chip)
-    start = ((0, 2, WHOLE), (2, 4, ("batch", (2, 2))), (4, 5, WHOLE))
+    start = ((0, 2, UNSLICED), (2, 4, ("batch", (2, 2))), (4, 5, UNSLICED))
     found = set(neighbours(segments, start))
     for chain in found:
         assert [c[0] for c in chain] == [0, *(c[1] for c in chain[:-1])] and chain[-1][1] == 5
-    assert ((0, 2, WHOLE), (2, 4, ("batch", (1,) * 4)), (4, 5, WHOLE)) in found
-    assert ((0, 4, ("batch", (2, 2))), (4, 5, WHOLE)) in found
-    assert ((0, 3, WHOLE), (3, 4, ("batch", (2, 2))), (4, 5, WHOLE)) in found
+    assert ((0, 2, UNSLICED), (2, 4, ("batch", (1,) * 4)), (4, 5, UNSLICED)) in found
+    assert ((0, 4, ("batch", (2, 2))), (4, 5, UNSLICED)) in found
+    assert ((0, 3, UNSLICED), (3, 4, ("batch", (2, 2))), (4, 5, UNSLICED)) in found
     found = set(uneven(segments, start))
-    assert found == {((0, 2, WHOLE), (2, 4, ("batch", (2, 1, 1))), (4, 5, WHOLE))}
+    assert found == {((0, 2, UNSLICED), (2, 4, ("batch", (2, 1, 1))), (4, 5, UNSLICED))}
 
 
 def resnet50(images):
@@ -403,12 +404,14 @@ def resnet50(images):
         return 2 * images * channels * size * size
 
     def conv(name, reads, weight, out):
-        return Step({**reads, f"{name}.w": 2 * weight}, {name: out})
+        return LaunchTraffic({**reads, f"{name}.w": 2 * weight}, {name: out})
 
     x = tensor(4, 224)
     stem = tensor(64, 112)
     pool = tensor(64, 56)
-    blocks = [[conv("stem", {"x": x}, 64 * 147, stem), Step({"stem": stem}, {"pool": pool})]]
+    blocks = [
+        [conv("stem", {"x": x}, 64 * 147, stem), LaunchTraffic({"stem": stem}, {"pool": pool})]
+    ]
     last = "pool"
     size = pool
     channels = 64
@@ -431,14 +434,14 @@ def resnet50(images):
             size = out
             channels = 4 * mid
             height = low
-    blocks.append([Step({last: size}, {"mean": tensor(2048, 1)})])
+    blocks.append([LaunchTraffic({last: size}, {"mean": tensor(2048, 1)})])
     return [*blocks, [conv("fc", {"mean": tensor(2048, 1)}, 2048 * 1000, 2 * 1000 * images)]]
 
 
 def moved(steps, rule, kept):
     total = 0
     for met, step in zip(rule(steps, kept), steps, strict=True):
-        missed = sum(size for name, size in step.reads.items() if name not in met.found)
+        missed = sum(size for name, size in step.reads.items() if name not in met.hits)
         total += missed + met.written_bytes
     return total
 
@@ -465,7 +468,7 @@ def test_the_published_buffer_and_the_least_bytes_of_resnet50(batch, whole, leas
 
 
 def test_a_cache_keeps_weights_for_the_next_slice_and_drops_what_nobody_reads_again():
-    steps = [Step({"x": 4, "w": 3}, {"y": 4}), Step({"y": 4}, {"z": 4})]
+    steps = [LaunchTraffic({"x": 4, "w": 3}, {"y": 4}), LaunchTraffic({"y": 4}, {"z": 4})]
     cache = Cache(16)
     assert [moved(steps, cache, {"z"}) for _ in range(2)] == [7, 0]  # x and w; then all is there
     small = Cache(7)  # w is gone when y is read; z of the first slice leaves for the second

@@ -179,10 +179,10 @@ def test_no_time_leaves_the_default():
 def test_a_winner_whose_values_take_too_long_to_check_is_not_taken(monkeypatch):
     """The time ends while they are compared: the default stays, and nothing is called proven."""
 
-    def agree(*_):
+    def difference_of(*_):
         raise TimeUpError
 
-    monkeypatch.setattr(tuning_module, "agree", agree)
+    monkeypatch.setattr(tuning_module, "difference_of", difference_of)
     found = tune_operator(cases.first(CUBE), Settings(budget=20))
     assert found.choice is None and not found.proven and found.trials
     assert (found.source, found.note) == ("none", NOT_CHECKED)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ascend_lab.aoe import Settings, operators as values_module, tune_network, tune_operator
-from ascend_lab.aoe.operators import agree, random_inputs, run as run_kernel
+from ascend_lab.aoe.operators import difference_of, random_inputs, run as run_kernel
 from ascend_lab.aoe.tuning import job_of
 from ascend_lab.compiler import compile_graph, evaluate, random_inputs as inputs_of, run_tasks
 from ascend_lab.compiler.lower import lower
@@ -56,7 +56,7 @@ def test_any_schedule_computes_the_same(graph, chip, seed):
     for job in cases.jobs_of_graph(graph, chip):
         for _ in range(3):
             point = job.space.sample(rng)
-            assert agree(job.operator, job.choice(point), seed) == "", point
+            assert difference_of(job.operator, job.choice(point), seed) == "", point
 
 
 @pytest.mark.parametrize("chip", cases.CHIPS)
@@ -117,7 +117,7 @@ def test_a_kernel_that_writes_too_little_or_fails_is_refused(monkeypatch):
     """Memory is poisoned before a kernel runs, and what it raises is an answer."""
     operator = cases.first(cases.product())
     choice = job_of(operator).choice(job_of(operator).start()[0])
-    assert agree(operator, choice) == ""
+    assert difference_of(operator, choice) == ""
 
     def poisoned(lowered, piece, inputs, operator):
         found = run_kernel(lowered, piece, inputs, operator)
@@ -132,13 +132,13 @@ def test_a_kernel_that_writes_too_little_or_fails_is_refused(monkeypatch):
 
     monkeypatch.setattr(values_module, "run", poisoned)
     monkeypatch.setattr(values_module, "lower", named)
-    assert "differs" in agree(operator, choice)
+    assert "differs" in difference_of(operator, choice)
 
     def failing(*_):
         raise InputError("a kernel", "none")
 
     monkeypatch.setattr(values_module, "run", failing)
-    assert "a kernel; got none" in agree(operator, choice)
+    assert "a kernel; got none" in difference_of(operator, choice)
 
 
 def overflowing():
@@ -161,4 +161,4 @@ def test_infinities_and_nans_of_the_default_are_no_differences(chip):
     assert np.isnan(got).any() and np.isfinite(got).any()
     rng = np.random.default_rng(1)
     for _ in range(4):
-        assert agree(operator, job.choice(job.space.sample(rng))) == ""
+        assert difference_of(operator, job.choice(job.space.sample(rng))) == ""

@@ -1,26 +1,28 @@
-"""The knowledge bank: what tuning has found, kept in one file, so that it is found once.
+"""The knowledge bank: a database of the best schedules, so that no operator is searched twice.
 
-What is known and where it lies: the custom bank of the user first, then the built-in one.
+There are two banks. The custom bank is the user's file; it lies in the folder that `TUNE_BANK_PATH`
+or else `ASCEND_CACHE_PATH` names, or else in the home folder. The built-in bank comes with the
+package and is only read. A schedule is looked up in the custom bank first.
 
-The custom bank lies where `TUNE_BANK_PATH`, else `ASCEND_CACHE_PATH` says, else in the home folder.
-What is done with an operator, and counted::
+A lookup is a hit or a miss. After a miss, or if `REPEAT_TUNE` asks for it after a hit, the operator
+is searched. CANN's report counts what happened::
 
-    asked before, `REPEAT_TUNE`   done                            counted in
-    hit, no                       use the entry                   `repo_hit_num`
-    hit, yes, better found        written to the custom bank      `repo_update_num`
-    hit, yes, nothing better      the entry stays                 `repo_reserved_num`
-    miss, better than default     written to the custom bank      `repo_add_num`
-    miss, nothing better          the default itself is written   `repo_unsatisfied_num`
+    lookup   searched   result of the search    what is stored            counted in
+    hit      no         -                       nothing                   `repo_hit_num`
+    hit      yes        better than the entry   the new schedule          `repo_update_num`
+    hit      yes        not better              nothing                   `repo_reserved_num`
+    miss     yes        better than default     the new schedule          `repo_add_num`
+    miss     yes        not better              that the default is best  `repo_unsatisfied_num`
 
-The published tool writes no record in the last case and searches again next time. Here the entry
-says that the default is the best known (`improved` is False, `proven` if that is certain), so that
-a second run is a hit.
+CANN's tool stores nothing in the last case and searches again next time. Here an entry is stored
+whose schedule is empty (`improved` is False), so that the next lookup is a hit.
 """
 
 import gzip
 import json
 import os
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
@@ -36,7 +38,7 @@ from ascend_lab.aoe.bank.records import (
 )
 from ascend_lab.aoe.bank.store import FILE_NAME, Store, Written
 from ascend_lab.aoe.drive import Trial
-from ascend_lab.aoe.workers import UNMEASURED
+from ascend_lab.aoe.workers import UNMEASURED_NOTES
 from ascend_lab.errors import InputError
 from ascend_lab.output import write_whole
 # fmt: on
@@ -69,32 +71,32 @@ Origin = Literal["custom", "builtin"]
 Outcome = Literal["hit", "add", "update", "reserved", "unsatisfied"]
 OUTCOMES: tuple[Outcome, ...] = ("add", "hit", "reserved", "unsatisfied", "update")
 NOT_STORED = "{}; tuning goes on, results are not stored in the bank"
-FILL = "export a bank that has some: `aoe bank export FILE.jsonl`"
+NO_ENTRIES_REMEDY = "export a bank that has some: `aoe bank export FILE.jsonl`"
 _T = TypeVar("_T")
 
 
-# -- the bank that comes with the package: a compressed list a line, problems as digests -----------
+# -- the built-in bank: a compressed file, one list a line, problems as hashes ---------------------
 
 BUILTIN_FILE = Path(__file__).with_name("builtin.jsonl.gz")
 _HEADER = {"format": "ascend_lab built-in knowledge bank", "version": 1}
-_KEY = tuple(f.name for f in fields(BankKey) if f.name != "problem")
-_ENTRY = tuple(f.name for f in fields(BankEntry) if f.name != "key")
+_KEY_FIELDS = tuple(f.name for f in fields(BankKey) if f.name != "problem")
+_ENTRY_FIELDS = tuple(f.name for f in fields(BankEntry) if f.name != "key")
 
 
-def short(key: BankKey) -> BankKey:
-    """Return the key with the digest of its problem in place of the problem."""
+def short_key(key: BankKey) -> BankKey:
+    """Return the key with a hash in place of the problem's text, which may be very long."""
     return replace(key, problem=records.digest(key.problem))
 
 
 def find_builtin(key: BankKey, file: Path = BUILTIN_FILE) -> BankEntry | None:
-    """Return the built-in entry of exactly this key, or None; BankError if the file is damaged."""
-    entry = builtin_entries(file).get(short(key))
+    """Return the built-in entry of a key, or None; raises `BankError` if the file is damaged."""
+    entry = builtin_entries(file).get(short_key(key))
     return replace(entry, key=key) if entry is not None else None
 
 
 @lru_cache(maxsize=4)
 def builtin_entries(file: Path = BUILTIN_FILE) -> Mapping[BankKey, BankEntry]:
-    """Return the built-in entries by their short keys (see `short`); none if there is no file."""
+    """Return the built-in entries by `short_key`; an empty mapping if there is no file."""
     if not file.exists():
         return MappingProxyType({})
     entries = {}
@@ -104,11 +106,12 @@ def builtin_entries(file: Path = BUILTIN_FILE) -> Mapping[BankKey, BankEntry]:
             raise ValueError("no header, or one of another version")
         for line in lines[1:]:
             *values, problem = json.loads(line)
-            key = BankKey(problem=problem, **dict(zip(_KEY, values, strict=False)))
-            # A line is a list without names: [chip, digest, cores, kind, op, schedule, before, ...,
-            # problem].
-            values_by_name = dict(zip(_ENTRY, values[len(_KEY) :], strict=True))
-            entries[key] = BankEntry(key=key, **values_by_name)
+            # A line is a list without field names: first the fields of the key, then those of the
+            # entry, and the hash of the problem at the end.
+            key_values = dict(zip(_KEY_FIELDS, values, strict=False))
+            entry_values = dict(zip(_ENTRY_FIELDS, values[len(_KEY_FIELDS) :], strict=True))
+            key = BankKey(problem=problem, **key_values)
+            entries[key] = BankEntry(key=key, **entry_values)
     except (OSError, EOFError, zlib.error, ValueError, TypeError, BankError) as error:
         remedy = "install ascend_lab again, or delete that file: it is not needed"
         raise BankError("damaged", f"reading built-in bank {file}", str(error), remedy) from None
@@ -116,17 +119,20 @@ def builtin_entries(file: Path = BUILTIN_FILE) -> Mapping[BankKey, BankEntry]:
 
 
 def write_builtin(entries: Iterable[BankEntry], file: Path = BUILTIN_FILE) -> int:
-    """Write the better entry of each key, equal bytes for equal entries; return how many."""
+    """Write a built-in bank with the best entry of each key; return the number of keys."""
     best: dict[BankKey, BankEntry] = {}
     for entry in entries:
-        small = replace(entry, key=short(entry.key))
-        best[small.key] = records.better(best.get(small.key, small), small)
+        short_entry = replace(entry, key=short_key(entry.key))
+        current = best.get(short_entry.key, short_entry)
+        best[short_entry.key] = records.better(current, short_entry)
     rows = []
-    for key, entry in best.items():  # the digest comes last, so that like lines sort together
-        values = [*(getattr(key, n) for n in _KEY), *(getattr(entry, n) for n in _ENTRY)]
-        rows.append(records.canonical([*values, key.problem]))
-    # Sorted, and compressed without a time stamp: equal entries make equal bytes in version
-    # control.
+    for key, entry in best.items():
+        key_values = [getattr(key, name) for name in _KEY_FIELDS]
+        entry_values = [getattr(entry, name) for name in _ENTRY_FIELDS]
+        # the hash comes last, so that similar lines are neighbours and compress well
+        rows.append(records.canonical([*key_values, *entry_values, key.problem]))
+    # Sorted, and compressed without a time stamp: equal entries give equal bytes, so that version
+    # control sees no change.
     data = ("\n".join([records.canonical(_HEADER), *sorted(rows)]) + "\n").encode("ascii")
     write_whole(file, gzip.compress(data, compresslevel=9, mtime=0))
     builtin_entries.cache_clear()
@@ -135,13 +141,14 @@ def write_builtin(entries: Iterable[BankEntry], file: Path = BUILTIN_FILE) -> in
 
 # -- both banks -----------------------------------------------------------------------------------
 class Knowledge:
-    """Both banks, open until `close()` or the end of a `with`.
+    """The custom and the built-in bank, open until `close()` or the end of a `with` block.
 
-    A custom bank that cannot be written, is on a full disk or held by another process does not stop
-    a tuning run: results stay in memory, in `unsaved`, and `warnings` says why. A file that is no
-    bank, damaged, or from a newer version raises `BankError`: that is for the user to decide. Rows
-    that are no entries are passed over, and `warnings` says how many. `written` tells what became
-    of each entry kept. Trials of an interrupted run are answered only if `resume`.
+    If the custom bank cannot be written, or is on a full disk, or is locked by another process,
+    tuning goes on: results stay in memory, in `unsaved`, and `warnings` says why. A file that is
+    not a bank, is damaged, or comes from a newer version raises `BankError`. Rows that cannot be
+    read as entries are skipped, and `warnings` says how many. `written` records for each stored
+    entry whether it was new or replaced another. Trials of an interrupted run are only returned if
+    `resume` is set.
     """
 
     def __init__(
@@ -152,9 +159,9 @@ class Knowledge:
         write: bool = True,
         resume: bool = True,
     ) -> None:
-        """Open the bank file `custom` (made if missing); None keeps results in memory only.
+        """Open the file `custom`, created if it is missing; None keeps results in memory only.
 
-        Without `write` the file is only read, and whatever keeps it from being is an error.
+        With `write=False` the file is only read, and every failure to read it raises `BankError`.
         """
         self.warnings: list[str] = []
         self.unsaved: dict[BankKey, BankEntry] = {}
@@ -163,9 +170,10 @@ class Knowledge:
         self._builtin = builtin
         self._store: Store | None = None
         if custom is not None:
-            opened = self._surviving(lambda: Store(custom)) if write else Store(custom, False)
-            self._store = opened
-            self.warnings += [opened.passed_over] if opened and opened.skipped else []
+            store = self._or_warning(lambda: Store(custom)) if write else Store(custom, False)
+            self._store = store
+            if store and store.skipped_count:
+                self.warnings.append(store.skipped_warning)
 
     def close(self) -> None:
         """Close the custom bank."""
@@ -179,10 +187,12 @@ class Knowledge:
         self.close()
 
     def find(self, key: BankKey) -> tuple[BankEntry, Origin] | None:
-        """Return the entry of this key and `MODEL_VERSION`, and its bank, the custom one first."""
+        """Return the entry of a key and the bank it is from, or None.
+
+        The custom bank is asked first. Entries of an older version of the simulator do not count:
+        their cycles are no longer comparable.
+        """
         custom = self._custom(key)
-        # Entries of an older model of the chip were proven for other cycle counts: they are no
-        # hits.
         if custom is not None and custom.model_version == MODEL_VERSION:
             return custom, "custom"
         builtin = find_builtin(key, self._builtin) if self._builtin else None
@@ -191,31 +201,41 @@ class Knowledge:
         return None
 
     def nearest(self, key: BankKey, features: Sequence[float], count: int) -> list[BankEntry]:
-        """Return entries of like shapes, to start with; built-in ones have a digest as problem."""
-        stored = self._asked(lambda store: store.nearest(key, features, count)) or ()
+        """Return the `count` entries of the most similar shapes, to begin a search with.
+
+        Built-in entries have a hash in place of the problem's text.
+        """
+        stored = self._ask_store(lambda store: store.nearest(key, features, count)) or ()
         custom = {entry.key: entry for entry in stored} | self.unsaved
         # An entry of the custom bank takes the place of the built-in one for the same problem.
-        builtin = self._builtin_besides((*custom, key))
+        builtin = self._builtin_without((*custom, key))
         return records.nearest([*custom.values(), *builtin], key, features, count)
 
-    def _builtin_besides(self, keys: Iterable[BankKey]) -> list[BankEntry]:
-        """Return the entries of the built-in bank for other problems than those of `keys`."""
-        shorts = {short(key) for key in keys}
+    def _builtin_without(self, keys: Iterable[BankKey]) -> list[BankEntry]:
+        """Return the built-in entries, without those of `keys`."""
+        excluded = {short_key(key) for key in keys}
         builtin = builtin_entries(self._builtin) if self._builtin else {}
-        return [entry for key, entry in builtin.items() if key not in shorts]
+        return [entry for key, entry in builtin.items() if key not in excluded]
 
     def keep(self, entry: BankEntry) -> Written:
-        """Write an entry if it is new or better, to memory where the bank cannot be; say which."""
+        """Store an entry if its key is new or it is better, and return what was done.
+
+        If the custom bank cannot be written, the entry is stored in memory.
+        """
         was_known = self.find(entry.key) is not None
-        done = self._asked(lambda store: store.put(entry)) or self._remembered(entry)
-        outcome_if_better: Outcome = "add" if entry.improved else "unsatisfied"
-        self.written[entry.key] = (
-            done if done == "reserved" else "update" if was_known else outcome_if_better
-        )
+        done = self._ask_store(lambda store: store.put(entry)) or self._put_in_memory(entry)
+        outcome: Outcome
+        if done == "reserved":
+            outcome = "reserved"
+        elif was_known:
+            outcome = "update"
+        else:
+            outcome = "add" if entry.improved else "unsatisfied"
+        self.written[entry.key] = outcome
         return done
 
-    def _remembered(self, entry: BankEntry) -> Written:
-        """Keep `entry` in memory, in the place of a bank that cannot be written."""
+    def _put_in_memory(self, entry: BankEntry) -> Written:
+        """Store an entry in memory, in place of a bank that cannot be written."""
         current = self._custom(entry.key)
         if not entry.better_than(current):
             return "reserved"
@@ -225,34 +245,34 @@ class Knowledge:
     def save_trials(self, run_id: str, trials: Iterable[Trial]) -> None:
         """Store the measured trials of a running search, if the bank can be written."""
         # A candidate whose process was killed has no cost: a resumed run must measure it again.
-        measured = tuple(t for t in trials if not t.note.startswith(UNMEASURED))
-        self._asked(lambda store: store.save_trials(run_id, measured))
+        measured = tuple(t for t in trials if not t.note.startswith(UNMEASURED_NOTES))
+        self._ask_store(lambda store: store.save_trials(run_id, measured))
 
     def trials(self, run_id: str) -> tuple[Trial, ...]:
-        """Return the trials kept for the search `run_id`, for `--reload`; none without a bank."""
-        saved = self._asked(lambda store: store.trials(run_id)) if self.resume else None
-        return tuple(t for t in saved or () if not t.note.startswith(UNMEASURED))
+        """Return the stored trials of an interrupted search; empty unless `resume` is set."""
+        saved = self._ask_store(lambda store: store.trials(run_id)) if self.resume else None
+        return tuple(t for t in saved or () if not t.note.startswith(UNMEASURED_NOTES))
 
     def forget_trials(self, run_id: str) -> None:
-        """Delete the trials of a search that is finished."""
-        self._asked(lambda store: store.forget_trials(run_id))
+        """Delete the stored trials of a search that has finished."""
+        self._ask_store(lambda store: store.forget_trials(run_id))
 
     def _custom(self, key: BankKey) -> BankEntry | None:
-        """Return the entry of the custom bank, or of the memory that stands in for it."""
-        stored = self._asked(lambda store: store.get(key))
+        """Return the better of the entry in the custom bank and the one in memory, or None."""
+        stored = self._ask_store(lambda store: store.get(key))
         unsaved = self.unsaved.get(key)
         if stored is None or unsaved is None:
             return stored or unsaved
-        # The file may have become writable again, or another process may have written to it.
+        # Both exist if the file became writable again, or if another process wrote to it.
         return unsaved if unsaved.better_than(stored) else stored
 
-    def _asked(self, action: Callable[[Store], _T]) -> _T | None:
-        """Return what `action` does on the custom bank, or None where it is out of reach."""
+    def _ask_store(self, action: Callable[[Store], _T]) -> _T | None:
+        """Return the result of `action` on the custom bank, or None if it cannot be used."""
         store = self._store
-        return self._surviving(lambda: action(store)) if store else None
+        return self._or_warning(lambda: action(store)) if store else None
 
-    def _surviving(self, action: Callable[[], _T]) -> _T | None:
-        """Return what `action` does, or None and a warning if the bank is out of reach."""
+    def _or_warning(self, action: Callable[[], _T]) -> _T | None:
+        """Return the result of `action`; if the bank cannot be used, add a warning, return None."""
         try:
             return action()
         except BankError as error:
@@ -268,12 +288,12 @@ class Knowledge:
 
 
 def settle(knowledge: Knowledge, tuned: BankEntry) -> Outcome:
-    """Write what tuning found, if it is worth it, and return how to count the problem.
+    """Store the result of a search if it is better than what both banks know; return the outcome.
 
-    It never makes the custom bank worse, nor puts there what the built-in bank already holds.
+    An entry is never replaced by a worse one, nor copied from the built-in to the custom bank.
     """
     current = knowledge.find(tuned.key)
-    # A search of 20 trials must not replace the result of one of 2,000.
+    # A second search of 20 trials must not replace the better result of one of 2,000.
     if not tuned.better_than(current[0] if current else None):
         return "reserved"
     knowledge.keep(tuned)
@@ -282,9 +302,9 @@ def settle(knowledge: Knowledge, tuned: BankEntry) -> Outcome:
 
 def repo_summary(outcomes: Iterable[Outcome]) -> Mapping[str, int]:
     """Count outcomes under the field names of the published report, and in `total_num`."""
-    seen = list(outcomes)
-    counts = {f"repo_{name}_num": seen.count(name) for name in OUTCOMES}
-    return {**counts, "total_num": len(seen)}
+    counts = Counter(outcomes)
+    summary = {f"repo_{name}_num": counts[name] for name in OUTCOMES}
+    return {**summary, "total_num": counts.total()}
 
 
 # -- where the custom bank lies --------------------------------------------------------------------
@@ -296,14 +316,14 @@ _SETTING = f"set {ROOT_VARIABLE} to a folder that may be written"
 
 
 def bank_file(*, make: bool = True) -> Path:
-    """Return the file of the custom bank; its folder exists then, unless nothing is to `make`.
+    """Return the path of the custom bank; with `make` its folder is created.
 
-    `TUNE_BANK_PATH` must name a folder that exists and may be read, written and entered; the folder
-    `aoe_data` in `ASCEND_CACHE_PATH` and `.ascend_lab/aoe` in the home folder are made. Raises
-    `InputError` naming the variable.
+    The folder that `TUNE_BANK_PATH` names must exist and be readable and writable; it is never
+    created. The folders `aoe_data` in `ASCEND_CACHE_PATH` and `.ascend_lab/aoe` in the home folder
+    are. Raises `InputError` naming the variable.
     """
     cache = os.environ.get(CACHE_VARIABLE, "")
-    # The folder is the user's own: one that is missing is more likely a typing error than a wish.
+    # A folder that a user names and that is missing is probably a typing error.
     if root := os.environ.get(ROOT_VARIABLE, ""):
         return _usable(Path(root), ROOT_VARIABLE) / FILE_NAME
     if cache:
@@ -324,10 +344,10 @@ def bank_file(*, make: bool = True) -> Path:
 
 
 def open_knowledge(*, resume: bool = True) -> Knowledge:
-    """Open the banks where the environment says.
+    """Open the custom bank at the place that the environment names, and the built-in bank.
 
-    A `TUNE_BANK_PATH` that cannot be used raises `InputError`, as published; any other place that
-    cannot be made leaves a warning and the built-in bank.
+    If `TUNE_BANK_PATH` cannot be used, `InputError` is raised, as CANN does. If another folder
+    cannot be created, the built-in bank is opened alone, with a warning.
     """
     try:
         return Knowledge(bank_file(), resume=resume)
@@ -340,28 +360,31 @@ def open_knowledge(*, resume: bool = True) -> Knowledge:
 
 
 def bank_at(path: str | Path) -> Knowledge:
-    """Return the bank in a file (of `aoe bank`, or exported as .jsonl), or of "builtin" alone.
+    """Open a bank for reading: a custom bank, an export of one (.jsonl), or "builtin".
 
-    The built-in bank answers what a bank's file does not. What is read stays as it is. Rows and
-    lines that are no entries are passed over with a warning. Raises `InputError` for anything else.
+    The built-in bank answers what the file does not. Rows and lines that cannot be read as entries
+    are skipped with a warning. Raises `InputError` if the file cannot be read.
     """
     if str(path) == "builtin":
         return Knowledge(None)
     if Path(path).suffix == ".jsonl":
         knowledge = Knowledge(None)
-        entries, wrong = records.read_lines(path)
+        entries, line_errors = records.read_lines(path)
+        if line_errors and not entries:
+            raise line_errors[0]
         if not entries:
-            raise wrong[0] if wrong else InputError("entries of a bank", f"none in {path}", FILL)
+            raise InputError("entries of a bank", f"none in {path}", NO_ENTRIES_REMEDY)
         for entry in entries:
             knowledge.keep(entry)
-        passed = f"{len(wrong)} lines of {path} are no entries and are passed over"
-        knowledge.warnings += [passed] if wrong else []
+        if line_errors:
+            warning = f"{len(line_errors)} lines of {path} are no entries and are passed over"
+            knowledge.warnings.append(warning)
         return knowledge
     return Knowledge(path, write=False)
 
 
 def repeat_tune(environ: Mapping[str, str]) -> bool:
-    """Return what `REPEAT_TUNE` says: True or False (the default), in any case."""
+    """Return the value of `REPEAT_TUNE`, "True" or "False" in capitals or not; False if unset."""
     value = environ.get(REPEAT_VARIABLE, "") or "False"
     if value.lower() not in ("true", "false"):
         raise InputError(f"{REPEAT_VARIABLE} as True or False", repr(value), "unset it")
@@ -369,17 +392,17 @@ def repeat_tune(environ: Mapping[str, str]) -> bool:
 
 
 def _usable(folder: Path, variable: str) -> Path:
-    """Return the folder if it exists and may be read, written and entered."""
-    wrong = ""
+    """Return the folder if it can be read, written and entered; else raise `InputError`."""
+    problem = ""
     try:
         if not folder.is_dir():
-            wrong = "a file" if folder.exists() else "nothing there"
+            problem = "a file" if folder.exists() else "nothing there"
         elif not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-            wrong = "no permission"
+            problem = "no permission"
     except OSError as error:
-        wrong = str(error.strerror)
-    if wrong:
-        got = f"{str(folder)!r}: {wrong}"
+        problem = str(error.strerror)
+    if problem:
+        got = f"{str(folder)!r}: {problem}"
         remedy = f"make that folder, change its permissions, or unset {variable}"
         raise InputError(f"{variable} as an existing folder to read, write and enter", got, remedy)
     return folder

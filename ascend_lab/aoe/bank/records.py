@@ -1,7 +1,10 @@
-"""What a bank holds: keys that say which problem on which chip, entries that answer them, trials.
+"""Records of the knowledge bank: keys, entries and trials, and how they are written as text.
 
-An entry is a row of the custom bank, a line of a JSON Lines file, or a line of the built-in bank;
-a trial, of a search that is still running, is a row of the custom bank.
+A key names a tuning problem: an operator with its shapes on a chip. An entry is the best schedule
+known for a key, with its cycles and how it was found. A trial is one candidate of a search that has
+not finished, stored so that the search can be resumed.
+
+An entry is stored as a line of JSON; the user's bank and its export contain the same lines.
 """
 
 import json
@@ -25,20 +28,20 @@ Reason = Literal[
     "missing", "unwritable", "full", "busy", "not-a-bank", "newer", "damaged", "line", "record"
 ]
 SURVIVABLE: frozenset[Reason] = frozenset({"unwritable", "full", "busy"})
-"""Reasons that only keep results from being stored: tuning may go on without the file."""
+"""With these reasons only storing fails: tuning goes on without the file."""
 
 
 class BankError(errors.InputError):
     """A knowledge bank, a JSON Lines file of entries, or a record cannot be used."""
 
     def __init__(self, reason: Reason, needed: str, got: str = "", remedy: str = "") -> None:
-        """Build the message as every error here does; `reason` is for programs to act on."""
+        """Build the message from needed, got and remedy; a program can act on `reason`."""
         super().__init__(needed, got, remedy)
         self.reason: Reason = reason
 
 
-_HELD = "another process holds it: wait for that one or end it"
-_KINDS: dict[str, tuple[Reason, str]] = {
+_BUSY_REMEDY = "another process holds it: wait for that one or end it"
+_REASONS: dict[str, tuple[Reason, str]] = {
     "READONLY": (
         "unwritable",
         "make the file and its folder writable, or point TUNE_BANK_PATH elsewhere",
@@ -50,10 +53,11 @@ _KINDS: dict[str, tuple[Reason, str]] = {
     ),
     "FULL": ("full", "free some space, then run again"),
     "IOERR": ("full", "check that the disk is there, works and has space"),
-    "BUSY": ("busy", _HELD),
-    "LOCKED": ("busy", _HELD),
+    "BUSY": ("busy", _BUSY_REMEDY),
+    "LOCKED": ("busy", _BUSY_REMEDY),
     "NOTADB": ("not-a-bank", "name another file; this one is left as it is"),
 }
+"""Reason and remedy by SQLite's error code, whose name begins with SQLITE_: SQLITE_BUSY."""
 _DAMAGED: tuple[Reason, str] = (
     "damaged",
     "it is left as it is; import a JSON Lines export of it into a new bank",
@@ -62,24 +66,28 @@ _DAMAGED: tuple[Reason, str] = (
 
 @contextmanager
 def explained(file: Path, doing: str) -> Iterator[None]:
-    """Turn what SQLite or the system says of `file` into a `BankError`; wrong calls pass."""
+    """Turn errors of SQLite or the operating system about `file` into a `BankError`.
+
+    `doing` says what was tried: "reading". Errors of the program itself are raised unchanged.
+    """
     action = f"{doing} {file}"
     try:
         yield
     except FileNotFoundError:
         raise BankError("missing", action, "no such file", "check the name") from None
-    except (OSError, ValueError) as error:  # ValueError: a name that no system call takes
+    except (OSError, ValueError) as error:  # ValueError: a file name with a zero byte, for example
         got = getattr(error, "strerror", None) or str(error)
         raise BankError("unwritable", action, got, "check the name and the permissions") from None
-    except ImportError:  # in some browsers' Python
+    except ImportError:  # Python in a browser may come without sqlite3
         remedy = "run 'import sqlite3' in a cell of its own first, which may fetch it"
         raise BankError("unwritable", action, "no sqlite3 in this Python", remedy) from None
     except Exception as error:  # sqlite3.Error, without importing it
         name = getattr(error, "sqlite_errorname", None)
-        if name is None:  # not from the library: a closed connection, a wrong thread
+        if name is None:  # an error of the program: a closed connection, a wrong thread
             raise
+        # SQLITE_IOERR_WRITE is a kind of SQLITE_IOERR
         kind = name.removeprefix("SQLITE_").partition("_")[0]
-        reason, remedy = _KINDS.get(kind, _DAMAGED)
+        reason, remedy = _REASONS.get(kind, _DAMAGED)
         raise BankError(reason, action, " ".join(str(error).split()), remedy) from error
 
 
@@ -87,10 +95,10 @@ def explained(file: Path, doing: str) -> Iterator[None]:
 
 Kind = Literal["op", "graph", "profile"]
 MODEL_VERSION = 3
-"""Raised whenever the simulator's cycle counts change: older entries then are no hits any more."""
-LARGEST_LOG2 = 1000
-"""Of a feature: no size is near it, and 2 to that power is a number."""
-_WORDS_ONLY = frozenset(
+"""Increased whenever the simulator's cycle counts change: older entries then no longer match."""
+MAX_LOG2 = 1000
+"""Largest feature: no tensor is near 2^1000 entries, and 2^1000 is still a finite float."""
+_FIELDS_WITHOUT_EFFECT = frozenset(
     {
         "name",
         "summary",
@@ -101,32 +109,35 @@ _WORDS_ONLY = frozenset(
         "memory_peak_bytes_per_s",
     }
 )
-"""Chip fields that say nothing of kernels (`facts` repeats numbers with their sources)."""
+"""Chip fields that do not change a kernel's cycles (`facts` repeats numbers with their sources)."""
 
 
 def canonical(data: object) -> str:
-    """Return plain data as JSON text: keys sorted, no spaces, ASCII; equal data, equal text."""
+    """Return data as JSON text, keys sorted and no spaces, so that equal data give equal text."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def digest(text: str, size_bytes: int = 16) -> str:
-    """Return a hash of `text` as hexadecimal digits (two a byte)."""
+    """Return a hash of `text` as hexadecimal digits, two for each of `size_bytes` bytes."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=size_bytes).hexdigest()
 
 
 def chip_digest(chip: Chip) -> str:
-    """Return 16 hexadecimal digits of the numbers of a chip that time its kernels.
+    """Return a hash, 16 hexadecimal digits, of those numbers of a chip that decide kernel times.
 
-    Words, the AI CPU's numbers and the memory's peak rate are left out.
+    The name, the sources, the numbers of the AI CPU and the memory's peak rate are left out.
     """
-    # Two chip files that differ in a rate or a size answer different questions; in a name, the
-    # same.
-    numbers = {f.name: _plain(getattr(chip, f.name)) for f in fields(chip)}
-    return digest(canonical({k: v for k, v in numbers.items() if k not in _WORDS_ONLY}), 8)
+    # A user who edits a rate in a chip file must not get the schedules found for the preset.
+    numbers = {
+        f.name: _plain(getattr(chip, f.name))
+        for f in fields(chip)
+        if f.name not in _FIELDS_WITHOUT_EFFECT
+    }
+    return digest(canonical(numbers), 8)
 
 
 def _plain(value: object) -> Any:
-    """Return `value` as JSON data; 1 and 1.0 are the same number."""
+    """Return `value` as JSON data, integers as floats: 1 and 1.0 give the same text."""
     if is_dataclass(value):
         return [_plain(getattr(value, f.name)) for f in fields(value)]
     if isinstance(value, Mapping):
@@ -138,10 +149,11 @@ def _plain(value: object) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class BankKey:
-    """Which problem: chip, its numbers, cores used, operator or graph, and its full canonical text.
+    """A tuning problem: what is tuned (an operator, a graph or a training profile), on which chip.
 
-    Two problems are the same exactly when their texts are. `chip_digest` comes from the function of
-    that name: who edits a chip file gets no answers that were found for the preset.
+    `problem` is the full text of the problem, such as an operator with its shapes: two problems are
+    equal exactly if their texts are. `chip_digest` is a hash of the chip's numbers, see the
+    function of that name.
     """
 
     chip: str
@@ -152,7 +164,7 @@ class BankKey:
     problem: str
 
     def __post_init__(self) -> None:
-        """Refuse what could not be stored; BankError."""
+        """Raise `BankError` for a field that could not be stored."""
         for name in ("chip", "chip_digest", "op", "problem"):
             value = getattr(self, name)
             if not isinstance(value, str) or (name != "problem" and not value.isprintable()):
@@ -174,12 +186,12 @@ class BankKey:
 
 @dataclass(frozen=True, slots=True)
 class BestKnown:
-    """The best schedule known for a problem, and what is certain about it.
+    """The best schedule known for a problem, with its cycles and a lower bound.
 
-    `schedule` is plain JSON data (tuples become lists); only the tuner knows what it means.
-    `before_cycles` is the default schedule's cost, `after_cycles` this one's; they are equal when
-    nothing better than the default was found. No schedule takes fewer than `bound_cycles`.
-    `proven`: no point of the searched space is better.
+    `schedule` is JSON data (tuples become lists) that the bank does not interpret. `before_cycles`
+    are those of the default schedule, `after_cycles` those of this one; they are equal if nothing
+    better was found. No schedule takes fewer than `bound_cycles`. `proven` says that no point of
+    the searched space is better.
     """
 
     key: BankKey
@@ -190,17 +202,17 @@ class BestKnown:
     proven: bool
 
     def __post_init__(self) -> None:
-        """Bring `schedule` to its plain form and check every field; BankError."""
+        """Turn `schedule` into JSON data and check every field; raises `BankError`."""
         try:
             plain = json.loads(canonical(self.schedule))
         except (TypeError, ValueError, RecursionError) as error:
             raise _wrong("BankEntry", "schedule", "plain JSON data", error) from None
-        # (4, 8) as a tuple and [4, 8] as read from JSON are then equal.
+        # JSON has no tuples: (4, 8) becomes [4, 8] here, as it will be when it is read back.
         object.__setattr__(self, "schedule", plain)
         for name in ("before_cycles", "after_cycles"):
             _integer("BankEntry", name, getattr(self, name), 0)
         if self.after_cycles > self.before_cycles:
-            limit = f"at most before_cycles = {self.before_cycles}: the default is always there"
+            limit = f"at most before_cycles = {self.before_cycles}, those of the default"
             raise _wrong("BankEntry", "after_cycles", limit, self.after_cycles)
         if self.bound_cycles is not None:
             _integer("BankEntry", "bound_cycles", self.bound_cycles, 0)
@@ -212,7 +224,7 @@ class BestKnown:
 
     @property
     def gap(self) -> float | None:
-        """How far from optimal at most: after_cycles / bound_cycles - 1; None without a bound."""
+        """How far above the bound, after_cycles / bound_cycles - 1; None without a bound."""
         return self.after_cycles / self.bound_cycles - 1 if self.bound_cycles else None
 
     @property
@@ -223,9 +235,10 @@ class BestKnown:
 
 @dataclass(frozen=True, slots=True)
 class BankEntry(BestKnown):
-    """What a bank holds for a key: the best schedule known, and how it was found.
+    """An entry of the bank: the best schedule known for a key, and how it was found.
 
-    `features` are log2 of the sizes, in the tuner's order; they find the nearest shapes.
+    `features` are the base-2 logarithms of the tensor sizes, in an order that the tuner chooses;
+    entries of similar shapes are found by their distance (see `nearest`).
     """
 
     search: str
@@ -237,7 +250,7 @@ class BankEntry(BestKnown):
     features: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check every field, and make `features` floats; BankError."""
+        """Check every field, and turn `features` into floats; raises `BankError`."""
         BestKnown.__post_init__(self)
         for name in ("trials", "model_version"):
             _integer("BankEntry", name, getattr(self, name), 0)
@@ -249,31 +262,35 @@ class BankEntry(BestKnown):
 
     @property
     def rank(self) -> tuple[int, int, bool, int]:
-        """Smaller is better: newer model, fewer cycles, then proven, then the tighter bound."""
-        # (-3, 1000, False, -900) is better than (-3, 1000, True, -950): a proof counts more than a
-        # bound.
+        """A tuple that is smaller for a better entry.
+
+        A newer model counts first, then fewer cycles, then a proof, then the higher lower bound.
+        """
+        # Proven with bound 900: (-3, 1000, False, -900). It is smaller than (-3, 1000, True, -950),
+        # not proven with bound 950.
         return (-self.model_version, self.after_cycles, not self.proven, -(self.bound_cycles or 0))
 
     def better_than(self, other: "BankEntry | None") -> bool:
-        """True if this entry should replace `other` (None: there is none)."""
+        """Tell whether this entry should replace `other`, which is None if there is no other."""
         return other is None or self.rank < other.rank
 
 
 def better(a: BankEntry, b: BankEntry) -> BankEntry:
-    """Return the better of two entries of one key; the same one whatever their order."""
+    """Return the better of two entries of one key; the result does not depend on their order."""
     return min(a, b, key=lambda entry: (entry.rank, to_line(entry)))
 
 
 def nearest(
     entries: Iterable[BankEntry], key: BankKey, features: Sequence[float], count: int
 ) -> list[BankEntry]:
-    """Return the `count` entries closest to `features`, closest first, `key` itself left out.
+    """Return the `count` entries of the same kind, operator and chip closest to `features`.
 
-    Distance = sum of squared differences of log2 sizes. Among equals, the same chip numbers and
-    then the closest number of cores come first. Same kind, operator and chip name only.
+    The distance is the sum of squared differences of the features. Among equally distant entries
+    those for the same numbers of the chip come first, then those for the closest number of cores.
+    The entry of `key` itself is left out.
     """
-    # Vectors of other lengths belong to other ranks of tensors, which have no distance.
-    alike = [
+    # Feature vectors of another length belong to tensors of another rank: no distance is defined.
+    comparable = [
         e
         for e in entries
         if (e.key.kind, e.key.op, e.key.chip) == (key.kind, key.op, key.chip)
@@ -284,24 +301,24 @@ def nearest(
     def distance(entry: BankEntry) -> tuple[float, bool, int, str]:
         # Twice the rows and half the columns are a distance of 1 + 1 = 2 away, whatever the sizes.
         squares = sum((a - b) ** 2 for a, b in zip(entry.features, features, strict=True))
-        cores = abs(entry.key.core_count - key.core_count)
-        return squares, entry.key.chip_digest != key.chip_digest, cores, entry.key.problem
+        is_other_chip = entry.key.chip_digest != key.chip_digest
+        core_difference = abs(entry.key.core_count - key.core_count)
+        return squares, is_other_chip, core_difference, entry.key.problem
 
-    return sorted(alike, key=distance)[:count]
+    return sorted(comparable, key=distance)[:count]
 
 
 def _features(values: object) -> tuple[float, ...]:
-    """Return numbers as a tuple of floats."""
+    """Return a list of numbers as a tuple of floats; raise `BankError` for anything else."""
     if isinstance(values, list | tuple) and all(
-        isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < LARGEST_LOG2
-        for v in values
+        isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < MAX_LOG2 for v in values
     ):
         return tuple(map(float, values))
-    raise _wrong("BankEntry", "features", f"numbers below {LARGEST_LOG2}", values)
+    raise _wrong("BankEntry", "features", f"numbers below {MAX_LOG2}", values)
 
 
 def _integer(record: str, name: str, value: object, minimum: int | None) -> None:
-    """Refuse anything but an integer of at least `minimum`."""
+    """Raise `BankError` unless `value` is an integer of at least `minimum` (None: any integer)."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise _wrong(record, name, "an integer", value)
     if minimum is not None and not minimum <= value < 2**63:
@@ -314,8 +331,8 @@ def _wrong(record: str, name: str, needed: str, got: object) -> BankError:
 
 # -- JSON Lines: one entry a line, to look at, to send and to keep in version control --------------
 
-LONGEST_BYTES = 2**28
-"""Of a file of lines: larger ones are refused before they are read."""
+MAX_LINES_FILE_BYTES = 2**28
+"""Larger files of entries are refused before they are read."""
 
 
 def to_line(entry: BankEntry) -> str:
@@ -326,68 +343,78 @@ def to_line(entry: BankEntry) -> str:
 
 
 def from_line(line: str | bytes) -> BankEntry:
-    """Return the entry written by `to_line`; BankError says which field is wrong."""
+    """Return the entry written by `to_line`; raise `BankError` naming the field that is wrong."""
 
-    def no_constant(word: str) -> None:
+    def refuse_constant(word: str) -> None:
+        # Python's parser also takes NaN and Infinity, which JSON does not have
         raise ValueError(f"{word} is no JSON number")
 
     try:
-        data = json.loads(line, parse_constant=no_constant)
+        data = json.loads(line, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         raise BankError("record", "one JSON object", str(error)) from None
-    # The records check the values themselves; here only the names of the fields are checked.
-    key = BankKey(**_checked(_checked(data, BankEntry)["key"], BankKey))
-    return BankEntry(**(data | {"key": key}))
+    # The constructors check the values; the names of the fields are checked here.
+    entry_fields = _with_fields_of(BankEntry, data)
+    key_fields = _with_fields_of(BankKey, entry_fields["key"])
+    return BankEntry(**(entry_fields | {"key": BankKey(**key_fields)}))
 
 
 def entry_of(digest: object, line: object) -> BankEntry | None:
-    """Return the entry in a row; None if the row is damaged, foreign or of a newer version."""
+    """Return the entry in a row of the database, or None if the row cannot be read as an entry.
+
+    That is so if it is damaged, or was written by a newer version with other fields.
+    """
     # `to_line` writes ASCII only: any other character is damage.
     if not isinstance(line, str) or not line.isascii():
         return None
     try:
-        found = from_line(line)
+        entry = from_line(line)
     except BankError:
         return None
-    return found if found.key.digest == digest else None
+    return entry if entry.key.digest == digest else None
 
 
-def _checked(data: object, record: type) -> dict[str, Any]:
-    """Return `data` if it is an object with exactly the fields of `record`."""
+def _with_fields_of(record: type, data: object) -> dict[str, Any]:
+    """Return `data` if it is a dict with exactly the fields of `record`; else raise `BankError`."""
     names = {f.name for f in fields(record)}
     if not isinstance(data, dict):
         raise BankError("record", f"a {record.__name__} as a JSON object", repr(data)[:60])
     if set(data) != names:
-        wrong = [f"no {name!r}" for name in sorted(names - set(data))]
-        wrong += [f"an unknown {name!r}" for name in sorted(set(data) - names)]
-        raise BankError("record", f"the fields of a {record.__name__}", ", ".join(wrong))
+        problems = [f"no {name!r}" for name in sorted(names - set(data))]
+        problems += [f"an unknown {name!r}" for name in sorted(set(data) - names)]
+        raise BankError("record", f"the fields of a {record.__name__}", ", ".join(problems))
     return data
 
 
 def write_lines(file: str | Path, entries: Iterable[BankEntry]) -> None:
-    """Write `entries` to a regular file, all of them or none; raises `InputError`."""
+    """Write all `entries` to a regular file, or leave it unchanged and raise `InputError`."""
     output.write_whole(file, "".join(to_line(e) + "\n" for e in entries), only_files=True)
 
 
 def read_lines(file: str | Path) -> tuple[list[BankEntry], list[BankError]]:
-    """Return the entries of `file`, and an error for each line that is not an entry; BankError."""
+    """Return the entries of `file`, and an error for each line that is not an entry.
+
+    Raises `BankError` if the file cannot be read.
+    """
     entries = []
-    wrong = []
+    line_errors = []
     for number, line in enumerate(read_file(file).split(b"\n"), 1):
+        if not line.strip():
+            continue
         try:
-            entries += [from_line(line)] if line.strip() else []
+            entries.append(from_line(line))
         except BankError as error:
-            wrong.append(BankError("line", f"{file} line {number}: {error}"))
-    return entries, wrong
+            line_errors.append(BankError("line", f"{file} line {number}: {error}"))
+    return entries, line_errors
 
 
 def read_file(file: str | Path) -> bytes:
-    """Return the bytes of a regular file of at most `LONGEST_BYTES`; BankError."""
+    """Return the bytes of a regular file of at most `MAX_LINES_FILE_BYTES`; raises `BankError`."""
     with explained(Path(file), "reading"):
         status = Path(file).stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > LONGEST_BYTES:
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_LINES_FILE_BYTES:
             got = f"{status.st_size:,}" if stat.S_ISREG(status.st_mode) else "no regular file"
-            needed = f"a file of at most {LONGEST_BYTES:,} bytes: {file}"
+            needed = f"a file of at most {MAX_LINES_FILE_BYTES:,} bytes: {file}"
             raise BankError("unwritable", needed, got, "check the name")
         return Path(file).read_bytes()
 
@@ -396,8 +423,8 @@ def read_file(file: str | Path) -> bytes:
 
 
 def point_text(trial: Trial) -> str:
-    """Return the point as JSON; it must be made of numbers, text, None and tuples."""
-    # Every comparison with nan is false: sorting trials by cost would no longer mean anything.
+    """Return a trial's point as JSON; it must consist of numbers, text, None and tuples."""
+    # Comparisons with nan are false, so that trials could no longer be sorted by cost.
     if math.isnan(trial.cost):
         raise BankError("record", "a trial's cost as a number or infinity", "nan")
     try:
@@ -407,7 +434,7 @@ def point_text(trial: Trial) -> str:
 
 
 def trial_of(number: object, point: object, cost: object, note: object) -> Trial | None:
-    """Return the trial in a row, or None if the row is not a trial."""
+    """Return the trial in a row of the database, or None if the row is not a trial."""
     if not (isinstance(number, int) and isinstance(point, str) and isinstance(note, str)):
         return None
     if not (isinstance(cost, float) and cost >= 0):
@@ -419,5 +446,5 @@ def trial_of(number: object, point: object, cost: object, note: object) -> Trial
 
 
 def _tuples(data: Any) -> Any:
-    """Return JSON data with every list as a tuple, as in a point."""
+    """Return JSON data with tuples in place of lists, as points have them."""
     return tuple(_tuples(item) for item in data) if isinstance(data, list) else data

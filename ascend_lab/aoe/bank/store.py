@@ -1,9 +1,9 @@
-"""A bank in one file: best entries by key, and the trials of searches that are still running.
+"""The custom bank's file: the best entry of each key, and the trials of unfinished searches.
 
-The file is a SQLite database in write-ahead mode: a commit appends to `<file>-wal` and is there for
-good even if the process is killed right after it; the next one to open the file tidies up. Writers
-of several processes on one machine queue up. A network file system shared by several machines does
-not give SQLite the locks it needs: let one machine write.
+The file is a SQLite database in write-ahead mode: a commit appends to `<file>-wal`, and survives if
+the process is killed right after it. Several processes on one machine may write to the file; they
+wait for each other. SQLite's locks do not work on most network file systems: only one machine
+should write to a bank there.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from ascend_lab.aoe.bank import records
 from ascend_lab.aoe.bank.records import BankEntry, BankError, BankKey, better, explained
 from ascend_lab.aoe.drive import Trial
 
-with suppress(ImportError):  # some browsers' Python has none: `connect` says so
+with suppress(ImportError):  # Python in a browser may have no sqlite3: `connect` then raises
     import sqlite3
 
 FILE_NAME = "knowledge.db"
 UNFINISHED_DAYS = 30
-"""The trials of a search that nobody has gone on with for so long are removed."""
+"""The trials of a search that was not resumed for so long are deleted."""
 Written = Literal["add", "update", "reserved"]
-"""A new key; a better entry under a known key; or what was there stays."""
-_PURGE = (
+"""What was done with an entry: its key was new, it replaced a worse one, or it was not stored."""
+_PURGE_STATEMENTS = (
     "CREATE TABLE IF NOT EXISTS runs (run_id TEXT PRIMARY KEY, touched REAL NOT NULL)",
     "INSERT OR IGNORE INTO runs SELECT DISTINCT run_id, julianday('now') FROM trials",
     f"DELETE FROM runs WHERE touched < julianday('now') - {UNFINISHED_DAYS}",
     "DELETE FROM trials WHERE run_id NOT IN (SELECT run_id FROM runs)",
 )
 APPLICATION_ID = 0x414C4B42
-"""Stands in the header of every bank ("ALKB"), so that another database is not taken for one."""
+"""A number in the header of every bank (the text "ALKB"), which other SQLite databases lack."""
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT_S = 8.0
-LARGEST_BYTES = 2**31
-"""Of a bank: larger files are refused before they are read."""
-_LEFT = "name another file; this one is left as it is"
-_ROWS = "SELECT rowid, digest, kind, op, chip, line FROM entries"
+MAX_FILE_BYTES = 2**31
+"""Larger files are refused before they are read."""
+_OTHER_FILE_REMEDY = "name another file; this one is left as it is"
+_SELECT_ENTRIES = "SELECT rowid, digest, kind, op, chip, line FROM entries"
 
 _SCHEMA = f"""
 BEGIN IMMEDIATE;
@@ -61,22 +61,23 @@ COMMIT;
 
 
 class Store:
-    """A knowledge bank file, open until `close()` or the end of a `with`.
+    """A custom bank's file, open until `close()` or the end of a `with` block.
 
-    Two processes may hold and write one file at once. Every method raises `BankError`. To be used
-    by the thread and the process that opened it.
+    Several processes may have the file open and write to it. An object may only be used by the
+    thread that created it. Every method may raise `BankError`.
     """
 
     def __init__(self, file: str | Path, write: bool = True) -> None:
-        """Open `file` for writing (created if missing), or else only read its present contents."""
+        """Open `file`: to read and write (it is created if missing), or only to read."""
         self.file = Path(file)
-        self._con, hidden = connect(self.file, write)
+        self._con, lost_count = connect(self.file, write)
         try:
-            self.skipped = hidden + len(self._unreadable())
-            """Rows that are no entries, of a damaged page or by themselves: they are left alone."""
-            if write:  # if it can be: a search that nobody will go on with leaves its trials
+            self.skipped_count = lost_count + len(self._unreadable())
+            """Number of rows that cannot be read as entries; they stay in the file."""
+            if write:
+                # deletes the trials of old searches; a failure to do so does no harm
                 with suppress(BankError), self._writing(durable=False):
-                    for statement in _PURGE:
+                    for statement in _PURGE_STATEMENTS:
                         self._con.execute(statement)
         except BaseException:
             self.close()
@@ -87,10 +88,10 @@ class Store:
         self._con.close()
 
     @property
-    def passed_over(self) -> str:
-        """A line that says how many rows are no entries."""
+    def skipped_warning(self) -> str:
+        """A line of text that says how many rows could not be read."""
         remedy = "the file is kept, `aoe bank forget --unreadable` removes them"
-        return f"{self.skipped} unreadable rows of {self.file} are passed over; {remedy}"
+        return f"{self.skipped_count} unreadable rows of {self.file} are passed over; {remedy}"
 
     def __enter__(self) -> Self:
         return self
@@ -106,16 +107,17 @@ class Store:
         return entries[0] if entries and entries[0].key == key else None
 
     def entries(self) -> tuple[BankEntry, ...]:
-        """Return all entries, in an order that depends on their keys only."""
+        """Return all entries, sorted by key, whatever order they were written in."""
         return tuple(self._entries("ORDER BY kind, op, chip, digest"))
 
     def nearest(self, key: BankKey, features: Sequence[float], count: int) -> list[BankEntry]:
-        """Return up to `count` entries of like problems of the same operator and chip."""
-        alike = self._entries("WHERE kind = ? AND op = ? AND chip = ?", key.kind, key.op, key.chip)
-        return records.nearest(alike, key, features, count)
+        """Return the `count` entries of the most similar shapes, for the same operator and chip."""
+        condition = "WHERE kind = ? AND op = ? AND chip = ?"
+        comparable = self._entries(condition, key.kind, key.op, key.chip)
+        return records.nearest(comparable, key, features, count)
 
     def put(self, entry: BankEntry) -> Written:
-        """Store `entry` if its key is new or it is better than what is there, and say which."""
+        """Store `entry` if its key is new or it is better; return what was done."""
         with self._writing(durable=True):
             current = self.get(entry.key)
             if not entry.better_than(current):
@@ -124,25 +126,28 @@ class Store:
         return "update" if current else "add"
 
     def export_jsonl(self, file: str | Path) -> int:
-        """Write all entries to `file`, one JSON object a line; return how many."""
+        """Write all entries to `file`, one JSON object a line; return their number."""
         entries = self.entries()
         records.write_lines(file, entries)
         return len(entries)
 
     def import_jsonl(self, file: str | Path) -> dict[Written, int]:
-        """Take over the entries of `file` that are new or better; none if a line is wrong."""
-        entries, wrong = records.read_lines(file)
-        if wrong:
+        """Store the entries of `file` that are new or better; return the number of each outcome.
+
+        If a line is wrong, nothing is stored and `BankError` is raised.
+        """
+        entries, line_errors = records.read_lines(file)
+        if line_errors:
             remedy = "correct or delete that line; nothing was imported"
-            raise BankError("line", str(wrong[0]), "", remedy)
-        return self.take(entries)
+            raise BankError("line", str(line_errors[0]), "", remedy)
+        return self.put_all(entries)
 
     def forget(self, keys: Iterable[BankKey]) -> None:
-        """Delete the entries of these keys, all or none."""
+        """Delete the entries of these keys in one transaction."""
         self._delete([key.digest for key in keys])
 
     def forget_unreadable(self) -> int:
-        """Delete the rows that cannot be read as entries; return how many."""
+        """Delete the rows that cannot be read as entries; return their number."""
         digests = self._unreadable()
         self._delete(digests)
         return len(digests)
@@ -150,7 +155,7 @@ class Store:
     # -- trials of running searches ----------------------------------------------------------------
 
     def save_trials(self, run_id: str, trials: Iterable[Trial]) -> None:
-        """Keep trials at once and cheaply: they survive a killed process, but not a power cut."""
+        """Store trials without waiting for the disk: they may be lost in a power failure."""
         rows = [(run_id, t.number, records.point_text(t), float(t.cost), t.note) for t in trials]
         with self._writing(durable=False):
             self._con.executemany("INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?)", rows)
@@ -164,24 +169,26 @@ class Store:
         )
 
     def forget_trials(self, run_id: str) -> None:
-        """Delete the trials of all searches for the problem that `run_id` begins with."""
-        word = run_id.partition(" ")[0]
+        """Delete the trials of all searches for the same problem as `run_id`, with any settings.
+
+        An id is the hash of the problem, then the settings: "5e1f... 3 Settings(budget=200, ...)".
+        """
+        problem_hash = run_id.partition(" ")[0]
         with self._writing(durable=False):
-            # A run's id begins with the digest of its problem: runs with other settings go as well.
             for table in ("trials", "runs"):
                 self._con.execute(
                     f"DELETE FROM {table} WHERE run_id = ? OR substr(run_id, 1, ?) = ?",
-                    (word, len(word) + 1, f"{word} "),
+                    (problem_hash, len(problem_hash) + 1, f"{problem_hash} "),
                 )
 
     # -- the file ----------------------------------------------------------------------------------
 
     def check(self) -> tuple[str, ...]:
-        """Read the whole file and return what is wrong with it; empty if it is sound."""
+        """Read the whole file and return what is damaged; empty if nothing is."""
         rows = self._read("PRAGMA integrity_check")
         return tuple(text for (text,) in rows if text != "ok")
 
-    def take(self, entries: Iterable[BankEntry]) -> dict[Written, int]:
+    def put_all(self, entries: Iterable[BankEntry]) -> dict[Written, int]:
         """Store every entry that is new or better, in one transaction; count the outcomes."""
         counts: Counter[Written] = Counter()
         with self._writing(durable=True):
@@ -219,49 +226,50 @@ class Store:
 
     @contextmanager
     def _writing(self, durable: bool) -> Iterator[None]:
-        """One short transaction; `durable` waits for the disk, so that a power cut keeps it too."""
+        """One transaction; if it is `durable`, it is on the disk before the block ends."""
         with explained(self.file, "writing to knowledge bank"):
             self._con.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
-            # The lock is taken before reading: another process cannot write a better entry in
-            # between.
+            # IMMEDIATE locks the file before the block reads it: no other process can write
+            # between its reading and its writing.
             self._con.execute("BEGIN IMMEDIATE")
             try:
                 yield
                 self._con.execute("COMMIT")
             except BaseException:
-                if self._con.in_transaction:  # a full disk has ended it already
+                if self._con.in_transaction:  # SQLite itself ends it when the disk is full
                     self._con.execute("ROLLBACK")
                 raise
 
 
 # -- opening the file ------------------------------------------------------------------------------
 def connect(file: Path, write: bool) -> tuple[sqlite3.Connection, int]:
-    """Return a connection to the bank `file`, and how many rows its damage hides; BankError.
+    """Return a connection to a bank's file, and the number of rows that damage made unreadable.
 
-    To `write` the file is made if it is missing. Else what comes back is a copy in memory: nothing
-    is changed or made on the disk, and a damaged page costs only its own rows. So it is where the
-    file or its folder may not be written, too.
+    With `write` a missing file is created, and a damaged one raises `BankError`. Otherwise, or if
+    the file may not be written, the connection is to a copy in memory: nothing changes on the disk,
+    and a damaged page costs only the rows on it.
     """
     with explained(file, "opening knowledge bank"):
         import sqlite3
 
         size_bytes = _size_bytes(file, write)
-        if size_bytes > LARGEST_BYTES:
-            needed = f"a knowledge bank of at most {LARGEST_BYTES:,} bytes"
+        if size_bytes > MAX_FILE_BYTES:
+            needed = f"a knowledge bank of at most {MAX_FILE_BYTES:,} bytes"
             raise BankError("not-a-bank", needed, f"{size_bytes:,} in {file}", "name another file")
         if not write:
-            return _read(file)
+            return _read_into_memory(file)
         try:
-            return _patiently(file), 0
+            return _open_with_retries(file), 0
         except sqlite3.OperationalError as error:
             kinds = sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY
+            # the low byte of an error code is its kind
             if error.sqlite_errorcode & 0xFF not in kinds or not file.is_file():
                 raise
-        return _read(file)
+        return _read_into_memory(file)
 
 
 def _size_bytes(file: Path, write: bool) -> int:
-    """Return the size of a bank's file, 0 of one to make; BankError for what can be none."""
+    """Return the size of a bank's file, 0 if it is to be created; raises `BankError`."""
     try:
         status = file.stat()
     except FileNotFoundError:
@@ -274,67 +282,70 @@ def _size_bytes(file: Path, write: bool) -> int:
         got = "a folder" if stat.S_ISDIR(status.st_mode) else "a device, a pipe or the like"
         raise BankError("unwritable", f"a file as knowledge bank {file}", got, "name another")
     if not write and not status.st_size:
-        raise BankError("not-a-bank", f"opening knowledge bank {file}", "an empty file", _LEFT)
+        needed = f"opening knowledge bank {file}"
+        raise BankError("not-a-bank", needed, "an empty file", _OTHER_FILE_REMEDY)
     return status.st_size
 
 
-def _patiently(file: Path) -> sqlite3.Connection:
-    """Open; SQLite does not wait by itself where another process changes the journal mode."""
+def _open_with_retries(file: Path) -> sqlite3.Connection:
+    """Open for writing; try again for some seconds while another process has locked the file.
+
+    SQLite waits for most locks by itself, but not while another process sets the journal mode.
+    """
     give_up_s = time.monotonic() + BUSY_TIMEOUT_S
     while True:
         try:
             return _open(file)
         except sqlite3.OperationalError as error:
-            # The low byte is the kind of error, the upper ones say more: BUSY_RECOVERY is BUSY,
-            # too.
+            # the low byte is the kind of error: SQLITE_BUSY_RECOVERY is a kind of SQLITE_BUSY
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up_s:
                 raise
             time.sleep(0.02)
 
 
 def _open(file: Path) -> sqlite3.Connection:
-    """Open for writing: a sound bank only, since a write to another may lose more of it."""
+    """Open for writing; a damaged bank is refused, because writing to it may destroy more of it."""
     con = _raw(file, "rwc")
     try:
         if not con.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             con.execute("PRAGMA journal_mode=WAL")
             con.executescript(_SCHEMA)
         _check(con, file)
-        wrong = con.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        if wrong != "ok":
+        finding = con.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if finding != "ok":
             needed = f"a sound knowledge bank {file} to write to"
             remedy = "`aoe bank export` saves what can be read; move the file away, import that"
-            raise BankError("damaged", needed, " ".join(wrong.split())[:200], remedy)
+            raise BankError("damaged", needed, " ".join(finding.split())[:200], remedy)
     except BaseException:
         con.close()
         raise
     return con
 
 
-def _read(file: Path) -> tuple[sqlite3.Connection, int]:
-    """Return a bank in memory with all rows of `file` that can be read; count those that cannot."""
+def _read_into_memory(file: Path) -> tuple[sqlite3.Connection, int]:
+    """Return a bank in memory with all readable rows of `file`, and the number of lost rows."""
     with closing(_copied(file)) as raw:
         _check(raw, file)
-        rows, hidden = _salvaged(raw)
+        rows, lost_count = _salvaged(raw)
         trials = []
         with suppress(sqlite3.DatabaseError):
             trials = raw.execute("SELECT run_id, number, point, cost, note FROM trials").fetchall()
     bank = sqlite3.connect(":memory:", isolation_level=None)
     bank.executescript(_SCHEMA)
     bank.executemany("INSERT OR IGNORE INTO entries VALUES (?, ?, ?, ?, ?)", rows)
-    # Rows that break the table's rules, two with one digest for example, were ignored by the
-    # insert.
-    hidden += len(rows) - bank.total_changes
+    # The insert ignored rows that break the table's rules, for example two with the same digest.
+    lost_count += len(rows) - bank.total_changes
     bank.executemany("INSERT OR IGNORE INTO trials VALUES (?, ?, ?, ?, ?)", trials)
     bank.execute("PRAGMA query_only=ON")
-    return bank, hidden
+    return bank, lost_count
 
 
 def _copied(file: Path) -> sqlite3.Connection:
     """Return a copy of a bank in memory, including its write-ahead file.
 
-    While a process has it open (there is a `-shm`), or was killed, SQLite's locks are needed; a
-    file that lies alone is copied first, because SQLite would put files beside it.
+    A file `<file>-shm` exists while a process has the bank open, or after it was killed: the bank
+    is then read under SQLite's locks. Otherwise its file is copied to a temporary folder first,
+    because SQLite would create files beside it.
     """
     memory = sqlite3.connect(":memory:")
     shared = file.with_name(f"{file.name}-shm")
@@ -347,40 +358,43 @@ def _copied(file: Path) -> sqlite3.Connection:
                 shutil.copyfile(file.with_name(f"{file.name}-wal"), f"{copy}-wal")
             with closing(_raw(copy, "rw")) as alone:
                 alone.backup(memory)
-    if shared.exists():  # from the start, or a writer came in between
+    if shared.exists():  # from the start, or a process opened the bank while it was copied
         with closing(_raw(file, "ro")) as live:
             live.backup(memory)
     return memory
 
 
 def _salvaged(con: sqlite3.Connection) -> tuple[list[tuple[object, ...]], int]:
-    """Return the rows found from both ends and by the index, and how many are lost, at least."""
+    """Return the readable rows of a possibly damaged bank, and at least how many are lost.
+
+    The rows are read forwards until the first damaged page, backwards until the last one, and those
+    in between one by one.
+    """
     rows_by_id: dict[int, tuple[object, ...]] = {}
     is_complete = False
-    # A damaged page in the middle stops both directions: what lies before and behind it is still
-    # read.
     for order in ("ASC", "DESC"):
         if not is_complete:
-            rows, is_complete = _until_damage(con, f"{_ROWS} NOT INDEXED ORDER BY rowid {order}")
+            query = f"{_SELECT_ENTRIES} NOT INDEXED ORDER BY rowid {order}"
+            rows, is_complete = _until_damage(con, query)
             rows_by_id |= {row[0]: row[1:] for row in rows}
     # The index lies on other pages than the rows: it names rows between two damaged pages.
-    places, _ = _until_damage(con, "SELECT rowid FROM entries INDEXED BY alike")
-    missing = [place for (place,) in places if place not in rows_by_id]
-    for place in missing:
-        rows, _ = _until_damage(con, f"{_ROWS} WHERE rowid = ?", place)
+    indexed_ids, _ = _until_damage(con, "SELECT rowid FROM entries INDEXED BY alike")
+    missing_ids = [row_id for (row_id,) in indexed_ids if row_id not in rows_by_id]
+    for row_id in missing_ids:
+        rows, _ = _until_damage(con, f"{_SELECT_ENTRIES} WHERE rowid = ?", row_id)
         rows_by_id |= {row[0]: row[1:] for row in rows}
-    hidden = sum(place not in rows_by_id for place in missing)
-    return list(rows_by_id.values()), hidden if is_complete else max(1, hidden)
+    lost_count = sum(row_id not in rows_by_id for row_id in missing_ids)
+    return list(rows_by_id.values()), lost_count if is_complete else max(1, lost_count)
 
 
 def _until_damage(
     con: sqlite3.Connection, query: str, *values: int
 ) -> tuple[list[tuple[Any, ...]], bool]:
-    """Return the rows of a query up to a damaged page, and whether that was all."""
+    """Return the rows of a query up to the first damaged page, and whether these are all rows."""
     rows = []
     try:
         for row in con.execute(query, values):
-            rows.append(row)  # noqa: PERF402 - those before an error count
+            rows.append(row)  # noqa: PERF402 - list() would lose the rows read before an error
     except sqlite3.DatabaseError as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_CORRUPT:
             raise
@@ -400,11 +414,11 @@ def _text(raw: bytes) -> str:
 
 
 def _check(con: sqlite3.Connection, file: Path) -> None:
-    """Refuse a database that is no bank, or one of a later version."""
+    """Raise `BankError` for a database that is not a bank, or a bank of a later version."""
     if con.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        needed = f"opening knowledge bank {file}"
         got = "a database of some other program"
-        remedy = _LEFT
-        raise BankError("not-a-bank", f"opening knowledge bank {file}", got, remedy)
+        raise BankError("not-a-bank", needed, got, _OTHER_FILE_REMEDY)
     version = con.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:
         needed = f"a knowledge bank of version {SCHEMA_VERSION} in {file}"

@@ -317,7 +317,7 @@ def prove(
     search = _BranchAndBound(space, bounds or Bounds(measure, space.genes), timed or measure)
     most = most or space.size
     while min(search.least) < search.best[0] and search.trials < most:
-        if search.trials and deadline.over:
+        if search.trials and deadline.has_passed:
             break
         search.step()
         told(search.trials, most)

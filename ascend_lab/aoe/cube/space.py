@@ -156,7 +156,7 @@ class CubeSpace(TableSpace):
         pairs = zip(names, coded_columns, strict=True)
         values = tuple(tuple(word_of(n, int(v)) for v in numbers) for n, (numbers, _) in pairs)
         codes = np.stack([code[first] for _, code in coded_columns], axis=1)
-        self._take(names, values, codes.astype(np.int32))
+        self._set_table(names, values, codes.astype(np.int32))
 
 
 def word_of(name: str, number: int) -> int | str:

@@ -1,9 +1,13 @@
-"""The gradient tuner, job 4: a network, a chip and a cluster in; which gradients to send together,
-and when, in data parallel training, out.
+"""The gradient tuner (job 4): decide which gradients share an all-reduce in data parallel training.
 
-What the knowledge bank keeps is the profile, what backward is like, not how it was split: a split
-holds for one cluster, the profile of a network on one device for every cluster, so that another
-number of devices is planned at once, without simulating again.
+The backward pass produces gradients one after another. Sending each by itself pays the latency of
+an all-reduce every time; sending all at the end overlaps nothing with the computation. The tuner
+splits the gradients, in the order in which they are ready, into segments with one all-reduce each,
+so that the last all-reduce ends as early as possible.
+
+The knowledge bank stores the profile of a training step on one device: the times of forward,
+backward and update, and when each gradient is ready. The split itself is not stored: it depends on
+the cluster and is quick to compute from the profile.
 """
 
 import math
@@ -45,16 +49,18 @@ __all__ = [
     "tune_gradients",
 ]
 PROFILE_VERSION = 1
-"""Raised whenever training steps are profiled in another way: older profiles are no hits then."""
+"""Increased whenever training steps are profiled in another way: older profiles no longer match."""
 Profiler = Callable[..., Any]
 """(graph, chip, **settings) -> forward_s, backward_s, update_s and gradients (`train.profile`)."""
-PER_OCTAVE = 2
-MOST_ROWS = 40
-LEAST_CAP_MIB = 2**-10
-"""Caps below it (1 KiB) get a warning."""
-FORMULA = "(before - after) / after"
-DEFAULT = "hccl_default"
-"""What improvements are counted from: HCCL's split where nobody tunes it."""
+SAMPLES_PER_OCTAVE = 2
+"""The table of all-reduce times has two sizes per doubling: 1, 1.41, 2, 2.83, 4 MiB, ..."""
+MAX_TABLE_ROWS = 40
+"""The printed table stops after this many segments."""
+MIN_USEFUL_CAP_MIB = 2**-10
+"""Bucket caps (PyTorch DDP) below this size, 1 KiB, get a warning."""
+GAIN_FORMULA = "(before - after) / after"
+DEFAULT_BASELINE = "hccl_default"
+"""Improvements are counted from the split that HCCL uses if nobody sets one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +79,12 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class GradientTuning:
-    """A network's gradients split for a cluster (model results).
+    """The best split of a network's gradients for a cluster, with simulated times.
 
-    `outcome`: "hit" if the profile came from the bank, else what became of it there. `cost_error`:
-    largest relative error of the cost table at the sizes of the plan's buckets.
+    `outcome` is "hit" if the profile came from the bank, else how it was stored there ("add",
+    "update" or "reserved"). `forms` are the split in the notation of HCCL, MindSpore and PyTorch.
+    `bound_s` is when the last all-reduce ends at the earliest with any split. `cost_error` is the
+    largest relative error of the cost table at the sizes of the plan's segments.
     """
 
     name: str
@@ -98,12 +106,12 @@ class GradientTuning:
 
     @property
     def single_s(self) -> float:
-        """A step of one device alone."""
+        """The time of a training step on one device, which exchanges no gradients."""
         return self.profile.step_s(0.0)
 
     @property
     def scaling(self) -> float:
-        """Share of the devices' own speed that is left: step of one / step of all."""
+        """Weak-scaling efficiency: step time of one device / step time of the cluster."""
         return self.single_s / self.step_s() if self.step_s() else 1.0
 
     def gain(self, baseline: str) -> float:
@@ -114,11 +122,11 @@ class GradientTuning:
 
 @dataclass(frozen=True, slots=True)
 class ProfileSource:
-    """Where the profile of a training step comes from: a bank that has it, else a profiler.
+    """Where the profile of a training step comes from: the bank if it has one, else a profiler.
 
-    `repeat` profiles even what the bank has. `settings` say how the network is trained, for
-    instance {"dtype": "fp16", "optimizer": "sgd"}; the `profiler` takes them
-    (`train.profile_training` by default).
+    With `repeat` the step is profiled even if the bank has it. `settings` say how the network is
+    trained, such as {"dtype": "fp16", "optimizer": "sgd"}; they are passed to the `profiler`
+    (None: `train.profile_training`).
     """
 
     knowledge: Knowledge = field(default_factory=lambda: Knowledge(None))
@@ -138,23 +146,25 @@ def tune_gradients(
 ) -> GradientTuning:
     """Return the best split of a network's gradients for data parallel training on a cluster.
 
-    The training step is profiled on one device. All-reduces cost what `cluster.collective_time`
-    says, from a table of sizes, unless `cost` is given. At most `max_segments` all-reduces are
-    sent (HCCL takes 8). Raises as the profiler, `load_topology` and `plan`.
+    The training step is profiled on one device. `cost` maps the bytes of an all-reduce to its
+    time; None takes `cluster.collective_time`, interpolated in a table of sizes. There are at most
+    `max_segments` all-reduces (HCCL allows 8). Raises what the profiler, `load_topology` and `plan`
+    raise.
     """
     started = time.monotonic()
     chip = load_chip(chip) if isinstance(chip, str) else chip
     topology = load_topology(topology) if isinstance(topology, str) else topology
     source = source or ProfileSource()
-    profile, outcome = profiled(graph, chip, source)
-    rows = profile.gradients
-    if not rows:
+    profile, outcome = training_profile(graph, chip, source)
+    gradients = profile.gradients
+    if not gradients:
         raise InputError(f"{graph.name}: parameters to train", "none", "train another network")
-    table = cost or cluster_cost(topology, float(sum(row.size_bytes for row in rows)))
-    best = plan(rows, table, max_segments)
-    cost_error = 0.0 if cost else _error(best, profile, table, topology)
-    forms = planning.forms_of(best, rows, table)
-    least_s = bound(rows, table)
+    total_bytes = sum(gradient.size_bytes for gradient in gradients)
+    table = cost or cluster_cost(topology, float(total_bytes))
+    best_plan = plan(gradients, table, max_segments)
+    cost_error = 0.0 if cost else _largest_table_error(best_plan, profile, table, topology)
+    forms = planning.forms_of(best_plan, gradients, table)
+    bound_s = bound(gradients, table)
     spent_s = time.monotonic() - started
     warnings = tuple(source.knowledge.warnings)
     return GradientTuning(
@@ -162,9 +172,9 @@ def tune_gradients(
         chip,
         topology,
         profile,
-        best,
+        best_plan,
         forms,
-        least_s,
+        bound_s,
         cost_error,
         outcome,
         spent_s,
@@ -174,46 +184,52 @@ def tune_gradients(
 
 
 # -- what an all-reduce costs on a cluster --------------------------------------------------------
-def cluster_cost(topology: Topology, most_bytes: float) -> Cost:
-    """Return what an all-reduce of up to `most_bytes` takes on a cluster, as a table.
+def cluster_cost(topology: Topology, max_bytes: float) -> Cost:
+    """Return a function from the bytes of an all-reduce, up to `max_bytes`, to its time.
 
-    The table reaches to 1 GiB or the next power of two, so that networks share it.
+    It interpolates in a table that ends at 1 GiB, or for larger networks at the next power of two.
     """
-    # One table of up to 1 GiB serves all networks with fewer parameters than that: it is cached.
-    return _table(topology, 2.0 ** max(30, int(most_bytes - 1).bit_length()))
+    # The table is cached by its largest size: all networks below 1 GiB of gradients share one.
+    return _cost_table(topology, 2.0 ** max(30, int(max_bytes - 1).bit_length()))
 
 
 @lru_cache(maxsize=64)
-def _table(topology: Topology, most_bytes: float) -> Piecewise:
-    return sampled(_exact(topology), most_bytes, per_octave=PER_OCTAVE)
+def _cost_table(topology: Topology, max_bytes: float) -> Piecewise:
+    return sampled(_simulated_cost(topology), max_bytes, per_octave=SAMPLES_PER_OCTAVE)
 
 
-def _exact(topology: Topology) -> Cost:
+def _simulated_cost(topology: Topology) -> Cost:
     return lambda size_bytes: float(collective_time("all_reduce", topology, size_bytes).time_s)
 
 
-def _error(plan: GradientPlan, profile: Profile, table: Cost, topology: Topology) -> float:
-    """Return the largest relative error of the table at the sizes the plan sends."""
-    rows = profile.gradients
-    exact = _exact(topology)
-    # Only the sizes that the plan sends matter: elsewhere the table may err.
-    sizes = {float(sum(g.size_bytes for g in rows[a : b + 1])) for a, b in plan.segments}
-    times = [(table(size), exact(size)) for size in sizes]
-    return max(abs(a / b - 1) if b else 0.0 for a, b in times)
+def _largest_table_error(
+    chosen_plan: GradientPlan, profile: Profile, table: Cost, topology: Topology
+) -> float:
+    """Return the largest relative error of the table at the sizes that a plan sends."""
+    simulated = _simulated_cost(topology)
+    largest_error = 0.0
+    for first_index, last_index in chosen_plan.segments:
+        segment = profile.gradients[first_index : last_index + 1]
+        size_bytes = float(sum(gradient.size_bytes for gradient in segment))
+        simulated_s = simulated(size_bytes)
+        error = abs(table(size_bytes) / simulated_s - 1) if simulated_s else 0.0
+        largest_error = max(largest_error, error)
+    return largest_error
 
 
 # -- profiles and the bank ------------------------------------------------------------------------
-def profiled(graph: Graph, chip: Chip, source: ProfileSource) -> tuple[Profile, str]:
-    """Return a network's training profile, and what became of it in the bank.
+def training_profile(graph: Graph, chip: Chip, source: ProfileSource) -> tuple[Profile, str]:
+    """Return a network's training profile, and "hit" if it came from the bank.
 
-    The latter is "hit" if the bank had it, else "add", "update" or "reserved".
+    A profile that was simulated here is stored in the bank; the second value is then "add",
+    "update" or, if the bank keeps another entry, "reserved".
     """
     training = dict(source.settings)
     knowledge = source.knowledge
     profiler = source.profiler
     # A network trained in bf16, or with another optimizer, has another profile.
-    key = key_of_profile(graph, chip, " ".join(f"{k}={v}" for k, v in sorted(training.items())))
-    stored = None if source.repeat else known_profile(knowledge, key)
+    key = profile_key(graph, chip, " ".join(f"{k}={v}" for k, v in sorted(training.items())))
+    stored = None if source.repeat else stored_profile(knowledge, key)
     if stored is not None:
         return stored, "hit"
     if profiler is None:
@@ -221,37 +237,38 @@ def profiled(graph: Graph, chip: Chip, source: ProfileSource) -> tuple[Profile, 
 
         profiler = profile_training
     step = profiler(graph, chip, **training)
-    rows = gradients_of(step.gradients, training.get("dtype", "fp16"))
-    profile = Profile(step.forward_s, step.backward_s, step.update_s, rows)
-    return profile, _keep(knowledge, key, profile, chip.clock_hz)
+    gradients = gradients_of(step.gradients, training.get("dtype", "fp16"))
+    profile = Profile(step.forward_s, step.backward_s, step.update_s, gradients)
+    return profile, _store_profile(knowledge, key, profile, chip.clock_hz)
 
 
-def key_of_profile(graph: Graph, chip: Chip, settings: str) -> BankKey:
-    """Return the bank's key: the network with its batch, the chip, and how it is trained.
+def profile_key(graph: Graph, chip: Chip, settings: str) -> BankKey:
+    """Return the bank's key of a profile: the network with its batch, the chip, the training.
 
-    Equal networks have one key, whatever they and their nodes are called.
+    The key does not depend on the names of the network and its nodes.
     """
-    # The text of a network has megabytes; its digest tells two networks apart as well.
+    # The text of a network has megabytes; its digest distinguishes two networks just as well.
     network = records.digest(lower.piece_of(graph, graph.nodes).key)
     problem = canonical({"graph": network, "training": settings, "version": PROFILE_VERSION})
     return BankKey.of(chip, "profile", "training", problem)
 
 
-def _keep(knowledge: Knowledge, key: BankKey, profile: Profile, clock_hz: float) -> str:
-    """Write a profile to the custom bank and return what that was: "add", "update", "reserved"."""
+def _store_profile(knowledge: Knowledge, key: BankKey, profile: Profile, clock_hz: float) -> str:
+    """Write a profile to the custom bank and return how: "add", "update" or "reserved"."""
     times = [profile.forward_s, profile.backward_s, profile.update_s]
     cycles = round((profile.forward_s + profile.backward_s + profile.update_s) * clock_hz)
     rows = [[g.name, g.ready_s, g.size_bytes, g.dtype] for g in profile.gradients]
-    total = sum(g.size_bytes for g in profile.gradients)
-    # Number of gradients and total bytes: networks of like size are near each other.
-    features = tuple(math.log2(max(n, 1)) for n in (len(rows), total))
+    total_bytes = sum(g.size_bytes for g in profile.gradients)
+    # Features are coordinates of an entry in the bank; here number of gradients and total bytes,
+    # as powers of two: 161 gradients of 51 MB have (7.3, 25.6).
+    features = tuple(math.log2(max(n, 1)) for n in (len(rows), total_bytes))
     data = {"times_s": times, "gradients": rows}
-    # A profile is no schedule and beats no default: before and after are the step itself.
+    # A profile is not a schedule that beats a default: before and after are the step itself.
     entry = BankEntry(key, data, cycles, cycles, None, False, "simulated", 0, 1, features=features)
     return knowledge.keep(entry)
 
 
-def known_profile(knowledge: Knowledge, key: BankKey) -> Profile | None:
+def stored_profile(knowledge: Knowledge, key: BankKey) -> Profile | None:
     """Return the profile stored under a key, or None if no readable one exists."""
     match = knowledge.find(key)
     if match is None:
@@ -267,18 +284,19 @@ def known_profile(knowledge: Knowledge, key: BankKey) -> Profile | None:
 
 # -- as text and as a section of the report -------------------------------------------------------
 def plan_table(plan: GradientPlan, rows: Sequence[Gradient], marked: str = "") -> list[str]:
-    """Return, as lines, the segments, and the baselines with what the plan gains over them.
+    """Return lines of text: a table of the segments, then what the plan gains over each baseline.
 
-    `marked`: the baseline that improvements are counted from, to be marked.
+    `marked` is the baseline that improvements are counted from; its line says "= before".
     """
     lines = [f"{'segment':>7} {'first':>6} {'last':>6} {'bytes':>14}  last gradient"]
-    for number, (first, last) in enumerate(plan.segments):
+    for number, (first_index, last_index) in enumerate(plan.segments):
         # A network of 400 parameters in 400 segments would fill the screen.
-        if number == MOST_ROWS:
-            lines.append(f"... and {len(plan.segments) - MOST_ROWS} more")
+        if number == MAX_TABLE_ROWS:
+            lines.append(f"... and {len(plan.segments) - MAX_TABLE_ROWS} more")
             break
-        size = sum(row.size_bytes for row in rows[first : last + 1])
-        lines.append(f"{number:>7} {first:>6} {last:>6} {size:>14,}  {rows[last].name[:44]}")
+        size_bytes = sum(row.size_bytes for row in rows[first_index : last_index + 1])
+        name = rows[last_index].name[:44]
+        lines.append(f"{number:>7} {first_index:>6} {last_index:>6} {size_bytes:>14,}  {name}")
     lines.append(
         f"{len(rows)} gradients in {len(plan.segments)} segments: optimal (among {_limits(plan)})"
         f", end {plan.end_s * 1e6:.3f} us, tail {plan.tail_s * 1e6:.3f} us"
@@ -298,7 +316,7 @@ def plan_table(plan: GradientPlan, rows: Sequence[Gradient], marked: str = "") -
 
 
 def _limits(plan: GradientPlan) -> str:
-    """Return which splits were allowed, in words."""
+    """Return which splits were allowed, in words: "splits into at most 8 segments"."""
     count = plan.max_segments
     size = plan.max_bytes
     if count is None and size is None:
@@ -308,7 +326,7 @@ def _limits(plan: GradientPlan) -> str:
 
 
 def bound_text(bound_s: float) -> str:
-    """Return what no split beats, as a line."""
+    """Return the earliest possible end of the exchange as a line of text."""
     return (
         f"a bound that needs no search, for any number of segments: {bound_s * 1e6:.3f} us "
         "(no split ends earlier; the best may end later)"
@@ -316,10 +334,10 @@ def bound_text(bound_s: float) -> str:
 
 
 def forms_text(forms: Forms) -> list[str]:
-    """Return the plan's forms as lines to copy."""
+    """Return the plan as lines to copy: calls of HCCL, a MindSpore option, a PyTorch DDP option."""
     buckets = len(forms.ddp_segments)
     ddp = f"{buckets} buckets, end {forms.ddp_end_s * 1e6:.3f} us"
-    if forms.ddp_cap_mib < LEAST_CAP_MIB:
+    if forms.ddp_cap_mib < MIN_USEFUL_CAP_MIB:
         alone = ": every gradient by itself" if buckets == forms.by_idx[-1] + 1 else ""
         ddp += f"; smaller than any useful cap{alone}"
     large = "  # segments larger than asked: HCCL takes 8" if forms.hccl_too_large else ""
@@ -334,43 +352,46 @@ def forms_text(forms: Forms) -> list[str]:
 
 
 def tuning_text(tuning: GradientTuning) -> list[str]:
-    """Return what job 4 found as lines."""
+    """Return the result of the gradient tuner as lines of text."""
     t = tuning
     p = tuning.profile
-    default_step_s = t.step_s(DEFAULT)
+    default_step_s = t.step_s(DEFAULT_BASELINE)
     plan_step_s = t.step_s()
     where = f"{t.topology.size} devices of {t.topology.name}"
     times = {"forward": p.forward_s, "backward": p.backward_s, "update": p.update_s}
     shares = ", ".join(f"{name} {time_s * 1e3:.4f} ms" for name, time_s in times.items())
-    gain = (
-        f"{t.gain(DEFAULT):.2%}, {default_step_s * 1e3:.4f} ms -> {plan_step_s * 1e3:.4f} ms a step"
-    )
+    baseline_gloss = "HCCL's split where nobody tunes it"
+    step_times = f"{default_step_s * 1e3:.4f} ms -> {plan_step_s * 1e3:.4f} ms a step"
+    gain = f"{t.gain(DEFAULT_BASELINE):.2%}, {step_times}"
     source = "from the bank" if t.outcome == "hit" else "timed anew"
     count = len(p.gradients)
     spent = f"{t.spent_s:.1f} s, profile {source}"
     return [
         f"{t.name}: {count} gradients on {where}, {spent}",
         f"gdat process finished. Performance improved by {gain}",
-        f"  = {FORMULA}; gdat is gradient tuning: which gradients share an all-reduce",
-        f"  before: with {DEFAULT}, HCCL's split where nobody tunes it; after: with this plan",
+        f"  = {GAIN_FORMULA}; gdat is gradient tuning: which gradients share an all-reduce",
+        f"  before: with {DEFAULT_BASELINE}, {baseline_gloss}; after: with this plan",
         f"  {shares}; {t.scaling:.1%} of one device's speed is left",
-        *plan_table(t.plan, p.gradients, DEFAULT),
+        *plan_table(t.plan, p.gradients, DEFAULT_BASELINE),
         bound_text(t.bound_s),
         *forms_text(t.forms),
     ]
 
 
 def section(tuning: GradientTuning) -> dict[str, Any]:
-    """Return what job 4 found as a section of the report, in the published form and our own."""
+    """Return the result as a section of the JSON report.
+
+    "basic" and "GDAT" have the keys of CANN's report; "ascend_lab" adds what only we compute.
+    """
     t = tuning
     p = tuning.profile
-    default_step_s = t.step_s(DEFAULT)
+    default_step_s = t.step_s(DEFAULT_BASELINE)
     plan_step_s = t.step_s()
     return {
         "basic": {"tuning_name": t.name, "tuning_time(s)": round(t.spent_s)},
         "GDAT": {
             "model_baseline_performance(ms)": round(default_step_s * 1e3, 9),
-            "model_performance_improvement": f"{t.gain(DEFAULT):.2%}",
+            "model_performance_improvement": f"{t.gain(DEFAULT_BASELINE):.2%}",
             "model_result_performance(ms)": round(plan_step_s * 1e3, 9),
             "gdat_tuning_result": "tuning successful",
         },
@@ -381,8 +402,8 @@ def section(tuning: GradientTuning) -> dict[str, Any]:
             "cluster": t.topology.name,
             "devices": t.topology.size,
             "tool_version": __version__,
-            "improvement_formula": FORMULA,
-            "improvement_from": DEFAULT,
+            "improvement_formula": GAIN_FORMULA,
+            "improvement_from": DEFAULT_BASELINE,
             "profile": t.outcome,
             "settings": {k: str(v) for k, v in t.settings.items()},
             "forward(us)": p.forward_s * 1e6,

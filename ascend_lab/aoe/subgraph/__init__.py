@@ -1,16 +1,17 @@
-"""The subgraph tuner: operators in slices, so that what one leaves in L2 the next finds there.
+"""The subgraph tuner (job 1): compute operators slice by slice, so that their data stay in L2.
 
-It looks for the slices, launches and prefetch under which a network is fastest on a chip.
+A convolution may write 40 MB for 32 images, more than L2 holds; the next operator then reads them
+from memory. If both are computed for 4 images at a time, each slice of 5 MB is still in L2 when it
+is read. The tuner looks for the slices, for one launch or many, and for prefetching of weights.
 
-Dynamic programming over cut points gives the best slices under the costs of segments alone; plans
-near them are then timed on the whole network, the most promising first, and each that is faster is
-the next to start from. The network as it is takes part, so that the result is never slower. Borders
-of kernels are searched as two ways: at the price of a launch, and of a barrier inside one launch.
+The network is a sequence of units, and a segment is one or more consecutive units that are sliced
+alike (see `segments`). A chain divides the units into segments. Dynamic programming gives the chain
+with the least sum of segment costs, which are estimates. Similar chains are then timed on the whole
+network, the most promising first; whenever one is faster, the search goes on from it. The unsliced
+network is timed as well, so that the result is never slower.
 
-Not searched, because nothing can be gained: slices where all of a network fits into L2 (every byte
-is read once already); several super kernels (a barrier inside one costs less than a launch, and no
-kernel runs longer there: all kernels apart or all in one is timed); the order of slices and stored
-halos (depth first moves the fewest bytes unless weights alone overflow L2).
+Not searched: slices, if the whole network fits into L2; several super kernels (either all kernels
+share one launch, or none do); other orders of the slices, and stored halos.
 """
 
 import math
@@ -22,7 +23,7 @@ from typing import Any
 
 from ascend_lab.aoe.bank import BankEntry, BankKey, Knowledge, Outcome, settle
 from ascend_lab.aoe.drive import Progress, Settings
-from ascend_lab.aoe.subgraph.segments import WHOLE, Segments, Way
+from ascend_lab.aoe.subgraph.segments import UNSLICED, Segments, Slicing
 from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, even, ranges_of, sliced
 from ascend_lab.aoe.workers import Deadline, TimeUpError
 from ascend_lab.compiler import Compiled, Graph, Road, bound_of, lower, placement, simulate_graph
@@ -41,39 +42,41 @@ __all__ = [
     "compiled",
     "even",
     "plan_time",
-    "planned",
     "prepared",
     "ranges_of",
     "sliced",
+    "timed_plan",
     "tune_subgraph",
 ]
-BUDGET = 13
-"""Plans timed on the whole network, unless stated."""
-FAR = 1.1
-"""A plan is not timed if its segments cost so much more than the best one's."""
-CHECKS = 0.25
-"""Share of a time limit that is kept for plans on the whole network."""
-Choice = tuple[int, int, Way]
-"""Units first .. stop-1 and how they are sliced."""
-Ways = Callable[[int, int], Iterable[Way]]
-Cost = Callable[[int, int, Way], float]
-Chain = tuple[Choice, ...]
-"""How all units are taken, in order."""
+PLAN_BUDGET = 13
+"""Default number of plans that are timed on the whole network."""
+MAX_COST_RATIO = 1.1
+"""A chain that costs more than this many times the best one is not timed on the network."""
+PLAN_TIME_SHARE = 0.25
+"""Share of the time limit that is reserved for timing plans on the whole network."""
+SegmentChoice = tuple[int, int, Slicing]
+"""The segment of the units first .. stop - 1, and how it is sliced: (0, 3, ("batch", (4, 4)))."""
+SlicingsOf = Callable[[int, int], Iterable[Slicing]]
+"""Maps first and stop of a segment to its slicings."""
+Cost = Callable[[int, int, Slicing], float]
+"""Maps first, stop and slicing of a segment to its cost in seconds."""
+Chain = tuple[SegmentChoice, ...]
+"""Segments that cover all units, in order."""
 
 
 def prepared(graph: Graph, chip: Chip, *, dtype: str = "fp16") -> Graph:
-    """Return a model's graph as slicing takes it: rewritten, in a number format, canonical."""
+    """Return a graph in the form that is sliced: rewritten, with number formats, canonical."""
     road = Road(dtype=dtype)
     return road.prepare(road.rewrite(graph)[0], chip)
 
 
 def compiled(graph: Graph, chip: Chip, road: Road = DEFAULT_ROAD) -> Compiled:
-    """Return the kernels of a prepared graph, sliced or not; raises as `compile_stages`."""
+    """Assign layouts and return the kernels of a prepared graph; raises as `compile_stages`."""
     return road.kernels(road.lay_out(graph, chip), chip)
 
 
 def plan_time(graph: Graph, plan: SlicePlan, chip: Chip) -> float:
-    """Return the seconds a prepared graph takes under a plan."""
+    """Return the simulated time in seconds of a prepared graph under a plan."""
     return simulate_graph(_launched(sliced(graph, plan), plan, chip)).time_s
 
 
@@ -83,10 +86,11 @@ def _launched(cut: Graph, plan: SlicePlan, chip: Chip) -> Compiled:
 
 @dataclass(frozen=True, slots=True)
 class SubgraphResult:
-    """The best plan found; `graph` is the prepared graph in slices, `compiled` launched as planned.
+    """The best plan, and the network under it.
 
-    Times are of whole networks. `tried` counts plans timed; `bound_s` holds for every slicing and
-    order. `interrupted`: the user stopped the search.
+    `graph` is the sliced graph and `compiled` its kernels with the launches of the plan. Times are
+    those of the whole network; `bound_s` is a lower bound for every slicing. `tried` is the number
+    of plans that were timed. `interrupted` says that the user pressed Ctrl-C.
     """
 
     plan: SlicePlan
@@ -105,7 +109,7 @@ class SubgraphResult:
 
     @property
     def gap(self) -> float:
-        """How far above the bound the result is: after / bound - 1."""
+        """How far the result is above the bound, after / bound - 1."""
         return self.after_s / self.bound_s - 1.0
 
 
@@ -113,14 +117,15 @@ def tune_subgraph(
     source: Front | Graph,
     chip: Chip | str,
     *,
-    budget: int = BUDGET,
+    budget: int = PLAN_BUDGET,
     time_limit_s: float | None = 60.0,
     progress: Progress | None = None,
 ) -> SubgraphResult:
-    """Return the best plan found; Ctrl-C and the time limit keep the best one so far.
+    """Search for the plan under which a network is fastest on a chip.
 
-    `budget` counts plans timed on the whole network. A time limit that is reached leaves segments
-    or plans untried, so that results are equal only if it is not. Raises as `compile_stages`.
+    `budget` is the number of plans that are timed on the whole network. Ctrl-C and the time limit
+    end the search with the best plan so far; the result is reproducible only if the time limit is
+    not reached. Raises as `compile_stages`.
     """
     chip = load_chip(chip) if isinstance(chip, str) else chip
     deadline = Deadline.of(time_limit_s)
@@ -129,15 +134,15 @@ def tune_subgraph(
     search = _Search(graph, chip, deadline, budget, progress or (lambda *_: None))
     before_s = search.time(SlicePlan())
     try:
-        search.also(one_launch=True)
-        search.also(one_launch=True, inside=True)
-        search.prefetch()
-        # Where all of a network fits into L2 every byte is read from memory once, sliced or not.
+        search.try_variant(one_launch=True)
+        search.try_variant(one_launch=True, inside=True)
+        search.toggle_prefetch()
+        # If all of a network fits into L2, every byte is read from memory once, sliced or not.
         if max(placement.live_bytes(graph)) + placement.weight_bytes(graph) > chip.l2.size_bytes:
-            search.slices(time_limit_s)
-            search.prefetch()
-            if search.best.one_launch:  # the kernels that are best inside a launch, or the others
-                search.also(inside=not search.best.inside)
+            search.search_slices(time_limit_s)
+            search.toggle_prefetch()
+            if search.best.one_launch:
+                search.try_variant(inside=not search.best.inside)
     except TimeUpError:
         pass
     except KeyboardInterrupt:
@@ -155,16 +160,17 @@ def tune_subgraph(
     )
 
 
-def planned(graph: Graph, plan: SlicePlan, chip: Chip, bound_s: float) -> SubgraphResult:
-    """Return a prepared graph under a plan that is known; raises as `sliced`, `compile_stages`."""
-    cut = sliced(graph, plan)
+def timed_plan(graph: Graph, plan: SlicePlan, chip: Chip, bound_s: float) -> SubgraphResult:
+    """Return the result of a given plan, without a search; raises as `sliced`, `compile_stages`."""
+    sliced_graph = sliced(graph, plan)
     before_s = plan_time(graph, SlicePlan(), chip)
-    built = _launched(cut, plan, chip)
-    return SubgraphResult(plan, cut, built, before_s, simulate_graph(built).time_s, bound_s, 0)
+    launched = _launched(sliced_graph, plan, chip)
+    after_s = simulate_graph(launched).time_s
+    return SubgraphResult(plan, sliced_graph, launched, before_s, after_s, bound_s, 0)
 
 
 class _Search:
-    """The best plan so far, and what is needed to time others."""
+    """One run of the search: the best plan so far, and the times of all plans that were tried."""
 
     def __init__(
         self, graph: Graph, chip: Chip, deadline: Deadline, budget: int, progress: Progress
@@ -177,71 +183,78 @@ class _Search:
         self.best = SlicePlan()
         self.best_s = math.inf
         self.interrupted = False
-        self.known: dict[SlicePlan, float] = {}
-        self.compiled = self._built = compiled(graph, chip)
-        self._of: tuple[tuple[Region, ...], bool] = (), False
+        self.times_s: dict[SlicePlan, float] = {}
+        self.compiled = compiled(graph, chip)
+        # the kernels that were built last, and the regions and `inside` that they were built for
+        self._kernels = self.compiled
+        self._kernels_for: tuple[tuple[Region, ...], bool] = (), False
 
     @property
     def tried(self) -> int:
-        """Plans timed."""
-        return len(self.known)
+        """Number of plans that were timed."""
+        return len(self.times_s)
 
     def time(self, plan: SlicePlan) -> float:
-        """Return the seconds of a plan, infinite if it cannot be built; keep the best."""
-        if plan in self.known:
-            return self.known[plan]
+        """Return the seconds of a plan, infinite if it cannot be built; remember the best plan."""
+        if plan in self.times_s:
+            return self.times_s[plan]
         time_s = math.inf
         with suppress(AscendLabError):
-            # Plans that differ only in launches or prefetch have the same kernels: these are built
-            # once.
-            if (plan.regions, plan.inside) != self._of:
-                cut = sliced(self.graph, plan)
-                road = plan.road(self.chip)
-                self._built = compiled(cut, self.chip, road)
-                self._of = plan.regions, plan.inside
-            time_s = simulate_graph(plan.launched(self._built)).time_s
-        self.known[plan] = time_s
+            # Plans that differ only in launches or prefetch have the same kernels: these are not
+            # built again.
+            if (plan.regions, plan.inside) != self._kernels_for:
+                sliced_graph = sliced(self.graph, plan)
+                self._kernels = compiled(sliced_graph, self.chip, plan.road(self.chip))
+                self._kernels_for = plan.regions, plan.inside
+            time_s = simulate_graph(plan.launched(self._kernels)).time_s
+        self.times_s[plan] = time_s
         if time_s < self.best_s:
-            self.best, self.best_s, self.compiled = plan, time_s, plan.launched(self._built)
+            self.best = plan
+            self.best_s = time_s
+            self.compiled = plan.launched(self._kernels)
         self.progress("plans", min(self.tried, self.budget), self.budget, f"{self.best_s:g} s")
         return time_s
 
-    def also(self, **how: Any) -> None:
-        """Take the best plan with other launches, kernels for them or prefetch, if that helps."""
+    def try_variant(self, **options: bool) -> None:
+        """Time the best plan with some of its options changed."""
         with self.deadline.cut():
-            self.time(replace(self.best, **how))
+            self.time(replace(self.best, **options))  # type: ignore[arg-type]
 
-    def prefetch(self) -> None:
-        """Load weights ahead if that helps, or no more if it does not; a buffer holds none."""
+    def toggle_prefetch(self) -> None:
+        """Time the best plan with prefetching of weights, or without it if it has that already.
+
+        An L2 that is a buffer does not hold weights.
+        """
         if self.chip.l2.kind == "cache":
-            self.also(prefetch=not self.best.prefetch)
+            self.try_variant(prefetch=not self.best.prefetch)
 
-    def slices(self, time_limit_s: float | None) -> None:
-        """Slice: the cheapest chain of segments, and what lies near."""
+    def search_slices(self, time_limit_s: float | None) -> None:
+        """Find the cheapest chain of segments, then time it and similar chains on the network."""
         segments = Segments(self.graph, self.chip, self.best.road(self.chip))
         # Costs of segments are estimates; a quarter of the time is for plans on the whole network.
-        keeping = self.deadline.keeping(CHECKS * (time_limit_s or 0.0))
-        chain = cheapest_chain(segments, keeping, self.progress)
+        chain_deadline = self.deadline.reserving(PLAN_TIME_SHARE * (time_limit_s or 0.0))
+        chain = cheapest_chain(segments, chain_deadline, self.progress)
         if chain is not None:
             with self.deadline.cut():
                 self._climb(segments, chain)
 
     def _climb(self, segments: Segments, chain: Chain) -> None:
-        """Time a chain and its neighbours on the network, and go on from each that is faster.
+        """Time a chain and its neighbours on the network, and move to the first that is faster.
 
-        When none is, the segment furthest from what it costs if all reads hit is sliced unevenly.
+        If none is faster, chains with uneven slices are tried as well.
         """
         best_s = self.time(self._plan(segments, chain))
         propose = neighbours
         tried_chains = {chain}
         while self.tried < self.budget:
-            cost = {
-                c: total(segments, c) for c in propose(segments, chain) if c not in tried_chains
-            }
-            # A chain whose segments cost 10 % more than those of the best one will not be quicker
-            # as a network.
-            limit_s = FAR * total(segments, chain)
-            for candidate in sorted((c for c in cost if cost[c] <= limit_s), key=cost.__getitem__):
+            cost_s = {}
+            for candidate in propose(segments, chain):
+                if candidate not in tried_chains:
+                    cost_s[candidate] = chain_cost(segments, candidate)
+            # A chain whose segments cost over 10 % more is unlikely to be faster as a network.
+            limit_s = MAX_COST_RATIO * chain_cost(segments, chain)
+            promising = [candidate for candidate in cost_s if cost_s[candidate] <= limit_s]
+            for candidate in sorted(promising, key=cost_s.__getitem__):
                 if self.tried >= self.budget:
                     return
                 tried_chains.add(candidate)
@@ -251,7 +264,7 @@ class _Search:
                     best_s = time_s
                     break
             else:
-                # Neither neighbours nor uneven slices gained: this is the foot of the valley.
+                # no candidate was faster
                 if propose is uneven:
                     return
                 propose = uneven
@@ -262,108 +275,112 @@ class _Search:
 
 
 def cheapest_chain(segments: Segments, deadline: Deadline, progress: Progress) -> Chain | None:
-    """Return the chain of least cost; None if a unit cannot be built.
+    """Return the chain of lowest cost; None if a unit cannot be built.
 
-    Behind the deadline, units are only taken whole.
+    After the deadline, no further slicings are considered.
     """
     count = segments.count
 
-    def ways(first: int, stop: int) -> list[Way]:
+    def slicings(first: int, stop: int) -> list[Slicing]:
+        # segments of a single unit come once for every unit
         if stop == first + 1:
             progress("cuts", stop, count, "")
-        return [] if deadline.over else segments.ways(first, stop)
+        return [] if deadline.has_passed else segments.slicings(first, stop)
 
-    total_s, chosen = cheapest(count, ways, segments.cost, segments.least)
-    # a unit that cannot be built alone leaves the chain without a cost
-    return tuple(chosen) if math.isfinite(total_s) else None
+    total_s, chain = cheapest(count, slicings, segments.cost, segments.lower_bound)
+    # the cost is infinite if some unit cannot be built in any segment
+    return tuple(chain) if math.isfinite(total_s) else None
 
 
-def total(segments: Segments, chain: Chain) -> float:
-    """Return what the segments of a chain cost."""
+def chain_cost(segments: Segments, chain: Chain) -> float:
+    """Return the sum of the costs of a chain's segments."""
     return sum(segments.cost(*choice) for choice in chain)
 
 
 def neighbours(segments: Segments, chain: Chain) -> Iterator[Chain]:
     """Yield chains with one segment sliced otherwise, some joined, or a border moved by a unit."""
-    # Segments in the same number of slices, next to each other, may be one: (0, 2, 4 slices) and
-    # (2, 5, 4 slices) become (0, 5, 4 slices), and what crosses unit 2 stays in L2.
-    alike = [list(run) for _, run in groupby(chain, key=lambda choice: len(choice[2][1]))]
-    yield tuple((run[0][0], run[-1][1], run[0][2]) for run in alike)
-    for i, (first, stop, way) in enumerate(chain):
-        for alternative in (WHOLE, *segments.ways(first, stop)):
-            if alternative != way:
+    # Neighbouring segments with the same number of slices are joined: units 0, 1 in 4 slices and
+    # units 2, 3, 4 in 4 slices become units 0 .. 4 in 4 slices.
+    groups = [list(group) for _, group in groupby(chain, key=lambda choice: len(choice[2][1]))]
+    yield tuple((group[0][0], group[-1][1], group[0][2]) for group in groups)
+    for i, (first, stop, slicing) in enumerate(chain):
+        for alternative in (UNSLICED, *segments.slicings(first, stop)):
+            if alternative != slicing:
                 yield (*chain[:i], (first, stop, alternative), *chain[i + 1 :])
-    for i, ((first, cut, left), (_, stop, right)) in enumerate(pairwise(chain)):
-        ends = chain[:i], chain[i + 2 :]
-        for way in {left, right}:
-            if way in (WHOLE, *segments.ways(first, stop)):
-                yield (*ends[0], (first, stop, way), *ends[1])
-        for place in (cut - 1, cut + 1):
-            if first < place < stop:
-                yield (*ends[0], (first, place, left), (place, stop, right), *ends[1])
+    for i, ((first, border, left_slicing), (_, stop, right_slicing)) in enumerate(pairwise(chain)):
+        head = chain[:i]
+        tail = chain[i + 2 :]
+        for slicing in {left_slicing, right_slicing}:
+            if slicing in (UNSLICED, *segments.slicings(first, stop)):
+                yield (*head, (first, stop, slicing), *tail)
+        for moved in (border - 1, border + 1):
+            if first < moved < stop:
+                yield (*head, (first, moved, left_slicing), (moved, stop, right_slicing), *tail)
 
 
 def uneven(segments: Segments, chain: Chain) -> Iterator[Chain]:
-    """Yield chains with the segment that misses most in one slice of images more or less."""
-    sliced = [choice for choice in chain if choice[2][0] == "batch"]
-    if sliced:
-        # What a segment costs above its time with all reads in L2 is the most that other slices can
-        # gain.
-        worst = max(sliced, key=lambda choice: segments.cost(*choice) - segments.least(*choice))
-        first, stop, (axis, parts) = worst
-        place = chain.index(worst)
-        for count in (len(parts) - 1, len(parts) + 1):
-            if 1 < count <= segments.batch:
-                resliced = first, stop, (axis, even(segments.batch, count))
-                yield (*chain[:place], resliced, *chain[place + 1 :])
+    """Yield chains in which one segment has a slice more or less, so that slices may be uneven.
+
+    It is the segment that loses most time by misses in L2: that time is the most that other slices
+    can gain.
+    """
+    cut_in_batch = [choice for choice in chain if choice[2][0] == "batch"]
+    if not cut_in_batch:
+        return
+
+    def lost_s(choice: SegmentChoice) -> float:
+        return segments.cost(*choice) - segments.lower_bound(*choice)
+
+    worst = max(cut_in_batch, key=lost_s)
+    first, stop, (axis, parts) = worst
+    index = chain.index(worst)
+    for count in (len(parts) - 1, len(parts) + 1):
+        if 1 < count <= segments.batch:
+            resliced = first, stop, (axis, even(segments.batch, count))
+            yield (*chain[:index], resliced, *chain[index + 1 :])
 
 
 def cheapest(
-    count: int, ways: Ways, cost: Cost, least: Cost = lambda first, stop, way: 0.0
-) -> tuple[float, list[Choice]]:
-    """Return the least cost of `count` units and the segments that reach it, in order.
+    count: int, slicings: SlicingsOf, cost: Cost, least: Cost = lambda first, stop, way: 0.0
+) -> tuple[float, list[SegmentChoice]]:
+    """Return the lowest total cost of `count` units, and the chain that has it.
 
-        best(j) = min over i < j and ways w of units i .. j-1:  best(i) + cost(i, j, w)
+    This is dynamic programming over the first j units:
 
-    where a unit may also stay whole: dynamic programming, exact for costs that add up. No cost is
-    asked for if `least`, a bound below it, shows that the segment cannot help.
+        best(j) = min over i < j and slicings w of the units i .. j-1:  best(i) + cost(i, j, w)
+
+    `least` is a lower bound on `cost`; the cost of a segment is not computed if its bound shows
+    that it cannot be part of a better chain.
     """
-    best: list[tuple[float, list[Choice]]] = [(0.0, [])]
+    best: list[tuple[float, list[SegmentChoice]]] = [(0.0, [])]
     for stop in range(1, count + 1):
-        cheapest_here: tuple[float, list[Choice]] = (math.inf, [])
-        # Short segments first: they are the cheapest to price, and give a low bar for the longer
-        # ones.
+        lowest: tuple[float, list[SegmentChoice]] = (math.inf, [])
+        # short segments first: their costs are computed fastest, and exclude longer ones
         for first in reversed(range(stop)):
-            before_s, chosen = best[first]
-            for way in choices(first, stop, ways):
-                # Pricing a segment lowers and simulates kernels; its bound is a sum that is known
-                # already.
-                if before_s + least(first, stop, way) >= cheapest_here[0]:
+            previous_cost, previous_chain = best[first]
+            for slicing in (UNSLICED, *slicings(first, stop)):
+                # the cost may need simulations, the bound is a sum of known times
+                if previous_cost + least(first, stop, slicing) >= lowest[0]:
                     continue
-                total = before_s + cost(first, stop, way)
-                if total < cheapest_here[0]:
-                    cheapest_here = total, [*chosen, (first, stop, way)]
-        best.append(cheapest_here)
+                total_cost = previous_cost + cost(first, stop, slicing)
+                if total_cost < lowest[0]:
+                    lowest = total_cost, [*previous_chain, (first, stop, slicing)]
+        best.append(lowest)
     return best[-1]
 
 
-def choices(first: int, stop: int, ways: Ways) -> list[Way]:
-    """Return how units may be taken: whole, and in slices."""
-    return [WHOLE, *ways(first, stop)]
-
-
-def all_chains(count: int, ways: Ways, first: int = 0) -> Iterator[list[Choice]]:
-    """Yield all ways to take the units from `first` on: for small chains."""
+def all_chains(count: int, slicings: SlicingsOf, first: int = 0) -> Iterator[list[SegmentChoice]]:
+    """Yield every chain of the units `first` .. `count` - 1; their number grows exponentially."""
     if first == count:
         yield []
         return
     for stop in range(first + 1, count + 1):
-        for way in choices(first, stop, ways):
-            for remainder in all_chains(count, ways, stop):
-                yield [(first, stop, way), *remainder]
+        for slicing in (UNSLICED, *slicings(first, stop)):
+            for remaining_chain in all_chains(count, slicings, stop):
+                yield [(first, stop, slicing), *remaining_chain]
 
 
-# -- as the bank keeps it -------------------------------------------------------------------------
+# -- slicing with the knowledge bank --------------------------------------------------------------
 def slice_network(
     front: Front,
     chip: Chip,
@@ -372,24 +389,27 @@ def slice_network(
     progress: Progress,
     deadline: Deadline,
 ) -> tuple[SubgraphResult, Outcome | None]:
-    """Return the slicing of a network, and what became of the bank: nothing if it was stopped."""
+    """Take the slicing of a network from the bank, or search it and store it there.
+
+    The second value is the outcome for the bank, or None if the user stopped the search.
+    """
     graph = canonical(front.rewritten, chip)
     bound_s = bound_of(front.rewritten, chip).time_s
-    key = key_of_graph(graph, chip)
+    key = graph_key(graph, chip)
     stored = None if settings.repeat else knowledge.find(key)
     if stored and (plan := _from_bank(graph, chip, stored[0], bound_s)):
         return plan, "hit"
     try:
         result = tune_subgraph(front, chip, time_limit_s=deadline.limit_s, progress=progress)
     except KeyboardInterrupt:  # before any plan was timed
-        result = replace(planned(graph, SlicePlan(), chip, bound_s), interrupted=True)
+        result = replace(timed_plan(graph, SlicePlan(), chip, bound_s), interrupted=True)
     if result.interrupted:
         return result, None
     cycles = (result.before_s, result.after_s, result.bound_s)
     before_cycles, after_cycles, bound_cycles = (round(t * chip.clock_hz) for t in cycles)
     entry = BankEntry(
         key,
-        numbered(result.plan, graph),
+        plan_as_data(result.plan, graph),
         before_cycles,
         min(after_cycles, before_cycles),
         min(bound_cycles, after_cycles),
@@ -401,37 +421,40 @@ def slice_network(
     return result, settle(knowledge, entry)
 
 
-def key_of_graph(graph: Graph, chip: Chip) -> BankKey:
-    """Return the bank's key of a network: independent of names and of how reshapes are spelled."""
+def graph_key(graph: Graph, chip: Chip) -> BankKey:
+    """Return the bank's key of a network; names of nodes and tensors do not matter."""
     nodes = list(graph.nodes)
     for i, node in enumerate(nodes):
-        # A reshape to (-1, 1000) and one to (8, 1000) are the same where the batch is 8: both are
-        # spelled out.
+        # For a batch of 8, reshapes to (-1, 1000) and to (8, 1000) are the same: -1 is replaced.
         if node.op == "reshape":
             shape = graph.types[node.output].shape
             nodes[i] = replace(node, attrs={**node.attrs, "shape": shape})
     return BankKey.of(chip, "graph", "network", lower.piece_of(graph, nodes).key)
 
 
-def numbered(plan: SlicePlan, graph: Graph) -> dict[str, Any]:
-    """Return a plan as the bank keeps it: nodes by their place in the graph."""
-    place = {node.name: i for i, node in enumerate(graph.nodes)}
+def plan_as_data(plan: SlicePlan, graph: Graph) -> dict[str, Any]:
+    """Return a plan as data for the bank, with the positions of nodes in place of their names."""
+    position = {node.name: i for i, node in enumerate(graph.nodes)}
     data = plan.plain()
-    rows = [row | {end: place[row[end]] for end in ("first", "last")} for row in data["regions"]]
-    return data | {"regions": rows}
+    for row in data["regions"]:
+        row["first"] = position[row["first"]]
+        row["last"] = position[row["last"]]
+    return data
 
 
-def named(data: Mapping[str, Any], graph: Graph) -> SlicePlan:
-    """Return the plan that `numbered` wrote, for a graph with these nodes in this order."""
+def plan_from_data(data: Mapping[str, Any], graph: Graph) -> SlicePlan:
+    """Return the plan that `plan_as_data` wrote, with the node names of this graph."""
     names = [node.name for node in graph.nodes]
-    rows = [{**r, **{end: names[r[end]] for end in ("first", "last")}} for r in data["regions"]]
+    rows = [
+        {**row, "first": names[row["first"]], "last": names[row["last"]]} for row in data["regions"]
+    ]
     return SlicePlan.of({**data, "regions": rows})
 
 
 def _from_bank(graph: Graph, chip: Chip, entry: BankEntry, bound_s: float) -> SubgraphResult | None:
-    """Return the plan of a bank, timed again; None if it is slower than the whole network now."""
+    """Return the bank's plan, timed again; None if it does not fit or is slower than no slicing."""
     try:
-        result = planned(graph, named(entry.schedule, graph), chip, bound_s)
-    except (AscendLabError, LookupError, TypeError):  # a plan for another graph, or none at all
+        result = timed_plan(graph, plan_from_data(entry.schedule, graph), chip, bound_s)
+    except (AscendLabError, LookupError, TypeError):  # data of another version, or damaged
         return None
     return None if result.after_s > result.before_s else result

@@ -1,26 +1,25 @@
-"""Segments of a network between cut points: how each may be sliced, and what that costs.
+"""Segments of a network: how each of them may be sliced, and what a slicing costs.
 
-Slicing stands behind rewriting and number formats, before layouts: there every operator is one that
-lowering knows, no layout hides an axis, and equal slices become equal pieces, lowered once.
+Cut points divide a network into units; a segment is one unit or several consecutive ones. The graph
+is sliced after rewriting and the choice of number formats, and before layouts are assigned: every
+operator can then be lowered, no layout hides an axis, and equal slices become equal kernels, which
+are lowered once.
 
-A segment is timed alone, all in one launch. Assumed: when it starts, L2 holds what writing its
-inputs, whole and in order, leaves there, and nothing else. Costs of segments so add up along a
-chain; the real network's differ by what else happens to be in L2, and the tuner times plans on it.
-
-A rule says of every step of a slice what it finds in L2 and how many bytes go to memory. A *buffer*
-(the Ascend310's) is allocated ahead (see `graph.placement`); weights and what crosses the border of
-the slice are never there. A *cache* keeps what was used last, weights of the slice before included,
-and drops what nobody reads again.
+The cost of a segment is an estimate. It is timed alone, in one launch; L2 is assumed to hold at the
+start what remains after its inputs were written in order, and nothing else (see `l2_rules`). So the
+costs of consecutive segments can be added. In the real network L2 holds other tensors as well,
+which is why the tuner times promising plans on the whole network.
 """
 
 import math
-from collections import Counter, OrderedDict
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
+from ascend_lab.aoe.subgraph.l2_rules import Buffer, Cache, L2Hits, LaunchTraffic
 from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, even, one_slice, ranges_of, sliced
 from ascend_lab.compiler import (
     Compiled,
@@ -33,202 +32,130 @@ from ascend_lab.compiler import (
 )
 from ascend_lab.compiler.compile import DEFAULT_ROAD
 from ascend_lab.compiler.layout import images_outermost
-from ascend_lab.compiler.placement import Use, allocate, owners, spans
+from ascend_lab.compiler.placement import owners, spans
 from ascend_lab.compiler.rules import fusions
 from ascend_lab.compiler.slice import part_of
 from ascend_lab.compiler.tasks import CpuKernel
 from ascend_lab.errors import AscendLabError, UnsupportedError
 from ascend_lab.machine.chip import Chip
-from ascend_lab.machine.isa import Launch
+from ascend_lab.machine.isa import Launch, ceil_div
 from ascend_lab.machine.sim import time_launch, timeline, traffic_of
 
-SLACK = 4.0
-"""Slices are tried if they need at most so many times L2: part of what they reuse still hits."""
-SIZES = 3
-"""Sizes of slices tried for a segment: the largest that pass, along each axis."""
-MOST_SLICES = 64
-MOST_ROWS = 8
-"""The most slices of images, and of rows."""
-MOST_POINTS = 20
-"""Cut points used at most."""
-Way = tuple[str, tuple[int, ...]]
-"""Axis and sizes."""
-WHOLE: Way = ("", ())
+MAX_L2_RATIO = 4.0
+"""A slice may need up to this many times the size of L2: a part of its reads still hits."""
+MAX_SIZES_PER_AXIS = 3
+"""So many sizes of slices are tried along an axis of rows, the largest first."""
+MAX_IMAGE_SLICES = 64
+"""Largest number of slices along the batch."""
+MAX_ROW_SLICES = 8
+"""Largest number of slices along the rows."""
+MAX_CUT_POINTS = 20
+"""Largest number of cut points in a network."""
+Slicing = tuple[str, tuple[int, ...]]
+"""An axis and the sizes of the slices: ("batch", (4, 4))."""
+UNSLICED: Slicing = ("", ())
 
 
-def compiled_part(part: Graph, laid: Graph, chip: Chip, road: Road = DEFAULT_ROAD) -> Compiled:
-    """Return the kernels of a part of a network, its inputs and outputs as `laid` has them."""
+def compile_part(part: Graph, network: Graph, chip: Chip, road: Road = DEFAULT_ROAD) -> Compiled:
+    """Return the kernels of a part of a network.
+
+    `network` is the whole network with layouts assigned; the part's inputs and outputs have the
+    same layouts as in it.
+    """
     types = dict(part.types)
     for name in part.inputs:
-        if name in laid.types:
-            types[name] = replace(types[name], layout=laid.types[name].layout)
-    laid_part = road.lay_out(replace(part, types=types), chip)
-    outs = []
-    for output, name in zip(part.outputs, laid_part.outputs, strict=True):
-        node = laid_part.producers.get(name)
-        inner = node is not None and node.op == "trans_data" and output not in laid.outputs
-        outs.append(node.inputs[0] if node is not None and inner else name)
-    return road.kernels(pruned(replace(laid_part, outputs=tuple(outs))), chip)
+        if name in network.types:
+            types[name] = replace(types[name], layout=network.types[name].layout)
+    part_with_layouts = road.lay_out(replace(part, types=types), chip)
+    outputs = []
+    for output, name in zip(part.outputs, part_with_layouts.outputs, strict=True):
+        node = part_with_layouts.producers.get(name)
+        # An output of the part alone would be converted to ND at the end. Inside the network it is
+        # not, unless it is an output of the network as well.
+        is_conversion = node is not None and node.op == "trans_data"
+        if node is not None and is_conversion and output not in network.outputs:
+            outputs.append(node.inputs[0])
+        else:
+            outputs.append(name)
+    return road.kernels(pruned(replace(part_with_layouts, outputs=tuple(outputs))), chip)
 
 
 def cut_points(graph: Graph, road: Road = DEFAULT_ROAD) -> list[int]:
-    """Return the positions at which a network may be cut, 0 and its end included.
+    """Return the positions at which a network may be cut, including 0 and the end.
 
-    Behind a cut stands no elementwise node, which is fused with what it follows, nor, inside a
-    launch, the second half of a tandem. Of many cuts those that one tensor crosses are used, and in
-    the longest gaps those that the fewest bytes cross.
+    No cut stands before an elementwise node, which is fused with its predecessor, nor within a
+    group of nodes that are fused when they share a launch. If more than `MAX_CUT_POINTS` positions
+    remain, those that a single tensor crosses are used first; then the longest gaps are divided
+    where the fewest bytes cross.
     """
     nodes = graph.nodes
     # A network of n nodes has positions 0 .. n; a cut at i separates node i - 1 from node i.
     end = len(graph.nodes)
     inner = set[str]()
     if road.start != "queued":
-        inside = [fusion.rule for fusion in fusions() if fusion.rule.needs_shared_launch]
-        groups = (rule.propose(graph, node) for rule in inside for node in nodes)
+        rules = [fusion.rule for fusion in fusions() if fusion.rule.needs_shared_launch]
+        groups = (rule.propose(graph, node) for rule in rules for node in nodes)
         inner = {node.name for group in groups for node in group[1:]}
-    free = [i for i in range(1, end) if not nodes[i].has("lanes") and nodes[i].name not in inner]
-    if len(free) <= MOST_POINTS:
-        return [0, *free, end]
-    live = [(n, ends) for n, ends in spans(graph).items() if n not in graph.inputs]
-    crossing = {i: [n for n, (first, last) in live if first < i <= last] for i in free}
-    cost = {i: sum(graph.types[n].size_bytes for n in names) for i, names in crossing.items()}
-    chain = [i for i in free if len(crossing[i]) == 1]
-    cuts = [0, *chain[:: -(-len(chain) // MOST_POINTS) or 1], end]
-    while len(cuts) < MOST_POINTS + 2:
-        # More cuts are worth most in the longest stretch without one.
-        gaps = [[i for i in free if a < i < b] for a, b in pairwise(cuts)]
+    positions = [
+        i for i in range(1, end) if not nodes[i].has("lanes") and nodes[i].name not in inner
+    ]
+    if len(positions) <= MAX_CUT_POINTS:
+        return [0, *positions, end]
+    crossing_count = dict.fromkeys(positions, 0)
+    crossing_bytes = dict.fromkeys(positions, 0)
+    for name, (producer, last_reader) in spans(graph).items():
+        if name in graph.inputs:
+            continue
+        for position in positions:
+            if producer < position <= last_reader:
+                crossing_count[position] += 1
+                crossing_bytes[position] += graph.types[name].size_bytes
+    single = [position for position in positions if crossing_count[position] == 1]
+    # of 45 such positions every third is used
+    step = ceil_div(len(single), MAX_CUT_POINTS) or 1
+    cuts = [0, *single[::step], end]
+    while len(cuts) < MAX_CUT_POINTS + 2:
+        gaps = [[i for i in positions if low < i < high] for low, high in pairwise(cuts)]
         longest = max(gaps, key=len)
         if not longest:
             break
-        # From the middle third only: a cut beside a known one would divide nothing.
+        # Only the middle third: a cut beside another one would make a segment of a single node.
         third = len(longest) // 3
         middle = longest[third : len(longest) - third]
-        cuts = sorted([*cuts, min(middle, key=lambda i: cost[i])])
+        cuts = sorted([*cuts, min(middle, key=lambda i: crossing_bytes[i])])
     return cuts
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One launch of a slice: bytes that it reads and writes of each tensor."""
-
-    reads: Mapping[str, int]
-    writes: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Met:
-    """What a step finds in L2 whole, and the bytes that go to memory meanwhile."""
-
-    found: frozenset[str]
-    written_bytes: int
-
-
-@dataclass
-class Cache:
-    """The rule of a cache of whole tensors; it remembers what one slice leaves for the next."""
-
-    size_bytes: int
-    held: OrderedDict[str, int] = field(default_factory=OrderedDict)
-    dirty: dict[str, int] = field(default_factory=dict)
-
-    def left(self, names: Mapping[str, int]) -> None:
-        """Let tensors lie there as writing them one after another leaves them."""
-        for name, size in names.items():
-            self._use(name, size)
-            self.dirty[name] = size
-            self._shrink()
-
-    def passed(self, names: Collection[str]) -> None:
-        """Forget tensors of which the next slice reads another part."""
-        for name in names:
-            self.held.pop(name, None)
-            self.dirty.pop(name, None)
-
-    def __call__(self, steps: Sequence[Step], needed_behind: Collection[str]) -> Iterator[Met]:
-        """Yield what each step meets."""
-        written = {name for step in steps for name in step.writes}
-        left = Counter(name for step in steps for name in step.reads)
-        for step in steps:
-            found = frozenset(self.held).intersection(step.reads)
-            # `left` counts the reads still to come: a tensor without any is dead when this step has
-            # run.
-            left.subtract(step.reads.keys())
-            for name, size in step.reads.items():
-                self._use(name, max(size, self.held.get(name, 0)))
-            for name, size in step.writes.items():
-                self._use(name, size + self.held.get(name, 0))
-                self.dirty[name] = self.held[name]
-            out = self._shrink()
-            # Only what this slice has written itself and nobody needs behind it may be dropped
-            # without a write to memory; weights and inputs stay until something pushes them out.
-            inner = written.difference(needed_behind).intersection({*step.reads, *step.writes})
-            self.passed([name for name in inner if not left[name]])
-            yield Met(found, out)
-
-    def _use(self, name: str, size: int) -> None:
-        self.held[name] = size
-        self.held.move_to_end(name)
-
-    def _shrink(self) -> int:
-        """Evict the least recently used tensors until the others fit; return the dirty bytes."""
-        out = 0
-        total = sum(self.held.values())
-        # Least recently used first; a tensor that was changed since it was read goes to memory.
-        while total > self.size_bytes:
-            name, size = self.held.popitem(last=False)
-            total -= size
-            out += self.dirty.pop(name, 0)
-        return out
-
-
-@dataclass
-class Buffer(Cache):
-    """The rule of a buffer: a slice finds only what it wrote itself and had room to keep."""
-
-    def left(self, names: Mapping[str, int]) -> None:
-        """Let tensors lie there that were just written: none, of what is read in slices."""
-
-    def __call__(self, steps: Sequence[Step], needed_behind: Collection[str]) -> Iterator[Met]:
-        """Yield what each step meets; `needed_behind` are needed behind the slice."""
-        uses = [Use(tuple(step.reads), tuple(step.writes)) for step in steps]
-        sizes = Counter[str]()
-        for step in steps:
-            sizes.update(step.writes)
-        held_before = frozenset[str]()
-        for step, held_now in zip(
-            steps, allocate(uses, sizes, {*needed_behind}, self.size_bytes), strict=True
-        ):
-            out = sum(size for name, size in step.writes.items() if name not in held_now)
-            yield Met(held_before & held_now & step.reads.keys(), out)
-            held_before = held_now
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
-    """One phase of a kernel in a slice: its step in L2, and whether the kernel begins with it."""
+class Phase:
+    """One phase of a kernel for a slice.
 
-    step: Step
+    `starts_kernel` is True for the first phase of a kernel. `tensor_of` maps the kernel's buffers
+    to the tensors of the unsliced network.
+    """
+
+    traffic: LaunchTraffic
     launch: Launch
-    starts: bool
-    names: Mapping[str, str]
+    starts_kernel: bool
+    tensor_of: Mapping[str, str]
 
 
 @dataclass
 class Segments:
-    """The segments of a prepared graph on a chip; costs in seconds are remembered.
+    """The segments of a prepared graph on a chip, with their costs in seconds.
 
-    Slices along the batch are all alike, so that a segment is its first slice and as often its
-    second one, which finds weights in L2. Kernels are lowered once per unit and size of a slice,
-    and timed once per state of L2: thousands of segments cost as many sums.
+    Slices along the batch are alike. A segment in 8 slices costs as much as its first slice and 7
+    times its second one, which finds the weights in L2. Kernels are lowered once for each unit and
+    size of a slice, and simulated once for each state of L2; the cost of a segment is then a sum.
     """
 
     graph: Graph
     chip: Chip
     road: Road = DEFAULT_ROAD
     points: list[int] = field(default_factory=list)
-    costs: dict[tuple[int, int, Way], float] = field(default_factory=dict)
+    cost_of: dict[tuple[int, int, Slicing], float] = field(default_factory=dict)
     timed: dict[Hashable, float] = field(default_factory=dict)
-    built: dict[Hashable, tuple[Run, ...] | None] = field(default_factory=dict)
+    phases_of: dict[Hashable, tuple[Phase, ...] | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.points = self.points or cut_points(self.graph, self.road)
@@ -242,7 +169,7 @@ class Segments:
 
     @cached_property
     def batch(self) -> int:
-        """Images: the common divisor of the entries of all first axes, 1 where one has none."""
+        """Number of images: the greatest common divisor of the first axes of inputs and outputs."""
         names = (*self.graph.inputs, *self.graph.outputs)
         # Inputs of (32, 3, 224, 224) and (32, 10), an output of (32, 1000): 32 images. A table of
         # (7, 64) beside them leaves gcd(32, 7) = 1: no slices along the batch.
@@ -254,79 +181,81 @@ class Segments:
         nodes = self.graph.nodes[self.points[first] : self.points[stop]]
         return part_of(self.graph, nodes, f"{self.graph.name}.{first}_{stop}")
 
-    def region(self, first: int, stop: int, slicing: Way) -> Region:
+    def region(self, first: int, stop: int, slicing: Slicing) -> Region:
         """Return units first .. stop-1 as a region."""
         low = self.points[first]
         high = self.points[stop] - 1
         names = self.graph.nodes[low].name, self.graph.nodes[high].name
         return Region(*names, *slicing)
 
-    # -- ways -------------------------------------------------------------------------------------
-    def ways(self, first: int, stop: int) -> list[Way]:
-        """Return the slicings of a segment worth timing; none if all of it fits into L2.
+    # -- slicings ---------------------------------------------------------------------------------
+    def slicings(self, first: int, stop: int) -> list[Slicing]:
+        """Return the slicings of a segment that are worth timing; empty if all of it fits into L2.
 
-        Images, in every number of slices that divides the batch, or, where that leaves nothing to
-        try, in every number; rows only where images cannot be cut. Slices that are much larger than
-        L2 still spill; slices of slices that fit read the same bytes again.
+        The batch is cut if it can be, else the rows.
         """
         part = self.part(first, stop)
-        room = self.chip.l2.size_bytes
-        live = max(live_bytes(part))
+        free_bytes = self.chip.l2.size_bytes
+        needed_bytes = max(live_bytes(part))
         if self.chip.l2.kind == "cache":
-            room -= min(weight_bytes(part), room // 2)
-        if stop > self.reach[first]:
-            rows = not self.numbers and live > room
-            return list(self._rows(part, SLACK * room / live)) if rows else []
+            # weights of up to half the cache stay in it
+            free_bytes -= min(weight_bytes(part), free_bytes // 2)
+        if stop > self.sliceable_ends[first]:
+            if self.slice_counts or needed_bytes <= free_bytes:
+                return []
+            return list(self._row_slicings(part, MAX_L2_RATIO * free_bytes / needed_bytes))
         slicings = []
         coarser = 1
-        # With L2 of 8 MB and 20 MB live at once, 2 slices need 10 MB each and 4 need 5: both are
-        # tried, as is every number up to SLACK times L2 a slice. 8 slices would only read the
-        # weights more often.
-        for n in self.numbers:
-            if live > coarser * room and live <= SLACK * n * room:
-                slicings.append(("batch", even(self.batch, n)))
-            coarser = n
+        # With an L2 of 8 MB and 20 MB live at once, 2 slices need 10 MB each and 4 need 5 MB: both
+        # are tried. 8 slices are not: 4 fit already, and more slices read the weights more often.
+        for count in self.slice_counts:
+            fits_coarser = needed_bytes <= coarser * free_bytes
+            if not fits_coarser and needed_bytes <= MAX_L2_RATIO * count * free_bytes:
+                slicings.append(("batch", even(self.batch, count)))
+            coarser = count
         return slicings
 
     @cached_property
-    def numbers(self) -> list[int]:
-        """Numbers of slices of the batch."""
-        counts = list(range(2, min(self.batch, MOST_SLICES) + 1))
+    def slice_counts(self) -> list[int]:
+        """Possible numbers of slices of the batch: its divisors, or if it is prime all numbers."""
+        counts = list(range(2, min(self.batch, MAX_IMAGE_SLICES) + 1))
         divisors = [n for n in counts if self.batch % n == 0]
         return divisors if len(divisors) > 1 else counts
 
     @cached_property
-    def reach(self) -> list[int]:
-        """Of each unit the end of the longest segment from there on that images can be cut in."""
+    def sliceable_ends(self) -> list[int]:
+        """For each unit, the end of the longest segment starting there whose batch can be cut."""
         ends = list[int]()
         stop = 0
         for first in range(self.count):
             stop = max(stop, first)
-            # If units 3 .. 7 can be cut together, so can 4 .. 7: `stop` never moves back, and each
-            # unit is looked at once or twice instead of once for every start.
-            while self.numbers and stop < self.count and self._sliceable(first, stop + 1):
+            # If units 3 .. 7 can be cut together, so can 4 .. 7: `stop` never moves back, so that a
+            # unit is tested once or twice, and not once for every start.
+            while self.slice_counts and stop < self.count and self._sliceable(first, stop + 1):
                 stop += 1
             ends.append(stop)
         return ends
 
     def _sliceable(self, first: int, stop: int) -> bool:
         part = self.part(first, stop)
-        slicing = ("batch", even(self.batch, self.numbers[-1]))
+        slicing = ("batch", even(self.batch, self.slice_counts[-1]))
         with suppress(AscendLabError):
             ranges_of(part, self.region(first, stop, slicing))
             return True
         return False
 
-    def _rows(self, part: Graph, share: float) -> Iterator[Way]:
-        """Yield slicings along rows, the largest slices first, of at most a share of the rows."""
+    def _row_slicings(self, part: Graph, share: float) -> Iterator[Slicing]:
+        """Yield slicings along the rows, the largest slices first, of at most a share of them."""
         ends = part.nodes[0].name, part.nodes[-1].name
         for axis in ("height", "sequence"):
-            size = _size(part, axis)
+            row_count = _smallest_output(part, axis)
             sizes_tried = set[int]()
-            for count in range(2, min(size, MOST_ROWS) + 1):
-                parts = even(size, count)
-                # 25 and 26 slices of 224 rows both begin with 9 rows: one of them is enough.
-                if parts[0] in sizes_tried or parts[0] > share * size or len(sizes_tried) == SIZES:
+            for count in range(2, min(row_count, MAX_ROW_SLICES) + 1):
+                if len(sizes_tried) == MAX_SIZES_PER_AXIS:
+                    break
+                parts = even(row_count, count)
+                # 6 and 7 slices of 12 rows both begin with 2 rows: one of them is enough.
+                if parts[0] in sizes_tried or parts[0] > share * row_count:
                     continue
                 sizes_tried.add(parts[0])
                 try:
@@ -336,97 +265,104 @@ class Segments:
                 yield axis, parts
 
     # -- costs ------------------------------------------------------------------------------------
-    def cost(self, first: int, stop: int, slicing: Way = WHOLE) -> float:
+    def cost(self, first: int, stop: int, slicing: Slicing = UNSLICED) -> float:
         """Return the seconds of a segment, whole or in slices; infinite if it cannot be built."""
         key = (first, stop, slicing)
-        if key not in self.costs:
-            rows = slicing[0] not in ("", "batch")
-            # Slices of rows overlap and differ from each other: they are compiled as a network of
-            # their own. Slices of a batch are alike, and their cost is a sum of launches that are
-            # timed once.
-            self.costs[key] = self._built(*key) if rows else self._summed(*key)
-        return self.costs[key]
+        if key not in self.cost_of:
+            # Slices of rows overlap and differ from each other, so that they are compiled and timed
+            # as a network. Slices of a batch are alike: their launches are timed once and added.
+            is_cut_in_rows = slicing[0] not in ("", "batch")
+            self.cost_of[key] = self._rows_cost(*key) if is_cut_in_rows else self._batch_cost(*key)
+        return self.cost_of[key]
 
-    def least(self, first: int, stop: int, slicing: Way) -> float:
+    def lower_bound(self, first: int, stop: int, slicing: Slicing) -> float:
         """Return the seconds of a segment if all reads hit and nothing is written to memory."""
         sizes = Counter(slicing[1] if slicing[0] == "batch" else (self.batch,))
-        units = range(first, stop)
-        return sum(n * sum(self._warm(u, size) for u in units) for size, n in sizes.items())
+        total_s = 0.0
+        for size, count in sizes.items():
+            total_s += count * sum(self._warm_time(unit, size) for unit in range(first, stop))
+        return total_s
 
-    def floor(self, unit: int) -> tuple[float, int]:
-        """Return the seconds of a whole unit if all it reads is in L2, and its kernels."""
-        runs = self.runs(unit, self.batch) or ()
-        return self._warm(unit, self.batch), sum(run.starts for run in runs)
+    def warm_time(self, unit: int) -> tuple[float, int]:
+        """Return the seconds of a unit if all its reads hit in L2, and its number of kernels."""
+        phases = self.phases(unit, self.batch) or ()
+        return self._warm_time(unit, self.batch), sum(phase.starts_kernel for phase in phases)
 
-    def _warm(self, unit: int, size: int) -> float:
-        runs = self.runs(unit, size)
-        if runs is None:
+    def _warm_time(self, unit: int, size: int) -> float:
+        """Return the seconds of a unit for `size` images if all its reads hit in L2."""
+        phases = self.phases(unit, size)
+        if phases is None:
             return math.inf
-        return sum(self._time(run, Met(frozenset(run.step.reads), 0)) for run in runs)
+        return sum(self._time(phase, L2Hits(frozenset(phase.traffic.reads), 0)) for phase in phases)
 
-    def _summed(self, first: int, stop: int, slicing: Way) -> float:
-        """Return the cost from runs: of every size the first slice, then its like."""
+    def _batch_cost(self, first: int, stop: int, slicing: Slicing) -> float:
+        """Return the cost of a segment whose batch is cut, or not cut at all."""
         part = self.part(first, stop)
-        total = 0.0
+        total_s = 0.0
         l2 = self.chip.l2
-        cache = (Buffer if l2.kind == "buffer" else Cache)(l2.size_bytes)
-        kept = frozenset(part.outputs)
-        types = part.types
-        produced = [n for n in part.inputs if n not in self.graph.inputs]
-        cache.left({name: types[name].size_bytes for name in produced})
-        for size, times in Counter(slicing[1] or (self.batch,)).items():
-            runs_by_unit = [self.runs(unit, size) for unit in range(first, stop)]
-            if None in runs_by_unit:
-                return math.inf
-            runs = [run for unit in runs_by_unit for run in unit or ()]
-            steps = [run.step for run in runs]
-            # The first slice reads the weights from memory, the second and all later ones find them
-            # in L2: 8 slices are one first and seven second ones.
-            for count in (1, times - 1):
+        l2_rule = Buffer(l2.size_bytes) if l2.kind == "buffer" else Cache(l2.size_bytes)
+        outputs = frozenset(part.outputs)
+        produced = [name for name in part.inputs if name not in self.graph.inputs]
+        l2_rule.write({name: part.types[name].size_bytes for name in produced})
+        for size, slice_count in Counter(slicing[1] or (self.batch,)).items():
+            phases: list[Phase] = []
+            for unit in range(first, stop):
+                phases_of_unit = self.phases(unit, size)
+                if phases_of_unit is None:
+                    return math.inf
+                phases += phases_of_unit
+            traffic = [phase.traffic for phase in phases]
+            # The first slice reads the weights from memory, the others find them in L2: 8 slices
+            # cost as much as the first and 7 times the second.
+            for count in (1, slice_count - 1):
                 if count:
-                    gone = [n for n in part.inputs if n not in cache.held]
-                    total += count * sum(map(self._time, runs, cache(steps, kept)))
-                    cache.passed(gone)
-        return total
+                    # of an input that L2 did not hold, the next slice reads another part
+                    missing = [name for name in part.inputs if name not in l2_rule.contents]
+                    total_s += count * sum(map(self._time, phases, l2_rule(traffic, outputs)))
+                    l2_rule.forget(missing)
+        return total_s
 
-    def _time(self, run: Run, met: Met) -> float:
-        """Return the seconds of a run, its launch included."""
-        hits = tuple(buffer for buffer, name in run.names.items() if name in met.found)
+    def _time(self, phase: Phase, l2_hits: L2Hits) -> float:
+        """Return the seconds of a phase, its launch included."""
+        hits = tuple(buffer for buffer, name in phase.tensor_of.items() if name in l2_hits.hits)
         # The same launch with the same hits and the same writes takes the same time: thousands of
         # segments share a few hundred simulations.
-        key = id(run.launch), hits, met.written_bytes
+        key = id(phase.launch), hits, l2_hits.written_bytes
         if key not in self.timed:
-            traffic = traffic_of(run.launch, self.chip)
+            traffic = traffic_of(phase.launch, self.chip)
             warm = {name: 1.0 for name in hits if name in traffic.read_once}
-            seen = time_launch(run.launch, self.chip, traffic.warmed(warm, met.written_bytes))
-            self.timed[key] = seen.cycles / self.chip.clock_hz
-        # Inside one launch a kernel of several phases waits at a barrier of all cores between them.
-        between = self.chip.all_cores_cycles / self.chip.clock_hz
-        return self.timed[key] + (self.launch_s if run.starts else between)
+            warmed = traffic.warmed(warm, l2_hits.written_bytes)
+            self.timed[key] = time_launch(phase.launch, self.chip, warmed).cycles
+        # Before a later phase of the same kernel all cores wait for each other.
+        barrier_s = self.chip.all_cores_cycles / self.chip.clock_hz
+        start_s = self.launch_s if phase.starts_kernel else barrier_s
+        return self.timed[key] / self.chip.clock_hz + start_s
 
-    def runs(self, unit: int, size: int) -> tuple[Run, ...] | None:
-        """Return the launches of a unit for `size` images; None if it cannot be cut or built."""
+    def phases(self, unit: int, size: int) -> tuple[Phase, ...] | None:
+        """Return the kernel phases of a unit for `size` images; None if it cannot be built."""
         key = unit, size
-        if key not in self.built:
-            self.built[key] = None
+        if key not in self.phases_of:
+            self.phases_of[key] = None
             with suppress(AscendLabError):
-                self.built[key] = tuple(self._runs(unit, size))
-        return self.built[key]
+                self.phases_of[key] = tuple(self._unit_phases(unit, size))
+        return self.phases_of[key]
 
-    def _runs(self, unit: int, size: int) -> Iterator[Run]:
+    def _unit_phases(self, unit: int, size: int) -> Iterator[Phase]:
+        """Compile a unit for `size` images and yield the phases of its kernels."""
         part = self.part(unit, unit + 1)
+        # from the tensors of a slice to those of the network that they are cut from
         uncut_name = dict[str, str]()
         if size < self.batch:
             slicing = "batch", (size, self.batch - size)
             part, uncut_name = one_slice(part, self.region(unit, unit + 1, slicing))
-        built = compiled_part(part, self.laid, self.chip, self.road)
+        built = compile_part(part, self.laid, self.chip, self.road)
         outs = zip(built.graph.outputs, part.outputs, strict=True)
         uncut_name |= {built_name: uncut_name.get(name, name) for built_name, name in outs}
         owner = owners(built)
         for task in built.tasks:
             if task.lowered is None:
                 continue
-            # A call of the AI CPU costs more than slices gain: once a slice would be too often.
+            # A call of the AI CPU for every slice would cost more than slicing gains.
             if isinstance(task.lowered.kernel, CpuKernel) and size < self.batch:
                 raise UnsupportedError("kernels", f"{task.name} on the AI CPU", "leave it whole")
             names = {}
@@ -436,15 +372,16 @@ class Segments:
                 names[buffer.name] = uncut_name.get(name, name)
             for i, launch in enumerate(task.lowered.kernel.phases):
                 traffic = traffic_of(launch, self.chip)
-                step = Step(_named(traffic.read_once, names), _named(traffic.write_once, names))
-                yield Run(step, launch, not i, names)
+                reads = _bytes_by_tensor(traffic.read_once, names)
+                writes = _bytes_by_tensor(traffic.write_once, names)
+                yield Phase(LaunchTraffic(reads, writes), launch, i == 0, names)
 
-    def _built(self, first: int, stop: int, slicing: Way) -> float:
-        """Return the cost of rows: the segment as a network, behind what wrote its inputs."""
+    def _rows_cost(self, first: int, stop: int, slicing: Slicing) -> float:
+        """Return the cost of a segment whose rows are cut, timed as a network of its own."""
         part = self.part(first, stop)
         try:
             cut = sliced(part, SlicePlan((self.region(first, stop, slicing),)))
-            built = compiled_part(cut, self.laid, self.chip, self.road)
+            built = compile_part(cut, self.laid, self.chip, self.road)
         except AscendLabError:
             return math.inf
         produced = [n for n in built.graph.inputs if n not in self.graph.inputs]
@@ -453,16 +390,21 @@ class Segments:
         return times.time_s
 
 
-def _named(sizes: Mapping[str, int], names: Mapping[str, str]) -> Mapping[str, int]:
+def _bytes_by_tensor(
+    bytes_by_buffer: Mapping[str, int], tensor_of: Mapping[str, str]
+) -> Mapping[str, int]:
+    """Add up the bytes of a kernel's buffers by the tensors that they belong to."""
     bytes_by_tensor = Counter[str]()
-    for buffer, size in sizes.items():
-        bytes_by_tensor[names[buffer]] += size
+    for buffer, size_bytes in bytes_by_buffer.items():
+        bytes_by_tensor[tensor_of[buffer]] += size_bytes
     return bytes_by_tensor
 
 
-def _size(part: Graph, axis: str) -> int:
-    """Return the size of an axis of the smallest result; 0 if a result has none."""
-    ranks = {len(part.types[n].shape) for n in part.outputs}
-    fits = {"height": ranks == {4}, "sequence": min(ranks) > 1 and max(ranks) < 4}
-    place = {"height": 2, "sequence": -2}[axis]
-    return min(part.types[n].shape[place] for n in part.outputs) if fits[axis] else 0
+def _smallest_output(part: Graph, axis: str) -> int:
+    """Return the smallest size of "height" or "sequence" among the outputs; 0 if one lacks it."""
+    shapes = [part.types[name].shape for name in part.outputs]
+    ranks = {len(shape) for shape in shapes}
+    if axis == "height":
+        return min(shape[2] for shape in shapes) if ranks == {4} else 0
+    has_sequence = min(ranks) > 1 and max(ranks) < 4
+    return min(shape[-2] for shape in shapes) if has_sequence else 0

@@ -1,10 +1,11 @@
-"""A graph in slices: the same values, computed in another order and in smaller pieces.
+"""Rewrite a graph so that it computes the same values in slices.
 
-A `SlicePlan` is data: regions of a graph, and for each the axis along which it is cut, the sizes of
-the slices and their order. The operators' slice rules, applied from the outputs backwards, give the
-range of every tensor that a slice computes. Every slice of a node becomes a node that reads parts
-of the operands, with the attributes that its rule returns. All slices share weights that are not
-cut, so that later slices find them in L2.
+A `SlicePlan` names regions of the graph, and for each the axis that is cut, the sizes of the slices
+and their order. Every operator has a slice rule, which gives the ranges of its inputs that a range
+of its output needs: rows 0 .. 7 of a 3 x 3 convolution with padding 1 need rows 0 .. 8. Applied
+from the outputs of a region backwards, the rules give the range of every tensor in every slice.
+Each node of the region becomes one node per slice, which reads only these ranges. Weights are not
+cut: all slices read the same ones, which later slices find in L2.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,11 +51,11 @@ class Region:
     """Consecutive nodes `first` .. `last` of a graph, computed in slices along an axis.
 
     - parts: the slices' sizes, in entries of the smallest result: (4, 3) for 7 images
-    - order: "depth" takes one slice after the other through the whole region; "zigzag" takes one
-      layer after the other through all slices, every other layer in reverse, so that it
-      starts with the slice that the last layer has just written
-    - halo: rows that two slices need, as under a 3 x 3 kernel, are computed twice ("recompute") or
-      kept in memory ("store")
+    - order: "depth" computes the whole region for one slice before the next slice; "zigzag"
+      computes one layer for all slices before the next layer, every other layer backwards, so that
+      it starts with the slice that the layer before has just written
+    - halo: rows that two slices need, as at the border of a 3 x 3 kernel, are computed twice
+      ("recompute") or kept in memory ("store")
     """
 
     first: str
@@ -67,9 +68,9 @@ class Region:
     def __post_init__(self) -> None:
         """Raise `InputError` for an unknown axis, order or halo, or sizes below 1."""
         choices = ((self.axis, AXES), (self.order, ORDERS), (self.halo, HALOS))
-        for word, allowed in choices:
-            if word not in allowed:
-                raise InputError(f"one of {', '.join(allowed)}", repr(word), "choose one")
+        for choice, allowed in choices:
+            if choice not in allowed:
+                raise InputError(f"one of {', '.join(allowed)}", repr(choice), "choose one")
         if not self.parts or min(self.parts) < 1:
             raise InputError("sizes of at least 1", str(self.parts), "state each slice's size")
 
@@ -87,14 +88,14 @@ class Region:
         return ranges
 
     def __str__(self) -> str:
-        """Return one line."""
+        """Return one line of text: "conv1 .. pool1: batch 4+4, depth"."""
         sizes = "+".join(map(str, self.parts))
         halo = "" if self.axis == "batch" else f", halo {self.halo}"
         return f"{self.first} .. {self.last}: {self.axis} {sizes}, {self.order}{halo}"
 
 
 def even(size: int, count: int) -> tuple[int, ...]:
-    """Return a size in `count` parts that differ by at most 1, the larger ones first."""
+    """Divide a size into `count` parts that differ by at most 1, larger first: 8 = 3 + 3 + 2."""
     return tuple(size // count + (i < size % count) for i in range(count))
 
 
@@ -102,9 +103,9 @@ def even(size: int, count: int) -> tuple[int, ...]:
 class SlicePlan:
     """Regions in the order of the graph, without overlap; nodes outside them are not sliced.
 
-    - one_launch: all kernels are one super kernel
+    - one_launch: all kernels run as one super kernel, with barriers in place of launches
     - prefetch: load weights into L2 before their kernel runs
-    - inside: fusion and layouts count a barrier, not a launch, as the price of one more kernel;
+    - inside: fusion and layouts are chosen for kernels that start at a barrier, not with a launch;
       only with `one_launch`
     """
 
@@ -119,38 +120,38 @@ class SlicePlan:
             raise InputError("one_launch for inside", "separate launches", "set one_launch, too")
 
     def plain(self) -> dict[str, Any]:
-        """Return the plan as plain data, ready for JSON."""
+        """Return the plan as dictionaries and lists, ready for JSON."""
         rows = [{**asdict(region), "parts": list(region.parts)} for region in self.regions]
         return {"regions": rows, **{name: getattr(self, name) for name in NETWORK_OPTIONS}}
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "SlicePlan":
-        """Return the plan that `plain` wrote as plain data."""
-        rows = (
-            {**region_data, "parts": tuple(region_data["parts"])} for region_data in data["regions"]
-        )
-        regions = tuple(Region(**row) for row in rows)
+        """Return the plan that `plain` wrote."""
+        regions = [Region(**{**row, "parts": tuple(row["parts"])}) for row in data["regions"]]
         options = {"inside": False, **data}  # older files have no "inside"
-        return cls(regions, **{name: options[name] is True for name in NETWORK_OPTIONS})
+        return cls(tuple(regions), **{name: options[name] is True for name in NETWORK_OPTIONS})
 
     def road(self, chip: Chip, road: Road = DEFAULT_ROAD) -> Road:
-        """Return the road with which the plan's kernels are chosen.
+        """Return the compiler's options (`Road`) under which the plan's kernels are chosen.
 
-        With `inside` a kernel starts at a barrier: of all cores, or, on chips with vector cores,
-        across both kinds of cores, the usual case there.
+        With `inside` a kernel starts at a barrier of all cores; on chips with separate vector cores
+        at one across both kinds of cores, which is the usual case there.
         """
         barrier: Start = "inside" if chip.combined else "across"
         return replace(road, start=barrier) if self.inside else road
 
     def launched(self, compiled: Compiled) -> Compiled:
-        """Return a compiled network with its kernels launched as the plan says."""
+        """Return a compiled network with the launches and the prefetching of the plan."""
+        # a scope is a range of tasks that share one launch
         scopes = ((0, len(compiled.tasks)),) if self.one_launch else ()
-        return replace(
-            compiled, scopes=scopes, prefetch=self.prefetch, spilled=frozenset(_borders(compiled))
-        )
+        spilled = frozenset(_border_tensors(compiled))
+        return replace(compiled, scopes=scopes, prefetch=self.prefetch, spilled=spilled)
 
     def ranges(self, graph: Graph) -> list[tuple[int, int, Region]]:
-        """Return first and last position of every region; `InputError` out of order."""
+        """Return the positions of the first and last node of every region, with the region.
+
+        Raises `InputError` for unknown nodes, or regions that overlap or are out of order.
+        """
         positions = {node.name: i for i, node in enumerate(graph.nodes)}
         placed = []
         end = -1
@@ -169,15 +170,17 @@ class SlicePlan:
     def __str__(self) -> str:
         """Return one line for each region, and one for options that differ from the defaults."""
         lines = [str(region) for region in self.regions] or ["no slices"]
-        options = [word for name, word in NETWORK_OPTIONS.items() if getattr(self, name)]
-        return "\n".join([*lines, *filter(None, [", ".join(options)])])
+        options = [gloss for name, gloss in NETWORK_OPTIONS.items() if getattr(self, name)]
+        if options:
+            lines.append(", ".join(options))
+        return "\n".join(lines)
 
 
-def _borders(compiled: Compiled) -> Iterator[str]:
+def _border_tensors(compiled: Compiled) -> Iterator[str]:
     """Yield the tensors from which slices of a batch are cut, and into which they are joined.
 
-    They live as long as all slices of a region. If L2 is a buffer, it would hold them all this time
-    and have no room for the slices.
+    They are alive while all slices of a region run. An L2 that is a buffer would hold them all this
+    time and have no room for the slices.
     """
     graph = compiled.graph
     for task in compiled.tasks:
@@ -211,16 +214,16 @@ def axis_number(axis: str, kind: TensorType, name: str) -> int:
 class Ranges:
     """How a part of a graph is sliced.
 
-    axes      the axis along which each tensor is cut
-    wanted    for each slice, the ranges of the part's outputs
-    spans     by (node name, slice), the range of the node's results that the slice computes; none
-              if earlier slices have already computed everything that this one needs
+    - axes: the axis along which each tensor is cut
+    - output_ranges: for each slice, the ranges of the part's outputs
+    - spans: by (node name, slice), the range of the node's results that the slice computes; missing
+      if earlier slices have already computed everything that this one needs
     """
 
     part: Graph
     rules: Rules
     axes: Mapping[str, int]
-    wanted: list[dict[str, Range]]
+    output_ranges: list[dict[str, Range]]
     spans: Mapping[tuple[str, int], Range]
 
     def cut(self, node: Node, span: Range) -> Cut:
@@ -229,10 +232,10 @@ class Ranges:
 
 
 def ranges_of(part: Graph, region: Region) -> Ranges:
-    """Return the ranges of all slices.
+    """Return the ranges of all tensors in all slices of a region.
 
-    Raises `InputError` where a node needs a whole tensor, or a tensor is cut along two axes, and
-    `ShapeError` where a slice would read nothing but padding, or part of a group of channels.
+    Raises `InputError` if a node needs all of a tensor that is cut, or if a tensor would be cut
+    along two axes; `ShapeError` if a slice would read only padding, or part of a channel group.
     """
     rules = all_rules(part)
     axes = _axes(part, region, rules)
@@ -242,25 +245,27 @@ def ranges_of(part: Graph, region: Region) -> Ranges:
     needs = [walk(part, rules, axes, outputs).need for outputs in output_ranges]
     spans: dict[tuple[str, int], Range] = {}
     for node in part.nodes:
-        done: int | None = None
+        computed_end: int | None = None
         for i, need in enumerate(needs):
             low, high = need[node.output]
-            # the rows up to `done` are kept from the slice before
-            if region.halo == "store" and done is not None:
-                low = done
+            # earlier slices have stored everything before `computed_end`
+            if region.halo == "store" and computed_end is not None:
+                low = computed_end
             if low < high:
                 spans[node.name, i] = low, high
-                done = high
+                computed_end = high
     return Ranges(part, rules, axes, output_ranges, spans)
 
 
 def _axes(part: Graph, region: Region, rules: Rules) -> dict[str, int]:
-    """Return the axis along which each tensor is cut, found from the outputs backwards."""
+    """Return the axis along which each tensor is cut, derived from the outputs backwards."""
     axes = {n: axis_number(region.axis, part.types[n], n) for n in part.outputs}
-    read_whole: dict[str, str] = {}
+    # tensors that some node reads uncut, with the name of that node
+    uncut_reader: dict[str, str] = {}
     for node in reversed(part.nodes):
-        # every output of the region is cut, so an uncut tensor has a reader that needs it whole
-        if not any(name in axes for name in node.outputs):  # somebody needs it whole
+        # the outputs of the region are cut: a result that is not cut has a reader that needs all
+        # of it, which is reported below
+        if not any(name in axes for name in node.outputs):
             break
         _, rule = split_rule(node, rules[node.name], axes)
         pairs = list(zip(node.outputs, rule.joins, strict=True))
@@ -272,77 +277,79 @@ def _axes(part: Graph, region: Region, rules: Rules) -> dict[str, int]:
                 raise InputError(f"{name} cut along one axis", got, "end the region before it")
         for i, name in enumerate(node.inputs):
             if i not in reads:
-                read_whole.setdefault(name, node.name)
+                uncut_reader.setdefault(name, node.name)
     for name in part.producers:
-        if name in read_whole:
-            got = f"{read_whole[name]}, which needs it whole"
+        if name in uncut_reader:
+            got = f"{uncut_reader[name]}, which needs it whole"
             raise InputError(f"{name} in slices", got, "end the region before it")
     return axes
 
 
 def sliced(graph: Graph, plan: SlicePlan) -> Graph:
-    """Return the graph with the regions of a plan in slices; raises as `ranges_of`."""
-    # Nodes outside the regions keep their names; a slice of node "conv1" is called "conv1.0".
+    """Return the graph with the regions of a plan in slices; raises as `ranges_of`.
+
+    Nodes outside the regions keep their names; the first slice of "conv1" is called "conv1.0".
+    """
     draft = Draft(graph, ())
-    done = 0
+    next_position = 0
     cuts: dict[Any, str] = {}
 
-    def keep(nodes: Sequence[Node]) -> None:
+    def copy(nodes: Sequence[Node]) -> None:
         for node in nodes:
             draft.put(node, *(graph.types[name] for name in node.outputs))
 
     for low, high, region in plan.ranges(graph):
-        keep(graph.nodes[done:low])
+        copy(graph.nodes[next_position:low])
         part = part_of(graph, graph.nodes[low : high + 1], region.first)
-        # A region in one part is the nodes themselves: a plan may say so.
         if len(region.parts) > 1:
             _Slices(draft, cuts, ranges_of(part, region), region).add()
-        else:
-            keep(part.nodes)
-        done = high + 1
-    keep(graph.nodes[done:])
+        else:  # a region in one slice is not sliced
+            copy(part.nodes)
+        next_position = high + 1
+    copy(graph.nodes[next_position:])
     return draft.finish()
 
 
 def one_slice(part: Graph, region: Region) -> tuple[Graph, dict[str, str]]:
-    """Return the first slice of a part as a graph, and for its tensors those they are cut from.
+    """Return the first slice of a part as a graph, and a map from its tensors to the uncut ones.
 
     The inputs of that graph have only the range that the slice reads. Raises as `ranges_of`.
     """
     ranges = ranges_of(part, region)
-    need = walk(part, ranges.rules, ranges.axes, ranges.wanted[0]).need
+    need = walk(part, ranges.rules, ranges.axes, ranges.output_ranges[0]).need
     draft = Draft(part, ())
-    work = _Slices(draft, {}, ranges, region)
+    slices = _Slices(draft, {}, ranges, region)
     for name in part.inputs:
         if name in ranges.axes and name in need:
             low, high = need[name]
             shape = list(part.types[name].shape)
             shape[ranges.axes[name]] = high - low
             draft.types[name] = replace(part.types[name], shape=tuple(shape))
-            work.pieces[name] = [(0, need[name], name)]
+            slices.pieces[name] = [(0, need[name], name)]
     for node in part.nodes:
         if (node.name, 0) in ranges.spans:
-            work.slice_of(node, 0)
-    outputs = ranges.wanted[0]
-    outs = tuple(work.piece(n, ranges.axes[n], outputs[n], 0) for n in part.outputs)
+            slices.add_slice(node, 0)
+    spans = ranges.output_ranges[0]
+    outputs = tuple(slices.piece(n, ranges.axes[n], spans[n], 0) for n in part.outputs)
     graph = replace(
         part,
-        outputs=outs,
+        outputs=outputs,
         nodes=tuple(draft.nodes.values()),
         types=draft.types,
         constants=draft.constants,
     )
-    sources = {
-        piece_name: name for name, pieces in work.pieces.items() for _, _, piece_name in pieces
-    }
-    return pruned(graph), sources | dict(zip(outs, part.outputs, strict=True))
+    uncut_name = {}
+    for name, pieces in slices.pieces.items():
+        for _, _, piece_name in pieces:
+            uncut_name[piece_name] = name
+    return pruned(graph), uncut_name | dict(zip(outputs, part.outputs, strict=True))
 
 
 class _Slices:
     """The slices of a region, added to a graph under construction.
 
-    pieces    by tensor, its slices: (slice number, range, name of the slice)
-    cuts      nodes that cut a range out of a tensor, shared by all readers in all regions
+    - pieces: the slices of each tensor: (slice number, range, name of the slice)
+    - cuts: nodes that cut a range out of a tensor, shared by all readers in all regions
     """
 
     def __init__(self, draft: Draft, cuts: dict[Any, str], ranges: Ranges, region: Region) -> None:
@@ -357,17 +364,16 @@ class _Slices:
         ranges = self.ranges
         for node, i in _steps(ranges.part, self.region):
             if (node.name, i) in ranges.spans:
-                self.slice_of(node, i)
+                self.add_slice(node, i)
         for name in ranges.part.outputs:
             axis = ranges.axes[name]
-            # The slices of an output are joined again: what follows the region reads one tensor, as
-            # before.
-            spans = [outputs[name] for outputs in ranges.wanted]
+            # The slices are joined again, so that nodes after the region still read one tensor.
+            spans = [span_of[name] for span_of in ranges.output_ranges]
             slices = [self.piece(name, axis, span, i) for i, span in enumerate(spans)]
             self.append("concat", slices, {"axis": axis}, name, self.draft.types[name])
 
-    def slice_of(self, node: Node, i: int) -> None:
-        """Append slice i of a node."""
+    def add_slice(self, node: Node, i: int) -> None:
+        """Append a node that computes slice i of a node."""
         draft = self.draft
         axes = self.ranges.axes
         span = self.ranges.spans[node.name, i]
@@ -376,7 +382,7 @@ class _Slices:
         for name, taken in zip(node.inputs, part_cut.ranges, strict=True):
             if name in draft.constants:
                 reads.append(self.constant(name, taken))
-            # activations that this slice reads in part come from slices, others whole
+            # an activation that is cut is read from its slices, any other as it is
             elif axes.get(name) in taken:
                 reads.append(self.piece(name, axes[name], taken[axes[name]], i))
             else:
@@ -391,19 +397,19 @@ class _Slices:
 
     def piece(self, name: str, axis: int, span: Range, i: int) -> str:
         """Return a range of a tensor for slice i: cut from one slice, or joined from several."""
-        # without slices the tensor itself is one: from 0 to its size
+        # a tensor that has no slices counts as one slice, from 0 to its size
         uncut = [(i, (0, self.size(name, axis)), name)]
         # with "recompute" a slice reads only what it has computed itself
-        shared = self.region.halo == "store"
+        reads_other_slices = self.region.halo == "store"
         available = [
-            (r, piece_name)
-            for at, r, piece_name in self.pieces.get(name, uncut)
-            if shared or at == i
+            (piece_span, piece_name)
+            for number, piece_span, piece_name in self.pieces.get(name, uncut)
+            if reads_other_slices or number == i
         ]
         low, high = span
         for (start, end), piece_name in available:
-            # Rows 4 .. 11 lie in the slice 0 .. 15: one cut. Rows 12 .. 19 lie in two slices, and
-            # are joined from 12 .. 15 and 16 .. 19.
+            # Rows 4 .. 11 are within the slice 0 .. 15. Rows 12 .. 19 are in two slices: they are
+            # joined from 12 .. 15 and 16 .. 19.
             if start <= low and high <= end:
                 return self.cut(piece_name, axis, (low - start, high - start))
         pieces = [
@@ -414,7 +420,7 @@ class _Slices:
         return self.once((name, axis, span), "concat", pieces, {"axis": axis})
 
     def size(self, name: str, axis: int) -> int:
-        """Return the entries of an axis of a tensor."""
+        """Return the length of an axis of a tensor."""
         return self.draft.types[name].shape[axis]
 
     def cut(self, name: str, axis: int, span: Range) -> str:
@@ -471,13 +477,16 @@ def _part(constant: Constant, index: tuple[slice, ...]) -> np.ndarray:
 
 
 def _steps(part: Graph, region: Region) -> Iterator[tuple[Node, int]]:
-    """Yield (node, slice) in the order in which they run."""
-    order = range(len(region.parts))
+    """Yield (node, slice number) in the order in which they run."""
+    slice_numbers = range(len(region.parts))
     if region.order == "depth":
-        yield from ((node, i) for i in order for node in part.nodes)
+        for i in slice_numbers:
+            for node in part.nodes:
+                yield node, i
         return
     for layer, node in enumerate(part.nodes):
+        # an elementwise node keeps the order of the layer before, with which it is fused
         if layer and not node.has("lanes"):
-            # element by element the order does not change: such nodes fuse with the layer before
-            order = order[::-1]
-        yield from ((node, i) for i in order)
+            slice_numbers = slice_numbers[::-1]
+        for i in slice_numbers:
+            yield node, i
