@@ -143,7 +143,7 @@ def _promising(
     image = piece.type(piece.graph.nodes[0].inputs[0])
     if 2 * image.size_bytes <= chip.l2.size_bytes:
         # the image hits L2: reading it twice may cost less than small tiles
-        image_in_l2 = conv_schedules.near_schedule(shape, chip, epilogue)
+        image_in_l2 = conv_schedules.schedule_for_l2_image(shape, chip, epilogue)
         if image_in_l2 is not None:
             yield image_in_l2
     # 7 x 7 pixels fill 49 of 64 rows; tiles that go on in the next image fill nearly all

@@ -1,9 +1,12 @@
-"""The default tiling of a convolution: an estimate ranks every plausible one.
+"""The default tiling of a convolution: the one with the least estimated cycles.
 
-The rule is that of products (`default_schedules`), with five differences. Pixel tiles do not span
-images, unless rows of images take turns. L1 holds image rows, not the im2col matrix. One load3d
-fills a tile of A. A stage is a whole number of channel blocks. Bundles of groups are products of
-their own.
+The rule is that of products (`default_schedules`), with five differences:
+
+- Pixel tiles do not span images, unless rows of images take turns.
+- L1 holds image rows, not the im2col matrix.
+- One load3d fills a tile of A.
+- A stage (what one slot of L1 holds) is a whole number of channel blocks.
+- Bundles of groups are products of their own.
 """
 
 from contextlib import suppress
@@ -130,11 +133,11 @@ class Candidates:
         return Candidates(self.tilings.take(index), self.stages[index], self.strips[index])
 
 
-HEADS = 8
-"""Vector instructions that take the maximum with one more row of all windows of a tile, about."""
-EQUAL = 1e-3
+MAXIMA_OF_A_ROW = 8
+"""About how many vector instructions take the maximum with one more row of a tile's windows."""
+EQUAL_WITHIN = 1e-3
 """Relative difference up to which two estimates count as equal."""
-NEAR_GAIN = 0.08
+LEAST_L2_GAIN = 0.08
 """Estimated gain from which the schedule for images in L2 is worth timing beside the default.
 
 Of 292 random convolutions on four chips 10 % are then timed twice, and all take 1.4 % less time on
@@ -150,10 +153,10 @@ def conv_schedule(shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None
     return _fitting(shape, free_chip, demand).tilings.schedule(index, shape.dtype)
 
 
-def near_schedule(
+def schedule_for_l2_image(
     shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None
 ) -> GemmSchedule | None:
-    """Return the candidate with the least estimate for an image in L2, if it gains `NEAR_GAIN`.
+    """Return the candidate with the least estimate for an image in L2, if it gains `LEAST_L2_GAIN`.
 
     The default assumes that images come from memory, as in a kernel alone. In a network the kernel
     before has just written them to L2. Returns None where the default is about as good even then.
@@ -165,7 +168,7 @@ def near_schedule(
     candidates = _fitting(shape, free_chip, demand)
     cycles = conv_estimate(shape, free_chip, candidates, demand, image_in_l2=True)
     best = _index_of_least(shape, candidates, cycles)
-    if cycles[default] <= cycles[best] * (1 + NEAR_GAIN):
+    if cycles[default] <= cycles[best] * (1 + LEAST_L2_GAIN):
         return None
     return candidates.tilings.schedule(best, shape.dtype)
 
@@ -197,7 +200,7 @@ def _demand(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> Demand |
         cycles=cycles,
         stored_bytes=demand.stored_bytes * elements_left,
         tile_bytes=demand.tile_bytes + 2 * element_bytes,
-        instructions=demand.instructions + HEADS * (pool.r - 1),
+        instructions=demand.instructions + MAXIMA_OF_A_ROW * (pool.r - 1),
     )
 
 
@@ -279,52 +282,90 @@ def _index_of_least(shape: ConvShape, candidates: Candidates, cycles: Floats) ->
     Among equals it prefers cores that share bundles of groups, not pixels: each core then reads
     neighbouring rows of its own channels, which it finds in L2.
     """
-    equal = np.flatnonzero(cycles <= cycles.min() * (1 + EQUAL))
+    equal = np.flatnonzero(cycles <= cycles.min() * (1 + EQUAL_WITHIN))
     bundle_shares = np.minimum(candidates.tilings.cols[equal], bundles_of(shape).count)
     return int(equal[np.lexsort((cycles[equal], -bundle_shares))[0]])
 
 
 def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
-    """Return the tilings that fit; grid columns divide the bundles first, then each bundle."""
-    (oh, ow) = shape.out_hw
+    """Return the tilings that fit; grid columns divide the bundles first, then each bundle.
+
+    In fractals: a tile is m x n sums, an L0 step is k deep, and a stage of L1 is `units` units.
+    """
+    m, n, units, grid_rows, grid_columns = _distinct_choices(shape, chip)
+    unit_depth = units_of(shape).depth
+    depth_room = _depth_room(shape, chip, m, n)
+    k = _even_depths(shape, np.minimum(depth_room, units * unit_depth))
+    step_k = default_schedules.each_up(units * unit_depth, k)
+    # Depths that do not divide a unit round the stage to whole steps: count its units again.
+    units = np.minimum(np.maximum(k * step_k // unit_depth, 1), units_of(shape).count)
+    strips = _are_strips(shape, chip, m, n, units)
+
+    # More cores than tiles would leave some without work.
     bundle = bundles_of(shape)
-    units = units_of(shape)
-    fractal_bytes = area_bytes(shape)
-    unit_depth = units.depth
-    m, n, stage, rows, cols = default_schedules.choices(chip.core_count, STAGES)
-    bundle_columns = cols // np.minimum(cols, bundle.count)
+    grid_rows = np.minimum(grid_rows, shape.n * _tiles(shape, m, strips))
+    bundle_shares = np.minimum(grid_columns, bundle.count)
+    columns_of_bundle = np.minimum(
+        grid_columns // bundle_shares, default_schedules.each_up(bundle.n1, n)
+    )
+    tilings = Tilings(m, k, n, step_k, grid_rows, bundle_shares * columns_of_bundle)
+
+    sum_bytes = 4 * FRACTAL * FRACTAL * m * n * shape.sums
+    l1_bytes = np.where(
+        strips,
+        _stage_bytes(shape, m, n, units, strip=True),
+        _stage_bytes(shape, m, n, units, strip=False),
+    )
+    fits = depth_room >= 1
+    fits &= sum_bytes <= chip.buffers["L0C"]
+    fits &= l1_bytes <= chip.buffers["L1"]
+    return Candidates(tilings, units, strips).take(np.flatnonzero(fits))
+
+
+def _distinct_choices(shape: ConvShape, chip: Chip) -> tuple[Array, Array, Array, Array, Array]:
+    """Return m, n, units of a stage, grid rows and grid columns of every choice, each once.
+
+    Sizes beyond the convolution's are cut down to it; of choices that are equal then one stays.
+    """
+    oh, ow = shape.out_hw
+    bundle = bundles_of(shape)
+    m, n, units, grid_rows, grid_columns = default_schedules.choices(chip.core_count, STAGES)
     pixels = ceil_div(oh * ow, FRACTAL)
     # A choice of m stands for m rows of pooling windows: the tile is the output rows they read.
     if shape.pool:
-        m = (np.minimum(conv_windows.rows_seen(shape.pool, m), oh) * ow - 1) // FRACTAL + 1
+        output_rows = np.minimum(conv_windows.rows_seen(shape.pool, m), oh)
+        m = (output_rows * ow - 1) // FRACTAL + 1
     m = np.minimum(m, pixels)
-    n = np.minimum(n, default_schedules.each_up(bundle.n1, bundle_columns))
+    columns_of_bundle = grid_columns // np.minimum(grid_columns, bundle.count)
+    n = np.minimum(n, default_schedules.each_up(bundle.n1, columns_of_bundle))
     # 49 fractals in tiles of 32 are 2 tiles: make them 25 and 24 rather than 32 and 17.
     if shape.mixed > 1:
         m = default_schedules.each_up(pixels, default_schedules.each_up(pixels, m))
-    stage = np.minimum(stage, units.count)
-    first_of_equals, _ = default_schedules.distinct(len(STAGES), m, n, stage)
-    m, n, stage, rows, cols = (x[first_of_equals] for x in (m, n, stage, rows, cols))
-    bundle_shares = np.minimum(cols, bundle.count)
-    bundle_columns = cols // bundle_shares
-    depth_room = np.minimum(chip.buffers["L0A"] // m, chip.buffers["L0B"] // n) // (
-        2 * fractal_bytes
-    )
-    k = _even_depths(shape, np.minimum(depth_room, stage * unit_depth))
-    step = default_schedules.each_up(stage * unit_depth, k)
-    staged = np.minimum(np.maximum(k * step // unit_depth, 1), units.count)
-    flat_bytes, strip_bytes = (
-        2 * staged * (_unit_bytes(shape, m, strip=s) + unit_depth * n * fractal_bytes)
-        for s in (False, True)
-    )
-    strips = (ow >= 2 * FRACTAL * m) | (flat_bytes > chip.buffers["L1"]) | (oh == 1)
+    units = np.minimum(units, units_of(shape).count)
+    kept, _ = default_schedules.distinct(len(STAGES), m, n, units)
+    return m[kept], n[kept], units[kept], grid_rows[kept], grid_columns[kept]
+
+
+def _depth_room(shape: ConvShape, chip: Chip, m: Array, n: Array) -> Array:
+    """Return the depth in fractals for which tiles of A and of B fit in L0 twice."""
+    tiles_bytes = 2 * area_bytes(shape)
+    return np.minimum(chip.buffers["L0A"] // m, chip.buffers["L0B"] // n) // tiles_bytes
+
+
+def _stage_bytes(shape: ConvShape, m: Array, n: Array, units: Array, *, strip: bool) -> Array:
+    """Return the bytes of L1 that two slots of a stage take: `stage_bytes` on arrays."""
+    weight_bytes = units_of(shape).depth * n * area_bytes(shape)
+    return 2 * units * (_unit_bytes(shape, m, strip=strip) + weight_bytes)
+
+
+def _are_strips(shape: ConvShape, chip: Chip, m: Array, n: Array, units: Array) -> Array:
+    """Return which candidates have pixel tiles that are pieces of one row: `takes_strips`."""
+    oh, ow = shape.out_hw
+    strips = ow >= 2 * FRACTAL * m
+    strips |= _stage_bytes(shape, m, n, units, strip=False) > chip.buffers["L1"]
+    strips |= oh == 1
     strips &= not (shape.lanes or shape.mixed > 1 or shape.pool)
-    rows = np.minimum(rows, shape.n * _tiles(shape, m, strips))
-    cols = bundle_shares * np.minimum(bundle_columns, default_schedules.each_up(bundle.n1, n))
-    fits = (depth_room >= 1) & (m * n * 1024 * shape.sums <= chip.buffers["L0C"])
-    fits &= np.where(strips, strip_bytes, flat_bytes) <= chip.buffers["L1"]
-    candidates = Candidates(Tilings(m, k, n, step, rows, cols), staged, strips)
-    return candidates.take(np.flatnonzero(fits))
+    return strips
 
 
 def _even_depths(shape: ConvShape, depths: Array) -> Array:

@@ -36,7 +36,7 @@ Span = tuple[Affine, int]
 
 
 def chunks(total: int, tile: int, cores: int) -> list[int]:
-    """Sizes in fractals per core: whole tiles, equal except for the last core.
+    """Return how many fractals each core gets: whole tiles, equal except for the last core.
 
     10 fractals in tiles of 2 on 3 cores are 5 tiles, two a core: sizes 4, 4 and 2. Cores that
     would get nothing are left out.
@@ -46,10 +46,10 @@ def chunks(total: int, tile: int, cores: int) -> list[int]:
     return [min(core_size, total - i * core_size) for i in range(cores) if total > i * core_size]
 
 
-def by_size(chunks: list[int]) -> dict[int, list[int]]:
-    """Group the positions of equal chunks."""
+def by_size(sizes: list[int]) -> dict[int, list[int]]:
+    """Return the positions of each size: [4, 4, 2] gives {4: [0, 1], 2: [2]}."""
     groups: dict[int, list[int]] = {}
-    for index, size in enumerate(chunks):
+    for index, size in enumerate(sizes):
         groups.setdefault(size, []).append(index)
     return groups
 
@@ -108,12 +108,12 @@ class Fractals:
 
 
 def load_a(k: KernelBuilder, dst: Tile, src: Tile, m: int, depth: int) -> None:
-    """(K1, M1) fractals of L1 to (M1, K1) of L0A."""
+    """Copy a tile of A from L1 to L0A, from the order (K1, M1) of its fractals to (M1, K1)."""
     feed_a(k, dst, Fractals(src, Affine(), m * FRACTAL * c0_of(src.buffer.dtype)), m, depth)
 
 
 def feed_a(k: KernelBuilder, dst: Tile, src: Fractals, m: int, depth: int) -> None:
-    """(K1, M1) fractals of L1 or GM to (M1, K1) of L0A: a load2d per row or column of fractals."""
+    """Copy fractals of A, (K1, M1) in L1 or GM, to (M1, K1) in L0A by load2d."""
     area = FRACTAL * c0_of(dst.buffer.dtype)
     memory = src.memory
     start = src.start
@@ -131,7 +131,7 @@ def feed_a(k: KernelBuilder, dst: Tile, src: Fractals, m: int, depth: int) -> No
 
 
 def feed_b(k: KernelBuilder, dst: Tile, src: Fractals, n: int, depth: int) -> None:
-    """(K1, N1) fractals of L1 or GM to the same order in L0B: a load2d per row of fractals."""
+    """Copy fractals of B, (K1, N1) in L1 or GM, to the same order in L0B by load2d."""
     area = FRACTAL * c0_of(dst.buffer.dtype)
     with repeat(k, "fractal", depth) as i:
         to = dst.region(i * (n * area), (n, area))
@@ -140,7 +140,7 @@ def feed_b(k: KernelBuilder, dst: Tile, src: Fractals, n: int, depth: int) -> No
 
 @contextmanager
 def repeat(k: KernelBuilder, name: str, count: int) -> Iterator[Affine]:
-    """A loop, or its body alone where it runs once."""
+    """Open a loop and yield its index; a loop that runs once is left out (index 0)."""
     if count == 1:
         yield Affine()
         return
