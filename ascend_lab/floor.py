@@ -51,6 +51,7 @@ FLOOR_GROUPS = {
         operators.kernels.epilogue operators.kernels.epilogue_emit
         operators.kernels.epilogue_plan operators.kernels.gemm operators.kernels.gemm_schedule
         operators.kernels.grids operators.kernels.operand_packing operators.kernels.tiles
+        operators.kernels.vector_tail
     """,
     "Kernels that move data: transposes, joins, cuts.": """
         operators.kernels.rearrange operators.kernels.transpose

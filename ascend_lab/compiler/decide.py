@@ -110,8 +110,6 @@ def pays(graph: ir.Graph, group: Group, chip: Chip, start: Start = "queued") -> 
     if smaller and not pays(graph, smaller, chip, start):
         return False
     try:
-        if lower.mixes(piece, chip) and not _may_mix(graph, group, chip, start):
-            return False
         kernel = tasks.lowered_once(piece, chip, start=start).kernel
         if lower.conv.follows_free(piece, lower.piece_of(graph, group[:1]), chip):
             return True
@@ -131,19 +129,6 @@ def pays(graph: ir.Graph, group: Group, chip: Chip, start: Start = "queued") -> 
         # no kernel in blocks: it runs in its group or row-major
         return any(node.op in QUANTISED for node in group)
     return fused_cycles <= split_cycles
-
-
-def _may_mix(graph: ir.Graph, group: Group, chip: Chip, start: Start) -> bool:
-    """Tell whether what follows a convolution takes longer, apart, than a mix kernel's later start.
-
-    It is asked before that kernel is lowered, which takes hardly less than to simulate it.
-    """
-    clock = Clock(chip, start, warm=True)
-    convolution_cycles = clock.kernel_cycles(lower.piece_of(graph, group[:1]))
-    mix_start = start_cycles(chip, start, round(chip.mix_start_s * chip.clock_hz))
-    split_cycles = clock.quickest(graph, _splits(graph, group), compare_all=False)
-    later_cycles = mix_start - start_cycles(chip, start)
-    return convolution_cycles == NEVER or split_cycles - convolution_cycles > later_cycles
 
 
 def _splits(graph: ir.Graph, group: Group) -> Iterator[Sequence[Group]]:

@@ -11,7 +11,7 @@ The modules, by what they speed up (in brackets a network that gains):
 - Convolutions: `tandem`, a pointwise one and the depthwise one that reads it (MobileNet); `joint`,
   two whose results are added (ResNet); `pooled`, one and the max pooling of its result
   (SqueezeNet); `gates`, squeeze and excite up to the convolution of the scaled image
-  (EfficientNet).
+  (EfficientNet); `mix`, one and what vector cores of their own do to its sums (BERT, 910B).
 - Images: `first_images`, stored as the first convolution wants them; `plane_means`, the mean of
   each channel by the cube (MobileNet); `max_pool`, which shares what overlapping windows have in
   common (Inception).
@@ -22,9 +22,10 @@ The modules, by what they speed up (in brackets a network that gains):
 - Moves: `channels`, moves of channels as products with zeros and ones (ShuffleNet); `blocks`, joins
   of several images as views (DenseNet).
 
-Each file registers a record of `compiler.rules` or a template of an operator. Without a file, or
-without this folder, networks compile to plain kernels, which are slower. Values stay the same,
-except where a sum that stays in fp32 on chip is rounded to fp16 on its way through memory.
+Each file registers a record of `compiler.rules`, a template of an operator, or programs behind a
+cube kernel. Without a file, or without this folder, networks compile to plain kernels, which are
+slower. Values stay the same, except where a sum that stays in fp32 on chip is rounded to fp16 on
+its way through memory.
 
 >>> from ascend_lab.compiler.rules import fusions
 >>> len(fusions())
@@ -39,6 +40,7 @@ PLUGINS = (
     "gates",
     "joint",
     "pooled",
+    "mix",
     "row_norm",
     "plane_means",
     "max_pool",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ascend_lab.compiler.ir import MOVES, operator_of
 from ascend_lab.compiler.lower import conv, matmul, vector
-from ascend_lab.compiler.lower.conv import conv_job, near_cycles
+from ascend_lab.compiler.lower.conv import near_cycles
 from ascend_lab.compiler.lower.piece import (
     Choice,
     Lowered,
@@ -20,9 +20,7 @@ from ascend_lab.compiler.lower.piece import (
 from ascend_lab.compiler.rules import piece_kernels, row_kernels, special_form
 from ascend_lab.errors import TypeMismatchError, UnsupportedError
 from ascend_lab.machine.chip import Chip
-from ascend_lab.machine.isa import ACCUMULATOR
 from ascend_lab.machine.sim.timeline import Start
-from ascend_lab.operators.kernels.epilogue import halves
 from ascend_lab.operators.ops.formats import check_chip
 
 __all__ = [
@@ -34,7 +32,6 @@ __all__ = [
     "by_template",
     "choice_of",
     "lower",
-    "mixes",
     "packed",
     "piece_of",
 ]
@@ -107,19 +104,6 @@ def _lowered(piece: Piece, chip: Chip, choice: Choice | None, start: Start) -> L
     if vector.mixed_blocks(piece) and op != "cast":
         return vector.lower_mixed(piece, chip)
     return _from_template(piece, chip) or _lower_rows(piece, chip)
-
-
-def mixes(piece: Piece, chip: Chip) -> bool:
-    """Tell whether nothing but vector cores, behind the cube, can end a piece's convolution."""
-    nodes = piece.graph.nodes
-    if chip.combined or len(nodes) < 2 or nodes[0].op not in CONVOLUTIONS:
-        return False
-    if special_form(piece.graph, nodes):
-        return False
-    if piece.type(nodes[0].inputs[0]).dtype not in ACCUMULATOR:  # whole numbers, on the AI CPU
-        return False
-    shape, epilogue, _ = conv_job(piece, chip)
-    return not conv.by_vector(shape) and bool(halves(epilogue, chip, ACCUMULATOR[shape.dtype])[1])
 
 
 def by_template(piece: Piece, chip: Chip) -> bool:

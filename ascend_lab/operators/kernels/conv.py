@@ -51,7 +51,6 @@ from ascend_lab.operators.kernels.epilogue import Epilogue, check_epilogue, halv
 from ascend_lab.operators.kernels.epilogue_emit import Leave
 from ascend_lab.operators.kernels.epilogue_plan import CubeBias, chip_left, demand_of
 from ascend_lab.operators.kernels.gemm_schedule import GemmSchedule
-from ascend_lab.operators.kernels.mix import VectorTail, VectorWriter
 from ascend_lab.operators.kernels.rows import Pooled, check_pool
 from ascend_lab.operators.kernels.tiles import (
     ResidentFeed,
@@ -64,6 +63,7 @@ from ascend_lab.operators.kernels.tiles import (
     segments,
     sums_region,
 )
+from ascend_lab.operators.kernels.vector_tail import VectorTail, tail_programs
 
 
 def conv_launch(
@@ -129,7 +129,10 @@ def _parts(job: Job) -> tuple[tuple[isa.Part, ...], int]:
                 counts = (column_ids[-1] + 1, share_ids[-1] + 1)
                 # Cores with equally many output blocks have the same buffers: one writer for all.
                 if n_own not in writers:
-                    writers[n_own] = (_Writer(job, n_own), *_vector_writers(job, n_own))
+                    vector_writers = (
+                        tail_programs("convolution")(job, n_own) if vector_cores else ()
+                    )
+                    writers[n_own] = (_Writer(job, n_own), *vector_writers)
                 programs = [
                     writer.program(row_share, share, col_sizes[0], counts)
                     for writer in writers[n_own]
@@ -154,38 +157,6 @@ def _parts(job: Job) -> tuple[tuple[isa.Part, ...], int]:
                     parts.append(isa.Part(program, bindings))
                 cores += len(places)
     return tuple(parts), vector_cores and 1 + vector_cores
-
-
-def _vector_writers(job: Job, n_own: int) -> list[TileWalk]:
-    """Return the writers of the vector cores' programs: one if their shares of tiles are equal."""
-    count = job.chip.vector_cores_per_core if job.vector_tail else 0
-    if job.even and count:
-        return [_VectorWriter(job, n_own, isa.var("aiv"))]
-    return [_VectorWriter(job, n_own, number) for number in range(count)]
-
-
-class _VectorWriter(TileWalk):
-    """The programs of a vector core: the epilogue's tail on its share of every tile."""
-
-    def __init__(self, job: Job, n_own: int, number: isa.Affine | int) -> None:
-        """Allocate queues."""
-        super().__init__(job, n_own, f"after_{n_own * isa.FRACTAL}")
-        assert job.vector_tail is not None
-        sizes = job.sides(n_own)[0], n_own
-        self.write = VectorWriter(self.k, job.vector_tail, "y", isa.var("core"), number, sizes)
-        self.finish = self.write.finish
-
-    def begin(self, share: BundleShare, first_bundle: isa.Affine, col: isa.Affine) -> None:
-        """Declare the vector core's number, if the program has it as a parameter."""
-        if isinstance(self.write.number, isa.Affine):
-            self.k.param("aiv", self.job.chip.vector_cores_per_core)
-
-    def tile(
-        self, bundle: BundlePlace, at: Pixels, n: Span, col: isa.Affine, resident: Resident
-    ) -> None:
-        """Write the steps on the core's share of a tile."""
-        first_block = bundle.index * self.bundle.n1
-        self.write.tile(self.area(at, n, first_block), n, first_block, resident.channels)
 
 
 class _Writer(TileWalk):

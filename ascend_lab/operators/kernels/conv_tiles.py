@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import Chip
-from ascend_lab.operators.kernels import conv_windows, epilogue_emit, gemm_schedule, mix
+from ascend_lab.operators.kernels import conv_windows, epilogue_emit, gemm_schedule
 from ascend_lab.operators.kernels.conv_shape import ConvShape, bundles_of
 from ascend_lab.operators.kernels.conv_windows import Pixels, Window, area_of
 from ascend_lab.operators.kernels.epilogue import Epilogue
@@ -26,6 +26,7 @@ from ascend_lab.operators.kernels.tiles import (
     repeat,
     segments,
 )
+from ascend_lab.operators.kernels.vector_tail import VectorTail
 
 
 # -- shares of cores ------------------------------------------------------------------------------
@@ -91,7 +92,7 @@ class Job:
     strip: bool
     place: conv_windows.Placement
     epilogue: Epilogue | None
-    vector_tail: mix.VectorTail | None = None
+    vector_tail: VectorTail | None = None
     turns: int = 1
     ahead: int = 0
 

@@ -15,7 +15,7 @@ import numpy as np
 from ascend_lab.errors import CapacityError
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.machine.isa import ACCUMULATOR, FRACTAL, c0_of
-from ascend_lab.operators.kernels import gemm_schedule, mix
+from ascend_lab.operators.kernels import gemm_schedule, vector_tail
 from ascend_lab.operators.kernels.epilogue import Epilogue
 from ascend_lab.operators.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
 from ascend_lab.operators.kernels.gemm_schedule import (
@@ -260,7 +260,7 @@ def drain_cycles(shape: GemmShape, chip: Chip, t: Tilings, demand: Demand | None
             return store
         # Vector cores follow the cube: SLOTS tiles are under way, so each may take SLOTS turns.
         vector, ring_delay = after_cycles(chip, t, demand)
-        return np.maximum(np.maximum(store, vector), (store + ring_delay) / mix.SLOTS)
+        return np.maximum(np.maximum(store, vector), (store + ring_delay) / vector_tail.SLOTS)
     to_ub: Floats = tile_bytes / chip.path("L0C", "UB").rate_bytes_per_cycle
     if demand is None:
         return np.maximum(to_ub, store)

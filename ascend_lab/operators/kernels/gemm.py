@@ -29,7 +29,6 @@ from ascend_lab.machine.isa import (
 from ascend_lab.operators.kernels import default_schedules, epilogue_emit, gemm_schedule, tiles
 from ascend_lab.operators.kernels.epilogue import Epilogue, check_epilogue, halves
 from ascend_lab.operators.kernels.epilogue_emit import Leave
-from ascend_lab.operators.kernels.mix import AREA, VectorTail, VectorWriter
 from ascend_lab.operators.kernels.tiles import (
     Area,
     Fractals,
@@ -41,6 +40,7 @@ from ascend_lab.operators.kernels.tiles import (
     segments,
     sums_region,
 )
+from ascend_lab.operators.kernels.vector_tail import AREA, VectorTail, tail_programs
 
 ResidentTiles = tuple[isa.Tile | None, isa.Tile | None]
 """The L1 tiles with all K of A's rows and of B's columns; None where no outer loop keeps them."""
@@ -97,11 +97,7 @@ def gemm_launch(
         arriving_dtype = head.out_dtype if head else ACCUMULATOR[shape.dtype]
         vector_tail = VectorTail(tail, arriving_dtype, sides, cores, n1, n1 * m1 * AREA)
         cube = _Writer(job, shares, vector_tail).program()
-        vector_cores = chip.vector_cores_per_core
-        # 2 vector cores take 8 of a fractal's 16 rows each, by one program; 3 would need three.
-        if FRACTAL % vector_cores == 0:
-            return cube, *[_vector_program(job, shares, vector_tail)] * vector_cores
-        return cube, *(_vector_program(job, shares, vector_tail, i) for i in range(vector_cores))
+        return cube, *tail_programs("product")(job, shares, vector_tail)
 
     return isa.spread(f"gemm_{shape.m}x{shape.k}x{shape.n}", grid, program)
 
@@ -164,33 +160,6 @@ def tiles_in_order(
             ):
                 for m in spans(0):
                     yield (m, n), (None, b), tile_channels
-
-
-def _vector_program(
-    job: Job, shares: Sequence[Share], vector_tail: VectorTail, number: int | None = None
-) -> Program:
-    """Return the program of vector core `number`, by default one program that fits them all.
-
-    It takes the tiles in the order in which its cube core makes them.
-    """
-    rows, cols = shares
-    shape = job.shape
-    area = job.area
-    k = isa.KernelBuilder(f"after_{shape.m}x{shape.n}", job.chip)
-    row = k.param("row", rows[2])
-    col = k.param("col", cols[2])
-    vector_core = k.param("aiv", job.chip.vector_cores_per_core) if number is None else number
-    write = VectorWriter(
-        k, vector_tail, "c", vector_tail.core(row, col), vector_core, (rows[0], cols[0])
-    )
-    m1 = shape.fractals[0]
-    base = (row * rows[1] + area[0][0], col * cols[1] + area[1][0])
-    for (m, n), _, channels in tiles_in_order(write.finish, k, job.schedule, (rows, cols), base):
-        # C is (N1, M1, 16, 16): the rows of a tile are neighbours in each block of 16 columns.
-        piece = (0, m[0] * FRACTAL, m[1] * FRACTAL)
-        tile = Area(n[0] * (m1 * AREA), (piece,), n[1], m1 * FRACTAL, 1, m[1], m[1] * FRACTAL)
-        write.tile(tile, n, Affine(), channels)
-    return k.finish()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from ascend_lab.machine.isa import FRACTAL, Affine, ceil_div
 from ascend_lab.operators.kernels import epilogue_emit, tiles
 from ascend_lab.operators.kernels.epilogue import PAIR, SUMS, Epilogue, Operand, Step
 from ascend_lab.operators.kernels.flash import load_turned
-from ascend_lab.operators.kernels.mix import AREA, SLOTS
 from ascend_lab.operators.kernels.tiles import Area, Fractals, Span, chunks, feed_a, segments
+from ascend_lab.operators.kernels.vector_tail import AREA, SLOTS
 
 SCALED_IN = {"fp16": "fp16", "bf16": "fp32"}
 """Format of x -> that of the scales, and of the product with them."""

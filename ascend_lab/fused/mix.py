@@ -1,59 +1,29 @@
 """A product or convolution whose epilogue runs on the vector cores while the cube goes on.
 
 Where cube and vector cores are separate, the fix pipe takes what it can of an epilogue: bias,
-scale, ReLU, a conversion. The rest is split off: the cube core stores every tile of sums to a ring
-of slots, which stays in L2, and each of its vector cores takes a share of the rows of a tile, does
-the steps on them and stores the result. Rows are pixels in a convolution: a product is one of 1 x 1
-here, byte for byte. Source of the pattern: Ascend C, matmul_gelu example.
+scale, ReLU, a conversion. The rest is split off:
+
+    plain floor    cube -> GM;  GM -> GELU on vector cores -> GM          two kernels
+    fused          cube -> ring of slots in L2 -> GELU -> GM             one kernel
+    saved          the GELU runs while the cube makes the next tile; one kernel start
+
+The cube core stores every tile of sums to the ring, and each of its vector cores takes a share of
+the rows of a tile, does the steps on them and stores the result. Rows are pixels in a convolution:
+a product is one of 1 x 1 here, byte for byte. Source of the pattern: Ascend C, matmul_gelu example.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from ascend_lab import errors
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import DTYPE_BYTES
-from ascend_lab.operators.kernels import epilogue, epilogue_emit, epilogue_plan
+from ascend_lab.operators.kernels import conv_tiles, epilogue, epilogue_emit, gemm
+from ascend_lab.operators.kernels.conv_windows import Pixels
 from ascend_lab.operators.kernels.tiles import Area, Span, segments
-
-SLOTS = 8
-"""Tiles between a cube core and its vector cores: as many as PTO's rings have in one direction."""
-AREA = isa.FRACTAL * isa.FRACTAL
+from ascend_lab.operators.kernels.vector_tail import AREA, VectorTail
 
 
-@dataclass(frozen=True, slots=True)
-class VectorTail:
-    """What the vector cores of a `grid` of AI cores do after a cube that leaves `sums`.
-
-    Tiles are `tile` fractals (high, wide) at most; the result has `blocks` of 16 columns, and
-    `elements` in all.
-    """
-
-    tail: epilogue.Epilogue
-    sums: str
-    tile: tuple[int, int]
-    grid: tuple[int, int]
-    blocks: int
-    elements: int
-
-    @property
-    def plan(self) -> epilogue_plan.Plan:
-        """The steps on tiles of UB."""
-        return epilogue_plan.plan_of(self.tail, self.sums)
-
-    @property
-    def ring(self) -> isa.Ring:
-        """The ring of tiles, in the format the steps want: the fix pipe converts."""
-        (m, n) = self.tile
-        (rows, cols) = self.grid
-        plan = self.plan
-        return isa.Ring("tiles", plan.tiles[plan.start], m * n * AREA, SLOTS, rows * cols, 0, 1)
-
-    def core(self, row: isa.Affine, col: isa.Affine) -> isa.Affine:
-        """Return the number of an AI core of the grid."""
-        return row * self.grid[1] + col
-
-
-# -- the vector cores' program --------------------------------------------------------------------
 def share_of(area: Area, number: isa.Affine | int, cores: int) -> tuple[Area, isa.Affine | int]:
     """Return where a vector core's share of a tile goes, and the first row of it in the tile.
 
@@ -77,7 +47,7 @@ def share_of(area: Area, number: isa.Affine | int, cores: int) -> tuple[Area, is
     return replace(area, pieces=tuple(pieces), pixels=end - first_row), first_row
 
 
-class VectorWriter:
+class TailWriter:
     """Writes what vector core `number` does to its share of the tiles of AI core `core`."""
 
     def __init__(
@@ -231,3 +201,89 @@ class VectorWriter:
         for target, source in area.pairs(self.y, f.out.dequeue(), run, at, count):
             k.copy(target, source)
         f.out.free()
+
+
+# -- behind a product ------------------------------------------------------------------------------
+def product_programs(
+    job: gemm.Job, shares: Sequence[isa.Share], vector_tail: VectorTail
+) -> tuple[isa.Program, ...]:
+    """Return the programs of all vector cores behind a product."""
+    vector_cores = job.chip.vector_cores_per_core
+    # 2 vector cores take 8 of a fractal's 16 rows each, by one program; 3 would need three.
+    if isa.FRACTAL % vector_cores == 0:
+        return (_product_program(job, shares, vector_tail),) * vector_cores
+    return tuple(_product_program(job, shares, vector_tail, i) for i in range(vector_cores))
+
+
+def _product_program(
+    job: gemm.Job, shares: Sequence[isa.Share], vector_tail: VectorTail, number: int | None = None
+) -> isa.Program:
+    """Return the program of vector core `number`, by default one program that fits them all.
+
+    It takes the tiles in the order in which its cube core makes them.
+    """
+    rows, cols = shares
+    shape = job.shape
+    area = job.area
+    k = isa.KernelBuilder(f"after_{shape.m}x{shape.n}", job.chip)
+    row = k.param("row", rows[2])
+    col = k.param("col", cols[2])
+    vector_core = k.param("aiv", job.chip.vector_cores_per_core) if number is None else number
+    write = TailWriter(
+        k, vector_tail, "c", vector_tail.core(row, col), vector_core, (rows[0], cols[0])
+    )
+    m1 = shape.fractals[0]
+    base = (row * rows[1] + area[0][0], col * cols[1] + area[1][0])
+    for (m, n), _, channels in gemm.tiles_in_order(
+        write.finish, k, job.schedule, (rows, cols), base
+    ):
+        # C is (N1, M1, 16, 16): the rows of a tile are neighbours in each block of 16 columns.
+        piece = (0, m[0] * isa.FRACTAL, m[1] * isa.FRACTAL)
+        tile = Area(
+            n[0] * (m1 * AREA), (piece,), n[1], m1 * isa.FRACTAL, 1, m[1], m[1] * isa.FRACTAL
+        )
+        write.tile(tile, n, isa.Affine(), channels)
+    return k.finish()
+
+
+# -- behind a convolution --------------------------------------------------------------------------
+def convolution_writers(job: conv_tiles.Job, n_own: int) -> list[conv_tiles.TileWalk]:
+    """Return the writers of the vector cores' programs: one if their shares of tiles are equal."""
+    count = job.chip.vector_cores_per_core
+    if job.even:
+        return [_ConvolutionWriter(job, n_own, isa.var("aiv"))]
+    return [_ConvolutionWriter(job, n_own, number) for number in range(count)]
+
+
+class _ConvolutionWriter(conv_tiles.TileWalk):
+    """The programs of a vector core: the epilogue's tail on its share of every tile."""
+
+    def __init__(self, job: conv_tiles.Job, n_own: int, number: isa.Affine | int) -> None:
+        """Allocate queues."""
+        super().__init__(job, n_own, f"after_{n_own * isa.FRACTAL}")
+        assert job.vector_tail is not None
+        sizes = job.sides(n_own)[0], n_own
+        self.write = TailWriter(self.k, job.vector_tail, "y", isa.var("core"), number, sizes)
+        self.finish = self.write.finish
+
+    def begin(
+        self, share: conv_tiles.BundleShare, first_bundle: isa.Affine, col: isa.Affine
+    ) -> None:
+        """Declare the vector core's number, if the program has it as a parameter."""
+        if isinstance(self.write.number, isa.Affine):
+            self.k.param("aiv", self.job.chip.vector_cores_per_core)
+
+    def tile(
+        self,
+        bundle: conv_tiles.BundlePlace,
+        at: Pixels,
+        n: Span,
+        col: isa.Affine,
+        resident: conv_tiles.Resident,
+    ) -> None:
+        """Write the steps on the core's share of a tile."""
+        first_block = bundle.index * self.bundle.n1
+        self.write.tile(self.area(at, n, first_block), n, first_block, resident.channels)
+
+
+TAIL_PROGRAMS = [("product", product_programs), ("convolution", convolution_writers)]
