@@ -234,7 +234,9 @@ SAXPY = [(1, []), (1, []), (300, []), (300, []), (4, [2, 3]), (1, [4]), (1, [])]
 
 
 @ex.judged(
-    _judge_issue, edges=[(SAXPY, 8, 8), (SAXPY, 40, 16), (SAXPY, 3, 1), ([(5, [])], 4, 2)], cases=12
+    _judge_issue,
+    edges=[(SAXPY, 8, 8), (SAXPY, 40, 16), (SAXPY, 3, 1), ([(5, [])], 4, 2), (SAXPY, 3, 8)],
+    cases=12,
 )
 def check_ex_01_6(rng: ex.Rng) -> ex.Case:
     """Check `fn(steps, warps, resident)`: cycles at which each warp's steps issue."""
@@ -283,7 +285,7 @@ def check_ex_02_3(rng: ex.Rng) -> ex.Case:
     return ex.drawn(rng, chip_name=PRESETS, dtype=("fp16", "int8"), m=sides, n=sides)
 
 
-@ex.judged(_judge_long, edges=[(128, 2048, 128), (64, 256, 32)], cases=3)
+@ex.judged(_judge_long, edges=[(128, 2048, 128), (64, 256, 32), (32, 256, 64)], cases=3)
 def check_ex_02_5(rng: ex.Rng) -> ex.Case:
     """Check `fn(m, k, n)`: the program of a product whose k does not fit into L0."""
     m, n = (16 * int(side) for side in rng.integers(1, 9, 2))

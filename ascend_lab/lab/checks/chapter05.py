@@ -188,6 +188,11 @@ def _shaky_divisor(x: Tensor, z: Tensor) -> Tensor:
     return te.vdiv(x, te.vsub(te.vmul(x, x), te.vmul(z, z)))
 
 
+def _shaky_power(x: Tensor, z: Tensor) -> Tensor:
+    """Raise e to a difference that is off by more than 1: far from first order."""
+    return te.vexp(te.vsub(te.vmul(x, x), te.vmul(z, z)))
+
+
 FORMULAS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
     lambda x, z: te.vmul(te.vadd(x, z), te.vsub(x, z)),
     lambda x, z: te.vsub(te.vmul(x, x), te.vmul(x, z)),
@@ -200,9 +205,12 @@ FORMULAS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
     _narrow_fold,
     _squared_difference,
     _shaky_divisor,
+    _shaky_power,
 )
-ULPS_APART = {9: 0, 10: 2}
+ULPS_APART = {9: 0, 10: 2, 11: 1}
 """Formula -> how many steps of 2^-10 x and z lie apart, x from 1 to 2: large relative errors."""
+LARGE = {11: 32}
+"""Formula -> by how much x and z are multiplied then: products of about 1000 are off by 1."""
 
 
 def _spread(t: Tensor, one: tuple[Array, Array], two: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -273,7 +281,8 @@ def _bound_case(number: int, shape: tuple[int, int], seed: int) -> ex.Case:
     if number in ULPS_APART:
         near = rng.uniform(1.01, 1.99, shape).astype(np.float16)
         apart = ULPS_APART[number] * np.float16(2.0**-10)
-        feed = {"x": near, "z": near - np.float16(apart)}
+        scale = np.float16(LARGE.get(number, 1))
+        feed = {"x": scale * near, "z": scale * (near - np.float16(apart))}
     return {"y": FORMULAS[number](x, z), "feed": feed}
 
 
