@@ -78,9 +78,13 @@ def check_ex_19_3(got: Sequence[Point], case: ex.Case) -> str | None:
 
 
 # -- a tree search --------------------------------------------------------------------------------
-ORDERS = 20
-"""Trees on which a search is judged in the mean."""
+TREES = 60
+"""Trees on which a search is judged in the mean; every other one is a trap."""
 ALLOWED = 1.2
+FINE = (100, 101)
+POOR = (130, 170)
+BEST = (55, 70)
+"""Costs in a trap: of one way, of nearly all other leaves, of the five that hide among those."""
 
 
 def _leaves(rng: np.random.Generator) -> dict[Point, float]:
@@ -88,6 +92,25 @@ def _leaves(rng: np.random.Generator) -> dict[Point, float]:
     own = [scale * rng.random(5) for scale in (100, 40, 15)]
     points = itertools.product(range(5), repeat=3)
     return {p: float(sum(s[v] for s, v in zip(own, p, strict=True)) + rng.random()) for p in points}
+
+
+def _trap(rng: np.random.Generator) -> dict[Point, float]:
+    """Return 125 leaves whose best ones hide: one way is fine, and in a poor one five are best.
+
+    A search that goes where it was best so far tries all 25 leaves of the fine way first.
+    """
+    fine, hidden = rng.permutation(5)[:2]
+    lane = int(rng.integers(5))
+    costs = {}
+    for point in itertools.product(range(5), repeat=3):
+        way, answer, _ = point
+        around = FINE if way == fine else BEST if (way, answer) == (hidden, lane) else POOR
+        costs[point] = float(rng.uniform(*around))
+    return costs
+
+
+def _trees(rng: np.random.Generator) -> list[dict[Point, float]]:
+    return [(_trap if at % 2 else _leaves)(rng) for at in range(TREES)]
 
 
 def _proposed(search: Any, costs: dict[Point, float], seed: int) -> list[Point]:
@@ -118,9 +141,9 @@ def _ours_at(trees: tuple[tuple[tuple[Point, float], ...], ...]) -> float:
 
 
 @ex.judged(
-    cases=2,
+    cases=1,
     wrap=lambda fn: lambda trees: [_proposed(fn, costs, at) for at, costs in enumerate(trees)],
-    trees=lambda rng: [_leaves(rng) for _ in range(ORDERS)],
+    trees=_trees,
 )
 def check_ex_19_5(got: Any, case: ex.Case) -> str | None:
     """Check `fn(space, rng)`, a tree search that proposes every leaf once, and good ones early."""

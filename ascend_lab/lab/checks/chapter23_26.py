@@ -135,20 +135,21 @@ def check_ex_23_5(got: Any, case: ex.Case) -> str | None:
 
 def _counted(fn: Any) -> Any:
     def counted(x: Values, ups: list[Values], downs: list[Values], slope: Values) -> Any:
-        calls: list[int] = []
+        sums: list[Values] = []
 
         def all_reduce(arrays: list[Values]) -> list[Values]:
-            calls.append(len(arrays))
             total = np.sum(np.stack(list(arrays)), axis=0)
+            sums.append(total)
             return [total.copy() for _ in arrays]
 
-        return fn(x, ups, downs, slope, all_reduce), len(calls)
+        return fn(x, ups, downs, slope, all_reduce), sums
 
     return counted
 
 
 def _judge_23_4(got: Any, case: ex.Case) -> str | None:
-    found, calls = got
+    found, sums = got
+    ranks = len(case["ups"])
     x = case["x"]
     up = np.hstack(case["ups"])
     down = np.vstack(case["downs"])
@@ -157,9 +158,20 @@ def _judge_23_4(got: Any, case: ex.Case) -> str | None:
     active = np.maximum(hidden, 0)
     back = (slope @ down.T) * (hidden > 0)
     wanted = active @ down, back @ up.T, x.T @ back, active.T @ slope
-    return _judge_ranks(found, len(case["ups"]), wanted) or (
-        f"after {calls} all-reduces, expected 2" if calls > 2 else None
-    )
+    wrong = _judge_ranks(found, ranks, wanted)
+    if wrong is not None:
+        return wrong
+    if len(sums) > 2 or (ranks > 1 and len(sums) < 2):
+        return f"after {len(sums)} all-reduces, expected 2: ranks see nothing else of each other"
+    # With several ranks one sum is the output, the other the slope of x, in either order.
+    strange = [one for one in sums if not any(_same(one, right) for right in wanted[:2])]
+    if strange:
+        return f"with an all-reduce to {ex.show(strange[0])}, which is neither result nor slope"
+    return None
+
+
+def _same(one: Values, other: Values) -> bool:
+    return one.shape == other.shape and bool(np.allclose(one, other))
 
 
 @ex.judged(_judge_23_4, wrap=_counted)

@@ -6,7 +6,7 @@ from ascend_lab.lab.checks import core as ex
 
 
 @ex.against(
-    edges=[(1, 1, 1, 1), (36, 8, 128, 1)],
+    edges=[(1, 1, 1, 1), (36, 8, 128, 1), (36, 8, 128, 0)],
     layers=range(1, 81),
     kv_heads=[1, 2, 4, 8, 32],
     head_dim=[64, 128],
@@ -30,7 +30,12 @@ def check_ex_27_2(weights: float, sequence: float, batch: int, rate: float) -> f
 
 
 @ex.against(
-    edges=[(64.0, 16.0, 48.0, 1), (64.0, 16.0, 49.0, 1), (64.0, 65.0, 1.0, 1)],
+    edges=[
+        (64.0, 16.0, 48.0, 1),
+        (64.0, 16.0, 49.0, 1),
+        (64.0, 64.0, 1.0, 1),
+        (64.0, 65.0, 1.0, 1),
+    ],
     memory=ex.between(20e9, 64e9),
     weights=ex.between(1e9, 70e9),
     sequence=ex.between(1e7, 4e9),
