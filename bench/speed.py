@@ -98,7 +98,7 @@ def bench_reference() -> list[Figure]:
     chip = load_chip("Ascend910B2")
     launch = gemm_launch(GemmShape(4096, 4096, 4096), chip, PUBLISHED)
     program = launch.parts[0].program
-    compiled = compile_program(program, chip, Surroundings(1, analyse(launch, chip).fresh))
+    compiled = compile_program(program, chip, Surroundings(1, analyse(launch, chip).memory_share))
     rows = []
     for name, quick, least in (("plain Python", False, 1), ("Numba", True, 20)):
         if quick and not numba_available():

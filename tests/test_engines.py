@@ -31,8 +31,8 @@ needs_numba = pytest.mark.skipif(not numba_available(), reason="Numba is not ins
 
 
 def compiled(program: Program, chip=TOY) -> Compiled:
-    fresh = analyse(as_launch(program), chip).fresh
-    return compile_program(program, chip, Surroundings(1, fresh))
+    memory_share = analyse(as_launch(program), chip).memory_share
+    return compile_program(program, chip, Surroundings(1, memory_share))
 
 
 def assert_engines_agree(launch, chip):

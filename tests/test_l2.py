@@ -21,7 +21,7 @@ from ascend_lab.machine.sim import (
     simulate_kernel,
 )
 from ascend_lab.machine.sim.cost import lowest_bytes
-from ascend_lab.machine.sim.l2 import PIECES
+from ascend_lab.machine.sim.l2 import PIECE_COUNT
 from ascend_lab.operators.kernels import GemmShape, elementwise_launch, gemm_launch
 
 TOY = load_chip("Toy")
@@ -142,7 +142,7 @@ def test_what_is_skipped_in_the_middle_of_a_large_phase_is_counted():
     run = l2._keys
     l2._keys = lambda *given: (visited.append(len(run(*given))), run(*given))[1]
     assert l2.touch(big).write_back_bytes > 598 * MIB
-    assert sum(sorted(visited)[:-3]) < 8 * PIECES < 700 * MIB // l2.piece_bytes
+    assert sum(sorted(visited)[:-3]) < 8 * PIECE_COUNT < 700 * MIB // l2.piece_bytes
 
 
 @settings(max_examples=100)
@@ -205,7 +205,7 @@ def test_a_launch_that_finds_everything_in_l2_reads_no_memory():
     assert warm.cycles < cold.cycles
     half = analyse(launch, TOY).warmed({"a": 0.5})
     assert half.memory_read_bytes == 256 * 256 * 2 * 1.5
-    assert half.fresh["a"] * 2 == analyse(launch, TOY).fresh["a"]
+    assert half.memory_share["a"] * 2 == analyse(launch, TOY).memory_share["a"]
 
 
 def test_a_tensor_fetched_again_is_saved_once():

@@ -56,7 +56,7 @@ def halved(launch, chip, around, cycles, made) -> float:
 )
 def test_the_search_finds_what_halving_finds(case, stretch_by):
     launch, chip = case
-    around = Surroundings(launch.core_count, analyse(launch, chip).fresh)
+    around = Surroundings(launch.core_count, analyse(launch, chip).memory_share)
     parts = tuple(compile_program(p.program, chip, around) for p in launch.parts)
     cycles = int(max(run_reference(part)[0] for part in parts) * stretch_by)
     assume(cycles > 0)

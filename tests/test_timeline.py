@@ -88,7 +88,7 @@ def test_known_cycles_of_a_copy():
     assert cost.occupancy_cycles == 10 + 8
     assert cost.latency_cycles == 200
     assert cost.energy_pj == 256 * (5.0 + 12.5 + 162.5)  # path, L2, device memory
-    hit = instruction_cost(TOY, copy, Surroundings(fresh={"x1": 0.0}))
+    hit = instruction_cost(TOY, copy, Surroundings(memory_share={"x1": 0.0}))
     assert hit.latency_cycles == 50
     assert hit.energy_pj == 256 * (5.0 + 12.5)
     crowd = instruction_cost(TOY, copy, Surroundings(active_cores=4))

@@ -77,7 +77,7 @@ def test_what_fits_in_l2_is_fetched_once(case):
     launch = gemm_launch(shape, chip, schedule)
     traffic = analyse(launch, chip)
     first = touched_bytes(launch)
-    reads = {n: traffic.fresh[n] for n in first}
+    reads = {n: traffic.memory_share[n] for n in first}
     assert traffic.memory_read_bytes == sum(first.values())
     assert traffic.memory_write_bytes == 0
     assert all(0 < share <= 1 for share in reads.values())
@@ -125,11 +125,11 @@ def test_a_matrix_too_large_for_l2_is_fetched_again():
     matrix = 256 * 256 * 2
     held = analyse(launch, TOY)
     assert held.memory_read_bytes == 2 * matrix
-    assert held.fresh == {"a": 0.25, "b": 0.25}
+    assert held.memory_share == {"a": 0.25, "b": 0.25}
     tiny = replace(TOY, l2=replace(TOY.l2, size_bytes=4096))
     streamed = analyse(launch, tiny)
     assert streamed.memory_read_bytes == 2 * 4 * matrix
-    assert streamed.fresh == {"a": 1.0, "b": 1.0}
+    assert streamed.memory_share == {"a": 1.0, "b": 1.0}
     assert streamed.memory_write_bytes == 256 * 256 * 4
     # One row of A tiles and all of B fit, but not everything: A comes once, B four times or less.
     middle = analyse(launch, replace(TOY, l2=replace(TOY.l2, size_bytes=400_000)))
@@ -147,7 +147,7 @@ def test_pieces_never_add_up_to_more_than_the_tensor():
     traffic = analyse(as_launch(k.finish()), TOY)
     assert traffic.path_bytes["GM", "UB"] == 512 + 512 + 256
     assert traffic.memory_read_bytes == 512
-    assert traffic.fresh["x"] == 512 / 1280
+    assert traffic.memory_share["x"] == 512 / 1280
 
 
 def test_a_smaller_cache_never_helps():
@@ -167,7 +167,7 @@ def test_cores_share_what_they_fetch():
     both = gemm_launch(shape, TOY, GemmSchedule(64, 32, 64, 1, 1, 2))
     traffic = analyse(both, TOY)
     assert traffic.memory_read_bytes == (64 * 64 + 64 * 128) * 2
-    assert traffic.fresh == {"a": 0.5, "b": 1.0}
+    assert traffic.memory_share == {"a": 0.5, "b": 1.0}
     timeline = simulate(both, TOY)
     assert timeline.l2_bytes == 64 * 64 * 2
     assert timeline.memory_bytes == traffic.memory_bytes

@@ -27,7 +27,7 @@ from typing import NamedTuple
 from ascend_lab.compiler.ir import Graph, Node, operator_of
 from ascend_lab.compiler.needs import BY_ROW, PRODUCTS, Needs, moves
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
-from ascend_lab.machine.sim import least_ways, rate_of, told_cycles
+from ascend_lab.machine.sim import least_signal_cycles, outgoing_rate, shortest_latencies
 
 CURVES = {
     **dict.fromkeys(("exp", "elu", "softmax", "log_softmax"), ("vexp",)),
@@ -179,8 +179,8 @@ class _Work:
         self.has_int8 = any(kind.dtype == "int8" for kind in graph.types.values())
         self.result_bytes = 1 if self.has_int8 else 2
         self.needs = Needs(graph)
-        core_l0c_rate = rate_of(chip, ("L0C",))
-        core_to_vector_rate = rate_of(chip, CUBE_SIDE, ("GM", "UB"))
+        core_l0c_rate = outgoing_rate(chip, ("L0C",))
+        core_to_vector_rate = outgoing_rate(chip, CUBE_SIDE, ("GM", "UB"))
         self.l0c_rate = core_l0c_rate * chip.core_count
         self.l0c_to_vector_rate = core_to_vector_rate * chip.core_count
         # equal nodes need to be computed once
@@ -395,7 +395,7 @@ class _Work:
            several such times add up. Images of a batch do not wait for each other: none counts.
         3. Work and weights that are read late: see `_late_weights`.
         """
-        distances = least_ways(self.chip)
+        distances = shortest_latencies(self.chip)
         since = 0
         ready: dict[str, Times] = dict.fromkeys(self.graph.inputs, distances["GM"])
         for at, node in enumerate(self.graph.nodes):
@@ -457,7 +457,7 @@ class _Work:
         held_bytes = cache_bytes + sum(chip.buffers.values()) * cores
         if sum(self.graph.types[name].data_bytes for name in self.weights) <= held_bytes:
             return 0.0
-        rate = rate_of(chip, ("GM",)) * cores
+        rate = outgoing_rate(chip, ("GM",)) * cores
         # the faster of the cores' paths and of device memory: a bound may assume either
         rate = max(rate, chip.device_memory.rate_bytes_per_s / chip.clock_hz)
         latest = 0.0
@@ -532,11 +532,11 @@ class _Work:
                 outside_l0c.update(() if producer.op in SUMMED else producer.inputs)
         latest = 0.0
         total = NOW
-        distances = least_ways(self.chip)
+        distances = shortest_latencies(self.chip)
         # the last number is in L0C, in UB, or just leaves L0C towards L1
         ends = distances["L0C"], distances["UB"], (distances["L1"][0], 0.0, 0.0)
         ways = [distance[to] + own_cycles if node else distance[2] for distance in ends]
-        back = told_cycles(self.chip) + distances["GM"][to] + own_cycles
+        back = least_signal_cycles(self.chip) + distances["GM"][to] + own_cycles
         loads = [
             (self.starts[load.node], load.cycles)
             for load in self.loads

@@ -1,12 +1,12 @@
-"""The machine: chips as data, programs for their cores, values and times of programs, layouts.
+"""The machine: chips, programs for their cores, a simulator of values and times, and layouts.
 
-- `chip`: chips in TOML files: every number with its source and how far it can be trusted.
-- `isa`: instructions, loops, the builder of kernels, the sanitizer.
-- `sim`: a program executed for its values, and simulated for its time.
-- `layout`: where the elements of a tensor lie, and kernels that move them.
+- `chip`: chips as TOML files; every number has its source and says how far it can be trusted.
+- `isa`: instructions and loops, the builder of kernels, and a sanitizer that finds races.
+- `sim`: executes a program for its values, and simulates it for its time.
+- `layout`: where the elements of a tensor are stored, and kernels that convert layouts.
 
 `simulate` takes a program or a launch, `simulate_kernel` a whole kernel, which may have several
-phases. A kernel that adds two tensors of 4,096 numbers: its values, then its time:
+phases. An example is a kernel that adds two tensors of 4,096 numbers: its values, then its time.
 
 >>> import numpy as np
 >>> from ascend_lab.machine import execute, load_chip, simulate_kernel
@@ -49,5 +49,5 @@ __getattr__ = names_of(
 
 
 def __dir__() -> list[str]:
-    """Return the names that are offered, loaded or not."""
+    """Return the public names, including those whose modules are not imported yet."""
     return sorted(__all__)

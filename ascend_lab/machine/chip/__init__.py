@@ -1,7 +1,12 @@
-"""Chips as data: presets and a loader for your own TOML file.
+"""Chips as data: presets such as the Ascend910B2, and a loader for chip files of your own.
 
-A chip file is TOML in which every number reads {value, source, trust}. The loader checks each entry
-and returns a `Chip`.
+A chip file is TOML. Every number in it says where it is from and how far it can be trusted:
+
+    [clock]
+    hz = { value = 1.8e9, source = "...", trust = "published" }
+
+The loader checks each entry and returns a `Chip`. A file may name another chip as its `base` and
+state only what differs.
 """
 
 import tomllib
@@ -38,8 +43,8 @@ __all__ = [
     "presets",
 ]
 
-# Largest credible value by the last word of a key: 1.2e12 bytes per cycle were meant per second.
-LIMITS = {
+# Largest credible value by the end of a key: 1.2e12 bytes per cycle were meant per second.
+MAX_VALUES = {
     "hz": 1e10,
     "bytes": 1e14,
     "rate_bytes_per_cycle": 1e5,
@@ -57,11 +62,11 @@ LIMITS = {
     "n": 1024,
 }
 BUFFER_LIMIT_BYTES = 1e8
-"""On-chip memories are megabytes; the simulator allocates them."""
+"""Largest size of an on-chip memory, which the simulator allocates as an array."""
 
-# Smallest credible value: a clock of 910 hz was meant in MHz, and no instruction would end.
-LEAST = {"hz": 1e3, "rate_bytes_per_cycle": 1e-3, "rate_bytes_per_s": 1e3}
-# Ends of keys that may be 0: costs that a chip may be free of. Rates, sizes and counts may not be.
+# Smallest credible value: a clock of 910 Hz was meant in MHz, and no simulation would end.
+MIN_VALUES = {"hz": 1e3, "rate_bytes_per_cycle": 1e-3, "rate_bytes_per_s": 1e3}
+# Ends of keys whose value may be 0, such as costs; rates, sizes and counts must be above 0.
 ZERO_ALLOWED = ("_cycles", "latency_s", "overhead_s", "queued_s", "barrier_s")
 VALUE_KEYS = {"value", "source", "trust"}
 
@@ -85,19 +90,20 @@ class Reader:
                 raise self.fail(f"about.{name}", "a list of chips", chips, "put it in brackets")
 
     def fail(self, key: str, needed: str, got: object, remedy: str) -> ChipError:
-        """Return the error for `key`: what it needs, what it got, what to do."""
+        """Return the error for `key`: what is needed, what was given, and a remedy."""
         return ChipError(f"{self.file}: {key} needs {needed}", shown(got), remedy)
 
     def table(self, key: str, known: set[str] | None = None) -> dict[str, Any]:
-        """Return the table at dotted `key`; refuse unknown names in it."""
+        """Return the table at dotted `key`; raise `ChipError` for a name that is not `known`."""
         node: Any = self.data
-        for part in key.split("."):
-            node = node.get(part) if isinstance(node, dict) else None
+        for name in key.split("."):
+            node = node.get(name) if isinstance(node, dict) else None
         if not isinstance(node, dict):
             raise self.fail(key, "a table", node, "copy the section from a preset chip file")
-        if known is not None and (unknown := [name for name in node if name not in known]):
-            remedy = f"known keys: {', '.join(sorted(known))}"
-            raise self.fail(f"{key}.{unknown[0]}", "a known key", unknown[0], remedy)
+        for name in node:
+            if known is not None and name not in known:
+                remedy = f"known keys: {', '.join(sorted(known))}"
+                raise self.fail(f"{key}.{name}", "a known key", name, remedy)
         return node
 
     def number(self, key: str) -> float:
@@ -117,9 +123,9 @@ class Reader:
         may_be_zero = any(leaf.endswith(end) for end in ZERO_ALLOWED)
         if value < 0 or (value == 0 and not may_be_zero):
             raise self.fail(key, "a positive number", value, "check the sign and the unit")
-        least, limit = _range(key)
-        if not least <= value <= limit:
-            needed = f"at most {limit:g}" if value > limit else f"at least {least:g}"
+        minimum, maximum = _credible_range(key)
+        if not minimum <= value <= maximum:
+            needed = f"at most {maximum:g}" if value > maximum else f"at least {minimum:g}"
             raise self.fail(key, needed, value, "check the unit in the key's name")
         if trust not in get_args(Trust):
             needed = "trust published, derived, borrowed or assumed"
@@ -128,7 +134,7 @@ class Reader:
             raise self.fail(key, "a source listed in [sources]", source, "add it to [sources]")
         chip_name = self.data.get("name")
         is_borrowed = chip_name not in self.about.get(source, [chip_name])
-        # A published number of another chip is worth less; an assumed one is the weakest already.
+        # A number of another chip counts as borrowed, unless it is only assumed, which is weaker.
         effective_trust: Trust = "borrowed" if is_borrowed and trust != "assumed" else trust
         self.facts[key] = Fact(float(value), source, effective_trust)
         return float(value)
@@ -141,13 +147,17 @@ class Reader:
         return int(value)
 
 
-def _range(key: str) -> tuple[float, float]:
-    """Return the credible range of a number from the last word of its key."""
+def _credible_range(key: str) -> tuple[float, float]:
+    """Return the smallest and the largest credible value of a number, by the end of its key."""
     leaf = key.rpartition(".")[2]
     if key.startswith("buffer."):
         return 0.0, BUFFER_LIMIT_BYTES
-    limit = next((v for k, v in LIMITS.items() if leaf == k or leaf.endswith("_" + k)), 1e15)
-    return LEAST.get(leaf, 0.0), limit
+    maximum = 1e15
+    for key_end, value in MAX_VALUES.items():
+        if leaf == key_end or leaf.endswith("_" + key_end):
+            maximum = value
+            break
+    return MIN_VALUES.get(leaf, 0.0), maximum
 
 
 # -- the chip --------------------------------------------------------------------------------------
@@ -161,8 +171,8 @@ SPACES = ("GM", "L1", "L0A", "L0B", "L0C", "UB", "BT")
 
 Record = TypeVar("Record", Path, Memory, Link, VectorCost)
 CUBE_FORMATS = ("fp16", "int8", "bf16", "fp32")
-"""Number formats of inputs that a cube may multiply."""
-CUBE_OPTIONAL = ("bf16", "fp32")
+"""Number formats that a cube can multiply."""
+OPTIONAL_CUBE_FORMATS = ("bf16", "fp32")
 """Formats among them that a chip may lack."""
 
 AI_CPU = ("overhead_s", "rate_bytes_per_s")
@@ -183,17 +193,18 @@ SECTIONS = {
     "ai_cpu": set(AI_CPU),
     "power": {"typical_w"},
 }
-OPTIONAL = {"ai_cpu", "power", "power.typical_w", "link", "base", "about"}
+"""The sections of a chip file, and their keys."""
+OPTIONAL_SECTIONS = {"ai_cpu", "power", "power.typical_w", "link", "base", "about"}
 
 
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def _merge(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
     """Return the tables of a base chip, overridden by those of a file.
 
-    Tables merge key by key. An empty table in the file removes that of the base, and a fact
-    replaces a fact as a whole: its source and trust go with its value.
+    Tables are merged key by key. An empty table in the file removes that of the base. A number
+    replaces a number together with its source and trust.
     """
     merged = dict(base)
-    for key, value in over.items():
+    for key, value in overrides.items():
         base_value = merged.get(key)
         is_fact = isinstance(value, dict) and "value" in value
         if isinstance(base_value, dict) and isinstance(value, dict) and value and not is_fact:
@@ -207,7 +218,7 @@ def _cube(reader: Reader) -> dict[str, tuple[int, int, int]]:
     """Read, by number format, the sides (m, k, n) of the product that the cube does in a cycle."""
     shapes = {}
     for dtype in CUBE_FORMATS:
-        if dtype in CUBE_OPTIONAL and dtype not in reader.table("cube"):
+        if dtype in OPTIONAL_CUBE_FORMATS and dtype not in reader.table("cube"):
             continue
         reader.table(f"cube.{dtype}", {"m", "k", "n"})
         fractal = (16, BLOCK_BYTES // DTYPE_BYTES[dtype], 16)  # k is 16 in fp16, 32 in int8
@@ -223,7 +234,7 @@ def _cube(reader: Reader) -> dict[str, tuple[int, int, int]]:
 
 
 def _sizes(reader: Reader, section: str) -> dict[str, int]:
-    """Read `size_bytes` of each on-chip memory in a section: buffers, or alignments."""
+    """Read `size_bytes` of each on-chip memory in the section "buffer" or "alignment"."""
     sizes = {}
     for name in reader.table(section, set(SPACES) - {"GM"}):
         reader.table(f"{section}.{name}", {"size_bytes"})
@@ -232,7 +243,7 @@ def _sizes(reader: Reader, section: str) -> dict[str, int]:
 
 
 def _paths(reader: Reader) -> dict[tuple[str, str], Path]:
-    """Read the data paths; those that every program needs must be there."""
+    """Read the data paths; raise `ChipError` if one is missing that every program needs."""
     paths = {}
     for name in reader.table("path"):
         src, arrow, dst = name.partition("->")
@@ -247,29 +258,35 @@ def _paths(reader: Reader) -> dict[tuple[str, str], Path]:
         if unit not in ("core", "cube", "vector"):
             raise reader.fail(f"{key}.unit", "core, cube or vector", unit, "mend it")
         paths[src, dst] = _record(reader, Path, key, pipe=pipe, unit=unit)
-    # On combined cores the vector unit takes the cube's results from L0C, on separate ones they go
-    # to GM, where other cores read them.
-    drain = ("L0C", "UB" if reader.data["combined"] else "GM")
-    for needed in (("GM", "UB"), ("UB", "GM"), ("GM", "L1"), ("L1", "L0A"), ("L1", "L0B"), drain):
+    # On combined cores the vector unit reads the cube's results from L0C. On separate cores they
+    # are copied to GM, where the vector cores read them.
+    out_of_l0c = ("L0C", "UB" if reader.data["combined"] else "GM")
+    to_cube = (("GM", "L1"), ("L1", "L0A"), ("L1", "L0B"))
+    for needed in (("GM", "UB"), ("UB", "GM"), *to_cube, out_of_l0c):
         if needed not in paths:
             raise reader.fail(f"path.{'->'.join(needed)}", "an entry", None, "add the path")
     return paths
 
 
 def _record(reader: Reader, kind: type[Record], key: str, /, **texts: Any) -> Record:
-    """Read a dataclass whose fields are the entries of the table at `key`.
+    """Read a record of type `kind`, whose fields are the entries of the table at `key`.
 
-    All fields are numbers except those in `texts`, which the caller has read and checked.
+    All fields are numbers, except those in `texts`, which the caller has read and checked.
     """
     types = {field.name: field.type for field in fields(kind)}
-    reader.table(key, set(types) | ({"peak_bytes_per_s"} if key == "memory" else set()))
-    read: dict[Any, Callable[[str], Any]] = {int: reader.integer, float: reader.number}
-    numbers = {n: read[t](f"{key}.{n}") for n, t in types.items() if n not in texts}
+    # `_peak` reads this one
+    other_keys = {"peak_bytes_per_s"} if key == "memory" else set()
+    reader.table(key, set(types) | other_keys)
+    read_as: dict[Any, Callable[[str], Any]] = {int: reader.integer, float: reader.number}
+    numbers = {}
+    for name, number_type in types.items():
+        if name not in texts:
+            numbers[name] = read_as[number_type](f"{key}.{name}")
     return kind(**texts, **numbers)
 
 
 def _memory(reader: Reader, key: str, *kinds: str) -> Memory:
-    """Read a memory that all cores share; its kind is the first of `kinds` unless the file says."""
+    """Read a memory that all cores share; its kind is by default the first of `kinds`."""
     kind = reader.table(key).get("kind", kinds[0])
     if kind not in kinds:
         raise reader.fail(f"{key}.kind", " or ".join(kinds), kind, "mend it")
@@ -291,11 +308,12 @@ def _peak(reader: Reader) -> float:
 def _launches(
     reader: Reader, paths: Mapping[tuple[str, str], Path], l2: Memory
 ) -> dict[str, float]:
-    """Read the costs of starting work; those that a file leaves out follow from its other numbers.
+    """Read the costs of starting kernels; two of them have defaults from other numbers of the file.
 
-    A queued kernel costs by default as much as a cold one. The barrier inside a super kernel is by
-    default the one between phases of a kernel, or, on cores without flags for each other, one by
-    way of memory: every core stores a word, then polls the words of all cores.
+    A queued start costs by default as much as a cold one. The barrier inside a super kernel costs
+    by default as much as that between the phases of a kernel. Combined cores cannot set flags of
+    each other and synchronise through memory: every core stores a word, then reads the words of all
+    cores until they are there.
     """
     cold = reader.number("launch.overhead_s")
     clock_hz = reader.number("clock.hz")
@@ -308,7 +326,7 @@ def _launches(
         poll_cycles = (
             load.startup_cycles + words_bytes / load.rate_bytes_per_cycle + l2.latency_cycles
         )
-        # Two polls: the first comes too early and finds words that are not there yet.
+        # two polls: the first one comes too early, before all words are there
         barrier = (store_cycles + 2 * poll_cycles) / clock_hz
     launch_s = {"overhead_s": cold}
     default = {"queued_s": cold, "barrier_s": barrier}
@@ -321,7 +339,7 @@ def _launches(
     has_fetch = "library_fetch_s" in reader.table("launch")
     return {
         "launch_overhead_s": cold,
-        # A file of one's own may lower the cold start only: then the others fall with it.
+        # No start costs more than a cold one, also if a file lowers the cold start only.
         "queued_launch_s": min(cold, launch_s["queued_s"]),
         "barrier_s": min(cold, launch_s["barrier_s"]),
         "mix_start_s": 0.0 if reader.data["combined"] else reader.number("launch.mix_s"),
@@ -352,14 +370,16 @@ def _vector_costs(reader: Reader) -> dict[str, VectorCost]:
 
 
 def _check_sections(reader: Reader) -> None:
-    """Refuse sections, and keys in them, that no chip has; check the texts at the top."""
-    known = set(SECTIONS) | OPTIONAL | {"name", "summary", "combined", "sources", "buffer"}
-    known |= {"alignment", "path", "l2", "memory", "vector_op"}
+    """Check that all sections and their keys are known; check name, summary and `combined`."""
+    known_names = set(SECTIONS) | OPTIONAL_SECTIONS
+    known_names |= {"name", "summary", "combined", "sources", "buffer"}
+    known_names |= {"alignment", "path", "l2", "memory", "vector_op"}
     for name in reader.data:
-        if name not in known:
-            raise reader.fail(name, "a known section", name, f"known: {', '.join(sorted(known))}")
+        if name not in known_names:
+            remedy = f"known: {', '.join(sorted(known_names))}"
+            raise reader.fail(name, "a known section", name, remedy)
     for section, keys in SECTIONS.items():
-        if section in reader.data or section not in OPTIONAL:
+        if section in reader.data or section not in OPTIONAL_SECTIONS:
             reader.table(section, keys)
     for key in ("name", "summary"):
         if not isinstance(reader.data.get(key), str):
@@ -373,9 +393,10 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
     reader = Reader(file, data)
     _check_sections(reader)
     buffers = _sizes(reader, "buffer")
-    (repeat_bytes, vectors) = _vectors(reader)
-    if missing := [name for name in ("L1", "L0A", "L0B", "L0C", "UB") if name not in buffers]:
-        raise reader.fail(f"buffer.{missing[0]}", "an entry", None, "add its size_bytes")
+    repeat_bytes, vector_cores = _vectors(reader)
+    for name in ("L1", "L0A", "L0B", "L0C", "UB"):
+        if name not in buffers:
+            raise reader.fail(f"buffer.{name}", "an entry", None, "add its size_bytes")
     links = reader.table("link") if "link" in data else {}
     cube = _cube(reader)
     paths = _paths(reader)
@@ -385,7 +406,7 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
         summary=data["summary"],
         combined=data["combined"],
         core_count=reader.integer("core.count"),
-        vector_cores_per_core=vectors,
+        vector_cores_per_core=vector_cores,
         clock_hz=reader.number("clock.hz"),
         cube=MappingProxyType(cube),
         cube_head_cycles=reader.integer("cube.head_cycles"),
@@ -415,9 +436,9 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
 
 
 def _with_base(data: dict[str, Any], file: str) -> dict[str, Any]:
-    """Return a file's tables, merged over those of the preset that `base` names.
+    """Return a file's tables, merged over those of the preset that its `base` names.
 
-    With `borrows` the file is of another chip than its base, whose numbers it then borrows.
+    `borrows = true` in the file says that the base is another chip: its numbers count as borrowed.
     """
     base = data.pop("base", None)
     borrows = data.pop("borrows", False)
@@ -473,7 +494,7 @@ def load_chip(name_or_file: str | FilePath) -> Chip:
         raise ChipError("a preset name or a .toml file", repr(name), _suggestion(name))
     data = toml_of(name, "a readable chip file", ChipError)
     if data.get("base") in PRESETS and "name" not in data:
-        # It would inherit the name, and its times would pass for those of its base.
+        # With the name of its base, its times could be taken for those of the base.
         raise ChipError(f"{name}: name", "none", "give your chip a name of its own")
     return chip_from_dict(_with_base(data, name), name)
 
@@ -482,7 +503,7 @@ def _suggestion(name: str) -> str:
     """Return a remedy for an unknown name: the most similar preset, then all of them."""
     from difflib import get_close_matches
 
-    # Without "ascend", which all share: else "Ascend999" would be similar to every preset.
+    # Without "ascend", which nearly all share: "Ascend999" would be similar to every preset.
     by_suffix = {preset.lower().removeprefix("ascend"): preset for preset in PRESETS}
     close = get_close_matches(name.lower().removeprefix("ascend"), by_suffix, 1)
     question = f"did you mean {by_suffix[close[0]]}? " if close else ""

@@ -1,4 +1,4 @@
-"""The records of a chip: numbers, each with its source and trust level, and their text form."""
+"""The records of a chip and its parts (`Chip`, `Path`, `Memory`, `VectorCost`), and their text."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -8,10 +8,10 @@ from typing import Any, Literal
 from ascend_lab.errors import PathError
 
 Trust = Literal["published", "derived", "borrowed", "assumed"]
-"""How far to trust a number, strongest first.
+"""How far to trust a number, the most reliable first.
 
-A source prints a published number. A derived one is arithmetic on published ones, a borrowed one is
-published or derived for another chip, and an assumed one is a judgement of ours.
+A published number is printed in its source. A derived one was computed from published ones, a
+borrowed one is published or derived for another chip, and an assumed one is our estimate.
 """
 
 DTYPE_BYTES: Mapping[str, int] = {
@@ -54,7 +54,10 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class VectorCost:
-    """Cycles of a vector instruction: head + slope * repeats, result visible tail cycles later."""
+    """The cost of a vector instruction: it takes head + slope * repeats cycles.
+
+    Its result is visible `tail_cycles` later.
+    """
 
     head_cycles: int
     slope_cycles: int
@@ -63,7 +66,7 @@ class VectorCost:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A memory shared by all cores: size and total rate for reading or writing.
+    """A memory shared by all cores: its size, and its total rate for reading or writing.
 
     The `kind` of an L2 is "cache", or "buffer" if the compiler decides which tensors it holds.
     """
@@ -77,7 +80,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One kind of link between devices: rate per direction and start-up time."""
+    """One kind of link between devices: rate per direction, startup time, and number of links."""
 
     rate_bytes_per_s: float
     latency_s: float
@@ -88,24 +91,24 @@ class Link:
 class Chip:
     """An NPU as data: cores, clock, cube, vector unit, buffers, paths, memories, links.
 
-    `facts` keeps every number once more with source and trust, keyed like the file
-    ("clock.hz", "path.GM->L1.rate_bytes_per_cycle"); `sources` spells the source keys out. A chip
-    whose file has no AI CPU has a rate of 0 for it. `device_memory` has the rate that kernels
-    reach, `memory_peak_bytes_per_s` is the rate of the interface at best.
+    `facts` has every number once more with its source and trust, under its key in the file
+    ("clock.hz", "path.GM->L1.rate_bytes_per_cycle"); `sources` explains the names of the sources. A
+    chip whose file has no AI CPU has a rate of 0 for it. The rate of `device_memory` is the one
+    that kernels reach; `memory_peak_bytes_per_s` is the peak rate of the interface.
 
-    Starting a task takes `queued_launch_s` on the device, which a profiler counts as the task's own
-    time. A start by the host takes `launch_overhead_s` in all, and one that follows another kernel
-    inside the same launch `barrier_s`. If cube and vector cores work together, the start takes
-    `mix_start_s` more, and a flag between them arrives after `cross_flag_cycles` (0 where a core is
-    both). A large kernel of the vendor's library takes `library_fetch_s` more for each of its cores
-    (0 if the file has no number); our kernels do not.
+    Starting a task takes `queued_launch_s` on the device, which a profiler counts as a part of the
+    task. A start by the host takes `launch_overhead_s` in all; one that follows another kernel
+    inside the same launch takes `barrier_s`. If cube and vector cores work together, the start
+    takes `mix_start_s` more, and a flag between them arrives after `cross_flag_cycles` (0 if a core
+    has both units). A large kernel of the vendor's library takes `library_fetch_s` more for each of
+    its cores (0 if the file has no number); our kernels do not.
     """
 
-    # The fields stand in the order of a chip file's sections: more than twelve, as a chip is the
-    # record of everything that hardware states.
+    # The fields are in the order of a chip file's sections. They are more than twelve because a
+    # chip file states everything about the hardware.
     name: str
     summary: str
-    combined: bool  # a core has both cube and vector unit (910A); else they are cores apart (910B)
+    combined: bool  # one core has cube and vector unit (910A); on the 910B they are separate cores
     core_count: int
     vector_cores_per_core: int
     clock_hz: float
@@ -149,15 +152,15 @@ class Chip:
         return f"Chip({self.name!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle read-only views as dictionaries: a chip travels to worker processes."""
+        """Pickle read-only mappings as dictionaries: worker processes receive a chip this way."""
         values = (getattr(self, f.name) for f in fields(self))
         return Chip, tuple(dict(v) if isinstance(v, Mapping) else v for v in values)
 
     def path(self, src: str, dst: str) -> Path:
-        """Return the path src -> dst; raise `PathError` naming the paths that do exist."""
+        """Return the path src -> dst; raise `PathError`, which names the possible paths."""
         path = self.paths.get((src, dst))
         if path is None:
-            # All paths that begin at the source or end at the target: a detour uses one of them.
+            # paths that begin at the source or end at the target: a detour uses one of these
             legal = ", ".join(f"{a}->{b}" for a, b in self.paths if a == src or b == dst)
             remedy = f"go through one of: {legal or 'no path touches them'}"
             raise PathError(f"a data path {src}->{dst} on {self.name}", "none", remedy)
@@ -172,32 +175,32 @@ class Chip:
         return self.cube[dtype]
 
     def macs_per_cycle(self, dtype: str) -> int:
-        """Multiply-accumulates of one core in one cycle: m * k * n, 16^3 = 4096 in fp16."""
+        """Return the multiply-accumulates of one core per cycle: m * k * n, 16^3 = 4096 in fp16."""
         return math.prod(self.cube_shape(dtype))
 
     def peak_ops_per_s(self, dtype: str) -> float:
-        """Cube peak of the chip, ops/s = 2 * cores * macs/cycle * clock (1 MAC = 2 ops)."""
+        """Return the cube peak of the chip in ops/s: 2 * cores * MACs per cycle * clock."""
         return 2.0 * self.core_count * self.macs_per_cycle(dtype) * self.clock_hz
 
     def vector_peak_ops_per_s(self, dtype: str) -> float:
-        """Vector peak of the chip, ops/s = vector cores * lanes * clock, one op a lane a cycle."""
+        """Return the vector peak of the chip in ops/s: vector cores * lanes * clock."""
         lanes = self.vector_bytes_per_repeat // DTYPE_BYTES[dtype]
         return float(self.core_count * self.vector_cores_per_core * lanes) * self.clock_hz
 
     def cores_of(self, unit: str) -> int:
-        """Number of cores that run programs of `unit` ("core", "cube" or "vector")."""
+        """Return the number of cores that run programs of `unit` ("core", "cube" or "vector")."""
         return self.core_count * (self.vector_cores_per_core if unit == "vector" else 1)
 
     def shared_rate_bytes_per_cycle(self, level: str, active_cores: int) -> float:
-        """Rate that each of n active cores gets from "L2" or "memory": total / n, bytes/cycle."""
+        """Return the bytes per cycle that each active core gets from "L2" or "memory"."""
         memory = self.l2 if level == "L2" else self.device_memory
         # 32 cores at 1 GHz share 1.2e12 bytes/s: 37.5 bytes a cycle each
         return memory.rate_bytes_per_s / active_cores / self.clock_hz
 
 
-# -- as text ---------------------------------------------------------------------------------------
+# -- a chip as text --------------------------------------------------------------------------------
 def chip_dict(chip: Chip) -> dict[str, Any]:
-    """Return a chip as plain data for JSON; `facts` holds {value, source, trust} by key."""
+    """Return a chip as a dictionary for JSON; `facts` holds {value, source, trust} by key."""
     return {
         "name": chip.name,
         "summary": chip.summary,

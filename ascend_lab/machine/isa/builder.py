@@ -16,7 +16,13 @@ from ascend_lab.errors import CapacityError, PathError, ProgramError, SyncError
 from ascend_lab.limits import INSTRUCTIONS, refuse_above
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.machine.isa import instructions as ins
-from ascend_lab.machine.isa.launch import BETWEEN, Ring, RingTile, cross_set, cross_wait
+from ascend_lab.machine.isa.launch import (
+    MODE_CUBE_AND_VECTOR,
+    Ring,
+    RingTile,
+    cross_set,
+    cross_wait,
+)
 from ascend_lab.machine.isa.memory import Affine, Buffer, Region, Tile, as_affine, var, whole_number
 from ascend_lab.machine.isa.program import Event, Instruction, Loop, Node, Program
 
@@ -31,10 +37,10 @@ def place_of(buffer: Buffer) -> Place:
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """A loop that is still being written, and how many slots one pass of it moves each queue on.
+    """A loop that is still being written.
 
-    `slots_per_pass` is taken modulo the queue's depth: a pass that uses all the slots of a queue
-    ends at the slot where it began, and moves the queue by 0.
+    `slots_per_pass` says how many slots of each queue one pass uses, modulo the queue's depth: a
+    pass that uses all slots ends at the slot where it began, which counts as 0.
     """
 
     loop: Loop
@@ -47,8 +53,8 @@ def close_loops(
 ) -> tuple[Node, ...]:
     """Turn open loops into `Loop`s, and give every region of a queue its slot in each pass.
 
-    `moved` tells by how many slots the loops around have moved each queue, as an expression of
-    their variables.
+    `moved` holds, for each queue, the number of slots that earlier passes of the loops around have
+    used, as an expression of the loop variables.
     """
     moved = moved or {}
     closed: list[Node] = []
@@ -59,9 +65,12 @@ def close_loops(
             # Pass i begins i * slots further on: a queue of depth 2 that each pass of loop i uses
             # once, and each pass of the loop j around it 3 times, stands at slot (i + j) mod 2.
             for place, slots in node.slots_per_pass.items():
-                by_loop = Affine(0, ((loop.var, slots),))
-                outside = moved_inside.get(place)
-                moved_inside[place] = by_loop if outside is None else outside + by_loop
+                moved_by_loop = Affine(0, ((loop.var, slots),))
+                moved_outside = moved_inside.get(place)
+                if moved_outside is None:
+                    moved_inside[place] = moved_by_loop
+                else:
+                    moved_inside[place] = moved_outside + moved_by_loop
             closed.append(Loop(loop.var, loop.count, close_loops(node.body, moved_inside)))
         elif moved and node.regions:
             dst = None if node.dst is None else _at_moved_slot(node.dst, moved)
@@ -75,7 +84,7 @@ def close_loops(
 def _at_moved_slot(region: Region, moved: dict[Place, Affine]) -> Region:
     buffer = region.buffer
     by_slots = moved.get(place_of(buffer)) if buffer.slots > 1 else None
-    return region if by_slots is None else region.turned(by_slots)
+    return region if by_slots is None else region.slots_further(by_slots)
 
 
 Emit = Callable[[Instruction], None]
@@ -192,10 +201,10 @@ class Queue(Slots[Tile]):
 
 
 class RingEnd(Slots[RingTile]):
-    """One end of a ring, in the program of one core: the one that `fills` slots or empties them.
+    """One end of a ring in the program of one core, which fills the slots or empties them.
 
-    A wait of a ring (`cross_wait`) holds up all instructions written behind it, on every pipe of
-    the core; a wait of a queue holds up one pipe.
+    A ring passes tiles through GM from one core to another (see `launch`). Its wait (`cross_wait`)
+    holds up all later instructions of the core, on every pipe; a wait of a queue holds up one pipe.
     """
 
     def __init__(
@@ -205,7 +214,7 @@ class RingEnd(Slots[RingTile]):
         # The producer waits for an empty slot and reports a full one; the consumer the reverse.
         waits, sets = (ring.empty, ring.ready) if fills else (ring.ready, ring.empty)
         names = ("alloc", "enqueue") if fills else ("dequeue", "free")
-        flags = cross_wait(chip, waits), cross_set(chip, BETWEEN, pipe, sets)
+        flags = cross_wait(chip, waits), cross_set(chip, MODE_CUBE_AND_VECTOR, pipe, sets)
         super().__init__(emit, ring.buffer, dict(zip(names, flags, strict=True)), ring.slots)
         self.ring = ring
         self.start = start
@@ -225,8 +234,8 @@ def _emitting(
 ) -> Callable[Concatenate[KernelBuilder, Options], None]:
     """Turn a constructor of `isa.instructions` into a builder method that emits its result."""
 
-    def emit(k: KernelBuilder, /, *args: Options.args, **options: Options.kwargs) -> None:
-        k.emit(make(k.chip, *args, **options))
+    def emit(builder: KernelBuilder, /, *args: Options.args, **options: Options.kwargs) -> None:
+        builder.emit(make(builder.chip, *args, **options))
 
     emit.__doc__ = f"Emit `{make.__name__}`; see `isa.instructions`."
     return emit
@@ -248,7 +257,7 @@ class KernelBuilder:
         self._used_ids: dict[tuple[str, str], int] = {}
 
     def restart(self) -> None:
-        """Begin another program, after `finish`, on the same buffers and queues."""
+        """Begin another program with the same buffers and queues; to be called after `finish`."""
         self._params = []
         self._body = []
         for queue in self._queues:
@@ -260,9 +269,9 @@ class KernelBuilder:
         return self._add(Buffer(name, "GM", dtype, elements))
 
     def buffer(self, name: str, space: str, dtype: str, elements: int, slots: int = 1) -> Buffer:
-        """Allocate `slots` equal pieces of on-chip memory, behind the buffers already in `space`.
+        """Allocate `slots` equal pieces of on-chip memory, after the buffers already in `space`.
 
-        Raises `CapacityError` with the bytes needed and left.
+        Raises `CapacityError`, which says how many bytes are needed and how many are free.
         """
         if space not in self.chip.buffers:
             remedy = f"use {', '.join(self.chip.buffers)}, or tensor() for GM"
@@ -315,7 +324,7 @@ class KernelBuilder:
         # The first four arguments are those of `buffer`, the others name the pipes.
         buffer = self.buffer(name, space, dtype, elements, depth)
         enqueuing = via or src
-        # Two events pass each slot round: `full` forward, `empty` back; k-th wait for k-th set.
+        # `full` goes forward with each filled slot, `empty` goes back with each emptied one.
         full = Event(enqueuing, dst, self._take_ids(enqueuing, dst, depth), depth)
         empty = Event(dst, src, self._take_ids(dst, src, depth), depth)
         middle = Event(src, via, self._take_ids(src, via, depth), depth) if via else None
@@ -338,16 +347,17 @@ class KernelBuilder:
         return end
 
     def _take_ids(self, src: str, dst: str, count: int) -> int:
-        """Reserve `count` neighbouring event ids for a pair of pipes; return the first."""
-        first = self._used_ids.get((src, dst), 0)
-        self._used_ids[src, dst] = first + count
-        if first + count > self.chip.event_ids:
+        """Reserve `count` consecutive event ids for a pair of pipes; return the first."""
+        first_id = self._used_ids.get((src, dst), 0)
+        id_count = first_id + count
+        self._used_ids[src, dst] = id_count
+        if id_count > self.chip.event_ids:
             raise CapacityError(
-                f"{self.name}: {first + count} event ids for {src}>{dst}",
+                f"{self.name}: {id_count} event ids for {src}>{dst}",
                 str(self.chip.event_ids),
                 "use fewer queues or a smaller depth between these pipes",
             )
-        return first
+        return first_id
 
     # -- control --------------------------------------------------------------------------------
     def param(self, name: str, count: int) -> Affine:
@@ -359,7 +369,7 @@ class KernelBuilder:
     def loop(self, name: str, count: int) -> Iterator[Affine]:
         """Repeat the instructions written inside the `with` block.
 
-        A pass must leave each queue as full as it found it: raises `SyncError` otherwise.
+        One pass must fill and empty each queue equally often; raises `SyncError` otherwise.
         """
         opened = OpenLoop(Loop(name, count, ()), [], {})
         outer_body = self._body
@@ -378,7 +388,7 @@ class KernelBuilder:
             if unequal:
                 needed = f"loop {name}: as many {_step_names(queue)} of {queue.buffer.name}"
                 raise SyncError(needed, str(steps), "pair them inside the loop body")
-            # 3 slots a pass of a queue of 2: each pass begins 1 slot further than the last.
+            # A queue of 2 slots of which a pass uses 3: each pass begins 1 slot further on.
             if moved := slots_per_pass % queue.buffer.slots:
                 buffers = (queue.buffer, *queue.members)
                 opened.slots_per_pass.update((place_of(buffer), moved) for buffer in buffers)
@@ -388,7 +398,7 @@ class KernelBuilder:
         self._body.append(opened)
 
     def emit(self, instruction: Instruction) -> None:
-        """Append any instruction (raw mode: build it with `isa.instructions`)."""
+        """Append an instruction that a constructor of `isa.instructions` has made."""
         self._emitted += 1
         refuse_above(f"{self.name}: instructions", self._emitted, INSTRUCTIONS, kind=CapacityError)
         self._body.append(instruction)
@@ -417,31 +427,31 @@ class KernelBuilder:
 
         300 elements with 128 lanes (fp16): (0, (2, 128)), then (256, (1, 44)).
         """
-        done = 0
-        while done < elements:
-            repeats = min((elements - done) // lanes, self.chip.max_repeat)
-            shape = (repeats, lanes) if repeats else (1, elements - done)
-            yield done, shape
-            done += shape[0] * shape[1]
+        start = 0
+        while start < elements:
+            repeats = min((elements - start) // lanes, self.chip.max_repeat)
+            shape = (repeats, lanes) if repeats else (1, elements - start)
+            yield start, shape
+            start += shape[0] * shape[1]
 
     def each(self, op: str, elements: int, *operands: Start, **options: Any) -> None:
-        """Emit a vector instruction on `elements` neighbours of each operand, destination first.
+        """Emit a vector instruction on a run of `elements` of each operand, destination first.
 
-        An operand is (buffer or tile, its first element).
+        An operand is a pair (buffer or tile, offset of its first element).
         """
         buffers = [m.buffer if isinstance(m, Tile) else m for m, _ in operands]
         # The widest format decides: 256 bytes a repeat are 64 lanes as soon as one operand is fp32.
         lanes = self.chip.vector_bytes_per_repeat // max(buffer.itemsize for buffer in buffers)
-        for done, shape in self.runs(elements, lanes):
-            regions = [memory.region(first + done, shape) for memory, first in operands]
+        for start, shape in self.runs(elements, lanes):
+            regions = [memory.region(offset + start, shape) for memory, offset in operands]
             self.vector(op, *regions, **options)
 
     def set_flag(self, src: str, dst: str, event_id: int) -> None:
-        """Emit `set_flag` by hand."""
+        """Emit a `set_flag` outside any queue."""
         self.emit(ins.set_flag(self.chip, Event(src, dst, event_id)))
 
     def wait_flag(self, src: str, dst: str, event_id: int) -> None:
-        """Emit `wait_flag` by hand."""
+        """Emit a `wait_flag` outside any queue."""
         self.emit(ins.wait_flag(self.chip, Event(src, dst, event_id)))
 
     def finish(self) -> Program:
@@ -451,9 +461,9 @@ class KernelBuilder:
                 needed = f"{self.name}: as many {_step_names(queue)} of {queue.buffer.name}"
                 raise SyncError(needed, str(queue.counts), "pair them")
         # An unused queue needs no flags: another program on the same builder may use it.
-        used = [q for q in self._queues if any(q.counts.values())]
-        opening = [flag for q in used for flag in q.opening]
-        closing = [flag for q in used for flag in q.closing]
+        used_queues = [q for q in self._queues if any(q.counts.values())]
+        opening = [flag for q in used_queues for flag in q.opening]
+        closing = [flag for q in used_queues for flag in q.closing]
         # A depth of 2 opens with two set_flags from consumer to producer, so that the first two
         # allocs do not wait, and closes with two wait_flags: no flag stays up after the program.
         body = (*opening, *close_loops(self._body), *closing)
@@ -463,5 +473,5 @@ class KernelBuilder:
 
 def _step_names(queue: Queue | RingEnd) -> str:
     """Return the steps of a queue as messages list them: "alloc, enqueue, dequeue and free"."""
-    *names, last = queue.counts
-    return f"{', '.join(names)} and {last}"
+    *first_names, last_name = queue.counts
+    return f"{', '.join(first_names)} and {last_name}"

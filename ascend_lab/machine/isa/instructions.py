@@ -9,7 +9,7 @@ Sources: Ascend C developer documentation (instruction parameters), hicann/runti
 from ascend_lab.errors import AlignmentError, CapacityError, PathError, ProgramError
 from ascend_lab.machine.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
 from ascend_lab.machine.isa import launch, operands, program as programs
-from ascend_lab.machine.isa.memory import Affine, Buffer, Ranges, Region, as_affine
+from ascend_lab.machine.isa.memory import Affine, Buffer, Region, TripCounts, as_affine
 from ascend_lab.machine.isa.program import (
     CROSS,
     FLAGS,
@@ -60,17 +60,18 @@ def _check_work(chip: Chip, instruction: Instruction) -> None:
 
 
 def _operands(instruction: Instruction) -> tuple[Region, Region]:
-    """Return the destination and the first source; refuse unknown names and wrong counts.
+    """Return the destination and the first source region of a move or a computation.
 
-    An instruction without a source (vdup) returns its destination twice.
+    For an instruction without a source (vdup) the destination is returned twice. Raises
+    `ProgramError` for an unknown instruction and for a wrong number of regions.
     """
     op = instruction.op
     dst = instruction.dst
     count = len(instruction.srcs)
     allowed_counts = programs.SOURCES.get(op)
     if allowed_counts is None:
-        known = ", ".join((*MOVES, "mmad", "scalar", *FLAGS, "barrier", *programs.VECTOR_OPS))
-        raise ProgramError("a known instruction", op, f"use one of {known}")
+        known_ops = ", ".join((*MOVES, "mmad", "scalar", *FLAGS, "barrier", *programs.VECTOR_OPS))
+        raise ProgramError("a known instruction", op, f"use one of {known_ops}")
     if dst is None or count not in allowed_counts:
         counts = " or ".join(map(str, allowed_counts))
         needed = f"{op}: one destination and {counts} source regions"
@@ -79,6 +80,7 @@ def _operands(instruction: Instruction) -> tuple[Region, Region]:
 
 
 def _check_flag(chip: Chip, instruction: Instruction) -> None:
+    """Check a set_flag or wait_flag: its event, its pipe, and the range of its ids."""
     event = instruction.event
     if event is None:
         raise ProgramError(f"{instruction.op}: an event", "none", "name two pipes and an id")
@@ -96,6 +98,7 @@ def _check_flag(chip: Chip, instruction: Instruction) -> None:
 
 
 def _check_scalar(instruction: Instruction) -> None:
+    """Check an instruction of the scalar unit, which may copy a single element."""
     if instruction.number("steps", 1) < 1:
         needed = "scalar: steps >= 1"
         raise ProgramError(needed, str(instruction.attr("steps")), "count its operations")
@@ -110,6 +113,7 @@ def _check_scalar(instruction: Instruction) -> None:
 
 
 def _check_buffer(chip: Chip, buffer: Buffer) -> None:
+    """Check that the chip has the memory and the number format, and that the buffer fits in it."""
     if buffer.dtype == "bf16" and "bf16" not in chip.cube:
         remedy = "use fp16 or fp32, or a chip whose file has [cube.bf16] (Ascend910B2)"
         raise PathError(f"{buffer.name}: a number format of {chip.name}", "bf16", remedy)
@@ -133,24 +137,27 @@ def _check_buffer(chip: Chip, buffer: Buffer) -> None:
 
 
 # -- one constructor per instruction ---------------------------------------------------------------
-# An attribute that most instructions do not use is left out at its default, so that the text form
-# of a program stays short and two ways to write the same instruction compare equal.
+# An attribute with its default value is not stored: the text form of a program stays short, and
+# data_copy(..., pad=False) equals data_copy(...).
 def _without_none(**attrs: AttrValue | None) -> tuple[tuple[str, AttrValue], ...]:
     return tuple([(name, value) for name, value in attrs.items() if value is not None])
 
 
-def _picked_row(
+def _indexed_row_attrs(
     index: Region | None, pitch: int, bound: int, from_end: bool
 ) -> tuple[tuple[str, AttrValue], ...]:
-    """Return the attributes of a row picked at run time, or none if the instruction picks none."""
-    # A pitch or bound without an index is kept: `check_instruction` says what is missing.
+    """Return the attributes of an instruction that picks a row at run time, or none for others.
+
+    The row is number `index` of `bound` rows, which lie `pitch` elements apart.
+    """
+    # A pitch without an index is stored as well, so that `check_instruction` finds the mistake.
     if index is None and not pitch and not bound:
         return ()
     return (("pitch", pitch), ("bound", bound), *_without_none(from_end=int(from_end) or None))
 
 
-# The constructors below mirror the instructions, an argument for each field that one has: some have
-# more than six, all but the regions named and with the value that an instruction has by default.
+# A constructor has one argument for each field of its instruction, some more than six: all except
+# the regions are keywords with defaults.
 def data_copy(
     chip: Chip,
     dst: Region,
@@ -164,7 +171,7 @@ def data_copy(
     from_end: bool = False,
     relu: bool = False,
 ) -> Instruction:
-    """Move src to dst along the chip's path: bursts of any stride, equal shapes and formats.
+    """Copy src to dst along the chip's data path; shapes and formats are equal, strides arbitrary.
 
     On-chip runs are whole 32-byte blocks; `pad` allows ragged GM<->UB ends (chips with separate
     vector cores only). A copy between different strides turns ND into a fractal layout.
@@ -177,7 +184,7 @@ def data_copy(
     """
     path = chip.path(src.space, dst.space)
     attrs = _without_none(pad=int(pad) or None, atomic=atomic, relu=int(relu) or None)
-    attrs += _picked_row(index, pitch, bound, from_end)
+    attrs += _indexed_row_attrs(index, pitch, bound, from_end)
     srcs = (src,) if index is None else (src, index)
     return check_instruction(chip, Instruction("data_copy", path.pipe, dst, srcs, attrs))
 
@@ -304,7 +311,7 @@ def vector(
     repeat; the rows of a block may lie apart.
     """
     number = None if scalar is None else float(scalar)
-    # rint, to the nearest even, is what vconv does unless it is told: it is not stored.
+    # rint (to the nearest even) is the default of vconv, and defaults are not stored
     non_default = None if rounding == "rint" else rounding
     attrs = _without_none(scalar=number, mask=mask, op=compare, round=non_default)
     return check_instruction(chip, Instruction(op, "V", dst, srcs, attrs))
@@ -327,7 +334,7 @@ def scalar(
     """
     srcs = tuple(region for region in (src, index) if region is not None)
     attrs: tuple[tuple[str, AttrValue], ...] = (("steps", steps),)
-    attrs += _picked_row(index, pitch, bound, from_end)
+    attrs += _indexed_row_attrs(index, pitch, bound, from_end)
     return check_instruction(chip, Instruction("scalar", "S", dst, srcs, attrs))
 
 
@@ -354,12 +361,12 @@ def mmad_shape(instruction: Instruction) -> tuple[int, int, int]:
 
 
 def c0_of(dtype: str) -> int:
-    """Length of the innermost axis C0 = 32 bytes / size: 16 for fp16, 32 for int8."""
-    return 32 // DTYPE_BYTES[dtype]
+    """Return the length of the innermost axis C0 = 32 bytes / size: 16 for fp16, 32 for int8."""
+    return BLOCK_BYTES // DTYPE_BYTES[dtype]
 
 
 # -- whole programs --------------------------------------------------------------------------------
-ANYWHERE = ("barrier", "scalar", *CROSS)
+ON_ANY_CORE = ("barrier", "scalar", *CROSS)
 """Instructions that run on cube cores and on vector cores alike."""
 
 
@@ -377,7 +384,7 @@ def check_program(chip: Chip, program: Program) -> Program:
             continue
         for region in instruction.regions:
             check_bounds(programs.reach_of(instruction, region), ranges, instruction.op)
-        if instruction.op not in ANYWHERE:
+        if instruction.op not in ON_ANY_CORE:
             units.add(unit_of(chip, instruction))
     # cube and vector are separate kinds of core only on split chips; elsewhere every unit is "core"
     if len(units - {"core"}) > 1:
@@ -388,7 +395,10 @@ def check_program(chip: Chip, program: Program) -> Program:
 
 
 def unit_of(chip: Chip, instruction: Instruction) -> str:
-    """Return which kind of core runs it: "core" on coupled chips, else "cube" or "vector"."""
+    """Return the kind of core that runs an instruction: "core", "cube" or "vector".
+
+    It is "core" on chips whose cores have both a cube and a vector unit.
+    """
     if chip.combined:
         return "core"
     if instruction.op == "mmad":
@@ -405,12 +415,12 @@ def program_unit(chip: Chip, program: Program) -> str:
     The first instruction that only one kind can run decides: `check_program` refuses a mixture.
     """
     for instruction, _ in program.instructions():
-        if instruction.event is None and instruction.op not in ANYWHERE:
+        if instruction.event is None and instruction.op not in ON_ANY_CORE:
             return unit_of(chip, instruction)
     return "core" if chip.combined else "cube"
 
 
-def check_bounds(region: Region, ranges: Ranges, op: str) -> None:
+def check_bounds(region: Region, ranges: TripCounts, op: str) -> None:
     """Raise `CapacityError` if the region leaves its buffer for some values of the loop variables.
 
     Raises `ProgramError` for a variable of no loop around the instruction.
@@ -426,6 +436,7 @@ def check_bounds(region: Region, ranges: Ranges, op: str) -> None:
 
 
 def _check_names(program: Program) -> None:
+    """Check that buffers have different names, and that no loop hides a variable."""
     names = [b.name for b in program.buffers]
     if len(set(names)) != len(names):
         raise ProgramError(f"{program.name}: one name per buffer", str(sorted(names)), "rename")

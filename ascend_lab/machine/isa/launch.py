@@ -1,4 +1,4 @@
-"""Launches: which programs run on which cores, and what the cores of a mix launch share.
+"""Launches: which programs run on which cores, and flags and rings between cores.
 
 In a mix launch the cube core and the vector cores of an AI core work together. Each core has 16
 counters of 4 bits, one per cross-core flag. A cross_set of mode 2 by the cube core adds 1 to the
@@ -60,11 +60,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel on several cores; cores that run different programs are different parts.
+    """A kernel on several cores; each part is a program with the cores that run it.
 
-    Where the work does not divide evenly, the full cores are one part and the tail cores another.
-    In a mix launch the parts come in teams of `mix`: the program of the cube core, then those of
-    its vector cores. Binding i of each part of a team belongs to the same AI core.
+    If the work does not divide evenly, the cores with a full share are one part, and the core with
+    the remainder another. In a mix launch the parts come in teams of `mix`: the program of the cube
+    core, then those of its vector cores. Binding i of each part of a team belongs to the same AI
+    core.
     """
 
     name: str
@@ -73,8 +74,10 @@ class Launch:
 
     def __post_init__(self) -> None:
         """Check that every cube core of a mix launch has its vector cores."""
-        incomplete = self.mix < 2 or len(self.parts) % self.mix
-        if self.mix and (incomplete or any(len({p.core_count for p in t}) > 1 for t in self.teams)):
+        has_incomplete_team = self.mix < 2 or len(self.parts) % self.mix != 0
+        if self.mix and not has_incomplete_team:
+            has_incomplete_team = any(len({p.core_count for p in t}) > 1 for t in self.teams)
+        if self.mix and has_incomplete_team:
             needed = f"{self.name}: a cube part, then its vector parts, with a binding per AI core"
             got = f"mix {self.mix}, cores {[p.core_count for p in self.parts]}"
             raise ProgramError(needed, got, "let spread() write the parts")
@@ -131,14 +134,14 @@ class Kernel:
         """Check that there is a phase, and that equal names mean equal tensors in all phases."""
         if not self.phases:
             raise ProgramError(f"{self.name}: a kernel of at least one phase", "none", "add one")
-        first_by_name: dict[str, Buffer] = {}
+        tensor_by_name: dict[str, Buffer] = {}
         for phase in self.phases:
             for tensor in phase.tensors:
-                first = first_by_name.setdefault(tensor.name, tensor)
-                if first != tensor:
+                earlier = tensor_by_name.setdefault(tensor.name, tensor)
+                if earlier != tensor:
                     raise ProgramError(
                         f"{self.name}: one size and format of tensor {tensor.name} in all phases",
-                        f"{first.elements} {first.dtype} and {tensor.elements} {tensor.dtype}",
+                        f"{earlier.elements} {earlier.dtype} and {tensor.elements} {tensor.dtype}",
                         "rename one, or view the tensor with sizes and strides",
                     )
 
@@ -162,7 +165,7 @@ Runnable = Program | Launch | Kernel
 
 
 def as_launch(program: Program | Launch) -> Launch:
-    """Return a launch unchanged, a program as a launch on one core with all params at 0."""
+    """Return a program as a launch on one core, with all params at 0; a launch is unchanged."""
     if isinstance(program, Launch):
         return program
     binding = tuple((name, 0) for name, _ in program.params)
@@ -170,7 +173,7 @@ def as_launch(program: Program | Launch) -> Launch:
 
 
 def as_kernel(program: Runnable) -> Kernel:
-    """Return a kernel unchanged, a program or launch as a kernel of one phase."""
+    """Return a program or a launch as a kernel of one phase; a kernel is unchanged."""
     if isinstance(program, Kernel):
         return program
     launch = as_launch(program)
@@ -195,13 +198,13 @@ def renamed(launch: Launch, names: Mapping[str, str], **windows: tuple[int, int]
             return replace(old, elements=windows[old.name][1], slot_bytes=0)
         if old.space == "GM":
             return replace(old, name=names[old.name]) if old.name in names else old
-        # an on-chip buffer gives way if it has the new name of a tensor
+        # an on-chip buffer that has the new name of a tensor gets another name
         return replace(old, name=f"{old.name}_tile") if old.name in names.values() else old
 
     def region(old: Region) -> Region:
         new_buffer = buffer(old.buffer)
         first = windows.get(old.buffer.name, (0,))[0]
-        return old if new_buffer is old.buffer else old.on(new_buffer, first)
+        return old if new_buffer is old.buffer else old.in_buffer(new_buffer, first)
 
     def node(old: Node) -> Node:
         if isinstance(old, Loop):
@@ -215,7 +218,7 @@ def renamed(launch: Launch, names: Mapping[str, str], **windows: tuple[int, int]
         buffers = tuple(dict.fromkeys(map(buffer, old.buffers)))
         return replace(old, buffers=buffers, body=tuple(map(node, old.body)))
 
-    # by id, so that parts that share a program go on sharing one
+    # by id, so that parts that share a program share the renamed one as well
     renamed_programs = {id(old): program(old) for old in launch.programs}
     parts = (replace(part, program=renamed_programs[id(part.program)]) for part in launch.parts)
     return replace(launch, parts=tuple(parts))
@@ -231,14 +234,15 @@ def spread(
     """Return a launch over a grid of cores; `axes[param]` lists the shares of the cores along it.
 
     All shares along an axis are equal, except that the last may be smaller. Cores with equal shares
-    run one program, `program(*shares)`, whose params are bound to each core's position. Along
-    `apart`, a further axis, every position has a program of its own, which is called with
-    (position, its first element, its end) as well. If `program` returns a tuple, of a cube core's
-    program and those of its vector cores, the launch is a mix launch; vector programs with a param
-    `aiv` get the number of their vector core in it.
+    run the same program, which `program(*shares)` returns; its params are bound to each core's
+    position in the grid. `apart` is a further axis of shares along which every position gets a
+    program of its own: `program(*shares, (position, first element, end))`.
+
+    If `program` returns a tuple (cube core's program, vector cores' programs ...), the launch is a
+    mix launch. A vector program with a param `aiv` gets the number of its vector core in it.
     """
-    # Per axis: the positions that own the same share. {"row": (40, 40, 20)} has two groups,
-    # {(40, 40, 2): [0, 1], (20, 40, 3): [2]}: full cores and the tail core.
+    # Per axis, the positions with the same share: {"row": (40, 40, 20)} gives
+    # {(40, 40, 2): [0, 1], (20, 40, 3): [2]}.
     positions_of_share: list[dict[Share, list[int]]] = []
     for sizes in axes.values():
         by_size: dict[int, list[int]] = {}
@@ -260,7 +264,7 @@ def spread(
         for core_program in programs:
             team = core_program if isinstance(core_program, tuple) else (core_program,)
             mix = len(team) if isinstance(core_program, tuple) else 0
-            # the cube core stands first: vector core i of the team has the number i - 1
+            # the cube core is first: vector core i of the team has the number i - 1
             parts += [Part(p, _with_aiv(p, bindings, i - 1)) for i, p in enumerate(team)]
     return Launch(name, tuple(parts), mix)
 
@@ -273,30 +277,30 @@ def _with_aiv(program: Program, bindings: tuple[Binding, ...], aiv: int) -> tupl
 
 
 # -- flags between the cores of a mix launch -------------------------------------------------------
-IDS = 16
+CROSS_FLAG_COUNT = 16
 """Cross-core flags of a core: ids 0 to 15."""
-LIMIT = 15
+MAX_COUNTER = 15
 """The largest value of a flag's counter, which has 4 bits."""
 MODES = (0, 1, 2)
-BETWEEN = 2
-"""The mode between the cube core and the vector cores of an AI core: the two ends of a ring."""
+MODE_CUBE_AND_VECTOR = 2
+"""The mode of flags between the cube core and the vector cores of an AI core."""
 
 
 def check_cross(chip: Chip, instruction: Instruction) -> Instruction:
     """Return a cross-core flag instruction if the chip can run it; see `check_instruction`."""
     op = instruction.op
     flag = instruction.number("id", -1)
-    sets = instruction.op == "cross_set"
+    is_set = instruction.op == "cross_set"
     if chip.combined:
         needed = f"{op}: a chip whose cube and vector cores are separate"
         raise PathError(needed, chip.name, "use flags between pipes")
-    if not 0 <= flag < IDS:
-        needed = f"{op}: a flag id of 0..{IDS - 1}"
+    if not 0 <= flag < CROSS_FLAG_COUNT:
+        needed = f"{op}: a flag id of 0..{CROSS_FLAG_COUNT - 1}"
         raise CapacityError(needed, str(flag), "use an id again once it is drained")
-    if sets and instruction.number("mode", -1) not in MODES:
+    if is_set and instruction.number("mode", -1) not in MODES:
         raise ProgramError(f"{op}: mode 0, 1 or 2", str(instruction.attr("mode")), "choose one")
     # every pipe but S, the scalar unit, can set a flag of another core; a wait stops all pipes
-    pipes = PIPES[1:] if sets else ("ALL",)
+    pipes = PIPES[1:] if is_set else ("ALL",)
     if instruction.pipe not in pipes:
         needed = f"{op}: pipe {' or '.join(pipes)}"
         raise ProgramError(needed, instruction.pipe, "mend it")
@@ -316,7 +320,7 @@ def cross_set(chip: Chip, mode: int, pipe: str, flag: int) -> Instruction:
 def cross_wait(chip: Chip, flag: int) -> Instruction:
     """Wait until counter `flag` of this core is above 0, then subtract 1 from it.
 
-    Instructions behind the wait begin on no pipe before that; earlier ones continue.
+    Later instructions of the core wait on all pipes; earlier ones continue.
     """
     return check_cross(chip, Instruction("cross_wait", "ALL", attrs=(("id", flag),)))
 
@@ -337,8 +341,8 @@ def senders(core: int, mode: int, cores: int, team: int) -> list[int]:
     return list(vector_cores) if is_cube else [cube_core]
 
 
-def uses(program: Program) -> dict[tuple[int, int], set[str]]:
-    """Return the pipes that set each (mode, flag)."""
+def pipes_by_cross_flag(program: Program) -> dict[tuple[int, int], set[str]]:
+    """Return, for each (mode, flag) of a program's cross_sets, the pipes that set it."""
     pipes: dict[tuple[int, int], set[str]] = {}
     for i, _ in program.instructions():
         if i.op == "cross_set":
@@ -346,35 +350,36 @@ def uses(program: Program) -> dict[tuple[int, int], set[str]]:
     return pipes
 
 
-def meets(launch: Launch) -> bool:
-    """Return whether cores of different AI cores wait for each other: a set in mode 0."""
+def ai_cores_wait_for_each_other(launch: Launch) -> bool:
+    """Tell whether a mix launch has flags of mode 0, by which different AI cores wait."""
     programs = [part.program for part in launch.parts if launch.mix]
-    return any(mode == 0 for program in programs for mode, _ in uses(program))
+    return any(mode == 0 for program in programs for mode, _ in pipes_by_cross_flag(program))
 
 
 def crews(launch: Launch) -> list[tuple[tuple[Program, dict[str, int]], ...]]:
-    """Return groups of cores that may wait for each other, each core with its binding.
+    """Return the crews of a launch: groups of cores that may wait for each other.
 
-    A group is one AI core, or with flags of mode 0 all cores of the launch.
+    A crew is one AI core, or with flags of mode 0 all cores of the launch. Each core is given as
+    its program and the values of its params.
     """
     ai_cores = [
         tuple((part.program, dict(at)) for part, at in zip(team, bindings, strict=True))
         for team in launch.teams
         for bindings in zip(*(part.bindings for part in team), strict=True)
     ]
-    return [tuple(chain(*ai_cores))] if meets(launch) else ai_cores
+    return [tuple(chain(*ai_cores))] if ai_cores_wait_for_each_other(launch) else ai_cores
 
 
 def check_launch(chip: Chip, launch: Launch) -> None:
-    """Raise `PathError` or `ProgramError` for cross-core flags or cores that cannot be had.
+    """Raise `PathError` or `ProgramError` if the chip cannot run the flags or cores of a launch.
 
-    Flags need a mix launch; mode 1 is for vector cores; one pipe of a program sets a flag; and the
-    chip must have the cores, because those of a mix launch all start together.
+    Cross-core flags need a mix launch; mode 1 is for vector cores; only one pipe of a program may
+    set a flag. The cores of a mix launch all start together, so that the chip must have them.
     """
     for position, part in enumerate(launch.parts):
         if not any(i.op in CROSS for i, _ in part.program.instructions()):
             continue
-        pipes_of_flags = uses(part.program)
+        pipes_of_flags = pipes_by_cross_flag(part.program)
         name = part.program.name
         if not launch.mix:
             needed = f"{name}: a mix launch for cross-core flags"
@@ -412,14 +417,14 @@ class Counters:
             for c in range(cores)
             for m in MODES
         }
-        # Both counts only rise; the value of a flag's counter is their difference.
+        # neither count ever falls; the value of a flag's counter is their difference
         self.sets = Counter[tuple[int, int, int, int]]()
         self.waits = Counter[tuple[int, int]]()
 
     def ready(self, core: int, flag: int) -> int:
         """Return the value of counter `flag` of a core."""
-        # A set counts when all senders have made it: after 3 sets by AIV0 and 2 by AIV1 the cube
-        # core has received 2.
+        # A set counts when all senders have made it: after 3 sets by vector core 0 and 2 by vector
+        # core 1 the cube core has received 2.
         received = sum(
             min((self.sets[core, mode, flag, s] for s in self.senders_to[core, mode]), default=0)
             for mode in MODES
@@ -430,9 +435,12 @@ class Counters:
         """Count a set by one core; raise `SyncError` if 16 of them wait to be consumed."""
         for r in self.receivers_of[core, mode]:
             self.sets[r, mode, flag, core] += 1
-            if self.sets[r, mode, flag, core] - self.waits[r, flag] > LIMIT:
-                needed = f"at most {LIMIT} sets of cross-core flag {flag} that wait to be consumed"
-                raise SyncError(needed, str(LIMIT + 1), "let the other side tell that it is ready")
+            if self.sets[r, mode, flag, core] - self.waits[r, flag] > MAX_COUNTER:
+                needed = (
+                    f"at most {MAX_COUNTER} sets of cross-core flag {flag} that wait to be consumed"
+                )
+                remedy = "let the other side tell that it is ready"
+                raise SyncError(needed, str(MAX_COUNTER + 1), remedy)
 
 
 def core_name(core: int, team: int) -> str:
@@ -461,8 +469,8 @@ class Ring:
 
     def __post_init__(self) -> None:
         """Check that the flag counters, of at most 15, can count all slots."""
-        if not 1 <= self.slots <= LIMIT or self.ready == self.empty:
-            needed = f"ring {self.name}: 1 to {LIMIT} slots, and two different flag ids"
+        if not 1 <= self.slots <= MAX_COUNTER or self.ready == self.empty:
+            needed = f"ring {self.name}: 1 to {MAX_COUNTER} slots, and two different flag ids"
             got = f"{self.slots} slots, ids {self.ready} and {self.empty}"
             raise CapacityError(needed, got, "use fewer slots, other ids")
 
@@ -474,9 +482,9 @@ class Ring:
 
 @dataclass(frozen=True, slots=True)
 class RingTile:
-    """One slot of an AI core's ring: the producer's from alloc to enqueue, then the consumer's.
+    """One slot of a ring; the producer has it from alloc to enqueue, then the consumer.
 
-    `start` is the AI core's first element in the slot.
+    A slot has room for all AI cores; `start` is the first element of this one.
     """
 
     ring: Ring

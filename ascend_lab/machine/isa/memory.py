@@ -19,12 +19,12 @@ from ascend_lab.errors import InputError, ProgramError
 from ascend_lab.machine.chip import DTYPE_BYTES
 
 NAME = re.compile(r"[\w.]+")
-Ranges = Mapping[str, int]
+TripCounts = Mapping[str, int]
 """Trip count of every loop variable in scope."""
 
 
-def whole_number(value: object, what: str) -> int:
-    """Return a whole number as int; raise `ProgramError` that names `what` for anything else.
+def whole_number(value: object, subject: str) -> int:
+    """Return a whole number as int; for anything else raise `ProgramError` about the `subject`.
 
     NumPy integers are accepted; 4.0 is not.
     """
@@ -33,7 +33,7 @@ def whole_number(value: object, what: str) -> int:
     try:
         return operator.index(cast(SupportsIndex, value))
     except TypeError:
-        raise ProgramError(f"{what}: a whole number", repr(value), "divide with //") from None
+        raise ProgramError(f"{subject}: a whole number", repr(value), "divide with //") from None
 
 
 def ceil_div(value: int, unit: int) -> int:
@@ -53,13 +53,13 @@ class Affine:
     terms: tuple[tuple[str, int], ...] = ()
 
     def __add__(self, other: Affine | int) -> Affine:
-        """Return the sum; an object with an attribute `affine` stands for that expression."""
+        """Return the sum; an object with an attribute `affine` is replaced by that expression."""
         if not isinstance(other, Affine):
             if type(other) is not int and hasattr(other, "affine"):
                 return self + cast(Affine, other.affine)
             number = other if type(other) is int else whole_number(other, "an address")
             return Affine(self.const + number, self.terms) if number else self
-        # Sums with 0 or of plain numbers, the most frequent ones, need no merging of terms.
+        # the most frequent sums have a constant on one side: no terms to merge
         if not other.terms:
             return Affine(self.const + other.const, self.terms) if other.const else self
         if not self.terms:
@@ -110,7 +110,7 @@ class Affine:
             value += factor * env[name]
         return value
 
-    def bounds(self, ranges: Ranges) -> tuple[int, int]:
+    def bounds(self, ranges: TripCounts) -> tuple[int, int]:
         """Return the smallest and largest value over 0 <= variable < trip count.
 
         Each term is least at one end of its range and greatest at the other: -2*i + 8 with i < 4
@@ -256,8 +256,8 @@ class Region:
         # tuples of plain ints, the usual case, are recognised by a single comparison
         if {type(sizes), type(strides), *map(type, sizes), *map(type, strides)} != {tuple, int}:
             for field, values in (("sizes", sizes), ("strides", strides)):
-                what = f"region of {self.buffer.name}: {field}"
-                counts = tuple(whole_number(n, what) for n in values)
+                subject = f"region of {self.buffer.name}: {field}"
+                counts = tuple(whole_number(n, subject) for n in values)
                 object.__setattr__(self, field, counts)
         if self.slot.terms or not 0 <= self.slot.const < self.buffer.slots:
             object.__setattr__(self, "slot", self.slot.modulo(self.buffer.slots))
@@ -272,17 +272,17 @@ class Region:
         slot_start = self.slot.at(env) % buffer.slots * buffer.slot_bytes if buffer.slots > 1 else 0
         return buffer.address + slot_start + self.offset.at(env) * buffer.itemsize
 
-    def turned(self, by: Affine) -> Region:
-        """Return the same region `by` slots further, modulo the slots of its buffer."""
+    def slots_further(self, by: Affine) -> Region:
+        """Return the same region in the slot `by` slots further on, modulo the number of slots."""
         return self._copy(self.buffer, self.offset, (self.slot + by).modulo(self.buffer.slots))
 
-    def on(self, buffer: Buffer, first: int = 0) -> Region:
-        """Return the region in another buffer of as many slots, moved on by `first` elements."""
+    def in_buffer(self, buffer: Buffer, first: int = 0) -> Region:
+        """Return the region in another buffer with as many slots, `first` elements further on."""
         return self._copy(buffer, self.offset + first, self.slot)
 
     def _copy(self, buffer: Buffer, offset: Affine, slot: Affine) -> Region:
-        # Made without `__post_init__`, because a program makes thousands of these: sizes and
-        # strides have been checked, and both callers pass a slot below the buffer's `slots`.
+        # Without `__post_init__`, because a program has thousands of regions: sizes and strides
+        # are those of a checked region, and both callers pass a slot below the buffer's `slots`.
         copy = object.__new__(Region)
         put = object.__setattr__
         put(copy, "buffer", buffer)
@@ -323,7 +323,7 @@ class Region:
             run *= size
         return run * self.buffer.itemsize
 
-    def extent(self, ranges: Ranges) -> tuple[int, int]:
+    def extent(self, ranges: TripCounts) -> tuple[int, int]:
         """Return the lowest and highest element touched over all iterations of the loops."""
         low, high = self.offset.bounds(ranges)
         for stride, size in zip(self.strides, self.sizes, strict=True):
@@ -340,7 +340,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One slot of a queue: the producer's from alloc to enqueue, the consumer's until free."""
+    """One slot of a queue; the producer has it from alloc to enqueue, the consumer until free."""
 
     buffer: Buffer
     slot: Index

@@ -1,7 +1,8 @@
 """Rules for the operands of an instruction: memories, alignment, shapes, number formats.
 
-The sections go by kind: moves, vector instructions on whole blocks, mmad, other vector work. Every
-check raises a `ProgramError` child that says what is needed, what was given, and a remedy.
+One section per kind of instruction: moves, vector instructions on whole blocks, mmad, other vector
+instructions. Every check raises a subclass of `ProgramError` that says what is needed, what was
+given, and a remedy.
 """
 
 import math
@@ -32,18 +33,20 @@ CUBE_OUTPUT = {
 }
 """Accumulator formats per input format (hardware facts, mmad types)."""
 ACCUMULATOR = {dtype: formats[0] for dtype, formats in CUBE_OUTPUT.items()}
+"""The accumulator format that kernels use for an input format."""
 FRACTAL = 16
+"""Rows of a fractal, the smallest tile that the cube multiplies."""
 FRACTAL_BYTES = 512  # 16 rows of 32 bytes: 16 x 16 elements in fp16, 16 x 32 in int8
 SMALL_C0 = 4
 """Channels per pixel that `load3d` accepts besides C0: RGB images padded to 4, in a first layer."""
 
 
 def check_index(instruction: Instruction, dst: Region, src: Region) -> None:
-    """Raise a `ProgramError` child unless index, pitch and bound of a copy fit together."""
+    """Raise a subclass of `ProgramError` unless index, pitch and bound of a copy fit together."""
     op = instruction.op
     index = index_of(instruction)
-    names = dict(instruction.attrs)
-    row_attrs = [name for name in ("pitch", "bound") if name in names]
+    attrs = dict(instruction.attrs)
+    row_attrs = [name for name in ("pitch", "bound") if name in attrs]
     if index is None:
         if row_attrs:
             needed = f"{op}: pitch and bound only beside an index"
@@ -98,7 +101,7 @@ def _check_shapes(op: str, dst: Region, src: Region) -> None:
 # -- moves: data_copy, fixpipe, load2d, load3d, vdeq ----------------------------------------------
 def _check_copy(chip: Chip, instruction: Instruction, dst: Region, src: Region) -> None:
     _check_shapes("data_copy", dst, src)
-    # only the way out of L0C converts formats (fp32 sums to fp16) and applies a ReLU
+    # only a copy out of L0C converts formats (fp32 sums to fp16) and can apply a ReLU
     if (src.space, dst.space) != ("L0C", "UB"):
         _check_format("data_copy", dst, src, "cast with vconv or on the way out of L0C")
         if instruction.number("relu"):
@@ -106,8 +109,8 @@ def _check_copy(chip: Chip, instruction: Instruction, dst: Region, src: Region) 
             raise PathError("data_copy: relu on the path L0C->UB", got, "use vrelu elsewhere")
     if dst.space in ("L0A", "L0B"):
         raise PathError(f"data_copy: not into {dst.space}", str(dst), "use load2d or load3d")
-    padded = instruction.number("pad") == 1
-    if padded and (chip.combined or {src.space, dst.space} != {"GM", "UB"}):
+    has_padding = instruction.number("pad") == 1
+    if has_padding and (chip.combined or {src.space, dst.space} != {"GM", "UB"}):
         needed = f"a padding copy {src.space}->{dst.space} on {chip.name}"
         raise PathError(needed, "none", "make the GM tensor a multiple of 32 bytes")
     _check_atomic(instruction, dst, src)
@@ -116,7 +119,7 @@ def _check_copy(chip: Chip, instruction: Instruction, dst: Region, src: Region) 
         if region.space == "GM":  # GM is addressed byte by byte
             continue
         check_aligned(region, BLOCK_BYTES, "data_copy")
-        if region.run_bytes % BLOCK_BYTES and not padded:
+        if region.run_bytes % BLOCK_BYTES and not has_padding:
             needed = f"data_copy: runs of whole {BLOCK_BYTES}-byte blocks in {region.buffer.name}"
             raise AlignmentError(needed, f"{region.run_bytes} bytes", "round the inner length up")
 
@@ -174,20 +177,21 @@ def _check_load3d(chip: Chip, instruction: Instruction, dst: Region, src: Region
     values = {name: instruction.attr(name) for name in lengths}
     for name, length in lengths.items():
         value = values[name]
-        least = 0 if name == "pad" else 1
-        if not isinstance(value, tuple) or len(value) != length or min(value) < least:
-            needed = f"load3d: {name} as {length} numbers of at least {least}"
+        minimum = 0 if name == "pad" else 1
+        if not isinstance(value, tuple) or len(value) != length or min(value) < minimum:
+            needed = f"load3d: {name} as {length} numbers of at least {minimum}"
             raise ProgramError(needed, repr(value), "mend it")
     _check_window(src, values)
     k_start = instruction.attr("k_start")
-    # a tile begins at a whole block of C0 columns, in every pass of the loops around
+    # The tile starts at const + sum(coefficient * variable): at a whole block of C0 columns for
+    # all loop variables exactly if the constant and every coefficient are multiples of C0.
     terms = (k_start.const, *(c for _, c in k_start.terms)) if isinstance(k_start, Affine) else ()
     if any(term % c0 for term in terms):
         raise AlignmentError(f"load3d: k_start in multiples of {c0}", str(k_start), "round it")
 
 
 def _check_window(src: Region, values: Mapping[str, object]) -> None:
-    """Raise unless the dilated kernel fits into the padded image: else there is no output pixel."""
+    """Raise `ProgramError` if the dilated kernel is larger than the padded image."""
     kernel = values["kernel"]
     pad = values["pad"]
     dilation = values["dilation"]
@@ -211,7 +215,7 @@ def _check_vdeq(chip: Chip, instruction: Instruction, dst: Region, src: Region) 
         needed = "vdeq: (blocks, rows, 1, 16), or 2 fractals side by side"
         raise ProgramError(needed, str(dst.sizes), "see vdeq")
     check_aligned(dst, BLOCK_BYTES, "vdeq")
-    # behind the sums come the scale and, if there is one, the bias
+    # after the sums come the scale and, if there is one, the bias
     for region, dtype in zip(instruction.srcs[1:], ("fp32", "int32"), strict=False):
         columns = dst.elements // dst.sizes[1]
         if (region.space, region.buffer.dtype, region.elements) != ("UB", dtype, columns):
@@ -226,7 +230,7 @@ CHECK_MOVE: Mapping[str, Callable[[Chip, Instruction, Region, Region], None]] = 
     "load3d": _check_load3d,
     "vdeq": _check_vdeq,
 }
-"""The check of each move; it raises a `ProgramError` child unless the chip can make the move."""
+"""The check of each move; it raises a subclass of `ProgramError` if the chip cannot make it."""
 
 
 # -- whole blocks: vbrcb and vtranspose ------------------------------------------------------------
@@ -260,8 +264,11 @@ def _check_brcb(chip: Chip, dst: Region, src: Region) -> None:
         raise PathError(needed, dst.buffer.dtype, "convert to fp16 with vconv")
     c0 = BLOCK_BYTES // item
     n = src.elements
-    broken = len(dst.sizes) == 2 and (dst.strides[0] * item % BLOCK_BYTES or dst.strides[1] != 1)
-    if src.sizes != (n,) or (n > 1 and src.strides != (1,)) or dst.sizes != (n, c0) or broken:
+    is_contiguous = src.sizes == (n,) and (n == 1 or src.strides == (1,))
+    has_blocks = dst.sizes == (n, c0)
+    if has_blocks:
+        has_blocks = dst.strides[0] * item % BLOCK_BYTES == 0 and dst.strides[1] == 1
+    if not is_contiguous or not has_blocks:
         needed = f"vbrcb: n neighbours (n,) into n blocks (n, {c0})"
         got = f"{src.sizes}:{src.strides} -> {dst.sizes}:{dst.strides}"
         raise ProgramError(needed, got, f"give each source element a block of {c0}")
@@ -276,11 +283,11 @@ def _check_transpose(chip: Chip, dst: Region, src: Region) -> None:
     if dst.buffer.itemsize != 2:
         needed = "vtranspose: elements of 2 bytes"
         raise PathError(needed, dst.buffer.dtype, "transpose other formats with a strided copy")
-    alike = dst.sizes == src.sizes and dst.sizes[0] <= chip.max_repeat
+    same_shape = dst.sizes == src.sizes and dst.sizes[0] <= chip.max_repeat
     for region in (dst, src):
         square = region.sizes in ((16, 16), (region.sizes[0], 16, 16)) and region.strides[-1] == 1
         # a stride of 16 elements of 2 bytes is one block of 32 bytes
-        if not (alike and square) or any(stride % 16 for stride in region.strides[:-1]):
+        if not (same_shape and square) or any(stride % 16 for stride in region.strides[:-1]):
             raise ProgramError(
                 f"vtranspose: one block (16, 16) to {chip.max_repeat}, rows whole blocks, alike",
                 f"{region.sizes}:{region.strides} of {region.buffer.name}",
@@ -335,9 +342,9 @@ def _check_bias(bias: Region, c: Region, columns: int) -> None:
 def check_vector(chip: Chip, instruction: Instruction, dst: Region) -> None:
     """Raise unless the operands are equally long, aligned tiles of UB in one format."""
     op = instruction.op
-    reducing = instruction.op in REDUCING
-    # the operand that sets repeats and lanes: a reduction has them in its source, not its result
-    main = instruction.srcs[0] if reducing else dst
+    is_reduction = instruction.op in REDUCING
+    # the operand that sets repeats and lanes: that of a reduction is its source, not its result
+    main = instruction.srcs[0] if is_reduction else dst
     _check_attributes(instruction, main)
     _check_choices(instruction, dst)
     if op in WHOLE_BLOCKS:
@@ -349,7 +356,7 @@ def check_vector(chip: Chip, instruction: Instruction, dst: Region) -> None:
     for region in instruction.regions:
         if region.space != "UB":
             raise PathError(f"{op}: operands in UB", region.space, "copy the tile to UB first")
-        if region is not dst or not reducing:
+        if region is not dst or not is_reduction:
             check_aligned(region, BLOCK_BYTES, op)
             _check_stride(region, op)
         per_repeat = region.size_bytes // region.sizes[0]
@@ -357,7 +364,7 @@ def check_vector(chip: Chip, instruction: Instruction, dst: Region) -> None:
             needed = f"{op}: at most {chip.vector_bytes_per_repeat} bytes a repeat"
             got = f"{per_repeat} in {region.buffer.name}"
             raise CapacityError(needed, got, "use more repeats of fewer lanes")
-        is_result = reducing and region is dst
+        is_result = is_reduction and region is dst
         needed_elements = _reduced_elements(op, main) if is_result else main.elements
         if region.elements != needed_elements:
             got = f"{region.elements} in {region.buffer.name}"
@@ -367,10 +374,10 @@ def check_vector(chip: Chip, instruction: Instruction, dst: Region) -> None:
 
 
 def _check_stride(region: Region, op: str) -> None:
-    """Raise `AlignmentError` unless rows lie whole blocks apart: hardware strides count blocks.
+    """Raise `AlignmentError` unless the distance between rows is a multiple of 32 bytes.
 
-    Axes inside a contiguous run (steps below `run_bytes`) need no stride in the instruction; the
-    outermost axis, the repeats, always does.
+    The strides in an instruction count blocks of 32 bytes. An axis inside a contiguous run (its
+    step is below `run_bytes`) needs no stride; the outermost axis, the repeats, always does.
     """
     for axis, (size, stride) in enumerate(zip(region.sizes, region.strides, strict=True)):
         step_bytes = stride * region.buffer.itemsize
@@ -380,12 +387,16 @@ def _check_stride(region: Region, op: str) -> None:
 
 
 def _reduced_elements(op: str, src: Region) -> int:
-    """Elements a reduction writes: one a repeat, or (vcgadd, vcgmax) one a 32-byte block of it."""
+    """Return the number of elements that a reduction writes.
+
+    That is one per repeat, or for vcgadd and vcgmax one per 32-byte block of a repeat.
+    """
     if not op.startswith("vcg"):
         return src.sizes[0]
-    blocks, over = divmod(src.size_bytes // src.sizes[0], BLOCK_BYTES)
-    if over:
-        raise AlignmentError(f"{op}: whole 32-byte blocks a repeat", f"{over} bytes over", "pad it")
+    blocks, extra_bytes = divmod(src.size_bytes // src.sizes[0], BLOCK_BYTES)
+    if extra_bytes:
+        needed = f"{op}: whole 32-byte blocks a repeat"
+        raise AlignmentError(needed, f"{extra_bytes} bytes over", "pad it")
     return src.sizes[0] * blocks
 
 

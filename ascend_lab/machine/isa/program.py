@@ -1,4 +1,11 @@
-"""Programs as data: instructions on pipes and nested loops, and the text that says the same."""
+"""Programs as data: instructions on pipes and nested loops, with a text form that can be read back.
+
+In the text form a loop that loads and stores one tile per pass reads:
+
+    loop i 4:
+      MTE2 data_copy a[i | 0 | 16:1] <- x[16*i | 16:1]
+      MTE3 data_copy y[16*i | 16:1] <- a[i | 0 | 16:1]
+"""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +27,7 @@ TAKES_SCALAR = (*WITH_SCALAR, "vdup", "vaxpy")
 MOVES = ("data_copy", "load2d", "load3d", "fixpipe", "vdeq")
 FLAGS = ("set_flag", "wait_flag")
 CROSS = ("cross_set", "cross_wait")
-"""Flags between the cores of a mix launch; behind a cross_wait no pipe of the core begins."""
+"""Flags between the cores of a mix launch; a cross_wait holds up all pipes of its core."""
 PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
 
 SOURCES: Mapping[str, tuple[int, ...]] = {
@@ -102,17 +109,18 @@ class Instruction:
         if self.event is not None:
             return f"{self.op} {self.event}"
         # e.g. `MTE2 data_copy a[i | 0 | 16:1] <- x[16*i | 16:1] pad=1`
-        regions = " <- ".join(filter(None, [str(self.dst or ""), ", ".join(map(str, self.srcs))]))
-        attrs = (f"{k}={_show(v)}" for k, v in self.attrs)
+        sources = ", ".join(map(str, self.srcs))
+        regions = " <- ".join(filter(None, [str(self.dst or ""), sources]))
+        attrs = (f"{name}={_attr_text(value)}" for name, value in self.attrs)
         return " ".join(filter(None, [f"{self.pipe:<4} {self.op}", regions, *attrs]))
 
 
-def _show(value: AttrValue) -> str:
+def _attr_text(value: AttrValue) -> str:
     return "(" + ",".join(map(str, value)) + ")" if isinstance(value, tuple) else str(value)
 
 
 # A copy may pick its row at run time: GM address = offset + index * pitch, 0 <= index < bound.
-# Checks and time models that know no values assume that it touches all `bound` rows.
+# Checks and time models do not know the index: they assume that it touches all `bound` rows.
 def index_of(instruction: Instruction) -> Region | None:
     """Return the index operand of an indexed data_copy or scalar, None for the others."""
     if instruction.op not in ("data_copy", "scalar") or len(instruction.srcs) < 2:
@@ -280,8 +288,8 @@ def parse_program(text: str) -> Program:
     name = ""
     params = []
     buffers = dict[str, Buffer]()
-    # Open loops, outermost first: indent, variable, trip count, body so far. The bottom entry is
-    # the program itself; its indent of -1 is never closed.
+    # Open loops, outermost first: indent, variable, trip count, body so far. The first entry is
+    # the program itself; no line is indented by -1, so that it is never closed.
     open_loops: list[tuple[int, str, int, list[Node]]] = [(-1, "", 1, [])]
 
     def close_to(indent: int) -> None:

@@ -1,4 +1,4 @@
-"""Find what goes wrong between pipes: races, uninitialised reads, deadlocks, misused flags.
+"""The sanitizer: find races, uninitialised reads, deadlocks and misused flags in a program.
 
 Happens-before is computed with one vector clock per pipe, from two rules: the instructions of a
 pipe run in order, and a wait comes after the set it waits for. Two accesses to the same byte, one
@@ -35,12 +35,12 @@ from ascend_lab.machine.isa.program import (
     reach_of,
 )
 from ascend_lab.machine.isa.shadow import (
-    SEVERAL,
+    SEVERAL_CORES,
     Access,
     Clock,
     CrossOrder,
+    Fault,
     Space,
-    Trouble,
     Write,
     join,
 )
@@ -70,10 +70,10 @@ def sanitize(
     filled: Collection[str] | None = None,
     limit_events: int = 200_000,
 ) -> list[Finding]:
-    """Run the program without values and return every fault found, each once.
+    """Step through a program without computing values and return every fault, each once.
 
-    `filled` names the GM tensors that hold values before the launch; by default those that it
-    never writes. Later phases of a kernel may read what earlier ones wrote. Raises
+    `filled` names the GM tensors that hold values before the launch; by default these are the
+    tensors that it never writes. Later phases of a kernel may read what earlier ones wrote. Raises
     `SimulationError` for a program that runs more than `limit_events` instructions: check a smaller
     shape, whose code is the same.
     """
@@ -94,11 +94,11 @@ def sanitize(
     names = {tensor.name for tensor in kernel.tensors}
     filled_now = names.difference(*written) if filled is None else set(filled)
     if not report.has("out-of-bounds"):  # shadow memory is as large as the buffers, no larger
-        for phase, new in zip(kernel.phases, written, strict=True):
+        for phase, written_in_phase in zip(kernel.phases, written, strict=True):
             checker = _Checker(phase, filled_now, report)
             for crew in crews(phase):
                 checker.run(crew, phase.mix or 1)
-            filled_now |= new
+            filled_now |= written_in_phase
     return list(report.findings.values())
 
 
@@ -117,7 +117,7 @@ class _Report:
 
 
 def _check_static(program: Program, chip: Chip, report: _Report) -> None:
-    """Check what needs no run: event ids, the rules of the chip, bounds."""
+    """Check what does not depend on the order of steps: event ids, the chip's rules, bounds."""
     events: list[Event] = []
     for instruction, ranges in program.scoped():
         event = instruction.event
@@ -126,11 +126,13 @@ def _check_static(program: Program, chip: Chip, report: _Report) -> None:
             report.add("event-overflow", message, instruction)
             continue
         if event is not None and event not in events:
-            for other in events:
+            for earlier in events:
                 # ids 0..1 and 1..2 between the same two pipes overlap
-                disjoint = other.id + other.count <= event.id or event.id + event.count <= other.id
-                if (other.src, other.dst) == (event.src, event.dst) and not disjoint:
-                    message = f"{event} and {other} share an id: a wait may take the other's flag"
+                is_before = event.id + event.count <= earlier.id
+                is_after = earlier.id + earlier.count <= event.id
+                same_pipes = (earlier.src, earlier.dst) == (event.src, event.dst)
+                if same_pipes and not is_before and not is_after:
+                    message = f"{event} and {earlier} share an id: a wait may take the other's flag"
                     report.add("illegal", message, instruction)
             events.append(event)
         try:
@@ -169,11 +171,11 @@ def _space_name(region: Region) -> str:
 
 
 class _Checker:
-    """Runs the crews of a launch, one after another, over the same shadow memory.
+    """Steps through the crews of a launch, one after another, over the same shadow memory.
 
-    A crew is a group of cores that may wait for each other; its cores run interleaved. All state
-    that belongs to a core is a list with one entry per core of the crew; pipes have the core's
-    number in front of their name ("0.MTE2"). Steps are numbered over all crews: `ops[step]` is the
+    A crew is a group of cores that may wait for each other; their steps are interleaved. State that
+    belongs to a core is a list with one entry per core of the crew; the name of a pipe begins with
+    the number of its core ("0.MTE2"). Steps are numbered over all crews: `ops[step]` is the
     instruction of a step, `starts[i]` the last step before crew i.
     """
 
@@ -184,7 +186,7 @@ class _Checker:
         self.spaces: dict[tuple[int, str], Space] = {}
         self.walks: dict[int, list[tuple[int, str, Instruction, dict[str, int]]]] = {}
         self.lanes: dict[int, list[tuple[Region, Lanes, Lanes]]] = {}
-        self.ops = [""]  # steps count from 1; shadow memory holds 0 where nobody has been
+        self.ops = [""]  # steps count from 1; in shadow memory 0 means that no step was there
         self.starts: list[int] = []
         self.core = 0
         self.cross = CrossOrder(1, 1)
@@ -216,15 +218,19 @@ class _Checker:
             if clocks:
                 times = f"{len(clocks)} times more than it is waited for"
                 self.report.add("leak", f"{event} is set {times}")
-        for message in self.cross.left():
+        for message in self.cross.unconsumed_sets():
             self.report.add("leak", message)
 
     def _steps(
         self, crew: Sequence[walk.Core], team: int
     ) -> Iterator[tuple[int, str, Instruction, Mapping[str, int]]]:
-        """Walk a crew; remember the steps, for further cores alone that run the same program."""
+        """Yield the steps of a crew in an order that the flags allow.
+
+        The steps of a crew of one core are remembered for other cores that run the same program.
+        """
         program, binding = crew[0]
-        # only the values of the params differ between cores: where they read and write
+        # these cores take the same steps; only the values of their params, and so their addresses,
+        # differ
         if len(crew) == 1 and id(program) in self.walks:
             for core, pipe, instruction, values in self.walks[id(program)]:
                 yield core, pipe, instruction, {**values, **binding}
@@ -236,7 +242,7 @@ class _Checker:
         self.walks[id(program)] = steps
 
     def _space(self, region: Region) -> Space:
-        """Return the shadow of a GM tensor, which all cores share, or of the core's own memory."""
+        """Return the shadow of a GM tensor, which all cores share, or of an on-chip memory."""
         name = _space_name(region)
         key = (-1 if region.space == "GM" else self.core), name
         space = self.spaces.get(key)
@@ -248,7 +254,7 @@ class _Checker:
     def _step(self, name: str, pipe: str, instruction: Instruction, env: Mapping[str, int]) -> None:
         clocks = self.clocks[self.core]
         step = len(self.ops)
-        if name == "ALL":  # behind a barrier every pipe knows what any pipe knew
+        if name == "ALL":  # after a barrier the steps of all pipes before it are known to be over
             merged: Clock = {}
             for clock in clocks.values():
                 join(merged, clock)
@@ -279,21 +285,21 @@ class _Checker:
             lanes = _written_lanes(instruction, dst)
             cut = space.cut(reach_of(instruction, dst), env)
             kind = _write_kind(instruction)
-            for trouble in space.write(cut, access, lanes, kind):
-                self._trouble(trouble, "overwrites", space, instruction)
+            for fault in space.write(cut, access, lanes, kind):
+                self._fault(fault, "overwrites", space, instruction)
 
     def _read(
         self, region: Region, instruction: Instruction, env: Mapping[str, int], access: Access
     ) -> None:
         space = self._space(region)
-        for trouble in space.read(space.cut(reach_of(instruction, region), env), access):
-            self._trouble(trouble, "reads", space, instruction)
+        for fault in space.read(space.cut(reach_of(instruction, region), env), access):
+            self._fault(fault, "reads", space, instruction)
 
     def _flag(self, instruction: Instruction, event: Event, clock: Clock) -> None:
-        """Carry a pipe's clock from set to wait, and check that no flag is set twice.
+        """Pass a pipe's clock from a set to its wait, and check that no flag is set twice.
 
-        An event of `count` ids may be set `count` times ahead: set number k (from 0) uses the id of
-        set k - count again, so wait number k - count must happen before it.
+        The sets of an event use its `count` ids in turn: set number k (from 0) has the same id as
+        set k - count, so that wait number k - count must happen before it.
         """
         raised = self.raised[self.core].setdefault(event, [])
         waited = self.waited[self.core].setdefault(event, [])
@@ -321,33 +327,33 @@ class _Checker:
         else:
             self.cross.passing(self.core, pipe, clock)
 
-    def _trouble(self, trouble: Trouble, verb: str, space: Space, instruction: Instruction) -> None:
-        location = f"{space.name} byte {trouble.byte}"
-        if trouble.kind == "uninitialised":
+    def _fault(self, fault: Fault, verb: str, space: Space, instruction: Instruction) -> None:
+        location = f"{space.name} byte {fault.byte}"
+        if fault.kind == "uninitialised":
             message = f"{instruction.op} reads {location} that nothing has written"
             self.report.add("uninitialised-read", message, instruction)
-        elif trouble.kind == "unordered":
+        elif fault.kind == "unordered":
             message = (
                 f"{instruction.op} on {instruction.pipe} {verb} {location} "
-                f"while nothing orders it after {self.ops[trouble.step]}; "
+                f"while nothing orders it after {self.ops[fault.step]}; "
                 "add a flag between them"
             )
             self.report.add("race", message, instruction)
         else:
-            conflict = self._conflict_of_cores(trouble, verb, space.name)
+            conflict = self._conflict_of_cores(fault, verb, space.name)
             message = f"{conflict}; no order between cores"
             key = ("race", space.name)
             self.report.findings.setdefault(key, Finding("race", message))
 
-    def _conflict_of_cores(self, trouble: Trouble, verb: str, name: str) -> str:
+    def _conflict_of_cores(self, fault: Fault, verb: str, name: str) -> str:
         current = len(self.starts) - 1
-        if trouble.kind == "core read":
-            readers = "other cores" if trouble.core == SEVERAL else f"core {trouble.core - 1}"
-            return f"core {current} writes {name} byte {trouble.byte}, which {readers} read"
-        writer = bisect_left(self.starts, trouble.step) - 1
+        if fault.kind == "core read":
+            readers = "other cores" if fault.core == SEVERAL_CORES else f"core {fault.core - 1}"
+            return f"core {current} writes {name} byte {fault.byte}, which {readers} read"
+        writer = bisect_left(self.starts, fault.step) - 1
         if verb == "overwrites":
             return f"cores {writer} and {current} both write {name}"
-        return f"core {current} reads {name} byte {trouble.byte}, which core {writer} writes"
+        return f"core {current} reads {name} byte {fault.byte}, which core {writer} writes"
 
 
 def _write_kind(instruction: Instruction) -> Write:

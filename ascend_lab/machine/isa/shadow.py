@@ -1,6 +1,6 @@
-"""The sanitizer's shadow memory: which step last touched every piece of memory, on every pipe.
+"""The sanitizer's shadow memory: the last step that touched each piece of memory, for each pipe.
 
-One integer (a stamp) per piece and pipe, in NumPy arrays laid out like the memory itself, so that
+The numbers of steps (stamps) are stored in NumPy arrays laid out like the memory itself, so that
 checking a tile takes a few array operations. Steps are numbered from 1 over all cores of a launch;
 a stamp of 0 means that no step has touched the piece. `CrossOrder` at the end follows the flags
 between cores.
@@ -15,23 +15,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.machine.isa import memory, program
-from ascend_lab.machine.isa.launch import LIMIT, Counters, core_name
+from ascend_lab.machine.isa.launch import MAX_COUNTER, Counters, core_name
 
 Stamps = NDArray[np.int32]
 STAMP_BYTES = 4
 Write = Literal["sure", "maybe", "added"]
 """A plain write, a write to a row that is picked at run time, or an atomic add."""
 
-SEVERAL = 2**31 - 1
-"""Stored instead of a core's number where more than one core has read."""
+SEVERAL_CORES = 2**31 - 1
+"""Stored instead of a core's number if more than one core has read a piece."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who touches memory: the step, its pipe, the pipe's vector clock, and its core.
+    """One access to memory: its step, its pipe, the pipe's vector clock, and its core.
 
-    `clock` gives per pipe the last step that is known to have finished. Steps up to `base` belong
-    to crews of cores that were checked before. `core` is the number of the crew, from 1.
+    `clock` gives, per pipe, the last step that is known to have finished. Steps up to `base` belong
+    to crews (groups of cores) that were checked before. `core` is the number of the crew, from 1.
     """
 
     step: int
@@ -42,7 +42,7 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class Fault:
     """One fault at `byte` of a space, and the step or core (0: unknown) that it conflicts with."""
 
     kind: Literal["uninitialised", "unordered", "core wrote", "core read"]
@@ -52,18 +52,18 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """The pieces of a space one access touches, as a view into any of the space's arrays."""
+class ShadowView:
+    """The pieces of a space that one access touches: a view into any of the space's arrays."""
 
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
     def of(self, stamps: Stamps) -> Stamps:
-        """Return the view; NumPy refuses one that leaves the array."""
+        """Return the view of an array of stamps; NumPy raises if it leaves the array."""
         return np.ndarray(self.shape, np.int32, stamps, self.offset, self.strides)
 
-    def first(self, bad: NDArray[np.bool_]) -> tuple[tuple[int, ...], int]:
+    def first_fault(self, bad: NDArray[np.bool_]) -> tuple[tuple[int, ...], int]:
         """Return (index, piece number) of the first True in an array of the view's shape."""
         index = tuple(int(i) for i in np.unravel_index(int(bad.argmax()), self.shape))
         stamp_byte = self.offset + sum(i * s for i, s in zip(index, self.strides, strict=True))
@@ -81,8 +81,8 @@ class Trace:
 class Space:
     """The shadow of one GM tensor or one on-chip memory, in pieces of `piece_bytes`.
 
-    A piece is the largest unit in which every element of every buffer, and every buffer's start,
-    can be counted: with fp16 and fp32 buffers in UB it is 2 bytes.
+    The size of a piece is the greatest common divisor of all element sizes, buffer addresses and
+    slot distances: with fp16 and fp32 buffers in UB it is 2 bytes.
     """
 
     def __init__(self, buffers: Iterable[memory.Buffer], *, filled: bool = False) -> None:
@@ -101,7 +101,7 @@ class Space:
             size_bytes = max(size_bytes, start + buffer.size_bytes)
         self._pieces = size_bytes // self.piece_bytes
         self._last_write = self._blank()
-        # Only GM is shared: the core (from 1) that has read a piece, or SEVERAL.
+        # Only GM is shared: the core (from 1) that has read a piece, or SEVERAL_CORES.
         self._reader = self._blank() if not self.on_chip else None
         self._uncertain_writes: dict[Write, Stamps] = {}
         self._writes: dict[str, Trace] = {}
@@ -112,7 +112,7 @@ class Space:
     def _blank(self) -> Stamps:
         return np.zeros(self._pieces, np.int32)
 
-    def cut(self, region: memory.Region, env: Mapping[str, int]) -> Cut:
+    def cut(self, region: memory.Region, env: Mapping[str, int]) -> ShadowView:
         """Return the pieces of a region for loop variables `env`.
 
         The cut has one axis more than the region: the pieces of an element.
@@ -123,34 +123,38 @@ class Space:
         # fp32 in pieces of 2 bytes: an element is 2 pieces, whose stamps take 2 x 4 bytes
         element_stamp_bytes = pieces * STAMP_BYTES
         strides = (*(s * element_stamp_bytes for s in region.strides), STAMP_BYTES)
-        return Cut(start // self.piece_bytes * STAMP_BYTES, (*region.sizes, pieces), strides)
+        return ShadowView(start // self.piece_bytes * STAMP_BYTES, (*region.sizes, pieces), strides)
 
-    def read(self, cut: Cut, access: Access) -> Iterator[Trouble]:
-        """Record a read; yield the faults it shows."""
+    def read(self, cut: ShadowView, access: Access) -> Iterator[Fault]:
+        """Record a read; yield the faults that it reveals."""
         last_write = cut.of(self._last_write)
-        # A core finds its on-chip memory uninitialised, whatever the crews before it have written.
+        # A core finds its on-chip memory uninitialised, whatever earlier crews have written.
         before_first = access.base if self.on_chip else 0
         if not self.filled and last_write.min() <= before_first:
-            yield self._trouble("uninitialised", cut, last_write <= before_first)
+            yield self._fault("uninitialised", cut, last_write <= before_first)
         yield from self._unordered(self._writes, cut, access)
         if self._reader is not None:
             yield from self._foreign_writes(cut, access)
             reader = cut.of(self._reader)
-            no_other = (reader == 0) | (reader == access.core)
-            reader[...] = np.where(no_other, access.core, SEVERAL)
+            only_this_core = (reader == 0) | (reader == access.core)
+            reader[...] = np.where(only_this_core, access.core, SEVERAL_CORES)
         self._stamp(self._reads, cut, access)
 
     def write(
-        self, cut: Cut, access: Access, lanes: NDArray[np.bool_] | None = None, kind: Write = "sure"
-    ) -> Iterator[Trouble]:
-        """Record a write, of the masked `lanes` only; yield the faults it shows.
+        self,
+        cut: ShadowView,
+        access: Access,
+        lanes: NDArray[np.bool_] | None = None,
+        kind: Write = "sure",
+    ) -> Iterator[Fault]:
+        """Record a write, of the masked `lanes` only; yield the faults that it reveals.
 
-        A "maybe" write hits some of the cut's rows, so it makes none of them initialised. An
+        A "maybe" write changes some of the rows, so that none of them counts as initialised. An
         "added" write needs an initialised value to add to, and other cores may add to it as well.
         """
         stamps = cut.of(self._last_write)
         if kind == "added" and not self.filled and stamps.min() <= 0:
-            yield self._trouble("uninitialised", cut, stamps <= 0)
+            yield self._fault("uninitialised", cut, stamps <= 0)
         yield from self._unordered(self._writes, cut, access)
         yield from self._unordered(self._reads, cut, access)
         if self._reader is not None:
@@ -158,36 +162,39 @@ class Space:
             reader = cut.of(self._reader)
             bad = (reader != 0) & (reader != access.core)
             if bad.any():
-                index, _ = cut.first(bad)
-                yield self._trouble("core read", cut, bad, core=int(reader[index]))
+                index, _ = cut.first_fault(bad)
+                yield self._fault("core read", cut, bad, core=int(reader[index]))
         if kind != "sure":
             stamps = cut.of(self._uncertain_writes.setdefault(kind, self._blank()))
         np.copyto(stamps, access.step, where=True if lanes is None else lanes)
         self._first_write = self._first_write or access.step
         self._stamp(self._writes, cut, access)
 
-    def _stamp(self, traces: dict[str, Trace], cut: Cut, access: Access) -> None:
+    def _stamp(self, traces: dict[str, Trace], cut: ShadowView, access: Access) -> None:
         if access.pipe not in traces:
             traces[access.pipe] = Trace(self._blank())
         trace = traces[access.pipe]
         cut.of(trace.stamps)[...] = trace.latest = access.step
 
     def _unordered(
-        self, traces: Mapping[str, Trace], cut: Cut, access: Access
-    ) -> Iterator[Trouble]:
-        """Yield steps of other pipes that may still run: later than the last known to be over."""
+        self, traces: Mapping[str, Trace], cut: ShadowView, access: Access
+    ) -> Iterator[Fault]:
+        """Yield a fault for each other pipe whose step on these pieces may still be running."""
         for pipe, trace in traces.items():
             finished = access.clock.get(pipe, access.base)
             if pipe == access.pipe or trace.latest <= finished:
                 continue
             stamps = cut.of(trace.stamps)
             if stamps.max() > finished:
-                yield self._trouble("unordered", cut, stamps > finished, stamps)
+                yield self._fault("unordered", cut, stamps > finished, stamps)
 
-    def _foreign_writes(self, cut: Cut, access: Access, *, adds: bool = True) -> Iterator[Trouble]:
-        """Yield the first write by another core: sure, possible or, with `adds`, an atomic add.
+    def _foreign_writes(
+        self, cut: ShadowView, access: Access, *, adds: bool = True
+    ) -> Iterator[Fault]:
+        """Yield a fault if another core has written, or may have written, to these pieces.
 
-        All steps up to `access.base` are of other cores.
+        With `adds` an atomic add by another core counts as well. All steps up to `access.base` are
+        those of other cores.
         """
         uncertain = (a for k, a in self._uncertain_writes.items() if adds or k != "added")
         written = [self._last_write, *uncertain]
@@ -195,44 +202,47 @@ class Space:
             stamps = cut.of(array)
             bad = (stamps > 0) & (stamps <= access.base)
             if bad.any():
-                yield self._trouble("core wrote", cut, bad, stamps)
+                yield self._fault("core wrote", cut, bad, stamps)
                 return
 
-    def _trouble(
+    def _fault(
         self,
         kind: Literal["uninitialised", "unordered", "core wrote", "core read"],
-        cut: Cut,
+        cut: ShadowView,
         bad: NDArray[np.bool_],
         stamps: Stamps | None = None,
         core: int = 0,
-    ) -> Trouble:
-        index, piece = cut.first(bad)
+    ) -> Fault:
+        index, piece = cut.first_fault(bad)
         step = 0 if stamps is None else int(stamps[index])
-        return Trouble(kind, piece * self.piece_bytes, step, core)
+        return Fault(kind, piece * self.piece_bytes, step, core)
 
 
-# -- flags between cores: clocks travel with sets and end at waits --------------------------------
+# -- flags between cores ---------------------------------------------------------------------------
 Clock = dict[str, int]
 """Per pipe, the number of its last step that is known to have finished."""
-Place = tuple[int, int]
-"""A core and one of its flags."""
+FlagOfCore = tuple[int, int]
+"""The number of a core and of one of its flags."""
 
 
 def join(clock: Clock, other: Mapping[str, int]) -> None:
-    """Raise every entry of a clock to that of another one: it then knows both."""
+    """Raise every entry of a clock to that of another clock if it is later there."""
     for pipe, step in other.items():
         if step > clock.get(pipe, 0):
             clock[pipe] = step
 
 
 class CrossOrder:
-    """The cross-core flags of one crew: the clock each wait receives, and the faults of sets.
+    """The cross-core flags of one crew: a set passes the clock of its pipe to the wait.
 
-    Sets that not all senders of a mode have made yet lie in `pending`, by (receiver, mode, flag,
-    sender). When the last sender sets, they become one entry (mode, joined clock) in `arrived` of
-    the receiver's flag, and its next wait consumes that entry. `waits` holds the steps of the
-    finished waits of a flag, `issued` a core's clock after each of its waits, `passed` how many of
-    them a pipe has passed, and `last_set` the number of the last set by (mode, receiver).
+    - pending: clocks of sets that not all senders of a mode have made yet, by (receiver, mode,
+      flag, sender)
+    - arrived: (mode, joined clock) of the sets that all senders have made, by flag of the receiver;
+      the next wait consumes the first
+    - waits: the steps of the finished waits, by flag
+    - issued: a core's clock after each of its waits
+    - passed: how many of these waits a pipe has passed
+    - last_set: the number of the last set, by (mode, receiver)
     """
 
     def __init__(self, cores: int, team: int) -> None:
@@ -240,24 +250,26 @@ class CrossOrder:
         self.counters = Counters(cores, team)
         self.team = team
         self.pending: dict[tuple[int, int, int, int], list[Clock]] = {}
-        self.arrived: dict[Place, list[tuple[int, Clock]]] = {}
-        self.waits: dict[Place, list[int]] = {}
+        self.arrived: dict[FlagOfCore, list[tuple[int, Clock]]] = {}
+        self.waits: dict[FlagOfCore, list[int]] = {}
         self.issued: list[list[Clock]] = [[{}] for _ in range(cores)]
         self.passed: dict[str, int] = {}
-        self.last_set: dict[Place, dict[tuple[int, int], int]] = {}
+        self.last_set: dict[FlagOfCore, dict[tuple[int, int], int]] = {}
 
     def set(self, core: int, instruction: program.Instruction, clock: Clock) -> Iterator[str]:
-        """Record a set with the clock of its pipe; yield the faults it may cause."""
+        """Record a set with the clock of its pipe; yield a message for each fault."""
         mode = instruction.number("mode")
         flag = instruction.number("id")
         last_set = self.last_set.setdefault((core, flag), {})
         for receiver in self.counters.receivers_of[core, mode]:
             arrived = self.arrived.setdefault((receiver, flag), [])
             last_set[mode, receiver] = number = last_set.get((mode, receiver), -1) + 1
-            # a counter of 4 bits: set number k needs wait number k - 15 to be over
-            if number >= LIMIT and not self._is_over(receiver, flag, number - LIMIT, clock):
+            # a counter has 4 bits: before set number k, wait number k - 15 must be over
+            if number >= MAX_COUNTER and not self._is_over(
+                receiver, flag, number - MAX_COUNTER, clock
+            ):
                 name = core_name(receiver, self.team)
-                yield f"cross-core flag {flag} of {name} may exceed {LIMIT}"
+                yield f"cross-core flag {flag} of {name} may exceed {MAX_COUNTER}"
             self.pending.setdefault((receiver, mode, flag, core), []).append(dict(clock))
             senders = self.counters.senders_to[receiver, mode]
             pending = [self.pending.get((receiver, mode, flag, s), []) for s in senders]
@@ -275,7 +287,7 @@ class CrossOrder:
                 arrived.append((mode, joined))
 
     def _is_over(self, core: int, flag: int, number: int, clock: Clock) -> bool:
-        """Return whether a clock knows that wait `number` (from 0) for a flag is over."""
+        """Tell whether wait `number` (from 0) for a flag is over, as far as a clock knows."""
         waits = self.waits.get((core, flag), [])
         return number < len(waits) and waits[number] <= clock.get(f"{core}.ISSUE", 0)
 
@@ -293,7 +305,7 @@ class CrossOrder:
         self.passed[pipe] = self.passed.get(pipe, 0) + 1
         join(clock, self.issued[core][self.passed[pipe]])
 
-    def left(self) -> Iterator[str]:
+    def unconsumed_sets(self) -> Iterator[str]:
         """Yield a message for each flag that is set more often than it is waited for."""
         for (core, flag), arrived in self.arrived.items():
             pending_sets = [

@@ -1,8 +1,9 @@
-"""Walk programs as the cores would: each pipe in order, and no order between pipes but by flags.
+"""Step through programs in an order that real cores could take.
 
-A core that waits for other cores issues nothing behind the wait; its pipes finish what was issued
-before. The issuing unit is modelled as one more pipe, ISSUE, whose stream holds only the barriers
-and the waits for other cores.
+Each pipe runs its instructions in order; between pipes only flags and barriers decide the order. A
+core that waits for other cores issues no further instruction until the wait is over; its pipes
+finish what was issued before. The issuing unit is modelled as one more pipe, ISSUE, whose stream
+holds only the barriers and the waits for other cores.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,7 +51,7 @@ def _passes(loop: Loop, outer: Mapping[str, int]) -> Iterator[tuple[Node, dict[s
 
 
 def project(nodes: tuple[Node, ...], pipe: str) -> tuple[Node, ...]:
-    """Return the part of a nest that one pipe runs; barriers on all pipes belong to every pipe."""
+    """Return a loop nest with the instructions of one pipe only; a barrier belongs to all pipes."""
     projected: list[Node] = []
     for node in nodes:
         if isinstance(node, Loop):
@@ -64,10 +65,10 @@ def project(nodes: tuple[Node, ...], pipe: str) -> tuple[Node, ...]:
 
 @dataclass(slots=True)
 class _Pipe:
-    """A pipe: the rest of its stream, its next step, and whether it is able to take that step.
+    """A pipe: its remaining stream, its next step, and whether it can take that step now.
 
-    `event` is the flag that the next step waits for, if it does. `passed` counts the waits for
-    other cores that this pipe has passed; the core counts in `issued` those that are over.
+    `event` is the flag that the next step waits for, or None. `passed` counts the waits for other
+    cores that this pipe has passed; `issued` of the core counts those that are over.
     """
 
     name: str
@@ -76,7 +77,7 @@ class _Pipe:
     stream: Iterator[Step]
     next: Step | None = None
     event: Event | None = None
-    able: bool = False
+    can_step: bool = False
     passed: int = 0
 
     def advance(self) -> None:
@@ -85,24 +86,28 @@ class _Pipe:
         self.update()
 
     def update(self) -> None:
-        """Find out whether the pipe is able to take its next step."""
+        """Set `can_step`, and `event` if the next step waits for a flag."""
         self.event = None
-        self.able = False
+        self.can_step = False
         if self.next is None:
             return
         instruction = self.next[0]
         core = self.core
         if instruction.op == "wait_flag":
             self.event = instruction.event
-            self.able = core.raised.get(self.event, 0) > 0
+            self.can_step = core.raised.get(self.event, 0) > 0
         elif instruction.op == "cross_wait":
             flag = instruction.number("id")
-            # A wait that ISSUE has not passed holds all pipes; once it is over they pass it, too.
-            pending = self.passed == core.issued
-            issues = pending and self.pipe == ISSUE and core.counters.ready(core.number, flag) > 0
-            self.able = issues or not pending
+            # A wait that ISSUE has not passed yet holds up all pipes of the core.
+            is_pending = self.passed == core.issued
+            if is_pending:
+                is_ready = self.pipe == ISSUE and core.counters.ready(core.number, flag) > 0
+                self.can_step = is_ready
+            else:
+                self.can_step = True
         else:
-            self.able = instruction.pipe != "ALL"  # `interleave_cores` takes barriers on all pipes
+            # `interleave_cores` itself takes a barrier, when all pipes have reached it
+            self.can_step = instruction.pipe != "ALL"
 
     @property
     def at_barrier(self) -> bool:
@@ -114,7 +119,7 @@ class _Pipe:
 class _Core:
     """A core: its pipes, the flags between them, and how many waits for other cores are over.
 
-    `raised` counts, per event, the flags that are set and not yet consumed.
+    `raised` counts, per event, the flags that are set and not yet waited for.
     """
 
     number: int
@@ -133,7 +138,7 @@ def interleave(
     with the cycle of events when no pipe can go on.
     """
     binding = dict(env or {name: 0 for name, _ in program.params})
-    # of a single core: without the core's number and the pipe's name
+    # the core's number and the pipe's name are dropped
     return (step[2:] for step in interleave_cores([(program, binding)], pick))
 
 
@@ -158,14 +163,14 @@ def interleave_cores(
     for pipe_state in pipes.values():
         pipe_state.advance()
     while True:
-        ready = [pipe.name for pipe in pipes.values() if pipe.able]
+        ready = [pipe.name for pipe in pipes.values() if pipe.can_step]
         if ready:
             yield from _run(pipes[pick(ready)], cores, pick is first)
             continue
         unfinished = [p for p in pipes.values() if p.next is not None]
         if not unfinished:
             return
-        # No pipe is able to go on: all pipes of some core stand at a barrier, or it is a deadlock.
+        # No pipe can go on: all pipes of some core are at a barrier, or this is a deadlock.
         stopped = next((c for c in cores if c.pipes and all(p.at_barrier for p in c.pipes)), None)
         if stopped is None:
             raise SyncError(*_explain_deadlock(unfinished, team))
@@ -181,13 +186,13 @@ def _run(
 ) -> Iterator[tuple[int, str, Instruction, dict[str, int]]]:
     """Take one step of a pipe, or all its steps up to and including the next flag.
 
-    Only a flag changes which other pipes are able to go on, so that a caller who always picks the
-    first pipe gets the same order either way, and faster.
+    Only a flag changes which other pipes can go on. A caller that always picks the first pipe gets
+    the same order either way, and faster with all steps at once.
     """
     core = pipe.core
     raised = pipe.core.raised
     last_step = False
-    while pipe.next is not None and pipe.able and not last_step:
+    while pipe.next is not None and pipe.can_step and not last_step:
         instruction, values = pipe.next
         event = instruction.event
         op = instruction.op
@@ -195,26 +200,26 @@ def _run(
         yield core.number, pipe.pipe, instruction, values
         if event is not None:
             raised[event] = raised.get(event, 0) + (1 if op == "set_flag" else -1)
-            # only pipes that wait for this very event may have become able or unable
-            for other in core.pipes:
-                if other.event is not None and other.event == event:
-                    other.able = raised[event] > 0
+            # only for pipes that wait for this event `can_step` may have changed
+            for waiting in core.pipes:
+                if waiting.event is not None and waiting.event == event:
+                    waiting.can_step = raised[event] > 0
         elif op == "cross_set":
             core.counters.set(core.number, instruction.number("mode"), instruction.number("id"))
-            for other in (p for c in cores for p in c.pipes if p.pipe == ISSUE):
-                other.update()
+            for issue_pipe in (p for c in cores for p in c.pipes if p.pipe == ISSUE):
+                issue_pipe.update()
         elif op == "cross_wait":
             pipe.passed += 1
             if pipe.pipe == ISSUE:
                 core.issued += 1
                 core.counters.waits[core.number, instruction.number("id")] += 1
-                for other in core.pipes:
-                    other.update()
+                for held_pipe in core.pipes:
+                    held_pipe.update()
         pipe.advance()
 
 
 def _explain_deadlock(unfinished: Sequence[_Pipe], team: int) -> tuple[str, str, str]:
-    """Return (needed, got, remedy) for pipes that all wait: follow the waits until they close."""
+    """Return (needed, got, remedy) for pipes that all wait, with the cycle of waits if there is."""
     waits: dict[str, tuple[str, str]] = {}  # pipe: (the pipe that it waits for, the wait in words)
     cross_core_waits = list[str]()
     for pipe in unfinished:

@@ -1,14 +1,14 @@
-"""Layouts as address maps: where an element lies, what is padding, what a conversion costs.
+"""Kernels that move data: layout conversions, slices, concatenations, pads.
 
-The maps themselves are in `maps`. This file writes the kernels that move data from GM to GM through
-UB, on all vector cores: layout conversions, slices, concatenations, pads.
+A layout says where each element of a tensor is stored; `maps` describes layouts as address maps.
+The kernels in this file copy from GM to GM through UB, on all vector cores.
 
-A job moves a box: an affine view of one tensor to an affine view of another, or it fills a view
-with a number. On a chip whose copies need whole 32-byte blocks in UB each tile is cut into boxes of
-whole blocks, and the elements left over go one by one through the scalar unit, each at the latency
-of L2. A chip with padding copies moves ragged ends like all other data. Fills are copied from a
-tile in UB that holds the number. The values are right for any size; the time is good only for runs
-of whole blocks.
+A job copies a box, an affine view of one tensor, to an affine view of another tensor, or fills a
+view with a number. If the chip's copies need whole 32-byte blocks in UB, each tile is cut into
+boxes of whole blocks, and the remaining elements are copied one by one by the scalar unit, each at
+the latency of L2. A chip with padding copies needs no such cut. Fills are copied from a tile in UB
+that holds the number. The values are right for every size; the time is good only for runs of whole
+blocks.
 """
 
 import math
@@ -49,11 +49,11 @@ __all__ = [
     "zero_boxes",
 ]
 
-TILES = 4
-"""The least number of tiles per core, so that loads and stores overlap."""
+MIN_TILES = 4
+"""A core divides its work into at least this many tiles, so that loads and stores overlap."""
 
-SMALL_TILE_BYTES = 2048
-"""Tiles are not made smaller than this: starting a copy would cost more than the overlap saves."""
+MIN_TILE_BYTES = 2048
+"""Tiles are at least this large: starting a copy would cost more than the overlap saves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class View:
     offset: int = 0
 
     def reach(self, sizes: Sequence[int]) -> tuple[int, int]:
-        """Return the lowest and the highest element of a view of these sizes."""
+        """Return the lowest and the highest element that a view of these sizes touches."""
         reaches = [(n - 1) * s for n, s in zip(sizes, self.strides, strict=True)]
         low = sum(s for s in reaches if s < 0)
         high = sum(s for s in reaches if s > 0)
@@ -90,7 +90,7 @@ class Move:
                     str(view.strides),
                     "check the rank of the view",
                 )
-            # a view of size 0 touches nothing
+            # a view with a size of 0 touches nothing
             low, high = view.reach(self.sizes) if math.prod(self.sizes) else (0, -1)
             if low < 0 or high >= tensors[view.tensor]:
                 needed = f"a view inside the {tensors[view.tensor]} elements of {view.tensor}"
@@ -98,7 +98,7 @@ class Move:
 
     @property
     def job(self) -> "Job":
-        """The move as a box of counters; neighbouring counters that run on are merged to one."""
+        """The move as a job, whose box has as few counters as possible (see `maps.merged`)."""
         source = self.source or View("", (0,) * len(self.sizes))
         counters = zip(self.sizes, source.strides, self.target.strides, strict=True)
         dims = merged([Dim(*counter) for counter in counters])
@@ -117,7 +117,7 @@ class Job:
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor: stride_d = product of the sizes behind d."""
+    """Return the strides of a contiguous tensor: (2, 3, 4) has (12, 4, 1)."""
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
@@ -129,41 +129,46 @@ def item_bytes(dtype: str) -> int:
 
 
 def whole_blocks(dims: Sequence[Dim], c0: int) -> tuple[list[Box], list[Box]]:
-    """Cut a box into boxes of whole blocks (element count a multiple of c0) and leftover boxes.
+    """Cut a box into boxes whose element count is a multiple of c0, and boxes that remain.
 
-    With c0 = 16, a power of two, (3, 5, 20) has 300 elements. The size 20 brings a factor of 4; the
-    other factor of 4 comes from shortening 5 to 4. So (3, 4, 20) is 15 whole blocks, and the end
-    (3, 1, 20) is cut again: (3, 1, 16) is 3 whole blocks, (3, 1, 4) is left over.
+    With c0 = 16, a power of two, the box (3, 5, 20) has 300 elements. The size 20 contains a factor
+    of 4; the other factor of 4 comes from shortening 5 to 4. So (3, 4, 20) is 15 whole blocks. The
+    end (3, 1, 20) is cut again: (3, 1, 16) is 3 whole blocks, and (3, 1, 4) remains.
     """
     sizes = [d.count for d in dims]
     if not math.prod(sizes) % c0:
         return [Box(tuple(dims), 0, 0)], []
     missing_factor = c0
-    units = [1] * len(sizes)  # the size that is kept of an axis is a multiple of its unit
+    units = [1] * len(sizes)  # each axis is shortened to a multiple of its unit
     for i, size in enumerate(sizes):
         units[i] = math.gcd(missing_factor, size)
         missing_factor //= units[i]
-    # Shorten the axes with the most units first, for these lose the smallest share.
+    # axes with many units first: shortening these cuts off the smallest share
     for i in sorted(range(len(sizes)), key=lambda i: -(sizes[i] // units[i])):
         factor = min(missing_factor, 1 << (sizes[i] // units[i]).bit_length() - 1)
         units[i] = units[i] * factor
         missing_factor = missing_factor // factor
     if missing_factor > 1:  # the box is too small for a whole block
         return [], [Box(tuple(dims), 0, 0)]
-    kept = [size // unit * unit for size, unit in zip(sizes, units, strict=True)]
-    whole_and_left = [Box(_resized(dims, kept), 0, 0)], list[Box]()
+    shortened = [size // unit * unit for size, unit in zip(sizes, units, strict=True)]
+    block_boxes = [Box(_resized(dims, shortened), 0, 0)]
+    remaining_boxes = list[Box]()
     for i, dim in enumerate(dims):
-        if kept[i] < dim.count:
-            # The end of axis i: kept sizes on the axes before it, full sizes on those behind it.
-            end = _resized(dims, [*kept[:i], dim.count - kept[i], *sizes[i + 1 :]])
-            source_start = kept[i] * dim.source
-            target_start = kept[i] * dim.target
-            for boxes, boxes_of_end in zip(whole_and_left, whole_blocks(end, c0), strict=True):
-                boxes.extend(
+        if shortened[i] < dim.count:
+            # the end of axis i: shortened sizes on the axes before it, full sizes on those after it
+            end_sizes = [*shortened[:i], dim.count - shortened[i], *sizes[i + 1 :]]
+            blocks_of_end, remaining_of_end = whole_blocks(_resized(dims, end_sizes), c0)
+            source_start = shortened[i] * dim.source
+            target_start = shortened[i] * dim.target
+            for boxes, boxes_of_end in (
+                (block_boxes, blocks_of_end),
+                (remaining_boxes, remaining_of_end),
+            ):
+                boxes += [
                     Box(b.dims, b.source + source_start, b.target + target_start)
                     for b in boxes_of_end
-                )
-    return whole_and_left
+                ]
+    return block_boxes, remaining_boxes
 
 
 def _resized(dims: Sequence[Dim], sizes: Sequence[int]) -> tuple[Dim, ...]:
@@ -186,10 +191,10 @@ def conversion_launch(
 def maps_launch(
     source: AddressMap, target: AddressMap, chip: Chip, name: str, but: Box | None = None
 ) -> Launch:
-    """Copy every element of tensor `x`, laid out as `source`, to tensor `y`, laid out as `target`.
+    """Copy every element of tensor `x` in layout `source` to tensor `y` in layout `target`.
 
-    Padding of `y` becomes zero. With `but`, one of the boxes of `copy_boxes`, the launch leaves
-    that box out: another kernel moves it.
+    Padding of `y` becomes zero. `but` is one of the boxes of `copy_boxes` that is not copied,
+    because another kernel moves it.
     """
     jobs = [Job(box, "y", "x") for box in copy_boxes(source, target) if box != but]
     jobs += [Job(box, "y") for box in zero_boxes(target)]
@@ -211,8 +216,8 @@ def copy_launch(
 ) -> Launch:
     """Copy a strided view of tensor `x` to a strided view of tensor `y`, on all vector cores.
 
-    Without `source_elements` or `target_elements` a tensor is as long as its view reaches. Raises
-    `ShapeError` for views of different rank or that leave their tensor, `PathError` for a wrong
+    Without `source_elements` or `target_elements` a tensor ends where its view ends. Raises
+    `ShapeError` for views of different rank or outside their tensor, `PathError` for a wrong
     format.
     """
     source = View("x", tuple(source_strides), source_offset)
@@ -220,7 +225,7 @@ def copy_launch(
     move = Move(tuple(sizes), target, source)
     tensors = {}
     for view, length in ((source, source_elements), (target, target_elements)):
-        # `Move.check` refuses strides of another rank; until then any length will do
+        # strides of another rank have no end here; `Move.check` will raise for them
         same_rank = len(view.strides) == len(sizes)
         reach = view.reach(sizes)[1] + 1 if length is None and same_rank else 1
         tensors[view.tensor] = reach if length is None else length
@@ -251,10 +256,10 @@ def _deal(
     *,
     by_lanes: bool = False,
 ) -> Launch:
-    """Cut every job over the cores; cores with equal work share a program.
+    """Divide every job among the cores; cores with equal work share a program.
 
-    Every second job is dealt from the last core backwards: a short job keeps only some cores busy,
-    and the next one then begins at the idle ones.
+    Every second job is divided from the last core backwards: a short job has work for a few cores
+    only, and the next job then begins with the idle ones.
     """
     cores = chip.cores_of("vector")
     c0 = BLOCK_BYTES // item_bytes(dtype)
@@ -266,7 +271,7 @@ def _deal(
             cores_by_work.setdefault(steps, []).append(core)
     parts = []
     for steps, equal_cores in cores_by_work.items():
-        # The program is written for the first of these cores; its param `core` leads to the others.
+        # The program is written for the first of these cores; its param `core` gives the others.
         pairs = zip(cuts, steps, strict=True)
         jobs_of_first = [cut.of(equal_cores[0], cores, count) for cut, count in pairs if count]
         moved = [job for job, _ in jobs_of_first]
@@ -279,7 +284,7 @@ def _deal(
 
 @dataclass(frozen=True, slots=True)
 class _CutJob:
-    """A job cut over cores along counter `along`: `steps_per_core` each, fewer on the last."""
+    """A job that is divided along counter `along`: `steps_per_core` each, the last core fewer."""
 
     job: Job
     along: int
@@ -297,7 +302,7 @@ class _CutJob:
     def of(self, core: int, cores: int, count: int) -> tuple[Job, Dim]:
         """Return the job of a core that takes `count` steps, and the distance to the next core's.
 
-        The distance is a counter of 1 step, in elements of the source and of the target.
+        The distance is a `Dim` of one step: elements of the source and of the target.
         """
         box = self.job.box
         start = self._first_step(core, cores)
@@ -312,18 +317,18 @@ class _CutJob:
 
 
 def _cut_over_cores(job: Job, cores: int, c0: int, backwards: bool) -> _CutJob:
-    """Cut a job along its longest counter, such that cores get whole blocks where possible.
+    """Divide a job along its longest counter, so that cores get whole blocks if possible.
 
-    The innermost counter, which makes the bursts long, is cut only if there is no other or if each
-    core keeps at least 8 blocks of it while the other counters are too short for all cores.
+    The innermost counter, which makes the bursts long, is divided only if it is the only one, or if
+    the others are too short for all cores and each core still gets at least 8 blocks of it.
     """
     sizes = [d.count for d in job.box.dims]
     inner = len(sizes) - 1
     along = max(range(len(sizes)), key=lambda i: (i != inner or inner == 0, sizes[i]))
     if sizes[along] < cores and sizes[inner] >= 8 * c0 * cores:
         along = inner
-    # One step moves the product of the other counters: with 24 elements a step and c0 = 16 the
-    # steps go in twos, 48 elements or 3 blocks.
+    # A step moves as many elements as the product of the other counters. With 24 elements a step
+    # and c0 = 16, a core gets an even number of steps: 2 steps are 48 elements, 3 blocks.
     steps_of_blocks = c0 // math.gcd(c0, math.prod(sizes) // sizes[along])
     steps_per_core = -(-sizes[along] // cores)
     if steps_of_blocks <= sizes[along]:
@@ -336,8 +341,8 @@ class MoveWriter:
     """Writes the program of one core: a queue of tiles for copies, and a tile per fill value.
 
     A tile holds at most `tile_elements`. Its size is rounded up to whole blocks, and boxes are cut
-    such that a tile's elements fill whole blocks. With `by_lanes` the size is rounded down and
-    boxes are cut at multiples of C0 steps: that suits boxes whose inner counters are C0 already.
+    so that a tile's elements fill whole blocks. With `by_lanes` the size is rounded down and boxes
+    are cut at multiples of C0 steps, which suits boxes whose inner counters are C0 already.
     """
 
     def __init__(
@@ -371,7 +376,7 @@ class MoveWriter:
         }
         free_bytes = ub_bytes - sum(b.elements for b in self.fill_tiles.values()) * self.itemsize
         largest_copy = max((job.box.elements for job in jobs if job.source), default=0)
-        tile_bytes = max(-(-largest_copy // TILES) * self.itemsize, SMALL_TILE_BYTES)
+        tile_bytes = max(-(-largest_copy // MIN_TILES) * self.itemsize, MIN_TILE_BYTES)
         tile_bytes += 0 if by_lanes else BLOCK_BYTES - 1
         # the queue has two slots: each gets at most half of the free bytes, in whole blocks
         self.tile_elements = min(free_bytes // 2, tile_bytes) // BLOCK_BYTES * self.c0
@@ -379,7 +384,7 @@ class MoveWriter:
         if largest_copy:
             elements = self.tile_elements
             self.queue = self.k.queue("tile", "UB", dtype, elements, src="MTE2", dst="MTE3")
-        # V writes the fill tiles once; the pipes that copy from them wait for it
+        # V writes the fill tiles once, and the pipes that copy from them wait for it
         for pipe in ("MTE3", "S") if self.fill_tiles else ():
             self.k.set_flag("V", pipe, 0)
             self.k.wait_flag("V", pipe, 0)
@@ -396,9 +401,10 @@ class MoveWriter:
         return buffer
 
     def program(self, jobs: Sequence[tuple[Job, Dim]], cores: int) -> Program:
-        """Return the program for `cores` cores with equal work, each job moved on by its `Dim`.
+        """Return the program for `cores` cores with equal work.
 
-        The jobs are those of the first core; the others are told apart by the param `core`.
+        The jobs are those of the first core. The `Dim` of a job is its distance from core to core,
+        which is multiplied by the param `core`.
         """
         core = self.k.param("core", cores)
         for job, to_next_core in jobs:
@@ -426,26 +432,27 @@ class MoveWriter:
         pass_dims = tile_dims if steps > 1 else inner_dims
         self.loop_count += 1
         with self.k.loop(f"i{self.loop_count}", passes) as i:
-            done = i * steps
-            self.emit(job, pass_dims, source + done * outer.source, target + done * outer.target)
+            first_step = i * steps
+            pass_source = source + first_step * outer.source
+            self.emit(job, pass_dims, pass_source, target + first_step * outer.target)
         if tail:
-            done_before = passes * steps
+            first_tail_step = passes * steps
             tail_dims = (Dim(tail, outer.source, outer.target), *inner_dims)
-            tail_source = source + done_before * outer.source
-            self.emit(job, tail_dims, tail_source, target + done_before * outer.target)
+            tail_source = source + first_tail_step * outer.source
+            self.emit(job, tail_dims, tail_source, target + first_tail_step * outer.target)
 
     def _tile(self, job: Job, dims: Sequence[Dim], source: Affine, target: Affine) -> None:
-        """Move a box that fits into a tile: whole blocks by copies, left-over elements by S."""
-        of_blocks = [Box(tuple(dims), 0, 0)]
-        left_over = list[Box]()
-        if self.chip.combined:  # no padding copies
-            of_blocks, left_over = whole_blocks(dims, self.c0)
-        for boxes, write in ((of_blocks, self._copy), (left_over, self._by_element)):
+        """Move a box that fits into a tile: whole blocks by copies, single elements by S."""
+        block_boxes = [Box(tuple(dims), 0, 0)]
+        remaining_boxes = list[Box]()
+        if self.chip.combined:  # such a chip has no padding copies
+            block_boxes, remaining_boxes = whole_blocks(dims, self.c0)
+        for boxes, write in ((block_boxes, self._copy), (remaining_boxes, self._by_element)):
             for box in boxes:
                 write(job, box.dims, source + box.source, target + box.target)
 
     def _copy(self, job: Job, dims: Sequence[Dim], source: Affine, target: Affine) -> None:
-        """Copy a box through a tile of the queue, or a fill tile to it; in UB it is contiguous."""
+        """Copy a box through a tile of the queue, in which it is contiguous, or a fill tile."""
         sizes = tuple(d.count for d in dims)
         pad = math.prod(sizes) % self.c0 != 0
         y = self.gm[job.target].region(target, sizes, [d.target for d in dims])
@@ -460,7 +467,7 @@ class MoveWriter:
         self.queue.free()
 
     def _by_element(self, job: Job, dims: Sequence[Dim], source: Affine, target: Affine) -> None:
-        """Move a box element by element on S: one access to L2 for the store, one for a load."""
+        """Move a box element by element on S; every load and every store takes L2's latency."""
         if dims:
             outer = dims[0]
             self.loop_count += 1

@@ -1,17 +1,16 @@
-"""Layouts as address maps: where each element of an array lies, as frozen data.
+"""Layouts as address maps: where each element of an array is stored.
 
 Every logical axis is cut into pieces; the pieces, permuted, are the axes of a row-major array.
 
     address(i) = sum over pieces p of  (i[p.axis] // p.step mod p.count) * p.stride
 
-So the address is a sum of one term per logical axis, and padding, runs and conversions follow from
-the pieces. A named layout is one line of text. In `N C1 H W C0` the channels are cut into blocks:
-`C1` numbers the blocks, `C0` counts inside one. The axes are stored row-major; `*` joins axes to
-one whose size is their product.
+Padding, contiguous runs and conversions follow from the pieces. A named layout is one line of text:
+in `N C1 H W C0` the channels are cut into blocks; `C1` is the number of a block and `C0` the
+position in it. The axes are stored row-major; `*` joins axes to one whose size is their product.
 
-Two maps compose. Where both step evenly along every axis, source and target address are affine in
-the same counters: such a part of the array is a box, and one strided copy moves it. There are few
-boxes, because each axis is cut only into its whole blocks and a ragged end.
+To convert between two layouts, the array is divided into boxes. In a box both addresses are affine
+in the same counters, so that one strided copy moves it. There are few boxes, because each axis is
+cut only into its whole blocks and a ragged end.
 
 Sources: Ascend C documentation (data formats, Mmad operands), MindSpore TransData.
 """
@@ -32,17 +31,17 @@ from ascend_lab.machine.chip import BLOCK_BYTES, DTYPE_BYTES
 ROWS = 16
 """Rows of a fractal in every number format."""
 
-REST = "..."
+LEADING_AXES = "..."
 """Stands for any number of leading axes, which are stored in the order of the array."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A layout before shape and number format are known.
+    """A layout for any shape and number format.
 
-    `axes` are the names of the logical axes, `storage` of the stored ones, outermost first. Axes in
-    `rows` are cut into blocks of 16, those in `lanes` into blocks of C0. Two formats can hold the
-    same array only if both name all its axes or both begin with `...`.
+    `axes` are the names of the logical axes, `storage` those of the stored axes, outermost first.
+    Axes in `rows` are cut into blocks of 16, those in `lanes` into blocks of C0. Two formats can
+    hold the same array only if both name all its axes or both begin with `...`.
     """
 
     name: str
@@ -70,7 +69,7 @@ FORMATS: Mapping[str, Format] = {
 
 
 def format_of(name: str) -> Format:
-    """Return the format `name`; raise `LayoutError` that lists the known ones."""
+    """Return the format `name`; raise `LayoutError`, which lists all formats, for other names."""
     if name not in FORMATS:
         raise LayoutError("a known layout", repr(name), f"use one of {', '.join(FORMATS)}")
     return FORMATS[name]
@@ -110,12 +109,12 @@ class AddressMap:
 
     @property
     def piece_shape(self) -> tuple[int, ...]:
-        """Count of every piece: the stored shape before `*` joins axes."""
+        """The count of every piece: the stored shape before `*` joins axes."""
         return tuple(p.count for p in self.pieces)
 
     @property
     def padded_shape(self) -> tuple[int, ...]:
-        """Logical shape with every axis rounded up to whole blocks."""
+        """The logical shape with every axis rounded up to whole blocks."""
         # C = 40 is stored as 3 blocks of 16 channels: 48
         counts = [1] * len(self.shape)
         for piece in self.pieces:
@@ -124,17 +123,17 @@ class AddressMap:
 
     @property
     def elements(self) -> int:
-        """Stored elements, padding included."""
+        """The number of stored elements, padding included."""
         return math.prod(self.storage_shape)
 
     @property
     def size_bytes(self) -> int:
-        """Stored bytes, padding included."""
+        """The number of stored bytes, padding included."""
         return self.elements * DTYPE_BYTES[self.dtype]
 
     @property
     def padding_bytes(self) -> int:
-        """Stored bytes that hold no element of the array."""
+        """The number of stored bytes that hold no element of the array."""
         return self.size_bytes - math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     @property
@@ -154,31 +153,36 @@ def address_map(
     """Return the address map of an array of logical `shape` in layout `name`.
 
     Images and weights have the logical shape (N, C, H, W) in every layout, other arrays (..., rows,
-    columns). C0 is 32 bytes / element size: 16 in fp16, 32 in int8. Give `c0` where the hardware
-    has another: fractals in L0C have 16 columns for every accumulator format. Raises `LayoutError`.
+    columns). C0 is 32 bytes / element size: 16 in fp16, 32 in int8. `c0` is another value where the
+    hardware has one: fractals in L0C have 16 columns for every accumulator format. Raises
+    `LayoutError`.
     """
     form = format_of(name)
-    known = ", ".join(DTYPE_BYTES)
     if dtype not in DTYPE_BYTES:
-        raise LayoutError("a known number format", repr(dtype), f"use one of {known}")
+        remedy = f"use one of {', '.join(DTYPE_BYTES)}"
+        raise LayoutError("a known number format", repr(dtype), remedy)
     lane = BLOCK_BYTES // DTYPE_BYTES[dtype] if c0 is None else c0
     if lane < 2 or lane & (lane - 1):
         needed = "c0 as a power of two from 2 on"
         raise LayoutError(needed, str(c0), "leave it out for 32 bytes / size")
     sizes = _shape(form, shape)
     # In layouts with `...` the axes in front get the names B0, B1, ...; ND calls its last two M, N.
-    named = tuple(a for a in form.axes if a != REST) or ("M", "N")[-len(sizes) :]
-    axes = tuple(f"B{i}" for i in range(len(sizes) - len(named))) + named
-    free = [a for a in axes if a not in form.axes]
+    named_axes = tuple(a for a in form.axes if a != LEADING_AXES) or ("M", "N")[-len(sizes) :]
+    leading_axes = tuple(f"B{i}" for i in range(len(sizes) - len(named_axes)))
+    axes = leading_axes + named_axes
     axis_number = {axis: i for i, axis in enumerate(axes)}
     blocks = {axis_number[a]: ROWS for a in form.rows} | {axis_number[a]: lane for a in form.lanes}
+    unnamed_axes = [a for a in axes if a not in form.axes]
+    stored_axes: list[str] = []
+    for text in form.storage:
+        stored_axes += unnamed_axes if text == LEADING_AXES else [text]
     counters: list[tuple[int, int, int]] = []  # (axis, step, count) of every piece
     storage_shape = []
-    for group in (text for g in form.storage for text in (free if g == REST else [g])):
-        group_counters = [_counter(text, axis_number, sizes, blocks) for text in group.split("*")]
+    for text in stored_axes:
+        group_counters = [_counter(name, axis_number, sizes, blocks) for name in text.split("*")]
         counters += group_counters
         storage_shape.append(math.prod(count for _, _, count in group_counters))
-    # row-major: the stride of a piece is the product of all counts behind it
+    # row-major: the stride of a piece is the product of all later counts
     strides = [math.prod(n for _, _, n in counters[i + 1 :]) for i in range(len(counters))]
     pieces = tuple(Piece(*c, s) for c, s in zip(counters, strides, strict=True))
     return AddressMap(name, axes, sizes, dtype, pieces, tuple(storage_shape))
@@ -190,11 +194,12 @@ def _shape(form: Format, shape: Sequence[int]) -> tuple[int, ...]:
     except TypeError:
         needed = f"{form.name}: a shape of whole numbers"
         raise LayoutError(needed, repr(shape), "convert it") from None
-    has_free_axes = REST in form.axes
-    fixed = len([a for a in form.axes if a != REST])
-    if len(sizes) < max(fixed, 1) or (not has_free_axes and len(sizes) > fixed):
-        at_least = "at least " if has_free_axes else ""
-        needed = f"{form.name}: a shape of {at_least}{max(fixed, 1)} axes, {' '.join(form.axes)}"
+    has_leading_axes = LEADING_AXES in form.axes
+    named_count = len([a for a in form.axes if a != LEADING_AXES])
+    min_rank = max(named_count, 1)
+    if len(sizes) < min_rank or (not has_leading_axes and len(sizes) > named_count):
+        at_least = "at least " if has_leading_axes else ""
+        needed = f"{form.name}: a shape of {at_least}{min_rank} axes, {' '.join(form.axes)}"
         raise LayoutError(needed, f"{len(sizes)}: {sizes}", "reshape the array, or use ND")
     if min(sizes) < 1:
         raise LayoutError(f"{form.name}: axes of at least 1 element", str(sizes), "drop the tensor")
@@ -214,7 +219,7 @@ def _counter(
 
 
 def address(layout: AddressMap, index: Index) -> Any:
-    """Return where an element lies, counted in elements from the start of the storage.
+    """Return where an element is stored, in elements from the start of the storage.
 
     `index` has one number per logical axis, or arrays that broadcast: then the result is an int64
     array. Raises `LayoutError` for an index outside the logical shape.
@@ -250,7 +255,7 @@ def element_at(layout: AddressMap, place: int) -> tuple[int, ...] | None:
     index = [0] * len(layout.shape)
     for piece in layout.pieces:
         index[piece.axis] += place // piece.stride % piece.count * piece.step
-    # padding is what lies beyond the logical shape: channel 3 of an RGB image, say
+    # an index outside the logical shape is padding: channel 3 of an RGB image, for example
     return tuple(index) if all(i < n for i, n in zip(index, layout.shape, strict=True)) else None
 
 
@@ -289,7 +294,7 @@ class Box:
 
 
 _Span = tuple[int, tuple[tuple[int, int], ...]]
-"""A stretch of one logical axis: its start, and the (count, step) counters that run over it.
+"""A range of one logical axis: its start, and the (count, step) counters that run over it.
 
 Index = start + sum(i * step) with i in 0 .. count-1 of each counter, outermost first.
 """
@@ -297,7 +302,9 @@ Index = start + sum(i * step) with i in 0 .. count-1 of each counter, outermost 
 
 def check_pair(source: AddressMap, target: AddressMap) -> None:
     """Raise `LayoutError` unless both maps hold the same array."""
-    if (REST in format_of(source.format).axes) != (REST in format_of(target.format).axes):
+    leading_in_source = LEADING_AXES in format_of(source.format).axes
+    leading_in_target = LEADING_AXES in format_of(target.format).axes
+    if leading_in_source != leading_in_target:
         needed = f"two layouts of the same axes, as {source.format} has {' '.join(source.axes)}"
         remedy = "name the axes of the array: NCHW for images, ND for matrices"
         raise LayoutError(needed, f"{target.format} with {' '.join(target.axes)}", remedy)
@@ -328,8 +335,8 @@ def zero_boxes(target: AddressMap) -> tuple[Box, ...]:
     boxes: list[Box] = []
     sizes = zip(target.shape, target.padded_shape, strict=True)
     for axis, (size, padded_size) in enumerate(sizes):
-        # The padding of this axis, where the axes before it hold elements: what is padding of an
-        # earlier axis as well is covered there, so that no two boxes overlap.
+        # The padding of this axis, for the elements of the earlier axes: their own padding is
+        # covered by other boxes, so that no two boxes overlap.
         padding = [(size, ((padded_size - size, 1),))] if size < padded_size else []
         choices = itertools.product(*logical[:axis], padding, *padded[axis + 1 :])
         boxes += (_box(choice, None, target) for choice in choices)
@@ -342,9 +349,9 @@ def burst_bytes(source: AddressMap, target: AddressMap) -> int:
 
 
 def _cuts(layout: AddressMap, axis: int) -> list[int]:
-    """Return the steps of an axis at which its stride changes: the sizes of its blocks.
+    """Return the sizes of the blocks of an axis, at whose borders its stride changes.
 
-    Two pieces whose strides are in the ratio of their steps count on without a break: no cut.
+    Two pieces whose strides have the same ratio as their steps have no such border.
     """
     pieces = [p for p in layout.of_axis(axis) if p.count > 1]
     return [
@@ -371,7 +378,7 @@ def _spans(size: int, steps: Sequence[int]) -> list[_Span]:
 
 
 def _box(spans: Sequence[_Span], source: AddressMap | None, target: AddressMap) -> Box:
-    """Return the box of a span per axis; without a source all its source addresses are 0."""
+    """Return the box of one span per axis; without a source all source addresses are 0."""
     strides_of_maps = []
     starts = []
     for layout in (source, target):
@@ -381,7 +388,7 @@ def _box(spans: Sequence[_Span], source: AddressMap | None, target: AddressMap) 
             pieces = layout.of_axis(axis) if layout else ()
             start += sum(first // p.step % p.count * p.stride for p in pieces)
             for _, step in counters:
-                # the piece that this counter moves along: the largest whose step fits
+                # the piece that this counter steps through: the largest one whose step fits
                 piece = next((p for p in pieces if p.step <= step), None)
                 strides.append(piece.stride * (step // piece.step) if piece else 0)
         strides_of_maps.append(strides)
@@ -394,18 +401,19 @@ def _box(spans: Sequence[_Span], source: AddressMap | None, target: AddressMap) 
 def merged(dims: Sequence[Dim]) -> tuple[Dim, ...]:
     """Return equivalent counters, largest target stride first, with as few as possible.
 
-    Two counters become one if the inner one ends where the outer one steps, at both ends: 4 steps
-    of 16 and 16 steps of 1 are 64 steps of 1. Counters of a single step are dropped.
+    Two counters become one if one step of the outer counter is as long as all steps of the inner
+    one, in source and target: 4 steps of 16 and 16 steps of 1 are 64 steps of 1. Counters of a
+    single step are dropped.
     """
-    out: list[Dim] = []
+    counters: list[Dim] = []
     for dim in sorted((d for d in dims if d.count > 1), key=lambda d: -d.target):
-        outer = out[-1] if out else None
-        end = (dim.source * dim.count, dim.target * dim.count)
-        if outer and (outer.source, outer.target) == end:
-            out[-1] = replace(dim, count=outer.count * dim.count)
+        outer = counters[-1] if counters else None
+        all_steps = (dim.source * dim.count, dim.target * dim.count)
+        if outer and (outer.source, outer.target) == all_steps:
+            counters[-1] = replace(dim, count=outer.count * dim.count)
         else:
-            out.append(dim)
-    return tuple(out) or (Dim(1, 1, 1),)
+            counters.append(dim)
+    return tuple(counters) or (Dim(1, 1, 1),)
 
 
 # -- arrays in NumPy: undo one map, apply the other ------------------------------------------------

@@ -1,17 +1,18 @@
-"""Programs executed for values (`execute`) and for time (`simulate`).
+"""The simulator: executes a program for its values (`execute`), or for its time (`simulate`).
 
-`simulate(program, chip)` returns the time of a program as a `Timeline`.
+`simulate(program, chip)` returns the time of a program or a launch as a `Timeline`.
 
-A kernel runs its phases one after another, and the host launches it once. Without a `DeviceMemory`
-every phase starts with an empty L2, which makes a kernel too slow whose phases pass on small
-tensors. With one, a phase finds in L2 what earlier phases left, also those of kernels that were
-timed before on the same memory: a network is a loop over its kernels.
+`simulate_kernel` times a kernel, whose phases run one after another after a single launch by the
+host. Without a `DeviceMemory` every phase starts with an empty L2, so that data which one phase
+leaves in L2 for the next are read from memory again. With one, a phase finds in L2 what earlier
+phases left, also those of kernels that were timed before on the same memory: a network is timed as
+a loop over its kernels.
 
-Cores that work together are timed as one program, in which the flags between them join their pipes.
-A cross_set raises a flag for every pipe of the core it signals. At a cross_wait every pipe of the
-core waits for its flag. Pipes pass these waits in program order, so no pipe begins an instruction
-behind a cross_wait before the wait has been issued. AI cores that run the same programs do so in
-step. Therefore one AI core of each kind is timed, and of its vector cores with equal programs one.
+Cores that signal each other are timed as one program, in which their flags connect their pipes. A
+cross_set raises a flag for every pipe of the core that it signals; at a cross_wait every pipe of
+the core waits for its flag. So no pipe begins an instruction after a cross_wait before that wait is
+over. Cores with equal programs take the same time: one AI core of each kind is timed, and one of
+its vector cores if these have equal programs.
 """
 
 import gc
@@ -32,7 +33,8 @@ from ascend_lab.machine.isa import (
 )
 from ascend_lab.machine.isa.instructions import mmad_shape, program_unit
 from ascend_lab.machine.isa.launch import (
-    MODES, Runnable, as_launch, check_launch, meets, senders, uses,
+    MODES, Runnable, ai_cores_wait_for_each_other, as_launch, check_launch, pipes_by_cross_flag,
+    senders,
 )
 from ascend_lab.machine.sim.compiled import (
     SET, WAIT, WORK, Compiled, Compiler, Nest, compile_program, numba_available, run_reference,
@@ -67,15 +69,15 @@ __all__ = [
     "execute",
     "few_collections",
     "instruction_cost",
-    "least_ways",
+    "least_signal_cycles",
     "numba_available",
-    "rate_of",
+    "outgoing_rate",
     "run_batch",
     "run_fast",
     "run_reference",
+    "shortest_latencies",
     "simulate",
     "simulate_kernel",
-    "told_cycles",
     "trace_events",
     "write_trace",
 ]
@@ -83,7 +85,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A core timed for all that equal it: its name, its number among all cores, its program."""
+    """A core that is timed, also in place of equal ones: name, number among all cores, program."""
 
     name: str
     place: int
@@ -103,13 +105,13 @@ class _Crew(Compiler):
         self.members = members
         self.member = members[0]
         cores = team * (members[-1].place // team + 1)
-        # Of each core and mode of cross_set: the timed cores whose sets it hears.
-        self.hears = {
+        # for each core and mode of cross_set, the timed cores whose sets it receives
+        self.senders_to = {
             (m.place, mode): [s for s in members if s.place in senders(m.place, mode, cores, team)]
             for m in members
             for mode in MODES
         }
-        self.sets = {m.place: set(uses(m.program)) for m in members}
+        self.sets = {m.place: set(pipes_by_cross_flag(m.program)) for m in members}
         self.pipe_names = {m.place: m.program.pipes for m in members}
 
     def compiled(self) -> Compiled:
@@ -128,33 +130,33 @@ class _Crew(Compiler):
         flag = node.number("id")
         this = self.member
         if node.op == "cross_wait":
-            heard = self._heard(flag)
-            waits = [(p, self._number(m, this, p, flag)) for p in self.pipes for m in heard]
+            flag_senders = self._senders_of(flag)
+            waits = [(p, self._number(m, this, p, flag)) for p in self.pipes for m in flag_senders]
             return [self.step(self.pipes[p], WAIT, number, 0, 0) for p, number in waits]
         pipe = self.pipes[node.pipe]
         mode = node.number("mode")
         latency = self.last_latency[pipe] + self.chip.cross_flag_cycles
         self.tail_latency[pipe] = 0
-        hearers = (m for m in self.members if this in self.hears[m.place, mode])
-        numbers = [
-            self._number(this, m, p, flag) for m in hearers for p in self.pipe_names[m.place]
-        ]
+        numbers: list[int] = []
+        for receiver in self.members:
+            if this in self.senders_to[receiver.place, mode]:
+                receiving_pipes = self.pipe_names[receiver.place]
+                numbers += [self._number(this, receiver, p, flag) for p in receiving_pipes]
         return [
             self.step(pipe, WORK, -1, self.chip.flag_cycles, 0),
             *(self.step(pipe, SET, number, 0, latency) for number in numbers),
         ]
 
-    def _heard(self, flag: int) -> list[_Member]:
+    def _senders_of(self, flag: int) -> list[_Member]:
         """Return the cores whose sets of a flag this core waits for.
 
-        All must set it in the same mode: which of two modes is first would be unknown.
+        All must set it in the same mode: which of two modes comes first would be unknown.
         """
-        hears = [self.hears[self.member.place, mode] for mode in MODES]
-        senders_by_mode = [
-            cores
-            for mode, cores in zip(MODES, hears, strict=True)
-            if any((mode, flag) in self.sets[m.place] for m in cores)
-        ]
+        senders_by_mode = []
+        for mode in MODES:
+            cores = self.senders_to[self.member.place, mode]
+            if any((mode, flag) in self.sets[m.place] for m in cores):
+                senders_by_mode.append(cores)
         wait = f"{self.member.name} waits for cross-core flag {flag}"
         if not senders_by_mode:
             needed = "deadlock: a cross_set for every cross_wait"
@@ -173,39 +175,42 @@ class _Crew(Compiler):
 
 
 def _members(teams: Sequence[tuple[Part, ...]]) -> list[_Member]:
-    """Return the timed cores of some AI cores; of equal vector cores of one the first."""
+    """Return the cores to time in some AI cores: the cube core, and of equal vector cores one."""
     members = []
     for number, team in enumerate(teams):
         suffix = f"@{number}" if len(teams) > 1 else ""
         has_equal_vectors = len({part.program for part in team[1:]}) == 1
         for place, part in enumerate(team[:2] if has_equal_vectors else team):
-            # Core 0 of a team is the cube core: AIC, then AIV for all, or AIV0 and AIV1.
+            # Core 0 of a team is the cube core (AIC). The vector cores are AIV0 and AIV1, or AIV
+            # for both if they run the same program.
             kind = ("AIV" if has_equal_vectors else f"AIV{place - 1}") if place else "AIC"
             members.append(_Member(kind + suffix, number * len(team) + place, part.program))
     return members
 
 
 def compile_crews(launch: Launch, chip: Chip, costs: Mapping[int, Cost]) -> tuple[Compiled, ...]:
-    """Return the timed programs of a mix launch: one for each kind of AI core, or one for all.
+    """Compile a mix launch: one program for each team of parts, or one for all of them.
 
-    It is one for all if AI cores wait for each other.
-
-    Raises `SyncError` for a flag that nobody sets, `SimulationError` for one set in two modes.
+    It is one for all if AI cores wait for each other. Raises `SyncError` for a flag that nobody
+    sets, `SimulationError` for one that is set in two modes.
     """
-    together = [launch.teams] if meets(launch) else [(team,) for team in launch.teams]
-    crews = (_Crew(chip, costs, _members(teams), launch.mix) for teams in together)
+    if ai_cores_wait_for_each_other(launch):
+        teams_of_crews = [launch.teams]
+    else:
+        teams_of_crews = [(team,) for team in launch.teams]
+    crews = (_Crew(chip, costs, _members(teams), launch.mix) for teams in teams_of_crews)
     return tuple(crew.compiled() for crew in crews)
 
 
 MIN_NEW_OBJECTS = 500_000
-"""New objects before Python looks for cyclic garbage; by default it is hundreds or thousands."""
+"""Number of new objects after which Python's garbage collector runs (700 in Python 3.11)."""
 
 
 @contextmanager
 def few_collections() -> Iterator[None]:
-    """Let Python look for cyclic garbage rarely inside, where hundreds of programs are built.
+    """Let Python's garbage collector run rarely inside, where hundreds of programs are built.
 
-    Each search visits all living objects, so that it takes longer the more programs there are.
+    It visits all living objects, so that it takes longer the more programs there are.
     """
     threshold, *others = gc.get_threshold()  # a threshold of 0: the user has switched it off
     gc.set_threshold(max(threshold, MIN_NEW_OBJECTS) if threshold else 0, *others)
@@ -218,7 +223,7 @@ def few_collections() -> Iterator[None]:
 # -- programs and kernels --------------------------------------------------------------------------
 Engine = Literal["fast", "reference"]
 CACHED_LAUNCHES = 4096
-"""Launches whose traffic and time are cached: more than a large network has."""
+"""Number of launches whose traffic and time are cached: more than a large network has."""
 
 
 def simulate(
@@ -252,7 +257,7 @@ def simulate(
 
 
 def _check(launch: Launch, chip: Chip, engine: str) -> None:
-    """Refuse an unknown engine, a launch without cores, and one with more than the chip has."""
+    """Raise `SimulationError` for an unknown engine, or for no cores or more than the chip has."""
     if engine not in ("fast", "reference"):
         raise SimulationError("engine 'fast' or 'reference'", repr(engine), "choose one")
     if not launch.parts:
@@ -268,19 +273,19 @@ def time_launch(launch: Launch, chip: Chip, traffic: Traffic, engine: Engine = "
     """Time a launch whose traffic is known; raises as `simulate`."""
     _check(launch, chip, engine)
     # The launch takes at least bytes / rate of each memory that its cores share. The costs of its
-    # copies do not ensure that: they leave out what L2 writes back, and in a mix launch each kind
+    # copies alone may give less: they leave out what L2 writes back, and in a mix launch each kind
     # of core copies as if it had L2 to itself.
     shared = [(traffic.memory_bytes, chip.device_memory)]
-    around = Surroundings(launch.core_count, traffic.fresh)
+    surroundings = Surroundings(launch.core_count, traffic.memory_share)
     if launch.mix:
         # mix counts the cores of an AI core: 3 is a cube core and two vector cores
         cores = {"cube": launch.core_count, "vector": launch.core_count * (launch.mix - 1)}
-        around = replace(around, kinds=cores)
+        surroundings = replace(surroundings, kinds=cores)
         shared.append((sum(n for p, n in traffic.path_bytes.items() if "GM" in p), chip.l2))
     memory_cycles = max(
         math.ceil(size / memory.rate_bytes_per_s * chip.clock_hz - 1e-9) for size, memory in shared
     )
-    costs = costs_of(launch.programs, chip, around)
+    costs = costs_of(launch.programs, chip, surroundings)
     if launch.mix:
         parts = compile_crews(launch, chip, costs)
     else:
@@ -300,7 +305,7 @@ def time_launch(launch: Launch, chip: Chip, traffic: Traffic, engine: Engine = "
         macs=macs,
         dtype=dtype,
         energy_pj=energy_pj + traffic.memory_write_bytes * chip.device_memory.energy_pj_per_byte,
-        around=around,
+        surroundings=surroundings,
         parts=parts,
         pipe_cycles=times,
         mix_cycles=round(chip.mix_start_s * chip.clock_hz) if launch.mix else 0,
@@ -341,8 +346,9 @@ def simulate_kernel(
     first_hits = dict[str, float]()
     for i, phase in enumerate(phased.phases, 1):
         # Only the last phase may drop a tensor as it reads it: until then a later one may need it.
-        last = memory.last if i == len(phased.phases) else frozenset[str]()
-        accesses = accesses_of(phase, traffic_of(phase, chip), addresses, last)
+        is_last_phase = i == len(phased.phases)
+        last_read = memory.last if is_last_phase else frozenset[str]()
+        accesses = accesses_of(phase, traffic_of(phase, chip), addresses, last_read)
         outcome = memory.l2.touch(accesses)
         hits = tuple(outcome.hits.items())
         first_hits = dict(hits) | first_hits  # of a tensor that two phases read, the first counts
@@ -376,11 +382,11 @@ def _time_warm(
     return time_launch(launch, chip, warmed, engine)
 
 
-def told_cycles(chip: Chip) -> float:
-    """Return the least cycles until a core learns that another one, of any kind, has written.
+def least_signal_cycles(chip: Chip) -> float:
+    """Return the least cycles until a core knows that another core, of any kind, has written data.
 
-    It learns so at a launch, at a barrier over all cores, at the barrier of a super kernel or,
-    where the chip has them, from a flag between cores.
+    It knows at a launch, after a barrier over all cores or the barrier of a super kernel, or, if
+    the chip has them, from a flag between cores.
     """
     barrier, launch = (s * chip.clock_hz for s in (chip.barrier_s, chip.queued_launch_s))
     # Loads of weights before a barrier hide up to half of it. Before a flag they hide nothing:
@@ -389,10 +395,11 @@ def told_cycles(chip: Chip) -> float:
     return min(launch, chip.all_cores_cycles, signal)
 
 
-def rate_of(chip: Chip, sources: Collection[str], targets: Collection[str] = ()) -> float:
-    """Return the most bytes per cycle that a core moves out of buffers: its pipes work in parallel.
+def outgoing_rate(chip: Chip, sources: Collection[str], targets: Collection[str] = ()) -> float:
+    """Return the most bytes per cycle that a core can move out of the buffers `sources`.
 
-    Each pipe counts with its quickest path from one of `sources` to one of `targets` (none: any).
+    Its pipes work in parallel: the rates are added of each pipe's fastest path from one of the
+    `sources` to one of the `targets` (empty: any).
     """
     pipes: dict[str, float] = {}
     for (source, target), path in chip.paths.items():
@@ -402,14 +409,14 @@ def rate_of(chip: Chip, sources: Collection[str], targets: Collection[str] = ())
 
 
 @lru_cache(64)
-def least_ways(chip: Chip) -> Mapping[str, tuple[float, float, float]]:
-    """Return, of each buffer, the least cycles to the cube's inputs, to the vector unit, and to GM.
+def shortest_latencies(chip: Chip) -> Mapping[str, tuple[float, float, float]]:
+    """Return, for each buffer, the least cycles to the cube's inputs, to the vector unit, to GM.
 
-    A copy takes its start-up, one cycle for its bytes, its latency, and L2's latency if it is from
-    or to GM. From pipe to pipe a flag is set and waited for. On combined cores the vector unit
-    itself copies out of L0C; on separate ones the other core has to learn that the data is there.
+    A copy takes its startup, one cycle for its bytes, its latency, and L2's latency if it is from
+    or to GM. Between two pipes a flag is set and waited for. On combined cores the vector unit
+    itself copies out of L0C; on separate ones the other core must be told that the data is there.
     """
-    signal_cycles = 0.0 if chip.combined else told_cycles(chip)
+    signal_cycles = 0.0 if chip.combined else least_signal_cycles(chip)
     flags = 2 * chip.flag_cycles
     buffers = sorted({name for pair in chip.paths for name in pair})
     cycles = {(a, b): 0.0 if a == b else math.inf for a in buffers for b in buffers}

@@ -1,9 +1,9 @@
-"""A program reduced to what time needs, and the plain simulator that steps through it.
+"""The reference simulator: it lets every pipe step through its instructions, one event at a time.
 
-Pipes, flags, loops, and the cycles of each instruction are all that time depends on. The simulator
-lets every pipe step through its instructions, one event at a time. That is the definition of time
-in this package: the fast engine must equal it to the cycle. The same function runs on Python lists
-and, where Numba is installed, compiled on arrays.
+The time of a program depends on its pipes, flags and loops, and on the cycles of each instruction.
+`Compiler` reduces a program to these. `run_reference` then defines time in this package: the fast
+simulator (`fast`) must give the same cycles. The same function runs on Python lists and, if Numba
+is installed, compiled on arrays.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +21,9 @@ from ascend_lab.machine.isa.program import CROSS
 from ascend_lab.machine.sim.cost import Cost, Surroundings, costs_of
 
 BEGIN, END, WORK, SET, WAIT, STOP = range(6)
-"""Kinds of step: WORK, SET, WAIT; engines add BEGIN and END of a loop, STOP of a pipe's code."""
+"""Kinds of step: WORK, SET, WAIT; the engines add BEGIN and END of a loop, STOP at a code's end."""
 MAX_EVENTS = 100_000_000
-"""Most steps to follow: a record of 100 million, four numbers of 8 bytes each, fills 3.2 GB."""
+"""Largest number of steps to simulate: a record of each, 4 numbers of 8 bytes, takes 3.2 GB."""
 
 
 class Step(NamedTuple):
@@ -51,13 +51,13 @@ class Nest:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Structure (shared by all candidates of one template) plus durations and trip counts.
+    """A compiled program: the structure of its steps and loops, durations, and trip counts.
 
     `cores` is 0 for the program of one core. For several cores it is their number, and the top of
     the tree has one nest per core. Step s occupies its pipe for `cycles[s]`; if it is a SET, its
-    flag goes up `latency[s]` cycles later. `tail_latency[p]` is what is left of the latency of
-    pipe p's work when its last step ends; the program ends after it. It is 0 if the pipe sets a
-    flag after that work: then the latency delays the flag instead.
+    flag is raised `latency[s]` cycles later. `tail_latency[p]` is how long after the last step of
+    pipe p its results become visible, at which the program ends. It is 0 if the pipe sets a flag
+    after that work: then the latency delays the flag instead.
     """
 
     pipes: tuple[str, ...]
@@ -103,8 +103,8 @@ class Compiler:
         self.cycles: list[int] = []
         self.latency: list[int] = []
         self.counts: list[int] = []
-        # Of each pipe, how long after its last step all its results are visible: to a flag set now,
-        # and to the end of the program.
+        # For each pipe, how long after its last step all its results are visible: for a flag that
+        # is set now, and for the end of the program.
         self.last_latency: list[int] = []
         self.tail_latency: list[int] = []
 
@@ -147,14 +147,14 @@ class Compiler:
 
     def number_of(self, event: Event) -> int:
         """Return the number of a flag between pipes of the core."""
-        # The flags of a queue share one event object: its identity is found faster than its value.
+        # the flags of a queue share one event object, which is looked up faster by its identity
         number = self.event_numbers.get(id(event))
         if number is None:
-            full_event = event
+            event_of_core = event
             prefix = self.prefix
-            if prefix:  # "AIC." makes M -> FIX the event AIC.M -> AIC.FIX, no other core's
-                full_event = replace(event, src=prefix + event.src, dst=prefix + event.dst)
-            number = self.events.setdefault(full_event, len(self.events))
+            if prefix:  # with "AIC." the event M -> FIX becomes AIC.M -> AIC.FIX
+                event_of_core = replace(event, src=prefix + event.src, dst=prefix + event.dst)
+            number = self.events.setdefault(event_of_core, len(self.events))
             self.event_numbers[id(event)] = number
         return number
 
@@ -182,13 +182,13 @@ class Compiler:
         event = self.number_of(node.event)
         cycles = self.chip.flag_cycles
         if node.op == "set_flag":
-            # Whoever waits for this flag pays the latency, so the end of the program need not.
+            # the pipe that waits for this flag waits for the latency: it no longer delays the end
             self.tail_latency[pipe] = 0
             return self.step(pipe, SET, event, cycles, self.last_latency[pipe])
         return self.step(pipe, WAIT, event, cycles, 0)
 
     def cross(self, node: Instruction) -> list[int]:
-        """Add a flag between cores to the program of a single core, where only its issue counts."""
+        """Add a flag between cores to the program of a single core: only issuing it takes time."""
         self.sources.append(node)
         if node.op == "cross_wait":
             return []
@@ -203,7 +203,7 @@ class Compiler:
         names = self.names
         pipes = self.pipes.values()
         pairs = [(p, q) for p in pipes for q in pipes if p != q]
-        # Event 1000: hardware has 4 or 8 flags per pair of pipes, so that no program uses it.
+        # Id 1000 is used by no program: hardware has 4 or 8 event ids per pair of pipes.
         number = {
             pair: self.events.setdefault(
                 Event(names[pair[0]], names[pair[1]], 1000), len(self.events)
@@ -233,23 +233,23 @@ class Compiler:
         )
 
 
-def compile_program(program: Program, chip: Chip, around: Surroundings) -> Compiled:
+def compile_program(program: Program, chip: Chip, surroundings: Surroundings) -> Compiled:
     """Return the timed form of `program`; the durations are those of `instruction_cost`."""
-    return Compiler(chip, costs_of([program], chip, around)).alone(program)
+    return Compiler(chip, costs_of([program], chip, surroundings)).alone(program)
 
 
 # -- event by event --------------------------------------------------------------------------------
-# One function on purpose: Numba compiles it as a whole, and the plain version saves the calls.
+# A single function: Numba compiles it as a whole, and in Python it saves the calls.
 def _run(code: Any, pipes: Any, flags: Any, record: bool, records: Any) -> int:
     """Advance every pipe until it stops or waits; return -1 at the end, else a deadlocked pipe."""
-    # Columns of `code`: see _Row. Of each pipe: position in the code, turns left of the loop that
-    # ends at a position, and the cycle from which the pipe is free. The sets of event e stand in
-    # `token` from base[e] on: head[e] of them were waited for, tail[e] were set.
+    # Columns of `code`: see _Row. `pc` is each pipe's position in the code, `free` the cycle from
+    # which it is free; `passes_left` belongs to the loop that ends at a position. The times of the
+    # sets of event e are in `token` from base[e] on; tail[e] were set, head[e] were waited for.
     (op, arg, cycles, latency) = code
-    (pc, left, free) = pipes
+    (pc, passes_left, free) = pipes
     head, tail, base, token, token_by = flags
     steps, starts, ends, causes = records
-    last = [-1 for _ in free]  # the last step recorded of each pipe
+    last_record = [-1 for _ in free]  # the last recorded step of each pipe
     count = 0
     while True:
         stuck = -1
@@ -261,16 +261,16 @@ def _run(code: Any, pipes: Any, flags: Any, record: bool, records: Any) -> int:
                 kind = op[i]
                 e = arg[i]
                 if kind == END:
-                    # 0 turns left: this is the end of the first pass, since a loop that has run
-                    # through leaves 0. Of 3 turns, `left` reads 2, 1, 0 after each.
-                    left[i] = (left[i] if left[i] > 0 else cycles[i]) - 1
-                    i = e if left[i] > 0 else i + 1
+                    # 0 passes left means the end of the first pass, as a finished loop leaves 0.
+                    # Of 3 passes, `passes_left` is 2, 1, 0 after each.
+                    passes_left[i] = (passes_left[i] if passes_left[i] > 0 else cycles[i]) - 1
+                    i = e if passes_left[i] > 0 else i + 1
                     continue
                 if kind == WAIT and head[e] == tail[e]:
                     stuck = p
                     break
                 start = now
-                cause = last[p]
+                cause = last_record[p]
                 if kind == WAIT:
                     flag = base[e] + head[e]
                     head[e] += 1
@@ -288,12 +288,12 @@ def _run(code: Any, pipes: Any, flags: Any, record: bool, records: Any) -> int:
                     starts[count] = start
                     ends[count] = now
                     causes[count] = cause
-                    last[p] = count
+                    last_record[p] = count
                 count += 1
                 i += 1
             pc[p] = i
             free[p] = now
-        # A pipe that waits is deadlocked only if no other moved in this round.
+        # a waiting pipe is deadlocked only if no other pipe moved in this round
         if stuck < 0 or count == count_before_round:
             return stuck
 
@@ -307,7 +307,7 @@ def _compiled_run() -> Callable[..., int]:
 
 
 def numba_available() -> bool:
-    """Tell whether the compiled variant can be used."""
+    """Tell whether Numba is installed, which the compiled variant needs."""
     try:
         import numba  # noqa: F401
     except ImportError:
@@ -317,7 +317,7 @@ def numba_available() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Every event of a run: step number, start and end cycle, and the event that held it up."""
+    """Every event of a run: step number, start and end cycle, and the event that it waited for."""
 
     step: Sequence[int]
     start: Sequence[int]
@@ -328,14 +328,14 @@ class Record:
 _Row = tuple[int, int, int, int, int]
 """A row of the code: kind, event, cycles, latency, step number.
 
-In the row of an END the second is the position where the loop begins, the third its turns.
+For an END the second number is the position where the loop begins, the third its trip count.
 """
 
 
 def _assemble(program: Compiled) -> tuple[list[_Row], list[int]]:
-    """Return the pipes' codes laid end to end, and where each begins.
+    """Return the codes of all pipes one after another, and where each begins.
 
-    Each pipe gets the loops in which it has work, so that pipes run through them independently.
+    A pipe gets the loops in which it has work, so that the pipes run through them independently.
     """
     code = list[_Row]()
     entry = list[int]()
@@ -390,12 +390,12 @@ def run_reference(
         got = f"pipe {program.pipes[stuck]} waits forever"
         raise SyncError(needed, got, "run the sanitizer: it names the cycle of events")
     ends = [int(t) for t in pipes[2]]
-    finish = [t + tail for t, tail in zip(ends, program.tail_latency, strict=True)]
-    events_in_time = None
+    visible = [end + latency for end, latency in zip(ends, program.tail_latency, strict=True)]
+    full_record = None
     if record:
-        steps, starts, finishes, causes = (list(map(int, c[:events])) for c in records)
-        events_in_time = Record([rows[i][4] for i in steps], starts, finishes, causes)
-    return max(finish, default=0), ends, events_in_time
+        positions, starts, step_ends, causes = (list(map(int, c[:events])) for c in records)
+        full_record = Record([rows[i][4] for i in positions], starts, step_ends, causes)
+    return max(visible, default=0), ends, full_record
 
 
 def _flags(program: Compiled) -> tuple[list[int], ...]:

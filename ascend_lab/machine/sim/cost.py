@@ -1,17 +1,19 @@
-"""The cost of an instruction, and the bytes a launch moves, on which the cost of copies depends.
+"""The cost of an instruction in cycles, and the traffic of a launch, on which copies depend.
 
-    occupancy = startup + work / rate,   result visible `latency` cycles later
+An instruction occupies its pipe for
 
-Every duration is a whole number of cycles. Some published costs depend on whether the pipe was idle
-(the head of mmad and of vector instructions). They are charged every time: that keeps time linear,
-and is at most a few percent high.
+    occupancy = startup + work / rate
 
-One rule decides how many bytes come from device memory rather than from L2. Within a launch, the
-first touch of a byte comes from memory; a later touch hits L2 if the data that all cores touch in
-between fits in L2. For a loop nest the rule is applied loop by loop. If one pass of a loop's body
-fits in L2, the loop fetches each byte once, also bytes that several passes read. Otherwise every
-pass fetches its bytes again. No address is simulated, so the work of deciding does not grow with
-trip counts.
+cycles, and its result is visible `latency` cycles later. Every duration is a whole number of
+cycles. Some published costs (the head of mmad and of vector instructions) apply only if the pipe
+was idle before. Here they are charged every time, so that time stays linear; it is then at most a
+few percent too long.
+
+The traffic says how many bytes come from device memory rather than from L2. In a launch the first
+access to a byte comes from memory; a later one hits L2 if all data accessed in between fit in L2.
+For a loop nest this is decided loop by loop: if the data of one pass of a loop's body fit in L2,
+the loop fetches each byte once, also bytes that several passes read; otherwise every pass fetches
+its bytes again. No addresses are simulated, so that the work does not grow with trip counts.
 """
 
 import math
@@ -36,15 +38,16 @@ from ascend_lab.machine.isa import (
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What an instruction's time depends on beyond itself.
+    """What the time of an instruction depends on, apart from the instruction itself.
 
-    `active_cores` share L2 and memory. `fresh` is the share of a tensor's bytes that comes from
-    memory, by name. `memory_slowdown` >= 1 stretches memory time where memory is the limit. In a
-    mix launch `kinds` counts the cube cores and the vector cores; each shares with its own kind.
+    `active_cores` share L2 and memory. `memory_share` is, by tensor, the share of the bytes read
+    that comes from memory. `memory_slowdown` >= 1 stretches copies from memory if memory is the
+    limit. In a mix launch `kinds` counts the cube cores and the vector cores; a core shares L2 and
+    memory only with those of its kind.
     """
 
     active_cores: int = 1
-    fresh: Mapping[str, float] = field(default_factory=dict)
+    memory_share: Mapping[str, float] = field(default_factory=dict)
     memory_slowdown: float = 1.0
     kinds: Mapping[str, int] = field(default_factory=dict)
 
@@ -58,17 +61,19 @@ class Cost:
     energy_pj: float = 0.0
 
 
-def costs_of(programs: Iterable[Program], chip: Chip, around: Surroundings) -> Mapping[int, Cost]:
+def costs_of(
+    programs: Iterable[Program], chip: Chip, surroundings: Surroundings
+) -> Mapping[int, Cost]:
     """Return the cost of every instruction that is not a flag, by the instruction's identity."""
     return {
-        id(instruction): instruction_cost(chip, instruction, around)
+        id(instruction): instruction_cost(chip, instruction, surroundings)
         for core_program in programs
         for instruction, _ in core_program.instructions()
         if instruction.event is None and instruction.op not in program.CROSS
     }
 
 
-def instruction_cost(chip: Chip, instruction: Instruction, around: Surroundings) -> Cost:
+def instruction_cost(chip: Chip, instruction: Instruction, surroundings: Surroundings) -> Cost:
     """Return the cost of one instruction on `chip`."""
     op = instruction.op
     if op in ("set_flag", "wait_flag"):
@@ -83,7 +88,7 @@ def instruction_cost(chip: Chip, instruction: Instruction, around: Surroundings)
         return _vdeq_cost(chip, instruction)
     if instruction.pipe == "V" and op != "data_copy":
         return _vector_cost(chip, instruction)
-    return _move_cost(chip, instruction, around)
+    return _move_cost(chip, instruction, surroundings)
 
 
 def _mmad_cost(chip: Chip, instruction: Instruction) -> Cost:
@@ -107,7 +112,7 @@ def _vector_cost(chip: Chip, instruction: Instruction) -> Cost:
     op = instruction.op
     counted = instruction.out
     if op.startswith("vc") and instruction.srcs:
-        # Reductions write less than they read, conversions may: their source sets the time.
+        # A reduction writes less than it reads, and a conversion may: the source sets the time.
         counted = instruction.srcs[0]
     cost = chip.vector_costs.get(op, chip.vector_costs["default"])
     repeats_by_bytes = -(-counted.size_bytes // chip.vector_bytes_per_repeat)
@@ -120,10 +125,10 @@ def _vdeq_cost(chip: Chip, instruction: Instruction) -> Cost:
     """cycles = startup + bytes / rate of L0C -> UB; with a bias, those of UB -> L0C as well."""
     src = instruction.srcs[0]
     dst = instruction.out
-    # An element takes two bytes at least: one of int8 takes the time of an fp16.
+    # An element counts as at least 2 bytes: int8 takes as long as fp16.
     transfers = [("L0C", "UB", dst.elements * max(dst.buffer.itemsize, 2))]
     if len(instruction.srcs) > 2:
-        # The chip has the bias in L0C before the first product, one for each sum; charged here.
+        # On the chip the bias is copied to L0C before the first product; its time is counted here.
         transfers.append(("UB", "L0C", src.size_bytes))
     cycles = 0
     energy = 0.0
@@ -135,17 +140,19 @@ def _vdeq_cost(chip: Chip, instruction: Instruction) -> Cost:
 
 
 def _moved_bytes(region: Region) -> int:
-    """Return the bytes on the wires: every contiguous run fills whole 32-byte blocks."""
+    """Return the bytes that are transferred: every contiguous run fills whole 32-byte blocks."""
     # 10 rows of 20 fp16 numbers with gaps between: 10 runs of 40 bytes move 10 * 64 bytes.
     run = region.run_bytes
     blocks = -(-run // BLOCK_BYTES)
     return region.size_bytes // run * blocks * BLOCK_BYTES
 
 
-def _move_cost(chip: Chip, instruction: Instruction, around: Surroundings) -> Cost:
-    """Return the cost of a copy: of each byte, the slowest of path, L2 and memory it crosses.
+def _move_cost(chip: Chip, instruction: Instruction, surroundings: Surroundings) -> Cost:
+    """Return the cost of a copy: each byte takes the time of the slowest of path, L2 and memory.
 
-    cycles = startup + bytes * (fresh * memory cycles per byte + (1 - fresh) * L2 cycles per byte)
+    cycles = startup + bytes * (f * memory cycles per byte + (1 - f) * L2 cycles per byte)
+
+    where f is the share of the bytes that comes from memory.
     """
     src = instruction.srcs[0]
     dst = instruction.out
@@ -153,27 +160,30 @@ def _move_cost(chip: Chip, instruction: Instruction, around: Surroundings) -> Co
     size = _moved_bytes(dst)
     if instruction.op == "data_copy":
         size = max(size, _moved_bytes(src))
-    if src.space == "L0C":  # the path out of L0C converts: what counts is the format it writes
+    if src.space == "L0C":  # a copy out of L0C may convert: the bytes that it writes count
         size = dst.size_bytes
     cycles_per_byte = 1.0 / path.rate_bytes_per_cycle
     energy = path.energy_pj_per_byte
     latency = float(path.latency_cycles)
-    sharing_cores = around.kinds.get(path.unit, around.active_cores)
+    sharing_cores = surroundings.kinds.get(path.unit, surroundings.active_cores)
     if "GM" in (src.space, dst.space):
         l2_rate = chip.shared_rate_bytes_per_cycle("L2", sharing_cores)
         cycles_per_byte = max(cycles_per_byte, 1.0 / l2_rate)
         energy += chip.l2.energy_pj_per_byte
         latency += chip.l2.latency_cycles
     if src.space == "GM":
-        fresh = around.fresh.get(src.buffer.name, 1.0)
+        memory_share = surroundings.memory_share.get(src.buffer.name, 1.0)
         memory_cycles_per_byte = max(
             1.0 / path.rate_bytes_per_cycle,
-            around.memory_slowdown / chip.shared_rate_bytes_per_cycle("memory", sharing_cores),
+            surroundings.memory_slowdown
+            / chip.shared_rate_bytes_per_cycle("memory", sharing_cores),
         )
-        cycles_per_byte = fresh * memory_cycles_per_byte + (1.0 - fresh) * cycles_per_byte
-        energy += fresh * chip.device_memory.energy_pj_per_byte
-        latency += fresh * (chip.device_memory.latency_cycles - chip.l2.latency_cycles)
-    # - 1e-9: a product that is 64.0000000001 for rounding errors only takes 64 cycles.
+        cycles_per_byte = (
+            memory_share * memory_cycles_per_byte + (1.0 - memory_share) * cycles_per_byte
+        )
+        energy += memory_share * chip.device_memory.energy_pj_per_byte
+        latency += memory_share * (chip.device_memory.latency_cycles - chip.l2.latency_cycles)
+    # 1e-9: a product that is 64.0000000001 by rounding errors takes 64 cycles, not 65.
     occupancy = path.startup_cycles + math.ceil(size * cycles_per_byte - 1e-9)
     return Cost(occupancy, round(latency), size * energy)
 
@@ -185,15 +195,16 @@ Footprint = dict[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes that all cores of a launch move.
+    """The bytes that all cores of a launch move.
 
-    `path_bytes` are bytes per (src, dst), `memory_bytes` all that cross the memory interface. By
-    tensor: `fresh` is the share of the bytes read that comes from memory, `fetched` counts these
-    bytes, `read_once` and `write_once` count the different bytes that are read and written.
+    - path_bytes: by (source, destination) space
+    - memory_share: by tensor, the share of the bytes read that comes from device memory
+    - fetched: by tensor, the number of bytes that come from device memory
+    - read_once, write_once: by tensor, the number of different bytes that are read and written
     """
 
     path_bytes: Mapping[tuple[str, str], int]
-    fresh: Mapping[str, float]
+    memory_share: Mapping[str, float]
     memory_read_bytes: int
     memory_write_bytes: int
     fetched: Mapping[str, int] = field(default_factory=dict)
@@ -206,15 +217,15 @@ class Traffic:
         return self.memory_read_bytes + self.memory_write_bytes
 
     def reads_once(self, name: str) -> bool:
-        """Tell whether no byte of a tensor is read a second time."""
+        """Tell whether every byte of a tensor is read only once."""
         fetched = self.fetched.get(name, 0)
-        fresh = self.fresh.get(name, 0.0)
-        return fetched > 0 and fetched <= fresh * self.read_once[name]
+        memory_share = self.memory_share.get(name, 0.0)
+        return fetched > 0 and fetched <= memory_share * self.read_once[name]
 
     def warmed(self, warm: Mapping[str, float], write_back_bytes: int | None = None) -> "Traffic":
         """Return the traffic of the same launch if L2 holds the share `warm[name]` of a tensor.
 
-        That share of its first touches hits. L2 writes `write_back_bytes` to memory during the
+        That share of the first accesses hits. L2 writes `write_back_bytes` to memory during the
         launch, by default as many bytes as in this traffic.
         Raises `SimulationError` for shares outside 0..1 and negative bytes.
         """
@@ -227,12 +238,14 @@ class Traffic:
             name: size - int(warm.get(name, 0.0) * min(size, self.read_once[name]))
             for name, size in self.fetched.items()
         }
-        # 100 bytes fetched by two passes over 50, 40 % of them warm: 80 are left, a share of 0.8.
+        # Two passes over 50 bytes fetch 100. If 40 % of the 50 are in L2 at the start, 80 bytes are
+        # fetched, a share of 0.8.
         still_fetched = {name: fetched[name] / size for name, size in self.fetched.items() if size}
         return replace(
             self,
-            fresh={
-                name: share * still_fetched.get(name, 1.0) for name, share in self.fresh.items()
+            memory_share={
+                name: share * still_fetched.get(name, 1.0)
+                for name, share in self.memory_share.items()
             },
             memory_read_bytes=sum(fetched.values()),
             memory_write_bytes=(
@@ -243,10 +256,11 @@ class Traffic:
 
 
 def unique_elements(dims: list[tuple[int, int]]) -> int:
-    """Count distinct addresses of {sum(i_d * stride_d)}: (count, stride) pairs, any order.
+    """Return the number of different addresses sum(i_d * stride_d) for 0 <= i_d < count_d.
 
-    A stride that steps inside the span covered so far extends the span; a larger one repeats it as
-    separate pieces. The count is exact unless pieces overlap in part; then it is an upper bound.
+    `dims` are (count, stride) pairs in any order. A stride that is at most as long as the span
+    covered so far extends it; a longer one repeats it as separate pieces. The result is exact, or,
+    if pieces overlap in part, an upper bound.
     """
     # (8, 1), (4, 6): runs of 8 that begin every 6 elements cover 8 + 3 * 6 = 26, one span.
     # (8, 1), (4, 10): 4 separate pieces of 8, that is 32.
@@ -261,9 +275,10 @@ def unique_elements(dims: list[tuple[int, int]]) -> int:
 
 
 def _touched_bytes(instruction: Instruction, region: Region, inside: Mapping[str, int]) -> int:
-    """Return the different bytes of GM that an instruction touches as the loops `inside` run.
+    """Return the number of different bytes of GM that an instruction touches in all loop passes.
 
-    Rows that an index picks at run time are taken as different, up to as many as the tensor has.
+    `inside` gives the trip counts of the loops. Rows that an index picks at run time are assumed to
+    be different, up to the number of rows.
     """
     dims = [*zip(region.sizes, region.strides, strict=True)]
     if any(v in inside for v, _ in region.slot.terms):  # a ring of tiles: the loop uses every slot
@@ -287,7 +302,7 @@ def _gm_regions(instruction: Instruction) -> list[tuple[Region, bool]]:
 def _footprint(
     nodes: tuple[Node, ...], inside: Mapping[str, int], sizes: Footprint | None = None
 ) -> tuple[Footprint, Footprint]:
-    """Return the different bytes touched per tensor (read, written) by all passes of `nodes`.
+    """Return the number of different bytes, by tensor, that `nodes` read and that they write.
 
     `inside` gives the trip counts of the loops around them. `sizes` collects the tensors' sizes.
     """
@@ -309,7 +324,7 @@ def _footprint(
 
 
 def _add(total: Footprint, touched: Footprint, sizes: Footprint) -> None:
-    """Add bytes per tensor; two instructions may touch the same bytes, but no more than all."""
+    """Add bytes by tensor; the sum of several instructions is at most the size of the tensor."""
     for name, size in touched.items():
         total[name] = min(total.get(name, 0) + size, sizes[name])
 
@@ -317,7 +332,8 @@ def _add(total: Footprint, touched: Footprint, sizes: Footprint) -> None:
 def _size(footprint: tuple[Footprint, Footprint]) -> int:
     """Return the bytes that a footprint takes in L2; a tensor both read and written counts once."""
     reads, writes = footprint
-    return sum(reads.values()) + sum(v for k, v in writes.items() if k not in reads)
+    only_written = sum(size for name, size in writes.items() if name not in reads)
+    return sum(reads.values()) + only_written
 
 
 def _misses(
@@ -326,49 +342,50 @@ def _misses(
     capacity: int,
     footprint: tuple[Footprint, Footprint],
 ) -> Footprint:
-    """Return bytes per tensor read from memory by one run of `nodes` on all cores.
+    """Return the bytes, by tensor, that one run of `nodes` on all cores reads from memory.
 
     `footprint` holds the bytes that this run touches, `capacity` is the size of L2.
     """
     if _size(footprint) <= capacity:
         return footprint[0]
     total = Counter[str]()
-    streamed = list[Node]()
+    fetching_once = list[Node]()
     for node in nodes:
         one_pass = _footprint(node.body, params) if isinstance(node, Loop) else ({}, {})
         # A loop whose pass fits fetches its bytes once; one whose pass does not, in every pass.
         if not isinstance(node, Loop) or _size(one_pass) <= capacity:
-            streamed.append(node)
+            fetching_once.append(node)
             continue
         inner = _misses(node.body, params, capacity, one_pass)
         total.update({name: size * node.count for name, size in inner.items()})
-    total.update(_footprint(tuple(streamed), params)[0])
+    total.update(_footprint(tuple(fetching_once), params)[0])
     return total
 
 
 def analyse(launch: Launch, chip: Chip) -> Traffic:
-    """Return the traffic of a launch; only its loops and regions are looked at, no addresses."""
+    """Return the traffic of a launch, from its loops and regions, without simulating addresses."""
     path_bytes, read = _moved(launch)
     capacity = chip.l2.size_bytes
     fetched_by_all = Counter[str]()
     written = Counter[str]()
     read_by_all = Counter[str]()
-    passes: dict[str, float] = {}  # how often the part that fetches a tensor most fetches a byte
+    # how often a byte of a tensor is fetched, in the part of the launch that fetches it most often
+    passes: dict[str, float] = {}
     for reads, writes, fetched in _part_footprints(launch, capacity):
         for name, size in fetched.items():
             passes[name] = max(passes.get(name, 0.0), size / reads[name])
         fetched_by_all.update(fetched)
         written.update(writes)
         read_by_all.update(reads)
-    if launch.mix:  # a workspace: what one core reads, another has just written
+    if launch.mix:  # a tensor both written and read passes data between cores, through L2
         read_by_all = Counter(
             {name: size for name, size in read_by_all.items() if name not in written}
         )
         fetched_by_all = Counter({n: m for n, m in fetched_by_all.items() if n in read_by_all})
     sizes = {b.name: b.size_bytes for b in launch.tensors}
     touched = sum(min(read_by_all[n] + written[n], s) for n, s in sizes.items())
-    # Parts run side by side and share what they fetch: a tensor of 1 MB that every one of 8 parts
-    # fetches twice costs 2 MB, not 16.
+    # Parts run at the same time and share what they fetch: if each of 8 parts fetches a tensor of
+    # 1 MB twice, it is fetched twice (2 MB), not 16 times.
     missed = {n: min(m, math.ceil(sizes[n] * passes[n])) for n, m in fetched_by_all.items()}
     fetched = {n: min(m, read[n]) for n, m in missed.items() if read.get(n)}
     write_once = {n: min(w, sizes[n]) for n, w in written.items()}
@@ -376,7 +393,7 @@ def analyse(launch: Launch, chip: Chip) -> Traffic:
         path_bytes,
         {n: min(1.0, missed.get(n, 0) / r) for n, r in read.items() if r},
         sum(fetched.values()),
-        # Results that fit in L2 beside all that is read stay there beyond the launch.
+        # If all data that are touched fit in L2, the results stay there after the launch.
         sum(write_once.values()) if touched > capacity else 0,
         fetched,
         {n: min(r, sizes[n]) for n, r in read_by_all.items()},
@@ -387,7 +404,7 @@ def analyse(launch: Launch, chip: Chip) -> Traffic:
 def _part_footprints(
     launch: Launch, capacity: int
 ) -> Iterator[tuple[Footprint, Footprint, Footprint]]:
-    """Yield, part by part, the different bytes read, those written, and those that miss L2."""
+    """Yield, for each part, the bytes by tensor that it reads, writes, and fetches from memory."""
     # The vector cores of an AI core run one program under equal parameters: it is analysed once.
     by_program: dict[
         tuple[int, frozenset[tuple[str, int]]], tuple[Footprint, Footprint, Footprint]
@@ -404,7 +421,7 @@ def _part_footprints(
 
 @lru_cache(4096)
 def lowest_bytes(launch: Launch) -> Mapping[tuple[str, bool], int]:
-    """Return the first byte that is touched of each GM tensor, by (name, whether written)."""
+    """Return the first byte that is touched in each GM tensor, by (name, whether written)."""
     lowest: dict[tuple[str, bool], int] = {}
     for core_program in launch.programs:
         for instruction, ranges in core_program.scoped():
@@ -432,7 +449,7 @@ def _moved(launch: Launch) -> tuple[dict[tuple[str, str], int], Footprint]:
             dst = instruction.dst
             if src.space == dst.space:
                 continue
-            # L0C converts and load3d repeats pixels: here the bytes written count.
+            # A copy out of L0C may convert, and load3d repeats pixels: the bytes written count.
             counts_written = src.space == "L0C" or instruction.op == "load3d"
             moved = dst.size_bytes if counts_written else min(src.size_bytes, dst.size_bytes)
             moved *= times * cores[id(core_program)]
@@ -443,7 +460,7 @@ def _moved(launch: Launch) -> tuple[dict[tuple[str, str], int], Footprint]:
 
 
 def _value_counts(bindings: tuple[tuple[tuple[str, int], ...], ...]) -> dict[str, int]:
-    """Return how many values each parameter takes over the cores: to traffic it is like a loop."""
+    """Return how many values each parameter takes on the cores; for traffic it is like a loop."""
     values: dict[str, set[int]] = {}
     for binding in bindings:
         for name, value in binding:

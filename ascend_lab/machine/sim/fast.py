@@ -1,16 +1,16 @@
-"""The fast simulators: time as linear algebra over (max, +), and a walk that leaps.
+"""The fast simulators: linear algebra over (max, +), and a walk that skips repeating loop passes.
 
 One pass of a loop body maps the times of pipes and raised flags to new times, each a maximum of
-sums: y_i = max_j (A_ij + x_j). That is a matrix product in the (max, +) semiring, so n passes are
-the n-th power and need about log2(n) products. Nested loops compose from the inside out. All
-arrays carry a last axis of candidates, so a batch costs little more than one.
+sums: y_i = max_j (A_ij + x_j). That is a matrix product in the (max, +) semiring. So n passes are
+the n-th power of the matrix and need about log2(n) products; nested loops compose from the inside
+out. All arrays have a last axis of candidates: many candidates take little more time than one.
 
-Short programs, and cores that work together, are walked instead. The walk takes each core through
-its program until it waits for another core. Which core moves next does not depend on times, and
-times only add up and take maxima. So suppose the walk reaches a state it was in before, except that
-loop counters are lower and all times that the loops touch are later by the same number. Then the
-rounds that follow will all do the same, and the walk leaps over as many of them as no loop counter
-runs out in.
+Short programs, and cores that signal each other, are walked step by step instead. The walk takes
+each core through its program until it waits for another core. Which core moves next does not depend
+on times, and times are only added and compared. So if the walk reaches a state that it was in
+before, except that loop counters are lower and all times that the loops touch are later by the same
+number of cycles, then the same will repeat. The walk leaps over all these rounds at once, until a
+loop counter is about to reach its end.
 """
 
 from collections import deque
@@ -37,17 +37,17 @@ from ascend_lab.machine.sim.compiled import (
 from ascend_lab.machine.sim.cost import Surroundings, instruction_cost
 
 Array = NDArray[np.int64]
-NEVER = np.int64(-(2**61))
-"""Minus infinity: 'does not depend on'. Sums of two stay below every real time."""
-LATEST = 2**60
+MINUS_INFINITY = np.int64(-(2**61))
+"""An entry of the matrix for "does not depend on it"; the sum of two is below every real time."""
+MAX_TIME_CYCLES = 2**60
+"""Programs that might take longer are refused, because their times could overflow."""
 Number = int | Array
 """A number for all candidates, or one per candidate."""
 Numbers = Sequence[int] | Array
 Time = tuple[Array, Number]
-"""Row vector of what a time depends on, and an offset in cycles to add to all of it.
+"""A time: the row A_i of the module's formula, and an offset in cycles for all of its entries.
 
-Entry j of the row is A_ij of the module's formula. Work changes the offset only, so that rows are
-computed at waits alone.
+Work changes only the offset, so that rows are computed at waits alone.
 """
 
 
@@ -55,7 +55,7 @@ def _max_plus_product(a: Array, x: Array) -> Array:
     """Return y_ik = max_j (a_ij + x_jk) for each of the candidates b on the last axis."""
     out: Array = (a[:, :, None, :] + x[None]).max(axis=1)
     # NEVER + NEVER must stay NEVER: repeated squaring would leave the range of int64.
-    return np.maximum(out, NEVER, out=out)
+    return np.maximum(out, MINUS_INFINITY, out=out)
 
 
 def _apply_power(a: Array, counts: Sequence[int], x: Array) -> Array:
@@ -104,13 +104,14 @@ class _Runner:
         zeros: Array = np.zeros(np.size(self.zero), np.int64)
         if not self.program.pipes:
             return zeros
-        # At the top level a time depends on one thing only: the start, at cycle 0.
+        # at the top level, a time depends only on the start at cycle 0
         self.pipes = [(zeros[None], self.zero) for _ in self.program.pipes]
         self.run(self.program.tree)
         out: Array = (_stack(self.pipes)[:, 0] + tail_latency).max(axis=0)
         return out
 
     def run(self, nodes: Sequence[int | Nest]) -> None:
+        """Carry the times through steps and loops."""
         steps = self.program.steps
         for node in nodes:
             if isinstance(node, Nest):
@@ -130,9 +131,9 @@ class _Runner:
                 self.flags[step.event].append((row, offset + self.latency[node]))
 
     def loop(self, nest: Nest) -> None:
-        """Replace n passes by the n-th power of one pass over the state the body touches.
+        """Carry the times through all passes of a loop, by the power of the matrix of one pass.
 
-        A body that touches no pipe is skipped. A pipe that works by itself needs no matrix.
+        A body that touches no pipe is skipped. A body of one pipe without flags needs no matrix.
         """
         if not nest.events and len(nest.pipes) < 2:
             for pipe in nest.pipes:
@@ -156,17 +157,17 @@ class _Runner:
         self.put(nest, flags_up, _apply_power(one_pass, counts, x))
 
     def work(self, nest: Nest) -> Number:
-        """Return the cycles of all passes of a loop in which one pipe works by itself."""
+        """Return the cycles of all passes of a loop that uses one pipe and no flags."""
         body_cycles = [self.work(n) if isinstance(n, Nest) else self.cycles[n] for n in nest.body]
         return self.counts[nest.loop] * sum(body_cycles)
 
     def state(self, nest: Nest) -> Array:
-        """Stack the times a loop touches."""
+        """Return the times that a loop touches as one array."""
         flags = [time for event in nest.events for time in self.flags[event]]
         return _stack([self.pipes[p] for p in nest.pipes] + flags)
 
     def put(self, nest: Nest, flags_up: list[int], x: Array) -> None:
-        """Set the times a loop touches from a stack; `flags_up` counts raised flags per event."""
+        """Set the times that a loop touches; `flags_up` counts the raised flags of each event."""
         times = iter([(row, self.zero) for row in x])
         for pipe in nest.pipes:
             self.pipes[pipe] = next(times)
@@ -176,13 +177,13 @@ class _Runner:
     def matrix(self, nest: Nest, flags_up: list[int], size: int) -> Array:
         """Return the matrix of one pass: the body applied to unit vectors."""
         # The unit matrix of (max, +): 0 on the diagonal, minus infinity elsewhere.
-        unit = np.full((size * size, np.size(self.zero)), NEVER)
+        unit = np.full((size * size, np.size(self.zero)), MINUS_INFINITY)
         unit[:: size + 1] = 0
         inner = _Runner(self.program, self.cycles, self.latency, self.counts, self.zero)
         inner.pipes = self.pipes.copy()
         inner.put(nest, flags_up, unit.reshape(size, size, -1))
         inner.run(nest.body)
-        # A body that leaves more flags up than it found has no square matrix, hence no power.
+        # A body that sets more flags than it waits for has no square matrix, and so no power.
         if [len(inner.flags[e]) for e in nest.events] != flags_up:
             needed = "as many sets as waits of each flag in a loop body"
             raise NotComposableError(needed, "a surplus")
@@ -202,33 +203,34 @@ def run_batch(
 
 
 def run_fast(program: Compiled) -> int:
-    """Return the cycles of one program; see `run_batch`. Refuses times near the end of int64."""
+    """Return the cycles of one program; raises `SimulationError` if its times might overflow."""
     _check_work(program, program.cycles)
     runner = _Runner(program, program.cycles, program.latency, program.counts, 0)
     return int(runner.ends(np.array(program.tail_latency, np.int64)[:, None])[0])
 
 
 # -- a walk that leaps ----------------------------------------------------------------------------
-WATCHED_TURNS = 12
-KEPT_STATES = 6
-"""Turns from which on a loop is watched for a leap, and states remembered for each position."""
+MIN_WATCHED_COUNT = 12
+"""Only loops with at least this trip count are checked for repetition."""
+MAX_STORED_STATES = 6
+"""Number of earlier states that are stored for a position of the walk."""
 
 
 class _State(NamedTuple):
-    """State of a walk between two steps: turns left, times of pipes and raised flags."""
+    """State of a walk between two steps: passes left per loop, times of pipes and raised flags."""
 
-    left: list[int]
+    passes_left: list[int]
     free: list[int]
     flags: list[tuple[int, ...]]
 
 
 class _Walk:
-    """Where each core stands, the turns its loops have left, times of pipes and raised flags."""
+    """A walk: the position of each core, passes left per loop, times of pipes and raised flags."""
 
     def __init__(self, program: Compiled) -> None:
         self.program = program
-        # Of a step: kind, pipe, event, cycles, latency. Of a BEGIN or END: kind, loop, the position
-        # to jump to, the loop's turns, 0.
+        # A step is (kind, pipe, event, cycles, latency); a BEGIN or END is (kind, loop, position to
+        # jump to, trip count, 0).
         self.code: list[tuple[int, int, int, int, int]] = []
         self.nests: dict[int, Nest] = {}
         self.owner: dict[int, int] = {}
@@ -238,10 +240,10 @@ class _Walk:
             self.at.append(len(self.code))
             self.lay(core, nodes)
             self.code.append((STOP, 0, 0, 0, 0))
-        self.left = [0] * len(program.counts)
+        self.passes_left = [0] * len(program.counts)
         self.free = [0] * len(program.pipes)
         self.flags: list[deque[int]] = [deque() for _ in program.events]
-        self.seen: dict[tuple[int, ...], list[_State]] = {}
+        self.earlier_states: dict[tuple[int, ...], list[_State]] = {}
 
     def lay(self, core: int, nodes: Sequence[int | Nest]) -> None:
         """Append a nest to the code as steps, with a BEGIN and an END for each loop."""
@@ -254,7 +256,7 @@ class _Walk:
                 self.nests[node.loop] = node
                 self.owner[node.loop] = core
                 self.lay(core, node.body)
-                # Only now the END's position is known, to which a loop of 0 turns jumps.
+                # only now the position of the END is known, to which a loop of 0 passes jumps
                 self.code[begin] = (BEGIN, node.loop, len(self.code), count, 0)
                 self.code.append((END, node.loop, begin, count, 0))
             else:
@@ -267,21 +269,22 @@ class _Walk:
         code = self.code
         free = self.free
         flags = self.flags
-        left = self.left
+        passes_left = self.passes_left
         i = start = self.at[core]
         has_looped = False
         while True:
             kind, pipe, event, cycles, latency = code[i]
-            # Of loops, `pipe` is the loop's number, `event` where it jumps to, `cycles` its turns.
+            # For BEGIN and END, `pipe` is the loop, `event` the position to jump to, `cycles` the
+            # trip count.
             if kind == BEGIN:
-                left[pipe] = cycles
+                passes_left[pipe] = cycles
                 i = i if cycles else event
             elif kind == END:
-                left[pipe] -= 1
-                if left[pipe] > 0:
+                passes_left[pipe] -= 1
+                if passes_left[pipe] > 0:
                     i = event
                     has_looped = True
-                    if cycles >= WATCHED_TURNS and left[pipe] > 1:
+                    if cycles >= MIN_WATCHED_COUNT and passes_left[pipe] > 1:
                         self.at[core] = i
                         self.leap(pipe)
             elif kind == STOP:
@@ -296,46 +299,52 @@ class _Walk:
                     flags[event].append(free[pipe] + latency)
             i += 1
         self.at[core] = i
-        return has_looped or i != start  # a turn of a loop may end where it began
+        return has_looped or i != start  # a pass of a loop may end where it began
 
     def leap(self, loop: int) -> None:
-        """Leap over rounds if the walk was at this position before, all times equally earlier."""
+        """Leap over rounds if the walk was at this position before and has begun to repeat."""
         position = (loop, *self.at, *map(len, self.flags))
-        states = self.seen.setdefault(position, [])
-        for old in reversed(states):
-            if self._repeats(old):
+        states = self.earlier_states.setdefault(position, [])
+        for earlier in reversed(states):
+            if self._leap_from(earlier):
                 states.clear()
                 return
-        states.append(_State(self.left.copy(), self.free.copy(), [*map(tuple, self.flags)]))
-        del states[:-KEPT_STATES]
+        states.append(_State(self.passes_left.copy(), self.free.copy(), [*map(tuple, self.flags)]))
+        del states[:-MAX_STORED_STATES]
 
-    def _repeats(self, old: _State) -> bool:
-        """Leap if nothing but loop counters differs, and times of what they touch, all equally."""
-        loops = [n for n, (a, b) in enumerate(zip(old.left, self.left, strict=True)) if a != b]
+    def _leap_from(self, earlier: _State) -> bool:
+        """Leap if the walk repeats what it did since an earlier state; return whether it did.
+
+        It repeats if only loop counters differ, and the times that these loops touch, all by the
+        same number of cycles.
+        """
+        pairs = zip(earlier.passes_left, self.passes_left, strict=True)
+        loops = [loop for loop, (then, now) in enumerate(pairs) if then != now]
         cores = [self.owner[n] for n in loops]
-        turns_per_round = [old.left[n] - self.left[n] for n in loops]
-        # A counter that grew, or two of one core, show that a loop has begun anew meanwhile.
-        if not loops or min(turns_per_round) < 0 or len(set(cores)) < len(cores):
+        passes_per_round = [earlier.passes_left[n] - self.passes_left[n] for n in loops]
+        # A counter that grew, or two counters of one core, mean that a loop was started again.
+        if not loops or min(passes_per_round) < 0 or len(set(cores)) < len(cores):
             return False
-        # 20 turns left at 3 a round: 6 rounds, which leave 2 turns to walk to the loop's end.
+        # With 20 passes left and 3 per round, 6 rounds are leapt over and 2 passes are walked.
         rounds = min(
-            (self.left[n] - 1) // turns for n, turns in zip(loops, turns_per_round, strict=True)
+            (self.passes_left[n] - 1) // passes
+            for n, passes in zip(loops, passes_per_round, strict=True)
         )
         pipes = {p for n in loops for p in self.nests[n].pipes}
         events = {e for n in loops for e in self.nests[n].events}
         if rounds < 1 or not pipes:
             return False
-        period = self.free[min(pipes)] - old.free[min(pipes)]
+        period = self.free[min(pipes)] - earlier.free[min(pipes)]
         is_periodic = all(
             new_free == old_free + (period if p in pipes else 0)
-            for p, (new_free, old_free) in enumerate(zip(self.free, old.free, strict=True))
+            for p, (new_free, old_free) in enumerate(zip(self.free, earlier.free, strict=True))
         ) and all(
             new_flags == deque(t + (period if e in events else 0) for t in old_flags)
-            for e, (new_flags, old_flags) in enumerate(zip(self.flags, old.flags, strict=True))
+            for e, (new_flags, old_flags) in enumerate(zip(self.flags, earlier.flags, strict=True))
         )
         if is_periodic:
-            for n, turns in zip(loops, turns_per_round, strict=True):
-                self.left[n] -= rounds * turns
+            for n, passes in zip(loops, passes_per_round, strict=True):
+                self.passes_left[n] -= rounds * passes
             for p in pipes:
                 self.free[p] += rounds * period
             for e in events:
@@ -344,13 +353,13 @@ class _Walk:
 
 
 def run_walked(program: Compiled) -> int:
-    """Return the cycles of one program, or of cores that work together.
+    """Return the cycles of one program, or of cores that signal each other.
 
-    The builder writes each set before its wait, so that a core by itself never meets a flag that
-    is not set. Raises `NotComposableError` if no core can go on.
+    In a program of the builder each set is written before its wait, so that a single core never
+    waits for a flag that is not set. Raises `NotComposableError` if no core can go on.
     """
     walk = _Walk(program)
-    # sum, not any: every core moves in each round, also behind one that has moved.
+    # sum, not any: any() would stop at the first core that moved, and not try the others
     while sum(walk.go(core) for core in range(len(walk.at))):
         pass
     if any(walk.code[i][0] != STOP for i in walk.at):
@@ -358,22 +367,22 @@ def run_walked(program: Compiled) -> int:
     return max(map(add, walk.free, program.tail_latency), default=0)
 
 
-PASSES_PER_STEP = 30
-TURNS_BEFORE_LEAP = 16
-MAX_WALKED_PASSES = 200_000
-"""A walk is faster than `run_fast` up to 30 passes of the average step, if it leaps in every loop
-after 16 turns (both measured). If it never leaps, it takes all passes of all steps: at most these.
-"""
+MAX_RUNS_PER_STEP = 30
+"""A walk is faster than `run_fast` if a step runs at most this often on average (measured)."""
+PASSES_BEFORE_LEAP = 16
+"""Number of passes of a loop after which a walk usually leaps (measured)."""
+MAX_WALKED_STEPS = 200_000
+"""Programs of more steps are not walked, because a walk that never leaps takes them all."""
 
 
 def run_quickest(program: Compiled) -> int:
-    """Return the cycles of one program by whichever engine is quick: walk, powers, or events."""
+    """Return the cycles of one program, by the engine that is probably the fastest for it."""
     try:
-        counts_to_leaps = tuple(min(count, TURNS_BEFORE_LEAP) for count in program.counts)
+        counts_to_leaps = tuple(min(count, PASSES_BEFORE_LEAP) for count in program.counts)
         leaping = replace(program, counts=counts_to_leaps)
         is_short = (
-            sum(leaping.runs()) <= PASSES_PER_STEP * len(program.steps)
-            and sum(program.runs()) <= MAX_WALKED_PASSES
+            sum(leaping.runs()) <= MAX_RUNS_PER_STEP * len(program.steps)
+            and sum(program.runs()) <= MAX_WALKED_STEPS
         )
         return run_walked(program) if program.cores or is_short else run_fast(program)
     except NotComposableError:
@@ -396,69 +405,75 @@ def run_candidates(program: Compiled, cycles: Array) -> Array:
 
 
 def _check_work(program: Compiled, longest: Sequence[int]) -> None:
-    """Refuse a program whose steps, one after another, would take more than LATEST cycles."""
+    """Raise `SimulationError` if all steps one after another might take over MAX_TIME_CYCLES."""
     rows = zip(program.runs(), longest, program.latency, strict=True)
     work = sum(runs * (cycles + latency) for runs, cycles, latency in rows)
-    if work > LATEST:
-        raise SimulationError(f"at most {LATEST:.0e} cycles of work", f"{work:.0e}", "split it")
+    if work > MAX_TIME_CYCLES:
+        raise SimulationError(
+            f"at most {MAX_TIME_CYCLES:.0e} cycles of work", f"{work:.0e}", "split it"
+        )
 
 
 def _run_columns(program: Compiled, cycles: Array) -> Array:
     _check_work(program, cycles.max(axis=1, initial=0).tolist())
-    # Candidates differ in durations only: the other numbers are repeated for each.
+    # candidates differ only in durations: the other numbers are repeated for each of them
     shared = (program.latency, program.tail_latency, program.counts)
     repeated = [np.repeat(np.array(r, np.int64)[:, None], cycles.shape[1], axis=1) for r in shared]
     return run_batch(program, cycles, *repeated)
 
 
-# -- where device memory is the limit --------------------------------------------------------------
+# -- launches that are limited by device memory ----------------------------------------------------
 MAX_SLOWDOWN = 1024.0
+"""The search for the slowdown of memory ends here."""
 INTERVALS = 16
+"""Each round divides the interval that contains the slowdown into this many."""
 ROUNDS = 3
-"""Each round cuts the interval that holds the slowdown into INTERVALS and keeps one.
-
-Three rounds find it to 1 / 16^3 of its last doubling: 1.0 .. 2.0 becomes 0.00024 wide.
-"""
+"""Three rounds reduce the interval 1.0 .. 2.0 to 1 / 16^3 = 0.00024."""
 
 
 class Stretched(NamedTuple):
-    """How far memory is slowed down, and the slowest part with its copies stretched as far."""
+    """The slowdown of memory, and the slowest part with its copies from memory slowed down."""
 
     slowdown: float
     slowest: Compiled
 
 
-def stretch(parts: Sequence[Compiled], chip: Chip, around: Surroundings, cycles: int) -> Stretched:
+def stretch(
+    parts: Sequence[Compiled], chip: Chip, surroundings: Surroundings, cycles: int
+) -> Stretched:
     """Return the largest slowdown of memory with which all parts still end within `cycles`.
 
-    Time never falls with the slowdown, so the search keeps one interval: it doubles until memory's
-    time is exceeded, then cuts the last step. All candidates of a round are timed as one batch.
+    The time never falls as the slowdown rises. So the slowdown is doubled until the time is
+    exceeded, and the last step is then divided into smaller and smaller intervals. All slowdowns of
+    a round are timed as one batch.
     """
 
     def times(slowdowns: Sequence[float]) -> Array:
-        durations = [_slowed(part, chip, around, slowdowns) for part in parts]
+        durations = [_slowed(part, chip, surroundings, slowdowns) for part in parts]
         return np.array([run_candidates(p, d) for p, d in zip(parts, durations, strict=True)])
 
-    def fitting(slowdowns: Sequence[float]) -> int:
-        # Times never fall along the list, so that those within `cycles` stand in front.
+    def count_fitting(slowdowns: Sequence[float]) -> int:
+        # the slowdowns rise along the list, so that those within `cycles` come first
         return int((times(slowdowns).max(axis=0) <= cycles).sum())
 
     low = 1.0
-    while 2.0 * low < MAX_SLOWDOWN and fitting([2.0 * low]):
+    while 2.0 * low < MAX_SLOWDOWN and count_fitting([2.0 * low]):
         low *= 2.0
     width = low
     for _ in range(ROUNDS):
         width /= INTERVALS
-        low += width * fitting([low + width * i for i in range(1, INTERVALS)])
+        low += width * count_fitting([low + width * i for i in range(1, INTERVALS)])
     slowest = parts[int(times([low])[:, 0].argmax())]
-    durations = _slowed(slowest, chip, around, [low])[:, 0].tolist()
+    durations = _slowed(slowest, chip, surroundings, [low])[:, 0].tolist()
     return Stretched(low, replace(slowest, cycles=tuple(durations)))
 
 
-def _slowed(part: Compiled, chip: Chip, around: Surroundings, slowdowns: Sequence[float]) -> Array:
-    """Return durations (steps, slowdowns) in which nothing but copies from GM takes longer."""
+def _slowed(
+    part: Compiled, chip: Chip, surroundings: Surroundings, slowdowns: Sequence[float]
+) -> Array:
+    """Return the durations (steps, slowdowns) of a part; only copies from GM take longer."""
     cycles = np.repeat(np.array(part.cycles, np.int64)[:, None], len(slowdowns), axis=1)
-    settings = [replace(around, memory_slowdown=s) for s in slowdowns]
+    settings = [replace(surroundings, memory_slowdown=s) for s in slowdowns]
     for number, step in enumerate(part.steps):
         source = part.sources[step.source]
         if source.event is None and any(r.space == "GM" for r in source.srcs):

@@ -1,14 +1,13 @@
-"""L2 as a cache that keeps its contents from one kernel to the next.
+"""The L2 cache, whose contents stay from one kernel to the next.
 
-Device memory is divided into pieces, and L2 evicts the piece that was unused for longest. A write
-makes bytes dirty. Dirty bytes are written to memory when their piece is evicted, so data that is
-overwritten while it lies in L2 never gets there. The tensors of one phase stream side by side: when
-a third of one is done, so is a third of every other.
+Device memory is divided into pieces (192 KB for an L2 of 48 MB), and L2 evicts the piece that was
+least recently used. A write makes bytes dirty. Dirty bytes are written to memory when their piece
+is evicted, so that data which is overwritten while it is in L2 never gets there. The tensors of one
+phase are accessed in parallel: when a third of one is done, so is a third of every other.
 
 Of a piece L2 holds only the ranges of bytes that were touched, so that small tensors take no more
-room than they need. Ranges that touch become one, dirty from the first byte written to the last.
-Data that is read for the last time is dropped as it is read, and what L2 did not hold of it is not
-kept either.
+room than they need. Ranges that meet are merged; the result is dirty from the first byte written to
+the last. Data that is read for the last time is dropped as it is read, and its misses are not kept.
 """
 
 from collections import OrderedDict
@@ -20,23 +19,26 @@ from ascend_lab.machine import isa
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.sim.cost import Traffic, lowest_bytes
 
-PIECES = 256
-"""Pieces that `L2.of` divides an L2 into: 48 MB become pieces of 192 KB."""
+PIECE_COUNT = 256
+"""`L2.of` divides an L2 into this many pieces: 48 MB into pieces of 192 KB."""
 ALIGN_BYTES = 512
 PieceAccess = tuple[float, bool, int, int, int, int]
 """Position in the phase (0 .. 1), whether it writes, index of the access, piece, first byte, end.
 
-In this order, sorting gives the order of time, with reads before writes of the same position.
+Sorted, these tuples are in the order of time, with reads before writes of the same position.
 """
 CachedRange = tuple[int, int, int, int]
-"""A range of a piece: first byte, end, first dirty byte, end of the dirty ones (equal: clean)."""
+"""A range of a piece: first byte, end, first dirty byte, end of the dirty bytes.
+
+If the last two are equal, the range is clean.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A phase reads, or writes, bytes `address_bytes` .. `address_bytes + size_bytes - 1` once.
+    """A phase reads or writes the bytes `address_bytes` .. `address_bytes + size_bytes - 1` once.
 
-    With `is_last` nobody reads them again.
+    `is_last` says that nobody reads them again.
     """
 
     name: str
@@ -48,7 +50,11 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What L2 did in one phase: share of each tensor's read bytes that hit, dirty bytes evicted."""
+    """What happened in L2 during a phase.
+
+    `hits` is, by tensor, the share of the bytes read that hit; `write_back_bytes` are the dirty
+    bytes that were evicted.
+    """
 
     hits: Mapping[str, float]
     write_back_bytes: int
@@ -65,20 +71,20 @@ class L2:
         self.size_bytes = size_bytes
         self.piece_bytes = piece_bytes
         self.held_bytes = 0
-        # the cached ranges of each piece, the piece unused for longest in front
+        # the cached ranges of each piece, the least recently used piece first
         self._pieces: OrderedDict[int, tuple[CachedRange, ...]] = OrderedDict()
 
     @classmethod
     def of(cls, chip: Chip) -> "L2":
         """Return the empty L2 of a chip in at most PIECES pieces."""
-        return cls(chip.l2.size_bytes, -(-chip.l2.size_bytes // PIECES))
+        return cls(chip.l2.size_bytes, -(-chip.l2.size_bytes // PIECE_COUNT))
 
     def touch(self, accesses: Sequence[Access]) -> Outcome:
-        """Run one phase: all accesses side by side, reads before writes of the same position.
+        """Run one phase: all accesses in parallel, reads before writes of the same position.
 
-        In a phase much larger than L2 nothing hits between the beginning, which evicts all older
-        contents, and the end, whose data is what L2 holds afterwards. The pieces between the two
-        are counted, not visited one by one.
+        In a phase much larger than L2 only two parts matter: the beginning, which evicts all older
+        contents, and the end, whose data L2 holds afterwards. Between the two nothing hits: these
+        pieces are counted and not visited one by one.
         """
         nonempty = [a for a in accesses if a.size_bytes > 0]
         edge_share = self._edge_share(nonempty)
@@ -103,9 +109,8 @@ class L2:
         low = address_bytes
         stop = address_bytes + size_bytes
         pieces = self._pieces
-        # -(-a // b) is a / b rounded up: the piece that the last byte lies in counts.
-        keys = range(low // self.piece_bytes, -(-stop // self.piece_bytes))
-        # Whichever is fewer: the pieces of the range, or those that L2 holds.
+        keys = range(low // self.piece_bytes, isa.ceil_div(stop, self.piece_bytes))
+        # whichever is fewer: the pieces of the range, or those that L2 holds
         for key in keys if len(keys) < len(pieces) else [key for key in pieces if key in keys]:
             if key not in pieces:
                 continue
@@ -138,35 +143,41 @@ class L2:
         return duplicate
 
     def _edge_share(self, accesses: Sequence[Access]) -> float:
-        """Return the share of a phase after which nothing older is in L2, or 1.0 if that is late.
+        """Return the share of a phase after which L2 holds no older data.
 
-        Late is a share of 0.5 or more: then the beginning and the end of the phase would meet.
+        It is 1.0 if that share would be 0.5 or more: then the beginning and the end of the phase
+        would overlap, and the whole phase is visited.
         """
-        distinct_bytes = [0, 0]  # that are read, and that are written
+        distinct_bytes = [0, 0]  # numbers of different bytes that are read, and that are written
         for is_write in (False, True):
             sizes: dict[int, int] = {}
             for a in accesses:
                 if a.is_write is is_write and not a.is_last:
                     sizes[a.address_bytes] = max(a.size_bytes, sizes.get(a.address_bytes, 0))
             distinct_bytes[is_write] = sum(sizes.values())
-        # A piece more for each access, since shares of accesses are rounded to whole pieces.
-        filling = self.size_bytes + (len(accesses) + 1) * self.piece_bytes
-        return filling / max(distinct_bytes) if 2 * filling < max(distinct_bytes) else 1.0
+        # One piece more for each access, because shares of accesses are rounded to whole pieces.
+        filling_bytes = self.size_bytes + (len(accesses) + 1) * self.piece_bytes
+        phase_bytes = max(distinct_bytes)
+        return filling_bytes / phase_bytes if 2 * filling_bytes < phase_bytes else 1.0
 
     def _keys(self, a: Access, begin: float, end: float) -> range:
-        """Return the pieces of an access between two shares of it.
+        """Return the pieces of an access between two shares of it, from 0.0 to 1.0.
 
-        A piece that a share cuts belongs to what stands before it, so that no piece counts twice.
+        A piece in which a share ends belongs to the part before it, so that no piece counts twice.
         """
-        first = a.address_bytes // self.piece_bytes
         piece = self.piece_bytes
-        last = -(-(a.address_bytes + a.size_bytes) // piece)
-        cuts = [a.address_bytes + int(share * a.size_bytes) for share in (begin, end)]
-        start = first if begin == 0.0 else -(-cuts[0] // piece)
-        return range(start, last if end == 1.0 else -(-cuts[1] // piece))
+        if begin == 0.0:
+            first_key = a.address_bytes // piece
+        else:
+            first_key = isa.ceil_div(a.address_bytes + int(begin * a.size_bytes), piece)
+        if end == 1.0:
+            end_key = isa.ceil_div(a.address_bytes + a.size_bytes, piece)
+        else:
+            end_key = isa.ceil_div(a.address_bytes + int(end * a.size_bytes), piece)
+        return range(first_key, end_key)
 
     def _skipped_bytes(self, a: Access, edge_share: float) -> int:
-        """Return the bytes of an access between the two ends of it that are visited."""
+        """Return the bytes of an access that are neither in its first nor in its last share."""
         keys = self._keys(a, edge_share, 1.0 - edge_share)
         stop = min(a.address_bytes + a.size_bytes, keys.stop * self.piece_bytes)
         return max(0, stop - keys.start * self.piece_bytes)
@@ -195,7 +206,7 @@ class L2:
         for _, is_write, index, key, low, stop in sorted(
             self._piece_accesses(accesses, begin, end)
         ):
-            # Popped here and put back below: the piece moves to the end, as the last one used.
+            # Popped here and put back below, so that it becomes the most recently used piece.
             cached_ranges = pieces.pop(key, ())
             adjoining = cached_ranges
             apart = cached_ranges[:0]
@@ -230,7 +241,7 @@ class L2:
 
 
 def _adjoins(cached: CachedRange, low: int, stop: int) -> bool:
-    """Tell whether a range and bytes low .. stop-1 overlap, or at most ALIGN_BYTES lie between."""
+    """Tell whether a range and bytes low .. stop-1 are at most ALIGN_BYTES apart."""
     return cached[0] <= stop + ALIGN_BYTES and low <= cached[1] + ALIGN_BYTES
 
 
@@ -269,12 +280,12 @@ def _without(cached: CachedRange, low: int, stop: int) -> Iterator[CachedRange]:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """An L2 that is a buffer: during one kernel it holds the tensors `names`, and no others."""
+    """An L2 that is a buffer: during one kernel it holds the tensors `names` and no others."""
 
     names: frozenset[str]
 
     def touch(self, accesses: Sequence[Access]) -> Outcome:
-        """Run one phase: all other tensors are read from memory, and written there."""
+        """Run one phase: all other tensors are read from memory and written to memory."""
         hits = {a.name: float(a.name in self.names) for a in accesses if not a.is_write}
         memory_writes = (a.size_bytes for a in accesses if a.is_write and a.name not in self.names)
         return Outcome(hits, sum(memory_writes))
@@ -282,10 +293,11 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """L2, and the place of each tensor of the next kernel: name to (address, size) in bytes.
+    """L2, and where the tensors of the next kernel are in device memory.
 
-    Nobody reads the tensors of `last` after that kernel. Tensors without an address stand one after
-    another from `workspace_bytes` on, by default behind the highest that has an address.
+    `tensors` maps a name to (address, size) in bytes. Tensors without an address follow one another
+    from `workspace_bytes` on (None: after the highest tensor that has an address). The tensors of
+    `last` are not read after that kernel.
     """
 
     l2: L2 | Scratch
@@ -323,7 +335,7 @@ class DeviceMemory:
         if unknown := sorted(self.tensors.keys() - set(names)):
             needed = f"addresses of {', '.join(names)}"
             raise errors.SimulationError(needed, ", ".join(unknown), "name them as the kernel does")
-        # Tensors without an address are the kernel's own workspace, behind everything planned.
+        # tensors without an address are the kernel's workspace, after all planned tensors
         top = max((low + size for low, size in self.tensors.values()), default=0)
         top = top if self.workspace_bytes is None else self.workspace_bytes
         first_byte = {}
@@ -349,7 +361,7 @@ def accesses_of(
     addresses: Mapping[str, int],
     last: frozenset[str] = frozenset(),
 ) -> tuple[Access, ...]:
-    """Return the accesses of a launch to L2: the different bytes of each tensor, reads first.
+    """Return the accesses of a launch to L2, one per tensor that is read or written, reads first.
 
     L2 drops a tensor of `last` as it is read, if the launch reads every byte of it only once.
     """

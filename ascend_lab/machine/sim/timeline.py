@@ -1,7 +1,7 @@
-"""The result of a simulation: cycles, busy shares, bytes, energy, and on demand every span.
+"""The result of a simulation: cycles, busy shares, bytes, energy, the time of every instruction.
 
-The timeline of a kernel adds up its phases, a barrier over all cores between any two, and the start
-of the kernel. There are five kinds of start. The host starts a "cold" kernel, the device's queue a
+The time of a kernel is the sum of its start, its phases, and a barrier over all cores between any
+two phases. There are five kinds of start. The host starts a "cold" kernel, the device's queue a
 "queued" one. Inside a super kernel the start is a barrier after the previous kernel: "inside" if
 the same kind of core goes on, "across" if the kinds of core differ, and "both" if cube and vector
 cores work together before it as well as after it.
@@ -23,17 +23,18 @@ from ascend_lab.machine.sim.cost import Surroundings
 from ascend_lab.machine.sim.fast import Stretched, stretch
 
 MAX_SPANS = 300_000
-IDLE = ("barrier", "cross_set")
-"""Instructions that take a pipe's time but are no work."""
+"""Largest number of instructions for which a `Span` each is made."""
+NOT_WORK = ("barrier", "cross_set")
+"""Instructions that take a pipe's time but do not count as busy."""
 Key = TypeVar("Key", bound=Hashable)
 Start = Literal["cold", "queued", "inside", "across", "both"]
-"""Kinds of start of a kernel: see the module."""
+"""Kinds of start of a kernel, see the docstring of the module."""
 
 
 def start_cycles(chip: Chip, start: Start, mix_cycles: int = 0) -> int:
     """Return the cycles of starting a kernel, plus `mix_cycles` if it is a launch of its own."""
-    # Across takes two steps of a barrier's length: one kind of core signals the other, whose cores
-    # then signal each other. If both kinds work they take a third, to the cores they work with.
+    # "across" takes as long as two barriers: one kind of core signals the other kind, whose cores
+    # then signal each other. "both" takes a third: these signal the cores that they work with.
     costs = {
         "cold": chip.launch_overhead_s,
         "queued": chip.queued_launch_s,
@@ -48,8 +49,8 @@ def start_cycles(chip: Chip, start: Start, mix_cycles: int = 0) -> int:
 class Span:
     """One instruction in time: pipe, name, [start, end) in cycles.
 
-    A wait_flag stood still for `stall_cycles` because of the event `cause`. `previous` is the index
-    of the span that decided when this one ended (-1: none).
+    A wait_flag waited `stall_cycles` for the event `cause`. `previous` is the index of the span
+    that decided when this one ended (-1: none).
     """
 
     pipe: str
@@ -67,7 +68,7 @@ class Timed:
     __slots__ = ()
     name: str
     chip: Chip
-    if TYPE_CHECKING:  # what a launch has as fields, and a kernel as sums
+    if TYPE_CHECKING:  # cycles, macs, ...: fields of a launch, sums over its phases for a kernel
 
         def __getattr__(self, name: str) -> Any: ...
 
@@ -151,17 +152,17 @@ class Timeline(Timed):
     macs: int
     dtype: str
     energy_pj: float
-    around: Surroundings
+    surroundings: Surroundings
     parts: tuple[Compiled, ...]
     pipe_cycles: tuple[int, ...]
     mix_cycles: int = 0
 
     @cached_property
     def _stretched(self) -> Stretched:
-        """The slowest part and memory's slowdown; computed on demand, as a search needs neither."""
+        """The slowest part and memory's slowdown, computed when they are asked for."""
         slowest_cycles = max(self.pipe_cycles)
         if self.cycles > slowest_cycles:  # memory is the limit, not a pipe
-            return stretch(self.parts, self.chip, self.around, self.cycles)
+            return stretch(self.parts, self.chip, self.surroundings, self.cycles)
         return Stretched(1.0, self.parts[self.pipe_cycles.index(slowest_cycles)])
 
     @property
@@ -180,7 +181,7 @@ class Timeline(Timed):
         program = self.compiled
         busy = dict.fromkeys(program.pipes, 0)
         for step, runs, cycles in zip(program.steps, program.runs(), program.cycles, strict=True):
-            if step.kind == WORK and program.sources[step.source].op not in IDLE:
+            if step.kind == WORK and program.sources[step.source].op not in NOT_WORK:
                 busy[program.pipes[step.pipe]] += runs * cycles
         return busy
 
@@ -222,7 +223,7 @@ class Timeline(Timed):
         for index, (number, start, end, cause) in enumerate(rows):
             step = program.steps[number]
             source = program.sources[step.source]
-            # A wait takes its issue cycles in any case; whatever it took beyond them is a stall.
+            # a wait takes its issue cycles in any case; what it took beyond them is a stall
             stall = end - start - program.cycles[number] if step.kind == WAIT else 0
             name = source.op if source.event is None else f"{source.op} {source.event}"
             event = str(program.events[step.event]) if stall else ""
@@ -242,7 +243,7 @@ class Timeline(Timed):
 
     @cached_property
     def critical_path(self) -> tuple[Span, ...]:
-        """The chain of spans that sets the end: the next could go on when the one before ended."""
+        """The chain of spans that decides the end: each could only end after the one before it."""
         tails = dict(zip(self.compiled.pipes, self.compiled.tail_latency, strict=True))
         spans = self.spans
         if not spans:

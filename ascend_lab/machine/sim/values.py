@@ -1,7 +1,8 @@
-"""Execution of programs for values: NumPy arrays in the hardware's number formats.
+"""Execute programs for their values, with NumPy arrays in the hardware's number formats.
 
-On-chip memory is one byte array per space. It is poisoned at the start (NaN in fp16 and fp32), so
-that a wrong address or a missing copy gives a wrong answer instead of a lucky one.
+On-chip memory is one byte array per space. At the start every byte is 0xFF, which is NaN in fp16
+and fp32 (the memory is "poisoned"): a wrong address or a missing copy then gives a wrong result,
+where zeros might give the right one by chance.
 """
 
 import random
@@ -28,11 +29,12 @@ from ascend_lab.machine.isa.program import (
 from ascend_lab.machine.isa.walk import Core, Pick, Step, first, interleave, interleave_cores
 
 Values = np.ndarray
-POISON = 0xFF
+POISON_BYTE = 0xFF
 """Every byte of memory that nobody has written: 0xFFFF is NaN in fp16, -1 in int16."""
 MAX_SHARED_STEPS = 50_000
-"""Longest order of steps that is kept for the other cores that run the same program."""
+"""The order of so many steps at most is stored for other cores that run the same program."""
 MAX_EVENTS = 2_000_000
+"""Largest number of instructions to execute."""
 
 
 def execute(
@@ -81,7 +83,7 @@ def execute(
 
 
 def _check_phase(phase: launch.Launch, chip: Chip) -> None:
-    """Raise what the builder raises for programs that it did not write: text, or a reader's own."""
+    """Check programs that no builder has checked, such as those read from text."""
     launch.check_launch(chip, phase)
     for part in phase.parts:
         for instruction, _ in part.program.instructions():
@@ -114,7 +116,7 @@ def _tensor(buffer: Buffer, tensors: Mapping[str, Values]) -> Values:
     """Return a flat copy of the caller's tensor for a GM buffer, or poison if there is none."""
     dtype = numpy_type(buffer.dtype)
     if buffer.name not in tensors:
-        return np.full(buffer.size_bytes, POISON, np.uint8).view(dtype)
+        return np.full(buffer.size_bytes, POISON_BYTE, np.uint8).view(dtype)
     try:
         array = np.ascontiguousarray(tensors[buffer.name])
     except ValueError as error:
@@ -127,14 +129,14 @@ def _tensor(buffer: Buffer, tensors: Mapping[str, Values]) -> Values:
 
 # -- one core --------------------------------------------------------------------------------------
 Place = tuple[str, range, int, np.dtype[Any], tuple[int, ...]]
-"""Where a region lies: memory, first byte of each slot, bytes of a slot, format, strides in bytes.
+"""Where a region is: memory, first byte of each slot, bytes of a slot, format, strides in bytes.
 
 Two slots of 32 KB from address 0 of UB on: ("UB ", range(0, 65536, 32768), 32768, fp16, (512, 2)).
 """
 
 
 def _place(region: Region) -> Place:
-    """Return where a region lies, apart from slot and offset, which depend on loop counters."""
+    """Return where a region is, without slot and offset, which depend on loop counters."""
     buffer = region.buffer
     dtype = np.dtype(numpy_type(region.buffer.dtype))
     memory, low = (buffer.name, 0) if buffer.space == "GM" else ("", buffer.address)
@@ -157,7 +159,7 @@ class _Core:
         if buffer.space == "GM":
             memory = self.tensors[buffer.name].view(np.uint8)
         else:
-            memory = np.full(self.chip.buffers[buffer.space], POISON, np.uint8)
+            memory = np.full(self.chip.buffers[buffer.space], POISON_BYTE, np.uint8)
         self.memories[name] = memory
         return memory
 
@@ -173,18 +175,18 @@ class _Core:
         memory = self.memories.get(name)
         if memory is None:
             memory = self._memory(name, region.buffer)
-        low = slot_starts[region.slot.at(env) % len(slot_starts)]  # slots take turns: 0, 1, 0, ...
+        low = slot_starts[region.slot.at(env) % len(slot_starts)]  # slots are used in turn
         flat = memory[low : low + slot_bytes]
         start = region.offset.at(env) + shift
         try:
             return np.ndarray(region.sizes, dtype, flat, start * dtype.itemsize, strides)
         except ValueError:
-            # Part of the region lies outside its slot: the values show whether that matters.
+            # The region is partly outside its slot: whether that does harm, the values will show.
             return as_strided(flat.view(dtype)[start:], region.sizes, strides)
 
 
 def _nothing(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
-    """Do nothing: flags and barriers order the steps, which the walk over the program sees to."""
+    """Do nothing: flags and barriers have no values, and `isa.walk` has put the steps in order."""
 
 
 def _copy(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
@@ -214,11 +216,11 @@ def _row_shift(core: _Core, instruction: Instruction, env: Mapping[str, int]) ->
         return 0
     index = int(core.view(index_region, env).reshape(-1)[0])
     bound = instruction.number("bound")
-    least = -bound if instruction.number("from_end") else 0
-    if not least <= index < bound:
+    lowest = -bound if instruction.number("from_end") else 0
+    if not lowest <= index < bound:
         where = ", ".join(f"{name}={value}" for name, value in env.items()) or "no loop"
         needed = (
-            f"{instruction.op}: an index of {least}..{bound - 1}, "
+            f"{instruction.op}: an index of {lowest}..{bound - 1}, "
             f"read from {index_region.buffer.name}"
         )
         raise SimulationError(needed, f"{index} at {where}", "check the indices before the launch")
@@ -271,11 +273,11 @@ def _mmad(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None
     m1, k1, m0, k0 = a.shape
     n1 = b.shape[1]
     n0 = b.shape[2]
-    # A product per block of m0 rows: BLAS does not divide products as small as these among threads,
-    # which would wait for each other longer than they work.
-    left = a.transpose(0, 2, 1, 3).astype(wide, order="C").reshape(m1, m0, k1 * k0)
-    right = b.transpose(0, 3, 1, 2).astype(wide, order="C").reshape(k1 * k0, n1 * n0)
-    tile = np.matmul(left, right).reshape(m1, m0, n1, n0).transpose(2, 0, 1, 3)
+    # One product per block of m0 rows: BLAS does not divide products as small as these among
+    # threads, which would wait for each other longer than they work.
+    a_rows = a.transpose(0, 2, 1, 3).astype(wide, order="C").reshape(m1, m0, k1 * k0)
+    b_matrix = b.transpose(0, 3, 1, 2).astype(wide, order="C").reshape(k1 * k0, n1 * n0)
+    tile = np.matmul(a_rows, b_matrix).reshape(m1, m0, n1, n0).transpose(2, 0, 1, 3)
     c = core.view(instruction.out, env)
     if instruction.at("accumulate", env):
         np.add(c, tile, out=c)
@@ -293,10 +295,13 @@ def _load3d(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> No
     dst = core.view(instruction.out, env)
     m1, k1, m0, lanes = dst.shape
     taps_per_block = lanes // c0  # an image of C0 = 4 in fp16: 4 taps fill the 16 lanes of a block
-    first = instruction.at("m_start", env), instruction.at("k_start", env) // c0
+    first_output = instruction.at("m_start", env)
+    first_tap = instruction.at("k_start", env) // c0
     settings: Any = tuple(map(instruction.attr, ("kernel", "stride", "pad", "dilation")))
     counts = (m1 * m0, k1 * taps_per_block)
-    pixels, padding, beyond = _windows((c1, height, width), first, counts, settings)
+    pixels, padding, beyond = _windows(
+        (c1, height, width), (first_output, first_tap), counts, settings
+    )
     tile = image.reshape(-1, c0).take(pixels, axis=0)
     tile[padding] = instruction.number("pad_value")
     tile[beyond] = 0
@@ -306,35 +311,36 @@ def _load3d(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> No
 @lru_cache(4096)
 def _windows(
     image: tuple[int, int, int],
-    first: tuple[int, int],
+    starts: tuple[int, int],
     counts: tuple[int, int],
     settings: tuple[tuple[int, ...], ...],
 ) -> tuple[Values, Any, Any]:
-    """Return the pixel that each (output, tap) reads, those that read padding, those that fill up.
+    """Return the pixel that each (output, tap) reads, which read padding, and which do not exist.
 
-    Pixels are numbered through all channel blocks. The last two are indices into the (output, tap)
-    array: padding around the image, and outputs or taps beyond the last that only fill fractals.
-    `image` is blocks, rows, columns; `settings` are kernel, stride, padding and dilation.
+    The pixels of all channel blocks are numbered consecutively. The last two results are indices
+    into the (output, tap) array: those that read padding around the image, and outputs or taps
+    beyond the last one, which only fill up fractals. `image` is (blocks, rows, columns); `starts`
+    are the first output and tap, `counts` their numbers; `settings` are kernel, stride, padding and
+    dilation.
     """
-    (kh, kw), (sh, sw), (top, bottom, left, right), (dh, dw) = settings
+    (kh, kw), (sh, sw), (top, bottom, left_pad, right_pad), (dh, dw) = settings
     c1, height, width = image
     out_h = (height + top + bottom - dh * (kh - 1) - 1) // sh + 1
-    out_w = (width + left + right - dw * (kw - 1) - 1) // sw + 1
-    m, k = (start + np.arange(count) for start, count in zip(first, counts, strict=True))
-    m = m[:, None]
-    k = k[None, :]
+    out_w = (width + left_pad + right_pad - dw * (kw - 1) - 1) // sw + 1
+    m = (starts[0] + np.arange(counts[0]))[:, None]
+    k = (starts[1] + np.arange(counts[1]))[None, :]
     beyond = (m >= out_h * out_w) | (k >= c1 * kh * kw)
-    # Output m stands at (m // out_w, m % out_w). Tap k of a 3 x 3 kernel: k = 14 is block 1 (of 9
-    # taps), kernel row 1, kernel column 2.
+    # Output m is at (m // out_w, m % out_w). Tap k = 14 of a 3 x 3 kernel is in channel block 1 (of
+    # 9 taps each), kernel row 1, kernel column 2.
     rows = m // out_w * sh + k // kw % kh * dh - top
-    columns = m % out_w * sw + k % kw * dw - left
+    columns = m % out_w * sw + k % kw * dw - left_pad
     padding = (rows < 0) | (rows >= height) | (columns < 0) | (columns >= width)
     pixels = (k // (kh * kw) * height + rows) * width + columns
     return np.where(beyond | padding, 0, pixels), np.nonzero(padding), np.nonzero(beyond)
 
 
 def _scalar(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
-    """Copy what the scalar unit copies; its other work has no values."""
+    """Copy one element, if the instruction has regions; other scalar work has no values."""
     if instruction.dst is not None and instruction.srcs:
         _copy(core, instruction, env)
 
@@ -426,7 +432,8 @@ def run_vector(instruction: Instruction, dst: Values, srcs: Sequence[Values]) ->
     if op == "vdup":
         store(dst, np.full(dst.shape, instruction.attr("scalar"), np.float64), mask)
     elif op == "vsel":
-        # Of two sources the mask chooses, of three the first source: not 0 takes the second.
+        # With two sources the mask chooses between them; with three the first one does, where a
+        # value other than 0 takes the second.
         condition, (a, b) = (mask, shaped) if len(shaped) == 2 else (shaped[0] != 0, shaped[1:])
         store(dst, np.where(condition, a, b))
     else:
@@ -480,7 +487,7 @@ def _reduce(op: str, dst: Values, src: Values, mask: Values) -> None:
     if wide is np.int64:
         low = np.iinfo(src.dtype).min
         high = np.iinfo(src.dtype).max
-    # Masked lanes get the neutral element: 0 of a sum, the largest number of a minimum.
+    # Inactive lanes get the neutral element: 0 for a sum, the largest number for a minimum.
     fill = {"vcadd": 0, "vcgadd": 0, "vcmin": high}.get(op, low)
     rows = np.where(mask, src.reshape(src.shape[0], -1).astype(wide), wide(fill))
     if op.startswith("vcg"):
