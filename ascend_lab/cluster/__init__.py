@@ -40,7 +40,7 @@ from ascend_lab.cluster.fit import fit_collective, held_out, mape, read_table
 from ascend_lab.cluster.loader import TOPOLOGIES, load_topology
 from ascend_lab.cluster.schedule import (
     ALGORITHMS, ALIASES, LEVELS, OPS, Ints, LinkCosts, Round, Schedule, closed_form_s, execute,
-    op_name, parse_name, together,
+    merge_rounds, op_name, parse_name,
 )
 from ascend_lab.cluster.timing import (
     CollectiveTime, Places, Prepared, placed, prepare, time_collective, timed,
@@ -70,11 +70,11 @@ __all__ = [
     "load_topology",
     "make",
     "mape",
+    "merge_rounds",
     "read_table",
     "ring",
     "star",
     "time_collective",
-    "together",
 ]
 
 Cost = Callable[[float], float]

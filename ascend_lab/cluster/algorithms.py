@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ascend_lab.cluster.schedule import NONE, Ints, Round, together
+from ascend_lab.cluster.schedule import NO_BLOCK, Ints, Round, merge_rounds
 
 Rounds = tuple[Round, ...]
 Stages = tuple[Rounds, ...]
@@ -49,7 +49,9 @@ def laid(rounds: Rounds, ranks: Ints, blocks: Ints) -> Rounds:
         # A gather of 2 ranks and 2 slots on groups (0, 1) and (2, 3), each slot standing for 2
         # blocks: messages 0 -> 1, 1 -> 0, 2 -> 3, 3 -> 2 carry blocks (0, 1), (2, 3), (0, 1), (2,
         # 3).
-        picked = np.where((step.blocks == NONE)[None, :, :, None], NONE, blocks[:, step.blocks])
+        picked = np.where(
+            (step.blocks == NO_BLOCK)[None, :, :, None], NO_BLOCK, blocks[:, step.blocks]
+        )
         rows = np.broadcast_to(picked, (groups, messages, count, width))
         sources, targets = (ranks[:, x].reshape(-1) for x in (step.sources, step.targets))
         rows = rows.reshape(groups * messages, count * width)
@@ -68,9 +70,9 @@ def chunked(rounds: Rounds, chunks: int, lag: int) -> Rounds:
     waves: list[list[Round]] = [[] for _ in range(len(rounds) + (chunks - 1) * lag)]
     for chunk in range(chunks):
         for t, step in enumerate(rounds):
-            finer = np.where(step.blocks == NONE, NONE, step.blocks * chunks + chunk)
+            finer = np.where(step.blocks == NO_BLOCK, NO_BLOCK, step.blocks * chunks + chunk)
             waves[t + chunk * lag].append(replace(step, blocks=finer))
-    return tuple(together(wave) for wave in waves if wave)
+    return tuple(merge_rounds(wave) for wave in waves if wave)
 
 
 # -- all-gather: slot i is rank i's ---------------------------------------------------------------
@@ -90,7 +92,7 @@ def double_ring_gather(p: int) -> Rounds:
     if p <= 2:
         return tuple(replace(r, blocks=2 * r.blocks + np.arange(2)) for r in ring_gather(p))
     return tuple(
-        together((replace(a, blocks=2 * a.blocks), replace(b, blocks=2 * b.blocks + 1)))
+        merge_rounds((replace(a, blocks=2 * a.blocks), replace(b, blocks=2 * b.blocks + 1)))
         for a, b in zip(ring_gather(p), ring_gather(p, -1), strict=True)
     )
 
@@ -144,7 +146,7 @@ def doubling_gather(p: int) -> Rounds:
     stay, fold, into = folded(p)
     own_blocks = stay[:, None]
     if len(fold):
-        second = np.full(len(stay), NONE)
+        second = np.full(len(stay), NO_BLOCK)
         second[: len(fold)] = fold
         own_blocks = np.stack([stay, second], axis=1)
     count = len(stay)
@@ -454,5 +456,5 @@ def _pipeline_gather(groups: Ints) -> Rounds:
             # 1 (mesh); in round 1 it spreads block 2, which arrived by the rail, to rank 1.
             parts.append(Round.of(*sides, np.roll(groups, t, axis=0)[:, sender].reshape(-1, 1)))
         if parts:
-            rounds.append(together(parts))
+            rounds.append(merge_rounds(parts))
     return tuple(rounds)

@@ -1,12 +1,13 @@
 """A collective as data: rounds of messages between ranks, each message some blocks of the tensor.
 
+For example a ring all-gather of 4 ranks: in each of 3 rounds rank r sends one block to rank r + 1.
 The same object is executed on arrays (`execute`) and timed on a topology (`cluster.timing`). Within
 a round all messages are read before any is written, and the next round begins when the slowest
 message of this one has arrived.
 
-A schedule has the name of its algorithm, which makes it again (`cluster.make`). A name may say
-more: "hierarchical(4:mesh,nhr)*2" is mesh inside fours of each server's ranks, NHR between the
-fours, in two chunks.
+A schedule keeps the name of its algorithm, from which `cluster.make` builds it. A name can hold
+parameters: "hierarchical(4:mesh,nhr)*2" forms groups of 4 ranks in each server, uses mesh inside
+the groups and NHR (nonuniform hierarchical ring) between them, and sends the tensor in two chunks.
 """
 
 import math
@@ -25,17 +26,18 @@ Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Values = NDArray[Any]
 OPS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
-NONE = -1
-"""Fills up rows of blocks where messages of one round carry different counts."""
+NO_BLOCK = -1
+"""Pads the rows of `Round.blocks` where messages of one round carry different numbers of blocks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:
-    """Messages that travel at once.
+    """Messages that are sent at the same time.
 
-    `sources`, `targets`: (m,) ranks; `blocks`: (m, k) numbers of the blocks each message carries,
-    padded with `NONE`; `reduces`: (m,) whether the target adds them to its own or keeps them
-    instead.
+    Of m messages with at most k blocks each, `sources` and `targets` are (m,) ranks, and `blocks`
+    is (m, k) with the numbers of the blocks that each message carries, padded with `NO_BLOCK`.
+    Where `reduces`, of shape (m,), is true, the target adds a block to its own, otherwise it
+    replaces it.
     """
 
     sources: Ints
@@ -45,8 +47,8 @@ class Round:
 
     @property
     def counts(self) -> Ints:
-        """Blocks in each message."""
-        block_counts: Ints = (self.blocks != NONE).sum(axis=1)
+        """The number of blocks in each message."""
+        block_counts: Ints = (self.blocks != NO_BLOCK).sum(axis=1)
         return block_counts
 
     @staticmethod
@@ -58,44 +60,44 @@ class Round:
     ) -> "Round":
         """Return a round from lists; rows of blocks may differ in length."""
         if not isinstance(blocks, np.ndarray):
-            widest = max((len(row) for row in blocks), default=0)
+            max_blocks = max((len(row) for row in blocks), default=0)
             # Messages of blocks [4, 5] and [1] become the rows (4, 5) and (1, -1).
-            filled = [(*row, *[NONE] * (widest - len(row))) for row in blocks]
-            blocks = np.array(filled, np.int64).reshape(len(blocks), widest)
+            filled = [(*row, *[NO_BLOCK] * (max_blocks - len(row))) for row in blocks]
+            blocks = np.array(filled, np.int64).reshape(len(blocks), max_blocks)
         source_ranks = np.asarray(sources, np.int64)
         target_ranks = np.asarray(targets, np.int64)
         flags = np.broadcast_to(np.asarray(reduces, bool), source_ranks.shape)
         return Round(source_ranks, target_ranks, blocks.astype(np.int64, copy=False), flags)
 
 
-def together(rounds: Iterable[Round]) -> Round:
-    """Return one round with the messages of several, as they travel at the same time."""
-    parts = tuple(rounds)
-    if len(parts) == 1:
-        return parts[0]
-    widest = max(member.blocks.shape[1] for member in parts)
-    blocks = np.full((sum(len(member.sources) for member in parts), widest), NONE)
+def merge_rounds(rounds: Iterable[Round]) -> Round:
+    """Return one round that holds the messages of several rounds, which then travel at once."""
+    merged = tuple(rounds)
+    if len(merged) == 1:
+        return merged[0]
+    max_blocks = max(member.blocks.shape[1] for member in merged)
+    blocks = np.full((sum(len(member.sources) for member in merged), max_blocks), NO_BLOCK)
     row = 0
-    for member in parts:
+    for member in merged:
         messages, count = member.blocks.shape
         blocks[row : row + messages, :count] = member.blocks
         row += messages
     return Round(
-        np.concatenate([p.sources for p in parts]),
-        np.concatenate([p.targets for p in parts]),
+        np.concatenate([p.sources for p in merged]),
+        np.concatenate([p.targets for p in merged]),
         blocks,
-        np.concatenate([p.reduces for p in parts]),
+        np.concatenate([p.reduces for p in merged]),
     )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
-    """A collective for `ranks` ranks: what it computes, how, and its rounds.
+    """A collective operation of `ranks` ranks by one algorithm, as rounds of messages.
 
-    The tensor is `blocks` equal blocks. all_reduce, reduce_scatter, reduce: every rank starts with
-    all blocks; all_gather: rank r starts with the blocks of `share(r)`; broadcast: the root has
-    all. reduce_scatter leaves rank r the sum of `share(r)`. In all_to_all block s * ranks + d goes
-    from rank s to rank d.
+    The tensor is divided into `blocks` equal blocks. In all_reduce, reduce_scatter and reduce every
+    rank starts with all blocks, in all_gather rank r with those of `share(r)`, in broadcast only
+    the root has any. After reduce_scatter rank r has the sum of `share(r)`. In all_to_all, block
+    s * ranks + d goes from rank s to rank d.
     """
 
     op: str
@@ -120,11 +122,15 @@ class Schedule:
 
     @property
     def parts(self) -> int:
-        """Blocks that make up the bytes a size counts: for all_to_all one rank's send buffer."""
+        """The number of blocks in one rank's buffer, whose bytes are the size of a collective.
+
+        In all_to_all each of p ranks sends 1 / p of all blocks; in the others a buffer has them
+        all.
+        """
         return self.blocks // self.ranks if self.op == "all_to_all" else self.blocks
 
     def share(self, rank: int) -> range:
-        """Return the blocks that are a rank's own in reduce_scatter, all_gather, all_to_all."""
+        """Return the blocks that belong to a rank in reduce_scatter, all_gather and all_to_all."""
         rank_blocks = self.blocks // self.ranks
         return range(rank * rank_blocks, (rank + 1) * rank_blocks)
 
@@ -149,22 +155,25 @@ class Schedule:
 
 
 # -- operations and algorithms by name ------------------------------------------------------------
-_SCATTERS = ("ring", "double-ring", "mesh", "halving-doubling", "nhr", "hierarchical", "pipeline")
-_CASTS = ("tree", "chain", "star", "mesh", "nhr", "hierarchical")
+_SCATTER_ALGORITHMS = (
+    *("ring", "double-ring", "mesh", "halving-doubling", "nhr"),
+    *("hierarchical", "pipeline"),
+)
+_ROOTED_ALGORITHMS = ("tree", "chain", "star", "mesh", "nhr", "hierarchical")
 ALGORITHMS: dict[str, tuple[str, ...]] = {
     "all_reduce": (
         *("ring", "double-ring", "mesh", "halving-doubling", "recursive-doubling", "nhr"),
         *("tree", "chain", "hierarchical", "pipeline"),
     ),
-    "reduce_scatter": _SCATTERS,
-    "all_gather": _SCATTERS,
-    "broadcast": _CASTS,
-    "reduce": _CASTS,
+    "reduce_scatter": _SCATTER_ALGORITHMS,
+    "all_gather": _SCATTER_ALGORITHMS,
+    "broadcast": _ROOTED_ALGORITHMS,
+    "reduce": _ROOTED_ALGORITHMS,
     "all_to_all": ("mesh", "pairwise", "bruck", "hierarchical"),
 }
-"""The algorithms of every operation."""
+"""Operation -> the algorithms that can do it."""
 LEVELS = ("hierarchical", "pipeline")
-"""Algorithms that need servers."""
+"""Algorithms in levels: inside each server, and between servers."""
 ALIASES = {
     "binomial": "tree",
     "binomial-tree": "tree",
@@ -173,13 +182,16 @@ ALIASES = {
     "recursive-halving-doubling": "halving-doubling",
     "direct": "mesh",
 }
-"""Other names people use."""
+"""Other names of algorithms in the literature -> the name here."""
 _LEVEL_PART = r"\((?:(\d+)|(?:(\d+):)?([a-z-]+),([a-z-]+))\)"
 _NAME = re.compile(rf"([a-z-]+)(?:{_LEVEL_PART})?(?:\*(\d+))?")
 
 
-class Name(NamedTuple):
-    """What a name says; None where it does not."""
+class AlgorithmName(NamedTuple):
+    """The parts of an algorithm's name, such as "hierarchical(4:mesh,nhr)*2"; None if absent.
+
+    `inside` is mesh, `between` is nhr, `chunks` is 2, `split` is 4.
+    """
 
     algorithm: str
     inside: str | None = None
@@ -189,7 +201,7 @@ class Name(NamedTuple):
 
 
 def op_name(text: str) -> str:
-    """Return the operation a spelling means (allreduce, all-reduce, All_Reduce)."""
+    """Return the operation of a spelling: "all_reduce" for allreduce, all-reduce, All_Reduce."""
     plain = re.sub(r"[^a-z]", "", text.lower())
     for op in OPS:
         if plain == op.replace("_", ""):
@@ -197,8 +209,8 @@ def op_name(text: str) -> str:
     raise ClusterError(f"one of {', '.join(OPS)}", repr(text), "choose one")
 
 
-def parse_name(op: str, text: str) -> Name:
-    """Return what the name of an algorithm says; raise `ClusterError` if there is none such."""
+def parse_name(op: str, text: str) -> AlgorithmName:
+    """Return the parts of an algorithm's name; raise `ClusterError` for an unknown algorithm."""
     algorithms = ALGORITHMS[op_name(op)]
     # "hierarchical(4:mesh,nhr)*2" gives the groups hierarchical, None, 4, mesh, nhr, 2; in
     # "pipeline(4)" the 4 is the second group instead.
@@ -210,33 +222,33 @@ def parse_name(op: str, text: str) -> Name:
         chunks, split = (int(n) if n else None for n in (match[6], match[2] or match[3]))
         plain = not (match[4] or split)
         if name in algorithms and (plain or name in LEVELS) and chunks != 0 and split != 0:
-            return Name(name, match[4], match[5], chunks, split)
+            return AlgorithmName(name, match[4], match[5], chunks, split)
     raise ClusterError(f"{op} by one of {', '.join(algorithms)}", repr(text), "choose one")
 
 
 # -- on arrays ------------------------------------------------------------------------------------
 def execute(schedule: Schedule, arrays: Sequence[Values]) -> list[Values]:
-    """Return each rank's result, flat, from each rank's flat input of equal length n.
+    """Return the flat result of each rank, computed from the flat input of each rank.
 
-    all_reduce, reduce (root; None of the others' matter and they are returned as received) and
-    reduce_scatter take n elements a rank and add; all_gather takes each rank's share and returns
-    all; broadcast takes the root's; all_to_all takes ranks * k elements and returns as many.
-    Raises `ClusterError` for other inputs, and where a rank sends what it has not.
+    All inputs have the same length n. all_reduce, reduce and reduce_scatter add them; after a
+    reduce only the result of the root is the sum. all_gather joins the inputs, broadcast copies the
+    root's, and all_to_all, where n is a multiple of the number of ranks, exchanges them. Raises
+    `ClusterError` for other inputs, and if a rank sends a block that it does not have.
     """
-    checked_arrays = _checked(schedule, arrays)
-    memory, has_block = _load(schedule, checked_arrays)
-    for number, step in enumerate(schedule.rounds):
-        rows, columns = np.nonzero(step.blocks != NONE)
-        sources = step.sources[rows]
-        targets = step.targets[rows]
-        blocks = step.blocks[rows, columns]
+    checked_arrays = _checked_arrays(schedule, arrays)
+    memory, has_block = _initial_memory(schedule, checked_arrays)
+    for number, message_round in enumerate(schedule.rounds):
+        rows, columns = np.nonzero(message_round.blocks != NO_BLOCK)
+        sources = message_round.sources[rows]
+        targets = message_round.targets[rows]
+        blocks = message_round.blocks[rows, columns]
         if not has_block[sources, blocks].all():
-            bad = int(np.argmin(has_block[sources, blocks]))
-            needed = f"{schedule.algorithm}: round {number}, rank {sources[bad]} with its block"
-            raise ClusterError(needed, f"no block {blocks[bad]}", "mend the schedule")
+            missing = int(np.argmin(has_block[sources, blocks]))
+            needed = f"{schedule.algorithm}: round {number}, rank {sources[missing]} with its block"
+            raise ClusterError(needed, f"no block {blocks[missing]}", "mend the schedule")
         # Indexing with arrays copies: all messages of a round read what was there before the round.
         moved = memory[sources, blocks]
-        adds = step.reduces[rows]
+        adds = message_round.reduces[rows]
         memory[targets[~adds], blocks[~adds]] = moved[~adds]
         # `memory[...] += moved` would count only one of several messages that add to the same
         # block.
@@ -248,7 +260,8 @@ def execute(schedule: Schedule, arrays: Sequence[Values]) -> list[Values]:
     ]
 
 
-def _checked(schedule: Schedule, arrays: Sequence[Values]) -> list[Values]:
+def _checked_arrays(schedule: Schedule, arrays: Sequence[Values]) -> list[Values]:
+    """Return the inputs as NumPy arrays; raise `ClusterError` if their number or shapes differ."""
     converted = [np.asarray(a) for a in arrays]
     needed = f"{schedule.op}: {schedule.ranks} flat arrays of one length and kind"
     kinds = {(a.shape, a.dtype) for a in converted}
@@ -261,37 +274,43 @@ def _checked(schedule: Schedule, arrays: Sequence[Values]) -> list[Values]:
     return converted
 
 
-def _load(schedule: Schedule, given: list[Values]) -> tuple[Values, Mask]:
-    """Return memory (rank, block, element) and which blocks are held; zeros fill up blocks."""
+def _initial_memory(schedule: Schedule, arrays: list[Values]) -> tuple[Values, Mask]:
+    """Return the ranks' memory before the first round, and which blocks each rank has.
+
+    The memory is (rank, block, element), the second array (rank, block). Blocks are padded with
+    zeros to equal length.
+    """
     ranks = schedule.ranks
     starts_with_own = schedule.op in ("all_gather", "all_to_all")
     blocks = schedule.blocks // ranks if starts_with_own else schedule.blocks
     pieces = ranks if schedule.op == "all_to_all" else 1  # each is cut into blocks evenly
-    block_length = len(given[0]) // pieces
+    block_length = len(arrays[0]) // pieces
     per_piece = blocks // pieces
     # 10 elements in 4 blocks: 3 a block (rounded up), so the last block holds 1 element and 2
     # zeros.
-    size = -(-block_length // per_piece)
-    cut = np.zeros((ranks, pieces, per_piece * size), given[0].dtype)
-    cut[:, :, :block_length] = np.stack(given).reshape(ranks, pieces, block_length)
-    memory = np.zeros((ranks, schedule.blocks, size), given[0].dtype)
+    block_size = -(-block_length // per_piece)
+    padded = np.zeros((ranks, pieces, per_piece * block_size), arrays[0].dtype)
+    padded[:, :, :block_length] = np.stack(arrays).reshape(ranks, pieces, block_length)
+    memory = np.zeros((ranks, schedule.blocks, block_size), arrays[0].dtype)
     has_block = np.zeros((ranks, schedule.blocks), bool)
     for rank in range(ranks):
-        mine = schedule.starts_with(rank)
-        if len(mine):
-            memory[rank, mine.start : mine.stop] = cut[rank].reshape(blocks, size)
-            has_block[rank, mine.start : mine.stop] = True
+        rank_blocks = schedule.starts_with(rank)
+        if len(rank_blocks):
+            memory[rank, rank_blocks.start : rank_blocks.stop] = padded[rank].reshape(
+                blocks, block_size
+            )
+            has_block[rank, rank_blocks.start : rank_blocks.stop] = True
     return memory, has_block
 
 
-def _result(schedule: Schedule, memory: Values, held: Mask, length: int, rank: int) -> Values:
-    """Return what a rank ends with; raise `ClusterError` where it lacks a block of that."""
+def _result(schedule: Schedule, memory: Values, has_block: Mask, length: int, rank: int) -> Values:
+    """Return the result of a rank; raise `ClusterError` if one of its blocks has not arrived."""
     expected = schedule.ends_with(rank)
     ranks = schedule.ranks
-    if not held[rank, expected].all():
-        lack = [int(b) for b in expected if not held[rank, b]][:4]
+    if not has_block[rank, expected].all():
+        missing = [int(b) for b in expected if not has_block[rank, b]][:4]
         needed = f"{schedule.algorithm}: every block of rank {rank} delivered"
-        raise ClusterError(needed, f"blocks {lack} missing", "mend the schedule")
+        raise ClusterError(needed, f"blocks {missing} missing", "mend the schedule")
     flat = memory[rank, expected].reshape(-1)
     if schedule.op == "all_gather":
         flat = flat.reshape(ranks, -1)[:, :length]
@@ -311,7 +330,7 @@ def _result(schedule: Schedule, memory: Values, held: Mask, length: int, rank: i
 # hold where every pair has a path of its own and a device sends to all others at once; `timing`
 # agrees there and differs where links are shared or messages queue for one link.
 class LinkCosts(NamedTuple):
-    """The costs of equal links: seconds a message, a byte sent, and a byte added."""
+    """The costs of links that are all equal: seconds per message, per byte sent and byte added."""
 
     alpha_s: float
     beta_s_per_byte: float
@@ -321,9 +340,10 @@ class LinkCosts(NamedTuple):
 def closed_form_s(
     op: str, algorithm: str, ranks: int, size_bytes: float, costs: LinkCosts
 ) -> float:
-    """Return the published seconds of a flat algorithm; chains may say their chunks ("chain*8").
+    """Return the time of an algorithm by its published formula, in seconds.
 
-    `size_bytes` as in `time_collective`. Raises `ClusterError` for algorithms in levels.
+    "chain*8" is a chain that sends the tensor in 8 chunks. `size_bytes` is as in `time_collective`.
+    Raises `ClusterError` for algorithms in levels, which have no formula here.
     """
     op = op_name(op)
     parsed = parse_name(op, algorithm)
@@ -333,7 +353,7 @@ def closed_form_s(
         return 0.0
     name = parsed.algorithm
     chunks = parsed.chunks or 1
-    table = _table(op, ranks, chunks)
+    table = _cost_table(op, ranks, chunks)
     if name not in table or (chunks > 1 and name != "chain"):
         needed = f"{op} by one of {', '.join(table)}"
         raise ClusterError(needed, name, "add the costs of the levels yourself")
@@ -345,82 +365,95 @@ def closed_form_s(
 
 
 def _terms(alphas: float, betas: float, gammas: float = 0.0) -> Floats:
-    """Return a cost as counts: messages one after another, tensors sent, tensors added."""
+    """Return a cost as an array: messages one after another, tensors sent, tensors added.
+
+    (6, 1.5, 0.75) is the ring all-reduce of 4 ranks.
+    """
     return np.array((alphas, betas, gammas))
 
 
-def _table(op: str, p: int, chunks: int) -> dict[str, Floats]:
-    """Return the costs of an operation by algorithm."""
+def _cost_table(op: str, p: int, chunks: int) -> dict[str, Floats]:
+    """Return the costs of an operation on p ranks by algorithm, as `_terms`."""
     if op == "all_to_all":
-        log = math.ceil(math.log2(p))
-        moved = sum((distance >> k) & 1 for k in range(log) for distance in range(p)) / p
+        round_count = math.ceil(math.log2(p))
+        tensors_moved = (
+            sum((distance >> k) & 1 for k in range(round_count) for distance in range(p)) / p
+        )
         # (alphas, tensors sent). 8 ranks: mesh 1 and 1/8, pairwise 7 and 7/8, Bruck 3 and 1.5.
-        exchange = {"mesh": (1, 1 / p), "pairwise": (p - 1, (p - 1) / p), "bruck": (log, moved)}
+        exchange = {
+            "mesh": (1, 1 / p),
+            "pairwise": (p - 1, (p - 1) / p),
+            "bruck": (round_count, tensors_moved),
+        }
         return {name: _terms(*counts) for name, counts in exchange.items()}
     if op in ("broadcast", "reduce"):
-        return _rooted(p, chunks, adds=float(op == "reduce"))
+        return _rooted_costs(p, chunks, additions=float(op == "reduce"))
     if op in ("all_gather", "reduce_scatter"):
-        return _gather(p, adds=float(op == "reduce_scatter"))
-    scatter = _gather(p, 1.0)
-    gather = _gather(p, 0.0)
+        return _gather_costs(p, additions=float(op == "reduce_scatter"))
+    scatter = _gather_costs(p, 1.0)
+    gather = _gather_costs(p, 0.0)
     table = {name: scatter[name] + gather[name] for name in scatter}
-    log = int(math.log2(p))
-    share = (2**log - 1) / 2**log
-    fold = _terms(2, 2, 1) if 2**log < p else _terms(0, 0)
+    round_count = int(math.log2(p))
+    sent_share = (2**round_count - 1) / 2**round_count
+    fold = _terms(2, 2, 1) if 2**round_count < p else _terms(0, 0)
     # Chain there and back: 4 ranks and 8 chunks take 6 + 7 = 13 messages of n / 8 instead of 6 of
     # n.
-    hops = 2 * (p - 1) + chunks - 1
-    adding = p - 1 + chunks - 1
+    message_count = 2 * (p - 1) + chunks - 1
+    addition_count = p - 1 + chunks - 1
     return {
         **table,
-        "halving-doubling": _terms(2 * log, 2 * share, share) + fold,
+        "halving-doubling": _terms(2 * round_count, 2 * sent_share, sent_share) + fold,
         # 8 ranks: 3 alphas but 3 tensors sent, where halving-doubling has 6 alphas and 2 * 7/8
         # tensors: the first is better for small tensors, the second for large ones.
-        "recursive-doubling": _terms(log, log, log) + fold,
-        "tree": _rooted(p, 1, 1.0)["tree"] + _rooted(p, 1, 0.0)["tree"],
-        "chain": _terms(hops, hops / chunks, adding / chunks),
+        "recursive-doubling": _terms(round_count, round_count, round_count) + fold,
+        "tree": _rooted_costs(p, 1, 1.0)["tree"] + _rooted_costs(p, 1, 0.0)["tree"],
+        "chain": _terms(message_count, message_count / chunks, addition_count / chunks),
     }
 
 
-def _gather(p: int, adds: float) -> dict[str, Floats]:
-    """All-gather, or (adds = 1) reduce-scatter."""
+def _gather_costs(p: int, additions: float) -> dict[str, Floats]:
+    """Return the costs of an all-gather (`additions` 0) or a reduce-scatter (1) by algorithm."""
     share = (p - 1) / p
-    log = math.ceil(math.log2(p))
-    even = _terms(log, share, adds * share)
+    round_count = math.ceil(math.log2(p))
+    doubling = _terms(round_count, share, additions * share)
     return {
-        "ring": _terms(p - 1, share, adds * share),
-        "double-ring": _terms(p - 1, share / 2 if p > 2 else share, adds * share),
+        "ring": _terms(p - 1, share, additions * share),
+        "double-ring": _terms(p - 1, share / 2 if p > 2 else share, additions * share),
         # All p - 1 messages of n / p leave at once, each by its own link: one alpha, one n / p.
-        "mesh": _terms(1, 1 / p, adds * share),
-        "halving-doubling": _folded_gather(p, adds) if p & (p - 1) else even,
-        "nhr": even,
+        "mesh": _terms(1, 1 / p, additions * share),
+        "halving-doubling": _folded_gather_costs(p, additions) if p & (p - 1) else doubling,
+        "nhr": doubling,
     }
 
 
-def _folded_gather(p: int, adds: float) -> Floats:
-    """Fold in one slot, double what pairs hold, fold out all but the own."""
-    kept = 2 ** int(math.log2(p))
-    terms = _terms(2, 1.0, adds)
-    # 6 ranks: two of the 4 that stay hold a folded neighbour's block besides their own: 2, 2, 1, 1.
-    block_counts = [2] * (p - kept) + [1] * (2 * kept - p)
-    for k in reversed(range(kept.bit_length() - 1)):
-        span = 2 ** (k + 1)
-        max_blocks = max(
-            sum(block_counts[a] for a in range(a0, kept, span)) for a0 in range(min(span, kept))
-        )
-        terms = terms + _terms(1, max_blocks / p, adds * max_blocks / p)
+def _folded_gather_costs(p: int, additions: float) -> Floats:
+    """Return the cost of halving-doubling where p is not a power of two.
+
+    The ranks above the largest power of two hand their block to a neighbour in one round, the
+    others double what they hold in every round, and a last round sends the result back.
+    """
+    remaining = 2 ** int(math.log2(p))
+    terms = _terms(2, 1.0, additions)
+    # 6 ranks: two of the 4 that remain hold a folded neighbour's block besides their own: 2, 2, 1,
+    # 1.
+    block_counts = [2] * (p - remaining) + [1] * (2 * remaining - p)
+    for bit in reversed(range(remaining.bit_length() - 1)):
+        span = 2 ** (bit + 1)
+        max_blocks = max(sum(block_counts[first::span]) for first in range(min(span, remaining)))
+        terms = terms + _terms(1, max_blocks / p, additions * max_blocks / p)
     return terms
 
 
-def _rooted(p: int, chunks: int, adds: float) -> dict[str, Floats]:
-    log = math.ceil(math.log2(p))
+def _rooted_costs(p: int, chunks: int, additions: float) -> dict[str, Floats]:
+    """Return the costs of a broadcast (`additions` 0) or a reduce (1) by algorithm."""
+    round_count = math.ceil(math.log2(p))
     share = (p - 1) / p
     hops = p - 1 + chunks - 1
-    gather = _gather(p, adds)
+    gather = _gather_costs(p, additions)
     return {
-        "tree": _terms(log, log, adds * log),
-        "chain": _terms(hops, hops / chunks, adds * hops / chunks),
-        "star": _terms(1, 1, adds * (p - 1)),
+        "tree": _terms(round_count, round_count, additions * round_count),
+        "chain": _terms(hops, hops / chunks, additions * hops / chunks),
+        "star": _terms(1, 1, additions * (p - 1)),
         "mesh": _terms(1, 1 / p) + gather["mesh"],
-        "nhr": _terms(log, share) + gather["nhr"],
+        "nhr": _terms(round_count, share) + gather["nhr"],
     }

@@ -26,7 +26,7 @@ from ascend_lab.cluster import (
     time_collective,
 )
 from ascend_lab.cluster.algorithms import CASTS, GATHERS
-from ascend_lab.cluster.schedule import Name, op_name, parse_name
+from ascend_lab.cluster.schedule import AlgorithmName, op_name, parse_name
 from ascend_lab.cluster.timing import Uses, fair_rates, finish_times, pattern_of, routed
 from ascend_lab.errors import ClusterError
 
@@ -37,12 +37,14 @@ def test_spellings_of_an_operation(text: str) -> None:
 
 
 def test_names_with_levels_and_chunks() -> None:
-    assert parse_name("all_reduce", "Ring") == Name("ring")
-    assert parse_name("all_reduce", "halving_doubling*2") == Name("halving-doubling", chunks=2)
+    assert parse_name("all_reduce", "Ring") == AlgorithmName("ring")
+    assert parse_name("all_reduce", "halving_doubling*2") == AlgorithmName(
+        "halving-doubling", chunks=2
+    )
     name = "hierarchical( 8: mesh, nhr ) * 4"
-    assert parse_name("all_reduce", name) == Name("hierarchical", "mesh", "nhr", 4, 8)
+    assert parse_name("all_reduce", name) == AlgorithmName("hierarchical", "mesh", "nhr", 4, 8)
     assert parse_name("broadcast", "binomial")[0] == "tree"
-    assert parse_name("broadcast", "pipeline*8") == Name("chain", chunks=8)
+    assert parse_name("broadcast", "pipeline*8") == AlgorithmName("chain", chunks=8)
     assert parse_name("all_reduce", "pipeline")[0] == "pipeline"
 
 

@@ -21,10 +21,10 @@ from ascend_lab.cluster.train import (
     at_step,
     compile_step,
     compile_training,
-    cuts,
-    every,
+    cut_tensors,
     first_values,
     run_step,
+    tensors_between_cuts,
     training_graph,
 )
 from ascend_lab.cluster.train.autodiff import Tape, gradients
@@ -415,7 +415,7 @@ def test_peak_memory_falls() -> None:
 
 def test_cuts_part_residual_blocks() -> None:
     forward = zoo.build("resnet18", size=32)
-    found = cuts(forward, trainable(forward))
+    found = cut_tensors(forward, trainable(forward))
     blocks = {f"layer{stage}.{i}.relu" for stage in range(1, 5) for i in range(2)}
     assert blocks <= set(found)
     # inside a block the shortcut is alive too
@@ -426,10 +426,10 @@ def test_cuts_part_residual_blocks() -> None:
 def test_every_nth_block_keeps_the_cuts_between() -> None:
     forward = _chain(6)
     weights = trainable(forward)
-    assert cuts(forward, weights)[:4] == ("fc0", "act0", "fc1", "act1")
-    assert every(forward, 2, weights) == ("fc0", "fc1", "fc2", "fc3", "fc4")
-    assert every(forward, 4, weights)[:4] == ("fc0", "act0", "fc1", "fc2")
-    assert every(forward, 100, weights) == ()
+    assert cut_tensors(forward, weights)[:4] == ("fc0", "act0", "fc1", "act1")
+    assert tensors_between_cuts(forward, 2, weights) == ("fc0", "fc1", "fc2", "fc3", "fc4")
+    assert tensors_between_cuts(forward, 4, weights)[:4] == ("fc0", "act0", "fc1", "fc2")
+    assert tensors_between_cuts(forward, 100, weights) == ()
 
 
 def test_merging_equal_nodes_would_undo_it() -> None:

@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 from ascend_lab import errors
 from ascend_lab.cluster import train
 from ascend_lab.cluster.parallel.plan import HALF_BYTES, Unit
-from ascend_lab.cluster.train.step import alive, in_compute_format, trainable
+from ascend_lab.cluster.train.step import in_compute_format, live_tensors, trainable
 from ascend_lab.compiler import Graph, Node, zoo
 from ascend_lab.compiler.aliases import aliases, view_nodes
 from ascend_lab.machine import sim
@@ -227,7 +227,7 @@ def _unit_nodes(typed: Graph, leaves: Sequence[str]) -> list[list[Node]]:
     """
     leaf_names = set(leaves)
     units = list[list[Node]]([[]])
-    for node, live in alive(typed, leaves):
+    for node, live in live_tensors(typed, leaves):
         units[-1].append(node)
         if len(live) == 1 and node is not typed.nodes[-1]:
             units.append([])

@@ -28,8 +28,8 @@ from ascend_lab.compiler.canonical import canonical
 from ascend_lab.cluster.train.autodiff import training_graph
 from ascend_lab.cluster.train.compile import averages, compile_step, compile_training, own_outputs
 from ascend_lab.cluster.train.step import (
-    RUNNING_MOMENTUM, DynamicLossScale, Optimiser, StepResult, TrainingGraph, at_step, cuts,
-    every, first_values, found_inf, optimiser, run_step,
+    RUNNING_MOMENTUM, DynamicLossScale, Optimiser, StepResult, TrainingGraph, at_step, cut_tensors,
+    first_values, found_inf, optimiser, run_step, tensors_between_cuts,
 )
 # fmt: on
 # isort: on
@@ -44,14 +44,14 @@ __all__ = [
     "TrainingGraph",
     "at_step",
     "compile_training",
-    "cuts",
-    "every",
+    "cut_tensors",
     "first_values",
     "found_inf",
     "profile_layers",
     "profile_training",
     "run_step",
     "step_timeline",
+    "tensors_between_cuts",
     "training_graph",
 ]
 

@@ -77,7 +77,7 @@ class _Step:
         self.typed = typed
         dropped = steps.dropped_tensors(typed, recompute, tuple(self.leaves))
         self.net = Tape(f"{given.name}_training", "fp32", dropped)
-        self.wanted = steps.carried(typed, tuple(self.leaves))
+        self.wanted = steps.differentiable_tensors(typed, tuple(self.leaves))
         self.grads: dict[str, Value] = {}
         self.statistics: dict[str, str] = {}
         self.initial: dict[str, Constant] = {}

@@ -1,4 +1,10 @@
-"""The graph of a training step: what its names mean, its precision, the update, and running it."""
+"""A step of training as a graph of operators: forward, backward and the update of the parameters.
+
+Here are the record of such a graph (`TrainingGraph`) and the choices that shape one: which
+constants are trained, which tensors are computed a second time to save memory, which number format
+it computes in, and which optimiser updates the parameters. `run_step` computes a step on NumPy
+arrays.
+"""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,12 +23,14 @@ from ascend_lab.operators.ops.operator import Operator, get
 class TrainingGraph:
     """A step of training as a graph, and what its names mean.
 
-    `parameters` are inputs, in the order in which forward reads them; `gradients` names the tensor
-    with each one's gradient, in the order in which backward writes them: in the format forward
-    computes in and times `loss_scale`. `updates` maps every parameter and state to the output that
-    replaces it in the next step (only statistics of batch norms without an optimiser). `phases`
-    maps node names to forward, recompute, backward or update. `initial` holds the first values of
-    parameters and states.
+    `parameters` are inputs of the graph, in the order in which the forward pass reads them.
+    `gradients` maps each parameter to the tensor that holds its gradient, in the order in which the
+    backward pass computes them. Gradients have the number format of the forward pass and are
+    multiplied by `loss_scale`. `states` are what the optimiser remembers and the running statistics
+    of batch norms. `updates` maps parameters and states to the outputs that replace them in the
+    next step; without an optimiser only the running statistics change. `phases` maps the names of
+    nodes to forward, recompute, backward or update. `initial` holds the first values of parameters
+    and states.
     """
 
     graph: Graph
@@ -39,7 +47,7 @@ class TrainingGraph:
 
     @property
     def parameter_count(self) -> int:
-        """Elements of all parameters."""
+        """The number of elements of all parameters together."""
         return sum(self.graph.types[name].elements for name in self.parameters)
 
 
@@ -50,7 +58,7 @@ class TrainingGraph:
 # one number (masks, scales), statistics of batch norms and arrays of several axes that are added
 # (masks, fixed positions) are not.
 STATISTICS = (3, 4)
-"""Inputs of a batch norm that are averages: mean and variance."""
+"""Positions of the inputs of a batch norm that are running averages: mean and variance."""
 NORMS = ("batch_norm", "batch_norm_training")
 
 
@@ -60,112 +68,124 @@ def is_parameter(graph: Graph, name: str) -> bool:
     if not is_float(constant.type.dtype) or isinstance(constant.data, Fill):
         return False
     readers = graph.readers[name]
-    places = [
+    uses = [
         (node, i)
         for node in readers
         for i, input_name in enumerate(node.inputs)
         if input_name == name
     ]
     # Running means and variances are read by norms but follow the data, not a gradient.
-    trained = [(n, i) for n, i in places if not (n.op in NORMS and i in STATISTICS)]
+    trained = [(n, i) for n, i in uses if not (n.op in NORMS and i in STATISTICS)]
     if isinstance(constant.data, Seeded):
         return bool(trained)
     return any(_is_weight(constant, node, place) for node, place in trained)
 
 
 def _is_weight(constant: Constant, node: Node, place: int) -> bool:
-    """Tell whether an array stands where weights do, or holds one number per channel."""
+    """Tell whether an array is an operator's weights, or holds one number per channel."""
     if place in ir.operator_of(node.op).weights:
         return True
-    wide = [n for n in constant.type.shape if n != 1]
-    return node.op in ("add", "mul") and len(wide) == 1
+    # A bias of shape (1, 64, 1, 1) has one axis longer than 1.
+    long_axes = [n for n in constant.type.shape if n != 1]
+    return node.op in ("add", "mul") and len(long_axes) == 1
 
 
 def trainable(graph: Graph, chosen: Sequence[str] | None = None) -> tuple[str, ...]:
     """Return the parameters of a graph in the order in which it reads them.
 
-    `chosen` names them instead of the rule; raises `InputError` for a name that is no
-    floating-point constant of the graph.
+    With `chosen` they are the constants of these names, otherwise those that `is_parameter`
+    accepts. Raises `InputError` for a name that is not a floating-point constant of the graph.
     """
     for name in chosen or ():
         constant = graph.constants.get(name)
         if constant is None or not is_float(constant.type.dtype):
             got = "no constant" if constant is None else constant.type.dtype
             raise InputError(f"parameter {name}: a floating-point constant", got, "check the name")
-    read = dict.fromkeys(n for node in graph.nodes for n in node.inputs if n in graph.constants)
+    inputs = (name for node in graph.nodes for name in node.inputs)
+    constants = dict.fromkeys(name for name in inputs if name in graph.constants)
     if chosen is not None:
-        return tuple(name for name in read if name in chosen)
-    return tuple(name for name in read if is_parameter(graph, name))
+        return tuple(name for name in constants if name in chosen)
+    return tuple(name for name in constants if is_parameter(graph, name))
 
 
 # -- recomputation: memory for time ---------------------------------------------------------------
 # With segments of equal cost between the kept tensors, a chain of n layers keeps about sqrt(n)
 # tensors for one more forward pass (Chen et al. 2016).
-def carried(graph: Graph, parameters: Sequence[str]) -> frozenset[str]:
-    """Return the tensors through which gradients flow: floats that hang on a parameter."""
-    carried_names = set(parameters)
+def differentiable_tensors(graph: Graph, parameters: Sequence[str]) -> frozenset[str]:
+    """Return the tensors that have a gradient: floating-point ones that depend on a parameter."""
+    names = set(parameters)
     for node in graph.nodes:
-        if not carried_names.isdisjoint(node.inputs):
-            carried_names.update(n for n in node.outputs if is_float(graph.types[n].dtype))
-    return frozenset(carried_names)
+        if not names.isdisjoint(node.inputs):
+            names.update(n for n in node.outputs if is_float(graph.types[n].dtype))
+    return frozenset(names)
 
 
-def cuts(graph: Graph, parameters: Sequence[str]) -> tuple[str, ...]:
-    """Return the tensors that alone carry the forward pass at some moment, in its order.
+def cut_tensors(graph: Graph, parameters: Sequence[str]) -> tuple[str, ...]:
+    """Return the tensors that are the only live one at some moment of the forward pass, in order.
 
-    They part the network into blocks: between a residual block and the next there is one, inside
-    there is none. Tensors that hang on no parameter, such as masks, do not count.
+    They divide the network into blocks: there is one between two residual blocks and none inside of
+    a residual block. Tensors that depend on no parameter, such as masks, do not count.
     """
     cut_names: dict[str, None] = {}
-    for _, live in alive(graph, parameters):
+    for _, live in live_tensors(graph, parameters):
         if len(live) == 1:
             cut_names.update(dict.fromkeys(live))
     return tuple(cut_names)
 
 
-def alive(graph: Graph, parameters: Sequence[str]) -> Iterator[tuple[Node, set[str]]]:
-    """Yield every node and the tensors that carry gradients past it; the set is not to be kept."""
-    flowing = carried(graph, parameters) - set(parameters)
+def live_tensors(graph: Graph, parameters: Sequence[str]) -> Iterator[tuple[Node, set[str]]]:
+    """Yield every node and the set of tensors with gradients that later nodes read.
+
+    The set is one object that changes from node to node: copy it to remember it.
+    """
+    differentiable = differentiable_tensors(graph, parameters) - set(parameters)
     last_use = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
     last_use.update(dict.fromkeys(graph.outputs, len(graph.nodes)))
     live: set[str] = set()
     for i, node in enumerate(graph.nodes):
-        live.update(name for name in node.outputs if name in flowing and name in last_use)
+        live.update(name for name in node.outputs if name in differentiable and name in last_use)
         # A residual block: while its branch is computed, the block's input is alive beside the
         # branch; after the addition only the sum is, and there the network can be cut.
         live -= {name for name in live if last_use[name] <= i}
         yield node, live
 
 
-def every(graph: Graph, blocks: int, parameters: Sequence[str]) -> tuple[str, ...]:
-    """Return the tensors to drop so that every n-th cut is kept; those after the last cut stay.
+def tensors_between_cuts(graph: Graph, blocks: int, parameters: Sequence[str]) -> tuple[str, ...]:
+    """Return the tensors to compute twice if only every n-th cut tensor is kept in memory.
 
-    What hangs on no parameter is kept too. Raises `InputError` for fewer than one block.
+    `blocks` is n. Tensors after the last kept cut are kept, since backward reads them at once, and
+    so are tensors without a gradient. Raises `InputError` for n below 1.
     """
     if blocks < 1:
         raise InputError("recompute: every n-th block, n of at least 1", str(blocks), "raise it")
-    inner = [name for name in cuts(graph, parameters) if name not in graph.outputs]
-    # Of cuts a, b, c, d, e with n = 2: keep b and d, and compute once more what lies before d.
-    kept = inner[blocks - 1 :: blocks]
-    if not kept:
+    inner_cuts = [name for name in cut_tensors(graph, parameters) if name not in graph.outputs]
+    # Of cuts a, b, c, d, e with n = 2: keep b and d, and compute twice what comes before d.
+    kept_cuts = inner_cuts[blocks - 1 :: blocks]
+    if not kept_cuts:
         return ()
-    flowing = carried(graph, parameters)
+    differentiable = differentiable_tensors(graph, parameters)
     dropped = []
     for node in graph.nodes:
-        if kept[-1] in node.outputs:
+        if kept_cuts[-1] in node.outputs:
             break
-        dropped += [n for n in node.outputs if n in flowing and n not in kept]
+        dropped += [n for n in node.outputs if n in differentiable and n not in kept_cuts]
     return tuple(dropped)
 
 
 def dropped_tensors(
     graph: Graph, recompute: Sequence[str] | int, parameters: Sequence[str]
 ) -> frozenset[str]:
-    """Return the tensors not kept: named themselves or by their node, or by "every n-th block".
+    """Return the tensors that are not kept for backward but computed a second time.
 
-    All outputs of a node go together; graph outputs stay. Raises `InputError` for unknown names.
+    `recompute` lists tensors, or nodes for all their outputs; as a number n it keeps only every
+    n-th block's tensor (`tensors_between_cuts`). A node computes all its outputs, so naming one
+    drops all. Outputs of the graph are always kept. Raises `InputError` for unknown names.
     """
-    names = every(graph, recompute, parameters) if isinstance(recompute, int) else recompute
+    names = (
+        tensors_between_cuts(graph, recompute, parameters)
+        if isinstance(recompute, int)
+        else recompute
+    )
     nodes = {node.name: node for node in graph.nodes}
     dropped: set[str] = set()
     for name in names:
@@ -183,16 +203,20 @@ def dropped_tensors(
 # divided by it in fp32 (Micikevicius et al. 2018).
 FORMATS = ("fp16", "bf16", "fp32")
 LARGEST_SCALE = 2.0**24
-"""The scale never grows beyond: 1 / scale must stay exact in fp32 and the loss finite."""
+"""The scale never grows beyond 2^24, the cap of NVIDIA's Apex.
+
+Without a cap, a run whose gradients never overflow would double the scale every 2000 steps until
+the scaled loss itself overflows.
+"""
 
 
 def in_compute_format(
     forward: Graph, dtype: str, parameters: Sequence[str]
 ) -> tuple[Graph, dict[str, str]]:
-    """Return the forward graph computing in a format; what has a format of its own keeps it.
+    """Return the forward graph that computes in a number format, and the parameters it reads.
 
-    It reads w.fp16 as the copy of parameter w, which is fp32. With it: the parameter of each copy,
-    by the name under which the graph reads it.
+    In fp16 it reads the tensor "w.fp16", a copy of the fp32 parameter "w". The second value maps
+    the name of each copy to its parameter: {"w.fp16": "w"}.
     """
     if dtype not in FORMATS:
         raise InputError(f"dtype {', '.join(FORMATS)}", dtype, "choose one")
@@ -207,14 +231,19 @@ def in_compute_format(
         if origin in parameters:
             masters[name] = origin
     formats = {name: typed.types[name].dtype for name in masters}
-    names = {n: m if formats[n] == "fp32" else f"{m}.{formats[n]}" for n, m in masters.items()}
+    # "w_fp16" gets the name "w.fp16"; a parameter in fp32 is read without a copy.
+    new_names = {
+        name: origin if formats[name] == "fp32" else f"{origin}.{formats[name]}"
+        for name, origin in masters.items()
+    }
     nodes = tuple(
-        replace(node, inputs=tuple(names.get(n, n) for n in node.inputs)) for node in typed.nodes
+        replace(node, inputs=tuple(new_names.get(n, n) for n in node.inputs))
+        for node in typed.nodes
     )
-    types = {names.get(n, n): kind for n, kind in typed.types.items()}
-    constants = {names.get(n, n): constant for n, constant in typed.constants.items()}
+    types = {new_names.get(n, n): tensor_type for n, tensor_type in typed.types.items()}
+    constants = {new_names.get(n, n): constant for n, constant in typed.constants.items()}
     converted = replace(typed, nodes=nodes, types=types, constants=constants)
-    return converted, {names[n]: origin for n, origin in masters.items()}
+    return converted, {new_names[name]: origin for name, origin in masters.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,9 +268,9 @@ class DynamicLossScale:
             got = f"{self.growth}, {self.backoff}"
             raise InputError("growth of at least 1, backoff between 0 and 1", got, "change them")
 
-    def next(self, found_inf: bool) -> "DynamicLossScale":
+    def next(self, overflowed: bool) -> "DynamicLossScale":
         """Return the scale for the next step; after an overflow this step's update is skipped."""
-        if found_inf:
+        if overflowed:
             # 65536 becomes 32768 after an overflow, and 65536 again after 2000 good steps.
             return replace(self, scale=max(1.0, self.scale * self.backoff), good_steps=0)
         if self.good_steps + 1 < self.growth_interval:
@@ -250,15 +279,15 @@ class DynamicLossScale:
 
 
 def found_inf(values: Mapping[str, Any]) -> bool:
-    """Tell whether any array holds an infinity or NaN: a gradient overflowed in the step."""
+    """Tell whether any array holds an infinity or NaN, which means that a gradient overflowed."""
     return any(not np.isfinite(np.asarray(v, np.float64)).all() for v in values.values())
 
 
-# -- update: gradients become fp32 and unscaled, parameters and states new -------------------------
+# -- the update: an optimiser takes gradients in fp32, divided by the loss scale -------------------
 OPTIMISERS = {"sgd": "sgd_momentum", "adam": "adam"}
-"""The operator that updates a parameter: its inputs are the parameter, the gradient, states."""
+"""Optimiser -> the operator that updates a parameter, given the parameter, gradient and states."""
 RUNNING_MOMENTUM = 0.9
-"""Share of the old running statistics of a batch norm that stays at each step."""
+"""Share of the old value in a new running statistic of a batch norm: 0.9 * old + 0.1 * batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,20 +304,20 @@ class Optimiser:
 
     @property
     def states(self) -> tuple[str, ...]:
-        """What it remembers about a parameter."""
+        """Names of the tensors that it remembers for each parameter, such as the momentum."""
         return self.operator.inputs[2:]
 
 
 def optimiser(choice: str | Optimiser | None) -> Optimiser | None:
-    """Return an optimiser, checked; raise `InputError` for an unknown name or attribute."""
+    """Return the optimiser of a name; raise `InputError` for an unknown name or attribute."""
     if choice is None:
         return None
-    rule = Optimiser(choice) if isinstance(choice, str) else choice
-    if rule.name not in OPTIMISERS:
+    chosen = Optimiser(choice) if isinstance(choice, str) else choice
+    if chosen.name not in OPTIMISERS:
         needed = f"optimizer {', '.join(OPTIMISERS)} or None"
-        raise InputError(needed, repr(rule.name), "choose one")
-    rule.operator.settings(rule.attrs)
-    return rule
+        raise InputError(needed, repr(chosen.name), "choose one")
+    chosen.operator.settings(chosen.attrs)  # raises for an unknown attribute
+    return chosen
 
 
 # -- running a step on arrays, as a loop of training would -----------------------------------------
@@ -297,9 +326,9 @@ Values = np.ndarray
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gives: the loss, parameters and states for the next one.
+    """The result of a step: the loss, and the parameters and states for the next step.
 
-    After an overflow the values are the old ones: the step is skipped.
+    After an overflow the step is skipped: `values` are those that it started with.
     """
 
     loss: float
@@ -308,16 +337,17 @@ class StepResult:
 
 
 def first_values(step: TrainingGraph) -> dict[str, Values]:
-    """Return the values with which parameters and states start."""
+    """Return the values of parameters and states before the first step."""
     return {name: constant.array() for name, constant in step.initial.items()}
 
 
 def run_step(
     step: TrainingGraph, values: Mapping[str, Values], data: Mapping[str, Values], number: int = 1
 ) -> StepResult:
-    """Compute one step in NumPy: `data` are inputs and targets, `number` counts from 1 (for Adam).
+    """Compute one step in NumPy on `data`, the inputs and targets.
 
-    Raises `InputError` for a graph without an optimiser, or inputs that are missing.
+    `number` counts the steps from 1: Adam corrects its averages by it. Raises `InputError` for a
+    graph without an optimiser, or inputs that are missing.
     """
     if not set(step.parameters) <= step.updates.keys():
         raise InputError("a training graph with an optimiser", "gradients only", "name one")
@@ -330,7 +360,10 @@ def run_step(
 
 
 def at_step(step: TrainingGraph, number: int) -> TrainingGraph:
-    """Return the graph as it is at a step counted from 1: Adam's averages start at zero."""
+    """Return the graph of the step `number`, counted from 1.
+
+    Adam's averages start at zero, so it divides them by 1 - beta^number.
+    """
     if number == 1 or not any(node.op == "adam" for node in step.graph.nodes):
         return step
     nodes = (
