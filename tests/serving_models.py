@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto as T, helper, numpy_helper
 
 from ascend_lab.deploy.serving import Level, Policy
-from ascend_lab.deploy.serving.loopback import Door, listening_on, server_of
+from ascend_lab.deploy.serving.loopback import LoopbackGuard, loopback_socket, uvicorn_server
 from ascend_lab.deploy.serving.opened import open_model
 from ascend_lab.deploy.serving.rest import BODY_BYTES, Service, application
 
@@ -73,9 +73,9 @@ def service_of(path, max_batch=8, policy=None, body_bytes=BODY_BYTES):
 @contextmanager
 def serving(service):
     """Serve in a thread of this process; give the address and the door."""
-    door = Door(application(service))
-    server = server_of(door)
-    with listening_on(0) as listening:
+    door = LoopbackGuard(application(service))
+    server = uvicorn_server(door)
+    with loopback_socket(0) as listening:
         port = listening.getsockname()[1]
         run = server.serve(sockets=[listening])
         thread = threading.Thread(target=lambda: asyncio.run(run), daemon=True)

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from ascend_lab.compiler import GraphBuilder, evaluate
 from ascend_lab.compiler.onnx import Imported
 from ascend_lab.deploy.runtime import AclError, DeadlockError, acl, compile_offline, mdl, rt
-from ascend_lab.deploy.runtime.process import ENDED, PROCESSES
+from ascend_lab.deploy.runtime.process import ENDED_PROCESSES, PROCESSES
 from ascend_lab.machine.chip import load_chip
 
 HOST, UP, DOWN, WITHIN = range(4)
@@ -18,7 +18,7 @@ HOST, UP, DOWN, WITHIN = range(4)
 
 @pytest.fixture(autouse=True)
 def clean():
-    ENDED.clear()
+    ENDED_PROCESSES.clear()
     yield
     PROCESSES.clear()
 

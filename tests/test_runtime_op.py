@@ -76,12 +76,12 @@ def test_the_cache_knows_shapes_formats_attributes_and_chips_and_is_bounded():
     op.matmul(a, b, chip="Ascend910A")
     op.add(a, b)
     op.add(a.astype(np.float32), b.astype(np.float32))
-    assert (op.cache_info().hits, op.cache_info().misses, op.cache_info().kept) == (2, 6, 6)
+    assert (op.cache_info().hits, op.cache_info().misses, op.cache_info().size) == (2, 6, 6)
     op.set_max_op_queue_num(2)
-    assert op.cache_info().kept == 2
+    assert op.cache_info().size == 2
     op.add(a, b)
     op.matmul(a, b)
-    assert (op.cache_info().hits, op.cache_info().misses, op.cache_info().kept) == (3, 7, 2)
+    assert (op.cache_info().hits, op.cache_info().misses, op.cache_info().size) == (3, 7, 2)
     op.add(a, b)
     op.sub(a, b)
     op.add(a, b)

@@ -136,17 +136,17 @@ def test_bodies_are_unpacked_within_the_limit(served):
 
 def test_bytes_without_json_are_the_one_input(served):
     x = np.arange(8, dtype=np.float32)
-    status, headers, body = ask(served, body=x.tobytes(), headers={messages.LENGTH: "0"})
-    end = int(headers[messages.LENGTH])
+    status, headers, body = ask(served, body=x.tobytes(), headers={messages.LENGTH_HEADER: "0"})
+    end = int(headers[messages.LENGTH_HEADER])
     assert status == 200 and json.loads(body[:end])["outputs"][0]["shape"] == [2, 4]
     assert body[end:] == x.tobytes()
     for wrong in (b"", b"1", x.tobytes() + b"1", bytes(16 * 9)):
-        assert reason(ask(served, body=wrong, headers={messages.LENGTH: "0"}))[0] == 400
+        assert reason(ask(served, body=wrong, headers={messages.LENGTH_HEADER: "0"}))[0] == 400
 
 
 @pytest.mark.parametrize("length", ["-1", "x", "1e2", "99999", "5", "9" * 30])
 def test_a_wrong_length_of_the_json_is_refused(length, served):
-    assert reason(ask(served, headers={messages.LENGTH: length}))[0] == 400
+    assert reason(ask(served, headers={messages.LENGTH_HEADER: length}))[0] == 400
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_values_are_kept_or_refused(element, fine, wrong):
 
 def test_json_with_more_lists_than_can_be_read_at_once_is_refused():
     with pytest.raises(InputError, match="lists and objects"):
-        messages.decoded(b"[" * (messages.NESTS + 1))
+        messages.decoded(b"[" * (messages.MAX_NESTED + 1))
 
 
 # -- at once, and at the end ----------------------------------------------------------------------
@@ -255,7 +255,7 @@ def test_who_comes_late_is_told_and_who_was_in_time_is_answered():
         early = threading.Thread(target=lambda: answers.append(ask(address)))
         early.start()
         assert begun.wait(20)
-        door.ending = True
+        door.is_stopping = True
         assert not door.is_quiet(door.last_s)
         for method, path in (("POST", INFER), ("GET", "/v2/health/ready")):
             late = ask(address, path, method=method)

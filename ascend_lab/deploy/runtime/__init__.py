@@ -1,7 +1,8 @@
-"""A small AscendCL: offline models, streams and operators; time is simulated, values are real.
+"""A simulated runtime in the manner of AscendCL: offline models, streams, events and operators.
 
-This package stands for AscendCL's `acl`, and is offered under that name, too: a program calls
-`init` first, then functions of `rt`, `mdl` and `op`, and `finalize` last.
+Values are computed, time is simulated. The package takes the place of AscendCL's `acl` and can be
+imported under that name: a program calls `init` first, then functions of `rt` (device, memory,
+streams), `mdl` (models) and `op` (operators), and `finalize` last.
 """
 
 # fmt: off

@@ -1,4 +1,7 @@
-"""Kernels as plain data for a file, and back: programs as text, all else as numbers and names."""
+"""The conversion of kernels to JSON data of an offline model, and back.
+
+A program becomes its text, such as "vadd ...", and everything else numbers and names.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +11,7 @@ from ascend_lab.machine.isa import Buffer, Kernel, Launch, Part, parse_program
 
 
 def kernel_data(kernel: Kernel) -> dict[str, Any]:
-    """Return a kernel of a core, or of the AI CPU, as data for JSON."""
+    """Return a kernel of the AI cores, or of the AI CPU, as data for JSON."""
     if isinstance(kernel, CpuKernel):
         return {
             "name": kernel.name,
@@ -16,7 +19,7 @@ def kernel_data(kernel: Kernel) -> dict[str, Any]:
             "writes": [_buffer_data(buffer) for buffer in kernel.writes],
             "rest": [kernel.factor_bytes, kernel.reason, kernel.engine],
         }
-    # a part is a program and, for each core that runs it, the values of its parameters
+    # A part is a program, with values of its parameters for each core that runs it.
     phases = [
         [
             launch.name,
@@ -29,12 +32,12 @@ def kernel_data(kernel: Kernel) -> dict[str, Any]:
 
 
 def _buffer_data(buffer: Buffer) -> list[Any]:
-    # without its memory: what the AI CPU reads and writes lies in global memory
+    # The memory is left out, as the AI CPU reads and writes global memory only.
     return [buffer.name, buffer.dtype, buffer.elements]
 
 
 def kernel_of(data: Mapping[str, Any]) -> Kernel:
-    """Return the kernel that `kernel_data` wrote."""
+    """Return the kernel of data from `kernel_data`."""
     if "phases" not in data:
         reads, writes = (
             tuple(Buffer(name, "GM", dtype, elements) for name, dtype, elements in data[side])
@@ -42,12 +45,12 @@ def kernel_of(data: Mapping[str, Any]) -> Kernel:
         )
         return CpuKernel(data["name"], (), reads, writes, *data["rest"])
     phases = []
-    # "*mix": older files have phases of two entries, all of whose cores are of one kind
-    for name, parts, *mix in data["phases"]:
-        # JSON has lists only: bindings are tuples of (name, value) for each core
+    # Older files have no third entry: all cores of a phase are of one kind.
+    for name, parts, *mix_entries in data["phases"]:
+        # Bindings are tuples of (name, value) for each core; JSON has turned them into lists.
         core_parts = tuple(
             Part(parse_program(text), tuple(tuple(map(tuple, core)) for core in bindings))
             for text, bindings in parts
         )
-        phases.append(Launch(name, core_parts, *mix))
+        phases.append(Launch(name, core_parts, *mix_entries))
     return Kernel(data["name"], tuple(phases))

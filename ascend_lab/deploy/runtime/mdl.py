@@ -1,4 +1,8 @@
-"""`acl.mdl`: loading offline models, describing them, and running them on datasets of buffers."""
+"""The functions of `acl.mdl`, which load offline models and run them on buffers in device memory.
+
+A program makes a dataset (a list of data buffers) for the inputs of a model and one for its
+outputs, and calls `execute`, or `execute_async` with a stream.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +22,7 @@ from ascend_lab.errors import AscendLabError
 
 @dataclass(eq=False)
 class Model(Handle):
-    """A model in device memory, the gear (batch) it is set to, and the stream it ran in last."""
+    """A model in device memory, its current gear (batch size), and its last stream."""
 
     offline: OfflineModel | None = None
     address: int = 0
@@ -28,14 +32,14 @@ class Model(Handle):
 
 @dataclass(eq=False)
 class Desc(Handle):
-    """A description of what a model reads and writes in its largest gear; `get_desc` fills it."""
+    """A description of a model's inputs and outputs in its largest gear; `get_desc` fills it."""
 
     gear: Gear | None = None
 
 
 @dataclass(eq=False)
 class DataBuffer(Handle):
-    """An address in device memory and a size."""
+    """A range of device memory: an address and a size."""
 
     address: int = 0
     size_bytes: int = 0
@@ -50,7 +54,7 @@ class Dataset(Handle):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An input or output: name, NumPy type, shape."""
+    """The name, NumPy type and shape of an input or output."""
 
     name: str
     dtype: np.dtype[Any]
@@ -64,13 +68,13 @@ class Tensor:
 
 # -- loading --------------------------------------------------------------------------------------
 def query_size(path: str | Path) -> tuple[int, int]:
-    """Return the bytes of device memory a model works in, and of its weights."""
+    """Return the bytes of device memory of a model's activations, and of its weights."""
     return _sizes(load_offline(path))
 
 
 def _sizes(model: OfflineModel) -> tuple[int, int]:
-    """Return the bytes to work in and the bytes of weights, the largest of all gears."""
-    # one gear runs at a time, so they share both: for 100 and 400 bytes 400 are enough
+    """Return the bytes of activations and of weights, each the maximum over all gears."""
+    # One gear runs at a time: for gears of 100 and 400 bytes, 400 bytes are enough.
     plans = [gear.memory for gear in model.gears]
     work_bytes: int = max(plan["work_bytes"] for plan in plans)
     weight_bytes: int = max(plan["weight_bytes"] for plan in plans)
@@ -80,7 +84,8 @@ def _sizes(model: OfflineModel) -> tuple[int, int]:
 def load_from_file(path: str | Path) -> Model:
     """Load an offline model into the context's device.
 
-    Raises `InputError` for a file that is damaged or for another chip, `AclError` without memory.
+    Raises `InputError` for a file that is damaged or made for another chip, and `AclError` if the
+    device has too little memory.
     """
     proc = process(waits=True)
     return _load(proc, load_offline(path, proc.device().chip))
@@ -91,14 +96,14 @@ def load_from_mem(data: bytes | memoryview) -> Model:
     proc = process(waits=True)
     chip = proc.device().chip
     model = OfflineModel("memory", unpack_parts(memoryview(data), "memory"), chip)
-    # the file in memory may be for another chip than that of the device
+    # The model may be for another chip than that of the device.
     model.check_chip(chip)
     return _load(proc, model)
 
 
 def _load(proc: Process, offline: OfflineModel) -> Model:
-    """Return a model with memory for its weights and its work."""
-    # a network of views only has neither, but an address it must have: 0 bytes cannot be allocated
+    """Return a model with memory for its weights and its activations."""
+    # A network without weights and activations gets 1 byte, as 0 bytes cannot be allocated.
     address = proc.allocate(max(sum(_sizes(offline)), 1))
     return proc.add(Model(proc.context(), 0, offline, address, offline.gears[-1]))
 
@@ -106,7 +111,7 @@ def _load(proc: Process, offline: OfflineModel) -> Model:
 def unload(model: Model) -> None:
     """Unload a model that is not running."""
     proc = process(waits=True)
-    _check_free(proc, proc.in_context(Model, model, Code.NO_MODEL), None)
+    _check_idle(proc, proc.in_context(Model, model, Code.NO_MODEL), None)
     proc.release(model.address)
     proc.drop(model)
 
@@ -118,21 +123,21 @@ def create_desc() -> Desc:
 
 
 def get_desc(desc: Desc, model: Model) -> None:
-    """Fill a description with what a model reads and writes."""
+    """Fill a description with the inputs and outputs of a model."""
     proc = process()
     offline = proc.in_context(Model, model, Code.NO_MODEL).offline
     proc.get(Desc, desc).gear = offline.gears[-1] if offline else None
 
 
-def _destroyer(kind: type[Handle]) -> Callable[[Any], None]:
+def _destroyer(handle_class: type[Handle]) -> Callable[[Any], None]:
     """Return the function that destroys handles of a kind."""
 
     def destroy(handle: Any) -> None:
         proc = process()
-        proc.drop(proc.get(kind, handle))
+        proc.drop(proc.get(handle_class, handle))
 
-    # a dataset goes without its buffers, a buffer without its memory, as in AscendCL
-    destroy.__doc__ = f"Destroy a {kind.__name__}, not what it names."
+    # As in AscendCL, destroying a dataset keeps its buffers, and a buffer keeps its memory.
+    destroy.__doc__ = f"Destroy a {handle_class.__name__}, not what it names."
     return destroy
 
 
@@ -146,39 +151,41 @@ def _tensors(gear: Gear, side: str) -> list[Tensor]:
     imported = gear.imported
     graph = imported.graph
     is_input = side == "input"
-    kinds = imported.input_types if is_input else imported.output_types
-    pairs = zip(kinds.items(), graph.inputs if is_input else graph.outputs, strict=True)
-    return [Tensor(name, NUMPY[kind], graph.types[value].shape) for (name, kind), value in pairs]
+    element_types = imported.input_types if is_input else imported.output_types
+    pairs = zip(element_types.items(), graph.inputs if is_input else graph.outputs, strict=True)
+    return [
+        Tensor(name, NUMPY[element_type], graph.types[value].shape)
+        for (name, element_type), value in pairs
+    ]
 
 
-def _described(desc: Desc, side: str) -> list[Tensor]:
-    """Return the inputs or outputs of a description; `AclError` for one that is empty."""
+def _tensors_of(desc: Desc, side: str) -> list[Tensor]:
+    """Return the inputs or outputs of a description; raises `AclError` if it is empty."""
     gear = process().get(Desc, desc).gear
-    # a description is made first and filled by a second call, as in AscendCL
     if gear is None:
         raise AclError(Code.INVALID, "a description that get_desc has filled", "an empty one")
     return _tensors(gear, side)
 
 
 def get_num_inputs(desc: Desc) -> int:
-    """Return how many inputs a model has."""
-    return len(_described(desc, "input"))
+    """Return the number of inputs of a model."""
+    return len(_tensors_of(desc, "input"))
 
 
 def get_num_outputs(desc: Desc) -> int:
-    """Return how many outputs a model has."""
-    return len(_described(desc, "output"))
+    """Return the number of outputs of a model."""
+    return len(_tensors_of(desc, "output"))
 
 
 def _getters(attribute: str) -> tuple[Callable[[Desc, int], Any], ...]:
-    """Return two functions: an attribute of an input by its index, and of an output."""
+    """Return two functions that get an attribute of an input and of an output by its index."""
 
-    def of(side: str, desc: Desc, index: int) -> Any:
-        tensors = _described(desc, side)
+    def get_attribute(side: str, desc: Desc, index: int) -> Any:
+        tensors = _tensors_of(desc, side)
         need(0 <= index < len(tensors), f"an {side} from 0 to {len(tensors) - 1}", repr(index))
         return getattr(tensors[index], attribute)
 
-    return partial(of, "input"), partial(of, "output")
+    return partial(get_attribute, "input"), partial(get_attribute, "output")
 
 
 get_input_size_by_index, get_output_size_by_index = _getters("size_bytes")
@@ -191,7 +198,7 @@ get_input_data_type, get_output_data_type = _getters("dtype")
 def create_data_buffer(address: int, size_bytes: int) -> DataBuffer:
     """Return a data buffer over device memory."""
     proc = process()
-    # refused now if the block is smaller, and not when a model reads it
+    # Raises an error now if the block is smaller, instead of when a model reads it.
     proc.memory(address, size_bytes)
     return proc.add(DataBuffer(None, 0, address, size_bytes))
 
@@ -209,12 +216,12 @@ def add_dataset_buffer(dataset: Dataset, buffer: DataBuffer) -> None:
 
 # -- running --------------------------------------------------------------------------------------
 def set_dynamic_batch_size(model: Model, batch: int) -> None:
-    """Choose the gear of a model that has several; `AclError` names them all for another batch."""
+    """Set the batch of a model with several gears; raises `AclError` if it has no gear for it."""
     offline = process().in_context(Model, model, Code.NO_MODEL).offline
     gears = {gear.batch: gear for gear in offline.gears} if offline else {}
     got = "one with fixed sizes"
     remedy = "compile it for several batches"
-    # a model with fixed sizes has one gear, whose batch is None
+    # A model with fixed sizes has one gear, whose batch is None.
     need(None not in gears, "a model with gears", got, remedy, code=Code.STATIC)
     needed = f"a batch among the gears {', '.join(map(str, gears))}"
     need(batch in gears, needed, repr(batch), "pad to a gear")
@@ -224,7 +231,7 @@ def set_dynamic_batch_size(model: Model, batch: int) -> None:
 def execute(model: Model, inputs: Dataset, outputs: Dataset) -> None:
     """Run a model and wait for it."""
     proc = process(waits=True)
-    # a stream of its own: the model does not wait for what other streams still have to do
+    # A new stream, so that the model does not wait for the commands of other streams.
     model_stream = Stream(proc.context())
     _issue(proc, model, inputs, outputs, model_stream)
     proc.clock.drain(model_stream)
@@ -233,51 +240,53 @@ def execute(model: Model, inputs: Dataset, outputs: Dataset) -> None:
 def execute_async(
     model: Model, inputs: Dataset, outputs: Dataset, stream: Stream | None = None
 ) -> None:
-    """Run a model when a stream reaches it; its outputs are poison until it is done."""
+    """Run a model in a stream; its outputs are poison (bytes of ones) until it has ended."""
     proc = process()
     _issue(proc, model, inputs, outputs, proc.stream(stream))
 
 
 def _issue(proc: Process, model: Model, inputs: Dataset, outputs: Dataset, stream: Stream) -> None:
-    """Issue the kernels of a model, one task each; the outputs are computed when the last ends."""
+    """Issue the kernels of a model as tasks; the outputs are computed when the last one ends."""
     gear = proc.in_context(Model, model, Code.NO_MODEL).gear
     assert gear is not None
-    _check_free(proc, model, stream)
-    reads = _memory(proc, inputs, _tensors(gear, "input"), Code.INPUTS)
-    writes = _memory(proc, outputs, _tensors(gear, "output"), Code.OUTPUTS)
-    # until this stream is idle the model may not run in another one: its work memory is in use
+    _check_idle(proc, model, stream)
+    input_memory = _buffer_memory(proc, inputs, _tensors(gear, "input"), Code.INPUTS)
+    output_memory = _buffer_memory(proc, outputs, _tensors(gear, "output"), Code.OUTPUTS)
+    # The memory of its activations is in use: it must not run in another stream until then.
     model.stream = stream
-    copies: list[Bytes] = []
+    input_copies: list[Bytes] = []
 
     def begin() -> None:
-        # inputs count as they are when the model starts: writing over them later changes nothing
-        copies.extend(memory.copy() for memory in reads)
-        for memory in writes:
-            # whoever reads an output before the last kernel has ended gets NaN
+        # The model uses its inputs as they are at its start; later changes have no effect.
+        input_copies.extend(memory.copy() for memory in input_memory)
+        for memory in output_memory:
+            # A program that reads an output before the last kernel has ended gets NaN.
             memory[:] = POISON
 
-    end = partial(_compute, gear, copies, writes, proc.kernels)
-    proc.work(stream, gear.times["tasks"], begin, end)
+    end = partial(_compute, gear, input_copies, output_memory, proc.kernels)
+    proc.issue_tasks(stream, gear.times["tasks"], begin, end)
 
 
-def _check_free(proc: Process, model: Model, stream: Stream | None) -> None:
-    """Raise `AclError` 200004 for a model that still runs in another stream."""
+def _check_idle(proc: Process, model: Model, stream: Stream | None) -> None:
+    """Raise `AclError` 200004 if a model still runs in another stream."""
     last_stream = model.stream
-    is_free = last_stream in (None, stream) or proc.clock.is_idle(last_stream)
+    is_idle = last_stream in (None, stream) or proc.clock.is_idle(last_stream)
     got = f"one that runs in {last_stream}"
     remedy = "synchronise that stream, or load it twice"
-    need(is_free, "a model in one stream at a time", got, remedy, code=Code.MISMATCH)
+    need(is_idle, "a model in one stream at a time", got, remedy, code=Code.MISMATCH)
 
 
-def _memory(proc: Process, dataset: Dataset, tensors: Sequence[Tensor], code: Code) -> list[Bytes]:
-    """Return the memory of a dataset's buffers, as large as the tensors."""
+def _buffer_memory(
+    proc: Process, dataset: Dataset, tensors: Sequence[Tensor], code: Code
+) -> list[Bytes]:
+    """Return the memory of a dataset's buffers, each cut to the size of its tensor."""
     buffers = [proc.get(DataBuffer, buffer) for buffer in proc.get(Dataset, dataset).buffers]
-    as_many = len(buffers) == len(tensors)
-    need(as_many, f"{len(tensors)} buffers", str(len(buffers)), "one a tensor", code=code)
+    is_complete = len(buffers) == len(tensors)
+    need(is_complete, f"{len(tensors)} buffers", str(len(buffers)), "one a tensor", code=code)
     memory = []
     for buffer, tensor in zip(buffers, tensors, strict=True):
         needed = f"{tensor.name} of {tensor.dims}: {tensor.size_bytes} bytes"
-        # a larger buffer is fine: one for the largest gear serves all of them
+        # A larger buffer is allowed: one for the largest gear serves all gears.
         fits = buffer.size_bytes >= tensor.size_bytes
         got = str(buffer.size_bytes)
         need(fits, needed, got, "see get_input_size_by_index", code=code)
@@ -285,14 +294,16 @@ def _memory(proc: Process, dataset: Dataset, tensors: Sequence[Tensor], code: Co
     return memory
 
 
-def _compute(gear: Gear, copies: list[Bytes], writes: Sequence[Bytes], kernels: bool) -> None:
+def _compute(
+    gear: Gear, input_copies: list[Bytes], output_memory: Sequence[Bytes], kernels: bool
+) -> None:
     """Compute a gear's outputs from the bytes of its inputs, and write them as bytes."""
-    pairs = zip(_tensors(gear, "input"), copies, strict=True)
+    pairs = zip(_tensors(gear, "input"), input_copies, strict=True)
     inputs = {t.name: raw.view(t.dtype).reshape(t.dims) for t, raw in pairs}
     try:
         values = gear.run(inputs, kernels=kernels)
-    # inputs may hold values that the network refuses, such as an index out of range
+    # Inputs may have values that the network refuses, such as an index out of range.
     except AscendLabError as error:
         raise AclError(Code.INPUTS, error.needed, error.got, error.remedy) from error
-    for (name, kind), memory in zip(gear.imported.output_types.items(), writes, strict=True):
+    for (name, kind), memory in zip(gear.imported.output_types.items(), output_memory, strict=True):
         memory[:] = np.ascontiguousarray(in_type(values[name], kind)).reshape(-1).view(np.uint8)

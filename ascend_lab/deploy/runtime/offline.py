@@ -1,8 +1,8 @@
-"""Offline models read from their files, and inference with a model of either kind.
+"""Inference with an offline model, which was compiled to a file, or with one compiled on demand.
 
-`load_offline` maps a file of `compile_offline` into memory and checks every byte of it; graphs and
-kernels are made from it when they are first needed. Running it needs no ONNX. Compiling a model
-online gives the same values and times to the last bit, but its first call has to compile it.
+`load_offline` maps a file of `compile_offline` into memory and verifies all its checksums; graphs
+and kernels are decoded when they are first used. An offline model needs no ONNX file. Compiling
+the model online gives the same values and times, but the first call has to compile it.
 """
 
 import math
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     pass
 
 BUFFER_BYTES = 2**31
-"""Of one tensor of a kernel."""
-OPERATORS_OF = (media,)
-"""Rooms whose operators may stand in the graphs of a file: reading one needs them."""
+"""Largest tensor of a kernel."""
+OPERATOR_PACKAGES = (media,)
+"""Packages with operators that the graphs of a file may have; importing them registers these."""
 
 
 @dataclass(frozen=True)
 class Gear:
-    """A network compiled for one batch (None: fixed sizes), as an offline model holds it."""
+    """A network compiled for one batch (None: fixed sizes), as stored in an offline model."""
 
     model: "OfflineModel"
     number: int
@@ -55,46 +55,46 @@ class Gear:
     def times(self) -> dict[str, Any]:
         """Simulated times: `summary` and `table` of `ascend-lab simulate`, `events` and `tasks`."""
         data = self.model.json(file.Kind.TASKS, self.number)
-        with file.as_written(self.model.where):
-            # a checksum is no proof of a right table: whoever forges a file can compute it, too
+        with file.refuse_forged_data(self.model.where):
+            # The checksum does not prove that the types are right: a forger can compute it, too.
             float(data["summary"]["time_s"])
-            file.need(_strings(data["table"]), "table of lines")
+            file.need(_is_text_list(data["table"]), "table of lines")
             file.need(isinstance(data["events"], list), "events")
             for name, engine, time_s in data["tasks"]:
-                file.need(_strings([name, engine]) and time_s >= 0, "seconds of tasks")
+                file.need(_is_text_list([name, engine]) and time_s >= 0, "seconds of tasks")
         return data
 
     @cached_property
     def memory(self) -> dict[str, Any]:
         """The memory plan: work_bytes, weight_bytes, and (address, bytes) of every tensor."""
         plan = self.model.json(file.Kind.MEMORY, self.number)
-        with file.as_written(self.model.where):
+        with file.refuse_forged_data(self.model.where):
             for key in ("work_bytes", "weight_bytes"):
                 file.need(isinstance(plan[key], int) and plan[key] >= 0, f"{key}")
         return plan
 
     @cached_property
     def imported(self) -> Imported:
-        """The graph as the model states it, with its element types."""
+        """The original graph of the model, with the element types of its inputs and outputs."""
         data = self._graphs
-        with file.as_written(self.model.where):
-            # two graphs are in the file: "source" has the model's own nodes and formats,
-            # "compiled" what the passes made of it, and kernels belong to the latter
+        with file.refuse_forged_data(self.model.where):
+            # The file has two graphs: "source" with the original nodes and formats, and
+            # "compiled" after all passes, to which the kernels belong.
             graph = self.model.graph(data["source"])
             sides = ((graph.inputs, "input_types"), (graph.outputs, "output_types"))
-            kinds = [dict(data[key]) for _, key in sides]
-            for (names, key), types in zip(sides, kinds, strict=True):
+            element_types = [dict(data[key]) for _, key in sides]
+            for (names, key), types in zip(sides, element_types, strict=True):
                 file.need(set(types) <= set(names), f"{key} of the graph's own names")
                 file.need(set(types.values()) <= set(tensors.NUMPY), key)
             file.need(self.inputs.keys() == set(graph.inputs), "inputs of the graph's own names")
-            return Imported(graph, *kinds)
+            return Imported(graph, *element_types)
 
     @cached_property
     def compiled(self) -> Compiled:
         """The graph that was compiled, and its kernels in order."""
         data = self._graphs
         chip = self.model.chip
-        with file.as_written(self.model.where):
+        with file.refuse_forged_data(self.model.where):
             graph = self.model.graph(data["compiled"])
             tasks = tuple(self._task(graph, row) for row in data["tasks"])
             return Compiled(graph, chip, tasks, bare=True)
@@ -105,9 +105,9 @@ class Gear:
         lowered = None
         array = self.model.array
         if "kernel" in row:
-            # gears share kernels and weights: a row names both by their numbers
+            # Gears share kernels and weights: a row refers to both by number.
             kernel = self.model.kernels[row["kernel"]]
-            forms = {n: _form(array(key)) for n, key in row.get("forms", {}).items()}
+            forms = {n: _stored_form(array(key)) for n, key in row.get("forms", {}).items()}
             lowered = Lowered(kernel, forms, {n: array(key) for n, key in row["extra"].items()})
         op = "+".join(node.op for node in nodes)
         return Task(nodes[-1].name, op, tuple(row["nodes"]), piece_of(graph, nodes), lowered)
@@ -119,60 +119,61 @@ class Gear:
         kernels: bool = False,
         overflows: list[Overflow] | None = None,
     ) -> dict[str, Values]:
-        """Return the outputs by name, as the model's graph or as the kernels compute them.
+        """Return the outputs by name, computed by the original graph or by the kernels.
 
-        With `kernels`, `overflows` receives the nodes whose numbers leave their format.
+        With `kernels`, nodes whose results exceed the range of their format are added to
+        `overflows`.
         """
         graph = self.imported.graph
-        with file.as_written(self.model.where):
+        with file.refuse_forged_data(self.model.where):
             if not kernels:
                 return evaluate(graph, inputs)
-            # kernels round to their formats after each step, so overflows show only in them
-            nodes: list[Overflow] = []
-            values = run_tasks(self.compiled, inputs, graph.outputs, nodes)
+            # Kernels round to their formats after each step, so only they show overflows.
+            kernel_overflows: list[Overflow] = []
+            values = run_tasks(self.compiled, inputs, graph.outputs, kernel_overflows)
             if overflows is not None:
-                overflows += self._explained(inputs, nodes, values)
+                overflows += self._with_largest_numbers(inputs, kernel_overflows, values)
             return values
 
-    def _explained(
+    def _with_largest_numbers(
         self, inputs: Mapping[str, Any], overflows: list[Overflow], values: Mapping[str, Values]
     ) -> list[Overflow]:
         """Return overflows with their largest numbers.
 
-        Where the file holds weights only as a kernel reads them, the numbers come from the model's
-        graph. An overflow that it does not show either happened inside a kernel: it is reported if
+        If a kernel's run did not measure the largest number, it is computed by the original graph.
+        An overflow that this graph does not show happened inside a kernel, and is reported only if
         an output is not finite.
         """
-        explained = [overflow for overflow in overflows if overflow.largest is not None]
-        hidden = [overflow for overflow in overflows if overflow.largest is None]
-        if not hidden:
-            return explained
-        names = {overflow.node for overflow in explained}
+        measured = [overflow for overflow in overflows if overflow.largest is not None]
+        unmeasured = [overflow for overflow in overflows if overflow.largest is None]
+        if not unmeasured:
+            return measured
+        names = {overflow.node for overflow in measured}
         from_graph = [
             overflow
-            for overflow in overflows_in(self.imported.graph, inputs, hidden[0].dtype)
+            for overflow in overflows_in(self.imported.graph, inputs, unmeasured[0].dtype)
             if overflow.node not in names
-            and any(packed.node.startswith(overflow.node) for packed in hidden)
+            and any(packed.node.startswith(overflow.node) for packed in unmeasured)
         ]
         is_finite = all(np.isfinite(array.astype(np.float64)).all() for array in values.values())
         if from_graph or is_finite:
-            return [*explained, *from_graph]
-        return [*explained, *hidden]
+            return [*measured, *from_graph]
+        return [*measured, *unmeasured]
 
 
-def _strings(values: object) -> bool:
-    """Tell whether a value is a list of texts."""
+def _is_text_list(values: object) -> bool:
+    """Return whether a value is a list of texts."""
     return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
-def _form(stored: Values) -> Callable[[Values], Values]:
-    """Return the conversion of a weight whose converted form is in the file already."""
+def _stored_form(stored: Values) -> Callable[[Values], Values]:
+    """Return a conversion that ignores its argument, as the file has the converted weight."""
     return lambda logical: stored
 
 
 @dataclass(frozen=True)
 class OfflineModel:
-    """A file of `compile_offline`, every byte checked; `given_chip` replaces the chip it names."""
+    """A file of `compile_offline`; `given_chip` replaces the preset of the chip that it names."""
 
     where: str
     parts: file.Parts
@@ -180,10 +181,10 @@ class OfflineModel:
 
     @cached_property
     def meta(self) -> dict[str, Any]:
-        """Name, chip, number format, options, gears, where the weights lie."""
+        """Name, chip, number format, options, gears and index of the weights."""
         data = self.json(file.Kind.META)
-        with file.as_written(self.where):
-            file.need(_strings([data["name"], data["chip"], data["chip_checksum"]]), "names")
+        with file.refuse_forged_data(self.where):
+            file.need(_is_text_list([data["name"], data["chip"], data["chip_checksum"]]), "names")
             cores = data["cores"]
             file.need(isinstance(cores, int) and cores >= 1, "number of cores")
             file.need(bool(data["gears"]) and isinstance(data["weights"], list), "gears")
@@ -191,8 +192,8 @@ class OfflineModel:
 
     @cached_property
     def gears(self) -> tuple[Gear, ...]:
-        """One gear for each batch the model is compiled for; a single one for fixed sizes."""
-        with file.as_written(self.where):
+        """The gears of the model, one for each batch; a single one for fixed sizes."""
+        with file.refuse_forged_data(self.where):
             return tuple(
                 Gear(self, i, row["batch"], {n: tuple(s) for n, s in row["inputs"].items()})
                 for i, row in enumerate(self.meta["gears"])
@@ -200,18 +201,18 @@ class OfflineModel:
 
     @cached_property
     def kernels(self) -> tuple[Any, ...]:
-        """All kernels, each once."""
-        with file.as_written(self.where):
+        """The kernels of all gears."""
+        with file.refuse_forged_data(self.where):
             rows = file.json_of(file.unpacked(self.part(file.Kind.KERNELS)))
             kernels = tuple(map(kernel_of, rows))
-            # a kernel allocates its buffers: a forged one could ask for all memory there is
+            # A kernel allocates its buffers: a forged one could request too much memory.
             size = max((b.size_bytes for kernel in kernels for b in kernel.tensors), default=0)
             file.need(size <= BUFFER_BYTES, f"buffers of at most {BUFFER_BYTES:,} bytes")
             return kernels
 
     @cached_property
     def chip(self) -> Chip:
-        """The chip with as many cores as are used; `InputError` if its numbers have changed."""
+        """The chip with the cores that are used; raises `InputError` if its numbers changed."""
         try:
             return self.check_chip(self.given_chip or load_chip(self.meta["chip"]))
         except ChipError:
@@ -219,12 +220,12 @@ class OfflineModel:
             raise InputError(needed, "no chip of that name", "give the .toml") from None
 
     def check_chip(self, chip: Chip) -> Chip:
-        """Return the chip, with the cores the model was compiled for; `InputError` for another."""
+        """Return a chip with the model's number of cores; raises `InputError` for another chip."""
         name = self.meta["chip"]
         remedy = f"compile it for {chip.name}"
         if chip.name != name:
             raise InputError(f"{self.where}: chip {name}, which it is for", chip.name, remedy)
-        # compiled for 8 cores it runs on a chip of 32, too: on 8 of them
+        # A model compiled for 8 cores runs on a chip with 32 cores, on 8 of them.
         chip = replace(chip, core_count=min(chip.core_count, self.meta["cores"]))
         if file.chip_checksum(chip) != self.meta["chip_checksum"]:
             needed = f"{self.where}: the numbers of {name} it is for"
@@ -232,15 +233,15 @@ class OfflineModel:
         return chip
 
     def part(self, kind: file.Kind, gear: int = 0) -> memoryview:
-        """Return a partition; raise `InputError` where the file has none."""
+        """Return a partition; raises `InputError` if the file lacks it."""
         if (kind, gear) not in self.parts:
             needed = f"{self.where}: a partition {kind.name} of gear {gear}"
             raise InputError(needed, "none", file.REMEDY)
         return self.parts[kind, gear]
 
     def json(self, kind: file.Kind, gear: int = 0) -> dict[str, Any]:
-        """Return the object that a partition holds as JSON."""
-        with file.as_written(self.where):
+        """Return the JSON object of a partition."""
+        with file.refuse_forged_data(self.where):
             data: dict[str, Any] = file.json_of(self.part(kind, gear))
             file.need(isinstance(data, dict), f"object in {kind.name}")
             return data
@@ -254,10 +255,10 @@ class OfflineModel:
 
     def graph(self, data: Mapping[str, Any]) -> Graph:
         """Return a graph from its text and weights."""
-        # weights of a graph are views of the file: loading a gigabyte takes no memory of its own
+        # Weights of a graph are views of the mapped file, not copies.
         graph = from_text(data["text"], {n: self.array(key) for n, key in data["data"].items()})
         for kind in graph.types.values():
-            # the stored shape is the larger one if a layout pads: 3 channels are stored as 16
+            # A layout may pad: 3 channels are stored as 16.
             size = max(kind.elements, math.prod(kind.stored_shape))
             file.need(size <= tensors.LARGEST, f"tensor of at most {tensors.LARGEST:,} elements")
         return replace(graph, narrowed=frozenset(data["narrowed"]))
@@ -265,39 +266,41 @@ class OfflineModel:
     def gear(
         self, shapes: Mapping[str, Sequence[int]] | None = None, batch: int | None = None
     ) -> Gear:
-        """Return the gear for inputs of some shapes, or for a batch; else the first.
+        """Return the gear for some shapes of inputs, or for a batch; by default the first gear.
 
-        Raises `InputError` naming the gears: a batch between two of them is padded by the caller.
+        Raises `InputError` that lists the gears if none fits: the caller has to pad the batch.
         """
-        asked_shapes = {name: tuple(shape) for name, shape in (shapes or {}).items()}
+        requested_shapes = {name: tuple(shape) for name, shape in (shapes or {}).items()}
         inputs = self.gears[0].inputs
-        # a misspelt name would else only say that no gear has these shapes
-        if unknown := next((name for name in asked_shapes if name not in inputs), None):
+        # Without this check, a misspelt name would be reported as a wrong shape.
+        if unknown := next((name for name in requested_shapes if name not in inputs), None):
             raise InputError(
                 f"an input of the model ({', '.join(inputs)})", unknown, "mend the name"
             )
         for gear in self.gears:
-            # a gear with fixed sizes has no batch of its own: its first size counts as one
+            # A gear with fixed sizes has no batch: the first dimension of an input counts as one.
             first_size = next((sizes[0] for sizes in gear.inputs.values() if sizes), None)
-            # without shapes and batch the first gear fits
-            fits = all(gear.inputs[name] == shape for name, shape in asked_shapes.items())
+            # Without shapes and batch, the first gear fits.
+            fits = all(gear.inputs[name] == shape for name, shape in requested_shapes.items())
             if fits and batch in (None, gear.batch or first_size):
                 return gear
-        needed = f"inputs of a gear ({'; '.join(_shown(gear.inputs) for gear in self.gears[:8])})"
-        got = f"batch {batch}" if batch is not None else _shown(asked_shapes)
+        needed = (
+            f"inputs of a gear ({'; '.join(_shapes_text(gear.inputs) for gear in self.gears[:8])})"
+        )
+        got = f"batch {batch}" if batch is not None else _shapes_text(requested_shapes)
         remedy = "pad the inputs to a gear, or compile for this one"
         raise InputError(f"{self.where}: {needed}", got, remedy)
 
 
-def _shown(shapes: Mapping[str, Sequence[int]]) -> str:
-    """Return shapes as a message or an option names them, such as `x:1,3,224,224`."""
+def _shapes_text(shapes: Mapping[str, Sequence[int]]) -> str:
+    """Return shapes as text, such as `x:1,3,224,224`."""
     return ", ".join(f"{n}:{','.join(map(str, s))}" for n, s in shapes.items())[:200]
 
 
 def load_offline(path: str | Path, chip: Chip | None = None) -> OfflineModel:
-    """Return an offline model, for a chip if one is given.
+    """Return the offline model in a file, checked against a chip if one is given.
 
-    Raises `InputError` for another version, another chip, and any damage.
+    Raises `InputError` for a damaged file, another version or another chip.
     """
     model = OfflineModel(str(path), file.read_parts(path), chip)
     if chip is not None:
@@ -307,26 +310,26 @@ def load_offline(path: str | Path, chip: Chip | None = None) -> OfflineModel:
 
 # -- online or offline ----------------------------------------------------------------------------
 class Inference:
-    """A model that is called with inputs by name, compiled at its first call or offline.
+    """A model that is called with inputs by name; it is offline, or compiled at its first call.
 
-    `compile_s` is the time that its calls spent on compiling, `time_s` the simulated time of the
-    last call. With `kernels` the outputs are computed by the kernels, else by the graph.
+    `compile_s` is the time that calls spent on compiling, `time_s` the simulated time of the last
+    call. With `kernels` the outputs are computed by the kernels, otherwise by the graph.
     """
 
     def __init__(self, model: str | Path, chip: Chip | str, *, kernels: bool = True) -> None:
-        """Take an ONNX file or `zoo:NAME` (online), or an offline model of this chip."""
+        """`model` is an ONNX file or `zoo:NAME`, compiled online, or a file of an offline model."""
         self.chip = load_chip(chip) if isinstance(chip, str) else chip
         self.online = not file.is_offline(model)
         self.kernels = kernels
         self._model = str(model)
-        # an offline model is read now, so that a damaged file is refused before the first call
+        # An offline model is read now, so that a damaged file raises an error before any call.
         self._offline = None if self.online else load_offline(model, self.chip)
         self._compiled: dict[Any, tuple[Imported, Compiled, float]] = {}
         self.compile_s = 0.0
         self.time_s = 0.0
 
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Values]:
-        """Return the outputs in the model's types; raises as importing and compiling do."""
+        """Return the outputs in the model's types; may raise errors of importing or compiling."""
         shapes = {name: array.shape for name, array in inputs.items()}
         if self._offline is not None:
             gear = self._offline.gear(shapes)
@@ -343,14 +346,14 @@ class Inference:
     def _run_online(
         self, shapes: Mapping[str, Any], inputs: Mapping[str, Any]
     ) -> tuple[Imported, dict[str, Values]]:
-        """Return the model and its outputs; it is compiled at the first call for these shapes."""
-        # sorted: the order in which a caller lists the inputs makes no other model
+        """Return the imported model and its outputs; new shapes are compiled first."""
+        # Sorted, as the order in which a caller lists the inputs does not matter.
         key = tuple(sorted(shapes.items()))
         if key not in self._compiled:
             start_s = time.perf_counter()
             imported = zoo.load_model(self._model, given=inputs)
             compiled = compile_graph(imported.graph, self.chip)
-            # the time depends on shapes only: it is simulated once for all calls with them
+            # The simulated time depends on shapes only, so it is computed once.
             self._compiled[key] = imported, compiled, simulate_graph(compiled).time_s
             self.compile_s += time.perf_counter() - start_s
         imported, compiled, self.time_s = self._compiled[key]

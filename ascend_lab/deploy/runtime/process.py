@@ -1,8 +1,9 @@
-"""The state of a process between `acl.init` and `acl.finalize`: devices, memory, handles.
+"""The state of the runtime between `acl.init` and `acl.finalize`: devices, memory and handles.
 
-Memory is bytes and starts as poison: ones in every bit, NaN in every floating-point format. A copy
-or a model poisons the memory that it will write until it is done, so that a program which reads too
-early computes NaN and not, by luck, the right numbers.
+A handle is an object such as a stream or an event that one call creates and another destroys.
+New memory is filled with poison, bytes of ones, which are NaN in every floating-point format. A
+copy or a model also poisons the memory that it is going to write, so that a program that reads too
+early computes NaN instead of the right numbers by luck.
 """
 
 import threading
@@ -23,33 +24,33 @@ Bytes = NDArray[np.uint8]
 POISON = 0xFF
 PAGE_BYTES = 2**12
 HUGE_BYTES = 2**21
-LEAST_HUGE_BYTES = 2**20
+SMALLEST_HUGE_BYTES = 2**20
 HUGE_FIRST = 0
 HUGE_ONLY = 1
 NORMAL_ONLY = 2
-"""Policies of `rt.malloc`: pages of 2 MB for more than 1 MB if there is room; always; never."""
+"""Policies of `rt.malloc`: 2 MB pages for more than 1 MB if they fit, always, or never."""
 TAIL_BYTES = 32
-"""Bytes that AscendCL adds to a block, once its size is rounded up to a multiple of 32."""
+"""Bytes that AscendCL adds to a block after rounding its size up to a multiple of 32."""
 
 
 @dataclass(eq=False)
 class Device:
-    """A chip, how often `set_device` chose it, its default context, its bytes of memory in use."""
+    """A chip, with the number of `set_device` calls that are not reset and its used memory."""
 
     number: int
     chip: Chip
     uses: int = 0
-    default: "Context | None" = None
-    taken_bytes: int = 0
+    default_context: "Context | None" = None
+    used_bytes: int = 0
 
     def engine(self, name: str) -> str:
-        """Return the name of an engine among those of all devices, such as "H2D of device 1"."""
+        """Return a name of an engine that is unique among devices, such as "H2D of device 1"."""
         return f"{name} of device {self.number}" if self.number else name
 
 
 @dataclass(eq=False)
 class Handle:
-    """Something that one call creates and another destroys; it belongs to a context."""
+    """An object that one call creates and another destroys; most belong to a context."""
 
     context: "Context | None"
     number: int = 0
@@ -61,16 +62,19 @@ class Handle:
 
 @dataclass(eq=False)
 class Context(Handle):
-    """What streams, events and models belong to; `owned` unless it is a device's default one."""
+    """The owner of streams, events and models of a device.
+
+    It is explicit if `create_context` made it, and else the default context of its device.
+    """
 
     device: Device | None = None
-    owned: bool = True
-    default: "Stream | None" = None
+    is_explicit: bool = True
+    default_stream: "Stream | None" = None
 
 
 @dataclass(eq=False)
 class Stream(Handle):
-    """A stream, and the thread that takes its callbacks."""
+    """A stream, and the thread that runs its callbacks (None: no thread)."""
 
     thread: int | None = None
 
@@ -84,25 +88,25 @@ class Event(Handle):
 
 @dataclass(eq=False)
 class Block:
-    """Allocated memory of a device; `taken_bytes` counts whole pages."""
+    """A block of allocated device memory; `pages_bytes` is the size of its pages."""
 
     device: Device
     address: int
     size_bytes: int
-    taken_bytes: int
+    pages_bytes: int
 
     @cached_property
     def data(self) -> Bytes:
-        """The bytes, allocated on the host when they are first needed."""
+        """The bytes, allocated on the host when they are first used."""
         return np.full(self.size_bytes, POISON, np.uint8)
 
 
-Kind = TypeVar("Kind", bound=Handle)
+HandleKind = TypeVar("HandleKind", bound=Handle)
 
 
 @dataclass
 class Process:
-    """Everything that exists between `acl.init` and `acl.finalize`."""
+    """All state that exists between `acl.init` and `acl.finalize`."""
 
     devices: tuple[Device, ...]
     kernels: bool
@@ -112,31 +116,33 @@ class Process:
     pinned: dict[int, Bytes] = field(default_factory=dict)
     current: dict[int, Context] = field(default_factory=dict)
     """The context of each thread."""
-    reading: list[Bytes] = field(default_factory=list)
-    """Host memory that copies in flight still have to read."""
+    copy_sources: list[Bytes] = field(default_factory=list)
+    """Host memory that copies have not read yet."""
     in_callback: bool = False
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
     next_address: int = 2**36
 
-    def add(self, handle: Kind) -> Kind:
-        """Number a new handle, and return it."""
+    def add(self, handle: HandleKind) -> HandleKind:
+        """Register a new handle, give it a number, and return it."""
         handle.number = next(self.numbers)
         self.live[handle.number] = handle
         return handle
 
-    def get(self, kind: type[Kind], handle: Any, code: Code = Code.INVALID) -> Kind:
-        """Return a handle of a kind; `AclError` for one of another kind, or destroyed."""
-        # "is": after destroying it a program may still hold the object, whose number is gone
+    def get(self, kind: type[HandleKind], handle: Any, code: Code = Code.INVALID) -> HandleKind:
+        """Return a handle; raises `AclError` if it is of another kind or destroyed."""
+        # A program may still have the object of a destroyed handle: its number is gone.
         if isinstance(handle, kind) and self.live.get(handle.number) is handle:
             return handle
         raise AclError(code, f"a {kind.__name__.lower()} that lives", str(handle))
 
-    def all(self, kind: type[Kind]) -> list[Kind]:
-        """Return all handles of a kind that are not destroyed."""
+    def handles_of(self, kind: type[HandleKind]) -> list[HandleKind]:
+        """Return all handles of a kind that have not been destroyed."""
         return [handle for handle in self.live.values() if isinstance(handle, kind)]
 
-    def in_context(self, kind: type[Kind], handle: Any, code: Code = Code.INVALID) -> Kind:
-        """Return a handle of the context this thread uses; `AclError` 200004 for another's."""
+    def in_context(
+        self, kind: type[HandleKind], handle: Any, code: Code = Code.INVALID
+    ) -> HandleKind:
+        """Return a handle; raises `AclError` 200004 if it belongs to another context."""
         checked = self.get(kind, handle, code)
         context = self.context()
         needed = f"what belongs to {context}"
@@ -145,16 +151,16 @@ class Process:
         return checked
 
     def drop(self, handle: Handle) -> None:
-        """Destroy a handle and, if it is a context, all that belongs to it."""
+        """Destroy a handle and, if it is a context, all handles that belong to it."""
         for member in [h for h in self.live.values() if h.context is handle]:
             if isinstance(member, Stream):
-                # a stream carries out its last commands before it goes
+                # A stream carries out its remaining commands before it is destroyed.
                 self.clock.drain(member)
             del self.live[member.number]
         del self.live[handle.number]
 
     def context(self) -> Context:
-        """Return the context this thread uses."""
+        """Return the context that this thread uses."""
         context = self.current.get(threading.get_ident())
         if context is None or context.number not in self.live:
             remedy = "call rt.set_device or rt.create_context"
@@ -168,52 +174,54 @@ class Process:
         return device
 
     def stream(self, stream: Stream | None) -> Stream:
-        """Return a stream if it is not destroyed; None stands for the context's default stream."""
-        return self.get(Stream, self.context().default if stream is None else stream)
+        """Return a stream; None stands for the default stream of the context."""
+        return self.get(Stream, self.context().default_stream if stream is None else stream)
 
-    def work(
+    def issue_tasks(
         self,
         stream: Stream,
-        rows: Sequence[Sequence[Any]],
-        begin: Action | None = None,
-        end: Action | None = None,
+        tasks: Sequence[Sequence[Any]],
+        on_start: Action | None = None,
+        on_end: Action | None = None,
     ) -> None:
-        """Issue tasks to a stream: name, engine and seconds of each.
+        """Issue tasks to a stream, each given as name, engine and seconds.
 
-        `begin` is called when the first of them starts, `end` when the last one ends.
+        `on_start` is called when the first task starts, `on_end` when the last one ends.
         """
-        # a model without a task still has values to write in the stream's order
-        rows = rows or (("nothing", "AI Core", 0.0),)
+        # A model without a kernel still has to write its outputs when the stream reaches it.
+        tasks = tasks or (("nothing", "AI Core", 0.0),)
         device = self.device()
-        # one task for each kernel: between two of them other streams get the engine
-        for i, (name, engine, time_s) in enumerate(rows):
-            at_start = begin if i == 0 else None
-            at_end = end if i == len(rows) - 1 else None
+        # Each kernel is a task of its own: between two of them other streams get the engine.
+        for i, (name, engine, time_s) in enumerate(tasks):
+            at_start = on_start if i == 0 else None
+            at_end = on_end if i == len(tasks) - 1 else None
             self.clock.issue(stream, Task(name, device.engine(engine), time_s, at_start, at_end))
 
     # -- memory -----------------------------------------------------------------------------------
     def allocate(self, size_bytes: int, policy: int = HUGE_FIRST) -> int:
-        """Return the address of new device memory, poisoned; see `rt.malloc`."""
+        """Return the address of new device memory, filled with poison; see `rt.malloc`."""
         device = self.device()
-        # 100 bytes become 128 and, with the tail, 160
+        # 100 bytes become 128 and, with the 32 additional bytes, 160.
         padded_bytes = -(-size_bytes // 32) * 32 + TAIL_BYTES
-        pages_may_be_huge = policy == HUGE_FIRST and size_bytes > LEAST_HUGE_BYTES
-        # pages count, not sizes: a block of 100 bytes takes a page of 4 KB
-        free_bytes = int(device.chip.device_memory.size_bytes) - device.taken_bytes
+        may_use_huge_pages = policy == HUGE_FIRST and size_bytes > SMALLEST_HUGE_BYTES
+        # Memory is used in whole pages: a block of 100 bytes takes a page of 4 KB.
+        free_bytes = int(device.chip.device_memory.size_bytes) - device.used_bytes
         if policy == HUGE_ONLY:
             page_sizes = [HUGE_BYTES]
         else:
-            page_sizes = [HUGE_BYTES, PAGE_BYTES] if pages_may_be_huge else [PAGE_BYTES]
-        # 1.5 MB take one page of 2 MB, or, where only 1.8 MB are free, 385 pages of 4 KB
-        in_pages_bytes = [-(-padded_bytes // page_bytes) * page_bytes for page_bytes in page_sizes]
-        fitting_bytes = [size for size in in_pages_bytes if size <= free_bytes]
+            page_sizes = [HUGE_BYTES, PAGE_BYTES] if may_use_huge_pages else [PAGE_BYTES]
+        # 1.5 MB take one page of 2 MB, or 385 pages of 4 KB if only 1.8 MB are free.
+        paged_sizes_bytes = [
+            -(-padded_bytes // page_bytes) * page_bytes for page_bytes in page_sizes
+        ]
+        fitting_sizes_bytes = [size for size in paged_sizes_bytes if size <= free_bytes]
         needed = f"{padded_bytes:,} bytes of memory of device {device.number}"
-        need(bool(fitting_bytes), needed, f"{free_bytes:,} free", "free some", Code.NO_MEMORY)
+        need(bool(fitting_sizes_bytes), needed, f"{free_bytes:,} free", "free some", Code.NO_MEMORY)
         address = self.next_address
-        # a page stays free behind each block: an address behind its end is none of the next block
-        self.next_address += fitting_bytes[0] + PAGE_BYTES
-        device.taken_bytes += fitting_bytes[0]
-        self.blocks[address] = Block(device, address, padded_bytes, fitting_bytes[0])
+        # An unused page follows each block, so that an address beyond its end is in no block.
+        self.next_address += fitting_sizes_bytes[0] + PAGE_BYTES
+        device.used_bytes += fitting_sizes_bytes[0]
+        self.blocks[address] = Block(device, address, padded_bytes, fitting_sizes_bytes[0])
         return address
 
     def release(self, address: int) -> None:
@@ -222,12 +230,12 @@ class Process:
         if block is None:
             needed = "an address that malloc returned"
             raise AclError(Code.INVALID, needed, repr(address), "free once")
-        # the address is not used again: a late access to it is refused
-        block.device.taken_bytes -= block.taken_bytes
+        # The address is not used again, so that a later access to it raises an error.
+        block.device.used_bytes -= block.pages_bytes
 
     def memory(self, address: int, size_bytes: int) -> Bytes:
-        """Return bytes of device memory; the address may lie inside a block."""
-        # the quick way first: most addresses are those of blocks themselves
+        """Return bytes of device memory; the address may be inside a block."""
+        # Most addresses are the beginning of a block: that block is tried first.
         for block in (self.blocks.get(address), *self.blocks.values()):
             if block is not None and 0 <= (offset := address - block.address) < block.size_bytes:
                 if offset + size_bytes <= block.size_bytes:
@@ -237,64 +245,65 @@ class Process:
         raise AclError(Code.INVALID, "an address in device memory", repr(address), "malloc some")
 
     def leaks(self) -> tuple[str, ...]:
-        """Return what the program has not freed, destroyed or reset, a line each."""
+        """Return a line for each resource that the program has not freed, destroyed or reset."""
         lines = [
             f"{b.size_bytes - TAIL_BYTES:,} bytes of device {b.device.number} at {b.address:#x}"
             for b in self.blocks.values()
         ]
         lines += [f"{len(b):,} bytes of host memory" for b in self.pinned.values()]
-        # default contexts and their streams are made by `set_device` and go with the device
-        automatic: set[Handle | None] = {device.default for device in self.devices}
-        automatic |= {context.default for context in self.all(Context)}
+        # Default contexts and default streams are created by `set_device`, not by the program.
+        automatic: set[Handle | None] = {device.default_context for device in self.devices}
+        automatic |= {context.default_stream for context in self.handles_of(Context)}
         lines += [str(handle) for handle in self.live.values() if handle not in automatic]
         return (*lines, *(f"device {d.number}, not reset" for d in self.devices if d.uses))
 
 
 PROCESSES: list[Process] = []
 """The process between `acl.init` and `acl.finalize`: one entry, or none."""
-ENDED: list[Process] = []
-"""The process that `acl.finalize` ended last, for the code of a second call."""
+ENDED_PROCESSES: list[Process] = []
+"""The process that `acl.finalize` ended last; it decides the error code of a second call."""
 
 
 def init(*chips: Chip | str, kernels: bool = True) -> None:
-    """Start the runtime with one device for each chip (an Ascend310 if none is named).
+    """Start the runtime with one device for each chip (by default one Ascend310).
 
-    Models compute by their kernels, or, without `kernels`, by the graph they were compiled from:
-    quicker, and not rounded to the kernels' formats. Raises `AclError` 100002 for a second call.
+    Models compute their outputs by their kernels or, if `kernels` is false, by the graph they were
+    compiled from, which is faster and does not round to the formats of kernels. Raises `AclError`
+    100002 for a second call.
     """
     need(not PROCESSES, "acl.init once", "a second", "call acl.finalize first", Code.TWICE)
     loaded = [
         load_chip(chip) if isinstance(chip, str) else chip for chip in chips or ("Ascend310",)
     ]
-    ENDED.clear()
+    ENDED_PROCESSES.clear()
     PROCESSES.append(Process(tuple(Device(i, chip) for i, chip in enumerate(loaded)), kernels))
 
 
 def finalize() -> tuple[str, ...]:
-    """End the runtime and return its leaks, a line each; `AclError` 100037 for a second call.
+    """End the runtime and return a line for each leak; raises `AclError` 100037 for a second call.
 
-    Streams carry out their last commands first; those that never can are reported.
+    Streams carry out their remaining commands first; a deadlock is reported as a line, too.
     """
-    # ENDED holds a process after `finalize`, and none before the first `init` or after another
-    code = Code.FINALISED if ENDED else Code.UNINITIALISED
+    # `init` empties ENDED_PROCESSES, so that it has an entry only after a `finalize`.
+    code = Code.FINALISED if ENDED_PROCESSES else Code.UNINITIALISED
     need(bool(PROCESSES), "acl.init before acl.finalize", "none", "call each once", code)
-    ended = PROCESSES.pop()
-    ENDED.append(ended)
+    ended_process = PROCESSES.pop()
+    ENDED_PROCESSES.append(ended_process)
     try:
-        ended.clock.drain()
+        ended_process.clock.drain()
     except AscendLabError as error:
-        return (*ended.leaks(), f"streams that stand still: {error}")
-    return ended.leaks()
+        return (*ended_process.leaks(), f"streams that stand still: {error}")
+    return ended_process.leaks()
 
 
 def process(*, waits: bool = False) -> Process:
-    """Return the process; `AclError` 100001 before `acl.init`.
+    """Return the process; raises `AclError` 100001 before `acl.init`.
 
-    A call that `waits` or allocates is refused inside a callback.
+    `waits` states that the caller waits or allocates, which a callback must not do.
     """
     needed = "acl.init before everything else"
     need(bool(PROCESSES), needed, "none", "call it once", Code.UNINITIALISED)
-    # the callback runs inside the simulation's own loop: waiting there would never end
+    # A callback runs inside the loop of the simulation: waiting there would never end.
     needed = "a callback that neither waits nor allocates"
     remedy = "do it in another thread"
     need(not (waits and PROCESSES[0].in_callback), needed, "one that does", remedy)

@@ -1,7 +1,8 @@
-"""`acl.rt`: devices, contexts, streams, events, memory and callbacks, under AscendCL's names.
+"""The functions of `acl.rt`: devices, contexts, streams, events, memory and callbacks.
 
-A function of AscendCL returns an error code, often beside a result. Here it returns the result
-alone, and raises `AclError` with the published code. Time is simulated: `now_s` returns it.
+They have AscendCL's names. A function of AscendCL returns an error code, often with a result; here
+it returns the result alone and raises `AclError` with the published code. Time is simulated:
+`now_s` returns it.
 """
 
 import threading
@@ -26,88 +27,88 @@ from ascend_lab.machine.chip.model import Link
 HOST_TO_HOST, HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = range(4)
 COPY_ENGINES = ("", "H2D", "D2H", "D2D")
 HOST_LINK = Link(32e9, 2e-7, 1)
-"""Between host and device where a chip file has no "pcie": PCIe 4.0 x16, as the Ascend910A's."""
+"""The link to the host if a chip's file has no "pcie": PCIe 4.0 x16, like the Ascend910A's."""
 NO_BLOCK = 0
 BLOCK = 1
 EVENT_SYNC = 1
 EVENT_CAPTURE_STREAM_PROGRESS = 2
 EVENT_TIME_LINE = 8
-MOST_STREAMS = 1984
-MOST_THREADS = 1024
+MAX_STREAMS = 1984
+MAX_THREADS = 1024
 
 
 # -- devices and contexts -------------------------------------------------------------------------
 def _device(proc: Process, number: int) -> Device:
-    """Return the device of a number; `AclError` for a number out of range."""
+    """Return the device of a number; raises `AclError` for a number out of range."""
     is_device = isinstance(number, int) and 0 <= number < len(proc.devices)
     need(is_device, f"a device from 0 to {len(proc.devices) - 1}", repr(number))
     return proc.devices[number]
 
 
 def get_device_count() -> int:
-    """Return how many devices there are."""
+    """Return the number of devices."""
     return len(process().devices)
 
 
 def set_device(number: int) -> None:
-    """Use a device in this thread, in its default context; calls are counted for `reset_device`."""
+    """Let this thread use a device in its default context; `reset_device` undoes it."""
     proc = process(waits=True)
     device = _device(proc, number)
-    # two calls of set_device need two of reset_device: libraries may each make a pair
+    # Calls are counted, as in AscendCL: two of set_device need two of reset_device.
     device.uses += 1
-    device.default = device.default or _context(proc, device, owned=False)
-    set_current_context(device.default)
+    device.default_context = device.default_context or _new_context(proc, device, is_explicit=False)
+    set_current_context(device.default_context)
 
 
 def reset_device(number: int) -> None:
-    """Undo one `set_device`; undoing the last one frees all that the device holds."""
+    """Undo one `set_device`; undoing the last one frees all resources of the device."""
     proc = process(waits=True)
     device = _device(proc, number)
     need(device.uses > 0, f"device {number} set before it is reset", "not set", "reset once")
     device.uses -= 1
     if not device.uses:
-        for context in proc.all(Context):
+        for context in proc.handles_of(Context):
             if context.device is device:
                 proc.drop(context)
         for address in [a for a, b in proc.blocks.items() if b.device is device]:
             proc.release(address)
-        device.default = None
+        device.default_context = None
 
 
 def create_context(number: int) -> Context:
-    """Return a new context of a device, which this thread uses from now on."""
+    """Return a new context of a device, and let this thread use it."""
     proc = process(waits=True)
-    context = _context(proc, _device(proc, number), owned=True)
+    context = _new_context(proc, _device(proc, number), is_explicit=True)
     set_current_context(context)
     return context
 
 
-def _context(proc: Process, device: Device, owned: bool) -> Context:
+def _new_context(proc: Process, device: Device, is_explicit: bool) -> Context:
     """Return a new context with its default stream."""
-    # a context belongs to no other: dropping it drops what belongs to it
-    context = proc.add(Context(None, device=device, owned=owned))
-    context.default = proc.add(Stream(context))
+    # A context belongs to no other context, so its own context is None.
+    context = proc.add(Context(None, device=device, is_explicit=is_explicit))
+    context.default_stream = proc.add(Stream(context))
     return context
 
 
 def destroy_context(context: Context) -> None:
-    """Destroy a context that `create_context` returned, and all that belongs to it."""
+    """Destroy a context that `create_context` returned, and all handles that belong to it."""
     proc = process(waits=True)
-    owned = proc.get(Context, context).owned
+    is_explicit = proc.get(Context, context).is_explicit
     remedy = "a default context goes with its device"
-    need(owned, "a context that create_context returned", str(context), remedy)
+    need(is_explicit, "a context that create_context returned", str(context), remedy)
     proc.drop(context)
 
 
 def set_current_context(context: Context) -> None:
     """Let this thread use a context, and its device."""
     proc = process()
-    # AscendCL keeps the current context per thread: another thread has to choose its own
+    # Each thread has its own current context, as in AscendCL.
     proc.current[threading.get_ident()] = proc.get(Context, context)
 
 
 def get_current_context() -> Context:
-    """Return the context this thread uses."""
+    """Return the context that this thread uses."""
     return process().context()
 
 
@@ -115,44 +116,45 @@ def get_current_context() -> Context:
 def create_stream() -> Stream:
     """Return a new stream of the context."""
     proc = process(waits=True)
-    has_room = len(proc.all(Stream)) < MOST_STREAMS
-    needed = f"at most {MOST_STREAMS} streams"
+    has_room = len(proc.handles_of(Stream)) < MAX_STREAMS
+    needed = f"at most {MAX_STREAMS} streams"
     need(has_room, needed, "one more", "destroy some", Code.NO_MEMORY)
     return proc.add(Stream(proc.context()))
 
 
 def destroy_stream(stream: Stream) -> None:
-    """Destroy a stream once it has carried out its commands."""
+    """Destroy a stream after it has carried out its commands."""
     proc = process(waits=True)
-    is_created = proc.in_context(Stream, stream) is not proc.context().default
+    is_created = proc.in_context(Stream, stream) is not proc.context().default_stream
     need(is_created, "a stream that create_stream returned", "the default stream")
     proc.clock.drain(stream)
     proc.drop(stream)
 
 
 def synchronize_stream(stream: Stream | None = None) -> None:
-    """Wait until a stream is done; `DeadlockError` if it never will be."""
+    """Wait until a stream has carried out its commands; raises `DeadlockError` if it never can."""
     proc = process(waits=True)
     proc.clock.drain(proc.stream(stream))
 
 
 def synchronize_device() -> None:
-    """Wait until all streams of the device are done."""
+    """Wait until all streams of the device, in all contexts, have ended."""
     proc = process(waits=True)
     device = proc.device()
-    # streams of other contexts of this device are waited for, too
-    proc.clock.drain(*(s for s in proc.all(Stream) if s.context and s.context.device is device))
+    proc.clock.drain(
+        *(s for s in proc.handles_of(Stream) if s.context and s.context.device is device)
+    )
 
 
 def create_event(flag: int = EVENT_TIME_LINE) -> Event:
     """Return a new event of the context."""
     proc = process()
     flags = EVENT_SYNC | EVENT_CAPTURE_STREAM_PROGRESS | EVENT_TIME_LINE
-    # flags are bits and may be joined: 1 | 8 = 9 is one, 4 is none
+    # Flags are bits and can be combined: 1 | 8 = 9 is valid, 4 is not.
     is_known = flag > 0 and not flag & ~flags
     need(is_known, "flags 1 (sync), 2 (progress), 8 (time line)", repr(flag))
     event = proc.add(Event(proc.context()))
-    # the handle has its number now, so a deadlock's message can name the event
+    # The handle has its number now; the message of a deadlock uses this name.
     event.signal.name = str(event)
     return event
 
@@ -164,24 +166,24 @@ def destroy_event(event: Event) -> None:
 
 
 def record_event(event: Event, stream: Stream | None = None) -> None:
-    """Record an event when a stream gets there."""
-    process().clock.record(*_together(stream, event))
+    """Record an event when a stream reaches this command."""
+    process().clock.record(*_in_one_context(stream, event))
 
 
 def stream_wait_event(stream: Stream | None, event: Event) -> None:
-    """Hold a stream for an event; several streams may, and it stays recorded."""
-    process().clock.wait(*_together(stream, event))
+    """Let a stream wait for an event; several streams can wait, and the event stays recorded."""
+    process().clock.wait(*_in_one_context(stream, event))
 
 
 def reset_event(event: Event, stream: Stream | None = None) -> None:
-    """Forget the records of an event."""
-    signal = _together(stream, event)[1]
-    signal.first_mark = None
-    signal.last_mark = None
+    """Delete the records of an event."""
+    signal = _in_one_context(stream, event)[1]
+    signal.first_record = None
+    signal.last_record = None
 
 
-def _together(stream: Stream | None, event: Event) -> tuple[Stream, Signal]:
-    """Return a stream and an event; `AclError` 200004 unless both are of one context."""
+def _in_one_context(stream: Stream | None, event: Event) -> tuple[Stream, Signal]:
+    """Return a stream and an event; raises `AclError` 200004 unless they share a context."""
     proc = process()
     handle = proc.stream(stream)
     event_handle = proc.get(Event, event)
@@ -192,31 +194,30 @@ def _together(stream: Stream | None, event: Event) -> tuple[Stream, Signal]:
 
 
 def query_event(event: Event) -> bool:
-    """Tell whether the last record of an event has been reached."""
-    last_mark = process().get(Event, event).signal.last_mark
-    # a later record takes the place of an earlier one that was reached
-    return last_mark is not None and last_mark.time_s is not None
+    """Return whether the last record of an event has been reached."""
+    last_record = process().get(Event, event).signal.last_record
+    # Only the last record counts, even if an earlier one has been reached.
+    return last_record is not None and last_record.time_s is not None
 
 
 def synchronize_event(event: Event) -> None:
-    """Wait until the last record of an event is reached; at once if there is none."""
+    """Wait until the last record of an event is reached; without a record, return at once."""
     proc = process(waits=True)
-    # without a record there is nothing to wait for
-    if proc.get(Event, event).signal.last_mark:
+    if proc.get(Event, event).signal.last_record:
         proc.clock.run(lambda: query_event(event))
 
 
 def event_elapsed_time(start: Event, end: Event) -> float:
     """Return the milliseconds between two events that have been reached."""
-    times: list[float] = []
+    times_s: list[float] = []
     for event in (start, end):
-        reached = query_event(event)
+        is_reached = query_event(event)
         remedy = "record it and synchronise"
-        need(reached, "events that have been reached", str(event), remedy)
-        assert event.signal.last_mark is not None
-        assert event.signal.last_mark.time_s is not None
-        times.append(event.signal.last_mark.time_s)
-    return (times[1] - times[0]) * 1e3
+        need(is_reached, "events that have been reached", str(event), remedy)
+        assert event.signal.last_record is not None
+        assert event.signal.last_record.time_s is not None
+        times_s.append(event.signal.last_record.time_s)
+    return (times_s[1] - times_s[0]) * 1e3
 
 
 def now_s() -> float:
@@ -225,7 +226,7 @@ def now_s() -> float:
 
 
 def spans() -> tuple[Span, ...]:
-    """Return when tasks ran on the engines since `acl.init`."""
+    """Return the spans of all tasks that ran on engines since `acl.init`."""
     return tuple(process().clock.spans)
 
 
@@ -239,12 +240,12 @@ def launch_kernel(
     """Issue a task to an engine of the device; `function` is called when it ends."""
     proc = process()
     need(0 <= time_s < float("inf"), f"{name}: seconds of at least 0", repr(time_s))
-    proc.work(proc.stream(stream), [(name, engine, time_s)], end=function)
+    proc.issue_tasks(proc.stream(stream), [(name, engine, time_s)], on_end=function)
 
 
 # -- memory ---------------------------------------------------------------------------------------
-def _size(size_bytes: int) -> int:
-    """Return a size of memory; `AclError` unless it is a whole number of at least 1."""
+def _checked_size(size_bytes: int) -> int:
+    """Return a size of memory; raises `AclError` unless it is a positive integer."""
     is_size = isinstance(size_bytes, int) and size_bytes >= 1
     need(is_size, "a size of at least 1 byte", repr(size_bytes))
     return size_bytes
@@ -253,13 +254,12 @@ def _size(size_bytes: int) -> int:
 def malloc(size_bytes: int, policy: int = p.HUGE_FIRST) -> int:
     """Return the address of new device memory, 64-byte aligned.
 
-    Its size is rounded up to a multiple of 32, and 32 bytes are added.
-
-    `AclError` 200000 if the device has not that much left.
+    The size is rounded up to a multiple of 32, and 32 bytes are added. Raises `AclError` 200000 if
+    the device has too little free memory.
     """
     is_known = policy in (p.HUGE_FIRST, p.HUGE_ONLY, p.NORMAL_ONLY)
     need(is_known, "a policy: 0 huge first, 1 huge only, 2 normal", repr(policy))
-    return process(waits=True).allocate(_size(size_bytes), policy)
+    return process(waits=True).allocate(_checked_size(size_bytes), policy)
 
 
 def free(address: int) -> None:
@@ -268,9 +268,9 @@ def free(address: int) -> None:
 
 
 def malloc_host(size_bytes: int) -> Bytes:
-    """Return pinned host memory: copies from and to it run beside the host."""
-    memory = np.full(_size(size_bytes), p.POISON, np.uint8)
-    # the address of the first byte serves as the key: arrays cannot be keys of a dict
+    """Return pinned host memory, which asynchronous copies can use while the host continues."""
+    memory = np.full(_checked_size(size_bytes), p.POISON, np.uint8)
+    # Arrays cannot be keys of a dict; the address of the first byte can.
     process(waits=True).pinned[memory.ctypes.data] = memory
     return memory
 
@@ -282,9 +282,9 @@ def free_host(memory: Bytes) -> None:
 
 
 def memcpy(dst: Any, dest_max: int, src: Any, size_bytes: int, kind: int) -> None:
-    """Copy bytes and wait: addresses on the device, NumPy arrays on the host."""
+    """Copy bytes and wait; device memory is given as an address, host memory as an array."""
     proc = process(waits=True)
-    # a stream of its own: the copy does not wait for what other streams still have to do
+    # A new stream, so that the copy does not wait for the commands of other streams.
     copy_stream = Stream(proc.context())
     _copy(copy_stream, dst, dest_max, src, size_bytes, kind)
     proc.clock.drain(copy_stream)
@@ -293,63 +293,65 @@ def memcpy(dst: Any, dest_max: int, src: Any, size_bytes: int, kind: int) -> Non
 def memcpy_async(
     dst: Any, dest_max: int, src: Any, size_bytes: int, kind: int, stream: Stream | None = None
 ) -> None:
-    """Copy bytes when a stream gets there; host memory that is not pinned makes the host wait."""
+    """Copy bytes when a stream reaches this command; waits if host memory is not pinned."""
     proc = process()
     handle = proc.stream(stream)
     pinned = proc.pinned.values()
     _copy(handle, dst, dest_max, src, size_bytes, kind)
-    # the host may change memory that is not pinned as soon as this call returns
-    host = [_host(side) for side in (dst, src) if not isinstance(side, int)]
-    if not all(any(np.shares_memory(side, block) for block in pinned) for side in host):
+    # With memory that is not pinned, an asynchronous copy of AscendCL is synchronous.
+    host_memory = [_host_bytes(side) for side in (dst, src) if not isinstance(side, int)]
+    if not all(any(np.shares_memory(side, block) for block in pinned) for side in host_memory):
         synchronize_stream(handle)
 
 
 def memset(address: int, dest_max: int, value: int, size_bytes: int) -> None:
-    """Fill device memory, at once."""
+    """Fill device memory without using a stream."""
     fits = 0 <= value <= 255 and 0 <= size_bytes <= dest_max
     need(fits, f"a byte, and at most {dest_max} of them", f"{value}, {size_bytes}")
     process().memory(address, size_bytes)[:] = value
 
 
 def _copy(stream: Stream, dst: Any, dest_max: int, src: Any, size_bytes: int, kind: int) -> None:
-    """Issue a copy to a stream; one within the host is carried out at once."""
+    """Issue a copy to a stream; a copy within the host is carried out at once."""
     proc = process()
-    fits = 0 <= size_bytes <= dest_max and kind in range(4)
+    is_valid = 0 <= size_bytes <= dest_max and kind in range(4)
     got = f"{size_bytes}, {kind!r}"
-    need(fits, f"at most {dest_max} bytes to copy, and a kind from 0 to 3", got)
-    # an address in device memory is an int, host memory an array
+    need(is_valid, f"at most {dest_max} bytes to copy, and a kind from 0 to 3", got)
+    # An address in device memory is an int, host memory is an array.
     on_device = isinstance(src, int), isinstance(dst, int)
     needed = f"source and destination of a copy of kind {kind}"
     got = "host memory for device memory or the reverse"
     need(on_device == (kind in (2, 3), kind in (1, 3)), needed, got)
     source, target = (
-        proc.memory(side, size_bytes) if isinstance(side, int) else _host(side, size_bytes)
+        proc.memory(side, size_bytes) if isinstance(side, int) else _host_bytes(side, size_bytes)
         for side in (src, dst)
     )
-    # no engine of the device takes part, so it costs no simulated time
+    # A copy within the host uses no engine of the device, so it takes no simulated time.
     if kind == HOST_TO_HOST:
         target[:] = source
         return
-    # the target stays as it is while a copy issued earlier still has to read it
-    if kind == DEVICE_TO_HOST and not any(np.shares_memory(target, side) for side in proc.reading):
+    # The target must not change as long as an earlier copy has not read it.
+    if kind == DEVICE_TO_HOST and not any(
+        np.shares_memory(target, side) for side in proc.copy_sources
+    ):
         target[:] = p.POISON
-    # a copy out of the device must not poison this memory before it has been read
+    # A later copy from the device must not poison this memory before it has been read.
     if kind == HOST_TO_DEVICE:
-        proc.reading.append(source)
-    copied: list[Bytes] = []
+        proc.copy_sources.append(source)
+    source_bytes: list[Bytes] = []
 
     def begin() -> None:
-        # what the copy carries is what the source holds when it starts, not when it ends
-        copied.append(source.copy())
+        # The copy transfers the bytes that the source has at its start.
+        source_bytes.append(source.copy())
         target[:] = p.POISON
-        proc.reading[:] = [side for side in proc.reading if side is not source]
+        proc.copy_sources[:] = [side for side in proc.copy_sources if side is not source]
 
     def end() -> None:
-        target[:] = copied[0]
+        target[:] = source_bytes[0]
 
     name = COPY_ENGINES[kind]
     time_s = copy_s(proc.device(), size_bytes, kind)
-    proc.work(stream, [(f"{name} {size_bytes}", name, time_s)], begin, end)
+    proc.issue_tasks(stream, [(f"{name} {size_bytes}", name, time_s)], begin, end)
 
 
 def copy_s(device: Device, size_bytes: int, kind: int) -> float:
@@ -366,8 +368,8 @@ def copy_s(device: Device, size_bytes: int, kind: int) -> float:
     return link.latency_s + size_bytes / link.rate_bytes_per_s
 
 
-def _host(array: Any, size_bytes: int | None = None) -> Bytes:
-    """Return host memory as bytes; `AclError` unless it is contiguous and large enough."""
+def _host_bytes(array: Any, size_bytes: int | None = None) -> Bytes:
+    """Return host memory as bytes; raises `AclError` unless it is contiguous and large enough."""
     is_contiguous = isinstance(array, np.ndarray) and array.flags.c_contiguous
     need(is_contiguous, "host memory as a contiguous array", type(array).__name__)
     raw: Bytes = array.reshape(-1).view(np.uint8)
@@ -378,25 +380,26 @@ def _host(array: Any, size_bytes: int | None = None) -> Bytes:
 
 # -- callbacks ------------------------------------------------------------------------------------
 def subscribe_report(thread: int, stream: Stream | None = None) -> None:
-    """Let a thread take a stream's callbacks.
+    """Let a thread run a stream's callbacks.
 
-    This thread takes them by `process_report`; any other is thought to do so in a loop.
+    The calling thread runs them by `process_report`; another thread is assumed to call that in a
+    loop.
     """
     proc = process()
     handle = proc.stream(stream)
     needed = f"one thread for {handle}"
     remedy = "unsubscribe_report"
     need(handle.thread is None, needed, "a second", remedy, Code.SUBSCRIBED)
-    threads = {stream.thread for stream in proc.all(Stream)} - {None} | {thread}
-    needed = f"at most {MOST_THREADS} threads"
-    # all threads that take callbacks of some stream, the new one included
-    need(len(threads) <= MOST_THREADS, needed, "one more", code=Code.NO_MEMORY)
+    threads = {stream.thread for stream in proc.handles_of(Stream)} - {None} | {thread}
+    needed = f"at most {MAX_THREADS} threads"
+    # `threads` are all threads with callbacks of some stream, including the new one.
+    need(len(threads) <= MAX_THREADS, needed, "one more", code=Code.NO_MEMORY)
     handle.thread = thread
     proc.clock.retry()
 
 
 def unsubscribe_report(thread: int, stream: Stream | None = None) -> None:
-    """End what `subscribe_report` began."""
+    """Undo a `subscribe_report`."""
     handle = process().stream(stream)
     need(
         handle.thread == thread,
@@ -409,33 +412,32 @@ def unsubscribe_report(thread: int, stream: Stream | None = None) -> None:
 def launch_callback(
     function: Callable[[Any], object], user_data: Any, block: int, stream: Stream | None = None
 ) -> None:
-    """Call a function of the host when a stream reaches this command; BLOCK holds the stream."""
+    """Call a function of the host when a stream gets here; with BLOCK the stream waits for it."""
     proc = process()
     handle = proc.stream(stream)
     need(block in (NO_BLOCK, BLOCK), "0 (no block) or 1 (block)", repr(block))
 
     def call() -> None:
-        # while it is set, calls that wait or allocate are refused: see `process`
+        # While this is set, calls that wait or allocate raise an error: see `process`.
         proc.in_callback = True
         try:
             function(user_data)
         finally:
             proc.in_callback = False
 
-    def served() -> bool | None:
-        # asked when the stream is there: the thread may subscribe after the call was issued
+    def is_served() -> bool | None:
+        # Evaluated when the stream is there: a thread may subscribe after the call was issued.
         return None if handle.thread is None else handle.thread != threading.get_ident()
 
-    proc.clock.issue(handle, Call(call, served, block == BLOCK))
+    proc.clock.issue(handle, Call(call, is_served, block == BLOCK))
 
 
 def process_report(timeout_ms: float = -1) -> bool:
-    """Carry out one callback of this thread's streams; wait for it at most `timeout_ms` (-1: ever).
+    """Run one callback of this thread's streams, and return whether there was one.
 
-    Returns whether there was one.
+    It waits for a callback at most `timeout_ms` of simulated time (-1: without a limit).
     """
     clock = process(waits=True).clock
-    # the timeout passes on the simulated clock: nobody really waits
     until_s = clock.now_s + timeout_ms / 1e3 if timeout_ms >= 0 else float("inf")
     has_call = clock.run(lambda: bool(clock.calls), until_s)
     if has_call:

@@ -1,13 +1,13 @@
-"""Streams, events and engines of a device, simulated: which task runs when, and what it waits for.
+"""A discrete-event simulation of the streams, events and engines of a device.
 
-A stream carries out its commands in order. A task asks for its engine as soon as it is the first
-of its stream; an engine serves tasks first come, first served, as many at once as it has servers.
-A record marks an event when the stream reaches it. A wait holds the stream until the last record
-issued before the wait is marked, or, if there was none, the first one issued after it. If no record
-has been issued when the stream reaches the wait, it goes on at once, as on the hardware.
+A stream carries out its commands in order. A task requests its engine when it becomes the first
+command of its stream. An engine serves tasks first come, first served, as many at once as it has
+servers. A record of an event is reached when its stream gets to it. A wait blocks its stream until
+the last record that was issued before the wait is reached or, if there was none, the first one
+issued after it. If no record has been issued when the stream gets to the wait, it does not block.
 
-Issuing takes no time: the clock moves only when somebody waits, so that all commands issued until
-then are known. Streams that can never go on raise an error of the runtime; these errors carry
+Issuing a command takes no time. The clock moves only when the program waits, so that all commands
+issued until then are known. Streams that can never continue raise `DeadlockError`. All errors have
 AscendCL's codes.
 """
 
@@ -30,7 +30,7 @@ class Code(IntEnum):
 
     def __new__(cls, number: int, meaning: str) -> "Code":
         """Return the member of a number, with its meaning as an attribute."""
-        # a member is the number itself, so that `error.code == 100000` holds
+        # A member is an int, so that `error.code == 100000` holds.
         code = int.__new__(cls, number)
         code._value_ = number
         code.meaning = meaning
@@ -53,14 +53,14 @@ class Code(IntEnum):
 
 
 CODES = {int(code): code.meaning for code in Code}
-"""AscendCL's error codes, and what each means."""
+"""AscendCL's error codes -> their meanings."""
 
 
 class AclError(AscendLabError):
-    """A call of the runtime that cannot be carried out; `code` is AscendCL's number."""
+    """An error of a call of the runtime; `code` is AscendCL's number."""
 
     def __init__(self, code: Code, needed: str, got: str = "", remedy: str = "") -> None:
-        """Build the message, the code and its meaning in front."""
+        """Build the message, which begins with the code and its meaning."""
         self.code = int(code)
         super().__init__(f"ACL error {self.code} ({code.meaning}): {needed}", got, remedy)
 
@@ -74,20 +74,20 @@ def need(
 
 
 class DeadlockError(AclError):
-    """Streams that wait for each other, or for a thread that nobody subscribed."""
+    """Streams that wait for each other, or for a callback that no thread runs."""
 
     def __init__(self, needed: str, got: str, remedy: str) -> None:
-        """Build the message; AscendCL has no code for a deadlock but that of an internal error."""
+        """Build the message, with AscendCL's code of an internal error."""
         super().__init__(Code.INTERNAL, needed, got, remedy)
 
 
-# -- what streams do ------------------------------------------------------------------------------
+# -- commands of a stream -------------------------------------------------------------------------
 Action = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Work for an engine for `time_s`; `begin` and `end` are called when it starts and ends."""
+    """Work that occupies an engine for `time_s`; `begin` and `end` are called at both times."""
 
     name: str
     engine: str
@@ -98,41 +98,41 @@ class Task:
 
 @dataclass(eq=False, slots=True)
 class Signal:
-    """An event that streams record and wait for, and the first and last record issued of it."""
+    """An event that streams record and wait for, with its first and last issued record."""
 
     name: str
-    first_mark: "Mark | None" = None
-    last_mark: "Mark | None" = None
+    first_record: "Mark | None" = None
+    last_record: "Mark | None" = None
 
 
 @dataclass(eq=False, slots=True)
 class Mark:
-    """One record of an event: its stream, when it was reached (None: not yet), who waits for it."""
+    """One record of an event; `time_s` is the time at which it was reached (None: not yet)."""
 
     signal: Signal
     stream: Hashable
     time_s: float | None = None
-    waiting: list[Hashable] = field(default_factory=list)
+    waiting_streams: list[Hashable] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Hold the stream for an event: for the last record issued before, or the first one after."""
+    """Blocks a stream until an event's last earlier record, or else its first later one."""
 
     signal: Signal
-    mark_before: Mark | None
+    previous_record: Mark | None
 
-    def mark(self) -> Mark | None:
-        """Return the record that is waited for, None if there is none."""
-        return self.mark_before or self.signal.first_mark
+    def record(self) -> Mark | None:
+        """Return the record to wait for, or None if none has been issued."""
+        return self.previous_record or self.signal.first_record
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function of the host in a stream, which `blocks` the stream until it has returned.
+    """A callback of the host in a stream; if `blocks`, the stream waits until it has returned.
 
-    `served` returns True if a thread of its own takes the call, False if the thread that runs the
-    simulation has to (by `take_call`), None if no thread has subscribed to it.
+    `served` returns True if another thread runs the callback, False if the thread that runs the
+    simulation has to run it (by `take_call`), and None if no thread has subscribed to it.
     """
 
     function: Action
@@ -145,7 +145,7 @@ Command = Task | Mark | Wait | Call
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """When a task ran: from `start_s` to `end_s`, in a stream, on an engine."""
+    """The time from `start_s` to `end_s` in which a task of a stream ran on an engine."""
 
     stream: Hashable
     name: str
@@ -155,22 +155,22 @@ class Span:
 
 
 class Streams:
-    """The streams of a device, their engines and the clock; `spans` lists the tasks started."""
+    """The streams of a device, its engines and the clock; `spans` lists all started tasks."""
 
     def __init__(self, servers: Mapping[str, int] | None = None) -> None:
-        """Start at time 0; engines have one server unless `servers` says more."""
+        """Start at time 0; an engine has one server unless `servers` has its number."""
         self.spans: list[Span] = []
         self.calls: deque[tuple[Hashable, Call]] = deque()
         self._servers = dict(servers or {})
-        # a stream has a queue while it has commands left: the first is the one it stands at
+        # A stream has a queue as long as it has commands; the first one is its current command.
         self._queues: dict[Hashable, deque[Command]] = {}
-        # streams whose first command has not been looked at yet
-        self._ready: deque[Hashable] = deque()
-        # streams at a call that no thread has subscribed to
-        self._stuck: list[Hashable] = []
-        # by engine: the tasks that wait for it, and how many it works on
-        self._asking: dict[str, deque[tuple[Hashable, Task]]] = {}
-        self._busy: dict[str, int] = {}
+        # Streams whose first command has not been started yet.
+        self._ready_streams: deque[Hashable] = deque()
+        # Streams at a callback that no thread has subscribed to.
+        self._unserved_streams: list[Hashable] = []
+        # Engine -> the tasks that wait for it, and the number of servers that are busy.
+        self._engine_queues: dict[str, deque[tuple[Hashable, Task]]] = {}
+        self._busy_servers: dict[str, int] = {}
         self._agenda = Agenda()
 
     @property
@@ -183,36 +183,36 @@ class Streams:
         """Append a command to a stream."""
         queue = self._queues.setdefault(stream, deque())
         queue.append(command)
-        # else the stream stands at an earlier command, and goes on when that is over
+        # Otherwise an earlier command has not ended yet; the stream continues when it has.
         if len(queue) == 1:
-            self._ready.append(stream)
+            self._ready_streams.append(stream)
 
     def record(self, stream: Hashable, signal: Signal) -> Mark:
         """Issue a record of an event."""
-        mark = Mark(signal, stream)
-        signal.last_mark = mark
-        signal.first_mark = signal.first_mark or mark
-        self.issue(stream, mark)
-        return mark
+        record_command = Mark(signal, stream)
+        signal.last_record = record_command
+        signal.first_record = signal.first_record or record_command
+        self.issue(stream, record_command)
+        return record_command
 
     def wait(self, stream: Hashable, signal: Signal) -> None:
         """Issue a wait for an event."""
-        self.issue(stream, Wait(signal, signal.last_mark))
+        self.issue(stream, Wait(signal, signal.last_record))
 
     def is_idle(self, stream: Hashable) -> bool:
-        """Tell whether a stream has carried out all its commands."""
+        """Return whether a stream has carried out all its commands."""
         return stream not in self._queues
 
     # -- the clock --------------------------------------------------------------------------------
-    def run(self, done: Callable[[], bool], until_s: float = float("inf")) -> bool:
-        """Move the clock until `done()`, at most to `until_s`; tell whether it is done.
+    def run(self, is_done: Callable[[], bool], until_s: float = float("inf")) -> bool:
+        """Move the clock until `is_done()`, at most to `until_s`; return whether it is done.
 
-        Without a limit it raises `DeadlockError` if nothing can happen any more.
+        Without a limit it raises `DeadlockError` if no stream can continue.
         """
-        while not done():
-            if self._ready:
-                self._step(self._ready.popleft())
-            # time passes only when no stream can go on at this moment
+        while not is_done():
+            if self._ready_streams:
+                self._step(self._ready_streams.popleft())
+            # Time passes only when no stream can continue at the present time.
             elif not self._agenda.step(until_s):
                 if until_s == float("inf"):
                     raise self._deadlock()
@@ -221,57 +221,57 @@ class Streams:
         return True
 
     def drain(self, *streams: Hashable) -> None:
-        """Move the clock until some streams, by default all, have carried out their commands."""
+        """Move the clock until some streams (by default all) have carried out their commands."""
         drained = streams or tuple(self._queues)
         self.run(lambda: all(map(self.is_idle, drained)))
 
     def _step(self, stream: Hashable) -> None:
-        """Carry out a stream's commands until one has to wait."""
-        while (queue := self._queues.get(stream)) and self._passes(stream, queue[0]):
+        """Carry out a stream's commands until one of them does not end at once."""
+        while (queue := self._queues.get(stream)) and self._start_command(stream, queue[0]):
             self._pop(stream)
 
-    def _passes(self, stream: Hashable, head: Command) -> bool:
-        """Start a stream's first command; tell whether it is over at once."""
-        if isinstance(head, Task):
-            self._asking.setdefault(head.engine, deque()).append((stream, head))
-            self._serve(head.engine)
+    def _start_command(self, stream: Hashable, command: Command) -> bool:
+        """Start a stream's first command; return whether it ends at once."""
+        if isinstance(command, Task):
+            self._engine_queues.setdefault(command.engine, deque()).append((stream, command))
+            self._serve(command.engine)
             return False
-        if isinstance(head, Mark):
-            head.time_s = self.now_s
-            for waiting_stream in head.waiting:
-                self._next(waiting_stream)
+        if isinstance(command, Mark):
+            command.time_s = self.now_s
+            for waiting_stream in command.waiting_streams:
+                self._advance(waiting_stream)
             return True
-        if isinstance(head, Wait):
-            mark = head.mark()
-            # no record issued by now: the hardware does not wait, either
-            if mark is None or mark.time_s is not None:
+        if isinstance(command, Wait):
+            record = command.record()
+            # Without an issued record the wait does not block (as with events of CUDA).
+            if record is None or record.time_s is not None:
                 return True
-            # the record wakes the stream when its own stream gets there
-            mark.waiting.append(stream)
+            # The record lets this stream continue when its own stream reaches it.
+            record.waiting_streams.append(stream)
             return False
-        served = head.served()
-        if served is None:
-            self._stuck.append(stream)
-        elif served:
-            # the other thread takes it at once, but after all that happens at this moment
-            self._later(0.0, stream, head.function)
+        is_served = command.served()
+        if is_served is None:
+            self._unserved_streams.append(stream)
+        elif is_served:
+            # The other thread runs it without delay, after all other actions of this time.
+            self._continue_after(0.0, stream, command.function)
         else:
-            self.calls.append((stream, head))
-        return served is False and not head.blocks
+            self.calls.append((stream, command))
+        return is_served is False and not command.blocks
 
     def take_call(self) -> None:
-        """Run the oldest call that waits for this thread."""
+        """Run the oldest callback that waits for this thread."""
         stream, call = self.calls.popleft()
         try:
             call.function()
         finally:
             if call.blocks:
-                self._next(stream)
+                self._advance(stream)
 
     def retry(self) -> None:
-        """Look again at calls that no thread had subscribed to."""
-        self._ready.extend(self._stuck)
-        self._stuck.clear()
+        """Start those callbacks again that no thread had subscribed to."""
+        self._ready_streams.extend(self._unserved_streams)
+        self._unserved_streams.clear()
 
     def _pop(self, stream: Hashable) -> None:
         queue = self._queues[stream]
@@ -279,77 +279,77 @@ class Streams:
         if not queue:
             del self._queues[stream]
 
-    def _next(self, stream: Hashable) -> None:
+    def _advance(self, stream: Hashable) -> None:
         self._pop(stream)
         if stream in self._queues:
-            self._ready.append(stream)
+            self._ready_streams.append(stream)
 
     def _serve(self, engine: str) -> None:
-        """Start waiting tasks while the engine has a server that is free."""
-        asking = self._asking[engine]
-        # first come, first served: a task of another stream may have asked earlier
-        while asking and self._busy.get(engine, 0) < self._servers.get(engine, 1):
-            stream, task = asking.popleft()
-            self._busy[engine] = self._busy.get(engine, 0) + 1
+        """Start waiting tasks while the engine has a free server."""
+        waiting_tasks = self._engine_queues[engine]
+        # First come, first served: a task of another stream may have been there earlier.
+        while waiting_tasks and self._busy_servers.get(engine, 0) < self._servers.get(engine, 1):
+            stream, task = waiting_tasks.popleft()
+            self._busy_servers[engine] = self._busy_servers.get(engine, 0) + 1
             if task.begin:
                 task.begin()
             self.spans.append(Span(stream, task.name, engine, self.now_s, self.now_s + task.time_s))
-            self._later(task.time_s, stream, task.end, engine)
+            self._continue_after(task.time_s, stream, task.end, engine)
 
-    def _later(
+    def _continue_after(
         self, time_s: float, stream: Hashable, end: Action | None, engine: str | None = None
     ) -> None:
-        """Let a stream go on in `time_s` from now, and free its engine, even if `end` raises."""
+        """Let a stream continue `time_s` from now, and free its engine, even if `end` raises."""
 
         def finish(now_s: float, argument: None) -> None:
             try:
                 if end:
                     end()
             finally:
-                self._next(stream)
+                self._advance(stream)
                 if engine is not None:
-                    self._busy[engine] -= 1
+                    self._busy_servers[engine] -= 1
                     self._serve(engine)
 
         self._agenda.at(self.now_s + time_s, finish)
 
-    # -- why nothing goes on ----------------------------------------------------------------------
+    # -- deadlocks --------------------------------------------------------------------------------
     def _deadlock(self) -> DeadlockError:
-        """Return why no stream goes on: a circle of waits, or a call that no thread takes."""
-        # each stream that stands at a wait names the stream that will record the event: following
-        # these names leads to a call, or to a stream that was passed before, which closes a circle
-        for start in self._queues:
+        """Return the cause of a deadlock: a circle of waits, or a callback that no thread runs."""
+        # A stream at a wait depends on the stream that will record the event. Following these
+        # dependences leads to a callback, or to a stream that was passed already: a circle.
+        for first_stream in self._queues:
             path: dict[Hashable, str] = {}
-            stream: Hashable = start
+            stream: Hashable = first_stream
             while stream not in path:
-                head = self._queues[stream][0]
-                if isinstance(head, Call):
+                command = self._queues[stream][0]
+                if isinstance(command, Call):
                     needed = f"a thread that takes the callback in {stream}"
                     got = "none that is free: the stream, and all that wait for it, stand still"
                     return DeadlockError(needed, got, "subscribe_report a thread that processes it")
-                mark = head.mark() if isinstance(head, Wait) else None
-                assert mark is not None
-                path[stream] = f"{stream} waits for {mark.signal.name}"
-                stream = mark.stream
+                record = command.record() if isinstance(command, Wait) else None
+                assert record is not None
+                path[stream] = f"{stream} waits for {record.signal.name}"
+                stream = record.stream
             names = list(path)
-            # the way into the circle is left out: of A -> B -> C -> B remains B -> C
-            loop = [path[name] for name in names[names.index(stream) :]]
-            text = ", recorded later by ".join([*loop, f"{stream}"])
+            # Streams before the circle are left out: of A -> B -> C -> B the message has B -> C.
+            circle = [path[name] for name in names[names.index(stream) :]]
+            text = ", recorded later by ".join([*circle, f"{stream}"])
             return DeadlockError("waits without a circle", text, "record before you wait")
         raise AssertionError("streams are idle")
 
 
-# -- whole programs at once -----------------------------------------------------------------------
+# -- programs that are known in advance -----------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Record:
-    """In a program: record the event of a name."""
+    """A command of a program that records an event, given by name."""
 
     event: str
 
 
 @dataclass(frozen=True, slots=True)
 class WaitFor:
-    """In a program: wait for the event of a name."""
+    """A command of a program that waits for an event, given by name."""
 
     event: str
 
@@ -357,7 +357,7 @@ class WaitFor:
 def run_streams(
     programs: Sequence[Sequence[Task | Record | WaitFor]], servers: Mapping[str, int] | None = None
 ) -> tuple[Span, ...]:
-    """Return when the tasks of some streams run, each stream given as a list of commands.
+    """Return the spans of the tasks of some streams; each stream is a list of commands.
 
     All commands are issued at time 0, stream by stream. Raises `DeadlockError` for waits in a
     circle, `InputError` for a task of negative time.
@@ -383,7 +383,7 @@ def pipeline_programs(
 ) -> tuple[tuple[Task, ...], ...]:
     """Return programs that copy each item in, compute on it and copy it out.
 
-    Items are dealt out to the streams like cards: with 3 streams the first takes items 0, 3, 6.
+    Items are assigned to streams in turn: with 3 streams the first one has items 0, 3, 6.
     """
     steps = (("in", "H2D", in_s), ("kernel", "AI Core", kernel_s), ("out", "D2H", out_s))
     return tuple(
@@ -401,12 +401,12 @@ def pipeline_s(items: int, streams: int, in_s: float, kernel_s: float, out_s: fl
 
         1 stream: n (in + kernel + out)    else: in + kernel + out + (n - 1) max(in, kernel, out)
 
-    Raises `InputError` for 2 streams, where it depends on more than the longest step.
+    Raises `InputError` for 2 streams, whose time depends on all three steps.
     """
     item_s = in_s + kernel_s + out_s
     if streams == 2:
         raise InputError("1 stream, or 3 and more, for the closed form", "2", "simulate it")
     if streams == 1:
         return items * item_s
-    # 3 items of 1, 2 and 1 s: the first is out after 4 s, each further one 2 s later: 8 s
+    # 3 items of 1, 2 and 1 s: the first ends after 4 s, the others 2 s later each, at 8 s.
     return item_s + (items - 1) * max(in_s, kernel_s, out_s)

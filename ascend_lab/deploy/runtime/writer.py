@@ -1,8 +1,8 @@
-"""Writing an offline model: a network compiled for each of its batches ("gears"), in one file.
+"""The writer of offline models: one file with a network compiled for several batch sizes.
 
-Each gear has the graph as the model states it, the graph that was compiled, its tasks with their
-times, and its memory plan. Gears share weights, as the model states them and as kernels read them,
-and the kernels, which are programs as text.
+The network compiled for one batch is a gear. A gear has the original graph, the compiled graph, its
+tasks with their times, and its memory plan. All gears share the kernels, which are programs as
+text, and the weights, both in their original form and in the layouts that kernels read.
 """
 
 import json
@@ -34,31 +34,31 @@ from ascend_lab.machine.chip import Chip
 from ascend_lab.operators.ops.formats import format_of
 
 AI_CORE = "AI Core"
-Told = Callable[[NetworkTimeline, Front, Graph], tuple[dict[str, Any], list[str]]]
-"""A function that describes a network's times: as data, and as lines of text."""
+DescribeTimes = Callable[[NetworkTimeline, Front, Graph], tuple[dict[str, Any], list[str]]]
+"""A function that returns a network's times as data, and as lines of text for the user."""
 
 
 class _Weights:
-    """Arrays one behind the other, equal ones once; `index`: offset, format and shape of each."""
+    """The weights of a file, each stored once; `index` has offset, format and shape of each."""
 
     def __init__(self) -> None:
         self.index: list[tuple[int, str, list[int]]] = []
         self.body: list[Values] = []
-        self._known: dict[tuple[bytes, str, tuple[int, ...]], int] = {}
-        # bytes of all arrays with their padding, where the next one will begin
-        self._end = 0
+        self._numbers: dict[tuple[bytes, str, tuple[int, ...]], int] = {}
+        # The end of all arrays with their padding, where the next one begins.
+        self._end_bytes = 0
 
     def add(self, array: Values) -> int:
-        """Return the number of an array, which is appended if no equal one is there."""
+        """Return the number of an array, which is appended unless an equal one is stored."""
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        # gears have equal weights: a model of four batches holds them once
+        # Gears have equal weights: a model for four batches stores them once.
         key = checksum(raw.data), format_of(array), array.shape
-        if key not in self._known:
-            self._known[key] = len(self.index)
-            self.index.append((self._end, key[1], list(array.shape)))
+        if key not in self._numbers:
+            self._numbers[key] = len(self.index)
+            self.index.append((self._end_bytes, key[1], list(array.shape)))
             self.body += [raw, np.zeros(-len(raw) % ALIGN_BYTES, np.uint8)]
-            self._end += len(raw) + len(self.body[-1])
-        return self._known[key]
+            self._end_bytes += len(raw) + len(self.body[-1])
+        return self._numbers[key]
 
 
 def compile_offline(
@@ -67,55 +67,56 @@ def compile_offline(
     road: Road = DEFAULT_ROAD,
     *,
     options: Mapping[str, str] | None = None,
-    told: Told = lambda times, front, graph: (times.summary(), []),
+    describe: DescribeTimes = lambda times, front, graph: (times.summary(), []),
 ) -> memoryview:
-    """Return the offline model of a network for a chip; `gears` are its graphs by batch.
+    """Return the bytes of the offline model of a network for a chip.
 
-    One graph under None has fixed sizes. `told` describes its times for the file.
-    Raises as `compile_stages`, and `CapacityError` for a network that would have to be tiled.
+    `gears` maps a batch to the network's graph for it; a graph with fixed sizes has the key None.
+    `describe` turns times into data of the file. Raises the errors of compiling, and
+    `CapacityError` if the network does not fit into device memory as a whole.
     """
     weights = _Weights()
     kernels = dict[str, int]()
-    parts = []
-    rows = []
+    gear_parts = []
+    gear_rows = []
     for number, (batch, imported) in enumerate(gears.items()):
         graph = imported.graph
         front = front_stages(graph, chip, road)
         times = _untiled_times(front, chip, road)
         compiled = finish_stages(front, chip, road).compiled
-        parts += [
-            (Kind.GRAPH, number, _graphs(imported, compiled, weights, kernels)),
-            (Kind.TASKS, number, _times(times, *told(times, front, graph))),
-            (Kind.MEMORY, number, _memory(compiled)),
+        gear_parts += [
+            (Kind.GRAPH, number, _gear_graphs(imported, compiled, weights, kernels)),
+            (Kind.TASKS, number, _times_data(times, *describe(times, front, graph))),
+            (Kind.MEMORY, number, _memory_plan(compiled)),
         ]
         inputs = {name: graph.types[name].shape for name in graph.inputs}
-        rows.append({"batch": batch, "inputs": inputs, "time_s": times.time_s})
+        gear_rows.append({"batch": batch, "inputs": inputs, "time_s": times.time_s})
     meta = {
         "name": next(iter(gears.values())).graph.name,
         "written_by": __version__,
         "dtype": road.dtype,
         **_chip_data(chip),
         "options": dict(options or {}),
-        "gears": rows,
+        "gears": gear_rows,
         "weights": weights.index,
     }
-    # the keys of `kernels` are JSON already, numbered in their order
-    shared = [
-        (Kind.META, 0, _json(meta)),
-        (Kind.WEIGHTS, 0, weights.body or _bytes(b"")),
-        (Kind.KERNELS, 0, _bytes(zlib.compress(f"[{','.join(kernels)}]".encode()))),
+    # The keys of `kernels` are texts of JSON, in the order of their numbers.
+    shared_parts = [
+        (Kind.META, 0, _json_body(meta)),
+        (Kind.WEIGHTS, 0, weights.body or _bytes_body(b"")),
+        (Kind.KERNELS, 0, _bytes_body(zlib.compress(f"[{','.join(kernels)}]".encode()))),
     ]
-    return pack_parts([*shared, *parts])
+    return pack_parts([*shared_parts, *gear_parts])
 
 
 def _chip_data(chip: Chip) -> dict[str, Any]:
-    """Return the chip a model is compiled for: by its name, and by its numbers at this time."""
-    # the file of a chip may be edited later: kernels and times would not fit its new numbers
+    """Return the name of the chip that a model is compiled for, and a checksum of its numbers."""
+    # A chip's file may be edited later: kernels and times would not be valid for it.
     return {"chip": chip.name, "cores": chip.core_count, "chip_checksum": chip_checksum(chip)}
 
 
 def _untiled_times(front: Front, chip: Chip, road: Road) -> NetworkTimeline:
-    """Return a network's times; `CapacityError` if the chip cannot hold it at once."""
+    """Return a network's times; raises `CapacityError` if it does not fit into memory."""
     times, _ = tiled.simulate_within(front, chip, None, road)
     if isinstance(times, tiled.TiledTimeline):
         needed = f"{chip.name} to hold the network: {times.tiled.limit_bytes:,} bytes of memory"
@@ -124,40 +125,40 @@ def _untiled_times(front: Front, chip: Chip, road: Road) -> NetworkTimeline:
     return times
 
 
-def _json(data: Any) -> list[Values]:
-    """Return the body of a partition of plain data."""
-    return _bytes(json.dumps(data).encode())
+def _json_body(data: Any) -> list[Values]:
+    """Return data as the body of a partition, in JSON."""
+    return _bytes_body(json.dumps(data).encode())
 
 
-def _bytes(data: bytes) -> list[Values]:
-    """Return the body of a partition of some bytes."""
+def _bytes_body(data: bytes) -> list[Values]:
+    """Return bytes as the body of a partition."""
     return [np.frombuffer(data, np.uint8)]
 
 
-def _graphs(
+def _gear_graphs(
     imported: onnx.Imported, compiled: Compiled, weights: _Weights, kernels: dict[str, int]
 ) -> list[Values]:
-    """Return both graphs, and the tasks with their weights; new kernels are added to `kernels`."""
+    """Return original and compiled graph and the tasks; adds new weights and new kernels."""
     tasks = []
     for task in compiled.tasks:
         row: dict[str, Any] = {"nodes": task.nodes}
         if task.lowered is not None:
-            # equal kernels have equal texts: ResNet's repeated blocks share theirs
+            # Equal kernels have equal texts: the repeated blocks of a ResNet share one.
             text = json.dumps(kernel_data(task.lowered.kernel))
             row["kernel"] = kernels.setdefault(text, len(kernels))
             row["extra"] = {n: weights.add(a) for n, a in task.lowered.extra.items()}
-            # the AI CPU reads constants as the graph states them, a core's kernel in its own form
+            # The AI CPU reads a constant in its original form, an AI core's kernel in a layout.
             if not isinstance(task.lowered.kernel, CpuKernel):
                 row["forms"] = {
-                    b.name: weights.add(_stored(task, compiled.graph, b.name))
+                    b.name: weights.add(_kernel_constant(task, compiled.graph, b.name))
                     for b in task.lowered.kernel.tensors
                     if b.name.partition(".")[0] in task.piece.constants
                 }
         tasks.append(row)
-    return _json(
+    return _json_body(
         {
-            "source": _graph(imported.graph, weights),
-            "compiled": _graph(_bare(compiled), weights),
+            "source": _graph_data(imported.graph, weights),
+            "compiled": _graph_data(_without_kernel_constants(compiled), weights),
             "input_types": dict(imported.input_types),
             "output_types": dict(imported.output_types),
             "tasks": tasks,
@@ -165,20 +166,20 @@ def _graphs(
     )
 
 
-def _stored(task: Task, graph: Graph, name: str) -> Values:
-    """Return a constant as the task's kernel reads it."""
+def _kernel_constant(task: Task, graph: Graph, name: str) -> Values:
+    """Return a constant in the form in which the task's kernel reads it."""
     assert task.lowered is not None
-    # kernels without a form of their own read a constant as its layout stores it, padding included
+    # A kernel without a form of its own reads a constant as its layout stores it, with padding.
     constant = graph.constants[task.value(name)]
     form = task.lowered.forms.get(name)
     return form(constant.array()) if form else lower.packed(constant.type, constant.array())
 
 
-def _bare(compiled: Compiled) -> Graph:
-    """Return the compiled graph without the constants that only kernels read.
+def _without_kernel_constants(compiled: Compiled) -> Graph:
+    """Return the compiled graph without the values of constants that only kernels read.
 
-    The file has these in the forms of the kernels already. Constants of int64 results stay: such
-    results are computed beside the kernel, too, to check that they fit.
+    The file has these constants in the forms of the kernels. The constants of nodes with int64
+    results keep their values, as the graph computes these results too, to check their range.
     """
     graph = compiled.graph
     read_by_graph = set(compiled.graph.outputs)
@@ -194,25 +195,27 @@ def _bare(compiled: Compiled) -> Graph:
     return replace(graph, constants=constants)
 
 
-def _graph(graph: Graph, weights: _Weights) -> dict[str, Any]:
-    """Return a graph as text, its long constants as numbers of weights."""
-    # a constant that a seed describes is drawn now: the file holds values, not generators
-    drawn = {
+def _graph_data(graph: Graph, weights: _Weights) -> dict[str, Any]:
+    """Return a graph as text, in which large constants are numbers of weights."""
+    # A random constant is a seed: its values are drawn now, as the file stores values.
+    constants = {
         n: c if isinstance(c.data, Fill) else Constant(c.type, c.array())
         for n, c in graph.constants.items()
     }
-    long = {
+    large_constants = {
         n: weights.add(np.asarray(c.data))
-        for n, c in drawn.items()
+        for n, c in constants.items()
         if not isinstance(c.data, Fill) and c.type.elements > MAX_WRITTEN
     }
-    text = to_text(replace(graph, constants=drawn))
-    return {"text": text, "data": long, "narrowed": sorted(graph.narrowed)}
+    text = to_text(replace(graph, constants=constants))
+    return {"text": text, "data": large_constants, "narrowed": sorted(graph.narrowed)}
 
 
-def _times(times: NetworkTimeline, data: Mapping[str, Any], lines: Sequence[str]) -> list[Values]:
-    """Return the description of the times, and each task's seconds on its engine."""
-    return _json(
+def _times_data(
+    times: NetworkTimeline, data: Mapping[str, Any], lines: Sequence[str]
+) -> list[Values]:
+    """Return the times of a network as the body of a partition."""
+    return _json_body(
         {
             "summary": data,
             "table": lines,
@@ -223,19 +226,19 @@ def _times(times: NetworkTimeline, data: Mapping[str, Any], lines: Sequence[str]
 
 
 def engine_rows(times: NetworkTimeline) -> list[list[Any]]:
-    """Return name, engine and seconds of every kernel, launch included."""
-    # a type is "conv2d", or "nonzero on the AI CPU" for an operator of another engine
+    """Return name, engine and seconds of every kernel, including its launch."""
+    # A type is "conv2d", or "nonzero on the AI CPU" for an operator of another engine.
     return [
         [op.name, op.type.partition(" on the ")[2] or AI_CORE, op.time_s] for op in times.operators
     ]
 
 
-def _memory(compiled: Compiled) -> list[Values]:
-    """Return the plan of the device memory: where each tensor lies, and the bytes of both parts."""
+def _memory_plan(compiled: Compiled) -> list[Values]:
+    """Return the plan of the device memory as the body of a partition."""
     plan = plan_network(compiled, PLAN)
-    # constants stay in memory; all other tensors share work_bytes as the plan places them
+    # Constants stay in memory; all other tensors share `work_bytes` as the plan places them.
     constants = sum(constant_bytes(compiled).values())
-    return _json(
+    return _json_body(
         {
             "work_bytes": plan.height_bytes,
             "weight_bytes": constants,

@@ -1,4 +1,8 @@
-"""Serving: a simulated server and what theory says of it, language models, and a real server."""
+"""Serving of models: a discrete-event simulation, queueing theory, and a real HTTP server.
+
+`simulate_serving` simulates a server of networks, `converse` one of a language model; `theory` has
+formulas to compare with, and `loopback` a server that answers requests of the KServe protocol.
+"""
 
 # fmt: off
 # isort: off

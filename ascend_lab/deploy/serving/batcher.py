@@ -1,8 +1,8 @@
-"""The dynamic batcher of a real server: requests that wait together run together.
+"""The dynamic batcher of the HTTP server, which joins waiting requests into one batch.
 
-A free instance takes the oldest request and, in order, those behind it while their rows fit. With
-a delay it first waits for more rows; the delay counts from the arrival of the oldest request. An
-instance is a thread, and a task of the event loop that hands batches to it.
+A free instance of the model takes the oldest request and the ones after it as long as their rows
+fit into a batch. With a delay it first waits for more rows; the delay begins with the arrival of
+the oldest request. An instance is a thread, with a task of the event loop that gives it batches.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from ascend_lab.deploy.serving.tensors import Arrays
 
 
 class FullError(Exception):
-    """As many requests wait as are allowed to."""
+    """The queue is full."""
 
 
 @dataclass(slots=True)
-class Waiting:
-    """A request in the queue, and the future in which its client waits for the answer."""
+class QueuedRequest:
+    """A request in the queue, and the future for its answer."""
 
     since_ns: int
     rows: int
@@ -35,13 +35,13 @@ class Waiting:
 
 @dataclass(slots=True)
 class Batcher:
-    """A model's queue and its instances; all methods belong to the event loop's thread."""
+    """A model's queue and its instances; all methods run in the thread of the event loop."""
 
     model: Model
     policy: Policy
     statistics: Statistics
-    queue: deque[Waiting] = field(default_factory=deque)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    queue: deque[QueuedRequest] = field(default_factory=deque)
+    wake_up: asyncio.Event = field(default_factory=asyncio.Event)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     closed: bool = False
     threads: ThreadPoolExecutor = field(init=False)
@@ -50,27 +50,27 @@ class Batcher:
         self.threads = ThreadPoolExecutor(self.policy.instances, "instance")
 
     def check(self) -> None:
-        """Raise `FullError` if as many requests wait as are allowed to."""
+        """Raise `FullError` if the queue is full."""
         limit = self.policy.levels[0].queue_limit
         if limit and len(self.queue) >= limit:
             raise FullError
 
     async def ask(self, inputs: Arrays) -> Arrays:
-        """Return the outputs of a request; raises as `check` and as the model does."""
+        """Return the outputs of a request; raises `FullError` and the errors of the model."""
         self.check()
-        # started here and not in __post_init__: tasks need the loop, which runs only by now
+        # Tasks need a running event loop, so they are not started in __post_init__.
         if all(task.done() for task in self.tasks):
             self.tasks = [asyncio.create_task(self._serve()) for _ in range(self.policy.instances)]
         answer: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
         rows = self.model.rows_of(inputs)
-        self.queue.append(Waiting(time.perf_counter_ns(), rows, inputs, answer))
-        self.news.set()
+        self.queue.append(QueuedRequest(time.perf_counter_ns(), rows, inputs, answer))
+        self.wake_up.set()
         return await answer
 
     def close(self) -> None:
-        """Let the instances end once the queue is empty."""
+        """Let the instances end when the queue is empty."""
         self.closed = True
-        self.news.set()
+        self.wake_up.set()
 
     async def _serve(self) -> None:
         """Run batches on one instance until the batcher is closed and the queue is empty."""
@@ -78,32 +78,32 @@ class Batcher:
             if not self.queue:
                 if self.closed:
                     return
-                self.news.clear()
-                await self.news.wait()
-            elif (left_s := self._left_s()) > 0 and not self.closed:
-                self.news.clear()
+                self.wake_up.clear()
+                await self.wake_up.wait()
+            elif (remaining_s := self._remaining_delay_s()) > 0 and not self.closed:
+                self.wake_up.clear()
                 try:
-                    await asyncio.wait_for(self.news.wait(), left_s)
-                # the delay is over: the next round sees that, and takes what there is
+                    await asyncio.wait_for(self.wake_up.wait(), remaining_s)
+                # The delay is over: the next iteration takes the waiting requests.
                 except TimeoutError:
                     continue
-            elif batch := self._take():
+            elif batch := self._next_batch():
                 await self._run(batch)
 
-    def _left_s(self) -> float:
-        """Return how long the oldest request may still wait for others."""
-        # a full batch has nothing to wait for
+    def _remaining_delay_s(self) -> float:
+        """Return the remaining seconds in which the oldest request may wait for others."""
+        # A full batch does not wait.
         if sum(waiting.rows for waiting in self.queue) >= self.model.max_batch:
             return 0.0
         waited_s = (time.perf_counter_ns() - self.queue[0].since_ns) * 1e-9
         return self.policy.max_delay_s - waited_s
 
-    def _take(self) -> list[Waiting]:
-        """Return the next batch; requests whose clients have gone are dropped."""
-        batch: list[Waiting] = []
+    def _next_batch(self) -> list[QueuedRequest]:
+        """Return the next batch; requests of disconnected clients are dropped."""
+        batch: list[QueuedRequest] = []
         rows = 0
         while self.queue:
-            # its client has gone: the future was cancelled together with the task that waited
+            # The future of a disconnected client has been cancelled.
             if self.queue[0].answer.done():
                 self.queue.popleft()
                 continue
@@ -113,12 +113,14 @@ class Batcher:
             rows += batch[-1].rows
         return batch
 
-    async def _run(self, batch: list[Waiting]) -> None:
-        """Run a batch in a thread; after an error each request alone: only the faulty one fails."""
+    async def _run(self, batch: list[QueuedRequest]) -> None:
+        """Run a batch in a thread; after an error, run its requests one by one."""
         start_ns = time.perf_counter_ns()
         loop = asyncio.get_running_loop()
         try:
-            shares, spent_ns = await loop.run_in_executor(self.threads, self._together, batch)
+            request_outputs, spent_ns = await loop.run_in_executor(
+                self.threads, self._run_joined, batch
+            )
         except Exception as error:
             if len(batch) > 1:
                 for waiting in batch:
@@ -127,13 +129,13 @@ class Batcher:
                 batch[0].answer.set_exception(error)
             return
         self.statistics.executed(sum(waiting.rows for waiting in batch), len(batch), spent_ns)
-        for waiting, share in zip(batch, shares, strict=True):
+        for waiting, share in zip(batch, request_outputs, strict=True):
             self.statistics.parts["queue"].add(start_ns - waiting.since_ns)
-            # its client may have gone meanwhile
+            # The client may have disconnected in the meantime.
             if not waiting.answer.done():
                 waiting.answer.set_result(share)
 
-    def _together(self, batch: list[Waiting]) -> tuple[list[Arrays], dict[str, int]]:
+    def _run_joined(self, batch: list[QueuedRequest]) -> tuple[list[Arrays], dict[str, int]]:
         """Return the outputs of each request of a batch, and its nanoseconds by part."""
         start_ns = time.perf_counter_ns()
         inputs = batch[0].inputs
@@ -144,16 +146,16 @@ class Batcher:
         joined_ns = time.perf_counter_ns()
         outputs = self.model.run(inputs)
         computed_ns = time.perf_counter_ns()
-        shares = []
+        request_outputs = []
         first_row = 0
         for waiting in batch:
-            # requests of 2 and 3 rows get rows 0 to 1 and 2 to 4 of the outputs
+            # Requests of 2 and 3 rows get rows 0 to 1 and rows 2 to 4 of the outputs.
             rows = slice(first_row, first_row + waiting.rows) if self.model.batched else ...
-            shares.append({name: array[rows] for name, array in outputs.items()})
+            request_outputs.append({name: array[rows] for name, array in outputs.items()})
             first_row += waiting.rows
         spent_ns = {
             "compute_input": joined_ns - start_ns,
             "compute_infer": computed_ns - joined_ns,
             "compute_output": time.perf_counter_ns() - computed_ns,
         }
-        return shares, spent_ns
+        return request_outputs, spent_ns

@@ -1,10 +1,10 @@
-"""A canary release: a new version of a model gets a growing share of the users, or none.
+"""A canary release: a new version of a model gets a growing share of the users, or is withdrawn.
 
-A router splits users by a hash, so that one user sees one version while the share stands, and a
-user who saw the new version keeps it when the share grows. After every window of the new version's
-answers a guard looks at their errors and their 95th percentile: the share grows by a stage, or goes
-back to 0 for good. Requests that were sent already are answered by the version that they were sent
-to: both versions stay loaded.
+A router splits users by a hash, so that a user sees one version as long as the share is constant,
+and users of the new version keep it when the share grows. After every window of answers of the new
+version, a guard checks their error rate and their 95th percentile: the share grows by a stage, or
+goes back to 0 for good. Requests that were sent already are answered by the version they were sent
+to, as both versions stay loaded.
 """
 
 import hashlib
@@ -17,19 +17,19 @@ import numpy as np
 from ascend_lab.deploy.serving.scenario import Canary, Scenario, Version
 
 BUCKETS = 10_000
-"""Values of the hash of a user: shares are multiples of 1 / 10,000."""
+"""Number of values of a user's hash: shares are multiples of 1 / 10,000."""
 
 
 def bucket_of(user: int | str, salt: str = "canary") -> int:
-    """Return a user's place among `BUCKETS`: the same on every machine, another for each salt."""
-    # not Python's own hash(), which draws a new salt for texts whenever a process starts
+    """Return a user's hash below `BUCKETS`: the same on every machine, another for each salt."""
+    # Python's hash() of texts is different in every process.
     digest = hashlib.blake2b(f"{salt}:{user}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % BUCKETS
 
 
 def guard(latency_s: Sequence[float], failed: Sequence[bool], canary: Canary) -> str:
-    """Return why a window of answers breaks the canary's limits, "" if it does not."""
-    # of 200 answers and a limit of 0.01 the third error is one too many: 0.015 > 0.01
+    """Return the reason why a window of answers exceeds the canary's limits, "" if it does not."""
+    # With 200 answers and a limit of 0.01, three errors are too many: 0.015 > 0.01.
     if (rate := float(np.mean(failed))) > canary.max_error_rate:
         return f"error rate {rate:.4f} above {canary.max_error_rate:g}"
     if (p95_s := float(np.percentile(latency_s, 95))) > canary.max_p95_s:
@@ -39,16 +39,16 @@ def guard(latency_s: Sequence[float], failed: Sequence[bool], canary: Canary) ->
 
 @dataclass(slots=True)
 class Rollout:
-    """The state of a canary release: the stage, where each request went, what was answered.
+    """The state of a canary release: its stage, the routes of requests and counts of answers.
 
-    `users` and `fails` hold a user and a random number for each request, `buckets` the hash of each
-    user. Of two entries the first belongs to the old version, the second to the new one.
+    `users` and `failure_draws` have a user and a random number for each request, `buckets` the hash
+    of each user. In lists of two, the first entry is the old version, the second the new one.
     """
 
     versions: tuple[Version, ...]
     canary: Canary
     users: list[int]
-    fails: list[float]
+    failure_draws: list[float]
     buckets: list[int]
     stage: int = 0
     ended: str = ""
@@ -60,19 +60,19 @@ class Rollout:
 
     @property
     def share(self) -> float:
-        """Share of the users that the new version gets now."""
+        """The present share of users of the new version."""
         return 0.0 if self.ended == "rolled back" else self.canary.stages[self.stage]
 
     def route(self, job: int) -> int:
-        """Return which version answers a request: 0 the old one, 1 the new one."""
-        # a share of 5 % takes buckets 0 to 499, one of 25 % buckets 0 to 2,499: whoever saw the
-        # new version at 5 % sees it at 25 %, too
+        """Return the version that answers a request: 0 for the old one, 1 for the new one."""
+        # A share of 5 % has buckets 0 to 499, one of 25 % buckets 0 to 2,499: users of the new
+        # version at 5 % keep it at 25 %.
         self.sent[job] = int(self.buckets[self.users[job]] < round(self.share * BUCKETS))
         return self.sent[job]
 
-    def answered(self, now: float, job: int, version: int, latency_s: float) -> None:
-        """Count an answer; after a window of the new version's answers, decide how to go on."""
-        failed = self.fails[job] < self.versions[version].error_rate
+    def count_answer(self, now: float, job: int, version: int, latency_s: float) -> None:
+        """Count an answer; after a window of the new version's answers, decide about its share."""
+        failed = self.failure_draws[job] < self.versions[version].error_rate
         self.answers[version] += 1
         self.errors[version] += failed
         if version == 0 or self.ended:
@@ -83,7 +83,7 @@ class Rollout:
             self._decide(now)
 
     def _decide(self, now: float) -> None:
-        """Raise the share, promote the new version or roll it back, as the full window says."""
+        """Raise the share, promote the new version or roll it back, by the last window."""
         reason = guard(*self.window, self.canary)
         share = self.share
         self.window = ([], [])
@@ -110,6 +110,6 @@ def rollout_of(scenario: Scenario, canary: Canary, rng: np.random.Generator) -> 
     """Return the canary release of a scenario before its first request."""
     total = scenario.warmup + scenario.requests
     users: list[int] = rng.integers(0, canary.users, total).tolist()
-    fails: list[float] = rng.random(total).tolist()
+    failure_draws: list[float] = rng.random(total).tolist()
     buckets = [bucket_of(user, canary.salt) for user in range(canary.users)]
-    return Rollout(scenario.versions, canary, users, fails, buckets)
+    return Rollout(scenario.versions, canary, users, failure_draws, buckets)

@@ -1,18 +1,17 @@
-"""A language model being served, step by step: which requests read their prompts, which decode.
+"""A simulated scheduler of a language model's server: which requests read prompts or decode.
 
 A step that reads p prompt tokens and decodes b requests with k cached tokens in all takes
-`start_s + p prompt_token_s + b decode_s + k cached_token_s`. Every request that decodes gets a
-token in each step; a prompt read to its end gives the first. Requests are taken in order of
-arrival.
+`start_s + p prompt_token_s + b decode_s + k cached_token_s`. Every decoding request gets a token in
+each step, and the end of a prompt gives the first one. Requests are served in order of arrival.
 
-    static      a batch is read, then decoded until its longest member ends; nobody joins
+    static      a batch is read, then decoded until its longest member ends; none joins
     prefill     prompts first whenever there is room (continuous batching; Orca, OSDI 2022)
-    select      prompts when those that decode have waited less than empty places have cost
+    select      prompts as soon as empty places have cost more than decoding requests would wait
                 (supportSelectBatch of MindIE-LLM's scheduler)
     split       each step has a budget of tokens: decodes first, then parts of prompts (SplitFuse)
 
-Keys and values lie in a `BlockCache`. When it is full, requests that came last are preempted: they
-lose their blocks, and their prompts and answers are read again later.
+Keys and values are stored in a `BlockCache`. When it is full, the latest requests are preempted:
+they lose their blocks, and their prompts and answers are read again later.
 """
 
 from collections import deque
@@ -31,7 +30,7 @@ POLICIES = ("static", "prefill", "select", "split")
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """How requests are scheduled; the defaults are those of MindIE-LLM's config.json."""
+    """The settings of the scheduler; the defaults are those of MindIE-LLM's config.json."""
 
     policy: str = "prefill"
     blocks: int = 1024
@@ -45,7 +44,7 @@ class Engine:
 
 @dataclass(slots=True)
 class Request:
-    """A request: tokens of its prompt and answer, those produced so far, those in the cache."""
+    """A request: the tokens of prompt and answer, the produced tokens, and the cached tokens."""
 
     arrival_s: float
     prompt: int
@@ -58,22 +57,22 @@ class Request:
 
     @property
     def unread(self) -> int:
-        """Tokens to be read before the next one is produced: one while it decodes, else a prompt.
+        """Tokens to read before the next one is produced: one while it decodes, else a prompt.
 
-        After a preemption the prompt includes the tokens that were produced already.
+        After a preemption, tokens that were produced already have to be read, too.
         """
-        # a prompt of 5 is in the cache, 2 tokens are produced, the last of them unread: 5 + 2 - 6
+        # A prompt of 5 tokens, 2 produced ones, and 6 cached ones: 5 + 2 - 6 = 1 to be read.
         return self.prompt + self.produced - self.cached
 
     @property
     def decodes(self) -> bool:
-        """Tell whether the last token produced is the only one unread."""
+        """Whether the last produced token is the only one to be read."""
         return self.produced > 0 and self.unread == 1
 
 
 @dataclass(slots=True)
 class Conversation:
-    """The requests after their answers, and counts of the steps that served them."""
+    """The answered requests, and counts of the steps that served them."""
 
     requests: list[Request]
     end_s: float = 0.0
@@ -110,92 +109,96 @@ class Conversation:
 
 
 class _Scheduler:
-    """The state between two steps; requests have numbers in order of arrival."""
+    """The state of the server between two steps; requests are numbered in order of arrival."""
 
     def __init__(self, requests: Sequence[Request], engine: Engine, time: StepTimer) -> None:
         self.engine = engine
         self.time = time
         self.log = Conversation(list(requests))
-        self.coming = deque(sorted(requests, key=lambda request: request.arrival_s))
-        for number, request in enumerate(self.coming):
+        self.future_requests = deque(sorted(requests, key=lambda request: request.arrival_s))
+        for number, request in enumerate(self.future_requests):
             request.number = number
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.cache = BlockCache(engine.blocks, engine.block_tokens)
-        self.now = 0.0
-        # of the policy "select": milliseconds that empty places have cost since the last prompts
-        self.waste = 0.0
-        # of the policy "static": requests in the batch when it began
-        self.places = 0
+        self.now_s = 0.0
+        # Policy "select": the milliseconds that empty places have cost since the last prompts.
+        self.empty_place_cost_ms = 0.0
+        # Policy "static": the number of requests in the batch when it began.
+        self.static_batch = 0
 
     def run(self) -> Conversation:
-        """Serve all requests, and return what became of them."""
-        while self.coming or self.waiting or self.running:
-            # with nothing to do the clock jumps to the next arrival
+        """Serve all requests, and return the log."""
+        while self.future_requests or self.waiting or self.running:
+            # Without requests, the clock jumps to the next arrival.
             if not (self.waiting or self.running):
-                self.now = max(self.now, self.coming[0].arrival_s)
-            while self.coming and self.coming[0].arrival_s <= self.now:
-                self.waiting.append(self.coming.popleft())
+                self.now_s = max(self.now_s, self.future_requests[0].arrival_s)
+            while self.future_requests and self.future_requests[0].arrival_s <= self.now_s:
+                self.waiting.append(self.future_requests.popleft())
             self._step()
-        self.log.end_s = self.now
+        self.log.end_s = self.now_s
         return self.log
 
     def _step(self) -> None:
-        """Choose which requests read and which decode, make room, and let the time pass."""
+        """Choose the requests that read and those that decode, reserve blocks, advance the time."""
         engine = self.engine
         log = self.log
         decoding = [request for request in self.running if request.decodes]
         reads: list[tuple[Request, int]] = []
         if engine.policy == "split":
-            decoding = self._decode(decoding)
-            reads = self._read(engine.max_prefill_tokens - len(decoding))
+            decoding = self._grow_decoding(decoding)
+            reads = self._choose_prompts(engine.max_prefill_tokens - len(decoding))
         else:
-            if self.waiting and self._prompts_next(len(decoding)):
-                reads = self._read(engine.max_prefill_tokens)
-                # a batch of the policy "static" keeps its places until its last member ends
-                self.places = len(reads) or self.places
-            decoding = [] if reads else self._decode(decoding)
+            if self.waiting and self._should_read_prompts(len(decoding)):
+                reads = self._choose_prompts(engine.max_prefill_tokens)
+                # A static batch keeps its size until its last member ends.
+                self.static_batch = len(reads) or self.static_batch
+            decoding = [] if reads else self._grow_decoding(decoding)
         tokens = sum(tokens for _, tokens in reads)
-        computed = len(decoding)
+        computed_requests = len(decoding)
         if engine.policy == "static" and decoding:
-            computed = self.places  # those that ended are computed along
-            log.places += self.places
-            log.idle_places += self.places - len(decoding)
+            computed_requests = self.static_batch  # ended members are still computed
+            log.places += self.static_batch
+            log.idle_places += self.static_batch - len(decoding)
         # 200 places, 120 of them decoding: 80 * 50 ms are lost in this step
-        self.waste += engine.decode_ms_per_request * (engine.max_batch - len(decoding))
-        self.now += self.time.of(tokens, computed, sum(request.cached for request in decoding))
+        self.empty_place_cost_ms += engine.decode_ms_per_request * (
+            engine.max_batch - len(decoding)
+        )
+        self.now_s += self.time.of(
+            tokens, computed_requests, sum(request.cached for request in decoding)
+        )
         log.steps += 1
         log.prompt_tokens += tokens
         used_tokens = (engine.blocks - len(self.cache.free)) * engine.block_tokens
-        # the share of the blocks in use that holds no token
+        # The share of used blocks that has no token.
         log.wasted.append(self.cache.wasted_tokens / used_tokens)
         for request in (*decoding, *(request for request, _ in reads if not request.unread)):
-            self._token(request)
+            self._give_token(request)
 
-    def _token(self, request: Request) -> None:
-        """Give a request its next token; after the last one its blocks are free."""
+    def _give_token(self, request: Request) -> None:
+        """Give a request its next token; after the last one, free its blocks."""
         request.produced += 1
         if request.produced == 1:
-            request.first_s = self.now
+            request.first_s = self.now_s
         if request.produced == request.output:
-            request.end_s = self.now
+            request.end_s = self.now_s
             self.running.remove(request)
             self.cache.drop(request.number)
 
     # -- who decodes -------------------------------------------------------------------------------
-    def _decode(self, decoding: list[Request]) -> list[Request]:
-        """Return the requests that get a token; those that came last may have to make room."""
+    def _grow_decoding(self, decoding: list[Request]) -> list[Request]:
+        """Return the requests that get a token; the latest requests may be preempted."""
         served = []
         for request in sorted(decoding, key=lambda request: request.number):
-            # making room for an earlier request may have preempted this one meanwhile
-            if request in self.running and self._grows(request, 1):
+            # An earlier request may have preempted this one.
+            if request in self.running and self._try_grow(request, 1):
                 served.append(request)
             elif request in self.running:
                 self._preempt(request)
         return served
 
-    def _grows(self, request: Request, tokens: int) -> bool:
-        """Add tokens, preempting later requests until they fit; return False if they never do."""
+    def _try_grow(self, request: Request, tokens: int) -> bool:
+        """Add tokens to a request, preempting later ones if needed; return whether they fit."""
         while self.cache.needs(request.number, tokens) > len(self.cache.free):
             newest = max(self.running, key=lambda running: running.number)
             if newest is request:
@@ -206,7 +209,7 @@ class _Scheduler:
         return True
 
     def _preempt(self, request: Request) -> None:
-        """Take a request's blocks away, and put it first in the queue."""
+        """Free a request's blocks, and put it first in the queue."""
         self.cache.drop(request.number)
         request.cached = 0
         self.running.remove(request)
@@ -214,20 +217,20 @@ class _Scheduler:
         self.log.preemptions += 1
 
     # -- who reads ---------------------------------------------------------------------------------
-    def _prompts_next(self, decoding: int) -> bool:
-        """Tell whether the next step reads waiting prompts rather than decodes."""
+    def _should_read_prompts(self, decoding: int) -> bool:
+        """Return whether the next step reads waiting prompts instead of decoding."""
         if self.engine.policy == "static":
             return not self.running
         if self.engine.policy == "prefill" or not decoding:
             return True
-        # reading prompts holds up all that decode: 20 of them lose 20 * 150 ms
-        if self.engine.prefill_ms_per_request * decoding > self.waste:
+        # Reading prompts delays all decoding requests: 20 of them lose 20 * 150 ms.
+        if self.engine.prefill_ms_per_request * decoding > self.empty_place_cost_ms:
             return False
-        self.waste = 0.0
+        self.empty_place_cost_ms = 0.0
         return True
 
     def _fits(self, request: Request, tokens: int) -> bool:
-        """Tell whether a waiting request may begin without taking blocks that others need."""
+        """Return whether a waiting request may begin without preempting others."""
         if len(self.running) >= self.engine.max_batch:
             return False
         if self.engine.policy == "static":  # all of their answers will fit: nobody is preempted
@@ -237,23 +240,24 @@ class _Scheduler:
                 for member in (*self.running, request)
             ]
             return sum(ends) <= self.engine.blocks
-        # one block for each running request, which may need it at its next token
+        # One block is reserved for each running request, which may need it for its next token.
         return self.cache.needs(request.number, tokens) + len(self.running) <= len(self.cache.free)
 
-    def _read(self, budget: int) -> list[tuple[Request, int]]:
+    def _choose_prompts(self, budget: int) -> list[tuple[Request, int]]:
         """Fill a step with prompts up to a budget of tokens; return each with its tokens.
 
-        Prompts are read whole, one above the budget alone; with "split" in parts, begun ones first.
+        Prompts are read as a whole, and one above the budget alone in its step. With "split" they
+        are read in parts, begun prompts first.
         """
         reads: list[tuple[Request, int]] = []
         split = self.engine.policy == "split"
         max_requests = self.engine.max_prefill_batch
-        begun = [
+        partly_read = [
             request for request in self.running if split and request.unread and not request.decodes
         ]
-        for request in sorted(begun, key=lambda request: request.number):
+        for request in sorted(partly_read, key=lambda request: request.number):
             tokens = min(request.unread, budget)
-            if tokens > 0 and request in self.running and self._grows(request, tokens):
+            if tokens > 0 and request in self.running and self._try_grow(request, tokens):
                 reads.append((request, tokens))
                 budget -= tokens
         while self.waiting and budget > 0 and (split or len(reads) < max_requests):
@@ -262,14 +266,14 @@ class _Scheduler:
             if (tokens > budget and reads) or not self._fits(request, tokens):
                 break
             self.running.append(self.waiting.popleft())
-            self._grows(request, tokens)
+            self._try_grow(request, tokens)
             reads.append((request, tokens))
             budget -= tokens
         return reads
 
 
 def converse(requests: Sequence[Request], engine: Engine, time: StepTimer) -> Conversation:
-    """Serve copies of some requests, and return what becomes of them.
+    """Simulate the serving of some requests, and return the log with copies of them.
 
     Raises `InputError` for an unknown policy, and for a request whose cache can never fit.
     """

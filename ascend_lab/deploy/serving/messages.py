@@ -1,10 +1,10 @@
-"""The bodies of requests and answers: JSON with tensors in it, or as bytes behind it.
+"""The bodies of inference requests and answers: JSON, optionally followed by tensors as bytes.
 
     {"id": "7", "inputs": [{"name": "x", ..., "parameters": {"binary_data_size": 16}}]}<16 bytes>
 
-The header Inference-Header-Content-Length tells where the JSON ends. 0 means that there is none:
-the body is the bytes of the model's one input, and all outputs come back as bytes. The parameter
-binary_data_output of a request, or binary_data of an output, asks for outputs as bytes. A body may
+The header Inference-Header-Content-Length is the length of the JSON. If it is 0, the body is the
+bytes of the model's only input, and all outputs are returned as bytes. The parameter
+binary_data_output of a request, or binary_data of an output, requests outputs as bytes. A body may
 be compressed.
 
 Protocol: https://github.com/kserve/open-inference-protocol; bytes: docs/protocol
@@ -24,17 +24,17 @@ from ascend_lab.deploy.serving.tensors import Arrays, Port, json_text, to_bytes
 from ascend_lab.errors import InputError
 from ascend_lab.limits import shown
 
-LENGTH = "Inference-Header-Content-Length"
+LENGTH_HEADER = "Inference-Header-Content-Length"
 ENCODINGS = ("gzip", "deflate")
-SHARED = "shared_memory_region"
-NESTS = 2**19
-"""Most lists and objects in JSON: reading so many takes 0.3 s, in which all other requests wait."""
-LEVEL = 1
-"""Level of compression, of 9: numbers gain little from a higher one."""
+SHARED_MEMORY = "shared_memory_region"
+MAX_NESTED = 2**19
+"""Largest number of lists and objects in JSON: reading them delays other requests by 0.3 s."""
+COMPRESSION_LEVEL = 1
+"""Level of compression, from 1 to 9; tensors hardly become smaller with a higher one."""
 
 
 class RefusedError(Exception):
-    """A request that is refused, with the status and the text of the answer."""
+    """A refusal of a request, with the status and the text of the answer."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -44,7 +44,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request that was read: its inputs, and the outputs it asks for, True for those as bytes."""
+    """A decoded request: its inputs, and pairs of (output, whether to return it as bytes)."""
 
     inputs: Arrays
     outputs: tuple[tuple[Port, bool], ...]
@@ -53,7 +53,7 @@ class Asked:
 
 # -- compression ----------------------------------------------------------------------------------
 def unpacked(data: bytes, encoding: str, limit_bytes: int) -> bytes:
-    """Return a body without its compression; no more than the limit is ever in memory.
+    """Return a decompressed body, without ever using more memory than the limit.
 
     Raises `RefusedError`: 415 for an unknown encoding, 413 above the limit, 400 for damaged data.
     """
@@ -62,23 +62,23 @@ def unpacked(data: bytes, encoding: str, limit_bytes: int) -> bytes:
         return data
     if word not in ENCODINGS:
         raise RefusedError(415, f"Content-Encoding {' or '.join(ENCODINGS)}; got {shown(word)}")
-    # "deflate" is data in zlib's frame, whose first two bytes hold the method 8 and, as one number,
-    # are a multiple of 31; some clients send the data without the frame
+    # "deflate" is zlib's format. Its first two bytes have the method 8 and are, as one number, a
+    # multiple of 31. Some clients send the raw data without this header.
     has_zlib_head = len(data) > 1 and data[0] & 15 == 8 and (data[0] * 256 + data[1]) % 31 == 0
-    # what zlib calls window bits: 31 expects gzip, 15 a frame, -15 none
+    # The window bits of zlib: 31 stands for gzip, 15 for zlib's header, -15 for none.
     bits = 31 if word == "gzip" else 15 if has_zlib_head else -15
     reader = zlib.decompressobj(bits)
     try:
-        # one byte more than the limit is enough to see that there is too much
-        plain = reader.decompress(data, limit_bytes + 1)
+        # One byte above the limit is enough to detect that the body is too large.
+        decompressed = reader.decompress(data, limit_bytes + 1)
     except zlib.error as error:
         raise RefusedError(400, f"a body in {word}; got {error}") from None
-    if len(plain) > limit_bytes:
+    if len(decompressed) > limit_bytes:
         raise too_large(limit_bytes)
     if not reader.eof or reader.unused_data:
         got = "more behind its end" if reader.eof else "its beginning only"
         raise RefusedError(400, f"a whole body in {word}; got {got}")
-    return plain
+    return decompressed
 
 
 def too_large(limit_bytes: int) -> RefusedError:
@@ -88,8 +88,8 @@ def too_large(limit_bytes: int) -> RefusedError:
 
 
 def wanted_encoding(accepted: str) -> str:
-    """Return the compression that an Accept-Encoding header prefers; "" for none."""
-    # "gzip;q=0.5, deflate" prefers deflate, as q is 1 where it is left out; q=0 forbids a word
+    """Return the compression that an Accept-Encoding header prefers, or "" for none."""
+    # "gzip;q=0.5, deflate" prefers deflate, as a missing q is 1; q=0 forbids an encoding.
     best = ""
     best_weight = 0.0
     for entry in accepted.lower().split(","):
@@ -106,25 +106,27 @@ def wanted_encoding(accepted: str) -> str:
 
 
 def packed(data: bytes, encoding: str) -> bytes:
-    """Return a body compressed with gzip or deflate (in zlib's frame)."""
+    """Return a body compressed with gzip or deflate (in zlib's format)."""
     if encoding == "gzip":
-        return gzip.compress(data, LEVEL, mtime=0)
-    return zlib.compress(data, LEVEL)
+        return gzip.compress(data, COMPRESSION_LEVEL, mtime=0)
+    return zlib.compress(data, COMPRESSION_LEVEL)
 
 
 # -- requests -------------------------------------------------------------------------------------
 def decoded(data: bytes | memoryview) -> Any:
-    """Return the value of a body of JSON, null for nan and infinity; `InputError` if it is none."""
+    """Return the value of a JSON body, with null for nan and infinity; may raise `InputError`."""
     text = bytes(data)
-    nests = text.count(b"[") + text.count(b"{")
-    if nests > NESTS:
+    nested_count = text.count(b"[") + text.count(b"{")
+    if nested_count > MAX_NESTED:
         remedy = "send data flat, or as bytes behind the JSON"
-        raise InputError(f"JSON of at most {NESTS:,} lists and objects", f"{nests:,}", remedy)
+        raise InputError(
+            f"JSON of at most {MAX_NESTED:,} lists and objects", f"{nested_count:,}", remedy
+        )
     try:
         return json.loads(
             text,
-            # functions of Python, not float and int themselves: between two of their calls other
-            # threads may run, while C code would hold them up until a long list is read
+            # These are Python functions instead of float and int, because other threads can run
+            # between two Python calls; C code would block them until a long list is read.
             parse_float=_decimal,
             parse_int=_whole,
             parse_constant=lambda word: None,
@@ -142,49 +144,51 @@ def _whole(text: str) -> int:
 
 
 def header_bytes_of(text: str | None) -> int | None:
-    """Return the length of the JSON from its header; `InputError` if it is no length."""
-    # fewer than 16 digits: no body is longer, and `int` takes long for a text of digits
+    """Return the length of the JSON from its header; raises `InputError` for other texts."""
+    # No body has a length of 16 digits, and `int` would be slow for thousands of digits.
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 16):
-        raise InputError(f"{LENGTH}, a number of bytes", shown(text))
+        raise InputError(f"{LENGTH_HEADER}, a number of bytes", shown(text))
     return int(text)
 
 
 def read_request(body: bytes, header_bytes: int | None, model: Model) -> Asked:
-    """Return the request in a body; raise `InputError` if anything in it is wrong."""
+    """Return the request in a body; raises `InputError` if it is not valid."""
     if header_bytes == 0:
         return _read_raw(body, model)
     if header_bytes is not None and header_bytes > len(body):
-        needed = f"{LENGTH} of at most {len(body)}, the bytes of the body"
+        needed = f"{LENGTH_HEADER} of at most {len(body)}, the bytes of the body"
         raise InputError(needed, str(header_bytes))
     end = len(body) if header_bytes is None else header_bytes
-    # a view: slices of 16 MB of tensors are not copied
+    # Slices of a view are not copied.
     view = memoryview(body)
-    asked = decoded(view[:end])
-    if not isinstance(asked, dict) or not isinstance(asked.get("inputs"), list):
-        raise InputError("an object with inputs, a list of tensors", shown(asked))
-    identity = _identity(asked)
-    parameters = parameters_of(asked, "the request")
-    behind = _Behind(view[end:], header_bytes is not None)
-    inputs = _inputs(asked["inputs"], behind, model)
-    if unused_bytes := behind.left_bytes:
+    request = decoded(view[:end])
+    if not isinstance(request, dict) or not isinstance(request.get("inputs"), list):
+        raise InputError("an object with inputs, a list of tensors", shown(request))
+    identity = _identity(request)
+    parameters = parameters_of(request, "the request")
+    binary_tail = _BinaryTail(view[end:], header_bytes is not None)
+    inputs = _inputs(request["inputs"], binary_tail, model)
+    if unused_bytes := binary_tail.unused_bytes:
         raise InputError("bytes behind the JSON for the inputs only", f"{unused_bytes} bytes more")
-    everything_binary = _flag(parameters, "binary_data_output", default=False)
-    return Asked(inputs, _outputs(asked.get("outputs"), everything_binary, model), identity)
+    all_binary = _flag(parameters, "binary_data_output", default=False)
+    return Asked(inputs, _outputs(request.get("outputs"), all_binary, model), identity)
 
 
 def _read_raw(body: bytes, model: Model) -> Asked:
-    """Return a request that is the bytes of the model's one input, and nothing else."""
+    """Return a request whose body is just the bytes of the model's only input."""
     if len(model.inputs) != 1:
-        needed = f"{LENGTH} 0 for a model of one input only"
+        needed = f"{LENGTH_HEADER} 0 for a model of one input only"
         raise InputError(needed, f"{len(model.inputs)} inputs", "send JSON before the bytes")
     port = model.inputs[0]
     port.refuse_text("input")
     shape = port.described()["shape"]
     if shape.count(-1) > 1:
-        raise InputError(f"{LENGTH} 0 for a shape with one open size", f"{shape}", "send JSON")
-    # shape [-1, 3] in FP32: 12 bytes a row, so a body of 24 bytes has two
+        raise InputError(
+            f"{LENGTH_HEADER} 0 for a shape with one open size", f"{shape}", "send JSON"
+        )
+    # Shape [-1, 3] in FP32 has 12 bytes a row, so that a body of 24 bytes has two rows.
     row_bytes = math.prod(size for size in shape if size != -1) * NUMPY[port.element].itemsize
     count = len(body) // row_bytes if row_bytes else 0
     sizes = [count if size == -1 else size for size in shape]
@@ -193,14 +197,14 @@ def _read_raw(body: bytes, model: Model) -> Asked:
     return Asked(inputs, _outputs(None, True, model))
 
 
-def _identity(asked: dict[str, Any]) -> str | None:
+def _identity(request: dict[str, Any]) -> str | None:
     """Return the id of a request, None if it has none."""
-    identity = asked.get("id")
+    identity = request.get("id")
     if identity is None:
         return None
     if not isinstance(identity, str):
         raise InputError("id, a text", shown(identity))
-    # JSON may hold one half of a pair of characters, which the answer could not repeat
+    # JSON can have one half of a surrogate pair, which the answer could not repeat.
     try:
         identity.encode("utf-8")
     except UnicodeEncodeError:
@@ -215,7 +219,7 @@ def parameters_of(owner: dict[str, Any], where: str) -> dict[str, Any]:
         return {}
     if not isinstance(parameters, dict):
         raise InputError(f"parameters of {where}, an object", shown(parameters))
-    if SHARED in parameters:
+    if SHARED_MEMORY in parameters:
         needed = f"{where} in the body of the request"
         raise InputError(needed, "shared memory, which is not offered", "send its bytes")
     return parameters
@@ -229,24 +233,24 @@ def _flag(parameters: dict[str, Any], name: str, *, default: bool) -> bool:
     return value
 
 
-class _Behind:
-    """The bytes behind the JSON: each input takes its own, in order."""
+class _BinaryTail:
+    """The bytes behind the JSON, which the inputs take in order."""
 
     def __init__(self, data: memoryview, announced: bool) -> None:
         self.data = data
         self.announced = announced
 
     @property
-    def left_bytes(self) -> int:
-        """How many bytes no input has taken yet."""
+    def unused_bytes(self) -> int:
+        """The number of bytes that no input has taken."""
         return len(self.data)
 
     def take(self, size: object, where: str) -> memoryview:
-        """Return the bytes of the next input; raise `InputError` if there are not so many."""
+        """Return the bytes of the next input; raises `InputError` if there are too few."""
         if type(size) is not int or size < 0:
             raise InputError(f"binary_data_size of {where}, a number of bytes", shown(size))
         if not self.announced:
-            needed = f"the header {LENGTH}, as {where} has binary_data_size"
+            needed = f"the header {LENGTH_HEADER}, as {where} has binary_data_size"
             raise InputError(needed, "none", "say how long the JSON is")
         if size > len(self.data):
             needed = f"{size} bytes behind the JSON for {where}"
@@ -256,8 +260,8 @@ class _Behind:
         return taken
 
 
-def _inputs(tensors: list[Any], behind: _Behind, model: Model) -> Arrays:
-    """Return the arrays of all inputs; raise `InputError` if one is missing, wrong or too many."""
+def _inputs(tensors: list[Any], binary_tail: _BinaryTail, model: Model) -> Arrays:
+    """Return the arrays of all inputs; raises `InputError` for missing, wrong or unknown ones."""
     ports = {port.name: port for port in model.inputs}
     names = ", ".join(map(shown, ports))
     arrays: Arrays = {}
@@ -271,7 +275,7 @@ def _inputs(tensors: list[Any], behind: _Behind, model: Model) -> Arrays:
         if "binary_data_size" in parameters:
             if "data" in tensor:
                 raise InputError(f"{where}: data or binary_data_size", "both", "send one")
-            binary = behind.take(parameters["binary_data_size"], where)
+            binary = binary_tail.take(parameters["binary_data_size"], where)
         arrays[name] = ports[name].read(tensor, model.max_batch, binary)
     if missing := ports.keys() - arrays.keys():
         raise InputError(f"inputs {names}", f"no {', '.join(map(shown, sorted(missing)))}")
@@ -281,10 +285,8 @@ def _inputs(tensors: list[Any], behind: _Behind, model: Model) -> Arrays:
     return arrays
 
 
-def _outputs(
-    listed: object, everything_binary: bool, model: Model
-) -> tuple[tuple[Port, bool], ...]:
-    """Return the outputs asked for, all if none is named, and whether each goes out as bytes."""
+def _outputs(listed: object, all_binary: bool, model: Model) -> tuple[tuple[Port, bool], ...]:
+    """Return pairs of (output, whether to return it as bytes) for the requested outputs."""
     ports = {port.name: port for port in model.outputs}
     chosen: dict[str, bool] = {}
     if listed is not None and not isinstance(listed, list):
@@ -298,29 +300,29 @@ def _outputs(
         parameters = parameters_of(entry, where)
         if "classification" in parameters:
             raise InputError(f"{where} as a tensor", "classification, which is not offered")
-        chosen[name] = _flag(parameters, "binary_data", default=everything_binary)
-    # the protocol: a request that names no outputs gets all of them
-    chosen = chosen or dict.fromkeys(ports, everything_binary)
+        chosen[name] = _flag(parameters, "binary_data", default=all_binary)
+    # By the protocol, a request that names no outputs gets all of them.
+    chosen = chosen or dict.fromkeys(ports, all_binary)
     for name in chosen:
         ports[name].refuse_text("output")
     return tuple((ports[name], binary) for name, binary in chosen.items())
 
 
 # -- answers --------------------------------------------------------------------------------------
-def written(head: dict[str, Any], asked: Asked, outputs: Arrays) -> tuple[bytes, int | None]:
-    """Return an answer's body, and where its JSON ends if bytes stand behind it."""
+def written(head: dict[str, Any], request: Asked, outputs: Arrays) -> tuple[bytes, int | None]:
+    """Return an answer's body, and the length of its JSON if bytes follow it."""
     texts = []
-    behind = []
-    for port, binary in asked.outputs:
+    binary_parts = []
+    for port, binary in request.outputs:
         array = outputs[port.name]
         described = {**port.described(), "shape": list(array.shape)}
-        # the shape is that of this answer: the metadata may have -1 in its place
+        # The shape is that of this answer; in the metadata it may have -1.
         if binary:
-            behind.append(to_bytes(array))
-            described["parameters"] = {"binary_data_size": len(behind[-1])}
+            binary_parts.append(to_bytes(array))
+            described["parameters"] = {"binary_data_size": len(binary_parts[-1])}
             texts.append(json.dumps(described))
         else:
-            # the text of the numbers is put in before the last brace: it was made in pieces
+            # The text of the numbers, which was written in chunks, goes before the last brace.
             texts.append(f'{json.dumps(described)[:-1]}, "data": {json_text(array)}}}')
     text = f'{json.dumps(head)[:-1]}, "outputs": [{", ".join(texts)}]}}'.encode("ascii")
-    return b"".join([text, *behind]), len(text) if behind else None
+    return b"".join([text, *binary_parts]), len(text) if binary_parts else None

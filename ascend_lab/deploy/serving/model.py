@@ -1,12 +1,12 @@
-"""Service times of models: the seconds of a network's batches, and of a language model's steps.
+"""The service times of a simulated server, from simulated runs of a model on a chip.
 
-Some batch sizes are simulated on a chip; sizes between them are interpolated, and a line is fitted:
+Some batch sizes of a network are simulated. Others are interpolated, and a line is fitted:
 
-    tau(b) ~ mean_s + per_item_s * b
+    seconds of a batch of b = mean_s + per_item_s * b
 
-Each instance has a chip to itself. The steps of a language model are fitted likewise: a prompt is
-GPT-2's graph as it is; a decoding step is the same layers on one row a request, whose inputs are
-the caches of all requests, each as long as their mean.
+Each instance of a server has a chip of its own. The costs of GPT-2's steps are fitted in the same
+way: a prompt is the graph of GPT-2; a decoding step has the same layers with one row for each
+request, and inputs for the caches of keys and values, which all have the same length.
 """
 
 from collections.abc import Sequence
@@ -34,9 +34,9 @@ class Line:
 
 
 def affine(points: dict[int, float]) -> Line:
-    """Return the line fitted to the seconds of batch sizes; raises as `fit`."""
-    (mean_s, per_item_s), worst = fit([(1, b) for b in points], list(points.values()))
-    return Line(mean_s, per_item_s, worst)
+    """Return the line fitted to seconds by batch size; raises `InputError` without any."""
+    (mean_s, per_item_s), worst_error = fit([(1, b) for b in points], list(points.values()))
+    return Line(mean_s, per_item_s, worst_error)
 
 
 def fit(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[list[float], float]:
@@ -47,28 +47,29 @@ def fit(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[list
     """
     if not rows:
         raise InputError("a time to fit to", "none", "time a size")
-    # each row divided by its seconds should give 1: its distance from 1 is a relative error
+    # Rows are divided by their seconds, so that scaled @ costs - 1 is the relative error.
     scaled = np.array(rows, float) / np.array(seconds)[:, None]
     width = scaled.shape[1]
-    least_error = np.inf
-    best = np.zeros(width)
-    # without a bound least squares may give a negative cost; the bounded minimum lies where some
-    # columns cost 0 and the others are unbounded: with at most 4 columns all 15 choices are tried
-    for chosen in range(1, 2**width):
-        # the bits of the number choose columns: 5 = 0b101 is columns 0 and 2
-        used = [k for k in range(width) if chosen >> k & 1]
-        costs = np.linalg.lstsq(scaled[:, used], np.ones(len(scaled)), rcond=None)[0]
-        error = float(((scaled[:, used] @ costs - 1) ** 2).sum())
-        if (costs >= 0).all() and error < least_error - 1e-12:
-            best = np.zeros(width)
-            least_error = error
-            best[used] = costs
-    return best.tolist(), float(np.abs(scaled @ best - 1).max())
+    smallest_error = np.inf
+    best_costs = np.zeros(width)
+    # Plain least squares may give negative costs. At the minimum with costs of at least 0, some
+    # columns have cost 0 and the others are a plain least-squares fit: with at most 4 columns, all
+    # 15 subsets of columns are tried.
+    for subset in range(1, 2**width):
+        # The bits of `subset` choose columns: 5 = 0b101 stands for columns 0 and 2.
+        used_columns = [k for k in range(width) if subset >> k & 1]
+        costs = np.linalg.lstsq(scaled[:, used_columns], np.ones(len(scaled)), rcond=None)[0]
+        error = float(((scaled[:, used_columns] @ costs - 1) ** 2).sum())
+        if (costs >= 0).all() and error < smallest_error - 1e-12:
+            best_costs = np.zeros(width)
+            smallest_error = error
+            best_costs[used_columns] = costs
+    return best_costs.tolist(), float(np.abs(scaled @ best_costs - 1).max())
 
 
 def batch_sizes(largest: int) -> list[int]:
     """Return the batch sizes to simulate: 1, 2, 4, ... and the largest."""
-    # up to 6: 1, 2, 4, 6
+    # Up to 6 these are 1, 2, 4 and 6.
     sizes = [1]
     while sizes[-1] * 2 < largest:
         sizes.append(sizes[-1] * 2)
@@ -78,40 +79,40 @@ def batch_sizes(largest: int) -> list[int]:
 def network_seconds(
     model: str, chip: Chip | str, largest: int, dtype: str = "fp16"
 ) -> tuple[tuple[float, ...], dict[int, float]]:
-    """Return the seconds of batches 1 to `largest` of a file or zoo:NAME, and those simulated.
+    """Return the seconds of batches 1 to `largest` of a file or zoo:NAME, and the simulated ones.
 
-    Raises as `load_model` and `front_stages`.
+    Raises errors of loading and of compiling the model.
     """
     chip = load_chip(chip) if isinstance(chip, str) else chip
     road = Road(dtype=dtype)
-    timed: dict[int, float] = {}
+    simulated_s: dict[int, float] = {}
     for size in batch_sizes(largest):
         graph = zoo.load_model(model, batch=size).graph
         times, _ = tiled.simulate_within(front_stages(graph, chip, road), chip, None, road)
-        timed[size] = times.time_s
-    all_s = np.interp(np.arange(1, largest + 1), list(timed), list(timed.values()))
-    return tuple(all_s.tolist()), timed
+        simulated_s[size] = times.time_s
+    all_s = np.interp(np.arange(1, largest + 1), list(simulated_s), list(simulated_s.values()))
+    return tuple(all_s.tolist()), simulated_s
 
 
 # -- language models ------------------------------------------------------------------------------
 WIDTH = 768
 HEADS = 12
 EPSILON = 1e-5
-PROMPTS = (64, 256, 1024)
-DECODES = ((1, 128), (1, 1024), (8, 128), (8, 1024), (32, 128), (32, 1024))
-"""Pairs of requests that decode and cached tokens of each; a fit needs both to vary."""
+TIMED_PROMPTS = (64, 256, 1024)
+TIMED_DECODES = ((1, 128), (1, 1024), (8, 128), (8, 1024), (32, 128), (32, 1024))
+"""Timed decoding steps: pairs of (requests, cached tokens of each); a fit needs both to vary."""
 
 
 class StepTimer(Protocol):
-    """Something that gives the seconds of a step: fitted costs, or a model of a machine."""
+    """An object with the seconds of a language model's steps: fitted costs, or `llm.serving`."""
 
     def of(self, prompt_tokens: int, decodes: int, cached: int) -> float:
-        """Return the seconds of a step that reads and decodes so many tokens."""
+        """Return the seconds of a step with these prompt tokens, decodes and cached tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Costs of a step in seconds: its start, and each token or request in it."""
+    """The costs of a step in seconds: its start, and each token or request in it."""
 
     start_s: float = 0.0
     prompt_token_s: float = 0.0
@@ -129,10 +130,10 @@ class StepTime:
 
 
 def decode_graph(batch: int, cached: int, layers: int = 12, vocabulary: int = GPT_WORDS) -> Graph:
-    """Return a decoding step of GPT-2 small: from a row a request to the scores of its next token.
+    """Return the graph of a decoding step of GPT-2 small, with scores of the next token as output.
 
     The caches are inputs: keys (batch, heads, depth, cached), values (batch, heads, cached, depth).
-    Those of the new tokens are in their places already, and are outputs as well.
+    They include the new tokens, whose keys and values are also outputs.
     """
     net = Net("gpt2_small", "fp32")
     depth = WIDTH // HEADS
@@ -140,32 +141,32 @@ def decode_graph(batch: int, cached: int, layers: int = 12, vocabulary: int = GP
     new_keys_values = []
     for layer in range(layers):
         y = norm(net, x, EPSILON, name=f"h{layer}.norm1")
-        wide = linear(net, y, 3 * WIDTH, name=f"h{layer}.attn.qkv")
-        q, k, v = net.split(wide, sizes=3, axis=1, name=f"h{layer}.split")
+        qkv = linear(net, y, 3 * WIDTH, name=f"h{layer}.attn.qkv")
+        q, k, v = net.split(qkv, sizes=3, axis=1, name=f"h{layer}.split")
         new_keys_values += [k, v]
         keys = net.input(f"h{layer}.keys", (batch, HEADS, depth, cached), "fp32")
         values = net.input(f"h{layer}.values", (batch, HEADS, cached, depth), "fp32")
         row = net.reshape(q, shape=(batch, HEADS, 1, depth), name=f"h{layer}.q")
         scores = net.batch_matmul(row, keys, name=f"h{layer}.scores")
-        # 1 / sqrt(depth) keeps the variance of a score at that of one product
+        # A score is a sum of `depth` products; 1 / sqrt(depth) keeps the variance of one product.
         scores = net.muls(scores, number=depth**-0.5, name=f"h{layer}.scale")
-        shares = net.softmax(scores, axis=-1, name=f"h{layer}.softmax")
-        context = net.batch_matmul(shares, values, name=f"h{layer}.context")
+        weights = net.softmax(scores, axis=-1, name=f"h{layer}.softmax")
+        context = net.batch_matmul(weights, values, name=f"h{layer}.context")
         context = net.reshape(context, shape=(batch, WIDTH), name=f"h{layer}.rows")
         x = net.add(
             x, linear(net, context, WIDTH, name=f"h{layer}.attn.out"), name=f"h{layer}.add1"
         )
         y = norm(net, x, EPSILON, name=f"h{layer}.norm2")
         x = net.add(x, mlp(net, y, 4 * WIDTH, "gelu", name=f"h{layer}.mlp"), name=f"h{layer}.add2")
-    # GPT-2 multiplies by its table of words again to get a score for each word
+    # GPT-2 uses its embedding table again to compute a score for each word.
     words = net.seeded("wte.weight", (vocabulary, WIDTH), SPREAD)
     x = norm(net, x, EPSILON, name="ln_f")
     return net.finish(net.matmul(x, words, trans_b=True, name="lm_head"), *new_keys_values)
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
-    """Fitted costs of steps, the times they were fitted to, and the largest relative error."""
+class FittedSteps:
+    """Fitted costs of steps, the times that they were fitted to, and the largest relative error."""
 
     time: StepTime
     prompts: dict[int, float]
@@ -173,16 +174,16 @@ class Fitted:
     worst_error: float
 
 
-def gpt2_steps(chip: Chip | str, layers: int = 12) -> Fitted:
+def gpt2_steps(chip: Chip | str, layers: int = 12) -> FittedSteps:
     """Return the costs of GPT-2 small's steps on a chip, fitted to simulated times."""
     chip = load_chip(chip) if isinstance(chip, str) else chip
 
     def seconds(graph: Graph) -> float:
         return compile_stages(graph, chip).timeline().time_s
 
-    prompts = {n: seconds(gpt2_small(1, n, layers=layers)) for n in PROMPTS}
-    decodes = {(b, c): seconds(decode_graph(b, c, layers)) for b, c in DECODES}
-    # columns: start, prompt tokens, requests that decode, cached tokens of all of them
+    prompts = {n: seconds(gpt2_small(1, n, layers=layers)) for n in TIMED_PROMPTS}
+    decodes = {(b, c): seconds(decode_graph(b, c, layers)) for b, c in TIMED_DECODES}
+    # Columns: start, prompt tokens, decoding requests, cached tokens of all of them.
     rows = [(1, n, 0, 0) for n in prompts] + [(1, 0, b, b * c) for b, c in decodes]
-    costs, worst = fit(rows, [*prompts.values(), *decodes.values()])
-    return Fitted(StepTime(*costs), prompts, decodes, worst)
+    costs, worst_error = fit(rows, [*prompts.values(), *decodes.values()])
+    return FittedSteps(StepTime(*costs), prompts, decodes, worst_error)

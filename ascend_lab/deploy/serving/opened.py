@@ -1,15 +1,15 @@
-"""Models opened for a server: in batches if their rows are independent, else request by request.
+"""Preparation of a model for the HTTP server: which graph computes which request.
 
-    file or zoo:NAME -> Source -> rows apart?   yes -> a graph for 1, 2, 4, ... rows   (batched)
-                                  closed sizes? yes -> one graph
-                                  else              -> a graph for each request         (`AsRun`)
+    Are rows independent?    yes: a graph for each of 1, 2, 4, ... rows    (requests are batched)
+    Are all sizes fixed?     yes: one graph                                (one request at a time)
+    otherwise                a graph for each request                      (`PerRequestModel`)
 
-A model takes batches if the first axis of its inputs and outputs counts the rows of a batch and if
-rows do not influence each other, which is tried once. Batches run in gears of 1, 2, 4, ... rows:
-3 rows run in the gear of 4, the last row twice.
+A model takes batches if the first axis of its inputs and outputs counts rows and if rows do not
+influence each other, which is tested once with random inputs. The graph for a number of rows is
+called a gear: 3 rows run in the gear of 4, with the last row twice.
 
-A model with open sizes, with inputs whose values decide on shapes, or with operators that only the
-AI CPU or the host computes is imported, or placed, anew for each request, as `ascend-lab run` does.
+A model is imported for each request if it has open sizes, inputs whose values determine shapes, or
+operators that only the AI CPU or the host computes, as `ascend-lab run` does it.
 """
 
 from collections import OrderedDict
@@ -38,16 +38,19 @@ if TYPE_CHECKING:
 Runner = Callable[[Arrays], Arrays]
 Shapes = Mapping[str, tuple[int, ...]]
 PLACING_CHIP = "Ascend310"
-"""The chip that operators are placed on without a chip of the user's: that of `run`."""
-KEPT = 16
-"""Most graphs in the cache of `AsRun`, one for each set of sizes that requests have."""
+"""The chip on which operators are placed if the user names none."""
+MAX_CACHED_GRAPHS = 16
+"""Largest number of graphs in the cache of a `PerRequestModel`."""
 TEXT_NUMBER = 8
-"""The number of the type of texts in `TensorProto.DataType`."""
+"""The number of the type of texts in ONNX's `TensorProto.DataType`."""
 
 
 @dataclass(slots=True)
 class Model:
-    """A model to be served; `run` takes arrays with up to `max_batch` rows in the first axis."""
+    """A model that is ready to serve; `run` takes arrays of up to `max_batch` rows.
+
+    `gear_of` makes the function for a power of two of rows, and `gears` caches these functions.
+    """
 
     name: str
     platform: str
@@ -59,17 +62,17 @@ class Model:
 
     @property
     def batched(self) -> bool:
-        """Tell whether rows of several requests may run together."""
+        """Whether rows of several requests may run together."""
         return self.max_batch > 0
 
     def rows_of(self, inputs: Arrays) -> int:
-        """Return how many rows a request asks for; 1 if the model takes no batches."""
+        """Return the number of rows of a request; 1 if the model takes no batches."""
         return len(next(iter(inputs.values()))) if self.batched else 1
 
     def run(self, inputs: Arrays) -> Arrays:
-        """Return the outputs of some rows, or of a whole input if the model takes no batches."""
+        """Return the outputs of a batch, or of one request if the model takes no batches."""
         rows = self.rows_of(inputs)
-        # the next power of two: 5 rows -> 4 = 0b100, three bits -> 8
+        # The next power of two: for 5 rows, 5 - 1 = 0b100 has three bits, so 1 << 3 = 8.
         gear = 1 << (rows - 1).bit_length()
         if gear not in self.gears:
             self.gears[gear] = self.gear_of(gear)
@@ -88,16 +91,16 @@ class Model:
             array = np.asarray(values[port.name])
             if port.element in NUMPY:
                 array = array.astype(NUMPY[port.element])  # numbers other than 0 become true
-            # rows that only filled the gear are dropped
+            # Rows of padding are dropped.
             outputs[port.name] = array[:rows] if self.batched else array
         return outputs
 
 
 class Source:
-    """Where a model comes from: a file, read once, or a name of the zoo."""
+    """The origin of a model: a file, which is read once, or a name of the zoo."""
 
     def __init__(self, path: str) -> None:
-        """Read the model; one with external data is read from its files whenever it is needed."""
+        """Read the model, unless its weights are in external files, which are read every time."""
         self.path = path
         self.proto: ModelProto | None = None
         if path.startswith(zoo.PREFIX) or not Path(path).is_file():
@@ -110,16 +113,16 @@ class Source:
     def imported(
         self, given: Arrays | None = None, shapes: Shapes | None = None, batch: int | None = None
     ) -> onnx.Imported:
-        """Return the model's graph; arguments and errors as `load_model`."""
-        # read anew from the zoo, or from a file whose weights lie in files beside it
+        """Return the model's graph; arguments and errors are those of `load_model`."""
+        # A model of the zoo, or a file with external weights, is read every time.
         if self.proto is None:
             return zoo.load_model(self.path, given=given, shapes=shapes, batch=batch)
         sizes = {name: array.shape for name, array in (given or {}).items()}
         sizes |= shapes or {}
         return onnx.import_pinning(self.proto, given or {}, shapes=sizes, batch=batch)
 
-    def whole(self) -> "ModelProto":
-        """Return the model as its file has it, unchecked; `UnsupportedError` for one of the zoo."""
+    def model_proto(self) -> "ModelProto":
+        """Return the unchecked ONNX model; raises `UnsupportedError` for one of the zoo."""
         if self.path.startswith(zoo.PREFIX):
             raise UnsupportedError("a model file", self.path, "export it")
         return host.whole_model(self.proto or self.path)
@@ -128,20 +131,20 @@ class Source:
 def open_model(
     path: str, chip: str | None = None, max_batch: int = 8, shapes: Shapes | None = None
 ) -> Model:
-    """Return a file or zoo:NAME ready to be asked: evaluated, or computed by kernels of a chip.
+    """Return a file or zoo:NAME as a model that is evaluated, or run by the kernels of a chip.
 
-    With `max_batch` 1, or with `shapes`, it runs request by request. Raises as `load_model`, and
-    `UnsupportedError` for a model that `run` cannot compute either.
+    With `max_batch` 1, or with `shapes`, it runs request by request. Raises errors of loading the
+    model, and `UnsupportedError` for a model that cannot be computed.
     """
     source = Source(path)
     name = zoo.model_name(path)
     platform = f"ascend_lab_{chip or 'reference'}"
-    # shapes of the user's own fix the rows as well
+    # Shapes of the user also fix the number of rows.
     by_rows = _by_rows(source) if max_batch > 1 and not shapes else {}
     try:
         loaded = by_rows.get(1) or source.imported(shapes=shapes)
     except UnsupportedError as error:
-        runner = AsRun(source, chip, error)
+        runner = PerRequestModel(source, chip, error)
         inputs, outputs = runner.ports(shapes or {})
         return Model(name, platform, inputs, outputs, 0, lambda rows: runner)
 
@@ -154,7 +157,7 @@ def open_model(
             Port(key, element, kinds[key].shape, bool(by_rows)) for key, element in types.items()
         )
 
-    # compiled now, so that a model which the chip cannot run is refused at the start
+    # Compiled now, so that a model that the chip cannot run raises an error at the start.
     gears = {1: _runner(loaded.graph, chip)}
     return Model(
         name,
@@ -168,34 +171,41 @@ def open_model(
 
 
 def _by_rows(source: Source) -> dict[int, onnx.Imported]:
-    """Return the model for one row and for two if rows are independent, else nothing."""
+    """Return the model for one and for two rows if rows are independent, otherwise nothing."""
     try:
         loaded = {rows: source.imported(batch=rows) for rows in (1, 2)}
-        return loaded if _rows_apart(loaded[1].graph, loaded[2].graph) else {}
-    # a model that cannot be imported for two rows takes no batches, but may still be served
+        return loaded if _rows_are_independent(loaded[1].graph, loaded[2].graph) else {}
+    # A model that cannot be imported for two rows takes no batches, but can be served.
     except AscendLabError:
         return {}
 
 
-def _rows_apart(single: Graph, two: Graph) -> bool:
-    """Tell whether two rows together give the outputs that each gives alone."""
+def _rows_are_independent(single: Graph, two: Graph) -> bool:
+    """Return whether two rows together give the same outputs as each row alone."""
     for name in (*single.inputs, *single.outputs):
         shape = single.types[name].shape
         double = two.types[name].shape
         if not shape or (shape[0], double[0]) != (1, 2) or shape[1:] != double[1:]:
             return False
     row_inputs = [random_inputs(single, seed) for seed in (0, 1)]
-    alone = [evaluate(single, inputs) for inputs in row_inputs]
-    pair = evaluate(
+    single_outputs = [evaluate(single, inputs) for inputs in row_inputs]
+    pair_outputs = evaluate(
         two,
         {
             name: np.concatenate([inputs_of_row[name] for inputs_of_row in row_inputs])
             for name in single.inputs
         },
     )
-    # wide tolerances: sums in another order differ in FP16, while mixed rows differ altogether
+    # Tolerances are wide, as another order of summation changes FP16 results; dependent rows
+    # differ much more.
     return all(
-        np.allclose(pair[name][row], alone[row][name][0], rtol=1e-2, atol=1e-3, equal_nan=True)
+        np.allclose(
+            pair_outputs[name][row],
+            single_outputs[row][name][0],
+            rtol=1e-2,
+            atol=1e-3,
+            equal_nan=True,
+        )
         for name in single.outputs
         for row in (0, 1)
     )
@@ -210,36 +220,36 @@ def _runner(graph: Graph, chip: str | None) -> Runner:
 
 
 # -- as `run` does it -----------------------------------------------------------------------------
-class AsRun:
-    """A model that is imported, or placed on core, AI CPU and host, for each request.
+class PerRequestModel:
+    """A model that is imported for each request, or placed on AI core, AI CPU and host.
 
-    Graphs are cached by the sizes of all inputs and the values of those that decide on shapes. A
-    placement depends on all values, and is made anew each time.
+    Graphs are cached by the sizes of all inputs and the values of those that determine shapes. A
+    placement depends on all values and is not cached.
     """
 
     def __init__(self, source: Source, chip: str | None, error: UnsupportedError) -> None:
-        """Take a model for which no single graph exists; `error` says why."""
+        """`error` is the reason why no single graph exists for the model."""
         self.source = source
         self.chip = chip
         self.error = error
-        self.steering: dict[Any, tuple[str, ...]] = {}
+        self.shape_inputs: dict[Any, tuple[str, ...]] = {}
         self.cached: OrderedDict[Any, Runner] = OrderedDict()
-        # instances are threads, and all of them use this cache
+        # All instances, which are threads, use this cache.
         self.lock = Lock()
         try:
-            self.proto = source.whole()
+            self.proto = source.model_proto()
         except UnsupportedError as other:
             raise error from other
 
     def __call__(self, inputs: Arrays) -> Arrays:
-        """Return the outputs; raises as importing, placing and evaluating do."""
+        """Return the outputs; raises errors of importing, placing and evaluating."""
         runner = self._cached_for(inputs)
         if runner is not None:
             return runner(inputs)
         try:
             loaded = self.source.imported(given=inputs)
         except UnsupportedError as error:
-            # too large a tensor: the host would try, and take all memory there is
+            # The tensor is too large: the host would use all memory for it.
             if str(LARGEST) in error.needed:
                 raise
             return self._placed(inputs)
@@ -249,14 +259,14 @@ class AsRun:
         def run(given: Arrays) -> Arrays:
             return compute({name: given[name] for name in graph.inputs})
 
-        # inputs that are no inputs of the graph were used up by it: their values decided on shapes
+        # Inputs that the graph lacks have determined shapes: their values are constants in it.
         self._cache(inputs, tuple(name for name in inputs if name not in graph.inputs), run)
         return run(inputs)
 
     def _placed(self, inputs: Arrays) -> Arrays:
-        """Return the outputs of a model that is no single graph; raises as `place_model`."""
+        """Return the outputs of a model that is not a single graph."""
         for name, array in inputs.items():
-            # some operators of ONNX Runtime end the process on an empty tensor
+            # Some operators of ONNX Runtime end the process if a tensor is empty.
             if not array.size:
                 needed = f"input {shown(name)}: values for operators of the host"
                 raise InputError(needed, f"none, shape {list(array.shape)}")
@@ -269,29 +279,31 @@ class AsRun:
         """Return the cached function for some inputs, None if there is none."""
         sizes = _sizes(inputs)
         with self.lock:
-            if sizes not in self.steering:
+            if sizes not in self.shape_inputs:
                 return None
-            key = _key(inputs, self.steering[sizes])
+            key = _key(inputs, self.shape_inputs[sizes])
             if key in self.cached:
                 self.cached.move_to_end(key)
             return self.cached.get(key)
 
-    def _cache(self, inputs: Arrays, steering: tuple[str, ...], runner: Runner) -> None:
-        """Cache a function, with the names of the inputs whose values it was made for."""
+    def _cache(self, inputs: Arrays, shape_input_names: tuple[str, ...], runner: Runner) -> None:
+        """Cache a function, with the names of the inputs whose values determine shapes."""
         sizes = _sizes(inputs)
         with self.lock:
-            self.steering[sizes] = steering
-            self.cached[_key(inputs, steering)] = runner
-            if len(self.cached) > KEPT:
+            self.shape_inputs[sizes] = shape_input_names
+            self.cached[_key(inputs, shape_input_names)] = runner
+            if len(self.cached) > MAX_CACHED_GRAPHS:
                 self.cached.popitem(last=False)
-                # sizes without a graph left are forgotten, too, or they would grow without end
+                # Sizes without a cached graph are deleted, too, so that the table stays small.
                 used = {key[0] for key in self.cached}
-                self.steering = {k: names for k, names in self.steering.items() if k in used}
+                self.shape_inputs = {
+                    k: names for k, names in self.shape_inputs.items() if k in used
+                }
 
     def ports(self, shapes: Shapes) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
-        """Return the inputs and outputs as the file states them, -1 for sizes that are open.
+        """Return the inputs and outputs as the file states them, with -1 for open sizes.
 
-        Raises `UnsupportedError` for inputs that are no tensors, and for a model that fails on
+        Raises `UnsupportedError` for inputs that are not tensors, and for a model that fails on
         random inputs.
         """
         entries = inputs_of(self.proto.graph)
@@ -303,16 +315,17 @@ class AsRun:
             try:
                 values = self(host.random_feed(self.proto, fixed, None, 0))
             except AscendLabError as other:
-                # whole numbers or flags may be indices, for which random values are not good enough
+                # Integers or flags may be indices, for which random values may be invalid.
                 if all(NUMPY[port.element].kind not in "biu" for port in inputs):
-                    raise self._neither(other) from other
+                    raise self._combined_error(other) from other
         outputs = tuple(
-            _port("output", entry, None, values.get(entry.name)) for entry in _typed(self.proto)
+            _port("output", entry, None, values.get(entry.name))
+            for entry in _typed_outputs(self.proto)
         )
         return inputs, outputs
 
-    def _neither(self, other: AscendLabError) -> UnsupportedError:
-        """Return the error that names why neither a graph nor a placement computes the model."""
+    def _combined_error(self, other: AscendLabError) -> UnsupportedError:
+        """Return the error with the reasons why neither a graph nor a placement works."""
         why = "; ".join(
             sentence for sentence in (self.error.remedy, f"off the core: {other}") if sentence
         )
@@ -324,13 +337,13 @@ def _sizes(inputs: Arrays) -> tuple[Any, ...]:
     return tuple((name, inputs[name].shape) for name in sorted(inputs))
 
 
-def _key(inputs: Arrays, steering: Sequence[str]) -> tuple[Any, ...]:
-    """Return the key of a graph: all sizes, and the values of inputs that decide on shapes."""
-    return _sizes(inputs), tuple((name, inputs[name].tobytes()) for name in steering)
+def _key(inputs: Arrays, shape_input_names: Sequence[str]) -> tuple[Any, ...]:
+    """Return the key of a graph: all sizes, and the values of inputs that determine shapes."""
+    return _sizes(inputs), tuple((name, inputs[name].tobytes()) for name in shape_input_names)
 
 
-def _typed(proto: "ModelProto") -> list["ValueInfoProto"]:
-    """Return a model's outputs, types filled in where the file leaves them out."""
+def _typed_outputs(proto: "ModelProto") -> list["ValueInfoProto"]:
+    """Return a model's outputs, with types inferred if the file does not state them."""
     import onnx as library
 
     if all(entry.type.WhichOneof("value") for entry in proto.graph.output):
@@ -341,7 +354,7 @@ def _typed(proto: "ModelProto") -> list["ValueInfoProto"]:
 def _port(
     what: str, entry: "ValueInfoProto", shape: Sequence[int] | None, value: Any = None
 ) -> Port:
-    """Return a port as the file describes a tensor; for an output a value may fill the gaps."""
+    """Return the port of a tensor of the file; `value` gives what the file does not state."""
     kind = entry.type.WhichOneof("value")
     if kind not in (None, "tensor_type"):
         raise UnsupportedError(f"{what} {entry.name}: a tensor", str(kind), "leave it out")

@@ -1,9 +1,8 @@
-"""The paged cache of a language model's keys and values: blocks, tables, and shared beginnings.
+"""The paged cache of a language model's keys and values (Kwon et al., 2023, arXiv 2309.06180).
 
-A sequence's keys and values lie in blocks of a fixed number of tokens, anywhere in memory; its
-table lists them in order. Sequences with a common beginning share blocks, and each block counts its
-readers. A sequence that writes into a shared block gets a copy first (Kwon et al., 2023, arXiv
-2309.06180).
+Keys and values of a sequence are stored in blocks of a fixed number of tokens, anywhere in memory.
+The sequence's table lists its blocks in order. Sequences with a common prefix share blocks, and
+each block counts its readers. A sequence that writes into a shared block gets a copy first.
 """
 
 from dataclasses import dataclass, field
@@ -26,14 +25,14 @@ def blocks_in(memory_bytes: float, block_tokens: int, bytes_of_token: int, cards
 
 
 def blocks_of(tokens: int, block_tokens: int) -> int:
-    """Return the number of blocks for some tokens; the last one may have room for more."""
-    # 130 tokens in blocks of 128 take 2
+    """Return the number of blocks for some tokens; the last block may be partly free."""
+    # 130 tokens in blocks of 128 take 2 blocks.
     return -(-tokens // block_tokens)
 
 
 @dataclass(slots=True)
 class BlockCache:
-    """Blocks, the number of readers of each, and the table and length of every sequence."""
+    """Blocks with their numbers of readers, and the tables and lengths of all sequences."""
 
     blocks: int
     block_tokens: int
@@ -46,26 +45,26 @@ class BlockCache:
         if self.blocks < 1 or self.block_tokens < 1:
             got = f"{self.blocks} of {self.block_tokens}"
             raise InputError("at least one block of at least one token", got)
-        # a stack: block 0 is taken first, and a block that was freed is the next to be taken
+        # A stack: block 0 is taken first, and a freed block is the next to be taken.
         self.free = list(range(self.blocks))[::-1]
         self.readers = [0] * self.blocks
 
     def needs(self, sequence: int, tokens: int) -> int:
-        """Return how many free blocks appending `tokens` takes, that of a copy included."""
+        """Return the number of free blocks that appending tokens takes, including a copy."""
         length = self.lengths.get(sequence, 0)
-        # 4 tokens a block: from 6 to 7 tokens none, from 6 to 9 tokens 3 - 2 = 1
+        # With 4 tokens a block, going from 6 to 7 tokens takes none, from 6 to 9 takes 3 - 2 = 1.
         new_blocks = blocks_of(length + tokens, self.block_tokens)
         new_blocks -= blocks_of(length, self.block_tokens)
         return new_blocks + (tokens > 0 and self._shares_last(sequence))
 
     def _shares_last(self, sequence: int) -> bool:
-        """Tell whether the next token goes into a block that others read, too."""
-        # after a full block the next token begins a new one, which nobody else has
+        """Return whether the next token goes into a block that other sequences read."""
+        # After a full block, the next token begins a new block.
         tokens_in_last = self.lengths.get(sequence, 0) % self.block_tokens
         return bool(tokens_in_last) and self.readers[self.tables[sequence][-1]] > 1
 
     def append(self, sequence: int, tokens: int = 1) -> tuple[int, int] | None:
-        """Make room for more tokens of a sequence, which may be a new one.
+        """Reserve slots for more tokens of a sequence, which may be new.
 
         Returns (from, to) if a block must be copied first. Raises `CapacityError`, and changes
         nothing, if too few blocks are free.
@@ -89,7 +88,7 @@ class BlockCache:
         return copy
 
     def fork(self, parent: int, child: int) -> None:
-        """Start a new sequence with the tokens of another: for beam search, or several answers."""
+        """Start a new sequence with the tokens of another, for example in beam search."""
         if child in self.tables:
             raise InputError("a new sequence", str(child), "drop the old one first")
         self.tables[child] = list(self.tables[parent])
@@ -107,6 +106,6 @@ class BlockCache:
 
     @property
     def wasted_tokens(self) -> int:
-        """Tokens for which the last blocks of all tables still have room."""
-        # -9 % 4 = 3: three blocks of 4 tokens hold 9, and 3 more would fit
+        """Free slots in the last blocks of all tables."""
+        # 9 tokens in three blocks of 4 leave -9 % 4 = 3 free slots.
         return sum(-length % self.block_tokens for length in self.lengths.values())

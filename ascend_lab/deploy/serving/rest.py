@@ -1,13 +1,13 @@
-"""A server of one model: the KServe v2 REST protocol with Triton's extensions.
+"""The HTTP interface of a served model: the KServe v2 REST protocol with Triton's extensions.
 
     GET  /v2, /v2/health/live, /v2/health/ready, /v2/models/stats, /metrics
-    GET  /v2/models/NAME[/versions/V], and behind it /ready, /config, /stats
+    GET  /v2/models/NAME[/versions/V], and the same path with /ready, /config, /stats
     POST /v2/models/NAME[/versions/V]/infer       tensors as JSON or as bytes (`messages`)
     POST /v2/repository/index, /v2/repository/models/NAME/load, .../unload
 
-Every request is checked before it waits. A refusal is {"error": one line} with a status: 400 wrong
-request, 404 unknown path or model, 405 wrong method, 413 too large, 415 unknown compression, 429
-too many requests wait, 503 not served now. JSON has no infinity: null stands in its place.
+Every request is checked before it is queued. A refusal is {"error": one line} with a status: 400
+wrong request, 404 unknown path or model, 405 wrong method, 413 too large, 415 unknown compression,
+429 full queue, 503 not loaded. As JSON has no infinity, null stands for it.
 
 Protocol: https://github.com/kserve/open-inference-protocol; configuration, statistics, repository
 and metrics have Triton's names (docs/protocol of github.com/triton-inference-server/server).
@@ -32,11 +32,11 @@ from ascend_lab.deploy.serving.tensors import Arrays, Port
 from ascend_lab.limits import shown
 
 BODY_BYTES = 2**24
-"""Largest body of a request, unpacked: JSON of so many bytes takes about a second to read."""
-NOTE_BYTES = 2**20
+"""Largest body of a request after decompression; reading such JSON takes about a second."""
+REPOSITORY_BODY_BYTES = 2**20
 """Largest body of a request to the repository."""
-SHORT_BYTES = 2**14
-"""A longer body is read in a thread, so that other requests are served meanwhile."""
+THREAD_BODY_BYTES = 2**14
+"""A body longer than this is read in a thread, so that other requests are served meanwhile."""
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
 NOT_OFFERED = {
     "systemsharedmemory": "shared memory",
@@ -44,11 +44,11 @@ NOT_OFFERED = {
     "trace": "tracing",
     "logging": "settings of the log",
 }
-"""Extensions that clients know, by the beginning of their paths."""
+"""Beginning of a path -> the extension of the protocol that it belongs to."""
 
 
 def library_or_refuse() -> Any:
-    """Return starlette's modules; raise `InputError` naming the extra to install."""
+    """Return starlette's modules; raises `InputError` with a remedy if it is not installed."""
     try:
         import starlette.applications
         import starlette.requests
@@ -62,7 +62,7 @@ def library_or_refuse() -> Any:
 
 
 class Service:
-    """The state behind the routes: the version of the model that is served, and all statistics."""
+    """The state of the server: the served version of the model, and statistics of all versions."""
 
     def __init__(
         self, name: str, load: Callable[[], Model], policy: Policy, body_bytes: int = BODY_BYTES
@@ -74,7 +74,7 @@ class Service:
         self.version = 0
         self.versions: list[Statistics] = []
         self.batcher: Batcher | None = None
-        # not the batcher's threads: reading a long body must not wait for a batch to end
+        # Separate from the batcher's threads, so that reading a body does not wait for a batch.
         self.readers = ThreadPoolExecutor(2, "reader")
         self._serve_next(load())
 
@@ -86,23 +86,23 @@ class Service:
         self.batcher = Batcher(model, self.policy, self.versions[-1])
 
     def close(self) -> None:
-        """Take no new requests; those on their way are answered."""
+        """Accept no new requests; active ones are answered."""
         if self.batcher:
             self.batcher.close()
         self.batcher = None
 
     def batcher_of(self, path: Mapping[str, str]) -> Batcher:
-        """Return the batcher of a path's version; raise `RefusedError` if it is not served."""
+        """Return the batcher of a path's version; raises `RefusedError` if it is not served."""
         if self.batcher is None:
             raise RefusedError(503, f"{self.name} is not loaded")
         if path.get("version", str(self.version)) != str(self.version):
-            # a version that was replaced is gone: only the newest is loaded
+            # Only the newest version is loaded.
             raise RefusedError(404, f"{self.name} has no version {shown(path['version'])} now")
         return self.batcher
 
     # -- what it is -------------------------------------------------------------------------------
     def ready(self, request: Any) -> Any:
-        """Return that the model is ready; refused if it is not."""
+        """Return that the model is ready; raises `RefusedError` if it is not."""
         return {"ready": bool(self.batcher_of(request.path_params))}
 
     def metadata(self, request: Any) -> Any:
@@ -117,7 +117,7 @@ class Service:
         }
 
     def config(self, request: Any) -> Any:
-        """Return the model's configuration in the words of Triton's model_config.proto."""
+        """Return the model's configuration with the names of Triton's model_config.proto."""
         model = self.batcher_of(request.path_params).model
         batching = {"max_queue_delay_microseconds": round(self.policy.max_delay_s * 1e6)}
         group = {"name": self.name, "kind": "KIND_CPU", "count": self.policy.instances}
@@ -127,23 +127,23 @@ class Service:
             "backend": "ascend_lab",
             "version_policy": {"latest": {"num_versions": 1}},
             "max_batch_size": model.max_batch,
-            "input": [_configured(port) for port in model.inputs],
-            "output": [_configured(port) for port in model.outputs],
+            "input": [_config_entry(port) for port in model.inputs],
+            "output": [_config_entry(port) for port in model.outputs],
             "instance_group": [group],
             **({"dynamic_batching": batching} if model.batched else {}),
         }
 
     def stats(self, request: Any) -> Any:
-        """Return the statistics of the version that is served."""
+        """Return the statistics of the served version."""
         return {"model_stats": [self.batcher_of(request.path_params).statistics.as_dict()]}
 
     def all_stats(self, request: Any) -> Any:
-        """Return the statistics of all versions that are served: one or none."""
+        """Return the statistics of the served versions: one or none."""
         return {"model_stats": [self.batcher.statistics.as_dict()] if self.batcher else []}
 
     def metrics(self, request: Any) -> str:
-        """Return the metrics of all versions there have been, in the text form of Prometheus."""
-        # requests wait for the newest version only; older ones keep their counts
+        """Return the metrics of all past and present versions, in the text format of Prometheus."""
+        # Requests wait only for the newest version; older ones keep their counts.
         waiting = len(self.batcher.queue) if self.batcher else 0
         *older, newest = self.versions
         return metrics_text(
@@ -156,12 +156,12 @@ class Service:
         start_ns = time.perf_counter_ns()
         batcher = self.batcher_of(request.path_params)
         statistics = batcher.statistics
-        # until the answer is there: an exception that is not caught below counts as OTHER, too
+        # The reason until the answer is computed; unexpected exceptions count as OTHER, too.
         reason = OTHER
         try:
-            # refused before the body is read; `ask` checks again, as the queue may fill meanwhile
+            # Checked before the body is read; `ask` checks again, as the queue may fill up.
             batcher.check()
-            answer = await self._answered(request, batcher)
+            answer = await self._compute_answer(request, batcher)
         except FullError:
             reason = REJECTED
             limit = self.policy.levels[0].queue_limit
@@ -175,72 +175,76 @@ class Service:
             spent.add(time.perf_counter_ns() - start_ns)
         return answer
 
-    async def _answered(self, request: Any, batcher: Batcher) -> tuple[bytes, dict[str, str]]:
-        """Return the body and headers of an answer; the time of its parts is counted."""
+    async def _compute_answer(self, request: Any, batcher: Batcher) -> tuple[bytes, dict[str, str]]:
+        """Return the body and headers of an answer, and add the times of its parts."""
         parts = batcher.statistics.parts
-        # of the version that was asked: another may be loaded before the answer is written
+        # Another version may be loaded before the answer is written.
         head = {"model_name": self.name, "model_version": batcher.statistics.version}
         start_ns = time.perf_counter_ns()
         body = await self._body(request, self.body_bytes)
         encoding = request.headers.get("content-encoding", "")
-        length = messages.header_bytes_of(request.headers.get(messages.LENGTH))
+        length = messages.header_bytes_of(request.headers.get(messages.LENGTH_HEADER))
 
         def read() -> Asked:
             plain = messages.unpacked(body, encoding, self.body_bytes)
             return messages.read_request(plain, length, batcher.model)
 
-        # 10 KB may unpack to 10 MB: a compressed body counts as long
-        is_long = len(body) > SHORT_BYTES or bool(encoding)
+        # 10 KB may decompress to 10 MB: a compressed body counts as long.
+        is_long = len(body) > THREAD_BODY_BYTES or bool(encoding)
         asked: Asked = await self._in_thread(read) if is_long else read()
         parts["compute_input"].add(time.perf_counter_ns() - start_ns)
         outputs: Arrays = await batcher.ask(asked.inputs)
         answered_ns = time.perf_counter_ns()
         if asked.id is not None:
             head["id"] = asked.id
-        packing = messages.wanted_encoding(request.headers.get("accept-encoding", ""))
+        answer_encoding = messages.wanted_encoding(request.headers.get("accept-encoding", ""))
 
         def write() -> tuple[bytes, dict[str, str]]:
             text, json_bytes = messages.written(head, asked, outputs)
             headers = {"Content-Type": "application/json"}
             if json_bytes is not None:
                 headers["Content-Type"] = "application/octet-stream"
-                headers[messages.LENGTH] = str(json_bytes)
-            if packing:
-                text = messages.packed(text, packing)
-                headers["Content-Encoding"] = packing
+                headers[messages.LENGTH_HEADER] = str(json_bytes)
+            if answer_encoding:
+                text = messages.packed(text, answer_encoding)
+                headers["Content-Encoding"] = answer_encoding
             return text, headers
 
         size_bytes = sum(outputs[port.name].nbytes for port, _ in asked.outputs)
-        answer = await self._in_thread(write) if size_bytes > SHORT_BYTES else write()
+        answer = await self._in_thread(write) if size_bytes > THREAD_BODY_BYTES else write()
         parts["compute_output"].add(time.perf_counter_ns() - answered_ns)
         return answer
 
     async def _in_thread(self, act: Callable[[], Any]) -> Any:
-        """Return what a function returns in a thread; other requests are served meanwhile."""
+        """Run a function in a thread, so that other requests are served meanwhile."""
         return await asyncio.get_running_loop().run_in_executor(self.readers, act)
 
     async def _body(self, request: Any, limit_bytes: int) -> bytes:
-        """Return the body of a request; no more than the limit is ever in memory."""
-        # a length that is stated is refused at once; a body without one while it comes in
-        # of the digits only 18 are read: a header of thousands would take its time
+        """Return the body of a request, without ever using more memory than the limit."""
+        # A too large stated length is refused at once. Only 18 digits are read, as `int` would be
+        # slow for a header of thousands of digits.
         stated = request.headers.get("content-length", "")
         if stated.isascii() and stated.isdigit() and int(stated[:18]) > limit_bytes:
             raise messages.too_large(limit_bytes)
         data = bytearray()
         async for chunk in request.stream():
-            # a client may send more than it stated, or state nothing at all (chunked)
+            # A client may send more than it stated, or state no length (chunked).
             data += chunk
             if len(data) > limit_bytes:
                 raise messages.too_large(limit_bytes)
         return bytes(data)
 
     # -- the repository ---------------------------------------------------------------------------
-    async def _note(self, request: Any) -> dict[str, Any]:
-        """Return the object in a request to the repository, whose body may be empty."""
-        body = await self._body(request, NOTE_BYTES)
+    async def _repository_request(self, request: Any) -> dict[str, Any]:
+        """Return the JSON object in a request to the repository; an empty body stands for {}."""
+        body = await self._body(request, REPOSITORY_BODY_BYTES)
         try:
             encoding = request.headers.get("content-encoding", "")
-            note = messages.decoded(messages.unpacked(body, encoding, NOTE_BYTES)) if body else {}
+            note = (
+                messages.decoded(messages.unpacked(body, encoding, REPOSITORY_BODY_BYTES))
+                if body
+                else {}
+            )
             if not isinstance(note, dict):
                 raise errors.InputError("an object", shown(note))
             messages.parameters_of(note, "the request")
@@ -249,12 +253,12 @@ class Service:
         return note
 
     async def index(self, request: Any) -> Any:
-        """Return the models of the repository: the one of this server, ready or not."""
-        note = await self._note(request)
+        """Return the models of the repository: the one model of this server."""
+        note = await self._repository_request(request)
         ready_only = note.get("ready", False)
         if not isinstance(ready_only, bool):
             raise RefusedError(400, f"ready, true or false; got {shown(ready_only)}")
-        # the one model of this repository is listed as unavailable once it is unloaded
+        # An unloaded model is listed as unavailable.
         if self.batcher is None and ready_only:
             return []
         state, reason = ("READY", "") if self.batcher else ("UNAVAILABLE", "unloaded")
@@ -262,15 +266,15 @@ class Service:
         return [entry]
 
     async def load(self, request: Any) -> Any:
-        """Read the model again and serve it as the next version; the old stays if that fails."""
-        note = await self._note(request)
+        """Read the model again and serve it as the next version; on failure keep the old one."""
+        note = await self._repository_request(request)
         if parameters := sorted(note.get("parameters") or {}):
             text = (
                 f"a load without parameters: the model stays the same file; got {shown(parameters)}"
             )
             raise RefusedError(400, text)
         try:
-            # the old version answers requests while the new one is compiled
+            # The old version answers requests while the new one is compiled.
             model = await self._in_thread(self.load_model)
         except errors.AscendLabError as error:
             raise RefusedError(400, f"the model cannot be loaded: {error}") from error
@@ -279,13 +283,13 @@ class Service:
 
     async def unload(self, request: Any) -> Any:
         """Stop serving the model."""
-        await self._note(request)
+        await self._repository_request(request)
         self.close()
         return {}
 
 
-def _configured(port: Port) -> dict[str, Any]:
-    """Return an input or output as the configuration lists it, without the axis of a batch."""
+def _config_entry(port: Port) -> dict[str, Any]:
+    """Return an input or output as in the configuration, without the axis of a batch."""
     word = "STRING" if port.datatype == "BYTES" else port.datatype
     dims = list(port.shape[1:] if port.batched else port.shape)
     return {"name": port.name, "data_type": f"TYPE_{word}", "dims": dims}
@@ -301,7 +305,7 @@ def json_answer(value: Any, status: int = 200, headers: Mapping[str, str] | None
 
 
 def _answer_of(result: Any) -> Any:
-    """Return the response for a route's result: a text, a body with headers, or plain data."""
+    """Return the HTTP response for a route's result: a text, (body, headers), or plain data."""
     from starlette.responses import PlainTextResponse, Response
 
     if isinstance(result, str):
@@ -318,7 +322,7 @@ def application(service: Service) -> Any:
     handlers = {404: _no_route, 405: _no_route, Exception: _our_mistake}
     routes = _routes(service, library)
     app = library.applications.Starlette(routes=routes, exception_handlers=handlers)
-    # /v2/ is an unknown path, refused in JSON like any other, and no redirection to /v2
+    # /v2/ is an unknown path with an error in JSON, instead of a redirection to /v2.
     app.router.redirect_slashes = False
     return app
 
@@ -337,7 +341,7 @@ def _routes(service: Service, library: Any) -> list[Any]:
             except RefusedError as error:
                 return json_answer({"error": error.text}, error.status)
             except library.requests.ClientDisconnect:
-                # nobody reads this answer, but a route has to return one
+                # A route has to return an answer, although no client reads it.
                 return json_answer({"error": "the client has gone"}, 400)
 
         return library.routing.Route(path, answer, methods=[method])

@@ -1,4 +1,7 @@
-"""The description of a simulated server: arrivals, service times, steps, versions, a canary."""
+"""The records that describe a simulated server: arrivals, service times, steps and versions.
+
+For example, 20 requests a second at a server whose batches of b take 5 + 2 b milliseconds.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,20 +13,20 @@ from ascend_lab.deploy.serving.queues import Policy
 
 Floats = NDArray[np.float64]
 CHUNK = 4096
-"""Random numbers drawn at once: one by one each would cost a call into NumPy."""
+"""Random numbers drawn in one call of NumPy, to save time."""
 LAWS: dict[str, Callable[[np.random.Generator, float, int], Floats]] = {
     "exponential": lambda rng, shape, n: rng.standard_exponential(n),
     "deterministic": lambda rng, shape, n: np.ones(n),
-    # a gamma law of mean 1 has the scale 1 / shape
+    # A gamma distribution of mean 1 has the scale 1 / shape.
     "erlang": lambda rng, shape, n: rng.gamma(shape, 1 / shape, n),
     "gamma": lambda rng, shape, n: rng.gamma(shape, 1 / shape, n),
 }
-"""Laws with mean 1; the squared coefficient of variation of the last two is 1/shape."""
+"""Distributions with mean 1; the squared coefficient of variation of the last two is 1/shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """How long batches take: b items `mean_s + per_item_s * b` on average, distributed by a law.
+    """The service time of batches: `mean_s + per_item_s * b` on average, with a distribution.
 
     `seconds`, listed by batch size from 1, replace that line.
     """
@@ -36,20 +39,20 @@ class Service:
 
     def batch_s(self, items: int) -> float:
         """Return the mean seconds of a batch."""
-        # lists begin with 0, batch sizes with 1
+        # Batch sizes begin with 1, indices with 0.
         if self.seconds:
             return self.seconds[items - 1]
         return self.mean_s + self.per_item_s * items
 
     def noise(self, rng: np.random.Generator) -> Iterator[float]:
         """Yield random factors with mean 1, one for each batch."""
-        # endless: how many batches there will be shows only when the simulation is over
+        # Endless, as the number of batches is not known in advance.
         while True:
             yield from LAWS[self.law](rng, self.shape, CHUNK).tolist()
 
     def sampler(self, rng: np.random.Generator, max_batch: int) -> Callable[[int], float]:
         """Return a function that draws the seconds of a batch, given its size."""
-        # a table, as the same few sizes occur in every run; index 0 is no batch
+        # A table by batch size, as the same few sizes occur again and again.
         means_s = [0.0, *(self.batch_s(size) for size in range(1, max_batch + 1))]
         factors = self.noise(rng)
         return lambda items: means_s[items] * next(factors)
@@ -57,9 +60,9 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """How requests arrive: a Poisson stream, listed times, or a closed circle of clients.
+    """The arrivals of requests: a Poisson process, listed times, or a closed system of clients.
 
-    A client of the law "closed" waits for its answer, thinks, and asks again. `items` lists the
+    In a closed system each client waits for its answer, thinks, and asks again. `items` lists the
     sizes of requests, all equally likely.
     """
 
@@ -72,17 +75,17 @@ class Arrivals:
     times_s: tuple[float, ...] = ()
 
 
-ONE = Policy()
+SINGLE_INSTANCE = Policy()
 """One instance that serves requests one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A model of an ensemble; it starts on a request once all steps listed in `after` ended."""
+    """A model of an ensemble, which gets a request when all steps listed in `after` have ended."""
 
     name: str
     service: Service
-    policy: Policy = ONE
+    policy: Policy = SINGLE_INSTANCE
     after: tuple[str, ...] = ()
 
 
@@ -96,10 +99,10 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """The shares that a new version gets, stage by stage, and the limits that end its rollout.
+    """The rollout of a new version: its share of users in each stage, and limits that end it.
 
-    A stage lasts for a window of the new version's answers. `users` is the number of users, who
-    all send requests equally often.
+    A stage lasts for `window` answers of the new version. `users` is the number of users, who all
+    send requests equally often.
     """
 
     stages: tuple[float, ...] = (0.05, 0.25, 1.0)
@@ -107,13 +110,13 @@ class Canary:
     max_error_rate: float = 0.01
     max_p95_s: float = float("inf")
     users: int = 1000
-    # with another salt other users are the first to see the new version
+    # The salt of the hash determines which users see the new version first.
     salt: str = "canary"
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What to simulate: the steps of an ensemble, often one, or versions that a canary compares."""
+    """A simulation: one or more steps of an ensemble, or two versions that a canary compares."""
 
     arrivals: Arrivals
     steps: tuple[Step, ...]

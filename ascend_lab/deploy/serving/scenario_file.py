@@ -1,4 +1,4 @@
-"""Reading a scenario from a TOML file: every key is known, every number in its range.
+"""The reader of a serving scenario from a TOML file, which checks all keys and numbers.
 
 The help of `ascend-lab serve-sim` explains the tables in `FILE`.
 """
@@ -22,16 +22,16 @@ from ascend_lab.deploy.serving.scenario import (
 from ascend_lab.errors import InputError
 from ascend_lab.limits import HUGE, TINY, Range, decoded, naming, shown, toml_of
 
-REQUESTS = 2_000_000
-"""Most requests that a file may ask for."""
-MOST_TIMED = 256
-"""Largest batch of a model whose time is simulated."""
-SHARES = 1e-9
-"""How far the sum of all shares may lie from 1: 0.1 + 0.2 + 0.7 is not 1 to the last bit."""
-IDLE = {"poisson": ("clients", "think_s", "think_law"), "closed": ("rate_per_s",)}
-"""Laws of arrivals, and the keys that change nothing under each."""
+MAX_REQUESTS = 2_000_000
+"""Largest number of requests of a file."""
+MAX_TIMED_BATCH = 256
+"""Largest batch of a model that is timed on a chip."""
+SHARE_TOLERANCE = 1e-9
+"""Tolerance of the sum of shares: in floating point 0.1 + 0.2 + 0.7 is not exactly 1."""
+UNUSED_KEYS = {"poisson": ("clients", "think_s", "think_law"), "closed": ("rate_per_s",)}
+"""Law of arrivals -> the keys that have no effect with it."""
 _BATCH = Range(int, 1, 4096)
-_COUNT = Range(int, 0, REQUESTS)
+_COUNT = Range(int, 0, MAX_REQUESTS)
 _SHARE = Range(float, 0, 1)
 _TIME = Range(float, 0, HUGE)
 _POSITIVE = Range(float, TINY, HUGE)
@@ -56,14 +56,18 @@ FILE: dict[str, Any] = {
     "service": _SERVICE,
     "server": _SERVER,
     "arrivals": {
-        "law": tuple(IDLE),
+        "law": tuple(UNUSED_KEYS),
         "rate_per_s": _POSITIVE,
         "clients": Range(int, 1, 100_000),
         "think_s": _TIME,
         "think_law": ("exponential", "deterministic"),
         "items": [_BATCH],
     },
-    "run": {"requests": Range(int, 1, REQUESTS), "seed": Range(int, 0, 2**53), "warmup": _COUNT},
+    "run": {
+        "requests": Range(int, 1, MAX_REQUESTS),
+        "seed": Range(int, 0, 2**53),
+        "warmup": _COUNT,
+    },
     "priorities": [
         {
             "share": _POSITIVE,
@@ -75,7 +79,7 @@ FILE: dict[str, Any] = {
     "failures": [{"instance": _COUNT, "at_s": _TIME, "repair_s": _TIME}],
     "canary": {
         "stages": [_SHARE],
-        "window": Range(int, 20, REQUESTS),
+        "window": Range(int, 20, MAX_REQUESTS),
         "max_error_rate": _SHARE,
         "max_p95_s": _POSITIVE,
         "users": Range(int, 1, 1_000_000),
@@ -84,15 +88,16 @@ FILE: dict[str, Any] = {
     "steps": [{"name": str, "service": _SERVICE, "server": _SERVER, "after": [str]}],
     "versions": [{"name": str, "service": _SERVICE, "server": _SERVER, "error_rate": _SHARE}],
 }
-"""Every table, its keys, and the values each may have, in the form of `limits.decoded`."""
+"""Tables of the file -> their keys -> the allowed values, as `limits.decoded` takes them."""
 Timed = dict[str, tuple[dict[int, float], Line]]
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A scenario from a file; for each step with a network its simulated times and their line.
+    """A scenario from a file, with the simulated times of its networks and warnings.
 
-    `notes` warn of what a user may not expect: keys that change nothing, overload.
+    `timed` maps a step to its simulated times and their fitted line. `notes` are warnings, for
+    example of keys without an effect or of overload.
     """
 
     scenario: Scenario
@@ -101,9 +106,9 @@ class Read:
 
 
 def read_scenario(path: str | Path) -> Read:
-    """Return the scenario of a TOML file; networks in it are timed on their chips.
+    """Return the scenario of a TOML file, with its networks timed on their chips.
 
-    Raises `InputError` naming the file, table and key at fault, and what loading a model raises.
+    Raises `InputError` naming file, table and key, and errors of loading a model.
     """
     tables = toml_of(path, f"{path}: a TOML file of a scenario", InputError)
     with naming(path):
@@ -113,29 +118,32 @@ def read_scenario(path: str | Path) -> Read:
 def _with_model(tables: dict[str, Any]) -> dict[str, Any]:
     """Return the tables with a model and chip moved into [service].
 
-    They may stand at the top of the file, as keys or as a table [model], as in other files.
+    A file may have them at its top, as keys or as a table [model].
     """
     model = tables.pop("model", {})
     service = tables.get("service", {})
     model = {"name": model} if not isinstance(model, dict) else model
-    named = {"model" if key == "name" else key: value for key, value in model.items()}
-    named |= {"chip": tables.pop("chip")} if "chip" in tables else {}
-    # keys in [service] itself win; if it is no table at all, `decoded` will say so
-    return {**tables, "service": {**named, **service} if isinstance(service, dict) else service}
+    model_keys = {"model" if key == "name" else key: value for key, value in model.items()}
+    model_keys |= {"chip": tables.pop("chip")} if "chip" in tables else {}
+    # Keys in [service] take precedence; if it is not a table, `decoded` raises an error.
+    return {
+        **tables,
+        "service": {**model_keys, **service} if isinstance(service, dict) else service,
+    }
 
 
-def _needs(where: str, table: Mapping[str, Any], *keys: str) -> None:
-    """Raise `InputError` unless a table has some keys."""
+def _check_keys(where: str, table: Mapping[str, Any], *keys: str) -> None:
+    """Raise `InputError` if one of the keys is missing in a table."""
     if missing := [key for key in keys if key not in table]:
         raise InputError(f"[{where}] with {', '.join(missing)}", "none", "add it")
 
 
 def _scenario(file: Mapping[str, Any], folder: Path) -> Read:
-    """Return the scenario of a checked file; networks are looked for in its folder first."""
+    """Return the scenario of checked tables; paths of networks are relative to `folder`."""
     run = file.get("run", {})
     table = file.get("arrivals", {})
-    _needs("arrivals", table, "clients" if table.get("law") == "closed" else "rate_per_s")
-    # `decoded` has checked names and ranges, so the keys of a table are the fields of a record
+    _check_keys("arrivals", table, "clients" if table.get("law") == "closed" else "rate_per_s")
+    # `decoded` has checked the table, whose keys are the fields of the record.
     arrivals = Arrivals(**table)
     requests = run.get("requests", 100_000)
     timed: Timed = {}
@@ -146,31 +154,31 @@ def _scenario(file: Mapping[str, Any], folder: Path) -> Read:
         got = f"{len(versions)} [[versions]]"
         raise InputError("[canary] and two [[versions]], the old one first", got, "or none")
     canary = Canary(**file["canary"]) if versions else None
-    # a request is never split: the largest one has to fit the smallest batch of all steps
+    # A request is never split: the largest one must fit into the batches of every step.
     max_batch = min(step.policy.max_batch for step in steps)
     if max(arrivals.items) > max_batch:
         needed = f"[arrivals] items of at most max_batch {max_batch}"
         raise InputError(needed, str(max(arrivals.items)), "raise max_batch")
-    # a tenth of the requests, added to those that are measured
+    # By default a tenth of the requests, in addition to the measured ones.
     warmup = run.get("warmup", requests // 10)
     scenario = Scenario(arrivals, steps, requests, run.get("seed", 0), warmup, versions, canary)
-    idle = [key for key in IDLE[arrivals.law] if key in table]
-    notes = [f"[arrivals] {key} changes nothing with law {arrivals.law}" for key in idle]
+    unused_keys = [key for key in UNUSED_KEYS[arrivals.law] if key in table]
+    notes = [f"[arrivals] {key} changes nothing with law {arrivals.law}" for key in unused_keys]
     return Read(scenario, timed, (*notes, *_overload(scenario)))
 
 
 def _rows(file: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the rows of [[steps]] or [[versions]], or one row named "model" if there are none.
 
-    Raises `InputError` for a name that occurs twice, and for a step after one that is not above it:
-    so steps never wait for each other in a circle.
+    Raises `InputError` for a repeated name, and for a step that waits for one that is not above it;
+    so there are no circles.
     """
     kinds = [kind for kind in ("steps", "versions") if kind in file]
     if len(kinds) > 1:
         raise InputError("[[steps]] or [[versions]]", "both", "choose one")
     rows = list(file[kinds[0]]) if kinds else [{"name": "model"}]
     for n, row in enumerate(rows):
-        _needs(kinds[0] if kinds else "", row, "name")
+        _check_keys(kinds[0] if kinds else "", row, "name")
         names = [row_above["name"] for row_above in rows[:n]]
         unknown = [name for name in row.get("after", ()) if name not in names]
         if row["name"] in names or unknown:
@@ -180,7 +188,7 @@ def _rows(file: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _step(row: Mapping[str, Any], file: Mapping[str, Any], folder: Path, timed: Timed) -> Step:
-    """Return a step: keys of its row, and for those it leaves out the tables of the whole file."""
+    """Return a step from its row, with missing keys from the tables of the whole file."""
     policy = _policy({**file.get("server", {}), **row.get("server", {})}, file)
     table = {**file["service"], **row.get("service", {})}
     if "model" not in table:
@@ -192,13 +200,13 @@ def _step(row: Mapping[str, Any], file: Mapping[str, Any], folder: Path, timed: 
         raise InputError("a chip for the model", "none", 'add chip = "Ascend310"')
     if {"mean_s", "per_item_s"} & table.keys():
         raise InputError("[service] a model, or mean_s and per_item_s", "both", "choose one")
-    if policy.max_batch > MOST_TIMED:
-        needed = f"max_batch of at most {MOST_TIMED} for a model"
+    if policy.max_batch > MAX_TIMED_BATCH:
+        needed = f"max_batch of at most {MAX_TIMED_BATCH} for a model"
         raise InputError(needed, f"{policy.max_batch:,}", "lower it")
-    # paths are relative to the scenario's file, not to where the command runs
-    local = folder / model
-    place = str(local) if not model.startswith("zoo:") and local.exists() else model
-    seconds, points = network_seconds(place, chip, policy.max_batch, dtype)
+    # Paths are relative to the scenario's file, not to the working directory.
+    local_path = folder / model
+    model_path = str(local_path) if not model.startswith("zoo:") and local_path.exists() else model
+    seconds, points = network_seconds(model_path, chip, policy.max_batch, dtype)
     timed[row["name"]] = points, affine(points)
     return Step(row["name"], Service(**table, seconds=seconds), policy, row.get("after", ()))
 
@@ -213,14 +221,14 @@ def _policy(table: dict[str, Any], file: Mapping[str, Any]) -> Policy:
     rows = file.get("priorities", ({},))
     levels = tuple(Level(**row) for row in rows)
     total = sum(level.share for level in levels)
-    # without shares all levels get equal ones: `Level` has 1.0, and sums are normalised later
-    if any("share" in row for row in rows) and abs(total - 1) > SHARES:
+    # Without shares all levels have 1.0, which is normalised later to equal shares.
+    if any("share" in row for row in rows) and abs(total - 1) > SHARE_TOLERANCE:
         needed = "[[priorities]] whose shares sum to 1"
         raise InputError(needed, f"a sum of {total:.12g}", "mend them, or give none")
-    # the queue_limit of [server] holds for each level that has none of its own
+    # The queue_limit of [server] applies to each level without a limit of its own.
     levels = tuple(replace(level, queue_limit=level.queue_limit or limit) for level in levels)
     for row in file.get("failures", ()):
-        _needs("failures", row, "instance", "at_s", "repair_s")
+        _check_keys("failures", row, "instance", "at_s", "repair_s")
         if row["instance"] >= table.get("instances", 1):
             got = str(row["instance"])
             raise InputError("[[failures]] instance below [server] instances", got, "from 0")
@@ -229,31 +237,31 @@ def _policy(table: dict[str, Any], file: Mapping[str, Any]) -> Policy:
 
 
 def _stated_service(table: dict[str, Any]) -> Service:
-    """Return the service of a table that states its seconds, not a model."""
-    _needs("service", table, "law")
+    """Return the service of a table that states seconds instead of a model."""
+    _check_keys("service", table, "law")
     law = table["law"]
     shape = table.get("shape")
-    # a sum of k exponential times is Erlang with shape k: k is a whole number
+    # A sum of k exponential times has an Erlang law with shape k, so k is an integer.
     if law in ("erlang", "gamma") and (shape is None or (law == "erlang" and shape % 1)):
         needed = f"[service] law {law} with a {'whole ' * (law == 'erlang')}shape"
         raise InputError(needed, shown(shape), "add it")
     if not table.get("mean_s", 0.0) + table.get("per_item_s", 0.0) > 0:
         raise InputError("[service] mean_s or per_item_s above 0", "none", "add one")
-    # chip and dtype of the file concern steps with a model only
+    # Keys chip and dtype apply only to steps with a model.
     return Service(**{key: value for key, value in table.items() if key not in ("chip", "dtype")})
 
 
 def _overload(scenario: Scenario) -> list[str]:
-    """Return a note for each step at which more items arrive than it can serve in full batches."""
+    """Return a warning for each step to which items come faster than it can serve them."""
     arrivals = scenario.arrivals
     notes = []
-    # closed clients slow down with their server; the load of a version depends on the rollout
+    # Clients of a closed system wait for their answers; the load of a version varies.
     if arrivals.law == "closed" or scenario.versions:
         return []
     rate = arrivals.rate_per_s * sum(arrivals.items) / len(arrivals.items)
     for step in scenario.steps:
         sizes = range(1, step.policy.max_batch + 1)
-        # items a second of the best batch size: 8 items in 4 ms on 2 instances are 4,000 items/s
+        # The capacity at the best batch size: 8 items in 4 ms on 2 instances are 4,000 items/s.
         capacity = step.policy.instances * max(n / (step.service.batch_s(n) or TINY) for n in sizes)
         if rate > capacity:
             notes.append(

@@ -1,8 +1,8 @@
-"""A served model, an ensemble or two versions, simulated request by request from one seed.
+"""A discrete-event simulation of a server: of one model, of an ensemble, or of two versions.
 
-Arrivals, services, levels and failures draw random numbers from streams of their own, so that two
-policies can be compared on the same requests (common random numbers). The first requests warm the
-system up and are not measured. `interval` tells how far a mean can be trusted.
+Arrivals, service times, levels and failures have random streams of their own, so that two policies
+can be compared on the same requests (common random numbers). The first requests warm the system up
+and are not measured. `interval` gives the confidence interval of a mean.
 """
 
 from collections.abc import Sequence
@@ -19,19 +19,19 @@ from ascend_lab.deploy.serving.queues import Batches, Jobs, Policy, Station
 from ascend_lab.deploy.serving.scenario import Floats, Scenario, Service, Step
 from ascend_lab.errors import InputError
 
-GROUPS = 20
-"""Stretches of samples whose means are taken as independent."""
-T_99 = 2.8609
+BATCH_MEANS = 20
+"""Groups of consecutive samples, whose means are treated as independent."""
+STUDENT_T_99 = 2.8609
 """Two-sided 99 % quantile of Student's t with GROUPS - 1 degrees of freedom."""
 
 
-# -- what became of it ----------------------------------------------------------------------------
+# -- results --------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The measured requests after a simulation: arrays in order of arrival; `lost` marks lost ones.
+    """The result of a simulation: arrays over the measured requests, in order of arrival.
 
-    Rates and shares are of the window in which they arrived: `throughput_per_s` counts all answers
-    in it.
+    `lost` marks requests without an answer. The window is the time in which the measured requests
+    arrived; `throughput_per_s` counts all answers in it.
     """
 
     arrival_s: Floats
@@ -46,24 +46,24 @@ class Served:
 
     @property
     def latency_s(self) -> Floats:
-        """Seconds from arrival to answer of those served."""
+        """Seconds from arrival to answer of the requests that were answered."""
         return (self.finish_s - self.arrival_s)[~self.lost]
 
     def batches(self, name: str = "") -> NDArray[np.int64]:
-        """Return the items of the batches of a step (the first) since the window began."""
+        """Return the sizes of a step's batches in the window; by default of the first step."""
         batches = self.stations[name or next(iter(self.stations))][1]
         return np.array(batches.items, np.int64)[np.array(batches.start_s) >= self.window_s[0]]
 
     def utilisation(self, name: str = "") -> float:
-        """Return the busy share of the instances of a step (the first) in the window."""
+        """Return the utilisation of a step's instances in the window; by default the first step."""
         policy, batches = self.stations[name or next(iter(self.stations))]
         start_s, end_s = self.window_s
-        # a batch counts for the part of it that lies inside the window
+        # A batch counts only with its time inside the window.
         clipped = np.clip([batches.start_s, batches.end_s], start_s, end_s)
         return float((clipped[1] - clipped[0]).sum() / (policy.instances * (end_s - start_s)))
 
     def summary(self) -> dict[str, Any]:
-        """Return the numbers as plain data, ready for JSON; percentiles of sorted samples."""
+        """Return the numbers as plain data for JSON."""
         sizes = self.batches()
         served = ~self.lost
         data: dict[str, Any] = {
@@ -84,12 +84,12 @@ class Served:
                 for n in self.stations
             }
         if len(next(iter(self.stations.values()))[0].levels) > 1:
-            data["priorities"] = [self._of_level(n) for n in range(int(self.level.max()) + 1)]
+            data["priorities"] = [self._level_summary(n) for n in range(int(self.level.max()) + 1)]
         if self.rollout:
             data["canary"] = self.rollout.summary()
         return data
 
-    def _of_level(self, level: int) -> dict[str, Any]:
+    def _level_summary(self, level: int) -> dict[str, Any]:
         """Return the numbers of the requests of one level."""
         in_level = self.level == level
         served = in_level & ~self.lost
@@ -103,7 +103,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean, and half the width of an interval that holds the true mean in 99 of 100 runs."""
+    """A mean and the half width of its 99 % confidence interval."""
 
     mean: float
     half: float
@@ -113,17 +113,21 @@ class Interval:
 
 
 def interval(samples: Any) -> Interval:
-    """Return the mean of samples that depend on their neighbours, and its 99 % interval.
+    """Return the mean of correlated samples and its 99 % confidence interval, by batch means.
 
-    By batch means: the means of `GROUPS` long stretches are nearly independent. Raises
-    `InputError` for fewer than ten samples a stretch.
+    The means of `BATCH_MEANS` long groups of consecutive samples are nearly independent. Raises
+    `InputError` for fewer than ten samples a group.
     """
     values = np.asarray(samples, float)
-    if len(values) < 10 * GROUPS:
-        raise InputError(f"at least {10 * GROUPS} samples", str(len(values)), "simulate longer")
-    # a wait of 5 s is followed by waits like it: taken as independent, samples promise too much
-    means = np.array([group.mean() for group in np.array_split(values, GROUPS)])
-    return Interval(float(values.mean()), T_99 * float(means.std(ddof=1)) / GROUPS**0.5)
+    if len(values) < 10 * BATCH_MEANS:
+        raise InputError(
+            f"at least {10 * BATCH_MEANS} samples", str(len(values)), "simulate longer"
+        )
+    # A wait of 5 s is followed by similar waits: single samples would give too small an interval.
+    means = np.array([group.mean() for group in np.array_split(values, BATCH_MEANS)])
+    return Interval(
+        float(values.mean()), STUDENT_T_99 * float(means.std(ddof=1)) / BATCH_MEANS**0.5
+    )
 
 
 def latencies(values: Floats) -> dict[str, float]:
@@ -149,10 +153,10 @@ class _Run:
         self.agenda = Agenda()
         total = scenario.warmup + scenario.requests
         self.total = total
-        # arrivals, levels, sizes and the canary draw from the first four, each step from its own
+        # The first four streams are for arrivals, levels, sizes and the canary, then one a step.
         streams = np.random.SeedSequence(scenario.seed).spawn(4 + len(scenario.steps))
         self.rng = [np.random.default_rng(stream) for stream in streams]
-        # shares 0.2, 0.3, 0.5: a random number below 0.2 draws level 0, one below 0.5 level 1
+        # Shares 0.2, 0.3, 0.5: a random number below 0.2 gives level 0, one below 0.5 level 1.
         shares = np.cumsum([level.share for level in scenario.steps[0].policy.levels])
         drawn = np.searchsorted(shares[:-1] / shares[-1], self.rng[1].random(total), side="right")
         items = scenario.arrivals.items
@@ -169,7 +173,7 @@ class _Run:
         self.rollout = None
         if scenario.canary:
             self.rollout = rollout_of(scenario, scenario.canary, self.rng[3])
-        # the steps a request begins with, and for each step those that wait for it
+        # The first steps of a request, and for each step the steps that wait for it.
         self.entry_steps = [n for n, step in enumerate(scenario.steps) if not step.after]
         self.successors = {
             n: [
@@ -179,14 +183,14 @@ class _Run:
             ]
             for n, step in enumerate(scenario.steps)
         }
-        # of an ensemble, by request: how many steps each step still waits for, -1 if it ended
-        self.missing: dict[int, list[int]] = {}
+        # Request of an ensemble -> for each step, the steps it still waits for (-1: it ended).
+        self.pending_steps: dict[int, list[int]] = {}
 
     def _station(self, number: int, step: Step) -> Station:
         """Return the station of a step; it reports its requests to this simulation."""
         draw_s = step.service.sampler(self.rng[4 + number], step.policy.max_batch)
-        done = self._over if self.has_one_step else partial(self._done, number)
-        return Station(self.agenda, step.policy, draw_s, self.jobs, done, self._over)
+        done = self._finish if self.has_one_step else partial(self._step_done, number)
+        return Station(self.agenda, step.policy, draw_s, self.jobs, done, self._finish)
 
     def send(self, now: float, job: int) -> None:
         """Send a request to the steps that wait for no other, or to the version it is routed to."""
@@ -197,30 +201,30 @@ class _Run:
         if self.rollout:
             self.stations[self.rollout.route(job)].arrive(now, job)
             return
-        self.missing[job] = [len(step.after) for step in self.scenario.steps]
+        self.pending_steps[job] = [len(step.after) for step in self.scenario.steps]
         for step in self.entry_steps:
             if not self.jobs.lost[job]:
                 self.stations[step].arrive(now, job)
 
-    def _done(self, step: int, now: float, job: int) -> None:
-        """Pass a request on to the steps that waited for this one, or end it."""
+    def _step_done(self, step: int, now: float, job: int) -> None:
+        """Pass a request on to the steps that waited for this step, or end it."""
         if self.rollout:
-            self.rollout.answered(now, job, step, now - self.arrival_s[job])
-            self._over(now, job)
-        elif missing := self.missing.get(job):  # none if another branch lost the request
+            self.rollout.count_answer(now, job, step, now - self.arrival_s[job])
+            self._finish(now, job)
+        elif missing := self.pending_steps.get(job):  # none if another branch lost the request
             missing[step] = -1
             for successor in self.successors[step]:
                 missing[successor] -= 1
                 if not missing[successor] and not self.jobs.lost[job]:
                     self.stations[successor].arrive(now, job)
             if max(missing) < 0:
-                self._over(now, job)
+                self._finish(now, job)
 
-    def _over(self, now: float, job: int) -> None:
-        """Note the end of a request, answered or lost; its client thinks and asks again."""
-        self.missing.pop(job, None)
+    def _finish(self, now: float, job: int) -> None:
+        """Record the end of a request; a client of a closed system then thinks and asks again."""
+        self.pending_steps.pop(job, None)
         self.finish_s[job] = now
-        # the number of requests in a closed system stays that of its clients
+        # A closed system has a constant number of clients, each with one request at a time.
         if not self.is_open and self.sent < self.total:
             think_s = self.scenario.arrivals.think_s
             self.agenda.at(now + think_s * next(self.think_factors) if think_s else now, self._ask)
@@ -232,10 +236,10 @@ class _Run:
             self.send(now, self.sent - 1)
 
     def arrivals(self) -> Sequence[float]:
-        """Return the times of arrivals; closed clients have none, and send a first request now."""
+        """Return the times of arrivals; in a closed system, start its clients and return none."""
         arrivals = self.scenario.arrivals
         if arrivals.law == "closed":
-            # every later request of a client follows its last answer: see `_over`
+            # Later requests of a client follow its answers: see `_finish`.
             for _ in range(min(arrivals.clients, self.total)):
                 self.agenda.at(0.0, self._ask)
             return ()
@@ -247,9 +251,9 @@ class _Run:
 
 
 def simulate_serving(scenario: Scenario) -> Served:
-    """Simulate a scenario, and return what became of its requests: the same for the same seed.
+    """Simulate a scenario; the result depends only on the scenario and its seed.
 
-    Raises `InputError` unless the scenario's times of arrival, if it lists them, are one a request.
+    Raises `InputError` if the scenario lists times of arrival, but not one for each request.
     """
     times_s = scenario.arrivals.times_s
     if times_s and len(times_s) != scenario.warmup + scenario.requests:
@@ -262,10 +266,10 @@ def simulate_serving(scenario: Scenario) -> Served:
     finish_s = np.array(run.finish_s)
     start_s = float(arrival_s[first_measured])
     end_s = float(arrival_s[-1])
-    # all requests came at once: the window ends with the last answer
+    # If all requests came at the same time, the window ends with the last answer.
     if end_s <= start_s:
         end_s = max(float(finish_s.max()), float(np.nextafter(start_s, np.inf)))
-    # answers in the window, also to requests of the warm-up: the output rate of a running system
+    # Answers in the window include those to requests of the warm-up.
     answers = ~lost & (finish_s > start_s) & (finish_s <= end_s)
     names = [v.name for v in scenario.versions] or [step.name for step in scenario.steps]
     logs = [(station.policy, station.batches) for station in run.stations]

@@ -1,10 +1,10 @@
-"""Counts and times of one version of a served model: Triton's statistics and metrics.
+"""The statistics and metrics of a served model, in the formats of Triton.
 
     statistics: https://github.com/triton-inference-server/server, docs/protocol
                 (extension_statistics.md)
     metrics:    there, docs/user_guide/metrics.md
 
-Times are counted in nanoseconds. A request has the time of all of it (request), of reading it
+Times are in nanoseconds. A request has a total time (request), and the times of reading it
 (compute_input), of waiting (queue), of the model's batch (compute_infer) and of writing the answer
 (compute_output).
 """
@@ -18,12 +18,12 @@ from typing import Any
 PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
 REJECTED = "REJECTED"
 OTHER = "OTHER"
-"""Why a request failed: the queue was full, or something else."""
+"""Reasons of failures: the queue was full, or any other reason."""
 
 
 @dataclass(slots=True)
 class Duration:
-    """How often something was timed, and the sum of its nanoseconds."""
+    """A number of timed events, and the sum of their nanoseconds."""
 
     count: int = 0
     ns: int = 0
@@ -35,7 +35,7 @@ class Duration:
 
 
 def durations(names: Iterable[str]) -> dict[str, Duration]:
-    """Return a duration for each name, nothing counted yet."""
+    """Return a duration of 0 for each name."""
     return {name: Duration() for name in names}
 
 
@@ -49,7 +49,7 @@ class Statistics:
     failures: dict[str, Duration] = field(default_factory=lambda: durations((REJECTED, OTHER)))
     parts: dict[str, Duration] = field(default_factory=lambda: durations(PARTS))
     batches: dict[int, dict[str, Duration]] = field(default_factory=dict)
-    """By the number of rows that ran together: input, infer and output of the batches."""
+    """Number of rows of a batch -> the durations of such batches by part."""
     inferences: int = 0
     executions: int = 0
     last_ms: int = 0
@@ -70,8 +70,8 @@ class Statistics:
         """Return the object of Triton's statistics extension."""
         failed = self.failures.values()
         failure = Duration(sum(f.count for f in failed), sum(f.ns for f in failed))
-        # nothing is cached here, but clients expect both entries
-        nothing = asdict(Duration())
+        # The server has no cache, but clients expect both entries.
+        empty = asdict(Duration())
         return {
             "name": self.name,
             "version": self.version,
@@ -82,8 +82,8 @@ class Statistics:
                 "success": asdict(self.success),
                 "fail": asdict(failure),
                 **_as_dicts(self.parts),
-                "cache_hit": nothing,
-                "cache_miss": nothing,
+                "cache_hit": empty,
+                "cache_miss": empty,
             },
             "batch_stats": [
                 {"batch_size": rows, **_as_dicts(parts)}
@@ -92,8 +92,8 @@ class Statistics:
         }
 
     def metrics(self, pending: int) -> dict[str, dict[str, int]]:
-        """Return the metrics: for each name and kind the values by label."""
-        # json.dumps escapes quotes in a name, as the text form of Prometheus asks
+        """Return the metrics: "name kind" -> label -> value."""
+        # json.dumps escapes quotes in a name, as the text format of Prometheus requires.
         label = f'model={json.dumps(self.name)},version="{self.version}"'
         counters = {
             "request_success": self.success.count,
@@ -118,14 +118,14 @@ def _as_dicts(parts: dict[str, Duration]) -> dict[str, dict[str, int]]:
 
 def metrics_text(tables: Iterable[dict[str, dict[str, int]]]) -> str:
     """Return the metrics of several versions in the text form of Prometheus."""
-    # Prometheus wants all lines of a metric together, also those of several versions
-    together: dict[str, dict[str, int]] = {}
+    # Prometheus requires the lines of a metric to be adjacent, including those of all versions.
+    merged: dict[str, dict[str, int]] = {}
     for table in tables:
         for kind, values in table.items():
-            together.setdefault(kind, {}).update(values)
+            merged.setdefault(kind, {}).update(values)
     lines = []
-    for kind, values in together.items():
-        # kind is "request_success counter": its first word is the name, in lines without the second
+    for kind, values in merged.items():
+        # `kind` is for example "request_success counter": values have only the first word.
         name = f"nv_inference_{kind.split()[0]}"
         lines.append(f"# TYPE nv_inference_{kind}\n")
         lines += [f"{name}{{{label}}} {value}\n" for label, value in values.items()]

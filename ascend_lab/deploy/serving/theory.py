@@ -1,11 +1,11 @@
-"""What queueing theory says of a server: formulas in closed form, and two small Markov chains.
+"""Formulas of queueing theory for a server, and two small Markov chains, to check the simulator.
 
-They are oracles of the simulator, and rules of thumb. In the letters of the textbooks l is the
-arrival rate, mu = 1/S the rate of one server whose mean service takes S, a = l S the offered load,
-r the utilisation. W is the mean time from arrival to answer, Wq the part of it in the queue; L and
-Lq are the mean numbers of requests there: L = l W (Little's law).
+The letters are those of the textbooks: l is the arrival rate, mu = 1/S the rate of one server with
+mean service time S, a = l S the offered load, r the utilisation. W is the mean time from arrival to
+answer, Wq its part in the queue. L and Lq are the mean numbers of requests there: L = l W (Little's
+law).
 
-Textbook formulas (Kleinrock, Queueing Systems I, 1975) unless another source stands beside them.
+Formulas without a source are from Kleinrock, Queueing Systems I, 1975.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from ascend_lab.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Means in equilibrium: times in s, numbers of requests; `blocked` is the share lost."""
+    """Means in equilibrium: times in seconds, numbers of requests, and the share of lost ones."""
 
     Wq: float
     W: float
@@ -29,13 +29,13 @@ class Queue:
     mean_batch: float = 1.0
 
 
-def _queue(rate: float, wq: float, w: float, busy: float, **further: float) -> Queue:
+def _queue(rate: float, wq: float, w: float, busy: float, **other_means: float) -> Queue:
     """Return the means of a queue from its two times; the numbers follow by Little's law."""
-    return Queue(wq, w, rate * wq, rate * w, busy, **further)
+    return Queue(wq, w, rate * wq, rate * w, busy, **other_means)
 
 
-def _stable(utilisation: float) -> None:
-    """Raise `InputError` for a server with nothing to do, or with more than it can do."""
+def _check_stable(utilisation: float) -> None:
+    """Raise `InputError` unless the utilisation is above 0 and below 1."""
     if not 0 < utilisation < 1:
         got = f"a load of {utilisation:.4g}"
         raise InputError("more capacity than work, and some work", got, "lower the rate")
@@ -45,81 +45,84 @@ def mg1(rate: float, mean_s: float, cv2: float = 1.0) -> Queue:
     """Return M/G/1: Wq = l E[S^2] / (2 (1 - r)); cv2 of S is 1 for M/M/1 and 0 for M/D/1."""
     # E[S^2] = (1 + cv2) S^2; with l = 0.8 and S = 1: Wq = 4 for M/M/1, 2 for M/D/1
     r = rate * mean_s
-    _stable(r)
+    _check_stable(r)
     wq = rate * mean_s**2 * (1 + cv2) / (2 * (1 - r))
     return _queue(rate, wq, wq + mean_s, r)
 
 
 def erlang_b(load: float, servers: int) -> float:
-    """Return the share lost of a load in erlang at servers where nobody waits."""
-    # by recursion over servers: the formula itself divides numbers as large as a^c / c!
-    lost = 1.0
+    """Return the share of lost requests if none can wait, for a load in erlang (Erlang B)."""
+    # The recursion over servers avoids the large numbers a^c / c! of the formula.
+    loss_share = 1.0
     for n in range(1, servers + 1):
-        lost = load * lost / (n + load * lost)
-    return lost
+        loss_share = load * loss_share / (n + load * loss_share)
+    return loss_share
 
 
 def mmc(rate: float, mean_s: float, servers: int) -> Queue:
     """Return M/M/c: Wq = P(wait) S / (c - a) with a = l S, P(wait) after Erlang C."""
     load = rate * mean_s
-    _stable(load / servers)
-    # Erlang C from Erlang B, so that no factorials are needed here, either
-    lost = erlang_b(load, servers)
-    waits = lost / (1 - load / servers * (1 - lost))
-    wq = waits * mean_s / (servers - load)
+    _check_stable(load / servers)
+    # Erlang C follows from Erlang B without factorials.
+    loss_share = erlang_b(load, servers)
+    wait_probability = loss_share / (1 - load / servers * (1 - loss_share))
+    wq = wait_probability * mean_s / (servers - load)
     return _queue(rate, wq, wq + mean_s, load / servers)
 
 
 def mm1k(rate: float, mean_s: float, places: int) -> Queue:
-    """Return M/M/1 with `places` in all, the one being served included; averages of those let in.
+    """Return M/M/1 for at most `places` requests, including the one in service.
 
-    The `queue_limit` of a policy counts requests that wait: it is places - 1.
+    Times are means over accepted requests. The `queue_limit` of a policy counts waiting requests:
+    it is places - 1.
     """
-    # p_n is proportional to r^n for n = 0 .. places, also with r of 1 or more
+    # p_n is proportional to r^n for n = 0 .. places, also for r >= 1.
     weights = (rate * mean_s) ** np.arange(places + 1)
     p = weights / weights.sum()
-    let_in = rate * float(1 - p[-1])
-    w = float(p @ np.arange(places + 1)) / let_in
-    return _queue(let_in, w - mean_s, w, let_in * mean_s, blocked=float(p[-1]))
+    accepted_rate = rate * float(1 - p[-1])
+    w = float(p @ np.arange(places + 1)) / accepted_rate
+    return _queue(accepted_rate, w - mean_s, w, accepted_rate * mean_s, blocked=float(p[-1]))
 
 
 def priorities(rates: Sequence[float], mean_s: float, cv2: float = 1.0) -> list[float]:
-    """Return Wq of each level, the first served first, none interrupted (Cobham, 1954)."""
-    _stable(sum(rates) * mean_s)
-    # an arrival waits for what is left of the service at work, in the mean l E[S^2] / 2
+    """Return Wq of each level without preemption, highest priority first (Cobham, 1954)."""
+    _check_stable(sum(rates) * mean_s)
+    # An arrival waits for the residual time of the present service, on average l E[S^2] / 2.
     residual_s = sum(rates) * mean_s**2 * (1 + cv2) / 2
     sums = [sum(rates[:n]) * mean_s for n in range(len(rates) + 1)]
     return [residual_s / ((1 - sums[n]) * (1 - sums[n + 1])) for n in range(len(rates))]
 
 
-def shared(rate: float, mean_s: float, own_s: float) -> float:
-    """Return W of a request of work x = `own_s` where all share the server: x / (1 - r)."""
-    _stable(rate * mean_s)
-    return own_s / (1 - rate * mean_s)
+def shared(rate: float, mean_s: float, work_s: float) -> float:
+    """Return W of a request with service time x = `work_s` under processor sharing: x / (1 - r)."""
+    _check_stable(rate * mean_s)
+    return work_s / (1 - rate * mean_s)
 
 
-def batch_root(rate: float, mean_s: float, most: int) -> float:
-    """Return the root in (0, 1) of mu r^(K+1) - (l + mu) r + l = 0."""
-    _stable(rate * mean_s / most)
+def batch_root(rate: float, mean_s: float, max_batch: int) -> float:
+    """Return the root r in (0, 1) of mu r^(K+1) - (l + mu) r + l = 0, with K = `max_batch`."""
+    _check_stable(rate * mean_s / max_batch)
     mu = 1 / mean_s
     low = 0.0
     high = 1 - 1e-12
-    # bisection: 1 is a root, too, and the expression is positive below the one looked for
+    # Bisection: 1 is a root, too, and the expression is positive below the smaller root.
     for _ in range(200):
         r = (low + high) / 2
-        low, high = (r, high) if mu * r ** (most + 1) - (rate + mu) * r + rate > 0 else (low, r)
+        low, high = (
+            (r, high) if mu * r ** (max_batch + 1) - (rate + mu) * r + rate > 0 else (low, r)
+        )
     return low
 
 
-def batches(rate: float, mean_s: float, most: int) -> Queue:
-    """Return a server whose batches take exponential times of one mean, whatever their size.
+def batches(rate: float, mean_s: float, max_batch: int) -> Queue:
+    """Return a server with exponential batch times, whose mean does not depend on the size.
 
-    A free server takes all requests that wait, at most K, and later arrivals wait: the dynamic
+    A free server takes all waiting requests, at most K; later arrivals wait. This is a dynamic
     batcher without delay. With the root r of `batch_root`:
 
         Lq = (1 - idle) r / (1 - r)        idle = mu (1 - r) / (l + mu (1 - r))
     """
-    r = batch_root(rate, mean_s, most)
+    r = batch_root(rate, mean_s, max_batch)
     mu = 1 / mean_s
     idle = mu * (1 - r) / (rate + mu * (1 - r))
     wq = (1 - idle) * r / (1 - r) / rate
@@ -127,69 +130,72 @@ def batches(rate: float, mean_s: float, most: int) -> Queue:
 
 
 def growing_batches(
-    rate: float, per_item_s: float, mean_s: float, most: int, waiting: int = 300
+    rate: float, per_item_s: float, mean_s: float, max_batch: int, waiting: int = 300
 ) -> Queue:
-    """Return a server whose batches of b take exponential times of mean `per_item_s * b + mean_s`.
+    """Return a server with exponential batch times of mean `per_item_s * b + mean_s`.
 
-    A free server takes all requests that wait, at most `most`. Computed from the Markov chain
-    (batch size, number waiting), cut off at `waiting` requests.
+    A free server takes all waiting requests, at most `max_batch`. The means are computed from the
+    Markov chain (batch size, number waiting), cut off at `waiting` requests.
     """
-    tau = per_item_s * np.arange(most + 1) + mean_s
-    _stable(rate * float(tau[most]) / most)
-    states = [(0, 0), *((b, n) for b in range(1, most + 1) for n in range(waiting))]
-    place = {state: k for k, state in enumerate(states)}
+    tau = per_item_s * np.arange(max_batch + 1) + mean_s
+    _check_stable(rate * float(tau[max_batch]) / max_batch)
+    states = [(0, 0), *((b, n) for b in range(1, max_batch + 1) for n in range(waiting))]
+    state_index = {state: k for k, state in enumerate(states)}
     flow = np.zeros((len(states), len(states)))
-    for (b, n), k in place.items():
-        # an arrival waits, or is a batch of its own if the server is idle (b = 0)
-        flow[k, place[(b, min(n + 1, waiting - 1)) if b else (1, 0)]] += rate
-        # a batch ends: the next one takes up to `most` of those that wait
+    for (b, n), k in state_index.items():
+        # An arrival waits, or is a batch of 1 if the server is idle (b = 0).
+        flow[k, state_index[(b, min(n + 1, waiting - 1)) if b else (1, 0)]] += rate
+        # A batch ends: the next one takes at most `max_batch` waiting requests.
         if b:
-            flow[k, place[min(n, most), max(n - most, 0)]] += 1 / tau[b]
+            flow[k, state_index[min(n, max_batch), max(n - max_batch, 0)]] += 1 / tau[b]
     p = _equilibrium(flow)
-    batch, waits = np.array(states).T
-    lq = float(p @ waits)
-    inside = float(p @ batch)
-    ends = np.where(batch > 0, p / tau[batch], 0.0)
+    batch, waiting_counts = np.array(states).T
+    lq = float(p @ waiting_counts)
+    mean_in_service = float(p @ batch)
+    batch_end_rates = np.where(batch > 0, p / tau[batch], 0.0)
     busy = float(p[batch > 0].sum())
-    size = float(ends @ batch / ends.sum())
-    return _queue(rate, lq / rate, (lq + inside) / rate, busy, mean_batch=size)
+    mean_batch = float(batch_end_rates @ batch / batch_end_rates.sum())
+    return _queue(rate, lq / rate, (lq + mean_in_service) / rate, busy, mean_batch=mean_batch)
 
 
 def _equilibrium(flow: np.ndarray) -> np.ndarray:
     """Return the share of time that a Markov chain spends in each state, from its rates."""
-    # p Q = 0 leaves one equation too few; the last row says instead that the shares sum to 1
+    # One equation of p Q = 0 is redundant; sum(p) = 1 takes its place.
     balance = (flow - np.diag(flow.sum(1))).T
     balance[-1] = 1.0
     return np.linalg.solve(balance, np.eye(len(flow))[-1])
 
 
-def take_all(rate: float, per_item_s: float, mean_s: float, most: int = 800) -> Queue:
+def take_all(rate: float, per_item_s: float, mean_s: float, max_batch: int = 800) -> Queue:
     """Return a server whose batches of b take exactly `per_item_s * b + mean_s` (Inoue, 2021).
 
-    A batch takes all requests that wait: the number A that came during the batch before, or 1 if
-    none did. The sizes are a Markov chain, cut off at `most`.
-    W = a + t0 + (1 + 2 l a)(E[B^2] - E[B]) / (2 l E[B]) (Performance Evaluation 147; arXiv
-    1912.06322).
+    A batch takes all waiting requests: those that came during the previous batch, or 1 if none
+    came. The batch sizes B are a Markov chain, cut off at `max_batch`. With a = `per_item_s` and
+    t0 = `mean_s`:
+
+        W = a + t0 + (1 + 2 l a)(E[B^2] - E[B]) / (2 l E[B])
+
+    Source: Performance Evaluation 147; arXiv 1912.06322.
     """
     a = per_item_s
     t0 = mean_s
     la = rate * per_item_s
     if not la < 1:
         raise InputError("rate * per_item_s below 1", f"{la:.4g}", "lower the rate")
-    b = np.arange(1, most + 1)
-    arrivals = np.arange(most + 1)
+    b = np.arange(1, max_batch + 1)
+    arrivals = np.arange(max_batch + 1)
     load = rate * (a * b + t0)
-    # Poisson chances l^n e^-l / n! through logarithms: 800! is no floating-point number
+    # Poisson probabilities l^n e^-l / n! by logarithms, as 800! exceeds floating point.
     logs = np.concatenate(([0.0], np.cumsum(np.log(b))))
-    chances = np.exp(arrivals * np.log(load)[:, None] - load[:, None] - logs)
-    none_came = chances[:, 0].copy()
-    # after none the next batch is a single request, so that chance joins that of one arrival
-    chances = chances[:, 1:]
-    chances[:, 0] += none_came
-    p = _equilibrium(chances)
-    mean = float(p @ b)
-    square = float(p @ b**2)
-    w = a + t0 + (1 + 2 * la) * (square - mean) / (2 * rate * mean)
-    work_s = a * mean + t0
-    busy = work_s / (work_s + float(p @ none_came) / rate)
-    return _queue(rate, w - work_s, w, busy, mean_batch=mean)
+    probabilities = np.exp(arrivals * np.log(load)[:, None] - load[:, None] - logs)
+    no_arrival = probabilities[:, 0].copy()
+    # Without an arrival the next batch has one request, too: both probabilities are added.
+    probabilities = probabilities[:, 1:]
+    probabilities[:, 0] += no_arrival
+    p = _equilibrium(probabilities)
+    mean_batch = float(p @ b)
+    mean_square = float(p @ b**2)
+    w = a + t0 + (1 + 2 * la) * (mean_square - mean_batch) / (2 * rate * mean_batch)
+    work_s = a * mean_batch + t0
+    busy = work_s / (work_s + float(p @ no_arrival) / rate)
+    return _queue(rate, w - work_s, w, busy, mean_batch=mean_batch)
