@@ -279,14 +279,10 @@ def test_the_report_skips_peers_that_cannot_be_installed(tmp_path, capsys, monke
 
 
 def test_annealing_takes_a_step_up_less_and_less():
-    walk = Annealing()
-    assert walk._acceptance(2.0, 3.0, 0) == pytest.approx(math.exp(-1))  # half more, at 0.5
-    assert (
-        walk._acceptance(2.0, 4.0, 0) < walk._chance(2.0, 3.0, 0) < walk._chance(2.0, 2.0, 0) == 1
-    )
-    assert (
-        walk._acceptance(2.0, 3.0, 400) < walk._chance(2.0, 3.0, 0) == walk._chance(2.0, 3.0, 500)
-    )
+    chance = Annealing()._acceptance
+    assert chance(2.0, 3.0, 0) == pytest.approx(math.exp(-1))  # half more, at 0.5
+    assert chance(2.0, 4.0, 0) < chance(2.0, 3.0, 0) < chance(2.0, 2.0, 0) == 1
+    assert chance(2.0, 3.0, 400) < chance(2.0, 3.0, 0) == chance(2.0, 3.0, 500)
 
 
 def test_the_model_forgets_when_there_are_too_many_trials(monkeypatch):

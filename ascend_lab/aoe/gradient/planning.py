@@ -1,4 +1,6 @@
-"""A plan: the best split of a gradient sequence, what other ways take, and as frameworks take it.
+"""The plan of a gradient split: the best split, baselines to compare with, forms for frameworks.
+
+The baselines are other ways to split, by name:
 
 | name | rule | source |
 |---|---|---|
@@ -6,23 +8,26 @@
 | per_layer | one all-reduce a gradient | |
 | hccl_default | 96.54 % of the bytes, then 3.46 % | HCCL's Python API, gradient splitting |
 | ddp_25mb | 25 MiB, the first 1 MiB; closed when reached | PyTorch DDP, `reducer.hpp` |
-| best_threshold | the best single size of half octaves | |
+| best_threshold | the best single bucket size, tried in steps of a factor 1.41 | |
 | mg_wfbp | merge while the next is ready soon enough | Shi et al., INFOCOM 2019, released code |
 | gdat | fill the time the last bucket is sent in | CANN's gradient tuner, as published |
 
-Where number formats change every one of them begins a new bucket.
+All of them begin a new bucket where the number format changes.
+
+The forms in which frameworks accept a split:
 
 HCCL (Python API, `hccl.split.api`): `set_split_strategy_by_idx` takes the last gradient of every
-segment, `[20, 100, 159]` for 0-20, 21-100, 101-159; `set_split_strategy_by_size` takes shares of
-the bytes that add up to 100 percent; at most 8 segments. Where both are set the sizes count.
-Gradients are counted in the order of the all-reduces in the graph, which is that of backward.
+segment, `[20, 100, 159]` for 0-20, 21-100, 101-159. `set_split_strategy_by_size` takes shares of
+the bytes that add up to 100 percent, and has precedence. There are at most 8 segments. Gradients
+are counted in the order of the all-reduces in the graph, which is that of backward.
 
-MindSpore (`set_auto_parallel_context`): `all_reduce_fusion_config` takes last gradients too, the
-very last one implied (`communication_op_fusion.cc`, `GetSplitSegments`); releases before 2.0 refuse
-0 as the first. The same list is `comm_fusion={"allreduce": {"mode": "index", "config": ...}}`.
+MindSpore (`set_auto_parallel_context`): `all_reduce_fusion_config` takes last gradients as well,
+without the very last one (`communication_op_fusion.cc`, `GetSplitSegments`); releases before 2.0
+refuse 0 as the first. The same list is the "config" of
+`comm_fusion={"allreduce": {"mode": "index", "config": ...}}`.
 
-PyTorch (`DistributedDataParallel`): one `bucket_cap_mb` in MiB, a bucket is closed when it reaches
-that; a cap that the user gives holds for the first as well (`bucket_bytes_cap_default`).
+PyTorch (`DistributedDataParallel`): a bucket is closed when it reaches `bucket_cap_mb` (in MiB). A
+cap that the user sets holds for the first bucket as well (`bucket_bytes_cap_default`).
 """
 
 from bisect import bisect_right
@@ -38,11 +43,13 @@ from ascend_lab.errors import InputError
 
 MIB = 2**20
 DDP_PER_OCTAVE = 16
-HCCL_FIRST = 0.9654
-"""Share of the bytes in the first of HCCL's two default segments (ResNet-50's best)."""
-HCCL_SEGMENTS = GDAT_SEGMENTS = 8
-PARTS = 6400
-"""Shares are whole 64ths of a percent: exact in binary, so that their sum is 100 and no less."""
+"""Bucket caps for PyTorch are tried in steps of a factor 2^(1/16) = 1.044."""
+HCCL_FIRST_SHARE = 0.9654
+"""Share of the bytes in the first of HCCL's two default segments (the best for ResNet-50)."""
+HCCL_SEGMENTS = 8
+GDAT_SEGMENTS = 8
+SHARE_UNITS = 6400
+"""Shares are multiples of 1/64 percent, which floats represent exactly: their sum is 100."""
 
 
 # -- other ways to split --------------------------------------------------------------------------
@@ -60,50 +67,53 @@ def hccl_default(table: Table, cost: Cost) -> Split:
     """Return two buckets, cut where the first is closest to 96.54 % of the bytes."""
     sums = table.sums_bytes
     # Of sizes 10, 60, 25, 5 the running sums are 10, 70, 95, 100 %: 95 is nearest to 96.54.
-    cut = int(np.argmin(np.abs(sums[1:] - HCCL_FIRST * sums[-1])))
+    cut = int(np.argmin(np.abs(sums[1:] - HCCL_FIRST_SHARE * sums[-1])))
     return split_at(sorted({cut, table.count - 1}))
 
 
 def by_cap(table: Table, cap_bytes: float, first_bytes: float | None = None) -> Split:
-    """Return buckets that are closed by the gradient with which they reach a size.
+    """Return the buckets if each is closed as soon as it has at least `cap_bytes`.
 
-    `first_bytes`: another size for the first bucket.
+    `first_bytes` is another cap for the first bucket.
     """
     first_cap_bytes = cap_bytes if first_bytes is None else first_bytes
     return closed(table.sums_bytes.tolist(), cap_bytes, first_cap_bytes)
 
 
 def ddp_25mb(table: Table, cost: Cost) -> Split:
-    """Return the buckets of DDP as it comes: 25 MiB, but 1 MiB for the first."""
+    """Return the buckets of DDP's defaults: 25 MiB, but 1 MiB for the first."""
     return by_cap(table, BUCKET_BYTES, FIRST_BYTES)
 
 
 def best_cap(table: Table, price: Price, per_octave: int = 2) -> tuple[float, Split, float]:
-    """Return the best single cap of a grid of sizes, its buckets and their end."""
-    total = max(float(table.sums_bytes[-1]), 1.0)
-    least_bytes = min((s for s in np.diff(table.sums_bytes).tolist() if s > 0), default=1.0)
-    count = (
-        int(np.ceil(per_octave * np.log2(total / least_bytes))) + 1 if total > least_bytes else 1
-    )
-    # Below the smallest gradient each is a bucket by itself, above the sum all are one: no cap
-    # outside this range gives another split.
-    caps = [float(round(min(total, least_bytes * 2 ** (k / per_octave)))) for k in range(count + 1)]
-    splits = [legal(table, by_cap(table, cap)) for cap in caps]
-    ends = [end_s(table, price, split) for split in splits]
+    """Return the best bucket cap in bytes, its split, and the end of that split.
+
+    `per_octave` caps are tried per doubling, from the smallest gradient to the sum of all: smaller
+    caps make every gradient a bucket, and larger ones make a single bucket.
+    """
+    total_bytes = max(float(table.sums_bytes[-1]), 1.0)
+    smallest_bytes = min((s for s in np.diff(table.sums_bytes).tolist() if s > 0), default=1.0)
+    count = 1
+    if total_bytes > smallest_bytes:
+        count = int(np.ceil(per_octave * np.log2(total_bytes / smallest_bytes))) + 1
+    sizes = [smallest_bytes * 2 ** (step / per_octave) for step in range(count + 1)]
+    caps = [float(round(min(total_bytes, size))) for size in sizes]
+    splits_by_cap = [legal(table, by_cap(table, cap)) for cap in caps]
+    ends = [end_s(table, price, split) for split in splits_by_cap]
     best = ends.index(min(ends))
-    return caps[best], splits[best], ends[best]
+    return caps[best], splits_by_cap[best], ends[best]
 
 
 def best_threshold(table: Table, cost: Cost) -> Split:
-    """Return the buckets of the best single size, tried in half octaves."""
+    """Return the buckets of the best single cap, tried with two caps per doubling."""
     return best_cap(table, price_of(cost))[1]
 
 
 def mg_wfbp(table: Table, cost: Cost) -> Split:
-    """Return the buckets of the released MG-WFBP rule.
+    """Return the buckets of the MG-WFBP rule, as in its released code.
 
-    A gradient that could be sent from `start` on goes into the next one's bucket if that one is
-    ready before it would have been sent, and either before `start` or less than a startup after it.
+    A bucket that could be sent from `start` on takes in the next gradient if that one is ready
+    before the bucket would be sent, and at most a startup after `start`.
     """
     startup = splits.startup_s(cost)
     sums = table.sums_bytes.tolist()
@@ -127,34 +137,35 @@ def mg_wfbp(table: Table, cost: Cost) -> Split:
 def gdat(table: Table, cost: Cost) -> Split:
     """Return the buckets of CANN's published greedy rule.
 
-    For every end of the first bucket: the following ones take the gradients that are computed while
-    the last bucket is sent. The one with the shortest tail of at most eight buckets wins.
+    For every possible end of the first bucket, each following bucket takes the gradients that are
+    computed while the previous one is sent. Of these splits, that with at most eight buckets whose
+    last all-reduce ends first is returned.
     """
-    start = splits.startup_s(cost)
+    startup_s = splits.startup_s(cost)
     sums = table.sums_bytes.tolist()
     # CANN counts from the first gradient, which is ready at 0.
     ready_s = (table.ready_s - table.ready_s[0]).tolist()
     count = table.count
     backward_s = ready_s[-1]
-    best = float(cost(sums[-1]))
+    best_tail_s = float(cost(sums[-1]))
     best_split = one_bucket(table, cost)
     for first_count in range(1, count):
-        sent = float(cost(sums[first_count]))
-        end = ready_s[first_count - 1] + sent
+        sending_s = float(cost(sums[first_count]))
+        end = ready_s[first_count - 1] + sending_s
         begin = first_count
         lasts = [first_count - 1]
-        # While this bucket is sent, backward computes the gradients of the next.
         while begin < count and len(lasts) < GDAT_SEGMENTS:
-            stop = bisect_right(ready_s, ready_s[begin - 1] + sent + start, begin)
-            if stop == begin:  # one slow layer: wait for it
-                end += ready_s[begin] - ready_s[begin - 1] - sent
+            # the gradients that are ready when the previous bucket has been sent
+            stop = bisect_right(ready_s, ready_s[begin - 1] + sending_s + startup_s, begin)
+            if stop == begin:  # a slow layer: no gradient is ready, so wait for one
+                end += ready_s[begin] - ready_s[begin - 1] - sending_s
                 stop = begin + 1
-            sent = float(cost(sums[stop] - sums[begin]))
-            end = end + sent
+            sending_s = float(cost(sums[stop] - sums[begin]))
+            end = end + sending_s
             begin = stop
             lasts.append(stop - 1)
-        if begin == count and end - backward_s < best:
-            best = end - backward_s
+        if begin == count and end - backward_s < best_tail_s:
+            best_tail_s = end - backward_s
             best_split = split_at(lasts)
     return best_split
 
@@ -167,7 +178,7 @@ BASELINES: dict[str, Callable[[Table, Cost], Split]] = {
 
 def legal(table: Table, split: Split) -> Split:
     """Return the split with additional cuts wherever a bucket would mix number formats."""
-    # Where a gradient may share no bucket with the one before it, a bucket ends.
+    # a bucket must end before a gradient that may not share a bucket with its predecessor
     forced = np.flatnonzero(table.first[1:] == np.arange(1, table.count)).tolist()
     return split_at(sorted({*forced, *(last for _, last in split)}))
 
@@ -180,12 +191,15 @@ def baseline(name: str, table: Table, cost: Cost) -> Split:
 # -- the plan -------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class GradientPlan:
-    """Which gradients are sent together, and when all are sent (from the start of backward).
+    """The best split of the gradients within some limits, and its end.
 
-    No split in the limits ends earlier, by dynamic programming. `segments`: (first, last), both
-    inclusive, 0-based, in backward order. `baselines`: ends of other ways by name; those
-    in `over_limit` break a limit that this plan keeps, and may end earlier for it. `ready_s`: when
-    the last gradient is ready; no plan ends before. `max_segments`, `max_bytes`: the limits.
+    - segments: (first, last) of each bucket, both inclusive, counted from 0 in backward order
+    - end_s: the time from the start of backward until all are sent; no split within the limits ends
+      earlier
+    - baselines: the ends of other splits, by name
+    - over_limit: baselines that break a limit, and may therefore end earlier than the plan
+    - ready_s: the time at which the last gradient is ready
+    - max_segments, max_bytes: the limits
     """
 
     segments: Split
@@ -198,15 +212,15 @@ class GradientPlan:
 
     @property
     def tail_s(self) -> float:
-        """What is still to be sent when backward is over: end - ready."""
+        """The time from the end of backward until everything is sent: end - ready."""
         return self.end_s - self.ready_s
 
     def gain(self, name: str) -> float:
-        """Return how much longer a baseline takes: its end / this end - 1."""
+        """Return the share by which a baseline ends later: its end / this end - 1."""
         return self.baselines[name] / self.end_s - 1.0 if self.end_s else 0.0
 
     def as_dict(self) -> dict[str, object]:
-        """Return JSON data, times in microseconds; baselines that break a limit stand apart."""
+        """Return JSON data, times in microseconds; baselines over a limit have their own key."""
         ends = {name: end * 1e6 for name, end in self.baselines.items()}
         return {
             "segments": [list(bucket) for bucket in self.segments],
@@ -227,23 +241,38 @@ def plan(
 ) -> GradientPlan:
     """Return the split of `rows` (in backward order) whose last all-reduce ends first.
 
-    All-reduces run one after another; one of n bytes takes `cost(n)` seconds. `max_segments`: at
-    most so many (HCCL takes 8). `max_bytes`: of a bucket; a larger gradient is one by itself. A
-    bucket holds one number format. Raises `InputError` for rows, costs and limits that mean nothing
-    and for limits that no split keeps.
+    All-reduces run one after another; one of n bytes takes `cost(n)` seconds. There are at most
+    `max_segments` buckets (HCCL allows 8) of at most `max_bytes`; a larger gradient is a bucket by
+    itself. A bucket holds one number format. Raises `InputError` for impossible rows, costs or
+    limits, and if no split keeps the limits.
     """
     table = splits.table_of(rows, max_bytes)
     price = price_of(cost)
     split, end = splits.best_split(table, price, max_segments)
     unlimited = splits.table_of(rows)
-    baselines = {name: baseline(name, unlimited, cost) for name in BASELINES}
-    ends = {name: end_s(table, price, rival) for name, rival in baselines.items()}
-    over = tuple(name for name, rival in baselines.items() if not table.allows(rival, max_segments))
-    return GradientPlan(split, end, ends, over, float(table.ready_s[-1]), max_segments, max_bytes)
+    baseline_ends = {}
+    over_limit = []
+    for name in BASELINES:
+        baseline_split = baseline(name, unlimited, cost)
+        baseline_ends[name] = end_s(table, price, baseline_split)
+        if not table.allows(baseline_split, max_segments):
+            over_limit.append(name)
+    return GradientPlan(
+        split,
+        end,
+        baseline_ends,
+        tuple(over_limit),
+        float(table.ready_s[-1]),
+        max_segments,
+        max_bytes,
+    )
 
 
 def end_of(segments: Sequence[Sequence[int]], rows: Sequence[Gradient], cost: Cost) -> float:
-    """Return when the last bucket of any split has been sent, in seconds; `InputError`."""
+    """Return the time in seconds at which the last bucket of a split is sent.
+
+    Raises `InputError` if `segments` is not a split of these gradients.
+    """
     return end_s(splits.table_of(rows), price_of(cost), checked(segments, len(rows)))
 
 
@@ -252,13 +281,16 @@ def bound(rows: Sequence[Gradient], cost: Cost, *, max_bytes: float | None = Non
     return splits.lower_bound_s(splits.table_of(rows, max_bytes), price_of(cost))
 
 
-# -- as others take it ----------------------------------------------------------------------------
+# -- forms for other frameworks -------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """A plan in the forms of three frameworks; `hccl` may differ from it, being of 8 segments.
+    """A plan in the forms of three frameworks.
 
-    `hccl_too_large`: no 8 segments keep the limit of bytes, so HCCL's have none.
-    `ddp_cap_mib`: the best single cap; `ddp_end_s`: what it ends at, to compare with the plan.
+    - hccl: the plan for HCCL, which may differ because it has at most 8 segments
+    - by_idx, by_size: its arguments for HCCL; `shares_end_s` is the end with the rounded shares
+    - hccl_too_large: 8 segments cannot keep the limit of bytes, so that HCCL's plan has no limit
+    - mindspore: the argument for MindSpore
+    - ddp_cap_mib, ddp_segments, ddp_end_s: the best bucket cap for PyTorch, its split and its end
     """
 
     hccl: GradientPlan
@@ -292,9 +324,10 @@ class Forms:
 def forms_of(
     best: GradientPlan, rows: Sequence[Gradient], cost: Cost, *, max_bytes: float | None = None
 ) -> Forms:
-    """Return a plan in all forms; plans of more than 8 segments are made anew for HCCL.
+    """Return a plan in all forms; if it has more than 8 segments, HCCL gets a plan of its own.
 
-    Raises `InputError` where number formats change more than seven times: HCCL has no such split.
+    Raises `InputError` if number formats change more than seven times, so that 8 segments are not
+    enough.
     """
     hccl = best
     too_large = False
@@ -311,32 +344,44 @@ def forms_of(
     shares = by_size(hccl.segments, rows)
     cap, split, end = best_cap(table, price, DDP_PER_OCTAVE)
     shares_end_s = end_s(table, price, legal(table, split_by_size(shares, rows)))
-    lasts, implied = (tuple(last for _, last in p.segments) for p in (hccl, best))
-    return Forms(hccl, lasts, shares, implied[:-1], cap / MIB, split, end, shares_end_s, too_large)
+    hccl_lasts = tuple(last for _, last in hccl.segments)
+    mindspore_lasts = tuple(last for _, last in best.segments[:-1])
+    return Forms(
+        hccl,
+        hccl_lasts,
+        shares,
+        mindspore_lasts,
+        cap / MIB,
+        split,
+        end,
+        shares_end_s,
+        too_large,
+    )
 
 
 def by_size(split: Split, rows: Sequence[Gradient]) -> tuple[float, ...]:
-    """Return the share of each segment in percent, in 64ths that sum to 100 exactly.
+    """Return the shares of the segments in percent, in multiples of 1/64, whose sum is exactly 100.
 
-    A segment whose share rounds to nothing goes with the next, the last ones with the one before:
-    there are no shares of 0, and without any bytes one share has all.
+    A segment whose share rounds to 0 is joined with the next one, or at the end with the previous
+    one. Without any bytes there is a single share of 100.
     """
     sums = splits.table_of(rows).sums_bytes
     total = float(sums[-1]) or 1.0
-    marks = [round(PARTS * float(sums[last + 1]) / total) for _, last in split]
-    # Shares are differences of rounded sums, not rounded shares: they always add up to 64 / 64.
-    marks[-1] = PARTS
-    parts = [b - a for a, b in zip([0, *marks[:-1]], marks, strict=True)]
-    return tuple(share * 100 / PARTS for share in parts if share)
+    # Running sums are rounded, not single shares: the differences add up to the whole.
+    segment_ends = [round(SHARE_UNITS * float(sums[last + 1]) / total) for _, last in split]
+    segment_ends[-1] = SHARE_UNITS
+    segment_starts = [0, *segment_ends[:-1]]
+    units = [end - start for start, end in zip(segment_starts, segment_ends, strict=True)]
+    return tuple(unit_count * 100 / SHARE_UNITS for unit_count in units if unit_count)
 
 
 def split_by_size(shares: Sequence[float], rows: Sequence[Gradient]) -> Split:
-    """Return the segments whose ends are closest to the shares: how `by_size` can be read.
+    """Return the segments whose ends are closest to the shares: the inverse of `by_size`.
 
-    A share too small for a gradient of its own makes no segment.
+    A share that is too small for a gradient makes no segment.
     """
     sums = splits.table_of(rows).sums_bytes
     # Shares of 50, 25 and 25 % end at 50 and 75 %; the last one ends with the last gradient.
-    reached = np.cumsum(shares[:-1])
-    lasts = {int(abs(sums[1:] - share / 100 * sums[-1]).argmin()) for share in reached.tolist()}
+    end_shares = np.cumsum(shares[:-1])
+    lasts = {int(abs(sums[1:] - share / 100 * sums[-1]).argmin()) for share in end_shares.tolist()}
     return split_at(sorted({*lasts, len(rows) - 1}))

@@ -1,12 +1,13 @@
-"""What the dynamic programming leaves out: streams, memory bandwidth, noise; and a search there.
+"""Gradient splits if all-reduces disturb each other and the backward pass: evaluation and search.
 
-Events in order of time: backward goes on, a bucket gets ready, an all-reduce ends its startup or
-its bytes. Buckets start in order, up to `streams` at once. Startups do not disturb each other; the
-bytes of m all-reduces share the link, each at the rate 1 / (1 + (m - 1) * sharing). While one is
-under way backward goes on at the rate 1 / (1 + slowdown).
+Dynamic programming (`splits`) assumes one all-reduce at a time that slows nothing down. Here up to
+`streams` all-reduces run at once, in the order of their buckets. Their startups do not disturb each
+other, but the bytes of m all-reduces share the link: each is sent at the rate
+1 / (1 + (m - 1) * sharing). Meanwhile the backward pass runs at the rate 1 / (1 + slowdown). The
+ready times of gradients may be noisy.
 
-The search is iterated local search over the places where a bucket ends, with the dynamic
-programming's answers as the start: a step takes away one end or adds one.
+The search is iterated local search, which adds or removes the end of a bucket. It starts from the
+results of dynamic programming.
 """
 
 import math
@@ -23,20 +24,22 @@ from ascend_lab.aoe.gradient import planning, splits
 from ascend_lab.aoe.search.points import IteratedLocal
 from ascend_lab.aoe.space import Point
 
-NOTHING = 1e-12
-"""A rest of work this small, relative to the whole, is rounding."""
-MOST_STARTS = 8
-"""The best splits in at most 1, 2, ... so many buckets are tried first."""
+ROUNDING = 1e-12
+"""Remaining work below this share of all work counts as none: it is a rounding error."""
+MAX_START_BUCKETS = 8
+"""The best splits into at most 1, 2, ... this many buckets are tried first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """How all-reduces and backward disturb each other.
+    """How all-reduces and the backward pass disturb each other.
 
-    `sharing`: 1.0 shares the link fairly and without loss (max-min); 0.5 is what two all-reduces on
-    one 10 Gb/s link took (Shi et al., ASC-WFBP 2021: each a + 1.5 b). `slowdown`: how much longer
-    backward takes while it shares memory bandwidth. `noise`: the time of each gradient is drawn
-    `samples` times, log-normal with this sigma and mean 1; the end is the mean of the ends.
+    - cost: the seconds of an all-reduce, by its bytes
+    - sharing: 1.0 divides the link fairly and without loss (max-min); 0.5 was measured for two
+      all-reduces on one 10 Gb/s link (Shi et al., ASC-WFBP 2021: each took a + 1.5 b)
+    - slowdown: the share by which backward takes longer while an all-reduce uses memory bandwidth
+    - noise: the times between gradients are multiplied by log-normal numbers with this sigma and
+      mean 1, drawn `samples` times; the result is the mean
     """
 
     cost: cluster.Cost
@@ -48,7 +51,7 @@ class Scenario:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Raise `InputError` for numbers that mean nothing."""
+        """Raise `InputError` for numbers that are negative, not finite, or 0 streams or samples."""
         if self.streams < 1 or self.samples < 1:
             got = f"{self.streams} and {self.samples}"
             raise errors.InputError("at least 1 stream and 1 sample", got, "raise it")
@@ -61,38 +64,42 @@ class Scenario:
 def evaluate(
     segments: Sequence[Sequence[int]], rows: Sequence[splits.Gradient], scenario: Scenario
 ) -> float:
-    """Return when backward is over and everything sent, in seconds (the mean over the samples).
+    """Return the time in seconds at which backward is over and everything is sent.
 
-    With one stream, no slowdown and no noise this is the end that `plan` minimises.
+    It is the mean over the samples. With one stream, no slowdown and no noise it is the end that
+    `plan` minimises.
     """
     table = splits.table_of(rows)
     return scorer(table, scenario)(cluster.checked(segments, table.count))
 
 
 def scorer(table: splits.Table, scenario: Scenario) -> Callable[[splits.Split], float]:
-    """Return the function split -> end; the same samples serve every split."""
+    """Return a function from a split to its end, which uses the same samples for every split."""
     price = splits.price_of(scenario.cost)
-    draws = _draws(table, scenario)
+    samples = _samples(table, scenario)
     startup = splits.startup_s(scenario.cost)
 
     def score(split: splits.Split) -> float:
-        lasts = np.array([last for _, last in split])
+        last_gradients = np.array([last for _, last in split])
         times = price(table.sizes_bytes(split))
-        starts = np.minimum(times, startup)
-        works = list(zip(starts.tolist(), (times - starts).tolist(), strict=True))
-        ends = [_end_s(draw[lasts].tolist(), float(draw[-1]), works, scenario) for draw in draws]
+        startups = np.minimum(times, startup)
+        work = list(zip(startups.tolist(), (times - startups).tolist(), strict=True))
+        ends = []
+        for ready_s in samples:
+            bucket_ready_s = ready_s[last_gradients].tolist()
+            ends.append(_end_s(bucket_ready_s, float(ready_s[-1]), work, scenario))
         return math.fsum(ends) / len(ends)
 
     return score
 
 
-def _draws(table: splits.Table, scenario: Scenario) -> list[splits.Floats]:
-    """Return ready times, one array a sample."""
+def _samples(table: splits.Table, scenario: Scenario) -> list[splits.Floats]:
+    """Return the ready times of all gradients, one array per sample."""
     if scenario.noise == 0:
         return [table.ready_s]
     rng = np.random.default_rng(scenario.seed)
     sigma = scenario.noise
-    # Noise is in what each gradient's own computation takes, so that the order of gradients stays.
+    # The times between gradients are noisy, not the ready times: so the order never changes.
     gaps = np.diff(table.ready_s, prepend=0.0)
     # exp(mu + sigma^2 / 2) is the mean of a log-normal number: mu = -sigma^2 / 2 makes it 1.
     factors = rng.lognormal(-sigma * sigma / 2, sigma, (scenario.samples, table.count))
@@ -100,54 +107,59 @@ def _draws(table: splits.Table, scenario: Scenario) -> list[splits.Floats]:
 
 
 def _end_s(
-    ready: list[float], backward: float, works: list[tuple[float, float]], scenario: Scenario
+    ready_s: list[float], backward_s: float, work: list[tuple[float, float]], scenario: Scenario
 ) -> float:
-    """Return when all is done; bucket k waits for `ready[k]` of backward's own seconds.
+    """Simulate a split event by event; return the time at which everything is done.
 
-    `works`: the startup of each bucket and the seconds its bytes take alone.
+    Bucket k is ready after `ready_s[k]` seconds of undisturbed backward work, which takes
+    `backward_s` in all. `work` is the startup of each bucket and the time its bytes take alone.
     """
-    nothing = (backward + sum(a + b for a, b in works)) * NOTHING
-    now = 0.0
-    done = 0.0
-    coming = 0
-    active: list[list[float]] = []  # rest of the startup, rest of the bytes
+    tolerance = (backward_s + sum(startup + sending for startup, sending in work)) * ROUNDING
+    now_s = 0.0
+    backward_done_s = 0.0
+    next_bucket = 0
+    active: list[list[float]] = []  # [remaining startup, remaining time of the bytes]
     while True:
         while (
-            coming < len(ready)
+            next_bucket < len(ready_s)
             and len(active) < scenario.streams
-            and ready[coming] <= done + nothing
+            and ready_s[next_bucket] <= backward_done_s + tolerance
         ):
-            active.append(list(works[coming]))
-            coming += 1
-        if not active and coming == len(ready):
-            return now + backward - done
-        # Only all-reduces behind their startup share the link: with sharing 1.0, two of them send
+            active.append(list(work[next_bucket]))
+            next_bucket += 1
+        if not active and next_bucket == len(ready_s):
+            return now_s + backward_s - backward_done_s
+        # Only all-reduces after their startup share the link: with sharing 1.0, two of them send
         # at half the rate each.
-        sending = sum(startup <= 0 for startup, _ in active)
-        pace = 1 / (1 + scenario.slowdown) if active else 1.0
-        rate = 1 / (1 + max(sending - 1, 0) * scenario.sharing)
-        times = [startup if startup > 0 else bytes_s / rate for startup, bytes_s in active]
-        marks = [backward, *ready[coming : coming + 1]]
-        times += [(mark - done) / pace for mark in marks if mark > done + nothing]
-        # The time to the next event: an all-reduce ends a phase, a bucket gets ready, backward
-        # ends.
-        step = min(times)
-        # Wall-clock time goes on by `step`, backward's own work by less while an all-reduce slows
-        # it down.
-        now = now + step
-        done = min(backward, done + step * pace)
-        for work in active:
-            phase, speed = (0, 1.0) if work[0] > 0 else (1, rate)
-            work[phase] -= step * speed
-            if work[phase] <= nothing:
-                work[phase] = 0.0
-        active = [work for work in active if work[0] > 0 or work[1] > 0]
+        sending_count = sum(startup <= 0 for startup, _ in active)
+        backward_rate = 1 / (1 + scenario.slowdown) if active else 1.0
+        link_rate = 1 / (1 + max(sending_count - 1, 0) * scenario.sharing)
+        # the times to all next events: an all-reduce ends its startup or its bytes, a bucket gets
+        # ready, backward ends
+        times_to_event = [
+            startup if startup > 0 else sending / link_rate for startup, sending in active
+        ]
+        backward_events_s = (backward_s, *ready_s[next_bucket : next_bucket + 1])
+        times_to_event += [
+            (event_s - backward_done_s) / backward_rate
+            for event_s in backward_events_s
+            if event_s > backward_done_s + tolerance
+        ]
+        step_s = min(times_to_event)
+        now_s = now_s + step_s
+        backward_done_s = min(backward_s, backward_done_s + step_s * backward_rate)
+        for remaining in active:
+            phase, rate = (0, 1.0) if remaining[0] > 0 else (1, link_rate)
+            remaining[phase] -= step_s * rate
+            if remaining[phase] <= tolerance:
+                remaining[phase] = 0.0
+        active = [remaining for remaining in active if remaining[0] > 0 or remaining[1] > 0]
 
 
 # -- the search -----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Improved:
-    """The best split found for a scenario, its end, and the end of the dynamic programming's."""
+    """The best split for a scenario, its end, and the end of the split by dynamic programming."""
 
     segments: splits.Split
     end_s: float
@@ -156,7 +168,7 @@ class Improved:
 
     @property
     def gain(self) -> float:
-        """How much longer the dynamic programming's answer takes."""
+        """The share by which the split by dynamic programming takes longer."""
         return self.start_s / self.end_s - 1.0 if self.end_s else 0.0
 
 
@@ -169,39 +181,39 @@ def improve(
     budget: int = 1000,
     seed: int = 0,
 ) -> Improved:
-    """Return a split for a scenario, found by trying at most `budget` of them.
+    """Search for the best split in a scenario, by trying at most `budget` splits.
 
-    Never worse there than the best split without streams, slowdown and noise, which is tried first,
-    nor than a baseline that keeps the limits, if the budget reaches them. Raises as `plan`.
+    The first ones are the results of dynamic programming and the baselines, so that the result is
+    not worse than these, if the budget suffices to try them. Raises as `plan`.
     """
     if budget < 1:
         raise errors.InputError("a budget of at least 1", str(budget), "raise it")
     table = splits.table_of(rows, max_bytes)
     price = splits.price_of(scenario.cost)
     start, _ = splits.best_split(table, price, max_segments)
-    # Splits that are good without disturbance, and those of the baselines, begin the search.
-    likely = [start]
-    for few in range(1, min(MOST_STARTS, max_segments or table.count, table.count) + 1):
-        with suppress(errors.InputError):  # so few cannot keep the formats apart
-            likely.append(splits.best_split(table, price, few)[0])
-    likely += [planning.baseline(name, table, scenario.cost) for name in planning.BASELINES]
-    space = _Cuts(table, max_segments)
+    first_splits = [start]
+    max_buckets = min(MAX_START_BUCKETS, max_segments or table.count, table.count)
+    for bucket_count in range(1, max_buckets + 1):
+        with suppress(errors.InputError):  # raised if number formats need more buckets
+            first_splits.append(splits.best_split(table, price, bucket_count)[0])
+    first_splits += [planning.baseline(name, table, scenario.cost) for name in planning.BASELINES]
+    space = _SplitSpace(table, max_segments)
     score = scorer(table, scenario)
 
     def measure(point: Point) -> float:
-        """Return the end of a split; infinity if it breaks a limit."""
+        """Return the end of a split, or infinity if it breaks a limit."""
         split = space.key(point)
         return math.inf if split is None else score(split)
 
-    points = [space.point(split) for split in likely]
+    points = [space.point(split) for split in first_splits]
     trace = drive(IteratedLocal(), space, measure, budget, seed=seed, rules=Rules(start=points))
     best = space.key(trace.best.point)
     assert best is not None  # the start keeps all limits
     return Improved(best, trace.best.cost, score(start), len(trace.trials))
 
 
-class _Cuts:
-    """Splits as points: for every gradient but the last, does a bucket end with it?"""
+class _SplitSpace:
+    """The space of all splits: for every gradient but the last, whether a bucket ends with it."""
 
     size = None
 
@@ -211,24 +223,24 @@ class _Cuts:
         self.names = tuple(f"after {place}" for place in range(table.count - 1))
 
     def options(self, prefix: Point) -> tuple[bool, ...]:
-        """Return both answers: what breaks a limit has no key."""
+        """Return both values; a split that breaks a limit is found by `key`."""
         return (False, True)
 
     def point(self, split: splits.Split) -> Point:
-        """Return the answers that give a split."""
+        """Return the point of a split."""
         lasts = {last for _, last in split}
         return tuple(place in lasts for place in range(len(self.names)))
 
     def key(self, point: Point) -> splits.Split | None:
-        """Return the split, or None if it breaks a limit (one candidate for all such points)."""
+        """Return the split of a point, or None if it breaks a limit."""
         cuts = [place for place, cut in enumerate(point) if cut]
         split = splits.split_at([*cuts, len(point)])
         return split if self.table.allows(split, self.max_segments) else None
 
     def sample(self, rng: np.random.Generator) -> Point:
-        """Return random answers."""
+        """Return a random point."""
         return tuple(rng.integers(0, 2, len(self.names)).astype(bool).tolist())
 
     def points(self) -> Iterator[Point]:
-        """Yield all answers."""
+        """Yield all points."""
         return product((False, True), repeat=len(self.names))

@@ -1,15 +1,17 @@
-"""What the gradient tuner splits, what sending costs, and the best split of all.
+"""The best split of a sequence of gradients into buckets, by dynamic programming.
 
-A bucket is a run of neighbouring gradients that one all-reduce sends; a split is a tuple of
-buckets, each as (first, last), both inclusive and counted from 0. Let E[j] be the earliest end of
-the buckets of gradients 0..j-1. The last of them begins with some gradient i, starts when gradient
-j-1 is ready and the bucket before has been sent, and so
+A bucket is a run of consecutive gradients that one all-reduce sends. A split is a tuple of buckets,
+each given as (first, last), both inclusive and counted from 0: ((0, 2), (3, 3)) for 4 gradients.
+
+Gradient j is ready at time r[j], and S[j] is the number of bytes of gradients 0 .. j-1. Let E[j] be
+the earliest time at which gradients 0 .. j-1 can all be sent. Their last bucket begins with some
+gradient i. It starts when gradient j-1 is ready and the previous bucket has been sent, and so
 
     E[0] = 0,   E[j] = min over i < j of max(E[i], r[j-1]) + cost(S[j] - S[i]).
 
-An earlier end of a part is never worse for the whole, because max and + keep the order; so the best
-split of each part is part of a best split. Nothing is asked of the cost but that it depends on the
-bytes of a bucket alone. With at most K buckets there is one row of E for each number of buckets.
+This is exact for every cost that depends only on the bytes of a bucket: if the first gradients are
+sent earlier, the others are never sent later. With at most K buckets there is one row of E for each
+number of buckets.
 """
 
 import math
@@ -27,18 +29,18 @@ Split = Segments
 Floats = NDArray[np.float64]
 Price = Callable[[Floats], Floats]
 """A cost on arrays; one that has a method `many(sizes) -> seconds` makes planning faster."""
-MOST_BYTES = 2**53
-"""Sizes are counted exactly up to here."""
-LONGEST_S = 1e12
-"""Longer times are taken for mistakes."""
-MOST_ENUMERATED = 20
-"""Gradients up to which all splits are tried: half a million."""
+MAX_BYTES = 2**53
+"""Floats represent all whole numbers up to this one exactly."""
+MAX_TIME_S = 1e12
+"""Longer times raise an error, because they must be mistakes."""
+MAX_ENUMERATED = 20
+"""All splits are only tried for this many gradients, which have 2^19 = 524,288 splits."""
 
 
 # -- gradients and buckets ------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """One gradient: when backward has computed it (from the start of backward), and its size."""
+    """One gradient: its size, and when it is computed, from the start of the backward pass."""
 
     name: str
     ready_s: float
@@ -46,10 +48,10 @@ class Gradient:
     dtype: str = "fp16"
 
     def __post_init__(self) -> None:
-        """Raise `InputError` for times and sizes that mean nothing."""
-        if not 0 <= self.ready_s <= LONGEST_S:
+        """Raise `InputError` for a time or a size that is negative or too large."""
+        if not 0 <= self.ready_s <= MAX_TIME_S:
             raise InputError(f"{self.name}: a ready time of at least 0 s", str(self.ready_s))
-        if not (0 <= self.size_bytes <= MOST_BYTES and self.size_bytes == int(self.size_bytes)):
+        if not (0 <= self.size_bytes <= MAX_BYTES and self.size_bytes == int(self.size_bytes)):
             raise InputError(f"{self.name}: a whole number of bytes", str(self.size_bytes))
 
 
@@ -65,8 +67,9 @@ def gradients_of(rows: Iterable[Any], dtype: str = "fp16") -> tuple[Gradient, ..
 class Table:
     """Gradients as arrays.
 
-    `ready_s[j]`: when gradients 0..j are all ready. `sums_bytes[j]`: bytes of gradients 0..j-1, one
-    longer than the rest. `first[j]`: the first gradient that may share a bucket with j.
+    - ready_s[j]: the time at which gradients 0 .. j are all ready
+    - sums_bytes[j]: the bytes of gradients 0 .. j-1; this array has one entry more than the others
+    - first[j]: the first gradient that may share a bucket with gradient j
     """
 
     ready_s: Floats
@@ -85,18 +88,18 @@ class Table:
         return sizes
 
     def allows(self, split: Split, max_segments: int | None = None) -> bool:
-        """Tell whether no bucket mixes formats or exceeds a limit, and they are few enough."""
-        few = max_segments is None or len(split) <= max_segments
-        return few and all(first >= self.first[last] for first, last in split)
+        """Tell whether a split keeps all limits: number formats, bytes, and number of buckets."""
+        few_enough = max_segments is None or len(split) <= max_segments
+        return few_enough and all(begin >= self.first[end] for begin, end in split)
 
 
 def table_of(rows: Sequence[Gradient], max_bytes: float | None = None) -> Table:
     """Return gradients as arrays; a bucket holds one number format and at most `max_bytes`.
 
-    A gradient larger than that is a bucket by itself. Measured times may be a little out of order:
-    buckets are sent in order, so a gradient that is ready before its predecessor waits for it, and
-    the running maximum of the ready times gives every split the same end. Raises `InputError`
-    without rows or with a limit that is not above 0.
+    A larger gradient is a bucket by itself. Measured ready times may be slightly out of order. They
+    are replaced by their running maximum, which changes no end, because buckets are sent in order:
+    a gradient that is ready before its predecessor waits for it. Raises `InputError` without rows
+    or for a limit that is not above 0.
     """
     if not rows:
         raise InputError("at least one gradient", "none", "check the profile")
@@ -118,7 +121,7 @@ def table_of(rows: Sequence[Gradient], max_bytes: float | None = None) -> Table:
 
 
 def out_of_order(rows: Sequence[Gradient]) -> int:
-    """Return how many gradients are ready before one that stands above them."""
+    """Return the number of gradients that are ready earlier than one that precedes them."""
     ready = np.array([row.ready_s for row in rows], np.float64)
     return int(np.sum(ready < np.maximum.accumulate(ready))) if len(ready) else 0
 
@@ -132,7 +135,7 @@ def split_at(lasts: Iterable[int]) -> Split:
 # -- what an all-reduce costs ---------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class AlphaBeta:
-    """alpha + beta * bytes: a startup, and a time for every byte."""
+    """The cost alpha + beta * bytes: a startup, and a time for every byte."""
 
     alpha_s: float
     beta_s_per_byte: float
@@ -148,18 +151,19 @@ class AlphaBeta:
         return self.alpha_s + self.beta_s_per_byte * size_bytes
 
     def many(self, sizes_bytes: Floats) -> Floats:
-        """Return the seconds of many."""
+        """Return the seconds of several all-reduces, as an array."""
         times_s: Floats = self.alpha_s + self.beta_s_per_byte * sizes_bytes
         return times_s
 
 
 @dataclass(frozen=True, slots=True)
 class Piecewise:
-    """A measured table, made non-decreasing and joined by lines.
+    """A cost that interpolates in a measured table.
 
-    Where a measured time falls with the size, neighbouring rows are replaced by their mean until
-    it does not (least squares: "pool adjacent violators", Ayer et al. 1955). Below the first row
-    its time holds; above the last the line goes on with the slope from the origin to the last row.
+    If a measured time falls although the size rises, neighbouring rows are replaced by their mean
+    until no time falls (least squares: "pool adjacent violators", Ayer et al. 1955). Below the
+    first row the cost is that of the first row. Above the last row it rises with the slope of the
+    line from the origin to the last row.
     """
 
     sizes_bytes: tuple[float, ...]
@@ -185,7 +189,7 @@ class Piecewise:
         return float(self.many(np.array([size_bytes], np.float64))[0])
 
     def many(self, sizes_bytes: Floats) -> Floats:
-        """Return the seconds of many."""
+        """Return the seconds of several all-reduces, as an array."""
         x = self._x
         y = self._y
         slope = y[-1] / x[-1] if x[-1] > 0 else 0.0
@@ -200,8 +204,8 @@ def _rising(values: Floats) -> Floats:
     pools: list[list[float]] = []  # sum and count of each
     for value in values.tolist():
         pools.append([value, 1.0])
-        # Means are compared without a division: 10, 14, 12 us become the pools 10 and (14 + 12) / 2
-        # = 13.
+        # 10, 14, 12 us become the pools 10 and (14 + 12) / 2 = 13. Means are compared without
+        # dividing.
         while len(pools) > 1 and pools[-2][0] * pools[-1][1] > pools[-1][0] * pools[-2][1]:
             total, count = pools.pop()
             pools[-1][0] += total
@@ -210,23 +214,23 @@ def _rising(values: Floats) -> Floats:
 
 
 def sampled(
-    cost: Cost, most_bytes: float, *, least_bytes: float = 1024.0, per_octave: int = 2
+    cost: Cost, max_bytes: float, *, min_bytes: float = 1024.0, per_octave: int = 2
 ) -> Piecewise:
-    """Return a slow cost function as a table, with `per_octave` sizes per doubling.
+    """Return a slow cost function as a table from `min_bytes` to `max_bytes`.
 
-    For times with one straight line per algorithm the table errs only where the algorithm changes.
-    Below one byte its cost holds: an all-reduce of nothing is still started.
+    It has `per_octave` sizes per doubling: with 2 from 1 KiB on 1,024, 1,448, 2,048, ... bytes. If
+    the cost is one straight line per algorithm, the table errs only near sizes at which the
+    algorithm changes.
     """
-    top_bytes = max(float(most_bytes), 2 * least_bytes)
-    count = math.ceil(per_octave * math.log2(top_bytes / least_bytes)) + 1
-    # 2 per octave from 1 KiB: 1,024, 1,448, 2,048, ... bytes; one byte is the price of a start
-    # alone.
-    sizes = [1.0, *np.geomspace(least_bytes, top_bytes, count).round().tolist()]
+    top_bytes = max(float(max_bytes), 2 * min_bytes)
+    count = math.ceil(per_octave * math.log2(top_bytes / min_bytes)) + 1
+    # the cost of one byte is that of starting an all-reduce
+    sizes = [1.0, *np.geomspace(min_bytes, top_bytes, count).round().tolist()]
     return Piecewise(tuple(sizes), tuple(float(cost(size)) for size in sizes))
 
 
 def price_of(cost: Cost) -> Price:
-    """Return a cost on arrays, checked: `InputError` for times below 0 or without end."""
+    """Return a cost as a function of arrays, which raises `InputError` for impossible times."""
     cached: dict[float, float] = {}
 
     def one_by_one(sizes: Floats) -> Floats:
@@ -237,10 +241,10 @@ def price_of(cost: Cost) -> Price:
     many: Price = getattr(cost, "many", one_by_one)
 
     def price(sizes: Floats) -> Floats:
-        with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
+        with np.errstate(over="ignore", invalid="ignore"):  # an overflow raises an error below
             times = many(sizes)
-        if not ((times >= 0) & (times <= LONGEST_S)).all():
-            needed = f"a cost of at least 0 and at most {LONGEST_S:g} s"
+        if not ((times >= 0) & (times <= MAX_TIME_S)).all():
+            needed = f"a cost of at least 0 and at most {MAX_TIME_S:g} s"
             raise InputError(needed, str(times)[:80])
         return times
 
@@ -248,14 +252,14 @@ def price_of(cost: Cost) -> Price:
 
 
 def startup_s(cost: Cost) -> float:
-    """Return what an all-reduce takes beyond its bytes: alpha, else the cost of one byte."""
+    """Return the startup time of an all-reduce: alpha, or else the cost of one byte."""
     alpha_s = getattr(cost, "alpha_s", None)
     return float(cost(1.0) if alpha_s is None else alpha_s)
 
 
 # -- the best split -------------------------------------------------------------------------------
 def end_s(table: Table, price: Price, split: Split) -> float:
-    """Return when the last bucket has been sent, one after another on one stream."""
+    """Return the time at which the last bucket is sent, if they are sent one after another."""
     end = 0.0
     times = price(table.sizes_bytes(split)).tolist()
     for (_, last), time_s in zip(split, times, strict=True):
@@ -264,30 +268,31 @@ def end_s(table: Table, price: Price, split: Split) -> float:
 
 
 def best_split(table: Table, price: Price, max_segments: int | None = None) -> tuple[Split, float]:
-    """Return a split with the earliest end, and that end; of few buckets where that costs nothing.
+    """Return a split with the earliest end, and that end.
 
-    Raises `InputError` if formats or sizes need more than `max_segments` buckets.
+    Buckets are joined if that does not change the end. Raises `InputError` if number formats or
+    sizes need more than `max_segments` buckets.
     """
     if max_segments is not None and max_segments < 1:
         raise InputError("at least 1 segment", str(max_segments))
     count = table.count
     is_unlimited = max_segments is None
-    # Row k of `ends` holds the earliest ends with at most k buckets. Without a limit one row is
-    # enough, which is then computed from itself.
+    # Row k of `ends` holds the earliest ends with at most k buckets. Without a limit a single row
+    # is enough, which is computed from itself.
     levels = 1 if max_segments is None else min(max_segments, count)
     ends = np.full((levels + 1, count + 1), np.inf)
     ends[:, 0] = 0.0
     bucket_start = np.zeros((levels + 1, count + 1), np.int64)
     rows = np.arange(levels)
     for j in range(1, count + 1):
-        # All starts of the last bucket at once: low .. j - 1.
+        # E[j] of the module's formula, for all first gradients i = low .. j - 1 of the last bucket
         low = int(table.first[j - 1])
         times = price(table.sums_bytes[j] - table.sums_bytes[low:j])
-        bucket_free_s = ends[1:, low:j] if is_unlimited else ends[:-1, low:j]
-        ends_s = np.maximum(bucket_free_s, table.ready_s[j - 1]) + times
-        pick = ends_s.argmin(axis=1)
-        ends[1:, j] = ends_s[rows, pick]
-        bucket_start[1:, j] = low + pick
+        previous_ends = ends[1:, low:j] if is_unlimited else ends[:-1, low:j]
+        ends_by_start = np.maximum(previous_ends, table.ready_s[j - 1]) + times
+        best_start = ends_by_start.argmin(axis=1)
+        ends[1:, j] = ends_by_start[rows, best_start]
+        bucket_start[1:, j] = low + best_start
     end = float(ends[levels, count])
     if not np.isfinite(end):
         remedy = "allow more, or let buckets be larger"
@@ -295,45 +300,44 @@ def best_split(table: Table, price: Price, max_segments: int | None = None) -> t
     lasts = list[int]()
     level = levels
     j = count
-    while j > 0:  # the choices lead back to the first gradient
+    while j > 0:  # follow the best starts back to the first gradient
         lasts.append(j - 1)
         j = int(bucket_start[level, j])
         level = level if is_unlimited else level - 1
-    return _fewer(table, price, split_at(reversed(lasts)), end), end
+    return _with_joined_buckets(table, price, split_at(reversed(lasts)), end), end
 
 
-def _fewer(table: Table, price: Price, split: Split, end: float) -> Split:
-    """Join neighbouring buckets where the whole still ends in time."""
+def _with_joined_buckets(table: Table, price: Price, split: Split, end: float) -> Split:
+    """Return the split with neighbouring buckets joined if all are still sent by `end`."""
     times = price(table.sizes_bytes(split))
-    latest = np.full(len(split) + 1, end)  # when bucket k-1 must be sent, so that all is in time
-    # From the last bucket backwards: it must begin `times` before the end, the one before it
-    # earlier.
+    # latest_end[k]: bucket k - 1 must be sent by then, so that the others are sent by `end`
+    latest_end = np.full(len(split) + 1, end)
     for k in range(len(split) - 1, 0, -1):
-        latest[k] = latest[k + 1] - times[k]
+        latest_end[k] = latest_end[k + 1] - times[k]
     joined: list[tuple[int, int]] = []
-    done = [0.0]
-    for k, (first, last) in enumerate(split):
+    sent_s = [0.0]
+    for k, (begin, last) in enumerate(split):
         ready = float(table.ready_s[last])
         if joined and joined[-1][0] >= table.first[last]:
             bucket = (joined[-1][0], last)
-            # The joined bucket starts when its last gradient is ready, which may be later than the
-            # first bucket's start; it is kept if everything behind it is still in time.
-            sent = max(done[-2], ready) + float(price(table.sizes_bytes((bucket,)))[0])
-            if sent <= latest[k + 1]:
+            # A joined bucket starts when its last gradient is ready. It stays joined if all later
+            # buckets are still in time.
+            joined_sent_s = max(sent_s[-2], ready) + float(price(table.sizes_bytes((bucket,)))[0])
+            if joined_sent_s <= latest_end[k + 1]:
                 joined[-1] = bucket
-                done[-1] = sent
+                sent_s[-1] = joined_sent_s
                 continue
-        joined.append((first, last))
-        done.append(max(done[-1], ready) + float(times[k]))
+        joined.append((begin, last))
+        sent_s.append(max(sent_s[-1], ready) + float(times[k]))
     return tuple(joined) if end_s(table, price, tuple(joined)) <= end else split
 
 
 def lower_bound_s(table: Table, price: Price) -> float:
-    """Return a time before which no split of a non-decreasing cost ends.
+    """Return a time before which no split ends, if the cost does not fall with the size.
 
-    max over j of r[j] + h[j]: the bucket with gradient j starts at r[j] at the earliest, and from
-    then on gradients j.. are still to be sent, which takes at least the cheapest split of them
-    without any waiting, h[j] = min over k of cost(S[k] - S[j]) + h[k].
+    It is the maximum over j of r[j] + h[j]. The bucket with gradient j starts at r[j] at the
+    earliest. From then on gradients j, j + 1, ... must be sent, which takes at least as long as
+    their best split without any waiting: h[j] = min over k of cost(S[k] - S[j]) + h[k].
     """
     sending_s = np.zeros(table.count + 1)
     sums = table.sums_bytes
@@ -343,12 +347,14 @@ def lower_bound_s(table: Table, price: Price) -> float:
 
 
 def all_splits(count: int, max_segments: int | None = None) -> Iterator[Split]:
-    """Yield all 2^(count-1) splits, or those of at most `max_segments` buckets; `InputError`."""
-    if not 1 <= count <= MOST_ENUMERATED:
-        raise InputError(f"1 to {MOST_ENUMERATED} gradients to try all splits", str(count))
+    """Yield all 2^(count - 1) splits, or those of at most `max_segments` buckets.
+
+    Raises `InputError` for more than `MAX_ENUMERATED` gradients.
+    """
+    if not 1 <= count <= MAX_ENUMERATED:
+        raise InputError(f"1 to {MAX_ENUMERATED} gradients to try all splits", str(count))
     for cuts in range(2 ** (count - 1)):
-        # Bit i of `cuts` ends a bucket behind gradient i: 0b101 of 4 gradients is (0..0), (1..2),
-        # (3..3).
+        # bit i of `cuts` ends a bucket after gradient i: 0b101 is ((0, 0), (1, 2), (3, 3))
         if max_segments is None or cuts.bit_count() < max_segments:
             yield split_at([*(i for i in range(count - 1) if cuts >> i & 1), count - 1])
 
@@ -356,7 +362,10 @@ def all_splits(count: int, max_segments: int | None = None) -> Iterator[Split]:
 def brute_force(
     table: Table, score: Callable[[Split], float], max_segments: int | None = None
 ) -> tuple[Split, float]:
-    """Return the best of all allowed splits by `score`; `InputError` if there is none."""
+    """Return the allowed split with the lowest score, and its score; for few gradients only.
+
+    Raises `InputError` if no split is allowed.
+    """
     allowed = (s for s in all_splits(table.count, max_segments) if table.allows(s))
     best = min(((score(split), split) for split in allowed), default=None)
     if best is None:

@@ -1,29 +1,31 @@
-"""The gradients of one backward pass, from a trace of the PyTorch profiler.
+"""Read the gradients of one backward pass from a trace of the PyTorch profiler.
 
-A Chrome trace of Kineto (`ParamCommsUtils.hpp`, `saveNcclMeta` in `profiler/util.cpp`) holds
+A trace in Chrome's format, written by Kineto (`ParamCommsUtils.hpp`, `saveNcclMeta` in
+`profiler/util.cpp`), contains these events:
 
 * `record_param_comms`, on the host, for every collective, with `Collective name`, `In msg nelems`,
   `dtype`; device kernels such as `ncclDevKernel_AllReduce_...` (category `kernel`) carry the same.
   One event is a bucket of DDP: record with a small `bucket_cap_mb`, so that it is one gradient.
-* `nccl:all_reduce`, around the same on the host; older releases have only this, with `Input Dims`
-  and `Input type` if `record_shapes=True`.
-* `torch::autograd::AccumulateGrad`, when a gradient is done, with the same two. These are host
-  times: with a device they say when work was given to it.
-* `autograd::engine::evaluate_function: ...` where backward runs.
+* `nccl:all_reduce`, on the host, around the same call; older releases have only this event, with
+  `Input Dims` and `Input type` if `record_shapes=True`.
+* `torch::autograd::AccumulateGrad`, when a gradient is complete, with the same two attributes. Its
+  times are those of the host: with a device they say when the work was issued.
+* `autograd::engine::evaluate_function: ...`, for every function of the backward pass.
 * `ProfilerStep#n` around a step, if the recording had a schedule; `Optimizer.step#...` at its end.
 
-Read are the all-reduces of the device, ready when they begin (an upper bound where one waits for
-another); without a device the AccumulateGrad events with shapes, ready when they end; else what the
-host has, all-reduces before AccumulateGrad. A trace may hold many steps, and a step many backward
-passes. Taken is the last pass of the last step, told apart in this order:
+Gradients are read from the all-reduces on the device if there are any; they count as ready when the
+all-reduce begins, which is too late if one waits for another. In a trace without a device they are
+read from the AccumulateGrad events with shapes, ready at their end. Otherwise all-reduces on the
+host are used, or at last AccumulateGrad events.
 
-1. steps by `ProfilerStep#`, without any by the ends of `Optimizer.step#`;
-2. passes by what runs between them: an operator of a forward pass, outside all backward functions;
-3. kernels of the device, which run behind the host, by as many equal parts as the host has passes.
+A trace may contain several steps, and a step several backward passes. The last pass of the last
+step is used. Steps are delimited by `ProfilerStep#`, or else by the ends of `Optimizer.step#`.
+Passes are delimited by operators of a forward pass between them. Kernels of the device run later
+than on the host; they are divided into as many equal parts as the host has passes.
 
-Where a trace shows neither steps nor passes and its gradients are one row several times over, it is
-refused. Times count from the first backward function of the pass, or, without one, from the first
-gradient: that moves all ends alike and no split.
+A trace that shows neither steps nor passes, but the same list of gradients several times, raises
+`InputError`. Times count from the first backward function of the pass, or without one from the
+first gradient; that shifts the ends of all splits equally.
 """
 
 import math
@@ -33,20 +35,20 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from ascend_lab.aoe.gradient.splits import MOST_BYTES, Gradient
+from ascend_lab.aoe.gradient.splits import MAX_BYTES, Gradient
 from ascend_lab.errors import InputError
 from ascend_lab.limits import json_number, shown
 
 Event = dict[str, Any]
 Row = tuple[str, float, int, str]
 """Name, time in microseconds, bytes, number format."""
-ACCUMULATE = "torch::autograd::AccumulateGrad"
-BACKWARD = "autograd::engine::evaluate_function"
-STEP = "ProfilerStep#"
-OPTIMISER = "Optimizer.step"
-FORWARD = ("aten::", "Optimizer.", "nn.Module")
-"""Beginnings of names of what runs between two backward passes."""
-BYTES = {
+ACCUMULATE_NAME = "torch::autograd::AccumulateGrad"
+BACKWARD_PREFIX = "autograd::engine::evaluate_function"
+STEP_PREFIX = "ProfilerStep#"
+OPTIMISER_PREFIX = "Optimizer.step"
+FORWARD_PREFIXES = ("aten::", "Optimizer.", "nn.Module")
+"""Names of events that run between two backward passes begin so."""
+TYPE_BYTES = {
     "double": 8,
     "long": 8,
     "int64": 8,
@@ -64,14 +66,20 @@ BYTES = {
     "float8_e4m3fn": 1,
     "float8_e5m2": 1,
 }
-SHORT = {"float": "fp32", "float32": "fp32", "half": "fp16", "float16": "fp16", "bfloat16": "bf16"}
+SHORT_TYPE_NAMES = {
+    "float": "fp32",
+    "float32": "fp32",
+    "half": "fp16",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+}
 REMEDY = "profile with torch.profiler.schedule and step(), which marks the steps"
 
 
 def gradients_of_trace(path: str, events: Sequence[Any]) -> tuple[Gradient, ...]:
     """Return the gradients of the last backward pass of a trace, in the order of their times.
 
-    Raises `InputError` for a trace without any, and for one whose passes cannot be told apart.
+    Raises `InputError` for a trace without gradients, or whose passes cannot be distinguished.
     """
     # Phase "X" is a complete event, with a begin `ts` and a duration `dur`, both in microseconds.
     timed = [e for e in events if isinstance(e, dict) and e.get("ph") == "X"]
@@ -87,12 +95,13 @@ def gradients_of_trace(path: str, events: Sequence[Any]) -> tuple[Gradient, ...]
     for place, event in enumerate(chosen):
         where = f"{path} event {event.get('name')} at {event['ts']}"
         rows.append(row_of(where, place, event))
-    start = min(at for _, at, _, _ in rows)
-    backward = (_begin(e) for e in timed if str(e.get("name")).startswith(BACKWARD))
+    first_ready_us = min(ready_us for _, ready_us, _, _ in rows)
+    backward_begins = (_begin(e) for e in timed if str(e.get("name")).startswith(BACKWARD_PREFIX))
     # Times count from the first backward function; a trace of the device alone has none.
-    zero = next((t for t in backward if begin <= t <= start), start)
+    zero_us = next((t for t in backward_begins if begin <= t <= first_ready_us), first_ready_us)
     return tuple(
-        Gradient(name, max(at - zero, 0.0) * 1e-6, size, dtype) for name, at, size, dtype in rows
+        Gradient(name, max(ready_us - zero_us, 0.0) * 1e-6, size_bytes, dtype)
+        for name, ready_us, size_bytes, dtype in rows
     )
 
 
@@ -107,21 +116,21 @@ def _end(event: Event) -> float:
 def _source(
     path: str, timed: Sequence[Event]
 ) -> tuple[list[Event], Callable[[str, int, Event], Row]]:
-    """Return the events that stand for gradients, and the function that reads such an event."""
+    """Return the events to read gradients from, and the function that reads one of them."""
     reduces = [e for e in timed if _is_all_reduce(e)]
     kernels = [e for e in reduces if e.get("cat") == "kernel"]
     has_device = any(e.get("cat") == "kernel" for e in timed)
     shaped = [e for e in timed if _shape(e) is not None]
     _check_shapes(path, timed)
-    sums = [e for e in shaped if e.get("name") == ACCUMULATE]
+    accumulations = [e for e in shaped if e.get("name") == ACCUMULATE_NAME]
     older = [e for e in shaped if str(e.get("name")).endswith(":all_reduce")]
-    # The first kind of event that the trace has, from the most exact time to the least.
+    # kinds of events, the one with the most exact times first
     sources: list[tuple[list[Event], Callable[[str, int, Event], Row]]] = [
         (kernels, _reduce_row),
-        ([] if has_device else sums, _sum_row),
+        ([] if has_device else accumulations, _accumulation_row),
         (reduces, _reduce_row),
         (older, _older_row),
-        (sums, _sum_row),
+        (accumulations, _accumulation_row),
     ]
     for events, row_of in sources:
         if events:
@@ -132,15 +141,16 @@ def _source(
 
 
 def _check_shapes(path: str, timed: Sequence[Event]) -> None:
-    """Raise `InputError` if some gradients say their shape and others do not: none is left out.
+    """Raise `InputError` if some gradients have a shape in the trace and others do not.
 
-    A gradient that is undefined has an empty type; a trace recorded without shapes has none.
+    Without this check the latter would be missing from the result. A gradient that is undefined
+    has an empty type; in a trace recorded without shapes none has a shape.
     """
-    sums = [e for e in timed if e.get("name") == ACCUMULATE]
-    silent = [e for e in sums if _shape(e) is None and not _is_undefined(e)]
-    if silent and len(silent) < len(sums):
-        where = f"{path} event {ACCUMULATE} at {silent[0]['ts']}"
-        got = shown(_args(silent[0]).get("Input Dims"))
+    accumulations = [e for e in timed if e.get("name") == ACCUMULATE_NAME]
+    without_shape = [e for e in accumulations if _shape(e) is None and not _is_undefined(e)]
+    if without_shape and len(without_shape) < len(accumulations):
+        where = f"{path} event {ACCUMULATE_NAME} at {without_shape[0]['ts']}"
+        got = shown(_args(without_shape[0]).get("Input Dims"))
         raise InputError(f"{where}: Input Dims and Input type", got, "record_shapes=True")
 
 
@@ -151,17 +161,18 @@ def _is_undefined(event: Event) -> bool:
 
 # -- steps and passes -----------------------------------------------------------------------------
 def _marks(timed: Sequence[Event], *, of_device: bool = False) -> list[float]:
-    """Return when the steps begin that are marked, on the host or on the device; none without."""
+    """Return the times at which steps begin, from marks on the host or on the device."""
     marks = [e for e in timed if (e.get("cat") == "gpu_user_annotation") == of_device]
-    profiled = {_begin(e) for e in marks if str(e.get("name", "")).startswith(STEP)}
-    if profiled:
-        return sorted(profiled)
-    optimised = {_end(e) for e in marks if str(e.get("name", "")).startswith(OPTIMISER)}
-    return sorted({-math.inf, *optimised}) if optimised else []
+    step_begins = {_begin(e) for e in marks if str(e.get("name", "")).startswith(STEP_PREFIX)}
+    if step_begins:
+        return sorted(step_begins)
+    # without marks of steps, a step begins where the optimiser of the previous one ends
+    optimiser_ends = {_end(e) for e in marks if str(e.get("name", "")).startswith(OPTIMISER_PREFIX)}
+    return sorted({-math.inf, *optimiser_ends}) if optimiser_ends else []
 
 
 def _last_step(begins: Sequence[float], events: Sequence[Event]) -> tuple[float, float]:
-    """Return begin and end of the last step with one of the events; of all time without steps."""
+    """Return begin and end of the last step that contains an event; infinite without any step."""
     # Step k lasts until step k + 1 begins; the last one, to the end of the trace.
     ends = [*begins[1:], math.inf]
     for begin, end in zip(reversed(begins), reversed(ends[: len(begins)]), strict=True):
@@ -173,7 +184,7 @@ def _last_step(begins: Sequence[float], events: Sequence[Event]) -> tuple[float,
 def _of_host(
     path: str, timed: Sequence[Event], candidates: Sequence[Event], starts: Sequence[float]
 ) -> tuple[float, Sequence[Event]]:
-    """Return when the last backward pass of the last step begins, and its events on the host."""
+    """Return the begin of the last backward pass of the last step, and its events on the host."""
     marks = _marks(timed)
     begin, end = _last_step(marks, candidates)
     in_step = [e for e in candidates if begin <= _begin(e) < end]
@@ -186,10 +197,10 @@ def _of_host(
 def _of_device(
     path: str, timed: Sequence[Event], kernels: Sequence[Event], starts: Sequence[float]
 ) -> tuple[float, Sequence[Event]]:
-    """Return when the last step begins, and its kernels.
+    """Return the begin of the last step, and its kernels on the device.
 
-    The device runs behind the host: where it has no marks of its own, all its kernels are parted
-    in as many as the host has passes, or steps.
+    The device runs later than the host. If it has no marks of steps, all its kernels are divided
+    into as many equal parts as the host has passes, or steps.
     """
     host_begins = _marks(timed)
     device_begins = _marks(timed, of_device=True)
@@ -205,18 +216,18 @@ def _of_device(
 
 
 def _is_backward(event: Event) -> bool:
-    return str(event.get("name")).startswith((BACKWARD, ACCUMULATE))
+    return str(event.get("name")).startswith((BACKWARD_PREFIX, ACCUMULATE_NAME))
 
 
 def _pass_starts(timed: Sequence[Event]) -> list[float]:
-    """Return when each backward pass begins; none where backward functions are not recorded.
+    """Return the times at which backward passes begin; empty without backward functions.
 
-    Between the events of two passes an operator runs outside all backward functions: of a forward
-    pass, or of the optimiser.
+    Between two passes an operator of a forward pass or of the optimiser runs, outside all backward
+    functions.
     """
-    if not any(str(e.get("name")).startswith(BACKWARD) for e in timed):
+    if not any(str(e.get("name")).startswith(BACKWARD_PREFIX) for e in timed):
         return []
-    # Spans of backward functions, merged where they overlap.
+    # [begin, end] of backward functions, merged if they overlap
     spans: list[list[float]] = []
     for event in timed:
         if not _is_backward(event):
@@ -225,27 +236,33 @@ def _pass_starts(timed: Sequence[Event]) -> list[float]:
             spans[-1][1] = max(spans[-1][1], _end(event))
         else:
             spans.append([_begin(event), _end(event)])
-    between = [0] * (len(spans) + 1)  # operators behind so many spans
+    # operators_before[i]: number of operators between the spans i - 1 and i
+    operators_before = [0] * (len(spans) + 1)
     span_begins = [begin for begin, _ in spans]
     for event in timed:
-        if not str(event.get("name")).startswith(FORWARD):
+        if not str(event.get("name")).startswith(FORWARD_PREFIXES):
             continue
-        # `place` spans begin before the operator: it lies behind span place - 1, unless it begins
-        # inside it.
-        place = bisect_right(span_begins, _begin(event))
-        is_behind = place == 0 or _begin(event) >= spans[place - 1][1]
-        is_in_front = place == len(spans) or _end(event) <= spans[place][0]
-        between[place] += is_behind and is_in_front
-    return [begin for place, (begin, _) in enumerate(spans) if place == 0 or between[place]]
+        # `index` spans begin before the operator: it is after span index - 1, unless it begins
+        # inside it
+        index = bisect_right(span_begins, _begin(event))
+        is_after = index == 0 or _begin(event) >= spans[index - 1][1]
+        is_before = index == len(spans) or _end(event) <= spans[index][0]
+        operators_before[index] += is_after and is_before
+    pass_begins = []
+    for index, (begin, _) in enumerate(spans):
+        if index == 0 or operators_before[index]:
+            pass_begins.append(begin)
+    return pass_begins
 
 
 def _last_whole_pass(
     path: str, events: Sequence[Event], starts: Sequence[float], *, is_one_step: bool
 ) -> tuple[float, list[Event]]:
-    """Return the last of the passes with the most gradients, and when it begins.
+    """Return the begin of the last complete pass, and its events.
 
-    A recording without marks may begin and end in the middle of a pass. Raises `InputError` where
-    other passes have other gradients: a step that trains two networks, say.
+    A pass is complete if it has the most gradients: a recording without marks may begin and end in
+    the middle of a pass. Raises `InputError` if complete passes have different gradients, as in a
+    step that trains two networks.
     """
     times = [_begin(e) for e in events]
     cuts = [0, *(bisect_left(times, t) for t in starts[1:]), len(events)]
@@ -263,17 +280,18 @@ def _last_whole_pass(
 
 
 def _size_of(event: Event) -> tuple[str, str]:
-    """Return what tells the sizes of two gradients apart."""
+    """Return the size of a gradient as the trace states it, to compare it with others."""
     return str(_args(event).get("In msg nelems")), str(_shape(event))
 
 
 def _last_part(
     path: str, events: Sequence[Event], counts: Sequence[int], *, is_one_step: bool
 ) -> Sequence[Event]:
-    """Return the last of equal parts, where one of the counts says how many there are, or all.
+    """Return the events of the last pass, if the events are a pass repeated; else all events.
 
-    In one step that is no row of equal parts only the last pass was all-reduced: gradients were
-    accumulated before. Raises `InputError` where events of several steps may be mixed.
+    `counts` are possible numbers of passes. If the events of one step do not repeat, gradients were
+    accumulated and only those of the last pass were all-reduced. Raises `InputError` if events of
+    several steps may be mixed.
     """
     sizes = [_size_of(e) for e in events]
     for count in counts:
@@ -293,9 +311,8 @@ def _last_part(
 
 
 def _repetitions(items: list[Any]) -> int:
-    """Return how often the shortest row that makes up all items is repeated in them."""
+    """Return how often the items repeat their shortest period: 3 for A B A B A B."""
     count = len(items)
-    # The shortest period of the row: A B A B A B has period 2 and is repeated 3 times.
     for length in range(1, count // 2 + 1):
         if count % length == 0 and items == items[:length] * (count // length):
             return count // length
@@ -314,29 +331,30 @@ def _is_all_reduce(event: Event) -> bool:
 
 
 def _shape(event: Event) -> list[int] | None:
-    """Return the shape of what an event was given; None if that was nothing."""
+    """Return the shape of an event's first input, or None if it has none or was not recorded."""
     dims = _args(event).get("Input Dims")
     types = _args(event).get("Input type")
-    has_shapes = isinstance(types, list) and types and types[0]
-    shape = dims[0] if has_shapes and isinstance(dims, list) and dims else None
-    good = isinstance(shape, list) and all(type(n) is int and 0 <= n <= MOST_BYTES for n in shape)
-    return shape if good else None
+    has_input = isinstance(types, list) and types and types[0]
+    if not has_input or not isinstance(dims, list) or not dims or not isinstance(dims[0], list):
+        return None
+    shape = dims[0]
+    return shape if all(type(n) is int and 0 <= n <= MAX_BYTES for n in shape) else None
 
 
 def _reduce_row(where: str, place: int, event: Event) -> Row:
     args = _args(event)
     count = args["In msg nelems"]
-    if type(count) is not int or not 0 <= count <= MOST_BYTES:
+    if type(count) is not int or not 0 <= count <= MAX_BYTES:
         raise InputError(f"{where}: In msg nelems as a whole number", shown(count))
     size, dtype = _format(where, args.get("dtype"))
     return f"bucket {place}", float(event["ts"]), count * size, dtype
 
 
 def _older_row(where: str, place: int, event: Event) -> Row:
-    return f"bucket {place}", float(event["ts"]), *_sum_row(where, place, event)[2:]
+    return f"bucket {place}", float(event["ts"]), *_accumulation_row(where, place, event)[2:]
 
 
-def _sum_row(where: str, place: int, event: Event) -> Row:
+def _accumulation_row(where: str, place: int, event: Event) -> Row:
     shape = _shape(event)
     assert shape is not None
     size, dtype = _format(where, _args(event)["Input type"][0])
@@ -345,9 +363,10 @@ def _sum_row(where: str, place: int, event: Event) -> Row:
     return name, ready, math.prod(shape) * size, dtype
 
 
-def _format(where: str, word: object) -> tuple[int, str]:
-    """Return bytes and name of a number format as PyTorch writes it."""
-    name = str(word).lower().removeprefix("c10::")
-    if name not in BYTES:
-        raise InputError(f"{where}: a number format among {', '.join(BYTES)}", shown(word))
-    return BYTES[name], SHORT.get(name, name)
+def _format(where: str, type_text: object) -> tuple[int, str]:
+    """Return the bytes of a number format and its short name: (4, "fp32") for "c10::Float"."""
+    name = str(type_text).lower().removeprefix("c10::")
+    if name not in TYPE_BYTES:
+        needed = f"{where}: a number format among {', '.join(TYPE_BYTES)}"
+        raise InputError(needed, shown(type_text))
+    return TYPE_BYTES[name], SHORT_TYPE_NAMES.get(name, name)
