@@ -256,8 +256,6 @@ DEBTS = {
     "compiler.lower.matmul": "operators.kernels.weight_gradient operators.ops.conv_gradient",
     "compiler.lower.vector": "operators.ops.conv_gradient",
     "compiler.network": "compiler.memory",
-    "compiler.passes": "compiler.passes.quantised",
-    "compiler.passes.formats": "compiler.passes.quantised",
     "compiler.placement": "compiler.memory",
     "compiler.zoo": "compiler.bound compiler.onnx compiler.onnx.tensors compiler.zoo.formers data",
     "machine.isa": "machine.isa.sanitizer",
@@ -332,6 +330,7 @@ sys.meta_path.insert(0, Gone())
 import numpy as np
 from ascend_lab.compiler import compile_graph, evaluate, random_inputs, run_tasks
 from ascend_lab.compiler import GraphBuilder, simulate_graph, zoo
+from ascend_lab.compiler.passes import quantise
 from ascend_lab.compiler.rules import fusions, row_kernels
 from ascend_lab.machine.chip import load_chip
 
@@ -343,7 +342,9 @@ def trained_norm(batch):
 for name, settings in json.loads(sys.argv[2]):
     settings = {"batch": 1, **settings}
     chip = load_chip(settings.pop("chip", "Ascend310P3"))
+    in_bytes = settings.pop("bytes", False)
     graph = trained_norm(**settings) if name == "trained_norm" else zoo.build(name, **settings)
+    graph = quantise(graph)[0] if in_bytes else graph
     compiled = compile_graph(graph, chip)
     assert 0 < simulate_graph(compiled).time_s < 1
     inputs = random_inputs(graph)
@@ -392,6 +393,7 @@ EVERY_KIND = {
     "fused.channel_sums": (("trained_norm", {"batch": 2}), (6, 1)),
     "fused.channels": (("shufflenet_v2_x0_5", {}), (6, 1)),
     "fused.blocks": (("squeezenet", {"batch": 2}), (6, 1)),
+    "fused.integer_layers": (("resnet18", {"bytes": True}), (6, 1)),
     "fused": (("mobilevit_block", {}), (0, 0)),
 }
 """What is taken away, a network that uses it, special kernels left: groups, rows."""

@@ -19,13 +19,14 @@ The modules, by what they speed up (in brackets a network that gains):
   and writes transposed tensors in place (BERT).
 - Norms: `row_norm`, a layer norm whose sums the cube adds up (BERT); `channel_sums`, both sums of
   each channel behind a trained batch norm (ResNet).
+- Bytes: `integer_layers`, quantised layers in whole numbers (any network in int8).
 - Moves: `channels`, moves of channels as products with zeros and ones (ShuffleNet); `blocks`, joins
   of several images as views (DenseNet).
 
-Each file registers a record of `compiler.rules`, a template of an operator, or programs behind a
-cube kernel. Without a file, or without this folder, networks compile to plain kernels, which are
-slower. Values stay the same, except where a sum that stays in fp32 on chip is rounded to fp16 on
-its way through memory.
+Each file registers a record of `compiler.rules`, a template of an operator, a rewriting of graphs,
+or programs behind a cube kernel. Without a file, or without this folder, networks compile to plain
+kernels, which are slower. Values stay the same, except where a sum that stays in fp32 on chip is
+rounded to fp16 on its way through memory.
 
 >>> from ascend_lab.compiler.rules import fusions
 >>> len(fusions())
@@ -45,6 +46,7 @@ PLUGINS = (
     "plane_means",
     "max_pool",
     "channel_sums",
+    "integer_layers",
     "channels",
     "blocks",
 )

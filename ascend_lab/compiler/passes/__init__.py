@@ -6,7 +6,7 @@
 # fmt: off
 # isort: off
 from ascend_lab.compiler.draft import Draft
-from ascend_lab.compiler.passes import formats, images, quantised, recognise, simplify
+from ascend_lab.compiler.passes import formats, images, recognise, simplify
 from ascend_lab.compiler.passes.formats import convert, measured_scales, quantise
 from ascend_lab.compiler.passes.rewrite import (
     PASSES, USUAL, Pass, Report, get_pass, match, register_pass, rewrites, run_passes, sweep,
@@ -34,7 +34,7 @@ __all__ = [
 PASSES.update(
     (one.name, one)
     for one in (
-        quantised.REQUANT,
+        formats.REQUANT,
         simplify.DEAD_CODE,
         simplify.FOLDING,
         simplify.COMMON,

@@ -14,14 +14,16 @@ import numpy as np
 from ascend_lab.compiler import ir
 from ascend_lab.compiler.draft import Draft, given_attrs
 from ascend_lab.compiler.evaluate import evaluate, random_inputs
-from ascend_lab.compiler.passes.quantised import fold
-from ascend_lab.compiler.passes.rewrite import Pass, derived
+from ascend_lab.compiler.passes.rewrite import Pass, derived, having, plugged
 from ascend_lab.compiler.passes.simplify import PRODUCTS
 from ascend_lab.errors import InputError
 from ascend_lab.operators.ops.formats import FLOATS
 
 LARGEST = {"fp16": 65504.0, "bf16": 3.3895313892515355e38, "fp32": 3.4028234663852886e38}
 HEAVY = ("conv2d", "matmul", "gemm")
+INTEGER_LAYERS = "RequantFusionPass"
+fold = plugged(INTEGER_LAYERS)
+"""Quantised layers become integer layers; without this plug-in they compute in floats."""
 STEPS = 127
 """Largest number used in int8: symmetric around 0, so that -128 is left out."""
 
@@ -402,6 +404,13 @@ FP16, BF16 = (
         ("Fp16ConversionPass", "fp16", "computes fp32 graphs in fp16"),
         ("Bf16ConversionPass", "bf16", "computes fp32 graphs in bf16"),
     )
+)
+REQUANT = Pass(
+    INTEGER_LAYERS,
+    "prepare",
+    having(fold, "quantise", "dequantise"),
+    "computes quantised layers in whole numbers",
+    "steps",
 )
 INT8 = Pass(
     "Int8ConversionPass",

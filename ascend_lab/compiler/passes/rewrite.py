@@ -20,6 +20,7 @@ from ascend_lab.compiler.draft import SMALL, Draft
 from ascend_lab.compiler.ir import Constant, Graph, Node, TensorType, Values, operator_of
 from ascend_lab.errors import GraphError, InputError
 from ascend_lab.operators.ops.formats import round_to
+from ascend_lab.plugins import listed
 
 Rule = Callable[[Draft, Node], bool]
 Apply = Callable[[Graph], tuple[Graph, int]]
@@ -78,6 +79,24 @@ def sweep(rule: Rule, *ops: str) -> Apply:
 def having(apply: Apply, *ops: str) -> Apply:
     """Return a rewriting that skips graphs without any of these operators."""
     return lambda graph: apply(graph) if any(n.op in ops for n in graph.nodes) else (graph, 0)
+
+
+def plugged(name: str) -> Apply:
+    """Return the rewriting that special modules list under the name of a pass.
+
+    Modules of `ascend_lab.fused` have lists GRAPH_REWRITES, pairs of such a name and a rewriting.
+    Without one the graph stays as it is.
+    """
+
+    def apply(graph: Graph) -> tuple[Graph, int]:
+        total = 0
+        for pass_name, rewrite in listed("GRAPH_REWRITES"):
+            if pass_name == name:
+                graph, count = rewrite(graph)
+                total += count
+        return graph, total
+
+    return apply
 
 
 def rewrites(

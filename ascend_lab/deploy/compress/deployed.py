@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ascend_lab.compiler import Graph, compile_stages, constant_bytes
-from ascend_lab.compiler.passes.formats import Steps, in_pairs
-from ascend_lab.compiler.passes.quantised import fold
+from ascend_lab.compiler.passes.formats import Steps, fold, in_pairs
 from ascend_lab.deploy.compress.scales import LayerScales
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.machine.chip import Chip

@@ -1,5 +1,10 @@
 """Quantise / dequantise pairs become integer layers; tensors between layers stay in bytes.
 
+    plain floor    q -> dequantise -> fp16 convolution -> quantise -> q
+    fused          q -> int8 convolution, sums in int32 -> requantise in the epilogue -> q
+    saved          half of the bytes, half of the cube's cycles, two kernels a layer
+
+
     conv(dequantise(q), dequantise(w))           dequantise(conv(q, w))        sums in int32
     quantise(relu(dequantise(sums)))             requantise(sums)              in the epilogue
     reshape(dequantise(q)), transpose, ...       dequantise(reshape(q))
@@ -26,7 +31,7 @@ import numpy as np
 from ascend_lab.compiler.draft import Draft
 from ascend_lab.compiler.ir import Constant, Graph, Node, TensorType, Values
 from ascend_lab.compiler.passes import simplify
-from ascend_lab.compiler.passes.rewrite import Pass, derived, having, settings, sweep
+from ascend_lab.compiler.passes.rewrite import derived, settings, sweep
 from ascend_lab.operators.kernels.epilogue_plan import MOST_WHOLE
 from ascend_lab.operators.ops.formats import is_float
 
@@ -476,10 +481,4 @@ def fold(graph: Graph) -> tuple[Graph, int]:
     return graph, total
 
 
-REQUANT = Pass(
-    "RequantFusionPass",
-    "prepare",
-    having(fold, "quantise", "dequantise"),
-    "computes quantised layers in whole numbers",
-    "steps",
-)
+GRAPH_REWRITES = [("RequantFusionPass", fold)]
