@@ -22,7 +22,7 @@ def propose(graph: Graph, node: Node) -> Group | None:
     # this rule starts at the attention; `lower.around_attention` looks in both directions
     if not lower.attention_in([node]):
         return None
-    moves_inside_views = aliases.moves_between(graph)
+    moves_inside_views = aliases.moves_inside_chains(graph)
     views = aliases.view_nodes(graph)
     group = [node]
     for _, chain, _ in lower.around_attention(graph, node):

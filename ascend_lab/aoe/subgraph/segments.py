@@ -33,7 +33,7 @@ from ascend_lab.compiler import (
 )
 from ascend_lab.compiler.compile import DEFAULT_ROAD
 from ascend_lab.compiler.layout import images_outermost
-from ascend_lab.compiler.placement import Use, allocate, owners, spans
+from ascend_lab.compiler.placement import Use, allocate, node_spans, owners
 from ascend_lab.compiler.rules import fusions
 from ascend_lab.compiler.slice import part_of
 from ascend_lab.compiler.tasks import CpuKernel
@@ -89,7 +89,7 @@ def cut_points(graph: Graph, road: Road = DEFAULT_ROAD) -> list[int]:
     free = [i for i in range(1, end) if not nodes[i].has("lanes") and nodes[i].name not in inner]
     if len(free) <= MOST_POINTS:
         return [0, *free, end]
-    live = [(n, ends) for n, ends in spans(graph).items() if n not in graph.inputs]
+    live = [(n, ends) for n, ends in node_spans(graph).items() if n not in graph.inputs]
     crossing = {i: [n for n, (first, last) in live if first < i <= last] for i in free}
     cost = {i: sum(graph.types[n].size_bytes for n in names) for i, names in crossing.items()}
     chain = [i for i in free if len(crossing[i]) == 1]

@@ -12,8 +12,8 @@ from ascend_lab.compiler.ir import (
     Node,
     TensorType,
     Values,
+    moves_after,
     moves_before,
-    moves_behind,
 )
 from ascend_lab.compiler.lower import epilogue as ep, vector
 from ascend_lab.compiler.lower.piece import Form, Lowered, Piece, packed
@@ -259,7 +259,7 @@ def around_attention(
     """Yield the moves in front of q, k, v and behind y that attention can do, each as a view."""
     for name, tensor in zip("qkvy", (*node.inputs[:3], node.output), strict=True):
         is_result = name == "y"
-        chain = moves_behind(graph, node) if is_result else moves_before(graph, tensor)
+        chain = moves_after(graph, node) if is_result else moves_before(graph, tensor)
         if not chain:
             continue
         try:

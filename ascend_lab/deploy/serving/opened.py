@@ -100,7 +100,7 @@ class Source:
         """Read the model; one with external data is read from its files whenever it is needed."""
         self.path = path
         self.proto: ModelProto | None = None
-        if path.startswith(zoo.PREFIX) or not Path(path).is_file():
+        if path.startswith(zoo.ZOO_PREFIX) or not Path(path).is_file():
             return
         proto, _ = model_file.load(path)
         initialisers = proto.graph.initializer
@@ -120,7 +120,7 @@ class Source:
 
     def whole(self) -> "ModelProto":
         """Return the model as its file has it, unchecked; `UnsupportedError` for one of the zoo."""
-        if self.path.startswith(zoo.PREFIX):
+        if self.path.startswith(zoo.ZOO_PREFIX):
             raise UnsupportedError("a model file", self.path, "export it")
         return host.whole_model(self.proto or self.path)
 
