@@ -18,7 +18,7 @@ from ascend_lab.compiler import (
 from ascend_lab.compiler.aliases import Alias, aliases, idle_moves, view_nodes
 from ascend_lab.compiler.ir import MOVES, Graph, Node, TensorType
 from ascend_lab.compiler.lower import packed
-from ascend_lab.compiler.network import PLAN, simulate_graph
+from ascend_lab.compiler.network import DEFAULT_PLAN_METHOD, simulate_graph
 from ascend_lab.compiler.placement import (
     aliases_of,
     buffers_of,
@@ -73,7 +73,7 @@ def test_slices_and_joins_of_a_batch_need_no_kernel():
 
 def test_kernels_use_the_addresses_of_views(monkeypatch):
     network = compiled(cut_net())
-    places = places_of(network, plan_network(network, PLAN).offsets)
+    places = places_of(network, plan_network(network, DEFAULT_PLAN_METHOD).offsets)
     image = 2 * 16 * 6 * 6 * 2
     assert places["cut1"] == (places["cut0"][0] + 3 * image, image)
     assert places["part1"][0] == places["join"][0] + 3 * image
@@ -84,7 +84,7 @@ def test_kernels_use_the_addresses_of_views(monkeypatch):
         return DeviceMemory(l2, tensors, **rest)
 
     monkeypatch.setattr(placement, "DeviceMemory", noted)
-    simulate_graph(network, plan_network(network, PLAN))
+    simulate_graph(network, plan_network(network, DEFAULT_PLAN_METHOD))
     assert places["part1"] in touched and places["cut1"] in touched
 
 

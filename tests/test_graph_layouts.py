@@ -19,7 +19,7 @@ from ascend_lab.compiler import (
     to_text,
     verify,
 )
-from ascend_lab.compiler.aliases import moves_nothing, view_nodes
+from ascend_lab.compiler.aliases import keeps_addresses, view_nodes
 from ascend_lab.compiler.layout import assign_layouts, cancel_trans_data
 from ascend_lab.compiler.lower import packed
 from ascend_lab.compiler.tasks import compile_tasks
@@ -343,7 +343,7 @@ def test_equal_conversions_are_merged():
 )
 def test_conversions_that_only_rename(shape, one, two, same):
     types = [TensorType(shape, "fp16", layout) for layout in (one, two)]
-    assert moves_nothing(*types) is moves_nothing(*types[::-1]) is same
+    assert keeps_addresses(*types) is keeps_addresses(*types[::-1]) is same
     if same:
         array = np.arange(np.prod(shape)).reshape(shape).astype(np.float16)
         assert np.array_equal(*(packed(kind, array) for kind in types))

@@ -113,7 +113,7 @@ def _migrate(arguments: argparse.Namespace) -> int:
     batch = arguments.batch
     source: str | bytes = arguments.model
     # A model of the zoo is a graph of ours: as an ONNX file it takes the road of any other.
-    if arguments.model.startswith(zoo.PREFIX):
+    if arguments.model.startswith(zoo.ZOO_PREFIX):
         from ascend_lab.compiler.onnx.export import export_onnx
 
         graph = zoo.load_model(arguments.model, shapes=shapes, batch=batch).graph

@@ -140,11 +140,11 @@ class Subject:
 def subject_of(model: str, calibration: str) -> Subject:
     """Return a model and its samples; raise `InputError` for samples that do not fit it."""
     from ascend_lab.compiler.onnx import export_onnx, host, tensors
-    from ascend_lab.compiler.zoo import PREFIX
+    from ascend_lab.compiler.zoo import ZOO_PREFIX
 
     arrays = array_files.load_arrays(calibration)
     # A model of the zoo has an ONNX file only once it is exported.
-    if model.startswith(PREFIX):
+    if model.startswith(ZOO_PREFIX):
         graph = common.import_with(model).graph
         stated: dict[str, Any] = {name: graph.types[name].shape for name in graph.inputs}
         batch, feeds = _cut(stated, (), arrays)

@@ -54,7 +54,7 @@ def ends_as_given(graph: Graph) -> Graph:
     from ascend_lab.compiler.layout import Assigner
 
     blocked = any(graph.types[name].layout != "ND" for name in graph.inputs)
-    return Assigner(graph).assigned(None if blocked else "ND")
+    return Assigner(graph).assign(None if blocked else "ND")
 
 
 def chain(work: Work, graph: Graph, chip: Chip) -> Estimate:

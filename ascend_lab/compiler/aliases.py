@@ -1,8 +1,8 @@
-"""Views: tensors whose bytes are bytes of another tensor, so that they need no kernel or memory.
+"""Finds views: tensors whose bytes are bytes of another tensor, so that they need no kernel.
 
-A reshape of row-major memory is its source under another name. So are conversions, transposes and
-chains of them that leave every element at its address, such as those that split a matrix in
-fractals into the heads of an attention.
+A reshape of row-major memory is a view: the source under another name. So are conversions,
+transposes and chains of them that leave every element at its address, such as those that split a
+matrix in fractals into the heads of an attention.
 
 A slice or split is a part of its source if that part is one run of bytes. It has to be cut at whole
 blocks along the outermost axis longer than 1: the images of a batch, or the blocks of 16 channels
@@ -18,7 +18,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from ascend_lab import errors
-from ascend_lab.compiler.ir import MOVES, Graph, Node, TensorType, moves_behind, operator_of
+from ascend_lab.compiler.ir import MOVES, Graph, Node, TensorType, moves_after, operator_of
 from ascend_lab.compiler.lower import piece, vector
 from ascend_lab.machine import chip
 from ascend_lab.machine.layout import AddressMap
@@ -26,7 +26,7 @@ from ascend_lab.operators.ops.slicing import Range
 
 BLOCK_BYTES = 32
 """Kernels copy from and to addresses that are multiples of 32 bytes."""
-CUTTING = ("slice", "split")
+CUTTING_OPS = ("slice", "split")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class Alias:
 class _Aliases:
     """The aliases of the nodes read so far; each points at the next tensor that contains it.
 
-    `between` names the nodes of chains of moves that are views only as a whole.
+    `between` names nodes that are views only as part of a chain: a transpose and the transpose that
+    undoes it, for example.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -59,25 +60,25 @@ class _Aliases:
             self.views.add(node.name)
             for name, offset in zip(node.outputs, offsets, strict=True):
                 self.into[name] = Alias(node.inputs[0], offset)
-        # for example reshape, transpose, reshape, which end where they began
+        # for example reshape, transpose, reshape, after which every element is at its old address
         elif chain := idle_moves(self.graph, node):
             self.between.update(move.name for move in chain)
             self.into.update((move.output, Alias(node.inputs[0])) for move in chain)
 
     def _offsets(self, node: Node) -> list[int] | None:
-        """Return the offset in its operand of each output of a node, None if it is no view.
+        """Return the offset in its operand of each output of a node; None if it is not a view.
 
-        A view of a constant is none: constants are packed for the kernels that read them.
+        A constant has no views, as it is packed for the kernels that read it.
         """
         if node.inputs[0] in self.graph.constants:
             return None
         kinds = (self.graph.types[node.inputs[0]], self.graph.types[node.output])
         if node.op == "trans_data":
-            return [0] if moves_nothing(*kinds) else None
+            return [0] if keeps_addresses(*kinds) else None
         if node.op == "reshape":
             # row-major memory has the same order of elements in every shape
             return [0] if kinds[0].layout == kinds[1].layout == "ND" else None
-        return cut_offsets(self.graph, node) if node.op in CUTTING else None
+        return cut_offsets(self.graph, node) if node.op in CUTTING_OPS else None
 
     def _join(self, node: Node) -> bool:
         """Place the operands of a concat inside its result; False if that is impossible.
@@ -113,18 +114,18 @@ class _Aliases:
 
 def aliases(graph: Graph, views: Collection[str]) -> Mapping[str, Alias]:
     """Return the place of every tensor without memory of its own; `views` names the nodes."""
-    work = _Aliases(graph)
+    collector = _Aliases(graph)
     for node in graph.nodes:
         if node.name in views:
-            work.add(node)
+            collector.add(node)
     places = {}
-    for name in work.into:
+    for name in collector.into:
         owner = name
         offset = 0
-        while owner in work.into:
-            step = work.into[owner]
-            owner = step.owner
-            offset = offset + step.offset_bytes
+        while owner in collector.into:
+            alias = collector.into[owner]
+            owner = alias.owner
+            offset = offset + alias.offset_bytes
         places[name] = Alias(owner, offset)
     return places
 
@@ -134,26 +135,26 @@ def view_nodes(graph: Graph) -> frozenset[str]:
     return _views(graph)[0]
 
 
-def moves_between(graph: Graph) -> frozenset[str]:
+def moves_inside_chains(graph: Graph) -> frozenset[str]:
     """Return the names of the moves that are views only as part of a whole chain."""
     return _views(graph)[1]
 
 
 @lru_cache(8)
 def _views(graph: Graph) -> tuple[frozenset[str], frozenset[str]]:
-    work = _Aliases(graph)
+    collector = _Aliases(graph)
     for node in graph.nodes:
-        work.add(node)
-    return frozenset(work.views | work.between), frozenset(work.between)
+        collector.add(node)
+    return frozenset(collector.views | collector.between), frozenset(collector.between)
 
 
 # -- bytes that stay where they are ---------------------------------------------------------------
-def moves_nothing(one: TensorType, two: TensorType) -> bool:
+def keeps_addresses(source: TensorType, target: TensorType) -> bool:
     """Tell whether two types put every element at the same address, without padding.
 
     NC1HWC0 of (n, 64, 1, 1) is row-major (n, 64): a conversion only gives a new name.
     """
-    first_map, second_map = piece.maps_between(one, two)
+    first_map, second_map = piece.maps_between(source, target)
     return not first_map.padding_bytes | second_map.padding_bytes and _runs(first_map) == _runs(
         second_map
     )
@@ -164,14 +165,14 @@ def idle_moves(graph: Graph, node: Node) -> list[Node]:
 
     Only the chain itself reads the tensors in it, so that none of them has to exist in memory.
     """
-    chain = [node, *moves_behind(graph, node)]
+    chain = [node, *moves_after(graph, node)]
     if node.op not in MOVES or node.inputs[0] in graph.constants:
         return []
-    ends = (i for i in range(1, len(chain) + 1) if _in_place(graph, chain[:i]))
+    ends = (i for i in range(1, len(chain) + 1) if _ends_in_place(graph, chain[:i]))
     return chain[: next(ends, 0)]
 
 
-def _in_place(graph: Graph, chain: list[Node]) -> bool:
+def _ends_in_place(graph: Graph, chain: list[Node]) -> bool:
     ends = chain[0].inputs[0], chain[-1].output
     if any(graph.types[name].map.padding_bytes for name in ends):
         return False
@@ -199,28 +200,28 @@ def _runs(layout: AddressMap) -> list[tuple[int, int, int, int]]:
     return runs
 
 
-def run_offset(whole: TensorType, part: TensorType, axis: int, span: Range) -> int | None:
-    """Return the offset in bytes of entries span[0] .. span[1] - 1 of an axis, if one run of bytes.
+def run_offset(uncut: TensorType, cut: TensorType, axis: int, span: Range) -> int | None:
+    """Return the offset in bytes of a cut: entries span[0] .. span[1] - 1 of an axis of `uncut`.
 
-    `part` is the type of the cut. None if its bytes are in several runs or in another order.
+    `cut` is the type of the cut. None if its bytes are in several runs or in another order.
     """
     low, high = span
-    if (part.layout, part.dtype) != (whole.layout, whole.dtype) or not whole.elements:
+    if (cut.layout, cut.dtype) != (uncut.layout, uncut.dtype) or not uncut.elements:
         return None
-    pieces = whole.map.pieces
-    size = chip.DTYPE_BYTES[whole.dtype]
+    pieces = uncut.map.pieces
+    size = chip.DTYPE_BYTES[uncut.dtype]
     # pieces are sorted from the outermost to the innermost
     outermost = next(p for p in pieces if p.axis == axis)
     # an axis further out has several entries: each holds its own part of the cut
     if any(p.count > 1 for p in pieces[: pieces.index(outermost)]):
         return None
     # a cut inside a block of channels; the last block may be incomplete
-    if low % outermost.step or (high % outermost.step and high != whole.shape[axis]):
+    if low % outermost.step or (high % outermost.step and high != uncut.shape[axis]):
         return None
     # blocks of the axis, the last one perhaps incomplete
-    entries = -(-high // outermost.step) - low // outermost.step
+    block_count = -(-high // outermost.step) - low // outermost.step
     offset = low // outermost.step * outermost.stride * size
-    is_split = entries * outermost.stride * size != part.size_bytes or offset % BLOCK_BYTES
+    is_split = block_count * outermost.stride * size != cut.size_bytes or offset % BLOCK_BYTES
     return None if is_split else offset
 
 
@@ -256,12 +257,12 @@ def cut_offsets(graph: Graph, node: Node) -> list[int] | None:
 
 
 def _offsets(
-    whole: TensorType, parts: Collection[TensorType], axis: int, spans: Collection[Range]
+    joined: TensorType, pieces: Collection[TensorType], axis: int, spans: Collection[Range]
 ) -> list[int] | None:
-    pairs = zip(parts, spans, strict=True)
+    pairs = zip(pieces, spans, strict=True)
     offsets = [
         offset
-        for part, span in pairs
-        if (offset := run_offset(whole, part, axis, span)) is not None
+        for piece_type, span in pairs
+        if (offset := run_offset(joined, piece_type, axis, span)) is not None
     ]
-    return offsets if len(offsets) == len(parts) else None
+    return offsets if len(offsets) == len(pieces) else None

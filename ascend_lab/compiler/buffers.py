@@ -1,6 +1,7 @@
-"""Buffers with lifetimes: what a memory plan gives an offset.
+"""Buffers with lifetimes, for which a memory plan finds offsets.
 
-A buffer needs size_bytes during the half-open time [lower, upper). Nothing here knows about graphs.
+A buffer needs size_bytes during the half-open time [lower, upper): 8 bytes in [0, 3) are needed at
+the times 0, 1 and 2. Nothing here depends on graphs.
 
 A buffer may have further conditions, as in MiniMalloc (Moffitt 2023, doi:10.1145/3623278.3624752):
 its own alignment, a given offset, and gaps, times within its life when it needs no bytes or only a

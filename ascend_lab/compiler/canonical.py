@@ -1,8 +1,8 @@
-"""The last rewrites before layouts: operators without a kernel become operators with one.
+"""Rewrites a graph into operators that have kernels, the last step before layouts are chosen.
 
 gemm(a, b, c)          matmul, add
 batch_norm             mul and add by constants per channel
-attention              one kernel that keeps the scores on the core, or products and a softmax
+attention              flash attention (one kernel, scores stay on the core), or products, softmax
 (.., k) @ (k, n)       one product of flat matrices, reshapes around it
 products of one x      one product (`merged_products`)
 elementwise(reshape)   reshape(elementwise): elementwise work directly behind a product can fuse
@@ -15,7 +15,8 @@ The products are queries, keys and values of an attention, for example:
 That saves launches, reads x once, and a wide result keeps more cores busy. Columns of fractals are
 outermost in memory, so that the slices are views. Elementwise nodes that follow all of the products
 alike, such as a bias, are merged with them. Convolutions of a single image with equal windows are
-products of this kind. If a concat reads them they are not merged: the concat is a view already.
+merged, too. If a concat reads them they are not: the concat already costs nothing, as each of them
+writes its part of the result in place.
 """
 
 import math
@@ -34,25 +35,27 @@ from ascend_lab.operators.ops.formats import is_float
 from ascend_lab.operators.ops.operator import get
 
 BLOCK = 16
-FLASH = "flash_attention"
+FLASH_ATTENTION = "flash_attention"
 
 
 def canonical(graph: Graph, chip: Chip, *, joint: bool = True) -> Graph:
-    """Return the graph in operators that lowering knows, with the values of their parts.
+    """Return the graph in operators that lowering knows; the values stay the same up to rounding.
 
-    `joint`: two convolutions whose results are added may become one kernel.
+    With `joint`, two convolutions whose results are added may become one kernel.
     """
-    graph = _sink(_flatten(_expand(_attention_apart(pruned(graph), chip))))
+    graph = _move_reshapes_down(
+        _flatten_products(_split_operators(_split_attention(pruned(graph), chip)))
+    )
     for rewrite in operator_rewrites():
         graph = rewrite(graph, chip, joint)
     return merged_products(graph, chip)
 
 
 # -- attention ------------------------------------------------------------------------------------
-def _attention_apart(graph: Graph, chip: Chip) -> Graph:
+def _split_attention(graph: Graph, chip: Chip) -> Graph:
     draft = Draft(graph)
     for node in draft:
-        if node.op in ("attention", FLASH):
+        if node.op in ("attention", FLASH_ATTENTION):
             draft.replace(node.output, _attention(draft, node, chip))
         elif node.op == "attention_context":
             draft.replace(node.output, draft.insert("batch_matmul", node.inputs, {}, node.name))
@@ -64,12 +67,13 @@ def _attention_apart(graph: Graph, chip: Chip) -> Graph:
 def _attention(draft: Draft, node: Node, chip: Chip) -> str:
     """Insert the operators that compute attention on a chip; return the tensor of the result."""
     q, k, v, *masks = node.inputs
-    k, v = (_head_each(draft, name, node) for name in (k, v))
+    k, v = (_with_query_heads(draft, name, node) for name in (k, v))
     shape = draft.type(node.output).shape
     if grouped_heads(*(draft.type(name).shape for name in (q, k, v))) > 1:
-        # one matrix for all heads: joined, they are no groups whose rows the kernel stacks
-        masks = [_whole(draft, name, node) for name in masks]
-        q, k, v, *masks = (_one_batch(draft, name) for name in (q, k, v, *masks))
+        # one matrix for all heads: in one batch axis the kernel does not take them for groups of
+        # heads, whose rows it would stack
+        masks = [_full_mask(draft, name, node) for name in masks]
+        q, k, v, *masks = (_in_one_batch(draft, name) for name in (q, k, v, *masks))
     if node.attr("causal", False) and not _has_kernel(draft, (q, k, v, *masks), node.attrs, chip):
         masks = [_causal_mask(draft, node, masks)]
         node = replace(node, attrs={**node.attrs, "causal": False})
@@ -84,19 +88,19 @@ def _attention_kernel(draft: Draft, node: Node, chip: Chip) -> str:
     """Insert the kernel of attention if it applies, else products and a softmax."""
     q, k, v, *masks = node.inputs
     if _has_kernel(draft, node.inputs, node.attrs, chip):
-        full_masks = [_whole(draft, name, node) for name in masks]
+        full_masks = [_full_mask(draft, name, node) for name in masks]
         attrs = {"scale": _scale(draft, node)}
         if node.attr("causal", False):
             attrs["causal"] = True
-        return draft.insert(FLASH, (q, k, v, *full_masks), attrs, node.name)
+        return draft.insert(FLASH_ATTENTION, (q, k, v, *full_masks), attrs, node.name)
     scores = _scores(draft, f"{node.name}_scores", node)
     for name in masks:
         scores = draft.insert("add", (scores, name), {}, f"{node.name}_masked")
-    shares = draft.insert("softmax", (scores,), {"axis": -1}, f"{node.name}_softmax")
-    return draft.insert("batch_matmul", (shares, v), {}, node.name)
+    weights = draft.insert("softmax", (scores,), {"axis": -1}, f"{node.name}_softmax")
+    return draft.insert("batch_matmul", (weights, v), {}, node.name)
 
 
-def _one_batch(draft: Draft, name: str) -> str:
+def _in_one_batch(draft: Draft, name: str) -> str:
     """Return matrices with all their batch axes merged into one."""
     shape = draft.type(name).shape
     joined = (math.prod(shape[:-2]), *shape[-2:])
@@ -105,7 +109,7 @@ def _one_batch(draft: Draft, name: str) -> str:
 
 def _has_kernel(draft: Draft, inputs: Sequence[str], attrs: Attrs, chip: Chip) -> bool:
     """Tell whether the kernel of attention applies and can read the mask."""
-    operator = get(FLASH)
+    operator = get(FLASH_ATTENTION)
     types = [draft.type(n) for n in inputs]
     call = operator.call([t.shape for t in types], [t.dtype for t in types], attrs)
     has_mask = len(inputs) > 3
@@ -114,7 +118,7 @@ def _has_kernel(draft: Draft, inputs: Sequence[str], attrs: Attrs, chip: Chip) -
     return not ragged and operator.template_for(call, chip) is not None
 
 
-def _head_each(draft: Draft, name: str, node: Node) -> str:
+def _with_query_heads(draft: Draft, name: str, node: Node) -> str:
     """Return keys or values with a matrix for each head of the queries, or one for all."""
     shape = draft.type(name).shape
     batch = draft.type(node.output).shape[:-2]
@@ -135,15 +139,13 @@ def _causal_mask(draft: Draft, node: Node, masks: Sequence[str]) -> str:
     kind = draft.type(node.output)
     queries = draft.type(node.inputs[0]).shape[-2]
     keys = draft.type(node.inputs[1]).shape[-2]
-    # softmax of -65504 is 0 in fp16, as that of -infinity
-    least = -65504.0  # the least number of fp16
-    data = np.where(seen_keys(queries, keys), 0.0, least)
-    total = draft.add(
-        Constant(TensorType((queries, keys), kind.dtype), data), f"{node.name}_causal"
-    )
+    # the lowest number of fp16: softmax makes it 0, as it does -infinity
+    lowest = -65504.0
+    data = np.where(seen_keys(queries, keys), 0.0, lowest)
+    mask = draft.add(Constant(TensorType((queries, keys), kind.dtype), data), f"{node.name}_causal")
     for name in masks:
-        total = draft.insert("add", (name, total), {}, f"{node.name}_mask")
-    return total
+        mask = draft.insert("add", (name, mask), {}, f"{node.name}_mask")
+    return mask
 
 
 def _scale(draft: Draft, node: Node) -> float:
@@ -157,7 +159,7 @@ def _scores(draft: Draft, name: str, node: Node) -> str:
     return draft.insert("muls", (scores,), {"number": _scale(draft, node)}, f"{node.name}_scaled")
 
 
-def _whole(draft: Draft, mask: str, node: Node) -> str:
+def _full_mask(draft: Draft, mask: str, node: Node) -> str:
     """Return a mask with a matrix for every batch and head, or one matrix for all."""
     shape = draft.type(mask).shape
     batch = draft.type(node.output).shape[:-2]
@@ -167,20 +169,20 @@ def _whole(draft: Draft, mask: str, node: Node) -> str:
 
 
 # -- operators in parts ---------------------------------------------------------------------------
-def _expand(graph: Graph) -> Graph:
+def _split_operators(graph: Graph) -> Graph:
     draft = Draft(graph)
     for node in draft:
         expanded = ""
         if node.op == "gemm":
             expanded = _gemm(draft, node)
-        elif node.op == "batch_matmul" and (shapes := _batches(draft, node)):
+        elif node.op == "batch_matmul" and (shapes := _batched_shapes(draft, node)):
             sides = [draft.stretched(n, s) for n, s in zip(node.inputs, shapes, strict=True)]
             expanded = draft.insert(node.op, sides, node.attrs, node.name)
         elif len(node.inputs) > 2 and (
             node.op == "conv_transpose2d"
             or (node.has("convolution") and node.inputs[2] not in draft.constants)
         ):
-            expanded = _bias_apart(draft, node)
+            expanded = _split_bias(draft, node)
         elif node.op == "batch_norm" and (affine := images.affine_of(draft, node)):
             expanded = _batch_norm(draft, node, affine[1])
         if expanded:
@@ -189,20 +191,22 @@ def _expand(graph: Graph) -> Graph:
 
 
 def _gemm(draft: Draft, node: Node) -> str:
-    a, b, *bias = node.inputs
+    a, b, *biases = node.inputs
     transposes = {key: node.attr(key, False) for key in ("trans_a", "trans_b")}
-    y = draft.insert("matmul", (a, b), transposes, node.name)
+    product = draft.insert("matmul", (a, b), transposes, node.name)
     if node.attr("alpha", 1.0) != 1.0:
-        y = draft.insert("muls", (y,), {"number": node.attr("alpha")}, f"{node.name}_alpha")
-    if not bias:
-        return y
-    added = bias[0]
+        product = draft.insert(
+            "muls", (product,), {"number": node.attr("alpha")}, f"{node.name}_alpha"
+        )
+    if not biases:
+        return product
+    summand = biases[0]
     if node.attr("beta", 1.0) != 1.0:
-        added = draft.insert("muls", bias, {"number": node.attr("beta")}, f"{node.name}_beta")
-    return draft.insert("add", (y, added), {}, f"{node.name}_bias")
+        summand = draft.insert("muls", biases, {"number": node.attr("beta")}, f"{node.name}_beta")
+    return draft.insert("add", (product, summand), {}, f"{node.name}_bias")
 
 
-def _batches(draft: Draft, node: Node) -> tuple[tuple[int, ...], ...]:
+def _batched_shapes(draft: Draft, node: Node) -> tuple[tuple[int, ...], ...]:
     """Return the operands' shapes with all batch axes written out; () if that is done already."""
     batch = draft.type(node.output).shape[:-2]
     shapes = [draft.type(n).shape for n in node.inputs]
@@ -213,18 +217,18 @@ def _batches(draft: Draft, node: Node) -> tuple[tuple[int, ...], ...]:
     return tuple((*batch, *s[-2:]) for s in shapes)
 
 
-def _bias_apart(draft: Draft, node: Node) -> str:
+def _split_bias(draft: Draft, node: Node) -> str:
     """Insert a convolution without bias and the addition of the bias, a number per channel."""
     x, weight, bias = node.inputs
     kind = draft.type(bias)
     constant = draft.constant(bias)
-    y = draft.insert(node.op, (x, weight), node.attrs, node.name)
+    result = draft.insert(node.op, (x, weight), node.attrs, node.name)
     shape = (*kind.shape, 1, 1)
     column = draft.insert("reshape", (bias,), {"shape": shape})
     if constant is not None:
         kind = TensorType(shape, kind.dtype)
         column = draft.add(Constant(kind, lambda: constant.array().reshape(shape)), bias)
-    return draft.insert("add", (y, column), {}, f"{node.name}_bias")
+    return draft.insert("add", (result, column), {}, f"{node.name}_bias")
 
 
 def _batch_norm(draft: Draft, node: Node, affine: images.Affine) -> str:
@@ -233,18 +237,18 @@ def _batch_norm(draft: Draft, node: Node, affine: images.Affine) -> str:
     shape = (kind.shape[1], *(1,) * (len(kind.shape) - 2))
     column = TensorType(shape, kind.dtype)
 
-    def part(place: int) -> Values:
+    def constant_values(place: int) -> Values:
         scale_and_shift = affine.wide(tuple(constant.array() for constant in affine.sources))
         return np.asarray(scale_and_shift[place]).reshape(shape)
 
-    factor = draft.add(Constant(column, lambda: part(0)), f"{node.name}_scale")
-    shift = draft.add(Constant(column, lambda: part(1)), f"{node.name}_shift")
-    y = draft.insert("mul", (node.inputs[0], factor), {}, node.name)
-    return draft.insert("add", (y, shift), {}, f"{node.name}_add")
+    factor = draft.add(Constant(column, lambda: constant_values(0)), f"{node.name}_scale")
+    shift = draft.add(Constant(column, lambda: constant_values(1)), f"{node.name}_shift")
+    scaled = draft.insert("mul", (node.inputs[0], factor), {}, node.name)
+    return draft.insert("add", (scaled, shift), {}, f"{node.name}_add")
 
 
 # -- products on flat matrices --------------------------------------------------------------------
-def _flatten(graph: Graph) -> Graph:
+def _flatten_products(graph: Graph) -> Graph:
     """Turn every (.., m, k) @ constant (k, n) into one product (.. m, k) @ (k, n)."""
     draft = Draft(graph)
     for node in draft:
@@ -256,36 +260,37 @@ def _flatten(graph: Graph) -> Graph:
         # (8, 128, 768) @ (768, 768) has 8 * 128 = 1,024 rows
         rows = {"shape": (math.prod(a[:-1]), a[-1])}
         flat = draft.insert("reshape", node.inputs[:1], rows, f"{node.name}_flat")
-        y = draft.insert("matmul", (flat, node.inputs[1]), node.attrs, node.name)
+        product = draft.insert("matmul", (flat, node.inputs[1]), node.attrs, node.name)
         shape = {"shape": draft.type(node.output).shape}
-        draft.replace(node.output, draft.insert("reshape", (y,), shape, f"{node.name}_nd"))
+        draft.replace(node.output, draft.insert("reshape", (product,), shape, f"{node.name}_nd"))
     return draft.finish()
 
 
-def _sink(graph: Graph) -> Graph:
+def _move_reshapes_down(graph: Graph) -> Graph:
     """Move reshapes that only split rows behind elementwise nodes that read nothing else."""
     draft = Draft(graph)
-    flat = dict[str, str]()
-    for node in graph.nodes:  # a matrix (m, n) read as (.., n)
+    flat_names = dict[str, str]()
+    # reshapes of a matrix (m, n) to (.., n): only the rows are split
+    for node in graph.nodes:
         if node.op == "reshape":
             source = graph.types[node.inputs[0]].shape
             shape = graph.types[node.output].shape
             if len(source) == 2 and len(shape) > 2 and source[-1] == shape[-1]:
-                flat[node.output] = node.inputs[0]
+                flat_names[node.output] = node.inputs[0]
     for node in draft:
-        if not node.has("lanes") or not any(n in flat for n in node.inputs):
+        if not node.has("lanes") or not any(n in flat_names for n in node.inputs):
             continue
         # a constant row broadcasts in the flat shape, too
         row_constants = {
             n for n in node.inputs if n in draft.constants and len(draft.type(n).shape) <= 1
         }
-        rows = [flat.get(n) or (n if n in row_constants else "") for n in node.inputs]
-        if all(rows):
-            y = draft.insert(node.op, rows, node.attrs, node.name)
+        operands = [flat_names.get(n) or (n if n in row_constants else "") for n in node.inputs]
+        if all(operands):
+            result = draft.insert(node.op, operands, node.attrs, node.name)
             sizes = {"shape": draft.type(node.output).shape}
-            reshaped = draft.insert("reshape", (y,), sizes, f"{node.name}_nd")
+            reshaped = draft.insert("reshape", (result,), sizes, f"{node.name}_nd")
             draft.replace(node.output, reshaped)
-            flat[reshaped] = y
+            flat_names[reshaped] = result
     return draft.finish()
 
 
@@ -294,7 +299,7 @@ def merged_products(graph: Graph, chip: Chip) -> Graph:
     """Return the graph with one product in place of all that read the same tensor alike."""
     families: dict[tuple[object, ...], list[Node]] = {}
     for node in graph.nodes:
-        if node.op in ("matmul", "conv2d") and _joins(graph, node):
+        if node.op in ("matmul", "conv2d") and _can_merge(graph, node):
             # products may be merged if they read one tensor with equal windows and attributes
             key = (node.inputs[0], len(node.inputs), *graph.types[node.inputs[1]].shape[2:])
             families.setdefault((*key, *sorted(node.attrs.items())), []).append(node)
@@ -303,47 +308,54 @@ def merged_products(graph: Graph, chip: Chip) -> Graph:
         # slices are views at multiples of 16 columns: one result with other widths may come last
         ragged = [node for node in nodes if graph.types[node.output].shape[1] % BLOCK]
         family = [node for node in nodes if node not in ragged] + ragged[:1]
-        chains = _alike(graph, family)
+        chains = _common_chains(graph, family)
         followers = [only_reader(graph, chain[-1]) for chain in chains]
         fuses_alone = any(n is not None and n.has("lanes", "largest") for n in followers)
         fuses_alone &= chip.combined or family[0].has("convolution")
-        if (
-            len(family) > 1 and not fuses_alone
-        ):  # what follows one of them alone stays in its kernel
+        # an elementwise node after only one of the products stays in that product's kernel
+        if len(family) > 1 and not fuses_alone:
             _merge(draft, chains)
     return draft.finish()
 
 
-def _joins(graph: Graph, node: Node) -> bool:
+def _can_merge(graph: Graph, node: Node) -> bool:
     """Tell whether a product may be merged: constant weights, results as outermost columns.
 
     That holds for matrices in fractals and for the channels of a single image.
     """
-    out = graph.types[node.output]
+    result_type = graph.types[node.output]
     if node.op == "matmul":
-        plain = len(out.shape) == len(node.inputs) == 2 and not node.attr("trans_a", False)
+        has_form = len(result_type.shape) == len(node.inputs) == 2 and not node.attr(
+            "trans_a", False
+        )
     else:
-        readers = {reader.op for reader in graph.readers[_alike(graph, [node])[0][-1].output]}
-        plain = out.shape[0] == node.attr("groups", 1) == 1 and "concat" not in readers
-    return plain and is_float(out.dtype) and all(n in graph.constants for n in node.inputs[1:])
+        readers = {
+            reader.op for reader in graph.readers[_common_chains(graph, [node])[0][-1].output]
+        }
+        has_form = result_type.shape[0] == node.attr("groups", 1) == 1 and "concat" not in readers
+    return (
+        has_form
+        and is_float(result_type.dtype)
+        and all(n in graph.constants for n in node.inputs[1:])
+    )
 
 
-def _alike(graph: Graph, family: list[Node]) -> list[list[Node]]:
-    """Return each product with the chain of elementwise nodes that all products have alike."""
+def _common_chains(graph: Graph, family: list[Node]) -> list[list[Node]]:
+    """Return each product with the elementwise nodes after it that all the products share."""
     chains = [[node] for node in family]
     while True:
         readers = [only_reader(graph, chain[-1]) for chain in chains]
         pairs = [(n, c[-1]) for n, c in zip(readers, chains, strict=True) if n is not None]
-        kinds = {(n.op, *sorted(n.attrs.items())) for n, _ in pairs}
-        all_alike = len(pairs) == len(chains) and len(kinds) == 1
-        # the chains part here: a reader is missing, differs or reads more
-        if not all_alike or not all(_along(graph, n, tail) for n, tail in pairs):
+        operators = {(n.op, *sorted(n.attrs.items())) for n, _ in pairs}
+        all_alike = len(pairs) == len(chains) and len(operators) == 1
+        # the chains end here: a reader is missing, differs or reads another tensor
+        if not all_alike or not all(_extends_chain(graph, n, tail) for n, tail in pairs):
             return chains
         for chain, (node, _) in zip(chains, pairs, strict=True):
             chain.append(node)
 
 
-def _along(graph: Graph, node: Node, tail: Node) -> bool:
+def _extends_chain(graph: Graph, node: Node, tail: Node) -> bool:
     """Tell whether a node reads its chain, and at most one constant with a number per column."""
     operands = node.inputs[1:]
     reads_chain = node.has("lanes") and node.inputs[0] == tail.output and len(operands) < 2
@@ -356,32 +368,32 @@ def _along(graph: Graph, node: Node, tail: Node) -> bool:
 
 def _merge(draft: Draft, chains: list[list[Node]]) -> None:
     """Insert one chain with joined constants, and a slice of its result for each product."""
-    first = chains[0][0]
+    head_product = chains[0][0]
     # the axis of output channels in the weights: (Co, Ci, 1, 1), (n, k) or (k, n)
-    axis = 0 if first.op == "conv2d" or first.attr("trans_b", False) else 1
-    y = first.inputs[0]
+    axis = 0 if head_product.op == "conv2d" or head_product.attr("trans_b", False) else 1
+    merged = head_product.inputs[0]
     for nodes in zip(*chains, strict=True):
         constants = [
-            _joined(draft, list(names), axis if nodes[0] is first and not i else 0)
+            _joined(draft, list(names), axis if nodes[0] is head_product and not i else 0)
             for i, names in enumerate(zip(*(n.inputs[1:] for n in nodes), strict=True))
         ]
-        y = draft.insert(nodes[0].op, (y, *constants), nodes[0].attrs, nodes[0].name)
-    shape = draft.type(y).shape
+        merged = draft.insert(nodes[0].op, (merged, *constants), nodes[0].attrs, nodes[0].name)
+    shape = draft.type(merged).shape
     first_column = 0
     for chain in chains:
         last_column = first_column + draft.type(chain[-1].output).shape[1]
         begin = tuple(first_column if i == 1 else 0 for i in range(len(shape)))
         attrs = {"begin": begin, "end": (shape[0], last_column, *shape[2:])}
-        columns = draft.insert("slice", (y,), attrs, f"{chain[-1].name}_part")
+        columns = draft.insert("slice", (merged,), attrs, f"{chain[-1].name}_part")
         draft.replace(chain[-1].output, columns)
         first_column = last_column
 
 
 def _joined(draft: Draft, names: list[str], axis: int) -> str:
     """Add the concatenation of constants, computed only when it is read."""
-    parts = [draft.constants[name] for name in names]
-    shape = list(parts[0].type.shape)
-    shape[axis] = sum(p.type.shape[axis] for p in parts)
-    kind = TensorType(tuple(shape), parts[0].type.dtype)
-    data = Constant(kind, lambda: np.concatenate([part.array() for part in parts], axis))
-    return draft.add(data, f"{names[0]}_all")
+    constants = [draft.constants[name] for name in names]
+    shape = list(constants[0].type.shape)
+    shape[axis] = sum(p.type.shape[axis] for p in constants)
+    kind = TensorType(tuple(shape), constants[0].type.dtype)
+    joined = Constant(kind, lambda: np.concatenate([part.array() for part in constants], axis))
+    return draft.add(joined, f"{names[0]}_all")

@@ -1,4 +1,4 @@
-"""The whole road from a model's graph to its time on a chip, and the ledger of that time.
+"""Compiles a model's graph to kernels, stage by stage, and explains the time they take.
 
     Graph -> passes -> Graph -> layout -> Graph -> fuse -> Pieces -> lower -> Kernels -> time
 
@@ -9,14 +9,15 @@
     lower    the kernel of every piece                                lower, tasks
     time     kernels one after another, on one L2                     placement, network
 
-A `Road` holds the choices of each stage. `simulate` and the tuner take the default road; the ladder
-of techniques switches stages off; training has its own rewrites and its own layout of images.
+A `Road` holds the choices of each stage. The command `simulate` and the tuner take the default
+road; comparisons of techniques switch stages off; training has its own rewrites and its own layout
+of images.
 
 Two decisions need times before the last stage: whether a group is faster as one fused kernel, and
 whether rows are faster in fractals. `decide` makes them: it lowers and times the candidates alone,
 and the stage `lower` finds these kernels in a cache.
 
-The ledger splits the time into its lower bound and named terms for all that lies above it:
+The `ledger` explains a time: it splits it into its lower bound and terms for what lies above it:
 
     time = bound + launches + cube + cube fill + memory + vector + copies
          + AI CPU + barriers + waits
@@ -29,7 +30,8 @@ whose cube works 60 and whose vector units work 80 gives 60 to the cube, 20 to t
 
 `zoo.why` sums this up for a model in one line. A network of few products can still be slow: every
 kernel costs a launch, a depthwise layer fills a sixteenth of the cube, and many small tensors take
-longer to move than to compute."""
+longer to move than to compute.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -49,8 +51,8 @@ from ascend_lab.machine.chip import Chip, load_chip
 from ascend_lab.machine.sim import few_collections
 from ascend_lab.machine.sim.timeline import Start, Timeline
 
-FORMATS = ("fp16", "bf16", "int8")
-ALL_ON = Switches()
+DTYPES = ("fp16", "bf16", "int8")
+DEFAULT_SWITCHES = Switches()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class Front:
 
 @dataclass(frozen=True, slots=True)
 class Stages(Front):
-    """A graph after every stage, to look at; `compiled` is the last."""
+    """A graph after every stage, for inspection; `compiled` is the last."""
 
     fused: Fused
     compiled: tasks.Compiled
@@ -80,13 +82,13 @@ class Stages(Front):
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """How every tensor of a prepared graph lies in memory, and what is tried to make it quicker.
+    """How the tensors of a prepared graph get their layouts, and which improvements are tried.
 
     - assign: gives every tensor a layout
     - joined: remove conversions that cancel; if False they stay where operators put them, and
-      nothing below is tried
+      the improvements below are not tried
     - most_moved: largest number of nodes of a graph whose rows may be moved to fractals
-    - left_out: names of the special rewritings of layouts (`rules.layout_rewrites`) not to run
+    - left_out: names of the rewrites of layouts (`rules.layout_rewrites`) that do not run
     """
 
     assign: Callable[[ir.Graph], ir.Graph] = layout.assign_layouts
@@ -127,12 +129,12 @@ class Road:
 
     - layouts: how every tensor lies in memory
     - fusion: fuse groups of nodes into kernels
-    - start: how a kernel starts: fusion and layouts weigh times with this price
+    - start: how a kernel starts, e.g. "queued": decisions about fusion and layouts count its cost
     - finish: changes the kernels at the end: `like_cann` cuts tiles as another compiler does
     """
 
     passes: Sequence[str] = DEFAULT
-    switches: Switches = ALL_ON
+    switches: Switches = DEFAULT_SWITCHES
     dtype: str = "fp16"
     apart: tuple[Callable[[ir.Graph], ir.Graph], ...] = ()
     layouts: Layouts = Layouts()
@@ -145,9 +147,9 @@ class Road:
     def rewrite(self, graph: ir.Graph) -> tuple[ir.Graph, Mapping[str, int]]:
         """Return the graph after passes, in its number format, and how often each pass matched."""
         # a pass that is switched off is left out; the order of the others stays
-        names = [name for name in self.passes if self.switches.is_on(name, "GraphFusion")]
+        pass_names = [name for name in self.passes if self.switches.is_on(name, "GraphFusion")]
         graph = in_order(graph) if self.ordered else graph
-        graph, report = run_passes(graph, names)
+        graph, report = run_passes(graph, pass_names)
         # formats come last: passes recognise patterns in the formats of the model
         if self.dtype:
             graph = in_format(graph, self.dtype, self.keep)
@@ -216,7 +218,7 @@ def compile_stages(
     Raises a typed error naming the node at fault.
     """
     chip = load_chip(chip) if isinstance(chip, str) else chip
-    return Road(passes, switches or ALL_ON, dtype, fusion=fusion).stages(graph, chip)
+    return Road(passes, switches or DEFAULT_SWITCHES, dtype, fusion=fusion).stages(graph, chip)
 
 
 def compile_graph(graph: ir.Graph, chip: Chip | str, *, dtype: str = "fp16") -> tasks.Compiled:
@@ -230,8 +232,8 @@ def in_format(graph: ir.Graph, dtype: str, keep: frozenset[str] = frozenset()) -
     These stay in fp32. Raises `InputError` for a name in `keep` that the graph, which has already
     been through the passes, does not have.
     """
-    if dtype not in FORMATS:
-        raise InputError(f"a dtype among {', '.join(FORMATS)}", dtype, "choose one")
+    if dtype not in DTYPES:
+        raise InputError(f"a dtype among {', '.join(DTYPES)}", dtype, "choose one")
     # int8 is for products and convolutions; everything around them runs in fp16
     if dtype == "int8":
         graph = quantise(graph)[0]
@@ -250,26 +252,26 @@ def nodes_to_keep(
     graph: ir.Graph,
     inputs: Mapping[str, Any],
     overflows: Sequence[Overflow],
-    kept: frozenset[str] = frozenset(),
+    already_kept: frozenset[str] = frozenset(),
 ) -> list[str]:
-    """Return names for `Road.keep` with which nothing overflows: makers and readers.
+    """Return the names for `Road.keep` that avoid overflows: the nodes that write or read them.
 
-    `graph` is the model as imported, `kept` names nodes that are in fp32 already. Behind an
-    infinity no further overflow can be seen; so the graph is computed again with more and more
-    nodes in fp32, at most `MOST_ROUNDS` times.
+    `graph` is the model as imported, `already_kept` names nodes that are in fp32 already. An
+    infinity hides the overflows of the nodes after it; so the graph is computed again with more and
+    more nodes in fp32, at most `MOST_ROUNDS` times.
     """
     # passes rename nodes; `Road.keep` refers to names after them
-    plain = Road(dtype="").rewrite(graph)[0]
-    keep = dict.fromkeys(sorted(kept))
-    seen = list(overflows)
+    prepared = Road(dtype="").rewrite(graph)[0]
+    keep = dict.fromkeys(sorted(already_kept))
+    current_overflows = list(overflows)
     for _ in range(MOST_ROUNDS):
-        names = dict.fromkeys(_makers_and_readers(plain, seen))
+        names = dict.fromkeys(_makers_and_readers(prepared, current_overflows))
         # nothing new: either no overflow is left, or fp32 does not help
         if names.keys() <= keep.keys():
             break
         keep |= names
-        road = Road(dtype=seen[0].dtype, keep=frozenset(keep))
-        seen = values.overflows_of(road.rewrite(graph)[0], inputs)
+        road = Road(dtype=current_overflows[0].dtype, keep=frozenset(keep))
+        current_overflows = values.overflows_of(road.rewrite(graph)[0], inputs)
     return list(keep)
 
 
@@ -321,11 +323,12 @@ TERMS: Mapping[str, str] = {
     "waits": "the rest: latencies, flags, turns",
 }
 """The terms in the order of the table, and what each is."""
-FIRST = {"cube": ("cube", "cube fill"), "memory": ("memory",), "vector": ("vector",)}
-"""By the unit that limits the bound, the layers that come first.
+TERMS_OF_LIMIT = {"cube": ("cube", "cube fill"), "memory": ("memory",), "vector": ("vector",)}
+"""By the unit that limits the bound, the terms that come first.
 
-"results" has none: they leave L0C on a pipe that counts as "copies"."""
-LAYERS = ("cube", "cube fill", "memory", "vector", "copies", "waits")
+The unit "results" has no entry: results leave L0C on a pipe that counts as "copies".
+"""
+PHASE_TERMS = ("cube", "cube fill", "memory", "vector", "copies", "waits")
 
 
 def ledger(times: network.NetworkTimeline, bound: Bound) -> dict[str, float]:
@@ -338,39 +341,41 @@ def ledger(times: network.NetworkTimeline, bound: Bound) -> dict[str, float]:
         got = f"{bound.time_s * 1e6:.3f} us, the time is {times.time_s * 1e6:.3f} us"
         raise InputError("a bound of these times", got, "bound_of the graph and chip timed")
     # a network bound by memory pays its bytes first: the cube then gets only what exceeds them
-    limiting = FIRST.get(bound.unit, ())
-    order = (*limiting, *(name for name in LAYERS if name not in limiting))
-    cycles = Counter[str]()
+    limiting = TERMS_OF_LIMIT.get(bound.unit, ())
+    order = (*limiting, *(name for name in PHASE_TERMS if name not in limiting))
+    cycles_of = Counter[str]()
     launches = 0
     for op in times.operators:
         if isinstance(op.timeline, tasks.CpuTimeline):
-            cycles["AI CPU"] += op.timeline.total_cycles
+            cycles_of["AI CPU"] += op.timeline.total_cycles
             continue
         # inside a super kernel the start is a barrier
         if op.timeline.start in ("cold", "queued"):
             launches += op.timeline.launch_cycles
         else:
-            cycles["barriers"] += op.timeline.launch_cycles
-        cycles["barriers"] += op.timeline.sync_cycles
+            cycles_of["barriers"] += op.timeline.launch_cycles
+        cycles_of["barriers"] += op.timeline.sync_cycles
         for phase in op.timeline.phases:
-            _split_phase_time(phase, order, cycles)
-    clock = times.chip.clock_hz
-    seconds = {name: cycles[name] / clock for name in (*order, "barriers", "AI CPU")}
-    seconds["launches"] = launches / clock
+            _split_phase_time(phase, order, cycles_of)
+    clock_hz = times.chip.clock_hz
+    time_s_of = {name: cycles_of[name] / clock_hz for name in (*order, "barriers", "AI CPU")}
+    time_s_of["launches"] = launches / clock_hz
     # the bound takes one launch from the launches, then its work from the term that limits it
-    seconds["bound"] = _subtract(seconds, bound.launch, ("launches",))
-    seconds["bound"] += _subtract(seconds, bound.work_s, (*order, "barriers", "AI CPU", "launches"))
-    return {name: seconds[name] for name in TERMS}
+    time_s_of["bound"] = _subtract(time_s_of, bound.launch, ("launches",))
+    time_s_of["bound"] += _subtract(
+        time_s_of, bound.work_s, (*order, "barriers", "AI CPU", "launches")
+    )
+    return {name: time_s_of[name] for name in TERMS}
 
 
 def _subtract(terms: dict[str, float], seconds: float, order: tuple[str, ...]) -> float:
     """Subtract seconds from the terms, in order, none below 0; return how many could be."""
-    remaining = seconds
+    remaining_s = seconds
     for name in order:
-        taken = min(terms[name], remaining)
-        terms[name] -= taken
-        remaining -= taken
-    return seconds - remaining
+        subtracted_s = min(terms[name], remaining_s)
+        terms[name] -= subtracted_s
+        remaining_s -= subtracted_s
+    return seconds - remaining_s
 
 
 def account(times: network.NetworkTimeline, bound: Bound) -> dict[str, Any]:
@@ -399,25 +404,26 @@ def ledger_table(*ledgers: Mapping[str, float]) -> list[str]:
     return lines
 
 
-def _split_phase_time(phase: Timeline, order: tuple[str, ...], cycles: Counter[str]) -> None:
-    """Attribute a phase's cycles to the layers in order, to each its excess over the previous.
+def _split_phase_time(phase: Timeline, order: tuple[str, ...], cycles_of: Counter[str]) -> None:
+    """Attribute a phase's cycles to the terms in order, to each its excess over the previous.
 
-    With reaches of 60 (cube), 80 (vector) and 100 (waits) they get 60, 20 and 20 cycles.
+    If the cube works 60 cycles, the vector unit 80, and the phase takes 100, they and the waits get
+    60, 20 and 20 cycles.
     """
     chip = phase.chip
-    height = 0.0
+    attributed = 0.0
     busy = Counter[str]()
-    for pipe, worked in phase.busy_cycles.items():
+    for pipe, busy_cycles in phase.busy_cycles.items():
         kind = pipe.rpartition(".")[2]  # "AIC.M" of a mix launch is pipe "M"
-        busy[kind] = max(busy[kind], worked)
+        busy[kind] = max(busy[kind], busy_cycles)
     # the cube's work if it were spread evenly over all cores, and as it is on the busiest one
-    even_share = (
+    even_share_cycles = (
         phase.macs / (chip.macs_per_cycle(phase.dtype) * chip.core_count) if phase.macs else 0.0
     )
     # cycles to move the bytes at the full rate of device memory
     memory_cycles = phase.memory_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz
-    reach = {
-        "cube": even_share,
+    end_of = {
+        "cube": even_share_cycles,
         "cube fill": busy["M"],
         "memory": memory_cycles,
         "vector": busy["V"],
@@ -425,6 +431,6 @@ def _split_phase_time(phase: Timeline, order: tuple[str, ...], cycles: Counter[s
         "waits": phase.cycles,
     }
     for name in order:
-        reached = min(max(reach[name], height), phase.cycles)
-        cycles[name] += reached - height  # type: ignore[assignment]
-        height = reached
+        end_cycles = min(max(end_of[name], attributed), phase.cycles)
+        cycles_of[name] += end_cycles - attributed  # type: ignore[assignment]
+        attributed = end_cycles

@@ -11,7 +11,7 @@ from itertools import chain
 
 from ascend_lab.compiler import aliases, ir, lower, tasks
 from ascend_lab.compiler.draft import Draft
-from ascend_lab.compiler.layout import scale_of
+from ascend_lab.compiler.layout import image_and_scale
 from ascend_lab.compiler.lower.vector import ROW_WISE
 from ascend_lab.compiler.rules import special_form
 from ascend_lab.errors import AscendLabError
@@ -93,7 +93,7 @@ class Clock:
 # -- groups that become one kernel -----------------------------------------------------------------
 def pays(graph: ir.Graph, group: Group, chip: Chip, start: Start = "queued") -> bool:
     """Tell whether a group becomes one kernel no slower than its nodes apart, starts counted."""
-    if not aliases.moves_between(graph).isdisjoint(n.name for n in group):
+    if not aliases.moves_inside_chains(graph).isdisjoint(n.name for n in group):
         # a move inside a view costs nothing, and would cost something in a kernel
         return False
     piece = lower.piece_of(graph, group)
@@ -102,7 +102,7 @@ def pays(graph: ir.Graph, group: Group, chip: Chip, start: Start = "queued") -> 
     if len(piece.graph.outputs) > 1 and not smaller:
         return False
     reader = ir.only_reader(graph, group[-1])
-    is_followed = reader and reader.has("lanes") and not scale_of(graph, reader)
+    is_followed = reader and reader.has("lanes") and not image_and_scale(graph, reader)
     products = sum(node.has("convolution", "product") for node in group)
     if is_followed and products > 1:
         # what follows two products needs a kernel of its own

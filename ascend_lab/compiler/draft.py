@@ -1,11 +1,11 @@
-"""Writing graphs: `GraphBuilder` writes one by hand, `Draft` rewrites one that exists.
+"""Builds graphs: `GraphBuilder` writes a new one by hand, `Draft` rewrites one that exists.
 
 By hand a node is one call of the method that is named after its operator:
 
-net = GraphBuilder("net")
-x = net.input("x", (1, 3, 32, 32))
-net.output(net.relu(net.conv2d(x, net.weight((8, 3, 3, 3)), pad=1)))
-graph = net.build()
+    net = GraphBuilder("net")
+    x = net.input("x", (1, 3, 32, 32))
+    net.output(net.relu(net.conv2d(x, net.weight((8, 3, 3, 3)), pad=1)))
+    graph = net.build()
 """
 
 import math
@@ -36,17 +36,21 @@ class Value:
         return self.type.shape
 
 
-def free_name(wanted: str, *taken: Container[str], taken_below: Counter[str] | None = None) -> str:
-    """Return `wanted` if no name in `taken` equals it, else `wanted_1`, `wanted_2`, ...
+def free_name(
+    base_name: str, *taken: Container[str], taken_below: Counter[str] | None = None
+) -> str:
+    """Return "y" for the base name "y" if no name in `taken` equals it, else "y_1", "y_2", ...
 
     `taken_below` remembers for each name the first number that may be free, so that 1,000 nodes of
     one name do not search from 0. It is right as long as names are added and never removed.
     """
-    number = 0 if taken_below is None else taken_below[wanted]
-    while any((name := f"{wanted}_{number}" if number else wanted) in names for names in taken):
+    number = 0 if taken_below is None else taken_below[base_name]
+    while any(
+        (name := f"{base_name}_{number}" if number else base_name) in names for names in taken
+    ):
         number += 1
     if taken_below is not None:
-        taken_below[wanted] = number
+        taken_below[base_name] = number
     return name
 
 
@@ -64,9 +68,9 @@ class GraphBuilder:
         self._reserved: frozenset[str] = frozenset()
         self._numbers: Counter[str] = Counter()
 
-    def unique(self, wanted: str) -> str:
-        """Return `wanted`, with a number behind it if a tensor has that name."""
-        return free_name(wanted, self._types, self._reserved, taken_below=self._numbers)
+    def unique(self, base_name: str) -> str:
+        """Return the base name, with a number appended if a tensor has that name."""
+        return free_name(base_name, self._types, self._reserved, taken_below=self._numbers)
 
     def _add(self, name: str, kind: ir.TensorType) -> Value:
         if name in self._types:
@@ -109,26 +113,27 @@ class GraphBuilder:
         kinds = ir.infer(op, [v.type for v in inputs], attrs)
         title = name or self.unique(op)
         names = [self.unique(title if i == 0 else f"{title}_{i}") for i in range(len(kinds))]
-        outs = tuple(self._add(n, t) for n, t in zip(names, kinds, strict=True))
-        reads = tuple(v.name for v in inputs)
-        self._nodes.append(ir.Node(title, op, reads, tuple(names), given_attrs(op, attrs)))
-        return outs if len(outs) > 1 else outs[0]
+        outputs = tuple(self._add(n, t) for n, t in zip(names, kinds, strict=True))
+        input_names = tuple(v.name for v in inputs)
+        self._nodes.append(ir.Node(title, op, input_names, tuple(names), given_attrs(op, attrs)))
+        return outputs if len(outputs) > 1 else outputs[0]
 
     def __getattr__(self, op: str) -> Callable[..., Any]:
         """Return the method that appends a node of operator `op`."""
-        # Python asks for names such as __deepcopy__: they are no operators
+        # Python asks for names such as __deepcopy__, which are not operators
         if op.startswith("_"):
             raise AttributeError(op)
         # `max_` is the operator `max`: for names that Python already uses
-        described = ir.operator_of(op.removesuffix("_"))
+        operator_record = ir.operator_of(op.removesuffix("_"))
 
         def append(*inputs: Value, name: str = "", **attrs: Any) -> Any:
-            return self.add_node(described.name, *inputs, name=name, **attrs)
+            return self.add_node(operator_record.name, *inputs, name=name, **attrs)
 
-        append.__name__ = described.name
-        append.__doc__ = (
-            f"{described.summary}\n\nInputs {described.inputs}, attributes {described.attrs}."
+        inputs_and_attributes = (
+            f"Inputs {operator_record.inputs}, attributes {operator_record.attrs}."
         )
+        append.__name__ = operator_record.name
+        append.__doc__ = f"{operator_record.summary}\n\n{inputs_and_attributes}"
         return append
 
     def output(self, *values: Value) -> None:
@@ -137,31 +142,33 @@ class GraphBuilder:
 
     def build(self) -> ir.Graph:
         """Return the verified graph."""
-        outs = tuple(self._outputs)
-        if not outs:
+        outputs = tuple(self._outputs)
+        if not outputs:
             raise GraphError(f"{self.name}: an output", "none", "call output(value)")
         nodes = tuple(self._nodes)
         types = dict(self._types)
         return ir.verify(
-            ir.Graph(self.name, tuple(self._inputs), outs, nodes, types, self._constants)
+            ir.Graph(self.name, tuple(self._inputs), outputs, nodes, types, self._constants)
         )
 
 
-def plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """Return an attribute value as the text form writes it: numbers, strings, tuples, None."""
     if isinstance(value, (list, tuple, np.ndarray)):
-        return tuple(plain(v) for v in value)
+        return tuple(plain_value(v) for v in value)
     return value.item() if isinstance(value, np.generic) else value
 
 
 def given_attrs(op: str, attrs: dict[str, Any]) -> dict[str, Any]:
     """Return the attributes in plain form, without those equal to the operator's default."""
     defaults = ir.operator_of(op).attrs
-    values = {key: plain(value) for key, value in attrs.items()}
-    return {k: v for k, v in values.items() if not (k in defaults and plain(defaults[k]) == v)}
+    values = {key: plain_value(value) for key, value in attrs.items()}
+    return {
+        k: v for k, v in values.items() if not (k in defaults and plain_value(defaults[k]) == v)
+    }
 
 
-SMALL = 4096
+SMALL_ELEMENTS = 4096
 """Constants of up to so many elements are computed at once, larger ones when they are read."""
 
 
@@ -187,7 +194,7 @@ class Draft:
         self.uses = Counter(name for node in nodes for name in set(node.inputs))
         self.uses.update(graph.outputs)
 
-    # -- looking --------------------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------
     def __iter__(self) -> Iterator[ir.Node]:
         """Yield the nodes of the original graph that are still there, with inputs resolved."""
         for node in self.graph.nodes:
@@ -214,7 +221,7 @@ class Draft:
         return None if title is None else self.current(title)
 
     def only(self, name: str, *ops: str) -> ir.Node | None:
-        """Return the node that writes a tensor if it is one of `ops` and nobody else reads it."""
+        """Return the node that writes a tensor if it is one of `ops` and has a single reader."""
         node = self.maker(name)
         fits = node is not None and (not ops or node.op in ops) and len(node.outputs) == 1
         return node if fits and self.uses[self.resolve(name)] == 1 else None
@@ -224,7 +231,7 @@ class Draft:
         return self.types[self.resolve(name)]
 
     def constant(self, name: str) -> ir.Constant | None:
-        """Return a tensor's constant, None if it is none."""
+        """Return a tensor's constant; None if the tensor is computed or an input."""
         return self.constants.get(self.resolve(name))
 
     def number(self, name: str) -> float | None:
@@ -237,14 +244,16 @@ class Draft:
             return float(
                 replace(constant, type=ir.TensorType((1,), constant.type.dtype)).array()[0]
             )
-        if not 0 < constant.type.elements <= SMALL or not isinstance(constant.data, np.ndarray):
+        if not 0 < constant.type.elements <= SMALL_ELEMENTS or not isinstance(
+            constant.data, np.ndarray
+        ):
             return None
         values = constant.array().ravel()
         return float(values[0]) if bool(np.all(values == values[0])) else None
 
-    def new_name(self, wanted: str) -> str:
+    def new_name(self, base_name: str) -> str:
         """Return a tensor and node name that is free."""
-        return free_name(wanted, self.types, self.nodes, self.reserved)
+        return free_name(base_name, self.types, self.nodes, self.reserved)
 
     # -- adding ---------------------------------------------------------------------------------
     def add(self, constant: ir.Constant, name: str = "const") -> str:
@@ -262,12 +271,14 @@ class Draft:
         resolved = tuple(map(self.resolve, inputs))
         kinds = ir.infer(op, [self.types[n] for n in resolved], attrs or {})
         title = self.new_name(name or op)
-        outs = tuple(title if i == 0 else self.new_name(f"{title}_{i}") for i in range(len(kinds)))
-        self.put(ir.Node(title, op, resolved, outs, given_attrs(op, dict(attrs or {}))), *kinds)
-        return outs[0]
+        outputs = tuple(
+            title if i == 0 else self.new_name(f"{title}_{i}") for i in range(len(kinds))
+        )
+        self.put(ir.Node(title, op, resolved, outputs, given_attrs(op, dict(attrs or {}))), *kinds)
+        return outputs[0]
 
     def stretched(self, name: str, shape: tuple[int, ...]) -> str:
-        """Return a tensor repeated to `shape`, longer on some axes; a constant stays one."""
+        """Return a tensor repeated to `shape`; a repeated constant is a constant, too."""
         kind = self.type(name)
         constant = self.constant(name)
         if kind.shape == shape:
@@ -275,8 +286,11 @@ class Draft:
         if constant is None:
             # an equal `expand` that exists is shared
             expansions = (n for n in self.nodes.values() if (n.op, n.inputs) == ("expand", (name,)))
-            twins = [n.output for n in expansions if n.attrs["shape"] == shape]
-            return (twins or [self.insert("expand", (name,), {"shape": shape}, f"{name}_whole")])[0]
+            equal_expansions = [n.output for n in expansions if n.attrs["shape"] == shape]
+            return (
+                equal_expansions
+                or [self.insert("expand", (name,), {"shape": shape}, f"{name}_whole")]
+            )[0]
         repeated = ir.Constant(
             replace(kind, shape=shape), lambda: np.broadcast_to(constant.array(), shape)
         )
@@ -286,7 +300,7 @@ class Draft:
         """Add a node with outputs of these types, inferred if none is given; return the first."""
         kinds = kinds or ir.infer(node.op, [self.type(n) for n in node.inputs], node.attrs)
         if any(self.resolve(name) in self.narrowed for name in node.inputs):
-            # what a rewrite makes of int64 numbers is int64 in the model, too
+            # results that a rewrite computes from int64 numbers are int64 in the model, too
             int32_names = {
                 n for n, k in zip(node.outputs, kinds, strict=True) if k.dtype == "int32"
             }
@@ -299,13 +313,13 @@ class Draft:
         return node.output
 
     # -- changing -------------------------------------------------------------------------------
-    def replace(self, old: str, new: str) -> None:
-        """Let all readers of `old`, and the graph's outputs, read `new` instead."""
-        new = self.resolve(new)
+    def replace(self, old_name: str, new_name: str) -> None:
+        """Let all readers of a tensor, and the graph's outputs, read another one instead."""
+        new_name = self.resolve(new_name)
         # nodes keep the old name in their inputs; `current` resolves it when they are looked at
-        if old != new:
-            self.aliases[old] = new
-            self.uses[new] += self.uses[old]
+        if old_name != new_name:
+            self.aliases[old_name] = new_name
+            self.uses[new_name] += self.uses[old_name]
             self.changes += 1
 
     def become(
@@ -314,21 +328,21 @@ class Draft:
         op: str,
         inputs: Sequence[str],
         attrs: Mapping[str, Any] | None = None,
-        last: ir.Node | None = None,
+        last_node: ir.Node | None = None,
     ) -> bool:
-        """Let a node compute something else; with `last` it also takes that node's place.
+        """Let a node compute something else; with `last_node` it also takes that node's place.
 
-        So a chain `node` .. `last` becomes one node: exp, sum, div of a softmax, for example.
+        So a chain from `node` to `last_node` becomes one node: exp, sum and div become a softmax.
         """
         # the last node's outputs, so that readers of the chain need no change
         resolved = tuple(map(self.resolve, inputs))
-        outs = (last or node).outputs
-        self.put(ir.Node(node.name, op, resolved, outs, given_attrs(op, dict(attrs or {}))))
-        if last is not None and last.name != node.name:
+        outputs = (last_node or node).outputs
+        self.put(ir.Node(node.name, op, resolved, outputs, given_attrs(op, dict(attrs or {}))))
+        if last_node is not None and last_node.name != node.name:
             for name in node.outputs:
                 del self.made[name]
-            del self.nodes[last.name]
-            self._release(last.inputs)
+            del self.nodes[last_node.name]
+            self._release(last_node.inputs)
         self._release(node.inputs)
         return True
 
@@ -348,10 +362,10 @@ class Draft:
             return False
         else:
             # the graph's output keeps its name: the maker of `value` writes under it from now on
-            outs = tuple(
+            outputs = tuple(
                 old_name if name == new_name else name for name in self.nodes[title].outputs
             )
-            self.nodes[title] = replace(self.nodes[title], outputs=outs)
+            self.nodes[title] = replace(self.nodes[title], outputs=outputs)
             if new_name in self.narrowed:
                 self.narrowed.add(old_name)
             self.aliases[new_name] = old_name
@@ -370,38 +384,38 @@ class Draft:
 
     def _release(self, names: Sequence[str]) -> None:
         """Subtract one reader of each tensor; remove the nodes that are left without any."""
-        todo = [self.resolve(name) for name in set(names)]
-        while todo:
-            name = todo.pop()
+        pending = [self.resolve(name) for name in set(names)]
+        while pending:
+            name = pending.pop()
             self.uses[name] -= 1
             # a node with two outputs stays until nobody reads either
             maker = self.nodes.get(self.made.get(name, ""))
             if self.uses[name] or maker is None or any(self.uses[n] for n in maker.outputs):
                 continue
             self.remove(maker.name)
-            todo += [self.resolve(n) for n in set(maker.inputs)]
+            pending += [self.resolve(n) for n in set(maker.inputs)]
 
     def finish(self) -> ir.Graph:
         """Return the rewritten graph; the same object if nothing changed."""
         if not self.changes:
             return self.graph
-        outs = tuple(map(self.resolve, self.graph.outputs))
-        kinds = self.graph.elements
+        outputs = tuple(map(self.resolve, self.graph.outputs))
+        elements = self.graph.elements
         # the model's element types follow outputs that were replaced
-        moved = {
-            new_name: kinds[old_name]
-            for old_name, new_name in zip(self.graph.outputs, outs, strict=True)
-            if old_name in kinds
+        renamed_elements = {
+            new_name: elements[old_name]
+            for old_name, new_name in zip(self.graph.outputs, outputs, strict=True)
+            if old_name in elements
         }
         nodes = tuple(self.current(name) for name in self.nodes)
         graph = replace(
             self.graph,
-            outputs=outs,
+            outputs=outputs,
             nodes=nodes,
             types=self.types,
             constants=self.constants,
             narrowed=frozenset(self.narrowed),
-            elements={**kinds, **moved},
+            elements={**elements, **renamed_elements},
         )
         return ir.verify(pruned(ordered(graph)), self.graph)
 
@@ -409,8 +423,8 @@ class Draft:
 def ordered(graph: ir.Graph) -> ir.Graph:
     """Return the graph with its nodes in topological order.
 
-    Nodes stay in the order given; only a node that stands behind one of its readers moves, to the
-    place in front of its first reader. Raises `GraphError` naming the nodes of a cycle.
+    Nodes stay in the order given; only a node that comes after one of its readers moves, to the
+    place before its first reader. Raises `GraphError` naming the nodes of a cycle.
     """
     placed: dict[str, ir.Node] = {}
     waiting: dict[str, None] = {}
@@ -430,8 +444,10 @@ def ordered(graph: ir.Graph) -> ir.Graph:
         for maker in reversed(missing):
             if maker.name in waiting:
                 names = list(waiting)
-                loop = " -> ".join([*names[names.index(maker.name) :], maker.name])
-                raise GraphError(f"{graph.name}: a graph without cycles", loop, "cut one edge")
+                cycle_text = " -> ".join([*names[names.index(maker.name) :], maker.name])
+                raise GraphError(
+                    f"{graph.name}: a graph without cycles", cycle_text, "cut one edge"
+                )
             stack.append(maker)
     # nothing moved: the same object tells callers so
     if len(placed) == len(graph.nodes) and all(map(operator.is_, placed.values(), graph.nodes)):
@@ -442,16 +458,16 @@ def ordered(graph: ir.Graph) -> ir.Graph:
 def pruned(graph: ir.Graph) -> ir.Graph:
     """Return the graph without nodes, constants and types that no output needs."""
     needed = set(graph.outputs)
-    kept: list[ir.Node] = []
+    needed_nodes: list[ir.Node] = []
     for node in reversed(graph.nodes):
         if needed.intersection(node.outputs):
-            kept.append(node)
+            needed_nodes.append(node)
             needed.update(node.inputs)
-    written = {name for node in kept for name in node.outputs}
+    written = {name for node in needed_nodes for name in node.outputs}
     names = needed | written | set(graph.inputs)
     return replace(
         graph,
-        nodes=tuple(reversed(kept)),
+        nodes=tuple(reversed(needed_nodes)),
         types={n: t for n, t in graph.types.items() if n in names},
         constants={n: c for n, c in graph.constants.items() if n in needed},
     )

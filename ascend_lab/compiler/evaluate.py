@@ -1,6 +1,7 @@
-"""The values of a graph, computed in NumPy: the oracle for passes, kernels and importers.
+"""Computes the values of a graph in NumPy, as the reference for passes, kernels and importers.
 
-Each node is computed in fp64, whole numbers in int64, and rounded once to the type of its result.
+Each node is computed in fp64, whole numbers in int64, and rounded once to the type of its result:
+1/3 in an fp16 graph is 0.33325195.
 """
 
 from collections.abc import Mapping
@@ -25,19 +26,22 @@ def evaluate(graph: ir.Graph, inputs: Mapping[str, Any]) -> dict[str, ir.Values]
     # `live` holds the tensors that some node still has to read: a deep network would not fit in
     # memory otherwise
     live = dict(checked_inputs(graph, inputs, wide=True))
-    keep = set(graph.outputs)
-    unread = {name: len(readers) for name, readers in graph.readers.items()}
-    outputs = {name: live[name] for name in keep.intersection(live)}
-    outputs |= {name: graph.constants[name].array() for name in keep.intersection(graph.constants)}
+    output_names = set(graph.outputs)
+    unfinished_readers = {name: len(readers) for name, readers in graph.readers.items()}
+    outputs = {name: live[name] for name in output_names.intersection(live)}
+    outputs |= {
+        name: graph.constants[name].array() for name in output_names.intersection(graph.constants)
+    }
     for node in graph.nodes:
         arrays = [live[n] if n in live else graph.constants[n].array() for n in node.inputs]
         values = compute(graph, node, arrays, wide=True)
         results = dict(zip(node.outputs, values, strict=True))
-        outputs |= {name: value for name, value in results.items() if name in keep}
+        outputs |= {name: value for name, value in results.items() if name in output_names}
         live |= results
-        for name in dict.fromkeys(node.inputs):  # forget what has had its last reader
-            unread[name] -= 1
-            if not unread[name]:
+        # drop the tensors that this node has read last
+        for name in dict.fromkeys(node.inputs):
+            unfinished_readers[name] -= 1
+            if not unfinished_readers[name]:
                 live.pop(name, None)
     return {name: outputs[name] for name in graph.outputs}
 
@@ -94,9 +98,9 @@ def exact_values(graph: ir.Graph, node: ir.Node, arrays: list[ir.Values]) -> tup
 
 
 # -- int64 of a model ------------------------------------------------------------------------------
-EXACT = 2.0**53
-"""fp64 holds every whole number up to here."""
-ARITHMETIC = (
+LARGEST_EXACT_INTEGER = 2.0**53
+"""2^53: fp64 represents all whole numbers up to here exactly."""
+GROWING_OPS = (
     *("add", "sub", "mul", "neg", "abs", "square", "pow", "scatter_add", "reduce_sum"),
     *("reduce_prod", "matmul", "batch_matmul"),
 )
@@ -117,14 +121,17 @@ def _int64_values(
     if not all_integers or not arrays:
         return None
     # the formula divides in fp64: exact for quotients of numbers up to 2^53 only
-    if node.op == "div" and float(np.abs(arrays[0].astype(np.float64)).max(initial=0.0)) > EXACT:
+    if (
+        node.op == "div"
+        and float(np.abs(arrays[0].astype(np.float64)).max(initial=0.0)) > LARGEST_EXACT_INTEGER
+    ):
         if not np.all(arrays[1]):
             raise GraphError(f"{node.name}: divisors other than 0", "0", "rewrite the model")
         return np.asarray(np.floor_divide(*arrays))
     if node.op == "pow" and np.any(arrays[1] < 0):
         got = str(int(arrays[1].min()))
         raise GraphError(f"{node.name}: whole exponents of at least 0", got, "cast to float")
-    if node.op in ARITHMETIC:
+    if node.op in GROWING_OPS:
         formula = ir.operator_of(node.op).formula
         # operand 1 of scatter_add holds indices, which stay integers
         index_operands = (1,) if node.op == "scatter_add" else ()
@@ -143,9 +150,10 @@ def whole_numbers(node: ir.Node, values: ir.Values) -> ir.Values:
     if values.dtype.kind in "iu":
         return values.astype(np.int64, copy=False)
     rounded = np.rint(values)
-    if not np.all((rounded >= -(2.0**63)) & (rounded < 2.0**63)):  # False for NaN, too
+    # the comparison is False for NaN, too
+    if not np.all((rounded >= -(2.0**63)) & (rounded < 2.0**63)):
         needed = f"{node.name}: int64 numbers that fit in 64 bits"
-        raise GraphError(needed, _span(values), "keep what it reads smaller")
+        raise GraphError(needed, _range_text(values), "keep what it reads smaller")
     return rounded.astype(np.int64)
 
 
@@ -153,7 +161,7 @@ def _in_32_bits(node: ir.Node, integers: ir.Values) -> ir.Values:
     """Return int64 numbers as int32; raise `GraphError` naming the node if some do not fit."""
     if integers.size and (integers.min() < -(2**31) or integers.max() >= 2**31):
         needed = f"{node.name}: int64 numbers that fit in 32 bits, as kernels hold them"
-        raise GraphError(needed, _span(integers), REMEDY_64)
+        raise GraphError(needed, _range_text(integers), REMEDY_64)
     return integers.astype(np.int32)
 
 
@@ -165,10 +173,10 @@ def _check_cast(node: ir.Node, values: ir.Values, dtype: str) -> None:
     too_large = values.size and (values.min() < -(2**31) or values.max() >= 2**31)
     if too_large and dtype == "int32":
         needed = f"{node.name}: numbers that fit in int32, which they are cast to"
-        raise GraphError(needed, _span(values), "keep them in int64")
+        raise GraphError(needed, _range_text(values), "keep them in int64")
 
 
-def _span(values: ir.Values) -> str:
+def _range_text(values: ir.Values) -> str:
     """Return the smallest and largest number in words, or "NaN" if some are."""
     if np.isnan(values).any():
         return "NaN"
@@ -184,40 +192,40 @@ def checked_inputs(
     Inputs that are int64 in the model become int64 if `wide`, else int32, and must fit.
     """
     missing = [name for name in graph.inputs if name not in inputs]
-    extra = [name for name in inputs if name not in graph.inputs]
-    if missing or extra:
+    unknown = [name for name in inputs if name not in graph.inputs]
+    if missing or unknown:
         needed = f"{graph.name}: inputs {', '.join(graph.inputs)}"
-        got = f"missing {missing}" if missing else f"unknown {extra}"
+        got = f"missing {missing}" if missing else f"unknown {unknown}"
         raise InputError(needed, got, "pass every input by name")
     int64_names = graph.narrowed if wide else ()
     return {n: as_type(n, inputs[n], graph.types[n], wide=n in int64_names) for n in graph.inputs}
 
 
-def as_type(name: str, value: Any, wanted: ir.TensorType, *, wide: bool = False) -> ir.Values:
+def as_type(name: str, value: Any, expected: ir.TensorType, *, wide: bool = False) -> ir.Values:
     """Return an array in a tensor's format; raise `InputError` unless its shape and kind fit.
 
     `wide` asks for int64 where the type says int32.
     """
     array = np.asarray(value)
-    if array.shape != wanted.shape:
-        same = array.ndim == len(wanted.shape)
-        pairs = enumerate(zip(array.shape, wanted.shape, strict=True)) if same else ()
+    if array.shape != expected.shape:
+        has_same_rank = array.ndim == len(expected.shape)
+        pairs = enumerate(zip(array.shape, expected.shape, strict=True)) if has_same_rank else ()
         axis = next((f" at axis {i}" for i, (a, b) in pairs if a != b), "")
         got = f"{array.shape}, which differs{axis}"
-        raise InputError(f"input {name} of shape {wanted.shape}", got, "reshape it")
-    kind = np.dtype(np.int64) if wide else formats.numpy_type(wanted.dtype)
-    word = "int64" if wide else wanted.dtype
+        raise InputError(f"input {name} of shape {expected.shape}", got, "reshape it")
+    kind = np.dtype(np.int64) if wide else formats.numpy_type(expected.dtype)
+    type_name = "int64" if wide else expected.dtype
     # NumPy's kinds: bool, signed, unsigned, float
     if array.dtype.kind not in "biuf" and array.dtype != kind:
-        raise InputError(f"input {name} in {word}", str(array.dtype), "use numbers")
+        raise InputError(f"input {name} in {type_name}", str(array.dtype), "use numbers")
     if kind.kind in "iu":
         if array.dtype.kind == "f":
-            raise InputError(f"input {name} in {word}", str(array.dtype), "use astype")
-        info = np.iinfo(kind)
-        if array.size and (int(array.min()) < info.min or int(array.max()) > info.max):
+            raise InputError(f"input {name} in {type_name}", str(array.dtype), "use astype")
+        limits = np.iinfo(kind)
+        if array.size and (int(array.min()) < limits.min or int(array.max()) > limits.max):
             got = f"values from {array.min()} to {array.max()}"
             remedy = REMEDY_64 if array.dtype == np.int64 else "scale it"
-            raise InputError(f"input {name} within {word}", got, remedy)
+            raise InputError(f"input {name} within {type_name}", got, remedy)
     with np.errstate(all="ignore"):
         return array.astype(kind, copy=False)
 
@@ -225,7 +233,7 @@ def as_type(name: str, value: Any, wanted: ir.TensorType, *, wide: bool = False)
 def random_inputs(graph: ir.Graph, seed: int = 0) -> dict[str, ir.Values]:
     """Return seeded inputs: normal floats, and integers from 0 that are valid as indices."""
     rng = np.random.default_rng(seed)
-    limits = dict[str, int]()
+    index_limits = dict[str, int]()
     arrays = dict[str, ir.Values]()
     for node in graph.nodes:
         operator = ir.operator_of(node.op)
@@ -235,12 +243,12 @@ def random_inputs(graph: ir.Graph, seed: int = 0) -> dict[str, ir.Values]:
             for place, limit in operator.index_limits(shapes, settings).items():
                 name = node.inputs[place]
                 # an index read by two gathers must be valid for the smaller table
-                limits[name] = min(limit, limits.get(name, limit))
+                index_limits[name] = min(limit, index_limits.get(name, limit))
     for name in graph.inputs:
         kind = formats.numpy_type(graph.types[name].dtype)
         shape = graph.types[name].shape
         if kind.kind in "iu":
-            arrays[name] = rng.integers(0, limits.get(name, 2), shape).astype(kind)
+            arrays[name] = rng.integers(0, index_limits.get(name, 2), shape).astype(kind)
         else:
             arrays[name] = rng.standard_normal(shape, np.float32).astype(kind)
     return arrays

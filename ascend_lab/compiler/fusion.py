@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ascend_lab.compiler.decide import pays
-from ascend_lab.compiler.ir import Graph, Node, moves_behind, only_reader, operator_of
+from ascend_lab.compiler.ir import Graph, Node, moves_after, only_reader, operator_of
 from ascend_lab.compiler.rules import Match, Rule, special_rules
 from ascend_lab.compiler.switches import Switches
 from ascend_lab.errors import InputError
@@ -68,7 +68,7 @@ def elementwise_chain(graph: Graph, node: Node) -> list[Node]:
 
 def moves(graph: Graph, node: Node) -> Sequence[Node] | None:
     """Propose a chain of conversions, reshapes and transposes, which one copy can do."""
-    chain = [node, *moves_behind(graph, node)] if node.op in ("trans_data", "transpose") else []
+    chain = [node, *moves_after(graph, node)] if node.op in ("trans_data", "transpose") else []
     # a reshape at the end is a view: it needs no kernel
     while chain and chain[-1].op == "reshape":
         chain.pop()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ascend_lab.compiler import engines
-from ascend_lab.compiler.compile import FORMATS, compile_graph
+from ascend_lab.compiler.compile import DTYPES, compile_graph
 from ascend_lab.compiler.engines import CORE, CPU, HOST, MEDIA, TRUST, Placement, Problem, Work
 from ascend_lab.compiler.evaluate import evaluate
 from ascend_lab.compiler.network import NetworkTimeline, OperatorTime, simulate_graph
@@ -206,8 +206,8 @@ def place_model(
     Raises `InputError` and `GraphError` for files that are no sound model, `UnsupportedError` for
     one that neither ONNX Runtime nor the reference evaluator computes.
     """
-    if dtype not in FORMATS:
-        raise InputError(f"a dtype among {', '.join(FORMATS)}", dtype, "choose one")
+    if dtype not in DTYPES:
+        raise InputError(f"a dtype among {', '.join(DTYPES)}", dtype, "choose one")
     model = h.whole_model(source)
     feed = dict(inputs or {}) or h.random_feed(model, {}, None, 0)
     if missing := [entry.name for entry in inputs_of(model.graph) if entry.name not in feed]:

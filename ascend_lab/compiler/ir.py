@@ -28,7 +28,9 @@ MOVES = ("trans_data", "reshape", "transpose")
 JOINS = ("concat", "slice", "split")
 """Operators that concatenate tensors along an axis, or cut one into pieces."""
 IMAGES = "NC1HWC0"
+"""Layout of images: channels in C1 blocks of C0 = 16, image after image (N outermost)."""
 BLOCKS = "C1NHWC0"
+"""The same blocks of channels with C1 outermost: block 0 of all images, then block 1, ..."""
 SMALL_PIXELS = "NC1HWC0:4"
 """Images of up to 4 channels, 4 numbers a pixel: a network's first convolution may read them."""
 
@@ -237,25 +239,27 @@ class Graph:
 # -- the text form; `graph.evaluate` reads it back ------------------------------------------------
 MAX_WRITTEN = 64
 """Most elements of a constant that the text form writes out."""
-_PLAIN = re.compile(r"[A-Za-z_][\w.]*$")
+_IDENTIFIER = re.compile(r"[A-Za-z_][\w.]*$")
 
 
 def to_text(graph: Graph) -> str:
     """Return the text form; `from_text` of it is the same graph."""
     # a graph of one relu:
     # graph net (x: fp16[1, 8]) -> (y) { y: fp16[1, 8] = relu(x) relu_0 }
-    entries = ", ".join(_typed(graph, name) for name in graph.inputs)
-    results = ", ".join(map(_name, graph.outputs))
-    lines = [f"graph {_name(graph.name)} ({entries}) -> ({results}) {{"]
+    input_texts = ", ".join(_typed_name(graph, name) for name in graph.inputs)
+    output_texts = ", ".join(map(_quoted_name, graph.outputs))
+    lines = [f"graph {_quoted_name(graph.name)} ({input_texts}) -> ({output_texts}) {{"]
     for name, constant in graph.constants.items():
-        lines.append(f"  {_typed(graph, name)} = {_data(constant)}")
+        lines.append(f"  {_typed_name(graph, name)} = {_data_text(constant)}")
     for node in graph.nodes:
         # e.g. `y: fp16[1, 8] = adds(x) {number = 1.0} y`
-        outs = ", ".join(_typed(graph, name) for name in node.outputs)
-        reads = ", ".join(map(_name, node.inputs))
-        attrs = ", ".join(f"{key} = {_literal(value)}" for key, value in sorted(node.attrs.items()))
-        middle = f" {{{attrs}}}" if attrs else ""
-        lines.append(f"  {outs} = {node.op}({reads}){middle} {_name(node.name)}")
+        outputs = ", ".join(_typed_name(graph, name) for name in node.outputs)
+        inputs = ", ".join(map(_quoted_name, node.inputs))
+        attribute_list = ", ".join(
+            f"{key} = {_literal(value)}" for key, value in sorted(node.attrs.items())
+        )
+        attribute_text = f" {{{attribute_list}}}" if attribute_list else ""
+        lines.append(f"  {outputs} = {node.op}({inputs}){attribute_text} {_quoted_name(node.name)}")
     return "\n".join([*lines, "}"]) + "\n"
 
 
@@ -264,21 +268,21 @@ def _literal(value: object) -> str:
     return re.sub(r"\binf\b", "1e999", repr(value)) if "inf" in repr(value) else repr(value)
 
 
-def _name(text: str) -> str:
-    return text if _PLAIN.match(text) else json.dumps(text)
+def _quoted_name(text: str) -> str:
+    return text if _IDENTIFIER.match(text) else json.dumps(text)
 
 
-def _typed(graph: Graph, name: str) -> str:
-    return f"{_name(name)}: {graph.types[name]}"
+def _typed_name(graph: Graph, name: str) -> str:
+    return f"{_quoted_name(name)}: {graph.types[name]}"
 
 
-def _data(constant: Constant) -> str:
+def _data_text(constant: Constant) -> str:
     data = constant.data
     if isinstance(data, Fill):
         return f"fill({_literal(data.value)})"
     if isinstance(data, Seeded):
         return f"seeded({data.seed}, {_literal(data.scale)}, {_literal(data.mean)})"
-    # the text form is for reading: a layer's weights stay a word
+    # the text form is for reading: the weights of a layer are written as the word `data`
     if constant.type.elements > MAX_WRITTEN:
         return "data"
     numbers = json.dumps(constant.array().ravel().astype(np.float64).tolist())
@@ -315,41 +319,46 @@ def rules_of(graph: Graph, node: Node) -> slicing.SliceRules:
     return operator_of(node.op).slice_rules([t.shape for t in graph.in_types(node)], node.attrs)
 
 
-def infer(op: str, given: Sequence[TensorType], attrs: Mapping[str, Any]) -> tuple[TensorType, ...]:
+def infer(
+    op: str, input_types: Sequence[TensorType], attrs: Mapping[str, Any]
+) -> tuple[TensorType, ...]:
     """Return the types of the outputs, row-major unless `op` is `trans_data`.
 
     Raises `ShapeError`, `TypeMismatchError` or `InputError` that names the operator.
     """
-    # the library knows shapes and formats apart; a type joins them
+    # the library has one rule for shapes and another for number formats; a type needs both
     operator = operator_of(op)
     settings = operator.settings(attrs)
-    shapes = operator.infer(*(t.shape for t in given), **attrs)
-    names = operator.names(len(given))
+    shapes = operator.infer(*(t.shape for t in input_types), **attrs)
+    names = operator.names(len(input_types))
     rule = operator.types
-    dtypes = tuple(t.dtype for t in given)
-    main = rule.main(names, dtypes)
-    for name, needed, got in zip(names, rule.inputs(names, main, settings), dtypes, strict=True):
+    dtypes = tuple(t.dtype for t in input_types)
+    main_dtype = rule.main(names, dtypes)
+    for name, needed, got in zip(
+        names, rule.inputs(names, main_dtype, settings), dtypes, strict=True
+    ):
         if got != needed:
             raise TypeMismatchError(f"{op}: input {name} in {needed}", got, f"cast {name}")
-    kinds = rule.outputs(main, settings, len(shapes))
-    # only `trans_data` states a layout; the layout stage gives all others theirs later
+    kinds = rule.outputs(main_dtype, settings, len(shapes))
+    # only `trans_data` states a layout; `layout.assign_layouts` sets all others later
     layout = str(settings["layout"]) if operator is TRANS_DATA else "ND"
-    # a rule that names one format means it for every output: split has as many as pieces
+    # a rule with one format means it for every output: split has one output for each piece
     kinds = kinds if len(kinds) == len(shapes) else kinds[:1] * len(shapes)
     return tuple(TensorType(s, d, layout) for s, d in zip(shapes, kinds, strict=True))
 
 
-def verify(graph: Graph, before: Graph | None = None) -> Graph:
+def verify(graph: Graph, verified: Graph | None = None) -> Graph:
     """Return the graph if it is sound; raise `GraphError` naming the node and what is wrong.
 
     A sound graph writes each name once and before it is read, knows the type of every name, has the
     shapes and formats that its operators infer, outputs that exist and constants of their type.
-    `before` is a graph already verified: types of nodes that both share are not inferred again.
+    `verified` is a graph that is known to be sound: types of nodes that both share are not inferred
+    again.
     """
     # after a pass most nodes are the same objects as before: only new ones are inferred
-    sound = before.producers if before else {}
+    known_producers = verified.producers if verified else {}
     ready = set(graph.inputs) | set(graph.constants)
-    # a set is shorter than its parts where a name occurs twice
+    # a set holds each name once: it is shorter than the two lists if a name occurs twice
     if len(graph.inputs) + len(graph.constants) != len(ready):
         repeated = sorted(set(graph.inputs) & set(graph.constants)) or list(graph.inputs)
         raise GraphError(f"{graph.name}: every name once", f"{repeated[0]} twice", "rename one")
@@ -358,19 +367,19 @@ def verify(graph: Graph, before: Graph | None = None) -> Graph:
     for name, constant in graph.constants.items():
         if constant.type != graph.types[name]:
             raise GraphError(f"constant {name} as {graph.types[name]}", str(constant.type), "cast")
-    titles: set[str] = set()
+    node_names: set[str] = set()
     # `ready` grows node by node: what a node reads must be in it, what it writes must not
     for node in graph.nodes:
-        _check_names(graph, node, ready, titles)
-        names = (*node.inputs, *node.outputs)
+        _check_names(graph, node, ready, node_names)
+        tensor_names = (*node.inputs, *node.outputs)
         if (
-            before is None
-            or sound.get(node.output) is not node
-            or any(graph.types[name] is not before.types[name] for name in names)
+            verified is None
+            or known_producers.get(node.output) is not node
+            or any(graph.types[name] is not verified.types[name] for name in tensor_names)
         ):
             _check_types(graph, node)
         ready.update(node.outputs)
-        titles.add(node.name)
+        node_names.add(node.name)
     for name in graph.outputs:
         if name not in ready:
             raise GraphError(f"{graph.name}: output {name}", "nothing writes it", "check the name")
@@ -389,14 +398,18 @@ def _check_type(graph: Graph, name: str) -> None:
         raise GraphError(f"{name}: one of {', '.join(FORMATS)}", kind.layout, "name a layout")
 
 
-def _check_names(graph: Graph, node: Node, ready: set[str], titles: set[str]) -> None:
+def _check_names(graph: Graph, node: Node, ready: set[str], node_names: set[str]) -> None:
     where = f"node {node.name} ({node.op})"
-    if node.name in titles:
+    if node.name in node_names:
         raise GraphError(f"{graph.name}: node names once", f"{node.name} twice", "rename one")
     for name in node.inputs:
         if name not in ready:
-            late = name in graph.producers
-            got = "written later: a cycle, or nodes out of order" if late else "nothing writes it"
+            is_written_later = name in graph.producers
+            got = (
+                "written later: a cycle, or nodes out of order"
+                if is_written_later
+                else "nothing writes it"
+            )
             raise GraphError(f"{where}: input {name}", got, "reorder or reconnect")
     for name in node.outputs:
         if name in ready or node.outputs.count(name) > 1:
@@ -446,7 +459,7 @@ def moves_before(graph: Graph, name: str) -> list[Node]:
     return [*moves_before(graph, maker.inputs[0]), maker]
 
 
-def moves_behind(graph: Graph, node: Node) -> list[Node]:
-    """Return the chain of `MOVES` that starts behind a node, each the only reader of the last."""
+def moves_after(graph: Graph, node: Node) -> list[Node]:
+    """Return the chain of `MOVES` that starts after a node, each the only reader of the last."""
     reader = only_reader(graph, node)
-    return [reader, *moves_behind(graph, reader)] if reader and reader.op in MOVES else []
+    return [reader, *moves_after(graph, reader)] if reader and reader.op in MOVES else []

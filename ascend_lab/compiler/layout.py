@@ -1,4 +1,7 @@
-"""Which layout every tensor has: operators of the cube choose, elementwise operators follow.
+"""Gives every tensor of a graph its layout: the cube's operators choose, elementwise ones follow.
+
+In conv, relu, softmax, the convolution reads and writes NC1HWC0 (blocks of 16 channels), the relu
+keeps that, and the softmax gets row-major memory through a conversion.
 
 The graph is walked forward. Each node says which layouts it reads and writes: convolutions and
 pooling NC1HWC0, matrix products fractals. Elementwise operators, and joins and cuts at whole blocks
@@ -47,40 +50,42 @@ def assign_layouts(graph: Graph, *, follow: bool = True) -> Graph:
     Without `follow` only operators of the cube leave row-major memory, and each pays for its own
     conversions.
     """
-    return Assigner(graph, follow).assigned()
+    return Assigner(graph, follow).assign()
 
 
 class Assigner:
     """The graph with layouts, under construction.
 
-    forms      by tensor of the graph, the tensors that hold it in each layout made so far
-    padding    bounds of the numbers in padding lanes, where they are not all 0
-    dirty      matrices whose padding columns may hold anything
+    - names_by_layout: by tensor of the graph, the tensors that hold it in each layout so far
+    - padding_bounds: bounds of the numbers in padding lanes, where they are not all 0
+    - unknown_padding: matrices whose padding columns may hold anything
     """
 
     def __init__(self, graph: Graph, follow: bool = True) -> None:
         self.graph = graph
         self.follow = follow
         self.draft = Draft(graph, nodes=())
-        self.forms = {n: {graph.types[n].layout: n} for n in (*graph.inputs, *graph.constants)}
-        self.padding: dict[str, Bounds] = {}
-        self.dirty: set[str] = set()
+        self.names_by_layout = {
+            n: {graph.types[n].layout: n} for n in (*graph.inputs, *graph.constants)
+        }
+        self.padding_bounds: dict[str, Bounds] = {}
+        self.unknown_padding: set[str] = set()
 
-    def assigned(self, layout: str | None = "ND") -> Graph:
+    def assign(self, layout: str | None = "ND") -> Graph:
         """Return the graph with its outputs in `layout`; None leaves each as it was written."""
         for node in self.graph.nodes:
             self.add(node)
-        outs = self.graph.outputs
+        outputs = self.graph.outputs
         if layout is not None:
-            outs = tuple(self.convert(name, layout) for name in outs)
+            outputs = tuple(self.convert(name, layout) for name in outputs)
         nodes = tuple(self.draft.nodes.values())
-        return replace(self.graph, nodes=nodes, types=self.draft.types, outputs=outs)
+        return replace(self.graph, nodes=nodes, types=self.draft.types, outputs=outputs)
 
     def convert(self, name: str, layout: str) -> str:
         """Return the tensor in a layout; append a conversion if there is none yet."""
-        forms = self.forms[name]
+        forms = self.names_by_layout[name]
         if layout not in forms:
-            forms[layout] = self.converted(name, next(iter(forms.values())), layout)
+            forms[layout] = self.append_conversion(name, next(iter(forms.values())), layout)
         return forms[layout]
 
     def operand(self, node: Node, place: int, layout: str) -> str:
@@ -90,46 +95,49 @@ class Assigner:
         operands. It does not pack a constant image, which a `trans_data` node converts.
         """
         name = node.inputs[place]
-        weights = _on_cube(node) and place > 0
+        is_weight = _on_cube(node) and place > 0
         packs_every_operand = node.op in (*MATRIX_OPS, *casts.QUANTISED) or node.has("lanes")
         is_image = len(self.graph.types[name].shape) == 4
-        is_packed = weights or packs_every_operand or not is_image
+        is_packed = is_weight or packs_every_operand or not is_image
         if is_packed and name in self.graph.constants:
-            return self.forms[name].get(layout, name)
+            return self.names_by_layout[name].get(layout, name)
         return self.convert(name, layout)
 
-    def converted(self, name: str, source: str, layout: str) -> str:
+    def append_conversion(self, name: str, source: str, layout: str) -> str:
         """Append a conversion of one form of a tensor; return the new form's name."""
-        new = self.draft.new_name(f"{name}.{layout}")
+        new_name = self.draft.new_name(f"{name}.{layout}")
         kind = replace(self.draft.types[name], layout=layout)
-        return self.draft.put(Node(new, "trans_data", (source,), (new,), {"layout": layout}), kind)
+        return self.draft.put(
+            Node(new_name, "trans_data", (source,), (new_name,), {"layout": layout}), kind
+        )
 
     def add(self, node: Node) -> None:
         """Append a node, with its operands converted to the layouts that it reads."""
         reads, writes = self.choose(node)
-        cube = node.op in MATRIX_OPS
+        on_cube = node.op in MATRIX_OPS
         for name, layout in zip(node.inputs, reads, strict=True):
-            if cube and layout == "FRACTAL_NZ" and name in self.dirty:  # copy, with zeros around
-                forms = self.forms[name]
-                forms[layout] = self.converted(name, forms[layout], layout)
-                self.dirty.remove(name)
+            # a conversion copies the matrix and fills its padding with zeros
+            if on_cube and layout == "FRACTAL_NZ" and name in self.unknown_padding:
+                forms = self.names_by_layout[name]
+                forms[layout] = self.append_conversion(name, forms[layout], layout)
+                self.unknown_padding.remove(name)
         if node.op in PRODUCTS:
-            written = next(iter(self.forms[node.inputs[1]]))
-            if dirties_columns(self.graph, node, written):
-                self.dirty.add(node.output)
+            weight_layout = next(iter(self.names_by_layout[node.inputs[1]]))
+            if leaves_unknown_padding(self.graph, node, weight_layout):
+                self.unknown_padding.add(node.output)
         operands = tuple(self.operand(node, place, to) for place, to in enumerate(reads))
         kinds = (replace(self.graph.types[name], layout=writes) for name in node.outputs)
         self.draft.put(replace(node, inputs=operands), *kinds)
-        self.forms.update((name, {writes: name}) for name in node.outputs)
+        self.names_by_layout.update((name, {writes: name}) for name in node.outputs)
         if writes == "NC1HWC0" and not (node.has("lanes") or _on_cube(node)):
-            ends = [self.padding.get(n, (0.0, 0.0)) for n in node.inputs]
-            low = min(a for a, _ in ends)
-            high = max(b for _, b in ends)
+            operand_bounds = [self.padding_bounds.get(n, (0.0, 0.0)) for n in node.inputs]
+            low = min(lower for lower, _ in operand_bounds)
+            high = max(upper for _, upper in operand_bounds)
             if node.has("channel sums") and (low, high) != (0.0, 0.0):
-                # sums of what pads, however much that is
+                # a sum over the padding, too: its bounds are unknown
                 low = -math.inf
                 high = math.inf
-            self.padding.update(dict.fromkeys(node.outputs, (low, high)))
+            self.padding_bounds.update(dict.fromkeys(node.outputs, (low, high)))
 
     def choose(self, node: Node) -> tuple[Sequence[str], str]:
         """Return the layout of each operand and of the results."""
@@ -145,19 +153,19 @@ class Assigner:
         if _on_cube(node) or node.has("pooling"):
             # FRACTAL_Z holds weights as the cube's right operand; grouped weights are packed by
             # lowering
-            dense = node.op == "conv2d" and node.attr("groups", 1) == 1
-            constant_layouts = (
-                "FRACTAL_Z" if dense else "ND",
-                "ND",
-            )  # constants are packed when lowered
-            small = SMALL_PIXELS in self.forms[node.inputs[0]] and node.op == "conv2d"
-            image = SMALL_PIXELS if small else "NC1HWC0"
+            is_dense = node.op == "conv2d" and node.attr("groups", 1) == 1
+            # weights, then a bias
+            constant_layouts = ("FRACTAL_Z" if is_dense else "ND", "ND")
+            reads_small_pixels = (
+                SMALL_PIXELS in self.names_by_layout[node.inputs[0]] and node.op == "conv2d"
+            )
+            image = SMALL_PIXELS if reads_small_pixels else "NC1HWC0"
             return (image, *constant_layouts[: count - 1]), "NC1HWC0"
-        out = self.graph.types[node.output].dtype
+        out_dtype = self.graph.types[node.output].dtype
         # sums over channels of two-byte numbers stay in blocks of channels, if a kernel reads them
-        narrow = node.has("channel sums") and DTYPE_BYTES[kinds[0].dtype] == 2
-        in_blocks = narrow and bool(operator_of(node.op).templates())
-        if in_blocks or (node.has("pool gradient") and out == "fp16"):
+        sums_two_byte = node.has("channel sums") and DTYPE_BYTES[kinds[0].dtype] == 2
+        in_blocks = sums_two_byte and bool(operator_of(node.op).templates())
+        if in_blocks or (node.has("pool gradient") and out_dtype == "fp16"):
             return ("NC1HWC0",) * count, "NC1HWC0"
         if node.has("frames"):
             return ("ND",) * count, SMALL_PIXELS if node.attr("small", False) else "NC1HWC0"
@@ -165,50 +173,57 @@ class Assigner:
             groups = node.attr("groups", 1)
             if groups == 1 or groups == kinds[0].shape[1] == kinds[1].shape[1]:
                 # a gradient in fp32 keeps the blocks of 16 channels that the cube writes
-                weight_layout = "FRACTAL_Z:16" if DTYPE_BYTES[out] == 4 else "FRACTAL_Z"
+                weight_layout = "FRACTAL_Z:16" if DTYPE_BYTES[out_dtype] == 4 else "FRACTAL_Z"
                 return ("NC1HWC0",) * count, weight_layout if groups == 1 else "ND"
         if node.op in casts.QUANTISED:
-            return self.whole(node)
-        layout = self.followed(node) if self.follow else "ND"
+            return self.quantised_layouts(node)
+        layout = self.inherited_layout(node) if self.follow else "ND"
         # a cast from fp16 to int8 keeps blocks of 16 channels: see `TensorType`
-        small = layout != "ND" and DTYPE_BYTES[out] == 1
-        return (layout,) * count, f"{layout}:16" if small else layout
+        reads_small_pixels = layout != "ND" and DTYPE_BYTES[out_dtype] == 1
+        return (layout,) * count, f"{layout}:16" if reads_small_pixels else layout
 
-    def whole(self, node: Node) -> tuple[Sequence[str], str]:
-        """Return the layouts of a quantising operator, which keeps the layout of its operand.
+    def quantised_layouts(self, node: Node) -> tuple[Sequence[str], str]:
+        """Return the layouts that a quantise or dequantise reads and writes: those of its operand.
 
         A block then has 32 channels in int8.
         """
         blocks = ("NC1HWC0", "FRACTAL_NZ")
-        layout = next((x for x in self.forms[node.inputs[0]] if x in blocks), "ND")
+        layout = next(
+            (name for name in self.names_by_layout[node.inputs[0]] if name in blocks), "ND"
+        )
         if not self.follow or node.inputs[0] in self.graph.constants:
             layout = "ND"
         reads = ("ND" if n in self.graph.constants else layout for n in node.inputs)
         if layout == "NC1HWC0" and formats.is_float(self.graph.types[node.output].dtype):
-            x = self.padding.get(node.inputs[0], (0.0, 0.0))
+            x = self.padding_bounds.get(node.inputs[0], (0.0, 0.0))
             # quantised zeros: an 8-bit number and its zero point differ by less than 256 steps
             reach = 256 * node.attr("scale", 1.0)
-            self.padding[node.output] = (x[0] - reach, x[1] + reach)
+            self.padding_bounds[node.output] = (x[0] - reach, x[1] + reach)
         return tuple(reads), layout
 
-    def followed(self, node: Node) -> str:
+    def inherited_layout(self, node: Node) -> str:
         """Return the blocked layout that a node can take over from its operands, else ND."""
         activations = [n for n in node.inputs if n not in self.graph.constants]
         blocks = ("NC1HWC0", "FRACTAL_NZ")
-        layout = next((x for n in activations for x in self.forms[n] if x in blocks), "ND")
+        layout = next(
+            (x for n in activations for x in self.names_by_layout[n] if x in blocks), "ND"
+        )
         if layout == "ND" or any(DTYPE_BYTES[t.dtype] == 1 for t in self.graph.in_types(node)):
             return "ND"
         if node.has("lanes"):
-            fits = self.fits(node, layout) and self.stays_finite(node, layout)
+            fits = self.broadcasts_in_layout(node, layout) and self.padding_stays_finite(
+                node, layout
+            )
             return layout if fits else "ND"
         if node.has("image fold") and layout == "NC1HWC0":
             return layout
         return layout if self.cuts_blocks(node, activations, layout) else "ND"
 
-    def fits(self, node: Node, layout: str) -> bool:
-        """Tell whether all operands broadcast to the result in its stored shape.
+    def broadcasts_in_layout(self, node: Node, layout: str) -> bool:
+        """Tell whether a node can be computed on its operands as a blocked layout stores them.
 
-        In fractals with padded columns only `add` may follow: 0 + 0 keeps the padding zero.
+        All operands must broadcast to the result in its stored shape. On fractals with padded
+        columns only `add` may compute: 0 + 0 keeps the padding zero.
         """
         shape = self.graph.types[node.output].shape
         if layout == "FRACTAL_NZ" and shape[-1] % BLOCK and node.op != "add":
@@ -226,34 +241,39 @@ class Assigner:
                 return False
         return len(shape) == rank
 
-    def stays_finite(self, node: Node, layout: str) -> bool:
-        """Tell whether the padding of an image's last block stays finite; note its bounds."""
+    def padding_stays_finite(self, node: Node, layout: str) -> bool:
+        """Tell whether the padding of an image's last block stays finite, and store its bounds."""
         if layout != "NC1HWC0" or self.graph.types[node.output].shape[1] % BLOCK == 0:
             return True
-        bounds = self.padding[node.output] = padding_after(self.graph, node, self.padding)
+        bounds = self.padding_bounds[node.output] = padding_after(
+            self.graph, node, self.padding_bounds
+        )
         return all(map(math.isfinite, bounds))
 
-    def cuts_blocks(self, node: Node, given: Sequence[str], layout: str) -> bool:
-        """Tell whether a join or cut is at whole blocks of a layout."""
-        if node.op not in ("concat", "slice", "split") or len(given) < len(node.inputs):
+    def cuts_blocks(self, node: Node, activations: Sequence[str], layout: str) -> bool:
+        """Tell whether a concat, slice or split cuts between whole blocks of a layout."""
+        if node.op not in ("concat", "slice", "split") or len(activations) < len(node.inputs):
             return False
-        if any(layout not in self.forms[n] for n in given):
+        if any(layout not in self.names_by_layout[n] for n in activations):
             return False
-        sides = [*self.graph.in_types(node), *self.graph.out_types(node)]
+        types = [*self.graph.in_types(node), *self.graph.out_types(node)]
         if layout == "FRACTAL_NZ":
-            rank = len(sides[0].shape)
+            rank = len(types[0].shape)
             cuts = None if node.op == "concat" else cut_spans(self.graph, node)
             axis = cuts[0] if cuts else node.attr("axis", 0) % rank
             # an axis of batches is outside the fractals
-            batched = axis < rank - 2 and bool(cuts or node.op == "concat")
-            columns = bool(cuts) and (axis, rank) == (1, 2)  # the outermost axis in memory
-            return (batched or columns) and all(t.shape[-1] % BLOCK == 0 for t in sides)
-        if node.op == "slice":  # whole blocks of channels, nothing skipped
+            cuts_batches = axis < rank - 2 and bool(cuts or node.op == "concat")
+            cuts_columns = bool(cuts) and (axis, rank) == (1, 2)  # the outermost axis in memory
+            return (cuts_batches or cuts_columns) and all(t.shape[-1] % BLOCK == 0 for t in types)
+        # a slice of an image takes whole blocks of channels and skips none
+        if node.op == "slice":
             begin, end = (node.attr(key)[1] for key in ("begin", "end"))
-            ends = begin % BLOCK == 0 and (end % BLOCK == 0 or end >= sides[0].shape[1])
-            return ends and begin >= 0 and end > 0 and set(node.attr("step") or (1,)) == {1}
+            cuts_at_blocks = begin % BLOCK == 0 and (end % BLOCK == 0 or end >= types[0].shape[1])
+            return (
+                cuts_at_blocks and begin >= 0 and end > 0 and set(node.attr("step") or (1,)) == {1}
+            )
         axis = node.attr("axis", 0) % 4
-        return axis != 1 or all(t.shape[1] % BLOCK == 0 for t in sides)
+        return axis != 1 or all(t.shape[1] % BLOCK == 0 for t in types)
 
 
 def _on_cube(node: Node) -> bool:
@@ -269,14 +289,19 @@ def padding_after(graph: Graph, node: Node, known: Mapping[str, Bounds]) -> Boun
     operator whose extreme results belong to extreme operands, as those of a square do. Padding
     whose bounds are not in `known` holds zeros.
     """
-    out = graph.types[node.output]
+    result_type = graph.types[node.output]
     operator = operator_of(node.op)
-    sides = [_bounds(graph, name, out, known) for name in node.inputs]
+    operand_bounds = [_bounds(graph, name, result_type, known) for name in node.inputs]
     settings = operator.settings(node.attrs)
     with np.errstate(all="ignore"):
-        results = [operator.formula(*map(np.float64, ends), **settings) for ends in product(*sides)]
-        narrow = formats.round_to(np.array(results, np.float64), out.dtype).astype(np.float64)
-    return float(narrow.min()), float(narrow.max())
+        results = [
+            operator.formula(*map(np.float64, extremes), **settings)
+            for extremes in product(*operand_bounds)
+        ]
+        rounded = formats.round_to(np.array(results, np.float64), result_type.dtype).astype(
+            np.float64
+        )
+    return float(rounded.min()), float(rounded.max())
 
 
 def _bounds(graph: Graph, name: str, out: TensorType, known: Mapping[str, Bounds]) -> Bounds:
@@ -295,7 +320,7 @@ def _bounds(graph: Graph, name: str, out: TensorType, known: Mapping[str, Bounds
     return float(values.min()), float(values.max())
 
 
-def dirties_columns(graph: Graph, node: Node, written: str) -> bool:
+def leaves_unknown_padding(graph: Graph, node: Node, weight_layout: str) -> bool:
     """Tell whether a product may leave numbers, not zeros, in the columns that pad its result.
 
     If b is read transposed, the result's columns are b's rows. Rows that pad a matrix `written` in
@@ -303,9 +328,11 @@ def dirties_columns(graph: Graph, node: Node, written: str) -> bool:
     """
     b = node.inputs[1]
     maker = graph.producers.get(b)
-    fractal = written == "FRACTAL_NZ" or (maker is not None and maker.op in vector.ROW_WISE)
-    ragged = graph.types[b].shape[-2] % BLOCK != 0
-    return bool(node.attr("trans_b", False)) and ragged and fractal
+    may_be_fractal = weight_layout == "FRACTAL_NZ" or (
+        maker is not None and maker.op in vector.ROW_WISE
+    )
+    has_padding = graph.types[b].shape[-2] % BLOCK != 0
+    return bool(node.attr("trans_b", False)) and has_padding and may_be_fractal
 
 
 # -- conversions that are not needed --------------------------------------------------------------
@@ -353,14 +380,14 @@ def images_outermost(graph: Graph) -> Graph:
     return replace(graph, nodes=nodes, types=types)
 
 
-def scale_of(graph: Graph, node: Node) -> tuple[str, str] | None:
-    """Return (image, scale) of a node that scales an image by a number per image and channel."""
+def image_and_scale(graph: Graph, node: Node) -> tuple[str, str] | None:
+    """Return the names (image, scale) if a node scales an image by a number for each channel."""
     if node.op != "mul" or len(node.inputs) != 2:
         return None
-    one, two = sorted(node.inputs, key=lambda name: -graph.types[name].elements)
-    image = graph.types[one]
-    scale = graph.types[two]
-    layouts = IMAGES, BLOCKS
-    plain = all(t.dtype == "fp16" and t.layout in layouts for t in (image, scale))
-    fits = plain and scale.shape == (*image.shape[:2], 1, 1) and scale.shape != image.shape
-    return (one, two) if fits else None
+    larger_name, smaller_name = sorted(node.inputs, key=lambda name: -graph.types[name].elements)
+    image = graph.types[larger_name]
+    scale = graph.types[smaller_name]
+    image_layouts = IMAGES, BLOCKS
+    are_images = all(t.dtype == "fp16" and t.layout in image_layouts for t in (image, scale))
+    fits = are_images and scale.shape == (*image.shape[:2], 1, 1) and scale.shape != image.shape
+    return (larger_name, smaller_name) if fits else None

@@ -19,12 +19,12 @@ from typing import Any
 from ascend_lab import output
 from ascend_lab.compiler.memory import Plan
 from ascend_lab.compiler.placement import Prefetch, kernels_in_memory, places_of, plan_network
-from ascend_lab.compiler.tasks import LOADER, NAME, Compiled, CpuKernel, CpuTimeline, Task, time_cpu
+from ascend_lab.compiler.tasks import AI_CPU, AIPP, Compiled, CpuKernel, CpuTimeline, Task, time_cpu
 from ascend_lab.machine import isa, sim
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.sim.timeline import Start, start_cycles
 
-PLAN = "greedy-by-size"
+DEFAULT_PLAN_METHOD = "greedy-by-size"
 """The default memory plan: close to the least memory, and fast to compute."""
 
 
@@ -54,17 +54,17 @@ class OperatorTime:
 
     def summary(self) -> dict[str, Any]:
         """Return the numbers as plain data, ready for JSON."""
-        t = self.timeline
+        timeline = self.timeline
         return {
             "name": self.name,
             "type": self.type,
             "time_s": self.time_s,
-            "cycles": t.cycles,
-            "bound_by": t.bound_by,
+            "cycles": timeline.cycles,
+            "bound_by": timeline.bound_by,
             "cube_utilisation": self.cube_utilisation,
-            "bytes": {f"{a}->{b}": n for (a, b), n in t.path_bytes.items()},
-            "memory_bytes": t.memory_bytes,
-            "l2_hit_rate": t.l2_hit_rate,
+            "bytes": {f"{a}->{b}": n for (a, b), n in timeline.path_bytes.items()},
+            "memory_bytes": timeline.memory_bytes,
+            "l2_hit_rate": timeline.l2_hit_rate,
         }
 
 
@@ -98,19 +98,20 @@ class NetworkTimeline:
     @property
     def l2_hit_rate(self) -> float:
         """Share of the bytes read from GM that L2 serves."""
-        reads = [
-            (sum(n for (a, _), n in op.timeline.path_bytes.items() if a == "GM"), op.timeline)
-            for op in self.operators
-        ]
-        # hit rates of kernels, weighted with the bytes that they read
-        total = sum(n for n, _ in reads)
-        return sum(n * t.l2_hit_rate for n, t in reads) / total if total else 0.0
+        total_bytes = 0
+        hit_bytes = 0.0
+        for op in self.operators:
+            paths = op.timeline.path_bytes
+            read_bytes = sum(size for (source, _), size in paths.items() if source == "GM")
+            total_bytes += read_bytes
+            hit_bytes += read_bytes * op.timeline.l2_hit_rate
+        return hit_bytes / total_bytes if total_bytes else 0.0
 
     @property
     def on_ai_cpu(self) -> tuple[OperatorTime, ...]:
         """The operators that no kernel computes."""
         pairs = ((op, op.timeline) for op in self.operators)
-        return tuple(op for op, t in pairs if isinstance(t, CpuTimeline) and t.engine == NAME)
+        return tuple(op for op, t in pairs if isinstance(t, CpuTimeline) and t.engine == AI_CPU)
 
     @property
     def launches(self) -> int:
@@ -131,7 +132,7 @@ class NetworkTimeline:
         cpu_timelines = (
             t for t in (op.timeline for op in self.operators) if isinstance(t, CpuTimeline)
         )
-        return len(self.operators) - sum(t.engine != LOADER for t in cpu_timelines)
+        return len(self.operators) - sum(t.engine != AIPP for t in cpu_timelines)
 
     @property
     def ai_cpu_s(self) -> float:
@@ -187,10 +188,10 @@ def simulate_graph(
     chip = compiled.chip
     times = list[OperatorTime]()
     # addresses matter: a tensor that takes the place of a dead one finds its lines in L2
-    places = places_of(compiled, (plan or plan_network(compiled, PLAN)).offsets)
+    places = places_of(compiled, (plan or plan_network(compiled, DEFAULT_PLAN_METHOD)).offsets)
     l2 = sim.L2.of(chip)
-    starts = _starts(compiled, first)
-    mixed = _mixed(compiled, starts)
+    starts = _start_of_kernels(compiled, first)
+    mix_starters = _first_kernels_of_mix_launches(compiled, starts)
     prefetch = Prefetch(compiled, places) if compiled.prefetch and chip.l2.kind == "cache" else None
     use_hints = hints and compiled.hints
     for task, kernel, memory in kernels_in_memory(compiled, l2, places, written, passed, use_hints):
@@ -203,7 +204,9 @@ def simulate_graph(
             title = f"{title} on the {kernel.engine}"
             timeline: sim.KernelTimeline = time_cpu(kernel, chip, memory)
         else:
-            timeline = _started(task, sim.simulate_kernel(kernel, chip, memory), start, mixed)
+            timeline = _with_start(
+                task, sim.simulate_kernel(kernel, chip, memory), start, mix_starters
+            )
         times.append(OperatorTime(task.name, title, timeline))
         if prefetch:
             prefetch.after(task, kernel, timeline)
@@ -213,21 +216,22 @@ def simulate_graph(
     )
 
 
-def _started(
-    task: Task, timeline: sim.KernelTimeline, start: Start, mixed: set[str]
+def _with_start(
+    task: Task, timeline: sim.KernelTimeline, start: Start, mix_starters: set[str]
 ) -> sim.KernelTimeline:
-    """Return the timeline of a kernel with its start; `mixed` names those that start mix launches.
+    """Return the timeline of a kernel with the price of its start.
 
-    A kernel behind a barrier works before it: if 300 cycles of weights are loaded ahead, a barrier
-    of 1,000 cycles costs 700.
+    `mix_starters` names the first kernels of mix launches, those on cube and vector cores. A kernel
+    after a barrier can load weights before it: if that takes 300 cycles, a barrier of 1,000 cycles
+    costs 700.
     """
     chip = timeline.chip
     early = early_cycles(task, chip) if start not in ("cold", "queued") else 0
-    mix = round(chip.mix_start_s * chip.clock_hz) if task.name in mixed else 0
-    return replace(timeline, start=start, early_cycles=early, mix_cycles=mix)
+    mix_cycles = round(chip.mix_start_s * chip.clock_hz) if task.name in mix_starters else 0
+    return replace(timeline, start=start, early_cycles=early, mix_cycles=mix_cycles)
 
 
-def _starts(compiled: Compiled, first: Start) -> dict[str, Start]:
+def _start_of_kernels(compiled: Compiled, first: Start) -> dict[str, Start]:
     """Return how each kernel starts; an operator on the AI CPU or AIPP ends a super kernel.
 
     Inside a super kernel the barrier depends on which cores wait for which: "inside" if the
@@ -243,14 +247,14 @@ def _starts(compiled: Compiled, first: Start) -> dict[str, Start]:
         if kernel is None or isinstance(kernel, CpuKernel):
             if kernel is not None:
                 last_scope = None
-                start = "queued" if kernel.engine == NAME else start
+                start = "queued" if kernel.engine == AI_CPU else start
             continue
         # outside a super kernel every kernel is started by itself, whatever its cores
         scope = scopes.get(i)
         units = last_units if scope is None else sim.units_of(kernel, compiled.chip)
         # two kinds of cores in each of the two kernels: 2 + 2
-        kinds = len(units) + len(last_units)
-        barrier: Start = "both" if kinds > 3 else "across" if units != last_units else "inside"
+        kind_count = len(units) + len(last_units)
+        barrier: Start = "both" if kind_count > 3 else "across" if units != last_units else "inside"
         starts[task.name] = barrier if scope is not None and scope == last_scope else start
         start = "queued"
         last_scope = scope
@@ -258,19 +262,19 @@ def _starts(compiled: Compiled, first: Start) -> dict[str, Start]:
     return starts
 
 
-def _mixed(compiled: Compiled, starts: Mapping[str, Start]) -> set[str]:
+def _first_kernels_of_mix_launches(compiled: Compiled, starts: Mapping[str, Start]) -> set[str]:
     """Return the first kernel of every launch that runs on cube and on vector cores."""
-    first_launched = ""
-    launched = dict[str, list[frozenset[str]]]()
+    launch_head = ""
+    units_of_launch = dict[str, list[frozenset[str]]]()
     for task in compiled.tasks:
         if task.lowered is not None and task.name in starts:
             # a launched kernel opens a new launch; the others belong to the last one opened
             is_launched = starts[task.name] in ("cold", "queued")
-            first_launched = task.name if is_launched or not first_launched else first_launched
-            launched.setdefault(first_launched, []).append(
+            launch_head = task.name if is_launched or not launch_head else launch_head
+            units_of_launch.setdefault(launch_head, []).append(
                 sim.units_of(task.lowered.kernel, compiled.chip)
             )
-    return {name for name, units in launched.items() if len(frozenset().union(*units)) > 1}
+    return {name for name, units in units_of_launch.items() if len(frozenset().union(*units)) > 1}
 
 
 def early_cycles(task: Task, chip: Chip) -> int:
@@ -282,15 +286,15 @@ def early_cycles(task: Task, chip: Chip) -> int:
     cores. A core that first waits for its partner in the AI core does not count: the partner does.
     """
     assert task.lowered is not None
-    parts = task.lowered.kernel.phases[0].parts
+    core_parts = task.lowered.kernel.phases[0].parts
     weights = task.piece.constants
-    return int(min(_cycles_ahead(part.program, weights, chip) for part in parts))
+    return int(min(_cycles_ahead(part.program, weights, chip) for part in core_parts))
 
 
 def _cycles_ahead(program: isa.Program, weights: Collection[str], chip: Chip) -> float:
     """Return the cycles to load the first tile of each of the weights of a program.
 
-    Infinite, so that it never is the minimum, if the program first waits for another core.
+    Returns infinity, which is never the minimum, if the program first waits for another core.
     """
     first_tiles = dict[str, float]()
     past_barrier = False
@@ -318,31 +322,37 @@ def network_events(times: NetworkTimeline) -> list[dict[str, Any]]:
 
     The rows are launches, kernels, and one for each pipe: how long it works in each kernel.
     """
-    scale = 1e6 / times.chip.clock_hz
+    us_per_cycle = 1e6 / times.chip.clock_hz
     pipes = sorted({pipe for op in times.operators for pipe in op.timeline.busy_cycles})
     rows = ["launch", "kernel", *pipes]
-    events = [_meta("process_name", 0, f"Ascend Hardware ({times.chip.name})")]
-    events += [_meta("thread_name", i, name) for i, name in enumerate(rows)]
-    now = 0.0
+    events = [_metadata_event("process_name", 0, f"Ascend Hardware ({times.chip.name})")]
+    events += [_metadata_event("thread_name", i, name) for i, name in enumerate(rows)]
+    time_us = 0.0
     for op in times.operators:
-        t = op.timeline
-        label = "launch" if t.start in ("cold", "queued") else "barrier"
-        events.append(_span(f"{label} {op.name}", now, t.launch_cycles * scale, 0, {}))
+        timeline = op.timeline
+        label = "launch" if timeline.start in ("cold", "queued") else "barrier"
+        events.append(
+            _work_event(f"{label} {op.name}", time_us, timeline.launch_cycles * us_per_cycle, 0, {})
+        )
         # events are drawn one after another: a launch, then its kernel
-        now += t.launch_cycles * scale
+        time_us += timeline.launch_cycles * us_per_cycle
         args = {key: value for key, value in op.summary().items() if key != "name"}
-        events.append(_span(op.name, now, t.cycles * scale, 1, args))
-        for pipe, cycles in t.busy_cycles.items():
-            events.append(_span(op.type, now, cycles * scale, rows.index(pipe), {"busy": cycles}))
-        now += t.cycles * scale
+        events.append(_work_event(op.name, time_us, timeline.cycles * us_per_cycle, 1, args))
+        for pipe, cycles in timeline.busy_cycles.items():
+            events.append(
+                _work_event(
+                    op.type, time_us, cycles * us_per_cycle, rows.index(pipe), {"busy": cycles}
+                )
+            )
+        time_us += timeline.cycles * us_per_cycle
     return events
 
 
-def _meta(name: str, tid: int, value: str) -> dict[str, Any]:
+def _metadata_event(name: str, tid: int, value: str) -> dict[str, Any]:
     return {"name": name, "ph": "M", "pid": 0, "tid": tid, "args": {"name": value}}
 
 
-def _span(name: str, start: float, length: float, tid: int, args: Any) -> dict[str, Any]:
+def _work_event(name: str, start: float, length: float, tid: int, args: Any) -> dict[str, Any]:
     return {
         "name": name,
         "ph": "X",

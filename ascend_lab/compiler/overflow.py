@@ -1,4 +1,4 @@
-"""Finite numbers of a graph that a number format rounds to infinity, and where they begin."""
+"""Finds nodes whose finite numbers a number format rounds to infinity, such as 70,000 in fp16."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -62,11 +62,11 @@ def overflow_of(
     for exact, dtype in zip(exact_values, dtypes, strict=True):
         if dtype not in LARGEST_FINITE or not exact.size:
             continue
-        # 70000 is finite in fp64 and infinite in fp16: that is an overflow; infinity itself is none
+        # 70,000 is finite in fp64 and infinite in fp16: an overflow; infinity in fp64 is not one
         with np.errstate(all="ignore"):
-            wide = exact.astype(np.float64)
-            overflowed = np.isfinite(wide) & ~np.isfinite(
-                formats.round_to(wide, dtype).astype(float)
+            exact_fp64 = exact.astype(np.float64)
+            overflowed = np.isfinite(exact_fp64) & ~np.isfinite(
+                formats.round_to(exact_fp64, dtype).astype(float)
             )
         if node.op in ("add", "sub") and overflowed.any():
             for array in arrays:
@@ -74,12 +74,12 @@ def overflow_of(
                 is_lowest = np.abs(array.astype(np.float64)) >= LARGEST_FINITE[dtype]
                 overflowed &= ~np.broadcast_to(is_lowest, overflowed.shape)
         if overflowed.any():
-            largest = float(np.abs(wide[overflowed]).max())
+            largest = float(np.abs(exact_fp64[overflowed]).max())
             return Overflow(node.name, node.op, dtype, largest, float(overflowed.mean()))
     return None
 
 
-MASKING = frozenset({"add", "sub", "select"})
+MASKING_OPS = frozenset({"add", "sub", "select"})
 """Operators in which a very negative constant may mean minus infinity: a mask."""
 
 
@@ -95,13 +95,13 @@ def constants_beyond(graph: ir.Graph, dtype: str) -> list[Overflow]:
         readers = graph.readers.get(name, ())
         if not readers or not formats.is_float(constant.type.dtype):
             continue
-        wide = constant.array().astype(np.float64)
-        overflowed = np.isfinite(wide) & (np.abs(wide) > LARGEST_FINITE[dtype])
-        if all(node.op in MASKING for node in readers):
+        values = constant.array().astype(np.float64)
+        overflowed = np.isfinite(values) & (np.abs(values) > LARGEST_FINITE[dtype])
+        if all(node.op in MASKING_OPS for node in readers):
             # a large negative number in a mask means -infinity
-            overflowed &= wide > 0
+            overflowed &= values > 0
         if overflowed.any():
-            largest = float(np.abs(wide[overflowed]).max())
+            largest = float(np.abs(values[overflowed]).max())
             overflows.append(Overflow(name, "constant", dtype, largest, float(overflowed.mean())))
     return overflows
 
@@ -135,8 +135,7 @@ def not_finite_from(graph: ir.Graph, inputs: Mapping[str, Any]) -> str | None:
     if not_finite.isdisjoint(graph.outputs):
         return None
     for node in graph.nodes:
-        # 0
-        # 0 or the logarithm of a negative number: the first node that makes NaN of finite numbers
+        # e.g. a division by zero, or the logarithm of a negative number
         if not_finite.isdisjoint(node.inputs) and not not_finite.isdisjoint(node.outputs):
             return f"node {node.name} ({node.op}), which reads finite numbers"
     return "inputs or weights that are not finite"

@@ -1,4 +1,4 @@
-"""Where a compiled network's tensors are: offsets in device memory, and what L2 holds beside them.
+"""Places a compiled network's tensors: an address in device memory for each, and what L2 holds.
 
 Task i reads and writes at time i. A tensor lives from the task that writes it to the last task that
 reads it; inputs live from the start, outputs to the end. A view is bytes of its source. The result
@@ -38,33 +38,33 @@ from ascend_lab.machine.sim import DeviceMemory, KernelTimeline
 from ascend_lab.machine.sim.l2 import L2, Access, Scratch
 from ascend_lab.operators.ops.slicing import Range
 
-ALIGN_BYTES = 512
+ALIGNMENT_BYTES = 512
 
 
-# -- bytes alive, before anything is compiled ------------------------------------------------------
+# -- live bytes, before anything is compiled -------------------------------------------------------
 def weight_bytes(graph: Graph) -> int:
     """Return the bytes of all constants that nodes read."""
     return sum(c.type.size_bytes for name, c in graph.constants.items() if graph.readers[name])
 
 
-def spans(graph: Graph) -> dict[str, Range]:
+def node_spans(graph: Graph) -> dict[str, Range]:
     """Return the first and the last node, by position, during which each activation lives."""
-    lives = dict.fromkeys(graph.inputs, (0, 0))
+    spans = dict.fromkeys(graph.inputs, (0, 0))
     for i, node in enumerate(graph.nodes):
-        lives.update((name, (i, i)) for name in node.outputs)
+        spans.update((name, (i, i)) for name in node.outputs)
         for name in node.inputs:
-            if name in lives:
-                lives[name] = (lives[name][0], i)
-    end = max(len(graph.nodes) - 1, 0)
-    lives.update((n, (lives[n][0], end)) for n in graph.outputs if n in lives)
-    return lives
+            if name in spans:
+                spans[name] = (spans[name][0], i)
+    last_position = max(len(graph.nodes) - 1, 0)
+    spans.update((n, (spans[n][0], last_position)) for n in graph.outputs if n in spans)
+    return spans
 
 
 def live_bytes(graph: Graph) -> list[int]:
     """Return the bytes of the activations alive while each node runs, with its own results."""
     # differences between neighbouring nodes; their running sum is the number of live bytes
     change = [0] * (max(len(graph.nodes), 1) + 1)
-    for name, (first_node, last_node) in spans(graph).items():
+    for name, (first_node, last_node) in node_spans(graph).items():
         size = graph.types[name].size_bytes
         change[first_node] += size
         change[last_node + 1] -= size
@@ -88,12 +88,12 @@ def too_large(graph: Graph, limit_bytes: int, most_pixels: int | None = KERNEL_P
 
     `most_pixels` limits one convolution, all images of a batch together; None: any number.
     """
-    room = limit_bytes - weight_bytes(graph)
-    live = live_bytes(graph)
+    free_bytes = limit_bytes - weight_bytes(graph)
+    live_at = live_bytes(graph)
     return [
         i
         for i, node in enumerate(graph.nodes)
-        if live[i] > room or (most_pixels and pixels(graph, node) > most_pixels)
+        if live_at[i] > free_bytes or (most_pixels and pixels(graph, node) > most_pixels)
     ]
 
 
@@ -113,19 +113,19 @@ def buffers_of(compiled: Compiled) -> list[Buffer]:
     graph = compiled.graph
     owner = owners(compiled)
     sizes = tensor_bytes(compiled)
-    end = max(len(compiled.tasks) - 1, 0)
-    span: dict[str, list[int]] = {name: [0, 0] for name in graph.inputs}
+    last_index = max(len(compiled.tasks) - 1, 0)
+    lifetimes: dict[str, list[int]] = {name: [0, 0] for name in graph.inputs}
     for i, task in enumerate(compiled.tasks):
         for name in (*task.writes, *workspaces(task)):
-            span.setdefault(owner.get(name, name), [i, i])
+            lifetimes.setdefault(owner.get(name, name), [i, i])
         for name in (*task.reads, *task.writes):
             if name not in graph.constants:
-                span[owner.get(name, name)][1] = i
+                lifetimes[owner.get(name, name)][1] = i
     for name in graph.outputs:
-        if owner.get(name, name) in span:
-            span[owner.get(name, name)][1] = end
-    lives = ((n, span[n]) for n in span if n not in graph.constants)
-    return [Buffer(n, birth, last_task + 1, sizes[n]) for n, (birth, last_task) in lives]
+        if owner.get(name, name) in lifetimes:
+            lifetimes[owner.get(name, name)][1] = last_index
+    buffers = ((n, lifetimes[n]) for n in lifetimes if n not in graph.constants)
+    return [Buffer(n, birth, last_task + 1, sizes[n]) for n, (birth, last_task) in buffers]
 
 
 def workspaces(task: Task) -> tuple[str, ...]:
@@ -175,7 +175,7 @@ def plan_network(
     pairs = in_place_pairs(compiled) if in_place else []
     merged = share(buffers_of(compiled), pairs)
     merged_plan = plan(
-        merged, method=method, time_limit_s=time_limit_s, alignment_bytes=ALIGN_BYTES
+        merged, method=method, time_limit_s=time_limit_s, alignment_bytes=ALIGNMENT_BYTES
     )
     offsets = dict(merged_plan.offsets)
     # a result that overwrites its operand has the operand's offset
@@ -198,15 +198,18 @@ def in_place_pairs(compiled: Compiled) -> list[tuple[str, str]]:
         nodes = task.piece.graph.nodes
         if task.lowered is None or len(task.writes) > 1 or len(task.lowered.kernel.phases) > 1:
             continue
-        if any(fusion.kind_of(node) != "elementwise" for node in nodes):  # at the same address
+        # only an elementwise kernel reads and writes each element at the same address
+        if any(fusion.kind_of(node) != "elementwise" for node in nodes):
             continue
         target = task.writes[0]
         for name in task.reads:
             source = owner.get(name, name)
             # an input of the network belongs to the caller and is not overwritten
-            is_free = source in last_task and last_task[source] == i and source not in graph.inputs
+            is_last_reader = (
+                source in last_task and last_task[source] == i and source not in graph.inputs
+            )
             same_size = sizes[source] == sizes[target] == sizes[name]
-            if is_free and target not in owner and same_size:
+            if is_last_reader and target not in owner and same_size:
                 pairs.append((source, target))
                 break
     return pairs
@@ -215,11 +218,11 @@ def in_place_pairs(compiled: Compiled) -> list[tuple[str, str]]:
 def places_of(compiled: Compiled, offsets: Mapping[Hashable, int]) -> dict[str, tuple[int, int]]:
     """Return (address, bytes) of every tensor: activations at `offsets`, then constants."""
     places = {str(b.id): (offsets[b.id], b.size_bytes) for b in buffers_of(compiled)}
-    top = max((address + size for address, size in places.values()), default=0)
+    end_address = max((address + size for address, size in places.values()), default=0)
     for name, size in constant_bytes(compiled).items():
-        top = memory.aligned(top, ALIGN_BYTES)
-        places[name] = (top, size)
-        top += size
+        end_address = memory.aligned(end_address, ALIGNMENT_BYTES)
+        places[name] = (end_address, size)
+        end_address += size
     for name, alias in aliases_of(compiled).items():
         if alias.owner in places:
             address = places[alias.owner][0] + alias.offset_bytes
@@ -229,7 +232,7 @@ def places_of(compiled: Compiled, offsets: Mapping[Hashable, int]) -> dict[str, 
 
 # -- in L2 -----------------------------------------------------------------------------------------
 PAGE_BYTES = 128 * 1024
-TENSORS = 8
+MOST_BUFFER_TENSORS = 8
 """Largest number of tensors that a buffer holds."""
 Places = Mapping[str, tuple[int, int]]
 
@@ -243,7 +246,7 @@ class Use:
 
 
 def allocate(
-    uses: Sequence[Use], sizes: Mapping[str, int], never: set[str], size_bytes: int
+    uses: Sequence[Use], sizes: Mapping[str, int], memory_only: set[str], size_bytes: int
 ) -> list[frozenset[str]]:
     """Return the tensors that a buffer of `size_bytes` holds during each operator.
 
@@ -251,23 +254,24 @@ def allocate(
     memory.
     """
     readers = Counter(name for use in uses for name in set(use.reads))
-    kept: dict[str, int] = {}
+    pages_of: dict[str, int] = {}
     contents = []
-    in_memory = set(never)
+    in_memory = set(memory_only)
     for use in uses:
-        kept = {name: pages for name, pages in kept.items() if readers[name]}
+        pages_of = {name: pages for name, pages in pages_of.items() if readers[name]}
         readers.subtract(set(use.reads))
         for name in use.writes:
             # 300 KiB take 3 pages of 128 KiB
             pages = -(-sizes[name] // PAGE_BYTES)
             free = size_bytes // PAGE_BYTES
-            if name in in_memory or name in kept:
+            if name in in_memory or name in pages_of:
                 continue
-            if len(kept) < TENSORS and pages <= free - sum(kept.values()):
-                kept[name] = pages
+            if len(pages_of) < MOST_BUFFER_TENSORS and pages <= free - sum(pages_of.values()):
+                pages_of[name] = pages
             else:
-                in_memory.add(name)  # a part of it is in memory, wherever the others go
-        contents.append(frozenset(kept))
+                # a tensor that was written to memory once stays there
+                in_memory.add(name)
+        contents.append(frozenset(pages_of))
     return contents
 
 
@@ -287,25 +291,29 @@ def kernels_in_memory(
     that a later part of the network reads. The caller must time each kernel before it asks for the
     next, as its accesses change the cache.
     """
-    buffer = compiled.chip.l2.kind == "buffer"
-    in_buffer = _held(compiled, written, passed)
+    is_buffer = compiled.chip.l2.kind == "buffer"
+    in_buffer = _buffer_contents(compiled, written, passed)
     owner = owners(compiled)
-    dead_after = _last_reads(compiled, places) if hints and not buffer else {}
-    for name in () if buffer else written:
+    dead_after = _last_reads(compiled, places) if hints and not is_buffer else {}
+    for name in () if is_buffer else written:
         l2.touch([Access(name, *places[name], is_write=True)])
     for task in compiled.tasks:
         if task.lowered is None:
             continue
         names = {b.name: task.value(b.name) for b in task.lowered.kernel.tensors}
-        kept = in_buffer.get(task.name, frozenset())
-        in_l2 = frozenset(n for n, value in names.items() if owner.get(value, value) in kept)
+        in_buffer_now = in_buffer.get(task.name, frozenset())
+        in_l2 = frozenset(
+            n for n, value in names.items() if owner.get(value, value) in in_buffer_now
+        )
         kernel_places = {name: places[value] for name, value in names.items()}
-        ending = dead_after.get(task.name, {})
-        last_read = frozenset(n for n, value in names.items() if owner.get(value, value) in ending)
-        kernel_l2 = Scratch(in_l2) if buffer else l2
+        dead_tensors = dead_after.get(task.name, {})
+        last_read = frozenset(
+            n for n, value in names.items() if owner.get(value, value) in dead_tensors
+        )
+        kernel_l2 = Scratch(in_l2) if is_buffer else l2
         yield task, task.lowered.kernel, DeviceMemory(kernel_l2, kernel_places, last=last_read)
         # after the kernel: lines that it read more than once
-        for place in ending.values():
+        for place in dead_tensors.values():
             l2.discard(*place)
 
 
@@ -329,7 +337,7 @@ def uses_of(compiled: Compiled) -> dict[str, Use]:
     return uses
 
 
-def _held(
+def _buffer_contents(
     compiled: Compiled, written: Sequence[str], passed: Sequence[str]
 ) -> dict[str, frozenset[str]]:
     """Return, by kernel, the tensors in L2 if that is a buffer; {} for a cache."""
@@ -340,14 +348,16 @@ def _held(
         return {}
     uses = uses_of(compiled)
     read_later = {owner.get(n, n) for n in passed}
-    never = {owner.get(n, n) for n in (*graph.inputs, *graph.outputs)} - {*written} - read_later
-    never.update(owner.get(n, n) for n in compiled.spilled)
+    memory_only = (
+        {owner.get(n, n) for n in (*graph.inputs, *graph.outputs)} - {*written} - read_later
+    )
+    memory_only.update(owner.get(n, n) for n in compiled.spilled)
     for task in compiled.tasks:
         if task.lowered is not None and isinstance(task.lowered.kernel, CpuKernel):
-            never.update(uses[task.name].reads, uses[task.name].writes)
+            memory_only.update(uses[task.name].reads, uses[task.name].writes)
     # one operator before the network writes the inputs, one after it reads the outputs
     order = [Use((), tuple(written)), *uses.values(), Use(tuple(read_later), ())]
-    in_scratch = allocate(order, tensor_bytes(compiled), never, chip.l2.size_bytes)
+    in_scratch = allocate(order, tensor_bytes(compiled), memory_only, chip.l2.size_bytes)
     return dict(zip(uses, in_scratch[1:], strict=False))
 
 
@@ -359,18 +369,19 @@ def _last_reads(compiled: Compiled, places: Places) -> dict[str, dict[str, tuple
     for task in (task for task in compiled.tasks if task.lowered is not None):
         names = (*task.reads, *task.writes, *workspaces(task))
         last_task.update((owner.get(name, name), task.name) for name in names)
-    alive = {owner.get(n, n) for n in graph.outputs}
-    reused = {source for source, _ in in_place_pairs(compiled)}  # written over while it is read
+    needed_later = {owner.get(n, n) for n in graph.outputs}
+    # an operand that its reader overwrites: the lines hold the result
+    reused = {source for source, _ in in_place_pairs(compiled)}
     dead_after: dict[str, dict[str, tuple[int, int]]] = {}
     for name, task_name in last_task.items():
-        if name in places and name not in alive and name not in reused:
+        if name in places and name not in needed_later and name not in reused:
             dead_after.setdefault(task_name, {})[name] = places[name]
     return dead_after
 
 
 # -- prefetch --------------------------------------------------------------------------------------
 class Prefetch:
-    """Weights fetched into a cache before their kernel runs, while device memory is idle.
+    """Prefetches weights into the cache before their kernel runs, while device memory is idle.
 
     Memory is idle during the start of a kernel, and while a kernel runs without using it:
     cycles * rate - bytes moved. In this time the weights of later kernels are fetched, in order,

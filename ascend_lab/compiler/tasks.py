@@ -1,6 +1,7 @@
-"""A graph as kernels in order: equal pieces are lowered once; `values` runs kernels on arrays.
+"""Compiles groups of nodes to tasks, one kernel each, in the order in which they run.
 
-The AI CPU, ordinary processor cores beside the NPU's, computes the operators without a kernel:
+Equal groups are lowered once. The AI CPU, ordinary processor cores beside the NPU's, computes the
+operators without a kernel:
 
     time = launch + (bytes read + bytes written) / rate
 
@@ -27,21 +28,21 @@ from ascend_lab.machine.sim.timeline import Start, start_cycles
 from ascend_lab.operators.ops.operator import Operator
 from ascend_lab.plugins import plugins
 
-NAME = "AI CPU"
-LOADER = "AIPP"
-CUBE = (*CONVOLUTIONS, *PRODUCTS, "conv_transpose2d", "conv2d_grad_weight", "flash_attention")
+AI_CPU = "AI CPU"
+AIPP = "AIPP"
+CUBE_OPS = (*CONVOLUTIONS, *PRODUCTS, "conv_transpose2d", "conv2d_grad_weight", "flash_attention")
 """Operators with many multiplications a byte: too slow on the AI CPU to be placed there."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuKernel(isa.Kernel):
-    """An operator on the AI CPU: no program, only its tensors, and why no kernel computes it."""
+    """An operator on the AI CPU: its tensors, and why no NPU kernel computes it; no program."""
 
     reads: tuple[Buffer, ...]
     writes: tuple[Buffer, ...]
     factor_bytes: int
     reason: str
-    engine: str = NAME
+    engine: str = AI_CPU
 
     def __post_init__(self) -> None:
         """Skip the checks of a kernel: there are no phases to check."""
@@ -61,7 +62,7 @@ class CpuTimeline(sim.KernelTimeline):
     factor_bytes: int
     memory_bytes: int = 0
     l2_hit_rate: float = 0.0
-    engine: str = NAME
+    engine: str = AI_CPU
     core_count: int = 1
     seconds: tuple[float, float] | None = field(default=None, kw_only=True)
     """Seconds of launch and work, given for the host, which the chip file does not describe."""
@@ -71,19 +72,19 @@ class CpuTimeline(sim.KernelTimeline):
         """Cycles of moving the bytes."""
         if self.seconds is not None:
             return math.ceil(self.seconds[1] * self.chip.clock_hz)
-        moved = self.read_bytes
-        rate = self.chip.device_memory.rate_bytes_per_s
-        if self.engine == NAME:
+        moved_bytes = self.read_bytes
+        rate_bytes_per_s = self.chip.device_memory.rate_bytes_per_s
+        if self.engine == AI_CPU:
             # an int32 product reads its factors again for every multiplication
-            moved = max(self.read_bytes, self.factor_bytes) + self.written_bytes
-            rate = self.chip.ai_cpu_rate_bytes_per_s
-        return math.ceil(moved / rate * self.chip.clock_hz)
+            moved_bytes = max(self.read_bytes, self.factor_bytes) + self.written_bytes
+            rate_bytes_per_s = self.chip.ai_cpu_rate_bytes_per_s
+        return math.ceil(moved_bytes / rate_bytes_per_s * self.chip.clock_hz)
 
     @property
     def launch_cycles(self) -> int:
         """Cycles until the AI CPU starts; the core's own loader has nothing to start."""
         # AIPP, the loader of images, is part of the core: no launch
-        launch_s = self.chip.ai_cpu_overhead_s * (self.engine == NAME)
+        launch_s = self.chip.ai_cpu_overhead_s * (self.engine == AI_CPU)
         return round((self.seconds[0] if self.seconds else launch_s) * self.chip.clock_hz)
 
     @property
@@ -107,25 +108,26 @@ class CpuTimeline(sim.KernelTimeline):
         return "launch" if self.launch_cycles > self.cycles else self.engine
 
 
-def on_ai_cpu(piece: Piece, chip: Chip, why: errors.AscendLabError) -> Lowered:
+def on_ai_cpu(piece: Piece, chip: Chip, error: errors.AscendLabError) -> Lowered:
     """Return a single operator that no kernel computes, placed on the AI CPU.
 
-    Raises `why`, the error that lowering met, where that is no remedy: floating-point work of the
-    cube, bf16 on a chip without it, a fault in the graph, a chip file without an AI CPU.
+    `error` is the one that lowering raised. It is raised again where the AI CPU cannot help:
+    floating-point work of the cube, bf16 on a chip without it, a fault in the graph, a chip file
+    without an AI CPU.
     """
     node = piece.graph.nodes[0]
     types = piece.graph.types
     # AIPP loads camera frames; everything else goes to the AI CPU
-    engine = LOADER if node.has("frames") else NAME
+    engine = AIPP if node.has("frames") else AI_CPU
     lacks_bf16 = any(kind.dtype == "bf16" for kind in types.values()) and "bf16" not in chip.cube
-    # a fault in the graph is an error on every engine, and a fused group is no single operator
-    is_fault = isinstance(why, errors.GraphError) or len(piece.graph.nodes) > 1
+    # a fault in the graph is an error on every engine; a fused group is more than one operator
+    is_fault = isinstance(error, errors.GraphError) or len(piece.graph.nodes) > 1
     is_int32_product = (
         node.op in (*CONVOLUTIONS, *PRODUCTS) and types[node.inputs[0]].dtype == "int32"
     )
-    lacks_ai_cpu = engine == NAME and not chip.ai_cpu_rate_bytes_per_s
-    if is_fault or lacks_bf16 or lacks_ai_cpu or (node.op in CUBE and not is_int32_product):
-        raise why
+    lacks_ai_cpu = engine == AI_CPU and not chip.ai_cpu_rate_bytes_per_s
+    if is_fault or lacks_bf16 or lacks_ai_cpu or (node.op in CUBE_OPS and not is_int32_product):
+        raise error
     reads, writes = (
         tuple(
             Buffer(name, "GM", types[name].dtype, math.prod(types[name].stored_shape))
@@ -144,29 +146,31 @@ def on_ai_cpu(piece: Piece, chip: Chip, why: errors.AscendLabError) -> Lowered:
         pair_bytes = DTYPE_BYTES[x.dtype] + DTYPE_BYTES[weight.dtype]
         factors = piece.output.elements * depth * pair_bytes
     title = f"{node.op} on the {engine}"
-    return Lowered(CpuKernel(title, (), reads, writes, factors, str(why), engine))
+    return Lowered(CpuKernel(title, (), reads, writes, factors, str(error), engine))
 
 
 def time_cpu(kernel: CpuKernel, chip: Chip, memory: DeviceMemory | None = None) -> CpuTimeline:
     """Return the time of an operator on the AI CPU; with `memory` its tensors pass through L2."""
     memory = memory or DeviceMemory.of(chip)
-    places = memory.addresses(kernel.tensors)
-    accesses = [Access(b.name, places[b.name], b.size_bytes) for b in kernel.reads]
-    accesses += [Access(b.name, places[b.name], b.size_bytes, is_write=True) for b in kernel.writes]
+    addresses = memory.addresses(kernel.tensors)
+    accesses = [Access(b.name, addresses[b.name], b.size_bytes) for b in kernel.reads]
+    accesses += [
+        Access(b.name, addresses[b.name], b.size_bytes, is_write=True) for b in kernel.writes
+    ]
     outcome = memory.l2.touch(accesses)
     read_bytes, written_bytes = (
-        sum(b.size_bytes for b in side) for side in (kernel.reads, kernel.writes)
+        sum(b.size_bytes for b in buffers) for buffers in (kernel.reads, kernel.writes)
     )
     hit_bytes = sum(b.size_bytes * outcome.hits.get(b.name, 0.0) for b in kernel.reads)
     # hits stay inside the chip; dirty lines that the tensors evict go to memory
     from_memory = read_bytes - round(hit_bytes) + outcome.write_back_bytes
     hit_rate = hit_bytes / read_bytes if read_bytes else 0.0
-    moved = (read_bytes, written_bytes, kernel.factor_bytes, from_memory)
-    return CpuTimeline(kernel.name, chip, (), *moved, hit_rate, kernel.engine)
+    traffic = (read_bytes, written_bytes, kernel.factor_bytes, from_memory)
+    return CpuTimeline(kernel.name, chip, (), *traffic, hit_rate, kernel.engine)
 
 
 # -- tasks in order --------------------------------------------------------------------------------
-REMEMBERED = 4096
+CACHE_SIZE = 4096
 """Kernels and times that are cached: more than a large network has."""
 
 
@@ -246,7 +250,7 @@ def _task(graph: ir.Graph, chip: Chip, group: Sequence[ir.Node], start: Start) -
                 raise type(error)(needed, error.got, error.remedy) from error
     names = tuple(node.name for node in group)
     # moves that an operator of the cube does in passing are not named
-    by_cube = any(node.op in CUBE for node in group)
+    by_cube = any(node.op in CUBE_OPS for node in group)
     title = "+".join(node.op for node in group if not (by_cube and node.op in ir.MOVES))
     return Task(names[-1], title, names, piece, lowered)
 
@@ -263,12 +267,12 @@ def with_choices(compiled: Compiled, choices: Mapping[str, Choice]) -> Compiled:
     return replace(compiled, tasks=tasks)
 
 
-# -- remembered -----------------------------------------------------------------------------------
+# -- cached kernels and times ---------------------------------------------------------------------
 def lowered_once(
     piece: Piece, chip: Chip, choice: Choice | None = None, start: Start = "queued"
 ) -> Lowered:
     """Return the kernel of a piece; an equal piece is lowered for a chip only once."""
-    return _lowered(piece, chip, choice, _known(piece), _price(piece, chip, start))
+    return _lowered(piece, chip, choice, _dependencies(piece), _priced_start(piece, chip, start))
 
 
 def cycles_started(piece: Piece, chip: Chip, start: Start, *, warm: bool = False) -> int:
@@ -277,29 +281,29 @@ def cycles_started(piece: Piece, chip: Chip, start: Start, *, warm: bool = False
     L2 is empty; if `warm` it holds the tensors that other kernels have written, except those larger
     than half of it.
     """
-    price = _price(piece, chip, start)
-    cycles, mix_cycles = _cycles(piece, chip, _known(piece), warm, price)
+    price = _priced_start(piece, chip, start)
+    cycles, mix_cycles = _cycles(piece, chip, _dependencies(piece), warm, price)
     # inside a super kernel a mix kernel starts on "both" kinds of cores
     start = "both" if start == "across" and mix_cycles else start
     return cycles + start_cycles(chip, start, mix_cycles)
 
 
-def _price(piece: Piece, chip: Chip, start: Start) -> Start:
-    """Return the start for whose price a kernel is chosen; it matters to mix kernels only.
+def _priced_start(piece: Piece, chip: Chip, start: Start) -> Start:
+    """Return the start whose cost counts when a kernel is chosen; it matters to mix kernels only.
 
-    A kernel that mixes cube and vector cores pays a start "across" both kinds of cores inside a
-    super kernel. For all others one choice serves every start, and the cache is smaller.
+    A mix kernel, one that runs on cube and vector cores, pays a start "across" both kinds of cores
+    inside a super kernel. All other kernels are cached under one start, which saves entries.
     """
-    head, *followers = piece.graph.nodes
-    mixes = head.has("product") or (bool(followers) and head.has("convolution"))
+    first_node, *followers = piece.graph.nodes
+    may_mix = first_node.has("product") or (bool(followers) and first_node.has("convolution"))
     launched = start in ("cold", "queued") or chip.combined
-    return "across" if mixes and not launched else "queued"
+    return "across" if may_mix and not launched else "queued"
 
 
-Known = tuple[tuple[Operator, ...], tuple[ModuleType, ...]]
+Dependencies = tuple[tuple[Operator, ...], tuple[ModuleType, ...]]
 
 
-def _known(piece: Piece) -> Known:
+def _dependencies(piece: Piece) -> Dependencies:
     """Return the nodes' operators and the special kernels that a kernel depends on.
 
     An operator that is registered again is lowered again.
@@ -307,16 +311,16 @@ def _known(piece: Piece) -> Known:
     return tuple(ir.operator_of(node.op) for node in piece.graph.nodes), plugins()
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(CACHE_SIZE)
 def _lowered(
     piece: Piece,
     chip: Chip,
     choice: Choice | None,
-    known: Known,
+    dependencies: Dependencies,
     start: Start,
 ) -> Lowered:
-    def cached(other: Piece) -> Lowered:
-        return _lowered(other, chip, choice, known, start)
+    def cached(other_piece: Piece) -> Lowered:
+        return _lowered(other_piece, chip, choice, dependencies, start)
 
     lowered = lower(piece, chip, choice, start, cached)
     # constants may be packed for the kernel; activations must lie as their layout says
@@ -330,9 +334,11 @@ def _lowered(
     return lowered
 
 
-@lru_cache(REMEMBERED)
-def _cycles(piece: Piece, chip: Chip, known: Known, warm: bool, start: Start) -> tuple[int, int]:
-    lowered = _lowered(piece, chip, None, known, start)
+@lru_cache(CACHE_SIZE)
+def _cycles(
+    piece: Piece, chip: Chip, dependencies: Dependencies, warm: bool, start: Start
+) -> tuple[int, int]:
+    lowered = _lowered(piece, chip, None, dependencies, start)
     memory = None
     if warm and lowered.near is not None:
         return lowered.near

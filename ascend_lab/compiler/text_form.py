@@ -1,6 +1,6 @@
-"""The text form of a graph, read back: the inverse of `ir.to_text`.
+"""Reads a graph from its text form: the inverse of `ir.to_text`.
 
-People read the text form, and tests compare it:
+An example of the text form:
 
     graph "toy" (x: fp16[1, 3, 8, 8]) -> (y) {
       w: fp16[4, 3, 3, 3] = seeded(7, 0.1)
@@ -24,7 +24,7 @@ from ascend_lab.compiler import ir
 from ascend_lab.errors import GraphError
 from ascend_lab.operators.ops import formats
 
-# a name that is no identifier is quoted as in JSON
+# a name that is not an identifier, such as "conv3/out", is quoted as in JSON
 _NAME = r'(?:[A-Za-z_][\w.]*|"(?:[^"\\]|\\.)*")'
 _TYPE = r"\w+\[[\d, ]*\](?:@\w+(?::\d+)?)?"
 _TYPED = re.compile(rf"({_NAME}): (\w+)\[([\d, ]*)\](?:@(\w+(?::\d+)?))?")
@@ -41,13 +41,13 @@ def from_text(text: str, data: Mapping[str, ir.Values] | None = None) -> ir.Grap
     Raises `GraphError` naming the line.
     """
     lines = [line.strip() for line in text.splitlines()]
-    # numbers are those of the file, comments and empty lines included
+    # lines are numbered as in the file, so that messages name the right one
     rows = [(n, line) for n, line in enumerate(lines, 1) if line and not line.startswith("#")]
-    head = _HEAD.match(rows[0][1]) if rows else None
-    if head is None or rows[-1][1] != "}":
+    header = _HEAD.match(rows[0][1]) if rows else None
+    if header is None or rows[-1][1] != "}":
         raise GraphError('graph "name" (inputs) -> (outputs) { ... }', text[:40], "see to_text")
-    reader = _Reader(data or {})
-    inputs = reader.types(head[2])
+    reader = _LineReader(data or {})
+    inputs = reader.types(header[2])
     for number, line in rows[1:-1]:
         try:
             reader.line(line)
@@ -55,9 +55,9 @@ def from_text(text: str, data: Mapping[str, ir.Values] | None = None) -> ir.Grap
             raise GraphError(f"line {number}: a constant or a node", line, str(error)) from error
     return ir.verify(
         ir.Graph(
-            _plain(head[1]),
+            _unquoted(header[1]),
             inputs,
-            _names(head[3]),
+            _names(header[3]),
             tuple(reader.nodes),
             reader.known,
             reader.constants,
@@ -65,15 +65,15 @@ def from_text(text: str, data: Mapping[str, ir.Values] | None = None) -> ir.Grap
     )
 
 
-def _plain(name: str) -> str:
+def _unquoted(name: str) -> str:
     return str(json.loads(name)) if name.startswith('"') else name
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(_plain(name) for name in re.findall(_NAME, text))
+    return tuple(_unquoted(name) for name in re.findall(_NAME, text))
 
 
-class _Reader:
+class _LineReader:
     """The types, constants and nodes of the lines read so far."""
 
     def __init__(self, data: Mapping[str, ir.Values]) -> None:
@@ -85,7 +85,7 @@ class _Reader:
     def types(self, text: str) -> tuple[str, ...]:
         names = []
         for quoted, dtype, sizes, layout in _TYPED.findall(text):
-            name = _plain(quoted)
+            name = _unquoted(quoted)
             shape = tuple(int(n) for n in sizes.split(",") if n.strip())
             if name in self.known:
                 raise GraphError("every name once", f"{name} twice", "rename one")
@@ -98,33 +98,35 @@ class _Reader:
         if match is None:
             raise ValueError("write name: type[shape] = ...")
         names = self.types(match[1])
-        body = match[2]
-        node = _NODE.match(body)
-        # what is no call of an operator is a constant: numbers, `data`, or one of its makers
+        expression = match[2]
+        node = _NODE.match(expression)
+        # all else is a constant: numbers in brackets, `data`, fill(...) or seeded(...)
         if node is None:
             (name,) = names
-            self.constants[name] = ir.Constant(self.known[name], self.constant(name, body))
+            self.constants[name] = ir.Constant(self.known[name], self.constant(name, expression))
             return
         attrs = _attrs(node[3] or "")
-        self.nodes.append(ir.Node(_plain(node[4]), node[1], _names(node[2]), names, attrs))
+        self.nodes.append(ir.Node(_unquoted(node[4]), node[1], _names(node[2]), names, attrs))
 
-    def constant(self, name: str, body: str) -> ir.Data:
+    def constant(self, name: str, expression: str) -> ir.Data:
         kind = formats.numpy_type(self.known[name].dtype)
         shape = self.known[name].shape
-        if body == "data":
+        if expression == "data":
             if name not in self.data:
                 raise KeyError(f"pass data={{{name!r}: array}}")
             return np.asarray(self.data[name])
-        if body.startswith("["):
-            return np.array(json.loads(body)).astype(kind).reshape(shape)
-        maker, _, arguments = body.partition("(")
+        if expression.startswith("["):
+            return np.array(json.loads(expression)).astype(kind).reshape(shape)
+        kind_name, _, arguments = expression.partition("(")
         numbers = ast.literal_eval(f"({arguments.removesuffix(')')},)")
-        return ir.Fill(*numbers) if maker == "fill" else {"seeded": ir.Seeded}[maker](*numbers)
+        return (
+            ir.Fill(*numbers) if kind_name == "fill" else {"seeded": ir.Seeded}[kind_name](*numbers)
+        )
 
 
 def _attrs(text: str) -> dict[str, Any]:
     """Read `key = literal, ...`; literals are Python's."""
-    # parsed as Python and never run: only literals are taken
+    # parsed as Python and never run: `literal_eval` accepts literals only
     call = ast.parse(f"dict({text})", mode="eval").body
     if not isinstance(call, ast.Call):
         raise ValueError("key = literal, ...")

@@ -176,7 +176,7 @@ def _part(graph: Graph, start: int, last: int, end: int, limit: int, pixels: int
     elementwise node, which is fused with what it follows.
     """
     weights = weight_bytes(graph)
-    alive = placement.spans(graph)
+    alive = placement.node_spans(graph)
     candidates = list[_Part]()
     least_bytes = list[int]()
     # an elementwise node is fused with the node in front of it, if no border lies between

@@ -1,10 +1,10 @@
-"""The values of a compiled graph: its kernels run on arrays, and what they lose on the way.
+"""Runs the kernels of a compiled graph on arrays, and detects numbers that their formats lose.
 
-int64    kernels hold 32 bits and wrap: what makes int64 numbers of the model is computed beside
-         its kernel, and numbers beyond are refused by the node's name
-fp16     a finite number that becomes infinite is told with its node, though what follows hides
-         it: the executor tells that a kernel has some, and computing each of its nodes exactly
-         tells which
+int64    kernels compute in 32 bits and wrap around. A node whose results are int64 in the model is
+         also computed exactly, and a number beyond 32 bits raises an error with the node's name.
+fp16     a finite number that becomes infinite is reported with its node, even if later nodes hide
+         it. The executor reports that a kernel has such numbers; computing each of the kernel's
+         nodes exactly shows which node has them.
 """
 
 import math
@@ -29,70 +29,75 @@ def run_tasks(
     names: Sequence[str] = (),
     overflows: list[overflow.Overflow] | None = None,
 ) -> dict[str, ir.Values]:
-    """Return the outputs as the kernels compute them, on poisoned memory and in their formats.
+    """Return the outputs as the kernels compute them, in the kernels' number formats.
 
-    Rewrites give outputs other names, in the same order: `names` are those to return them under.
-    `overflows` gets the nodes whose numbers leave their format, hidden from the outputs or not.
-    Raises `GraphError` naming the node where 32 bits do not hold the model's int64 numbers.
+    Rewrites give outputs other names, in the same order: `names` are those of the result. The nodes
+    whose numbers exceed their format are appended to `overflows`, if that is given. Raises
+    `GraphError` naming the node where 32 bits do not hold the model's int64 numbers.
     """
     graph = compiled.graph
-    live = {}
+    stored_values = {}
     for name, array in evaluate.checked_inputs(graph, inputs).items():
         # stored as the kernels read it: in blocks, in fractals, padded
-        live[name] = packed(graph.types[name], array)
+        stored_values[name] = packed(graph.types[name], array)
         if overflows is not None:
             entry = ir.Node(name, "input", (), (name,))
             array_given = np.asarray(inputs[name])
-            lost = overflow.overflow_of(entry, (), [array_given], [graph.types[name].dtype])
-            overflows += [lost] if lost else []
+            overflowing = overflow.overflow_of(entry, (), [array_given], [graph.types[name].dtype])
+            overflows += [overflowing] if overflowing else []
     for task in compiled.tasks:
         # kernels hold 32 bits and would wrap silently
-        _check_int64(task, compiled, live)
-        beyond: list[bool] = []
+        _check_int64(task, compiled, stored_values)
+        overflow_signals: list[bool] = []
         # the executor calls back when a kernel makes infinity of finite numbers
-        written = _run(task, compiled, live, partial(beyond.append, True))
+        written = _run_task(task, compiled, stored_values, partial(overflow_signals.append, True))
         if overflows is not None:
-            overflows += _overflows(task, compiled, live, written, bool(beyond))
-        live.update(written)
+            overflows += _overflows_of_task(
+                task, compiled, stored_values, written, bool(overflow_signals)
+            )
+        stored_values.update(written)
     return {
-        key: _logical_of(graph, name, live)
+        key: _logical_of(graph, name, stored_values)
         for key, name in zip(names or graph.outputs, graph.outputs, strict=True)
     }
 
 
-def _overflows(
+def _overflows_of_task(
     task: Task,
     compiled: Compiled,
     live: Mapping[str, ir.Values],
     written: Mapping[str, ir.Values],
-    beyond: bool,
+    has_overflow: bool,
 ) -> list[overflow.Overflow]:
-    """Return the nodes of a task whose finite numbers left their format.
+    """Return the nodes of a task whose finite numbers exceed their format.
 
-    A kernel tells that some did (`beyond`), but not which: each node is computed again in fp64.
+    `has_overflow` says that the kernel had some, but not which: each node is computed again in
+    fp64.
     """
     graph = compiled.graph
     lowered = task.lowered
     if lowered is None:
         return []
     # the formats that networks are converted to: models come in fp32
-    halves = [name for name in written if graph.types[name].dtype in overflow.LARGEST_FINITE]
-    lost = not all(_finite(written[name]) for name in halves)
-    if not beyond and not (lost and isinstance(lowered.kernel, CpuKernel)):
+    narrow_outputs = [
+        name for name in written if graph.types[name].dtype in overflow.LARGEST_FINITE
+    ]
+    has_infinity = not all(_has_no_infinity(written[name]) for name in narrow_outputs)
+    if not has_overflow and not (has_infinity and isinstance(lowered.kernel, CpuKernel)):
         return []
     nodes = [graph.producers[task.piece.names[node.output]] for node in task.piece.graph.nodes]
-    unknown = [
+    unlocated = [
         overflow.Overflow(node.name, node.op, graph.types[node.output].dtype, None, None)
         for node in nodes
         if graph.types[node.output].dtype in overflow.LARGEST_FINITE
     ]
     # without constants ("bare") nodes cannot be computed again
-    if not unknown or (compiled.bare and task.piece.constants):
-        return unknown
-    overflows, values = _computed_again(graph, nodes, live)
-    if not overflows and lost and all(_finite(array) for array in values.values()):
+    if not unlocated or (compiled.bare and task.piece.constants):
+        return unlocated
+    overflows, values = _overflows_of_nodes(graph, nodes, live)
+    if not overflows and has_infinity and all(_has_no_infinity(array) for array in values.values()):
         # inside the kernel: what the nodes read and write is finite
-        return unknown[-1:]
+        return unlocated[-1:]
     return overflows
 
 
@@ -100,10 +105,10 @@ def overflows_of(graph: ir.Graph, inputs: Mapping[str, Any]) -> list[overflow.Ov
     """Return which nodes of a graph in its formats overflow for some inputs, without kernels."""
     arrays = evaluate.checked_inputs(graph, inputs)
     live = {name: packed(graph.types[name], array) for name, array in arrays.items()}
-    return _computed_again(graph, graph.nodes, live)[0]
+    return _overflows_of_nodes(graph, graph.nodes, live)[0]
 
 
-def _computed_again(
+def _overflows_of_nodes(
     graph: ir.Graph, nodes: Sequence[ir.Node], live: Mapping[str, ir.Values]
 ) -> tuple[list[overflow.Overflow], dict[str, ir.Values]]:
     """Return which nodes overflow when each is computed exactly, and all that they read or write.
@@ -117,16 +122,16 @@ def _computed_again(
         arrays = [values[name] for name in node.inputs]
         exact = evaluate.exact_values(graph, node, arrays)
         kinds = graph.out_types(node)
-        lost = overflow.overflow_of(node, arrays, exact, [kind.dtype for kind in kinds])
-        overflows += [lost] if lost else []
+        overflowing = overflow.overflow_of(node, arrays, exact, [kind.dtype for kind in kinds])
+        overflows += [overflowing] if overflowing else []
         for name, value, kind in zip(node.outputs, exact, kinds, strict=True):
             # the next node reads what memory would hold
             values[name] = formats.round_to(value, kind.dtype).reshape(kind.shape)
     return overflows, values
 
 
-def _finite(array: ir.Values) -> bool:
-    """Tell whether an array in any format, padding included, has no infinities: NaN may be."""
+def _has_no_infinity(array: ir.Values) -> bool:
+    """Tell whether an array, padding included, has no infinities; it may have NaN."""
     return not np.isinf(array.astype(np.float64)).any()
 
 
@@ -145,20 +150,22 @@ def writes_int64(graph: ir.Graph, nodes: Sequence[ir.Node]) -> bool:
 def _check_int64(task: Task, compiled: Compiled, live: Mapping[str, ir.Values]) -> None:
     """Raise `GraphError` naming a node of a task whose int64 numbers do not fit in 32 bits.
 
-    Kernels wrap them silently: what a task computes is computed exactly first.
+    A kernel would wrap them silently; so the task is first computed exactly.
     """
     graph = compiled.graph
     nodes = [graph.producers[task.piece.names[n.output]] for n in task.piece.graph.nodes]
     if task.lowered is None or not writes_int64(graph, nodes):
         return
-    inner: dict[str, ir.Values] = {}
+    computed: dict[str, ir.Values] = {}
     for node in nodes:
-        arrays = [inner[n] if n in inner else _logical_of(graph, n, live) for n in node.inputs]
+        arrays = [
+            computed[n] if n in computed else _logical_of(graph, n, live) for n in node.inputs
+        ]
         # exact int64 arithmetic; numbers beyond 32 bits raise there
-        inner |= zip(node.outputs, evaluate.compute(graph, node, arrays), strict=True)
+        computed |= zip(node.outputs, evaluate.compute(graph, node, arrays), strict=True)
 
 
-def _run(
+def _run_task(
     task: Task, compiled: Compiled, live: Mapping[str, ir.Values], overflow: Callable[[], None]
 ) -> dict[str, ir.Values]:
     graph = compiled.graph
@@ -175,7 +182,7 @@ def _run(
     # a view: it writes nothing, its result is part of its operand
     if task.lowered is None:
         node = graph.node(task.name)
-        return _named_anew(graph, node, [stored(name) for name in node.inputs])
+        return _view_values(graph, node, [stored(name) for name in node.inputs])
     kernel = task.lowered.kernel
     if isinstance(kernel, CpuKernel):
         node = graph.node(task.name)
@@ -190,16 +197,18 @@ def _run(
     return {task.value(n): np.asarray(memory[n]).reshape(-1) for n in task.piece.graph.outputs}
 
 
-def _named_anew(graph: ir.Graph, node: ir.Node, given: Sequence[ir.Values]) -> dict[str, ir.Values]:
-    """Return what a view writes: its operand, parts of it, or its operands one behind the other."""
-    if node.op not in aliases.CUTTING:
-        return {node.output: np.concatenate(given) if len(given) > 1 else given[0]}
+def _view_values(
+    graph: ir.Graph, node: ir.Node, operands: Sequence[ir.Values]
+) -> dict[str, ir.Values]:
+    """Return a view's outputs: its operand, pieces of it, or its operands joined end to end."""
+    if node.op not in aliases.CUTTING_OPS:
+        return {node.output: np.concatenate(operands) if len(operands) > 1 else operands[0]}
     views = {}
     for name, offset in zip(node.outputs, aliases.cut_offsets(graph, node) or (), strict=True):
         kind = graph.types[name]
         # an offset in bytes, from the start of the operand
         start = offset // DTYPE_BYTES[kind.dtype]
-        views[name] = given[0][start : start + math.prod(kind.stored_shape)]
+        views[name] = operands[0][start : start + math.prod(kind.stored_shape)]
     return views
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ascend_lab.compiler import aliases
-from ascend_lab.compiler.ir import Graph, Node, moves_before, moves_behind
+from ascend_lab.compiler.ir import Graph, Node, moves_after, moves_before
 from ascend_lab.compiler.lower import vector
 from ascend_lab.compiler.lower.piece import Lowered, Piece
 from ascend_lab.compiler.rules import Fusion, Group, Rule
@@ -32,7 +32,7 @@ def propose(graph: Graph, node: Node) -> Group | None:
     # this rule starts at the attention; `around` looks in both directions
     if node.op != ATTENTION:
         return None
-    moves_inside_views = aliases.moves_between(graph)
+    moves_inside_views = aliases.moves_inside_chains(graph)
     views = aliases.view_nodes(graph)
     group = [node]
     for _, chain, _ in around(graph, node):
@@ -46,7 +46,7 @@ def around(graph: Graph, node: Node) -> Iterator[tuple[str, list[Node], FlashVie
     """Yield the moves in front of q, k, v and behind y that attention can do, each as a view."""
     for name, tensor in zip("qkvy", (*node.inputs[:3], node.output), strict=True):
         is_result = name == "y"
-        chain = moves_behind(graph, node) if is_result else moves_before(graph, tensor)
+        chain = moves_after(graph, node) if is_result else moves_before(graph, tensor)
         if not chain:
             continue
         try:

@@ -247,7 +247,7 @@ def _pays(graph: Graph, family: Family, ways: Ways, chip: Chip) -> bool:
 
 def _compiled(graph: Graph, chip: Chip) -> tasks.Compiled:
     """Return the kernels of a graph whose outputs stay in blocks."""
-    laid_out = layout.cancel_trans_data(layout.Assigner(graph).assigned(IMAGES))
+    laid_out = layout.cancel_trans_data(layout.Assigner(graph).assign(IMAGES))
     return tasks.compile_tasks(laid_out, chip, fusion.fuse(laid_out, chip).groups)
 
 

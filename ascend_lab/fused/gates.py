@@ -23,7 +23,7 @@ import numpy as np
 
 from ascend_lab.compiler.fusion import elementwise_chain
 from ascend_lab.compiler.ir import Graph, Node, Values, only_reader
-from ascend_lab.compiler.layout import scale_of
+from ascend_lab.compiler.layout import image_and_scale
 from ascend_lab.compiler.lower import conv
 from ascend_lab.compiler.lower.piece import Form, Lowered, Piece
 from ascend_lab.compiler.rules import Fusion, Group, Rule
@@ -187,7 +187,7 @@ def parts_of(graph: Graph, nodes: Group) -> Sequence[Group]:
         return ()
     second = products[1]
     # the node that multiplies the image by the gates ends them
-    scales = (i for i in range(second, len(nodes)) if scale_of(graph, nodes[i]))
+    scales = (i for i in range(second, len(nodes)) if image_and_scale(graph, nodes[i]))
     gates_end = next(scales, len(nodes))
     in_a_row = all(node.output == reader.inputs[0] for node, reader in pairwise(nodes[:gates_end]))
     tensors = [nodes[start].inputs[0], *(node.output for node in nodes[start:gates_end])]

@@ -169,7 +169,9 @@ def _weight(
     if maker is None or maker.op != "dequantise" or len(maker.inputs) > 2:
         return None
     weight_bytes = draft.constant(maker.inputs[0])
-    if weight_bytes is None or (node.op in simplify.PRODUCTS and len(weight_bytes.type.shape) != 2):
+    if weight_bytes is None or (
+        node.op in simplify.PRODUCT_OPS and len(weight_bytes.type.shape) != 2
+    ):
         return None
     # uint8 weights with zero point 128 are int8 weights with zero point 0
     zero_point = 128 if weight_bytes.type.dtype == "uint8" else 0
@@ -188,7 +190,7 @@ def _weight(
     if scales is None or maker.attr("scale", 1.0) != 1:
         return None
     sides = (1,) * (rank - len(scales.type.shape)) + scales.type.shape
-    channels_last = node.op in simplify.PRODUCTS and not options.get("trans_b")
+    channels_last = node.op in simplify.PRODUCT_OPS and not options.get("trans_b")
     axis = rank - 1 if channels_last else 0
     fits = all(n == 1 or d == axis for d, n in enumerate(sides))
     return (weight_bytes, scales) if fits else None
@@ -327,10 +329,10 @@ def _limited(draft: Draft, name: str, target: Bytes) -> tuple[str, bool] | None:
 
     The upper limit must be beyond 127 steps; the lower one beyond -128, or at 0, a ReLU.
     """
-    node = draft.only(name, "clip", *simplify.LIMITS)
+    node = draft.only(name, "clip", *simplify.RELU_LIMITS)
     if node is None:
         return None
-    low, high = simplify.LIMITS.get(node.op, (node.attr("low"), node.attr("high")))
+    low, high = simplify.RELU_LIMITS.get(node.op, (node.attr("low"), node.attr("high")))
     low = -math.inf if low is None else low
     high = math.inf if high is None else high
     # Steps of 0.05, offset -128: clip(x, 0, 6) ends at 0 / 0.05 - 128 = -128 below, where bytes end
@@ -471,7 +473,7 @@ def fold(graph: Graph) -> tuple[Graph, int]:
     for apply in (
         simplify.COMMON.apply,
         sweep(in_int8, "quantise"),
-        sweep(integer_layer, *CONVOLUTIONS, *simplify.PRODUCTS),
+        sweep(integer_layer, *CONVOLUTIONS, *simplify.PRODUCT_OPS),
         sweep(moved, *MOVING),
         sweep(residual, "add"),
         sweep(requantised, "quantise"),

@@ -206,7 +206,7 @@ def _options(graph: Graph, node: Node) -> list[Option]:
     found: list[Option] = []
     for layout in LAYOUTS:
         rule = Assigner(graph)
-        rule.forms |= {n: {layout: n} for n in graph.types if n not in graph.constants}
+        rule.names_by_layout |= {n: {layout: n} for n in graph.types if n not in graph.constants}
         reads, writes = rule.choose(node)
         pairs = [*zip(node.inputs, reads, strict=True), *((n, writes) for n in node.outputs)]
         option = tuple(reads), writes
@@ -234,7 +234,7 @@ class _Chosen(Assigner):
 
 def laid_out(graph: Graph, choice: Mapping[str, Option]) -> Graph:
     """Return the graph with the conversions that a choice needs."""
-    return _Chosen(graph, choice).assigned()
+    return _Chosen(graph, choice).assign()
 
 
 def converted_bytes(graph: Graph) -> int:

@@ -32,7 +32,7 @@ from ascend_lab.compiler import (
 )
 from ascend_lab.compiler.compile import DEFAULT_ROAD
 from ascend_lab.compiler.layout import images_outermost
-from ascend_lab.compiler.placement import owners, spans
+from ascend_lab.compiler.placement import node_spans, owners
 from ascend_lab.compiler.rules import fusions
 from ascend_lab.compiler.slice import part_of
 from ascend_lab.compiler.tasks import CpuKernel
@@ -103,7 +103,7 @@ def cut_points(graph: Graph, road: Road = DEFAULT_ROAD) -> list[int]:
         return [0, *positions, end]
     crossing_count = dict.fromkeys(positions, 0)
     crossing_bytes = dict.fromkeys(positions, 0)
-    for name, (producer, last_reader) in spans(graph).items():
+    for name, (producer, last_reader) in node_spans(graph).items():
         if name in graph.inputs:
             continue
         for position in positions:

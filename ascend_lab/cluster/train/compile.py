@@ -34,24 +34,24 @@ FOLDS = ("reduce_sum", "reduce_mean")
 
 def images_in_blocks(graph: Graph) -> Graph:
     """Return the graph with layouts, as `assign_layouts`; folds over images stay in NC1HWC0."""
-    return _Images(graph).assigned()
+    return _Images(graph).assign()
 
 
 class _Images(Assigner):
     """Layouts as for any graph, and folds and selections of images in the layout they have."""
 
-    def followed(self, node: Node) -> str:
+    def inherited_layout(self, node: Node) -> str:
         """Return the layout that a node takes over, NC1HWC0 also for folds over images."""
         data_inputs = [n for n in node.inputs if n not in self.graph.constants]
-        image = any("NC1HWC0" in self.forms[n] for n in data_inputs)
+        image = any("NC1HWC0" in self.names_by_layout[n] for n in data_inputs)
         if image and node.op in FOLDS and node.attr("keepdims", False):
             shape = self.graph.types[node.inputs[0]].shape
             if len(shape) == 4 and formats.axes_of("fold", node.attr("axis"), shape) in FOLDED:
                 return "NC1HWC0"
         if image and node.op in ALSO_LANES:
-            fits = self.fits(node, "NC1HWC0")
-            return "NC1HWC0" if fits and self.stays_finite(node, "NC1HWC0") else "ND"
-        return super().followed(node)
+            fits = self.broadcasts_in_layout(node, "NC1HWC0")
+            return "NC1HWC0" if fits and self.padding_stays_finite(node, "NC1HWC0") else "ND"
+        return super().inherited_layout(node)
 
 
 def batch_norms_apart(graph: Graph) -> Graph:

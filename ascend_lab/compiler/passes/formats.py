@@ -1,7 +1,9 @@
-"""Another number format for a graph: fp16 or bf16 throughout; int8 for products and convolutions.
+"""Converts a graph to another number format: all of it to fp16 or bf16, its products to int8.
 
-int8: y = (sx sw) (qx qw + qb) with qx = round(x / sx) + ox. Unless scales are given, quantisation
-is symmetric (ox = 0), with one scale for each tensor, sx = max|x| / 127.
+In int8, x is stored as qx = round(x / sx) + ox with a scale sx and an offset ox, and weights w as
+qw = round(w / sw). A product is then y = sx sw (sum of (qx - ox) qw + qb), with a bias of
+qb = b / (sx sw). Unless scales are given, quantisation is symmetric (ox = 0), with one scale for
+each tensor: sx = max|x| / 127. With max|x| = 6.35 the scale is 0.05, and x = 1.02 becomes 20.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,53 +17,60 @@ from ascend_lab.compiler import ir
 from ascend_lab.compiler.draft import Draft, given_attrs
 from ascend_lab.compiler.evaluate import evaluate, random_inputs
 from ascend_lab.compiler.passes.rewrite import Pass, derived, having, plugged
-from ascend_lab.compiler.passes.simplify import PRODUCTS
+from ascend_lab.compiler.passes.simplify import PRODUCT_OPS
 from ascend_lab.errors import InputError
 from ascend_lab.operators.ops.formats import FLOATS
 
-LARGEST = {"fp16": 65504.0, "bf16": 3.3895313892515355e38, "fp32": 3.4028234663852886e38}
-HEAVY = ("conv2d", "matmul", "gemm")
+LARGEST_NUMBER = {"fp16": 65504.0, "bf16": 3.3895313892515355e38, "fp32": 3.4028234663852886e38}
+QUANTISABLE_OPS = ("conv2d", "matmul", "gemm")
 INTEGER_LAYERS = "RequantFusionPass"
 fold = plugged(INTEGER_LAYERS)
 """Quantised layers become integer layers; without this plug-in they compute in floats."""
-STEPS = 127
-"""Largest number used in int8: symmetric around 0, so that -128 is left out."""
+INT8_LARGEST = 127
+"""Largest number used in int8. The range is symmetric around 0: -128 is not used."""
 
 
 # -- fp16, bf16 -----------------------------------------------------------------------------------
 def convert(
     graph: ir.Graph, dtype: str, source: str = "fp32", keep: frozenset[str] = frozenset()
 ) -> tuple[ir.Graph, int]:
-    """Compute in `dtype` what is computed in `source`: inputs, constants and outputs change too.
+    """Return the graph with everything in format `source` converted to `dtype`, and how many.
 
-    Some tensors stay as they are: operands with a format of their own (batch norm's statistics in
-    fp32, indices), and the scales of int32 sums, which only fp32 holds. Constants beyond the
-    largest number of `dtype` become that number.
+    Inputs, constants and outputs change, too. Some tensors stay as they are: operands whose format
+    the operator fixes (statistics of a batch norm in fp32, indices), and the scales of int32 sums,
+    which are too small for fp16. Constants beyond the largest number of `dtype` become that number.
 
-    Nodes that `keep` names compute in `source`, with inputs and outputs of the graph that they read
-    or write. A product among them still reads `dtype`, as the cube does, and writes its sums in
-    `source`. Raises `InputError` for a name that no node has.
+    Nodes that `keep` names still compute in `source`, and so do the inputs and outputs of the graph
+    that they read or write. A product among them reads `dtype`, as the cube does, and writes its
+    sums in `source`. Raises `InputError` for a name that no node has.
     """
     if keep:
-        graph, keep = _gemms_apart(graph, _known(graph, keep))
+        graph, keep = _split_gemms(graph, _node_names(graph, keep))
     if not any(kind.dtype == source for kind in graph.types.values()):
         return graph, 0
-    state = _Conversion(graph, dtype, source, keep)
+    conversion = _Conversion(graph, dtype, source, keep)
     for node in graph.nodes:
-        state.node(node)
-    if not state.count:
+        conversion.append(node)
+    if not conversion.changed_count:
         return graph, 0
-    # callers expect outputs in the new format, except those of nodes that were to be kept
+    # callers expect outputs in the new format, except those of nodes that `keep` names
     for name in graph.outputs:
         maker = graph.producers.get(name)
-        stays = maker is not None and maker.name in keep
-        if not stays and graph.types[name].dtype == state.draft.types[name].dtype == source:
-            state.cast_output(name)
-    return state.draft.finish(), state.count
+        keeps_format = maker is not None and maker.name in keep
+        if (
+            not keeps_format
+            and graph.types[name].dtype == conversion.draft.types[name].dtype == source
+        ):
+            conversion.cast_output(name)
+    return conversion.draft.finish(), conversion.changed_count
 
 
 class _Conversion:
-    """The graph converted so far; `names` holds the tensors by (name, format)."""
+    """The graph converted so far.
+
+    `converted_names` has the tensor that holds another one in a format, by (name, format).
+    `changed_count` counts the inputs, constants and nodes that changed their format.
+    """
 
     def __init__(
         self, graph: ir.Graph, dtype: str, source: str, keep: frozenset[str] = frozenset()
@@ -71,45 +80,45 @@ class _Conversion:
         self.source = source
         self.keep = keep | scaled_sums(graph, source)
         self.draft = Draft(graph, nodes=())
-        self.names: dict[tuple[str, str], str] = {}
-        self.count = 0
-        # an input is taken in the new format: nothing casts it in front of the network
+        self.converted_names: dict[tuple[str, str], str] = {}
+        self.changed_count = 0
+        # the caller passes inputs in the new format: no cast in front of the network
         for name in graph.inputs:
             stays = any(reader.name in keep for reader in graph.readers[name])
             if graph.types[name].dtype == source and not stays:
                 self.draft.types[name] = replace(graph.types[name], dtype=dtype)
-                self.count += 1
+                self.changed_count += 1
 
-    def wanted(self, name: str, dtype: str) -> str:
-        """Return the name of a tensor in a format: itself, a converted constant, or a cast."""
+    def name_in_format(self, name: str, dtype: str) -> str:
+        """Return a tensor's name in a format; add a converted constant or a cast if needed."""
         draft = self.draft
         constant = self.draft.constants.get(name)
         if draft.types[name].dtype == dtype:
             return name
         # one cast serves all readers
-        if (name, dtype) not in self.names:
+        if (name, dtype) not in self.converted_names:
             if constant is not None:
                 converted = draft.add(in_format(constant, dtype), f"{name}_{dtype}")
-                self.count += 1
+                self.changed_count += 1
             else:
                 converted = draft.new_name(f"{name}_{dtype}")
                 kind = replace(draft.types[name], dtype=dtype)
                 cast = ir.Node(converted, "cast", (name,), (converted,), {"dtype": dtype})
                 draft.put(cast, kind)
-            self.names[name, dtype] = converted
-        return self.names[name, dtype]
+            self.converted_names[name, dtype] = converted
+        return self.converted_names[name, dtype]
 
-    def node(self, node: ir.Node) -> None:
+    def append(self, node: ir.Node) -> None:
         """Append a node in its new format, with casts of the inputs that differ."""
         operator = ir.operator_of(node.op)
-        names = operator.names(len(node.inputs))
+        operand_names = operator.names(len(node.inputs))
         rule = operator.types
         old_formats = tuple(t.dtype for t in self.graph.in_types(node))
-        main = rule.main(names, old_formats)
+        main_dtype = rule.main(operand_names, old_formats)
         attrs = operator.settings(node.attrs)
         is_kept = node.name in self.keep
         # a product whose sums are kept reads the narrow format and writes the wide one
-        keeps_sums = is_kept and "out_dtype" in attrs and main == self.source
+        keeps_sums = is_kept and "out_dtype" in attrs and main_dtype == self.source
         if not is_kept:
             attrs = {k: self.dtype if v == self.source else v for k, v in attrs.items()}
         if keeps_sums:
@@ -119,18 +128,20 @@ class _Conversion:
             formats = tuple(self.draft.types[name].dtype for name in node.inputs)
         else:
             converts = (
-                main == self.source and self.dtype in rule.allowed and (keeps_sums or not is_kept)
+                main_dtype == self.source
+                and self.dtype in rule.allowed
+                and (keeps_sums or not is_kept)
             )
-            self.count += converts
-            main = self.dtype if converts else main
-            formats = rule.inputs(names, main, attrs)
-        inputs = tuple(map(self.wanted, node.inputs, formats))
+            self.changed_count += converts
+            main_dtype = self.dtype if converts else main_dtype
+            formats = rule.inputs(operand_names, main_dtype, attrs)
+        inputs = tuple(map(self.name_in_format, node.inputs, formats))
         kinds = ir.infer(node.op, [self.draft.types[name] for name in inputs], attrs)
         explicit_attrs = given_attrs(node.op, attrs)
         self.draft.put(ir.Node(node.name, node.op, inputs, node.outputs, explicit_attrs), *kinds)
 
     def cast_output(self, name: str) -> None:
-        """Convert an output of the graph that is still in the old format by a cast."""
+        """Add a cast behind an output of the graph that is still in the old format."""
         draft = self.draft
         # the output's name goes to the cast; its old tensor gets a new name
         wide_name = draft.new_name(f"{name}_{self.source}")
@@ -148,8 +159,11 @@ class _Conversion:
         draft.put(cast, replace(kind, dtype=self.dtype))
 
 
-def _known(graph: ir.Graph, keep: frozenset[str]) -> frozenset[str]:
-    """Return the nodes with these names, or with outputs of these names, else `InputError`."""
+def _node_names(graph: ir.Graph, keep: frozenset[str]) -> frozenset[str]:
+    """Return the names of the nodes that `keep` names, directly or by one of their outputs.
+
+    Raises `InputError` for a name of neither kind.
+    """
     nodes = {out: node.name for node in graph.nodes for out in node.outputs}
     nodes |= {node.name: node.name for node in graph.nodes}
     for name in sorted(keep):
@@ -166,71 +180,76 @@ def _known(graph: ir.Graph, keep: frozenset[str]) -> frozenset[str]:
     return frozenset(nodes[name] for name in keep)
 
 
-def _gemms_apart(graph: ir.Graph, keep: frozenset[str]) -> tuple[ir.Graph, frozenset[str]]:
-    """Return the graph with each gemm in `keep` as product, scales and sum.
+def _split_gemms(graph: ir.Graph, keep: frozenset[str]) -> tuple[ir.Graph, frozenset[str]]:
+    """Return the graph with each gemm in `keep` split into product, factors and sum.
 
-    A gemm has one format for operands and bias; in parts, only the product reads the narrow one.
+    All operands of a gemm have one format. After the split only the product reads the narrow one,
+    and the sum is computed in the wide one. The names of the new nodes are added to `keep`.
     """
     draft = Draft(graph)
-    kept = set(keep)
+    kept_names = set(keep)
     # gemm(a, b, c) = alpha a b + beta c
     for node in graph.nodes:
         if node.name not in keep or node.op != "gemm":
             continue
-        a = ir.operator_of(node.op).settings(node.attrs)
-        transposes = {key: a[key] for key in ("trans_a", "trans_b")}
-        total = draft.insert("matmul", node.inputs[:2], transposes, f"{node.name}_product")
-        kept.add(draft.made[total])
-        added = node.inputs[2]
-        if a["alpha"] != 1:
-            total = draft.insert("muls", (total,), {"number": a["alpha"]}, f"{node.name}_alpha")
-            kept.add(draft.made[total])
-        if a["beta"] != 1:
-            added = draft.insert("muls", (added,), {"number": a["beta"]}, f"{node.name}_beta")
-            kept.add(draft.made[added])
-        draft.become(node, "add", (total, added))
-    return draft.finish(), frozenset(kept)
+        settings = ir.operator_of(node.op).settings(node.attrs)
+        transposes = {key: settings[key] for key in ("trans_a", "trans_b")}
+        result = draft.insert("matmul", node.inputs[:2], transposes, f"{node.name}_product")
+        kept_names.add(draft.made[result])
+        bias = node.inputs[2]
+        if settings["alpha"] != 1:
+            result = draft.insert(
+                "muls", (result,), {"number": settings["alpha"]}, f"{node.name}_alpha"
+            )
+            kept_names.add(draft.made[result])
+        if settings["beta"] != 1:
+            bias = draft.insert("muls", (bias,), {"number": settings["beta"]}, f"{node.name}_beta")
+            kept_names.add(draft.made[bias])
+        draft.become(node, "add", (result, bias))
+    return draft.finish(), frozenset(kept_names)
 
 
-WHOLE_PRODUCTS = (*PRODUCTS, "conv2d", "depthwise_conv2d", "conv_transpose2d")
-SCALING = ("mul", "muls", "div", "reshape", "expand", "transpose", "cast")
+INTEGER_PRODUCTS = (*PRODUCT_OPS, "conv2d", "depthwise_conv2d", "conv_transpose2d")
+SCALING_OPS = ("mul", "muls", "div", "reshape", "expand", "transpose", "cast")
 
 
 def scaled_sums(graph: ir.Graph, source: str) -> frozenset[str]:
-    """Return the nodes that cast and scale int32 sums, and those that compute the scales.
+    """Return the names of the nodes that cast and scale int32 sums, and that compute the scales.
 
-    Sums of products of bytes are too large for fp16 before they are scaled, and their scales are
-    too small for it: both stay in `source` up to the first node that does something else. Of other
-    int32 tensors only a scale by a constant counts: they may be masks of large tensors.
+    Sums of int8 products are too large for fp16 before they are scaled, and their scales are too
+    small for it: both stay in `source` up to the first node that does something else. Of other
+    int32 tensors only a factor that is a constant counts: they may be masks of large tensors.
     """
-    names: set[str] = set()
-    sums: set[str] = set()  # whole, or in `source` and not yet scaled or scaled once
+    scaling_nodes: set[str] = set()
+    # tensors with such sums: as int32, cast to `source`, or already scaled
+    sums: set[str] = set()
+    # casts to `source` of other int32 tensors
     casts: set[str] = set()
     for node in graph.nodes:
         kind = graph.types[node.output]
-        reads = sums.intersection(node.inputs)
+        sums_read = sums.intersection(node.inputs)
         # a product of 4,096 pairs of bytes may reach 66 million; fp16 ends at 65,504
-        if kind.dtype == "int32" and (reads or node.op in WHOLE_PRODUCTS):
+        if kind.dtype == "int32" and (sums_read or node.op in INTEGER_PRODUCTS):
             sums.add(node.output)
         elif node.op == "cast" and graph.types[node.inputs[0]].dtype == "int32":
             if kind.dtype == source:
-                names.add(node.name)
-                (sums if reads else casts).add(node.output)
+                scaling_nodes.add(node.name)
+                (sums if sums_read else casts).add(node.output)
         elif node.op == "muls" and node.inputs[0] in casts:
-            names.add(node.name)
-        elif node.op in ("mul", "muls", "div") and reads:
-            names.add(node.name)
-            names |= _makers_of_scales(graph, [n for n in node.inputs if n not in sums])
+            scaling_nodes.add(node.name)
+        elif node.op in ("mul", "muls", "div") and sums_read:
+            scaling_nodes.add(node.name)
+            scaling_nodes |= _makers_of_scales(graph, [n for n in node.inputs if n not in sums])
             sums.add(node.output)
-    return frozenset(names)
+    return frozenset(scaling_nodes)
 
 
 def _makers_of_scales(graph: ir.Graph, names: list[str]) -> set[str]:
-    """Return the nodes that compute these scales: products, quotients and moves."""
+    """Return the nodes that compute these scales: factors, quotients, changes of shape, casts."""
     makers: set[str] = set()
     while names:
         maker = graph.producers.get(names.pop())
-        if maker is not None and maker.op in SCALING and maker.name not in makers:
+        if maker is not None and maker.op in SCALING_OPS and maker.name not in makers:
             makers.add(maker.name)
             names += maker.inputs
     return makers
@@ -239,7 +258,7 @@ def _makers_of_scales(graph: ir.Graph, names: list[str]) -> set[str]:
 def in_format(constant: ir.Constant, dtype: str) -> ir.Constant:
     """Return a constant in another format; floats saturate, large arrays convert when read."""
     kind = replace(constant.type, dtype=dtype)
-    largest = LARGEST.get(dtype, np.inf)
+    largest = LARGEST_NUMBER.get(dtype, np.inf)
     # seeded numbers are near 1: rounded to the new type when they are drawn
     if isinstance(constant.data, ir.Seeded) and dtype in FLOATS:
         return ir.Constant(kind, constant.data)
@@ -249,19 +268,19 @@ def in_format(constant: ir.Constant, dtype: str) -> ir.Constant:
 
     def converted(values: ir.Values) -> ir.Values:
         # infinities stay: they mean a mask; finite numbers stop at the largest of the format
-        wide = values if values.dtype == np.float32 else values.astype(np.float64)
-        return np.where(np.isinf(wide), wide, np.clip(wide, -largest, largest))
+        wide_values = values if values.dtype == np.float32 else values.astype(np.float64)
+        return np.where(np.isinf(wide_values), wide_values, np.clip(wide_values, -largest, largest))
 
     return derived(kind, converted, constant)
 
 
 # -- int8 -----------------------------------------------------------------------------------------
-def weighted(graph: ir.Graph) -> list[ir.Node]:
-    """Return the nodes that can run in int8: floats times constant weights."""
+def quantisable_nodes(graph: ir.Graph) -> list[ir.Node]:
+    """Return the products and convolutions that can run in int8: their weights are constants."""
     return [
         node
         for node in graph.nodes
-        if node.op in HEAVY
+        if node.op in QUANTISABLE_OPS
         and all(name in graph.constants for name in node.inputs[1:])
         and graph.types[node.inputs[0]].dtype != "int8"
         and not node.attr("trans_a")
@@ -270,8 +289,8 @@ def weighted(graph: ir.Graph) -> list[ir.Node]:
 
 
 def measured_scales(graph: ir.Graph, seed: int = 0) -> dict[str, float]:
-    """Return max|x| / 127 of the inputs of `weighted` nodes, in one run on seeded inputs."""
-    names = tuple(dict.fromkeys(node.inputs[0] for node in weighted(graph)))
+    """Return the scale max|x| / 127 of each input of `quantisable_nodes`, from one seeded run."""
+    names = tuple(dict.fromkeys(node.inputs[0] for node in quantisable_nodes(graph)))
     values = evaluate(replace(graph, outputs=names), random_inputs(graph, seed)) if names else {}
     return {name: scale_of(array) for name, array in values.items()}
 
@@ -280,15 +299,15 @@ def scale_of(values: ir.Values) -> float:
     """Return the smallest symmetric int8 scale that holds all values; 1 if all are 0."""
     # values up to 6.35: steps of 0.05, since 127 * 0.05 = 6.35
     largest = float(np.max(np.abs(values.astype(np.float64)), initial=0.0))
-    return largest / STEPS if largest > 0 and np.isfinite(largest) else 1.0
+    return largest / INT8_LARGEST if largest > 0 and np.isfinite(largest) else 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class LayerQuantisation:
     """How a layer is quantised: scale and offset of its input, scales of its weights.
 
-    Weights have one scale, or one for each output channel. `shared`: an addition that reads the
-    same input reads it quantised, too.
+    Weights have one scale, or one for each output channel. If `shared`, an addition that reads the
+    same input as the layer reads it quantised, too.
     """
 
     scale: float
@@ -301,53 +320,58 @@ class Steps:
 def quantise(graph: ir.Graph, scales: Mapping[str, float] | None = None) -> tuple[ir.Graph, int]:
     """Run convolutions and products with constant weights in int8.
 
-    `scales` has a scale for each tensor that they read; None measures it on seeded inputs.
-    Additions that read such a tensor read it quantised, too.
+    `scales` has a scale for each tensor that they read; with None they are measured on seeded
+    inputs. Additions that read such a tensor read it quantised, too. Returns the graph and the
+    number of layers.
     """
     scale_of_input = measured_scales(graph) if scales is None else scales
-    layers = {
-        node.name: Steps(
+    layer_scales = {
+        node.name: LayerQuantisation(
             scale_of_input[node.inputs[0]],
             0,
             (scale_of(graph.constants[node.inputs[1]].array()),),
             shared=True,
         )
-        for node in weighted(graph)
+        for node in quantisable_nodes(graph)
         if node.inputs[0] in scale_of_input
     }
-    return fold(in_pairs(graph, layers))[0] if layers else graph, len(layers)
+    return fold(insert_quantise_pairs(graph, layer_scales))[0] if layer_scales else graph, len(
+        layer_scales
+    )
 
 
-def in_pairs(graph: ir.Graph, layers: Mapping[str, Steps]) -> ir.Graph:
-    """Return the graph with quantise / dequantise pairs before the inputs and weights of layers.
+def insert_quantise_pairs(graph: ir.Graph, layers: Mapping[str, LayerQuantisation]) -> ir.Graph:
+    """Return the graph with a quantise and a dequantise before each layer's input and weights.
 
-    Layers that quantise a tensor alike share a pair.
+    Layers that read the same tensor with the same scale and offset share this pair.
     """
     draft = Draft(graph)
     pairs: dict[tuple[str, float, int], str] = {}
     for node in graph.nodes:
         if node.name not in layers:
             continue
-        steps = layers[node.name]
+        scales = layers[node.name]
         x = node.inputs[0]
-        attrs = {"scale": steps.scale, "offset": steps.offset}
-        key = (x, steps.scale, steps.offset)
+        attrs = {"scale": scales.scale, "offset": scales.offset}
+        key = (x, scales.scale, scales.offset)
         if key not in pairs:
             quantised = draft.insert("quantise", (x,), attrs, f"{x}_int8")
-            kind = {**attrs, "dtype": graph.types[x].dtype}
-            pairs[key] = draft.insert("dequantise", (quantised,), kind, f"{x}_back")
-        reads = (pairs[key], _whole_weights(draft, node, steps), *node.inputs[2:])
-        draft.become(node, node.op, reads, node.attrs)
-    for name, layer in summands(graph, [name for name, steps in layers.items() if steps.shared]):
-        steps = layers[layer]
-        x = graph.node(layer).inputs[0]
-        share(draft, name, x, pairs[x, steps.scale, steps.offset])
+            dequantise_attrs = {**attrs, "dtype": graph.types[x].dtype}
+            pairs[key] = draft.insert("dequantise", (quantised,), dequantise_attrs, f"{x}_back")
+        inputs = (pairs[key], _quantise_weights(draft, node, scales), *node.inputs[2:])
+        draft.become(node, node.op, inputs, node.attrs)
+    for name, layer_name in summands(
+        graph, [name for name, scales in layers.items() if scales.shared]
+    ):
+        scales = layers[layer_name]
+        x = graph.node(layer_name).inputs[0]
+        share(draft, name, x, pairs[x, scales.scale, scales.offset])
     return draft.finish()
 
 
 def summands(graph: ir.Graph, layers: Collection[str]) -> list[tuple[str, str]]:
-    """Return (addition, layer) that read the same tensor, without broadcasting."""
-    # Of two layers that read the same tensor the first stands: reversed, it is written last.
+    """Return pairs (addition, layer) that read the same tensor; the addition broadcasts nothing."""
+    # of two layers that read the same tensor the first counts: in reversed order it is set last
     readers = {graph.node(layer).inputs[0]: layer for layer in reversed(list(layers))}
     pairs = []
     for node in graph.nodes:
@@ -364,16 +388,16 @@ def share(draft: Draft, addition: str, summand: str, quantised: str) -> None:
     draft.become(node, node.op, inputs, node.attrs)
 
 
-def _whole_weights(draft: Draft, node: ir.Node, layer_steps: Steps) -> str:
+def _quantise_weights(draft: Draft, node: ir.Node, layer: LayerQuantisation) -> str:
     """Insert a layer's weights as int8 constants and a dequantise; return its output."""
     name = node.inputs[1]
     weight = draft.constants[name]
-    channel_scales = np.asarray(layer_steps.weight_scales, np.float32)
+    channel_scales = np.asarray(layer.weight_scales, np.float32)
     rank = len(weight.type.shape)
-    # axis of the output channels: 0 of (Co, Ci, Kh, Kw) and of a transposed (n, k), the last of (k,
-    # n)
-    axis = rank - 1 if node.op in PRODUCTS and not node.attr("trans_b", False) else 0
-    axis = rank - 2 if node.op in PRODUCTS and rank > 2 and node.attr("trans_b") else axis
+    # axis of the output channels: 0 of (Co, Ci, Kh, Kw) and of a transposed (n, k),
+    # the last of (k, n)
+    axis = rank - 1 if node.op in PRODUCT_OPS and not node.attr("trans_b", False) else 0
+    axis = rank - 2 if node.op in PRODUCT_OPS and rank > 2 and node.attr("trans_b") else axis
     # (Co, Ci, Kh, Kw) with 8 channels has scales (8, 1, 1, 1); a (k, n) matrix has (1, n).
     scales = (
         channel_scales.reshape([-1 if d == axis else 1 for d in range(rank)])
@@ -381,21 +405,23 @@ def _whole_weights(draft: Draft, node: ir.Node, layer_steps: Steps) -> str:
         else channel_scales
     )
     # 8 bits: -128 .. 127; 4 bits: -8 .. 7.
-    largest = 2 ** (layer_steps.weight_bits - 1) - 1
+    largest = 2 ** (layer.weight_bits - 1) - 1
 
-    def whole(values: ir.Values) -> ir.Values:
+    def quantised_values(values: ir.Values) -> ir.Values:
         rounded: ir.Values = np.rint(values.astype(np.float32) / scales)
         return np.clip(rounded, -largest - 1, largest)
 
-    kind = weight.type.dtype
+    dtype = weight.type.dtype
     quantised = draft.add(
-        derived(replace(weight.type, dtype="int8"), whole, weight), f"{name}_int8"
+        derived(replace(weight.type, dtype="int8"), quantised_values, weight), f"{name}_int8"
     )
     if scales.size == 1:
-        attrs = {"scale": float(channel_scales[0]), "dtype": kind}
+        attrs = {"scale": float(channel_scales[0]), "dtype": dtype}
         return draft.insert("dequantise", (quantised,), attrs, f"{name}_back")
-    steps = draft.add(ir.Constant(ir.TensorType(scales.shape, "fp32"), scales), f"{name}_scales")
-    return draft.insert("dequantise", (quantised, steps), {"dtype": kind}, f"{name}_back")
+    scales_name = draft.add(
+        ir.Constant(ir.TensorType(scales.shape, "fp32"), scales), f"{name}_scales"
+    )
+    return draft.insert("dequantise", (quantised, scales_name), {"dtype": dtype}, f"{name}_back")
 
 
 FP16, BF16 = (

@@ -1,7 +1,8 @@
-"""Convolutions absorb batch norms, scales, biases and padding around them; pooling has its forms.
+"""Passes on images: convolutions absorb the batch norms, scales, biases and padding around them.
 
 y = a (w * x + b) + c = (a w) * x + (a b + c): the new weights are a w, the new bias is a b + c.
-Both are computed in fp64 and rounded once, and only when they are read.
+Both are computed in fp64 and rounded once, and only when they are read. Further passes turn a mean
+over an image into pooling, and pooling or a convolution over the image into cheaper forms.
 """
 
 import math
@@ -31,15 +32,14 @@ class Affine:
 
 
 def per_channel(draft: Draft, name: str, rank: int, channels: int) -> Constant | None:
-    """Return a constant with one number for each channel (axis 1) or one in all; else None."""
+    """Return a constant with one number for each channel (axis 1), or one for all; else None."""
     constant = draft.constant(name)
     if constant is None or len(constant.type.shape) > rank:
         return None
-    # Beside an image of 16 channels (16, 1, 1) and (1, 16, 1, 1) fit, (16,) does not: it is the
-    # width.
+    # (16, 1, 1) and (1, 16, 1, 1) broadcast to an image's 16 channels; (16,) to its width
     shape = (1,) * (rank - len(constant.type.shape)) + constant.type.shape
-    fits = shape in ((1, channels, *(1,) * (rank - 2)), (1,) * rank)
-    return constant if fits else None
+    is_per_channel = shape in ((1, channels, *(1,) * (rank - 2)), (1,) * rank)
+    return constant if is_per_channel else None
 
 
 def affine_of(draft: Draft, node: Node) -> tuple[str, Affine] | None:
@@ -81,9 +81,9 @@ def into_convolution(draft: Draft, node: Node) -> bool:
     if conv is None or draft.type(conv.output).dtype != draft.type(conv.inputs[0]).dtype:
         return False
     weight = draft.constant(conv.inputs[1])
-    biased = len(conv.inputs) > 2
-    bias = draft.constant(conv.inputs[2]) if biased else None
-    if weight is None or weight.type.dtype == "int8" or (biased and bias is None):
+    has_bias = len(conv.inputs) > 2
+    bias = draft.constant(conv.inputs[2]) if has_bias else None
+    if weight is None or weight.type.dtype == "int8" or (has_bias and bias is None):
         return False
     is_transposed = conv.op == "conv_transpose2d"
     is_depthwise = conv.op == "depthwise_conv2d"
@@ -93,75 +93,86 @@ def into_convolution(draft: Draft, node: Node) -> bool:
     # with groups, output channels of a transposed convolution are spread over both weight axes
     if (is_transposed and conv.attr("groups", 1) != 1) or (is_depthwise and not scales):
         return False
-    reads = [conv.inputs[0], conv.inputs[1]]
+    inputs = [conv.inputs[0], conv.inputs[1]]
     if scales:
-        reads[1] = _weights(draft, conv, weight, affine[1], 1 if is_transposed else 0)
-    if is_depthwise and shifts:  # it takes no bias: the shift stays an addition
+        inputs[1] = _weights(draft, conv, weight, affine[1], 1 if is_transposed else 0)
+    # a depthwise convolution takes no bias: the shift stays an addition
+    if is_depthwise and shifts:
         shift = _summand(draft, conv, None, affine[1], (1, 1), "shift")
-        draft.become(conv, conv.op, reads, conv.attrs)
+        draft.become(conv, conv.op, inputs, conv.attrs)
         return draft.become(node, "add", (conv.output, shift))
-    if not is_depthwise and (shifts or biased):
-        reads.append(_summand(draft, conv, bias, affine[1], (), "bias"))
-    return draft.become(conv, conv.op, reads, conv.attrs, node)
+    if not is_depthwise and (shifts or has_bias):
+        inputs.append(_summand(draft, conv, bias, affine[1], (), "bias"))
+    return draft.become(conv, conv.op, inputs, conv.attrs, node)
 
 
 def _into_one(draft: Draft, node: Node) -> bool:
-    """Let one of two convolutions that are added, the one with more taps, add both biases."""
+    """Give both biases of two added convolutions to the one with more kernel elements."""
     convolutions = [conv for name in node.inputs if (conv := draft.only(name, "conv2d"))]
     if len(convolutions) < 2 or draft.type(convolutions[0].output) != draft.type(
         convolutions[1].output
     ):
         return False
 
-    def size(conv: Node) -> tuple[int, int]:
-        wide = formats.pair("stride", settings(conv)["stride"])
-        # the convolution with more taps comes first; of equal ones, that with the smaller stride
-        return -math.prod(draft.type(conv.inputs[1]).shape[2:]), wide[0]
+    def taps_and_stride(conv: Node) -> tuple[int, int]:
+        strides = formats.pair("stride", settings(conv)["stride"])
+        # the larger kernel comes first; of equal kernels, that with the smaller stride
+        return -math.prod(draft.type(conv.inputs[1]).shape[2:]), strides[0]
 
-    taker, other = sorted(convolutions, key=size)
+    receiver, donor = sorted(convolutions, key=taps_and_stride)
     biases = [
         c
         for conv in convolutions
         if (c := draft.constant(conv.inputs[-1])) and len(conv.inputs) > 2
     ]
-    if len(other.inputs) < 3 or len(biases) < sum(len(conv.inputs) > 2 for conv in convolutions):
+    if len(donor.inputs) < 3 or len(biases) < sum(len(conv.inputs) > 2 for conv in convolutions):
         return False
-    total = derived(biases[0].type, lambda *a: sum(b.astype(np.float64) for b in a), *biases)
+    bias_sum = derived(biases[0].type, lambda *a: sum(b.astype(np.float64) for b in a), *biases)
     draft.become(
-        taker, "conv2d", (*taker.inputs[:2], draft.add(total, f"{taker.name}_bias")), taker.attrs
+        receiver,
+        "conv2d",
+        (*receiver.inputs[:2], draft.add(bias_sum, f"{receiver.name}_bias")),
+        receiver.attrs,
     )
-    return draft.become(other, "conv2d", other.inputs[:2], other.attrs)
+    return draft.become(donor, "conv2d", donor.inputs[:2], donor.attrs)
 
 
 def _weights(draft: Draft, conv: Node, weight: Constant, affine: Affine, axis: int) -> str:
     """Add the constant a w; return its name."""
-    # a per output channel: axis 0 of (Co, Ci, Kh, Kw), axis 1 of a transposed one's weights
-    # 8 factors beside (8, 3, 3, 3): (8, 1, 1, 1).
+    # output channels: axis 0 of (Co, Ci, Kh, Kw), axis 1 of a transposed convolution's weights;
+    # 8 factors for weights (8, 3, 3, 3) get the shape (8, 1, 1, 1)
     column = tuple(-1 if i == axis else 1 for i in range(4))
 
-    def scaled(w: Values, *arrays: Values) -> Values:
+    def scaled_values(w: Values, *arrays: Values) -> Values:
         a = np.asarray(affine.wide(arrays)[0], np.float64)
         result: Values = w * (a if a.size == 1 else a.reshape(column))
         return result
 
-    scaled_weight = derived(weight.type, scaled, weight, *affine.sources)
+    scaled_weight = derived(weight.type, scaled_values, weight, *affine.sources)
     return draft.add(scaled_weight, f"{conv.inputs[1]}_scaled")
 
 
 def _summand(
-    draft: Draft, conv: Node, bias: Constant | None, affine: Affine, tail: Sequence[int], what: str
+    draft: Draft,
+    conv: Node,
+    bias: Constant | None,
+    affine: Affine,
+    trailing_sizes: Sequence[int],
+    suffix: str,
 ) -> str:
     """Add the constant a b + c, a number for each channel; return its name."""
     out = draft.type(conv.output)
-    kind = TensorType((out.shape[1], *tail), out.dtype)
+    kind = TensorType((out.shape[1], *trailing_sizes), out.dtype)
     biases = () if bias is None else (bias,)
 
-    def shifted(*arrays: Values) -> Values:
+    def shifted_values(*arrays: Values) -> Values:
         a, c = affine.wide(arrays[len(biases) :])
         scaled_bias = a * arrays[0].astype(np.float64) if biases else 0.0
         return np.broadcast_to(c + scaled_bias, kind.shape[:1]).reshape(kind.shape)
 
-    return draft.add(derived(kind, shifted, *biases, *affine.sources), f"{conv.name}_{what}")
+    return draft.add(
+        derived(kind, shifted_values, *biases, *affine.sources), f"{conv.name}_{suffix}"
+    )
 
 
 CONV_BATCH_NORM, CONV_SCALE, CONV_BIAS = (
@@ -186,31 +197,31 @@ def batch_norm_scale(draft: Draft, node: Node) -> bool:
         return False
     affine = affine_pair[1]
 
-    def part(place: int, old: Values, *arrays: Values) -> Values:
+    def combined(place: int, values: Values, *arrays: Values) -> Values:
         a, c = affine.wide(arrays)
-        result: Values = (old * a, old * a + c)[place]
+        result: Values = (values * a, values * a + c)[place]
         return result
 
-    new = [
-        draft.add(derived(one.type, partial(part, i), one, *affine.sources), name)
-        for i, (one, name) in enumerate(zip((scale, bias), norm.inputs[1:3], strict=True))
+    parameters = [
+        draft.add(derived(constant.type, partial(combined, i), constant, *affine.sources), name)
+        for i, (constant, name) in enumerate(zip((scale, bias), norm.inputs[1:3], strict=True))
     ]
-    reads = (norm.inputs[0], *new, *norm.inputs[3:])
+    reads = (norm.inputs[0], *parameters, *norm.inputs[3:])
     return draft.become(norm, "batch_norm", reads, norm.attrs, node)
 
 
 # -- padding, windows as large as the image -------------------------------------------------------
 @rewrites("PadConv2dFusionPass", "conv2d", "depthwise_conv2d")
 def pad_conv(draft: Draft, node: Node) -> bool:
-    """Let a convolution pad with zeros itself."""
+    """Merge a zero padding into the `pad` attribute of the convolution after it."""
     source = draft.only(node.inputs[0], "pad")
     if source is None or settings(source)["value"] != 0:
         return False
-    outer = settings(source)["pads"]
-    if any(any(p) for p in outer[:2]):
+    outer_pads = settings(source)["pads"]
+    if any(any(p) for p in outer_pads[:2]):
         return False
-    own = formats.pad_pairs("conv2d", settings(node)["pad"])
-    pads = tuple((a[0] + b[0], a[1] + b[1]) for a, b in zip(outer[2:], own, strict=True))
+    own_pads = formats.pad_pairs("conv2d", settings(node)["pad"])
+    pads = tuple((a[0] + b[0], a[1] + b[1]) for a, b in zip(outer_pads[2:], own_pads, strict=True))
     reads = (*source.inputs, *node.inputs[1:])
     return draft.become(node, node.op, reads, {**node.attrs, "pad": pads})
 
@@ -239,13 +250,15 @@ def fully_connected(draft: Draft, node: Node) -> bool:
         return False
     if options["out_dtype"] or x.dtype == "int8":
         return False
-    k = weight.shape[0]
-    n = x.shape[0]
+    features = weight.shape[0]
+    images = x.shape[0]
     # k features, each a sum over all c h w numbers of an image
-    inner = weight.elements // k
-    kind = TensorType((k, inner), weight.dtype)
-    flat = derived(kind, lambda w: w.reshape(k, inner), constants[0])
-    rows = draft.insert("reshape", node.inputs[:1], {"shape": (n, inner)}, f"{node.name}_rows")
+    row_size = weight.elements // features
+    kind = TensorType((features, row_size), weight.dtype)
+    flat = derived(kind, lambda w: w.reshape(features, row_size), constants[0])
+    rows = draft.insert(
+        "reshape", node.inputs[:1], {"shape": (images, row_size)}, f"{node.name}_rows"
+    )
     reads = (rows, draft.add(flat, f"{node.inputs[1]}_matrix"), *node.inputs[2:])
     op = "gemm" if len(constants) > 1 else "matmul"
     products = draft.insert(op, reads, {"trans_b": True}, f"{node.name}_product")
@@ -274,8 +287,8 @@ def mean_of_image(draft: Draft, node: Node) -> bool:
 @rewrites("GlobalPoolingPass", "avg_pool2d")
 def pool_of_image(draft: Draft, node: Node) -> bool:
     """Turn an average over the whole image into global average pooling."""
-    size, _, pads = _window(node)
-    covers_image = size == draft.type(node.inputs[0]).shape[2:] and not any(map(any, pads))
+    kernel, _, pads = _window(node)
+    covers_image = kernel == draft.type(node.inputs[0]).shape[2:] and not any(map(any, pads))
     return covers_image and draft.become(node, "global_avg_pool", node.inputs)
 
 
@@ -287,10 +300,10 @@ def pool_to_conv(draft: Draft, node: Node) -> bool:
     the same; a maximum becomes a mean, and only training the new weights makes up for that.
     """
     kind = draft.type(node.inputs[0])
-    (size, step, pads) = _window(node)
+    (kernel, stride, pads) = _window(node)
     channels = kind.shape[1]
-    weights = TensorType((channels, 1, *size), kind.dtype)
-    filled = Constant(weights, Fill(1.0 / float(np.prod(size))))
-    attrs = {"stride": step, "pad": pads, "groups": channels}
+    weights = TensorType((channels, 1, *kernel), kind.dtype)
+    filled = Constant(weights, Fill(1.0 / float(np.prod(kernel))))
+    attrs = {"stride": stride, "pad": pads, "groups": channels}
     name = draft.add(filled, f"{node.name}_weight")
     return draft.become(node, "conv2d", (node.inputs[0], name), attrs)

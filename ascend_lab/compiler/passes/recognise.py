@@ -1,4 +1,8 @@
-"""Recognise norms, activations, biases and attention that a model spells out in small operators."""
+"""Passes that recognise norms, activations, biases and attention written in small operators.
+
+A model may write a layer norm as nine operators (mean, subtraction, square, ...). Its pattern
+matches them, and one `layer_norm` takes their place, which is one kernel.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -25,15 +29,15 @@ def _plus(value: Any, number: float) -> Any:
 # -- norms ----------------------------------------------------------------------------------------
 # (x - mean) / sqrt(variance + epsilon) scale + bias, in patterns from the inside out
 _SHIFTED = ("sub", "x", ("reduce_mean", "x", {"axis": "$axis", "keepdims": True}))
-_SPREAD = ("reduce_mean", ("square", _SHIFTED), {"axis": "$axis", "keepdims": True})
-_VARIANCE = ("adds", _SPREAD, {"number": "$epsilon"})
-_ROOT = ("sqrt", _VARIANCE)
-_NORMAL = (
-    ("div", _SHIFTED, _ROOT),
-    ("mul", _SHIFTED, ("rec", _ROOT)),
+_MEAN_SQUARE = ("reduce_mean", ("square", _SHIFTED), {"axis": "$axis", "keepdims": True})
+_VARIANCE = ("adds", _MEAN_SQUARE, {"number": "$epsilon"})
+_DEVIATION = ("sqrt", _VARIANCE)
+_NORMALISED = (
+    ("div", _SHIFTED, _DEVIATION),
+    ("mul", _SHIFTED, ("rec", _DEVIATION)),
     ("mul", _SHIFTED, ("rsqrt", _VARIANCE)),
 )
-LAYER_NORM = tuple(("add", ("mul", normal, "scale"), "bias") for normal in _NORMAL)
+LAYER_NORM = tuple(("add", ("mul", normal, "scale"), "bias") for normal in _NORMALISED)
 
 
 @rewrites("LayerNormFusionPass", "add", beside="reduce_mean", values="rounded")
@@ -48,15 +52,17 @@ def layer_norm(draft: Draft, node: Node) -> bool:
     # a layer norm goes over the last axes; a mean over others is something else
     if axes != tuple(range(axes[0], rank)):
         return False
-    tail = TensorType(kind.shape[axes[0] :], kind.dtype)
-    parameters = [_as_tail(draft, bindings[name], tail) for name in ("scale", "bias")]
+    parameter_type = TensorType(kind.shape[axes[0] :], kind.dtype)
+    parameters = [
+        _in_parameter_shape(draft, bindings[name], parameter_type) for name in ("scale", "bias")
+    ]
     # Axes 1 and 2 of 3: axis -2, counted from the end.
     attrs = {"axis": axes[0] - rank, "epsilon": bindings["epsilon"]}
     reads = (bindings["x"], *filter(None, parameters))
     return None not in parameters and draft.become(node, "layer_norm", reads, attrs)
 
 
-def _as_tail(draft: Draft, name: str, kind: TensorType) -> str | None:
+def _in_parameter_shape(draft: Draft, name: str, kind: TensorType) -> str | None:
     """Return a parameter in the shape of the normalised axes; None if it cannot have it."""
     if draft.type(name) == kind:
         return name
@@ -78,23 +84,31 @@ def _halves(inner: Any) -> tuple[Any, ...]:
 
 
 # x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
-_CUBES = (("pow", "x", 3.0), ("mul", ("square", "x"), "x"))
-_SCALED = tuple(
-    _times(("add", "x", _times(cube, 0.044715)), math.sqrt(2 / math.pi)) for cube in _CUBES
+_X_CUBED = (("pow", "x", 3.0), ("mul", ("square", "x"), "x"))
+_TANH_ARGUMENTS = tuple(
+    _times(("add", "x", _times(cube, 0.044715)), math.sqrt(2 / math.pi)) for cube in _X_CUBED
 )
-GELU = tuple(form for inner in _SCALED for form in _halves(("tanh", inner)))
-_ROOTS = (_times("x", math.sqrt(0.5)), ("div", "x", math.sqrt(2.0)))
-GELU_ERF = tuple(form for inner in _ROOTS for form in _halves(("erf", inner)))
+GELU = tuple(form for inner in _TANH_ARGUMENTS for form in _halves(("tanh", inner)))
+_ERF_ARGUMENTS = (_times("x", math.sqrt(0.5)), ("div", "x", math.sqrt(2.0)))
+GELU_ERF = tuple(form for inner in _ERF_ARGUMENTS for form in _halves(("erf", inner)))
 # hard sigmoid: min(max(x + 3, 0), 6) / 6
-_CLIPPED = (("relu6", _plus("x", 3.0)), ("clip", _plus("x", 3.0), {"low": 0.0, "high": 6.0}))
-_SIXTH = (lambda form: _times(form, 1 / 6), lambda form: ("div", form, 6.0))
+_CLIPPED_X_PLUS_3 = (
+    ("relu6", _plus("x", 3.0)),
+    ("clip", _plus("x", 3.0), {"low": 0.0, "high": 6.0}),
+)
+_DIVIDED_BY_6 = (lambda form: _times(form, 1 / 6), lambda form: ("div", form, 6.0))
 ACTIVATIONS = {
     "silu": (("mul", "x", ("sigmoid", "x")),),
     "hard_swish": (
         ("mul", "x", ("hard_sigmoid", "x")),
-        *(sixth(("mul", "x", clipped)) for clipped, sixth in product(_CLIPPED, _SIXTH)),
+        *(
+            sixth(("mul", "x", clipped))
+            for clipped, sixth in product(_CLIPPED_X_PLUS_3, _DIVIDED_BY_6)
+        ),
     ),
-    "hard_sigmoid": tuple(sixth(clipped) for clipped, sixth in product(_CLIPPED, _SIXTH)),
+    "hard_sigmoid": tuple(
+        sixth(clipped) for clipped, sixth in product(_CLIPPED_X_PLUS_3, _DIVIDED_BY_6)
+    ),
 }
 
 
@@ -175,7 +189,8 @@ def _gemm(draft: Draft, node: Node, product: Node, bias: str, *, split: bool) ->
     reads = (*product.inputs, bias)
     if split:
         columns = kind.shape[1:]
-        if shape not in (columns, ()) or result.shape[-1:] != columns:  # () once it is a scalar
+        # a bias has a number for each column, or is a scalar with the shape ()
+        if shape not in (columns, ()) or result.shape[-1:] != columns:
             return False
         gemm_rows = draft.insert("gemm", reads, attrs, f"{node.name}_product")
         return draft.become(node, "reshape", [gemm_rows], {"shape": result.shape})
@@ -198,7 +213,7 @@ class _Scores:
 
 @rewrites("FlashAttentionFusionPass", *PRODUCTS, "attention_context", values="rounded")
 def attention(draft: Draft, node: Node) -> bool:
-    """Make softmax(scale q k^T + mask) v one attention, whose scores stay on the core."""
+    """Turn softmax(scale q k^T + mask) v into one `flash_attention`."""
     if node.attr("trans_a") or node.attr("trans_b") or node.attr("out_dtype"):
         return False
     weights = draft.only(node.inputs[0], "softmax", "masked_softmax")
@@ -209,24 +224,24 @@ def attention(draft: Draft, node: Node) -> bool:
     value_and_mask = (node.inputs[1], *([scores.mask] if scores.mask else []))
     kinds = [draft.type(name) for name in (q, k, *value_and_mask)]
     transposed = scores.product.attr("trans_b", False)
-    sizes = kinds[1].shape
+    key_shape = kinds[1].shape
     if not transposed:
         # k already is k^T: types are checked as if it were transposed back
-        kinds[1] = replace(kinds[1], shape=(*sizes[:-2], sizes[-1], sizes[-2]))
+        kinds[1] = replace(kinds[1], shape=(*key_shape[:-2], key_shape[-1], key_shape[-2]))
     try:
         if infer("flash_attention", kinds, {"scale": 1.0})[0] != draft.type(node.output):
             return False
     except AscendLabError:
         return False
     if not transposed:
-        rank = len(sizes)
+        rank = len(key_shape)
         perm = (*range(rank - 2), rank - 1, rank - 2)
         k = draft.insert("transpose", [k], {"perm": perm}, f"{node.name}_keys")
     return draft.become(node, "flash_attention", (q, k, *value_and_mask), {"scale": scores.scale})
 
 
 def _scores_of(draft: Draft, weights: Node) -> _Scores | None:
-    """Walk back from the softmax over mask and scale to the product; None if it is none."""
+    """Walk back from the softmax over mask and scale to the product; None if there is none."""
     shape = draft.type(weights.output).shape
     name = weights.inputs[0]
     if weights.op == "masked_softmax":
@@ -252,8 +267,8 @@ def _scaled_product(draft: Draft, name: str) -> _Scores | None:
         if node is None:
             return None
         if node.op in PRODUCTS:
-            plain = draft.type(node.output).dtype == draft.type(node.inputs[0]).dtype
-            return _Scores(node, scale) if plain else None
+            keeps_format = draft.type(node.output).dtype == draft.type(node.inputs[0]).dtype
+            return _Scores(node, scale) if keeps_format else None
         if node.op == "attention_scores":
             node_scale = settings(node)["scale"]
             node_scale = (
@@ -269,8 +284,8 @@ def _scaled_product(draft: Draft, name: str) -> _Scores | None:
         if number is None and node.op == "mul":
             name = node.inputs[1]
             number = draft.number(node.inputs[0])
-        widens = draft.type(name).shape != draft.type(node.output).shape
-        if not number or widens:
+        changes_shape = draft.type(name).shape != draft.type(node.output).shape
+        if not number or changes_shape:
             return None
         # x / 8 is a factor of 1/8
         scale *= 1 / number if node.op == "div" else number

@@ -1,6 +1,7 @@
-"""Passes: rules that rewrite a node, their patterns, and rounds of passes until none matches.
+"""The framework of passes: rules that rewrite nodes, repeated in rounds until none matches.
 
-A pattern is a nested tuple, matched from the last node backwards:
+A rule finds its nodes with `match` and a pattern. A pattern is a nested tuple, matched from the
+last node backwards:
 
     ("mul", "x", ("sigmoid", "x"))              x * sigmoid(x), both the same tensor
     ("adds", "x", {"number": 1.0})              an attribute with a value (numbers within 0.1 %)
@@ -16,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ascend_lab.compiler.draft import SMALL, Draft
+from ascend_lab.compiler.draft import SMALL_ELEMENTS, Draft
 from ascend_lab.compiler.ir import Constant, Graph, Node, TensorType, Values, operator_of
 from ascend_lab.errors import GraphError, InputError
 from ascend_lab.operators.ops.formats import round_to
@@ -26,8 +27,8 @@ Rule = Callable[[Draft, Node], bool]
 Apply = Callable[[Graph], tuple[Graph, int]]
 Effect = Literal["exact", "rounded", "steps", "changed"]
 Pattern = Any
-Found = dict[str, Any]
-CLOSE = 1e-3
+Bindings = dict[str, Any]
+RELATIVE_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,85 +122,95 @@ def settings(node: Node) -> dict[str, Any]:
 
 
 def derived(
-    kind: TensorType, compute: Callable[..., Values], *sources: Constant, small: int = SMALL
+    kind: TensorType,
+    compute: Callable[..., Values],
+    *sources: Constant,
+    small: int = SMALL_ELEMENTS,
 ) -> Constant:
-    """Return the constant `compute(*arrays)`, computed now if all is small, else when read."""
+    """Return the constant `compute(*arrays)`, computed now if all arrays are small.
+
+    If one has more than `small` elements, it is computed when it is read.
+    """
 
     def data() -> Values:
         wide = [source.array() for source in sources]
         with np.errstate(all="ignore"):
             return round_to(np.asarray(compute(*wide)), kind.dtype)
 
-    lazy = Constant(kind, data)
+    constant = Constant(kind, data)
     # the weights of a large layer take seconds to fold: whoever asks for the time needs no values
     if max([kind.elements, *(s.type.elements for s in sources)]) > small:
-        return lazy
-    return Constant(kind, lazy.array())
+        return constant
+    return Constant(kind, constant.array())
 
 
-def match(draft: Draft, node: Node, *patterns: Pattern) -> Found | None:
+def match(draft: Draft, node: Node, *patterns: Pattern) -> Bindings | None:
     """Return tensors and attributes by the names in the first pattern that fits, else None.
 
     Nodes inside the match must not be read from outside it.
     """
     for pattern in patterns:
-        for bindings in _node(draft, node, pattern, {}):
+        for bindings in _match_node(draft, node, pattern, {}):
             # under "" the search notes which nodes of the match read each inner tensor
             readers: Mapping[str, set[str]] = bindings.pop("", {})
-            if all(draft.uses[name] == len(by) for name, by in readers.items()):
+            if all(draft.uses[name] == len(reader_names) for name, reader_names in readers.items()):
                 return bindings
     return None
 
 
-def _node(draft: Draft, node: Node, pattern: Pattern, found: Found) -> Iterator[Found]:
-    """Yield the ways in which a node fits a pattern: the bindings so far, with its own."""
+def _match_node(
+    draft: Draft, node: Node, pattern: Pattern, bindings: Bindings
+) -> Iterator[Bindings]:
+    """Yield the ways in which a node fits a pattern: `bindings`, extended by those of the node."""
     op, *parts = pattern
     attributes = parts.pop() if parts and isinstance(parts[-1], dict) else {}
     if node.op != op or len(node.inputs) != len(parts):
         return
-    with_attributes = _attributes(settings(node), attributes, found)
+    with_attributes = _match_attributes(settings(node), attributes, bindings)
     if with_attributes is None:
         return
     # a product a * b matches in both orders
     for inputs in (node.inputs, node.inputs[::-1]) if node.has("commutes") else (node.inputs,):
-        yield from _inputs(draft, node, list(zip(inputs, parts, strict=True)), with_attributes)
+        yield from _match_inputs(
+            draft, node, list(zip(inputs, parts, strict=True)), with_attributes
+        )
 
 
-def _inputs(
-    draft: Draft, node: Node, pairs: list[tuple[str, Pattern]], found: Found
-) -> Iterator[Found]:
+def _match_inputs(
+    draft: Draft, node: Node, pairs: list[tuple[str, Pattern]], bindings: Bindings
+) -> Iterator[Bindings]:
     """Yield the bindings with which all (input, pattern) pairs fit, the first pair first."""
     if not pairs:
-        yield found
+        yield bindings
         return
     # each way to fit the first input is tried with all ways to fit the others: backtracking
     (name, pattern), *other_pairs = pairs
-    for extended in _tensor(draft, node, name, pattern, found):
-        yield from _inputs(draft, node, other_pairs, extended)
+    for extended in _match_tensor(draft, node, name, pattern, bindings):
+        yield from _match_inputs(draft, node, other_pairs, extended)
 
 
-def _tensor(
-    draft: Draft, reader: Node, name: str, pattern: Pattern, found: Found
-) -> Iterator[Found]:
+def _match_tensor(
+    draft: Draft, reader: Node, name: str, pattern: Pattern, bindings: Bindings
+) -> Iterator[Bindings]:
     """Yield the bindings with which one input fits: a name, a number, or a pattern of its maker."""
     name = draft.resolve(name)
     if isinstance(pattern, str):
         # the same name in a pattern means the same tensor
-        if found.get(pattern, name) == name:
-            yield {**found, pattern: name}
+        if bindings.get(pattern, name) == name:
+            yield {**bindings, pattern: name}
     elif isinstance(pattern, float):
         number = draft.number(name)
         # fp16 holds 0.044715 as 0.04471: within 0.1 % it is the same constant.
-        is_close = number is not None and math.isclose(number, pattern, rel_tol=CLOSE)
+        is_close = number is not None and math.isclose(number, pattern, rel_tol=RELATIVE_TOLERANCE)
         if is_close and not _widens(draft, reader, name):
-            yield found
+            yield bindings
     else:
         maker = draft.maker(name)
         if maker is not None and len(maker.outputs) == 1:
             # the node inside the match that reads this tensor: see `match`
-            readers = found.get("", {})
-            extended = {**found, "": {**readers, name: readers.get(name, set()) | {reader.name}}}
-            yield from _node(draft, maker, pattern, extended)
+            readers = bindings.get("", {})
+            extended = {**bindings, "": {**readers, name: readers.get(name, set()) | {reader.name}}}
+            yield from _match_node(draft, maker, pattern, extended)
 
 
 def _widens(draft: Draft, reader: Node, constant: str) -> bool:
@@ -212,19 +223,23 @@ def _widens(draft: Draft, reader: Node, constant: str) -> bool:
     return all(draft.type(name).shape != shape for name in operands)
 
 
-def _attributes(options: Mapping[str, Any], wanted: Found, found: Found) -> Found | None:
-    """Return `found` with the attributes that a pattern names; None if one does not fit."""
-    bound = dict(found)
-    for key, value in wanted.items():
-        got = options.get(key)
+def _match_attributes(
+    options: Mapping[str, Any], pattern: Bindings, bindings: Bindings
+) -> Bindings | None:
+    """Return the bindings with the attributes that a pattern names; None if one does not fit."""
+    bound = dict(bindings)
+    for key, value in pattern.items():
+        actual = options.get(key)
         # two "$axis" of a pattern must be equal, such as those of the two means of a layer norm
         if isinstance(value, str) and value.startswith("$"):
-            if bound.setdefault(value[1:], got) != got:
+            if bound.setdefault(value[1:], actual) != actual:
                 return None
         elif isinstance(value, float):
-            if not isinstance(got, (int, float)) or not math.isclose(got, value, rel_tol=CLOSE):
+            if not isinstance(actual, (int, float)) or not math.isclose(
+                actual, value, rel_tol=RELATIVE_TOLERANCE
+            ):
                 return None
-        elif got != value:
+        elif actual != value:
             return None
     return bound
 
@@ -235,7 +250,7 @@ PASSES: dict[str, Pass] = {}
 USUAL: list[str] = []
 """Names of the passes that run by default; the package `passes` fills both."""
 MOST_ROUNDS = 100
-"""Rounds after which passes are taken to undo each other; networks settle in a handful."""
+"""After so many rounds the passes are taken to undo each other; networks need a handful."""
 
 
 def get_pass(name: str) -> Pass:
@@ -247,12 +262,12 @@ def get_pass(name: str) -> Pass:
     return PASSES[name]
 
 
-def register_pass(one: Pass) -> Pass:
+def register_pass(new_pass: Pass) -> Pass:
     """Add a pass of your own under its name; raise `InputError` if the name is taken."""
-    if one.name in PASSES:
-        raise InputError("a new name for a pass", one.name, "choose another")
-    PASSES[one.name] = one
-    return one
+    if new_pass.name in PASSES:
+        raise InputError("a new name for a pass", new_pass.name, "choose another")
+    PASSES[new_pass.name] = new_pass
+    return new_pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
-"""Passes that remove work: dead nodes, constant nodes, repeated nodes, nodes without effect.
+"""Passes that remove work: nodes that are unused, constant, repeated or without effect.
 
-The last group has five parts: identities, operands that are one number, algebra, moves and casts.
+Nodes without effect are identities such as x + 0, pairs that cancel, such as -(-x), and transposes,
+reshapes and casts that can be merged. An operand that is one number becomes an attribute: x + c,
+c = 3 everywhere, becomes `adds` with the number 3.
 """
 
 import math
@@ -8,7 +10,7 @@ from collections.abc import Hashable
 
 import numpy as np
 
-from ascend_lab.compiler.draft import SMALL, Draft, pruned
+from ascend_lab.compiler.draft import SMALL_ELEMENTS, Draft, pruned
 from ascend_lab.compiler.evaluate import compute
 from ascend_lab.compiler.ir import Constant, Fill, Graph, Node, Values
 from ascend_lab.compiler.passes.rewrite import Pass, derived, rewrites, settings, sweep
@@ -23,30 +25,39 @@ def remove_dead_code(graph: Graph) -> tuple[Graph, int]:
 
 
 def fold_constants(draft: Draft, node: Node) -> bool:
-    """Compute a node of constants: small results now, large ones when asked for.
+    """Replace a node that reads only constants by its result, computed now if it is small.
 
-    A node whose result is far larger than its operands (expand) stays, unless they are a `Fill`.
+    Large results are computed when they are read. A node whose result is far larger than its
+    operands (an `expand`) stays, unless they are a `Fill`.
     """
     # an output of the graph must stay the output of a node
     if node.op == "trans_data" or not node.inputs or not draft.outputs.isdisjoint(node.outputs):
         return False
-    constants = [c for c in map(draft.constant, node.inputs) if c is not None]
-    kinds = [draft.type(name) for name in node.outputs]
+    constants = [constant for constant in map(draft.constant, node.inputs) if constant is not None]
+    result_types = [draft.type(name) for name in node.outputs]
     # folding must not enlarge the graph by more than `SMALL` elements
-    limit = max(SMALL, sum(c.type.elements for c in constants))
-    # one number everywhere stays so in whatever order and shape
-    filled = node.has("moves") and bool(constants) and isinstance(constants[0].data, Fill)
-    filled = filled and (node.op != "concat" or all(c.data == constants[0].data for c in constants))
-    if len(constants) < len(node.inputs) or not (filled or sum(k.elements for k in kinds) <= limit):
+    limit = max(SMALL_ELEMENTS, sum(c.type.elements for c in constants))
+    # a constant with one number everywhere has it in every order and shape
+    is_fill = node.has("moves") and bool(constants) and isinstance(constants[0].data, Fill)
+    is_fill = is_fill and (
+        node.op != "concat" or all(c.data == constants[0].data for c in constants)
+    )
+    if len(constants) < len(node.inputs) or not (
+        is_fill or sum(k.elements for k in result_types) <= limit
+    ):
         return False
-    for i, (name, kind) in enumerate(zip(node.outputs, kinds, strict=True)):
-        folded = Constant(kind, constants[0].data) if filled else _result(draft, node, i, constants)
+    for i, (name, kind) in enumerate(zip(node.outputs, result_types, strict=True)):
+        folded = (
+            Constant(kind, constants[0].data)
+            if is_fill
+            else _folded_result(draft, node, i, constants)
+        )
         draft.replace(name, draft.add(folded, f"{name}_folded"))
     draft.remove(node.name)
     return True
 
 
-def _result(draft: Draft, node: Node, place: int, constants: list[Constant]) -> Constant:
+def _folded_result(draft: Draft, node: Node, place: int, constants: list[Constant]) -> Constant:
     """Return output `place` of a node as a constant."""
     # a graph of this one node: `evaluate.compute` rounds as the whole graph would
     types = {name: draft.type(name) for name in (*node.inputs, *node.outputs)}
@@ -59,12 +70,12 @@ def _result(draft: Draft, node: Node, place: int, constants: list[Constant]) -> 
 
 
 def merge_common(graph: Graph) -> tuple[Graph, int]:
-    """Let nodes with the same operator, inputs and attributes, and equal constants, be one."""
+    """Merge nodes with the same operator, inputs and attributes, and merge equal constants."""
     draft = Draft(graph)
     count = 0
     first_of: dict[Hashable, str] = {}
     for name, constant in graph.constants.items():
-        first_name = first_of.setdefault(_content(constant), name)
+        first_name = first_of.setdefault(_content_key(constant), name)
         if first_name != name and name not in draft.outputs:
             draft.replace(name, first_name)
             count += 1
@@ -84,13 +95,13 @@ def merge_common(graph: Graph) -> tuple[Graph, int]:
     return (draft.finish(), count) if count else (graph, 0)
 
 
-def _content(constant: Constant) -> Hashable:
+def _content_key(constant: Constant) -> Hashable:
     """Return a key that equal constants share; a large array is equal only to itself."""
     data = constant.data
     if not isinstance(data, np.ndarray):
         return constant.type, id(data) if callable(data) else data
     # comparing megabytes of weights in every round would take longer than all other passes
-    large = constant.type.elements > SMALL
+    large = constant.type.elements > SMALL_ELEMENTS
     return constant.type, id(data) if large else constant.array().tobytes()
 
 
@@ -108,11 +119,11 @@ COMMON = Pass(
 )
 
 
-PRODUCTS = ("matmul", "batch_matmul", "gemm")
-LIMITS = {"relu": (0.0, math.inf), "relu6": (0.0, 6.0)}
-POWERS = {2.0: "square", 0.5: "sqrt", -1.0: "rec"}
-NEUTRAL = {"add": 0.0, "sub": 0.0, "mul": 1.0, "div": 1.0, "pow": 1.0}
-HOLDS = {
+PRODUCT_OPS = ("matmul", "batch_matmul", "gemm")
+RELU_LIMITS = {"relu": (0.0, math.inf), "relu6": (0.0, 6.0)}
+OPERATOR_OF_POWER = {2.0: "square", 0.5: "sqrt", -1.0: "rec"}
+NEUTRAL_NUMBER = {"add": 0.0, "sub": 0.0, "mul": 1.0, "div": 1.0, "pow": 1.0}
+NARROWER_FORMATS = {
     "fp32": ("fp16", "bf16", "int8", "uint8"),
     "fp16": ("int8", "uint8"),
     "bf16": ("int8", "uint8"),
@@ -128,11 +139,11 @@ def identity(draft: Draft, node: Node) -> bool:
     if len(node.outputs) > 1:
         return False
     if node.has("broadcasts"):
-        return _without_expand(draft, node) or _neutral_operand(draft, node)
-    source = node.inputs[0]
-    if draft.type(source) != draft.type(node.output) or not _is_identity(draft, node):
+        return _remove_expand(draft, node) or _remove_neutral_operand(draft, node)
+    operand = node.inputs[0]
+    if draft.type(operand) != draft.type(node.output) or not _is_identity(draft, node):
         return False
-    return draft.forward(node, source)
+    return draft.forward(node, operand)
 
 
 def _is_identity(draft: Draft, node: Node) -> bool:
@@ -140,7 +151,8 @@ def _is_identity(draft: Draft, node: Node) -> bool:
     options = settings(node)
     shape = draft.type(node.inputs[0]).shape
     if node.op in ("reshape", "expand", "cast", "split", "trans_data", "pad", "slice"):
-        return True  # with the type kept there is nothing left to change
+        # these change only shape, format or layout, and the type has stayed the same
+        return True
     if node.op in ("global_avg_pool", "global_max_pool"):
         return shape[2:] == (1, 1)
     if node.op in ("concat", "max_pool2d", "avg_pool2d"):
@@ -152,23 +164,23 @@ def _is_identity(draft: Draft, node: Node) -> bool:
     return (node.op, options.get("number")) in (("adds", 0), ("muls", 1))
 
 
-def _neutral_operand(draft: Draft, node: Node) -> bool:
+def _remove_neutral_operand(draft: Draft, node: Node) -> bool:
     """Remove x + 0, x - 0, x * 1, x / 1, x ^ 1 unless broadcasting enlarges x."""
-    for value, operand in _pairs(node):
+    for x, operand in _operand_pairs(node):
         # (3,) + zeros of (2, 3) is (2, 3): not what x was
-        keeps_type = node.op in NEUTRAL and draft.type(value) == draft.type(node.output)
-        if keeps_type and draft.number(operand) == NEUTRAL[node.op]:
-            return draft.forward(node, value)
+        keeps_type = node.op in NEUTRAL_NUMBER and draft.type(x) == draft.type(node.output)
+        if keeps_type and draft.number(operand) == NEUTRAL_NUMBER[node.op]:
+            return draft.forward(node, x)
     return False
 
 
-def _pairs(node: Node) -> list[tuple[str, str]]:
+def _operand_pairs(node: Node) -> list[tuple[str, str]]:
     """Return the two operands, in both orders where the operator commutes."""
     x, y = node.inputs
     return [(x, y), (y, x)] if node.has("commutes") else [(x, y)]
 
 
-def _without_expand(draft: Draft, node: Node) -> bool:
+def _remove_expand(draft: Draft, node: Node) -> bool:
     """Remove an `expand` in front of a broadcasting node that repeats the operand itself."""
     for place in (0, 1):
         maker = draft.maker(node.inputs[place])
@@ -206,7 +218,7 @@ def scalar_operand(draft: Draft, node: Node) -> bool:
     if node.op == "clip":
         # clip(x, 0, inf) is a relu, clip(x, 0, 6) a relu6: kernels know these
         limits = tuple(settings(node)[key] for key in ("low", "high"))
-        limit_op = next((op for op, ends in LIMITS.items() if ends == limits), "")
+        limit_op = next((op for op, bounds in RELU_LIMITS.items() if bounds == limits), "")
         return bool(limit_op) and draft.become(node, limit_op, node.inputs)
     x, scalar = node.inputs
     number = draft.number(scalar)
@@ -218,12 +230,13 @@ def scalar_operand(draft: Draft, node: Node) -> bool:
         return _reciprocal(draft, node)
     if node.op in ("add", "sub"):
         return draft.become(node, "adds", [x], {"number": number if node.op == "add" else -number})
-    power_of_two = abs(math.frexp(number)[0]) == 0.5  # multiplying by 1 / number is as exact
+    # frexp(8) = (0.5, 4): for a power of two, multiplying by 1 / number is as exact as dividing
+    power_of_two = abs(math.frexp(number)[0]) == 0.5
     if node.op == "mul" or (node.op == "div" and power_of_two):
         factor = number if node.op == "mul" else 1 / number
         return draft.become(node, "muls", [x], {"number": factor})
-    if node.op == "pow" and number in POWERS:
-        return draft.become(node, POWERS[number], [x])
+    if node.op == "pow" and number in OPERATOR_OF_POWER:
+        return draft.become(node, OPERATOR_OF_POWER[number], [x])
     if node.op in ("max", "min") and not math.isnan(number):
         low, high = (number, math.inf) if node.op == "max" else (-math.inf, number)
         return draft.become(node, "clip", [x], {"low": low, "high": high})
@@ -248,9 +261,9 @@ def _reciprocal(draft: Draft, node: Node) -> bool:
     stage="prepare",
 )
 def algebra(draft: Draft, node: Node) -> bool:
-    """Double negations, sums with negatives, limits of limits: exact identities.
+    """Apply exact identities: double negations, sums with negatives, limits of limits.
 
-    A ReLU of the largest of windows is done before these are sought: a convolution takes it along.
+    A ReLU behind max pooling moves in front of it, where the convolution's kernel computes it.
     """
     if node.op in ("add", "sub"):
         return _sum_with_negative(draft, node)
@@ -267,7 +280,7 @@ def algebra(draft: Draft, node: Node) -> bool:
         limited = draft.insert("relu", source.inputs, name=f"{node.name}_before")
         return draft.become(node, source.op, (limited,), source.attrs)
     if node.op in ("clip", "relu", "relu6"):
-        return _limits(draft, node, source)
+        return _merge_limits(draft, node, source)
     if node.op == "neg" and source.op == "neg":
         return draft.forward(node, source.inputs[0])
     if node.has("even") and source.op == "neg":
@@ -278,25 +291,25 @@ def algebra(draft: Draft, node: Node) -> bool:
 
 def _sum_with_negative(draft: Draft, node: Node) -> bool:
     """Turn x + (-y) into x - y and x - (-y) into x + y."""
-    for summand, negative in _pairs(node):
+    for summand, negative in _operand_pairs(node):
         maker = draft.maker(negative)
         if maker is not None and maker.op == "neg":
-            opposite = "sub" if node.op == "add" else "add"
-            return draft.become(node, opposite, (summand, maker.inputs[0]))
+            opposite_op = "sub" if node.op == "add" else "add"
+            return draft.become(node, opposite_op, (summand, maker.inputs[0]))
     return False
 
 
-def _bounds(node: Node) -> tuple[float, float] | None:
+def _limits_of(node: Node) -> tuple[float, float] | None:
     if node.op == "clip":
         options = settings(node)
         return float(options["low"]), float(options["high"])
-    return LIMITS.get(node.op)
+    return RELU_LIMITS.get(node.op)
 
 
-def _limits(draft: Draft, node: Node, source: Node) -> bool:
+def _merge_limits(draft: Draft, node: Node, source: Node) -> bool:
     """Merge two limits on a value into one."""
-    outer = _bounds(node)
-    inner = _bounds(source)
+    outer = _limits_of(node)
+    inner = _limits_of(source)
     if outer is None or inner is None:
         return False
     # clip(clip(x, 0, 6), 2, 9): the inner limits 0 and 6, clipped by the outer ones, are 2 and 6
@@ -322,10 +335,10 @@ def reassociation(draft: Draft, node: Node) -> bool:
     source = draft.only(node.inputs[0], node.op)
     if source is None:
         return False
-    a = settings(source)["number"]
-    b = settings(node)["number"]
+    inner_number = settings(source)["number"]
+    outer_number = settings(node)["number"]
     # (x 2) 3 = x 6; 1e200 twice would be infinite, and stays two nodes.
-    merged = a + b if node.op == "adds" else a * b
+    merged = inner_number + outer_number if node.op == "adds" else inner_number * outer_number
     return math.isfinite(merged) and draft.become(node, node.op, source.inputs, {"number": merged})
 
 
@@ -337,44 +350,44 @@ def order_of(draft: Draft, node: Node) -> tuple[int, ...]:
     return tuple(range(rank))[::-1] if perm is None else tuple(int(p) % rank for p in perm)
 
 
-@rewrites("PermutePass", "transpose", *PRODUCTS, stage="prepare")
+@rewrites("PermutePass", "transpose", *PRODUCT_OPS, stage="prepare")
 def permute(draft: Draft, node: Node) -> bool:
     """Merge transposes, also around a pointwise node, and fold them into products and reshapes."""
-    if node.op in PRODUCTS:
+    if node.op in PRODUCT_OPS:
         return _transposed_operand(draft, node)
     source = draft.maker(node.inputs[0])
     order = order_of(draft, node)
-    unchanged = tuple(range(len(order)))
+    identity_order = tuple(range(len(order)))
     if source is not None and source.op == "transpose":
         inner_order = order_of(draft, source)
         # the permutation of both: first that of `source`, then that of `node`
-        merged = tuple(inner_order[axis] for axis in order)
-        if merged == unchanged and draft.forward(node, source.inputs[0]):
+        merged_order = tuple(inner_order[axis] for axis in order)
+        if merged_order == identity_order and draft.forward(node, source.inputs[0]):
             return True
-        return draft.become(node, "transpose", source.inputs, {"perm": merged})
-    if source is not None and _around(draft, node, order):
+        return draft.become(node, "transpose", source.inputs, {"perm": merged_order})
+    if source is not None and _transpose_around_pointwise(draft, node, order):
         return True
     shape = draft.type(node.inputs[0]).shape
     # (1, 8, 1, 4) -> (8, 1, 4, 1): only axes of size 1 change places, so a reshape does it
     long_axes = [axis for axis in order if shape[axis] != 1]
-    keeps_order = long_axes == sorted(long_axes) and order != unchanged
+    keeps_order = long_axes == sorted(long_axes) and order != identity_order
     sizes = {"shape": draft.type(node.output).shape}
     return keeps_order and draft.become(node, "reshape", node.inputs, sizes)
 
 
-def _around(draft: Draft, node: Node, order: tuple[int, ...]) -> bool:
+def _transpose_around_pointwise(draft: Draft, node: Node, order: tuple[int, ...]) -> bool:
     """Turn transpose, pointwise, transpose into pointwise and one transpose."""
-    middle = draft.only(node.inputs[0])
-    if middle is None or not middle.has("pointwise"):
+    pointwise = draft.only(node.inputs[0])
+    if pointwise is None or not pointwise.has("pointwise"):
         return False
-    source = draft.only(middle.inputs[0], "transpose")
+    source = draft.only(pointwise.inputs[0], "transpose")
     if source is None:
         return False
     # NCHW -> NHWC, relu, NHWC -> NCHW: the relu does not see the order, and both moves cancel
-    inner = order_of(draft, source)
-    draft.become(middle, middle.op, source.inputs, middle.attrs)
-    merged = tuple(inner[axis] for axis in order)
-    return draft.become(node, "transpose", [middle.output], {"perm": merged})
+    inner_order = order_of(draft, source)
+    draft.become(pointwise, pointwise.op, source.inputs, pointwise.attrs)
+    merged_order = tuple(inner_order[axis] for axis in order)
+    return draft.become(node, "transpose", [pointwise.output], {"perm": merged_order})
 
 
 def _transposed_operand(draft: Draft, node: Node) -> bool:
@@ -383,8 +396,8 @@ def _transposed_operand(draft: Draft, node: Node) -> bool:
         maker = draft.maker(node.inputs[place])
         if maker is None or maker.op != "transpose":
             continue
-        # (0, 2, 1) of 3 axes exchanges the last two; (1, 0, 2) moves a batch, which no attribute
-        # says.
+        # (0, 2, 1) of 3 axes exchanges the last two; (1, 0, 2) moves a batch axis, for which
+        # products have no attribute
         order = order_of(draft, maker)
         last_axis = len(order) - 1
         if order == (*range(last_axis - 1), last_axis, last_axis - 1):
@@ -411,31 +424,31 @@ def reshapes(draft: Draft, node: Node) -> bool:
 # -- casts ----------------------------------------------------------------------------------------
 @rewrites("CastRemovePass", "cast", stage="prepare")
 def casts(draft: Draft, node: Node) -> bool:
-    """Remove casts to the same format, pairs that lose nothing, and those around x * number."""
+    """Remove casts to the same format, pairs of casts that are exact, and those around x * c."""
     kind = draft.type(node.output)
     source = draft.maker(node.inputs[0])
     if draft.type(node.inputs[0]) == kind:
         return draft.forward(node, node.inputs[0])
     if source is None or source.op != "cast":
-        return _around_number(draft, node)
+        return _casts_around_number(draft, node)
     # int8 -> fp16 -> fp32 loses nothing on the way; fp32 -> fp16 -> fp32 rounds, and stays
     original = source.inputs[0]
-    if draft.type(original).dtype not in HOLDS.get(draft.type(source.output).dtype, ()):
+    if draft.type(original).dtype not in NARROWER_FORMATS.get(draft.type(source.output).dtype, ()):
         return False
     if draft.type(original) == kind:
         return draft.forward(node, original)
     return draft.become(node, "cast", source.inputs, settings(node))
 
 
-def _around_number(draft: Draft, node: Node) -> bool:
-    """Turn fp16 -> fp32, muls or adds, -> fp16 into muls or adds, which round once as well.
+def _casts_around_number(draft: Draft, node: Node) -> bool:
+    """Remove the casts to fp32 and back to fp16 around a `muls` or `adds`, which rounds once, too.
 
-    ONNX rounds the constant of x * number to x's format. A model that needs the exact constant adds
-    the casts. Here `muls` and `adds` keep their number in fp32 without them.
+    ONNX rounds the constant of x * c to x's format, so a model that needs the exact constant adds
+    the casts. Here `muls` and `adds` keep their number in fp32 anyway.
     """
-    middle = draft.only(node.inputs[0], "muls", "adds")
-    widening = None if middle is None else draft.maker(middle.inputs[0])
-    if middle is None or widening is None or widening.op != "cast":
+    scaling = draft.only(node.inputs[0], "muls", "adds")
+    widening = None if scaling is None else draft.maker(scaling.inputs[0])
+    if scaling is None or widening is None or widening.op != "cast":
         return False
     narrow_source = widening.inputs[0]
     is_narrow = (
@@ -444,4 +457,4 @@ def _around_number(draft: Draft, node: Node) -> bool:
     )
     if not is_narrow or draft.type(narrow_source) != draft.type(node.output):
         return False
-    return draft.become(node, middle.op, [narrow_source], middle.attrs)
+    return draft.become(node, scaling.op, [narrow_source], scaling.attrs)

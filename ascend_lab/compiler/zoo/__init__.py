@@ -1,4 +1,4 @@
-"""The models: builders of well-known networks with seeded weights, and any model by its name.
+"""The zoo: well-known networks with seeded weights, and the loader of any model by its name.
 
 `build("resnet50", batch=2)` returns a graph; `ZOO` holds every builder by name; `load_model` takes
 a name as commands and servers do: "zoo:resnet50", or the path of an ONNX file. Structures and
@@ -78,18 +78,21 @@ ZOO = {builder.__name__: builder for builder in _BUILDERS}
 """Every model's builder by name."""
 
 
-def _letters(name: str) -> str:
-    """Return a name without case, punctuation and the x of x0.5 or 0.5x, which people vary."""
+def _spelling_key(name: str) -> str:
+    """Return a name in lower case, without punctuation and the x of x0.5 or 0.5x.
+
+    Spellings of one model, such as "ResNet-50" and "resnet50", have the same key.
+    """
     return re.sub(r"[\W_]|x(?=\d)|(?<=\d)x", "", re.sub(r"\W", "_", name.lower()))
 
 
-_SPELLED = {_letters(name): name for name in ZOO}
+_NAME_OF_SPELLING = {_spelling_key(name): name for name in ZOO}
 
 
 def find(name: str) -> Callable[..., ir.Graph]:
     """Return a model's builder function; raise `InputError` with near names for an unknown one."""
     # "ResNet-50" and "resnet50" have the same letters.
-    model = name if name in ZOO else _SPELLED.get(_letters(name), "")
+    model = name if name in ZOO else _NAME_OF_SPELLING.get(_spelling_key(name), "")
     if not model:
         close_names = difflib.get_close_matches(name.lower(), ZOO, 3, 0.5)
         remedy = (
@@ -101,13 +104,13 @@ def find(name: str) -> Callable[..., ir.Graph]:
     return ZOO[model]
 
 
-def _wanted(name: str) -> tuple[Callable[..., ir.Graph], dict[str, Any]]:
+def _builder_and_width(name: str) -> tuple[Callable[..., ir.Graph], dict[str, Any]]:
     """Return a builder and the width that a name such as mobilenet_v2_0_75 ends with."""
     plain = name.lower().replace(".", "_")
     # mobilenet_v2_0_75 and MobileNetV2 0.75x have the width 0.75; mobilenet_v1 has none
     with_width = re.fullmatch(r"(.+?)_?x?(\d)_(\d+)x?", plain)
-    if with_width and _letters(name) not in _SPELLED:
-        builder = ZOO.get(_SPELLED.get(_letters(with_width[1]), ""))
+    if with_width and _spelling_key(name) not in _NAME_OF_SPELLING:
+        builder = ZOO.get(_NAME_OF_SPELLING.get(_spelling_key(with_width[1]), ""))
         if builder is not None and builder.__annotations__.get("width") is float:
             return builder, {"width": float(f"{with_width[2]}.{with_width[3]}")}
     return find(name), {}
@@ -119,8 +122,8 @@ def build(name: str, *args: Any, **settings: Any) -> ir.Graph:
     A name may end with the width: mobilenet_v2_0_75. Raises `InputError` for an unknown model or
     argument.
     """
-    builder, sizes = _wanted(name)
-    settings = sizes | settings
+    builder, width_setting = _builder_and_width(name)
+    settings = width_setting | settings
     try:
         return builder(*args, **settings)
     except TypeError as error:
@@ -141,7 +144,7 @@ def counts_of(
     `InputError` for others.
     """
     graph = sized(name, batch=batch, width=width, size=size)
-    model = _wanted(name)[0].__name__
+    model = _builder_and_width(name)[0].__name__
     return {
         "name": model,
         "parameters": parameters(graph),
@@ -173,11 +176,11 @@ def sized(
     name: str, *, batch: int = 1, width: float | None = None, size: int | None = None
 ) -> ir.Graph:
     """Return a model with this batch, width and size; raises as `counts_of`."""
-    builder, sizes = _wanted(name)
+    builder, sizes = _builder_and_width(name)
     settings: dict[str, Any] = {"batch": batch, **sizes}
-    for key, value, kind in (("width", width, float), ("size", size, int)):
+    for key, value, value_type in (("width", width, float), ("size", size, int)):
         if value is not None:
-            if builder.__annotations__.get(key) is not kind:
+            if builder.__annotations__.get(key) is not value_type:
                 raise InputError(f"a model with a {key} to choose", builder.__name__, "drop it")
             settings[key] = value
     return builder(**settings)
@@ -189,7 +192,7 @@ def source_of(name: str) -> str:
     return SOURCES[max((family for family in SOURCES if name.startswith(family)), key=len)]
 
 
-# -- why a model is slow, in a line: few products, but every kernel costs a launch ----------------
+# -- why a model is slow, in one row of a table ----------------------------------------------------
 def why(
     names: Iterable[str], chip: Chip | str, *, dtype: str = "fp16", **sizes: Any
 ) -> list[dict[str, Any]]:
@@ -202,16 +205,16 @@ def why(
 
     `sizes` are those of `sized`: batch, width, size. Raises as `sized` and `compile_stages`.
     """
-    on = load_chip(chip) if isinstance(chip, str) else chip
+    loaded_chip = load_chip(chip) if isinstance(chip, str) else chip
     rows = []
     for name in names:
         graph = sized(name, **sizes)
-        stages = compile_stages(graph, on, dtype=dtype)
+        stages = compile_stages(graph, loaded_chip, dtype=dtype)
         times = stages.timeline()
         macs = published_macs(graph)
-        bound_s = bound.bound_of(stages.rewritten, on).time_s
+        bound_s = bound.bound_of(stages.rewritten, loaded_chip).time_s
         # a multiply-accumulate is two operations
-        peak = on.peak_ops_per_s(dtype) / 2
+        peak = loaded_chip.peak_ops_per_s(dtype) / 2
         without_cube = [op for op in times.operators if not op.timeline.macs]
         rows.append(
             {
@@ -233,11 +236,11 @@ def why(
 
 def why_lines(rows: Iterable[dict[str, Any]]) -> list[str]:
     """Return the rows of `why` as a table."""
-    head = (
+    header = (
         f"{'model':<19}{'GMAC':>7}{'time us':>9}{'bound':>8}{'MB':>7}{'launches':>9}"
         f"{'of time':>8}{'no cube':>8}{'fill':>6}{'padded':>7}"
     )
-    return [head] + [
+    return [header] + [
         f"{row['name']:<19}{row['macs'] / 1e9:>7.3f}{row['time_s'] * 1e6:>9.1f}"
         f"{row['bound_s'] * 1e6:>8.1f}{row['memory_bytes'] / 1e6:>7.1f}{row['launches']:>9}"
         f"{row['launch_share']:>8.0%}{row['vector_share']:>8.0%}{row['cube_fill']:>6.1%}"
@@ -247,14 +250,14 @@ def why_lines(rows: Iterable[dict[str, Any]]) -> list[str]:
 
 
 # -- a file, or `zoo:NAME` -----------------------------------------------------------------------
-PREFIX = "zoo:"
-ELEMENTS = {dtype: elem for elem, dtype in FORMATS.items() if elem not in ("int64", "bool")}
+ZOO_PREFIX = "zoo:"
+ONNX_ELEMENTS = {dtype: elem for elem, dtype in FORMATS.items() if elem not in ("int64", "bool")}
 """The ONNX element type of each number format."""
 
 
 def model_name(model: str) -> str:
     """Return what a model is called: its name in the zoo, or its file's without the ending."""
-    return model.removeprefix(PREFIX) if model.startswith(PREFIX) else Path(model).stem
+    return model.removeprefix(ZOO_PREFIX) if model.startswith(ZOO_PREFIX) else Path(model).stem
 
 
 def load_model(
@@ -271,26 +274,28 @@ def load_model(
     name, and as `import_onnx`.
     """
     sizes = {**{name: array.shape for name, array in (given or {}).items()}, **(shapes or {})}
-    if model.startswith(PREFIX):
-        graph = _built(model.removeprefix(PREFIX), sizes, batch)
+    if model.startswith(ZOO_PREFIX):
+        graph = _built(model.removeprefix(ZOO_PREFIX), sizes, batch)
         inputs, outputs = (
-            {name: ELEMENTS[graph.types[name].dtype] for name in names}
+            {name: ONNX_ELEMENTS[graph.types[name].dtype] for name in names}
             for names in (graph.inputs, graph.outputs)
         )
         return onnx.Imported(graph, inputs, outputs)
     if model in ZOO and not Path(model).exists():
-        raise InputError("a model file", f"{model}: no such file", f"did you mean {PREFIX}{model}?")
+        raise InputError(
+            "a model file", f"{model}: no such file", f"did you mean {ZOO_PREFIX}{model}?"
+        )
     return onnx.import_pinning(model, given or {}, shapes=sizes, batch=batch)
 
 
 def _built(name: str, sizes: Mapping[str, tuple[int, ...]], batch: int | None) -> ir.Graph:
     """Return a model of the zoo with these input shapes, which its builder must accept."""
     settings: dict[str, Any] = {} if batch is None else {"batch": batch}
-    arguments = _wanted(name)[0].__annotations__
+    parameter_types = _builder_and_width(name)[0].__annotations__
     for shape in sizes.values():
         # a shape (batch, length) is that of tokens, (n, c, size, size) that of images
         argument = {2: "length", 4: "size"}.get(len(shape), "")
-        if argument in arguments:
+        if argument in parameter_types:
             settings = {"batch": shape[0], argument: shape[-1], **settings}
     graph = build(name, **settings)
     for node in graph.nodes:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ascend_lab.compiler import Graph, compile_stages, constant_bytes
-from ascend_lab.compiler.passes.formats import Steps, fold, in_pairs
+from ascend_lab.compiler.passes.formats import LayerQuantisation, fold, insert_quantise_pairs
 from ascend_lab.deploy.compress.scales import LayerScales
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.machine.chip import Chip
@@ -33,12 +33,12 @@ def deploy(graph: Graph, layers: Sequence[LayerScales]) -> Graph:
             raise UnsupportedError(needed, got, "the cube multiplies int8")
     # pairs are put around the layers, then folded into them: as if the graph came from a QDQ file
     steps = {
-        layer.name: Steps(
+        layer.name: LayerQuantisation(
             layer.scale, layer.offset, layer.weight_scales, layer.weight_bits, layer.shared
         )
         for layer in layers
     }
-    return fold(in_pairs(graph, steps))[0]
+    return fold(insert_quantise_pairs(graph, steps))[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from ascend_lab import __version__
 from ascend_lab.compiler import Compiled, Constant, Fill, Graph, Road, Task, lower, onnx, tiled
 from ascend_lab.compiler.compile import DEFAULT_ROAD, Front, finish_stages, front_stages
 from ascend_lab.compiler.ir import MAX_WRITTEN, Values, to_text
-from ascend_lab.compiler.network import PLAN, NetworkTimeline, network_events
+from ascend_lab.compiler.network import DEFAULT_PLAN_METHOD, NetworkTimeline, network_events
 from ascend_lab.compiler.placement import constant_bytes, places_of, plan_network
 from ascend_lab.compiler.tasks import CpuKernel
 from ascend_lab.compiler.values import writes_int64
@@ -235,7 +235,7 @@ def engine_rows(times: NetworkTimeline) -> list[list[Any]]:
 
 def _memory_plan(compiled: Compiled) -> list[Values]:
     """Return the plan of the device memory as the body of a partition."""
-    plan = plan_network(compiled, PLAN)
+    plan = plan_network(compiled, DEFAULT_PLAN_METHOD)
     # Constants stay in memory; all other tensors share `work_bytes` as the plan places them.
     constants = sum(constant_bytes(compiled).values())
     return _json_body(

@@ -103,7 +103,7 @@ class Source:
         """Read the model, unless its weights are in external files, which are read every time."""
         self.path = path
         self.proto: ModelProto | None = None
-        if path.startswith(zoo.PREFIX) or not Path(path).is_file():
+        if path.startswith(zoo.ZOO_PREFIX) or not Path(path).is_file():
             return
         proto, _ = model_file.load(path)
         initialisers = proto.graph.initializer
@@ -123,7 +123,7 @@ class Source:
 
     def model_proto(self) -> "ModelProto":
         """Return the unchecked ONNX model; raises `UnsupportedError` for one of the zoo."""
-        if self.path.startswith(zoo.PREFIX):
+        if self.path.startswith(zoo.ZOO_PREFIX):
             raise UnsupportedError("a model file", self.path, "export it")
         return host.whole_model(self.proto or self.path)
 

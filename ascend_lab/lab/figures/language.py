@@ -41,7 +41,7 @@ def fig_step(batch: int = 16, context: int = 2048) -> st.LabFigure:
 
     machine = llm.machine_of("Ascend910B2", "", llm.Plan())
     model = llm.Model(llm.load_decoder("qwen3_8b"), machine)
-    return fig_step_ledger([model.timed(llm.decode(b, context)) for b in sorted({1, batch})])
+    return fig_step_ledger([model.time_step(llm.decode(b, context)) for b in sorted({1, batch})])
 
 
 def fig_frontier(plans: Plans) -> st.LabFigure:

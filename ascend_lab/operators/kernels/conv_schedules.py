@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ascend_lab import errors
 from ascend_lab.machine import isa
@@ -126,7 +127,7 @@ class Candidates:
 
     tilings: Tilings
     stages: Array
-    strips: Array
+    strips: NDArray[np.bool_]
 
     def take(self, index: Array) -> "Candidates":
         """Return the candidates at `index`."""
@@ -358,7 +359,9 @@ def _stage_bytes(shape: ConvShape, m: Array, n: Array, units: Array, *, strip: b
     return 2 * units * (_unit_bytes(shape, m, strip=strip) + weight_bytes)
 
 
-def _are_strips(shape: ConvShape, chip: Chip, m: Array, n: Array, units: Array) -> Array:
+def _are_strips(
+    shape: ConvShape, chip: Chip, m: Array, n: Array, units: Array
+) -> NDArray[np.bool_]:
     """Return which candidates have pixel tiles that are pieces of one row: `takes_strips`."""
     oh, ow = shape.out_hw
     strips = ow >= 2 * FRACTAL * m
@@ -385,7 +388,7 @@ def _even_depths(shape: ConvShape, depths: Array) -> Array:
     return even
 
 
-def _tiles(shape: ConvShape, m: Array, strips: Array) -> Array:
+def _tiles(shape: ConvShape, m: Array, strips: NDArray[np.bool_]) -> Array:
     """Return the pixel tiles of m fractals in one image: `tiles_per_image` on arrays."""
     oh, ow = shape.out_hw
     if shape.pool:

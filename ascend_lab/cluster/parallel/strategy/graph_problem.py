@@ -25,7 +25,7 @@ from ascend_lab.cluster import Topology, collective_time
 from ascend_lab.cluster.parallel.redistribution import Cost, Layout, cheapest, price
 from ascend_lab.cluster.parallel.strategy.problem import Edge, Node, Problem
 from ascend_lab.compiler import Graph, Node as GraphNode
-from ascend_lab.compiler.counts import STATISTICS, node_macs
+from ascend_lab.compiler.counts import STATISTICS_OPERANDS, node_macs
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.operators import ops
 
@@ -306,7 +306,7 @@ def inner_s(graph: Graph, op: Cuttable, counts: Counts, cost: Cost) -> float:
 def has_gradient(graph: Graph, node: GraphNode, index: int) -> bool:
     """Tell whether training needs the gradient of an input: weights and activations, not data."""
     name = node.inputs[index]
-    averaged = node.op == "batch_norm" and index in STATISTICS
+    averaged = node.op == "batch_norm" and index in STATISTICS_OPERANDS
     return graph.types[name].dtype in FLOATS and name not in graph.inputs and not averaged
 
 
