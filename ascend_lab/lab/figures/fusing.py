@@ -92,7 +92,9 @@ def _in_memory(found: Crossing, copied: tuple[str, int] | None, traffic: sim.Tra
     if copied is None:
         return found
     tensor, size = copied
-    share = traffic.memory_share.get(tensor, 1.0) if found.up else float(traffic.memory_write_bytes > 0)
+    share = (
+        traffic.memory_share.get(tensor, 1.0) if found.up else float(traffic.memory_write_bytes > 0)
+    )
     return replace(found, tensor=tensor, path_bytes=size, memory_bytes=round(share * size))
 
 
