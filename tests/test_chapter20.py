@@ -29,7 +29,7 @@ def small():
 @pytest.fixture(scope="module")
 def layer():
     space = LAYER.space()
-    return space, Bounds(LAYER, space.genes).closed
+    return space, Bounds(LAYER, space.genes).closed_form
 
 
 def from_table(space, costs):

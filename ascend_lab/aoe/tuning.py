@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ascend_lab.aoe.cube import FIRST, CubeJob, JointJob, ProductJob, prove
+from ascend_lab.aoe.cube import START_COUNT, CubeJob, JointJob, ProductJob, prove
 from ascend_lab.aoe.drive import NO_RULES, Rules, Search, Settings, Steps, Trace, Trial, drive
 from ascend_lab.aoe.operators import Tunable, difference_of
 from ascend_lab.aoe.search import search_named
@@ -251,7 +251,7 @@ def _likely_first(job: CubeJob, search: Search, budget: int) -> Search:
                 yield from search(space, rng, start)
                 return
             # A few at a time, because every better time excludes more of the remaining tilings.
-            batch = candidates[:FIRST]
+            batch = candidates[:START_COUNT]
 
     return steps
 
@@ -300,7 +300,7 @@ def _proven(
                 job.bounds,
                 most=max_kernels,
                 time_limit_s=limit_s,
-                told=lambda done, of: report("proof", done, of),
+                report=lambda done, of: report("proof", done, of),
             )
     except KeyboardInterrupt:
         return replace(trace, end="interrupted"), bound, False

@@ -318,7 +318,7 @@ def _held(decision: Decision, chip: Chip) -> Held:
     unsplit = replace(translation.schedule, split_k=1)
     space = cube_space(shape, chip, default=unsplit)  # large ones are thinned out but for this one
     nearest = measure(point_of(space, unsplit))
-    bounds = Bounds(measure, space.genes).closed
+    bounds = Bounds(measure, space.genes).closed_form
     best = warm_cycles(product_kernel(shape, chip, default_product(shape, chip)), chip, ())
     # The tuner itself would begin with these: their bounds leave most room for a quick kernel.
     for row in np.argsort(bounds, kind="stable")[:TRIED]:

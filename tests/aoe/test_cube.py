@@ -23,7 +23,14 @@ from hypothesis import given, strategies as st
 from ascend_lab.aoe.cube import CubeMeasure, cube_space, point_of, prove, schedule_of
 from ascend_lab.aoe.cube.bound import Bounds
 from ascend_lab.aoe.cube.conv_space import conv_row, conv_space
-from ascend_lab.aoe.cube.space import SLOTS, evens, gemm_row, gemm_space, sides, word_of
+from ascend_lab.aoe.cube.space import (
+    SLOT_GENES,
+    even_sizes,
+    gemm_row,
+    gemm_space,
+    side_options,
+    word_of,
+)
 from ascend_lab.aoe.cube.work import image_tiles
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.machine.chip import load_chip
@@ -87,12 +94,12 @@ def test_a_product_of_legal_genes_is_a_point(shape, name, data):
     space = gemm_space(shape, chip)
     m1, k1, n1 = shape.fractals
     pick = lambda values: data.draw(st.sampled_from(list(values)))  # noqa: E731
-    rows, m = pick(sides(m1, 128, chip.core_count, 1.0).tolist())
-    cols, n = pick(sides(n1, 128, chip.core_count, 1.0).tolist())
-    k = int(pick(evens(k1).tolist()))
+    rows, m = pick(side_options(m1, 128, chip.core_count, 1.0).tolist())
+    cols, n = pick(side_options(n1, 128, chip.core_count, 1.0).tolist())
+    k = int(pick(even_sizes(k1).tolist()))
     order, keep, bypass = (pick(space.values[space.names.index(g)]) for g in space.names[4:7])
-    slots = {f"{s}_slots": pick((1, 2)) for s in SLOTS}
-    step = int(pick(evens(-(-k1 // k)).tolist()))
+    slots = {f"{s}_slots": pick((1, 2)) for s in SLOT_GENES}
+    step = int(pick(even_sizes(-(-k1 // k)).tolist()))
     c0 = 32 if shape.dtype == "int8" else 16
     tiling = GemmSchedule(16 * m, c0 * k, 16 * n, step, rows, cols, order, keep)
     tiling = replace(tiling, bypass=bypass, **slots)
@@ -170,7 +177,7 @@ def test_what_is_left_out_cannot_win():
         assert best <= simulate(gemm_launch(shape, chip, tiling), chip).total_cycles
     tiling = schedule_of(shape, plain[len(plain) // 2])
     for slots in product((1, 2), repeat=4):
-        fewer = replace(tiling, **{f"{n}_slots": s for n, s in zip(SLOTS, slots, strict=True)})
+        fewer = replace(tiling, **{f"{n}_slots": s for n, s in zip(SLOT_GENES, slots, strict=True)})
         cycles = simulate(gemm_launch(shape, chip, fewer), chip).total_cycles
         assert cycles >= simulate(gemm_launch(shape, chip, tiling), chip).total_cycles - 8
 
@@ -187,13 +194,13 @@ def test_bounds_stay_below_the_simulator(case, seed):
     measure = case.measure
     space = measure.space()
     bounds = Bounds(measure, space.genes)
-    best = np.argsort(bounds.closed)[:3]
+    best = np.argsort(bounds.closed_form)[:3]
     rows = np.union1d(rows_of(space.size, 3, seed), best)
-    walked = bounds.walked(rows)
+    walked = bounds.walk(rows)
     for row, low in zip(rows.tolist(), walked.tolist(), strict=True):
         point = space.point(row)
         cycles = measure(point)
-        assert measure.bound(point) == bounds.closed[row] <= low <= cycles, point
+        assert measure.bound(point) == bounds.closed_form[row] <= low <= cycles, point
 
 
 @pytest.mark.parametrize("name", ON_CHIPS)
@@ -204,8 +211,8 @@ def test_bounds_are_close_where_it_counts(shape, name, kind):
     measure = CubeMeasure(shape, chip, epilogue_for(kind, chip, shape.dtype))
     space = measure.space()
     bounds = Bounds(measure, space.genes)
-    near = np.argsort(bounds.closed)[:200]
-    walked = bounds.walked(near)
+    near = np.argsort(bounds.closed_form)[:200]
+    walked = bounds.walk(near)
     first = np.argsort(walked)[:6]
     cycles = np.array([measure(space.point(int(row))) for row in near[first]])
     assert (walked[first] <= cycles).all()
@@ -219,9 +226,9 @@ def test_a_walk_cut_short_is_still_a_bound(monkeypatch):
     measure = CubeMeasure(LAYERS[0], load_chip("Ascend310"))
     space = measure.space()
     rows = rows_of(space.size, 12)
-    whole = Bounds(measure, space.genes).walked(rows)
-    monkeypatch.setattr("ascend_lab.aoe.cube.bound.TURNS", 40)
-    short = Bounds(measure, space.genes).walked(rows)
+    whole = Bounds(measure, space.genes).walk(rows)
+    monkeypatch.setattr("ascend_lab.aoe.cube.bound.MAX_TURNS", 40)
+    short = Bounds(measure, space.genes).walk(rows)
     assert (short <= whole).all()
     assert (short < whole).any()
 

@@ -460,10 +460,10 @@ def check(job, seed):
         assert low <= cycles, point
     if isinstance(job, CubeJob):
         rows = [job.space.row(p) for p in points]
-        walked = job.bounds.walked(np.array(rows))
+        walked = job.bounds.walk(np.array(rows))
         for point, row, tight in zip(points, rows, walked, strict=True):
-            assert job.bounds.closed[row] <= tight <= job.measure(point), point
-            assert job.measure.bound(point) == job.bounds.closed[row]
+            assert job.bounds.closed_form[row] <= tight <= job.measure(point), point
+            assert job.measure.bound(point) == job.bounds.closed_form[row]
     assert job.measure(job.start()[0]) == operator.default_cycles
 
 
@@ -493,9 +493,9 @@ def test_a_warm_l2_makes_kernels_and_bounds_shorter(chip):
     names = operator.piece.graph.inputs
     cold, warm = (job_of(cases.with_warm(operator, frozenset(held))) for held in ((), names))
     assert cold.operator.default_cycles > warm.operator.default_cycles
-    rows = np.argsort(cold.bounds.closed)[:50]
-    assert (warm.bounds.closed <= cold.bounds.closed).all()
-    assert warm.bounds.walked(rows).min() < cold.bounds.walked(rows).min()
+    rows = np.argsort(cold.bounds.closed_form)[:50]
+    assert (warm.bounds.closed_form <= cold.bounds.closed_form).all()
+    assert warm.bounds.walk(rows).min() < cold.bounds.walk(rows).min()
 
 
 SMALL = {

@@ -11,7 +11,16 @@ import numpy as np
 from ascend_lab.aoe import operators, workers
 from ascend_lab.aoe.cube.bound import Bounds, CubeProblem
 from ascend_lab.aoe.cube.conv_space import CONV
-from ascend_lab.aoe.cube.space import GEMM, MOST, TEXTS, CubeSpace, Kind, Shape, number_of, word_of
+from ascend_lab.aoe.cube.space import (
+    GEMM,
+    MAX_POINTS,
+    TEXT_GENES,
+    CubeSpace,
+    OperatorKind,
+    Shape,
+    number_of,
+    word_of,
+)
 from ascend_lab.aoe.drive import Trial
 from ascend_lab.aoe.space import Point, TableSpace, completed
 from ascend_lab.compiler import lower, tasks
@@ -32,7 +41,7 @@ from ascend_lab.operators.kernels.epilogue_plan import Demand, chip_left, demand
 from ascend_lab.operators.ops.matmul import base_name, least_cycles, warm_cycles
 
 
-def _kind(shape: Shape) -> Kind:
+def _kind(shape: Shape) -> OperatorKind:
     return CONV if isinstance(shape, conv_shape.ConvShape) else GEMM
 
 
@@ -40,7 +49,7 @@ def cube_space(
     shape: Shape,
     chip: Chip,
     demand: Demand | None = None,
-    most: int = MOST,
+    most: int = MAX_POINTS,
     *,
     default: bool | gemm_schedule.GemmSchedule = True,
 ) -> CubeSpace:
@@ -107,12 +116,12 @@ class CubeMeasure(CubeProblem):
         """Return cycles that the point does not go below, without building its kernel."""
         genes = zip(_kind(self.shape).names, point, strict=True)
         table = {n: np.array([number_of(n, value)], np.int64) for n, value in genes}
-        return float(Bounds(self, table).closed[0])
+        return float(Bounds(self, table).closed_form[0])
 
 
-FIRST = 16
+START_COUNT = 16
 """So many points with the lowest bounds are timed before the search breeds others."""
-WALKED = 1024
+MAX_WALKED = 1024
 """The bounds of so many tilings are tightened by a walk, to find those points."""
 
 
@@ -151,20 +160,20 @@ class CubeJob:
         self.space: CubeSpace = self.measure.space()
         self.bounds = Bounds(self.measure, self.space.genes)
         # walking is dear, so only the 1024 tilings with the lowest closed forms are walked at once
-        self.low = self.bounds.closed.copy()
-        nearest = np.argsort(self.low, kind="stable")[:WALKED]
-        self.low[nearest] = self.bounds.walked(nearest)
+        self.lower_bounds = self.bounds.closed_form.copy()
+        nearest = np.argsort(self.lower_bounds, kind="stable")[:MAX_WALKED]
+        self.lower_bounds[nearest] = self.bounds.walk(nearest)
 
     def _measure(self, shape: Shape, epilogue: Epilogue | None) -> CubeMeasure:
         """Return the measure on the contents of L2; the cube's operands are called "a" and "b"."""
         operator = self.operator
         a, b = operator.piece.graph.nodes[0].inputs[:2]
-        sides = (a, "a"), (b, "b")
-        warm = operator.warm.union(side for name, side in sides if name in operator.warm)
+        operand_names = (a, "a"), (b, "b")
+        warm = operator.warm.union(side for name, side in operand_names if name in operator.warm)
         epilogue_tensors = (
             {o.name.partition(".")[0] for o in epilogue.operands} if epilogue else set()
         )
-        shared = frozenset(n for pair in sides if pair[0] in epilogue_tensors for n in pair)
+        shared = frozenset(n for pair in operand_names if pair[0] in epilogue_tensors for n in pair)
         default_tiling = tasks.lowered_once(operator.piece, operator.chip).tiling
         if not shared:
             return CubeMeasure(shape, operator.chip, epilogue, warm, default_tiling)
@@ -204,33 +213,37 @@ class CubeJob:
 
     def start(self) -> Sequence[Point]:
         """Return the default and the points with the lowest bounds."""
-        least = np.argsort(self.low, kind="stable")[:FIRST]
+        least = np.argsort(self.lower_bounds, kind="stable")[:START_COUNT]
         return [self.default, *map(self.space.point, least)]
 
     def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
         """Return cycles that no tiling of the space beats, and whether the best one was found."""
-        low, best = self._untimed_bounds({t.point: t.cost for t in trials if t.cost < np.inf})
-        least = min(float(low.min()), self.divided_k_bound)
+        lower_bounds, best = self._untimed_bounds(
+            {t.point: t.cost for t in trials if t.cost < np.inf}
+        )
+        least = min(float(lower_bounds.min()), self.divided_k_bound)
         return int(min(best, least)), best <= least
 
     def may_be_quickest(self, costs: Mapping[Point, float]) -> list[Point]:
         """Return the untimed points whose bound is below the best time, the lowest bound first."""
-        low, best = self._untimed_bounds(costs)
-        rows = np.flatnonzero(low < best)
+        lower_bounds, best = self._untimed_bounds(costs)
+        rows = np.flatnonzero(lower_bounds < best)
         # few enough to walk them all: tighter bounds drop some more
-        if len(rows) <= 2 * WALKED:
-            self.low[rows] = low[rows] = self.bounds.walked(rows)
-            rows = rows[low[rows] < best]
-        return [self.space.point(row) for row in rows[np.argsort(low[rows], kind="stable")]]
+        if len(rows) <= 2 * MAX_WALKED:
+            self.lower_bounds[rows] = lower_bounds[rows] = self.bounds.walk(rows)
+            rows = rows[lower_bounds[rows] < best]
+        return [
+            self.space.point(row) for row in rows[np.argsort(lower_bounds[rows], kind="stable")]
+        ]
 
     def _untimed_bounds(self, costs: Mapping[Point, float]) -> tuple[gemm_schedule.Floats, float]:
         """Return the bounds of all points, infinite for timed ones, and the best time so far."""
-        low = self.low.copy()
-        low[[self.space.row(point) for point in costs]] = np.inf
-        return low, min(float(self.operator.default_cycles), *costs.values(), np.inf)
+        lower_bounds = self.lower_bounds.copy()
+        lower_bounds[[self.space.row(point) for point in costs]] = np.inf
+        return lower_bounds, min(float(self.operator.default_cycles), *costs.values(), np.inf)
 
 
-CHUNK = 512
+FIRST_CHUNK = 512
 """The first walk tightens the bounds of so many tilings at once, each later one twice as many."""
 
 
@@ -265,11 +278,11 @@ class _BranchAndBound:
         self.space = space
         self.bounds = bounds
         self.timed = timed
-        self.order = np.argsort(self.bounds.closed, kind="stable")
-        self.sorted = self.bounds.closed[self.order]
+        self.order = np.argsort(self.bounds.closed_form, kind="stable")
+        self.sorted = self.bounds.closed_form[self.order]
         self.heap: list[tuple[float, int]] = []
         self.walked = 0
-        self.chunk = CHUNK
+        self.chunk = FIRST_CHUNK
         self.best: tuple[float, Point] = (math.inf, ())
         self.trials = 0
 
@@ -293,7 +306,7 @@ class _BranchAndBound:
             return
         end = min(self.walked + self.chunk, int(np.searchsorted(self.sorted, self.best[0])))
         rows = self.order[self.walked : end]
-        for bound, row in zip(self.bounds.walked(rows).tolist(), rows.tolist(), strict=True):
+        for bound, row in zip(self.bounds.walk(rows).tolist(), rows.tolist(), strict=True):
             heapq.heappush(self.heap, (bound, row))
         self.walked, self.chunk = end, 2 * self.chunk
 
@@ -306,7 +319,7 @@ def prove(
     *,
     most: int | None = None,
     time_limit_s: float | None = None,
-    told: Callable[[int, int], None] = lambda trials, most: None,
+    report: Callable[[int, int], None] = lambda trials, most: None,
 ) -> Proof:
     """Return the best point and a lower bound, after at most `most` kernels or `time_limit_s`.
 
@@ -320,13 +333,13 @@ def prove(
         if search.trials and deadline.has_passed:
             break
         search.step()
-        told(search.trials, most)
+        report(search.trials, most)
     cycles, point = search.best
     return Proof(point, cycles, min(cycles, *search.least), search.trials)
 
 
 TILING_NAMES = tuple(f.name for f in fields(gemm_schedule.Tilings))
-ORDERS = TEXTS["order"]
+ORDERS = TEXT_GENES["order"]
 
 
 def tiled_cycles(operator: operators.Tunable, dtype: str, point: Point) -> float:
@@ -438,7 +451,7 @@ class JointJob(TableJob):
             )
             cycles = conv_estimate(image, chip, tilings_that_fit, demand)
             by_window[window] = tilings_that_fit.tilings
-            least = np.argsort(cycles, kind="stable")[:FIRST].tolist()
+            least = np.argsort(cycles, kind="stable")[:START_COUNT].tolist()
             tilings = (tilings_that_fit.tilings.schedule(index, shape.dtype) for index in least)
             first_tilings += [replace(tiling, window=window) for tiling in tilings]
         super().__init__(operator, shape, 1, by_window, ORDERS)

@@ -27,7 +27,7 @@ from ascend_lab.aoe.cube.pipe_work import (
     l1_to_l0_cycles,
     weights_stay_in_l0b,
 )
-from ascend_lab.aoe.cube.space import Array, Columns, Floats, Mask, Shape, up
+from ascend_lab.aoe.cube.space import Array, Columns, Floats, Mask, Shape, ceil_div_array
 from ascend_lab.aoe.cube.work import CubeWork, conv_work, gemm_work, rows_of
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
@@ -79,15 +79,15 @@ class Walk:
         zero = np.zeros(len(w.m), np.int64)
         # at the start each consumer raises a flag for every slot of its queue: "this one is free"
         shared_slots = pipe_work.shared_slots(job)
-        self.joint = shared_slots > 0
-        l1 = np.where(w.by_a, 0, w.a_l1) + np.where(w.by_b | self.joint, 0, w.b_l1)
+        self.shares_slots = shared_slots > 0
+        l1 = np.where(w.bypass_a, 0, w.a_l1) + np.where(w.bypass_b | self.shares_slots, 0, w.b_l1)
         start_times = (zero + f, f * l1, f * (w.a_l0 + w.b_l0), zero + 2 * f, zero + 2 * f)
         self.free_at = dict(zip(PIPES, start_times, strict=True))
         self.done = {name: zero.copy() for name in PIPES}
         self.loop_index = {name: zero.copy() for name in LOOPS}
         self.end_cycles = zero.copy()
         tile_bytes = (
-            w.m * np.minimum(w.n, w.n_own) * BLOCK * DTYPE_BYTES[isa.ACCUMULATOR[job.dtype]]
+            w.m * np.minimum(w.n, w.core_n) * BLOCK * DTYPE_BYTES[isa.ACCUMULATOR[job.dtype]]
         )
         counts = {"a1": np.maximum(w.a_l1, shared_slots), "b1": np.maximum(w.b_l1, shared_slots)}
         counts |= {
@@ -97,12 +97,12 @@ class Walk:
         }
         counts |= {"a0": w.a_l0, "b0": w.b_l0}
         self.slots = {name: Slots(count) for name, count in counts.items()}
-        self.outer = np.where(w.outer_n, w.n_tiles, w.m_tiles)
-        self.inner = np.where(w.outer_n, w.m_tiles, w.n_tiles)
-        self.stages = up(w.units, w.stage)
+        self.outer = np.where(w.n_is_outer, w.n_tiles, w.m_tiles)
+        self.inner = np.where(w.n_is_outer, w.m_tiles, w.n_tiles)
+        self.stages = ceil_div_array(w.units, w.stage)
         self._load_channels()
 
-    def _spend(self, pipe: str, where: Mask, end: Array, cycles: Array | int) -> None:
+    def _occupy(self, pipe: str, where: Mask, end: Array, cycles: Array | int) -> None:
         """Let a pipe be busy until `end`, of which `cycles` are work and the rest is waiting."""
         self.free_at[pipe] = np.where(where, end, self.free_at[pipe])
         self.done[pipe] += np.where(where, cycles, 0)
@@ -116,34 +116,34 @@ class Walk:
         f = self.flag
         if not drain_work.channel_loads:
             return
-        stays = drain_work.channel_blocks >= w.n_own
+        stays = drain_work.channel_blocks >= w.core_n
         path = chip.path("GM", "UB" if chip.combined else "L1")
-        moved_cycles = w.n_own * drain_work.channel_bytes * drain_work.channel_cycles_per_byte
+        moved_cycles = w.core_n * drain_work.channel_bytes * drain_work.channel_cycles_per_byte
         cycles = (
             drain_work.channel_loads * path.startup_cycles + moved_cycles.astype(np.int64) + 2 * f
         )
-        self._spend("load", stays, self.free_at["load"] + cycles, cycles)
+        self._occupy("load", stays, self.free_at["load"] + cycles, cycles)
         if chip.combined:
             return
-        table_cycles = copy_cycles(chip.path("L1", "BT"), w.n_own * isa.FRACTAL * 4)
+        table_cycles = copy_cycles(chip.path("L1", "BT"), w.core_n * isa.FRACTAL * 4)
         loaded_at = self.free_at["load"] + drain_work.channel_latency
         table_ready = np.maximum(self.free_at["feed"], loaded_at) + 4 * f + table_cycles
         # the closed forms of MTE1 and the cube leave this work out, so it must not count as done:
         # `run` adds what the closed forms have left
-        self._spend("feed", stays, table_ready, 0)
-        self._spend("cube", stays, np.maximum(self.free_at["cube"], table_ready) + f, 0)
+        self._occupy("feed", stays, table_ready, 0)
+        self._occupy("cube", stays, np.maximum(self.free_at["cube"], table_ready) + f, 0)
 
     def _drain(self, where: Mask, m_at: Array, n: Array) -> None:
         """Send finished tiles on their way to GM."""
         f = self.flag
         chip = self.job.chip
         job = self.job
-        self._spend("cube", where, self.free_at["cube"] + f, f)
+        self._occupy("cube", where, self.free_at["cube"] + f, f)
         index = np.flatnonzero(where)
         tile = job.work.first[index] + m_at[index]
-        run = job.sides.pixels[tile] * isa.FRACTAL
-        fractals = job.sides.fractals[tile]
-        extra_copies = job.sides.runs[tile] - 1
+        run = job.tile_list.pixels[tile] * isa.FRACTAL
+        fractals = job.tile_list.fractals[tile]
+        extra_copies = job.tile_list.runs[tile] - 1
         start = np.maximum(self.free_at["drain"][index], self.free_at["cube"][index]) + f
         if chip.combined:
             self._by_vector(where, index, start, (run, fractals, n[index], extra_copies))
@@ -177,7 +177,7 @@ class Walk:
         # need not wait for the epilogue
         released_early = (piece_blocks == n) & (drain_work.plan is not None)
         l0c_free = drain
-        for piece in range(int(up(n, piece_blocks).max())):
+        for piece in range(int(ceil_div_array(n, piece_blocks).max())):
             count = np.clip(n - piece * piece_blocks, 0, piece_blocks)
             mask = np.zeros(len(where), bool)
             mask[index] = count > 0
@@ -296,9 +296,9 @@ class Walk:
         p = self.loop_index
         f = self.flag
         active = self.end_cycles == 0
-        m_at = np.where(w.outer_n, p["inner"], p["outer"])
-        n_at = np.where(w.outer_n, p["outer"], p["inner"])
-        m = self.job.sides.fractals[w.first + m_at]
+        m_at = np.where(w.n_is_outer, p["inner"], p["outer"])
+        n_at = np.where(w.n_is_outer, p["outer"], p["inner"])
+        m = self.job.tile_list.fractals[w.first + m_at]
         n = np.where(n_at == w.n_tiles - 1, w.n_last, w.n)
         last_stage = p["stage"] == self.stages - 1
         units = np.where(last_stage, w.units - p["stage"] * w.stage, w.stage)
@@ -310,14 +310,14 @@ class Walk:
         begin_tile = begin_stage & (p["stage"] == 0)
         end_tile = end_stage & last_stage
         cube = self.free_at["cube"]
-        self._spend("cube", active & begin_tile, self.slots["c"].wait(cube) + f, f)
+        self._occupy("cube", active & begin_tile, self.slots["c"].wait(cube) + f, f)
         if (active & begin_stage).any():
             self._stage(active & begin_stage, begin_tile, m_at, n, units, depth_all)
         self._multiply(active, m, n, depth)
         self._free_l1(active & end_stage, end_tile)
         if (active & end_tile).any():
             self._drain(active & end_tile, m_at, n)
-        self._step(active, end_stage, end_tile)
+        self._advance_loops(active, end_stage, end_tile)
 
     def _stage(
         self, active: Mask, begin_tile: Mask, m_at: Array, n: Array, units: Array, depth: Array
@@ -327,46 +327,56 @@ class Walk:
         p = self.loop_index
         job = self.job
         first = begin_tile & (p["inner"] == 0)
-        a = active & ~w.by_a & (~w.hold_a | first)
-        b = active & ~w.by_b & (~w.hold_b | (first & (~w.hold_all | (p["outer"] == 0))))
-        a_size = job.sides.unit_bytes[w.first + m_at] * np.where(w.hold_a, w.units, units)
-        b_depth = np.where(w.hold_b, w.units * job.taps, depth)
+        a = active & ~w.bypass_a & (~w.keeps_a | first)
+        b = (
+            active
+            & ~w.bypass_b
+            & (~w.keeps_b | (first & (~w.keeps_b_throughout | (p["outer"] == 0))))
+        )
+        a_size = job.tile_list.unit_bytes[w.first + m_at] * np.where(w.keeps_a, w.units, units)
+        b_depth = np.where(w.keeps_b, w.units * job.taps, depth)
         b_size = n * b_depth * job.area_bytes
         path = job.chip.path("GM", "L1")
         a_cycles = copy_cycles(path, a_size, job.a.cycles_per_byte)
         b_cycles = copy_cycles(path, b_size, job.b.cycles_per_byte)
-        weights_first = b & w.hold_b
+        weights_first = b & w.keeps_b
         if weights_first.any():
-            self._bring("b", weights_first, b_cycles, job.b.latency_cycles)
+            self._load_to_l1("b", weights_first, b_cycles, job.b.latency_cycles)
             to_l0b_cycles = copy_cycles(job.chip.path("L1", "L0B"), b_size)
-            self._spend(
+            self._occupy(
                 "feed",
                 weights_first & weights_stay_in_l0b(job),
                 self.free_at["feed"] + to_l0b_cycles,
                 to_l0b_cycles,
             )
-        self._bring("a", a, a_cycles, job.a.latency_cycles)
+        self._load_to_l1("a", a, a_cycles, job.a.latency_cycles)
         latency_left = np.where(a, job.a.latency_cycles - b_cycles, 0)
-        self._bring("b", b & ~w.hold_b, b_cycles, np.maximum(job.b.latency_cycles, latency_left))
+        self._load_to_l1(
+            "b", b & ~w.keeps_b, b_cycles, np.maximum(job.b.latency_cycles, latency_left)
+        )
 
-    def _bring(self, name: str, where: Mask, cycles: Array, latency: Array) -> None:
+    def _load_to_l1(self, name: str, where: Mask, cycles: Array, latency: Array) -> None:
         """Copy to a slot of L1 and raise a flag for MTE1; A and B in a shared slot need one."""
-        f = np.where(self.joint & (name == "b"), 0, self.flag)
+        f = np.where(self.shares_slots & (name == "b"), 0, self.flag)
         loaded_at = self.slots[f"{name}1"].wait(self.free_at["load"]) + 2 * f + cycles
-        self._spend("load", where, loaded_at, 2 * f + cycles)
-        self._spend("feed", where, np.maximum(self.free_at["feed"], loaded_at + latency) + f, 0)
+        self._occupy("load", where, loaded_at, 2 * f + cycles)
+        self._occupy("feed", where, np.maximum(self.free_at["feed"], loaded_at + latency) + f, 0)
 
     def _free_l1(self, end: Mask, end_tile: Mask) -> None:
         w = self.job.work
         p = self.loop_index
         last = end_tile & (p["inner"] == self.inner - 1)
-        a = end & ~w.by_a & (~w.hold_a | last)
-        b = end & ~w.by_b & (~w.hold_b | (last & (~w.hold_all | (p["outer"] == self.outer - 1))))
+        a = end & ~w.bypass_a & (~w.keeps_a | last)
+        b = (
+            end
+            & ~w.bypass_b
+            & (~w.keeps_b | (last & (~w.keeps_b_throughout | (p["outer"] == self.outer - 1))))
+        )
         # the operand that an outer loop keeps is given back last: where A is kept, B goes first
-        b_first = b & w.hold_a & ~w.hold_b
+        b_first = b & w.keeps_a & ~w.keeps_b
         for name, where in (("b1", b_first), ("a1", a), ("b1", b & ~b_first)):
-            f = np.where(self.joint & (name == "b1"), 0, self.flag)
-            self._spend("feed", where, self.free_at["feed"] + f, 0)
+            f = np.where(self.shares_slots & (name == "b1"), 0, self.flag)
+            self._occupy("feed", where, self.free_at["feed"] + f, 0)
             self.slots[name].free(self.free_at["feed"], where)
 
     def _multiply(self, active: Mask, m: Array, n: Array, depth: Array) -> None:
@@ -378,25 +388,25 @@ class Walk:
         a_cycles, b_cycles = l1_to_l0_cycles(job, m, n, depth)
         stays = weights_stay_in_l0b(job)
         for name, cycles, bypasses_l1 in (
-            ("a", a_cycles, job.work.by_a),
-            ("b", b_cycles, job.work.by_b),
+            ("a", a_cycles, job.work.bypass_a),
+            ("b", b_cycles, job.work.bypass_b),
         ):
             moves = ~stays if name == "b" else np.ones(len(stays), bool)
             slots = self.slots[f"{name}0"]
             loaded_at = slots.wait(self.free_at["feed"]) + 2 * f + cycles
             if bypasses_l1.any():
-                loaded_at = self._straight(name, active, loaded_at, m, n, depth)
-            self._spend("feed", active & moves & ~bypasses_l1, loaded_at, 2 * f + cycles)
+                loaded_at = self._load_past_l1(name, active, loaded_at, m, n, depth)
+            self._occupy("feed", active & moves & ~bypasses_l1, loaded_at, 2 * f + cycles)
             cube = np.where(moves, np.maximum(cube, loaded_at) + f, cube)
         product = chip.cube_head_cycles + m * depth * n * pipe_work.macs_per_fractal(job)
         # the cube raises a flag for L0A and, unless the weights stay, one for L0B: "refill this"
         cube = cube + product
         flag_cycles = np.where(stays, f, 2 * f)
-        self._spend("cube", active, cube + flag_cycles, product + 2 * flag_cycles)
+        self._occupy("cube", active, cube + flag_cycles, product + 2 * flag_cycles)
         self.slots["a0"].free(cube + f, active)
         self.slots["b0"].free(cube + 2 * f, active)
 
-    def _straight(
+    def _load_past_l1(
         self, name: str, active: Mask, staged_at: Array, m: Array, n: Array, depth: Array
     ) -> Array:
         """Load operands that bypass L1 from GM to L0; return when they are there.
@@ -405,7 +415,9 @@ class Walk:
         """
         job = self.job
         f = self.flag
-        load, bypasses_l1 = (job.a, job.work.by_a) if name == "a" else (job.b, job.work.by_b)
+        load, bypasses_l1 = (
+            (job.a, job.work.bypass_a) if name == "a" else (job.b, job.work.bypass_b)
+        )
         path = job.chip.path("GM", f"L0{name.upper()}")
         area = job.area_bytes
         if name == "a":
@@ -416,10 +428,10 @@ class Walk:
             times = depth
         cycles = times * copy_cycles(path, size, load.cycles_per_byte)
         loaded_at = self.slots[f"{name}0"].wait(self.free_at["load"]) + 2 * f + cycles
-        self._spend("load", active & bypasses_l1, loaded_at, 2 * f + cycles)
+        self._occupy("load", active & bypasses_l1, loaded_at, 2 * f + cycles)
         return np.where(bypasses_l1, loaded_at + load.latency_cycles, staged_at)
 
-    def _step(self, active: Mask, end_stage: Mask, end_tile: Mask) -> None:
+    def _advance_loops(self, active: Mask, end_stage: Mask, end_tile: Mask) -> None:
         """Advance the loop counters like an odometer; record the end times of kernels."""
         p = self.loop_index
         w = self.job.work
@@ -436,7 +448,7 @@ class Walk:
 
 
 # -- the bounds ------------------------------------------------------------------------------------
-TURNS = 1024
+MAX_TURNS = 1024
 """A walk follows this many turns of the cube; the busiest pipe bounds the remaining ones."""
 
 
@@ -469,32 +481,32 @@ class Bounds:
         self.drain_work: DrainWork = pipe_work.drain_work_of(
             self.job, problem.epilogue, shape.out_dtype, warm
         )
-        self.least = _memory_cycles(self.job, self.drain_work, warm)
+        self.memory_cycles = _memory_cycles(self.job, self.drain_work, warm)
         self.launch_cycles = start_cycles(chip, "cold")
 
     @cached_property
-    def closed(self) -> Floats:
+    def closed_form(self) -> Floats:
         """The bounds in closed form, for all rows."""
         core = pipe_work.closed_bounds(self.job, self.drain_work)
-        return np.maximum(core, self.least) + self.launch_cycles
+        return np.maximum(core, self.memory_cycles) + self.launch_cycles
 
     @cached_property
-    def tight(self) -> Floats:
+    def from_walks(self) -> Floats:
         """The tighter bounds of the rows that were walked; 0 for other rows."""
-        return np.zeros_like(self.closed)
+        return np.zeros_like(self.closed_form)
 
-    def walked(self, rows: Array) -> Floats:
+    def walk(self, rows: Array) -> Floats:
         """Return the tighter bounds of some rows; each row is walked once and then remembered."""
-        unwalked = rows[self.tight[rows] == 0]
+        unwalked = rows[self.from_walks[rows] == 0]
         # batches of about 2048 kernels of similar length: a batch walks until its longest has ended
         order = np.argsort(self.turns[unwalked], kind="stable")
         for batch in (
             np.array_split(unwalked[order], max(1, len(unwalked) // 2048)) if len(unwalked) else ()
         ):
             walk = Walk(rows_of(self.job, batch), rows_of(self.drain_work, batch))
-            cycles = walk.run(TURNS) + self.launch_cycles
-            self.tight[batch] = np.maximum(cycles, self.closed[batch])
-        return self.tight[rows]
+            cycles = walk.run(MAX_TURNS) + self.launch_cycles
+            self.from_walks[batch] = np.maximum(cycles, self.closed_form[batch])
+        return self.from_walks[rows]
 
     @cached_property
     def turns(self) -> Array:

@@ -17,7 +17,16 @@ from math import gcd, prod
 import numpy as np
 
 from ascend_lab.aoe.cube import space
-from ascend_lab.aoe.cube.space import Array, Columns, CubeSpace, Kind, area_of, crossed, taken, up
+from ascend_lab.aoe.cube.space import (
+    Array,
+    Columns,
+    CubeSpace,
+    OperatorKind,
+    area_of,
+    ceil_div_array,
+    cross_product,
+    rows_at,
+)
 from ascend_lab.aoe.space import Point
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import FRACTAL, c0_of
@@ -32,7 +41,7 @@ CONV_NAMES = (
 )
 
 
-STRIP, STACKED = map(space.TEXTS["window"].index, ("strip", "stacked"))
+STRIP, STACKED = map(space.TEXT_GENES["window"].index, ("strip", "stacked"))
 """Kinds of windows by number, after flat ones."""
 
 
@@ -40,7 +49,7 @@ def conv_space(
     shape: ConvShape,
     chip: Chip,
     demand: Demand | None = None,
-    most: int = space.MOST,
+    most: int = space.MAX_POINTS,
     *,
     default: bool | gemm_schedule.GemmSchedule = True,
 ) -> CubeSpace:
@@ -55,16 +64,16 @@ def conv_space(
         row = conv_row(shape, chip, default)
     elif default:
         row = _default_row(shape, chip, demand)
-    for ratio in space.RATIOS:
+    for ratio in space.SPACING_RATIOS:
         table = _depths(shape, chip, _tiles(shape, chip, demand, ratio), ratio)
         a, b, least = l1_bytes(shape, table)
-        table = taken(table | {"a": a, "b": b}, least <= chip.buffers["L1"])
-        table = crossed(table, {"order": np.arange(2)})
-        table = taken(table, canonical_order(shape, table) == table["order"])
+        table = rows_at(table | {"a": a, "b": b}, least <= chip.buffers["L1"])
+        table = cross_product(table, {"order": np.arange(2)})
+        table = rows_at(table, canonical_order(shape, table) == table["order"])
         table = space.with_l1_slots(table, chip, table["a"], table["b"])
         # `check_conv` also asks that the K tiles of all slots fit L1, as those of a product do
         tiles = (table["a_l1"] * table["m"] + table["b_l1"] * table["n"]) * table["k"]
-        table = taken(table, tiles * area_of(shape.dtype) <= chip.buffers["L1"])
+        table = rows_at(table, tiles * area_of(shape.dtype) <= chip.buffers["L1"])
         if len(table["m"]) < most:
             break
     all_rows = {n: np.append(table[n], row.get(n, np.zeros(0, np.int64))) for n in CONV_NAMES}
@@ -75,14 +84,14 @@ def pixel_tiles(shape: ConvShape, max_tile: int, ratio: float, *, strip: bool) -
     """Return the heights of pixel tiles, in fractals."""
     oh, ow = shape.out_hw
     if strip:
-        heights = space.evens(-(-ow // FRACTAL))
-        return space.spaced(heights[heights <= max_tile], ratio)
+        heights = space.even_sizes(-(-ow // FRACTAL))
+        return space.thinned(heights[heights <= max_tile], ratio)
     # tiles of whole rows: a multiple of `period` fractals ends at the end of a row. With 24 columns
     # that is 3 fractals, 48 pixels, 2 rows.
     pixels = -(-oh * ow // FRACTAL)
     period = ow * shape.mixed // gcd(ow * shape.mixed, FRACTAL)
-    heights = np.union1d(space.evens(pixels), np.arange(period, pixels + 1, period))
-    return space.spaced(heights[heights <= max_tile], ratio)
+    heights = np.union1d(space.even_sizes(pixels), np.arange(period, pixels + 1, period))
+    return space.thinned(heights[heights <= max_tile], ratio)
 
 
 def _pixel_options(shape: ConvShape, chip: Chip, max_tile: int, ratio: float) -> Columns:
@@ -90,7 +99,7 @@ def _pixel_options(shape: ConvShape, chip: Chip, max_tile: int, ratio: float) ->
     options = set()
     kinds = {0: True, STRIP: not shape.lanes, STACKED: stacked(shape) != shape}
     for window in (kind for kind, is_possible in kinds.items() if is_possible):
-        seen, strip = seen_as(shape, window)
+        seen, strip = shape_for_window(shape, window)
         for m in pixel_tiles(seen, max_tile, ratio, strip=strip):
             tiles = seen.n * conv_windows.tiles_per_image(seen, int(m), strip=strip)
             counts = space.core_counts(chip.core_count, ratio)
@@ -109,9 +118,11 @@ def _channel_options(shape: ConvShape, chip: Chip, max_tile: int, ratio: float) 
     for cols in space.core_counts(chip.core_count, ratio):
         _, columns_per_share = column_shares(bundle, cols)
         tiles = np.unique(
-            up(bundle.n1, columns_per_share * np.arange(1, -(-bundle.n1 // columns_per_share) + 1))
+            ceil_div_array(
+                bundle.n1, columns_per_share * np.arange(1, -(-bundle.n1 // columns_per_share) + 1)
+            )
         )
-        for tile in space.spaced(tiles[tiles <= max_tile], ratio):
+        for tile in space.thinned(tiles[tiles <= max_tile], ratio):
             options.add((used_columns(bundle, cols, int(tile)), int(tile)))
     columns = np.array(sorted(options), np.int64).T
     return dict(zip(("cols", "n"), columns, strict=True))
@@ -147,40 +158,45 @@ def used_columns(bundle: Bundles, cols: int, tile: int) -> int:
 def _tiles(shape: ConvShape, chip: Chip, demand: Demand | None, ratio: float) -> Columns:
     """Return core grids, windows and tiles of the output."""
     area = area_of(shape.dtype)
-    table = crossed(
+    table = cross_product(
         _pixel_options(shape, chip, chip.buffers["L0A"] // area, ratio),
         _channel_options(shape, chip, chip.buffers["L0B"] // area, ratio),
     )
-    table = taken(table, table["rows"] * table["cols"] <= chip.core_count)
-    return taken(table, space.tile_fits(shape.gemm, chip, demand, table))
+    table = rows_at(table, table["rows"] * table["cols"] <= chip.core_count)
+    return rows_at(table, space.tile_fits(shape.gemm, chip, demand, table))
 
 
 def _depths(shape: ConvShape, chip: Chip, table: Columns, ratio: float) -> Columns:
     """Add stages in channel blocks, K tiles and the slots of L0."""
     c1 = bundles_of(shape).c1
     taps = shape.taps
-    stages = np.union1d(space.spaced(space.evens(c1), ratio), [c1])
+    stages = np.union1d(space.thinned(space.even_sizes(c1), ratio), [c1])
     lists = []
     # K tiles of a stage; where whole K tiles cover a longer stage, that one represents it: with one
     # tap, K tiles of 2 cover 4 channel blocks, not 3
     for stage in stages:
-        k = space.spaced(space.evens(int(stage) * taps), ratio)
-        lists.append(k[up(stage * taps, k) * k // taps == stage] if stage < stages[-1] else k)
+        k = space.thinned(space.even_sizes(int(stage) * taps), ratio)
+        lists.append(
+            k[ceil_div_array(stage * taps, k) * k // taps == stage] if stage < stages[-1] else k
+        )
     which = np.tile(np.arange(len(stages)), len(table["m"]))
-    table = crossed(table, {"stage": stages})
-    return space.with_l0_slots(space.grown(table, "k", lists, which), chip, area_of(shape.dtype))
+    table = cross_product(table, {"stage": stages})
+    return space.with_l0_slots(
+        space.with_column(table, "k", lists, which), chip, area_of(shape.dtype)
+    )
 
 
-def seen_as(shape: ConvShape, window: int) -> tuple[ConvShape, bool]:
+def shape_for_window(shape: ConvShape, window: int) -> tuple[ConvShape, bool]:
     """Return the convolution as a kind of window sees it, and whether its tiles are strips."""
     return stacked(shape) if window == STACKED else shape, window == STRIP
 
 
 def _by_window(shape: ConvShape, t: Columns, value: Callable[[ConvShape, bool, int], int]) -> Array:
     """Return the value of each row's tile of pixels, by its height and kind of window."""
-    distinct, _, row = space.same_rows([t["window"], t["m"]])
+    distinct, _, row = space.distinct_rows([t["window"], t["m"]])
     values = [
-        value(*seen_as(shape, window), m) for window, m in np.stack(distinct, axis=1).tolist()
+        value(*shape_for_window(shape, window), m)
+        for window, m in np.stack(distinct, axis=1).tolist()
     ]
     return np.array(values, np.int64)[row]
 
@@ -204,7 +220,9 @@ def canonical_order(shape: ConvShape, t: Columns) -> Array:
         shape, t, lambda s, strip, m: s.n * conv_windows.tiles_per_image(s, m, strip=strip)
     )
     _, columns_per_share = shares_of(bundle, t["cols"])
-    one_tile = (up(tiles, t["rows"]) == 1) | (up(up(bundle.n1, t["n"]), columns_per_share) == 1)
+    one_tile = (ceil_div_array(tiles, t["rows"]) == 1) | (
+        ceil_div_array(ceil_div_array(bundle.n1, t["n"]), columns_per_share) == 1
+    )
     return np.where(one_tile, 0, t["order"])
 
 
@@ -222,7 +240,7 @@ def conv_row(shape: ConvShape, chip: Chip, schedule: gemm_schedule.GemmSchedule)
     bundle = bundles_of(shape)
     strip = conv_schedules.takes_strips(shape, schedule, chip)
     window = schedule.window or ("strip" if strip else "flat")
-    seen, _ = seen_as(shape, space.number_of("window", window))
+    seen, _ = shape_for_window(shape, space.number_of("window", window))
     oh, ow = seen.out_hw
     m = min(schedule.base_m // FRACTAL, -(-(ow if strip else oh * ow) // FRACTAL))
     tiles = seen.n * conv_windows.tiles_per_image(seen, m, strip=strip)
@@ -241,7 +259,7 @@ def conv_row(shape: ConvShape, chip: Chip, schedule: gemm_schedule.GemmSchedule)
         "order": schedule.order,
         "stage": stage,
         "k": min(schedule.base_k // c0_of(shape.dtype), stage * shape.taps),
-        **{name: getattr(schedule, f"{name}_slots") for name in space.SLOTS},
+        **{name: getattr(schedule, f"{name}_slots") for name in space.SLOT_GENES},
     }
     row = {name: np.array([space.number_of(name, genes[name])], np.int64) for name in CONV_NAMES}
     return row | {"order": canonical_order(shape, row)}
@@ -255,12 +273,12 @@ def conv_schedule_of(shape: ConvShape, point: Point) -> gemm_schedule.GemmSchedu
     schedule = gemm_schedule.GemmSchedule(
         g["m"] * FRACTAL, g["k"] * c0, g["n"] * FRACTAL, step, g["rows"], g["cols"]
     )
-    slots = {f"{name}_slots": g[name] for name in space.SLOTS}
+    slots = {f"{name}_slots": g[name] for name in space.SLOT_GENES}
     return replace(schedule, order=g["order"], window=g["window"], **slots)
 
 
 ROLES = {"x": "a", "weight": "b"}
-CONV = Kind(
+CONV = OperatorKind(
     CONV_NAMES,
     conv_space,
     conv_row,

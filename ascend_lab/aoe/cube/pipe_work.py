@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ascend_lab.aoe.cube.space import Array, Floats, Mask, same_rows, up
+from ascend_lab.aoe.cube.space import Array, Floats, Mask, ceil_div_array, distinct_rows
 from ascend_lab.aoe.cube.work import CubeWork
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip, Path, VectorCost
 from ascend_lab.machine.isa import ACCUMULATOR, FRACTAL, c0_of
@@ -94,7 +94,7 @@ def drain_work_of(
     memory_latency = np.where(
         w.ragged, l2_latency, path.latency_cycles + chip.device_memory.latency_cycles
     )
-    reloads = np.maximum(w.m_tiles * (resident_blocks < w.n_own), 1)
+    reloads = np.maximum(w.m_tiles * (resident_blocks < w.core_n), 1)
     first_read_share = 1.0 / np.maximum(1, max(channel_loads, 1) * w.rows * reloads)
     if epilogue and any(o.name.partition(".")[0] in warm for o in epilogue.operands):
         cold_cycles_per_byte = warm_cycles_per_byte
@@ -129,11 +129,11 @@ def _channel_room(job: CubeWork, demand: Demand | None, out_bytes: int) -> tuple
     """Return how many channel blocks stay in a slot, and how many output blocks a piece has."""
     chip = job.chip
     w = job.work
-    tile_n = np.minimum(w.n, w.n_own)
+    tile_n = np.minimum(w.n, w.core_n)
     if demand is None:
         blocks_in_ub = chip.buffers.get("UB", 0) // (2 * w.m * BLOCK * out_bytes)
         return np.zeros_like(w.n), np.clip(blocks_in_ub, 1, tile_n) if chip.combined else tile_n
-    (owned_blocks, tiles), _, row = same_rows([w.n_own, tile_n])
+    (owned_blocks, tiles), _, row = distinct_rows([w.core_n, tile_n])
     pairs = zip(owned_blocks.tolist(), tiles.tolist(), strict=True)
     resident_blocks = np.array([channel_blocks(demand, chip, *pair) for pair in pairs], np.int64)[
         row
@@ -169,9 +169,9 @@ def weights_stay_in_l0b(job: CubeWork) -> Mask:
     of pixels. That costs more, so leaving the bias out keeps the bound valid.
     """
     w = job.work
-    weight_bytes = w.units * job.taps * np.minimum(w.n, w.n_own) * job.area_bytes
+    weight_bytes = w.units * job.taps * np.minimum(w.n, w.core_n) * job.area_bytes
     fits: Mask = (w.b_l0 * weight_bytes <= job.chip.buffers["L0B"]) & (w.m_tiles > 1) & job.is_conv
-    return fits & w.hold_b & (w.stage >= w.units)
+    return fits & w.keeps_b & (w.stage >= w.units)
 
 
 def shared_slots(job: CubeWork) -> Array:
@@ -205,7 +205,9 @@ def vector_cycles(drain_work: DrainWork, chip: Chip, count: Array, run: Array) -
     A kernel may pad the blocks to whole repeats where that is quicker: the result is the minimum.
     """
     # a repeat of 256 bytes holds 128 elements of fp16
-    whole_repeats = up(run, chip.vector_bytes_per_repeat // 2) * (chip.vector_bytes_per_repeat // 2)
+    whole_repeats = ceil_div_array(run, chip.vector_bytes_per_repeat // 2) * (
+        chip.vector_bytes_per_repeat // 2
+    )
     return np.minimum(
         *(_steps_cycles(drain_work, chip, count, run_length) for run_length in (run, whole_repeats))
     )
@@ -228,7 +230,7 @@ def _steps_cycles(drain_work: DrainWork, chip: Chip, count: Array, run: Array) -
             continue
         # With a number per channel each block has its own factor. One instruction handles either
         # the same repeat of all blocks (`across_blocks`) or all repeats of one block.
-        parts = up(run, lanes)
+        parts = ceil_div_array(run, lanes)
         across_blocks = parts * (cost.head_cycles + cost.slope_cycles * count)
         block_by_block = count * _run_cycles(run, lanes, chip.max_repeat, cost)
         total = total + np.where(
@@ -244,7 +246,7 @@ def _run_cycles(elements: Array, lanes: int, max_repeat: int, cost: VectorCost) 
     """
     repeats = elements // lanes
     has_tail = elements % lanes > 0
-    instructions = up(repeats, max_repeat) + has_tail
+    instructions = ceil_div_array(repeats, max_repeat) + has_tail
     cycles: Array = cost.head_cycles * instructions + cost.slope_cycles * (repeats + has_tail)
     return cycles
 
@@ -288,9 +290,11 @@ class Busy:
 def turns_of(job: CubeWork) -> Array:
     """Return how many times the cube accumulates into one tile: the K tiles of all its stages."""
     w = job.work
-    stages = up(w.units, w.stage)
+    stages = ceil_div_array(w.units, w.stage)
     last = w.units - (stages - 1) * w.stage
-    return (stages - 1) * up(w.stage * job.taps, w.k) + up(last * job.taps, w.k)
+    return (stages - 1) * ceil_div_array(w.stage * job.taps, w.k) + ceil_div_array(
+        last * job.taps, w.k
+    )
 
 
 def macs_per_fractal(job: CubeWork) -> int:
@@ -308,13 +312,13 @@ def busy_of(job: CubeWork, drain_work: DrainWork) -> Busy:
     w = job.work
     flag = job.chip.flag_cycles
     tiles = w.m_tiles * w.n_tiles * w.bundles
-    products = w.bundles * w.m_sum * w.n_own * w.units * job.taps
+    products = w.bundles * w.m_sum * w.core_n * w.units * job.taps
     flags = np.where(weights_stay_in_l0b(job), 2 * flag, 4 * flag)
     overheads = tiles * (2 * flag + turns_of(job) * (chip.cube_head_cycles + flags))
     load_a, load_b, a_copies, b_copies = _loads(job)
     feed_a, feed_b = _feeds(job)
     operands = drain_work.epilogue.of_kind("tile") if drain_work.epilogue and chip.combined else ()
-    elements = w.pixel_sum * w.n_own * FRACTAL * w.bundles
+    elements = w.pixel_sum * w.core_n * FRACTAL * w.bundles
     operand_cycles = (
         elements * sum(DTYPE_BYTES[o.dtype] for o in operands) * drain_work.in_cycles_per_byte
     )
@@ -328,25 +332,25 @@ def busy_of(job: CubeWork, drain_work: DrainWork) -> Busy:
 def _loads(job: CubeWork) -> tuple[Floats, Floats, Array, Array]:
     """Return MTE2's cycles for A and for B, and the number of loads of each.
 
-    An operand that stays in L1 (`hold_a`) is loaded once for each tile of the outer loop; another
+    An operand that stays in L1 (`keeps_a`) is loaded once for each tile of the outer loop; another
     one is loaded stage by stage, again for each tile of the other side.
     """
     w = job.work
     flag = job.chip.flag_cycles
     fractal_bytes = job.area_bytes
     startup_cycles = job.chip.path("GM", "L1").startup_cycles
-    stages = up(w.units, w.stage)
+    stages = ceil_div_array(w.units, w.stage)
     turns = turns_of(job)
     depth = w.units * job.taps
-    a_times = np.where(w.hold_a & ~w.outer_n, 1, w.n_tiles)
-    b_times = np.where(w.hold_b, 1, w.m_tiles)
-    a_copies = w.bundles * w.m_tiles * a_times * np.where(w.hold_a, 1, stages)
-    b_copies = w.bundles * w.n_tiles * b_times * np.where(w.hold_b, 1, stages)
-    a_copies = np.where(w.by_a, w.m_tiles * a_times * turns, a_copies)
-    b_copies = np.where(w.by_b, w.n_tiles * b_times * turns, b_copies)
-    b_starts = np.where(w.by_b, w.n_tiles * b_times * depth, b_copies)
+    a_times = np.where(w.keeps_a & ~w.n_is_outer, 1, w.n_tiles)
+    b_times = np.where(w.keeps_b, 1, w.m_tiles)
+    a_copies = w.bundles * w.m_tiles * a_times * np.where(w.keeps_a, 1, stages)
+    b_copies = w.bundles * w.n_tiles * b_times * np.where(w.keeps_b, 1, stages)
+    a_copies = np.where(w.bypass_a, w.m_tiles * a_times * turns, a_copies)
+    b_copies = np.where(w.bypass_b, w.n_tiles * b_times * turns, b_copies)
+    b_starts = np.where(w.bypass_b, w.n_tiles * b_times * depth, b_copies)
     a_bytes = w.bundles * a_times * w.unit_sum * w.units
-    b_bytes = w.bundles * b_times * w.n_own * depth * fractal_bytes
+    b_bytes = w.bundles * b_times * w.core_n * depth * fractal_bytes
     flags = np.where(shared_slots(job) > 0, 0, 2 * flag)
     a_cycles = a_bytes * job.a.cycles_per_byte + a_copies * (startup_cycles + 2 * flag)
     b_cycles = b_bytes * job.b.cycles_per_byte + b_copies * flags + b_starts * startup_cycles
@@ -378,14 +382,14 @@ def _feeds(job: CubeWork) -> tuple[Floats, Floats]:
     )
     b_per_row = (
         w.n_tiles * rows * l0b.startup_cycles
-        + depth * w.n_own * fractal_bytes / l0b.rate_bytes_per_cycle
+        + depth * w.core_n * fractal_bytes / l0b.rate_bytes_per_cycle
     )
-    feed_a = np.where(w.by_a, 0.0, w.bundles * (a_per_column * w.n_tiles + flags))
+    feed_a = np.where(w.bypass_a, 0.0, w.bundles * (a_per_column * w.n_tiles + flags))
     b_once = (
-        w.n_tiles * l0b.startup_cycles + depth * w.n_own * fractal_bytes / l0b.rate_bytes_per_cycle
+        w.n_tiles * l0b.startup_cycles + depth * w.core_n * fractal_bytes / l0b.rate_bytes_per_cycle
     )
     b_cycles = np.where(weights_stay_in_l0b(job), b_once, b_per_row * w.m_tiles + flags)
-    feed_b = np.where(w.by_b, 0.0, w.bundles * b_cycles)
+    feed_b = np.where(w.bypass_b, 0.0, w.bundles * b_cycles)
     return feed_a, feed_b
 
 
@@ -423,17 +427,17 @@ def fill_cycles(job: CubeWork) -> tuple[Floats, Floats, Floats]:
     w = job.work
     fractal_bytes = job.area_bytes
     path = chip.path("GM", "L1")
-    m = job.sides.fractals[w.first]
+    m = job.tile_list.fractals[w.first]
     n = np.where(w.n_tiles == 1, w.n_last, w.n)
     stage = np.minimum(w.stage, w.units)
     depth = np.minimum(w.k, stage * job.taps)
-    a_bytes = job.sides.unit_bytes[w.first] * np.where(w.hold_a, w.units, stage)
-    b_bytes = n * fractal_bytes * np.where(w.hold_b, w.units, stage) * job.taps
-    a_cycles = np.where(w.by_a, 0, copy_cycles(path, a_bytes, job.a.cycles_per_byte))
-    b_cycles = np.where(w.by_b, 0, copy_cycles(path, b_bytes, job.b.cycles_per_byte))
+    a_bytes = job.tile_list.unit_bytes[w.first] * np.where(w.keeps_a, w.units, stage)
+    b_bytes = n * fractal_bytes * np.where(w.keeps_b, w.units, stage) * job.taps
+    a_cycles = np.where(w.bypass_a, 0, copy_cycles(path, a_bytes, job.a.cycles_per_byte))
+    b_cycles = np.where(w.bypass_b, 0, copy_cycles(path, b_bytes, job.b.cycles_per_byte))
     latency = np.minimum(job.a.latency_cycles, job.b.latency_cycles)
     feed_a, feed_b = l1_to_l0_cycles(job, m, n, depth)
-    feed = np.where(w.by_a, 0, feed_a) + np.where(w.by_b, 0, feed_b)
+    feed = np.where(w.bypass_a, 0, feed_a) + np.where(w.bypass_b, 0, feed_b)
     product = chip.cube_head_cycles + m * n * depth * macs_per_fractal(job)
     return (a_cycles + b_cycles + latency) * 1.0, feed * 1.0, product * 1.0
 
@@ -443,14 +447,14 @@ def flush_cycles(job: CubeWork, drain_work: DrainWork) -> Floats:
     chip = job.chip
     w = job.work
     element_bytes = DTYPE_BYTES[drain_work.out_dtype]
-    run = job.sides.pixels[w.first + w.m_tiles - 1] * FRACTAL
+    run = job.tile_list.pixels[w.first + w.m_tiles - 1] * FRACTAL
     if not chip.combined:
         path = chip.path("L0C", "GM")
         copy = copy_cycles(path, run * w.n_last * element_bytes, drain_work.out_cycles_per_byte)
         return (copy + path.latency_cycles + chip.l2.latency_cycles).astype(np.float64)
     path = chip.path("UB", "GM")
     blocks = drain_work.blocks(run, w.n_last)
-    last_piece = w.n_last - (up(w.n_last, blocks) - 1) * blocks
+    last_piece = w.n_last - (ceil_div_array(w.n_last, blocks) - 1) * blocks
     copy = copy_cycles(path, run * last_piece * element_bytes, drain_work.out_cycles_per_byte)
     return (copy + path.latency_cycles + chip.l2.latency_cycles).astype(np.float64)
 
@@ -472,7 +476,7 @@ def closed_bounds(job: CubeWork, drain_work: DrainWork) -> Floats:
     lower_bounds += _alternating(job, busy)
     sum_bytes = DTYPE_BYTES[ACCUMULATOR[job.dtype]] * BLOCK
     # two tiles of sums do not fit L0C: the cube waits until the last one has left
-    one_tile_in_l0c = 2 * w.m * np.minimum(w.n, w.n_own) * sum_bytes > job.chip.buffers["L0C"]
+    one_tile_in_l0c = 2 * w.m * np.minimum(w.n, w.core_n) * sum_bytes > job.chip.buffers["L0C"]
     tiles = w.m_tiles * w.n_tiles * w.bundles
     l0c_wait = _out_of_l0c(job, drain_work, tiles)
     lower_bounds.append(np.where(one_tile_in_l0c, first_load + first_feed + cube + l0c_wait, 0.0))
@@ -495,8 +499,8 @@ def _out_of_l0c(job: CubeWork, drain_work: DrainWork, tiles: Array) -> Floats:
         tile_cycles = path.startup_cycles
         if drain_work.plan is not None:
             element_bytes = DTYPE_BYTES[drain_work.plan.tiles[drain_work.plan.start]]
-    elements = w.pixel_sum * w.n_own * FRACTAL * w.bundles
-    largest = w.m * np.minimum(w.n, w.n_own) * BLOCK
+    elements = w.pixel_sum * w.core_n * FRACTAL * w.bundles
+    largest = w.m * np.minimum(w.n, w.core_n) * BLOCK
     total: Floats = (tiles - 1) * tile_cycles + np.maximum(
         elements - largest, 0
     ) * element_bytes * cycles_per_byte
@@ -507,14 +511,14 @@ def _alternating(job: CubeWork, busy: Busy) -> list[Floats]:
     """Return the bounds by slots of L1 and L0: load, latency and use of a slot do not overlap."""
     w = job.work
     feed = busy.feed_a + np.where(weights_stay_in_l0b(job), 0.0, busy.feed_b)
-    a_staged = ~w.by_a & ~w.hold_a
-    b_staged = ~w.by_b & ~w.hold_b
+    a_staged = ~w.bypass_a & ~w.keeps_a
+    b_staged = ~w.bypass_b & ~w.keeps_b
     wait_a = busy.a_copies * job.a.latency_cycles
     wait_b = busy.b_copies * job.b.latency_cycles
     a_l1, b_l1 = (np.maximum(shared_slots(job), slots) for slots in (w.a_l1, w.b_l1))
     staged_bound = (busy.load_a + busy.load_b + wait_b + feed) / a_l1
-    a_bound = np.where(w.by_a, 0.0, (busy.load_a + wait_a + feed) / a_l1)
-    b_bound = np.where(w.by_b, 0.0, (busy.load_b + wait_b + feed) / b_l1)
+    a_bound = np.where(w.bypass_a, 0.0, (busy.load_a + wait_a + feed) / a_l1)
+    b_bound = np.where(w.bypass_b, 0.0, (busy.load_b + wait_b + feed) / b_l1)
     # two flags of a turn and two of a tile are raised while the other pipe works
     tiles = w.m_tiles * w.n_tiles * w.bundles
     cube = busy.cube - 2 * job.chip.flag_cycles * tiles * (turns_of(job) + 1)
@@ -523,5 +527,5 @@ def _alternating(job: CubeWork, busy: Busy) -> list[Floats]:
         np.where(a_staged & b_staged, staged_bound, 0.0),
         a_bound,
         b_bound,
-        np.where(w.by_a | w.by_b, 0.0, l0_bound),
+        np.where(w.bypass_a | w.bypass_b, 0.0, l0_bound),
     ]

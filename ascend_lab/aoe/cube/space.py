@@ -41,34 +41,34 @@ Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Columns = dict[str, Array]
 Shape = GemmShape | ConvShape
-TEXTS: Mapping[str, tuple[str, ...]] = {
+TEXT_GENES: Mapping[str, tuple[str, ...]] = {
     "order": ("mn", "nm"),
     "keep": ("", "a", "b"),
     "bypass": ("", "a", "ab", "b"),
     "window": ("flat", "strip", "stacked"),
 }
 """Genes that are words; a table holds their index in these tuples: "nm" is order 1."""
-MOST = 1 << 19
+MAX_POINTS = 1 << 19
 """A space has at most this many points, 524,288; larger tables are thinned out."""
-RATIOS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0)
+SPACING_RATIOS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0)
 """The smallest ratio between neighbouring tile sizes; the first that makes a table small enough
 is taken, and 1.0 keeps every size."""
 
 
-def up(value: Array | int, unit: Array | int) -> Array:
+def ceil_div_array(value: Array | int, unit: Array | int) -> Array:
     """Return value / unit rounded up."""
     return np.asarray(-(-np.asarray(value, np.int64) // unit))
 
 
-def evens(total: int) -> Array:
+def even_sizes(total: int) -> Array:
     """Return the smallest size for each number of parts of `total`: 1, 2, 3, 5 for 5.
 
     5 in 1 part is 5, in 2 parts 3 + 2, in 3 parts 2 + 2 + 1, in 5 parts 1 each.
     """
-    return np.unique(up(total, np.arange(1, total + 1)))
+    return np.unique(ceil_div_array(total, np.arange(1, total + 1)))
 
 
-def spaced(values: Array, ratio: float) -> Array:
+def thinned(values: Array, ratio: float) -> Array:
     """Return ascending values thinned out: each is at least `ratio` times the one before.
 
     1, 2, 3, 5, 8 with ratio 2 become 1, 2, 5.
@@ -83,7 +83,7 @@ def spaced(values: Array, ratio: float) -> Array:
 def core_counts(core_count: int, ratio: float) -> list[int]:
     """Return how many cores may share a side, thinned out; 1 and all of them are there."""
     counts: list[int] = np.union1d(
-        spaced(np.arange(1, core_count + 1), ratio), [core_count]
+        thinned(np.arange(1, core_count + 1), ratio), [core_count]
     ).tolist()
     return counts
 
@@ -94,7 +94,7 @@ def coded(column: Array) -> tuple[Array, Array]:
     return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[column]
 
 
-def same_rows(columns: Sequence[Array]) -> tuple[list[Array], Array, Array]:
+def distinct_rows(columns: Sequence[Array]) -> tuple[list[Array], Array, Array]:
     """Return the distinct rows in order (as columns), the first index of each, and row numbers.
 
     The row number tells for every row of the input which of the distinct rows it equals.
@@ -107,12 +107,12 @@ def same_rows(columns: Sequence[Array]) -> tuple[list[Array], Array, Array]:
     return [column[first] for column in columns], first, row_number
 
 
-def taken(table: Columns, index: Array | Mask) -> Columns:
+def rows_at(table: Columns, index: Array | Mask) -> Columns:
     """Return the rows at `index`."""
     return {name: column[index] for name, column in table.items()}
 
 
-def crossed(table: Columns, more: Columns) -> Columns:
+def cross_product(table: Columns, more: Columns) -> Columns:
     """Return every row of one table with every row of another."""
     count = len(next(iter(table.values())))
     times = len(next(iter(more.values())))
@@ -120,7 +120,7 @@ def crossed(table: Columns, more: Columns) -> Columns:
     return out | {name: np.tile(column, count) for name, column in more.items()}
 
 
-def grown(table: Columns, name: str, lists: Sequence[Array], which: Array) -> Columns:
+def with_column(table: Columns, name: str, lists: Sequence[Array], which: Array) -> Columns:
     """Return each row once for every value of list number `which[row]`, as column `name`.
 
     Rows (r0, r1) with lists ([1, 2], [3]) and `which` (0, 1) become (r0, 1), (r0, 2), (r1, 3).
@@ -132,7 +132,7 @@ def grown(table: Columns, name: str, lists: Sequence[Array], which: Array) -> Co
     index = np.repeat(np.arange(len(which)), times)
     within = np.arange(len(index)) - np.repeat(np.cumsum(times) - times, times)
     flat = np.concatenate([np.asarray(values, np.int64) for values in lists])
-    return taken(table, index) | {name: flat[starts[which[index]] + within]}
+    return rows_at(table, index) | {name: flat[starts[which[index]] + within]}
 
 
 class CubeSpace(TableSpace):
@@ -151,7 +151,7 @@ class CubeSpace(TableSpace):
         self.chip = chip
         self.demand = demand
         coded_columns = [coded(table[name]) for name in names]
-        _, first, _ = same_rows([code for _, code in coded_columns])
+        _, first, _ = distinct_rows([code for _, code in coded_columns])
         self.genes: Columns = {name: table[name][first] for name in names}
         pairs = zip(names, coded_columns, strict=True)
         values = tuple(tuple(word_of(n, int(v)) for v in numbers) for n, (numbers, _) in pairs)
@@ -161,16 +161,16 @@ class CubeSpace(TableSpace):
 
 def word_of(name: str, number: int) -> int | str:
     """Return the value of a gene from its number in a table: 1 of "order" is "nm"."""
-    return TEXTS[name][number] if name in TEXTS else number
+    return TEXT_GENES[name][number] if name in TEXT_GENES else number
 
 
 def number_of(name: str, value: int | str) -> int:
     """Return the number that stands for the value of a gene in a table."""
-    return TEXTS[name].index(str(value)) if name in TEXTS else int(value)
+    return TEXT_GENES[name].index(str(value)) if name in TEXT_GENES else int(value)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class OperatorKind:
     """The functions in which products and convolutions differ; `roles` maps tensors to "a", "b"."""
 
     names: tuple[str, ...]
@@ -185,14 +185,14 @@ GEMM_NAMES = (
     *("rows", "cols", "m", "n", "order", "keep", "bypass"),
     *("k", "step", "a_l1", "b_l1", "a_l0", "b_l0"),
 )
-WORDS = ("order", "keep", "bypass")
-SLOTS = ("a_l1", "b_l1", "a_l0", "b_l0")
-WAYS = tuple(
+LOOP_GENES = ("order", "keep", "bypass")
+SLOT_GENES = ("a_l1", "b_l1", "a_l0", "b_l0")
+LOOP_CHOICES = tuple(
     (order, keep, bypass)
     for order in range(2)
     for keep in ((0, 1) if order == 0 else (0, 2))
-    for bypass, word in enumerate(TEXTS["bypass"])
-    if not keep or TEXTS["keep"][keep] not in word
+    for bypass, word in enumerate(TEXT_GENES["bypass"])
+    if not keep or TEXT_GENES["keep"][keep] not in word
 )
 """Compatible (order, keep, bypass), as numbers: the outer loop's operand may stay in L1 (A in order
 "mn", B in "nm"), and an operand that stays there does not bypass it."""
@@ -202,7 +202,7 @@ def gemm_space(
     shape: GemmShape,
     chip: Chip,
     demand: Demand | None = None,
-    most: int = MOST,
+    most: int = MAX_POINTS,
     *,
     default: bool | GemmSchedule = True,
 ) -> CubeSpace:
@@ -214,10 +214,10 @@ def gemm_space(
     chip = chip_left(chip, demand)
     row = _default_row(shape, chip, demand) if default is True else {}
     row = gemm_row(shape, chip, default) if isinstance(default, GemmSchedule) else row
-    for ratio in RATIOS:
+    for ratio in SPACING_RATIOS:
         table = _depths(shape, chip, _tiles(shape, chip, demand, ratio), ratio)
         # loop orders, kept operands and slots multiply the rows by 4 or more: do not even try
-        if 4 * len(table["m"]) > most and ratio < RATIOS[-1]:
+        if 4 * len(table["m"]) > most and ratio < SPACING_RATIOS[-1]:
             continue
         table = _orders_and_slots(shape, chip, demand, table)
         if len(table["m"]) < most:
@@ -231,12 +231,12 @@ def area_of(dtype: str) -> int:
     return FRACTAL * c0_of(dtype) * DTYPE_BYTES[dtype]
 
 
-def sides(total: int, max_tile: int, cores: int, ratio: float) -> Array:
+def side_options(total: int, max_tile: int, cores: int, ratio: float) -> Array:
     """Return (cores used, tile) pairs for one side: the smallest tile for each number of tiles."""
     pairs = set()
     for count in core_counts(cores, ratio):
-        tiles = np.unique(up(total, count * np.arange(1, -(-total // count) + 1)))
-        for tile in spaced(tiles[tiles <= max_tile], ratio):
+        tiles = np.unique(ceil_div_array(total, count * np.arange(1, -(-total // count) + 1)))
+        for tile in thinned(tiles[tiles <= max_tile], ratio):
             pairs.add((len(chunks(total, int(tile), count)), int(tile)))
     return np.array(sorted(pairs), np.int64).reshape(-1, 2)
 
@@ -258,27 +258,29 @@ def _tiles(shape: GemmShape, chip: Chip, demand: Demand | None, ratio: float) ->
     """Return core grids and tiles of C."""
     m1, _, n1 = shape.fractals
     area = area_of(shape.dtype)
-    rows = sides(m1, chip.buffers["L0A"] // area, chip.core_count, ratio)
-    cols = sides(n1, chip.buffers["L0B"] // area, chip.core_count, ratio)
-    table = crossed({"rows": rows[:, 0], "m": rows[:, 1]}, {"cols": cols[:, 0], "n": cols[:, 1]})
-    table = taken(table, table["rows"] * table["cols"] <= chip.core_count)
-    return taken(table, tile_fits(shape, chip, demand, table))
+    rows = side_options(m1, chip.buffers["L0A"] // area, chip.core_count, ratio)
+    cols = side_options(n1, chip.buffers["L0B"] // area, chip.core_count, ratio)
+    table = cross_product(
+        {"rows": rows[:, 0], "m": rows[:, 1]}, {"cols": cols[:, 0], "n": cols[:, 1]}
+    )
+    table = rows_at(table, table["rows"] * table["cols"] <= chip.core_count)
+    return rows_at(table, tile_fits(shape, chip, demand, table))
 
 
 def _depths(shape: GemmShape, chip: Chip, table: Columns, ratio: float) -> Columns:
     """Add K tiles and the slots of L0, and the K tiles of a stage."""
     k1 = shape.fractals[1]
-    ks = spaced(evens(k1), ratio)
-    table = with_l0_slots(crossed(table, {"k": ks}), chip, area_of(shape.dtype))
-    lists = [spaced(evens(-(-k1 // int(k))), ratio) for k in ks]
-    return grown(table, "step", lists, np.searchsorted(ks, table["k"]))
+    ks = thinned(even_sizes(k1), ratio)
+    table = with_l0_slots(cross_product(table, {"k": ks}), chip, area_of(shape.dtype))
+    lists = [thinned(even_sizes(-(-k1 // int(k))), ratio) for k in ks]
+    return with_column(table, "step", lists, np.searchsorted(ks, table["k"]))
 
 
 def with_l0_slots(table: Columns, chip: Chip, area: int) -> Columns:
     """Return the rows whose tiles fit L0, with as many slots as fit."""
     for side, name, space in (("m", "a_l0", "L0A"), ("n", "b_l0", "L0B")):
         table[name] = np.minimum(chip.buffers[space] // (table[side] * table["k"] * area), 2)
-    return taken(table, (table["a_l0"] > 0) & (table["b_l0"] > 0))
+    return rows_at(table, (table["a_l0"] > 0) & (table["b_l0"] > 0))
 
 
 def _orders_and_slots(
@@ -287,15 +289,15 @@ def _orders_and_slots(
     """Add loop order, the operands that stay in or bypass L1, and the slots of L1."""
     parts = []
     alike = _order_is_irrelevant(shape, chip, demand, table)
-    for choice in WAYS:
-        words = TEXTS["bypass"][choice[2]].upper()
+    for choice in LOOP_CHOICES:
+        words = TEXT_GENES["bypass"][choice[2]].upper()
         if any(("GM", f"L0{name}") not in chip.paths for name in words):
             continue
-        genes = {n: np.full_like(table["m"], v) for n, v in zip(WORDS, choice, strict=True)}
+        genes = {n: np.full_like(table["m"], v) for n, v in zip(LOOP_GENES, choice, strict=True)}
         t = table | genes
         agreements = [t[name] == column for name, column in _canonical(shape, t).items()]
         agreements += [~alike] if choice[0] and not choice[1] else []
-        canonical_rows = taken(t, np.all(agreements, axis=0))
+        canonical_rows = rows_at(t, np.all(agreements, axis=0))
         parts.append(with_l1_slots(canonical_rows, chip, *slot_bytes(shape, canonical_rows)))
     return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
 
@@ -313,7 +315,7 @@ def _order_is_irrelevant(shape: GemmShape, chip: Chip, demand: Demand | None, t:
 
 def uses(table: Columns, gene: str, name: str) -> Mask:
     """Tell where the word of a gene names operand "a" or "b"."""
-    word_names_it = np.array([name in word for word in TEXTS[gene]])
+    word_names_it = np.array([name in word for word in TEXT_GENES[gene]])
     mask: Mask = word_names_it[table[gene]]
     return mask
 
@@ -343,12 +345,12 @@ def with_l1_slots(table: Columns, chip: Chip, a: Array, b: Array) -> Columns:
         "a_l1": np.where(two_of_each | two_of_a, 2, 1),
         "b_l1": np.where(two_of_each | (two_of_b & ~two_of_a), 2, 1),
     }
-    second_choice = taken(table, two_of_a & two_of_b)
+    second_choice = rows_at(table, two_of_a & two_of_b)
     second_choice |= {
         "a_l1": np.ones_like(second_choice["m"]),
         "b_l1": np.full_like(second_choice["m"], 2),
     }
-    fitting_rows = taken(table, a + b <= l1_bytes)
+    fitting_rows = rows_at(table, a + b <= l1_bytes)
     return {name: np.concatenate([c, second_choice[name]]) for name, c in fitting_rows.items()}
 
 
@@ -358,7 +360,10 @@ def _canonical(shape: GemmShape, t: Columns) -> Columns:
     With one stage and one tile of n on a core, A is loaded once anyway: "keep a" equals "".
     """
     m1, k1, n1 = shape.fractals
-    m_tiles, n_tiles = (up(up(s, t[x]), t[c]) for s, x, c in ((m1, "m", "rows"), (n1, "n", "cols")))
+    m_tiles, n_tiles = (
+        ceil_div_array(ceil_div_array(s, t[x]), t[c])
+        for s, x, c in ((m1, "m", "rows"), (n1, "n", "cols"))
+    )
     one_stage = t["k"] * t["step"] >= k1
     keep = np.where(one_stage & (t["keep"] == 1) & (n_tiles == 1), 0, t["keep"])
     keep = np.where(one_stage & (t["keep"] == 2) & (m_tiles == 1), 0, keep)
@@ -398,7 +403,7 @@ def gemm_row(shape: GemmShape, _: Chip, schedule: GemmSchedule) -> Columns:
         "order": schedule.order,
         "keep": schedule.keep,
         "bypass": schedule.bypass,
-        **{name: getattr(schedule, f"{name}_slots") for name in SLOTS},
+        **{name: getattr(schedule, f"{name}_slots") for name in SLOT_GENES},
     }
     row = {name: np.array([number_of(name, genes[name])], np.int64) for name in GEMM_NAMES}
     for name in "ab":  # slots nobody uses
@@ -415,8 +420,8 @@ def gemm_schedule_of(shape: GemmShape, point: Point) -> GemmSchedule:
     schedule = GemmSchedule(
         g["m"] * FRACTAL, g["k"] * c0, g["n"] * FRACTAL, g["step"], g["rows"], g["cols"]
     )
-    slots = {f"{name}_slots": g[name] for name in SLOTS}
-    return replace(schedule, **{name: g[name] for name in WORDS}, **slots)
+    slots = {f"{name}_slots": g[name] for name in SLOT_GENES}
+    return replace(schedule, **{name: g[name] for name in LOOP_GENES}, **slots)
 
 
-GEMM = Kind(GEMM_NAMES, gemm_space, gemm_row, gemm_schedule_of, default_schedule, {})
+GEMM = OperatorKind(GEMM_NAMES, gemm_space, gemm_row, gemm_schedule_of, default_schedule, {})

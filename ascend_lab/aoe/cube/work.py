@@ -10,8 +10,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ascend_lab.aoe.cube.conv_space import seen_as, shares_of
-from ascend_lab.aoe.cube.space import Array, Columns, Floats, Mask, area_of, same_rows, up, uses
+from ascend_lab.aoe.cube.conv_space import shape_for_window, shares_of
+from ascend_lab.aoe.cube.space import (
+    Array,
+    Columns,
+    Floats,
+    Mask,
+    area_of,
+    ceil_div_array,
+    distinct_rows,
+    uses,
+)
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import FRACTAL
 from ascend_lab.operators.kernels.conv_shape import Bundles, ConvShape, bundles_of
@@ -36,7 +45,7 @@ def rows_of(record: _Record, index: Array) -> _Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Sides:
+class TileList:
     """Tiles along m, the lists of many tilings end to end.
 
     A tile has `fractals`, `pixels`, and `unit_bytes` to load for each unit of depth. `runs` counts
@@ -62,12 +71,12 @@ class Load:
 class CoreWork:
     """The work of one core, an array entry for each tiling.
 
-    The core computes `m_tiles` x `n_tiles` tiles, `bundles` times. Its `n_own` blocks of columns
+    The core computes `m_tiles` x `n_tiles` tiles, `bundles` times. Its `core_n` blocks of columns
     are in tiles of `n`, the last of `n_last`. The depth has `units` of `taps` fractals of K, with
-    `stage` units in a stage and `k` fractals in a K tile. `outer_n` means order nm. `hold_a` and
-    `hold_b` tell which operand an outer loop keeps in L1, `hold_all` that B stays for all m tiles
-    in order mn; `by_a` and `by_b` tell which operand bypasses L1. `a_l1` .. `b_l0` are numbers of
-    slots. `ragged` cores begin at various positions of several images.
+    `stage` units in a stage and `k` fractals in a K tile. `n_is_outer` means order nm. `keeps_a`
+    and `keeps_b` tell which operand an outer loop keeps in L1, `keeps_b_throughout` that B stays
+    for all m tiles in order mn; `bypass_a` and `bypass_b` tell which operand bypasses L1. `a_l1` ..
+    `b_l0` are numbers of slots. `ragged` cores begin at various positions of several images.
     """
 
     rows: Array
@@ -82,16 +91,16 @@ class CoreWork:
     n_tiles: Array
     n: Array
     n_last: Array
-    n_own: Array
+    core_n: Array
     units: Array
     stage: Array
     k: Array
-    outer_n: Mask
-    hold_a: Mask
-    hold_b: Mask
-    hold_all: Mask
-    by_a: Mask
-    by_b: Mask
+    n_is_outer: Mask
+    keeps_a: Mask
+    keeps_b: Mask
+    keeps_b_throughout: Mask
+    bypass_a: Mask
+    bypass_b: Mask
     a_l1: Array
     b_l1: Array
     a_l0: Array
@@ -107,7 +116,7 @@ class CubeWork:
     dtype: str
     taps: int
     is_conv: bool
-    sides: Sides
+    tile_list: TileList
     work: CoreWork
     a: Load
     b: Load
@@ -150,15 +159,15 @@ def gemm_work(shape: GemmShape, chip: Chip, t: Columns, warm: Collection[str] = 
     m1, k1, n1 = shape.fractals
     area = area_of(shape.dtype)
     cores = t["rows"] * t["cols"]
-    m_all = up(m1, t["m"])
-    n_all = up(n1, t["n"])
-    m_own = np.minimum(up(m_all, t["rows"]) * t["m"], m1)
-    n_own = np.minimum(up(n_all, t["cols"]) * t["n"], n1)
-    m_tiles = up(m_own, t["m"])
-    n_tiles = up(n_own, t["n"])
+    m_all = ceil_div_array(m1, t["m"])
+    n_all = ceil_div_array(n1, t["n"])
+    core_m = np.minimum(ceil_div_array(m_all, t["rows"]) * t["m"], m1)
+    core_n = np.minimum(ceil_div_array(n_all, t["cols"]) * t["n"], n1)
+    m_tiles = ceil_div_array(core_m, t["m"])
+    n_tiles = ceil_div_array(core_n, t["n"])
     keep_a = uses(t, "keep", "a")
     keep_b = uses(t, "keep", "b")
-    sides, first = _listed(m_own, t["m"], area)
+    tile_list, first = _tile_list(core_m, t["m"], area)
     # A is read once for every tile of n; where it stays in L1, once for every column of cores
     reads_a = m1 * k1 * area * np.where(keep_a, t["cols"], n_all)
     reads_b = n1 * k1 * area * np.where(keep_b, t["rows"], m_all)
@@ -170,13 +179,13 @@ def gemm_work(shape: GemmShape, chip: Chip, t: Columns, warm: Collection[str] = 
         first,
         m_tiles,
         t["m"],
-        m_own,
-        m_own * FRACTAL,
-        m_own * area,
+        core_m,
+        core_m * FRACTAL,
+        core_m * area,
         n_tiles,
         t["n"],
-        n_own - (n_tiles - 1) * t["n"],
-        n_own,
+        core_n - (n_tiles - 1) * t["n"],
+        core_n,
         np.full_like(cores, k1),
         np.minimum(t["k"] * t["step"], k1),
         t["k"],
@@ -195,21 +204,21 @@ def gemm_work(shape: GemmShape, chip: Chip, t: Columns, warm: Collection[str] = 
     # an operand in L2 has no first read from device memory: 0 distinct bytes
     a = load_of(chip, reads_a, 0 if "a" in warm else m1 * k1 * area, cores)
     b = load_of(chip, reads_b, 0 if "b" in warm else n1 * k1 * area, cores)
-    return CubeWork(chip, shape.dtype, 1, False, sides, work, a, b, m1 * FRACTAL, n1)
+    return CubeWork(chip, shape.dtype, 1, False, tile_list, work, a, b, m1 * FRACTAL, n1)
 
 
-def _listed(owned_fractals: Array, tile: Array, area: int) -> tuple[Sides, Array]:
+def _tile_list(owned_fractals: Array, tile: Array, area: int) -> tuple[TileList, Array]:
     """List the tiles of every (own, tile) pair: full ones, then the tail.
 
     10 fractals in tiles of 4 are listed as 4, 4, 2.
     """
-    (owned, tiles), _, row = same_rows([owned_fractals, tile])
-    counts = up(owned, tiles).astype(np.intp)
+    (owned, tiles), _, row = distinct_rows([owned_fractals, tile])
+    counts = ceil_div_array(owned, tiles).astype(np.intp)
     # the lists lie end to end: counts (3, 2) start at 0 and 3
     starts = np.cumsum(counts) - counts
     sizes = np.repeat(tiles, counts)
     sizes[starts + counts - 1] = owned - (counts - 1) * tiles
-    return Sides(sizes, sizes * FRACTAL, sizes * area, np.ones_like(sizes)), starts[row]
+    return TileList(sizes, sizes * FRACTAL, sizes * area, np.ones_like(sizes)), starts[row]
 
 
 def conv_work(shape: ConvShape, chip: Chip, t: Columns, warm: Collection[str] = ()) -> CubeWork:
@@ -221,19 +230,19 @@ def conv_work(shape: ConvShape, chip: Chip, t: Columns, warm: Collection[str] = 
     # the first share has no bundle of another size, unless it is the only one
     uneven = (bundle.c1, bundle.n1) != (bundle.last_c1, bundle.last_n1) and bundle.count > 1
     bundles_of_one_share = max(1, bundle.count - uneven)
-    bundles = np.where(shares > 1, up(bundle.count, shares), bundles_of_one_share)
-    n_all = up(bundle.n1, t["n"])
-    n_own = np.minimum(up(n_all, columns_per_share) * t["n"], bundle.n1)
-    n_tiles = up(n_own, t["n"])
+    bundles = np.where(shares > 1, ceil_div_array(bundle.count, shares), bundles_of_one_share)
+    n_all = ceil_div_array(bundle.n1, t["n"])
+    core_n = np.minimum(ceil_div_array(n_all, columns_per_share) * t["n"], bundle.n1)
+    n_tiles = ceil_div_array(core_n, t["n"])
     cores = t["rows"] * _columns_used(bundle, t["n"], shares, columns_per_share)
-    columns_per_share = up(n_all, up(n_all, columns_per_share))
-    sides, m = _pixels(shape, t)
+    columns_per_share = ceil_div_array(n_all, ceil_div_array(n_all, columns_per_share))
+    tile_list, m = _pixels(shape, t)
     # if one stage holds the whole depth, A stays while n goes round (order mn), or B while m does
     # (order nm); with a single tile of n, B stays for all tiles of m as well
     one_stage = t["stage"] >= bundle.c1
     nm = (t["order"] == 1) & (m["tiles"] > 1)
-    hold_a = one_stage & ~nm
-    hold_all = one_stage & ~nm & (n_tiles == 1)
+    keeps_a = one_stage & ~nm
+    keeps_b_throughout = one_stage & ~nm & (n_tiles == 1)
     c1 = (bundle.count - 1) * bundle.c1 + bundle.last_c1
     reads_x = (
         m["read"] * c1 * pixel * np.where(one_stage & (t["order"] == 0), columns_per_share, n_all)
@@ -241,7 +250,7 @@ def conv_work(shape: ConvShape, chip: Chip, t: Columns, warm: Collection[str] = 
     weights = ((bundle.count - 1) * bundle.c1 * bundle.n1 + bundle.last_c1 * bundle.last_n1) * (
         shape.taps * area
     )
-    weights_held = hold_all | (one_stage & nm)
+    weights_held = keeps_b_throughout | (one_stage & nm)
     reads_w = weights * np.where(weights_held, t["rows"], m["all"])
     nowhere = np.zeros(len(cores), bool)
     work = CoreWork(
@@ -256,15 +265,15 @@ def conv_work(shape: ConvShape, chip: Chip, t: Columns, warm: Collection[str] = 
         m["windows"] * pixel,
         n_tiles,
         t["n"],
-        n_own - (n_tiles - 1) * t["n"],
-        n_own,
+        core_n - (n_tiles - 1) * t["n"],
+        core_n,
         np.full_like(cores, bundle.c1),
         np.minimum(t["stage"], bundle.c1),
         t["k"],
         nm,
-        hold_a,
-        hold_all | (one_stage & nm),
-        hold_all,
+        keeps_a,
+        keeps_b_throughout | (one_stage & nm),
+        keeps_b_throughout,
         nowhere,
         nowhere,
         t["a_l1"],
@@ -278,15 +287,18 @@ def conv_work(shape: ConvShape, chip: Chip, t: Columns, warm: Collection[str] = 
     oh, ow = shape.out_hw
     pixels = shape.n * oh * ow
     blocks = (bundle.count - 1) * bundle.n1 + bundle.last_n1
-    return CubeWork(chip, shape.dtype, shape.taps, True, sides, work, x, w, pixels, blocks)
+    return CubeWork(chip, shape.dtype, shape.taps, True, tile_list, work, x, w, pixels, blocks)
 
 
 def _columns_used(bundle: Bundles, n: Array, shares: Array, columns_per_share: Array) -> Array:
     """Return how many columns of cores have work; the last bundle may be smaller and use fewer."""
     columns, last_columns = (
-        up(up(b, n), up(up(b, n), columns_per_share)) for b in (bundle.n1, bundle.last_n1)
+        ceil_div_array(
+            ceil_div_array(b, n), ceil_div_array(ceil_div_array(b, n), columns_per_share)
+        )
+        for b in (bundle.n1, bundle.last_n1)
     )
-    bundles_per_share = up(bundle.count, shares)
+    bundles_per_share = ceil_div_array(bundle.count, shares)
     last_is_small = (shares > 1) & (bundle.count - (shares - 1) * bundles_per_share == 1)
     return (shares - 1) * columns + np.where(last_is_small, last_columns, columns)
 
@@ -305,15 +317,15 @@ PIXEL_COLUMNS = (
 """Columns about the tiles of one row of cores: start and length of its list, then sums."""
 
 
-def _pixels(shape: ConvShape, t: Columns) -> tuple[Sides, Columns]:
+def _pixels(shape: ConvShape, t: Columns) -> tuple[TileList, Columns]:
     """List the tiles of the row of cores with most to load, for each division of the pixels."""
-    distinct, _, row = same_rows([t["window"], t["m"], t["rows"]])
+    distinct, _, row = distinct_rows([t["window"], t["m"], t["rows"]])
     table: list[list[int]] = []
     lists: list[list[Array]] = []
     length = 0
     images: dict[tuple[int, int], tuple[Array, Array, Array, Array, int]] = {}
     for window, m, rows in np.stack(distinct, axis=1).tolist():
-        seen, strip = seen_as(shape, window)
+        seen, strip = shape_for_window(shape, window)
         if (window, m) not in images:
             images[window, m] = image_tiles(seen, m, strip=strip)
         *listed, touched = images[window, m]
@@ -349,7 +361,7 @@ def _pixels(shape: ConvShape, t: Columns) -> tuple[Sides, Columns]:
     fractals, pixels, windows, runs = map(np.concatenate, zip(*lists, strict=True))
     columns = np.array(table, np.int64)[row].T
     by_name = dict(zip(PIXEL_COLUMNS, columns, strict=True))
-    return Sides(fractals, pixels, windows * shape.pixel_bytes, runs), by_name
+    return TileList(fractals, pixels, windows * shape.pixel_bytes, runs), by_name
 
 
 def image_tiles(shape: ConvShape, m: int, *, strip: bool) -> tuple[Array, Array, Array, Array, int]:
@@ -376,7 +388,7 @@ def image_tiles(shape: ConvShape, m: int, *, strip: bool) -> tuple[Array, Array,
     across = spans(shape, 1, *columns)
     touched = _covered(*down) * _covered(*across) * mixed
     runs = rows[1] - rows[0] + 1 if mixed > 1 else np.ones_like(t)
-    return up(pixels, FRACTAL), pixels, down[1] * across[1] * mixed, runs, touched
+    return ceil_div_array(pixels, FRACTAL), pixels, down[1] * across[1] * mixed, runs, touched
 
 
 def spans(shape: ConvShape, axis: int, first: Array, last: Array) -> tuple[Array, Array]:
@@ -385,7 +397,7 @@ def spans(shape: ConvShape, axis: int, first: Array, last: Array) -> tuple[Array
     stride = shape.strides[axis]
     low = first * stride - shape.pads[2 * axis]
     high = last * stride - shape.pads[2 * axis] + shape.reach[axis] - 1
-    start = low - np.maximum(0, up(low - size + 1, stride)) * stride
+    start = low - np.maximum(0, ceil_div_array(low - size + 1, stride)) * stride
     begin = np.maximum(start, 0)
     end = np.maximum(np.minimum(high, size - 1), begin)
     return begin, end - begin + 1

@@ -213,7 +213,7 @@ def product_costs() -> tuple[CubeSpace, np.ndarray]:
     """Return the space of a product of 256x256x256 on the 910A, and the bounds of all tilings."""
     measure = cube.CubeMeasure(kernels.GemmShape(256, 256, 256), chip.load_chip("Ascend910A"))
     space = measure.space()
-    return space, Bounds(measure, space.genes).closed
+    return space, Bounds(measure, space.genes).closed_form
 
 
 def regrets(search: Callable[[], Search], seeds: Sequence[int]) -> np.ndarray:
