@@ -18,7 +18,7 @@ from ascend_lab.deploy.compress.deployed import ledger
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.operators import ops
-from ascend_lab.operators.kernels.epilogue_plan import MOST_WHOLE
+from ascend_lab.operators.kernels.epilogue_plan import LARGEST_BIAS
 
 
 # -- QDQ models, written node by node -------------------------------------------------------------
@@ -191,7 +191,7 @@ def test_the_cube_adds_a_whole_bias_exactly(chip, c, k, groups, residual):
     found = []
     for small in (True, False):
         graph = whole_conv(seed(7), c, k, groups=groups, size=16, r=1, residual=residual,
-                           small=small, most=MOST_WHOLE)  # fmt: skip
+                           small=small, most=LARGEST_BIAS)  # fmt: skip
         kinds = {n: graph.types[n].shape for n in graph.inputs}
         feed = {n: seed(8).integers(-128, 128, shape).astype(np.int8) for n, shape in kinds.items()}
         stages = compile_stages(graph, chip)

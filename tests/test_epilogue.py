@@ -22,8 +22,15 @@ from ascend_lab.operators.kernels import (
     pack_depthwise,
     unpack_conv,
 )
-from ascend_lab.operators.kernels.depthwise import supported_after
-from ascend_lab.operators.kernels.epilogue import Epilogue, Fix, Operand, Step, fix_of, supported
+from ascend_lab.operators.kernels.depthwise import epilogue_obstacle
+from ascend_lab.operators.kernels.epilogue import (
+    Epilogue,
+    Fix,
+    Operand,
+    Step,
+    fix_of,
+    unsupported_reason,
+)
 
 full = pytest.mark.full
 COUPLED = ("Toy", "Ascend310", "Ascend910A")
@@ -154,7 +161,7 @@ def test_sums_of_bytes_are_scaled_to_fp16(chip_name):
         Step("vconv", (3,), dtype="fp16"),
     )
     epilogue = Epilogue((Operand("bias", "channel", "int32"),), steps, "fp16")
-    assert supported(epilogue, chip, "int32") == ""
+    assert unsupported_reason(epilogue, chip, "int32") == ""
     assert_conv(ConvShape(1, 40, 9, 10, 24, 3, 3, 1, 1, "int8"), chip, None, epilogue)
     assert_gemm(GemmShape(40, 70, 50, "int8"), chip, None, epilogue)
 
@@ -171,19 +178,22 @@ def test_refusals_give_the_reason():
         "masked": "no vsel",
     }
     for name, words in wanted.items():
-        assert words in supported(EPILOGUES[name], split)
-        assert supported(EPILOGUES[name], coupled) == ""
+        assert words in unsupported_reason(EPILOGUES[name], split)
+        assert unsupported_reason(EPILOGUES[name], coupled) == ""
     tile = Epilogue((Operand("t", "tile", "fp32"),), (Step("vadd", ("sums", "t")),), "fp32")
-    assert "memory of their own" in supported(tile, split)
-    assert "no step reads" in supported(Epilogue((BIAS16,), (NARROW,), "fp16"), split)
-    assert "one number format" in supported(WIDE_RELU, coupled, "int32")
+    assert "memory of their own" in unsupported_reason(tile, split)
+    assert "no step reads" in unsupported_reason(Epilogue((BIAS16,), (NARROW,), "fp16"), split)
+    assert "one number format" in unsupported_reason(WIDE_RELU, coupled, "int32")
     half = Epilogue((), (Step("vconv", ("sums",), dtype="bf16"),), "bf16")
-    assert (supported(half, split), supported(half, coupled)) == ("", "Ascend910A has no bf16")
+    assert (unsupported_reason(half, split), unsupported_reason(half, coupled)) == (
+        "",
+        "Ascend910A has no bf16",
+    )
     assert fix_of(PIPE["all"]) == Fix("bias", 0.25, relu=True)
     fp32 = Epilogue((), (Step("vconv", ("sums",), dtype="fp32"),), "fp32")
-    assert "stores fp16" in supported_after(fp32)
-    assert "tile operand" in supported_after(RESIDUAL)
-    assert "one number format" in supported_after(WIDE_RELU)
+    assert "stores fp16" in epilogue_obstacle(fp32)
+    assert "tile operand" in epilogue_obstacle(RESIDUAL)
+    assert "one number format" in epilogue_obstacle(WIDE_RELU)
 
 
 SUMS = ("sums",)

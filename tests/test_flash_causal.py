@@ -18,7 +18,7 @@ from ascend_lab.machine.layout import address_map, pack, unpack
 from ascend_lab.machine.sim import simulate_kernel
 from ascend_lab.operators import ops
 from ascend_lab.operators.kernels.flash import flash_launch
-from ascend_lab.operators.kernels.flash_causal import causal_grid, dealt
+from ascend_lab.operators.kernels.flash_causal import blocks_of_cores, causal_grid
 from ascend_lab.operators.kernels.flash_shape import FlashShape
 from ascend_lab.operators.kernels.flash_split import SplitTiling, flash_pipeline_launch
 from ascend_lab.operators.ops.expressions import prepare
@@ -144,7 +144,7 @@ def test_long_causal_rows_cost_about_half(batch, length):
 
 def test_blocks_are_dealt_so_that_cores_end_together():
     shape = FlashShape(1, 4096, 4096, 64, 64, 0.1, causal=1)
-    own = dealt(shape, 8, 4)
+    own = blocks_of_cores(shape, 8, 4)
     starts = sorted(piece.start.const for some in own for piece in some)
     assert starts == list(range(0, 256, 8))
     work = [sum(piece.start.const + 8 for piece in some) for some in own]

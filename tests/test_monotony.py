@@ -15,7 +15,7 @@ from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.isa import Kernel
 from ascend_lab.machine.sim import DeviceMemory, simulate, simulate_kernel
 from ascend_lab.operators.kernels import conv_launch, dense_placement, planes, transpose
-from ascend_lab.operators.kernels.conv_schedules import conv_schedule, schedule_for_l2_image
+from ascend_lab.operators.kernels.conv_schedules import conv_schedule, schedule_for_l2
 from ascend_lab.operators.kernels.conv_shape import ConvShape
 
 TOLERANCE = 0.035
@@ -74,7 +74,7 @@ def test_an_image_in_l2_may_ask_for_another_tiling() -> None:
     chip = load_chip("Ascend310P3")
     shape = ConvShape(4, 80, 28, 28, 176, 1, 1, out_dtype="fp16")
     default = conv_schedule(shape, chip)
-    near = schedule_for_l2_image(shape, chip)
+    near = schedule_for_l2(shape, chip)
     assert near is not None
     cycles = []
     for schedule in (default, near):
@@ -84,4 +84,4 @@ def test_an_image_in_l2_may_ask_for_another_tiling() -> None:
         cycles.append(simulate_kernel(Kernel("conv", (launch,)), chip, memory).cycles)
     assert cycles[1] < 0.9 * cycles[0]
     large = ConvShape(1, 256, 56, 56, 256, 3, 3, 1, 1, out_dtype="fp16")
-    assert schedule_for_l2_image(large, chip) is None
+    assert schedule_for_l2(large, chip) is None

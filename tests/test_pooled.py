@@ -157,7 +157,7 @@ SIGMOID = (NARROW, Step("vmuls", (0,), -1.0), Step("vexp", (1,)), Step("vadds", 
 )
 def test_what_rises_with_the_sums(steps, rises):
     epilogue = Epilogue((), steps, "fp16")
-    assert epilogue.rises == rises
+    assert epilogue.is_increasing == rises
     sums = np.linspace(-8, 8, 801, dtype=np.float16)
     with np.errstate(divide="ignore"):
         values = {"vmuls": np.multiply, "vadds": np.add, "vmul": np.multiply, "vadd": np.add}

@@ -32,7 +32,7 @@ from ascend_lab.compiler.draft import Draft
 from ascend_lab.compiler.ir import Constant, Graph, Node, TensorType, Values
 from ascend_lab.compiler.passes import simplify
 from ascend_lab.compiler.passes.rewrite import derived, settings, sweep
-from ascend_lab.operators.kernels.epilogue_plan import MOST_WHOLE
+from ascend_lab.operators.kernels.epilogue_plan import LARGEST_BIAS
 from ascend_lab.operators.ops.formats import is_float
 
 CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
@@ -158,7 +158,7 @@ def _bias_fits(bias: Constant, scales: Constant, step: float, room: int) -> bool
 
 def _small(bias: Constant) -> dict[str, bool]:
     """Return the attribute `small_bias` if the bias is small enough for the cube to add it."""
-    return {"small_bias": True} if np.abs(bias.array()).max() <= MOST_WHOLE else {}
+    return {"small_bias": True} if np.abs(bias.array()).max() <= LARGEST_BIAS else {}
 
 
 def _weight(

@@ -19,7 +19,7 @@ from ascend_lab.machine.sim.timeline import Start, start_cycles
 from ascend_lab.operators import dsl as te, kernels
 from ascend_lab.operators.kernels import conv_schedules, deconv, dense_placement, epilogue_plan
 from ascend_lab.operators.kernels.conv_shape import bundles_of, thinned, units_of
-from ascend_lab.operators.kernels.epilogue import PAIR, PLAIN, Epilogue, Operand, supported
+from ascend_lab.operators.kernels.epilogue import PAIR, PLAIN, Epilogue, Operand, unsupported_reason
 from ascend_lab.operators.kernels.operand_packing import pack_weights
 from ascend_lab.operators.kernels.pooling import PoolGradient, pool_gradient_launch
 from ascend_lab.operators.ops import conv_gradient, operator
@@ -143,7 +143,7 @@ def _promising(
     image = piece.type(piece.graph.nodes[0].inputs[0])
     if 2 * image.size_bytes <= chip.l2.size_bytes:
         # the image hits L2: reading it twice may cost less than small tiles
-        image_in_l2 = conv_schedules.schedule_for_l2_image(shape, chip, epilogue)
+        image_in_l2 = conv_schedules.schedule_for_l2(shape, chip, epilogue)
         if image_in_l2 is not None:
             yield image_in_l2
     # 7 x 7 pixels fill 49 of 64 rows; tiles that go on in the next image fill nearly all
@@ -293,7 +293,7 @@ def follows_free(piece: Piece, alone: Piece, chip: Chip) -> bool:
     # a ReLU behind a bias asks for no room and no cycles beyond those of the bias
     both = (epilogue, epilogue_alone)
     demand, demand_alone = (epilogue_plan.demand_of(e, chip, sums) for e in both)
-    return demand == demand_alone and not any(supported(e, chip, sums) for e in both)
+    return demand == demand_alone and not any(unsupported_reason(e, chip, sums) for e in both)
 
 
 def _after(
@@ -349,7 +349,7 @@ def _paces(
     loads to L0 set the pace. The second way takes for ever where the bias fills much of L1.
     """
     paces = list[float]()
-    depth = units_of(shape).every
+    depth = units_of(shape).total_depth
     # 56 x 56 pixels and 64 channels are 196 x 4 fractals of sums: 25 for each of 32 cores
     core_fractals = isa.ceil_div(
         isa.ceil_div(shape.gemm.m, isa.FRACTAL) * shape.blocks[1], chip.core_count

@@ -106,10 +106,10 @@ def conv_launch(
             tail, arriving_dtype, job.sides(shape.blocks[1]), (1, cores), n1, elements
         )
         job = replace(job, vector_tail=vector_tail)
-    return isa.Launch(f"conv_{shape.n}x{shape.c}x{shape.h}x{shape.w}", *_parts(job))
+    return isa.Launch(f"conv_{shape.n}x{shape.c}x{shape.h}x{shape.w}", *_programs_of_cores(job))
 
 
-def _parts(job: Job) -> tuple[tuple[isa.Part, ...], int]:
+def _programs_of_cores(job: Job) -> tuple[tuple[isa.Part, ...], int]:
     """Return the programs of all cores, and the programs in an AI core (0: not a mix launch)."""
     schedule = job.schedule
     parts = list[isa.Part]()
@@ -212,7 +212,7 @@ class _Writer(TileWalk):
         a_tile, b_tile = (side * self.tile_k * self.fractal for side in (tile_m, tile_n))
         bias = job.epilogue.bias if job.epilogue else ""
         # Weights stay in L0B for several pixel tiles if the whole depth fits, and a row of bias.
-        all_weights = (units.every + bool(bias)) * tile_n * self.fractal
+        all_weights = (units.total_depth + bool(bias)) * tile_n * self.fractal
         fits = (b_slots or 2) * all_weights * DTYPE_BYTES[dtype] <= job.chip.buffers["L0B"]
         one_stage = self.stage >= units.count
         self.weights_stay_in_l0b = job.turns > 1 and one_stage and fits

@@ -1,20 +1,20 @@
-"""The default tiling of a convolution: the one with the least estimated cycles.
+"""The default tiling of a convolution: an estimate ranks every plausible one.
 
 The rule is that of products (`default_schedules`), with five differences:
 
-- Pixel tiles do not span images, unless rows of images take turns.
+- A tile of output pixels ends with its image, unless images are stacked (`conv_shape.stacked`).
 - L1 holds image rows, not the im2col matrix.
-- One load3d fills a tile of A.
-- A stage (what one slot of L1 holds) is a whole number of channel blocks.
-- Bundles of groups are products of their own.
+- One load3d fills a tile of A in L0.
+- A stage (what one slot of L1 holds) is a whole number of units of depth, mostly channel blocks.
+- Groups are bundled until they fill channel blocks; each bundle is a matrix product of its own.
 """
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import errors
 from ascend_lab.machine import isa
@@ -22,6 +22,7 @@ from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.machine.isa import ACCUMULATOR, FRACTAL, ceil_div
 from ascend_lab.operators.kernels import conv_windows, default_schedules, gemm_schedule
 from ascend_lab.operators.kernels.conv_shape import ConvShape, bundles_of, stacked, units_of
+from ascend_lab.operators.kernels.default_schedules import ceil_div_array
 from ascend_lab.operators.kernels.epilogue import Epilogue
 from ascend_lab.operators.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
 from ascend_lab.operators.kernels.gemm_schedule import (
@@ -56,17 +57,17 @@ def stage_bytes(shape: ConvShape, schedule: GemmSchedule, *, strip: bool = False
 def stages_ahead(
     shape: ConvShape, schedule: GemmSchedule, chip: Chip, ids: int, *, strip: bool
 ) -> int:
-    """Return how many slots of L1 hold a stage each, rows and weights together; 0: none do.
+    """Return how many slots of L1 hold the rows and the weights of a stage together.
 
-    A stage shares a slot if every tile loads rows and weights in several stages. A slot takes one
-    of `ids` event ids.
+    It is 0 where rows and weights have slots of their own. They share a slot if every tile loads
+    both in several stages. A slot takes one of `ids` event ids.
     """
     slots = schedule.a_l1_slots, schedule.b_l1_slots
     if slots != (2, 2) or c1_stage(shape, schedule) >= units_of(shape).count:
         return 0
     # `stage_bytes` is for two slots of each: half of it is one stage.
     room = 2 * chip.buffers["L1"] // stage_bytes(shape, schedule, strip=strip)
-    return min(gemm_schedule.AHEAD, ids, room)
+    return min(gemm_schedule.MOST_STAGES_IN_L1, ids, room)
 
 
 def area_bytes(shape: ConvShape) -> int:
@@ -127,19 +128,19 @@ class Candidates:
 
     tilings: Tilings
     stages: Array
-    strips: NDArray[np.bool_]
+    strips: Array
 
     def take(self, index: Array) -> "Candidates":
         """Return the candidates at `index`."""
         return Candidates(self.tilings.take(index), self.stages[index], self.strips[index])
 
 
-MAXIMA_OF_A_ROW = 8
-"""About how many vector instructions take the maximum with one more row of a tile's windows."""
-EQUAL_WITHIN = 1e-3
+VMAX_PER_WINDOW_ROW = 8
+"""About how many vmax instructions take one more row of all pooling windows of a tile."""
+TIE_TOLERANCE = 1e-3
 """Relative difference up to which two estimates count as equal."""
-LEAST_L2_GAIN = 0.08
-"""Estimated gain from which the schedule for images in L2 is worth timing beside the default.
+L2_GAIN = 0.08
+"""Least estimated gain for which the schedule for images in L2 is timed beside the default.
 
 Of 292 random convolutions on four chips 10 % are then timed twice, and all take 1.4 % less time on
 average, up to 45 %. Timing every one whose schedules differ (31 %) would save 2.0 %.
@@ -150,14 +151,14 @@ def conv_schedule(shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None
     """Return the candidate with the least estimated time; raise `CapacityError` if none fits."""
     demand = _demand(shape, chip, epilogue)
     free_chip = chip_left(chip, demand)
-    _, index = _least(shape, free_chip, demand)
-    return _fitting(shape, free_chip, demand).tilings.schedule(index, shape.dtype)
+    _, index = _best_candidate(shape, free_chip, demand)
+    return _candidates_with_room(shape, free_chip, demand).tilings.schedule(index, shape.dtype)
 
 
-def schedule_for_l2_image(
+def schedule_for_l2(
     shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None
 ) -> GemmSchedule | None:
-    """Return the candidate with the least estimate for an image in L2, if it gains `LEAST_L2_GAIN`.
+    """Return the candidate with the least estimate for an image in L2, if it gains `L2_GAIN`.
 
     The default assumes that images come from memory, as in a kernel alone. In a network the kernel
     before has just written them to L2. Returns None where the default is about as good even then.
@@ -165,11 +166,11 @@ def schedule_for_l2_image(
     """
     demand = _demand(shape, chip, epilogue)
     free_chip = chip_left(chip, demand)
-    _, default = _least(shape, free_chip, demand)
-    candidates = _fitting(shape, free_chip, demand)
+    _, default = _best_candidate(shape, free_chip, demand)
+    candidates = _candidates_with_room(shape, free_chip, demand)
     cycles = conv_estimate(shape, free_chip, candidates, demand, image_in_l2=True)
     best = _index_of_least(shape, candidates, cycles)
-    if cycles[default] <= cycles[best] * (1 + LEAST_L2_GAIN):
+    if cycles[default] <= cycles[best] * (1 + L2_GAIN):
         return None
     return candidates.tilings.schedule(best, shape.dtype)
 
@@ -186,22 +187,22 @@ def _demand(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> Demand |
         return demand
     element_bytes = DTYPE_BYTES["fp16"]
     vmax = chip.vector_costs["vmax"]
-    arrival = element_bytes / chip.path("L0C", "UB").rate_bytes_per_cycle
-    # 112 columns in windows of stride 2: 56, one half; of the rows as well: one quarter.
-    columns_left, elements_left = (
-        a / b for a, b in zip(pool.out_hw[::-1], (pool.w, pool.h), strict=True)
-    )
-    elements_left *= columns_left
+    arrival_cycles = element_bytes / chip.path("L0C", "UB").rate_bytes_per_cycle
+    # 112 columns in windows of stride 2 leave 56, one half; with the rows it is one quarter.
+    pooled_rows, pooled_columns = pool.out_hw
+    column_share = pooled_columns / pool.w
+    element_share = pooled_rows / pool.h * column_share
     vmax_cycles = vmax.slope_cycles * element_bytes / chip.vector_bytes_per_repeat
-    # s - 1 maxima on all columns that windows keep, r - 1 on the rows they keep of those.
-    cycles = arrival + ((pool.s - 1) * columns_left + (pool.r - 1) * elements_left) * vmax_cycles
-    cycles += (demand.cycles - arrival) * elements_left
+    # Pooling by r x s takes s - 1 maxima along columns, then r - 1 along rows, on what is left.
+    maxima = (pool.s - 1) * column_share + (pool.r - 1) * element_share
+    cycles = arrival_cycles + maxima * vmax_cycles
+    cycles += (demand.cycles - arrival_cycles) * element_share
     return replace(
         demand,
         cycles=cycles,
-        stored_bytes=demand.stored_bytes * elements_left,
+        stored_bytes=demand.stored_bytes * element_share,
         tile_bytes=demand.tile_bytes + 2 * element_bytes,
-        instructions=demand.instructions + MAXIMA_OF_A_ROW * (pool.r - 1),
+        instructions=demand.instructions + VMAX_PER_WINDOW_ROW * (pool.r - 1),
     )
 
 
@@ -217,15 +218,16 @@ def stacked_schedule(
     stacked_shape = stacked(shape)
     if stacked_shape == shape:
         return None
-    with suppress(errors.CapacityError):  # of large images, each a row then
+    # L1 must hold rows of all images of a stack at once: those of large images may not fit.
+    with suppress(errors.CapacityError):
         free_chip = chip_left(chip, demand)
         # 7 x 7 pixels of 16 images: 49 fractals stacked, 64 one by one.
-        stacked_cycles, index = _least(stacked_shape, free_chip, demand)
-        schedule = _fitting(stacked_shape, free_chip, demand).tilings.schedule(
+        stacked_cycles, index = _best_candidate(stacked_shape, free_chip, demand)
+        schedule = _candidates_with_room(stacked_shape, free_chip, demand).tilings.schedule(
             index, stacked_shape.dtype
         )
         check_conv(stacked_shape, schedule, free_chip)
-        if stacked_cycles < _least(shape, free_chip, demand)[0]:
+        if stacked_cycles < _best_candidate(shape, free_chip, demand)[0]:
             return replace(schedule, window="stacked")
     return None
 
@@ -250,16 +252,19 @@ def as_stacked(
 
 
 @lru_cache(256)
-def _least(shape: ConvShape, chip: Chip, demand: Demand | None) -> tuple[float, int]:
-    """Return the least estimated cycles and that candidate's index; raises as `_fitting`."""
-    candidates = _fitting(shape, chip, demand)
+def _best_candidate(shape: ConvShape, chip: Chip, demand: Demand | None) -> tuple[float, int]:
+    """Return the least estimated cycles and that candidate's index.
+
+    Raises `CapacityError` if no candidate leaves room for the epilogue.
+    """
+    candidates = _candidates_with_room(shape, chip, demand)
     cycles = conv_estimate(shape, chip, candidates, demand)
     best = _index_of_least(shape, candidates, cycles)
     return float(cycles[best]), best
 
 
 @lru_cache(64)
-def _fitting(shape: ConvShape, chip: Chip, demand: Demand | None) -> Candidates:
+def _candidates_with_room(shape: ConvShape, chip: Chip, demand: Demand | None) -> Candidates:
     """Return the candidates that leave room for the epilogue; raise `CapacityError` if none."""
     candidates = conv_candidates(shape, chip)
     candidates = candidates.take(fitting(demand, chip, candidates.tilings))
@@ -283,119 +288,121 @@ def _index_of_least(shape: ConvShape, candidates: Candidates, cycles: Floats) ->
     Among equals it prefers cores that share bundles of groups, not pixels: each core then reads
     neighbouring rows of its own channels, which it finds in L2.
     """
-    equal = np.flatnonzero(cycles <= cycles.min() * (1 + EQUAL_WITHIN))
+    equal = np.flatnonzero(cycles <= cycles.min() * (1 + TIE_TOLERANCE))
     bundle_shares = np.minimum(candidates.tilings.cols[equal], bundles_of(shape).count)
     return int(equal[np.lexsort((cycles[equal], -bundle_shares))[0]])
 
 
 def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
-    """Return the tilings that fit; grid columns divide the bundles first, then each bundle.
-
-    In fractals: a tile is m x n sums, an L0 step is k deep, and a stage of L1 is `units` units.
-    """
-    m, n, units, grid_rows, grid_columns = _distinct_choices(shape, chip)
-    unit_depth = units_of(shape).depth
-    depth_room = _depth_room(shape, chip, m, n)
-    k = _even_depths(shape, np.minimum(depth_room, units * unit_depth))
-    step_k = default_schedules.each_up(units * unit_depth, k)
-    # Depths that do not divide a unit round the stage to whole steps: count its units again.
-    units = np.minimum(np.maximum(k * step_k // unit_depth, 1), units_of(shape).count)
-    strips = _are_strips(shape, chip, m, n, units)
-
-    # More cores than tiles would leave some without work.
+    """Return the tilings that fit; grid columns divide the bundles first, then each bundle."""
     bundle = bundles_of(shape)
-    grid_rows = np.minimum(grid_rows, shape.n * _tiles(shape, m, strips))
-    bundle_shares = np.minimum(grid_columns, bundle.count)
-    columns_of_bundle = np.minimum(
-        grid_columns // bundle_shares, default_schedules.each_up(bundle.n1, n)
+    units = units_of(shape)
+    tiles = _distinct_tiles(shape, chip.core_count)
+    depth_room = _l0_depth_room(shape, chip, tiles)
+    wanted_depth = tiles.stage_units * units.depth
+    k = _equal_depths(shape, np.minimum(depth_room, wanted_depth))
+    step = ceil_div_array(wanted_depth, k)
+    # k * step is the depth that a stage really has: whole tiles of L0.
+    stage_units = np.minimum(np.maximum(k * step // units.depth, 1), units.count)
+    flat_bytes = _l1_bytes(shape, tiles, stage_units, strip=False)
+    strip_bytes = _l1_bytes(shape, tiles, stage_units, strip=True)
+    strips = _takes_strips(shape, chip, tiles.m, flat_bytes)
+    fits_l0c = tiles.m * tiles.n * 1024 * shape.sums <= chip.buffers["L0C"]
+    fits_l1 = np.where(strips, strip_bytes, flat_bytes) <= chip.buffers["L1"]
+    # No more rows of cores than pixel tiles, no more columns than tiles of output channels.
+    grid_rows = np.minimum(tiles.grid_rows, shape.n * _tiles(shape, tiles.m, strips))
+    bundle_shares = np.minimum(tiles.grid_cols, bundle.count)
+    columns_per_bundle = np.minimum(
+        tiles.grid_cols // bundle_shares, ceil_div_array(bundle.n1, tiles.n)
     )
-    tilings = Tilings(m, k, n, step_k, grid_rows, bundle_shares * columns_of_bundle)
-
-    sum_bytes = 4 * FRACTAL * FRACTAL * m * n * shape.sums
-    l1_bytes = np.where(
-        strips,
-        _stage_bytes(shape, m, n, units, strip=True),
-        _stage_bytes(shape, m, n, units, strip=False),
-    )
-    fits = depth_room >= 1
-    fits &= sum_bytes <= chip.buffers["L0C"]
-    fits &= l1_bytes <= chip.buffers["L1"]
-    return Candidates(tilings, units, strips).take(np.flatnonzero(fits))
+    grid_cols = bundle_shares * columns_per_bundle
+    tilings = Tilings(tiles.m, k, tiles.n, step, grid_rows, grid_cols)
+    fits = np.flatnonzero((depth_room >= 1) & fits_l0c & fits_l1)
+    return Candidates(tilings, stage_units, strips).take(fits)
 
 
-def _distinct_choices(shape: ConvShape, chip: Chip) -> tuple[Array, Array, Array, Array, Array]:
-    """Return m, n, units of a stage, grid rows and grid columns of every choice, each once.
+class _Tiles(NamedTuple):
+    """Sides of output tiles in fractals, units in a stage of L1, and grids of cores, as arrays."""
 
-    Sizes beyond the convolution's are cut down to it; of choices that are equal then one stays.
-    """
+    m: Array
+    n: Array
+    stage_units: Array
+    grid_rows: Array
+    grid_cols: Array
+
+
+def _distinct_tiles(shape: ConvShape, cores: int) -> _Tiles:
+    """Return all choices of tile, stage and grid, cut to the problem, equal ones only once."""
     oh, ow = shape.out_hw
     bundle = bundles_of(shape)
-    m, n, units, grid_rows, grid_columns = default_schedules.choices(chip.core_count, STAGES)
-    pixels = ceil_div(oh * ow, FRACTAL)
+    sides_m, sides_n, stages, grid_rows, grid_cols = default_schedules.all_choices(cores, STAGES)
+    image_fractals = ceil_div(oh * ow, FRACTAL)
+    m = sides_m
     # A choice of m stands for m rows of pooling windows: the tile is the output rows they read.
     if shape.pool:
-        output_rows = np.minimum(conv_windows.rows_seen(shape.pool, m), oh)
+        output_rows = np.minimum(conv_windows.rows_seen(shape.pool, sides_m), oh)
         m = (output_rows * ow - 1) // FRACTAL + 1
-    m = np.minimum(m, pixels)
-    columns_of_bundle = grid_columns // np.minimum(grid_columns, bundle.count)
-    n = np.minimum(n, default_schedules.each_up(bundle.n1, columns_of_bundle))
+    m = np.minimum(m, image_fractals)
     # 49 fractals in tiles of 32 are 2 tiles: make them 25 and 24 rather than 32 and 17.
     if shape.mixed > 1:
-        m = default_schedules.each_up(pixels, default_schedules.each_up(pixels, m))
-    units = np.minimum(units, units_of(shape).count)
-    kept, _ = default_schedules.distinct(len(STAGES), m, n, units)
-    return m[kept], n[kept], units[kept], grid_rows[kept], grid_columns[kept]
+        m = ceil_div_array(image_fractals, ceil_div_array(image_fractals, m))
+    columns_per_bundle = grid_cols // np.minimum(grid_cols, bundle.count)
+    n = np.minimum(sides_n, ceil_div_array(bundle.n1, columns_per_bundle))
+    stage_units = np.minimum(stages, units_of(shape).count)
+    first, _ = default_schedules.first_of_equal_choices(len(STAGES), m, n, stage_units)
+    return _Tiles(*(column[first] for column in (m, n, stage_units, grid_rows, grid_cols)))
 
 
-def _depth_room(shape: ConvShape, chip: Chip, m: Array, n: Array) -> Array:
-    """Return the depth in fractals for which tiles of A and of B fit in L0 twice."""
-    tiles_bytes = 2 * area_bytes(shape)
-    return np.minimum(chip.buffers["L0A"] // m, chip.buffers["L0B"] // n) // tiles_bytes
+def _l0_depth_room(shape: ConvShape, chip: Chip, tiles: _Tiles) -> Array:
+    """Return how many fractals of depth two slots of L0A and two of L0B have room for."""
+    side_bytes = np.minimum(chip.buffers["L0A"] // tiles.m, chip.buffers["L0B"] // tiles.n)
+    room: Array = side_bytes // (2 * area_bytes(shape))
+    return room
 
 
-def _stage_bytes(shape: ConvShape, m: Array, n: Array, units: Array, *, strip: bool) -> Array:
-    """Return the bytes of L1 that two slots of a stage take: `stage_bytes` on arrays."""
-    weight_bytes = units_of(shape).depth * n * area_bytes(shape)
-    return 2 * units * (_unit_bytes(shape, m, strip=strip) + weight_bytes)
+def _l1_bytes(shape: ConvShape, tiles: _Tiles, stage_units: Array, *, strip: bool) -> Array:
+    """Return the bytes of two stages of image rows and of weights in L1."""
+    weight_bytes = units_of(shape).depth * tiles.n * area_bytes(shape)
+    return 2 * stage_units * (_unit_bytes(shape, tiles.m, strip=strip) + weight_bytes)
 
 
-def _are_strips(
-    shape: ConvShape, chip: Chip, m: Array, n: Array, units: Array
-) -> NDArray[np.bool_]:
-    """Return which candidates have pixel tiles that are pieces of one row: `takes_strips`."""
+def _takes_strips(shape: ConvShape, chip: Chip, m: Array, flat_bytes: Array) -> Array:
+    """Return whether pixel tiles of m fractals are strips: `takes_strips` on arrays."""
     oh, ow = shape.out_hw
-    strips = ow >= 2 * FRACTAL * m
-    strips |= _stage_bytes(shape, m, n, units, strip=False) > chip.buffers["L1"]
-    strips |= oh == 1
-    strips &= not (shape.lanes or shape.mixed > 1 or shape.pool)
+    reads_whole_rows = bool(shape.lanes or shape.mixed > 1 or shape.pool)
+    strips: Array = np.where(
+        reads_whole_rows,
+        False,
+        (ow >= 2 * FRACTAL * m) | (flat_bytes > chip.buffers["L1"]) | (oh == 1),
+    )
     return strips
 
 
-def _even_depths(shape: ConvShape, depths: Array) -> Array:
+def _equal_depths(shape: ConvShape, depths: Array) -> Array:
     """Return depths of a tile of L0, no larger than `depths` and at most 8 fractals.
 
-    They divide a unit or are whole units, so that no step is short. A channel block of a 3 x 3
-    kernel is a unit of 9 fractals: depths 1 and 3. With several taps to a fractal, or a convolution
-    beside, the last step may be short anyway.
+    They divide a unit or are whole units, so that no step is shorter than the others. A channel
+    block of a 3 x 3 kernel is a unit of 9 fractals: depths 1 and 3. Where a fractal holds several
+    taps, or another convolution is added (`beside`), the last step may be short anyway.
     """
     unit_depth = units_of(shape).depth
-    uneven = bool(shape.lanes or shape.beside)
-    even_depths = np.array(
-        [d for d in range(1, 9) if uneven or unit_depth % d == 0 or d % unit_depth == 0]
+    any_depth = bool(shape.lanes or shape.beside)
+    allowed_depths = np.array(
+        [d for d in range(1, 9) if any_depth or unit_depth % d == 0 or d % unit_depth == 0]
     )
-    index = np.searchsorted(even_depths, depths, side="right") - 1
-    even: Array = even_depths[np.maximum(index, 0)]
-    return even
+    index = np.searchsorted(allowed_depths, depths, side="right") - 1
+    equal_depths: Array = allowed_depths[np.maximum(index, 0)]
+    return equal_depths
 
 
-def _tiles(shape: ConvShape, m: Array, strips: NDArray[np.bool_]) -> Array:
+def _tiles(shape: ConvShape, m: Array, strips: Array) -> Array:
     """Return the pixel tiles of m fractals in one image: `tiles_per_image` on arrays."""
     oh, ow = shape.out_hw
     if shape.pool:
         rows = conv_windows.pooled_rows(shape, m)
-        return default_schedules.each_up(shape.pool.out_hw[0], rows)
-    flat = default_schedules.each_up(ceil_div(oh * ow, FRACTAL), m)
-    tiles: Array = np.where(strips, oh * default_schedules.each_up(ow, m * FRACTAL), flat)
+        return ceil_div_array(shape.pool.out_hw[0], rows)
+    flat = ceil_div_array(ceil_div(oh * ow, FRACTAL), m)
+    tiles: Array = np.where(strips, oh * ceil_div_array(ow, m * FRACTAL), flat)
     return tiles
 
 
@@ -414,16 +421,16 @@ def _window(shape: ConvShape, m: Array, *, strip: bool) -> Array:
 
 
 def _unit_bytes(shape: ConvShape, m: Array, *, strip: bool) -> Array:
-    """Return the most image bytes in a unit of a tile of m fractals: `unit_elements` on arrays."""
+    """Return the most image bytes in a unit of depth of a tile of m fractals of pixels.
+
+    It is `conv_windows.unit_elements` on arrays.
+    """
     units = units_of(shape)
     pixel_bytes = shape.pixel_bytes
-    own_bytes = units.c1 * pixel_bytes * _window(shape, m, strip=strip)
-    beside = shape.beside
-    return (
-        own_bytes + units.beside * pixel_bytes * _window(beside, m, strip=strip)
-        if beside
-        else own_bytes
-    )
+    image_bytes = units.c1 * pixel_bytes * _window(shape, m, strip=strip)
+    if shape.beside:
+        image_bytes += units.beside * pixel_bytes * _window(shape.beside, m, strip=strip)
+    return image_bytes
 
 
 def conv_estimate(
@@ -443,21 +450,19 @@ def conv_estimate(
     units = units_of(shape)
     t = candidates.tilings
     bundle_shares = np.minimum(t.cols, bundle.count)
-    tiles_across = default_schedules.each_up(
-        default_schedules.each_up(bundle.n1, t.n), t.cols // bundle_shares
-    )
-    tiles_down = default_schedules.each_up(shape.n * _tiles(shape, t.m, candidates.strips), t.rows)
-    tiles = tiles_down * default_schedules.each_up(bundle.count, bundle_shares) * tiles_across
-    cube, mte1 = default_schedules.inner_cycles(shape.dtype, chip, t, units.every, (1, 1))
+    tiles_across = ceil_div_array(ceil_div_array(bundle.n1, t.n), t.cols // bundle_shares)
+    tiles_down = ceil_div_array(shape.n * _tiles(shape, t.m, candidates.strips), t.rows)
+    tiles = tiles_down * ceil_div_array(bundle.count, bundle_shares) * tiles_across
+    cube, mte1 = default_schedules.inner_cycles(shape.dtype, chip, t, units.total_depth, (1, 1))
     mte2, rows, weights = _conv_loads(
         shape, chip, candidates, (tiles_across, tiles_down), mte1, image_in_l2
     )
     mte2 = mte2 + default_schedules.operand_cycles(chip, t, demand)
     drain = default_schedules.drain_cycles(shape.gemm, chip, t, demand)
     c_tilings = replace(t, n=t.n * shape.sums)
-    tile_cycles = default_schedules.steady(chip, c_tilings, cube, mte1, mte2, drain)
+    tile_cycles = default_schedules.cycles_per_tile(chip, c_tilings, cube, mte1, mte2, drain)
     # Rows that stay for several tiles have two slots: MTE2 asks for the next ones two tiles before
-    # the cube needs them. What is longer is a wait, once per pixel tile.
+    # the cube needs them. The cube waits for the cycles beyond that, once per pixel tile.
     wait = np.maximum(rows - 2 * tile_cycles, 0.0) / tiles_across
     rows_stay = (candidates.stages >= units.count) & (tiles_across > 1)
     tile_cycles = np.where(rows_stay, tile_cycles + wait, tile_cycles)
@@ -469,7 +474,7 @@ def conv_estimate(
         tiles * tile_cycles
         + fill_cycles
         + drain
-        + sum(default_schedules.after_cycles(chip, t, demand))
+        + sum(default_schedules.vector_core_cycles(chip, t, demand))
     )
     return cycles
 
@@ -506,7 +511,7 @@ def _conv_loads(
         image_miss_share = np.zeros_like(image_miss_share)
     # Every stage starts a copy of rows and one of weights, whatever their sizes.
     startup = chip.path("GM", "L1").startup_cycles
-    stages_per_tile = default_schedules.each_up(units.count, stages)
+    stages_per_tile = ceil_div_array(units.count, stages)
     # Bytes that miss L2 arrive later than those that hit it.
     memory_extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
     latency = (
@@ -517,7 +522,7 @@ def _conv_loads(
     rows = stages_per_tile * startup + tile_image_bytes * gemm_schedule.load_cycles_per_byte(
         chip, image_miss_share, cores
     )
-    weight_bytes = units.every * t.n * area_bytes(shape)
+    weight_bytes = units.total_depth * t.n * area_bytes(shape)
     weights = (
         weight_bytes * gemm_schedule.load_cycles_per_byte(chip, weight_miss_share, cores)
         + stages_per_tile * startup
@@ -535,21 +540,21 @@ def _miss_shares(
     tiles_per_rows: Array,
     tiles_per_weights: Array,
 ) -> tuple[Floats, Floats]:
-    """Return which shares of the reads of images and of weights miss L2.
+    """Return the share of image reads that miss L2, and that of weight reads.
 
     The image comes from memory once; the other loads of its rows, by neighbouring tiles and for
-    other output channels, hit L2. Weights come once for all pixel tiles.
+    other output channels, hit L2. Weights come from memory once for all pixel tiles.
     """
     t = candidates.tilings
     pixel_tiles = shape.n * _tiles(shape, t.m, candidates.strips)
-    row_loads = pixel_tiles * default_schedules.each_up(bundles_of(shape).n1, t.n)
+    row_loads = pixel_tiles * ceil_div_array(bundles_of(shape).n1, t.n)
     read_once = _image_bytes(shape) * tiles_per_rows
     image_miss_share = np.minimum(1.0, read_once / (row_loads * tile_image_bytes))
     return image_miss_share, np.minimum(1.0, tiles_per_weights / pixel_tiles)
 
 
 def _image_bytes(shape: ConvShape) -> int:
-    """Return the bytes of all images that one bundle of groups reads, those beside included."""
+    """Return the image bytes that one bundle of groups reads, those of `beside` included."""
     pixels = bundles_of(shape).c1 * shape.h * shape.w
     beside = shape.beside
     pixels += beside.blocks[0] * beside.h * beside.w if beside else 0

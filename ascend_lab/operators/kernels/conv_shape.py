@@ -11,7 +11,7 @@ from ascend_lab.machine.isa import ACCUMULATOR, FRACTAL, SMALL_C0, c0_of, ceil_d
 from ascend_lab.operators.kernels.gemm_schedule import GemmShape
 
 Pair = tuple[int, int]
-LARGEST = 1 << 20
+LARGEST_SIZE = 1 << 20
 """Largest size of an image or a kernel, and largest stride, dilation and padding."""
 LARGEST_TILE = 512
 """Pixels of the tallest tile that a default schedule has: 32 fractals."""
@@ -78,7 +78,7 @@ class ConvShape:
         # The class is frozen: derived fields are set once, here.
         set_field = object.__setattr__
         for name, lengths in (("stride", (2,)), ("pad", (2, 4)), ("dilation", (2,))):
-            set_field(self, name, _shortest(name, getattr(self, name), lengths))
+            set_field(self, name, _shortest_form(name, getattr(self, name), lengths))
         set_field(self, "strides", pair(self.stride))
         set_field(self, "dilations", pair(self.dilation))
         set_field(self, "pads", _sides(self.pad))
@@ -115,8 +115,12 @@ class ConvShape:
         sizes = (self.n, self.c, self.h, self.w, self.k, self.r, self.s)
         steps = (*self.strides, *self.dilations)
         crops_unasked = min(self.pads) < 0 and not self.crop
-        if min(*sizes, *steps) < 1 or crops_unasked or max(*sizes, *steps, *self.pads) > LARGEST:
-            needed = f"sizes, stride and dilation from 1 to {LARGEST}, padding of at least 0"
+        if (
+            min(*sizes, *steps) < 1
+            or crops_unasked
+            or max(*sizes, *steps, *self.pads) > LARGEST_SIZE
+        ):
+            needed = f"sizes, stride and dilation from 1 to {LARGEST_SIZE}, padding of at least 0"
             got = f"{sizes}, stride {self.stride}, dilation {self.dilation}, padding {self.pad}"
             raise InputError(needed, got, "check the order N C H W K R S")
 
@@ -202,7 +206,7 @@ class ConvShape:
         oh, ow = self.out_hw
         bundle = bundles_of(self)
         # Elements of depth: r s c in whole fractals, those of a convolution beside included.
-        depth = units_of(self).every * c0_of(self.dtype)
+        depth = units_of(self).total_depth * c0_of(self.dtype)
         columns = self.k if bundle.count == 1 else bundle.n1 * FRACTAL
         return GemmShape(self.n * oh * ow, depth, columns, self.dtype, self.out_dtype)
 
@@ -266,7 +270,7 @@ def _sides(pad: int | Pair | Pads) -> Pads:
     return rows, rows, columns, columns
 
 
-def _shortest(name: str, value: object, lengths: tuple[int, ...]) -> int | tuple[int, ...]:
+def _shortest_form(name: str, value: object, lengths: tuple[int, ...]) -> int | tuple[int, ...]:
     """Return one number if all sides agree, else the tuple; raise for other lengths and types."""
     values: Sequence[object] = tuple(value) if isinstance(value, tuple | list) else (value,)
     all_integers = all(isinstance(v, int) and not isinstance(v, bool) for v in values)
@@ -337,7 +341,7 @@ class Units:
     depth: int
 
     @property
-    def every(self) -> int:
+    def total_depth(self) -> int:
         """Depth of a bundle in fractals."""
         return self.count * self.depth
 

@@ -66,7 +66,7 @@ class Window:
         return replace(self, rows=replace(self.rows, first=self.rows.first + by))
 
 
-def _seen(size: int, stride: int, pad: int, reach: int, outputs: tuple[int, int]) -> Seen:
+def _read_range(size: int, stride: int, pad: int, reach: int, outputs: tuple[int, int]) -> Seen:
     """Return the rows (or columns) of an axis of `size` that outputs first..last read.
 
     Stride 2, padding 1, reach 3, outputs 0..1: rows -1..3, that is 1 row of zeros and rows 0..3.
@@ -93,11 +93,11 @@ def window_of(shape: ConvShape, pixel: int, pixels: int, *, strip: bool = False)
     # An output row of mixed images is (row, image): the window begins with image 0 of its row.
     (first_output, rows_before) = divmod(pixel // ow, mixed)
     last_output = (pixel + pixels - 1) // ow // mixed
-    rows = _seen(shape.h, shape.strides[0], top, shape.reach[0], (first_output, last_output)).times(
-        mixed
-    )
+    rows = _read_range(
+        shape.h, shape.strides[0], top, shape.reach[0], (first_output, last_output)
+    ).times(mixed)
     outputs = (pixel % ow, pixel % ow + pixels - 1) if strip else (0, ow - 1)
-    columns = _seen(shape.w, shape.strides[1], left_pad, shape.reach[1], outputs)
+    columns = _read_range(shape.w, shape.strides[1], left_pad, shape.reach[1], outputs)
     # Pixels of few lanes are smaller than a block of 32 bytes: only whole rows are whole blocks.
     if shape.lanes:
         columns = replace(columns, count=shape.w)
@@ -176,7 +176,8 @@ def runs_of(
         """Tell whether the tiles of the period at tile i come again, shifted, k periods further."""
         block = range(tile_at, tile_at + period)
         return all(
-            tile_of(t + k * period)[1] == _moved(shape, tile_of(t)[1], k * rows_down) for t in block
+            tile_of(t + k * period)[1] == _shifted(shape, tile_of(t)[1], k * rows_down)
+            for t in block
         )
 
     runs: list[Run] = []
@@ -201,7 +202,7 @@ def runs_of(
     return tuple(runs)
 
 
-def _moved(shape: ConvShape, windows: tuple[Window, ...], outputs: int) -> tuple[Window, ...]:
+def _shifted(shape: ConvShape, windows: tuple[Window, ...], outputs: int) -> tuple[Window, ...]:
     """Return windows of a shape, and of the one beside or its pool, `outputs` rows further down."""
     # A pooled tile's second window counts rows of the output itself: they move one by one.
     second_stride = 1 if shape.pool else (shape.beside or shape).strides[0]
@@ -369,7 +370,7 @@ def row_shares(shape: ConvShape, tile: int, grid_rows: int, *, strip: bool) -> t
         elif first_tile + size <= per_image:
             runs = runs_of(shape, tile, first_tile, first_tile + size, strip=strip)
             row = runs[0].tiles[0][0] // ow
-            key = _unmoved(shape, runs, row)
+            key = _shifted_to_top(shape, runs, row)
             owner = (image, row, (first_tile, first_tile + size))
         else:
             key = ("across", start)
@@ -378,11 +379,11 @@ def row_shares(shape: ConvShape, tile: int, grid_rows: int, *, strip: bool) -> t
     return tuple([_share(owners, pitch or 1) for owners in groups.values()])
 
 
-def _unmoved(shape: ConvShape, runs: tuple[Run, ...], row: int) -> tuple[Run, ...]:
+def _shifted_to_top(shape: ConvShape, runs: tuple[Run, ...], row: int) -> tuple[Run, ...]:
     """Return runs that begin in output row `row`, shifted up to output row 0."""
     pixels = row * shape.out_hw[1]
     return tuple(
-        replace(r, tiles=tuple((pixel - pixels, _moved(shape, w, -row)) for pixel, w in r.tiles))
+        replace(r, tiles=tuple((pixel - pixels, _shifted(shape, w, -row)) for pixel, w in r.tiles))
         for r in runs
     )
 
@@ -473,17 +474,17 @@ def area_of(
     images, image_pitch = place.mixed
     # A plain plane: pixel after pixel, row after row, one image.
     in_order = (place.row_pitch, place.step, images) == (ow, 1, 1)
-    done = 0
+    first_pixel = 0
     pieces = list[tuple[int, Affine, int]]()
-    while done < window.pixels:
-        output = pixel + done
-        pixels_left = window.pixels - done
+    while first_pixel < window.pixels:
+        output = pixel + first_pixel
+        pixels_left = window.pixels - first_pixel
         size = pixels_left if in_order else min(ow - output % ow, pixels_left)
         image_row, image = divmod(output // ow, images)
         target = (divided(row, images) + image_row) * place.row_pitch + image * image_pitch
         target += output % ow * place.step + place.start
-        pieces.append((done, target, size))
-        done += size
+        pieces.append((first_pixel, target, size))
+        first_pixel += size
     # Blocks of 16 sums; as int8 two of them are one block of 32.
     blocks = blocks * FRACTAL // width
     sizes = (place.plane, place.step, window.fractals, window.pixels, width)

@@ -1,14 +1,14 @@
 """The default tiling of a product: an estimate ranks every plausible one.
 
-This is the rule a good engineer writes down, not a search with the simulator: balance the work over
-the cores, fill L0, and shorten whichever of three units takes longest on a tile (the cube, MTE1
-from L1 to L0, MTE2 from GM to L1).
+No kernel is simulated. The rule balances the work over the cores, fills L0, and shortens whichever
+of three units takes longest on a tile: the cube, MTE1 (L1 to L0) or MTE2 (GM to L1).
 """
 
 from collections.abc import Collection
 from dataclasses import replace
 from functools import cache, lru_cache
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,9 +30,9 @@ SIDES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 """Sides m and n of a candidate tile of L0, in fractals: 16 to 512 elements."""
 STEPS = (1, 2, 3, 4, 6, 8)
 """L0 tiles of K in a candidate's stage of L1."""
-PROMISING = 2
-"""Schedules of each kind (keeping nothing, A, B) that are worth timing."""
-SHALLOW = 8
+SCHEDULES_PER_KIND = 2
+"""Schedules of each kind (L1 keeps nothing, A or B) that are worth simulating."""
+SHALLOW_DEPTH = 8
 """Most fractals of K in a tile of L0; where L0 has room, a tile twice as deep is tried too."""
 HEAD_CYCLES = 12
 """Cycles from the start of a vector instruction to its first repeat, about."""
@@ -61,93 +61,122 @@ def candidates(shape: GemmShape, chip: Chip) -> Tilings:
 
     A grid uses all cores, or all that get a tile where the problem is small.
     """
-    return listed(shape, chip)[0]
+    return counted_candidates(shape, chip)[0]
 
 
-def listed(shape: GemmShape, chip: Chip) -> tuple[Tilings, Array]:
-    """Return `candidates`, and how many of `choices` each of them stands for.
+def counted_candidates(shape: GemmShape, chip: Chip) -> tuple[Tilings, Array]:
+    """Return `candidates`, and how many of `all_choices` each of them stands for.
 
     A problem of 2 x 2 fractals cuts every larger tile to 2 x 2: one candidate for many choices.
     """
-    m1, k1, n1 = shape.fractals
-    m, n, step, rows, cols = choices(chip.core_count, STEPS)
-    # No tile is larger than a core's share of the problem.
-    m = np.minimum(m, each_up(m1, rows))
-    n = np.minimum(n, each_up(n1, cols))
-    first_of_equals, times = distinct(len(STEPS), m, n)
-    m, n, step, rows, cols = (x[first_of_equals] for x in (m, n, step, rows, cols))
-    rows = np.minimum(rows, each_up(m1, m))
-    cols = np.minimum(cols, each_up(n1, n))
+    _, k1, _ = shape.fractals
+    tiles = _distinct_tiles(shape, chip.core_count)
     fractal_bytes = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
-    # Fractals of K that fit: `// (2 * ...)` for the two slots of L0A and of L0B.
-    depth_room = np.minimum(chip.buffers["L0A"] // m, chip.buffers["L0B"] // n) // (
-        2 * fractal_bytes
-    )
+    side_bytes = np.minimum(chip.buffers["L0A"] // tiles.m, chip.buffers["L0B"] // tiles.n)
+    # Fractals of K that fit twice, as L0A and L0B have two slots each.
+    depth_room = side_bytes // (2 * fractal_bytes)
     # Tiles that may be deep appear twice: a shallow one lets the cube start sooner, a deep one
     # starts fewer instructions.
-    deep = np.flatnonzero((depth_room > SHALLOW) & (k1 > SHALLOW))
-    k = np.minimum(
-        np.append(np.minimum(depth_room, SHALLOW), np.minimum(depth_room[deep], 2 * SHALLOW)), k1
-    )
-    columns = (m, n, step, rows, cols, times)
-    m, n, step, rows, cols, times = (np.append(x, x[deep]) for x in columns)
-    k_tiles = each_up(k1, np.maximum(k, 1))
-    step_index = np.searchsorted(STEPS, step)
-    # A fractal of sums has 1024 bytes. Stages of all K are one candidate: a step is dropped where
-    # the next smaller one already holds all K, and stands for the larger steps.
-    fits = (
-        (k >= 1)
-        & (m * n * 1024 <= chip.buffers["L0C"])
-        & (np.array((0, *STEPS))[step_index] < k_tiles)
-    )
-    times = np.where(step < k_tiles, 1, len(STEPS) - step_index) * times
-    step = np.minimum(step, k_tiles)
-    fits &= 2 * (m + n) * k * step * fractal_bytes <= chip.buffers["L1"]
-    return Tilings(m, k, n, step, rows, cols).take(np.flatnonzero(fits)), times[fits]
+    deep = np.flatnonzero((depth_room > SHALLOW_DEPTH) & (k1 > SHALLOW_DEPTH))
+    shallow_k = np.minimum(depth_room, SHALLOW_DEPTH)
+    deep_k = np.minimum(depth_room[deep], 2 * SHALLOW_DEPTH)
+    k = np.minimum(np.append(shallow_k, deep_k), k1)
+    tiles = tiles.with_copies(deep)
+    k_tiles = ceil_div_array(k1, np.maximum(k, 1))
+    # Stages of all K are one candidate: a step is dropped where the next smaller one already holds
+    # all K, and the smallest that holds all K stands for the larger steps.
+    step_index = np.searchsorted(STEPS, tiles.step)
+    next_smaller_step = np.array((0, *STEPS))[step_index]
+    choices_of_step = np.where(tiles.step < k_tiles, 1, len(STEPS) - step_index)
+    step = np.minimum(tiles.step, k_tiles)
+    # A fractal of sums has 1024 bytes.
+    fits_l0 = (k >= 1) & (tiles.m * tiles.n * 1024 <= chip.buffers["L0C"])
+    fits_l1 = 2 * (tiles.m + tiles.n) * k * step * fractal_bytes <= chip.buffers["L1"]
+    fits = fits_l0 & fits_l1 & (next_smaller_step < k_tiles)
+    tilings = Tilings(tiles.m, k, tiles.n, step, tiles.grid_rows, tiles.grid_cols)
+    choice_counts = choices_of_step * tiles.choice_counts
+    return tilings.take(np.flatnonzero(fits)), choice_counts[fits]
 
 
-def each_up(value: Array | int, unit: Array) -> Array:
-    """Return value / unit rounded up."""
+class _Tiles(NamedTuple):
+    """Arrays: sides of tiles in fractals, L0 tiles of K in a stage of L1, grids of cores.
+
+    `choice_counts` says how many of `all_choices` become this one when they are cut to the problem.
+    """
+
+    m: Array
+    n: Array
+    step: Array
+    grid_rows: Array
+    grid_cols: Array
+    choice_counts: Array
+
+    def with_copies(self, index: Array) -> "_Tiles":
+        """Return these tiles, followed by another copy of those at `index`."""
+        return _Tiles(*(np.append(column, column[index]) for column in self))
+
+
+def _distinct_tiles(shape: GemmShape, cores: int) -> _Tiles:
+    """Return all choices of tile, step and grid, cut to the problem, equal ones only once."""
+    m1, _, n1 = shape.fractals
+    sides_m, sides_n, steps, rows, cols = all_choices(cores, STEPS)
+    # No tile is larger than a core's share of the problem.
+    cut_m = np.minimum(sides_m, ceil_div_array(m1, rows))
+    cut_n = np.minimum(sides_n, ceil_div_array(n1, cols))
+    first, choice_counts = first_of_equal_choices(len(STEPS), cut_m, cut_n)
+    m = cut_m[first]
+    n = cut_n[first]
+    # No more rows of cores than rows of tiles.
+    grid_rows = np.minimum(rows[first], ceil_div_array(m1, m))
+    grid_cols = np.minimum(cols[first], ceil_div_array(n1, n))
+    return _Tiles(m, n, steps[first], grid_rows, grid_cols, choice_counts)
+
+
+def ceil_div_array(value: Array | int, unit: Array) -> Array:
+    """Return value / unit rounded up, element by element."""
     return -(-value // unit)
 
 
-def distinct(stages: int, *columns: Array) -> tuple[Array, Array]:
-    """Return the indices at which (m, n, stage) of `choices` differ from those before them.
+def first_of_equal_choices(stages: int, *columns: Array) -> tuple[Array, Array]:
+    """Return the indices at which (m, n, stage) of `all_choices` differ from their predecessors.
 
     The second array counts the equal choices that each one stands for. A small problem caps the
     columns, and a cap makes neighbours along an axis equal: (1, 2, 3, 4) becomes (1, 2, 2, 2),
     of which the first two stay, for 1 and 3 choices.
     """
+    # The axes of `all_choices`: sides m, sides n, stages, grids.
     shape = len(SIDES), len(SIDES), stages, columns[0].size // (len(SIDES) ** 2 * stages)
     is_first = np.ones(shape, bool)
-    times = np.ones(shape, np.int64)
+    choice_counts = np.ones(shape, np.int64)
     for axis, column in enumerate(columns):
         values = np.moveaxis(column.reshape(shape), axis, 0)
-        same_as_before = values[1:] == values[:-1]
+        equals_previous = values[1:] == values[:-1]
         run_length = np.ones(values.shape, np.int64)
-        for index in reversed(range(len(same_as_before))):
-            run_length[index] += same_as_before[index] * run_length[index + 1]
-        np.moveaxis(is_first, axis, 0)[1:] &= ~same_as_before
-        np.moveaxis(times, axis, 0)[:] *= run_length
-    return np.flatnonzero(is_first), times[is_first]
+        for index in reversed(range(len(equals_previous))):
+            run_length[index] += equals_previous[index] * run_length[index + 1]
+        np.moveaxis(is_first, axis, 0)[1:] &= ~equals_previous
+        np.moveaxis(choice_counts, axis, 0)[:] *= run_length
+    return np.flatnonzero(is_first), choice_counts[is_first]
 
 
 @cache
-def choices(cores: int, stages: tuple[int, ...]) -> tuple[Array, ...]:
+def all_choices(cores: int, stages: tuple[int, ...]) -> tuple[Array, ...]:
     """Return every (m, n, stage, grid rows, grid columns), as five columns.
 
     Grids are full: with 8 cores 1 x 8, 2 x 4, 4 x 2 and 8 x 1, with r rows as many columns as fit.
     A grid with fewer rows and equally many columns is left out.
     """
     grids = [(r, cores // r) for r in range(1, cores + 1) if cores // (r + 1) < cores // r]
-    columns = np.array(list(product(SIDES, SIDES, stages, range(len(grids)))), np.int64).T
-    return *columns[:3], *np.array(grids, np.int64).T[:, columns[3]]
+    choices = product(SIDES, SIDES, stages, range(len(grids)))
+    m, n, stage, grid_index = np.array(list(choices), np.int64).T
+    grid_rows, grid_cols = np.array(grids, np.int64).T
+    return m, n, stage, grid_rows[grid_index], grid_cols[grid_index]
 
 
-def keeping(shape: GemmShape, chip: Chip, t: Tilings, keep: str) -> Array:
-    """Return the indices of tilings that can keep A or B, as `keep` names it, in L1.
+def tilings_that_keep(shape: GemmShape, chip: Chip, t: Tilings, keep: str) -> Array:
+    """Return the indices of tilings that can keep the operand `keep` ("a" or "b") in L1.
 
-    L1 has room for two slots with all K of it, and a core has several tiles of C that read it.
+    L1 must have room for two slots with all K of it, and a core several tiles of C that read it.
     """
     (m1, k1, n1) = shape.fractals
     fractal_bytes = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
@@ -163,17 +192,17 @@ def estimate(
     t: Tilings,
     demand: Demand | None = None,
     keep: str = "",
-    warm: Collection[str] = (),
+    operands_in_l2: Collection[str] = (),
 ) -> Floats:
     """Return the cycles of the busiest core, or of memory if that takes longer.
 
     A core takes its tiles times the longest of cube, MTE1, MTE2 and drain on one, plus one fill
-    and one drain of the pipeline. It loads the operand `keep` names once for all tiles of C along
-    its side. L2 holds the operands `warm` from the beginning.
+    and one drain of the pipeline. It loads the operand `keep` once for all tiles of C along its
+    side. L2 holds `operands_in_l2` from the beginning.
     """
     m1, k1, n1 = shape.fractals
-    tiles_down = each_up(each_up(m1, t.m), t.rows)
-    tiles_across = each_up(each_up(n1, t.n), t.cols)
+    tiles_down = ceil_div_array(ceil_div_array(m1, t.m), t.rows)
+    tiles_across = ceil_div_array(ceil_div_array(n1, t.n), t.cols)
     tiles = tiles_down * tiles_across
     tiles_along = {"a": tiles_across, "b": tiles_down}
     cube, mte1 = inner_cycles(shape.dtype, chip, t, k1, (np.minimum(t.k, t.m), t.k))
@@ -182,7 +211,7 @@ def estimate(
     cores = t.rows * t.cols
     # A stage starts a copy of A and one of B, but none of what is kept.
     startup_cycles = (
-        each_up(k1, t.k * t.step) * (1 if keep else 2) * chip.path("GM", "L1").startup_cycles
+        ceil_div_array(k1, t.k * t.step) * (1 if keep else 2) * chip.path("GM", "L1").startup_cycles
     )
     mte2 = startup_cycles + operand_cycles(chip, t, demand)
     # The first stage must arrive before the cube starts: its share of K is exposed.
@@ -193,7 +222,9 @@ def estimate(
     for name, side in (("a", t.m), ("b", t.n)):
         # Tiles that share one load of the operand; only a load from memory waits longer than L2's.
         tiles_per_load = tiles_along[name] if keep == name else np.ones_like(tiles)
-        miss_share = np.minimum(1.0, miss_shares[name] * tiles_per_load) * (name not in warm)
+        miss_share = np.minimum(1.0, miss_shares[name] * tiles_per_load) * (
+            name not in operands_in_l2
+        )
         rate = gemm_schedule.load_cycles_per_byte(chip, miss_share, cores)
         load = k1 * fractal_bytes * side * rate
         if keep != name:
@@ -203,20 +234,20 @@ def estimate(
         fill_cycles = fill_cycles + load * (1.0 if keep == name else staged)
     # A slot of L1 is busy for load + latency + use; with two slots MTE2 sustains two in that time.
     latency = chip.path("GM", "L1").latency_cycles + chip.l2.latency_cycles + memory_delay
-    mte2 = np.maximum(mte2, (each_up(k1, t.k * t.step) * latency + mte1 + mte2) / 2)
+    mte2 = np.maximum(mte2, (ceil_div_array(k1, t.k * t.step) * latency + mte1 + mte2) / 2)
     fill_cycles = fill_cycles + startup_cycles * staged + latency
-    core_cycles = tiles * steady(chip, t, cube, mte1, mte2, drain) + fill_cycles + drain
-    core_cycles = core_cycles + sum(after_cycles(chip, t, demand))
+    core_cycles = tiles * cycles_per_tile(chip, t, cube, mte1, mte2, drain) + fill_cycles + drain
+    core_cycles = core_cycles + sum(vector_core_cycles(chip, t, demand))
     # All cores together: no estimate is below the time that memory needs for all bytes.
     memory = memory_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz
     longest: Floats = np.maximum(core_cycles, memory)
     return longest
 
 
-def steady(
+def cycles_per_tile(
     chip: Chip, t: Tilings, cube: Floats, mte1: Floats, mte2: Floats, drain: Floats
 ) -> Floats:
-    """Return the cycles from tile to tile: the longest of cube, MTE1, MTE2 and drain.
+    """Return the cycles from one tile to the next: the longest of cube, MTE1, MTE2 and drain.
 
     Where only one tile of C fits in L0C the cube waits while it is drained; two of them overlap.
     """
@@ -235,7 +266,7 @@ def inner_cycles(
     A tile of A and one of B in L0 take `loads` instructions each.
     """
     fractal_bytes = FRACTAL * c0_of(dtype) * DTYPE_BYTES[dtype]
-    k_tiles = each_up(k1, t.k)
+    k_tiles = ceil_div_array(k1, t.k)
     # Multiplying two fractals takes 16 x 16 x C0 products: one cycle in fp16 on a 16^3 cube.
     fractal_cycles = FRACTAL * FRACTAL * c0_of(dtype) / chip.macs_per_cycle(dtype)
     cube = k_tiles * chip.cube_head_cycles + t.m * k1 * t.n * fractal_cycles
@@ -258,8 +289,9 @@ def drain_cycles(shape: GemmShape, chip: Chip, t: Tilings, demand: Demand | None
     if not chip.combined:
         if demand is None or not demand.instructions:
             return store
-        # Vector cores follow the cube: SLOTS tiles are under way, so each may take SLOTS turns.
-        vector, ring_delay = after_cycles(chip, t, demand)
+        # Vector cores follow the cube through a ring of SLOTS tiles: each may take the time of
+        # SLOTS tiles.
+        vector, ring_delay = vector_core_cycles(chip, t, demand)
         return np.maximum(np.maximum(store, vector), (store + ring_delay) / vector_tail.SLOTS)
     to_ub: Floats = tile_bytes / chip.path("L0C", "UB").rate_bytes_per_cycle
     if demand is None:
@@ -268,11 +300,11 @@ def drain_cycles(shape: GemmShape, chip: Chip, t: Tilings, demand: Demand | None
     return np.maximum(epilogue + demand.instructions * HEAD_CYCLES, store)
 
 
-def after_cycles(chip: Chip, t: Tilings, demand: Demand | None) -> tuple[Floats, Floats]:
+def vector_core_cycles(chip: Chip, t: Tilings, demand: Demand | None) -> tuple[Floats, Floats]:
     """Return a tile's cycles on the vector cores, and the delay before its ring slot is free.
 
-    The delay runs from the cube core's store: flags there and back, and the load into UB. Both
-    are 0 where no vector cores follow the cube.
+    The delay begins with the cube core's store: a flag to the vector cores, their load into UB, a
+    flag back. Both are 0 where no vector cores follow the cube.
     """
     elements = t.m * t.n * np.float64(256)
     if demand is None or chip.combined or not demand.instructions:
@@ -296,35 +328,37 @@ def promising(
     shape: GemmShape,
     chip: Chip,
     epilogue: Epilogue | None = None,
-    warm: frozenset[str] = frozenset(),
-    count: int = PROMISING,
+    operands_in_l2: frozenset[str] = frozenset(),
+    count: int = SCHEDULES_PER_KIND,
 ) -> tuple[tuple[float, GemmSchedule], ...]:
     """Return (estimated cycles, schedule) of the tilings worth timing, the quickest first.
 
     There are up to `count` of each kind: those that keep nothing, A's rows or B's columns in L1.
-    L2 holds the operands `warm` from the beginning. Raises `CapacityError` if none fits.
+    L2 holds `operands_in_l2` from the beginning. Raises `CapacityError` if none fits.
     """
     demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
     chip = chip_left(chip, demand)
-    all_tilings, all_times = listed(shape, chip)
-    all_tilings = all_tilings.take(fits := fitting(demand, chip, all_tilings))
-    all_times = all_times[fits]
+    candidate_tilings, candidate_counts = counted_candidates(shape, chip)
+    fits = fitting(demand, chip, candidate_tilings)
+    fitting_tilings = candidate_tilings.take(fits)
+    choice_counts = candidate_counts[fits]
     estimates: dict[GemmSchedule, float] = {}
     for keep in ("", "a", "b"):
-        tilings = all_tilings.take(places := keeping(shape, chip, all_tilings, keep))
-        cycles = estimate(shape, chip, tilings, demand, keep, warm)
+        keep_index = tilings_that_keep(shape, chip, fitting_tilings, keep)
+        tilings = fitting_tilings.take(keep_index)
+        cycles = estimate(shape, chip, tilings, demand, keep, operands_in_l2)
         quickest = np.argsort(cycles, kind="stable")[: 2 * count]
         # Take a schedule if fewer than 2 * count choices are quicker. A candidate counts as all the
         # choices it stands for: a small problem is not searched further than a large one.
-        choices_before = np.cumsum([0, *all_times[places[quickest]]])
-        quicker = choices_before[np.searchsorted(cycles[quickest], cycles[quickest])]
-        for index in quickest[quicker < 2 * count].tolist():
-            schedule = tilings.schedule(index, shape.dtype)
-            schedule = replace(
-                schedule, order=gemm_schedule.KEEP_ORDER.get(keep, schedule.order), keep=keep
-            )
+        choices_before = np.cumsum([0, *choice_counts[keep_index[quickest]]])
+        quicker_choices = choices_before[np.searchsorted(cycles[quickest], cycles[quickest])]
+        for index in quickest[quicker_choices < 2 * count].tolist():
+            tiling = tilings.schedule(index, shape.dtype)
+            order = gemm_schedule.KEEP_ORDER.get(keep, tiling.order)
+            schedule = replace(tiling, order=order, keep=keep)
             if sum(s.keep == keep for s in estimates) < count:
                 estimates.setdefault(schedule, float(cycles[index]))
     if not estimates:
         raise no_room(chip)
-    return tuple(sorted(((c, s) for s, c in estimates.items()), key=lambda pair: pair[0]))
+    pairs = [(cycles, schedule) for schedule, cycles in estimates.items()]
+    return tuple(sorted(pairs, key=lambda pair: pair[0]))

@@ -1,9 +1,9 @@
 """Depthwise convolution on the vector unit: one multiply and one add per kernel tap.
 
 In NC1HWC0 a block of 32 bytes holds the channels of one pixel, so one repeat multiplies 8
-neighbouring pixels by the weights of one tap (a stride of 0 repeats them). Products and sums are
-fp16 and round once each. An epilogue runs where the sums lie already; its operands per channel come
-with the taps.
+neighbouring pixels by the weights of one tap (a stride of 0 repeats them). A 3 x 3 kernel takes 9
+multiplications and 8 additions. Products and sums are fp16 and round once each. An epilogue (bias,
+activation) runs on the sums in UB; its operands per channel are loaded with the taps.
 """
 
 from collections.abc import Iterator
@@ -22,21 +22,21 @@ from ascend_lab.operators.kernels.conv_shape import ConvShape
 from ascend_lab.operators.kernels.epilogue import Epilogue, Operand, pattern, step_formats
 from ascend_lab.operators.kernels.rows import Lines, RowWriter, most_rows
 
-SUM = "fp16"
+SUM_DTYPE = "fp16"
 """The format of sums on the vector unit."""
 
 
 def lines_of(shape: ConvShape, chip: Chip) -> Lines:
-    """Let output rows lie as far apart as image rows where that takes fewer cycles."""
+    """Return how rows lie in UB: output rows as far apart as image rows if that is quicker."""
     line = planes.columns_seen(shape)[0]
     (oh, ow) = shape.out_hw
     output_line = isa.ceil_div(ow, planes.PIXELS) * planes.PIXELS
     # Output rows in whole repeats, one behind the other; or as far apart as image rows, so that one
-    # instruction runs over all rows and what lies between.
-    options = [Lines(line, output_line, output_line)]
+    # instruction runs over all rows and the gaps between them.
+    candidates = [Lines(line, output_line, output_line)]
     if shape.strides[0] == shape.strides[1]:
-        options.append(Lines(line, line, ow))
-    return min(options, key=lambda lines: lines.grid(shape, oh).best_sweeps(chip)[0])
+        candidates.append(Lines(line, line, ow))
+    return min(candidates, key=lambda lines: lines.grid(shape, oh).best_sweeps(chip)[0])
 
 
 def depthwise_launch(
@@ -46,15 +46,15 @@ def depthwise_launch(
 
     Tensors are x (N, C1, H, W, C0), weight (C1, r, s, C0) and y (N, C1, pixels, C0), pixels
     rounded up to 16 as the cube's convolution leaves them (`unpack_conv` reads them), or exactly
-    OH * OW if `dense`. `epilogue` is done to the fp16 sums. Raises `InputError` unless every
+    OH * OW if `dense`. `epilogue` is applied to the fp16 sums. Raises `InputError` unless every
     channel is a group of its own in fp16, `CapacityError` where one output row does not fit UB,
-    `PathError` for an epilogue that `supported_after` refuses.
+    `PathError` for an epilogue with an `epilogue_obstacle`.
     """
     if not shape.groups == shape.c == shape.k or (shape.dtype, shape.out_dtype) != ("fp16",) * 2:
         needed = "fp16 and as many groups as input and output channels"
         got = f"{shape.dtype}, {shape.groups} groups, {shape.c} and {shape.k} channels"
         raise errors.InputError(needed, got, "use conv_launch")
-    if reason := supported_after(epilogue) if epilogue else "":
+    if reason := epilogue_obstacle(epilogue) if epilogue else "":
         needed_epilogue = f"an epilogue of a depthwise kernel on {chip.name}"
         raise errors.PathError(needed_epilogue, reason, "run the steps as a kernel of their own")
     name = f"depthwise_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
@@ -89,32 +89,34 @@ def pack_depthwise(
 
 
 # -- the epilogue ---------------------------------------------------------------------------------
-def supported_after(epilogue: Epilogue) -> str:
+def epilogue_obstacle(epilogue: Epilogue) -> str:
     """Return "" if a depthwise convolution can fuse the epilogue, otherwise the reason."""
     try:
-        step_formats(epilogue, SUM)
+        step_formats(epilogue, SUM_DTYPE)
     except errors.TypeMismatchError as error:
         return str(error)
     if epilogue.of_kind("tile"):
         return "a depthwise kernel keeps rows with gaps in UB, a tile operand has none"
-    if epilogue.out_dtype != SUM:
-        return f"a depthwise kernel stores {SUM}, not {epilogue.out_dtype}"
+    if epilogue.out_dtype != SUM_DTYPE:
+        return f"a depthwise kernel stores {SUM_DTYPE}, not {epilogue.out_dtype}"
     return ""
 
 
 def _epilogue_blocks(epilogue: Epilogue | None) -> tuple[int, int]:
-    """Return 32-byte blocks of UB: (per output pixel, once) that the epilogue adds."""
+    """Return the 32-byte blocks of UB that the epilogue adds: (per output pixel, in all)."""
     if epilogue is None:
         return 0, 0
     # Bytes per element times 16 channels, in blocks of 32 bytes: 2 bytes are one block a pixel.
-    scratch = sum(DTYPE_BYTES[dtype] for dtype in epilogue_plan.plan_of(epilogue, SUM).tiles[1:])
+    scratch = sum(
+        DTYPE_BYTES[dtype] for dtype in epilogue_plan.plan_of(epilogue, SUM_DTYPE).tiles[1:]
+    )
     fixed = sum(2 * pattern(o.dtype) * DTYPE_BYTES[o.dtype] for o in epilogue.operands)
     return scratch * isa.FRACTAL // BLOCK_BYTES, fixed // BLOCK_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class _VectorEpilogue:
-    """An epilogue in one kernel: its operands (tensor, slots) share the slots of the taps."""
+    """An epilogue in one kernel; its operands (tensor, buffer in UB) come with the taps."""
 
     plan: epilogue_plan.Plan
     operands: tuple[tuple[Operand, isa.Buffer, isa.Buffer], ...]
@@ -125,7 +127,7 @@ class _VectorEpilogue:
         cls, k: isa.KernelBuilder, epilogue: Epilogue, taps: isa.Queue, c1: int, elements: int
     ) -> "_VectorEpilogue":
         """Allocate operands and scratch tiles for blocks of `elements` sums."""
-        plan = epilogue_plan.plan_of(epilogue, SUM)
+        plan = epilogue_plan.plan_of(epilogue, SUM_DTYPE)
         operands = []
         for o in epilogue.operands:
             tensor = k.tensor(o.name, o.dtype, c1 * isa.FRACTAL)
@@ -137,7 +139,7 @@ class _VectorEpilogue:
         return cls(plan, tuple(operands), tuple(scratch))
 
     def load(self, k: isa.KernelBuilder, taps: isa.Tile, channel: isa.Affine) -> None:
-        """Bring the numbers of one channel block beside its taps."""
+        """Load the epilogue's numbers of one channel block to the slot of its taps."""
         for operand, tensor, slots in self.operands:
             slot = isa.Tile(slots, taps.slot)
             epilogue_emit.load_channels(k, slot, tensor, (channel, 1), pattern(operand.dtype))
@@ -145,14 +147,21 @@ class _VectorEpilogue:
     def write(self, k: isa.KernelBuilder, sums: isa.Tile, taps: isa.Tile, elements: int) -> None:
         """Write the steps on the sums of one block of rows, in place."""
         # Numbers per channel lie in the slot of the taps they came with.
-        rates = {operand.name: isa.Tile(slots, taps.slot) for operand, _, slots in self.operands}
-        piece = epilogue_emit.Piece((sums, *self.scratch), {}, rates, isa.Affine(), 1, elements)
+        channel_tiles = {
+            operand.name: isa.Tile(slots, taps.slot) for operand, _, slots in self.operands
+        }
+        piece = epilogue_emit.Piece(
+            (sums, *self.scratch), {}, channel_tiles, isa.Affine(), 1, elements
+        )
         epilogue_emit.write_steps(k, self.plan, piece)
 
 
 # -- one core -------------------------------------------------------------------------------------
 class _Writer(RowWriter):
-    """Sums of products with the taps of one channel block, held while its planes are walked."""
+    """The program of one core: sums of products with the taps of one channel block at a time.
+
+    The taps of a channel block stay in UB while the block's planes, one per image, are computed.
+    """
 
     def __init__(
         self,
@@ -180,7 +189,7 @@ class _Writer(RowWriter):
 
     @contextmanager
     def around_planes(self, channel: isa.Affine) -> Iterator[None]:
-        """Hold the taps of one channel block while its planes are walked."""
+        """Keep the taps of one channel block in UB while its planes are computed."""
         size = self.shape.taps * planes.C0
         tile = self.taps.alloc()
         self.k.copy(tile.region(), self.weight.region(channel * size, size))
@@ -198,7 +207,8 @@ class _Writer(RowWriter):
         line = self.lines.line
         for run in self.lines.grid(self.shape, block.rows).runs(self.k):
             total = run.written(results)
-            # The first tap's product is the first sum; others go by way of `beside`.
+            # The first tap's product is the first sum; others are written to the scratch buffer
+            # `beside` and added from there.
             product = run.written(self.beside)
             for tap in range(self.shape.taps):
                 i, j = divmod(tap, self.shape.s)

@@ -16,13 +16,13 @@ from ascend_lab.machine.isa.program import BINARY, UNARY, WITH_SCALAR
 
 SUMS = "sums"
 """The source name of the tile of sums."""
-ONE_BY_ONE = {*BINARY, *UNARY, *WITH_SCALAR, "vsel"} - {"vand", "vor", "vnot", "vcopy"}
+LANE_BY_LANE = {*BINARY, *UNARY, *WITH_SCALAR, "vsel"} - {"vand", "vor", "vnot", "vcopy"}
 """Operations an epilogue may use: each lane of the result depends on that lane only."""
 FORMATS = ("fp16", "bf16", "fp32", "int32")
 """Formats an epilogue may load and store: 16 channels are whole 32-byte blocks."""
 PAIR = 2 * FRACTAL
 """Channels of a block in int8: two fractals side by side."""
-RISING = ("vconv", "vadd", "vadds", "vmax", "vmaxs", "vmin", "vmins", "vrelu", "vexp")
+INCREASING = ("vconv", "vadd", "vadds", "vmax", "vmaxs", "vmin", "vmins", "vrelu", "vexp")
 """Operations that are monotonic: a larger source never makes a smaller result."""
 
 
@@ -116,7 +116,7 @@ class Epilogue:
             self._check_step(index, step, names)
 
     @property
-    def rises(self) -> bool:
+    def is_increasing(self) -> bool:
         """Whether the steps are increasing in the sums of a channel.
 
         Then pooling may come first: the largest sum gives the largest result.
@@ -130,7 +130,7 @@ class Epilogue:
             number = step.number or 0.0
             sources_not_negative = not_negative.issuperset(step.sources)
             # 1 / x decreases only where x keeps its sign.
-            falls = (step.op == "vrec" and sources_not_negative) or (
+            decreases = (step.op == "vrec" and sources_not_negative) or (
                 step.op == "vmuls" and number < 0
             )
             source_directions = {
@@ -138,10 +138,10 @@ class Epilogue:
             }
             # max(x, -x) mixes both directions: it is neither.
             if len(source_directions) > 1 or not (
-                falls or step.op in RISING or (step.op == "vmuls" and number > 0)
+                decreases or step.op in INCREASING or (step.op == "vmuls" and number > 0)
             ):
                 return False
-            direction[index] = -source_directions.pop() if falls else source_directions.pop()
+            direction[index] = -source_directions.pop() if decreases else source_directions.pop()
             if step.op == "vexp" or (
                 step.op in ("vadds", "vconv") and sources_not_negative and number >= 0
             ):
@@ -181,11 +181,11 @@ class Epilogue:
     def _check_step(self, index: int, step: Step, names: list[str]) -> None:
         # vsel takes a condition and two values, vadd two, vrelu one.
         count = 3 if step.op == "vsel" else 1 + (step.op in BINARY)
-        if step.op not in ONE_BY_ONE or len(step.sources) != count:
+        if step.op not in LANE_BY_LANE or len(step.sources) != count:
             raise InputError(
                 f"step {index}: a lane-by-lane operation with its sources",
                 f"{step.op} of {len(step.sources)}",
-                f"use {', '.join(sorted(ONE_BY_ONE))}",
+                f"use {', '.join(sorted(LANE_BY_LANE))}",
             )
         for source in step.sources:
             # A step reads operands by name, and only results of steps before it.
@@ -254,7 +254,7 @@ class Fix:
     relu: bool = False
 
 
-AS_THEY_ARE = Fix()
+UNCHANGED = Fix()
 """The fix pipe leaves the sums as they are."""
 
 
@@ -292,7 +292,7 @@ def fix_of(epilogue: Epilogue) -> Fix | str:
     return Fix(bias, scale, relu)
 
 
-def supported(epilogue: Epilogue, chip: Chip, sums: str = "fp32") -> str:
+def unsupported_reason(epilogue: Epilogue, chip: Chip, sums: str = "fp32") -> str:
     """Return "" if the chip can fuse this epilogue into a product, otherwise the reason.
 
     `sums` is the accumulator's format: fp32, or int32 for int8 operands. Whether the tiles fit is
@@ -328,21 +328,21 @@ def halves(
     None stands for an empty part. The cut is as late as the fix pipe allows. Raises
     `TypeMismatchError` where number formats differ, `PathError` for what neither can do.
     """
-    if epilogue is None or chip.combined or not supported(epilogue, chip, sums):
+    if epilogue is None or chip.combined or not unsupported_reason(epilogue, chip, sums):
         return epilogue, None
     step_formats(epilogue, sums)
     if epilogue.deq:
-        epilogue = _spelled(epilogue, epilogue.deq)
+        epilogue = _with_deq_as_steps(epilogue, epilogue.deq)
     formats = step_formats(epilogue, sums)
     # Try the latest cut first: what the fix pipe does is free, what vector cores do takes time.
     for cut in range(len(epilogue.steps) - 1, 0, -1):
         parts = _cut(epilogue, cut, formats[cut - 1])
-        if parts and not supported(parts[0], chip, sums):
+        if parts and not unsupported_reason(parts[0], chip, sums):
             return parts
     return None, epilogue
 
 
-def _spelled(epilogue: Epilogue, deq: Deq) -> Epilogue:
+def _with_deq_as_steps(epilogue: Epilogue, deq: Deq) -> Epilogue:
     """Return the epilogue with dequantisation written out as vector steps.
 
     Chips whose vector unit shares the cube's core dequantise on the copy out of L0C; others do not.
@@ -385,14 +385,14 @@ def _cut(epilogue: Epilogue, cut: int, dtype: str) -> tuple[Epilogue, Epilogue] 
     # Step cut - 1 is what arrives: to the others it is the sums, and step `cut` is their step 0.
     renumbered: dict[str | int, str | int] = {cut - 1: SUMS}
     renumbered |= {index: index - cut for index in range(cut, len(epilogue.steps))}
-    moved = [
+    renumbered_steps = [
         replace(s, sources=tuple(renumbered.get(source, source) for source in s.sources))
         for s in other_steps
     ]
     first_operands = tuple(o for o in epilogue.operands if o.name in first_reads)
     other_operands = tuple(o for o in epilogue.operands if o.name in other_reads)
     return Epilogue(first_operands, first_steps, dtype), Epilogue(
-        other_operands, tuple(moved), epilogue.out_dtype
+        other_operands, tuple(renumbered_steps), epilogue.out_dtype
     )
 
 
@@ -401,7 +401,7 @@ def check_epilogue(epilogue: Epilogue | None, chip: Chip, sums: str) -> None:
     if epilogue is None:
         return
     step_formats(epilogue, sums)
-    if reason := supported(epilogue, chip, sums):
+    if reason := unsupported_reason(epilogue, chip, sums):
         needed = f"an epilogue that {chip.name} can fuse"
         raise PathError(needed, reason, "run the steps as a kernel of their own")
 

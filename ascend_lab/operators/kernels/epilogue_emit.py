@@ -21,7 +21,7 @@ from ascend_lab.machine.isa import (
     Tile,
 )
 from ascend_lab.operators.kernels.epilogue import (
-    AS_THEY_ARE,
+    UNCHANGED,
     Deq,
     Epilogue,
     Fix,
@@ -41,7 +41,7 @@ from ascend_lab.operators.kernels.epilogue_plan import (
 from ascend_lab.operators.kernels.tiles import Area, Span, repeat, segments, store_area
 
 Memory = Tile | Buffer
-REPEATS = 6
+REPEATS_PER_START = 6
 """So many repeats of a vector instruction take about as long as starting another one."""
 
 
@@ -415,7 +415,7 @@ def drain(
     """
     (y, area) = places[0]
     if finish.out is None:
-        store_area(finish.builder, acc, None, y, area, finish.fix or AS_THEY_ARE)
+        store_area(finish.builder, acc, None, y, area, finish.fix or UNCHANGED)
         return
     k = finish.builder
     pitch = _block_elements(finish, area)
@@ -476,7 +476,7 @@ def _block_elements(finish: Finish, area: Area) -> int:
     rounded_up = -(-run // lanes) * lanes
     # 49 pixels of 16 channels: 784 elements a block, rounded up to 7 repeats of 128 = 896.
     extra_repeats = (area.blocks * rounded_up - area.blocks * run) // lanes
-    return run if finish.tiles or finish.deq or extra_repeats > REPEATS else rounded_up
+    return run if finish.tiles or finish.deq or extra_repeats > REPEATS_PER_START else rounded_up
 
 
 def _copy_sums(
@@ -586,7 +586,7 @@ class Leave:
 
     def _to_ring(self, ring: RingEnd, area: Area) -> None:
         """Move a tile of L0C to a slot of the ring, without the rows that pad its last fractal."""
-        fix = (self.finish.fix if self.finish else None) or AS_THEY_ARE
+        fix = (self.finish.fix if self.finish else None) or UNCHANGED
         # 49 pixels fill 3 fractals and 1 row of a fourth: the other 15 rows stay behind.
         sizes = area.blocks, area.pixels * FRACTAL
         # Blocks lie whole fractals apart in L0C, but side by side in the ring.

@@ -73,21 +73,22 @@ def plan_of(epilogue: Epilogue, sums: str) -> Plan:
     reads = [
         tuple(value_of.get(source, source) for source in step.sources) for step in epilogue.steps
     ]
-    narrowed = [] if epilogue.deq else _narrowed(epilogue, reads, formats)
-    if narrowed:
-        formats[0] = formats[narrowed[0]]
+    narrowing_values = [] if epilogue.deq else _narrowing_values(epilogue, reads, formats)
+    if narrowing_values:
+        formats[0] = formats[narrowing_values[0]]
         reads = [
-            tuple(0 if source in narrowed else source for source in sources) for sources in reads
+            tuple(0 if source in narrowing_values else source for source in sources)
+            for sources in reads
         ]
-    last_value = 0 if len(reads) in narrowed else len(reads)
-    needed = _needed(reads, last_value)
-    last_reader = _last_readers(reads, needed)
+    last_value = 0 if len(reads) in narrowing_values else len(reads)
+    needed_values = _needed_values(reads, last_value)
+    last_reader = _last_readers(reads, needed_values)
     # Tile 0 is in the stored format, and free until a value of that format takes it.
     tiles = [epilogue.out_dtype]
     free_tiles = [0]
-    tile_of = {0: _take(formats[0], tiles, free_tiles)}
+    tile_of = {0: _take_tile(formats[0], tiles, free_tiles)}
     steps: list[Placed] = []
-    for value in sorted(needed - {0}):
+    for value in sorted(needed_values - {0}):
         sources = reads[value - 1]
         tile_sources = tuple(
             tile_of[source] if isinstance(source, int) else source for source in sources
@@ -100,7 +101,7 @@ def plan_of(epilogue: Epilogue, sums: str) -> Plan:
                 if isinstance(source, int) and last_reader[source] == value
             }
         )
-        tile_of[value] = 0 if value == last_value else _take(formats[value], tiles, free_tiles)
+        tile_of[value] = 0 if value == last_value else _take_tile(formats[value], tiles, free_tiles)
         step = epilogue.steps[value - 1]
         steps.append(Placed(step.op, tile_sources, step.number, tile_of[value]))
     return Plan(_with_axpy(steps) if epilogue.deq else tuple(steps), tuple(tiles), tile_of[0])
@@ -158,7 +159,9 @@ def _with_axpy(steps: list[Placed]) -> tuple[Placed, ...]:
     return tuple(steps)
 
 
-def _narrowed(epilogue: Epilogue, reads: list[tuple[Source, ...]], formats: list[str]) -> list[int]:
+def _narrowing_values(
+    epilogue: Epilogue, reads: list[tuple[Source, ...]], formats: list[str]
+) -> list[int]:
     """Return the values that are the sums in one narrower format, if only they read the sums."""
     readers = [value for value, sources in enumerate(reads, 1) if 0 in sources]
     reader_formats = {formats[v] for v in readers}
@@ -169,7 +172,7 @@ def _narrowed(epilogue: Epilogue, reads: list[tuple[Source, ...]], formats: list
     return readers if all_convert and narrows else []
 
 
-def _needed(reads: list[tuple[Source, ...]], last_value: int) -> set[int]:
+def _needed_values(reads: list[tuple[Source, ...]], last_value: int) -> set[int]:
     """Return the values that the last one depends on, itself and the sums included."""
     needed = {0, last_value}
     for value in range(last_value, 0, -1):
@@ -189,7 +192,7 @@ def _last_readers(reads: list[tuple[Source, ...]], needed: set[int]) -> dict[int
     }
 
 
-def _take(dtype: str, tiles: list[str], free_tiles: list[int]) -> int:
+def _take_tile(dtype: str, tiles: list[str], free_tiles: list[int]) -> int:
     """Return the free tile of a format that was freed last, or a new tile if there is none."""
     for tile in reversed(free_tiles):
         if tiles[tile] == dtype:
@@ -226,28 +229,31 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
         return None
     if not chip.combined:
         return _split_demand(epilogue, chip, sums)
-    stored = DTYPE_BYTES[epilogue.out_dtype]
+    stored_bytes = DTYPE_BYTES[epilogue.out_dtype]
     channels = epilogue.of_kind("channel")
     plan = drain_plan(epilogue, sums)
-    loaded = sum(DTYPE_BYTES[o.dtype] for o in epilogue.of_kind("tile"))
-    second_sums = [DTYPE_BYTES[o.dtype] for o in epilogue.of_kind("sums")]
-    scratch = sum(second_sums) + sum(DTYPE_BYTES[dtype] for dtype in plan.tiles[1:])
+    loaded_bytes = sum(DTYPE_BYTES[o.dtype] for o in epilogue.of_kind("tile"))
+    second_sum_bytes = [DTYPE_BYTES[o.dtype] for o in epilogue.of_kind("sums")]
+    scratch_bytes = sum(second_sum_bytes) + sum(DTYPE_BYTES[dtype] for dtype in plan.tiles[1:])
     # A dequantising copy takes as long for int8 as for fp16.
     arrival_bytes = 2 if epilogue.deq else 1
     # The second tile of sums leaves L0C like the first.
     arrival = sum(
-        max(size, arrival_bytes) for size in (DTYPE_BYTES[plan.tiles[plan.start]], *second_sums)
+        max(size, arrival_bytes)
+        for size in (DTYPE_BYTES[plan.tiles[plan.start]], *second_sum_bytes)
     )
     cycles = arrival / chip.path("L0C", "UB").rate_bytes_per_cycle
     for _ in filter(None, (deq.bias for deq in epilogue.deqs)):
         cycles += DTYPE_BYTES[sums] / chip.path("UB", "L0C").rate_bytes_per_cycle
     cycles += _step_cycles(plan, chip)
     return Demand(
-        2 * stored + scratch + 2 * loaded,  # two slots each for what leaves and what is loaded
+        2 * stored_bytes
+        + scratch_bytes
+        + 2 * loaded_bytes,  # two slots each for what leaves and what is loaded
         sum(epilogue.unit(o) * DTYPE_BYTES[o.dtype] for o in channels),
         cycles,
-        loaded,
-        stored,
+        loaded_bytes,
+        stored_bytes,
         len(plan.steps) + sum(len(deq.names) for deq in epilogue.deqs),
         epilogue.width // isa.FRACTAL,
         epilogue.bias_bytes,
@@ -257,22 +263,22 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
 def _split_demand(epilogue: Epilogue, chip: Chip, sums: str) -> Demand:
     """Return the demand where cube and vector cores are separate: mainly the vector cores' pace."""
     head, tail = halves(epilogue, chip, sums)
-    stored = DTYPE_BYTES[epilogue.out_dtype]
-    pace = 0.0
+    stored_bytes = DTYPE_BYTES[epilogue.out_dtype]
+    cycles = 0.0
     instructions = 0
     if tail:
         plan = plan_of(tail, head.out_dtype if head else sums)
         arriving_bytes = DTYPE_BYTES[plan.tiles[plan.start]]
         instructions = len(plan.steps)
-        loaded = arriving_bytes + sum(DTYPE_BYTES[o.dtype] for o in tail.of_kind("tile"))
-        load = loaded / chip.path("GM", "UB").rate_bytes_per_cycle
-        store = stored / chip.path("UB", "GM").rate_bytes_per_cycle
+        loaded_bytes = arriving_bytes + sum(DTYPE_BYTES[o.dtype] for o in tail.of_kind("tile"))
+        load = loaded_bytes / chip.path("GM", "UB").rate_bytes_per_cycle
+        store = stored_bytes / chip.path("UB", "GM").rate_bytes_per_cycle
         # The slowest of load, steps and store, shared by the vector cores.
-        pace = max(load, store, _step_cycles(plan, chip)) / chip.vector_cores_per_core
-        stored = arriving_bytes
-    biases = len(head.operands) if head else 0
-    table_bytes = isa.FRACTAL * DTYPE_BYTES[sums] * biases
-    return Demand(0, table_bytes, pace, 0, stored, instructions)
+        cycles = max(load, store, _step_cycles(plan, chip)) / chip.vector_cores_per_core
+        stored_bytes = arriving_bytes
+    bias_count = len(head.operands) if head else 0
+    table_bytes = isa.FRACTAL * DTYPE_BYTES[sums] * bias_count
+    return Demand(0, table_bytes, cycles, 0, stored_bytes, instructions)
 
 
 def _step_cycles(plan: Plan, chip: Chip) -> float:
@@ -334,9 +340,9 @@ def _fits(demand: Demand, chip: Chip, m: Array, n: Array) -> NDArray[np.bool_]:
 
 
 # -- a bias that the cube adds --------------------------------------------------------------------
-LARGEST = 127
+LARGEST_INT8 = 127
 """The largest int8."""
-MOST_WHOLE = LARGEST * LARGEST * (2 * isa.FRACTAL - 1) + LARGEST // 2
+LARGEST_BIAS = LARGEST_INT8 * LARGEST_INT8 * (2 * isa.FRACTAL - 1) + LARGEST_INT8 // 2
 """The largest integer bias that one int8 fractal adds: 127 * 127 * 31 + 63 = 500,062."""
 
 
@@ -358,13 +364,13 @@ def pack_bias(shape: ConvShape, bias: np.ndarray) -> np.ndarray:
     if shape.dtype != "int8":
         packed[1:, :, 0] = padded.reshape(blocks, isa.FRACTAL)
         return packed.reshape(-1)
-    packed[0, :, 1:] = LARGEST
+    packed[0, :, 1:] = LARGEST_INT8
     # b = low + 127 * high with |low| <= 63; high is the sum of 31 digits, as equal as can be.
-    high = np.rint(padded / LARGEST).astype(np.int64)
+    high = np.rint(padded / LARGEST_INT8).astype(np.int64)
     quotient, remainder = np.divmod(np.abs(high)[:, None], c0 - 1)
     # high = 70 in 31 digits: 8 digits of 3 and 23 of 2.
     digits = np.sign(high)[:, None] * (quotient + (np.arange(c0 - 1) < remainder))
-    packed[1:, :, 0] = (padded - LARGEST * high).reshape(blocks, isa.FRACTAL)
+    packed[1:, :, 0] = (padded - LARGEST_INT8 * high).reshape(blocks, isa.FRACTAL)
     packed[1:, :, 1:] = digits.reshape(blocks, isa.FRACTAL, c0 - 1)
     return packed.reshape(-1)
 

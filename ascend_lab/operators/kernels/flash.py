@@ -41,7 +41,9 @@ def flash_launch(
     )
 
 
-def load_turned(k: KernelBuilder, dst: Tile, src: tiles.Fractals, width: int, keys: int) -> None:
+def load_transposed(
+    k: KernelBuilder, dst: Tile, src: tiles.Fractals, width: int, keys: int
+) -> None:
     """Emit V (width, keys) fractals of L1 to (keys, width) of L0B, each fractal transposed."""
     sizes = (width, FRACTAL, FRACTAL)
     strides = (src.pitch, 1, FRACTAL)
@@ -354,7 +356,7 @@ class _Writer:
         # V lies in the slot of K that is freed next.
         values = Tile(self.values, self.keys.counts["free"])
         source = tiles.Fractals(values, Affine(), self.block * flash_shape.AREA)
-        load_turned(self.k, self.b_l0.alloc(), source, self.width, keys)
+        load_transposed(self.k, self.b_l0.alloc(), source, self.width, keys)
         self.keys.free()
         tiles.load_a(self.k, self.a_l0.alloc(), self.weights.dequeue(), rows, keys)
         self.weights.free()

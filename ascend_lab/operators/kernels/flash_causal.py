@@ -10,8 +10,8 @@ sequence, block by block and matrix by matrix, and the first stage is some tiles
     tiles   a0 | b0 b1 | c0 c1 c2 | a0 of the next matrix ...
     first         ^ four tiles ahead of the second
 
-Where the rows of a matrix go to several cores, the longest blocks are dealt first, so that every
-core has long and short ones: of 4 blocks on 2 cores one has the first and the last.
+Where the rows of a matrix go to several cores, the longest blocks are given out first, so that
+every core has long and short ones: of 4 blocks on 2 cores one has the first and the last.
 
 Source: Dao 2023, "FlashAttention-2" (blocks above the diagonal are skipped, those on it masked).
 """
@@ -27,7 +27,7 @@ from ascend_lab.operators.kernels.tiles import repeat
 
 
 # -- who does what ---------------------------------------------------------------------------------
-def dealt(shape: FlashShape, side: int, cores: int) -> list[tuple[Piece, ...]]:
+def blocks_of_cores(shape: FlashShape, side: int, cores: int) -> list[tuple[Piece, ...]]:
     """Return the blocks of `side` fractals of rows for each of so many cores that share a matrix.
 
     The longest block goes first, each to the core that has least to do so far.
@@ -65,7 +65,7 @@ def causal_grid(shape: FlashShape, side: int, cores: int) -> tuple[int, int, int
     blocks = ceil_div(shape.fractals[0], side)
     grids = list[tuple[int, int, tuple[int, int, int]]]()
     for places in range(1, min(blocks, cores) + 1):
-        core_blocks = dealt(shape, side, places)
+        core_blocks = blocks_of_cores(shape, side, places)
         core_work = max(
             sum(_work(shape, b.start.const, side) for b in pieces) for pieces in core_blocks
         )
@@ -76,7 +76,7 @@ def causal_grid(shape: FlashShape, side: int, cores: int) -> tuple[int, int, int
     return min(grids)[-1]
 
 
-def tiles_seen(shape: FlashShape, block: Piece, side: int) -> tuple[int, int, int]:
+def visible_tiles(shape: FlashShape, block: Piece, side: int) -> tuple[int, int, int]:
     """Return the tiles of `side` fractals that all rows of a block see, all its tiles, and the
     fractals of the last one."""
     first_row = block.start.const * FRACTAL
@@ -104,7 +104,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
+class CausalTiles:
     """Tiles of all blocks, one after another; the first stage is `lead` tiles ahead.
 
     `in_flight` tiles it has begun and the second not ended, at most: as many on every core, whose
@@ -121,11 +121,11 @@ class Sequence:
     @classmethod
     def of(
         cls, shape: FlashShape, matrices: Axis, blocks: tuple[Piece, ...], side: int, lead: int
-    ) -> "Sequence":
+    ) -> "CausalTiles":
         """Return the sequence of some blocks, by tiles of `side` fractals of keys."""
         steps = list[Step]()
         for block in blocks:
-            full_tiles, count, last_fractals = tiles_seen(shape, block, side)
+            full_tiles, count, last_fractals = visible_tiles(shape, block, side)
             for n in range(count):
                 size = last_fractals if n == count - 1 else side
                 is_first = n == 0
@@ -178,7 +178,7 @@ class Sequence:
     def _runs(self) -> Iterator[tuple[int, int]]:
         """Yield (first, count) of tiles that one loop writes, those of a block in both stages."""
 
-        def alike(at: int) -> tuple[int, ...]:
+        def loop_key(at: int) -> tuple[int, ...]:
             ahead = self.steps[(at + self.lead) % len(self.steps)]
             behind = self.steps[at]
             # Loops hold only tiles that begin, end and mask nothing, in either stage.
@@ -187,7 +187,7 @@ class Sequence:
                 return behind.block.start.const, ahead.block.start.const
             return -1, at
 
-        for _, group in groupby(range(len(self.steps)), alike):
+        for _, group in groupby(range(len(self.steps)), loop_key):
             places = list(group)
             yield places[0], len(places)
 

@@ -25,7 +25,12 @@ from ascend_lab.machine.isa import (
     Tile,
     ceil_div,
 )
-from ascend_lab.operators.kernels.flash_causal import Diagonal, Sequence, lanes_from, staircase_rows
+from ascend_lab.operators.kernels.flash_causal import (
+    CausalTiles,
+    Diagonal,
+    lanes_from,
+    staircase_rows,
+)
 from ascend_lab.operators.kernels.flash_shape import FlashShape, Tensors
 from ascend_lab.operators.kernels.flash_steps import LANES, LEAST, Nest, Place
 from ascend_lab.operators.kernels.tiles import repeat, segments
@@ -80,7 +85,7 @@ class Rows:
     k: KernelBuilder
     shape: FlashShape
     gm: Tensors
-    nest: Nest | Sequence
+    nest: Nest | CausalTiles
     aiv: Affine
     slice_rows: int
     tiles: Queue
@@ -89,7 +94,7 @@ class Rows:
 
     @classmethod
     def make(
-        cls, k: KernelBuilder, shape: FlashShape, nest: Nest | Sequence, rows: int, keys: int
+        cls, k: KernelBuilder, shape: FlashShape, nest: Nest | CausalTiles, rows: int, keys: int
     ) -> "Rows":
         """Allocate for halves of `rows` rows and tiles of `keys` keys."""
         width = shape.fractals[3] * FRACTAL

@@ -1,4 +1,4 @@
-"""FlashAttention where cube and vector cores are separate: four stages meet in rings of L2.
+"""FlashAttention where cube and vector cores are separate: four stages hand tiles on through L2.
 
 A block of rows of q stays in the L1 of a cube core while tiles of keys and values pass by:
 
@@ -7,10 +7,11 @@ A block of rows of q stays in the L1 of a cube core while tiles of keys and valu
     PV  cube     o = p v in fp32
     GU  vectors  sum = f sum + o; after the last tile y = sum / l
 
-Each stage hands its tiles on through a ring in GM that never leaves L2, and a flag tells that one
-is there. The cube does QK some tiles ahead of PV, and so do the vector cores P ahead of GU: nobody
-waits for the way there and back. Where a matrix has few keys, whole blocks of rows, or matrices,
-run ahead.
+(QK, P, PV and GU are the names of the stages in the source.) Each stage writes its tiles to a ring,
+a few slots of GM that are reused so soon that they stay in L2, and a flag says that a slot is
+filled. The cube does QK some tiles ahead of PV, and the vector cores P as many ahead of GU, so that
+no core waits for a tile's way through L2. Where a matrix has few keys, the first stage is whole
+blocks of rows, or whole matrices, ahead.
 
 Source: hw-native-sys/pto-isa, kernels/manual/common/flash_atten (stages, preload, tile sizes).
 """
@@ -23,8 +24,8 @@ from ascend_lab import errors
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import FRACTAL, ceil_div
-from ascend_lab.operators.kernels.flash import load_turned, multiply
-from ascend_lab.operators.kernels.flash_causal import Sequence, causal_grid, dealt
+from ascend_lab.operators.kernels.flash import load_transposed, multiply
+from ascend_lab.operators.kernels.flash_causal import CausalTiles, blocks_of_cores, causal_grid
 from ascend_lab.operators.kernels.flash_rows import Gather, Rows, Weigh, slice_rows
 from ascend_lab.operators.kernels.flash_shape import (
     AREA,
@@ -39,11 +40,13 @@ from ascend_lab.operators.kernels.flash_steps import Axis, Nest, Place, axes, pl
 from ascend_lab.operators.kernels.tiles import Fractals, Span, feed_a, feed_b, segments
 
 ROWS = 128
+"""Rows of q in a block, as in the published kernel."""
 KEYS = 256
+"""Keys in a tile, as in the published kernel."""
 AHEAD = 4
-"""Rows of a block, keys of a tile and tiles ahead, as in the published kernel."""
-MOST = 15
-"""Tiles in flight at most: what the counter of a flag between cores holds."""
+"""Tiles that QK is ahead of PV, as in the published kernel."""
+MOST_IN_FLIGHT = 15
+"""Most tiles begun and not finished: what the counter of a flag between cores holds."""
 
 
 # -- tilings --------------------------------------------------------------------------------------
@@ -58,10 +61,10 @@ class SplitTiling:
 
 
 class CubeParts(NamedTuple):
-    """What cube instructions and copies to L1 take at a time, in fractals; slots of q in L1.
+    """How much one cube instruction and one copy to L1 take, in fractals; and slots of q in L1.
 
-    An instruction multiplies `keys` keys and `columns` of the depth, or of the width. A copy brings
-    `k_rows` keys, or all keys of a tile in `v_columns` columns of v.
+    An instruction multiplies `keys` keys and `columns` of the depth (QK) or of the width (PV). A
+    copy loads `k_rows` keys, or all keys of a tile in `v_columns` columns of v.
     """
 
     keys: int
@@ -72,9 +75,9 @@ class CubeParts(NamedTuple):
 
 
 COPIES = ((2, 1), (2, 2), (2, 4), (1, 1), (1, 2), (1, 4), (1, 8))
-"""Slots of q in L1, and pieces in which keys and values come there, the best first.
+"""(slots of q in L1, copies that load a tile of keys or values), the best choice first.
 
-Eighths are short copies: only for widths that have no room otherwise (the 576 of latent heads).
+Eight copies are short: only for widths that have no room otherwise (the 576 of latent heads).
 """
 
 
@@ -101,11 +104,11 @@ def cube_parts(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> CubeParts 
 
 
 def _l0_parts(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> tuple[int, int] | None:
-    """Return the keys and columns of one matrix instruction: what fits every L0."""
+    """Return the keys and columns of one matrix instruction, the largest that fit every L0."""
     rows = tiling.rows // FRACTAL
     widest = max(shape.fractals[2:])
     for pieces in (1, 2, 4, 5, 8):  # 5: the 36 fractals of latent heads as 8, 8, 8, 8, 4
-        # Ever smaller pieces of the width or of the depth, until a product of some keys fits L0.
+        # Cut the width or the depth into more and more pieces until a product of some keys fits L0.
         columns = ceil_div(widest, pieces)
         for side in (8, 4, 2, 1):
             a_fractals = rows * max(side, columns)
@@ -118,28 +121,29 @@ def _l0_parts(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> tuple[int, 
 
 
 def fits_split(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> bool:
-    """Tell whether slots of everything fit L0 and L1, and the least slices UB."""
-    slices = slice_rows(shape, chip, tiling.rows // 2, tiling.keys, MOST)
-    return slices > 0 and cube_parts(shape, tiling, chip) is not None
+    """Return whether all slots fit L0 and L1, and at least 8 rows of a block fit UB."""
+    rows_at_once = slice_rows(shape, chip, tiling.rows // 2, tiling.keys, MOST_IN_FLIGHT)
+    return rows_at_once > 0 and cube_parts(shape, tiling, chip) is not None
 
 
 def split_tilings(shape: FlashShape, chip: Chip) -> list[SplitTiling]:
-    """Return tilings that fit, for the published rows of a block and for fewer; of equal size.
+    """Return tilings that fit: for blocks of 128, 64, 32 and 16 rows the one with the most keys.
 
-    Each has the most keys, up to the published ones. Where one tile has all keys, no stage runs
-    ahead inside a block: lower ones then give idle cores something to do.
+    They cut rows and keys into blocks of equal size. Where one tile has all keys, no stage is ahead
+    inside a block: there are more blocks then, with fewer rows, so that no core is idle.
     """
     rows, keys = shape.fractals[:2]
-    idle = chip.core_count // shape.batch if shape.keys <= KEYS else 1
+    cores_per_matrix = chip.core_count // shape.batch if shape.keys <= KEYS else 1
     tilings = list[SplitTiling]()
-    for r in (ROWS, 64, 32, 16):
-        for t in (KEYS, 128, 64, 32, 16):
-            # Where cores would be idle, more and lower blocks of rows than the published 128.
-            blocks = max(ceil_div(rows * FRACTAL, r), min(rows, idle))
-            sides = (ceil_div(rows, blocks), ceil_div(keys, ceil_div(keys * FRACTAL, t)))
-            tiling = SplitTiling(*(side * FRACTAL for side in sides))
+    for most_rows in (ROWS, 64, 32, 16):
+        row_blocks = max(ceil_div(rows * FRACTAL, most_rows), min(rows, cores_per_matrix))
+        block_rows = ceil_div(rows, row_blocks) * FRACTAL
+        for most_keys in (KEYS, 128, 64, 32, 16):
+            key_tiles = ceil_div(keys * FRACTAL, most_keys)
+            tiling = SplitTiling(block_rows, ceil_div(keys, key_tiles) * FRACTAL)
             if fits_split(shape, tiling, chip):
-                tilings += [tiling] * (tiling not in tilings)
+                if tiling not in tilings:
+                    tilings.append(tiling)
                 break
     return tilings
 
@@ -156,8 +160,8 @@ def split_tiling(shape: FlashShape, chip: Chip) -> SplitTiling:
 def check_split(shape: FlashShape, t: SplitTiling, chip: Chip) -> None:
     """Raise `InputError` or `CapacityError` for a tiling that the kernel cannot have."""
     sizes = (t.rows, t.keys)
-    if min(sizes) < FRACTAL or any(n % FRACTAL for n in sizes) or not 0 <= t.ahead < MOST:
-        needed = f"rows and keys in multiples of {FRACTAL}, 0 to {MOST - 1} tiles ahead"
+    if min(sizes) < FRACTAL or any(n % FRACTAL for n in sizes) or not 0 <= t.ahead < MOST_IN_FLIGHT:
+        needed = f"rows and keys in multiples of {FRACTAL}, 0 to {MOST_IN_FLIGHT - 1} tiles ahead"
         raise errors.InputError(needed, str(t), "round them")
     if not fits_split(shape, t, chip):
         raise errors.CapacityError(f"room for {t}", f"less on {chip.name}", "halve rows or keys")
@@ -180,26 +184,27 @@ def flash_pipeline_launch(
         cores_of_axis = causal_grid(shape, side, chip.core_count)
     else:
         cores_of_axis = grid(shape, ceil_div(shape.fractals[0], side), chip.core_count)
-    axes = shares(shape, side, cores_of_axis)
+    axis_shares = shares(shape, side, cores_of_axis)
     cores = (
-        len(axes["group"]),
-        cores_of_axis[1] if shape.causal else len(axes["row"]),
-        len(axes["heads"]),
+        len(axis_shares["group"]),
+        cores_of_axis[1] if shape.causal else len(axis_shares["row"]),
+        len(axis_shares["heads"]),
     )
 
     def programs(*core_shares: isa.Share) -> tuple[isa.Program, isa.Program, isa.Program]:
         return Plan(shape, t, chip, core_shares, cores).programs()
 
-    def causal(
-        group: isa.Share, heads: isa.Share, end: tuple[int, int, int]
+    def causal_programs(
+        group: isa.Share, heads: isa.Share, place: tuple[int, int, int]
     ) -> tuple[isa.Program, isa.Program, isa.Program]:
-        rows = (1, 1, end[0])  # blocks are dealt: each place has a program of its own
+        # Each place along the rows has its own blocks (`blocks_of_cores`), so its own program.
+        rows = (1, 1, place[0])
         return Plan(shape, t, chip, (group, rows, heads), cores).programs()
 
     if shape.causal:
-        whole_axes = {"group": axes["group"], "heads": axes["heads"]}
-        return isa.spread(name, whole_axes, causal, apart=[1] * cores_of_axis[1])
-    return isa.spread(name, axes, programs)
+        matrix_axes = {"group": axis_shares["group"], "heads": axis_shares["heads"]}
+        return isa.spread(name, matrix_axes, causal_programs, apart=[1] * cores_of_axis[1])
+    return isa.spread(name, axis_shares, programs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,26 +222,26 @@ class Plan:
         vector = self.vector()
         return self.cube(), vector, vector
 
-    def nest(self, k: isa.KernelBuilder) -> tuple[Nest | Sequence, isa.Affine]:
+    def nest(self, k: isa.KernelBuilder) -> tuple[Nest | CausalTiles, isa.Affine]:
         """Return the loops of an AI core, and its number."""
         if self.shape.causal:
-            return self._sequence(k)
+            return self._causal_tiles(k)
         core = places(k, self.core_shares)
         keys = self.tiling.keys // FRACTAL
         full_tiles, last_fractals, _ = cut_keys(self.shape, keys)
         key = Axis("key", full_tiles, keys, last_fractals, isa.Affine())
         nest = (*axes(self.core_shares, core, self.tiling.rows // FRACTAL), key)
-        return Nest.of(nest, self.tiling.ahead, MOST), self._number(core)
+        return Nest.of(nest, self.tiling.ahead, MOST_IN_FLIGHT), self._number(core)
 
-    def _sequence(self, k: isa.KernelBuilder) -> tuple[Sequence, isa.Affine]:
-        """Return the tiles of a core whose rows see unlike numbers of keys, and its number."""
+    def _causal_tiles(self, k: isa.KernelBuilder) -> tuple[CausalTiles, isa.Affine]:
+        """Return the tiles of a core whose rows see different numbers of keys, and its number."""
         group, (_, _, place), heads = self.core_shares
         side = self.tiling.rows // FRACTAL
         core = (k.param("group", group[2]), isa.Affine(place), k.param("heads", heads[2]))
         matrices, _ = axes(self.core_shares, core, side)
-        blocks = dealt(self.shape, side, self.cores[1])[place]
+        blocks = blocks_of_cores(self.shape, side, self.cores[1])[place]
         keys = self.tiling.keys // FRACTAL
-        sequence = Sequence.of(self.shape, matrices, blocks, keys, self.tiling.ahead)
+        sequence = CausalTiles.of(self.shape, matrices, blocks, keys, self.tiling.ahead)
         return sequence, self._number(core)
 
     def _number(self, core: tuple[isa.Affine, ...]) -> isa.Affine:
@@ -247,7 +252,7 @@ class Plan:
             number = number * count + place
         return number
 
-    def rings(self, nest: Nest | Sequence) -> tuple[isa.Ring, isa.Ring, isa.Ring]:
+    def rings(self, nest: Nest | CausalTiles) -> tuple[isa.Ring, isa.Ring, isa.Ring]:
         """Return the rings of scores, weights and products."""
         rows = self.tiling.rows
         keys = self.tiling.keys
@@ -297,7 +302,7 @@ class Plan:
 # -- the cube core --------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Cube:
-    """Slots of a cube core: four operands in L1; left and right side in L0, sums in L0C."""
+    """The queues of a cube core: four operands in L1, operands a and b in L0, sums c in L0C."""
 
     k: isa.KernelBuilder
     shape: FlashShape
@@ -314,13 +319,13 @@ class Cube:
 
     @classmethod
     def make(cls, k: isa.KernelBuilder, plan: Plan, sizes: CubeParts) -> "Cube":
-        """Allocate them for products and copies of some parts."""
+        """Allocate the queues for products and copies of the given sizes."""
         t = plan.tiling
         (_, _, depth, width) = plan.shape.fractals
         rows = t.rows // FRACTAL
         keys = t.keys // FRACTAL
         slots = t.l0_slots
-        # A product takes so many keys: as k of P V, as n of Q K^T.
+        # The keys of one product are its k in P V, its n in Q K^T.
         side = sizes.keys
         columns = min(sizes.columns, max(depth, width))
 
@@ -356,7 +361,7 @@ class Cube:
         yield from segments(self.k, "part", keys, self.sizes.keys)
 
     def pieces(self, name: str, total: int, size: int) -> Iterator[Span]:
-        """Yield (first, count) of parts of a size, in fractals: no loop where one has all."""
+        """Yield (first, count) of pieces of `size` fractals; without a loop if there is one."""
         if total <= size:
             yield isa.Affine(), total
         else:
@@ -365,7 +370,7 @@ class Cube:
     def multiply(
         self, sums: isa.Tile, sizes: tuple[int, int, int], accumulate: isa.Affine | int
     ) -> None:
-        """Multiply what has come to L0A and L0B."""
+        """Multiply the operands that were loaded to L0A and L0B."""
         self.a.enqueue()
         self.b.enqueue()
         multiply(self.k, sums, self.a.dequeue(), self.b.dequeue(), sizes, accumulate)
@@ -380,7 +385,7 @@ class Cube:
 
 
 class Scores:
-    """Stage QK: a tile of keys, a few at a time, with the block of q that stays in L1."""
+    """Stage QK: the block of q, which stays in L1, times a tile of keys, a few keys at a time."""
 
     def __init__(self, cube: Cube, ring: isa.RingEnd) -> None:
         """Send tiles to a ring."""
@@ -388,7 +393,7 @@ class Scores:
         self.ring = ring
 
     def open(self, at: Place) -> None:
-        """Bring the block of q."""
+        """Load the block of q to L1."""
         matrix, block = at
         rows = block.start, block.size
         self.q = self.cube.load(self.cube.q, self.cube.gm.block("q", matrix.matrix, rows))
@@ -403,7 +408,8 @@ class Scores:
 
         in_one_copy = c.sizes.k_rows >= keys.size
         keys_in_l1 = load_keys(isa.Affine(), keys.size) if in_one_copy else None
-        ring = self.ring.alloc()  # behind the copy, which need not wait for the ring
+        # Only after the first copy, which then need not wait for a free slot of the ring.
+        ring = self.ring.alloc()
         for start, size in c.pieces("rows", keys.size, c.sizes.k_rows):
             keys_in_l1 = keys_in_l1 if in_one_copy else load_keys(start, size)
             assert keys_in_l1 is not None
@@ -426,8 +432,8 @@ class Scores:
         q = Fractals(self.q, isa.Affine(), rows * AREA)
         sums = c.c.alloc()
         for first_column, columns in c.pieces("depth", depth, c.sizes.columns):
-            feed_a(c.k, c.a.alloc(), q.down(first_column), rows, columns)
-            feed_b(c.k, c.b.alloc(), key_fractals.down(first_column), count, columns)
+            feed_a(c.k, c.a.alloc(), q.from_row(first_column), rows, columns)
+            feed_b(c.k, c.b.alloc(), key_fractals.from_row(first_column), count, columns)
             c.multiply(sums, (rows, columns, count), first_column)
 
     def close(self, at: Place) -> None:
@@ -439,20 +445,20 @@ class Products:
     """Stage PV: the products of the weights of a tile and its values add up in L0C."""
 
     def __init__(self, cube: Cube, weights: isa.RingEnd, ring: isa.RingEnd) -> None:
-        """Take tiles from one ring, send their products to the other."""
+        """Take weights from the ring `weights`, send products to `ring`."""
         self.cube = cube
         self.weights = weights
         self.ring = ring
 
     def open(self, at: Place) -> None:
-        """Begin with nothing."""
+        """Do nothing: the values of a block are loaded with each tile."""
 
     def tile(self, at: Place) -> None:
-        """Write o = p v of a tile; the values come while the weights are not yet there."""
+        """Write o = p v of a tile; its values are loaded before the weights arrive."""
         c = self.cube
         (matrix, block, keys) = at
         width = c.shape.fractals[3]
-        # Wide values come in parts: then the weights must stay for all of them.
+        # Wide values are loaded in parts: the weights must stay in L1 for all of them.
         if min(c.sizes.v_columns, c.sizes.columns) < width:
             self._in_parts(at)
             return
@@ -466,7 +472,7 @@ class Products:
         self.ring.enqueue()
 
     def _weights(self, at: Place) -> isa.Tile:
-        """Wait for the weights of a tile, and bring them."""
+        """Wait for the weights of a tile, and load them to L1."""
         _, block, keys = at
         weights = self.weights.dequeue()
         # The ring keeps the pitch of a full tile, whatever the size of this one.
@@ -487,7 +493,7 @@ class Products:
             source = c.gm.block("v", matrix.matrix, (keys.start, keys.size), columns)
             values = Fractals(c.load(c.values, source), isa.Affine(), keys.size * AREA)
             for column, columns_at_once in c.pieces("width", count, c.sizes.columns):
-                self._product(at, weights, values.down(column), columns_at_once)
+                self._product(at, weights, values.from_row(column), columns_at_once)
                 place = (first_column + column) * c.pitch
                 c.store(ring.region(place, (columns_at_once, block.size * AREA), (c.pitch, 1)))
             c.values.free()
@@ -502,10 +508,10 @@ class Products:
         for first_key, count in c.parts(at[2].size):
             source = Fractals(weights, first_key * (rows * AREA), rows * AREA)
             feed_a(c.k, c.a.alloc(), source, rows, count)
-            # The cube wants values as (keys, width): fractals are transposed on their way.
-            turned = replace(values, start=values.start + first_key * AREA)
-            load_turned(c.k, c.b.alloc(), turned, width, count)
+            # The cube needs values as (keys, width): load2d transposes each fractal.
+            part_values = replace(values, start=values.start + first_key * AREA)
+            load_transposed(c.k, c.b.alloc(), part_values, width, count)
             c.multiply(sums, (rows, count, width), first_key)
 
     def close(self, at: Place) -> None:
-        """End with nothing."""
+        """Do nothing: each tile has been stored."""

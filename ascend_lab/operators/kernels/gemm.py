@@ -44,7 +44,7 @@ from ascend_lab.operators.kernels.vector_tail import AREA, VectorTail, tail_prog
 
 ResidentTiles = tuple[isa.Tile | None, isa.Tile | None]
 """The L1 tiles with all K of A's rows and of B's columns; None where no outer loop keeps them."""
-Keeper = Callable[[int, Span], AbstractContextManager[isa.Tile | None]]
+LoadKept = Callable[[int, Span], AbstractContextManager[isa.Tile | None]]
 """Called as keep(side, span): loads all K of a span of A (side 0) or B (side 1), if it is kept."""
 
 
@@ -125,7 +125,7 @@ def tiles_in_order(
     schedule: gemm_schedule.GemmSchedule,
     shares: tuple[isa.Share, isa.Share],
     base: tuple[isa.Affine, isa.Affine],
-    keep: Keeper = lambda side, at: nullcontext(),
+    keep: LoadKept = lambda side, at: nullcontext(),
 ) -> Iterator[tuple[tuple[Span, Span], ResidentTiles, epilogue_emit.Channels | None]]:
     """Loop over a core's tiles of C in the schedule's order, the tails last.
 
@@ -176,7 +176,7 @@ class _Operand:
     keep: bool
 
 
-def parts_of(shape: gemm_schedule.GemmShape, schedule: gemm_schedule.GemmSchedule) -> int:
+def partial_count(shape: gemm_schedule.GemmShape, schedule: gemm_schedule.GemmSchedule) -> int:
     """Return how many partial results the cores write: 1 if each sums over all of K."""
     return len(chunks(shape.fractals[1], 1, schedule.split_k))
 
@@ -255,7 +255,7 @@ class _Writer:
         # A block of 16 columns of C has m1 fractals of 16 x 16 elements.
         block_elements = self.m1 * 256
         if self.k_share:
-            blocks = parts_of(shape, job.schedule) * job.area[1][1]
+            blocks = partial_count(shape, job.schedule) * job.area[1][1]
             return self.k.tensor("partial", ACCUMULATOR[shape.dtype], blocks * block_elements)
         out_dtype = job.epilogue.out_dtype if job.epilogue else shape.out_dtype
         return self.k.tensor("c", out_dtype, self.n1 * block_elements)

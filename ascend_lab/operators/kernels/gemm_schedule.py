@@ -30,7 +30,7 @@ CHOICES: dict[str, tuple[int | str, ...]] = {
 
 The default is the first value, except for the slots of A and B, which default to 2.
 """
-AHEAD = 4
+MOST_STAGES_IN_L1 = 4
 """Most slots of L1 that hold one stage of a convolution each, its rows and weights together."""
 KEEP_ORDER = {"a": "mn", "b": "nm"}
 
@@ -299,8 +299,8 @@ def memory_traffic(shape: GemmShape, chip: Chip, t: Tilings) -> tuple[dict[str, 
     return miss_share, total.astype(np.int64)
 
 
-def load_cycles_per_byte(chip: Chip, fresh: Floats, cores: Array) -> Floats:
-    """Cycles a byte takes from GM to L1, where the share `fresh` of bytes misses L2.
+def load_cycles_per_byte(chip: Chip, miss_share: Floats, cores: Array) -> Floats:
+    """Cycles a byte takes from GM to L1, where the share `miss_share` of bytes misses L2.
 
     The rule of `sim.cost` on arrays: all `cores` share the rates of L2 and of memory equally.
     """
@@ -309,7 +309,7 @@ def load_cycles_per_byte(chip: Chip, fresh: Floats, cores: Array) -> Floats:
     hit_cycles = np.maximum(path_cycles, cores * chip.clock_hz / chip.l2.rate_bytes_per_s)
     memory_bytes_per_cycle = chip.device_memory.rate_bytes_per_s / cores / chip.clock_hz
     miss_cycles = np.maximum(path_cycles, 1.0 / memory_bytes_per_cycle)
-    cycles: Floats = fresh * miss_cycles + (1.0 - fresh) * hit_cycles
+    cycles: Floats = miss_share * miss_cycles + (1.0 - miss_share) * hit_cycles
     return cycles
 
 

@@ -12,7 +12,7 @@ from ascend_lab.operators.kernels.conv_shape import ConvShape, bundles_of
 from ascend_lab.operators.kernels.default_schedules import estimate
 from ascend_lab.operators.kernels.gemm_schedule import Floats, GemmSchedule, GemmShape
 
-TRIED = 8
+SIMULATED_GRIDS = 8
 """Grids that `best_grid` simulates besides the schedule's own."""
 
 
@@ -27,33 +27,33 @@ def best_grid(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) 
         gemm_schedule.check_schedule(shape, schedule, chip)
     schedules = [schedule, *_grids(shape, chip, schedule)]
     # The schedule itself is number 0: it is simulated in any case.
-    order = np.argsort(_estimate(shape, chip, schedules)[1:], kind="stable")[:TRIED] + 1
-    tried = [schedule, *(schedules[int(index)] for index in order)]
+    order = np.argsort(_estimate(shape, chip, schedules)[1:], kind="stable")[:SIMULATED_GRIDS] + 1
+    candidates = [schedule, *(schedules[int(index)] for index in order)]
     launches = (
         conv.conv_launch(shape, chip, candidate)
         if isinstance(shape, ConvShape)
         else gemm.gemm_launch(shape, chip, candidate)
-        for candidate in tried
+        for candidate in candidates
     )
     cycles = [sim.simulate(launch, chip).cycles for launch in launches]
-    return tried[int(np.argmin(cycles))]
+    return candidates[int(np.argmin(cycles))]
 
 
 def _grids(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) -> list[GemmSchedule]:
     """Return the schedule on every grid; of those that give a core the same work, the smallest."""
-    tile = schedule.base_m // isa.FRACTAL
-    blocks = schedule.base_n // isa.FRACTAL
+    tile_m = schedule.base_m // isa.FRACTAL
+    tile_n = schedule.base_n // isa.FRACTAL
     if isinstance(shape, GemmShape):
         m1, _, n1 = shape.fractals
-        down = isa.ceil_div(m1, tile)
+        tile_rows = isa.ceil_div(m1, tile_m)
         bundles = 1
-        across = isa.ceil_div(n1, blocks)
+        tile_columns = isa.ceil_div(n1, tile_n)
     else:
         bundle = bundles_of(shape)
         strip = conv_schedules.takes_strips(shape, schedule, chip)
-        down = shape.n * conv_windows.tiles_per_image(shape, tile, strip=strip)
+        tile_rows = shape.n * conv_windows.tiles_per_image(shape, tile_m, strip=strip)
         bundles = bundle.count
-        across = isa.ceil_div(bundle.n1, blocks)
+        tile_columns = isa.ceil_div(bundle.n1, tile_n)
     by_work: dict[tuple[int, ...], GemmSchedule] = {}
     for rows, cols in product(range(1, chip.core_count + 1), repeat=2):
         if rows * cols <= chip.core_count:
@@ -63,9 +63,9 @@ def _grids(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) -> 
             # (rows of tiles, bundles, columns of tiles) of the busiest core: 5 rows of cores give 8
             # rows of tiles no less work than 4 do.
             work = (
-                isa.ceil_div(down, rows),
+                isa.ceil_div(tile_rows, rows),
                 isa.ceil_div(bundles, shares),
-                isa.ceil_div(across, cols // shares),
+                isa.ceil_div(tile_columns, cols // shares),
             )
             by_work.setdefault(work, replace(schedule, grid_rows=rows, grid_cols=cols))
     return list(by_work.values())

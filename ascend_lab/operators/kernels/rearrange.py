@@ -46,10 +46,14 @@ def slice_launch(
             "give one of each per axis",
         )
     ranges = [range(b, e, s) for b, e, s in zip(begin, end, steps, strict=True)]
-    for axis, (n, r) in enumerate(zip(shape, ranges, strict=True)):
-        if not r or min(r[0], r[-1]) < 0 or max(r[0], r[-1]) >= n:
+    for axis, (n, positions) in enumerate(zip(shape, ranges, strict=True)):
+        if (
+            not positions
+            or min(positions[0], positions[-1]) < 0
+            or max(positions[0], positions[-1]) >= n
+        ):
             needed = f"positions 0..{n - 1} on axis {axis}, at least one"
-            got = str(r)
+            got = str(positions)
             raise ShapeError(needed, got, "check begin and end")
     strides = layout.row_major(shape)
     sizes = tuple(len(r) for r in ranges)
@@ -136,16 +140,18 @@ def pad_launch(
     strides = layout.row_major(sizes)
     # The place of x[0, 0, ...] in y: 1 row above and 2 columns on the left of rows of 12 are 14
     # elements.
-    inside = sum(lo * s for (lo, _), s in zip(pads, strides, strict=True))
+    inner_start = sum(lo * s for (lo, _), s in zip(pads, strides, strict=True))
     body = layout.Move(
-        tuple(shape), layout.View("y", strides, inside), layout.View("x", layout.row_major(shape))
+        tuple(shape),
+        layout.View("y", strides, inner_start),
+        layout.View("x", layout.row_major(shape)),
     )
     moves = [body] if math.prod(shape) else []
     for axis, (n, (lo, hi)) in enumerate(zip(shape, pads, strict=True)):
         # Frames of the axes before this one are written already: begin inside them.
         corner = sum(pads[a][0] * strides[a] for a in range(axis))
-        for thick, start in ((lo, 0), (hi, lo + n)):
-            frame = (*shape[:axis], thick, *sizes[axis + 1 :])
+        for thickness, start in ((lo, 0), (hi, lo + n)):
+            frame = (*shape[:axis], thickness, *sizes[axis + 1 :])
             view = layout.View("y", strides, corner + start * strides[axis])
             moves.append(layout.Move(frame, view, value=value))
     tensors = {"x": math.prod(shape), "y": math.prod(sizes)}
@@ -154,12 +160,12 @@ def pad_launch(
 
 def reshape_launch(chip: Chip, shape: Sequence[int], to: Sequence[int], dtype: str) -> isa.Launch:
     """y = x.reshape(to): one contiguous copy. Raises `ShapeError` for another element count."""
-    n = math.prod(shape)
-    if math.prod(to) != n:
-        needed = f"a shape of {n} elements, as {tuple(shape)}"
+    elements = math.prod(shape)
+    if math.prod(to) != elements:
+        needed = f"a shape of {elements} elements, as {tuple(shape)}"
         got = str(tuple(to))
         raise ShapeError(needed, got, "check the sizes")
-    return layout.copy_launch(chip, dtype, (n,), (1,), (1,), name="reshape")
+    return layout.copy_launch(chip, dtype, (elements,), (1,), (1,), name="reshape")
 
 
 def axis_of(shape: Sequence[int], axis: int) -> int:

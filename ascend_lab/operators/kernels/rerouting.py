@@ -38,7 +38,7 @@ class Rerouting:
     scaled: bool = False
 
     @property
-    def run(self) -> int:
+    def run_tokens(self) -> int:
         """Tokens of a rank for an expert."""
         return self.tokens // (self.ranks * self.experts)
 
@@ -54,7 +54,7 @@ def rerouting_kernel(shape: Rerouting, chip: Chip) -> isa.Kernel:
     Raises `CapacityError` where no token fits UB, `PathError` for ragged tokens on coupled cores.
     """
     phases = []
-    if shape.run:
+    if shape.run_tokens:
         phases.append(isa.Launch("runs", _parts(shape, chip)))
     if shape.remaining_tokens:
         program = _Writer(shape, chip).remaining_program()
@@ -99,7 +99,7 @@ class _Writer:
         # A run of tokens, and one of scales behind it, may end within a block.
         room = chip.buffers["UB"] // 2 - 3 * BLOCK_BYTES
         token_bytes = shape.hidden * DTYPE_BYTES[shape.dtype] + SCALE_BYTES * shape.scaled
-        self.tile = min(room // token_bytes, max(shape.run, shape.ranks * shape.experts))
+        self.tile = min(room // token_bytes, max(shape.run_tokens, shape.ranks * shape.experts))
         if not self.tile:
             needed = f"rerouting: {token_bytes} bytes of UB for a token"
             raise CapacityError(needed, f"{room} bytes", "use shorter tokens")
@@ -125,9 +125,9 @@ class _Writer:
                 self._add_up(shape.ranks)
                 self.known.enqueue()
                 self.known.dequeue()
-                source = (rank * shape.experts + expert) * shape.run
-                target = (expert * shape.ranks + rank) * shape.run
-                self._move(f"tile{turn}", source, target, shape.run)
+                source = (rank * shape.experts + expert) * shape.run_tokens
+                target = (expert * shape.ranks + rank) * shape.run_tokens
+                self._move(f"tile{turn}", source, target, shape.run_tokens)
                 self.known.free()
         if last == 0:
             # The tokens of each expert, in GM: a count is read, and the sum that it is added to.
@@ -136,8 +136,8 @@ class _Writer:
 
     def remaining_program(self) -> isa.Program:
         """Write the tokens that are left over."""
-        behind = Affine(self.shape.tokens - self.shape.remaining_tokens)
-        self._move("tile", behind, behind, self.shape.remaining_tokens)
+        first_token = Affine(self.shape.tokens - self.shape.remaining_tokens)
+        self._move("tile", first_token, first_token, self.shape.remaining_tokens)
         return self.k.finish()
 
     def _add_up(self, count: int) -> None:

@@ -369,7 +369,7 @@ def check_pool(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> None:
     kinds = {shape.dtype, plan.tiles[plan.start], shape.out_dtype, (epilogue or PLAIN).out_dtype}
     needed = {
         f"cores that bring sums through UB, not {chip.name}": chip.combined,
-        "steps that rise with the sums": epilogue and epilogue.rises,
+        "steps that rise with the sums": epilogue and epilogue.is_increasing,
         "fp16 all the way": kinds == {"fp16"},
         "one convolution, image after image": not shape.beside and shape.mixed == 1,
         "images as it writes them": (pool.n, pool.c, pool.h, pool.w)

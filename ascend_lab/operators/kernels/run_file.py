@@ -23,7 +23,7 @@ SELECTING = ("vmax", "vmin", "vmaxs", "vmins", "vsel", "vcmp", "vdup")
 BITWISE = ("vabs", "vrelu", "vnot", "vand", "vor")
 EXACT = frozenset((*SELECTING, *BITWISE, "vcopy", "vbrcb", "vtranspose"))
 """Vector instructions whose results are exact: they pick numbers, or change a sign."""
-CANCELLED = 16
+CANCELLATION = 16
 """A small difference of large numbers keeps their error: ulps are at least those of max / 16."""
 NAMES = ("kernel", "inputs", "reference")
 
@@ -110,18 +110,18 @@ def run_kernel_file(
         raise InputError(f"{file}: accesses inside their buffers", str(findings[0]), "mend it")
     outputs = sim.execute(program, arrays, chip)
     errors = {}
-    wrong = []
-    rounded = roundings(program)
+    mismatches = []
+    rounding_count = roundings(program)
     for name, expected_array in expected_arrays.items():
         if name not in outputs:
             raise InputError(f"{file}: output tensor {name}", ", ".join(outputs), "rename it")
         errors[name], mismatch = compare(
-            name, outputs[name], _numbers(file, name, expected_array), rounded
+            name, outputs[name], _numbers(file, name, expected_array), rounding_count
         )
-        wrong += [mismatch] if mismatch else []
+        mismatches += [mismatch] if mismatch else []
     # A reference that returns nothing proves nothing.
-    ok = bool(expected_arrays) and not wrong
-    return KernelReport(ok, errors, tuple(wrong), sim.simulate(program, chip), findings)
+    ok = bool(expected_arrays) and not mismatches
+    return KernelReport(ok, errors, tuple(mismatches), sim.simulate(program, chip), findings)
 
 
 def _numbers(file: str | Path, name: str, expected: Any) -> Any:
@@ -143,15 +143,15 @@ def roundings(program: isa.Program | isa.Launch) -> int | None:
     cube, reductions and sums over the turns of a loop make longer chains.
     """
     programs = [program] if isinstance(program, isa.Program) else [p.program for p in program.parts]
-    counts = [_roundings_of(nodes.body, looped=False) for nodes in programs]
+    counts = [_roundings_of(core_program.body, in_loop=False) for core_program in programs]
     return None if None in counts else max((count or 0 for count in counts), default=0)
 
 
-def _roundings_of(nodes: Sequence[isa.Node], looped: bool) -> int | None:
+def _roundings_of(nodes: Sequence[isa.Node], in_loop: bool) -> int | None:
     total = 0
     for node in nodes:
         if isinstance(node, isa.Loop):
-            inner = _roundings_of(node.body, looped=True)
+            inner = _roundings_of(node.body, in_loop=True)
             if inner is None:
                 return None
             total += inner
@@ -159,15 +159,15 @@ def _roundings_of(nodes: Sequence[isa.Node], looped: bool) -> int | None:
             return None
         elif node.pipe == "V" and node.op in VECTOR_OPS and node.op not in EXACT:
             # y = y + x with y at one place in all turns is a sum over the loop
-            stays = node.dst is not None and not node.dst.offset.terms
-            if looped and stays and any(src == node.dst for src in node.srcs):
+            writes_one_place = node.dst is not None and not node.dst.offset.terms
+            if in_loop and writes_one_place and any(src == node.dst for src in node.srcs):
                 return None
             total += 1
     return total
 
 
 def compare(
-    name: str, values: Any, expected: Any, rounded: int | None = None
+    name: str, values: Any, expected: Any, rounding_count: int | None = None
 ) -> tuple[float, Mismatch | None]:
     """Return (largest absolute error, first element out of tolerance or None).
 
@@ -181,13 +181,13 @@ def compare(
     with np.errstate(invalid="ignore"):
         # Infinities of one sign are equal; their difference would be NaN.
         difference = np.where(got == expected_values, 0.0, np.abs(got - expected_values))
-    if rounded is None or values.dtype not in TOLERANCE:
+    if rounding_count is None or values.dtype not in TOLERANCE:
         # 2 % of 1 + |expected| in fp16: results near 0 may be off by 0.02.
         allowed = TOLERANCE.get(values.dtype, 0.0) * (1.0 + np.abs(expected_values))
     else:
         finite = np.abs(expected_values[np.isfinite(expected_values)])
-        size = np.maximum(np.abs(expected_values), finite.max(initial=0.0) / CANCELLED)
-        allowed = (rounded + 1) * np.spacing(size.astype(values.dtype)).astype(np.float64)
+        size = np.maximum(np.abs(expected_values), finite.max(initial=0.0) / CANCELLATION)
+        allowed = (rounding_count + 1) * np.spacing(size.astype(values.dtype)).astype(np.float64)
     out_of_tolerance = ~(difference <= allowed)
     mismatch = None
     if out_of_tolerance.any():

@@ -3,19 +3,20 @@
 The innermost loop of a product is the same for all (`accumulate`):
 
     for each tile of k:
-        L0A <- a tile of A, by its feed
-        L0B <- a tile of B, by its feed
+        L0A <- a tile of A
+        L0B <- a tile of B
         L0C += L0A @ L0B                            (mmad)
 
-A product and a convolution differ in their feeds only. The rows of a matrix come to L0A by load2d,
-the windows of an image by load3d; weights come to L0B tile by tile, or stay there.
+What differs is how a tile comes to L0. A `Feed` is an object that knows it for one operand: the
+rows of a matrix come by load2d, the windows of an image by load3d; weights come tile by tile, or
+stay in L0B.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ascend_lab.machine import chip, isa
 from ascend_lab.machine.isa import (
@@ -29,14 +30,14 @@ from ascend_lab.machine.isa import (
     c0_of,
     ceil_div,
 )
-from ascend_lab.operators.kernels.epilogue import AS_THEY_ARE, Fix
+from ascend_lab.operators.kernels.epilogue import UNCHANGED, Fix
 
 Span = tuple[Affine, int]
-"""(start, size) of a stretch along one axis."""
+"""(start, size) of an interval along one axis."""
 
 
 def chunks(total: int, tile: int, cores: int) -> list[int]:
-    """Return how many fractals each core gets: whole tiles, equal except for the last core.
+    """Return the fractals of each core: whole tiles, equally many except for the last core.
 
     10 fractals in tiles of 2 on 3 cores are 5 tiles, two a core: sizes 4, 4 and 2. Cores that
     would get nothing are left out.
@@ -79,15 +80,16 @@ def sum_queue(
     size = tile_m * tile_n * 256
     two_fit = 2 * size * chip.DTYPE_BYTES[dtype] <= builder.chip.buffers["L0C"]
     drain_pipe = "V" if builder.chip.combined else "FIX"
-    depth = slots or 1 + two_fit
+    most_slots = 2 if two_fit else 1
+    depth = slots or most_slots
     return builder.queue(name, "L0C", dtype, size, src="M", dst=drain_pipe, depth=depth)
 
 
 def out_queue(builder: KernelBuilder, dtype: str, tile_m: int, tile_n: int) -> Queue:
     """Allocate two slots of UB through which C leaves: as many 16-wide columns as fit twice."""
     # A column of fp32 sums of 8 fractals is 8 * 1024 bytes.
-    column = tile_m * 256 * chip.DTYPE_BYTES[dtype]
-    columns = max(1, min(tile_n, builder.chip.buffers["UB"] // (2 * column)))
+    column_bytes = tile_m * 256 * chip.DTYPE_BYTES[dtype]
+    columns = max(1, min(tile_n, builder.chip.buffers["UB"] // (2 * column_bytes)))
     return builder.queue("c_ub", "UB", dtype, columns * tile_m * 256, src="V", dst="MTE3")
 
 
@@ -102,24 +104,26 @@ class Fractals:
     start: Affine
     pitch: int
 
-    def down(self, rows: Affine) -> "Fractals":
-        """Return the fractals `rows` rows further."""
+    def from_row(self, rows: Affine) -> "Fractals":
+        """Return the fractals without the first `rows` rows."""
         return replace(self, start=self.start + rows * self.pitch)
 
 
 def load_a(k: KernelBuilder, dst: Tile, src: Tile, m: int, depth: int) -> None:
-    """Copy a tile of A from L1 to L0A, from the order (K1, M1) of its fractals to (M1, K1)."""
+    """Copy (K1, M1) fractals of L1 to L0A, where they lie as (M1, K1)."""
     feed_a(k, dst, Fractals(src, Affine(), m * FRACTAL * c0_of(src.buffer.dtype)), m, depth)
 
 
 def feed_a(k: KernelBuilder, dst: Tile, src: Fractals, m: int, depth: int) -> None:
-    """Copy fractals of A, (K1, M1) in L1 or GM, to (M1, K1) in L0A by load2d."""
+    """Copy (K1, M1) fractals of L1 or GM to L0A as (M1, K1).
+
+    It takes one load2d per row or per column of fractals, whichever are fewer.
+    """
     area = FRACTAL * c0_of(dst.buffer.dtype)
     memory = src.memory
     start = src.start
     # L0A wants the fractals of one row of A side by side, L1 holds those of one C0 of k side by
-    # side. One load2d reads or writes with a stride, so the transposition takes one instruction
-    # per row or per column of fractals: whichever are fewer.
+    # side. A load2d can read or write with a stride, so it transposes one row or column at a time.
     if depth <= m:
         with repeat(k, "fractal", depth) as i:
             to = dst.region(i * area, (m, area), (depth * area, 1))
@@ -131,7 +135,7 @@ def feed_a(k: KernelBuilder, dst: Tile, src: Fractals, m: int, depth: int) -> No
 
 
 def feed_b(k: KernelBuilder, dst: Tile, src: Fractals, n: int, depth: int) -> None:
-    """Copy fractals of B, (K1, N1) in L1 or GM, to the same order in L0B by load2d."""
+    """Copy (K1, N1) fractals of L1 or GM to L0B in the same order: a load2d per row of fractals."""
     area = FRACTAL * c0_of(dst.buffer.dtype)
     with repeat(k, "fractal", depth) as i:
         to = dst.region(i * (n * area), (n, area))
@@ -140,7 +144,7 @@ def feed_b(k: KernelBuilder, dst: Tile, src: Fractals, n: int, depth: int) -> No
 
 @contextmanager
 def repeat(k: KernelBuilder, name: str, count: int) -> Iterator[Affine]:
-    """Open a loop and yield its index; a loop that runs once is left out (index 0)."""
+    """Open a loop of `count` turns and yield its counter; write no loop for a single turn."""
     if count == 1:
         yield Affine()
         return
@@ -148,14 +152,29 @@ def repeat(k: KernelBuilder, name: str, count: int) -> Iterator[Affine]:
         yield index
 
 
+class PieceGroup(NamedTuple):
+    """Pieces of equal length at equal distances, which one copy moves.
+
+    The first one begins at pixel `tile_pixel` of the tile and goes to `place` of the plane. The
+    next one begins `tile_step` pixels further in the tile and `plane_step` further in the plane.
+    """
+
+    tile_pixel: int
+    place: Affine
+    pixels: int
+    piece_count: int
+    tile_step: int
+    plane_step: int
+
+
 @dataclass(frozen=True, slots=True)
 class Area:
     """Where a tile of `blocks` output blocks lies in GM, in `pieces` of neighbouring pixels.
 
-    A piece is (first pixel in the tile, its place in the plane, pixels). The first block begins at
-    element `base`; the next block begins `plane` pixels further, the next pixel `step` pixels.
-    In L0C a block of the tile is `fractals` high, and only its first `pixels` rows leave. Blocks
-    have `width` channels: 16, or 32 where an operand or the result is int8.
+    A block is a plane of pixels of 16 channels each (`width`: 32 where an operand or the result is
+    int8). A piece is (first pixel in the tile, its place in the plane, pixels). The first block
+    begins at element `base`; the next block begins `plane` pixels further, the next pixel `step`
+    pixels. In L0C a block of the tile is `fractals` high; only its first `pixels` rows are stored.
     """
 
     base: Affine
@@ -168,71 +187,72 @@ class Area:
     width: int = FRACTAL
 
     def in_whole_fractals(self) -> "Area":
-        """Return the area of a tile in one piece with the rows that pad its last fractal."""
+        """Return the area of a tile in one piece, with the rows that pad its last fractal."""
         ((pixel, place, _),) = self.pieces
         pixels = self.fractals * FRACTAL
         return replace(self, pieces=((pixel, place, pixels),), pixels=pixels)
 
-    def lines(self, *, separate: bool) -> Iterator[tuple[int, Affine, int, int, tuple[int, int]]]:
-        """Yield (first pixel in the tile, place, pixels, pieces, distance): one copy for each.
+    def piece_groups(self, *, separate: bool) -> Iterator[PieceGroup]:
+        """Yield the pieces in groups that one copy can move; with `separate` one by one.
 
-        Neighbouring pieces of one length at one distance (in the tile, in the plane) are one copy,
-        unless `separate`: a copy has a fixed number of axes, and one over several blocks has none
-        left for pieces.
+        Output rows of 14 pixels in a plane with rows of 30 are one group: `tile_step` 14,
+        `plane_step` 30. A copy has a fixed number of axes: one over several blocks has none left
+        for pieces, which are separate then.
         """
-        at = 0
-        while at < len(self.pieces):
-            done, start, length = self.pieces[at]
+        first = 0
+        while first < len(self.pieces):
+            first_pixel, first_place, pixels = self.pieces[first]
             count = 1
             distance = (0, 0)
-            while not separate and at + count < len(self.pieces):
-                next_pixel, next_start, size = self.pieces[at + count]
-                previous = self.pieces[at + count - 1]
-                step = next_pixel - previous[0], next_start.const - previous[1].const
+            while not separate and first + count < len(self.pieces):
+                previous_pixel, previous_place, _ = self.pieces[first + count - 1]
+                next_pixel, next_place, next_pixels = self.pieces[first + count]
+                next_distance = (
+                    next_pixel - previous_pixel,
+                    next_place.const - previous_place.const,
+                )
                 # Two pieces define the distance; from the third on it must be the same. Places that
                 # depend on different loop counters (`terms`) have no constant distance.
                 if (
-                    size != length
-                    or next_start.terms != start.terms
-                    or (count > 1 and step != distance)
+                    next_pixels != pixels
+                    or next_place.terms != first_place.terms
+                    or (count > 1 and next_distance != distance)
                 ):
                     break
-                count = count + 1
-                distance = step
-            yield done, start, length, count, distance
-            at += count
+                count += 1
+                distance = next_distance
+            yield PieceGroup(first_pixel, first_place, pixels, count, *distance)
+            first += count
 
     def pairs(
         self, tensor: Buffer | Tile | isa.RingTile, tile: Tile, run: int, at: Affine, count: int
     ) -> Iterator[tuple[Region, Region]]:
-        """Yield (region of the tensor, of the tile) for blocks at .. at+count-1.
+        """Yield (region of the tensor, region of the tile) for blocks at .. at+count-1.
 
-        Blocks lie `run` elements apart in the tile. A tile with 32 channels a block takes two
-        blocks of a tensor that has 16, as float tensors do.
+        Blocks lie `run` elements apart in the tile. A block of 32 channels in the tile is two
+        blocks of 16 in a float tensor.
         """
         first_element = self.base + at * (self.plane * self.width)
         half_block = self.plane * FRACTAL
         two_halves = isinstance(tensor, Buffer) and self.width > FRACTAL and tensor.itemsize > 1
-        for pixel, start, length, pieces, (tile_step, plane_step) in self.lines(separate=count > 1):
-            sizes: tuple[int, ...] = (count, length, self.width)
+        pixel_elements = FRACTAL if two_halves else self.width
+        for group in self.piece_groups(separate=count > 1):
+            sizes: tuple[int, ...] = (count, group.pixels, self.width)
             tile_strides: tuple[int, ...] = (run, self.width, 1)
             tensor_strides: tuple[int, ...] = (self.plane * self.width, self.step * self.width, 1)
-            # The axis of pieces takes the place of the blocks': there is only one block here.
-            if pieces > 1:
-                sizes = (pieces, *sizes[1:])
-                tile_strides = (tile_step * self.width, *tile_strides[1:])
-                tensor_strides = (plane_step * self.width, *tensor_strides[1:])
+            # There is only one block here: the axis of pieces takes the place of that of blocks.
+            if group.piece_count > 1:
+                sizes = (group.piece_count, *sizes[1:])
+                tile_strides = (group.tile_step * self.width, *tile_strides[1:])
+                tensor_strides = (group.plane_step * self.width, *tensor_strides[1:])
             # 32 channels of a pixel: 16 in one block of the tensor, 16 in the next.
             if two_halves:
-                sizes = (count, length, 2, FRACTAL)
+                sizes = (count, group.pixels, 2, FRACTAL)
                 tile_strides = (run, self.width, FRACTAL, 1)
                 tensor_strides = (2 * half_block, self.step * FRACTAL, half_block, 1)
-            tensor_region = tensor.region(
-                first_element + start * (FRACTAL if two_halves else self.width),
-                sizes,
-                tensor_strides,
-            )
-            yield tensor_region, tile.region(pixel * self.width, sizes, tile_strides)
+            tensor_start = first_element + group.place * pixel_elements
+            tensor_region = tensor.region(tensor_start, sizes, tensor_strides)
+            yield tensor_region, tile.region(group.tile_pixel * self.width, sizes, tile_strides)
 
 
 def store_area(
@@ -241,24 +261,24 @@ def store_area(
     out: Queue | None,
     tensor: Tile | Buffer,
     area: Area,
-    fix: Fix = AS_THEY_ARE,
+    fix: Fix = UNCHANGED,
 ) -> None:
     """Move a tile's pixels from L0C to GM; the fix pipe, if any, applies `fix`."""
     c = acc.dequeue()
-    blocks = area.blocks
     # Sums of a block of 16 channels: 16 x 16 per fractal of pixels.
-    block = area.fractals * FRACTAL * FRACTAL
+    block_elements = area.fractals * FRACTAL * FRACTAL
     if out is None:
-        for target, source in area.pairs(tensor, c, block, Affine(), blocks):
+        for target, source in area.pairs(tensor, c, block_elements, Affine(), area.blocks):
             k.fixpipe(target, source, relu=fix.relu, scale=fix.scale)
         acc.free()
         return
     # Sums cross UB some columns of fractals at a time, as many as a slot of `out` holds.
-    slot_columns = min(out.buffer.elements // block, blocks)
-    for at, columns in segments(k, "column", blocks, slot_columns):
-        k.copy(out.alloc().region(0, columns * block), c.region(at * block, columns * block))
+    slot_columns = min(out.buffer.elements // block_elements, area.blocks)
+    for at, columns in segments(k, "column", area.blocks, slot_columns):
+        elements = columns * block_elements
+        k.copy(out.alloc().region(0, elements), c.region(at * block_elements, elements))
         out.enqueue()
-        for target, source in area.pairs(tensor, out.dequeue(), block, at, columns):
+        for target, source in area.pairs(tensor, out.dequeue(), block_elements, at, columns):
             k.copy(target, source)
         out.free()
     acc.free()
@@ -266,7 +286,7 @@ def store_area(
 
 # -- the innermost loop of a product -------------------------------------------------------------
 class Feed(Protocol):
-    """Where tiles of an operand of a product come from."""
+    """How tiles of one operand of a product come to L0."""
 
     def load(self, k_at: Affine, depth: int) -> None:
         """Bring `depth` fractals of k, from `k_at` on, to L0."""
@@ -281,7 +301,10 @@ class Feed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SlotFeed(ABC):
-    """A feed whose tiles take turns in the slots of a queue; `side` is m or n in fractals."""
+    """A feed that fills the slots of a queue in L0, one after another.
+
+    `side` is the size of a tile in fractals along m (operand A) or n (operand B).
+    """
 
     k: KernelBuilder
     queue: Queue
@@ -310,19 +333,22 @@ class SlotFeed(ABC):
 
 @dataclass(frozen=True, slots=True)
 class MatrixFeed(SlotFeed):
-    """A or B of a product, as rows of fractals in L1 or in GM."""
+    """A feed of A or B that lie as rows of fractals in L1 or in GM."""
 
     source: Fractals
 
     def fill(self, slot: Tile, k_at: Affine, depth: int) -> None:
-        """Load a row or a column of fractals an instruction."""
-        feed = feed_a if self.queue.buffer.space == "L0A" else feed_b
-        feed(self.k, slot, self.source.down(k_at), self.side, depth)
+        """Load one row or one column of fractals per instruction."""
+        load_fractals = feed_a if self.queue.buffer.space == "L0A" else feed_b
+        load_fractals(self.k, slot, self.source.from_row(k_at), self.side, depth)
 
 
 @dataclass(frozen=True, slots=True)
 class OrderedFeed(SlotFeed):
-    """B as fractals of L1 that already lie in the order of L0B, (depth, N1), from `start` on."""
+    """A feed of B from L1, where it already lies in the order of L0B, (depth, N1).
+
+    It begins at element `start` of `memory`.
+    """
 
     memory: Tile | Buffer
     start: Affine | int = 0
@@ -339,7 +365,7 @@ class OrderedFeed(SlotFeed):
 
 @dataclass(frozen=True, slots=True)
 class ResidentFeed:
-    """An operand that stays in L0B, (depth, N1) fractals from element `start` on."""
+    """A feed of an operand that stays in L0B: (depth, N1) fractals from element `start` on."""
 
     tile: Tile
     n: int
@@ -360,10 +386,10 @@ class ResidentFeed:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """A tile of L0C, (N1, M1, 16, 16), and how its first product is added.
+    """A tile of L0C, (N1, M1, 16, 16), and how much of k is already summed in it.
 
-    Where `depth_before` is 0 the first product overwrites the tile, with `bias` if there is one;
-    later products, and the first one elsewhere, are added to what is in the tile.
+    With `depth_before` 0 the first product overwrites the tile (plus `bias`, if there is one);
+    otherwise it is added to what is in the tile, as later products are.
     """
 
     region: Region
@@ -379,7 +405,7 @@ def sums_region(c: Tile, m: int, n: int, start: Affine | int = 0) -> Region:
 def accumulate(
     k: KernelBuilder, sums: Sums, left: Feed, right: Feed, depth: int, tile_depth: int
 ) -> None:
-    """Add the product of `depth` fractals of k, of which a tile of L0 holds `tile_depth`."""
+    """Add the product over `depth` fractals of k, in tiles of L0 with `tile_depth` of them."""
     for k_at, size in segments(k, "k", depth, tile_depth):
         multiply(k, sums, left, right, (k_at, size))
 

@@ -31,7 +31,7 @@ METHODS = ("auto", "strided", "blocks")
 BLOCK = 16
 AREA = 256
 """Side and elements of the block vtranspose turns."""
-TILES = 4
+TILES_PER_CORE = 4
 """Tiles a core should have at least, so that loads, turns and stores overlap."""
 
 
@@ -65,8 +65,8 @@ class Permutation:
     def fits(self, dtype: str) -> bool:
         """Tell whether blocks can be turned: single elements move, two axes are long enough."""
         turn = turn_of(dtype)
-        long = self.row.count >= turn.rows and self.column.count >= turn.columns
-        return self.kept_run == 1 and long and self.row != self.column
+        is_long = self.row.count >= turn.rows and self.column.count >= turn.columns
+        return self.kept_run == 1 and is_long and self.row != self.column
 
 
 def permutation(shape: Sequence[int], perm: Sequence[int]) -> Permutation:
@@ -135,15 +135,15 @@ def maps_phases(
         return strided
     elements = source.elements, target.elements
     blocks = replace(block_launch(chip, source.dtype, plan, *elements), name=name)
-    turned: tuple[Launch, ...] = (blocks,)
+    block_phases: tuple[Launch, ...] = (blocks,)
     if box.elements < min(elements):
-        turned += (layout.maps_launch(source, target, chip, f"{name}_ends", box),)
+        block_phases += (layout.maps_launch(source, target, chip, f"{name}_ends", box),)
 
     def cycles(phases: tuple[Launch, ...]) -> int:
-        apart = (len(phases) - 1) * chip.all_cores_cycles
-        return sum(sim.simulate(phase, chip).cycles for phase in phases) + apart
+        gap_cycles = (len(phases) - 1) * chip.all_cores_cycles
+        return sum(sim.simulate(phase, chip).cycles for phase in phases) + gap_cycles
 
-    return min(turned, strided, key=cycles)
+    return min(block_phases, strided, key=cycles)
 
 
 def block_launch(
@@ -163,7 +163,7 @@ def block_launch(
     steps = [1] * len(plan.outer) + [turn.columns, turn.rows]
     units = [count // step for count, step in zip(counts, steps, strict=True)]
 
-    def busy(i: int) -> tuple[float, int]:
+    def busy_share(i: int) -> tuple[float, int]:
         """Share of the cores' time that is work when the units of counter i are dealt out."""
         # 6 units on 4 cores take 2 turns: 6 of 8 places have work, 0.75.
         return units[i] / (cores * -(-units[i] // cores)), -i
@@ -176,10 +176,10 @@ def block_launch(
 
         return spread("transpose", {"core": sizes}, program)
 
-    tried = {max(range(len(units)), key=busy)}
+    counters = {max(range(len(units)), key=busy_share)}
     if plan.outer:
-        tried.add(max(range(len(plan.outer)), key=busy))
-    launches = [cut(along) for along in sorted(tried)]
+        counters.add(max(range(len(plan.outer)), key=busy_share))
+    launches = [cut(along) for along in sorted(counters)]
     if len(launches) == 1:
         return launches[0]
     return min(launches, key=lambda launch: sim.simulate(launch, chip).cycles)
@@ -309,7 +309,7 @@ class _Writer:
         element_bytes = 4 * self.item + 2 * self.turn.scratch_items
         max_elements = min(chip.buffers["UB"] // element_bytes, chip.max_repeat * self.lanes)
         core_units = math.prod(self.sizes) // turn.area
-        max_units = max(min(max_elements // turn.area, core_units // TILES), 1)
+        max_units = max(min(max_elements // turn.area, core_units // TILES_PER_CORE), 1)
         limits = [self.sizes[-1] // turn.rows, self.sizes[-2] // turn.columns]
         tile = [1, 1]
         # Double the shorter side until no more units fit: 1 x 1, 2 x 1, 2 x 2, 4 x 2, ...
@@ -340,9 +340,11 @@ class _Writer:
                 for right in _strips(self.sizes[-2], self.turn.columns, self.tile[1]):
                     with self.k.loop(self._name(), right.count) as j:
                         a = j * (right.units * self.turn.columns) + right.start
-                        place = source + b * row.source + a * column.source
-                        goal = target + b * row.target + a * column.target
-                        self._move(place, goal, (down.units, right.units), right.skip)
+                        source_start = source + b * row.source + a * column.source
+                        target_start = target + b * row.target + a * column.target
+                        self._move(
+                            source_start, target_start, (down.units, right.units), right.skip
+                        )
 
     def _name(self) -> str:
         self.names += 1

@@ -21,7 +21,7 @@ from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.machine.isa import FRACTAL, Affine, ceil_div
 from ascend_lab.operators.kernels import epilogue_emit, tiles
 from ascend_lab.operators.kernels.epilogue import PAIR, SUMS, Epilogue, Operand, Step
-from ascend_lab.operators.kernels.flash import load_turned
+from ascend_lab.operators.kernels.flash import load_transposed
 from ascend_lab.operators.kernels.tiles import Area, Fractals, Span, chunks, feed_a, segments
 from ascend_lab.operators.kernels.vector_tail import AREA, SLOTS
 
@@ -326,7 +326,7 @@ class _Cube:
                 feed_a(k, self.x_l0.alloc(), x_feed, m[1], step)
                 self.x_l0.enqueue()
                 w_feed = Fractals(w, first_k * AREA, depth * AREA)
-                load_turned(k, self.w_l0.alloc(), w_feed, n[1], step)
+                load_transposed(k, self.w_l0.alloc(), w_feed, n[1], step)
                 self.w_l0.enqueue()
                 k.mmad(
                     sums.region(0, (n[1], m[1], FRACTAL, FRACTAL)),

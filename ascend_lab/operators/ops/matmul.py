@@ -304,7 +304,7 @@ def _summing_phases(
     """Return the phases that add the partial sums of C."""
     m1, _, n1 = shape.fractals
     # (parts of K, N1, M1, 16, 16), summed over the first axis.
-    partial_shape = (gemm.parts_of(shape, schedule), n1, m1, isa.FRACTAL, isa.FRACTAL)
+    partial_shape = (gemm.partial_count(shape, schedule), n1, m1, isa.FRACTAL, isa.FRACTAL)
     sums = te.reduce_sum(te.placeholder(partial_shape, isa.ACCUMULATOR[shape.dtype], "partial"), 0)
     finish_sums = finish or partial(narrow, dtype=shape.out_dtype)
     return te.lower(te.auto_schedule(te.renamed(finish_sums(sums), "c"), chip)).phases
