@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.compiler.onnx.tensors import LARGEST, NUMPY
+from ascend_lab.compiler.onnx.tensors import MOST_ELEMENTS, NUMPY
 from ascend_lab.errors import InputError
 from ascend_lab.limits import shown
 
@@ -107,7 +107,7 @@ class Port:
         sizes: list[int] = []
         if isinstance(stated, list):
             # type(True) is bool, not int: `isinstance` would let true pass for 1
-            sizes = [size for size in stated if type(size) is int and 0 <= size <= LARGEST]
+            sizes = [size for size in stated if type(size) is int and 0 <= size <= MOST_ELEMENTS]
         fits = isinstance(stated, list) and len(sizes) == len(stated) == len(self.shape)
         expected = self.described()["shape"]
         fits = fits and all(
