@@ -56,9 +56,9 @@ def __getattr__(name: str) -> Any:
     return getattr(export, name)
 
 
-FAMILIES = (elementwise, moves, quantised, sequences, shapes, signals, sums, windows)
+CONVERTER_MODULES = (elementwise, moves, quantised, sequences, shapes, signals, sums, windows)
 """Modules whose import fills `CONVERTERS`."""
-OPERANDS = 4096
+MOST_OPERANDS = 4096
 """Most inputs or outputs of a node."""
 
 
@@ -110,7 +110,7 @@ def import_model(
 
 def import_pinning(
     source: str | Path | bytes | ModelProto,
-    given: Mapping[str, Any],
+    values: Mapping[str, Any],
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
     batch: int | None = None,
@@ -122,7 +122,7 @@ def import_pinning(
             return import_model(source, shapes=shapes, batch=batch, pinned=pinned)
         except NeedsConstant as error:
             # pin what this node asks for, and begin again
-            newly_pinned = {name: given[name] for name in error.names if name in given}
+            newly_pinned = {name: values[name] for name in error.names if name in values}
             if not newly_pinned.keys() - pinned.keys():
                 raise
             pinned |= newly_pinned
@@ -153,29 +153,35 @@ class _Importer:
     ) -> None:
         """Declare the graph inputs that are no initialisers."""
         entries = {entry.name: entry for entry in kinds.inputs_of(self.proto)}
-        elems = {name: kinds.element_of(entry) for name, entry in entries.items()}
+        element_types = {name: kinds.element_of(entry) for name, entry in entries.items()}
         for name, value in pinned.items():
-            if name not in elems:
-                raise InputError(f"an input ({', '.join(elems)}) to pin", name, "check the name")
+            if name not in element_types:
+                raise InputError(
+                    f"an input ({', '.join(element_types)}) to pin", name, "check the name"
+                )
             sizes = kinds.sizes_of(entries[name])
-            self.tensors[name] = kinds.pinned_tensor(name, elems[name], sizes, value)
-        free = [entry for name, entry in entries.items() if name not in pinned]
-        stated_batch = kinds.fixed_batch({entry.name: kinds.sizes_of(entry) for entry in free})
+            self.tensors[name] = kinds.pinned_tensor(name, element_types[name], sizes, value)
+        unpinned = [entry for name, entry in entries.items() if name not in pinned]
+        stated_batch = kinds.fixed_batch({entry.name: kinds.sizes_of(entry) for entry in unpinned})
         # A file with inputs (1, 3, 224, 224), imported with batch 8: (1, 8), so that Reshape to (1,
         # -1) becomes (8, -1).
         self.rebatch = (stated_batch, batch) if batch and stated_batch and not shapes else None
         open_shapes = {n: s for n, s in shapes.items() if n not in pinned}
-        for name, shape in kinds.pinned_shapes(free, open_shapes, batch).items():
-            graph_input = self.net.input(name, shape, kinds.FORMATS[elems[name]])
-            self.tensors[name] = Tensor(elems[name], shape, graph_input, roots=frozenset((name,)))
-            self.types[name] = elems[name]
-            if elems[name] == "int64":
+        for name, shape in kinds.pinned_shapes(unpinned, open_shapes, batch).items():
+            graph_input = self.net.input(name, shape, kinds.FORMATS[element_types[name]])
+            self.tensors[name] = Tensor(
+                element_types[name], shape, graph_input, roots=frozenset((name,))
+            )
+            self.types[name] = element_types[name]
+            if element_types[name] == "int64":
                 self.net.narrow_input(graph_input.name)
 
     def node(self, node: NodeProto) -> None:
         """Convert one node and name what it writes."""
         operand_count = max(len(node.input), len(node.output))
-        refuse_above(f"{file.title(node)}: operands", operand_count, OPERANDS, "split the node")
+        refuse_above(
+            f"{file.title(node)}: operands", operand_count, MOST_OPERANDS, "split the node"
+        )
         signature = file.find(node, self.opset)
         inputs = [self.tensors[name] if name else None for name in node.input]
         ctx = Context(
@@ -198,7 +204,7 @@ class _Importer:
                 ctx.unsupported(f"{len(results)} outputs", f"{name} is used")
         self._name(ctx, start, dict(zip(node.output, results, strict=False)))
 
-    def _name(self, ctx: Context, start: int, results: Mapping[str, Tensor]) -> None:
+    def _name(self, ctx: Context, first_node: int, results: Mapping[str, Tensor]) -> None:
         """Enter the results under the model's names; the graph's tensors take them over."""
         # HardSwish may write "act/mul": the model calls that tensor "y", and so does the graph from
         # here.
@@ -206,9 +212,9 @@ class _Importer:
         for name, tensor in results.items():
             if name and tensor.value is not None:
                 model_names.setdefault(tensor.value.name, name)
-        for name in self.net.written(start):
+        for name in self.net.written(first_node):
             check_size(ctx.where, self.net.type_of(name).shape)
-        renamed = self.net.settle(start, ctx.name, model_names)
+        renamed = self.net.settle(first_node, ctx.name, model_names)
         for name, tensor in results.items():
             if tensor.value is not None:
                 value = renamed.get(tensor.value.name, tensor.value)
@@ -219,16 +225,20 @@ class _Importer:
 
     def finish(self) -> Imported:
         """Return the graph with the model's outputs."""
-        elems: dict[str, str] = {}
+        element_types: dict[str, str] = {}
         for entry in self.proto.output:
             name = entry.name
             tensor = self.tensors[entry.name]
             value = Context("output", name, self.opset, self.net, [tensor], {}, 1, "").value(tensor)
             self.net.output(value if value.name == name else self.net.copy(value, name))
-            elems[name] = tensor.elem
-        ends = {n: e for n, e in {**self.types, **elems}.items() if e in kinds.WITHOUT_FORMAT}
-        graph = replace(draft.pruned(self.net.build()), elements=ends)
-        return Imported(graph, self.types, elems)
+            element_types[name] = tensor.elem
+        boundary_types = {
+            n: e
+            for n, e in {**self.types, **element_types}.items()
+            if e in kinds.TYPES_WITHOUT_FORMAT
+        }
+        graph = replace(draft.pruned(self.net.build()), elements=boundary_types)
+        return Imported(graph, self.types, element_types)
 
 
 # -- one node -------------------------------------------------------------------------------------
@@ -241,12 +251,12 @@ def tensors_of(ctx: Context) -> list[Tensor]:
     # the nodes from here on are those of this ONNX node
     start = ctx.net.node_count
     ctx.result = CONVERTERS[ctx.op].result or next((t.elem for t in ctx.inputs if t), "")
-    converted = _converted(ctx)
-    long = _is_int64(ctx)
-    results = _early(ctx, start, converted, long)
-    if long:
-        written = (r for r in results if isinstance(r, draft.Value))
-        ctx.net.narrow(start, () if ctx.result == "int64" else [r.name for r in written])
+    converted_results = _convert_node(ctx)
+    is_int64 = _is_int64(ctx)
+    results = _folded_integers(ctx, start, converted_results, is_int64)
+    if is_int64:
+        graph_values = (r for r in results if isinstance(r, draft.Value))
+        ctx.net.narrow(start, () if ctx.result == "int64" else [r.name for r in graph_values])
     return [_tensor(ctx, result) for result in results]
 
 
@@ -259,16 +269,16 @@ def _is_int64(ctx: Context) -> bool:
     return ctx.result == "int64" or (reads and ctx.op not in ("Cast", "CastLike"))
 
 
-def _converted(ctx: Context) -> Sequence[Result]:
+def _convert_node(ctx: Context) -> Sequence[Result]:
     """Return what the node writes: folded if all is known and small, else converted."""
     try:
-        early = elementwise.folded(ctx)
-        if early is not None:
-            return (early,)
-        types = CONVERTERS[ctx.op].types
+        folded_result = elementwise.folded(ctx)
+        if folded_result is not None:
+            return (folded_result,)
+        allowed_types = CONVERTERS[ctx.op].types
         for i, tensor in enumerate(ctx.inputs):
             # types of (FLOATS, INTEGERS) and 4 inputs: the last three are integers.
-            allowed = types[min(i, len(types) - 1)]
+            allowed = allowed_types[min(i, len(allowed_types) - 1)]
             if tensor is not None and tensor.elem not in allowed:
                 ctx.unsupported(f"input {i} in {' or '.join(allowed)}", tensor.elem, "cast it")
         results = CONVERTERS[ctx.op].convert(ctx)
@@ -287,18 +297,24 @@ def _converted(ctx: Context) -> Sequence[Result]:
     return (results,) if isinstance(results, draft.Value | Tensor) else tuple(results)
 
 
-def _early(ctx: Context, start: int, results: Sequence[Result], long: bool) -> Sequence[Result]:
+def _folded_integers(
+    ctx: Context, start: int, results: Sequence[Result], is_int64: bool
+) -> Sequence[Result]:
     """Return whole numbers computed from what is known as known: shapes depend on them."""
-    fresh = [result.name for result in results if isinstance(result, draft.Value)]
-    sizes = [t.elements if t.known is not None else kinds.SMALL + 1 for t in ctx.inputs if t]
-    sizes += [ctx.net.type_of(name).elements for name in fresh]
-    if not fresh or not any(ctx.inputs) or ctx.result not in (*kinds.INTEGERS, "bool"):
+    new_names = [result.name for result in results if isinstance(result, draft.Value)]
+    sizes = [
+        t.elements if t.known is not None else kinds.MOST_FOLDED_ELEMENTS + 1
+        for t in ctx.inputs
+        if t
+    ]
+    sizes += [ctx.net.type_of(name).elements for name in new_names]
+    if not new_names or not any(ctx.inputs) or ctx.result not in (*kinds.INTEGERS, "bool"):
         return results
-    if sum(sizes) > kinds.SMALL:
+    if sum(sizes) > kinds.MOST_FOLDED_ELEMENTS:
         return results
     # Shape -> Gather -> Mul -> Reshape: the product is computed now, so that the Reshape has its
     # sizes.
-    arrays = ctx.net.computed(start, fresh, int64=long)
+    arrays = ctx.net.computed(start, new_names, int64=is_int64)
     return tuple(
         ctx.known(arrays[result.name], ctx.result) if isinstance(result, draft.Value) else result
         for result in results
@@ -306,7 +322,7 @@ def _early(ctx: Context, start: int, results: Sequence[Result], long: bool) -> S
 
 
 # -- functions of the standard --------------------------------------------------------------------
-_WORDS = {"reduction": ("none", "sum", "mean"), "activation": ("none", "silu", "swish")}
+_ALLOWED_WORDS = {"reduction": ("none", "sum", "mean"), "activation": ("none", "silu", "swish")}
 """What attributes may say: bodies take another word for one of these."""
 _ELEMENTWISE = ("Celu", "Mish", "Shrink", "Softsign", "SwiGLU", "ThresholdedRelu")
 """Functions whose result has the shape of their input."""
@@ -330,27 +346,27 @@ def inlined(ctx: Context) -> Sequence[Tensor]:
 
 def _inlined(ctx: Context) -> list[Tensor]:
     """Return what the nodes of the function's body write."""
-    for key, words in _WORDS.items():
+    for key, words in _ALLOWED_WORDS.items():
         if ctx.attrs.get(key, words[0]) not in words:
             needed = f"{key} {', '.join(words[:-1])} or {words[-1]}"
             ctx.unsupported(needed, str(ctx.attr(key)))
     body = _body(ctx)
     opset = body.opset_import[0].version
     # Formal names of the function's body stand for what the node reads: X for "conv3/out".
-    tensors = dict(zip(body.input, ctx.inputs, strict=False))
+    tensor_of_name = dict(zip(body.input, ctx.inputs, strict=False))
     for node in body.node:
         signature = file.find(node, opset)
         inner = replace(
             ctx,
             op=signature.op,
             opset=opset,
-            inputs=[tensors.get(name) for name in node.input],
+            inputs=[tensor_of_name.get(name) for name in node.input],
             attrs=file.attributes(node, opset, ctx.attrs),
             out_count=len(node.output),
             within=ctx.within or ctx.op,
         )
-        tensors |= zip(node.output, tensors_of(inner), strict=False)
-    results = [tensor for name in body.output if (tensor := tensors.get(name)) is not None]
+        tensor_of_name |= zip(node.output, tensors_of(inner), strict=False)
+    results = [tensor for name in body.output if (tensor := tensor_of_name.get(name)) is not None]
     if ctx.op in _ELEMENTWISE:  # constants of a body have one axis, what they meet may have none
         shape = np.broadcast_shapes(*(t.shape for t in ctx.inputs if t))
         results = [_tensor(ctx, shapes.reshaped(ctx, results[0], shape))]
@@ -387,12 +403,12 @@ def _body(ctx: Context) -> FunctionProto:
     outputs = [f"y{i}" for i in range(ctx.out_count)]
     attrs = {name: value for name, value in ctx.attrs.items() if value not in (None, ())}
     node = helper.make_node(ctx.op, inputs, outputs, **attrs).SerializeToString()
-    kinds = [
+    type_protos = [
         helper.make_tensor_type_proto(_NUMBERS[t.elem], t.shape).SerializeToString() if t else b""
         for t in ctx.inputs
     ]
     version = max(schema.context_dependent_function_opset_versions)
-    function = schema.get_context_dependent_function_with_opset_version(version, node, kinds)
+    function = schema.get_context_dependent_function_with_opset_version(version, node, type_protos)
     body.ParseFromString(function)
     if not body.node:
         ctx.unsupported("attributes that the standard has a function for", str(attrs))

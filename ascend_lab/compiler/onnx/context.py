@@ -23,9 +23,9 @@ from ascend_lab.compiler.onnx import tensors as kinds
 from ascend_lab.errors import GraphError, InputError, UnsupportedError
 from ascend_lab.operators.ops.formats import numpy_type
 
-STEERING = 1024
+MOST_STEERING_ELEMENTS = 1024
 """Most elements of a graph input whose values may be asked for while importing."""
-CONSTANT = 2**20
+MOST_CONSTANT_ELEMENTS = 2**20
 """Most elements of a constant whose values a converter may ask for."""
 
 
@@ -44,8 +44,8 @@ class Builder(GraphBuilder):
 
     def lasting(self, data: Data, kind: TensorType, name: str) -> Value:
         """Declare a constant under the model's name for it, or a free one."""
-        free = name in self._reserved and name not in self._types
-        value = self._add(name if free else self.unique(name), kind)
+        can_keep_name = name in self._reserved and name not in self._types
+        value = self._add(name if can_keep_name else self.unique(name), kind)
         self._constants[value.name] = Constant(kind, data)
         return value
 
@@ -61,13 +61,15 @@ class Builder(GraphBuilder):
         `int64`: their whole numbers have 64 bits.
         """
         nodes = tuple(self._nodes[start:])
-        outs = tuple(dict.fromkeys(results))
+        output_names = tuple(dict.fromkeys(results))
         written = self.written(start)
-        names = {*written, *outs, *(name for node in nodes for name in node.inputs)}
+        names = {*written, *output_names, *(name for node in nodes for name in node.inputs)}
         types = {name: self._types[name] for name in names}
         constants = {name: self._constants[name] for name in names if name in self._constants}
-        long = self._whole(written) if int64 else frozenset[str]()
-        values = evaluate(Graph(self.name, (), outs, nodes, types, constants, long), {})
+        int64_names = self._whole(written) if int64 else frozenset[str]()
+        values = evaluate(
+            Graph(self.name, (), output_names, nodes, types, constants, int64_names), {}
+        )
         del self._nodes[start:]
         for name in written:
             del self._types[name]
@@ -98,7 +100,7 @@ class Builder(GraphBuilder):
         """Nodes so far."""
         return len(self._nodes)
 
-    def settle(self, start: int, title: str, wanted: dict[str, str]) -> dict[str, Value]:
+    def settle(self, start: int, title: str, model_names: dict[str, str]) -> dict[str, Value]:
         """Give tensors written by the nodes from `start` on the names the model has for them.
 
         `wanted` maps present names to the model's; the result maps them to the renamed values.
@@ -107,7 +109,9 @@ class Builder(GraphBuilder):
         written = set(self.written(start))
         # A model's HardSwish "act" may be several nodes: the one that writes the output is called
         # "act", a helper "act/muls".
-        new_names = {old_name: name for old_name, name in wanted.items() if old_name in written}
+        new_names = {
+            old_name: name for old_name, name in model_names.items() if old_name in written
+        }
         if new_names:
             self._numbers.clear()
         for old_name, name in new_names.items():
@@ -116,14 +120,14 @@ class Builder(GraphBuilder):
                 if old_name in names:
                     names.remove(old_name)
                     names.add(name)
-        main = next(iter(new_names), "")
-        for at, node in enumerate(self._nodes[start:], start):
-            node_title = title if main in node.outputs else f"{title}/{node.op}"
+        main_name = next(iter(new_names), "")
+        for position, node in enumerate(self._nodes[start:], start):
+            node_title = title if main_name in node.outputs else f"{title}/{node.op}"
             node_title = kinds.free_name(node_title, self._titles)
-            reads, writes = (
+            inputs, outputs = (
                 tuple(new_names.get(n, n) for n in p) for p in (node.inputs, node.outputs)
             )
-            self._nodes[at] = Node(node_title, node.op, reads, writes, node.attrs)
+            self._nodes[position] = Node(node_title, node.op, inputs, outputs, node.attrs)
         return {old_name: Value(name, self._types[name]) for old_name, name in new_names.items()}
 
     def copy(self, value: Value, name: str) -> Value:
@@ -199,13 +203,13 @@ class Context:
         """Return input i as a value of the graph, cast to a number format if one is named."""
         return self.cast(self.value(self.tensor(i)), dtype)
 
-    def alike(self, *which: int) -> list[Value]:
+    def alike(self, *indices: int) -> list[Value]:
         """Return inputs (default: all) in one number format: booleans may differ in theirs."""
-        values = [self.input(i) for i in which or range(len(self.inputs))]
+        values = [self.input(i) for i in indices or range(len(self.inputs))]
         # Truth from a comparison of fp16 is fp16, truth of an input is int32: both as int32.
         formats = {v.type.dtype for v in values}
         if len(formats) > 1:
-            if {self.elem(i) for i in which or range(len(self.inputs))} != {"bool"}:
+            if {self.elem(i) for i in indices or range(len(self.inputs))} != {"bool"}:
                 self.unsupported("inputs of one type", ", ".join(sorted(formats)))
             return [self.cast(v, "int32") for v in values]
         return values
@@ -222,8 +226,10 @@ class Context:
         tensor = self.tensor(i)
         if tensor.known is None:
             self.needs(i)
-        if tensor.elements > CONSTANT:
-            self.unsupported(f"input {i} of at most {CONSTANT} elements", str(tensor.shape))
+        if tensor.elements > MOST_CONSTANT_ELEMENTS:
+            self.unsupported(
+                f"input {i} of at most {MOST_CONSTANT_ELEMENTS} elements", str(tensor.shape)
+            )
         return tensor.array()
 
     def needs(self, i: int) -> NoReturn:
@@ -232,7 +238,7 @@ class Context:
         # images.
         names = tuple(sorted(self.tensor(i).roots))
         types = [self.net.type_of(name) for name in names]
-        if not names or any(t.elements > STEERING for t in types):
+        if not names or any(t.elements > MOST_STEERING_ELEMENTS for t in types):
             self.unsupported(f"input {i} known before the graph runs", "computed from data")
         raise NeedsConstant(f"{self.where}: input {i}", names)
 
@@ -288,13 +294,13 @@ class Context:
         Small data are read now: passes see the numbers of arrays, not of what is read later.
         """
         if tensor.elem != "int64":
-            small = callable(data) and tensor.elements <= STEERING
-            return np.array(tensor.array()) if small else data
-        if tensor.elements > CONSTANT * 16 and not isinstance(data, Fill):
+            is_small = callable(data) and tensor.elements <= MOST_STEERING_ELEMENTS
+            return np.array(tensor.array()) if is_small else data
+        if tensor.elements > MOST_CONSTANT_ELEMENTS * 16 and not isinstance(data, Fill):
             self.unsupported("int64 constants of at most 16 Mi elements", str(tensor.shape))
         array = np.array(data.value) if isinstance(data, Fill) else tensor.array()
-        if beyond := kinds.beyond_32_bits(array):
-            self.unsupported("int64 numbers that fit in 32 bits", beyond)
+        if range_text := kinds.beyond_32_bits(array):
+            self.unsupported("int64 numbers that fit in 32 bits", range_text)
         return data if isinstance(data, Fill) else array.astype(np.int32)
 
     def known(self, array: Any, elem: str) -> kinds.Tensor:
@@ -332,11 +338,11 @@ class Context:
         if (begin, end) == (0, x.shape[axis]):
             return x
         # Axis 1 of (8, 512, 4), 128 to 256: begin (0, 128, 0), end (8, 256, 4).
-        low = [0] * len(x.shape)
-        high = list(x.shape)
-        low[axis] = begin
-        high[axis] = end
-        return self.emit("slice", x, begin=tuple(low), end=tuple(high))
+        begins = [0] * len(x.shape)
+        ends = list(x.shape)
+        begins[axis] = begin
+        ends[axis] = end
+        return self.emit("slice", x, begin=tuple(begins), end=tuple(ends))
 
     def choose(self, condition: Value, x: Value, y: Value) -> Value:
         """Return x where the condition (0 or 1, any format) holds, else y of x's format."""
@@ -373,7 +379,7 @@ class Converter:
 
     op: str
     convert: Convert
-    types: tuple[tuple[str, ...], ...] = (kinds.EVERY,)
+    types: tuple[tuple[str, ...], ...] = (kinds.ALL_TYPES,)
     result: str | None = None
     since: int = 1
 
@@ -382,14 +388,14 @@ CONVERTERS: dict[str, Converter] = {}
 """Every ONNX operator that can be imported."""
 
 
-def converter(*names: str, **how: Any) -> Callable[[Convert], Convert]:
+def converter(*names: str, **fields: Any) -> Callable[[Convert], Convert]:
     """Register a function as the converter of the operators `names`; `how` as in `Converter`."""
 
     def register(convert: Convert) -> Convert:
         for name in names:
             if name in CONVERTERS:
                 raise InputError("an operator without converter", name, "register it once")
-            CONVERTERS[name] = Converter(name, convert, **how)
+            CONVERTERS[name] = Converter(name, convert, **fields)
         return convert
 
     return register

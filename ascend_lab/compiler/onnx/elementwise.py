@@ -4,6 +4,7 @@ Where all that a node reads is known and small, `folded` computes it at once, in
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,18 @@ import numpy as np
 from ascend_lab.compiler.draft import Value
 from ascend_lab.compiler.onnx import quantised, tensors as kinds
 from ascend_lab.compiler.onnx.context import Context, Result, converter
-from ascend_lab.compiler.onnx.tensors import BITS, FLOATS, INTEGERS, NUMBERS, WHOLE, Tensor, Values
+from ascend_lab.compiler.onnx.tensors import (
+    BITWISE_TYPES,
+    COMPUTED_TYPES,
+    FLOATS,
+    INTEGERS,
+    NUMBERS,
+    Tensor,
+    Values,
+)
 from ascend_lab.errors import GraphError
 
-_FLOAT = {
+FLOAT_OPERATORS = {
     "Exp": "exp",
     "Log": "log",
     "Sqrt": "sqrt",
@@ -28,21 +37,21 @@ _FLOAT = {
     "Softplus": "softplus",
     "HardSwish": "hard_swish",
 }
-_NUMBER = {"Relu": "relu", "Abs": "abs", "Neg": "neg", "Sign": "sign"}
-_BIT = {"BitwiseNot": "not", "BitwiseAnd": "and", "BitwiseOr": "or"}
-_COMPARED = {
+NUMBER_OPERATORS = {"Relu": "relu", "Abs": "abs", "Neg": "neg", "Sign": "sign"}
+BIT_OPERATORS = {"BitwiseNot": "not", "BitwiseAnd": "and", "BitwiseOr": "or"}
+ORDER_COMPARISONS = {
     "Greater": "greater",
     "GreaterOrEqual": "greater_equal",
     "Less": "less",
     "LessOrEqual": "less_equal",
 }
-COMPARISONS = {"Equal": "equal", **_COMPARED}
-_ARITHMETIC = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div"}
-SAME = {
-    **_FLOAT,
-    **_NUMBER,
-    **_BIT,
-    **_ARITHMETIC,
+COMPARISONS = {"Equal": "equal", **ORDER_COMPARISONS}
+ARITHMETIC_OPERATORS = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div"}
+LIBRARY_OPERATORS = {
+    **FLOAT_OPERATORS,
+    **NUMBER_OPERATORS,
+    **BIT_OPERATORS,
+    **ARITHMETIC_OPERATORS,
     "Pow": "pow",
     "Max": "max",
     "Min": "min",
@@ -52,26 +61,26 @@ SAME = {
 
 
 # -- one operand ----------------------------------------------------------------------------------
-@converter(*_FLOAT, types=(FLOATS,), since=6)
-@converter(*_NUMBER, types=(NUMBERS,), since=6)
-@converter(*_BIT, types=(BITS,))
-@converter(*_COMPARED, types=(WHOLE,), result="bool", since=7)
-def _same(ctx: Context) -> Result:
+@converter(*FLOAT_OPERATORS, types=(FLOATS,), since=6)
+@converter(*NUMBER_OPERATORS, types=(NUMBERS,), since=6)
+@converter(*BIT_OPERATORS, types=(BITWISE_TYPES,))
+@converter(*ORDER_COMPARISONS, types=(COMPUTED_TYPES,), result="bool", since=7)
+def _same_operator(ctx: Context) -> Result:
     if ctx.op in ("Round", "Floor", "Ceil") and ctx.input(0).name in ctx.net.truths:
         return ctx.tensor(0)
-    return ctx.emit(SAME[ctx.op], *(ctx.input(i) for i in range(len(ctx.inputs))))
+    return ctx.emit(LIBRARY_OPERATORS[ctx.op], *(ctx.input(i) for i in range(len(ctx.inputs))))
 
 
 @converter("LeakyRelu", "Elu", types=(FLOATS,), since=6)
-def _below_zero(ctx: Context) -> Value:
+def _elu(ctx: Context) -> Value:
     op = "elu" if ctx.op == "Elu" else "leaky_relu"
     return ctx.emit(op, ctx.input(0), alpha=ctx.attr("alpha"))
 
 
 @converter("Selu", types=(FLOATS,), since=6)
 def _selu(ctx: Context) -> Value:
-    body = ctx.emit("elu", ctx.input(0), alpha=ctx.attr("alpha"))
-    return ctx.emit("muls", body, number=ctx.attr("gamma"))
+    elu = ctx.emit("elu", ctx.input(0), alpha=ctx.attr("alpha"))
+    return ctx.emit("muls", elu, number=ctx.attr("gamma"))
 
 
 @converter("PRelu", types=(FLOATS,), since=6)
@@ -84,8 +93,8 @@ def _prelu(ctx: Context) -> Value:
     if np.broadcast_shapes(x.shape, slope.shape) != x.shape:
         ctx.unsupported(f"a slope that broadcasts to {x.shape}", str(slope.shape))
     # x = -4, slope 0.25: 0 + 0.25 * -4 = -1.
-    below = ctx.emit("min", x, ctx.number(0, x.type.dtype))
-    return ctx.emit("add", ctx.emit("relu", x), ctx.emit("mul", slope, below))
+    negative_part = ctx.emit("min", x, ctx.number(0, x.type.dtype))
+    return ctx.emit("add", ctx.emit("relu", x), ctx.emit("mul", slope, negative_part))
 
 
 @converter("HardSigmoid", types=(FLOATS,), since=6)
@@ -112,40 +121,40 @@ def _swish(ctx: Context) -> Value:
 def _gelu(ctx: Context) -> Value:
     """Return the tanh form as it is; x (1 + erf(x / sqrt 2)) / 2 from its parts."""
     x = ctx.input(0)
-    form = ctx.attr("approximate")
-    if form == "tanh":
+    approximation = ctx.attr("approximate")
+    if approximation == "tanh":
         return ctx.emit("gelu", x)
-    if form != "none":
-        ctx.unsupported("approximate none or tanh", form)
+    if approximation != "none":
+        ctx.unsupported("approximate none or tanh", approximation)
     # x / 2 (1 + erf(x / sqrt(2)))
-    inner = ctx.emit("erf", ctx.emit("muls", x, number=math.sqrt(0.5)))
-    half = ctx.emit("muls", x, number=0.5)
-    return ctx.emit("mul", half, ctx.emit("adds", inner, number=1.0))
+    erf = ctx.emit("erf", ctx.emit("muls", x, number=math.sqrt(0.5)))
+    half_x = ctx.emit("muls", x, number=0.5)
+    return ctx.emit("mul", half_x, ctx.emit("adds", erf, number=1.0))
 
 
 @converter("Sinh", "Cosh", types=(FLOATS,), since=9)
 def _hyperbolic(ctx: Context) -> Value:
     """Half the difference, or sum, of e^x and e^-x."""
     x = ctx.input(0, "fp32")
-    up = ctx.emit("exp", x)
-    down = ctx.emit("exp", ctx.emit("neg", x))
-    total = ctx.emit("sub" if ctx.op == "Sinh" else "add", up, down)
-    return ctx.cast(ctx.emit("muls", total, number=0.5), ctx.input(0).type.dtype)
+    growing = ctx.emit("exp", x)
+    decaying = ctx.emit("exp", ctx.emit("neg", x))
+    combined = ctx.emit("sub" if ctx.op == "Sinh" else "add", growing, decaying)
+    return ctx.cast(ctx.emit("muls", combined, number=0.5), ctx.input(0).type.dtype)
 
 
 @converter("Sin", "Cos", types=(FLOATS,))
-def _folded_only(ctx: Context) -> Value:
+def _sine(ctx: Context) -> Value:
     ctx.unsupported("an operand known before the graph runs", "one computed from data")
 
 
-@converter("Clip", types=(WHOLE,), since=6)
+@converter("Clip", types=(COMPUTED_TYPES,), since=6)
 def _clip(ctx: Context) -> Result:
     """Limit to bounds: attributes before opset 11, known or computed scalars since."""
-    open_: dict[str, float] = {"low": -math.inf, "high": math.inf}
+    unlimited: dict[str, float] = {"low": -math.inf, "high": math.inf}
     if ctx.opset < 11:
         return ctx.emit("clip", ctx.input(0), low=_bound(ctx, "min"), high=_bound(ctx, "max"))
     value = ctx.input(0)
-    limits = dict(open_)
+    limits = dict(unlimited)
     for i, key, op in ((1, "low", "max"), (2, "high", "min")):
         if not ctx.has(i):
             continue
@@ -154,11 +163,11 @@ def _clip(ctx: Context) -> Result:
         if ctx.tensor(i).known is not None:
             limits[key] = ctx.scalar(i)
             continue
-        if limits != open_:
+        if limits != unlimited:
             value = ctx.emit("clip", value, **limits)
-            limits = dict(open_)
+            limits = dict(unlimited)
         value = ctx.emit(op, value, ctx.emit("reshape", ctx.input(i), shape=()))
-    if limits != open_:
+    if limits != unlimited:
         return ctx.emit("clip", value, **limits)
     return value if value.name != ctx.input(0).name else ctx.tensor(0)
 
@@ -186,16 +195,16 @@ def _is_inf(ctx: Context) -> Value:
 
 
 # -- two operands and more ------------------------------------------------------------------------
-@converter(*_ARITHMETIC, types=(WHOLE,), since=6)
+@converter(*ARITHMETIC_OPERATORS, types=(COMPUTED_TYPES,), since=6)
 def _arithmetic(ctx: Context) -> Value:
     x = ctx.input(0)
-    y = _second(ctx)
+    y = _second_operand(ctx)
     if ctx.op == "Div" and ctx.elem(0) not in FLOATS:
         return ctx.cast(quantised.divided(ctx, x, y)[0], x.type.dtype)
-    return ctx.emit(SAME[ctx.op], x, y)
+    return ctx.emit(LIBRARY_OPERATORS[ctx.op], x, y)
 
 
-def _second(ctx: Context, dtype: str = "") -> Value:
+def _second_operand(ctx: Context, dtype: str = "") -> Value:
     """Return the second operand; in opset 6 its axes may start at an axis of the first."""
     y = ctx.input(1, dtype)
     axis = ctx.attr("axis")
@@ -208,12 +217,12 @@ def _second(ctx: Context, dtype: str = "") -> Value:
         return y
     if axis is None:
         return y
-    at = axis + len(shape) if axis < 0 else axis
+    position = axis + len(shape) if axis < 0 else axis
     # (2, 3, 4, 5) and an operand (3, 4) at axis 1: it becomes (3, 4, 1).
-    behind = len(shape) - at - len(y.shape)
-    if at < 0 or behind < 0:
+    trailing_axes = len(shape) - position - len(y.shape)
+    if position < 0 or trailing_axes < 0:
         ctx.unsupported(f"an operand that fits {shape} at axis {axis}", str(y.shape))
-    return ctx.reshape(y, (*y.shape, *(1,) * behind))
+    return ctx.reshape(y, (*y.shape, *(1,) * trailing_axes))
 
 
 @converter("Mod", types=((*INTEGERS, "int8", "uint8"),))
@@ -232,7 +241,7 @@ def _pow(ctx: Context) -> Result:
     x = ctx.input(0)
     y = ctx.tensor(1)
     if y.known is None:
-        return ctx.emit("pow", x, _second(ctx, x.type.dtype))
+        return ctx.emit("pow", x, _second_operand(ctx, x.type.dtype))
     extra_axes = len(y.shape) - len(x.shape)
     if y.elements == 1 and extra_axes > 0:
         x = ctx.reshape(x, (1,) * extra_axes + x.shape)
@@ -245,27 +254,27 @@ def _pow(ctx: Context) -> Result:
     if exponent in (3.0, 4.0):
         square = ctx.emit("square", x)
         return ctx.emit("mul", square, x if exponent == 3 else square)
-    return ctx.emit("pow", x, _second(ctx, x.type.dtype))
+    return ctx.emit("pow", x, _second_operand(ctx, x.type.dtype))
 
 
 @converter("Sum", types=(NUMBERS,), since=6)
-@converter("Max", "Min", types=(WHOLE,), since=6)
+@converter("Max", "Min", types=(COMPUTED_TYPES,), since=6)
 @converter("Mean", types=(FLOATS,), since=6)
-def _chain(ctx: Context) -> Result:
+def _fold_left(ctx: Context) -> Result:
     """Fold the inputs from the left; one input is the result itself."""
     count = len(ctx.inputs)
     if count == 1:
         return ctx.tensor(0)
     total = ctx.input(0)
     for i in range(1, count):
-        total = ctx.emit(SAME.get(ctx.op, "add"), total, ctx.input(i))
+        total = ctx.emit(LIBRARY_OPERATORS.get(ctx.op, "add"), total, ctx.input(i))
     if ctx.op == "Mean":
         return ctx.emit("div", total, ctx.number(count, total.type.dtype))
     return total
 
 
 @converter("And", "Or", "Xor", types=(("bool",),), result="bool", since=7)
-@converter("Equal", types=(kinds.ANY,), result="bool", since=7)
+@converter("Equal", types=(kinds.GRAPH_TYPES,), result="bool", since=7)
 def _logic(ctx: Context) -> Value:
     """Truth is 1 and falsehood 0 in any format: and is the minimum, or the maximum."""
     op = {"And": "min", "Or": "max", "Xor": "not_equal", "Equal": "equal"}[ctx.op]
@@ -278,7 +287,7 @@ def _not(ctx: Context) -> Value:
     return ctx.emit("sub", ctx.number(1, x.type.dtype), x)
 
 
-@converter("Where", types=(("bool",), kinds.ANY))
+@converter("Where", types=(("bool",), kinds.GRAPH_TYPES))
 def _where(ctx: Context) -> Value:
     x, y = ctx.alike(1, 2)
     ctx.result = ctx.elem(1)
@@ -287,33 +296,33 @@ def _where(ctx: Context) -> Value:
 
 # -- running sums and products --------------------------------------------------------------------
 @converter("CumSum", "CumProd", types=(NUMBERS, INTEGERS), since=11)
-def _running(ctx: Context) -> Value:
+def _running_sum(ctx: Context) -> Value:
     """Combine each element with the one 1, then 2, 4, ... places before it (Hillis and Steele)."""
     x, op, none = ctx.input(0), *(("add", 0) if ctx.op == "CumSum" else ("mul", 1))
     axis = ctx.axis(int(ctx.scalar(1)), len(x.shape))
     if not x.type.elements:
         ctx.unsupported("elements", str(x.shape))
     if ctx.attr("exclusive"):
-        x = _moved(ctx, x, axis, 1, none)
+        x = _shifted(ctx, x, axis, 1, none)
     # (1, 2, 3, 4): with 1 before (1, 3, 5, 7), with 2 before (1, 3, 6, 10): log2(n) rounds.
     step = 1
     while step < x.shape[axis]:
-        x = ctx.emit(op, x, _moved(ctx, x, axis, step, none))
+        x = ctx.emit(op, x, _shifted(ctx, x, axis, step, none))
         step *= 2
     return x
 
 
-def _moved(ctx: Context, x: Value, axis: int, step: int, fill: float) -> Value:
+def _shifted(ctx: Context, x: Value, axis: int, step: int, fill_number: float) -> Value:
     """Return x moved along an axis, back with `reverse`, a number filling its place."""
-    back = bool(ctx.attr("reverse"))
+    is_reverse = bool(ctx.attr("reverse"))
     size = x.shape[axis]
-    sides = [(0, 0)] * len(x.shape)
+    pads = [(0, 0)] * len(x.shape)
     if step >= size:
-        return ctx.emit("expand", ctx.table(fill, x.type.dtype, "fill"), shape=x.shape)
+        return ctx.emit("expand", ctx.table(fill_number, x.type.dtype, "fill"), shape=x.shape)
     # (1, 2, 3, 4) moved by 1: (0, 1, 2, 3), or back (2, 3, 4, 0).
-    sides[axis] = (0, step) if back else (step, 0)
-    kept = ctx.part(x, axis, step, size) if back else ctx.part(x, axis, 0, size - step)
-    return ctx.emit("pad", kept, pads=tuple(sides), value=fill)
+    pads[axis] = (0, step) if is_reverse else (step, 0)
+    remaining = ctx.part(x, axis, step, size) if is_reverse else ctx.part(x, axis, 0, size - step)
+    return ctx.emit("pad", remaining, pads=tuple(pads), value=fill_number)
 
 
 # -- folding: nodes whose inputs are all known and small, in NumPy ---------------------------------
@@ -349,7 +358,13 @@ UFUNCS: dict[str, np.ufunc] = {
     "Not": np.logical_not,
 }
 """NumPy's name of operators that compute shapes, indices and masks element by element."""
-_MOVES = ("Range", "Concat", "Gather", "CumSum", "NonZero")
+FOLDED_MOVES = ("Range", "Concat", "Gather", "CumSum", "NonZero")
+
+
+def _broadcast_elements(arrays: Sequence[Values]) -> int:
+    """Return the elements of the shape that arrays are broadcast to, as an exact integer."""
+    shape = np.broadcast_shapes(*(array.shape for array in arrays))
+    return math.prod(shape)
 
 
 def folded(ctx: Context) -> Tensor | None:
@@ -358,16 +373,16 @@ def folded(ctx: Context) -> Tensor | None:
     if (
         not known_inputs
         or len(known_inputs) < len(ctx.inputs)
-        or sum(t.elements for t in known_inputs) > kinds.SMALL
+        or sum(t.elements for t in known_inputs) > kinds.MOST_FOLDED_ELEMENTS
     ):
         return None
-    if ctx.op not in (*UFUNCS, "Div", "Mod", "Where", *_MOVES):
+    if ctx.op not in (*UFUNCS, "Div", "Mod", "Where", *FOLDED_MOVES):
         return None
     arrays = [t.array() for t in known_inputs]
     with np.errstate(all="ignore"):
-        if ctx.op in _MOVES:
-            values = _picked(ctx, *arrays)
-        elif np.prod(np.broadcast_shapes(*(a.shape for a in arrays)), dtype=object) > kinds.SMALL:
+        if ctx.op in FOLDED_MOVES:
+            values = _move_folded(ctx, *arrays)
+        elif _broadcast_elements(arrays) > kinds.MOST_FOLDED_ELEMENTS:
             values = None
         else:
             values = _element_by_element(ctx, *arrays)
@@ -375,14 +390,22 @@ def folded(ctx: Context) -> Tensor | None:
     return None if values is None else kinds.known(values)
 
 
-def _check_64_bits(ctx: Context, found: Values, *arrays: Values) -> None:
+def _check_64_bits(ctx: Context, integers: Values, *arrays: Values) -> None:
     """Raise `GraphError` where NumPy's int64 has wrapped: the same in fp64 is far from it."""
-    if found.dtype != np.int64 or ctx.op not in ("Add", "Sub", "Mul", "Pow", "Sum", "Neg", "Abs"):
+    if integers.dtype != np.int64 or ctx.op not in (
+        "Add",
+        "Sub",
+        "Mul",
+        "Pow",
+        "Sum",
+        "Neg",
+        "Abs",
+    ):
         return
     # 2^62 + 2^62 wraps to -2^63 in int64, and is 9.2e18 in fp64: far apart, so it is refused.
-    wide = _element_by_element(ctx, *(array.astype(np.float64) for array in arrays))
-    if not np.allclose(wide, found.astype(np.float64), rtol=1e-9, atol=0.5):
-        got = f"numbers from {wide.min():g} to {wide.max():g}"
+    fp64_values = _element_by_element(ctx, *(array.astype(np.float64) for array in arrays))
+    if not np.allclose(fp64_values, integers.astype(np.float64), rtol=1e-9, atol=0.5):
+        got = f"numbers from {fp64_values.min():g} to {fp64_values.max():g}"
         raise GraphError("int64 numbers that fit in 64 bits", got, "mend the model")
 
 
@@ -403,13 +426,13 @@ def _element_by_element(ctx: Context, x: Values, *more: Values) -> Values:
     return np.asarray(total if total.dtype == np.bool_ else total.astype(x.dtype))
 
 
-def _picked(ctx: Context, x: Values, *more: Values) -> Values | None:
+def _move_folded(ctx: Context, x: Values, *more: Values) -> Values | None:
     if ctx.op == "Concat":
         return np.concatenate((x, *more), ctx.attr("axis"))
     if ctx.op == "NonZero":
         return np.array(np.nonzero(x), np.int64)
     if ctx.op == "Range":
-        return _counted(ctx, *(v.reshape(()).item() for v in (x, *more))).astype(x.dtype)
+        return _number_range(ctx, *(v.reshape(()).item() for v in (x, *more))).astype(x.dtype)
     if ctx.op == "CumSum":  # exclusive sums leave the own element out, reverse ones run back
         axis = int(more[0].reshape(()).item())
         flipped = np.flip(x, axis) if ctx.attr("reverse") else x
@@ -419,18 +442,18 @@ def _picked(ctx: Context, x: Values, *more: Values) -> Values | None:
     indices = more[0]
     axis = ctx.attr("axis")
     size = x.shape[axis]
-    if indices.size * (x.size // max(1, size)) > kinds.SMALL:
+    if indices.size * (x.size // max(1, size)) > kinds.MOST_FOLDED_ELEMENTS:
         return None
     if indices.size and (indices.min() < -size or indices.max() >= size):
         raise GraphError(f"indices from {-size} to {size - 1}", str(indices)[:40], "mend the model")
     return np.take(x, indices, axis)
 
 
-def _counted(ctx: Context, first: Any, last: Any, step: Any) -> Values:
+def _number_range(ctx: Context, start: Any, stop: Any, step: Any) -> Values:
     if step == 0:
         raise GraphError("a step that is not 0", "0", "mend the model")
     # From 0 to 10 by 3: ceil(10 / 3) = 4 numbers, 0, 3, 6, 9.
-    count = max(0, int(-(-(last - first) // step)))
-    if count > kinds.SMALL:
-        ctx.unsupported(f"a range of at most {kinds.SMALL} numbers", str(count))
-    return np.asarray(first + step * np.arange(count))
+    count = max(0, int(-(-(stop - start) // step)))
+    if count > kinds.MOST_FOLDED_ELEMENTS:
+        ctx.unsupported(f"a range of at most {kinds.MOST_FOLDED_ELEMENTS} numbers", str(count))
+    return np.asarray(start + step * np.arange(count))

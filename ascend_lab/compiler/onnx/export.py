@@ -16,7 +16,7 @@ import onnx
 from ascend_lab import output
 from ascend_lab.compiler.ir import Fill, Graph, Node, operator_of
 from ascend_lab.compiler.onnx import export_writer, quantised  # noqa: F401 - its rules
-from ascend_lab.compiler.onnx.elementwise import COMPARISONS, SAME
+from ascend_lab.compiler.onnx.elementwise import COMPARISONS, LIBRARY_OPERATORS
 from ascend_lab.compiler.onnx.export_writer import NARROW, RULES, Result, Rule, Site, Writer, rule
 from ascend_lab.compiler.onnx.tensors import free_name
 from ascend_lab.errors import UnsupportedError
@@ -204,7 +204,7 @@ def compared(op: str) -> Rule:
     return lambda site: site.cast(site.one(op, *site.inputs), site.dtype)
 
 
-RULES.update({ours: one(theirs) for theirs, ours in SAME.items()})
+RULES.update({ours: one(theirs) for theirs, ours in LIBRARY_OPERATORS.items()})
 RULES.update({ours: compared(theirs) for theirs, ours in COMPARISONS.items()})
 RULES |= {
     "embedding": one("Gather"),

@@ -17,10 +17,10 @@ from ascend_lab.compiler.onnx.context import Context, Result, converter
 @converter("Concat", since=4)
 def _concat(ctx: Context) -> Result:
     """Put tensors one behind the other; those without elements add none."""
-    filled = [i for i in range(len(ctx.inputs)) if ctx.tensor(i).elements] or [0]
-    if len(filled) == 1:
-        return ctx.tensor(filled[0])
-    return ctx.emit("concat", *ctx.alike(*filled), axis=ctx.attr("axis"))
+    nonempty = [i for i in range(len(ctx.inputs)) if ctx.tensor(i).elements] or [0]
+    if len(nonempty) == 1:
+        return ctx.tensor(nonempty[0])
+    return ctx.emit("concat", *ctx.alike(*nonempty), axis=ctx.attr("axis"))
 
 
 @converter("Split", since=2)
@@ -29,13 +29,13 @@ def _split(ctx: Context) -> Sequence[Result]:
 
     Pieces without elements are known; only the others are nodes.
     """
-    (at,) = shapes.axes_of(ctx, (ctx.attr("axis"),), len(ctx.shape(0)))
-    size = ctx.shape(0)[at]
+    (axis,) = shapes.axes_of(ctx, (ctx.attr("axis"),), len(ctx.shape(0)))
+    size = ctx.shape(0)[axis]
     count = ctx.attr("num_outputs") or ctx.out_count
     sizes: kinds.Shape = ctx.ints(1) if ctx.has(1) else ctx.attr("split")
     if not sizes:
         if count != ctx.out_count or (ctx.attr("num_outputs") is None and size % count):
-            ctx.unsupported(f"{count} equal pieces of axis {at}", f"size {size}")
+            ctx.unsupported(f"{count} equal pieces of axis {axis}", f"size {size}")
         # 10 in 4 pieces: 3, 3, 3 and 1.
         part_size = -(-size // count)
         sizes = (*(part_size,) * (count - 1), size - part_size * (count - 1))
@@ -45,12 +45,14 @@ def _split(ctx: Context) -> Sequence[Result]:
         return (ctx.tensor(0),)
     if min(sizes) < 0 or sum(sizes) != size:
         ctx.unsupported(f"sizes that add up to {size}", str(sizes))
-    empty = np.zeros((*ctx.shape(0)[:at], 0, *ctx.shape(0)[at + 1 :]))
-    filled = tuple(n for n in sizes if n)
-    if len(filled) > 1:
-        pieces: list[Result] = list(ctx.emit_all("split", ctx.input(0), sizes=filled, axis=at))
+    empty = np.zeros((*ctx.shape(0)[:axis], 0, *ctx.shape(0)[axis + 1 :]))
+    nonempty_sizes = tuple(n for n in sizes if n)
+    if len(nonempty_sizes) > 1:
+        pieces: list[Result] = list(
+            ctx.emit_all("split", ctx.input(0), sizes=nonempty_sizes, axis=axis)
+        )
     else:
-        pieces = [ctx.tensor(0)] * len(filled)
+        pieces = [ctx.tensor(0)] * len(nonempty_sizes)
     return [pieces.pop(0) if n else ctx.known(empty, ctx.elem(0)) for n in sizes]
 
 
@@ -70,7 +72,7 @@ def _slice(ctx: Context) -> Result:
         ctx.unsupported("a start, end and step other than 0 for each axis", f"{starts} {ends}")
     parts = [slice(0, n, 1) for n in x.shape]
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        parts[axis] = _bounds(x.shape[axis], start, end, step)
+        parts[axis] = _clamped_slice(x.shape[axis], start, end, step)
     if all(p == slice(0, n, 1) for p, n in zip(parts, x.shape, strict=True)):
         return x
     shape = tuple(len(range(*p.indices(n))) for p, n in zip(parts, x.shape, strict=True))
@@ -78,20 +80,20 @@ def _slice(ctx: Context) -> Result:
         return x.mapped(shape, lambda array: array[tuple(parts)])
     if 0 in shape:
         return ctx.known(np.zeros(shape), x.elem)
-    return _cut(ctx, ctx.input(0), parts)
+    return _sliced(ctx, ctx.input(0), parts)
 
 
-def _bounds(size: int, start: int, end: int, step: int) -> slice:
+def _clamped_slice(size: int, start: int, end: int, step: int) -> slice:
     """Return the bounds clamped as Python does, a start before the first element at it.
 
     An end in front of the first element, for a step below 0, is None.
     """
     # size 5: start -100 is 0, end 100 is 5; for a step of -1 from 4 to -6, all: 4, 3, 2, 1, 0.
-    first, last, _ = slice(max(start, -size), end, step).indices(size)
-    return slice(first, None if last < 0 else last, step)
+    begin, stop, _ = slice(max(start, -size), end, step).indices(size)
+    return slice(begin, None if stop < 0 else stop, step)
 
 
-def _cut(ctx: Context, value: Value, parts: Sequence[slice]) -> Value:
+def _sliced(ctx: Context, value: Value, parts: Sequence[slice]) -> Value:
     """Return a slice; axes with a negative step are gathered in their order."""
     forward = [p if p.step > 0 else slice(0, n, 1) for p, n in zip(parts, value.shape, strict=True)]
     if forward != [slice(0, n, 1) for n in value.shape]:
@@ -100,16 +102,16 @@ def _cut(ctx: Context, value: Value, parts: Sequence[slice]) -> Value:
         value = ctx.emit("slice", value, begin=begin, end=end, step=steps)
     for axis, axis_slice in enumerate(parts):
         if axis_slice.step < 0:
-            value = _picked(ctx, value, np.arange(value.shape[axis])[axis_slice], axis)
+            value = _gathered(ctx, value, np.arange(value.shape[axis])[axis_slice], axis)
     return value
 
 
-def _picked(ctx: Context, x: Value, places: kinds.Values, axis: int) -> Value:
+def _gathered(ctx: Context, x: Value, places: kinds.Values, axis: int) -> Value:
     """Return the slices of x at known places along an axis."""
     return ctx.emit("gather", x, ctx.value(ctx.known(places, "int32")), axis=axis)
 
 
-@converter("Gather", types=(kinds.ANY, kinds.INTEGERS))
+@converter("Gather", types=(kinds.GRAPH_TYPES, kinds.INTEGERS))
 def _gather(ctx: Context) -> Value:
     """Pick slices; indices may count from the end, known ones are counted from 0 at once."""
     (axis,) = shapes.axes_of(ctx, (ctx.attr("axis"),), len(ctx.shape(0)))
@@ -147,10 +149,10 @@ def _tile(ctx: Context) -> Result:
         return ctx.tensor(0)
     # (2, 3) repeated (2, 2): (1, 2, 1, 3) is expanded to (2, 2, 2, 3) and read as (4, 6).
     split = tuple(n for size in x.shape for n in (1, size))
-    wide = tuple(n for pair in zip(repeats, x.shape, strict=True) for n in pair)
-    out = ctx.emit("expand", ctx.emit("reshape", x, shape=split), shape=wide)
+    repeated = tuple(n for pair in zip(repeats, x.shape, strict=True) for n in pair)
+    result = ctx.emit("expand", ctx.emit("reshape", x, shape=split), shape=repeated)
     shape = tuple(r * n for r, n in zip(repeats, x.shape, strict=True))
-    return ctx.emit("reshape", out, shape=shape)
+    return ctx.emit("reshape", result, shape=shape)
 
 
 @converter("Pad", since=2)
@@ -174,27 +176,30 @@ def _pad(ctx: Context) -> Result:
     parts = [slice(max(0, -a), n - max(0, -b), 1) for n, (a, b) in zip(x.shape, sides, strict=True)]
     if any(p.start >= p.stop for p in parts):
         ctx.unsupported("pads that leave an element", str(pads))
-    x = _cut(ctx, x, parts)
+    x = _sliced(ctx, x, parts)
     widths = tuple((max(0, a), max(0, b)) for a, b in sides)
     if ctx.attr("mode") != "constant":
-        return _extended(ctx, x, widths, ctx.attr("mode"))
+        return _padded_by_elements(ctx, x, widths, ctx.attr("mode"))
     if not any(map(any, widths)):
         return x if x.name != ctx.input(0).name else ctx.tensor(0)
     kind = kinds.NUMPY[ctx.elem(0)]  # the value as the tensor's type holds it
-    wide = np.float32 if kind.kind in "fV" else np.int64
-    return ctx.emit("pad", x, pads=widths, value=np.array(value, kind).astype(wide).item())
+    wide_type = np.float32 if kind.kind in "fV" else np.int64
+    return ctx.emit("pad", x, pads=widths, value=np.array(value, kind).astype(wide_type).item())
 
 
-def _extended(ctx: Context, x: Value, widths: Sequence[tuple[int, int]], mode: object) -> Result:
+def _padded_by_elements(
+    ctx: Context, x: Value, widths: Sequence[tuple[int, int]], mode: object
+) -> Result:
     """Return a tensor padded with elements of its own, each axis gathered in the order needed."""
     if mode not in ("reflect", "edge", "wrap"):
         ctx.unsupported("mode constant, reflect, edge or wrap", str(mode))
-    out = x
+    result = x
     for axis, (pad_before, pad_after) in enumerate(widths):
         size = x.shape[axis]
-        if pad_before + size + pad_after > kinds.SMALL:
+        if pad_before + size + pad_after > kinds.MOST_FOLDED_ELEMENTS:
             ctx.unsupported(
-                f"axes of at most {kinds.SMALL} elements", str(pad_before + size + pad_after)
+                f"axes of at most {kinds.MOST_FOLDED_ELEMENTS} elements",
+                str(pad_before + size + pad_after),
             )
         # `reflect` leaves out the border itself, `wrap` does not: one element more
         if mode != "edge" and max(pad_before, pad_after) >= size + (mode == "wrap"):
@@ -202,29 +207,33 @@ def _extended(ctx: Context, x: Value, widths: Sequence[tuple[int, int]], mode: o
                 f"pads that axis {axis} of size {size} can fill", f"{pad_before}, {pad_after}"
             )
         if pad_before or pad_after:
-            out = _picked(
-                ctx, out, np.pad(np.arange(size), (pad_before, pad_after), mode=mode), axis
+            result = _gathered(
+                ctx, result, np.pad(np.arange(size), (pad_before, pad_after), mode=mode), axis
             )
-    return ctx.tensor(0) if out.name == ctx.input(0).name else out
+    return ctx.tensor(0) if result.name == ctx.input(0).name else result
 
 
 @converter("DepthToSpace", "SpaceToDepth")
-def _blocks(ctx: Context) -> Value:
+def _depth_space(ctx: Context) -> Value:
     """Let channels become pixels of a block, or these channels: before the old (DCR) or behind."""
     x = ctx.input(0)
     block = ctx.attr("blocksize")
     mode = ctx.attr("mode") or "DCR"
-    deep = ctx.op == "DepthToSpace"
+    to_space = ctx.op == "DepthToSpace"
     if mode not in ("DCR", "CRD"):
         ctx.unsupported("mode DCR or CRD", str(mode))
-    cut = x.shape[1:2] if deep else x.shape[2:]
-    if len(x.shape) != 4 or block < 1 or any(s % (block**2 if deep else block) for s in cut):
+    divided_sizes = x.shape[1:2] if to_space else x.shape[2:]
+    if (
+        len(x.shape) != 4
+        or block < 1
+        or any(s % (block**2 if to_space else block) for s in divided_sizes)
+    ):
         sides = "height and width multiples of blocksize"
-        needed = "channels a multiple of blocksize squared" if deep else sides
+        needed = "channels a multiple of blocksize squared" if to_space else sides
         ctx.unsupported(f"4 axes, {needed}", f"{x.shape}, {block}")
     n, c, h, w = x.shape
     # channel (i, j, k) of DCR and (k, i, j) of CRD become pixel (i, j) of a block, channel k
-    if deep:
+    if to_space:
         c //= block**2
         split = (n, block, block, c, h, w) if mode == "DCR" else (n, c, block, block, h, w)
         perm = (0, 3, 4, 1, 5, 2) if mode == "DCR" else (0, 1, 4, 2, 5, 3)
@@ -233,33 +242,37 @@ def _blocks(ctx: Context) -> Value:
         split = (n, c, h // block, block, w // block, block)
         perm = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
         shape = (n, c * block**2, h // block, w // block)
-    out = ctx.emit("transpose", ctx.emit("reshape", x, shape=split), perm=perm)
-    return ctx.emit("reshape", out, shape=shape)
+    result = ctx.emit("transpose", ctx.emit("reshape", x, shape=split), perm=perm)
+    return ctx.emit("reshape", result, shape=shape)
 
 
 # -- places of largest elements, and known ones ----------------------------------------------------
 
 
-def _first(ctx: Context, x: Value, axis: int, extreme: str, last: bool = False) -> Value:
+def _index_of_extreme(
+    ctx: Context, x: Value, axis: int, extreme: str, takes_last: bool = False
+) -> Value:
     """Return the place of the largest or smallest element along an axis, kept with size 1."""
     size = x.shape[axis]
     # (3, 7, 7): hits 0, 1, 1; places where hit are 1 and 2, of which the least is the first, 1.
-    hit = ctx.emit("equal", x, ctx.emit(extreme, x, axis=axis, keepdims=True))
+    is_extreme = ctx.emit("equal", x, ctx.emit(extreme, x, axis=axis, keepdims=True))
     places = ctx.counting(size, axis, len(x.shape))
     # Where no element equals the extreme, as with NaN, the place is still one of the axis.
-    missed = ctx.table(np.array(0 if last else size - 1), "int32", "missed")
-    marked = ctx.choose(hit, places, missed)
-    return ctx.emit("reduce_max" if last else "reduce_min", marked, axis=axis, keepdims=True)
+    not_extreme = ctx.table(np.array(0 if takes_last else size - 1), "int32", "missed")
+    candidates = ctx.choose(is_extreme, places, not_extreme)
+    return ctx.emit(
+        "reduce_max" if takes_last else "reduce_min", candidates, axis=axis, keepdims=True
+    )
 
 
-@converter("ArgMax", "ArgMin", types=(kinds.WHOLE,), result="int64")
+@converter("ArgMax", "ArgMin", types=(kinds.COMPUTED_TYPES,), result="int64")
 def _argmax(ctx: Context) -> Value:
     x = ctx.input(0)
     axis = ctx.axis(ctx.attr("axis"), len(x.shape))
     if not x.shape[axis]:
         ctx.unsupported("an axis with elements", str(x.shape))
     extreme = "reduce_max" if ctx.op == "ArgMax" else "reduce_min"
-    place = _first(ctx, x, axis, extreme, bool(ctx.attr("select_last_index")))
+    place = _index_of_extreme(ctx, x, axis, extreme, bool(ctx.attr("select_last_index")))
     if ctx.attr("keepdims"):
         return place
     return ctx.reshape(place, (*x.shape[:axis], *x.shape[axis + 1 :]))
@@ -275,25 +288,25 @@ def _hardmax(ctx: Context) -> Value:
     if ctx.opset < 13:
         x = ctx.reshape(x, (math.prod(shape[:axis]), math.prod(shape[axis:])))
         axis = 1
-    place = _first(ctx, x, axis, "reduce_max")
+    place = _index_of_extreme(ctx, x, axis, "reduce_max")
     places = ctx.counting(x.shape[axis], axis, len(x.shape))
     # Places 0, 1, 2 and the largest at 1: 0, 1, 0.
-    hot = ctx.cast(ctx.emit("equal", places, place), x.type.dtype)
-    return ctx.reshape(hot, shape)
+    one_hot = ctx.cast(ctx.emit("equal", places, place), x.type.dtype)
+    return ctx.reshape(one_hot, shape)
 
 
-@converter("Compress", types=(kinds.ANY, ("bool",)))
+@converter("Compress", types=(kinds.GRAPH_TYPES, ("bool",)))
 def _compress(ctx: Context) -> Value:
     x = ctx.input(0)
-    kept = np.flatnonzero(ctx.const(1))
+    indices = np.flatnonzero(ctx.const(1))
     axis = ctx.attr("axis")
     if axis is None:
         x = ctx.reshape(x, (x.type.elements,))
         axis = 0
-    return _picked(ctx, x, kept, ctx.axis(axis, len(x.shape)))
+    return _gathered(ctx, x, indices, ctx.axis(axis, len(x.shape)))
 
 
-@converter("ReverseSequence", types=(kinds.ANY, ("int64",)))
+@converter("ReverseSequence", types=(kinds.GRAPH_TYPES, ("int64",)))
 def _reverse_sequence(ctx: Context) -> Value:
     """Turn round the first `length` steps of each sequence: rows of a table picked anew."""
     x = ctx.input(0)
@@ -305,19 +318,19 @@ def _reverse_sequence(ctx: Context) -> Value:
     # 2 sequences of 4 steps, batch first: rows 0 .. 3 and 4 .. 7; lengths (3, 2) make 2 1 0 3 and 5
     # 4 6 7.
     places = np.arange(x.type.elements // int(np.prod(x.shape[2:]))).reshape(x.shape[:2])
-    turned = places if batch == 0 else places.T
+    rows_of_batch = places if batch == 0 else places.T
     # rows of a view: turning them changes `places`
-    for row, length in zip(turned, lengths, strict=True):
+    for row, length in zip(rows_of_batch, lengths, strict=True):
         row[:length] = row[:length][::-1].copy()
     flat = ctx.reshape(x, (places.size, *x.shape[2:]))
-    return ctx.reshape(_picked(ctx, flat, places.ravel(), 0), x.shape)
+    return ctx.reshape(_gathered(ctx, flat, places.ravel(), 0), x.shape)
 
 
 # -- reads and writes at computed places ----------------------------------------------------------
 # Places become numbers of rows: the tensor is reshaped so that what an index names is one row.
 # Negative indices count from the end.
-_TYPES = (kinds.ANY, kinds.INTEGERS, kinds.ANY)
-_MOST = 2**22
+_TYPES = (kinds.GRAPH_TYPES, kinds.INTEGERS, kinds.GRAPH_TYPES)
+_MOST_COMPARISONS = 2**22
 
 
 def _strides(shape: kinds.Shape) -> kinds.Values:
@@ -326,29 +339,29 @@ def _strides(shape: kinds.Shape) -> kinds.Values:
     return np.array([math.prod(shape[i + 1 :]) for i in range(len(shape))], np.int64)
 
 
-def _counted(ctx: Context, indices: Value, sizes: kinds.Values) -> Value:
+def _nonnegative_indices(ctx: Context, indices: Value, sizes: kinds.Values) -> Value:
     """Return indices counted from 0: those below 0 grow by the sizes."""
-    below = ctx.emit("less", indices, ctx.table(0, "int32", "zero"))
-    raised = ctx.emit("add", indices, ctx.table(sizes, "int32", "sizes"))
-    return ctx.choose(below, raised, indices)
+    is_negative = ctx.emit("less", indices, ctx.table(0, "int32", "zero"))
+    shifted = ctx.emit("add", indices, ctx.table(sizes, "int32", "sizes"))
+    return ctx.choose(is_negative, shifted, indices)
 
 
-def _elements(ctx: Context, shape: kinds.Shape, axis: int) -> Value:
+def _element_numbers(ctx: Context, shape: kinds.Shape, axis: int) -> Value:
     """Return the row-major numbers of the elements that indices name along one axis."""
     indices = ctx.input(1, "int32")
     if len(indices.shape) != len(shape) or any(
         n > size for i, (n, size) in enumerate(zip(indices.shape, shape, strict=True)) if i != axis
     ):
         ctx.unsupported(f"indices no larger than {shape} but for axis {axis}", str(indices.shape))
-    steps = _strides(shape)
+    strides = _strides(shape)
     # Of (3, 4) along axis 1, index 2 in row 1: 1 * 4 + 2 * 1 = element 6.
     grid = np.indices(indices.shape).reshape(len(shape), *indices.shape)
     other_offsets = sum(
-        (grid[i] * steps[i] for i in range(len(shape)) if i != axis), np.zeros(1, np.int64)
+        (grid[i] * strides[i] for i in range(len(shape)) if i != axis), np.zeros(1, np.int64)
     )
-    scaled = _counted(ctx, indices, np.array(shape[axis]))
-    if steps[axis] != 1:
-        scaled = ctx.emit("mul", scaled, ctx.table(steps[axis], "int32", "step"))
+    scaled = _nonnegative_indices(ctx, indices, np.array(shape[axis]))
+    if strides[axis] != 1:
+        scaled = ctx.emit("mul", scaled, ctx.table(strides[axis], "int32", "step"))
     base = np.broadcast_to(other_offsets, indices.shape)
     return ctx.emit("add", scaled, ctx.table(base, "int32", "base")) if base.any() else scaled
 
@@ -358,7 +371,7 @@ def _gather_elements(ctx: Context) -> Value:
     x = ctx.input(0)
     axis = ctx.axis(ctx.attr("axis"), len(x.shape))
     flat = ctx.reshape(x, (x.type.elements,))
-    return ctx.emit("gather", flat, _elements(ctx, x.shape, axis), axis=0)
+    return ctx.emit("gather", flat, _element_numbers(ctx, x.shape, axis), axis=0)
 
 
 @converter("ScatterElements", "Scatter", types=_TYPES, since=9)
@@ -366,14 +379,14 @@ def _scatter_elements(ctx: Context) -> Value:
     x = ctx.input(0)
     updates = ctx.input(2)
     axis = ctx.axis(ctx.attr("axis"), len(x.shape))
-    places = _elements(ctx, x.shape, axis)
+    places = _element_numbers(ctx, x.shape, axis)
     if updates.shape != places.shape:
         ctx.unsupported(f"updates {places.shape}", str(updates.shape))
     rows = [ctx.reshape(v, (v.type.elements,)) for v in (x, places, updates)]
-    return ctx.reshape(ctx.emit(_way(ctx), *rows), x.shape)
+    return ctx.reshape(ctx.emit(_scatter_operator(ctx), *rows), x.shape)
 
 
-def _way(ctx: Context) -> str:
+def _scatter_operator(ctx: Context) -> str:
     """Return the operator of a reduction."""
     operators = {"none": "scatter_update", "add": "scatter_add"}
     operator = operators.get(ctx.attr("reduction") or "none")
@@ -383,16 +396,16 @@ def _way(ctx: Context) -> str:
     return operator
 
 
-def _rows(ctx: Context, shape: kinds.Shape, batch: int = 0) -> tuple[Value, kinds.Shape]:
+def _row_numbers(ctx: Context, shape: kinds.Shape, batch: int = 0) -> tuple[Value, kinds.Shape]:
     """Return the numbers of the slices that index tuples name, and the shape of a slice."""
     indices = ctx.input(1, "int32")
     depth = indices.shape[-1] if indices.shape else 0
     if not depth or batch + depth > len(shape) or indices.shape[:batch] != shape[:batch]:
         ctx.unsupported(f"index tuples into {shape}", str(indices.shape))
     sizes = np.array(shape[batch : batch + depth])
-    steps = _strides(shape[batch : batch + depth])
-    counted = _counted(ctx, indices, sizes)
-    scaled = ctx.emit("mul", counted, ctx.table(steps, "int32", "steps"))
+    strides = _strides(shape[batch : batch + depth])
+    nonnegative = _nonnegative_indices(ctx, indices, sizes)
+    scaled = ctx.emit("mul", nonnegative, ctx.table(strides, "int32", "steps"))
     # Tuple (1, 2) into axes of 3 and 4: 1 * 4 + 2 = row 6.
     rows = ctx.emit("reduce_sum", scaled, axis=-1)
     if batch:
@@ -403,19 +416,19 @@ def _rows(ctx: Context, shape: kinds.Shape, batch: int = 0) -> tuple[Value, kind
 
 
 @converter("GatherND", "ScatterND", types=_TYPES, since=11)
-def _slices_at(ctx: Context) -> Value:
+def _gather_scatter_nd(ctx: Context) -> Value:
     x = ctx.input(0)
-    rows, row_shape = _rows(ctx, x.shape, ctx.attr("batch_dims") or 0)
+    rows, row_shape = _row_numbers(ctx, x.shape, ctx.attr("batch_dims") or 0)
     table = ctx.reshape(x, (x.type.elements // max(math.prod(row_shape), 1), *row_shape))
     if ctx.op == "GatherND":
         return ctx.emit("gather", table, rows, axis=0)
     updates = ctx.input(2)
     if updates.shape != (*rows.shape, *row_shape):
         ctx.unsupported(f"updates {(*rows.shape, *row_shape)}", str(updates.shape))
-    return ctx.reshape(ctx.emit(_way(ctx), table, rows, updates), x.shape)
+    return ctx.reshape(ctx.emit(_scatter_operator(ctx), table, rows, updates), x.shape)
 
 
-@converter("TopK", types=(kinds.WHOLE, ("int64",)), since=10)
+@converter("TopK", types=(kinds.COMPUTED_TYPES, ("int64",)), since=10)
 def _top_k(ctx: Context) -> tuple[Result, ...]:
     """Rank each element by those before it in order, then let rank r go to place r.
 
@@ -426,29 +439,31 @@ def _top_k(ctx: Context) -> tuple[Result, ...]:
     k = int(ctx.scalar(1))
     axis = ctx.axis(ctx.attr("axis"), len(x.shape))
     n = x.shape[axis]
-    if not 0 < k <= n or x.type.elements * n > _MOST:
-        ctx.unsupported(f"k from 1 to {n}, at most {_MOST} comparisons", f"k {k} of {x.shape}")
+    if not 0 < k <= n or x.type.elements * n > _MOST_COMPARISONS:
+        ctx.unsupported(
+            f"k from 1 to {n}, at most {_MOST_COMPARISONS} comparisons", f"k {k} of {x.shape}"
+        )
     order = (*(i for i in range(len(x.shape)) if i != axis), axis)
-    turned = ctx.emit("transpose", x, perm=order)
-    numbers = turned
+    sorted_axis_last = ctx.emit("transpose", x, perm=order)
+    numbers = sorted_axis_last
     if ctx.elem(0) in kinds.FLOATS:
-        is_number = ctx.emit("equal", turned, turned)
-        numbers = ctx.choose(is_number, turned, ctx.number(math.inf, x.type.dtype))
+        is_number = ctx.emit("equal", sorted_axis_last, sorted_axis_last)
+        numbers = ctx.choose(is_number, sorted_axis_last, ctx.number(math.inf, x.type.dtype))
     # Every element beside every other one: (.., n, n) comparisons.
     column, row = (ctx.reshape(numbers, (*numbers.shape[:-1], *s)) for s in ((n, 1), (1, n)))
     precedes = ctx.emit("less" if ctx.attr("largest") == 0 else "greater", row, column)
-    lower = ctx.table(np.tril(np.ones((n, n)), -1), "int32", "lower")
-    tied = ctx.emit("mul", ctx.cast(ctx.emit("equal", row, column), "int32"), lower)
-    ahead = ctx.emit("add", ctx.cast(precedes, "int32"), tied)
+    earlier = ctx.table(np.tril(np.ones((n, n)), -1), "int32", "lower")
+    precedes_equal = ctx.emit("mul", ctx.cast(ctx.emit("equal", row, column), "int32"), earlier)
+    precedes_either = ctx.emit("add", ctx.cast(precedes, "int32"), precedes_equal)
     # (3, 1, 3): ranks 0, 2, 1, as of equal numbers the first stands ahead.
-    ranks = ctx.emit("reduce_sum", ahead, axis=-1, keepdims=True)
+    ranks = ctx.emit("reduce_sum", precedes_either, axis=-1, keepdims=True)
     hits = ctx.emit("equal", ranks, ctx.counting(k, 0, 1))
-    sorted_values = ctx.reshape(turned, column.shape)
+    sorted_values = ctx.reshape(sorted_axis_last, column.shape)
     values = ctx.choose(hits, sorted_values, ctx.table(0, x.type.dtype, "none"))
     places = ctx.emit("mul", hits, ctx.reshape(ctx.counting(n, 0, 1), (n, 1)))
-    back = tuple(np.argsort(order))
+    inverse_order = tuple(np.argsort(order))
     values, places = (
-        ctx.emit("transpose", ctx.emit("reduce_sum", v, axis=-2), perm=back)
+        ctx.emit("transpose", ctx.emit("reduce_sum", v, axis=-2), perm=inverse_order)
         for v in (values, places)
     )
     return values, ctx.typed(places, "int64")

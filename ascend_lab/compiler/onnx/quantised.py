@@ -9,7 +9,7 @@ import numpy as np
 from ascend_lab.compiler.draft import Value
 from ascend_lab.compiler.onnx import export_writer, windows
 from ascend_lab.compiler.onnx.context import Context, converter
-from ascend_lab.compiler.onnx.tensors import BITS, ELEMENTS, FLOATS, Shape
+from ascend_lab.compiler.onnx.tensors import BITWISE_TYPES, ELEMENTS, FLOATS, Shape
 from ascend_lab.operators.ops.casts import OFFSETS, SCALES
 
 _NARROW = ("int8", "uint8")
@@ -54,7 +54,7 @@ def wrapped(ctx: Context, x: Value, dtype: str) -> Value:
     return ctx.cast(ctx.emit("sub", low, half), dtype)
 
 
-@converter("BitwiseXor", types=(BITS,), since=18)
+@converter("BitwiseXor", types=(BITWISE_TYPES,), since=18)
 def _xor(ctx: Context) -> Value:
     """Bits in either but not in both: x or y, less x and y."""
     x = ctx.input(0)
@@ -63,7 +63,7 @@ def _xor(ctx: Context) -> Value:
     return ctx.emit("sub", ctx.emit("or", x, y), ctx.emit("and", x, y))
 
 
-@converter("BitShift", types=(BITS,), since=11)
+@converter("BitShift", types=(BITWISE_TYPES,), since=11)
 def _shift(ctx: Context) -> Value:
     """Multiply by a power of two, or divide and round down; too far shifts leave the sign only."""
     x = ctx.input(0, "int32")

@@ -46,20 +46,20 @@ def _dropout(ctx: Context) -> Sequence[Result]:
 def _reshape(ctx: Context) -> Result:
     """Take sizes as they are; 0 keeps one (unless allowzero), -1 is what is left."""
     x = ctx.tensor(0)
-    stated = ctx.ints(1)
-    keep = not ctx.attr("allowzero")
-    if any(n == 0 and i >= len(x.shape) for i, n in enumerate(stated)) and keep:
-        ctx.unsupported(f"0 only for the {len(x.shape)} axes of the input", str(stated))
+    target = ctx.ints(1)
+    zero_keeps_size = not ctx.attr("allowzero")
+    if any(n == 0 and i >= len(x.shape) for i, n in enumerate(target)) and zero_keeps_size:
+        ctx.unsupported(f"0 only for the {len(x.shape)} axes of the input", str(target))
     # (2, 3, 4) to (0, -1): 0 keeps the 2, -1 is 24 / 2 = 12.
-    sizes = [x.shape[i] if n == 0 and keep else n for i, n in enumerate(stated)]
+    sizes = [x.shape[i] if n == 0 and zero_keeps_size else n for i, n in enumerate(target)]
     if ctx.rebatch and sizes and sizes[0] == ctx.rebatch[0] and x.shape[:1] == ctx.rebatch[1:]:
         sizes[0] = ctx.rebatch[1]
     if sizes.count(-1) > 1 or any(n < -1 for n in sizes):
-        ctx.unsupported("sizes of at least 0 and one -1", str(stated))
+        ctx.unsupported("sizes of at least 0 and one -1", str(target))
     if -1 in sizes:
         known_elements = math.prod(n for n in sizes if n != -1)
         if known_elements == 0 or x.elements % known_elements:
-            ctx.unsupported(f"sizes that divide {x.elements} elements", str(stated))
+            ctx.unsupported(f"sizes that divide {x.elements} elements", str(target))
         sizes[sizes.index(-1)] = x.elements // known_elements
     return reshaped(ctx, x, tuple(sizes))
 
@@ -67,12 +67,12 @@ def _reshape(ctx: Context) -> Result:
 @converter("Flatten")
 def _flatten(ctx: Context) -> Result:
     x = ctx.tensor(0)
-    at = ctx.attr("axis")
-    if not -len(x.shape) <= at <= len(x.shape):
-        ctx.unsupported(f"an axis of {x.shape}", str(at))
+    axis = ctx.attr("axis")
+    if not -len(x.shape) <= axis <= len(x.shape):
+        ctx.unsupported(f"an axis of {x.shape}", str(axis))
     # (2, 3, 4) at axis 2: (6, 4); at axis 0: (1, 24).
-    at += len(x.shape) if at < 0 else 0
-    return reshaped(ctx, x, (math.prod(x.shape[:at]), math.prod(x.shape[at:])))
+    axis += len(x.shape) if axis < 0 else 0
+    return reshaped(ctx, x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
 
 
 @converter("Squeeze")
@@ -105,15 +105,15 @@ def axes_given(ctx: Context) -> Shape | None:
     return ctx.ints(1) if ctx.has(1) else ctx.attr("axes") or None
 
 
-def axes_of(ctx: Context, given: Shape, rank: int) -> Shape:
+def axes_of(ctx: Context, axes_stated: Shape, rank: int) -> Shape:
     """Return axes counted from 0, each once."""
-    if any(not -rank <= a < rank for a in given):
-        ctx.unsupported(f"axes from {-rank} to {rank - 1}", str(given))
+    if any(not -rank <= a < rank for a in axes_stated):
+        ctx.unsupported(f"axes from {-rank} to {rank - 1}", str(axes_stated))
     # rank 4: -1 is 3.
-    axes = tuple(a % rank for a in given)
-    if len(set(axes)) < len(axes):
-        ctx.unsupported("each axis once", str(given))
-    return axes
+    nonnegative_axes = tuple(a % rank for a in axes_stated)
+    if len(set(nonnegative_axes)) < len(nonnegative_axes):
+        ctx.unsupported("each axis once", str(axes_stated))
+    return nonnegative_axes
 
 
 @converter("Transpose")
@@ -133,11 +133,11 @@ def _transpose(ctx: Context) -> Result:
 @converter("Cast", "CastLike")
 def _cast(ctx: Context) -> Result:
     """Cast as the standard: floats cut toward zero, whole numbers wrapped, all but 0 true."""
-    number = ctx.attr("to")
-    if ctx.op == "Cast" and number not in kinds.ELEMENTS:
-        ctx.unsupported("a numeric type", f"type {number}")
+    result = ctx.attr("to")
+    if ctx.op == "Cast" and result not in kinds.ELEMENTS:
+        ctx.unsupported("a numeric type", f"type {result}")
     x = ctx.tensor(0)
-    elem = kinds.ELEMENTS[number][0] if ctx.op == "Cast" else ctx.elem(1)
+    elem = kinds.ELEMENTS[result][0] if ctx.op == "Cast" else ctx.elem(1)
     ctx.result = elem
     if elem == x.elem:
         return x
@@ -150,9 +150,9 @@ def _cast(ctx: Context) -> Result:
     if x.elem == "bool" or value.name in ctx.net.truths:
         if elem == "bool":
             return value
-        number = ctx.cast(value, dtype)
-        ctx.net.truths.add(number.name)
-        return number
+        result = ctx.cast(value, dtype)
+        ctx.net.truths.add(result.name)
+        return result
     if elem == "bool":
         return ctx.emit("not_equal", value, ctx.number(0, value.type.dtype))
     if x.elem in kinds.FLOATS and elem not in kinds.FLOATS:
@@ -167,22 +167,26 @@ def _cast(ctx: Context) -> Result:
 def _recast(tensor: Tensor, elem: str) -> Tensor:
     """Return a known tensor in another element type, as C and NumPy cast."""
 
-    def made(source: Tensor = tensor) -> Values:
+    def cast_values(source: Tensor = tensor) -> Values:
         array = source.array()
         if elem == "int64" and array.dtype.kind == "f":
-            wide = array.astype(np.float64)
-            if not np.all((wide >= -(2.0**63)) & (wide < 2.0**63)):  # False for NaN, too
+            fp64_values = array.astype(np.float64)
+            if not np.all(
+                (fp64_values >= -(2.0**63)) & (fp64_values < 2.0**63)
+            ):  # False for NaN, too
                 where = f"{tensor.name or 'a constant'}: numbers that int64 holds"
                 raise GraphError(
-                    where, "NaN" if np.isnan(wide).any() else f"{wide.max():g}", "rewrite it"
+                    where,
+                    "NaN" if np.isnan(fp64_values).any() else f"{fp64_values.max():g}",
+                    "rewrite it",
                 )
         with np.errstate(all="ignore"):
             return array.astype(kinds.NUMPY[elem])
 
     if isinstance(tensor.known, ir.Fill):
-        value = made(Tensor(tensor.elem, (), known=tensor.known)).item()
+        value = cast_values(Tensor(tensor.elem, (), known=tensor.known)).item()
         return Tensor(elem, tensor.shape, known=ir.Fill(value))
-    return Tensor(elem, tensor.shape, known=made)
+    return Tensor(elem, tensor.shape, known=cast_values)
 
 
 # -- known while importing: constants, shapes, ranges ---------------------------------------------
@@ -193,11 +197,11 @@ def _constant(ctx: Context) -> Tensor:
         ctx.unsupported("one value", ", ".join(attrs) or "none")
     ((key, value),) = attrs.items()
     if key == "value":
-        return _stored(ctx)
+        return _value_attribute(ctx)
     return ctx.known(value, "int64" if key.startswith("value_int") else "float32")
 
 
-def _stored(ctx: Context) -> Tensor:
+def _value_attribute(ctx: Context) -> Tensor:
     """Return the tensor in attribute `value`."""
     proto = ctx.attr("value")
     if not hasattr(proto, "dims"):
@@ -211,7 +215,7 @@ def _constant_of_shape(ctx: Context) -> Tensor:
     check_size(f"{ctx.where}: shape", shape)
     if ctx.attr("value") is None:
         return Tensor("float32", shape, known=ir.Fill(0.0))
-    element = _stored(ctx)
+    element = _value_attribute(ctx)
     if element.elements != 1:
         ctx.unsupported("a value of one element", str(element.shape))
     number: Any = element.array().reshape(()).item()
@@ -226,7 +230,7 @@ def _shape(ctx: Context) -> Tensor:
 
 
 @converter("Range", "NonZero", result="int64")
-def _of_unknown_size(ctx: Context) -> Tensor:
+def _refuse_unknown_size(ctx: Context) -> Tensor:
     """Refuse: known operands are folded, the size of others depends on what is computed."""
     for i, tensor in enumerate(ctx.inputs):
         if tensor and tensor.known is None:
@@ -239,15 +243,15 @@ def _of_unknown_size(ctx: Context) -> Tensor:
 @converter("EyeLike")
 def _eye_like(ctx: Context) -> Tensor:
     shape = ctx.shape(0)
-    number = ctx.attr("dtype")
+    element_number = ctx.attr("dtype")
     k = ctx.attr("k")
-    elem = kinds.ELEMENTS[number][0] if number in kinds.ELEMENTS else ctx.elem(0)
-    if len(shape) != 2 or (number and number not in kinds.ELEMENTS):
-        ctx.unsupported("a matrix of numbers", f"{shape}, type {number}")
+    elem = kinds.ELEMENTS[element_number][0] if element_number in kinds.ELEMENTS else ctx.elem(0)
+    if len(shape) != 2 or (element_number and element_number not in kinds.ELEMENTS):
+        ctx.unsupported("a matrix of numbers", f"{shape}, type {element_number}")
     return Tensor(elem, shape, known=lambda: np.eye(*shape, k=k).astype(kinds.NUMPY[elem]))
 
 
-@converter("Trilu", types=(kinds.ANY, kinds.EVERY))
+@converter("Trilu", types=(kinds.GRAPH_TYPES, kinds.ALL_TYPES))
 def _trilu(ctx: Context) -> draft.Value | Tensor:
     """Keep one triangle: elsewhere 0 is selected."""
     x = ctx.tensor(0)
@@ -256,17 +260,17 @@ def _trilu(ctx: Context) -> draft.Value | Tensor:
         ctx.unsupported("matrices", str(x.shape))
     rows, columns = x.shape[-2:]
     k = min(max(k, -rows), columns)
-    half = np.triu if ctx.attr("upper") else np.tril
+    triangle = np.triu if ctx.attr("upper") else np.tril
     if x.known is not None:
-        return Tensor(x.elem, x.shape, known=lambda: half(x.array(), k))
+        return Tensor(x.elem, x.shape, known=lambda: triangle(x.array(), k))
     value = ctx.value(x)
     kind = ir.TensorType((rows, columns), value.type.dtype)
-    mask: Callable[[], Values] = lambda: half(np.ones(kind.shape, np.float32), k)  # noqa: E731
-    kept = ctx.net.lasting(mask, kind, f"{ctx.name}/mask")
-    return ctx.emit("select", kept, value, ctx.number(0, value.type.dtype))
+    mask: Callable[[], Values] = lambda: triangle(np.ones(kind.shape, np.float32), k)  # noqa: E731
+    mask_value = ctx.net.lasting(mask, kind, f"{ctx.name}/mask")
+    return ctx.emit("select", mask_value, value, ctx.number(0, value.type.dtype))
 
 
-@converter("OneHot", types=((*kinds.INTEGERS, *kinds.FLOATS), kinds.EVERY, kinds.ANY))
+@converter("OneHot", types=((*kinds.INTEGERS, *kinds.FLOATS), kinds.ALL_TYPES, kinds.GRAPH_TYPES))
 def _one_hot(ctx: Context) -> draft.Value:
     """Mark classes counted from 0, or back from the last; an index outside marks none.
 
@@ -280,17 +284,19 @@ def _one_hot(ctx: Context) -> draft.Value:
     if len(values) != 2 or not 1 <= depth < 2**24 or not -rank <= axis < rank:
         ctx.unsupported("a depth from 1 to 2^24 and two values", f"{depth}, {values}")
     ctx.result = ctx.elem(2)
-    at = axis % rank
+    position = axis % rank
     off, on = (ctx.number(v.item(), kinds.FORMATS[ctx.elem(2)]) for v in values)
     index = ctx.input(0)
     if ctx.elem(0) in kinds.FLOATS:
         index = ctx.emit("cast", index, dtype="int32", round="trunc")
     # Indices (2, 3), axis -1, depth 5: (2, 3, 1) is compared with (5,), which makes (2, 3, 5).
-    places = ctx.emit("reshape", ctx.cast(index, "fp32"), shape=(*shape[:at], 1, *shape[at:]))
-    classes = np.arange(depth).reshape((-1, *(1,) * (rank - 1 - at)))
-    hits = [
-        ctx.emit("equal", places, ctx.value(ctx.known(numbers, "float32")))
+    index_column = ctx.emit(
+        "reshape", ctx.cast(index, "fp32"), shape=(*shape[:position], 1, *shape[position:])
+    )
+    classes = np.arange(depth).reshape((-1, *(1,) * (rank - 1 - position)))
+    matches = [
+        ctx.emit("equal", index_column, ctx.value(ctx.known(numbers, "float32")))
         # Depth 5: index 4 meets 0 .. 4, index -1 the same class in -5 .. -1.
         for numbers in (classes, classes - depth)
     ]
-    return ctx.emit("select", ctx.cast(ctx.emit("max", *hits), on.type.dtype), on, off)
+    return ctx.emit("select", ctx.cast(ctx.emit("max", *matches), on.type.dtype), on, off)

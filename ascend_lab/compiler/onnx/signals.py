@@ -10,7 +10,7 @@ import numpy as np
 from ascend_lab.compiler.draft import Value
 from ascend_lab.compiler.onnx.context import Context, Result, converter
 from ascend_lab.compiler.onnx.model_file import NEWEST_OPSET, signature
-from ascend_lab.compiler.onnx.tensors import ANY, FLOATS, INTEGERS, Values, check_size
+from ascend_lab.compiler.onnx.tensors import FLOATS, GRAPH_TYPES, INTEGERS, Values, check_size
 
 CROP = "tf_crop_and_resize"
 ROWS = 2**16
@@ -103,8 +103,8 @@ _DOWN_TO_VERSION_10 = "ceil"
 """Which pixel version 10 takes where it makes an axis smaller; where larger, the one before."""
 
 
-@converter("Resize", types=(ANY, FLOATS, FLOATS, ("int64",)), since=10)
-@converter("Upsample", types=(ANY, FLOATS), since=7)
+@converter("Resize", types=(GRAPH_TYPES, FLOATS, FLOATS, ("int64",)), since=10)
+@converter("Upsample", types=(GRAPH_TYPES, FLOATS), since=7)
 def _resize(ctx: Context) -> Result:
     """Resize by scales or to sizes; before opset 11 coordinates are at / scale."""
     newest = signature("Resize", NEWEST_OPSET)

@@ -15,14 +15,16 @@ from ascend_lab.compiler.onnx.context import Context, Result, converter
 
 @converter("Gemm", types=(kinds.FLOATS,), since=6)
 def _gemm(ctx: Context) -> draft.Value:
-    trans = {"trans_a": bool(ctx.attr("transA")), "trans_b": bool(ctx.attr("transB"))}
+    transposes = {"trans_a": bool(ctx.attr("transA")), "trans_b": bool(ctx.attr("transB"))}
     a = ctx.input(0)
     b = ctx.input(1)
     alpha = ctx.attr("alpha")
     if ctx.has(2):
-        return ctx.emit("gemm", a, b, ctx.input(2), **trans, alpha=alpha, beta=ctx.attr("beta"))
-    out = ctx.emit("matmul", a, b, **trans)
-    return out if alpha == 1 else ctx.emit("muls", out, number=alpha)
+        return ctx.emit(
+            "gemm", a, b, ctx.input(2), **transposes, alpha=alpha, beta=ctx.attr("beta")
+        )
+    product = ctx.emit("matmul", a, b, **transposes)
+    return product if alpha == 1 else ctx.emit("muls", product, number=alpha)
 
 
 @converter("MatMul", types=((*kinds.FLOATS, "int32"),))
@@ -34,54 +36,58 @@ def _matmul(ctx: Context) -> draft.Value:
         ctx.unsupported("operands of at least 1 axis", f"{a.shape} and {b.shape}")
     # (5,) times (5, 7): (1, 5) (5, 7) = (1, 7), and (7,) in the end.
     matrix_a = a if len(a.shape) > 1 else ctx.reshape(a, (1, *a.shape))
-    right = b if len(b.shape) > 1 else ctx.reshape(b, (*b.shape, 1))
-    flat = len(matrix_a.shape) == len(right.shape) == 2
-    out = ctx.emit("matmul" if flat else "batch_matmul", matrix_a, right)
+    matrix_b = b if len(b.shape) > 1 else ctx.reshape(b, (*b.shape, 1))
+    is_matrix_product = len(matrix_a.shape) == len(matrix_b.shape) == 2
+    product = ctx.emit("matmul" if is_matrix_product else "batch_matmul", matrix_a, matrix_b)
     # the axis that made a vector a matrix leaves again
-    rows = out.shape[-2:-1] if len(a.shape) > 1 else ()
-    columns = out.shape[-1:] if len(b.shape) > 1 else ()
-    return ctx.reshape(out, (*out.shape[:-2], *rows, *columns))
+    rows = product.shape[-2:-1] if len(a.shape) > 1 else ()
+    columns = product.shape[-1:] if len(b.shape) > 1 else ()
+    return ctx.reshape(product, (*product.shape[:-2], *rows, *columns))
 
 
 # -- Einsum ---------------------------------------------------------------------------------------
 # Operands are taken from the left, two at a time. A letter of both that is still needed is a batch
 # axis, one that is not is summed in the product; letters of one side are its rows or columns.
-Named = tuple[draft.Value, str]
+LabelledTensor = tuple[draft.Value, str]
 """A tensor and a letter for each of its axes."""
-_DOTS = "0123456789"
+_ELLIPSIS_LABELS = "0123456789"
 """Names of the axes that an ellipsis stands for, counted from the last."""
 
 
 @converter("Einsum", types=(kinds.FLOATS,), since=12)
 def _einsum(ctx: Context) -> draft.Value:
-    terms, result = _parsed(ctx)
-    x: Named = (ctx.input(0), terms[0])
+    terms, result = _parse_equation(ctx)
+    x: LabelledTensor = (ctx.input(0), terms[0])
     # "ij,jk,kl->il": (ij, jk) first, where j goes and k stays, as kl still reads it.
     for i in range(1, len(terms)):
-        x = _joined(ctx, x, (ctx.input(i), terms[i]), set(result).union(*terms[i + 1 :]))
-    value, names = _summed(ctx, *x, set(result))
+        x = _product_of(ctx, x, (ctx.input(i), terms[i]), set(result).union(*terms[i + 1 :]))
+    value, names = _sum_unneeded(ctx, *x, set(result))
     return ctx.transpose(value, [names.index(name) for name in result])
 
 
-def _parsed(ctx: Context) -> tuple[list[str], str]:
+def _parse_equation(ctx: Context) -> tuple[list[str], str]:
     """Return the letters of each operand and of the result, ellipses written out."""
     equation = str(ctx.attr("equation")).replace(" ", "")
     left_side, arrow, result = equation.partition("->")
     terms = left_side.split(",")
     if len(terms) != len(ctx.inputs):
         ctx.unsupported(f"a term for each of {len(ctx.inputs)} inputs", equation)
-    full_terms = [_written(ctx, term, len(ctx.shape(i))) for i, term in enumerate(terms)]
+    full_terms = [_expand_ellipsis(ctx, term, len(ctx.shape(i))) for i, term in enumerate(terms)]
     # axes of an ellipsis are aligned at the right, as in broadcasting
     # "...ij" of a tensor of 4 axes is "10ij": axis names counted from the right, so that "...j" of
     # 2 axes, "0j", meets its last one.
-    dots = _DOTS[: max(sum(c in _DOTS for c in term) for term in full_terms)][::-1]
+    ellipsis_labels = _ELLIPSIS_LABELS[
+        : max(sum(c in _ELLIPSIS_LABELS for c in term) for term in full_terms)
+    ][::-1]
     if arrow:
-        result = result.replace("...", dots)
+        result = result.replace("...", ellipsis_labels)
     else:
         # without an arrow: letters that stand once, in the order of the alphabet
         # "ij,jk": j stands twice, so the result is "ik".
         letters = sorted("".join(full_terms))
-        result = dots + "".join(c for c in letters if letters.count(c) == 1 and c not in _DOTS)
+        result = ellipsis_labels + "".join(
+            c for c in letters if letters.count(c) == 1 and c not in _ELLIPSIS_LABELS
+        )
     if any(len(set(term)) < len(term) for term in (*full_terms, result)):
         ctx.unsupported("each letter once in a term", equation)
     if set(result) - set("".join(full_terms)):
@@ -89,35 +95,41 @@ def _parsed(ctx: Context) -> tuple[list[str], str]:
     return full_terms, result
 
 
-def _written(ctx: Context, term: str, rank: int) -> str:
+def _expand_ellipsis(ctx: Context, term: str, rank: int) -> str:
     # "...ij" of 4 axes: the dots stand for 2.
-    hidden = rank - len(term.replace("...", ""))
-    if (hidden and "..." not in term) or not 0 <= hidden <= len(_DOTS):
+    ellipsis_rank = rank - len(term.replace("...", ""))
+    if (ellipsis_rank and "..." not in term) or not 0 <= ellipsis_rank <= len(_ELLIPSIS_LABELS):
         ctx.unsupported(f"a letter for each of {rank} axes", term)
-    return term.replace("...", _DOTS[:hidden][::-1])
+    return term.replace("...", _ELLIPSIS_LABELS[:ellipsis_rank][::-1])
 
 
-def _summed(ctx: Context, x: draft.Value, names: str, needed: set[str]) -> Named:
+def _sum_unneeded(ctx: Context, x: draft.Value, names: str, needed: set[str]) -> LabelledTensor:
     """Sum over the axes nobody needs."""
     axes = tuple(i for i, name in enumerate(names) if name not in needed)
-    kept = "".join(name for name in names if name in needed)
-    return (ctx.emit("reduce_sum", x, axis=axes), kept) if axes else (x, names)
+    kept_labels = "".join(name for name in names if name in needed)
+    return (ctx.emit("reduce_sum", x, axis=axes), kept_labels) if axes else (x, names)
 
 
-def _joined(ctx: Context, left: Named, right: Named, needed: set[str]) -> Named:
+def _product_of(
+    ctx: Context, left: LabelledTensor, right: LabelledTensor, needed: set[str]
+) -> LabelledTensor:
     """Return the product of two operands, summed over what only they have."""
-    x, a = _summed(ctx, *left, needed | set(right[1]))
-    y, b = _summed(ctx, *right, needed | set(a))
+    x, left_labels = _sum_unneeded(ctx, *left, needed | set(right[1]))
+    y, right_labels = _sum_unneeded(ctx, *right, needed | set(left_labels))
     sizes: dict[str, int] = {}
-    for name, size in (*zip(a, x.shape, strict=True), *zip(b, y.shape, strict=True)):
+    for name, size in (
+        *zip(left_labels, x.shape, strict=True),
+        *zip(right_labels, y.shape, strict=True),
+    ):
         if size != 1 and sizes.get(name, 1) not in (1, size):
             ctx.unsupported(f"one size for {name}", f"{sizes[name]} and {size}")
         sizes[name] = max(size, sizes.get(name, 1))
     # "bij,bjk->bik": batch b, inner j, rows i, columns k
-    batch = "".join(name for name in a if name in b and name in needed)
-    inner = "".join(name for name in a if name in b and name not in needed)
+    batch = "".join(name for name in left_labels if name in right_labels and name in needed)
+    inner = "".join(name for name in left_labels if name in right_labels and name not in needed)
     rows, columns = (
-        "".join(n for n in letters if n not in two) for letters, two in ((a, b), (b, a))
+        "".join(n for n in letters if n not in two)
+        for letters, two in ((left_labels, right_labels), (right_labels, left_labels))
     )
 
     def matrices(x: draft.Value, names: str, *groups: str) -> draft.Value:
@@ -127,7 +139,10 @@ def _joined(ctx: Context, left: Named, right: Named, needed: set[str]) -> Named:
         x = ctx.transpose(x, [names.index(name) for name in "".join(groups)])
         return ctx.reshape(x, tuple(math.prod(sizes[n] for n in group) for group in groups))
 
-    sides = matrices(x, a, batch, rows, inner), matrices(y, b, batch, inner, columns)
+    sides = (
+        matrices(x, left_labels, batch, rows, inner),
+        matrices(y, right_labels, batch, inner, columns),
+    )
     names = batch + rows + columns
     return ctx.reshape(ctx.emit("batch_matmul", *sides), tuple(sizes[n] for n in names)), names
 
@@ -146,33 +161,33 @@ def _axes(ctx: Context) -> kinds.Shape:
     return shapes.axes_of(ctx, axes, rank)
 
 
-def _fold(ctx: Context, op: str, value: draft.Value, *, keep: bool | None = None) -> draft.Value:
-    kept = bool(ctx.attr("keepdims")) if keep is None else keep
-    return ctx.emit(op, value, axis=_axes(ctx), keepdims=kept)
+def _reduce(ctx: Context, op: str, value: draft.Value, *, keep: bool | None = None) -> draft.Value:
+    keepdims = bool(ctx.attr("keepdims")) if keep is None else keep
+    return ctx.emit(op, value, axis=_axes(ctx), keepdims=keepdims)
 
 
 @converter("ReduceSum", "ReduceProd", types=(kinds.NUMBERS, kinds.INTEGERS))
 @converter("ReduceMean", types=(kinds.FLOATS, kinds.INTEGERS))
-@converter("ReduceMax", "ReduceMin", types=(kinds.ANY, kinds.INTEGERS))
-def _reduced(ctx: Context) -> Result:
+@converter("ReduceMax", "ReduceMin", types=(kinds.GRAPH_TYPES, kinds.INTEGERS))
+def _reduction(ctx: Context) -> Result:
     """Fold; without an axis to fold the input is the result, without elements the least value."""
-    if _empty(ctx) and ctx.op in ("ReduceMax", "ReduceMin"):
-        return _least(ctx, 1 if ctx.op == "ReduceMax" else -1)
+    if _reduces_nothing(ctx) and ctx.op in ("ReduceMax", "ReduceMin"):
+        return _empty_extreme(ctx, 1 if ctx.op == "ReduceMax" else -1)
     op = f"reduce_{ctx.op.removeprefix('Reduce').lower()}"
-    return _fold(ctx, op, ctx.input(0)) if _axes(ctx) else ctx.tensor(0)
+    return _reduce(ctx, op, ctx.input(0)) if _axes(ctx) else ctx.tensor(0)
 
 
-def _empty(ctx: Context) -> bool:
+def _reduces_nothing(ctx: Context) -> bool:
     """Tell whether the axes to fold have no elements."""
     return any(ctx.shape(0)[a] == 0 for a in _axes(ctx))
 
 
-def _least(ctx: Context, sign: int) -> kinds.Tensor:
+def _empty_extreme(ctx: Context, sign: int) -> kinds.Tensor:
     """Return the result of a fold over nothing: -infinity, or the format's end, times a sign."""
     kind = kinds.NUMPY[ctx.elem(0)]
     axes = _axes(ctx)
-    kept = ctx.attr("keepdims")
-    shape = [1 if i in axes else n for i, n in enumerate(ctx.shape(0)) if kept or i not in axes]
+    keepdims = ctx.attr("keepdims")
+    shape = [1 if i in axes else n for i, n in enumerate(ctx.shape(0)) if keepdims or i not in axes]
     if ctx.elem(0) in kinds.FLOATS:
         return ctx.known(np.full(shape, -sign * np.inf), ctx.elem(0))
     # The largest of no int8 is -128, the least is 127: so a fold of two parts is that of the whole.
@@ -188,25 +203,29 @@ def _least(ctx: Context, sign: int) -> kinds.Tensor:
     "ReduceLogSumExp",
     types=(kinds.FLOATS, kinds.INTEGERS),
 )
-def _composed(ctx: Context) -> Result:
+def _composed_reduction(ctx: Context) -> Result:
     """Fold with functions before and behind."""
     x = ctx.input(0)
     op = ctx.op.removeprefix("Reduce")
     if not _axes(ctx):
         ctx.unsupported("axes to fold", "none")
-    if op == "LogSumExp" and _empty(ctx):
-        return _least(ctx, 1)
+    if op == "LogSumExp" and _reduces_nothing(ctx):
+        return _empty_extreme(ctx, 1)
     if op == "LogSumExp":
         # max + log sum exp(x - max): no exponential overflows; a limit on the maximum keeps
         # infinity - infinity, which is NaN, away
         largest: float = _LARGEST[ctx.elem(0)]
-        top = ctx.emit("clip", _fold(ctx, "reduce_max", x, keep=True), low=-largest, high=largest)
-        total = ctx.emit("log", _fold(ctx, "reduce_sum", ctx.emit("exp", ctx.emit("sub", x, top))))
-        return ctx.emit("add", ctx.emit("reshape", top, shape=total.shape), total)
+        maximum = ctx.emit(
+            "clip", _reduce(ctx, "reduce_max", x, keep=True), low=-largest, high=largest
+        )
+        total = ctx.emit(
+            "log", _reduce(ctx, "reduce_sum", ctx.emit("exp", ctx.emit("sub", x, maximum)))
+        )
+        return ctx.emit("add", ctx.emit("reshape", maximum, shape=total.shape), total)
     first_op = {"L1": "abs", "SumSquare": "square", "L2": "square"}.get(op)
-    total = _fold(ctx, "reduce_sum", ctx.emit(first_op, x) if first_op else x)
-    behind = {"L2": "sqrt", "LogSum": "log"}.get(op)
-    return ctx.emit(behind, total) if behind else total
+    total = _reduce(ctx, "reduce_sum", ctx.emit(first_op, x) if first_op else x)
+    last_op = {"L2": "sqrt", "LogSum": "log"}.get(op)
+    return ctx.emit(last_op, total) if last_op else total
 
 
 @converter("Softmax", "LogSoftmax", types=(kinds.FLOATS,))
@@ -214,16 +233,16 @@ def _softmax(ctx: Context) -> draft.Value:
     """From opset 13 along one axis; before, over all axes from `axis` on as one."""
     op = "softmax" if ctx.op == "Softmax" else "log_softmax"
     x = ctx.input(0)
-    at = ctx.attr("axis")
+    axis = ctx.attr("axis")
     if ctx.opset >= 13:
-        return ctx.emit(op, x, axis=at)
-    if not -len(x.shape) <= at <= len(x.shape):
-        ctx.unsupported(f"an axis of {x.shape}", str(at))
-    at += len(x.shape) if at < 0 else 0
-    if at == len(x.shape) - 1:
+        return ctx.emit(op, x, axis=axis)
+    if not -len(x.shape) <= axis <= len(x.shape):
+        ctx.unsupported(f"an axis of {x.shape}", str(axis))
+    axis += len(x.shape) if axis < 0 else 0
+    if axis == len(x.shape) - 1:
         return ctx.emit(op, x, axis=-1)
-    flat = ctx.emit("reshape", x, shape=(math.prod(x.shape[:at]), math.prod(x.shape[at:])))
-    return ctx.emit("reshape", ctx.emit(op, flat, axis=-1), shape=x.shape)
+    matrix = ctx.emit("reshape", x, shape=(math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
+    return ctx.emit("reshape", ctx.emit(op, matrix, axis=-1), shape=x.shape)
 
 
 @converter("LpNormalization", types=(kinds.FLOATS,))
@@ -272,30 +291,32 @@ def _lrn(ctx: Context) -> draft.Value:
 def _layer_norm(ctx: Context) -> Sequence[Result]:
     """Normalise the axes from `axis` on; sums are in fp32 or wider."""
     x = ctx.input(0)
-    tail = _tail(ctx)
+    shape = _normalised_shape(ctx)
     epsilon = ctx.attr("epsilon")
-    scale = _stretched(ctx, ctx.input(1), tail)
-    bias = _stretched(ctx, ctx.input(2), tail) if ctx.has(2) else _fill(ctx, x, tail, 0.0)
-    out = ctx.emit("layer_norm", x, scale, bias, axis=-len(tail), epsilon=epsilon)
+    scale = _expanded_parameter(ctx, ctx.input(1), shape)
+    bias = (
+        _expanded_parameter(ctx, ctx.input(2), shape) if ctx.has(2) else _fill(ctx, x, shape, 0.0)
+    )
+    out = ctx.emit("layer_norm", x, scale, bias, axis=-len(shape), epsilon=epsilon)
     if ctx.out_count == 1:
         return (out,)
-    axes = tuple(range(-len(tail), 0))
-    wide = ctx.input(0, "fp32")
-    mean = ctx.emit("reduce_mean", wide, axis=axes, keepdims=True)
-    squares = ctx.emit("square", ctx.emit("sub", wide, mean))
+    axes = tuple(range(-len(shape), 0))
+    x_fp32 = ctx.input(0, "fp32")
+    mean = ctx.emit("reduce_mean", x_fp32, axis=axes, keepdims=True)
+    squares = ctx.emit("square", ctx.emit("sub", x_fp32, mean))
     variance = ctx.emit("reduce_mean", squares, axis=axes, keepdims=True)
-    rate = ctx.emit("rsqrt", ctx.emit("adds", variance, number=epsilon))
-    return out, ctx.typed(mean, "float32"), ctx.typed(rate, "float32")
+    inverse_deviation = ctx.emit("rsqrt", ctx.emit("adds", variance, number=epsilon))
+    return out, ctx.typed(mean, "float32"), ctx.typed(inverse_deviation, "float32")
 
 
 @converter("RMSNormalization", types=(kinds.FLOATS,))
 def _rms_norm(ctx: Context) -> draft.Value:
-    tail = _tail(ctx)
-    scale = _stretched(ctx, ctx.input(1), tail)
-    return ctx.emit("rms_norm", ctx.input(0), scale, axis=-len(tail), epsilon=ctx.attr("epsilon"))
+    shape = _normalised_shape(ctx)
+    scale = _expanded_parameter(ctx, ctx.input(1), shape)
+    return ctx.emit("rms_norm", ctx.input(0), scale, axis=-len(shape), epsilon=ctx.attr("epsilon"))
 
 
-def _tail(ctx: Context) -> kinds.Shape:
+def _normalised_shape(ctx: Context) -> kinds.Shape:
     shape = ctx.shape(0)
     axis = ctx.attr("axis")
     if not -len(shape) <= axis < len(shape) or ctx.attr("stash_type") != 1:
@@ -304,15 +325,15 @@ def _tail(ctx: Context) -> kinds.Shape:
     return shape[axis % len(shape) :]
 
 
-def _stretched(ctx: Context, value: draft.Value, shape: kinds.Shape) -> draft.Value:
+def _expanded_parameter(ctx: Context, value: draft.Value, shape: kinds.Shape) -> draft.Value:
     """Return a scale broadcast to the normalised axes."""
     # A scale (1, 1, 768) for an axis of 768: its leading 1s go.
-    extra = value.shape[: max(0, len(value.shape) - len(shape))]
-    own_shape = value.shape[len(extra) :]
-    if any(n != 1 for n in extra) or np.broadcast_shapes(own_shape, shape) != shape:
+    leading_sizes = value.shape[: max(0, len(value.shape) - len(shape))]
+    trailing_shape = value.shape[len(leading_sizes) :]
+    if any(n != 1 for n in leading_sizes) or np.broadcast_shapes(trailing_shape, shape) != shape:
         ctx.unsupported(f"a scale that broadcasts to {shape}", str(value.shape))
-    value = ctx.reshape(value, own_shape)
-    return value if own_shape == shape else ctx.emit("expand", value, shape=shape)
+    value = ctx.reshape(value, trailing_shape)
+    return value if trailing_shape == shape else ctx.emit("expand", value, shape=shape)
 
 
 def _fill(ctx: Context, like: draft.Value, shape: kinds.Shape, number: float) -> draft.Value:
@@ -326,23 +347,23 @@ def _group_norm(ctx: Context) -> draft.Value:
     """Scale and bias are one per channel, before opset 21 of groups one per group."""
     x = ctx.input(0)
     shape = ctx.shape(0)
-    single = ctx.op == "InstanceNormalization"
+    is_instance_norm = ctx.op == "InstanceNormalization"
     if len(shape) < 3:
         ctx.unsupported("an image (n, c, ...)", str(shape))
     n, c, *spatial = shape
-    groups = c if single else ctx.attr("num_groups")
+    groups = c if is_instance_norm else ctx.attr("num_groups")
     if groups < 1 or c % groups:
         ctx.unsupported(f"groups that divide {c} channels", str(groups))
     # (2, 32, 14, 14) in 8 groups: rows (2, 8, 784) of 4 channels, each normed by itself.
     rows = ctx.emit("reshape", x, shape=(n, groups, math.prod(shape[1:]) // groups))
     scale, bias = (_fill(ctx, x, rows.shape[-1:], number) for number in (1.0, 0.0))
-    normal = ctx.emit("layer_norm", rows, scale, bias, epsilon=ctx.attr("epsilon"))
-    one_a_group = not single and ctx.opset < 21
-    split = (n, groups, c // groups, *spatial) if one_a_group else shape
-    wide = ctx.reshape(ctx.emit("reshape", normal, shape=shape), split)
-    column = (split[1], *(1,) * (len(split) - 2))
+    normalised = ctx.emit("layer_norm", rows, scale, bias, epsilon=ctx.attr("epsilon"))
+    has_group_parameters = not is_instance_norm and ctx.opset < 21
+    group_shape = (n, groups, c // groups, *spatial) if has_group_parameters else shape
+    grouped = ctx.reshape(ctx.emit("reshape", normalised, shape=shape), group_shape)
+    column = (group_shape[1], *(1,) * (len(group_shape) - 2))
     scale, bias = (ctx.emit("reshape", ctx.input(i), shape=column) for i in (1, 2))
-    return ctx.reshape(ctx.emit("add", ctx.emit("mul", wide, scale), bias), shape)
+    return ctx.reshape(ctx.emit("add", ctx.emit("mul", grouped, scale), bias), shape)
 
 
 @converter("MeanVarianceNormalization", types=(kinds.FLOATS,))

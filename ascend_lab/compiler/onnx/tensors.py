@@ -56,22 +56,22 @@ FORMATS = {
     "bool": "int32",
 }
 """Format in a graph; element types that are missing can be computed before it runs only."""
-WITHOUT_FORMAT = ("int64", "bool")
+TYPES_WITHOUT_FORMAT = ("int64", "bool")
 """Element types that no format says: a graph's files need to be told (`Graph.elements`)."""
 FLOATS = ("float32", "float16", "bfloat16")
 NUMBERS = (*FLOATS, "int32", "int64")
 """Types a graph computes with; evaluation refuses int64 results that int32 does not hold."""
-WHOLE = (*NUMBERS, "int8", "uint8")
+COMPUTED_TYPES = (*NUMBERS, "int8", "uint8")
 """Types of arithmetic and comparisons."""
-ANY = tuple(FORMATS)
-EVERY = tuple(NUMPY)
+GRAPH_TYPES = tuple(FORMATS)
+ALL_TYPES = tuple(NUMPY)
 """Types a known tensor may have; those not in `ANY` must end before the graph runs."""
 INTEGERS = ("int64", "int32")
-BITS = ("int32", "int8", "uint8")
+BITWISE_TYPES = ("int32", "int8", "uint8")
 """Types of whole numbers whose bits a graph holds: int64 does not fit."""
-SMALL = 2**18
+MOST_FOLDED_ELEMENTS = 2**18
 """Most elements of a tensor that is computed while importing."""
-LARGEST = 2**28
+MOST_ELEMENTS = 2**28
 """Most elements of any tensor."""
 
 
@@ -102,10 +102,10 @@ def beyond_32_bits(array: Values) -> str:
     return f"{low} .. {high}" if low < -(2**31) or high >= 2**31 else ""
 
 
-def free_name(wanted: str, taken: set[str]) -> str:
+def free_name(base_name: str, used_names: set[str]) -> str:
     """Return a name that is not taken yet, and take it."""
-    name = draft.free_name(wanted, taken)
-    taken.add(name)
+    name = draft.free_name(base_name, used_names)
+    used_names.add(name)
     return name
 
 
@@ -153,16 +153,16 @@ class Tensor:
 def known(array: Any, elem: str | None = None) -> Tensor:
     """Return a tensor known before the graph runs; `elem` casts."""
     values = np.asarray(array, NUMPY[elem] if elem else None)
-    name = elem or next(name for name, kind in NUMPY.items() if kind == values.dtype)
-    return Tensor(name, values.shape, known=values)
+    type_name = elem or next(name for name, kind in NUMPY.items() if kind == values.dtype)
+    return Tensor(type_name, values.shape, known=values)
 
 
 def check_size(where: str, shape: tuple[int, ...]) -> None:
     """Raise `InputError` for negative sizes, `UnsupportedError` for too many elements."""
     if any(n < 0 for n in shape) or len(shape) > 16:
         raise InputError(f"{where}: sizes of at least 0", str(shape)[:80], "mend the model")
-    if math.prod(shape) > LARGEST:
-        needed = f"{where}: at most {LARGEST} elements"
+    if math.prod(shape) > MOST_ELEMENTS:
+        needed = f"{where}: at most {MOST_ELEMENTS} elements"
         raise UnsupportedError(needed, str(shape)[:80], "use smaller tensors")
 
 
@@ -226,10 +226,12 @@ def pinned_shapes(
             raise InputError(f"an input of the model ({known_names})", name, "check the name")
     if batch is not None and batch < 1:
         raise InputError("a batch of at least 1", str(batch), "raise it")
-    shapes_of = {name: _given(name, sizes, shapes.get(name)) for name, sizes in stated.items()}
+    shapes_of = {
+        name: _with_stated_sizes(name, sizes, shapes.get(name)) for name, sizes in stated.items()
+    }
     if batch is not None:
-        shapes_of = _batched(stated, shapes_of, batch, shapes)
-    bound: dict[str, int] = {}
+        shapes_of = _with_batch(stated, shapes_of, batch, shapes)
+    size_of_symbol: dict[str, int] = {}
     first_input: dict[str, str] = {}
     for name, sizes in stated.items():
         for axis, (symbol, size) in enumerate(
@@ -239,53 +241,60 @@ def pinned_shapes(
                 continue
             # "batch" of two inputs must be one number: 2 (x axis 0) and 4 (mask axis 0) are
             # refused.
-            place = first_input.setdefault(symbol, f"{name} axis {axis}")
-            if bound.setdefault(symbol, size) != size:
-                got = f"{bound[symbol]} ({place}) and {size} ({name} axis {axis})"
+            first_place = first_input.setdefault(symbol, f"{name} axis {axis}")
+            if size_of_symbol.setdefault(symbol, size) != size:
+                got = f"{size_of_symbol[symbol]} ({first_place}) and {size} ({name} axis {axis})"
                 raise InputError(f"one size for {symbol}", got, "check the input shape")
-    return {name: _closed(name, sizes, bound) for name, sizes in shapes_of.items()}
+    return {
+        name: _without_symbols(name, sizes, size_of_symbol) for name, sizes in shapes_of.items()
+    }
 
 
-def _given(name: str, sizes: Sizes, wanted: Sequence[int] | None) -> Sizes:
+def _with_stated_sizes(name: str, sizes: Sizes, stated: Sequence[int] | None) -> Sizes:
     """Return the sizes with the caller's in place; fixed ones must agree."""
-    if wanted is None:
+    if stated is None:
         return sizes
-    sizes_given = tuple(int(n) for n in wanted)
-    if sizes is not None and len(sizes) != len(sizes_given):
+    stated_sizes = tuple(int(n) for n in stated)
+    if sizes is not None and len(sizes) != len(stated_sizes):
         needed = f"{len(sizes)} sizes, as in {_text(sizes)}"
-        got = f"{len(sizes_given)}: {sizes_given}"
+        got = f"{len(stated_sizes)}: {stated_sizes}"
         raise InputError(f"input {name}: {needed}", got, "check the input shape")
-    for axis, (size, asked) in enumerate(zip(sizes or sizes_given, sizes_given, strict=True)):
-        if isinstance(size, int) and size != asked:
+    for axis, (size, stated_size) in enumerate(
+        zip(sizes or stated_sizes, stated_sizes, strict=True)
+    ):
+        if isinstance(size, int) and size != stated_size:
             where = (
-                f"input {name}: a size of {size} at axis {axis} of {_text(sizes or sizes_given)}"
+                f"input {name}: a size of {size} at axis {axis} of {_text(sizes or stated_sizes)}"
             )
-            raise InputError(where, str(asked), "check the input shape")
-    return sizes_given
+            raise InputError(where, str(stated_size), "check the input shape")
+    return stated_sizes
 
 
 def _text(sizes: Sequence[int | str]) -> str:
     return f"({', '.join(str(size) or '?' for size in sizes)})"
 
 
-def _batched(
-    stated: Mapping[str, Sizes], found: Mapping[str, Sizes], batch: int, given: Mapping[str, Any]
+def _with_batch(
+    stated: Mapping[str, Sizes],
+    sizes_of_inputs: Mapping[str, Sizes],
+    batch: int,
+    given: Mapping[str, Any],
 ) -> dict[str, Sizes]:
     """Return the sizes with the batch first wherever a first size is open, or all fixed agree.
 
     Raises `InputError` naming the inputs where it is not clear which first sizes are the batch.
     """
-    heads = {name: sizes[0] for name, sizes in stated.items() if sizes}
+    first_sizes = {name: sizes[0] for name, sizes in stated.items() if sizes}
     # First sizes "batch" and "seq": only "batch" looks like a batch's name, so it is the one.
-    symbols = {head for head in heads.values() if isinstance(head, str) and head}
+    symbols = {head for head in first_sizes.values() if isinstance(head, str) and head}
     if len(symbols) > 1:
-        likely = {symbol for symbol in symbols if BATCH_NAME.fullmatch(symbol)}
-        symbols = likely if len(likely) == 1 else symbols
-    chosen = [name for name, head in heads.items() if head == "" or head in symbols]
+        batch_symbols = {symbol for symbol in symbols if BATCH_NAME.fullmatch(symbol)}
+        symbols = batch_symbols if len(batch_symbols) == 1 else symbols
+    chosen = [name for name, head in first_sizes.items() if head == "" or head in symbols]
     if None in stated.values() and not chosen:
         chosen = [name for name, sizes in stated.items() if sizes is None and name in given]
     if not chosen and fixed_batch(stated):
-        chosen = list(heads)
+        chosen = list(first_sizes)
     if not chosen or len(symbols) > 1:
         got = ", ".join(f"{name} {_text(sizes)}" for name, sizes in stated.items() if sizes)
         remedy = "state each shape instead of a batch"
@@ -294,41 +303,43 @@ def _batched(
         if name in given and tuple(given[name])[:1] != (batch,):
             got = _text(tuple(given[name]))
             raise InputError(f"input {name}: a size of {batch} at axis 0", got, "drop the batch")
-    return {n: (batch, *s[1:]) if s and n in chosen else s for n, s in found.items()}
+    return {n: (batch, *s[1:]) if s and n in chosen else s for n, s in sizes_of_inputs.items()}
 
 
-def fixed_batch(found: Mapping[str, Sizes]) -> int:
+def fixed_batch(sizes_of_inputs: Mapping[str, Sizes]) -> int:
     """Return the first size that a model fixes for all its inputs alike, or 0."""
     # Inputs (1, 3, 224, 224) and (1, 10) fix a batch of 1; (1, 10) and (2, 10) fix none.
-    heads = {sizes[0] for sizes in found.values() if sizes}
-    head = heads.pop() if len(heads) == 1 else 0
-    return head if isinstance(head, int) else 0
+    first_sizes = {sizes[0] for sizes in sizes_of_inputs.values() if sizes}
+    first_size = first_sizes.pop() if len(first_sizes) == 1 else 0
+    return first_size if isinstance(first_size, int) else 0
 
 
-def _closed(name: str, sizes: Sizes, bound: Mapping[str, int]) -> Shape:
+def _without_symbols(name: str, sizes: Sizes, size_of_symbol: Mapping[str, int]) -> Shape:
     """Return sizes with numbers for symbols; raise `UnsupportedError` where one stays open."""
     # ("batch", 3, "h", "w") with batch = 1 known is (1, 3, "h", "w"): still open.
-    filled = [bound.get(s, s) if isinstance(s, str) else s for s in sizes or ()]
-    if sizes is None or any(isinstance(s, str) for s in filled):
+    sizes_with_numbers = [
+        size_of_symbol.get(s, s) if isinstance(s, str) else s for s in sizes or ()
+    ]
+    if sizes is None or any(isinstance(s, str) for s in sizes_with_numbers):
         text = "unknown rank" if sizes is None else str(list(sizes)).replace("''", "?")
         closed_sizes = (1, 3, 224, 224) if sizes is None else sizes
-        likely = (1, 3, 224, 224) if len(closed_sizes) == 4 else (1,) * len(closed_sizes)
+        example_sizes = (1, 3, 224, 224) if len(closed_sizes) == 4 else (1,) * len(closed_sizes)
         # ("batch", 3, "h", "w"): the message proposes (1, 3, 224, 224).
         example = tuple(
-            s if isinstance(s, int) else n for s, n in zip(closed_sizes, likely, strict=True)
+            s if isinstance(s, int) else n for s, n in zip(closed_sizes, example_sizes, strict=True)
         )
-        first_only = sizes is not None and not any(isinstance(s, str) for s in sizes[1:])
+        only_batch_open = sizes is not None and not any(isinstance(s, str) for s in sizes[1:])
         got = text.replace("'", "")
-        remedy = f"pin them: shapes={{{name!r}: {example}}}{' or batch=1' * first_only}"
+        remedy = f"pin them: shapes={{{name!r}: {example}}}{' or batch=1' * only_batch_open}"
         raise UnsupportedError(f"input {name}: sizes that are numbers", got, remedy)
-    shape = tuple(int(s) for s in filled)
+    shape = tuple(int(s) for s in sizes_with_numbers)
     check_size(f"input {name}", shape)
     return shape
 
 
-def pinned_tensor(name: str, elem: str, sizes: Sizes, given: Any) -> Tensor:
+def pinned_tensor(name: str, elem: str, sizes: Sizes, value: Any) -> Tensor:
     """Return a graph input whose value is given before the graph is built."""
-    array = np.asarray(given)
+    array = np.asarray(value)
     dtype = NUMPY[elem]
     if array.dtype.kind not in "biuf" and array.dtype != dtype:
         raise InputError(f"input {name} in {elem}", str(array.dtype), "pass numbers")
@@ -336,5 +347,5 @@ def pinned_tensor(name: str, elem: str, sizes: Sizes, given: Any) -> Tensor:
     cast = array.astype(dtype)
     if dtype.kind in "biu" and not np.array_equal(cast, array):
         raise InputError(f"input {name} in {elem}", f"values of {array.dtype}", "pass whole ones")
-    _given(name, sizes, array.shape)
+    _with_stated_sizes(name, sizes, array.shape)
     return Tensor(elem, array.shape, known=cast, name=name)

@@ -14,11 +14,11 @@ import numpy as np
 from ascend_lab.compiler.draft import Value
 from ascend_lab.compiler.ir import operator_of
 from ascend_lab.compiler.onnx.context import Context, converter
-from ascend_lab.compiler.onnx.tensors import FLOATS, SMALL, Shape, Values, check_size
+from ascend_lab.compiler.onnx.tensors import FLOATS, MOST_FOLDED_ELEMENTS, Shape, Values, check_size
 from ascend_lab.errors import GraphError
 
 Pair = tuple[int, int]
-_MOST_TAPS = 64
+_MOST_KERNEL_ELEMENTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Window:
     def settings(self) -> dict[str, Any]:
         """Return the attributes of a convolution with this window."""
         attrs = {"stride": self.stride, "pad": self.pads, "dilation": self.dilation}
-        return {key: plain(value) for key, value in attrs.items()}
+        return {key: collapsed(value) for key, value in attrs.items()}
 
 
 def window_of(ctx: Context, kernel: Shape, size: Shape) -> Window:
@@ -65,17 +65,19 @@ def window_of(ctx: Context, kernel: Shape, size: Shape) -> Window:
         needed = "kernel, strides, dilations of at least 1"
         got = f"{kernel}, {stride}, {dilation}"
         raise GraphError(f"{ctx.where}: {needed}", got, "mend it")
-    if math.prod(kernel) > SMALL:
-        ctx.unsupported(f"windows of at most {SMALL} elements", str(kernel))
+    if math.prod(kernel) > MOST_FOLDED_ELEMENTS:
+        ctx.unsupported(f"windows of at most {MOST_FOLDED_ELEMENTS} elements", str(kernel))
     pads = _pads(ctx, kernel, stride, dilation, size)
     if any(n < 0 for side in pads for n in side):
         ctx.unsupported("pads of at least 0", str(pads))
     padded = tuple(n + sum(p) for n, p in zip(size, pads, strict=True))
     check_size(f"{ctx.where}: padded", (*ctx.shape(0)[:2], *padded))
     # a row (n, c, w) is an image of height 1
-    lead: Any = (1,) * (2 - rank)
-    none: Any = ((0, 0),) * (2 - rank)
-    return Window(lead + kernel, lead + stride, none + pads, lead + dilation)
+    leading_ones: Any = (1,) * (2 - rank)
+    leading_pads: Any = ((0, 0),) * (2 - rank)
+    return Window(
+        leading_ones + kernel, leading_ones + stride, leading_pads + pads, leading_ones + dilation
+    )
 
 
 def _sizes(ctx: Context, key: str, rank: int) -> Shape:
@@ -90,9 +92,9 @@ def _pads(
 ) -> tuple[Pair, ...]:
     """Return (before, after) per axis: as given, or so that the output is ceil(size / stride)."""
     rank = len(size)
-    auto = ctx.attr("auto_pad")
+    auto_pad = ctx.attr("auto_pad")
     pads = ctx.attr("pads")
-    if auto in ("NOTSET", ""):
+    if auto_pad in ("NOTSET", ""):
         # the file has all pads before the axes, then all behind
         flat = pads or (0,) * (2 * rank)
         if len(flat) != 2 * rank:
@@ -100,10 +102,10 @@ def _pads(
         return tuple((flat[i], flat[rank + i]) for i in range(rank))
     if any(pads):
         ctx.unsupported("pads or auto_pad", "both")
-    if auto == "VALID":
+    if auto_pad == "VALID":
         return ((0, 0),) * rank
-    if auto not in ("SAME_UPPER", "SAME_LOWER"):
-        ctx.unsupported("auto_pad NOTSET, VALID, SAME_UPPER or SAME_LOWER", str(auto))
+    if auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
+        ctx.unsupported("auto_pad NOTSET, VALID, SAME_UPPER or SAME_LOWER", str(auto_pad))
     if any(d != 1 for d in dilation):
         ctx.unsupported("dilations of 1 with auto_pad SAME", str(dilation))
     pairs = []
@@ -111,16 +113,16 @@ def _pads(
         total = (-(-n // s) - 1) * s + (k - 1) * d + 1 - n
         # 5 pixels, kernel 3, stride 2: 3 windows reach from 0 to 6, 2 pixels too far
         # a stride beyond the kernel needs no pad for ceil(n / s) windows; below 0 it would cut
-        pairs.append(_halves(max(total, 0), auto))
+        pairs.append(_split_pads(max(total, 0), auto_pad))
     return tuple(pairs)
 
 
-def _halves(total: int, auto: str) -> Pair:
+def _split_pads(total_pad: int, auto_pad: str) -> Pair:
     """Return pads before and after; the odd one behind for SAME_UPPER, else in front."""
     # 3 pads are (1, 2) for SAME_UPPER and (2, 1) for SAME_LOWER.
-    lower = total // 2
-    upper = total - total // 2
-    return (lower, upper) if auto == "SAME_UPPER" else (upper, lower)
+    smaller = total_pad // 2
+    larger = total_pad - total_pad // 2
+    return (smaller, larger) if auto_pad == "SAME_UPPER" else (larger, smaller)
 
 
 def as_image(ctx: Context, value: Value) -> Value:
@@ -135,13 +137,13 @@ def as_row(ctx: Context, value: Value, rank: int) -> Value:
     return value if rank == 4 else ctx.reshape(value, (*value.shape[:2], value.shape[3]))
 
 
-def plain(value: Any) -> Any:
+def collapsed(value: Any) -> Any:
     """Return equal sizes as one number, nested ones too: ((1, 1), (1, 1)) is 1."""
     if isinstance(value, int):
         return value
-    parts = [plain(v) for v in value]
-    is_uniform = isinstance(parts[0], int) and len(set(map(str, parts))) == 1
-    return parts[0] if is_uniform else tuple(value)
+    sizes = [collapsed(v) for v in value]
+    is_uniform = isinstance(sizes[0], int) and len(set(map(str, sizes))) == 1
+    return sizes[0] if is_uniform else tuple(value)
 
 
 # -- convolutions ---------------------------------------------------------------------------------
@@ -170,40 +172,46 @@ def _conv_transpose(ctx: Context) -> Value:
     shape = ctx.shape(0)
     weight = ctx.shape(1)
     spatial = shape[2:]
-    auto = ctx.attr("auto_pad")
+    auto_pad = ctx.attr("auto_pad")
     output_shape = ctx.attr("output_shape")
-    lead = (1,) * (2 - len(spatial))
+    leading_ones = (1,) * (2 - len(spatial))
     output_padding: Shape = ctx.attr("output_padding") or (0,) * len(spatial)
     if len(output_padding) != len(spatial):
         ctx.unsupported(f"{len(spatial)} sizes of output_padding", str(output_padding))
-    extra = (0,) * len(lead) + output_padding
-    if auto.startswith("SAME"):
+    extra = (0,) * len(leading_ones) + output_padding
+    if auto_pad.startswith("SAME"):
         ctx.attrs = {**ctx.attrs, "auto_pad": "NOTSET"}
     window = window_of(ctx, weight[2:], spatial)
-    size = lead + spatial
+    image_size = leading_ones + spatial
     # 5 pixels, stride 2, kernel 3: (5 - 1) 2 + 3 = 11; SAME asks for 5 * 2 = 10, so one is cut off,
     # behind for SAME_UPPER.
     full_sizes = [
-        (n - 1) * s + r for n, s, r in zip(size, window.stride, window.reach, strict=True)
+        (n - 1) * s + r for n, s, r in zip(image_size, window.stride, window.reach, strict=True)
     ]
     # the output's size is given, and the pads follow from it: full size less the target
-    if output_shape or auto.startswith("SAME"):
-        target = tuple(n * s for n, s in zip(size, window.stride, strict=True))
+    if output_shape or auto_pad.startswith("SAME"):
+        target = tuple(n * s for n, s in zip(image_size, window.stride, strict=True))
         target = (
-            (*lead, *output_shape[-len(spatial) :])
+            (*leading_ones, *output_shape[-len(spatial) :])
             if output_shape
-            else (*lead, *target[len(lead) :])
+            else (*leading_ones, *target[len(leading_ones) :])
         )
         totals = [n + e - t for n, e, t in zip(full_sizes, extra, target, strict=True)]
         if negative_pads := [-total for total in totals if total < 0]:
             ctx.unsupported(
                 "an output_shape that needs no output_padding", f"{negative_pads[0]} missing"
             )
-        window = replace(window, pads=(_halves(totals[0], auto), _halves(totals[1], auto)))
+        window = replace(
+            window, pads=(_split_pads(totals[0], auto_pad), _split_pads(totals[1], auto_pad))
+        )
     check_size(f"{ctx.where}: before its pads are cut", (*shape[:2], *full_sizes))
     values = [as_image(ctx, ctx.input(i)) for i in range(2)]
     values += [ctx.input(2)] if ctx.has(2) else []
-    settings = {**window.settings(), "output_padding": plain(extra), "groups": ctx.attr("group")}
+    settings = {
+        **window.settings(),
+        "output_padding": collapsed(extra),
+        "groups": ctx.attr("group"),
+    }
     return as_row(ctx, ctx.emit("conv_transpose2d", *values, **settings), len(shape))
 
 
@@ -214,11 +222,11 @@ def _max_pool(ctx: Context) -> Value:
     is_integer = ctx.elem(0) not in FLOATS
     window = _pool_window(ctx)
     x = as_image(ctx, ctx.input(0, "fp32" if is_integer else ""))
-    if window.dilation == (1, 1) and _fits(window):
-        out = ctx.emit("max_pool2d", x, **_pool_settings(window))
+    if window.dilation == (1, 1) and _pads_fit_kernel(window):
+        result = ctx.emit("max_pool2d", x, **_pool_settings(window))
     else:
-        out = _by_taps(ctx, x, window, "max", -math.inf)
-    return as_row(ctx, ctx.cast(out, ctx.elem(0)) if is_integer else out, len(ctx.shape(0)))
+        result = _combined_slices(ctx, x, window, "max", -math.inf)
+    return as_row(ctx, ctx.cast(result, ctx.elem(0)) if is_integer else result, len(ctx.shape(0)))
 
 
 @converter("AveragePool", types=(FLOATS,))
@@ -229,20 +237,20 @@ def _average_pool(ctx: Context) -> Value:
     """
     window = _pool_window(ctx)
     x = as_image(ctx, ctx.input(0))
-    include = bool(ctx.attr("count_include_pad"))
+    counts_padding = bool(ctx.attr("count_include_pad"))
     if window.dilation != (1, 1):
-        total = _by_taps(ctx, x, window, "add", 0.0)
-        counts = ctx.known(_counts(x.shape[2:], window, include), "float32")
-        shares = ctx.cast(ctx.value(counts), x.type.dtype)
-        return as_row(ctx, ctx.emit("div", total, shares), len(ctx.shape(0)))
-    if include and any(window.extra):
+        sums = _combined_slices(ctx, x, window, "add", 0.0)
+        counts = ctx.known(_element_counts(x.shape[2:], window, counts_padding), "float32")
+        element_counts = ctx.cast(ctx.value(counts), x.type.dtype)
+        return as_row(ctx, ctx.emit("div", sums, element_counts), len(ctx.shape(0)))
+    if counts_padding and any(window.extra):
         x = ctx.emit("pad", x, pads=((0, 0), (0, 0), *window.pads))
         window = replace(window, pads=((0, 0), (0, 0)))
-        include = False
-    if not _fits(window):
+        counts_padding = False
+    if not _pads_fit_kernel(window):
         ctx.unsupported("pads smaller than the kernel", f"{window.pads} for {window.kernel}")
-    out = ctx.emit("avg_pool2d", x, count_include_pad=include, **_pool_settings(window))
-    return as_row(ctx, out, len(ctx.shape(0)))
+    result = ctx.emit("avg_pool2d", x, count_include_pad=counts_padding, **_pool_settings(window))
+    return as_row(ctx, result, len(ctx.shape(0)))
 
 
 @converter("GlobalAveragePool", "GlobalMaxPool", types=(FLOATS,))
@@ -251,9 +259,9 @@ def _global_pool(ctx: Context) -> Value:
     x = ctx.input(0)
     if len(x.shape) < 3:
         ctx.unsupported("an image (n, c, ...)", str(x.shape))
-    flat = (*x.shape[:2], 1, math.prod(x.shape[2:]))
-    out = ctx.emit(op, x if len(x.shape) == 4 else ctx.reshape(x, flat))
-    return ctx.reshape(out, (*x.shape[:2], *(1,) * (len(x.shape) - 2)))
+    flat_shape = (*x.shape[:2], 1, math.prod(x.shape[2:]))
+    result = ctx.emit(op, x if len(x.shape) == 4 else ctx.reshape(x, flat_shape))
+    return ctx.reshape(result, (*x.shape[:2], *(1,) * (len(x.shape) - 2)))
 
 
 @converter("LpPool", types=(FLOATS,), since=2)
@@ -281,10 +289,10 @@ def _global_lp_pool(ctx: Context) -> Value:
 
 def _powered(ctx: Context, x: Value) -> Value:
     p = ctx.attr("p")
-    size = ctx.emit("abs", x)
+    magnitude = ctx.emit("abs", x)
     if p < 1:
         ctx.unsupported("p of at least 1", str(p))
-    return size if p == 1 else ctx.emit("pow", size, ctx.number(p, x.type.dtype))
+    return magnitude if p == 1 else ctx.emit("pow", magnitude, ctx.number(p, x.type.dtype))
 
 
 def _root(ctx: Context, x: Value) -> Value:
@@ -303,9 +311,11 @@ def _pool_window(ctx: Context) -> Window:
     window = window_of(ctx, ctx.attr("kernel_shape"), size)
     if not ctx.attr("ceil_mode") or ctx.attr("auto_pad") not in ("NOTSET", ""):
         return window
-    wide = (1,) * (2 - len(size)) + size
+    image_size = (1,) * (2 - len(size)) + size
     extra = []
-    for n, pads, reach, step in zip(wide, window.pads, window.reach, window.stride, strict=True):
+    for n, pads, reach, step in zip(
+        image_size, window.pads, window.reach, window.stride, strict=True
+    ):
         # 6 pixels, kernel 3, stride 2, no pads: ceil(3 / 2) + 1 = 3 windows, and the last one, at
         # 4, reaches 1 pixel too far.
         count = -(-(n + sum(pads) - reach) // step) + 1
@@ -315,17 +325,17 @@ def _pool_window(ctx: Context) -> Window:
     return replace(window, extra=(extra[0], extra[1]))
 
 
-def _fits(window: Window) -> bool:
+def _pads_fit_kernel(window: Window) -> bool:
     """Tell whether each pad is smaller than the kernel, as the pooling operators ask."""
     return all(max(p) < k for p, k in zip(window.reached, window.kernel, strict=True))
 
 
 def _pool_settings(window: Window) -> dict[str, Any]:
     attrs = {"kernel": window.kernel, "stride": window.stride, "pad": window.reached}
-    return {key: plain(value) for key, value in attrs.items()}
+    return {key: collapsed(value) for key, value in attrs.items()}
 
 
-def _counts(size: Shape, window: Window, include: bool) -> Values:
+def _element_counts(size: Shape, window: Window, include: bool) -> Values:
     """Return how many elements each window of a dilated kernel averages: a mask convolved."""
     mask = np.pad(np.ones(size), window.pads, constant_values=include)
     mask = np.pad(mask, tuple((0, n) for n in window.extra))
@@ -336,10 +346,12 @@ def _counts(size: Shape, window: Window, include: bool) -> Values:
     return counts
 
 
-def _by_taps(ctx: Context, x: Value, window: Window, op: str, border: float) -> Value:
+def _combined_slices(ctx: Context, x: Value, window: Window, op: str, border: float) -> Value:
     """Combine one strided slice of the padded image for each element of the kernel."""
-    if math.prod(window.kernel) > _MOST_TAPS:
-        ctx.unsupported(f"dilated kernels of at most {_MOST_TAPS} elements", str(window.kernel))
+    if math.prod(window.kernel) > _MOST_KERNEL_ELEMENTS:
+        ctx.unsupported(
+            f"dilated kernels of at most {_MOST_KERNEL_ELEMENTS} elements", str(window.kernel)
+        )
     if ctx.attr("pads") or any(map(any, window.reached)):
         x = ctx.emit("pad", x, pads=((0, 0), (0, 0), *window.reached), value=border)
     n, c, h, w = x.shape
@@ -347,11 +359,11 @@ def _by_taps(ctx: Context, x: Value, window: Window, op: str, border: float) -> 
     last_starts = [s - r for s, r in zip((h, w), window.reach, strict=True)]
     if min(last_starts) < 0:
         ctx.unsupported("a window no larger than the padded image", f"{window.reach}")
-    taps = []
+    slices = []
     for i, j in itertools.product(*map(range, window.kernel)):
         top = i * window.dilation[0]
         first_column = j * window.dilation[1]
         end = (n, c, top + last_starts[0] + 1, first_column + last_starts[1] + 1)
         step = (1, 1, *window.stride)
-        taps.append(ctx.emit("slice", x, begin=(0, 0, top, first_column), end=end, step=step))
-    return functools.reduce(lambda one, other: ctx.emit(op, one, other), taps)
+        slices.append(ctx.emit("slice", x, begin=(0, 0, top, first_column), end=end, step=step))
+    return functools.reduce(lambda one, other: ctx.emit(op, one, other), slices)

@@ -260,7 +260,10 @@ class OfflineModel:
         for kind in graph.types.values():
             # A layout may pad: 3 channels are stored as 16.
             size = max(kind.elements, math.prod(kind.stored_shape))
-            file.need(size <= tensors.LARGEST, f"tensor of at most {tensors.LARGEST:,} elements")
+            file.need(
+                size <= tensors.MOST_ELEMENTS,
+                f"tensor of at most {tensors.MOST_ELEMENTS:,} elements",
+            )
         return replace(graph, narrowed=frozenset(data["narrowed"]))
 
     def gear(
