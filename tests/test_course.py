@@ -15,7 +15,7 @@ from command_lines import refused, run
 
 from ascend_lab.course import Enrolled, grade, load, mark, sandbox, start, write_report
 from ascend_lab.course.assignment import notebook_of
-from ascend_lab.course.grade import cases_of, moved, read_log, read_roster, try_cases
+from ascend_lab.course.grade import cases_of, changes_since, read_log, read_roster, try_cases
 from ascend_lab.course.handin import (
     HandIn,
     fingerprints,
@@ -238,12 +238,12 @@ def test_grading_twice_gives_the_same_bytes_and_regrading_says_why(tmp_path, toy
         toy.public.judge = lambda case, answer: judge(
             case, {**answer, "sums": [int(s) for s in answer["sums"]]}
         )
-        again = grade(toy, work, secret=SECRET, roster=read_roster(roster), known=known)
+        again = grade(toy, work, secret=SECRET, roster=read_roster(roster), known_answers=known)
     finally:
         toy.public.judge = judge
     bob = next(m for m in again if m.student == "bob")
     assert bob.points["hidden"] == 25
-    assert any("whole: now holds" in line for line in moved(before["bob"], bob))
+    assert any("whole: now holds" in line for line in changes_since(before["bob"], bob))
 
 
 def test_hidden_cases_stay_hidden(tmp_path, toy):
@@ -462,6 +462,6 @@ def test_a_long_wait_is_said(monkeypatch):
     monkeypatch.setattr(sandbox, "PATIENCE_S", 0.2)
     told = []
     source = "import time\ndef f(): time.sleep(1)"
-    (found,) = sandbox.answers_of(source, [sandbox.Call("f", {})], told=told.append)
+    (found,) = sandbox.answers_of(source, [sandbox.Call("f", {})], report_wait=told.append)
     assert found.error == ""
     assert re.fullmatch(r"call 1 of 1: still waiting after \d s; it may take 10 s of .*", told[-1])

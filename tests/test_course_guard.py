@@ -129,7 +129,7 @@ def test_what_a_judge_passes_on_is_made_sound(toy):
     assert many.points == {"public": 30, "hidden": 25, "performance": 0}
     assert graded(toy, GOOD.replace('"steps": 10', '"steps": 10**400')).total == 0
     said = graded(toy, "def sums(values, offset): return {'sums': ['\x1b[2J' * 9000], 'steps': 1}")
-    texts = [text for tried in said.tried for text in tried.faults.values()]
+    texts = [text for tried in said.case_results for text in tried.faults.values()]
     assert texts and max(map(len, texts)) < 4000
     assert not [text for text in texts if "\x1b" in text]
 
@@ -153,7 +153,7 @@ def test_a_judge_that_fails_or_hangs_costs_one_hand_in(toy, monkeypatch):
     monkeypatch.setattr(toy.public, "judge", judge)
     got = graded(toy, GOOD)
     assert got.total == 0
-    assert [one for one in got.tried if "others of this hand-in took too long" in
+    assert [one for one in got.case_results if "others of this hand-in took too long" in
             next(iter(one.faults.values()))]  # fmt: skip
 
     def dies(task, tried):
@@ -517,7 +517,7 @@ def test_a_package_that_only_root_reads_is_copied_for_hand_ins(tmp_path, monkeyp
     monkeypatch.setattr(shelf, "PACKAGE", package)
     laid = tmp_path / "shelf"
     laid.mkdir()
-    shelf.laid(laid, ["ascend_lab.shut"])
+    shelf.fill(laid, ["ascend_lab.shut"])
     part = laid / "ascend_lab" / "open" / "part.py"
     assert part.read_text() == "x = 1"
     assert not part.is_symlink() and part.stat().st_mode & 0o777 == 0o644

@@ -12,7 +12,7 @@ from test_course_wall import GOOD
 
 from ascend_lab.course import Enrolled, Judged, draw, load, mark, start, write_report
 from ascend_lab.course.assignment import NO_TWIST, Rules, notebook_of
-from ascend_lab.course.grade import mark_of, rules_said, settled, try_cases
+from ascend_lab.course.grade import apply_value_rules, mark_of, rule_lines, try_cases
 from ascend_lab.course.handin import HandIn, source_of
 from ascend_lab.errors import InputError
 from bench import honest
@@ -73,7 +73,7 @@ def test_the_first_wrong_value_caps_the_points(name, source):
     task, _ = drawn(name)
     done = tried(name, source)
     assert sum(mark_of(task, done).values()) <= 30.0
-    assert "a wrong value in" in "".join(rules_said(task, done))
+    assert "a wrong value in" in "".join(rule_lines(task, done))
     assert all(one.judged.cost is None for one in done if one.judged.wrong)
 
 
@@ -114,7 +114,7 @@ def test_what_an_answer_is_fed_follows_from_secret_and_answer():
 )
 def test_nothing_below_a_bound_is_a_success(judged, wrong, cost):
     task = replace(load("A0", TOY), rules=Rules(wrong=("right",), wrong_share=0.375))
-    got = settled(task, judged)
+    got = apply_value_rules(task, judged)
     assert got.wrong.startswith(wrong) and bool(got.wrong) == bool(wrong)
     assert got.cost == cost
     if wrong.startswith("cost"):

@@ -1,9 +1,9 @@
-"""The verb `course`: the steps of an assignment, from its hand-out to a folder of graded work.
+"""The command `ascend-lab course`: handing out an assignment, checking answers and grading them.
 
-ascend-lab course start A1 --student ada          a hand-out, in the folder A1
-ascend-lab course check A1 A1/start.py            what the public cases say of an answer
-ascend-lab course grade A1 handed_in --out report points of all, public cases and hidden ones
-ascend-lab course pack A1                         the grader, to run on Gradescope
+ascend-lab course start A1 --student ada          write the files of an assignment to the folder A1
+ascend-lab course check A1 A1/start.py            run the public cases on an answer
+ascend-lab course grade A1 handed_in --out report grade a folder of answers, on hidden cases too
+ascend-lab course pack A1                         write the archive for grading on Gradescope
 """
 
 import argparse
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ascend_lab.course import Assignment, Mark
 
 ACTIONS = ("start", "check", "grade", "pack")
-# The actions with which each flag counts; with another action it is refused.
-ONLY = {
+# Flag -> the actions that use it; with another action it is refused.
+ACTIONS_OF_FLAG = {
     "--student": ("start", "check"),
     "--output": ("start", "pack"),
     "--out": ("grade",),
@@ -36,14 +36,14 @@ ONLY = {
 
 
 def _course(arguments: argparse.Namespace) -> int:
-    """Check what the flags ask for, load the assignment and run the action on it."""
+    """Check the flags, load the assignment and run the action on it."""
     from ascend_lab.course import load
 
-    for name, actions in ONLY.items():
+    for name, actions in ACTIONS_OF_FLAG.items():
         if arguments.action not in actions:
             refuse_idle(arguments, f"with course {' or '.join(actions)}", name)
     _refuse_work(arguments)
-    # A course named with --course counts more than the hand-out that a file lies in.
+    # --course takes precedence over the hand-out that the student's file lies in.
     hand_out = _hand_out_of(arguments.work) if arguments.action == "check" else None
     handed_in = arguments.work if arguments.action == "grade" else None
     task = load(arguments.assignment, arguments.course or hand_out, handed_in)
@@ -53,15 +53,15 @@ def _course(arguments: argparse.Namespace) -> int:
     if arguments.action in ("grade", "pack") and task.hidden is None and not task.exercises:
         remedy = "name the course with --course: a hand-out cannot grade"
         raise InputError(f"hidden.py of {task.name}", f"none in {task.folder}", remedy)
-    run = {"start": _start, "check": _check, "grade": _grade, "pack": _pack}
-    return run[arguments.action](task, arguments)
+    run_action = {"start": _start, "check": _check, "grade": _grade, "pack": _pack}
+    return run_action[arguments.action](task, arguments)
 
 
 def _hand_out_of(work: str) -> Path | None:
-    """Return the folder of the hand-out that a student's file lies in, None if there is none.
+    """Return the folder of a student's file if it is a hand-out, with a judge; None otherwise.
 
-    Only `check` takes the judge that it holds: a student runs that on their own machine. `grade`
-    must not, as whoever hands in a file could hand in a judge with it.
+    Only `check`, which students run on their own machines, uses the judge of that folder. `grade`
+    must not: a student could hand in a judge that accepts everything.
     """
     folder = Path(work).resolve().parent
     has_judge = all((folder / name).is_file() for name in ("assignment.toml", "instance.json"))
@@ -69,19 +69,19 @@ def _hand_out_of(work: str) -> Path | None:
 
 
 def _refuse_work(arguments: argparse.Namespace) -> None:
-    """Raise `InputError` for a file that the action does not take, or for one that is missing."""
+    """Raise `InputError` if the argument FILE is missing, or given to an action without one."""
     action = arguments.action
     name = arguments.assignment
     work = arguments.work
-    work_of_action = {
+    needed_work = {
         "check": f"your file, e.g. course check {name} {name}/start.py",
         "grade": f"the folder of hand-ins, e.g. course grade {name} handed_in --out report",
     }
-    if action not in work_of_action:
+    if action not in needed_work:
         if work is not None:
             raise InputError(f"{action}: no file", work, f"e.g. course {action} {name}")
     elif work is None:
-        raise InputError(f"{action}: {work_of_action[action]}", "nothing after the assignment")
+        raise InputError(f"{action}: {needed_work[action]}", "nothing after the assignment")
     elif action == "check" and Path(work).is_dir():
         files = sorted(path for path in Path(work).iterdir() if path.suffix in (".py", ".ipynb"))
         # public.py holds the public cases, which students may read and do not hand in.
@@ -93,13 +93,13 @@ def _refuse_work(arguments: argparse.Namespace) -> None:
 
 
 def _start(task: "Assignment", arguments: argparse.Namespace) -> int:
-    """Write a student's hand-out, with sizes drawn from their name, and say what comes next."""
+    """Write a student's hand-out, with sizes drawn from their name, and print the next command."""
     from ascend_lab.course import start
 
     if not arguments.student:
         raise InputError("--student ID", "none", "the name your course knows you by")
     out = Path(arguments.output or task.name)
-    # The same name gives the same hand-out again, on any machine.
+    # The name is the random seed: it gives the same hand-out on any machine.
     files = start(task, arguments.student, out)
     next_command = f"ascend-lab course check {task.name} {out / 'start.py'}"
     lines = [f"{task.name} {task.title}: {', '.join(files)} in {out}"]
@@ -109,45 +109,50 @@ def _start(task: "Assignment", arguments: argparse.Namespace) -> int:
 
 
 def _check(task: "Assignment", arguments: argparse.Namespace) -> int:
-    """Run the public cases on an answer and print what each says, and the points."""
+    """Run the public cases on an answer and print the faults of each, and the points."""
     from ascend_lab.course import check, handin
-    from ascend_lab.course.grade import faults_said, mark_of, rules_said
+    from ascend_lab.course.grade import fault_lines, mark_of, rule_lines
 
     path = Path(arguments.work)
     source = handin.source_of(path.name, read_file(path, "your file", ARRAY_BYTES), task.functions)
-    # Exercises of the book are the same for all; an assignment's sizes are drawn by student.
-    student = arguments.student or ("" if task.exercises else _handed_to(path.parent))
-    # A judge may take minutes: what it says meanwhile goes to standard error.
-    tried = check(task, source, student, path.name, lambda text: print(text, file=sys.stderr))
-    points = mark_of(task, tried)
+    # Exercises of the book are the same for all students; sizes of assignments are not.
+    student = arguments.student or ("" if task.exercises else _student_of(path.parent))
+    # An answer may take minutes; progress goes to standard error.
+    case_results = check(
+        task, source, student, path.name, lambda text: print(text, file=sys.stderr)
+    )
+    points = mark_of(task, case_results)
     # ", cost 120 (0 points at 200, full at 100): 80%" where points grow with the speed
-    reached = {
+    cost_texts = {
         result.case: f", cost {result.judged.cost:g} (0 points at {result.judged.base:g}, full at "
         f"{result.judged.target:g}): {result.share():.0%}"
-        for result in tried
+        for result in case_results
         if result.timed and not result.faults
     }
     lines = [
-        f"{cases:24} {fault or 'holds' + reached.get(cases, '')}"
-        for cases, fault in faults_said(task, tried)
+        f"{cases:24} {fault or 'holds' + cost_texts.get(cases, '')}"
+        for cases, fault in fault_lines(task, case_results)
     ]
     lines += [
         f"{criterion}: {value:.1f} of {task.points[criterion]:g} points"
         for criterion, value in points.items()
     ]
-    lines += rules_said(task, tried)
+    lines += rule_lines(task, case_results)
     if not task.exercises:
         lines.append("hidden cases are like these, others; the work log is read by a person")
     data = {
         "points": points,
-        "cases": {t.case: {"faults": t.faults, "cost": t.judged.cost} for t in tried},
+        "cases": {
+            result.case: {"faults": result.faults, "cost": result.judged.cost}
+            for result in case_results
+        },
     }
     emit(arguments.json, data, lines)
-    return 1 if any(result.faults for result in tried) else 0
+    return 1 if any(result.faults for result in case_results) else 0
 
 
-def _handed_to(folder: Path) -> str:
-    """Return the student whose hand-out a folder is; raise `InputError` if it does not say."""
+def _student_of(folder: Path) -> str:
+    """Return the student of a hand-out; raise `InputError` if it names none."""
     instance = folder / "instance.json"
     if not instance.is_file():
         raise InputError("--student ID", f"no instance.json in {folder}", "give --student")
@@ -160,7 +165,7 @@ def _handed_to(folder: Path) -> str:
 
 
 def _grade(task: "Assignment", arguments: argparse.Namespace) -> int:
-    """Grade a folder of hand-ins and write the report; `--again` says what moved since."""
+    """Grade a folder of hand-ins and write the report; `--again` compares it with the last one."""
     from ascend_lab.course import grade, read_roster, read_secret, report, standing_wall
     from ascend_lab.course.grade import read_log
 
@@ -169,10 +174,10 @@ def _grade(task: "Assignment", arguments: argparse.Namespace) -> int:
     check_least(arguments, "--jobs", 1)
     out = Path(arguments.out)
     secret = read_secret(arguments.secret)
-    # Both the folder and the wall are checked now, not after hours of grading.
+    # The output folder is checked now, not after hours of grading.
     usable_folder(next(folder for folder in (out, *out.parents) if folder.exists()))
     previous_answers, previous_lines = read_log(out / "log.jsonl") if arguments.again else ({}, {})
-    previous_rows = _rows(out / "grades.csv") if arguments.again else {}
+    previous_rows = _read_grades(out / "grades.csv") if arguments.again else {}
     roster = read_roster(arguments.roster)
     if not Path(arguments.work).exists():
         raise InputError("a hand-in or a folder of them", arguments.work, "check the path")
@@ -182,12 +187,12 @@ def _grade(task: "Assignment", arguments: argparse.Namespace) -> int:
         Path(arguments.work),
         secret=secret,
         roster=roster,
-        known=previous_answers,
+        known_answers=previous_answers,
         jobs=arguments.jobs,
     )
-    anew, changes = _compared(marks, previous_rows, previous_lines)
+    rerun_notes, changes = _compared(marks, previous_rows, previous_lines)
     report.write_report(task, marks, out, secret, changes)
-    lines = [_line(mark, previous_rows, anew, changes) for mark in marks]
+    lines = [_line(mark, previous_rows, rerun_notes, changes) for mark in marks]
     lines.append(f"{len(marks)} hand-ins: {out / 'grades.csv'}, {out / 'index.html'}")
     if not secret:
         lines.append(NO_SECRET)
@@ -204,7 +209,7 @@ def _grade(task: "Assignment", arguments: argparse.Namespace) -> int:
 
 Row = dict[str, str]
 Notes = dict[str, list[str]]
-"""By student: why answers were run again, or which cases moved."""
+"""Student -> the reasons why answers were run again, or the cases that changed."""
 
 
 def _compared(
@@ -212,50 +217,55 @@ def _compared(
     previous_rows: Mapping[str, Row],
     previous_lines: Mapping[str, Sequence[Mapping[str, object]]],
 ) -> tuple[Notes, Notes]:
-    """Return which answers had to be run again, and everything that moved since a report.
+    """Return why answers were run again, and all changes since an earlier report, by student.
 
     Both are empty without --again.
     """
-    from ascend_lab.course.grade import moved, run_anew
+    from ascend_lab.course.grade import changes_since, rerun_reasons
 
-    anew = {
-        mark.student: run_anew(
+    rerun_notes = {
+        mark.student: rerun_reasons(
             previous_rows[mark.student], previous_lines.get(mark.student, ()), mark
         )
         for mark in marks
         if mark.student in previous_rows
     }
     changes = {
-        mark.student: [*anew.get(mark.student, ()), *moved(previous_lines[mark.student], mark)]
+        mark.student: [
+            *rerun_notes.get(mark.student, ()),
+            *changes_since(previous_lines[mark.student], mark),
+        ]
         for mark in marks
         if mark.student in previous_lines
     }
-    return anew, changes
+    return rerun_notes, changes
 
 
-def _line(mark: "Mark", previous_rows: Mapping[str, Row], anew: Notes, changes: Notes) -> str:
+def _line(
+    mark: "Mark", previous_rows: Mapping[str, Row], rerun_notes: Notes, changes: Notes
+) -> str:
     """Return a student's points as a line: "ada  78.0  (values 60.0, speed 18.0)"."""
     from ascend_lab.course.texts import shown
 
     points = dict(mark.points) | ({"late": -mark.late_points} if mark.late_points else {})
     parts = ", ".join(f"{criterion} {value:.1f}" for criterion, value in points.items())
     line = f"{mark.student:24} {mark.total:6.1f}  ({parts})"
-    was = float(previous_rows.get(mark.student, {}).get("total", mark.total))
-    if was != mark.total:
-        # Three causes fill a line; the report has all of them.
-        why = "; ".join(changes.get(mark.student, [])[:3]) or "points of the log, or lateness"
-        line += f"  was {was:.1f}: {why}"
-    elif anew.get(mark.student):
-        line += f"  as before: {anew[mark.student][0]}"
-    return shown(line, 1000)  # names and faults come from hand-ins: no control characters
+    previous_total = float(previous_rows.get(mark.student, {}).get("total", mark.total))
+    if previous_total != mark.total:
+        # Three reasons fill a line; the report has all of them.
+        reasons = "; ".join(changes.get(mark.student, [])[:3]) or "points of the log, or lateness"
+        line += f"  was {previous_total:.1f}: {reasons}"
+    elif rerun_notes.get(mark.student):
+        line += f"  as before: {rerun_notes[mark.student][0]}"
+    return shown(line, 1000)  # without control characters, as names and faults come from hand-ins
 
 
-def _rows(table: Path) -> dict[str, Row]:
+def _read_grades(table: Path) -> dict[str, Row]:
     """Return the rows of an earlier grades.csv by student."""
     import csv
 
     with table.open(encoding="utf-8", newline="") as file:
-        # The report puts ' before an id such as =1+1, which a spreadsheet would compute.
+        # The report writes ' before an id such as =1+1, which a spreadsheet would compute.
         return {row["id"].removeprefix("'"): row for row in csv.DictReader(file)}
 
 
@@ -263,7 +273,7 @@ NO_SECRET = "no --secret: students who know this course can draw the hidden case
 
 
 def _pack(task: "Assignment", arguments: argparse.Namespace) -> int:
-    """Write the archive that Gradescope takes: the grader with an assignment and the secret."""
+    """Write the archive for Gradescope: the package, an assignment and the term's secret."""
     from ascend_lab.course import read_secret, report
 
     out = arguments.output or f"{task.name}_gradescope.zip"

@@ -1,17 +1,17 @@
-"""Clusters: topologies, collectives that move real arrays, and how long they take.
+"""Clusters of NPUs: topologies, collective operations on real arrays, and their times.
 
 Begin with these:
 
 - `load_topology`: a cluster by name, such as "910a-roce:64", or from a TOML file.
-- `Topology`, `ring`, `star`, `full_mesh`: one of your own.
-- `collective_time`: the quickest algorithm of a collective there, and its time.
+- `Topology`, `ring`, `star`, `full_mesh`: build a topology of your own.
+- `collective_time`: the quickest algorithm of a collective on a topology, and its time.
 - `compare`: all algorithms that apply, the quickest first.
 - `make`: the schedule of one algorithm; `execute` moves arrays by it, `time_collective` times it.
 - `fit_collective`: latency and rate of links from measured times.
 
-What was prepared for a topology is remembered, so that the next size costs microseconds to
-milliseconds. Gradients go together in buckets: here are the rule that closes them, and what
-sending costs. Training graphs are in `train`, parallel plans in `parallel`.
+Schedules prepared for a topology are cached, so that timing them for another size takes
+microseconds to milliseconds. Data-parallel training all-reduces gradients in buckets of about 25
+MiB: `closed` forms the buckets. Training graphs are in `train`, parallel plans in `parallel`.
 
 Four ranks add up their arrays along a ring; on a cluster of 16 devices 100 MB take milliseconds:
 
@@ -30,6 +30,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import permutations
 
 import numpy as np
 
@@ -85,15 +86,16 @@ BUCKET_BYTES = 25 * 2**20
 FIRST_BYTES = 2**20
 """Sizes of PyTorch's DistributedDataParallel: 25 MiB, the first 1 MiB ({cite}`ddp2020`)."""
 SMALLEST_BYTES = 1024.0
-STEP = 4.0
+SIZE_FACTOR = 4.0
+"""`Interpolated` computes costs at 1, 4, 16, ... KiB."""
 
 
 def checked(segments: Sequence[Sequence[int]], count: int) -> Segments:
-    """Return the segments; raise `InputError` unless they cover 0 .. count - 1 in order."""
+    """Return segments of gradients; raise `InputError` unless they cover 0 .. count - 1 in turn."""
     bounds = tuple((int(a), int(b)) for a, b in segments)
     # For 5 gradients ((0, 1), (2, 4)) is valid; ((0, 1), (3, 4)) misses gradient 2.
-    flat = [i for a, b in bounds for i in range(a, b + 1)]
-    if flat != list(range(count)) or any(a > b for a, b in bounds):
+    covered = [i for a, b in bounds for i in range(a, b + 1)]
+    if covered != list(range(count)) or any(a > b for a, b in bounds):
         needed = f"segments (first, last) that are gradients 0 to {count - 1} in order"
         raise InputError(needed, str(bounds)[:80], "leave no gap")
     return bounds
@@ -104,9 +106,9 @@ def closed(
     limit_bytes: float = BUCKET_BYTES,
     first_bytes: float = FIRST_BYTES,
 ) -> Segments:
-    """Return the buckets of gradients whose bytes add up to these sums, 0 in front.
+    """Return the buckets of gradients, given the cumulative sums of their bytes, from 0 on.
 
-    One is closed when it holds `limit_bytes`, the first when it holds `first_bytes`.
+    A bucket is closed once it holds `limit_bytes`, the first one once it holds `first_bytes`.
     """
     buckets: list[tuple[int, int]] = []
     start = 0
@@ -124,23 +126,24 @@ def closed(
 
 @dataclass(frozen=True)
 class Interpolated:
-    """A cost known at 1 KiB times powers of 4, straight between them; found when first needed.
+    """A cost as a function of bytes, interpolated linearly between 1, 4, 16, ... KiB.
 
-    Exact where the cost is alpha + n beta between neighbours; the time of an algorithm chosen anew
-    at every size is overstated between, by less than the algorithms differ.
+    The costs at these sizes are computed when first needed. The interpolation is exact where the
+    cost is alpha + n beta. Where the quickest algorithm changes between two sizes, it is too high,
+    by less than the difference of the algorithms.
     """
 
     exact: Cost
-    known: dict[int, float] = field(default_factory=dict)
+    computed_s: dict[int, float] = field(default_factory=dict)
 
     def __call__(self, size_bytes: float) -> float:
-        """Return the seconds; 0 for nothing."""
+        """Return the cost of a size in seconds; 0 for 0 bytes."""
         if size_bytes <= 0:
             return 0.0
         # 6 KiB is between 4 KiB (k = 1) and 16 KiB (k = 2), a sixth of the way.
-        place = math.log(size_bytes / SMALLEST_BYTES, STEP)
-        low = max(0, math.floor(place))
-        below_bytes, above_bytes = (SMALLEST_BYTES * STEP**k for k in (low, low + 1))
+        exponent = math.log(size_bytes / SMALLEST_BYTES, SIZE_FACTOR)
+        low = max(0, math.floor(exponent))
+        below_bytes, above_bytes = (SMALLEST_BYTES * SIZE_FACTOR**k for k in (low, low + 1))
         start = self._at(low)
         end = self._at(low + 1)
         return max(
@@ -148,15 +151,16 @@ class Interpolated:
         )
 
     def _at(self, k: int) -> float:
-        if k not in self.known:
-            self.known[k] = self.exact(SMALLEST_BYTES * STEP**k)
-        return self.known[k]
+        """Return the cost of 4^k KiB."""
+        if k not in self.computed_s:
+            self.computed_s[k] = self.exact(SMALLEST_BYTES * SIZE_FACTOR**k)
+        return self.computed_s[k]
 
 
 # -- a collective by name -------------------------------------------------------------------------
 Groups = Sequence[Sequence[int]]
-MOST_STEPS = 2**17
-"""Chunks times rounds at most: more would take minutes to lay out."""
+MAX_ROUNDS = 2**17
+"""Most rounds times chunks of a schedule: more would take minutes to build."""
 
 
 def make(
@@ -168,15 +172,15 @@ def make(
     chunks: int = 1,
     groups: Groups | None = None,
 ) -> Schedule:
-    """Return the schedule of a collective for `ranks` ranks, or one rank for each device.
+    """Return the schedule of a collective for `ranks` ranks, or for one rank on each device.
 
-    `chunks` cuts the tensor: stages of a hierarchical collective and hops of a chain overlap, other
-    algorithms run chunk after chunk (staging buffers of size / chunks). `groups` are the ranks of
-    each server, needed by the algorithms in `LEVELS`; default: the topology's, or one server. A
-    name with "(4" takes every four ranks of a server, in order, for a server. "(mesh,nhr)" after
-    the name gives the algorithms inside and between servers (default: mesh or tree inside;
-    halving-doubling between if there are 2^k servers, else ring, as HCCL does on the 910).
-    Raises `ClusterError` for what does not exist.
+    With `chunks` the tensor is sent in so many parts. The stages of a hierarchical collective and
+    the hops of a chain then overlap; other algorithms run chunk after chunk. `groups` are the ranks
+    of each server, for the algorithms in `LEVELS`; by default those of the topology, or one server.
+    In "hierarchical(4:mesh,nhr)" each four ranks of a server count as a server, mesh is used inside
+    and nhr between them. By default it is mesh or tree inside; between 2^k servers it is
+    halving-doubling, otherwise ring, as in HCCL on the 910. Raises `ClusterError` for unknown names
+    and for counts that do not fit.
     """
     op = op_name(op)
     parsed = parse_name(op, algorithm)
@@ -192,14 +196,14 @@ def make(
         servers = _servers(ranks, groups, parsed.split)
         levels = _levels(op, label, servers, parsed.inside, parsed.between)
         blocks, stages = in_two(op, label, servers, root, *levels)
-        parts = [str(parsed.split or ""), ",".join(filter(None, levels))]
-        label += f"({':'.join(filter(None, parts))})" if any(parts) else ""
+        details = [str(parsed.split or ""), ",".join(filter(None, levels))]
+        label += f"({':'.join(filter(None, details))})" if any(details) else ""
     else:
         blocks, stages = flat(op, label, ranks, root)
-    rounds = tuple(step for stage in stages for step in stage)
+    rounds = tuple(message_round for stage in stages for message_round in stage)
     if chunks > 1:
-        if chunks * len(rounds) > MOST_STEPS:
-            needed = f"{label}: at most {MOST_STEPS // max(len(rounds), 1)} chunks on {ranks} ranks"
+        if chunks * len(rounds) > MAX_ROUNDS:
+            needed = f"{label}: at most {MAX_ROUNDS // max(len(rounds), 1)} chunks on {ranks} ranks"
             raise ClusterError(needed, str(chunks), "take fewer")
         # A chunk of a chain may follow one round later, because each round uses another link.
         # Stages of a hierarchical all-reduce of 2 servers of 4 ranks have 1, 2 and 1 rounds: the
@@ -211,7 +215,7 @@ def make(
 
 
 def _servers(ranks: int, groups: Groups | None, split: int | None) -> Ints:
-    """Return (servers, ranks a server); raise `ClusterError` unless they are of one size."""
+    """Return the ranks of each server as an array; raise `ClusterError` if sizes differ."""
     rows = [list(range(ranks))] if groups is None else [list(map(int, row)) for row in groups]
     if split:
         # One server of ranks 0-7 with split 4 becomes two, ranks 0-3 and 4-7.
@@ -226,21 +230,21 @@ def _servers(ranks: int, groups: Groups | None, split: int | None) -> Ints:
 def _levels(
     op: str, name: str, servers: Ints, inside: str | None, between: str | None
 ) -> tuple[str, str]:
-    """Return the algorithms of both levels, checked; two empty names where there are none."""
+    """Return the algorithms inside and between servers, checked; "" and "" if the name has none."""
     if name == "pipeline" or op == "all_to_all":
         if inside or between:
             needed = f"{op} by {name} without names of levels"
             raise ClusterError(needed, f"{inside}, {between}", "leave them out")
         return "", ""
-    rooted = op in ("broadcast", "reduce")
+    is_rooted = op in ("broadcast", "reduce")
     # x & (x - 1) is 0 for powers of two only: 8 & 7 = 0, but 6 & 5 = 4.
-    usual = "ring" if len(servers) & (len(servers) - 1) else "halving-doubling"
-    inside = inside or ("tree" if rooted else "mesh")
-    between = between or ("tree" if rooted else usual)
-    flat_names = CASTS if rooted else tuple(GATHERS)
-    wider = (*flat_names, "recursive-doubling") if op == "all_reduce" else flat_names
+    default_between = "ring" if len(servers) & (len(servers) - 1) else "halving-doubling"
+    inside = inside or ("tree" if is_rooted else "mesh")
+    between = between or ("tree" if is_rooted else default_between)
+    flat_names = CASTS if is_rooted else tuple(GATHERS)
+    between_names = (*flat_names, "recursive-doubling") if op == "all_reduce" else flat_names
     inside, between = (ALIASES.get(x, x).replace("_", "-") for x in (inside, between))
-    if inside not in flat_names or between not in wider:
+    if inside not in flat_names or between not in between_names:
         raise ClusterError(
             f"levels by {', '.join(flat_names)}", f"{inside}, {between}", "choose these"
         )
@@ -249,14 +253,14 @@ def _levels(
 
 # -- the algorithm ---------------------------------------------------------------------------------
 Rows = tuple[tuple[int, ...], ...]
-CROWD = 32
-"""From more ranks than these "auto" does not try mesh and star: p^2 messages at once."""
-LONG = 256
-"""With more ranks than these "auto" tries no chains, whose rounds are as many as ranks."""
-CHUNKS = (4, 16, 64)
-"""Chunks "auto" tries for a chain, beside the whole."""
-OVERLAPS = (1, 4)
-"""Chunks "auto" tries for a hierarchical collective."""
+MESH_RANKS = 32
+"""With more ranks "auto" does not try mesh and star, which send p^2 messages at once."""
+CHAIN_RANKS = 256
+"""With more ranks "auto" tries no chains, which have as many rounds as ranks."""
+CHAIN_CHUNKS = (4, 16, 64)
+"""Numbers of chunks that "auto" tries for a chain, besides 1."""
+HIERARCHICAL_CHUNKS = (1, 4)
+"""Numbers of chunks that "auto" tries for a hierarchical collective."""
 
 
 def collective_time(
@@ -267,10 +271,11 @@ def collective_time(
     placement: Sequence[int] | None = None,
     root: int = 0,
 ) -> CollectiveTime:
-    """Time a collective of all devices, or of `placement`, by one algorithm or the quickest.
+    """Time a collective of all devices, or of those in `placement`, by one algorithm.
 
-    `algorithm`: a name of `ALGORITHMS` (its quickest variant), a full name such as
-    "hierarchical(mesh,nhr)*4", or "auto". Raises `ClusterError` where none can run.
+    `algorithm` is a name of `ALGORITHMS`, which stands for its quickest variant, a full name such
+    as "hierarchical(mesh,nhr)*4", or "auto" for the quickest of all. Raises `ClusterError` if no
+    algorithm can run.
     """
     op, candidates = _candidates_of(op, topology, algorithm, placement, root)
     return timed(op, _quickest(candidates, size_bytes), size_bytes, root)
@@ -293,7 +298,7 @@ def compare(
 
 
 def servers_of(topology: Topology, places: Sequence[int]) -> Rows:
-    """Return the ranks of each server: which ranks have their device there."""
+    """Return the ranks on each server, given the device of each rank."""
     # Ranks on devices 0, 8, 1, 9 of a 910a-roce:16: server 0 has ranks 0 and 2, server 1 ranks 1,
     # 3.
     rank_of = {device: rank for rank, device in enumerate(places)}
@@ -302,69 +307,80 @@ def servers_of(topology: Topology, places: Sequence[int]) -> Rows:
 
 
 def islands(topology: Topology, places: Places, servers: Rows) -> int | None:
-    """Return k if every k ranks of a server, in order, are linked directly and others are not."""
-    linked = topology.between
+    """Return k if just each k successive ranks of a server are linked directly; else None."""
+    direct_links = topology.between
     # A 910a-server has direct links among NPUs 0-3 and among 4-7 only, so k = 4; in a 910b-server
     # all 8 are linked directly, no smaller k fits, and the answer is None.
-    for island_ranks in range(2, min(max(map(len, servers)), CROWD + 1)):
+    for island_ranks in range(2, min(max(map(len, servers)), MESH_RANKS + 1)):
         pieces = [
             row[i : i + island_ranks] for row in servers for i in range(0, len(row), island_ranks)
         ]
-        of = {places[rank]: n for n, piece in enumerate(pieces) for rank in piece}
-        if {len(piece) for piece in pieces} == {island_ranks} and all(
-            ((a, b) in linked) == (of[a] == of[b])
-            for row in ([places[rank] for rank in server] for server in servers)
-            for a in row
-            for b in row
-            if a != b
-        ):
+        if {len(piece) for piece in pieces} != {island_ranks}:
+            continue
+        piece_of = {places[rank]: n for n, piece in enumerate(pieces) for rank in piece}
+        device_pairs = (
+            pair for server in servers for pair in permutations([places[r] for r in server], 2)
+        )
+        if all(((a, b) in direct_links) == (piece_of[a] == piece_of[b]) for a, b in device_pairs):
             return island_ranks
     return None
 
 
 def variants(op: str, name: str, servers: Rows, split: int | None = None) -> tuple[str, ...]:
-    """Return the full names of an algorithm worth trying with these servers, or parts of them."""
+    """Return the full names of an algorithm that are worth trying with these servers.
+
+    With `split`, groups of so many ranks take the place of servers.
+    """
     if name == "chain":
-        return ("chain", *(f"chain*{c}" for c in CHUNKS))
+        return ("chain", *(f"chain*{c}" for c in CHAIN_CHUNKS))
     if name not in LEVELS:
         return (name,)
     if op == "all_to_all" or name == "pipeline":
         return (f"{name}({split})" if split else name,)
-    big = sum(map(len, servers)) > LONG
+    is_large = sum(map(len, servers)) > CHAIN_RANKS
     insides = ["ring", "halving-doubling"]
     betweens = ["halving-doubling", "nhr", "ring"]
     if op in ("broadcast", "reduce"):
         insides = ["tree", "nhr"]
         betweens = ["tree", "nhr"][: len(servers) if not split else 2]
-    if (split or len(servers[0])) <= CROWD:
-        insides = ["mesh", *insides][: 2 if big else 3]
+    if (split or len(servers[0])) <= MESH_RANKS:
+        insides = ["mesh", *insides][: 2 if is_large else 3]
     # With split 4: "hierarchical(4:mesh,ring)" and, in four chunks, "hierarchical(4:mesh,ring)*4".
     prefix = f"{split}:" if split else ""
-    overlaps = (1,) if big else OVERLAPS
+    chunk_counts = (1,) if is_large else HIERARCHICAL_CHUNKS
     return tuple(
         f"{name}({prefix}{inside},{between})" + (f"*{chunks}" if chunks > 1 else "")
         for inside in insides
         for between in betweens
-        for chunks in overlaps
+        for chunks in chunk_counts
     )
 
 
 def _applies(op: str, name: str, servers: Rows) -> bool:
-    """Tell whether "auto" tries an algorithm; hierarchical in one server where that has a root."""
+    """Tell whether "auto" tries an algorithm with these servers.
+
+    Algorithms in levels need servers of one size, and several of them unless the collective has a
+    root.
+    """
     ranks = sum(map(len, servers))
     if name in LEVELS:
-        alike = len({len(row) for row in servers}) == 1 < len(servers[0])
-        return alike and (len(servers) > 1 or op in ("broadcast", "reduce"))
+        is_uniform = len({len(row) for row in servers}) == 1 < len(servers[0])
+        return is_uniform and (len(servers) > 1 or op in ("broadcast", "reduce"))
     if name in ("mesh", "star"):
-        return ranks <= CROWD
-    return name not in ("chain", "pairwise") or ranks <= LONG
+        return ranks <= MESH_RANKS
+    return name not in ("chain", "pairwise") or ranks <= CHAIN_RANKS
 
 
 def _quickest(candidates: Sequence[Prepared], size_bytes: float) -> Prepared:
-    """Return the quickest, the first of equals; by rising floors, while one may be quicker."""
+    """Return the quickest candidate, the first of equals.
+
+    Candidates are timed in the order of their lower bounds, until the bound of the next is above
+    the best time.
+    """
     if not 0 <= size_bytes < math.inf:
         raise ClusterError("a size of at least 0 bytes", str(size_bytes), "correct it")
-    # Branch and bound: a floor costs a few array operations, the exact time may need a simulation.
+    # Branch and bound: a lower bound costs a few array operations, the exact time may need a
+    # simulation.
     floors = sorted((candidate.floor_s(size_bytes), i) for i, candidate in enumerate(candidates))
     best = 0
     best_s = math.inf
@@ -378,6 +394,7 @@ def _quickest(candidates: Sequence[Prepared], size_bytes: float) -> Prepared:
 def _candidates_of(
     op: str, topology: Topology, algorithm: str, placement: Sequence[int] | None, root: int
 ) -> tuple[str, tuple[Prepared, ...]]:
+    """Return the operation by its standard name, and the schedules to try."""
     op = op_name(op)
     ranks = topology.size if placement is None else len(placement)
     places = placed(ranks, topology, placement)
@@ -388,35 +405,38 @@ def _candidates_of(
 def _candidates(
     op: str, topology: Topology, algorithm: str, places: Places, root: int
 ) -> tuple[Prepared, ...]:
-    """Return what to try; where no path joins two devices, only what can do without."""
+    """Return the schedules to try, prepared; those that need a missing link are left out."""
     servers = servers_of(topology, places)
     candidates = []
-    previous = None
+    last_error = None
     for name in _names(op, topology, algorithm, places, servers):
         try:
             schedule = make(op, name, len(places), root=root, groups=servers)
             candidates.append(prepare(schedule, topology, places))
         except ClusterError as error:
-            previous = error
+            last_error = error
     if not candidates:
-        assert previous is not None
-        raise previous
+        assert last_error is not None
+        raise last_error
     return tuple(candidates)
 
 
 def _names(
     op: str, topology: Topology, algorithm: str, places: Places, servers: Rows
 ) -> tuple[str, ...]:
-    """Return the full names of what to try; a name that says more than the algorithm is one."""
+    """Return the full names of the algorithms to try; a full name such as "chain*4" stays one."""
     split = islands(topology, places, servers)
 
-    def tried(name: str, asked: bool) -> tuple[str, ...]:
-        levels = name in LEVELS
-        is_flat = _applies(op, name, servers) or (asked and not (levels and split))
-        parts = variants(op, name, servers, split) if levels and split else ()
-        return (*(variants(op, name, servers) if is_flat else ()), *parts)
+    def full_names(name: str, is_requested: bool) -> tuple[str, ...]:
+        has_levels = name in LEVELS
+        by_server = _applies(op, name, servers) or (is_requested and not (has_levels and split))
+        server_names = variants(op, name, servers) if by_server else ()
+        split_names = variants(op, name, servers, split) if has_levels and split else ()
+        return (*server_names, *split_names)
 
     if algorithm == "auto":
-        return tuple(full_name for name in ALGORITHMS[op] for full_name in tried(name, asked=False))
+        return tuple(
+            full for name in ALGORITHMS[op] for full in full_names(name, is_requested=False)
+        )
     name, *details = parse_name(op, algorithm)
-    return (algorithm,) if any(details) else tried(name, asked=True)
+    return (algorithm,) if any(details) else full_names(name, is_requested=True)

@@ -1,13 +1,15 @@
-"""The algorithms of one level, as small templates of rounds over ranks 0 .. p-1 and slots; of two.
+"""The algorithms of collectives: which rank sends which block to which rank in each round.
 
-A template is turned round (a gather read backwards is a reduction), laid upon many groups of ranks
-at once, and cut into chunks that follow each other through it. Gathers, broadcasts and all-to-alls
-stand here for any number of ranks; reductions are made of them. Ring, halving and doubling after
-Thakur, Rabenseifner and Gropp (2005); mesh and NHR after the cost formulas of HCCL.
+Each algorithm is a template: rounds of messages over ranks 0 .. p - 1 and slots, each of which
+stands for blocks of the tensor. A ring all-gather of 3 ranks, for example, has 2 rounds, and in the
+first of them rank r sends slot r to rank r + 1. Reductions are templates read backwards, `applied`
+uses a template for several groups of ranks at once, and `chunked` sends a tensor through it in
+chunks. Ring, halving and doubling follow Thakur, Rabenseifner and Gropp (2005), mesh and NHR
+(nonuniform hierarchical ring) the cost formulas of HCCL.
 
-In two levels rail i joins the i-th ranks of all servers. An all-reduce adds up inside first, so
-that only n / g bytes a rank cross between servers; a gather goes between servers first for the
-same reason.
+Algorithms in two levels work inside servers and along rails: rail i joins the i-th ranks of all
+servers. An all-reduce adds inside servers of g ranks first, so that each rank sends only n / g
+bytes to other servers. A gather works between servers first for the same reason.
 """
 
 from collections.abc import Callable
@@ -21,63 +23,69 @@ Rounds = tuple[Round, ...]
 Stages = tuple[Rounds, ...]
 
 
-# -- what makes large schedules of templates ------------------------------------------------------
-def turned(rounds: Rounds) -> Rounds:
-    """Return the reduction that is a distribution read backwards.
+# -- from templates to schedules -------------------------------------------------------------------
+def as_reduction(rounds: Rounds) -> Rounds:
+    """Return a distribution read backwards, which is a reduction.
 
-    Where every rank receives a slot once and passes it on later, the messages of the slot are a
-    tree; the same tree from the leaves to the root adds up.
+    In a distribution every rank receives a slot once, so the messages of a slot form a tree. The
+    same tree from the leaves to the root adds up the slot.
     """
     return tuple(Round.of(r.targets, r.sources, r.blocks, True) for r in reversed(rounds))
 
 
-def backwards(rounds: Rounds) -> Rounds:
-    """Return the gathering at one rank that is a scatter read backwards; nothing is added."""
+def reversed_rounds(rounds: Rounds) -> Rounds:
+    """Return a scatter read backwards, which gathers the slots at one rank; nothing is added."""
     return tuple(Round.of(r.targets, r.sources, r.blocks) for r in reversed(rounds))
 
 
-def laid(rounds: Rounds, ranks: Ints, blocks: Ints) -> Rounds:
-    """Lay a template upon groups of ranks that act at once.
+def applied(rounds: Rounds, ranks: Ints, blocks: Ints) -> Rounds:
+    """Return the rounds of a template for several groups of p ranks that act at once.
 
-    `ranks`: (groups, p); `blocks`: (groups or 1, slots, w), the blocks that slot stands for.
+    `ranks` is (groups, p). `blocks` is (groups or 1, slots, w): each slot stands for w blocks.
     """
-    laid_rounds = []
+    group_rounds = []
     groups = len(ranks)
     width = blocks.shape[2]
-    for step in rounds:
-        messages, count = step.blocks.shape
+    for message_round in rounds:
+        messages, count = message_round.blocks.shape
         # A gather of 2 ranks and 2 slots on groups (0, 1) and (2, 3), each slot standing for 2
         # blocks: messages 0 -> 1, 1 -> 0, 2 -> 3, 3 -> 2 carry blocks (0, 1), (2, 3), (0, 1), (2,
         # 3).
         picked = np.where(
-            (step.blocks == NO_BLOCK)[None, :, :, None], NO_BLOCK, blocks[:, step.blocks]
+            (message_round.blocks == NO_BLOCK)[None, :, :, None],
+            NO_BLOCK,
+            blocks[:, message_round.blocks],
         )
         rows = np.broadcast_to(picked, (groups, messages, count, width))
-        sources, targets = (ranks[:, x].reshape(-1) for x in (step.sources, step.targets))
+        sources, targets = (
+            ranks[:, x].reshape(-1) for x in (message_round.sources, message_round.targets)
+        )
         rows = rows.reshape(groups * messages, count * width)
-        laid_rounds.append(Round(sources, targets, rows, np.tile(step.reduces, groups)))
-    return tuple(laid_rounds)
+        group_rounds.append(Round(sources, targets, rows, np.tile(message_round.reduces, groups)))
+    return tuple(group_rounds)
 
 
 def chunked(rounds: Rounds, chunks: int, lag: int) -> Rounds:
-    """Cut every block in `chunks`; each chunk goes through all rounds, `lag` rounds after the last.
+    """Divide every block into `chunks`, each of which starts `lag` rounds after the one before.
 
-    Block b becomes blocks b * chunks .. b * chunks + chunks - 1. Rounds of different chunks that
-    fall together travel at once.
+    Block b becomes blocks b * chunks .. b * chunks + chunks - 1. Messages of different chunks that
+    fall into one round are sent at once.
     """
     # A chain of 4 ranks has 3 rounds; in 8 chunks with lag 1 it takes 3 + 7 rounds of an eighth
     # of the tensor each, the time of 10 / 8 instead of 3 whole tensors.
-    waves: list[list[Round]] = [[] for _ in range(len(rounds) + (chunks - 1) * lag)]
+    rounds_at: list[list[Round]] = [[] for _ in range(len(rounds) + (chunks - 1) * lag)]
     for chunk in range(chunks):
-        for t, step in enumerate(rounds):
-            finer = np.where(step.blocks == NO_BLOCK, NO_BLOCK, step.blocks * chunks + chunk)
-            waves[t + chunk * lag].append(replace(step, blocks=finer))
-    return tuple(merge_rounds(wave) for wave in waves if wave)
+        for t, message_round in enumerate(rounds):
+            finer = np.where(
+                message_round.blocks == NO_BLOCK, NO_BLOCK, message_round.blocks * chunks + chunk
+            )
+            rounds_at[t + chunk * lag].append(replace(message_round, blocks=finer))
+    return tuple(merge_rounds(group) for group in rounds_at if group)
 
 
-# -- all-gather: slot i is rank i's ---------------------------------------------------------------
+# -- all-gather: slot i belongs to rank i ----------------------------------------------------------
 def ring_gather(p: int, step: int = 1) -> Rounds:
-    """Pass on in p - 1 rounds, to the next rank, the slot received in the round before."""
+    """Gather in p - 1 rounds, in each of which every rank passes on the slot received last."""
     ranks = np.arange(p)
     # Of 3 ranks: round 0 sends slots 0, 1, 2 to ranks 1, 2, 0; round 1 sends on slots 2, 0, 1.
     targets = (ranks + step) % p
@@ -85,9 +93,9 @@ def ring_gather(p: int, step: int = 1) -> Rounds:
 
 
 def double_ring_gather(p: int) -> Rounds:
-    """Gather even blocks round one way and odd ones the other, two blocks a rank.
+    """Gather two blocks per rank, the even ones round the ring one way, the odd ones the other way.
 
-    Between two ranks both ways are one, and one message takes both blocks.
+    Two ranks have only one way, and one message carries both blocks.
     """
     if p <= 2:
         return tuple(replace(r, blocks=2 * r.blocks + np.arange(2)) for r in ring_gather(p))
@@ -98,7 +106,7 @@ def double_ring_gather(p: int) -> Rounds:
 
 
 def mesh_gather(p: int) -> Rounds:
-    """Send the own slot to all others in one round."""
+    """Gather in one round, in which every rank sends its slot to all others."""
     if p == 1:
         return ()
     sources, targets = pairs(p)
@@ -106,18 +114,18 @@ def mesh_gather(p: int) -> Rounds:
 
 
 def pairs(p: int) -> tuple[Ints, Ints]:
-    """Return all (source, target); a rank's first target is its right neighbour, and so on."""
+    """Return the sources and targets of all pairs of ranks; each rank begins with the next one."""
     ranks = np.arange(p)
-    apart = np.arange(1, p)
+    distances = np.arange(1, p)
     # Of 3 ranks: 0 -> 1, 0 -> 2, 1 -> 2, 1 -> 0, 2 -> 0, 2 -> 1.
-    return np.repeat(ranks, p - 1), ((ranks[:, None] + apart) % p).reshape(-1)
+    return np.repeat(ranks, p - 1), ((ranks[:, None] + distances) % p).reshape(-1)
 
 
 def nhr_gather(p: int) -> Rounds:
-    """Send ever more slots ever nearer: 2^k ranks on, what lies multiples of 2^(k+1) back.
+    """Gather in ceil(log2 p) rounds for any p, over distances 2^k that fall from round to round.
 
-    ceil(log2 p) rounds for any p and p - 1 slots a rank in all: each slot spreads along a tree, the
-    trees of the slots are one tree turned on. Most bytes go to the next rank.
+    At distance 2^k a rank sends its own slot and those from multiples of 2^(k+1) ranks before it.
+    The number of slots doubles as the distance halves, so most bytes go to the next rank.
     """
     ranks = np.arange(p)
     rounds = []
@@ -129,38 +137,46 @@ def nhr_gather(p: int) -> Rounds:
     return tuple(rounds)
 
 
-def folded(p: int) -> tuple[Ints, Ints, Ints]:
-    """Return (the ranks that stay, those that fold, whom they fold into): powers of 2 stay."""
-    kept = 2 ** (p.bit_length() - 1)
+def fold_ranks(p: int) -> tuple[Ints, Ints, Ints]:
+    """Return (active ranks, folded ranks, their neighbours): the active ones are a power of two.
+
+    A folded rank hands its data to an active neighbour and gets the result from it at the end.
+    """
+    active_count = 2 ** (p.bit_length() - 1)
     # Of 6 ranks 4 stay (0, 2, 4, 5); ranks 1 and 3 fold into ranks 0 and 2.
-    spare = np.arange(p - kept)
-    stay = np.concatenate([2 * spare, np.arange(2 * (p - kept), p)])
-    return stay, 2 * spare + 1, 2 * spare
+    spare = np.arange(p - active_count)
+    active_ranks = np.concatenate([2 * spare, np.arange(2 * (p - active_count), p)])
+    return active_ranks, 2 * spare + 1, 2 * spare
 
 
 def doubling_gather(p: int) -> Rounds:
-    """Swap all one has with ranks p/2, p/4 .. 1 away; ranks beyond a power of two fold in and out.
+    """Gather by exchanging all slots so far with the ranks at distances p/2, p/4 .. 1.
 
-    A folded rank gives its slot to its left neighbour and gets all others from it in the end.
+    If p is not a power of two, some ranks are folded: such a rank gives its slot to its left
+    neighbour and gets all others from it at the end.
     """
-    stay, fold, into = folded(p)
-    own_blocks = stay[:, None]
-    if len(fold):
-        second = np.full(len(stay), NO_BLOCK)
-        second[: len(fold)] = fold
-        own_blocks = np.stack([stay, second], axis=1)
-    count = len(stay)
-    active = np.arange(len(stay))
-    rounds = [Round.of(fold, into, fold[:, None])] if len(fold) else []
+    active_ranks, folded_ranks, neighbours = fold_ranks(p)
+    own_blocks = active_ranks[:, None]
+    if len(folded_ranks):
+        second = np.full(len(active_ranks), NO_BLOCK)
+        second[: len(folded_ranks)] = folded_ranks
+        own_blocks = np.stack([active_ranks, second], axis=1)
+    count = len(active_ranks)
+    active = np.arange(len(active_ranks))
+    rounds = (
+        [Round.of(folded_ranks, neighbours, folded_ranks[:, None])] if len(folded_ranks) else []
+    )
     for k in reversed(range(count.bit_length() - 1)):
         span = 2 ** (k + 1)
         # Of 4 ranks, rank 0 swaps slot 0 with rank 2, then slots 0 and 2 with rank 1.
         have = active[:, None] % span + span * np.arange(count // span)
-        rounds.append(Round.of(stay, stay[active ^ 2**k], own_blocks[have].reshape(count, -1)))
-    if len(fold):
+        rounds.append(
+            Round.of(active_ranks, active_ranks[active ^ 2**k], own_blocks[have].reshape(count, -1))
+        )
+    if len(folded_ranks):
         # Every slot except the folded rank's own: rank 1 of 4 still lacks slots 0, 2 and 3.
-        other_blocks = np.arange(p - 1) + (np.arange(p - 1) >= fold[:, None])
-        rounds.append(Round.of(into, fold, other_blocks))
+        other_blocks = np.arange(p - 1) + (np.arange(p - 1) >= folded_ranks[:, None])
+        rounds.append(Round.of(neighbours, folded_ranks, other_blocks))
     return tuple(rounds)
 
 
@@ -170,49 +186,54 @@ GATHERS: dict[str, Callable[[int], Rounds]] = {
     "halving-doubling": doubling_gather,
     "nhr": nhr_gather,
 }
-"""All-gathers by name: rounds of p ranks and p slots."""
+"""Name -> the all-gather as a function of p, with p slots."""
 
 
 def reduce_scatter(name: str, p: int) -> Rounds:
-    """Return the reduce-scatter of that name; the ring keeps its direction."""
-    return turned(ring_gather(p, -1) if name == "ring" else GATHERS[name](p))
+    """Return the reduce-scatter of an algorithm, which is its all-gather read backwards."""
+    # A ring read backwards would send to the left: the gather to the left gives one to the right.
+    return as_reduction(ring_gather(p, -1) if name == "ring" else GATHERS[name](p))
 
 
 # -- all-reduce -----------------------------------------------------------------------------------
 def all_reduce(name: str, p: int) -> tuple[int, Rounds]:
-    """Return slots and rounds of a flat all-reduce: by name, or reduce-scatter and all-gather.
+    """Return the number of slots and the rounds of an all-reduce.
 
-    Halving and doubling scatter and gather among a power of two ranks; recursive doubling swaps
-    and adds the whole tensor with ranks 1, 2, 4 .. away, the fewest rounds. Others fold in and out.
+    Recursive doubling exchanges the whole tensor with the ranks at distances 1, 2, 4 .. and adds,
+    in the fewest rounds. All others are a reduce-scatter and an all-gather. Halving-doubling and
+    recursive doubling work on a power of two ranks; the ranks beyond it are folded.
     """
-    stay, fold, into = folded(p)
-    count = len(stay)
-    active = np.arange(len(stay))
+    active_ranks, folded_ranks, neighbours = fold_ranks(p)
+    count = len(active_ranks)
+    active = np.arange(len(active_ranks))
     if name == "halving-doubling":
         # Of 4 ranks: rank 0 adds slots 0 and 2 from rank 1, then slot 0 from rank 2 and gathers
         # slot 2, then slots 1 and 3: 4 rounds, in which 2 * 3/4 of the tensor arrive.
-        inner = (*turned(doubling_gather(count)), *doubling_gather(count))
+        inner = (*as_reduction(doubling_gather(count)), *doubling_gather(count))
         slots = count
-        rounds = laid(inner, stay[None], np.arange(count)[None, :, None])
+        rounds = applied(inner, active_ranks[None], np.arange(count)[None, :, None])
     elif name == "recursive-doubling":
         slots = 1
         whole_tensor = np.zeros((count, 1), np.int64)
         steps = [2**k for k in range(count.bit_length() - 1)]
-        rounds = tuple(Round.of(stay, stay[active ^ step], whole_tensor, True) for step in steps)
+        rounds = tuple(
+            Round.of(active_ranks, active_ranks[active ^ step], whole_tensor, True)
+            for step in steps
+        )
     else:
         return p, (*reduce_scatter(name, p), *GATHERS[name](p))
-    if not len(fold):
+    if not len(folded_ranks):
         return slots, rounds
     # Ranks beyond the power of two add their tensor to a neighbour's first and get the sum last.
-    all_slots = np.tile(np.arange(slots), (len(fold), 1))
-    fold_round = Round.of(fold, into, all_slots, True)
-    unfold_round = Round.of(into, fold, all_slots)
+    all_slots = np.tile(np.arange(slots), (len(folded_ranks), 1))
+    fold_round = Round.of(folded_ranks, neighbours, all_slots, True)
+    unfold_round = Round.of(neighbours, folded_ranks, all_slots)
     return slots, (fold_round, *rounds, unfold_round)
 
 
 # -- broadcast from rank 0, reduction to it -------------------------------------------------------
 def tree_cast(p: int) -> Rounds:
-    """Send all to ranks p/2, p/4 .. 1 on: the ranks that have it double each round."""
+    """Send the tensor over distances p/2, p/4 .. 1: each round doubles the ranks that have it."""
     rounds = []
     for k in reversed(range((p - 1).bit_length())):
         # Of 8 ranks: 0 sends to 4; then 0 and 4 to 2 and 6; then 0, 2, 4, 6 to 1, 3, 5, 7.
@@ -222,23 +243,25 @@ def tree_cast(p: int) -> Rounds:
 
 
 def chain_cast(p: int) -> Rounds:
-    """Send all from each rank to the next, a rank a round; worth its while in chunks."""
+    """Send the tensor from each rank to the next, one hop per round; quick only in many chunks."""
     return tuple(Round.of([r], [r + 1], [[0]]) for r in range(p - 1))
 
 
 def star_cast(p: int) -> Rounds:
-    """Send all to every other rank at once."""
-    return tuple(replace(step, blocks=0 * step.blocks) for step in star_scatter(p))
+    """Send the tensor from rank 0 to all others at once."""
+    return tuple(
+        replace(message_round, blocks=0 * message_round.blocks) for message_round in star_scatter(p)
+    )
 
 
 def star_scatter(p: int) -> Rounds:
-    """Send each rank its slot at once."""
+    """Send each rank its slot from rank 0 at once."""
     leaves = np.arange(1, p)
     return (Round.of(np.zeros_like(leaves), leaves, leaves[:, None]),) if p > 1 else ()
 
 
 def tree_scatter(p: int) -> Rounds:
-    """Send half of the slots to rank p/2, and so on: slots go down a binomial tree."""
+    """Send each rank its slot down a binomial tree: half of the slots first go to rank p/2."""
     rounds = []
     for k in reversed(range((p - 1).bit_length())):
         sources = np.arange(0, p - 2**k, 2 ** (k + 1))
@@ -249,58 +272,64 @@ def tree_scatter(p: int) -> Rounds:
     return tuple(rounds)
 
 
-WHOLE = {"tree": tree_cast, "chain": chain_cast, "star": star_cast}
-"""Broadcasts that send the tensor whole."""
-CUT = {"mesh": (star_scatter, mesh_gather), "nhr": (tree_scatter, nhr_gather)}
-"""Broadcasts that scatter a slot to each rank and gather."""
-CASTS = (*WHOLE, *CUT)
+TENSOR_CASTS = {"tree": tree_cast, "chain": chain_cast, "star": star_cast}
+"""Broadcasts that send the tensor in one piece."""
+SLOT_CASTS = {"mesh": (star_scatter, mesh_gather), "nhr": (tree_scatter, nhr_gather)}
+"""Broadcasts that scatter a slot to each rank, then gather them everywhere."""
+CASTS = (*TENSOR_CASTS, *SLOT_CASTS)
 """Names of broadcasts and reductions."""
 
 
 def cast(name: str, p: int) -> tuple[int, Rounds]:
-    """Return slots and rounds of the broadcast of that name from rank 0, which has all."""
-    if name in WHOLE:
-        return 1, WHOLE[name](p)
-    scatter, gather = CUT[name]
+    """Return the number of slots and the rounds of a broadcast from rank 0."""
+    if name in TENSOR_CASTS:
+        return 1, TENSOR_CASTS[name](p)
+    scatter, gather = SLOT_CASTS[name]
     rounds = list(scatter(p))
-    for step in gather(p):
-        # The root had all slots from the start: what the all-gather sends it is left out.
-        keep = step.targets != 0
-        rounds.append(Round.of(step.sources[keep], step.targets[keep], step.blocks[keep]))
+    for message_round in gather(p):
+        # The root has all slots from the start: messages of the all-gather to it are left out.
+        is_needed = message_round.targets != 0
+        rounds.append(
+            Round.of(
+                message_round.sources[is_needed],
+                message_round.targets[is_needed],
+                message_round.blocks[is_needed],
+            )
+        )
     return p, tuple(rounds)
 
 
 def collect(name: str, p: int) -> tuple[int, Rounds]:
-    """Return slots and rounds of the reduction of that name to rank 0.
+    """Return the number of slots and the rounds of a reduction to rank 0.
 
-    A tensor sent whole goes the broadcast's tree upwards; one in slots is reduce-scattered, and the
-    finished slots come together.
+    A tensor in one piece goes up the tree of the broadcast. One in slots is reduce-scattered, and
+    then the finished slots are gathered at rank 0.
     """
-    if name in WHOLE:
-        return 1, turned(WHOLE[name](p))
-    scatter, gather = CUT[name]
-    return p, (*turned(gather(p)), *backwards(scatter(p)))
+    if name in TENSOR_CASTS:
+        return 1, as_reduction(TENSOR_CASTS[name](p))
+    scatter, gather = SLOT_CASTS[name]
+    return p, (*as_reduction(gather(p)), *reversed_rounds(scatter(p)))
 
 
 # -- all-to-all: block s * p + d goes from rank s to rank d ---------------------------------------
 def mesh_exchange(p: int) -> Rounds:
-    """Send everything at once."""
+    """Send all blocks at once."""
     sources, targets = pairs(p)
     return (Round.of(sources, targets, (sources * p + targets)[:, None]),) if p > 1 else ()
 
 
 def pairwise_exchange(p: int) -> Rounds:
-    """Send in round t to the rank t on: one message out and one in for every rank."""
+    """Send in round t to the rank at distance t: every rank sends and receives one message."""
     ranks = np.arange(p)
     shifted = ((ranks + t) % p for t in range(1, p))
     return tuple(Round.of(ranks, to, (ranks * p + to)[:, None]) for to in shifted)
 
 
 def bruck_exchange(p: int) -> Rounds:
-    """Send in round k to the rank 2^k on all whose way has bit k (Bruck et al. 1997).
+    """Send in round k, to the rank at distance 2^k, all blocks whose distance has bit k.
 
-    A block's way is (d - s) mod p; before round k it has gone its lower k bits. Few rounds, but
-    blocks travel several times.
+    The distance of a block is (d - s) mod p; before round k it has travelled the lower k bits of
+    it. There are few rounds, but blocks are sent several times (Bruck et al. 1997).
     """
     ranks = np.arange(p)[:, None]
     rounds = []
@@ -321,24 +350,26 @@ EXCHANGES = {"mesh": mesh_exchange, "pairwise": pairwise_exchange, "bruck": bruc
 
 # -- by name, in one level and in two -----------------------------------------------------------
 def flat(op: str, name: str, p: int, root: int) -> tuple[int, Stages]:
-    """Return blocks and stages in one level."""
+    """Return the number of blocks and the stages of an algorithm that ignores servers."""
     if op == "all_to_all":
         return p * p, (EXCHANGES[name](p),)
     if op in ("broadcast", "reduce"):
         slots, rounds = cast(name, p) if op == "broadcast" else collect(name, p)
         ranks = (np.arange(p) + root) % p
-        return slots, (laid(rounds, ranks[None], np.arange(slots)[None, :, None]),)
+        return slots, (applied(rounds, ranks[None], np.arange(slots)[None, :, None]),)
     if name == "double-ring":
-        up = double_ring_gather(p)
-        down = turned(up)
-        return 2 * p, {"all_gather": (up,), "reduce_scatter": (down,)}.get(op, (down + up,))
+        gather_rounds = double_ring_gather(p)
+        reduce_rounds = as_reduction(gather_rounds)
+        return 2 * p, {"all_gather": (gather_rounds,), "reduce_scatter": (reduce_rounds,)}.get(
+            op, (reduce_rounds + gather_rounds,)
+        )
     if op == "all_gather":
         return p, (GATHERS[name](p),)
     if op == "reduce_scatter":
         return p, (reduce_scatter(name, p),)
     if name in CASTS and name not in GATHERS:
         slots, rounds = cast(name, p)
-        return slots, ((*turned(rounds), *rounds),)
+        return slots, ((*as_reduction(rounds), *rounds),)
     slots, rounds = all_reduce(name, p)
     return slots, (rounds,)
 
@@ -346,72 +377,84 @@ def flat(op: str, name: str, p: int, root: int) -> tuple[int, Stages]:
 def in_two(
     op: str, name: str, groups: Ints, root: int, inside: str, between: str
 ) -> tuple[int, Stages]:
-    """Return blocks and stages in two levels."""
+    """Return the number of blocks and the stages of an algorithm in two levels."""
     servers, server_ranks = groups.shape
     p = groups.size
     if op == "all_to_all":
         return p * p, (_exchange(groups),)
     if name == "pipeline":
-        up = _pipeline_gather(groups)
-        down = turned(up)
-        return p, {"all_reduce": (down, up), "reduce_scatter": (down,), "all_gather": (up,)}[op]
+        gather_rounds = _pipeline_gather(groups)
+        reduce_rounds = as_reduction(gather_rounds)
+        return p, {
+            "all_reduce": (reduce_rounds, gather_rounds),
+            "reduce_scatter": (reduce_rounds,),
+            "all_gather": (gather_rounds,),
+        }[op]
     if op == "all_reduce":  # scatter inside, add up along each rail, gather inside
         # Two servers of two ranks, ring on both levels: 4 blocks. Rank 0 adds up blocks 0 and 1
         # inside, exchanges them with rank 2 along rail 0, and gathers blocks 2 and 3 from rank 1.
         slots, rail = all_reduce(between, servers)
         blocks = np.arange(server_ranks * slots).reshape(server_ranks, slots)
         return server_ranks * slots, (
-            laid(reduce_scatter(inside, server_ranks), groups, blocks[None]),
-            laid(rail, groups.T, blocks[:, :, None]),
-            laid(GATHERS[inside](server_ranks), groups, blocks[None]),
+            applied(reduce_scatter(inside, server_ranks), groups, blocks[None]),
+            applied(rail, groups.T, blocks[:, :, None]),
+            applied(GATHERS[inside](server_ranks), groups, blocks[None]),
         )
     if op == "all_gather":
         return p, (
-            laid(GATHERS[between](servers), groups.T, groups.T[:, :, None]),
-            laid(GATHERS[inside](server_ranks), groups, groups.T[None]),
+            applied(GATHERS[between](servers), groups.T, groups.T[:, :, None]),
+            applied(GATHERS[inside](server_ranks), groups, groups.T[None]),
         )
     if op == "reduce_scatter":
         return p, (
-            laid(reduce_scatter(inside, server_ranks), groups, groups.T[None]),
-            laid(reduce_scatter(between, servers), groups.T, groups.T[:, :, None]),
+            applied(reduce_scatter(inside, server_ranks), groups, groups.T[None]),
+            applied(reduce_scatter(between, servers), groups.T, groups.T[:, :, None]),
         )
     return _rooted(op, groups, root, inside, between)
 
 
 def _rooted(op: str, groups: Ints, root: int, inside: str, between: str) -> tuple[int, Stages]:
-    """Scatter inside the root's server, broadcast along all rails, gather inside every server.
+    """Return a broadcast or reduction in two levels.
 
-    Where `inside` sends whole tensors: broadcast along the root's rail, then inside every server.
-    A reduction goes the same ways backwards and adds up.
+    A broadcast scatters inside the root's server, broadcasts along all rails, and gathers inside
+    every server. If `inside` sends the tensor in one piece, it broadcasts along the root's rail,
+    then inside every server. A reduction is the same backwards, and adds.
     """
     server, place = (int(i[0]) for i in np.nonzero(groups == root))
-    home: Ints = np.roll(np.roll(groups, -server, axis=0), -place, axis=1)  # the root is first
+    ordered_groups: Ints = np.roll(
+        np.roll(groups, -server, axis=0), -place, axis=1
+    )  # the root is first
     rooted = cast if op == "broadcast" else collect
     server_ranks = groups.shape[1]
     # Root 3, servers (0, 1), (2, 3), mesh inside and tree between: 3 sends block 1 to 2; along the
     # rails 3 sends block 0 to 1 and 2 sends block 1 to 0; then both servers gather.
     outer, rail = rooted(between, len(groups))
-    slots, local = rooted(inside, server_ranks) if inside in WHOLE else (server_ranks, ())
+    slots, local = rooted(inside, server_ranks) if inside in TENSOR_CASTS else (server_ranks, ())
     blocks = np.arange(slots * outer).reshape(slots, outer)
-    if inside in WHOLE:
+    if inside in TENSOR_CASTS:
         one_server = (
-            laid(rail, home[:, 0][None], blocks[:, :, None]),
-            laid(local, home, blocks[None]),
+            applied(rail, ordered_groups[:, 0][None], blocks[:, :, None]),
+            applied(local, ordered_groups, blocks[None]),
         )
         return outer, one_server if op == "broadcast" else one_server[::-1]
-    scatter, gather = (template(server_ranks) for template in CUT[inside])
-    along = laid(rail, home.T, blocks[:, :, None])
+    scatter, gather = (template(server_ranks) for template in SLOT_CASTS[inside])
+    along = applied(rail, ordered_groups.T, blocks[:, :, None])
     if op == "broadcast":
-        root_scatter = laid(scatter, home[:1], blocks[None])
-        return slots * outer, (root_scatter, along, laid(gather, home, blocks[None]))
-    root_gather = laid(backwards(scatter), home[:1], blocks[None])
-    return slots * outer, (laid(turned(gather), home, blocks[None]), along, root_gather)
+        root_scatter = applied(scatter, ordered_groups[:1], blocks[None])
+        return slots * outer, (root_scatter, along, applied(gather, ordered_groups, blocks[None]))
+    root_gather = applied(reversed_rounds(scatter), ordered_groups[:1], blocks[None])
+    return slots * outer, (
+        applied(as_reduction(gather), ordered_groups, blocks[None]),
+        along,
+        root_gather,
+    )
 
 
 def _exchange(groups: Ints) -> Rounds:
-    """Hand inside each server what goes along a rail to the rank on that rail, then send it there.
+    """Return an all-to-all in two levels.
 
-    Inside at once, between servers pairwise.
+    Inside each server, a block is first handed to the rank on the rail of its target; then it is
+    sent along the rail. The first is one round of a mesh, the second is pairwise.
     """
     servers, server_ranks = groups.shape
     p = groups.size
@@ -421,10 +464,10 @@ def _exchange(groups: Ints) -> Rounds:
         # Servers (0, 1) and (2, 3): rank 0 hands rank 1 blocks 1 (0 to 1) and 3 (0 to 3, on the
         # rail of rank 1); then it sends along its own rail to rank 2 blocks 2 (0 to 2) and 6 (1 to
         # 2).
-        to = groups.T[receiver]
-        parts = [groups[s, sender][:, None] * p + to for s in range(servers)]
+        targets = groups.T[receiver]
+        handed_blocks = [groups[s, sender][:, None] * p + targets for s in range(servers)]
         inside = (groups[:, sender].reshape(-1), groups[:, receiver].reshape(-1))
-        rounds.append(Round.of(*inside, np.concatenate(parts)))
+        rounds.append(Round.of(*inside, np.concatenate(handed_blocks)))
     source_server = np.arange(servers)
     for t in range(1, servers):
         target_server = (source_server + t) % servers
@@ -440,21 +483,24 @@ def _exchange(groups: Ints) -> Rounds:
 
 
 def _pipeline_gather(groups: Ints) -> Rounds:
-    """Gather along rails in a ring while what came the round before spreads inside over the mesh.
+    """Return an all-gather by a ring along the rails that overlaps with a mesh inside servers.
 
-    As many rounds as servers: (m - 1) max(between, inside) + inside, HCCL's pipeline.
+    In each round the mesh spreads the blocks that arrived by the rails in the round before. m
+    servers take (m - 1) max(between, inside) + inside, as the pipeline of HCCL.
     """
     servers, server_ranks = groups.shape
-    rail = laid(ring_gather(servers), groups.T, groups.T[:, :, None])
+    rail = applied(ring_gather(servers), groups.T, groups.T[:, :, None])
     sender, receiver = pairs(server_ranks)
-    sides = groups[:, sender].reshape(-1), groups[:, receiver].reshape(-1)
+    mesh_pairs = groups[:, sender].reshape(-1), groups[:, receiver].reshape(-1)
     rounds = []
     for t in range(servers):
-        parts = [*rail[t : t + 1]]
+        simultaneous = [*rail[t : t + 1]]
         if server_ranks > 1:
             # Servers (0, 1), (2, 3): in round 0 rank 0 sends its block to rank 2 (rail) and to rank
             # 1 (mesh); in round 1 it spreads block 2, which arrived by the rail, to rank 1.
-            parts.append(Round.of(*sides, np.roll(groups, t, axis=0)[:, sender].reshape(-1, 1)))
-        if parts:
-            rounds.append(merge_rounds(parts))
+            simultaneous.append(
+                Round.of(*mesh_pairs, np.roll(groups, t, axis=0)[:, sender].reshape(-1, 1))
+            )
+        if simultaneous:
+            rounds.append(merge_rounds(simultaneous))
     return tuple(rounds)

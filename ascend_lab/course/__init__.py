@@ -1,8 +1,9 @@
-"""Assignments: hand out, check, grade behind a wall, report.
+"""Assignments of a course: handing them out, checking answers, grading them, reporting the marks.
 
-- `load`: an assignment by name, or exercises of the book by number.
-- `start`: what a student gets; `check`: what a student may try.
-- `grade`: marks for a folder of hand-ins; `write_report`: the pages about them.
+- `load` returns an assignment by name, or exercises of the book by number.
+- `start` writes the files that a student gets; `check` runs the public cases on an answer.
+- `grade` returns the marks of a folder of hand-ins, whose code runs in a confined process;
+  `write_report` writes tables and pages about them.
 
 Exercises that can be handed in like an assignment, here 5.2 and all of Chapter 1:
 
@@ -17,12 +18,30 @@ True
 # fmt: off
 # isort: off
 from ascend_lab.course.assignment import Assignment, Case, Judged, draw, load, read_secret, start
-from ascend_lab.course.grade import Enrolled, Mark, Tried, check, grade, mark, read_roster
+from ascend_lab.course.grade import Enrolled, Mark, CaseResult, check, grade, mark, read_roster
 from ascend_lab.course.report import write_report
 from ascend_lab.course.sandbox import Answer, Call, Limits, Wall, answers_of, standing_wall
 
 __all__ = [
-    "Answer", "Assignment", "Call", "Case", "Enrolled", "Judged", "Limits", "Mark", "Tried", "Wall",
-    "answers_of", "check", "draw", "grade", "load", "mark", "read_roster", "read_secret",
-    "standing_wall", "start", "write_report",
+    "Answer",
+    "Assignment",
+    "Call",
+    "Case",
+    "CaseResult",
+    "Enrolled",
+    "Judged",
+    "Limits",
+    "Mark",
+    "Wall",
+    "answers_of",
+    "check",
+    "draw",
+    "grade",
+    "load",
+    "mark",
+    "read_roster",
+    "read_secret",
+    "standing_wall",
+    "start",
+    "write_report",
 ]

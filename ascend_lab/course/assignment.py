@@ -1,20 +1,25 @@
-"""What an assignment is: its table, public cases and judge, hidden cases, and what is handed out.
+"""Assignments: their settings, cases and judges, and the files that students get.
+
+The folder of an assignment holds
 
     assignment.toml   title, version, chapters, hours, functions, points, weights, limits, twist
     public.py         instance(rng, twist), cases(instance, rng), judge(case, answer), chart(...)
     hidden.py         cases(instance, rng): never handed out
     start.py          the stub that students fill in, in cells `# %%`; README.md, the task
 
-A case calls one function with plain data. Its judge says of each property whether it holds, and
-what the answer costs next to a plain solution and a certified optimum.
+A case calls one function with plain data: numbers, texts, lists and tables of these. The judge
+tells of each property whether it holds, and compares the cost of the answer with those of a plain
+solution and of a certified optimum. A twist is a change of the task that an instructor chooses for
+a term.
 
-A student is given the task, the public cases, `start.py` as script and as notebook, an instance of
-the own, and what `hand_out` of the table names: a list. Whatever else lies in the folder stays.
+A student gets the task, the public cases, `start.py` as a script and as a notebook, an instance
+with sizes drawn for this student, and the files that `hand_out` in the table lists. No other file
+of the folder is handed out.
 
-The book's exercises are an assignment, too: `load("1,5.2")`. Its cases are the exercises, its one
-property is what the check says. The check runs here, as in a notebook, but in place of the
-student's function it calls one that asks the student's process (see `wire`). So nothing that a
-hand-in does to a check, to the package or to NumPy reaches what decides.
+The book's exercises form an assignment, too: `load("1,5.2")`. Its cases are the exercises, and its
+only property is that the check of the notebook passes. The check runs in this process, but instead
+of the student's function it calls a stand-in that asks the student's process (see `wire`). So
+nothing that a hand-in changes in the package or in NumPy can reach the check.
 """
 
 import hashlib
@@ -50,7 +55,7 @@ REQUIRED = ("title", "version", "chapters", "hours", "functions", "points", "wei
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One call of a hand-in: what is called, and what only the judge knows of it."""
+    """One call of a function of a hand-in; `known` holds data that only the judge sees."""
 
     name: str
     call: Call
@@ -61,7 +66,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a judge found: for each property "" or what is wrong; costs in the task's unit."""
+    """A judgement: for each property "" or its fault, and costs in the assignment's unit.
+
+    `base` is the cost of the plain solution, `target` the one that earns all points.
+    """
 
     properties: Mapping[str, str]
     cost: float | None = None
@@ -69,17 +77,17 @@ class Judged:
     target: float = 0.0
     optimum: float = 0.0
     wrong: str = ""
-    """The first wrong value, or a cost that nothing can have: it caps the points (`Rules`)."""
+    """The first wrong value, or a cost below the optimum: it caps the points (`Rules`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What an answer earns that is no better than the plain one, and what a wrong value leaves.
+    """How points fall for slow answers and for wrong values.
 
-    `floor`: share of the points of properties at the plain answer's cost; it grows with the
-    performance and is whole at the share `full_from` of the scale. `wrong`: the properties that
-    compare values; the first case in which one fails leaves at most `wrong_share` of all points of
-    its function, or of every function where it `spoils_all`.
+    An answer at the cost of the plain one earns the share `floor` of the points for properties. The
+    share grows with the performance, and is 1 from the share `full_from` of the performance on.
+    `wrong` are the properties that compare values. Once one of them fails, its function can earn at
+    most `wrong_share` of its points; with `spoils_all` this holds for all functions.
     """
 
     floor: float = 1.0
@@ -109,52 +117,53 @@ class Assignment:
     public: Any
     hidden: ModuleType | None
     hand_out: tuple[str, ...] = ()
-    """Files of the folder that students are given as they are."""
+    """Files of the folder that students get unchanged."""
     rules: Rules = field(default_factory=Rules)
 
     @property
     def exercises(self) -> tuple[str, ...]:
-        """The exercises of the book that are graded, where it is those."""
+        """The exercises of the book that are graded; empty for an assignment of a folder."""
         return tuple(self.twist.get("exercises", ()))
 
     def instance(self, student: str) -> dict[str, Any]:
-        """Return the student's own instance; anybody who knows the name can draw it."""
+        """Return the student's instance, which anybody who knows the name can draw again."""
         drawn: dict[str, Any] = self.public.instance(self._rng("", student, "instance"), self.twist)
         return drawn
 
     def cases(self, part: str, student: str, secret: str = "") -> list[Case]:
-        """Return a part's cases: the public ones of the student, the hidden ones of the term.
+        """Return the cases of a part: public ones depend on the student, hidden on the term too.
 
-        The public cases of what has no hidden ones are the term's, too. Each case knows a number
-        of the term, from which `draw` makes what a judge feeds to an answer.
+        An assignment without hidden cases draws its public ones from the term's secret, too. Each
+        case has a secret number, from which `draw` makes the inputs of a judge.
         """
         module = self.public if part == "public" else self.hidden
         if module is None:
             raise InputError(f"{self.name}: hidden.py", "none here", "grade where the course lies")
         key = "" if part == "public" and self.hidden else secret
-        found: list[Case] = module.cases(self.instance(student), self._rng(key, student, part))
-        numbers = self._rng(secret, student, part, "values").integers(1 << 62, size=len(found))
+        cases: list[Case] = module.cases(self.instance(student), self._rng(key, student, part))
+        numbers = self._rng(secret, student, part, "values").integers(1 << 62, size=len(cases))
         return [
             replace(case, known={**case.known, "number": int(number)})
-            for case, number in zip(found, numbers, strict=True)
+            for case, number in zip(cases, numbers, strict=True)
         ]
 
     def judge(self, case: Case, answer: Any) -> Judged:
-        """Judge plain data; a judge that fails over it is a property that does not hold."""
+        """Judge the plain data that a function returned."""
         judged: Judged = self.public.judge(case, answer)
         return judged
 
     def _rng(self, secret: str, *words: str) -> np.random.Generator:
+        """Return random numbers that depend on the secret, the assignment and some words."""
         text = "\n".join((self.name, self.version, *words)).encode()
         digest = hmac.new(secret.encode(), text, hashlib.sha256).digest()
         return np.random.default_rng(int.from_bytes(digest[:8], "big"))
 
 
 def draw(case: Case, answer: Any) -> np.random.Generator:
-    """Return the random numbers a judge draws for one answer of a case, the answer being there.
+    """Return the random numbers with which a judge tests one answer of a case.
 
-    They follow from the term's secret and from every character of the answer: whoever writes an
-    answer cannot know what it will be fed, and the same answer is judged alike every time.
+    They depend on the term's secret and on every character of the answer: nobody can write an
+    answer that fits them, and the same answer is judged the same way every time.
     """
     text = json.dumps([case.known.get("number", 0), answer], sort_keys=True)
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
@@ -162,31 +171,31 @@ def draw(case: Case, answer: Any) -> np.random.Generator:
 
 
 def find(name: str, course: str | Path | None = None, hand_ins: str | Path | None = None) -> Path:
-    """Return the folder of an assignment such as "A1": `course`, below it, or in the checkout.
+    """Return the folder of an assignment such as "A1".
 
-    The folder one works in is no place to look, nor is what lies in `hand_ins`: a judge that came
-    with a hand-in would run as the grader.
+    It is `course` or a folder in it, by default of the git checkout. Neither the working directory
+    nor `hand_ins` is searched: a judge that came with a hand-in would run as the grader.
     """
     root = Path(course) if course else CHECKOUT
-    below = sorted(root.glob("A*")) if root.is_dir() else []
-    named = {
+    subfolders = sorted(root.glob("A*")) if root.is_dir() else []
+    names = {
         folder: _name_of(folder / "assignment.toml")
-        for folder in (root, *below)
+        for folder in (root, *subfolders)
         if (folder / "assignment.toml").is_file() and not _handed_in(folder, hand_ins)
     }
-    found = [folder for folder, own in named.items() if own == name]
-    if len(found) > 1:
-        both = ", ".join(map(str, found))
-        raise InputError(f"one assignment {name} in {root}", both, "move all but one elsewhere")
-    if found:
-        return found[0]
-    there = f"among {', '.join(sorted(set(named.values())))}" if named else f"in {root}"
+    matches = [folder for folder, folder_name in names.items() if folder_name == name]
+    if len(matches) > 1:
+        got = ", ".join(map(str, matches))
+        raise InputError(f"one assignment {name} in {root}", got, "move all but one elsewhere")
+    if matches:
+        return matches[0]
+    choices = f"among {', '.join(sorted(set(names.values())))}" if names else f"in {root}"
     remedy = "name the course's folder, which lies outside the folder of hand-ins"
-    raise InputError(f"an assignment {there}", repr(name), remedy)
+    raise InputError(f"an assignment {choices}", repr(name), remedy)
 
 
 def _handed_in(folder: Path, hand_ins: str | Path | None) -> bool:
-    """Whether a folder is, or lies in, what was handed in."""
+    """Tell whether a folder is the folder of hand-ins or lies in it."""
     return hand_ins is not None and folder.resolve().is_relative_to(Path(hand_ins).resolve())
 
 
@@ -203,16 +212,16 @@ def load(
 ) -> Assignment:
     """Load an assignment such as "A1", or exercises such as "1,5.2" (chapters and numbers).
 
-    Nothing is loaded from the folder `hand_ins`. Raises `InputError` naming what is not there or
-    what the table lacks.
+    Nothing is loaded from the folder `hand_ins`. Raises `InputError` for an unknown name and for
+    keys that the table lacks.
     """
     if re.match(r"\d", name):
         return _exercises(name)
     folder = find(name, course, hand_ins)
     table = _table(folder / "assignment.toml")
-    lacking = [key for key in REQUIRED if key not in table]
-    if lacking:
-        raise InputError(f"{folder / 'assignment.toml'}: {', '.join(lacking)}", "none", "add it")
+    missing = [key for key in REQUIRED if key not in table]
+    if missing:
+        raise InputError(f"{folder / 'assignment.toml'}: {', '.join(missing)}", "none", "add it")
     unknown = set(table["points"]) - set(PARTS)
     if unknown:
         raise InputError(f"points for {', '.join(PARTS)}", ", ".join(sorted(unknown)), "drop it")
@@ -239,17 +248,17 @@ def load(
     )
 
 
-def _handed_out(folder: Path, more: Any) -> tuple[str, ...]:
-    """Return what of an assignment's folder students are given: a list, whatever lies there."""
-    listed = isinstance(more, list) and all(isinstance(name, str) for name in more)
-    for name in more if listed else ():
+def _handed_out(folder: Path, extra: Any) -> tuple[str, ...]:
+    """Return the files that students get: the fixed ones, and `hand_out` of the table, checked."""
+    is_list = isinstance(extra, list) and all(isinstance(name, str) for name in extra)
+    for name in extra if is_list else ():
         if name in KEPT_BACK or Path(name).name != name or not (folder / name).is_file():
             needed = f"{folder / 'assignment.toml'}: hand_out, names of files beside it"
             raise InputError(needed, repr(name), f"never {', '.join(KEPT_BACK)}")
-    if not listed:
-        raise InputError(f"{folder / 'assignment.toml'}: hand_out, a list of names", repr(more))
+    if not is_list:
+        raise InputError(f"{folder / 'assignment.toml'}: hand_out, a list of names", repr(extra))
     fixed = [name for name in HANDED_OUT if (folder / name).is_file()]
-    return tuple(dict.fromkeys((*fixed, *more)))
+    return tuple(dict.fromkeys((*fixed, *extra)))
 
 
 def _rules(table: Mapping[str, Any]) -> Rules:
@@ -266,13 +275,13 @@ def _rules(table: Mapping[str, Any]) -> Rules:
 
 
 def _twist_of(table: Mapping[str, Any], public: ModuleType, folder: Path) -> Mapping[str, Any]:
-    """Return what `public.py` says of the term's twist; nothing where the term has none."""
+    """Return the description of the term's twist in `public.py`; {} if the term has none."""
     adds = table.get("twist", {}).get("adds", "")
-    known: Mapping[str, Mapping[str, Any]] = getattr(public, "TWISTS", {})
-    if adds and adds not in known:
-        needed = f"{folder / 'assignment.toml'}: a twist among {', '.join(known) or 'none'}"
+    twists: Mapping[str, Mapping[str, Any]] = getattr(public, "TWISTS", {})
+    if adds and adds not in twists:
+        needed = f"{folder / 'assignment.toml'}: a twist among {', '.join(twists) or 'none'}"
         raise InputError(needed, repr(adds), "name one, or add it to TWISTS in public.py")
-    return known.get(adds, {})
+    return twists.get(adds, {})
 
 
 def _module(path: Path, name: str) -> ModuleType:
@@ -288,16 +297,16 @@ def _module(path: Path, name: str) -> ModuleType:
 
 HANDED_OUT = ("README.md", "assignment.toml", "public.py")
 NO_TWIST = "**This term adds** nothing."
-"""The line of a README in whose place the hand-out says what the term's twist is."""
+"""The line of a README that the hand-out replaces by the description of the term's twist."""
 KEPT_BACK = ("hidden.py", "start.py", "instance.json", "start.ipynb", "log.md")
-"""Never handed out as it is: `start` makes these, or nobody gets them."""
+"""Never copied to students: `start` writes versions of its own of these, except for `hidden.py`."""
 STUDENT = re.compile(r"[\w.@+-]{1,80}")
 
 
 def start(task: Assignment, student: str, out: Path) -> list[str]:
     """Write the hand-out of one student into the folder `out`; return the names of its files.
 
-    What is there already is never written over.
+    Raises `InputError` instead of overwriting a file.
     """
     if not STUDENT.fullmatch(student):
         raise InputError("a student's name of letters, digits and . _ @ + -", repr(student[:40]))
@@ -314,13 +323,13 @@ def start(task: Assignment, student: str, out: Path) -> list[str]:
     for name in task.hand_out:
         files[name] = (task.folder / name).read_bytes()
     twists = getattr(task.public, "TWISTS", {})
-    says = twists.get(task.twist.get("adds", ""), {}).get("says", "")
-    if says and "README.md" in files:
-        told = files["README.md"].decode().replace(NO_TWIST, f"**This term adds** {says}")
-        files["README.md"] = told.encode()
-    there = [out / name for name in sorted(files) if (out / name).exists()]
-    if there or (out.exists() and not out.is_dir()):
-        got = f"{there[0]}, which may be your work" if there else f"{out}, which is a file"
+    description = twists.get(task.twist.get("adds", ""), {}).get("says", "")
+    if description and "README.md" in files:
+        readme = files["README.md"].decode()
+        files["README.md"] = readme.replace(NO_TWIST, f"**This term adds** {description}").encode()
+    existing = [out / name for name in sorted(files) if (out / name).exists()]
+    if existing or (out.exists() and not out.is_dir()):
+        got = f"{existing[0]}, which may be your work" if existing else f"{out}, which is a file"
         remedy = "nothing was written: name a new folder for the output"
         raise InputError(f"a folder without {', '.join(sorted(files))}", got, remedy)
     output.usable_folder(out)
@@ -330,7 +339,7 @@ def start(task: Assignment, student: str, out: Path) -> list[str]:
 
 
 def notebook_of(source: str) -> dict[str, Any]:
-    """Return a script in cells `# %%` as a notebook: `# %% [markdown]` cells lose their `# `."""
+    """Return a script with cells `# %%` as a notebook; `# %% [markdown]` cells lose their `# `."""
     cells: list[dict[str, Any]] = []
     for number, chunk in enumerate(re.split(r"^# %%", source, flags=re.MULTILINE)):
         head, _, body = chunk.partition("\n") if number else ("", "", chunk)
@@ -349,6 +358,7 @@ def notebook_of(source: str) -> dict[str, Any]:
 
 
 def _log_form(task: Assignment) -> str:
+    """Return the empty work log that a student fills in."""
     step = "\n".join(
         f"- {field}: "
         for field in (
@@ -368,22 +378,27 @@ def _log_form(task: Assignment) -> str:
 # -- the book's exercises -------------------------------------------------------------------------
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 NOT_BY_MACHINE = {"ex_16_4": "its memory is measured where it runs"}
-"""Exercises whose checks look at more than what a function takes and gives."""
+"""Exercises whose checks look at more than the arguments and results of a function."""
 LIMITS = Limits(start_s=60.0, memory_bytes=1 << 30, answer_bytes=16 << 20)
 OPEN = ("chapter11_12", "chapter19_20", "chapter21_22", "chapter23")
-"""Checks whose pages or figures use something from their modules."""
+"""Modules of checks that pages or figures import, and that therefore stay open."""
 DENIED = tuple(
     sorted({f"{checks.__name__}.{home}" for home in checks.HOMES.values() if home not in OPEN})
 )
-"""The other checks, next to which answers stand; the book has them, too."""
+"""All other modules of checks, closed to hand-ins: they contain reference answers."""
 VERDICT_S = 60.0
-"""What one check may take, whatever it was answered."""
+"""Time limit of one check."""
 
 
 def _exercises(name: str) -> Assignment:
-    exercises = [one for one in chosen(name) if one not in NOT_BY_MACHINE]
-    left = [exercise_number(one) for one in chosen(name) if one in NOT_BY_MACHINE]
-    title = "exercises of the book" + f", not graded by machine: {', '.join(left)}" * bool(left)
+    """Return the exercises of the book that `name` lists, as an assignment."""
+    exercises = [exercise for exercise in chosen(name) if exercise not in NOT_BY_MACHINE]
+    ungraded = [
+        exercise_number(exercise) for exercise in chosen(name) if exercise in NOT_BY_MACHINE
+    ]
+    title = "exercises of the book"
+    if ungraded:
+        title += f", not graded by machine: {', '.join(ungraded)}"
     if not exercises:
         raise InputError(f"exercises {name}", title, "read them")
     return Assignment(
@@ -391,9 +406,9 @@ def _exercises(name: str) -> Assignment:
         folder=NOTEBOOKS,
         title=title,
         version=__version__,
-        chapters=tuple(sorted({int(one[3:5]) for one in exercises})),
+        chapters=tuple(sorted({int(exercise[3:5]) for exercise in exercises})),
         hours=0,
-        functions=tuple(dict.fromkeys(n for one in exercises for n in names_of(one))),
+        functions=tuple(dict.fromkeys(n for exercise in exercises for n in names_of(exercise))),
         points={"public": len(exercises)},
         weights={"check": 1},
         limits=LIMITS,
@@ -406,45 +421,46 @@ def _exercises(name: str) -> Assignment:
 
 
 def chosen(words: str) -> list[str]:
-    """Return the exercises that "1,5.2,14a" names, in the book's order."""
-    known = [name.removeprefix("check_") for name in checks.check_names()]
-    found: set[str] = set()
+    """Return the exercises that a text such as "1,5.2,14a" names, in the book's order."""
+    all_exercises = [name.removeprefix("check_") for name in checks.check_names()]
+    chosen_exercises: set[str] = set()
     for word in words.split(","):
         number = re.fullmatch(r"0*(\d+[a-z]?)(?:\.(\d+))?", word.strip())
-        some = {
-            one
-            for one in known
+        # "5.2" is one exercise, "5" all of chapter 5.
+        matches = {
+            exercise
+            for exercise in all_exercises
             if number
-            and number[1] == exercise_number(one).split(".")[0]
-            and number[2] in (None, exercise_number(one).split(".")[1])
+            and number[1] == exercise_number(exercise).split(".")[0]
+            and number[2] in (None, exercise_number(exercise).split(".")[1])
         }
-        if not some:
+        if not matches:
             remedy = "name chapters and coded exercises: 1,5.2,14a"
             raise InputError(f"exercises {words}", f"none called {word.strip()!r}", remedy)
-        found |= some
-    return [one for one in known if one in found]
+        chosen_exercises |= matches
+    return [exercise for exercise in all_exercises if exercise in chosen_exercises]
 
 
 def names_of(exercise: str) -> tuple[str, ...]:
-    """Return what an answer may be called: the exercise, or its name on the book's page."""
-    own = _page_names(exercise[3:].rpartition("_")[0]).get(exercise)
-    return (exercise, own) if own else (exercise,)
+    """Return the names that a student's function may have: the exercise's or the page's."""
+    page_name = _page_names(exercise[3:].rpartition("_")[0]).get(exercise)
+    return (exercise, page_name) if page_name else (exercise,)
 
 
 @cache
 def _page_names(chapter: str) -> Mapping[str, str]:
-    """Return the function that each exercise of a chapter asks for; nothing without the pages."""
-    found: dict[str, str] = {}
+    """Return the name of the function that each exercise asks for; {} without the notebooks."""
+    functions: dict[str, str] = {}
     for page in NOTEBOOKS.glob(f"{chapter}_*.ipynb"):
-        found |= dict(re.findall(r"check_(ex_\w+)\((\w+)\)", page.read_text("utf-8")))
-    return found
+        functions |= dict(re.findall(r"check_(ex_\w+)\((\w+)\)", page.read_text("utf-8")))
+    return functions
 
 
 def _cases(instance: Mapping[str, Any], rng: np.random.Generator) -> list[Case]:
-    """Return a case an exercise: its check under a seed of its own."""
+    """Return one case per exercise: its check with a random seed."""
     return [
-        Case(exercise_number(one), Call(one, {"seed": int(rng.integers(1 << 31))}))
-        for one in instance["exercises"]
+        Case(exercise_number(exercise), Call(exercise, {"seed": int(rng.integers(1 << 31))}))
+        for exercise in instance["exercises"]
     ]
 
 
@@ -454,13 +470,13 @@ def answers_of(
     limits: Limits,
     denied: Sequence[str] = (),
     file: str = "handin.py",
-    told: Callable[[str], None] | None = None,
+    report_wait: Callable[[str], None] | None = None,
 ) -> list[Answer]:
-    """Check a hand-in's exercises; an answer is what the check says, "" where it passes.
+    """Check the exercises of a hand-in; an answer is the message of the check, "" if it passes.
 
-    One process answers for all, and is started again behind a check that did not leave it at rest.
+    One process answers all calls. It is started again after a check that left a call unanswered.
     """
-    found: list[Answer] = []
+    answers: list[Answer] = []
     session: Session | None = None
     try:
         for call in calls:
@@ -468,34 +484,37 @@ def answers_of(
                 session.close()
                 session = None
             if session is None:
-                session = Session(source, file, limits, denied, told, lenient=True)
+                session = Session(source, file, limits, denied, report_wait, lenient=True)
                 if wrong := opened(session):
                     return [Answer(error=wrong)] * len(calls)
             names = names_of(call.function)
             seed = call.arguments["seed"]
-            found.append(Answer(verdict(session, call.function, names, seed)))
+            answers.append(Answer(verdict(session, call.function, names, seed)))
     finally:
         if session is not None:
             session.close()
-    return found
+    return answers
 
 
 def verdict(session: Session, exercise: str, names: Sequence[str], seed: int) -> str:
-    """Return what a check says to the function of one of these names, "" where it passes."""
+    """Return the message of a check of the function with one of these names, "" if it passes."""
     wire = Wire(session.send, session.hear)
     session.what = f"exercise {exercise_number(exercise)}"
     answer = partial(_ask, session, wire, "|".join(names))
     try:
         with Alarm(VERDICT_S, lambda: EndedError(f"its check took more than {VERDICT_S:g} s")):
             result = getattr(checks, f"check_{exercise}")(answer, seed=seed)
-    except (Exception, EndedError) as error:  # what came back was more than a check can bear
+    except (Exception, EndedError) as error:  # a check may fail on strange answers
         return shown(f"no answer that can be checked ({type(error).__name__}: {error})")
     remark = f"; {session.remark}" if session.remark and "no function" in result.message else ""
     return "" if result.passed else shown(result.message) + remark
 
 
 def _ask(session: Session, wire: Wire, names: str, *args: Any, **named: Any) -> Any:
-    """Call the function of the far side; how its process ended is no error that a check expects."""
+    """Call the function in the student's process.
+
+    If that process ends, raise `EndedError`, which no check mistakes for an error of the function.
+    """
     session.begin(session.limits.case_s, session.what)
     try:
         return wire.ask(0, names, args, named)
@@ -509,7 +528,7 @@ CHECKED = SimpleNamespace(
     judge=lambda case, answer: Judged({"check": str(answer)}),
     answers_of=answers_of,
 )
-"""What a `public.py` has: every student has the same exercises, judged by what the check said."""
+"""The contents of a `public.py` for exercises: all students get the same, judged by the check."""
 
 
 def read_secret(path: str | Path | None) -> str:

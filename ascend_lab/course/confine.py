@@ -1,13 +1,13 @@
-"""What a process can take from itself for good on Linux: its account, files, network, signals.
+"""How a process on Linux gives up rights for good: its account, files, network and signals.
 
-Read by `inside.py` before a hand-in runs; it imports nothing of the package. Three means, each of
-which stands where the others are not granted:
+`inside.py` calls this before a hand-in runs; this module imports nothing of the package. There are
+three independent mechanisms, each of which helps where the others are not granted:
 
-    account      root becomes an account of a number of its own, of the range kept for such
-    Landlock     a list of what may be opened; all else is closed, whatever the account may do
+    account      root becomes an account with a number that no person has
+    Landlock     a list of files that may be opened; all others are closed, whatever the account
                  (Linux 5.13; needs no right; https://docs.kernel.org/userspace-api/landlock.html)
-    name spaces  no network, nobody else to signal, a small disk in memory as own folder and every
-                 other one read-only (Landlock alone stops no chmod)
+    name spaces  no network, no other processes to signal, a small disk in memory as working folder
+                 and all others read-only (Landlock alone does not stop a chmod)
 """
 
 import ctypes
@@ -23,7 +23,7 @@ from typing import Any
 NOBODY = 65534
 FIRST_ACCOUNT = 61184
 ACCOUNTS = 4336
-"""Numbers that no system gives to a person: the range for accounts that exist while a task runs."""
+"""Accounts 61184 to 65519, which systemd reserves for its `DynamicUser` services."""
 
 NEW_MOUNTS = 0x00020000
 NEW_USER = 0x10000000
@@ -45,7 +45,7 @@ READ_DIR = 1 << 3
 TRUNCATE = 1 << 14
 MAKE_DEVICES = 1 << 6 | 1 << 11
 RIGHTS_OF_VERSION = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1}
-"""All rights over files that a version of Landlock knows; later ones add one over devices."""
+"""Version of Landlock -> all rights over files that it knows, as bits."""
 TCP = 0b11
 SIGNALS_AND_SOCKETS = 0b11
 
@@ -57,7 +57,7 @@ MS_PRIVATE = 0x40000
 READ_ONLY = 1
 DISK_BYTES = 64 << 20
 DISK_FILES = 10_000
-"""What a hand-in may write into its folder, where that is a disk of its own."""
+"""Size and number of files of the disk in memory that is the folder of a hand-in."""
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 SYSTEM = (
@@ -70,16 +70,19 @@ SYSTEM = (
     "/proc/meminfo",
     "/sys/devices/system/cpu",
 )
-"""What libraries look up, and holds nothing of anybody."""
+"""Files that libraries read, which contain nothing private."""
 
 
 def account_of(process: int) -> int:
-    """Return the account that a process started by root becomes: one for each, for a while."""
+    """Return the account that a process started by root becomes; processes have different ones."""
     return FIRST_ACCOUNT + process % ACCOUNTS
 
 
 def leave_root(account: int) -> int:
-    """Become an account without rights; return which. Raises `PermissionError` if it stays root."""
+    """Become an account without rights, and return its number.
+
+    Raises `PermissionError` if this process stays root.
+    """
     if os.getuid() != 0:
         return os.getuid()
     for number in (account, NOBODY):
@@ -89,68 +92,69 @@ def leave_root(account: int) -> int:
             os.setgroups([])
             os.setgid(number)
             os.setuid(number)
-        except OSError:  # no such number here, or root without the right to change
+        except OSError:  # the number does not exist here, or root may not change it
             continue
         return number
     raise PermissionError("root cannot become another account here")
 
 
-def into_name_spaces(libc: Any, own: str) -> tuple[bool, bool]:
-    """Go on as the first process of a world of its own; return whether (network, disk) is closed.
+def into_name_spaces(libc: Any, folder: str) -> tuple[bool, bool]:
+    """Continue as the first process of new name spaces; return whether (network, disk) is closed.
 
-    When it ends, the system ends all that it has started.
+    `folder` stays writable. When the first process ends, the system ends all that it has started.
     """
     user = os.getuid()
     group = os.getgid()
-    root = os.getuid() == 0
-    apart = (0 if root else NEW_USER) | NEW_MOUNTS | NEW_NET | NEW_IPC
-    if libc.unshare(apart | NEW_PID) == 0:
-        _go_on_as_first(libc)
-    elif libc.unshare(apart) != 0:
-        return libc.unshare((0 if root else NEW_USER) | NEW_NET | NEW_IPC) == 0, False
-    if not root:
-        try:  # a disk in memory takes no files of an account without a number
+    is_root = os.getuid() == 0
+    new_spaces = (0 if is_root else NEW_USER) | NEW_MOUNTS | NEW_NET | NEW_IPC
+    if libc.unshare(new_spaces | NEW_PID) == 0:
+        _continue_as_first(libc)
+    elif libc.unshare(new_spaces) != 0:
+        return libc.unshare((0 if is_root else NEW_USER) | NEW_NET | NEW_IPC) == 0, False
+    if not is_root:
+        try:  # without a number in the new name space the account cannot write to a disk in memory
             Path("/proc/self/setgroups").write_text("deny", "ascii")
             Path("/proc/self/uid_map").write_text(f"{user} {user} 1", "ascii")
             Path("/proc/self/gid_map").write_text(f"{group} {group} 1", "ascii")
         except OSError:
             return True, False
-    return True, _only_own_writable(libc, own.encode())
+    return True, _mount_only_writable(libc, folder.encode())
 
 
-def _go_on_as_first(libc: Any) -> None:
+def _continue_as_first(libc: Any) -> None:
+    """Fork: the child continues in the new name space, this process only waits for its end."""
     libc.prctl(PR_SET_PDEATHSIG, SIGKILL)
-    inner = os.fork()
-    if inner:
-        for end in range(3, 64):  # the answers are the inner one's alone
+    child = os.fork()
+    if child:
+        for descriptor in range(3, 64):  # only the child writes answers
             with suppress(OSError):
-                os.close(end)
-        os.waitpid(inner, 0)
+                os.close(descriptor)
+        os.waitpid(child, 0)
         os._exit(0)
 
 
-def _only_own_writable(libc: Any, own: bytes) -> bool:
-    """Lay a small disk in memory over the own folder, and make every other one read-only."""
+def _mount_only_writable(libc: Any, folder: bytes) -> bool:
+    """Mount a small disk in memory on the folder, and make all others read-only."""
     size = b"size=%d,nr_inodes=%d,mode=0700" % (DISK_BYTES, DISK_FILES)
     set_read_only = struct.pack("QQQQ", READ_ONLY, 0, 0, 0)
     clear = struct.pack("QQQQ", 0, READ_ONLY, 0, 0)
     steps: tuple[Callable[[], int], ...] = (
         lambda: libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None),
-        lambda: libc.mount(b"tmpfs", own, b"tmpfs", 0, size),
+        lambda: libc.mount(b"tmpfs", folder, b"tmpfs", 0, size),
         lambda: libc.syscall(MOUNT_SETATTR, AT_FDCWD, b"/", AT_RECURSIVE, set_read_only, 32),
-        lambda: libc.syscall(MOUNT_SETATTR, AT_FDCWD, own, 0, clear, 32),
+        lambda: libc.syscall(MOUNT_SETATTR, AT_FDCWD, folder, 0, clear, 32),
     )
     granted = all(step() == 0 for step in steps)
-    os.chdir(own)
+    os.chdir(folder)
     return granted
 
 
 # -- Landlock --------------------------------------------------------------------------------------
 def rules(libc: Any, readable: Iterable[str], listed: Iterable[str]) -> tuple[int, int] | None:
-    """Return (file of the rules, rights they govern); None where the system has no Landlock.
+    """Return (descriptor of a Landlock ruleset, rights that it governs); None without Landlock.
 
-    `readable` are files and folders with all they hold; of `listed` only names may be read. The
-    folder of this moment is the process' own.
+    Files in `readable`, and all files of folders in it, may be read; of folders in `listed` only
+    the names. In the working directory everything is allowed except executing and making devices.
     """
     version = libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), ASK_VERSION)
     if sys.platform != "linux" or version < 1:
@@ -158,58 +162,58 @@ def rules(libc: Any, readable: Iterable[str], listed: Iterable[str]) -> tuple[in
     rights = RIGHTS_OF_VERSION[min(version, 3)]
     table = struct.pack("QQQ", rights, TCP, SIGNALS_AND_SOCKETS)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
-    made = libc.syscall(CREATE_RULESET, table, ctypes.c_size_t(size), 0)
-    if made < 0:
+    ruleset = libc.syscall(CREATE_RULESET, table, ctypes.c_size_t(size), 0)
+    if ruleset < 0:
         return None
     for path in (*readable, *SYSTEM):
-        _allow(libc, made, path, READ_FILE | READ_DIR)
+        _allow(libc, ruleset, path, READ_FILE | READ_DIR)
     for path in listed:
-        _allow(libc, made, path, READ_DIR)
+        _allow(libc, ruleset, path, READ_DIR)
     for path in DEVICES:
-        _allow(libc, made, path, READ_FILE | WRITE_FILE | TRUNCATE & rights)
-    _allow(libc, made, ".", rights & ~MAKE_DEVICES & ~1)  # nor is anything in it executed
-    return made, rights
+        _allow(libc, ruleset, path, READ_FILE | WRITE_FILE | TRUNCATE & rights)
+    _allow(libc, ruleset, ".", rights & ~MAKE_DEVICES & ~1)  # bit 0 is the right to execute
+    return ruleset, rights
 
 
-def _allow(libc: Any, made: int, path: str, rights: int) -> None:
-    """Add a rule; what is not there needs none."""
+def _allow(libc: Any, ruleset: int, path: str, rights: int) -> None:
+    """Allow rights on a file or folder; a path that does not exist is skipped."""
     with suppress(OSError, ValueError):
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
             if not stat.S_ISDIR(os.fstat(place).st_mode):
                 rights &= WRITE_FILE | READ_FILE | TRUNCATE
-            libc.syscall(ADD_RULE, made, BENEATH, struct.pack("=Qi", rights, place), 0)
+            libc.syscall(ADD_RULE, ruleset, BENEATH, struct.pack("=Qi", rights, place), 0)
         finally:
             os.close(place)
 
 
-def confine(libc: Any, made: tuple[int, int] | None) -> bool:
-    """Give up every right that the rules do not name, for good; return whether that was granted."""
-    libc.prctl(PR_SET_PDEATHSIG, SIGKILL)  # behind the change of account, which clears it
+def confine(libc: Any, ruleset: tuple[int, int] | None) -> bool:
+    """Give up all rights that a ruleset of `rules` does not allow; return whether that worked."""
+    libc.prctl(PR_SET_PDEATHSIG, SIGKILL)  # set again, as the change of account clears it
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    if made is None:
+    if ruleset is None:
         return False
-    granted = libc.syscall(RESTRICT_SELF, made[0], 0) == 0
-    os.close(made[0])
+    granted = libc.syscall(RESTRICT_SELF, ruleset[0], 0) == 0
+    os.close(ruleset[0])
     return bool(granted)
 
 
-# -- places that only root can reach ---------------------------------------------------------------
+# -- folders that only root can reach --------------------------------------------------------------
 FIRST_HANDLE = 30
 
 
 def handles(places: Sequence[str]) -> None:
-    """Open folders under numbers that stay: below them an account needs no right to what is above.
+    """Open folders as descriptors 30, 31, ..., by which any account reaches the files in them.
 
-    So a Python below root's home runs for another account, and nothing else of that home is open.
+    So another account can run a Python in root's home directory without access to the rest of it.
     """
     for number, place in enumerate(places, FIRST_HANDLE):
-        found = os.open(place, os.O_PATH | os.O_DIRECTORY)
-        if found != number:
-            os.dup2(found, number)
-            os.close(found)
+        descriptor = os.open(place, os.O_PATH | os.O_DIRECTORY)
+        if descriptor != number:
+            os.dup2(descriptor, number)
+            os.close(descriptor)
 
 
 def handle_path(number: int) -> str:
-    """Return the path of a folder by its place in `handles`."""
+    """Return the path of a folder by its position in the list given to `handles`."""
     return f"/proc/self/fd/{FIRST_HANDLE + number}"

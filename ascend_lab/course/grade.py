@@ -1,16 +1,20 @@
-"""From hand-ins to marks: answers judged, points for properties and performance, a folder graded.
+"""Grading: from the files that students hand in to their marks.
+
+A judge checks the properties of every answer, such as "values are right", and its cost, such as the
+cycles of a schedule. The points follow from
 
     properties   points * mean over cases of (weight of the properties that hold) * ramp
     performance  points * mean over timed cases of clip(ln(base / cost) / ln(base / target), 0, 1)
     ramp         floor + (1 - floor) * min(1, performance / full_from), of the case's function
 
-The scale is fixed by the hand-out's own plain answer (base) and a certified optimum or bound
-(target), never by classmates or a clock; the mean of logarithms is that of ratios, geometrically.
-What is no better than the plain answer earns the floor and no more (`Rules`).
+`base` is the cost of the plain answer in the hand-out, `target` a certified optimum or bound: the
+scale depends neither on classmates nor on a clock. With base 200 and target 100 a cost of 141 earns
+half of the performance points. An answer that is no better than the plain one earns only the share
+`floor` of the points of properties (`Rules`).
 
-Values come before costs. In a case with a wrong value no property counts and no cost; a cost below
-the certified optimum is no success but a wrong answer, or a wrong judge, and is named. The first
-wrong value of a function caps all of its points.
+Values count before costs. In a case with a wrong value neither the properties nor the cost earn
+points, and it caps the points of its function. A cost below the certified optimum means that the
+answer or the judge is wrong, and is reported as such.
 """
 
 import csv
@@ -33,16 +37,21 @@ from ascend_lab.errors import InputError
 from ascend_lab.limits import TABLE_BYTES, read_file
 
 JUDGE_S = 30
+"""Time limit of the judge for one answer."""
 SLOW_ANSWERS = 2
-"""After so many answers of one hand-in that took a judge too long, its others are not judged."""
+"""After so many answers of one hand-in that took the judge too long, it judges no others of it."""
 UNJUDGED = "no answer that can be judged"
 ROUNDING = 1e-9
-"""How far below a bound a cost may lie that was summed in another order."""
+"""Relative difference allowed below a bound: sums in another order differ in the last digits."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """One case of one hand-in: the answer and what the judge found."""
+class CaseResult:
+    """One case of one hand-in: the answer and the judgement of it.
+
+    `part` is "public" or "hidden". `digest` identifies source and case, so that a later run can
+    use the answer again. `timed` cases count for the performance points.
+    """
 
     part: str
     case: str
@@ -54,11 +63,11 @@ class Tried:
 
     @property
     def faults(self) -> dict[str, str]:
-        """What does not hold, and why."""
-        return {name: said for name, said in self.judged.properties.items() if said}
+        """Property -> the reason why it does not hold."""
+        return {name: fault for name, fault in self.judged.properties.items() if fault}
 
     def share(self) -> float:
-        """Return what the case earns of the performance points, 0 to 1."""
+        """Return the share of the performance points that the case earns, 0 to 1."""
         judged = self.judged
         if self.faults or judged.cost is None or not 0 < judged.cost < judged.base:
             return 0.0
@@ -70,14 +79,14 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A student's mark: points a part and in all, and every case behind them."""
+    """A student's mark: the points of each part of the assignment, and the results behind them."""
 
     student: str
     file: str
     digest: str
     points: Mapping[str, float]
     late_points: float
-    tried: tuple[Tried, ...]
+    case_results: tuple[CaseResult, ...]
     notes: tuple[str, ...] = ()
     pseudonym: str = ""
     name: str = ""
@@ -85,13 +94,13 @@ class Mark:
 
     @property
     def total(self) -> float:
-        """The points of all parts, less what lateness costs."""
+        """The points of all parts, less the points that lateness costs."""
         return tenths(max(0.0, sum(self.points.values()) - self.late_points))
 
     @property
     def ratio(self) -> float | None:
         """Cost over certified optimum, geometric mean over timed cases; None if one fails."""
-        timed = [t for t in self.tried if t.timed]
+        timed = [t for t in self.case_results if t.timed]
         if not timed or any(t.faults or not t.judged.cost for t in timed):
             return None
         logs = [math.log((t.judged.cost or 1) / t.judged.optimum) for t in timed]
@@ -102,65 +111,69 @@ def try_cases(
     task: Assignment,
     source: str,
     cases: Sequence[tuple[str, Case]],
-    known: Mapping[str, sandbox.Answer] | None = None,
+    known_answers: Mapping[str, sandbox.Answer] | None = None,
     file: str = "",
-    told: Callable[[str], None] | None = None,
-) -> list[Tried]:
-    """Run a hand-in on (part, case) behind the wall and judge each answer.
+    report_wait: Callable[[str], None] | None = None,
+) -> list[CaseResult]:
+    """Run a hand-in on cases, each with its part, in a confined process, and judge each answer.
 
-    `known` gives answers of an earlier run by digest of source and case: those are only judged.
-    `file` is what errors call the source; `told` hears of calls that take long.
+    `known_answers` holds answers of an earlier run by the digest of source and case: these are only
+    judged again. `file` is the name of the source in error messages. `report_wait` is called with a
+    text when a call takes long.
     """
-    known = known or {}
+    earlier_answers = known_answers or {}
     digests = [_digest(source, task, case) for _, case in cases]
-    new = [
+    new_cases = [
         (digest, case)
         for digest, (_, case) in zip(digests, cases, strict=True)
-        if digest not in known
+        if digest not in earlier_answers
     ]
     run = getattr(task.public, "answers_of", sandbox.answers_of)
-    calls = [case.call for _, case in new]
-    fresh = run(source, calls, task.limits, task.denied, file or "handin.py", told)
-    answers = {digest: answer for (digest, _), answer in zip(new, fresh, strict=True)}
-    tried: list[Tried] = []
-    slow = 0
+    calls = [case.call for _, case in new_cases]
+    new_answers = run(source, calls, task.limits, task.denied, file or "handin.py", report_wait)
+    answers = {digest: answer for (digest, _), answer in zip(new_cases, new_answers, strict=True)}
+    case_results: list[CaseResult] = []
+    slow_count = 0
     for digest, (part, case) in zip(digests, cases, strict=True):
-        answer = answers.get(digest) or known[digest]
-        if slow < SLOW_ANSWERS:
+        answer = answers.get(digest) or earlier_answers[digest]
+        if slow_count < SLOW_ANSWERS:
             judged = judge(task, case, answer)
         else:
             judged = _fails(task, f"{UNJUDGED} (others of this hand-in took too long)")
-        slow += any(TOO_LONG in said for said in judged.properties.values())
+        slow_count += any(TOO_LONG in fault for fault in judged.properties.values())
         function = case.call.function
-        tried.append(Tried(part, case.name, digest, answer, judged, case.timed, function))
-    return tried
+        case_results.append(
+            CaseResult(part, case.name, digest, answer, judged, case.timed, function)
+        )
+    return case_results
 
 
 TOO_LONG = f"judging took more than {JUDGE_S} s"
 
 
 def judge(task: Assignment, case: Case, answer: sandbox.Answer) -> Judged:
-    """Judge one answer; no answer, or one over which the judge fails, holds no property."""
+    """Judge one answer; if there is none, or the judge fails on it, no property holds."""
     if answer.error:
         return _fails(task, answer.error)
     try:
         with Alarm(JUDGE_S, lambda: TimeoutError(TOO_LONG)):
-            judged = _sound(task.judge(case, answer.value))
+            judged = _sanitised(task.judge(case, answer.value))
     except Exception as error:
         return _fails(task, f"{UNJUDGED} ({type(error).__name__}: {error})")
-    return settled(task, judged)
+    return apply_value_rules(task, judged)
 
 
-def _fails(task: Assignment, said: str) -> Judged:
-    return Judged(dict.fromkeys(task.weights, shown(said)))
+def _fails(task: Assignment, reason: str) -> Judged:
+    """Return the judgement that no property holds, for one reason."""
+    return Judged(dict.fromkeys(task.weights, shown(reason)))
 
 
-def _sound(judged: Judged) -> Judged:
-    """Return what a judge said with texts that can be shown and a finite cost, or none.
+def _sanitised(judged: Judged) -> Judged:
+    """Return a judgement with short printable texts, and a finite cost or None.
 
-    A judge may have passed on what stands in an answer: a text as cost, a million letters.
+    A judge may copy values out of an answer: a text as the cost, or a reason of a million letters.
     """
-    properties = {name: shown(said) for name, said in judged.properties.items()}
+    properties = {name: shown(fault) for name, fault in judged.properties.items()}
     cost = judged.cost
     if cost is not None:
         number = float(cost) if isinstance(cost, numbers.Real) else math.nan
@@ -168,10 +181,11 @@ def _sound(judged: Judged) -> Judged:
     return replace(judged, properties=properties, cost=cost)
 
 
-def settled(task: Assignment, judged: Judged) -> Judged:
-    """Return a judgement with its wrong value named, if it has one, and then without a cost.
+def apply_value_rules(task: Assignment, judged: Judged) -> Judged:
+    """Return a judgement by the rules for wrong values and impossible costs.
 
-    An answer of which no property holds is none: it lacks values and has no wrong one.
+    A case with a wrong value, or with a cost below the optimum, gets no cost, and `wrong` names the
+    fault. An answer of which no property holds counts as missing, not as wrong.
     """
     properties = judged.properties
     any_holds = not all(properties.get(name) for name in task.weights)
@@ -180,130 +194,140 @@ def settled(task: Assignment, judged: Judged) -> Judged:
         return replace(judged, cost=None, wrong=wrong[0])
     if judged.cost is None or judged.cost >= judged.optimum * (1 - ROUNDING):
         return judged
-    if any(properties.values()):  # which explains it: the bound is one of answers that hold all
+    # The optimum is that of answers for which all properties hold; others may cost less.
+    if any(properties.values()):
         return replace(judged, cost=None)
-    said = (
+    fault = (
         f"cost {judged.cost:g} is below {judged.optimum:g}, which nothing right can have: "
         "the answer is wrong, or the judge is; tell your instructor"
     )
-    return replace(judged, properties=dict.fromkeys(task.weights, said), cost=None, wrong=said)
+    return replace(judged, properties=dict.fromkeys(task.weights, fault), cost=None, wrong=fault)
 
 
-def mark_of(task: Assignment, tried: Sequence[Tried]) -> dict[str, float]:
-    """Return the points of each part that is graded here; the log is read by a person.
+def mark_of(task: Assignment, case_results: Sequence[CaseResult]) -> dict[str, float]:
+    """Return the points of each part except the work log, which a person grades.
 
-    The points of a part are divided over functions by their numbers of cases.
+    The points of a part are divided among the functions in proportion to their numbers of cases.
     """
-    parts = {part: [t for t in tried if t.part == part] for part in ("public", "hidden")}
-    parts["performance"] = [t for t in tried if t.timed]
+    parts = {part: [t for t in case_results if t.part == part] for part in ("public", "hidden")}
+    parts["performance"] = [t for t in case_results if t.timed]
     points = {}
     for part, cases in parts.items():
         if not cases or part not in task.points:
             continue
         earned = 0.0
         for function in dict.fromkeys(t.function for t in cases):
-            whose = [t for t in cases if t.function == function]
-            share = reached(whose)
+            function_cases = [t for t in cases if t.function == function]
+            share = performance_share(function_cases)
             if part != "performance":
-                share = held(task, whose) * ramp(task, tried, function)
-            earned += len(whose) * min(share, cap(task, tried, function))
+                share = property_share(task, function_cases) * ramp(task, case_results, function)
+            earned += len(function_cases) * min(share, share_cap(task, case_results, function))
         points[part] = tenths(task.points[part] * earned / len(cases))
     return points
 
 
-def held(task: Assignment, tried: Sequence[Tried]) -> float:
-    """Return the share of the properties that hold, by weight; none where a value is wrong."""
-    whole = sum(task.weights.values())
-    right = [t.judged.properties for t in tried if not t.judged.wrong]
-    counted = sum(
-        weight * sum(not properties.get(name, "missing") for properties in right)
+def property_share(task: Assignment, case_results: Sequence[CaseResult]) -> float:
+    """Return the share of the properties that hold, by weight; a wrong value counts as none."""
+    total_weight = sum(task.weights.values())
+    valid_properties = [t.judged.properties for t in case_results if not t.judged.wrong]
+    held_weight = sum(
+        weight * sum(not properties.get(name, "missing") for properties in valid_properties)
         for name, weight in task.weights.items()
     )
-    return counted / whole / len(tried)
+    return held_weight / total_weight / len(case_results)
 
 
-def reached(tried: Sequence[Tried]) -> float:
-    """Return the share of the performance scale that cases reach, on average."""
-    return sum(t.share() for t in tried) / len(tried)
+def performance_share(case_results: Sequence[CaseResult]) -> float:
+    """Return the mean share of the performance points that cases earn."""
+    return sum(t.share() for t in case_results) / len(case_results)
 
 
-def ramp(task: Assignment, tried: Sequence[Tried], function: str) -> float:
-    """Return how much the properties of a function count: the floor at the plain answer's cost."""
-    timed = [t for t in tried if t.timed and t.function == function]
+def ramp(task: Assignment, case_results: Sequence[CaseResult], function: str) -> float:
+    """Return the factor on a function's points for properties: `floor` at the plain answer's cost.
+
+    It grows linearly with the performance, and is 1 from the share `full_from` on.
+    """
+    timed = [t for t in case_results if t.timed and t.function == function]
     if not timed:
         return 1.0
     rules = task.rules
-    return rules.floor + (1 - rules.floor) * min(1.0, reached(timed) / rules.full_from)
+    return rules.floor + (1 - rules.floor) * min(1.0, performance_share(timed) / rules.full_from)
 
 
-def cap(task: Assignment, tried: Sequence[Tried], function: str) -> float:
-    """Return the share of its points that a function may earn: less behind a wrong value."""
-    spoilt = [t for t in tried if t.judged.wrong]
+def share_cap(task: Assignment, case_results: Sequence[CaseResult], function: str) -> float:
+    """Return the largest share of its points that a function may earn: less after a wrong value."""
+    wrong_results = [t for t in case_results if t.judged.wrong]
     if not task.rules.spoils_all:
-        spoilt = [t for t in spoilt if t.function == function]
-    return task.rules.wrong_share if spoilt else 1.0
+        wrong_results = [t for t in wrong_results if t.function == function]
+    return task.rules.wrong_share if wrong_results else 1.0
 
 
-def rules_said(task: Assignment, tried: Sequence[Tried]) -> list[str]:
-    """Return a line for each rule that lowered the points; of hidden cases none is named."""
+def rule_lines(task: Assignment, case_results: Sequence[CaseResult]) -> list[str]:
+    """Return a line for each rule that lowered the points, without the names of hidden cases."""
     lines = []
-    for function in dict.fromkeys(t.function for t in tried):
-        spoilt = [t for t in tried if t.function == function and t.judged.wrong]
-        if spoilt:
-            first = spoilt[0]
-            where = first.case if first.part == "public" else "a hidden case"
-            what = "all points" if task.rules.spoils_all else f"the points of {function}"
+    for function in dict.fromkeys(t.function for t in case_results):
+        wrong_results = [t for t in case_results if t.function == function and t.judged.wrong]
+        if wrong_results:
+            result = wrong_results[0]
+            where = result.case if result.part == "public" else "a hidden case"
+            capped = "all points" if task.rules.spoils_all else f"the points of {function}"
             share = f"{task.rules.wrong_share:.1%}"
-            lines.append(f"{function}: a wrong value in {where}, so at most {share} of {what}")
-        whose = [t for t in tried if t.function == function]
-        counts = ramp(task, tried, function)
-        if counts < 1 and held(task, whose) and not spoilt:
-            slow = f"at {counts:.0%}, for it is hardly better than the plain answer"
-            lines.append(f"{function}: its properties count {slow}")
+            lines.append(f"{function}: a wrong value in {where}, so at most {share} of {capped}")
+        function_cases = [t for t in case_results if t.function == function]
+        factor = ramp(task, case_results, function)
+        if factor < 1 and property_share(task, function_cases) and not wrong_results:
+            reason = f"at {factor:.0%}, for it is hardly better than the plain answer"
+            lines.append(f"{function}: its properties count {reason}")
     return lines
 
 
 def lateness(task: Assignment, minutes: float, total: float) -> float:
-    """Return the points that a late hand-in loses: a share for each day begun."""
+    """Return the points that a late hand-in loses: a share of the total per day, rounded up."""
     days = math.ceil(max(0.0, minutes) / (24 * 60))
     return tenths(min(1.0, task.late_per_day * days) * total)
 
 
 def tenths(points: float) -> float:
-    """Return points as they are written everywhere: rounded once, so that sums are those shown."""
+    """Return points rounded to tenths, so that totals are sums of the printed numbers."""
     return round(points, 1)
 
 
-def faults_said(task: Assignment, tried: Sequence[Tried]) -> list[tuple[str, str]]:
-    """Return (cases, what does not hold, "" where all does) in order; what repeats is said once."""
-    found: list[tuple[list[str], str]] = []
-    for one in tried:
-        kinds: dict[str, list[str]] = {}
-        for name, text in one.faults.items():
-            kinds.setdefault(text, []).append(name)
-        said = "; ".join(
+def fault_lines(task: Assignment, case_results: Sequence[CaseResult]) -> list[tuple[str, str]]:
+    """Return (cases, fault) in order, with "" for a case without faults.
+
+    Cases with the same fault share one entry: ("3 cases", "values: the second is 7, not 8").
+    """
+    entries: list[tuple[list[str], str]] = []
+    for result in case_results:
+        names_by_text: dict[str, list[str]] = {}
+        for name, text in result.faults.items():
+            names_by_text.setdefault(text, []).append(name)
+        fault = "; ".join(
             text if len(names) == len(task.weights) else f"{', '.join(names)}: {text}"
-            for text, names in kinds.items()
+            for text, names in names_by_text.items()
         )
-        same = next((cases for cases, text in found if said and text == said), None)
-        if same is None:
-            found.append(([one.case], said))
+        same_fault_cases = next((cases for cases, text in entries if fault and text == fault), None)
+        if same_fault_cases is None:
+            entries.append(([result.case], fault))
         else:
-            same.append(one.case)
-    return [(f"{len(cases)} cases" if len(cases) > 1 else cases[0], said) for cases, said in found]
+            same_fault_cases.append(result.case)
+    return [
+        (f"{len(cases)} cases" if len(cases) > 1 else cases[0], fault) for cases, fault in entries
+    ]
 
 
 def _digest(source: str, task: Assignment, case: Case) -> str:
+    """Return a digest of a hand-in's source and one call of it."""
     call = case.call
-    whole = [source, task.name, call.function, dict(call.arguments), dict(call.files)]
-    text = json.dumps(whole, sort_keys=True, default=str)
+    content = [source, task.name, call.function, dict(call.arguments), dict(call.files)]
+    text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
 # -- a folder of hand-ins --------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Enrolled:
-    """A line of the roster: the name, minutes late, and points a person gave the work log."""
+    """A line of the roster: a student, minutes late, and the points that a person gave the log."""
 
     student: str
     name: str = ""
@@ -312,7 +336,7 @@ class Enrolled:
 
 
 def cases_of(task: Assignment, student: str, secret: str) -> list[tuple[str, Case]]:
-    """Return all (part, case) a hand-in is graded on: its public ones, and the term's hidden."""
+    """Return (part, case) of all cases of a hand-in: the student's public and the hidden ones."""
     parts = ("public", "hidden") if task.hidden else ("public",)
     return [(part, case) for part in parts for case in task.cases(part, student, secret)]
 
@@ -322,11 +346,11 @@ def check(
     source: str,
     student: str,
     file: str = "",
-    told: Callable[[str], None] | None = None,
-) -> list[Tried]:
-    """Try a student's own file on the public cases, as `grade` will."""
+    report_wait: Callable[[str], None] | None = None,
+) -> list[CaseResult]:
+    """Run a student's file on the public cases, as `grade` will."""
     cases = [("public", case) for case in task.cases("public", student)]
-    return try_cases(task, source, cases, file=file, told=told)
+    return try_cases(task, source, cases, file=file, report_wait=report_wait)
 
 
 def mark(
@@ -334,24 +358,24 @@ def mark(
     work: handin.HandIn,
     enrolled: Enrolled,
     secret: str,
-    known: Mapping[str, sandbox.Answer] | None = None,
+    known_answers: Mapping[str, sandbox.Answer] | None = None,
 ) -> Mark:
-    """Grade one hand-in; whatever fails over it costs its own points, and a note says so."""
+    """Grade one hand-in; an error while grading it costs only its points and becomes a note."""
     cases = cases_of(task, work.student, secret)
-    tried: tuple[Tried, ...] = ()
+    case_results: tuple[CaseResult, ...] = ()
     notes = [*work.notes, *(["marked late by the course system"] if work.late else [])]
     try:
-        tried = tuple(try_cases(task, work.source, cases, known, work.file))
-        points = mark_of(task, tried)
+        case_results = tuple(try_cases(task, work.source, cases, known_answers, work.file))
+        points = mark_of(task, case_results)
     except sandbox.RefusedError:
         raise
-    except Exception as error:  # a mistake of ours, met by one hand-in, is not the others'
+    except Exception as error:  # our mistake on one hand-in must not stop the others
         notes.append(shown(f"could not be graded ({type(error).__name__}: {error})"))
         points = {part: 0.0 for part in task.points if part != "log"}
     if enrolled.log_points is not None:
         points["log"] = tenths(min(enrolled.log_points, task.points.get("log", 0.0)))
     late = lateness(task, enrolled.late_minutes, sum(points.values()))
-    notes += rules_said(task, tried)
+    notes += rule_lines(task, case_results)
     digest = hashlib.sha256(work.source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     pseudonym = handin.constant(work.source, "PSEUDONYM")
     return Mark(
@@ -360,7 +384,7 @@ def mark(
         digest,
         points,
         late,
-        tried,
+        case_results,
         tuple(notes),
         pseudonym,
         enrolled.name,
@@ -374,10 +398,10 @@ def grade(
     *,
     secret: str = "",
     roster: Mapping[str, Enrolled] | None = None,
-    known: Mapping[str, sandbox.Answer] | None = None,
+    known_answers: Mapping[str, sandbox.Answer] | None = None,
     jobs: int = 1,
 ) -> list[Mark]:
-    """Grade all hand-ins of a folder, and give those of the roster who handed in nothing a zero."""
+    """Grade all hand-ins of a folder; students of the roster who handed in nothing get zero."""
     roster = roster or {}
     works = {work.student: work for work in handin.hand_ins(folder, task.functions)}
     for student in sorted(set(roster) - set(works)):
@@ -394,7 +418,7 @@ def grade(
             works[s],
             roster.get(s, Enrolled(s)),
             secret,
-            dict(known or {}),
+            dict(known_answers or {}),
         )
         for s in sorted(works)
     ]
@@ -405,7 +429,7 @@ def grade(
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What one process needs to grade one hand-in."""
+    """The arguments of a process that grades one hand-in; `sealed` is the digest of the judges."""
 
     name: str
     course: str
@@ -413,11 +437,15 @@ class _Row:
     work: handin.HandIn
     enrolled: Enrolled
     secret: str
-    known: dict[str, sandbox.Answer]
+    known_answers: dict[str, sandbox.Answer]
 
 
 def _in_processes(rows: Sequence[_Row], jobs: int) -> list[Mark]:
-    """Grade in several processes; a hand-in over which one dies is graded alone, then marked so."""
+    """Grade in several processes.
+
+    When one of them dies, its hand-ins are graded again, each in a process alone; a hand-in whose
+    process dies again gets no points and a note.
+    """
     import multiprocessing
     from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 
@@ -432,15 +460,15 @@ def _in_processes(rows: Sequence[_Row], jobs: int) -> list[Mark]:
 
     with pool(jobs) as several:
         marks = [result(future) for future in [several.submit(_mark_row, row) for row in rows]]
-    for at, row in enumerate(rows):
-        if marks[at] is None:
+    for index, row in enumerate(rows):
+        if marks[index] is None:
             with pool(1) as alone:
-                marks[at] = result(alone.submit(_mark_row, row))
+                marks[index] = result(alone.submit(_mark_row, row))
     return [mark or _lost(row) for mark, row in zip(marks, rows, strict=True)]
 
 
 def _lost(row: _Row) -> Mark:
-    """Return the mark of a hand-in over which the process that judges it died twice."""
+    """Return the mark of a hand-in whose grading process died twice."""
     task = load(row.name, row.course)
     points = {part: 0.0 for part in task.points if part != "log"}
     notes = (*row.work.notes, "could not be graded (the process that judges it ended, twice)")
@@ -458,18 +486,18 @@ def _lost(row: _Row) -> Mark:
 
 
 def _mark_row(row: _Row, task: Assignment | None = None) -> Mark:
-    """Grade a hand-in by the judges that were there at first, and say if they changed meanwhile."""
+    """Grade a hand-in, and note if the files of the course or the package changed meanwhile."""
     task = task or _loaded(row.name, row.course, row.sealed)
-    found = mark(task, row.work, row.enrolled, row.secret, row.known)
+    graded = mark(task, row.work, row.enrolled, row.secret, row.known_answers)
     if seal_of(task.folder) == row.sealed:
-        return found
-    said = "the course's or the package's files changed while this was graded: restore them"
-    return replace(found, notes=(*found.notes, said))
+        return graded
+    note = "the course's or the package's files changed while this was graded: restore them"
+    return replace(graded, notes=(*graded.notes, note))
 
 
 @cache
 def _loaded(name: str, course: str, sealed: str) -> Assignment:
-    """Return the assignment once a process, if its files are what they were when grading began."""
+    """Load the assignment once per process; refuse it if its files changed since grading began."""
     needed = f"{course} and the package as they were when grading began"
     remedy = "restore them, and look at what was handed in"
     if seal_of(Path(course)) != sealed:
@@ -480,33 +508,36 @@ def _loaded(name: str, course: str, sealed: str) -> Assignment:
     return task
 
 
-# -- what comes with a term ------------------------------------------------------------------------
+# -- roster and earlier report ---------------------------------------------------------------------
 def read_roster(path: str | Path | None) -> dict[str, Enrolled]:
-    """Return the roster: CSV with `id`, and if you like `name`, `late_minutes`, `log`."""
+    """Return the roster by student: a CSV file with the column `id`, and optional others.
+
+    The others are `name`, `late_minutes` and `log`, the points of the work log.
+    """
     if path is None:
         return {}
     text = read_file(path, "a roster", TABLE_BYTES).decode("utf-8-sig", "replace")
     rows = csv.DictReader(io.StringIO(text), restkey="more", restval="")
-    heads = list(rows.fieldnames or ())
-    if "id" not in heads:
+    columns = list(rows.fieldnames or ())
+    if "id" not in columns:
         remedy = "columns are separated by commas; the first line names them"
-        raise InputError(f"{path}: a column id", ", ".join(map(repr, heads))[:80], remedy)
-    found: dict[str, Enrolled] = {}
+        raise InputError(f"{path}: a column id", ", ".join(map(repr, columns))[:80], remedy)
+    roster: dict[str, Enrolled] = {}
     for row in rows:
-        one = row["id"].strip()
+        student = row["id"].strip()
         line = f"{path}, line {rows.line_num}"
-        if one in found:
-            raise InputError(f"{line}: each id once", f"{one} again", "keep one of its lines")
+        if student in roster:
+            raise InputError(f"{line}: each id once", f"{student} again", "keep one of its lines")
         if "more" in row:
-            raise InputError(f"{line}: {len(heads)} columns", f"{row['more']} more", "mend it")
-        if one:
+            raise InputError(f"{line}: {len(columns)} columns", f"{row['more']} more", "mend it")
+        if student:
             late, log = (_number(row.get(n, ""), f"{line}: {n}") for n in ("late_minutes", "log"))
-            found[one] = Enrolled(one, row.get("name", ""), late or 0.0, log)
-    return found
+            roster[student] = Enrolled(student, row.get("name", ""), late or 0.0, log)
+    return roster
 
 
 def _number(text: str, what: str) -> float | None:
-    """Return a number of a roster, None where there is none."""
+    """Return a number of a roster, None for an empty cell."""
     try:
         number = float(text or 0)
     except ValueError:
@@ -517,7 +548,7 @@ def _number(text: str, what: str) -> float | None:
 
 
 def read_log(path: Path) -> tuple[dict[str, sandbox.Answer], dict[str, list[Mapping[str, object]]]]:
-    """Return what an earlier report's log holds: answers by digest, and each student's lines."""
+    """Return the log of an earlier report: answers by digest, and the records of each student."""
     answers: dict[str, sandbox.Answer] = {}
     lines: dict[str, list[Mapping[str, object]]] = {}
     if not path.is_file():
@@ -527,38 +558,45 @@ def read_log(path: Path) -> tuple[dict[str, sandbox.Answer], dict[str, list[Mapp
             line = json.loads(text)
         except ValueError as error:
             raise InputError(f"{path}: JSON lines", text[:60], "grade from the start") from error
-        found = line["answer"]
-        answers[line["digest"]] = sandbox.Answer(found["value"], found["error"])
+        answer = line["answer"]
+        answers[line["digest"]] = sandbox.Answer(answer["value"], answer["error"])
         lines.setdefault(line["student"], []).append(line)
     return answers, lines
 
 
-def run_anew(
-    row: Mapping[str, str], before: Sequence[Mapping[str, object]], mark: Mark
+def rerun_reasons(
+    row: Mapping[str, str], earlier_records: Sequence[Mapping[str, object]], mark: Mark
 ) -> list[str]:
-    """Return why answers of an earlier report did not serve: another file, or other cases."""
+    """Return why the answers of an earlier report could not be used: another file or other cases.
+
+    Empty if all of them could. `row` is the student's line of the earlier grades.csv.
+    """
     if row["digest"] != mark.digest:
         return [f"another file: {row['digest']} -> {mark.digest}, run anew"]
-    known = {record["digest"] for record in before}
-    count = sum(tried.digest not in known for tried in mark.tried)
-    others = f"{count} of {len(mark.tried)} cases are others, run anew: another secret or version"
-    return [others] if count else []
+    digests = {record["digest"] for record in earlier_records}
+    count = sum(result.digest not in digests for result in mark.case_results)
+    reason = (
+        f"{count} of {len(mark.case_results)} cases are others, run anew: another secret or version"
+    )
+    return [reason] if count else []
 
 
-def moved(before: Sequence[Mapping[str, object]], mark: Mark) -> list[str]:
-    """Return why a mark has moved: each property that holds now and did not, or the reverse."""
-    old = {(r["part"], r["case"]): r["judged"] for r in before}
-    found: list[str] = []
-    for tried in mark.tried:
-        was = old.get((tried.part, tried.case))
-        if not isinstance(was, dict):
-            found.append(f"{tried.part} {tried.case}: new")
+def changes_since(earlier_records: Sequence[Mapping[str, object]], mark: Mark) -> list[str]:
+    """Return what differs from an earlier report: properties that hold or fail now, and costs."""
+    earlier = {(r["part"], r["case"]): r["judged"] for r in earlier_records}
+    changes: list[str] = []
+    for result in mark.case_results:
+        label = f"{result.part} {result.case}"
+        earlier_judged = earlier.get((result.part, result.case))
+        if not isinstance(earlier_judged, dict):
+            changes.append(f"{label}: new")
             continue
-        for name, said in tried.judged.properties.items():
-            before_said = was["properties"].get(name, "")
-            if bool(before_said) != bool(said):
-                held = f"now fails: {said}" if said else "now holds"
-                found.append(f"{tried.part} {tried.case}, {name}: {held}")
-        if was["cost"] != tried.judged.cost:
-            found.append(f"{tried.part} {tried.case}: cost {was['cost']} -> {tried.judged.cost}")
-    return found
+        for name, fault in result.judged.properties.items():
+            earlier_fault = earlier_judged["properties"].get(name, "")
+            if bool(earlier_fault) != bool(fault):
+                changes.append(
+                    f"{label}, {name}: {f'now fails: {fault}' if fault else 'now holds'}"
+                )
+        if earlier_judged["cost"] != result.judged.cost:
+            changes.append(f"{label}: cost {earlier_judged['cost']} -> {result.judged.cost}")
+    return changes

@@ -1,13 +1,15 @@
-"""What students hand in, found, read and compared: files, notebooks, zips, exports of systems.
+"""Reading the files that students hand in, and comparing them with each other.
 
-Nothing here runs a hand-in or writes what it contains. Of a notebook counts the last definition of
-each required function with the cells it needs, so lost tags, moved and copied cells do no harm.
-Each file is opened and read by itself, within limits of size and time: one that is damaged costs
-its student that file, with a note that names it, and nobody else anything.
+A hand-in is a script, a notebook or a zip, or a folder of these as Moodle, Canvas or Gradescope
+export it. Nothing here runs a hand-in or writes its files to disk. Of a notebook the last
+definition of each required function counts, with the cells that it needs: lost tags, moved cells
+and copied cells do no harm. Each file is read within limits of size and time. A damaged file
+becomes a note of its student and does not affect the others.
 
-How much of one text stands in another is a hint and no verdict, by fingerprints of its tokens:
-names, numbers and texts become kinds of tokens; the hashes of all runs of `RUN` tokens are thinned
-by winnowing (Schleimer, Wilkerson and Aiken, SIGMOD 2003): of each window of `WINDOW` the least.
+The similarity of two texts is a hint for the instructor, not a verdict. It compares fingerprints:
+in the token sequence all names count as equal, and so do all numbers and texts. Every run of `RUN`
+tokens is hashed, and of each window of `WINDOW` hashes the smallest is kept (winnowing: Schleimer,
+Wilkerson and Aiken, SIGMOD 2003).
 """
 
 import ast
@@ -33,20 +35,21 @@ from ascend_lab.errors import InputError
 from ascend_lab.lab.checks.grading import SOLUTION, CodeCell, needed_cells
 
 TEXT_BYTES = 1 << 20
-"""Of one file as it was handed in."""
+"""Largest file of a hand-in."""
 SOURCE_BYTES = 1 << 18
-"""Of the Python in it."""
+"""Largest Python source of a hand-in, in characters."""
 ALL_BYTES = 32 << 20
-"""Of all files of one student."""
+"""Largest total of the files of one student."""
 ZIP_BYTES = 20 << 20
 ZIP_FILES = 200
 READ_S = 20.0
 PRINT_S = 5.0
-"""Seconds to open what a student handed in and choose from it, and for the tokens of one text."""
+"""Time limits: reading the files of one student, and splitting one text into tokens."""
 SUFFIXES = (".py", ".ipynb")
 RUN = 12
 WINDOW = 8
 HINT = 0.5
+"""Similarity from which two texts are reported."""
 MOODLE = re.compile(r"(?P<name>.+?)_(?P<id>\d+)_assignsubmission_\w+?_(?P<file>.*)$")
 CANVAS = re.compile(r"(?P<id>[^\W_]+)_(?P<late>LATE_)?(?P<user>\d+)_\d+_(?P<file>.+)$")
 GRADESCOPE = re.compile(r"submission_(?P<id>\d+)$")
@@ -54,7 +57,7 @@ GRADESCOPE = re.compile(r"submission_(?P<id>\d+)$")
 
 @dataclass(frozen=True, slots=True)
 class HandIn:
-    """One student's file: who, what it is called, its source as one Python text, remarks."""
+    """The file of one student that counts, as one Python source; `log` is the work log."""
 
     student: str
     file: str
@@ -65,10 +68,10 @@ class HandIn:
 
 
 def hand_ins(folder: Path, functions: Sequence[str]) -> list[HandIn]:
-    """Return every hand-in below a folder, or the one a file is, in order of the students' names.
+    """Return the hand-ins in a folder, or the one in a file, in order of the students' names.
 
-    A file or folder a student; names as Moodle, Canvas and Gradescope export them are understood.
-    What cannot be read becomes a hand-in without source that says why.
+    Each file or subfolder belongs to one student, whose name is read from its name. One that cannot
+    be read becomes a hand-in without source and with a note that gives the reason.
     """
     if not folder.exists():
         raise InputError("a hand-in or a folder of them", str(folder), "check the path")
@@ -82,31 +85,31 @@ def hand_ins(folder: Path, functions: Sequence[str]) -> list[HandIn]:
         if place.name.startswith((".", "submission_metadata")):
             continue
         student, is_late = student_of(place.name, emails)
-        student = _told_apart(student, place.name, owners)
+        student = _unique_student(student, place.name, owners)
         late |= {student} if is_late else set()
-        said = notes.setdefault(student, [])
-        files.setdefault(student, []).extend(_read(place, said))
+        student_notes = notes.setdefault(student, [])
+        files.setdefault(student, []).extend(_read(place, student_notes))
     return [
-        _guarded_choice(student, found, functions, notes[student], student in late)
-        for student, found in sorted(files.items())
+        _guarded_choice(student, student_files, functions, notes[student], student in late)
+        for student, student_files in sorted(files.items())
     ]
 
 
 def _read(place: Path, notes: list[str]) -> list[tuple[str, bytes]]:
-    """Return what can be read at a place; what stops it is noted, whatever it is."""
-    found: list[tuple[str, bytes]] = []
-    count = 0
+    """Return (name, content) of the readable files at a place; errors become notes."""
+    files: list[tuple[str, bytes]] = []
+    size_bytes = 0
     try:
         with _in_time():
             for name, data in _files_in(place, notes):
-                count += len(data)
-                if count > ALL_BYTES:
+                size_bytes += len(data)
+                if size_bytes > ALL_BYTES:
                     notes.append(f"{shown(place.name)}: only its first {ALL_BYTES:,} bytes count")
                     break
-                found.append((shown(name, 120), data))
-    except Exception as error:  # nobody else's reading ends by it
+                files.append((shown(name, 120), data))
+    except Exception as error:  # the files of other students are still read
         notes.append(f"{shown(place.name)}: cannot be read ({_described(error)})")
-    return found
+    return files
 
 
 def _guarded_choice(
@@ -116,21 +119,22 @@ def _guarded_choice(
     notes: list[str],
     late: bool,
 ) -> HandIn:
-    """Choose the file that counts; where that cannot be done none does, and a note says why."""
+    """Choose the file that counts; if that fails, return no source and a note with the reason."""
     try:
         with _in_time():
             return _choose(student, files, functions, notes, late)
     except Exception as error:
-        told = (*notes, f"no file can be chosen ({_described(error)})")
-        return HandIn(student, "", "", "", told, late)
+        all_notes = (*notes, f"no file can be chosen ({_described(error)})")
+        return HandIn(student, "", "", "", all_notes, late)
 
 
 def _in_time() -> Alarm:
+    """Return a context that raises `TimeoutError` after `READ_S` seconds."""
     return Alarm(READ_S, lambda: TimeoutError(f"more than {READ_S:g} s"))
 
 
 def _described(error: Exception) -> str:
-    """Return an error in a few words that can be shown."""
+    """Return an error as a short printable text."""
     return shown(f"{type(error).__name__}: {error}", 200)
 
 
@@ -148,76 +152,77 @@ def student_of(name: str, emails: Mapping[str, str]) -> tuple[str, bool]:
     return _plain(name.rsplit(".", 1)[0] if name.endswith((*SUFFIXES, ".zip")) else name), False
 
 
-def _told_apart(student: str, name: str, owners: dict[str, str]) -> str:
-    """Return the student, with a number behind where another name gave the same: `a b`, `a_b`.
+def _unique_student(student: str, name: str, owners: dict[str, str]) -> str:
+    """Return the student's name, with a number appended if another file name gave the same one.
 
-    Files of one name, `ada.py` and `ada.ipynb`, are of one student. `owners` remembers the names.
+    `a b.py` and `a_b.py` both give a_b: the second becomes a_b-2. But `ada.py` and `ada.ipynb`
+    belong to one student. `owners` maps the names given so far to the file names they come from.
     """
     stem = name.rsplit(".", 1)[0] if name.endswith((*SUFFIXES, ".zip")) else name
     stem = unicodedata.normalize("NFKC", stem)
     if MOODLE.match(name) or CANVAS.match(name) or GRADESCOPE.match(name):
-        stem = student  # the course system's number tells them apart
+        stem = student  # it ends in the course system's number, which is unique
     candidates = (student, *(f"{student}-{number}" for number in range(2, len(owners) + 3)))
     return next(c for c in candidates if owners.setdefault(c, stem) == stem)
 
 
 def _plain(name: str) -> str:
-    """Return a name in one form of Unicode, without what a table or a path would trip over."""
-    kept = unicodedata.normalize("NFKC", name)
-    return re.sub(r"[^\w.@+-]+", "_", kept).strip("_.") or "nobody"
+    """Return a name in normalised Unicode, with _ for characters that are unsafe in paths."""
+    normalised = unicodedata.normalize("NFKC", name)
+    return re.sub(r"[^\w.@+-]+", "_", normalised).strip("_.") or "nobody"
 
 
 def _gradescope_emails(folder: Path) -> dict[str, str]:
-    """Return the e-mail of each folder of a Gradescope export, from its list of metadata."""
+    """Return the e-mail address of each folder of a Gradescope export, from its metadata."""
     table = folder / "submission_metadata.yml"
     if not table.is_file() or table.is_symlink() or table.stat().st_size > TEXT_BYTES:
         return {}
-    found: dict[str, str] = {}
+    emails: dict[str, str] = {}
     current = ""
     for line in table.read_text("utf-8", "replace").splitlines():
         if key := re.match(r"(submission_\d+):", line):
             current = key[1]
         elif current and (mail := re.search(r"email:\s*([^\s,@]+@[^\s,@]+)", line[:400])):
-            found.setdefault(current, mail[1].strip("\"'"))
-    return found
+            emails.setdefault(current, mail[1].strip("\"'"))
+    return emails
 
 
 # -- files -----------------------------------------------------------------------------------------
 def _files_in(place: Path, notes: list[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield (name, bytes) of the readable files at a place; links and large files only noted."""
+    """Yield (name, content) of the files at a place; links and too large files become notes."""
     paths = [place]
     if place.is_dir() and not place.is_symlink():
         paths = sorted(path for path in place.rglob("*"))[: 10 * ZIP_FILES]
     for path in paths:
-        kind = path.lstat()
-        if stat.S_ISLNK(kind.st_mode):
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode):
             notes.append(f"{shown(path.name)}: a link, not followed")
-        elif path.suffix == ".zip" and stat.S_ISREG(kind.st_mode):
+        elif path.suffix == ".zip" and stat.S_ISREG(status.st_mode):
             yield from _unzipped(path, notes)
-        elif stat.S_ISREG(kind.st_mode) and path.suffix in (*SUFFIXES, ".md"):
-            if kind.st_size > TEXT_BYTES:
-                size = f"{kind.st_size:,} bytes, at most {TEXT_BYTES:,}"
+        elif stat.S_ISREG(status.st_mode) and path.suffix in (*SUFFIXES, ".md"):
+            if status.st_size > TEXT_BYTES:
+                size = f"{status.st_size:,} bytes, at most {TEXT_BYTES:,}"
                 notes.append(f"{shown(path.name)}: {size}")
             else:
                 yield path.name, path.read_bytes()
 
 
 def _unzipped(path: Path, notes: list[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a zip from memory: no path of it is ever used for writing."""
+    """Yield (name, content) of the files of a zip, read in memory: nothing is unpacked to disk."""
     label = shown(path.name)
     if path.stat().st_size > ZIP_BYTES:
         notes.append(f"{label}: a zip of more than {ZIP_BYTES:,} bytes")
         return
     try:
         archive = zipfile.ZipFile(io.BytesIO(path.read_bytes()))
-    except Exception as error:  # a damaged table of contents raises many kinds
+    except Exception as error:  # damaged archives raise many kinds of errors
         notes.append(f"{label}: no zip that can be read ({_described(error)})")
         return
     with archive:
         for info in archive.infolist()[:ZIP_FILES]:
-            link = stat.S_ISLNK(info.external_attr >> 16)
+            is_link = stat.S_ISLNK(info.external_attr >> 16)
             name = info.filename.rpartition("/")[2]
-            if info.is_dir() or link or not name.endswith((*SUFFIXES, ".md")):
+            if info.is_dir() or is_link or not name.endswith((*SUFFIXES, ".md")):
                 continue
             if info.file_size > TEXT_BYTES or "__MACOSX" in info.filename:
                 notes.append(f"{shown(name)}: left out of {label}")
@@ -240,7 +245,7 @@ def _choose(
     notes: list[str],
     late: bool,
 ) -> HandIn:
-    """Take the file that answers most of the functions; the last by name of several."""
+    """Return the file that answers the most functions; of several such, the last by name."""
     log = "".join(data.decode("utf-8", "replace") for name, data in files if name.endswith(".md"))
     sources = []
     for name, data in files:
@@ -250,8 +255,9 @@ def _choose(
             except InputError as error:
                 notes.append(shown(str(error)))
                 continue
-            named = _defined(source) & set(functions)
-            sources.append((len(named - _begun(source)), len(named), name, source))
+            defined = _defined(source) & set(functions)
+            finished = defined - _unfinished(source)
+            sources.append((len(finished), len(defined), name, source))
     if len(sources) > 1:
         notes.append(f"{len(sources)} files; the one that answers most functions counts")
     _, count, name, source = max(sources, default=(0, 0, "", ""))
@@ -261,7 +267,7 @@ def _choose(
 
 
 def source_of(name: str, data: bytes, functions: Sequence[str]) -> str:
-    """Return a hand-in as one Python source; raise `InputError` where it cannot be read."""
+    """Return a script or notebook as one Python source; raise `InputError` if it is unreadable."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -280,16 +286,21 @@ def _source_of_notebook(name: str, text: str, functions: Sequence[str]) -> str:
     """Return the cells of a notebook that define the functions, and those they need."""
     try:
         cells = list(_code_cells(json.loads(text)))
-        found = ((function, cell) for cell in cells for function in _defined(cell.source))
-        last = {function: cell for function, cell in found if function in functions}
-        own = [cell for _, cell in sorted({cell.index: cell for cell in last.values()}.items())]
-        needed = {c.index: c for one in own for c in needed_cells(cells, [one])}
+        definitions = ((function, cell) for cell in cells for function in _defined(cell.source))
+        # A later definition replaces an earlier one, as it does when the notebook runs.
+        last_cells = {function: cell for function, cell in definitions if function in functions}
+        answer_cells = {cell.index: cell for cell in last_cells.values()}
+        needed = {
+            cell.index: cell
+            for index in sorted(answer_cells)
+            for cell in needed_cells(cells, [answer_cells[index]])
+        }
     except TimeoutError:
         raise
-    except Exception as error:  # any shape of JSON may come
+    except Exception as error:  # the JSON may have any shape
         got = _described(error)
         raise InputError(f"{name}: a notebook", got, "save it again in JupyterLab") from error
-    needed |= {cell.index: cell for cell in own}
+    needed |= answer_cells
     chunks = (f"# %% code cell {index}\n{needed[index].source}" for index in sorted(needed))
     return "\n\n".join(chunks) + "\n"
 
@@ -300,20 +311,20 @@ MAGIC = re.compile(r"^[ \t]*get_ipython\(\)", re.MULTILINE)
 
 
 def _is_exported(text: str) -> bool:
-    """Tell whether a script was made from a notebook by JupyterLab, nbconvert or an editor."""
+    """Tell whether a script was exported from a notebook by JupyterLab, nbconvert or an editor."""
     return bool(EXPORTED.search(text) or MAGIC.search(text))
 
 
 def _notebook_of_export(text: str) -> dict[str, object]:
-    """Return a script exported from a notebook as that notebook again.
+    """Return the notebook that a script was exported from.
 
-    Cells begin at lines `# In[1]:`, or `# %%` where there are none; calls of `get_ipython()`
-    become the magics that they were. Prose stands in comments.
+    Cells begin at lines `# In[1]:`, or at `# %%` if there are none of those. Calls of
+    `get_ipython()` become magics (lines such as `%timeit`) again.
     """
     border = EXPORTED if EXPORTED.search(text) else CELL
-    above, *chunks = border.split(text)
-    if _parsed(above):
-        chunks.insert(0, above)
+    preamble, *chunks = border.split(text)
+    if _parsed(preamble):
+        chunks.insert(0, preamble)
     cells = [
         {"cell_type": "code", "metadata": {}, "source": _with_magics(chunk)} for chunk in chunks
     ]
@@ -321,7 +332,7 @@ def _notebook_of_export(text: str) -> dict[str, object]:
 
 
 def _with_magics(chunk: str) -> str:
-    """Return a cell with its calls of `get_ipython()` as magics; a cell magic keeps its body."""
+    """Return a cell whose calls of `get_ipython()` are magics; a cell magic keeps its body."""
     lines: list[str] = []
     for line in chunk.strip("\n").splitlines():
         if not MAGIC.match(line):
@@ -334,20 +345,20 @@ def _with_magics(chunk: str) -> str:
 
 
 def _texts_of(line: str) -> list[str]:
-    """Return the texts that a call is given, as far as it can be read."""
+    """Return the texts among the arguments of a call; [] for a line that is not a call."""
     body = _parsed(line)
     statement = body[0] if body else None
     if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
         return []
-    given = [a.value for a in statement.value.args if isinstance(a, ast.Constant)]
-    return [value for value in given if isinstance(value, str)]
+    constants = [a.value for a in statement.value.args if isinstance(a, ast.Constant)]
+    return [value for value in constants if isinstance(value, str)]
 
 
 def _code_cells(notebook: Mapping[str, object]) -> Iterator[CodeCell]:
-    """Yield the code cells that Python can read, by their number, without magics.
+    """Yield the code cells that are valid Python once their magics are left out.
 
-    A solution that was published with its page, and still says so, is nobody's answer. Raises
-    `ValueError` for what has not the shape of a notebook.
+    Cells tagged as published solutions of the book are left out. Raises `ValueError` for JSON that
+    is not a notebook.
     """
     cells = notebook.get("cells") if isinstance(notebook, dict) else None
     if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
@@ -358,36 +369,36 @@ def _code_cells(notebook: Mapping[str, object]) -> Iterator[CodeCell]:
         tags = metadata.get("tags") if isinstance(metadata, dict) else None
         if isinstance(tags, list) and SOLUTION in tags:
             continue
-        given = cell.get("source", "")
-        whole = "".join(map(str, given)) if isinstance(given, list) else str(given)
-        lines = [line for line in whole.splitlines() if not line.lstrip().startswith(("%", "!"))]
+        raw_source = cell.get("source", "")
+        text = "".join(map(str, raw_source)) if isinstance(raw_source, list) else str(raw_source)
+        lines = [line for line in text.splitlines() if not line.lstrip().startswith(("%", "!"))]
         source = "\n".join(lines)
         if len(source) <= SOURCE_BYTES and _parsed(source) is not None:
             yield CodeCell(number, source, frozenset(), "")
 
 
 def _parsed(source: str) -> list[ast.stmt] | None:
-    """Return the statements of a source, None where Python cannot read it."""
+    """Return the statements of a source; None if it is not valid Python or too long."""
     if len(source) > SOURCE_BYTES:
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a hand-in's `\\d`: they name a file of ours
+            warnings.simplefilter("ignore")  # a hand-in's "\\d" would warn about our file
             return ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
 def _defined(source: str) -> set[str]:
-    """Return the functions that a source defines at its top."""
+    """Return the functions that a source defines at its top level."""
     if (body := _parsed(source)) is None:
-        # a file that cannot be read still counts as the student's: running it says where it fails
+        # a file with a syntax error still counts: running it tells the student where the error is
         return set(re.findall(r"^def (\w+)", source, re.MULTILINE))
     return {node.name for node in body if isinstance(node, ast.FunctionDef)}
 
 
-def _begun(source: str) -> set[str]:
-    """Return the functions that still raise `NotImplementedError`, as they were handed out."""
+def _unfinished(source: str) -> set[str]:
+    """Return the functions that raise `NotImplementedError`, as those of the hand-out do."""
     functions = (node for node in _parsed(source) or () if isinstance(node, ast.FunctionDef))
     return {
         node.name
@@ -397,21 +408,21 @@ def _begun(source: str) -> set[str]:
 
 
 def _names_not_implemented(statement: ast.Raise) -> bool:
-    """Whether a `raise` names that error; walked without recursion, however deep it is."""
+    """Tell whether a `raise` statement mentions `NotImplementedError`."""
     names = (node.id for node in ast.walk(statement) if isinstance(node, ast.Name))
     return "NotImplementedError" in names
 
 
 def constant(source: str, name: str) -> str:
-    """Return the text that a source assigns to a name at its top, such as a pseudonym."""
-    found = re.search(rf"^{name}\s*=\s*[\"']([^\"'\n]{{1,40}})[\"']", source, re.MULTILINE)
-    return shown(found[1]) if found else ""
+    """Return the text that a source assigns to a name at its top level, such as a pseudonym."""
+    match = re.search(rf"^{name}\s*=\s*[\"']([^\"'\n]{{1,40}})[\"']", source, re.MULTILINE)
+    return shown(match[1]) if match else ""
 
 
-# -- texts that are alike -------------------------------------------------------------------------
+# -- similar texts --------------------------------------------------------------------------------
 @cache
 def fingerprints(source: str) -> frozenset[int]:
-    """Return the fingerprints of a Python text; of what is no Python, those of its lines so far."""
+    """Return the fingerprints of a Python text, or of its part before a syntax error."""
     tokens: list[str] = []
     try:
         with Alarm(PRINT_S, lambda: TimeoutError("tokens of one text")):
@@ -422,7 +433,7 @@ def fingerprints(source: str) -> frozenset[int]:
                     tokens.append("c")
                 elif token.type == tokenize.OP:
                     tokens.append(token.string)
-    except Exception:  # no Python, or too long to read: those so far
+    except Exception:  # a syntax error or the time limit: the tokens so far count
         pass
     runs = [" ".join(tokens[i : i + RUN]) for i in range(len(tokens) - RUN + 1)]
     hashes = [zlib.crc32(run.encode()) for run in runs]
@@ -433,41 +444,44 @@ def fingerprints(source: str) -> frozenset[int]:
     )
 
 
-def likeness(one: frozenset[int], other: frozenset[int], given: frozenset[int]) -> float:
-    """Return the share of the smaller text that stands in the other, what was given left out."""
-    a = one - given
-    b = other - given
-    return len(a & b) / min(len(a), len(b)) if min(len(a), len(b)) >= WINDOW else 0.0
+def likeness(first: frozenset[int], second: frozenset[int], handed_out: frozenset[int]) -> float:
+    """Return the share of the smaller text that the other contains, without what was handed out."""
+    first_prints = first - handed_out
+    second_prints = second - handed_out
+    smaller = min(len(first_prints), len(second_prints))
+    return len(first_prints & second_prints) / smaller if smaller >= WINDOW else 0.0
 
 
 def hints(
-    sources: Mapping[str, str], given: str, others: Mapping[str, str]
+    sources: Mapping[str, str], handed_out: str, forbidden: Mapping[str, str]
 ) -> list[tuple[str, str, float]]:
-    """Return (student, student or other text, likeness) of at least `HINT`, the most alike first.
+    """Return (student, student or forbidden text, likeness) from `HINT` on, the highest first.
 
-    `given` is what everybody was handed; `others` are texts nobody may hand in: keys, our sources.
+    `handed_out` is the stub that everybody starts from; `forbidden` are texts that nobody may hand
+    in, such as answer keys and this package.
     """
-    start = fingerprints(given)
+    stub_prints = fingerprints(handed_out)
     prints = {name: fingerprints(text) for name, text in sources.items()}
     names = sorted(prints)
-    found = [
-        (a, b, likeness(prints[a], prints[b], start))
+    pairs = [
+        (a, b, likeness(prints[a], prints[b], stub_prints))
         for i, a in enumerate(names)
         for b in names[i + 1 :]
     ]
-    for label, text in others.items():
-        theirs = fingerprints(text) - start
+    for label, text in forbidden.items():
+        forbidden_prints = fingerprints(text) - stub_prints
         for name in names:
-            own = prints[name] - start
-            if len(own) >= WINDOW:
-                found.append((name, label, len(own & theirs) / len(own)))
-    kept = [hint for hint in found if hint[2] >= HINT]
-    return sorted(kept, key=lambda hint: (-hint[2], hint[0], hint[1]))
+            student_prints = prints[name] - stub_prints
+            if len(student_prints) >= WINDOW:
+                share = len(student_prints & forbidden_prints) / len(student_prints)
+                pairs.append((name, label, share))
+    similar = [pair for pair in pairs if pair[2] >= HINT]
+    return sorted(similar, key=lambda pair: (-pair[2], pair[0], pair[1]))
 
 
 @cache
 def our_sources() -> dict[str, str]:
-    """Return the package's own modules by path: an answer copied from there is no answer."""
+    """Return the modules of this package by path: answers copied from them do not count."""
     package = Path(ascend_lab.__file__).parent
     return {
         f"ascend_lab/{path.relative_to(package).as_posix()}": path.read_text("utf-8")

@@ -1,9 +1,10 @@
-"""The far side of the wall: runs a hand-in's functions in a process of its own.
+"""The program of the confined process that runs a hand-in's functions.
 
-Started as `python -I -S -B inside.py` in an empty folder. Reads lines of JSON from what was
-standard input, the task and then call by call, and answers each on what was standard output; before
-the hand-in runs it says which wall stands. It holds no answer and no judge, so whatever a hand-in
-does to this process changes nothing but its own answers.
+`sandbox` starts it as `python -I -S -B inside.py` in an empty folder. It reads lines of JSON from
+its standard input, first the task and then call by call, and writes one line in reply to each to
+its standard output, first a report of which confinements the system grants. It contains no
+reference answer and no judge, so a hand-in that changes this process can only change its own
+answers.
 """
 
 import ast
@@ -19,19 +20,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-try:  # now: the account that runs the hand-in may not reach where this module lies
+try:  # imported now: the account that runs the hand-in may not be able to read this module
     import resource
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 
 def main() -> None:
-    """Take the task, build the wall, run the hand-in, answer call by call."""
+    """Read the task, confine this process, run the hand-in, answer call by call."""
     questions = os.fdopen(os.dup(0), "rb")
     task = json.loads(questions.readline())
     answers = os.dup(1)
 
-    def tell(line: dict[str, Any]) -> None:
+    def send_line(line: dict[str, Any]) -> None:
         data = json.dumps(line, allow_nan=False).encode() + b"\n"
         while data:
             data = data[os.write(answers, data) :]
@@ -39,37 +40,44 @@ def main() -> None:
     try:
         wall = _build_wall(task)
     except PermissionError as error:
-        tell({"refused": str(error)})
+        send_line({"refused": str(error)})
         return
     _look_only_at(task["path"], task["moved"])
     sys.meta_path.insert(0, _Denied(task["denied"]))
-    tell({"wall": wall})
+    send_line({"wall": wall})
     names: dict[str, Any] = {"__name__": "handin", "__builtins__": builtins}
-    wire = _wire(tell, questions, task, names) if task["lenient"] else None
+    wire = _wire(send_line, questions, task, names) if task["lenient"] else None
     _more_time(task["start_s"])
-    tell({"at": -1, **_run(task, names)})
+    send_line({"at": -1, **_run(task, names)})
     for line in questions:
         call = json.loads(line)
         _more_time(task["case_s"])
         if wire is None:
-            tell(_answer(task, names, call))
+            send_line(_answer(task, names, call))
         elif "begin" in call:
-            wire = _wire(tell, questions, task, names)
-            tell({"began": True})
+            wire = _wire(send_line, questions, task, names)
+            send_line({"began": True})
         else:
             wire.serve(call)
 
 
-def _wire(tell: Any, questions: Any, task: dict[str, Any], names: dict[str, Any]) -> Any:
+def _wire(send_line: Any, questions: Any, task: dict[str, Any], names: dict[str, Any]) -> Any:
+    """Return a `Wire` by which checks of the book call functions of the hand-in."""
     from ascend_lab.course.wire import Wire
 
     return Wire(
-        tell, lambda: json.loads(questions.readline()), names, lambda error: _place_of(error, task)
+        send_line,
+        lambda: json.loads(questions.readline()),
+        names,
+        lambda error: _place_of(error, task),
     )
 
 
 def _run(task: dict[str, Any], names: dict[str, Any]) -> dict[str, str]:
-    """Run the file; say what is wrong. A lenient run goes on behind a statement that fails."""
+    """Run the file and return its error, if any.
+
+    A lenient run continues after a statement that fails, and returns the first error as a remark.
+    """
     file = task["file"]
     remark = ""
     try:
@@ -86,37 +94,40 @@ def _run(task: dict[str, Any], names: dict[str, Any]) -> dict[str, str]:
 
 
 def _answer(task: dict[str, Any], names: dict[str, Any], call: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer to one call with plain data."""
+    """Call a function of the hand-in and return its result as plain data, or its error."""
     at = call["number"]
     try:
         for name, text in call["files"].items():
             Path(name).write_text(text, "utf-8")
         if not callable(function := names.get(call["function"])):
             raise NameError(f"no function {call['function']}")
-        said = {"at": at, "value": _plain(function(**call["arguments"]))}
-        json.dumps(said, allow_nan=False)
+        reply = {"at": at, "value": _plain(function(**call["arguments"]))}
+        json.dumps(reply, allow_nan=False)
     except BaseException as error:
-        said = {"at": at, "error": _line_of(error, task)}
-    return said
+        reply = {"at": at, "error": _line_of(error, task)}
+    return reply
 
 
 def _build_wall(task: dict[str, Any]) -> dict[str, Any]:
-    """Close what this system can close; return what was. Raises where root cannot leave itself."""
+    """Confine this process as far as the system allows, and return which parts were granted.
+
+    Raises `PermissionError` if the process is root and cannot become another account.
+    """
     wall: dict[str, Any] = {"account": -1, "files": False, "network": False, "disk": False}
     if os.name == "posix":
-        own = str(Path.cwd())
+        folder = str(Path.cwd())
         confine = _neighbour("confine")
         account = confine.account_of(os.getpid())
         libc = ctypes.CDLL(None, use_errno=True)
-        made = None
+        ruleset = None
         if sys.platform == "linux":
             confine.handles(task["handles"])
-            wall["network"], wall["disk"] = confine.into_name_spaces(libc, own)
-            made = confine.rules(libc, task["readable"], task["listed"])
+            wall["network"], wall["disk"] = confine.into_name_spaces(libc, folder)
+            ruleset = confine.rules(libc, task["readable"], task["listed"])
         _redirect(task["output_bytes"])
         wall["account"] = confine.leave_root(account)
         if sys.platform == "linux":
-            wall["files"] = confine.confine(libc, made)
+            wall["files"] = confine.confine(libc, ruleset)
     else:
         _redirect(task["output_bytes"])
     _limit(task)
@@ -124,7 +135,7 @@ def _build_wall(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _neighbour(name: str) -> Any:
-    """Import a file beside this one, without the package around it."""
+    """Import a file of this folder without importing the package."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
@@ -134,7 +145,7 @@ def _neighbour(name: str) -> Any:
 
 
 def _redirect(output_bytes: int) -> None:
-    """Put a file under standard output and error, nothing under input."""
+    """Send standard output and error to a file, and make standard input empty."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     for source, targets in (
         (os.open("output.txt", flags, 0o644), (1, 2)),
@@ -147,7 +158,7 @@ def _redirect(output_bytes: int) -> None:
 
 
 def _limit(task: dict[str, Any]) -> None:
-    """Set what a process may use: memory, bytes of a file, open files; no processes of its own."""
+    """Limit memory, file sizes and open files, and forbid the start of other processes."""
     if resource is None:
         return
     limits = {
@@ -163,22 +174,25 @@ def _limit(task: dict[str, Any]) -> None:
 
 
 def _look_only_at(path: list[str], moved: list[str]) -> None:
-    """Import from these folders only; what is loaded already looks below the standard library's.
+    """Import only from these folders; packages that are loaded already get their new path.
 
-    `moved` is where that library was found, and by which path its account reaches it.
+    `moved` holds the path of the standard library so far, and the path by which the account that
+    runs the hand-in reaches it.
     """
     sys.path[:] = path
     sys.path_importer_cache.clear()
-    old, new = moved
+    old_root, new_root = moved
     for module in list(sys.modules.values()):
-        below = getattr(module, "__path__", None)
-        if isinstance(below, list):
-            below[:] = [
-                new + place[len(old) :] if place.startswith(old) else place for place in below
+        places = getattr(module, "__path__", None)
+        if isinstance(places, list):
+            places[:] = [
+                new_root + place[len(old_root) :] if place.startswith(old_root) else place
+                for place in places
             ]
 
 
 def _more_time(case_s: float) -> None:
+    """Allow `case_s` more seconds of processor time, rounded up."""
     if resource is None:
         return
     with suppress(OSError, ValueError):
@@ -187,7 +201,7 @@ def _more_time(case_s: float) -> None:
 
 
 class _Denied(importlib.abc.MetaPathFinder):
-    """Says of modules that hold answers why they are not there; they are not on the path either."""
+    """An import finder that refuses modules with reference answers, and gives the reason."""
 
     def __init__(self, denied: list[str]) -> None:
         self.denied = tuple(denied)
@@ -198,7 +212,7 @@ class _Denied(importlib.abc.MetaPathFinder):
 
 
 def _plain(value: Any) -> Any:
-    """Return plain data: numbers, text, lists, tables; NumPy's own become lists."""
+    """Return a value as plain data (numbers, texts, lists, tables); NumPy arrays become lists."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
@@ -212,7 +226,7 @@ def _plain(value: Any) -> Any:
 
 
 def _place_of(error: BaseException, task: dict[str, Any]) -> str:
-    """Return the line of the hand-in that an error came from, of a notebook with its cell."""
+    """Return the line of the hand-in in which an error arose, for a notebook with its cell."""
     line = 0
     trace = error.__traceback__
     while trace is not None:
@@ -223,19 +237,19 @@ def _place_of(error: BaseException, task: dict[str, Any]) -> str:
         line = error.lineno or 0
     if not line:
         return ""
-    above = task["source"].splitlines()[:line]
-    heads = [(i, text) for i, text in enumerate(above, 1) if text.startswith("# %% code cell ")]
+    lines = task["source"].splitlines()[:line]
+    heads = [(i, text) for i, text in enumerate(lines, 1) if text.startswith("# %% code cell ")]
     cell = f" of {heads[-1][1][5:]}" if heads else ""
     return f" in line {line - (heads[-1][0] if heads else 0)}{cell} of {task['file']}"
 
 
 def _line_of(error: BaseException, task: dict[str, Any]) -> str:
-    """Return the error as one line with the line of the hand-in it came from."""
+    """Return an error as one line of text, with its line of the hand-in."""
     try:
-        said = error.msg if isinstance(error, SyntaxError) else str(error)
-    except BaseException:
-        said = ""
-    return f"{type(error).__name__}{_place_of(error, task)}: {said}"[:400].replace("\n", " ")
+        message = error.msg if isinstance(error, SyntaxError) else str(error)
+    except BaseException:  # a hand-in's own error class may fail here
+        message = ""
+    return f"{type(error).__name__}{_place_of(error, task)}: {message}"[:400].replace("\n", " ")
 
 
 if __name__ == "__main__":

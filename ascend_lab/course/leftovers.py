@@ -1,7 +1,8 @@
-"""What a hand-in left on the disk is removed, however it was made.
+"""Removing the files that a hand-in left on the disk, also hostile ones.
 
-Folders nested ten thousand deep, folders without rights, links to elsewhere: nothing recurses,
-nothing follows a link. All of its processes have ended before.
+There may be folders nested ten thousand deep, folders without access rights, and links to other
+places: the removal does not recurse and follows no link. It runs after all processes of the hand-in
+have ended.
 """
 
 import itertools
@@ -18,7 +19,7 @@ SHARED = ("/tmp", "/var/tmp", "/dev/shm", "/run/lock")
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder with all it holds; what cannot be removed stays, without an error."""
+    """Remove a folder and its contents; files that cannot be removed stay, without an error."""
     if os.unlink not in os.supports_dir_fd:  # Windows
         shutil.rmtree(folder, ignore_errors=True)
         return
@@ -32,7 +33,10 @@ def remove(folder: Path) -> None:
 
 
 def _empty(top: int) -> None:
-    """Empty an open folder: what stands in a folder below it is first moved up, to a new name."""
+    """Empty an open folder, after moving the contents of its subfolders up into it.
+
+    So the depth never grows, and no path becomes longer than the system allows.
+    """
     token = secrets.token_hex(8)
     numbers = itertools.count()
     while names := os.listdir(top):
@@ -40,15 +44,15 @@ def _empty(top: int) -> None:
             if not _is_folder(name, top):
                 os.unlink(name, dir_fd=top)
                 continue
-            below = _opened(name, top)
+            subfolder = _opened(name, top)
             try:
-                for inner in os.listdir(below):  # noqa: PTH208 (an open folder, no path)
-                    if _is_folder(inner, below):
-                        os.chmod(inner, 0o700, dir_fd=below)
-                    new = f"{token}.{next(numbers)}"
-                    os.rename(inner, new, src_dir_fd=below, dst_dir_fd=top)
+                for inner in os.listdir(subfolder):  # noqa: PTH208 (an open folder, no path)
+                    if _is_folder(inner, subfolder):
+                        os.chmod(inner, 0o700, dir_fd=subfolder)
+                    new_name = f"{token}.{next(numbers)}"
+                    os.rename(inner, new_name, src_dir_fd=subfolder, dst_dir_fd=top)
             finally:
-                os.close(below)
+                os.close(subfolder)
             os.rmdir(name, dir_fd=top)
 
 
@@ -62,7 +66,7 @@ def _opened(name: str, parent: int) -> int:
 
 
 def sweep(account: int) -> None:
-    """Remove what an account that has ended owns in the folders that all accounts share."""
+    """Remove the files of an account in the folders in which all accounts may write."""
     for folder in {*SHARED, tempfile.gettempdir()}:
         with suppress(OSError):
             for entry in list(os.scandir(folder)):

@@ -1,16 +1,16 @@
-"""What grading leaves behind: tables, pages, a log for regrading; and the zip for Gradescope.
+"""The report of a graded assignment: tables, web pages and a log; and the archive for Gradescope.
 
-    grades.csv        a line a student: points of each part, total, late, digest of the file
+    grades.csv        one line per student: points of each part, total, late, digest of the file
     index.html        the instructor's page, self-contained: sortable, with charts of what failed
     students/ID.html  the student's page, students/ID.json as Gradescope reads it: no hidden case
     leaderboard.csv   pseudonyms of those who gave one; similarity.csv, hints, no verdicts
-    log.jsonl         every case and answer: `grade --again` judges them anew
+    log.jsonl         every case and answer: `grade --again` judges them again
 
-Nothing carries a time of day: the same hand-ins give the same bytes. What comes from a student is
-escaped wherever it stands; a chart stands on a page as a picture, in which nothing runs.
+No file contains a time of day: the same hand-ins give the same bytes. Texts of students are escaped
+everywhere, and charts are embedded as images, in which no script runs.
 
-Gradescope unpacks a zip to /autograder/source, runs setup.sh once with a network, then
-run_autograder for each hand-in, which leaves /autograder/results/results.json.
+Gradescope unpacks an archive to /autograder/source, runs setup.sh once with access to the network,
+then run_autograder for each hand-in, which writes /autograder/results/results.json.
 """
 
 import base64
@@ -34,11 +34,11 @@ from ascend_lab.aoe.workers import Alarm
 from ascend_lab.course import assignment, handin
 from ascend_lab.course.grade import (
     UNJUDGED,
+    CaseResult,
     Enrolled,
     Mark,
-    Tried,
     cases_of,
-    faults_said,
+    fault_lines,
     mark as marked,
 )
 from ascend_lab.course.sandbox import RefusedError, standing_wall
@@ -57,10 +57,11 @@ pre { overflow-x: auto; } .pair { display: grid; grid-template-columns: 1fr 1fr;
 svg, img { max-width: 100%; height: auto; background: white; }
 """
 CHART_S = 15.0
+"""Time limit of one chart; after one that takes longer, no others of the hand-in are drawn."""
 CHART_BYTES = 2 << 20
-"""What one chart of a hand-in may take; behind one that took longer none is drawn."""
+"""Largest chart, as SVG."""
 TOO_SLOW = f"more than {CHART_S:g} s"
-SORT = """
+SORT_SCRIPT = """
 for (const head of document.querySelectorAll("th[data-sort]")) head.onclick = () => {
   const body = head.closest("table").tBodies[0], place = head.cellIndex;
   const value = row => row.cells[place].dataset.value ?? row.cells[place].textContent;
@@ -83,110 +84,115 @@ def write_report(
 ) -> None:
     """Write the whole report into the folder `out`."""
     usable_folder(out / "students")
-    own = task.folder / "start.py"
-    given = own.read_text("utf-8") if own.is_file() else ""
-    alike = handin.hints({mark.student: mark.source for mark in marks}, given, others_of(task))
-    records = [{"student": mark.student, **asdict(tried)} for mark in marks for tried in mark.tried]
+    stub = task.folder / "start.py"
+    stub_source = stub.read_text("utf-8") if stub.is_file() else ""
+    sources = {mark.student: mark.source for mark in marks}
+    similar = handin.hints(sources, stub_source, forbidden_sources(task))
+    records = [
+        {"student": mark.student, **asdict(result)}
+        for mark in marks
+        for result in mark.case_results
+    ]
     files = {
         "grades.csv": _csv(_grades(task, marks)),
         "leaderboard.csv": _csv([("place", "name", "cost / optimum"), *leaderboard(marks)]),
         "leaderboard.json": _json([{"name": n, "value": v} for _, n, v in leaderboard(marks)]),
         "similarity.csv": _csv(
-            [("one", "other", "alike"), *((a, b, f"{x:.2f}") for a, b, x in alike)]
+            [("one", "other", "alike"), *((a, b, f"{share:.2f}") for a, b, share in similar)]
         ),
         "log.jsonl": "".join(json.dumps(record, sort_keys=True) + "\n" for record in records),
-        "index.html": _index(task, marks, secret, alike, changes or {}),
+        "index.html": _index(task, marks, secret, similar, changes or {}),
     }
     for mark in marks:
-        files[f"students/{mark.student}.json"] = _json(results(task, mark))
+        files[f"students/{mark.student}.json"] = _json(gradescope_results(task, mark))
         files[f"students/{mark.student}.html"] = _student_page(task, mark)
     for name, text in files.items():
         write_whole(out / name, text.encode("utf-8", "backslashreplace"))
 
 
-def others_of(task: assignment.Assignment) -> dict[str, str]:
-    """Return the texts by name that nobody may hand in: the package, published keys, hand-outs."""
+def forbidden_sources(task: assignment.Assignment) -> dict[str, str]:
+    """Return the texts by name that nobody may hand in: the package, keys, judges."""
     return {**handin.our_sources(), **_course_sources(task.folder)}
 
 
 @cache
 def _course_sources(folder: Path) -> dict[str, str]:
-    """Return keys and judges by path: those beside an assignment's folder, and the checkout's."""
-    found: dict[str, str] = {}
+    """Return keys and judges by path, of the course of an assignment and of the git checkout."""
+    sources: dict[str, str] = {}
     for course in (assignment.CHECKOUT, folder.parent):
         keys = sorted(course.glob("keys/*/*.py"))
         judges = [path for name in ("public.py", "hidden.py") for path in course.glob(f"A*/{name}")]
         for path in (*keys, *sorted(judges)):
-            found[f"course/{path.relative_to(course).as_posix()}"] = path.read_text("utf-8")
-    return found
+            sources[f"course/{path.relative_to(course).as_posix()}"] = path.read_text("utf-8")
+    return sources
 
 
 def leaderboard(marks: Sequence[Mark]) -> list[tuple[int, str, str]]:
-    """Return (place, pseudonym, cost over optimum) of those who gave a pseudonym, least first."""
-    shown = sorted((m.ratio, m.pseudonym) for m in marks if m.pseudonym and m.ratio is not None)
-    return [(place, name, f"{ratio:.4f}") for place, (ratio, name) in enumerate(shown, 1)]
+    """Return (place, pseudonym, cost over optimum) of students with a pseudonym, best first."""
+    ranked = sorted((m.ratio, m.pseudonym) for m in marks if m.pseudonym and m.ratio is not None)
+    return [(place, name, f"{ratio:.4f}") for place, (ratio, name) in enumerate(ranked, 1)]
 
 
-def results(task: assignment.Assignment, mark: Mark) -> dict[str, Any]:
-    """Return a mark in the form that Gradescope reads: hidden cases by property only."""
+def gradescope_results(task: assignment.Assignment, mark: Mark) -> dict[str, Any]:
+    """Return a mark in Gradescope's format; of hidden cases only the failing properties."""
     tests = []
     for part, points in mark.points.items():
-        said = [f"{name}: {text}" for name, text in _lines(task, mark, part)]
-        seen = "visible" if part == "public" else "after_due_date"
+        faults = [f"{name}: {text}" for name, text in _fault_lines(task, mark, part)]
+        visibility = "visible" if part == "public" else "after_due_date"
         tests.append(
             {
                 "name": part,
                 "score": points,
                 "max_score": task.points[part],
-                "output": "\n".join(said) or "all properties hold",
-                "visibility": seen,
+                "output": "\n".join(faults) or "all properties hold",
+                "visibility": visibility,
             }
         )
     ratio = mark.ratio if mark.pseudonym else None
-    board = (
+    board_entries = (
         []
         if ratio is None
         else [{"name": "cost / optimum", "value": round(ratio, 4), "order": "asc"}]
     )
     output = "\n".join(mark.notes)
-    return {"score": mark.total, "output": output, "tests": tests, "leaderboard": board}
+    return {"score": mark.total, "output": output, "tests": tests, "leaderboard": board_entries}
 
 
-def _lines(task: assignment.Assignment, mark: Mark, part: str) -> list[tuple[str, str]]:
-    """Return (property, the first thing wrong with it); of hidden cases only how many fail."""
+def _fault_lines(task: assignment.Assignment, mark: Mark, part: str) -> list[tuple[str, str]]:
+    """Return (property, its first fault) of a part; of hidden cases only how many fail."""
     if part == "performance":
         return [
-            (t.case if t.part == "public" else "a hidden case", _scale(t))
-            for t in mark.tried
+            (t.case if t.part == "public" else "a hidden case", _scale_text(t))
+            for t in mark.case_results
             if t.timed
         ]
-    tried = [t for t in mark.tried if t.part == part]
-    if not tried:
+    case_results = [t for t in mark.case_results if t.part == part]
+    if not case_results:
         return [] if part == "log" else [("not graded", "see the notes")]
     if task.exercises:
-        return [(case, said) for case, said in faults_said(task, tried) if said]
-    found = []
+        return [(case, fault) for case, fault in fault_lines(task, case_results) if fault]
+    lines = []
     for name in task.weights:
-        failing = [t for t in tried if t.judged.properties.get(name, "missing")]
+        failing = [t for t in case_results if t.judged.properties.get(name, "missing")]
         if failing and part == "public":
-            first = failing[0]
-            said = first.judged.properties.get(name, "missing")
-            found.append(
-                (name, f"fails in {len(failing)} of {len(tried)} cases; {first.case}: {said}")
-            )
+            result = failing[0]
+            fault = result.judged.properties.get(name, "missing")
+            count = f"{len(failing)} of {len(case_results)}"
+            lines.append((name, f"fails in {count} cases; {result.case}: {fault}"))
         elif failing:
-            found.append((name, f"fails in {len(failing)} of {len(tried)} hidden cases"))
-    return found
+            count = f"{len(failing)} of {len(case_results)}"
+            lines.append((name, f"fails in {count} hidden cases"))
+    return lines
 
 
-def _scale(tried: Tried) -> str:
-    """Return what a cost is worth, with the fixed scale beside it."""
-    judged = tried.judged
-    if tried.faults or judged.cost is None:
+def _scale_text(result: CaseResult) -> str:
+    """Return the cost of a case, its scale, and the share of the points that it earns."""
+    judged = result.judged
+    if result.faults or judged.cost is None:
         return "counts as the plain solution: a property does not hold"
     return (
         f"{judged.cost:g}; 0 points at {judged.base:g}, full at {judged.target:g}, certified "
-        f"optimum or bound {judged.optimum:g}: {tried.share():.0%}"
+        f"optimum or bound {judged.optimum:g}: {result.share():.0%}"
     )
 
 
@@ -212,12 +218,12 @@ def _grades(task: assignment.Assignment, marks: Sequence[Mark]) -> list[tuple[An
 
 
 FORMULA = re.compile(r"(^|[;,\t|])(\s*)(?=[=+@\-\uff1d\uff0b\uff20\uff0d\r])")
-"""Where a table program might see the start of a formula, whatever parts its cells."""
+"""Text that a spreadsheet may take for a formula, at the start of a cell or after a separator."""
 NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
 
 def _csv(rows: Iterable[Sequence[Any]]) -> str:
-    """Return rows as CSV; what a table program would take for a formula gets an apostrophe."""
+    """Return rows as CSV; texts that a spreadsheet would take for formulas get an apostrophe."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in rows:
@@ -234,17 +240,19 @@ def _json(value: Any) -> str:
 def _page(title: str, *blocks: str) -> str:
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
     body = "\n".join((f"<h1>{html.escape(title)}</h1>", *blocks))
-    return f"<!doctype html>\n<html lang=en>{head}<body>{body}<script>{SORT}</script></html>\n"
+    return (
+        f"<!doctype html>\n<html lang=en>{head}<body>{body}<script>{SORT_SCRIPT}</script></html>\n"
+    )
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[tuple[str, str]]]) -> str:
-    """Return a sortable table; a cell is (HTML, what it is sorted by)."""
-    top = "".join(f"<th data-sort>{html.escape(head)}" for head in heads)
+    """Return a sortable table; a cell is (HTML, the text that it is sorted by)."""
+    header = "".join(f"<th data-sort>{html.escape(head)}" for head in heads)
     body = "".join(
-        "<tr>" + "".join(f'<td data-value="{html.escape(by)}">{cell}' for cell, by in row)
+        "<tr>" + "".join(f'<td data-value="{html.escape(key)}">{cell}' for cell, key in row)
         for row in rows
     )
-    return f"<table><thead><tr>{top}</thead><tbody>{body}</tbody></table>"
+    return f"<table><thead><tr>{header}</thead><tbody>{body}</tbody></table>"
 
 
 def _student_page(task: assignment.Assignment, mark: Mark) -> str:
@@ -252,13 +260,17 @@ def _student_page(task: assignment.Assignment, mark: Mark) -> str:
         [
             (html.escape(part), part),
             (f"{mark.points[part]:.1f} of {task.points[part]:g}", ""),
-            ("<br>".join(html.escape(f"{n}: {t}") for n, t in _lines(task, mark, part)) or "-", ""),
+            (
+                "<br>".join(html.escape(f"{n}: {t}") for n, t in _fault_lines(task, mark, part))
+                or "-",
+                "",
+            ),
         ]
         for part in mark.points
     ]
     notes = "".join(f"<p>{html.escape(note)}</p>" for note in mark.notes)
-    shown = [t for t in mark.tried if t.part == "public" and t.faults]
-    charts = _charts(task, mark, shown[:2], "")
+    failing = [t for t in mark.case_results if t.part == "public" and t.faults]
+    charts = _charts(task, mark, failing[:2], "")
     late = f", late {-mark.late_points:.1f}" if mark.late_points else ""
     title = f"{task.name} {task.title}: {mark.student}, {mark.total:.1f} points{late}"
     return _page(title, notes, _table(("part", "points", "what does not hold"), rows), charts)
@@ -268,23 +280,23 @@ def _index(
     task: assignment.Assignment,
     marks: Sequence[Mark],
     secret: str,
-    alike: Sequence[tuple[str, str, float]],
+    similar: Sequence[tuple[str, str, float]],
     changes: Mapping[str, Sequence[str]],
 ) -> str:
     parts = [part for part in assignment.PARTS if part in task.points]
     rows = []
     for mark in marks:
         faults = [
-            f"{part} {case}: {said}"
+            f"{part} {case}: {fault}"
             for part in parts
-            for case, said in faults_said(task, [t for t in mark.tried if t.part == part])
-            if said
+            for case, fault in fault_lines(task, [t for t in mark.case_results if t.part == part])
+            if fault
         ]
-        more = [*mark.notes, *changes.get(mark.student, ()), *faults]
-        failing = [t for t in mark.tried if t.faults][:3]
-        details = "".join(f"<li>{html.escape(line)}" for line in more[:40])
-        unfold = f"<details><summary>{len(faults)} faults</summary><ul>{details}</ul>"
-        unfold += _charts(task, mark, failing, secret) + "</details>"
+        lines = [*mark.notes, *changes.get(mark.student, ()), *faults]
+        failing = [t for t in mark.case_results if t.faults][:3]
+        details = "".join(f"<li>{html.escape(line)}" for line in lines[:40])
+        expandable = f"<details><summary>{len(faults)} faults</summary><ul>{details}</ul>"
+        expandable += _charts(task, mark, failing, secret) + "</details>"
         points = [mark.points.get(part) for part in parts]
         points += [-mark.late_points or None, mark.total]
         cells = [("" if p is None else f"{p:.1f}",) * 2 for p in points]
@@ -294,73 +306,76 @@ def _index(
                 (html.escape(f"{mark.student} {mark.name}"), mark.student),
                 *cells,
                 (ratio, ratio),
-                (unfold, str(len(faults))),
+                (expandable, str(len(faults))),
             ]
         )
     heads = ("student", *parts, "late", "total", "cost / optimum", "what does not hold")
-    pairs = "".join(_pair(task, a, b, x, marks) for a, b, x in alike)
+    pairs = "".join(_pair_view(task, a, b, share, marks) for a, b, share in similar)
     hint = "<h2>Alike, a hint and no verdict</h2>" + (pairs or "<p>nothing alike</p>")
     return _page(
         f"{task.name} {task.title}, {len(marks)} hand-ins",
-        _spread(marks),
+        _totals_chart(marks),
         _table(heads, rows),
         hint,
     )
 
 
-def _spread(marks: Sequence[Mark]) -> str:
-    """Draw how the totals are spread, ten points a bar."""
+def _totals_chart(marks: Sequence[Mark]) -> str:
+    """Return a histogram of the totals as SVG, ten points a bar."""
     counts = [0] * 11
     for mark in marks:
         counts[min(10, int(mark.total // 10))] += 1
-    most = max(1, *counts)
+    max_count = max(1, *counts)
     bars = "".join(
-        f'<rect x="{40 * i + 4}" y="{100 - 90 * n / most:.1f}" width="32" '
-        f'height="{90 * n / most:.1f}" fill="#4878a8"/>'
+        f'<rect x="{40 * i + 4}" y="{100 - 90 * n / max_count:.1f}" width="32" '
+        f'height="{90 * n / max_count:.1f}" fill="#4878a8"/>'
         f'<text x="{40 * i + 20}" y="115" font-size="11" text-anchor="middle">{10 * i}</text>'
         for i, n in enumerate(counts)
     )
-    said = ", ".join(f"{n} at {10 * i}" for i, n in enumerate(counts) if n)
-    head = f'<svg viewBox="0 0 440 120" width="440" role="img" aria-label="points: {said}">'
+    alt_text = ", ".join(f"{n} at {10 * i}" for i, n in enumerate(counts) if n)
+    head = f'<svg viewBox="0 0 440 120" width="440" role="img" aria-label="points: {alt_text}">'
     return f"{head}{bars}</svg>"
 
 
-def _pair(
-    task: assignment.Assignment, one: str, other: str, alike: float, marks: Sequence[Mark]
+def _pair_view(
+    task: assignment.Assignment, first: str, second: str, share: float, marks: Sequence[Mark]
 ) -> str:
-    texts = {mark.student: mark.source for mark in marks} | others_of(task)
-    both = "".join(f"<pre>{html.escape(texts.get(name, ''))}</pre>" for name in (one, other))
-    title = html.escape(f"{one} and {other}: {alike:.0%}")
-    return f'<details><summary>{title}</summary><div class="pair">{both}</div></details>'
+    """Return two similar texts side by side, under a title that unfolds them."""
+    texts = {mark.student: mark.source for mark in marks} | forbidden_sources(task)
+    columns = "".join(f"<pre>{html.escape(texts.get(name, ''))}</pre>" for name in (first, second))
+    title = html.escape(f"{first} and {second}: {share:.0%}")
+    return f'<details><summary>{title}</summary><div class="pair">{columns}</div></details>'
 
 
-def _charts(task: assignment.Assignment, mark: Mark, tried: Sequence[Tried], secret: str) -> str:
-    """Return the assignment's own charts of what failed, as SVG; none where it cannot draw one."""
+def _charts(
+    task: assignment.Assignment, mark: Mark, case_results: Sequence[CaseResult], secret: str
+) -> str:
+    """Return the assignment's charts of failed cases as figures; "" if it draws none."""
     draw = getattr(task.public, "chart", None)
-    if draw is None or not tried:
+    if draw is None or not case_results:
         return ""
     cases = {(part, case.name): case for part, case in cases_of(task, mark.student, secret)}
     figures = []
-    for one in tried:
-        picture = _picture(draw, cases[one.part, one.case], one)
+    for result in case_results:
+        picture = _chart_image(draw, cases[result.part, result.case], result)
         if picture:
-            caption = f"<figcaption>{html.escape(one.case)}</figcaption>"
+            caption = f"<figcaption>{html.escape(result.case)}</figcaption>"
             figures.append(f"<figure>{picture}{caption}</figure>")
         if TOO_SLOW in picture:
             break
     return "".join(figures)
 
 
-def _picture(draw: Any, case: assignment.Case, tried: Tried) -> str:
-    """Return a chart as an image, "" where there is none; the mark stands whatever comes of it."""
-    said = "; ".join(tried.faults.values())
-    if tried.answer.error:
+def _chart_image(draw: Any, case: assignment.Case, result: CaseResult) -> str:
+    """Return a chart as an HTML image, or "" if there is none; errors do not change the mark."""
+    fault_text = "; ".join(result.faults.values())
+    if result.answer.error:
         return ""
-    if said.startswith(UNJUDGED):
+    if fault_text.startswith(UNJUDGED):
         return "<p>no chart: the answer could not be judged</p>"
     try:
         with Alarm(CHART_S, lambda: TimeoutError(TOO_SLOW)):
-            svg = str(draw(case, tried.answer.value))
+            svg = str(draw(case, result.answer.value))
             if not svg:
                 return ""
             if len(svg) > CHART_BYTES:
@@ -371,13 +386,13 @@ def _picture(draw: Any, case: assignment.Case, tried: Tried) -> str:
         return f"<p>no chart: {html.escape(reason)}</p>"
     if "xmlns=" not in svg[: svg.find(">")]:
         svg = svg.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
-    inner = base64.b64encode(svg.encode("utf-8", "replace")).decode("ascii")
-    alt = html.escape(f"{tried.case}: {said}" if said else tried.case)
-    return f'<img alt="{alt}" src="data:image/svg+xml;base64,{inner}">'
+    encoded = base64.b64encode(svg.encode("utf-8", "replace")).decode("ascii")
+    alt = html.escape(f"{result.case}: {fault_text}" if fault_text else result.case)
+    return f'<img alt="{alt}" src="data:image/svg+xml;base64,{encoded}">'
 
 
 # -- Gradescope -----------------------------------------------------------------------------------
-SETUP = """#!/usr/bin/env bash
+SETUP_SCRIPT = """#!/usr/bin/env bash
 set -e
 umask 077
 cd "${AUTOGRADER:-/autograder}/source"
@@ -386,39 +401,40 @@ chmod -R go-rwx .
 installed=$(cd / && python3 -c "import ascend_lab, os; print(os.path.dirname(ascend_lab.__file__))")
 chmod -R go-rwx "$installed"
 """
-RUN = """#!/usr/bin/env bash
+RUN_SCRIPT = """#!/usr/bin/env bash
 umask 077
 root="${{AUTOGRADER:-/autograder}}"
 cd "$root/source"
 python3 -c "import sys; from ascend_lab.course.report import autograde
 autograde(sys.argv[1], '{name}')" "$root"
 """
-A_DAY = 5
-"""Hand-ins a day after which hidden properties are no longer named."""
+NAMED_HAND_INS_PER_DAY = 5
+"""After so many hand-ins of one day the faults of hidden cases are no longer named."""
 
 
 def pack(task: assignment.Assignment, secret: str) -> bytes:
-    """Return the zip: package, assignment and the term's secret; keys stay here."""
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in _entries(task, secret):
+    """Return the archive for Gradescope: package, assignment and secret, without keys."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in _archive_entries(task, secret):
             info = zipfile.ZipInfo(name)  # a fixed date: the same course gives the same bytes
             info.external_attr = _mode_of(name) << 16
             info.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(info, data)
-    return made.getvalue()
+    return packed.getvalue()
 
 
 def _mode_of(name: str) -> int:
-    """Return the rights of a packed file: what decides marks is the grader's alone."""
+    """Return the rights of a packed file: only the grader reads judges and the secret."""
     if name in ("setup.sh", "run_autograder"):
         return 0o755
     return 0o600 if name == "secret.toml" or name.startswith("course/") else 0o644
 
 
-def _entries(task: assignment.Assignment, secret: str) -> Iterator[tuple[str, bytes]]:
-    yield "setup.sh", SETUP.encode()
-    yield "run_autograder", RUN.format(name=task.name).encode()
+def _archive_entries(task: assignment.Assignment, secret: str) -> Iterator[tuple[str, bytes]]:
+    """Yield (name, content) of the files in the archive."""
+    yield "setup.sh", SETUP_SCRIPT.encode()
+    yield "run_autograder", RUN_SCRIPT.format(name=task.name).encode()
     yield "secret.toml", f"secret = {json.dumps(secret)}\n".encode()
     for name in sorted({*task.hand_out, "start.py", "hidden.py"}):
         if (path := task.folder / name).is_file():
@@ -434,44 +450,44 @@ def _entries(task: assignment.Assignment, secret: str) -> Iterator[tuple[str, by
 
 
 def autograde(root: str | Path, name: str) -> None:
-    """Grade the one hand-in below `root` as Gradescope lays it out."""
-    root = Path(root)
-    source = root / "source"
+    """Grade the hand-in in Gradescope's folder `root`, and write results/results.json there."""
+    autograder = Path(root)
+    source = autograder / "source"
     secret_file = source / "secret.toml"
-    _close_to_others(source)
-    task = assignment.load(name, source / "course", root / "submission")
+    _restrict_rights(source)
+    task = assignment.load(name, source / "course", autograder / "submission")
     secret = (
         assignment.read_secret(secret_file) if 'secret = ""' not in secret_file.read_text() else ""
     )
-    told = root / "submission_metadata.json"
-    metadata = json.loads(told.read_text("utf-8")) if told.is_file() else {}
+    metadata_file = autograder / "submission_metadata.json"
+    metadata = json.loads(metadata_file.read_text("utf-8")) if metadata_file.is_file() else {}
     users = metadata.get("users") or [{}]
     student = str(users[0].get("email") or "nobody")
-    out = root / "results"
+    out = autograder / "results"
     out.mkdir(exist_ok=True)
     try:
         wall = standing_wall()
         if os.name == "posix" and not wall.files and wall.account == os.getuid():
             remedy = "run the autograder as root, or on a Linux with Landlock"
             raise RefusedError("a wall over secret.toml and hidden.py", "none", remedy)
-        found = handin.hand_ins(root / "submission", task.functions)
+        works = handin.hand_ins(autograder / "submission", task.functions)
         best = max(
-            found, key=lambda work: bool(work.source), default=handin.HandIn(student, "", "")
+            works, key=lambda work: bool(work.source), default=handin.HandIn(student, "", "")
         )
-        whole = "".join(work.log for work in found)
-        one = handin.HandIn(student, best.file, best.source, whole, best.notes)
-        made = results(task, marked(task, one, Enrolled(student), secret))
-    except AscendLabError as error:  # this machine's, or of the folder: nothing of it is a mark
-        made = {"output": f"not graded, tell your course: {error}", "tests": []}
-    if _today(metadata) >= A_DAY:
-        for test in made["tests"]:
+        log = "".join(work.log for work in works)
+        work = handin.HandIn(student, best.file, best.source, log, best.notes)
+        results = gradescope_results(task, marked(task, work, Enrolled(student), secret))
+    except AscendLabError as error:  # of this machine or its folders: not a mark
+        results = {"output": f"not graded, tell your course: {error}", "tests": []}
+    if _earlier_today(metadata) >= NAMED_HAND_INS_PER_DAY:
+        for test in results["tests"]:
             if test["name"] == "hidden":
-                test["output"] = f"not named after {A_DAY} hand-ins a day"
-    write_whole(out / "results.json", json.dumps(made, indent=1, sort_keys=True))
+                test["output"] = f"not named after {NAMED_HAND_INS_PER_DAY} hand-ins a day"
+    write_whole(out / "results.json", json.dumps(results, indent=1, sort_keys=True))
 
 
-def _close_to_others(source: Path) -> None:
-    """Take the rights of other accounts from what decides marks; a zip may have lost its own."""
+def _restrict_rights(source: Path) -> None:
+    """Close judges and the secret to other accounts: unpacking an archive may drop its rights."""
     for path in (
         source,
         source / "secret.toml",
@@ -482,11 +498,13 @@ def _close_to_others(source: Path) -> None:
             path.chmod(0o700 if path.is_dir() else 0o600)
 
 
-def _today(metadata: dict[str, object]) -> int:
-    """Return how many earlier hand-ins are of the same day."""
+def _earlier_today(metadata: dict[str, object]) -> int:
+    """Return the number of earlier hand-ins of the same day."""
     day = str(metadata.get("created_at", ""))[:10]
-    before = metadata.get("previous_submissions")
+    previous = metadata.get("previous_submissions")
     times = (
-        [str(one.get("submission_time", "")) for one in before] if isinstance(before, list) else []
+        [str(entry.get("submission_time", "")) for entry in previous]
+        if isinstance(previous, list)
+        else []
     )
     return sum(bool(day) and time.startswith(day) for time in times)

@@ -1,10 +1,11 @@
-"""The near side of the wall: hand a task to a process of its own, take plain data back.
+"""Running the functions of a hand-in in a confined process, and reading back plain data.
 
-One process a hand-in answers all calls, and is started again behind a call that ended it. It gets
-a clean environment, an empty folder, limits on time, memory, files and output; another account
-when this one is root; and, where Linux grants them, no network and no file but Python's and its own
-(see `confine` and `shelf`). It is killed with everything it has started, and what it left on disk
-is removed. Windows has no limits but time; macOS none on memory that can be relied on.
+One process per hand-in answers all calls, and is started again after a call that ended it. It has a
+clean environment, an empty folder, and limits on time, memory, files and output. If this process is
+root, it runs as another account. Where Linux grants it, it has no network and can open no files but
+Python's and its own (see `confine` and `shelf`). At the end it is killed with all processes that it
+has started, and its files are removed. Windows limits only time; limits on memory are unreliable on
+macOS.
 """
 
 import contextlib
@@ -30,14 +31,14 @@ from ascend_lab.errors import InputError
 INSIDE = Path(__file__).with_name("inside.py")
 PR_SET_CHILD_SUBREAPER = 36
 STARTS = 4
-"""How often a hand-in's process is started again before the rest of its calls is given up."""
+"""How often the process of a hand-in is started before its remaining calls are given up."""
 PATIENCE_S = 3.0
-"""After how many seconds of waiting that is said."""
+"""Seconds between messages that an answer takes long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a hand-in may use: seconds of processor time a call, bytes of memory and of text."""
+    """Limits of a hand-in: processor time per call and at the start, memory, output and answer."""
 
     case_s: float = 10.0
     start_s: float = 20.0
@@ -48,9 +49,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a function of the hand-in, by keyword, in plain data.
+    """One call of a function of the hand-in, with keyword arguments of plain data.
 
-    `files` are laid, by name, into the folder it runs in.
+    `files` holds the contents, by name, of files that are written into its working directory.
     """
 
     function: str
@@ -60,7 +61,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Plain data that came back, or one line that says why none did."""
+    """The plain data that a call returned, or one line with the reason why it returned none."""
 
     value: Any = None
     error: str = ""
@@ -68,45 +69,45 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Wall:
-    """What stands between hand-ins and this machine: their account, and what is closed to them."""
+    """How hand-ins are confined on this machine: their account, and what they cannot reach."""
 
     account: int = -1
-    """Number of the account they run as; -1 where the system does not say."""
+    """Number of the account they run as; -1 on systems without such numbers."""
     files: bool = False
-    """Whether they can open nothing but Python, what is installed, and their own folder."""
+    """Whether they can open only Python, installed packages and their own folder."""
     network: bool = False
     disk: bool = False
-    """Whether their folder is a small disk in memory and all else is read-only."""
+    """Whether their folder is a small disk in memory and all others are read-only."""
 
     def lines(self) -> list[str]:
-        """Return what an instructor should know before hand-ins run."""
-        own = os.name == "posix" and self.account == os.getuid()
+        """Return what an instructor should know before hand-ins run, as lines of text."""
+        is_grader = os.name == "posix" and self.account == os.getuid()
         if self.account < 0:
             who = "on this system hand-ins run as you, and only time is limited"
-        elif own:
+        elif is_grader:
             who = "hand-ins run as your account"
         else:
             who = f"you are root: hand-ins run as account {self.account}, which owns nothing"
         open_files = "and open only files of Python, of installed packages, and their own"
         if self.files:
             return [f"{who}, {open_files}"]
-        reads = "you can read and change" if own or self.account < 0 else "everybody can read"
-        remedy = "" if not (own or self.account < 0) else "; grade in a container"
+        reads = "you can read and change" if is_grader or self.account < 0 else "everybody can read"
+        remedy = "" if not (is_grader or self.account < 0) else "; grade in a container"
         return [f"{who}; the wall has a gap here: they reach what {reads}{remedy}"]
 
 
 class RefusedError(InputError):
-    """Nothing is run here: there is no account that hand-ins could run as."""
+    """Hand-ins are not run, as there is no account that they could run as."""
 
 
 class LostError(Exception):
-    """A hand-in's process that is of no more use; the text says how it ended."""
+    """The process of a hand-in cannot be used any more; the text says how it ended."""
 
 
 class Session:
-    """A process that runs one hand-in: a line of JSON there, a line back, within a time.
+    """A process that runs one hand-in, and answers each line of JSON with another in limited time.
 
-    `told` hears, when an answer takes long, for how long it has been waited and what the limit is.
+    `report_wait` is called with a text when an answer takes long: the time so far and the limit.
     """
 
     def __init__(
@@ -115,26 +116,26 @@ class Session:
         file: str,
         limits: Limits,
         denied: Sequence[str] = (),
-        told: Callable[[str], None] | None = None,
+        report_wait: Callable[[str], None] | None = None,
         *,
         lenient: bool = False,
     ) -> None:
         self.limits = limits
-        self.told = told
-        self.rest = b""
+        self.report_wait = report_wait
+        self.unread = b""
         self.remark = ""
-        self.before = _children()
+        self.earlier_children = _children()
         self.wall = Wall()
         self.folder = Path(tempfile.mkdtemp(prefix="handin-", dir=_open_folder()))
         _adopt_orphans()
-        self.child = _started(self._own_folder())
+        self.child = _started(self._make_folder())
         for pipe in (self.child.stdin, self.child.stdout):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
         self.what = ""
         self.most_s = 0.0
         self.since_s = 0.0
-        laid = shelf.laid(self.folder / "shelf", denied)
+        files = shelf.fill(self.folder / "shelf", denied)
         self.task = {
             "source": source,
             "file": file,
@@ -144,39 +145,40 @@ class Session:
             "memory_bytes": limits.memory_bytes,
             "output_bytes": limits.output_bytes,
             "lenient": lenient,
-            "path": laid.path,
-            "moved": laid.moved,
-            "handles": laid.handles,
-            "readable": laid.readable,
-            "listed": laid.listed,
+            "path": files.path,
+            "moved": files.moved,
+            "handles": files.handles,
+            "readable": files.readable,
+            "listed": files.listed,
         }
 
-    def _own_folder(self) -> str:
-        """Make what the hand-in may write to; beside it lies what it may import."""
+    def _make_folder(self) -> str:
+        """Make the folder that the hand-in may write to, beside the one it may import from."""
         self.folder.chmod(0o711)
         (self.folder / "shelf").mkdir()
-        own = self.folder / "own"
-        own.mkdir(mode=0o700)
-        return str(own)
+        writable = self.folder / "own"
+        writable.mkdir(mode=0o700)
+        return str(writable)
 
     def open(self) -> str:
-        """Run the file itself; return "" or why it does not run.
+        """Run the file itself; return "" or its error.
 
-        Raises `LostError`; `RefusedError` where this is root and cannot give it another account.
+        Raises `LostError` if the process ends, and `RefusedError` if this process is root and
+        cannot give it another account.
         """
         self.begin(self.limits.start_s, "the file itself")
         self.send(self.task)
-        built = self.hear()
-        if "refused" in built or "wall" not in built:
+        report = self.hear()
+        if "refused" in report or "wall" not in report:
             remedy = "grade from an account that is not root and owns nothing else"
-            raise RefusedError("an account for hand-ins", str(built.get("refused")), remedy)
-        self.wall = Wall(**built["wall"])
-        said = self.hear()
-        self.remark = shown(str(said.get("remark", "")))
-        return shown(str(said.get("error", "")))
+            raise RefusedError("an account for hand-ins", str(report.get("refused")), remedy)
+        self.wall = Wall(**report["wall"])
+        reply = self.hear()
+        self.remark = shown(str(reply.get("remark", "")))
+        return shown(str(reply.get("error", "")))
 
     def rests(self) -> bool:
-        """Whether all that was asked has been answered; the far side forgets what it was handed."""
+        """Tell whether the process waits for a new call; it forgets the objects of the last one."""
         try:
             self.begin(1.0, "its end")
             self.send({"begin": True})
@@ -185,42 +187,42 @@ class Session:
             return False
 
     def begin(self, most_s: float, what: str) -> None:
-        """Let the time run: until the next `begin`, by the clock, twice what a processor may."""
+        """Start the time limit of `what`: by the clock, twice `most_s` until the next `begin`."""
         self.what = what
         self.most_s = most_s
         self.since_s = time.monotonic()
 
     def send(self, line: Mapping[str, Any]) -> None:
-        """Send a line; raise `LostError` where nobody reads it in time."""
+        """Send a line; raise `LostError` if the process does not read it in time."""
         assert self.child.stdin is not None
-        end = self.child.stdin.fileno()
+        descriptor = self.child.stdin.fileno()
         data = json.dumps(line).encode() + b"\n"
         with selectors.DefaultSelector() as ready:
-            ready.register(end, selectors.EVENT_WRITE)
+            ready.register(descriptor, selectors.EVENT_WRITE)
             while data:
                 if time.monotonic() > self.since_s + 2 * self.most_s:
                     raise LostError(self._late())
                 try:
-                    data = data[os.write(end, data) :] if ready.select(0.5) else data
+                    data = data[os.write(descriptor, data) :] if ready.select(0.5) else data
                 except BlockingIOError:
                     continue
                 except OSError as error:
                     raise LostError("ended the process") from error
 
     def hear(self) -> dict[str, Any]:
-        """Return the next line; raise `LostError` where none comes, or something else."""
-        most = self.limits.answer_bytes
-        said_s = 0.0
+        """Return the next line; raise `LostError` if none comes in time or it is not JSON."""
+        limit_bytes = self.limits.answer_bytes
+        last_report_s = 0.0
         assert self.child.stdout is not None
         with selectors.DefaultSelector() as ready:
             ready.register(self.child.stdout, selectors.EVENT_READ)
-            while b"\n" not in self.rest:
+            while b"\n" not in self.unread:
                 now_s = time.monotonic()
                 if now_s > self.since_s + 2 * self.most_s:
                     raise LostError(self._late())
-                if self.told and now_s - max(self.since_s, said_s) > PATIENCE_S:
-                    said_s = now_s
-                    self.told(
+                if self.report_wait and now_s - max(self.since_s, last_report_s) > PATIENCE_S:
+                    last_report_s = now_s
+                    self.report_wait(
                         f"{self.what}: still waiting after {now_s - self.since_s:.0f} s; "
                         f"it may take {self.most_s:g} s of processor time"
                     )
@@ -228,27 +230,29 @@ class Session:
                     continue
                 data = os.read(self.child.stdout.fileno(), 1 << 16)
                 if not data:
-                    spent = time.monotonic() - self.since_s >= self.most_s
-                    raise LostError(self._late() if spent else "ended the process")
-                self.rest += data
-                if len(self.rest) > most and b"\n" not in self.rest[:most]:
-                    raise LostError(f"answered more than {most:,} bytes")
-        line, _, self.rest = self.rest.partition(b"\n")
+                    # The system ends a process whose processor time is used up.
+                    timed_out = time.monotonic() - self.since_s >= self.most_s
+                    raise LostError(self._late() if timed_out else "ended the process")
+                self.unread += data
+                if len(self.unread) > limit_bytes and b"\n" not in self.unread[:limit_bytes]:
+                    raise LostError(f"answered more than {limit_bytes:,} bytes")
+        line, _, self.unread = self.unread.partition(b"\n")
         try:
-            said = json.loads(line, parse_constant=_no_number, parse_float=_finite)
+            reply = json.loads(line, parse_constant=_no_number, parse_float=_finite)
         except (ValueError, RecursionError) as error:
             raise LostError("sent something that is no answer") from error
-        if not isinstance(said, dict):
+        if not isinstance(reply, dict):
             raise LostError("sent something that is no answer")
-        return said
+        return reply
 
     def _late(self) -> str:
+        """Return the message of a process that took too long."""
         return f"did not end within {self.most_s:g} s"
 
     def close(self) -> None:
-        """End the process and all that it has started."""
+        """End the process and all processes that it has started, and remove its files."""
         with contextlib.suppress(OSError), self.child:
-            _end(self.child, self.before)
+            _end(self.child, self.earlier_children)
         leftovers.remove(self.folder)
         if os.name == "posix" and os.getuid() == 0:
             leftovers.sweep(confine.account_of(self.child.pid))
@@ -260,37 +264,37 @@ def answers_of(
     limits: Limits = Limits(),
     denied: Sequence[str] = (),
     file: str = "handin.py",
-    told: Callable[[str], None] | None = None,
+    report_wait: Callable[[str], None] | None = None,
 ) -> list[Answer]:
-    """Run a hand-in's functions behind the wall; return one answer for each call, in order.
+    """Run functions of a hand-in in a confined process; return one answer per call, in order.
 
-    Never raises for what the hand-in does.
+    Errors of the hand-in become answers and are never raised.
     """
-    found: list[Answer] = []
+    answers: list[Answer] = []
     starts = 0
-    while len(found) < len(calls):
+    while len(answers) < len(calls):
         if starts == STARTS:
             lost = Answer(error=f"not run: the file ended its process {STARTS} times")
-            return found + [lost] * (len(calls) - len(found))
+            return answers + [lost] * (len(calls) - len(answers))
         starts += 1
-        session = Session(source, file, limits, denied, told)
+        session = Session(source, file, limits, denied, report_wait)
         try:
-            if wrong := opened(session):  # nor will it run next time
+            if wrong := opened(session):  # it would fail again
                 return [Answer(error=wrong)] * len(calls)
-            for number in range(len(found), len(calls)):
+            for number in range(len(answers), len(calls)):
                 session.begin(limits.case_s, f"call {number + 1} of {len(calls)}")
-                found.append(_answer(session, number, calls[number]))
+                answers.append(_answer(session, number, calls[number]))
         except LostError as error:
-            found.append(Answer(error=str(error)))
+            answers.append(Answer(error=str(error)))
         finally:
             session.close()
-    return found
+    return answers
 
 
 def standing_wall() -> Wall:
-    """Try the wall with a file that imports NumPy; return what stands of it here.
+    """Run a file that imports NumPy, and return how hand-ins are confined on this machine.
 
-    Raises `RefusedError` where this is root and no other account can run Python.
+    Raises `RefusedError` if this process is root and no other account can run Python.
     """
     session = Session("import numpy", "a trial", Limits())
     try:
@@ -304,7 +308,7 @@ def standing_wall() -> Wall:
 
 
 def opened(session: Session) -> str:
-    """Run the file; return "" or why it does not run."""
+    """Run the file of a session; return "" or why it does not run."""
     try:
         return session.open()
     except LostError as error:
@@ -312,6 +316,7 @@ def opened(session: Session) -> str:
 
 
 def _answer(session: Session, number: int, call: Call) -> Answer:
+    """Send a call to the process and return its answer."""
     session.send(
         {
             "number": number,
@@ -320,30 +325,30 @@ def _answer(session: Session, number: int, call: Call) -> Answer:
             "files": dict(call.files),
         }
     )
-    said = session.hear()
-    if said.get("at") != number or not {"value", "error"} & set(said):
+    reply = session.hear()
+    if reply.get("at") != number or not {"value", "error"} & set(reply):
         raise LostError("sent something that is no answer")
-    return Answer(said.get("value"), shown(str(said.get("error", ""))))
+    return Answer(reply.get("value"), shown(str(reply.get("error", ""))))
 
 
 def _open_folder() -> str:
     """Return a folder for temporary files that another account can reach.
 
-    A hand-in of root's runs as an account of its own: below a folder that only root may enter, a
-    private TMPDIR say, it would find neither its own files nor what it may import.
+    If the grader is root, a hand-in runs as another account. In a folder that only root may enter,
+    such as a private TMPDIR, it would reach neither its own files nor those that it may import.
     """
-    usual = tempfile.gettempdir()
-    for name in (usual, "/tmp", "/var/tmp"):
+    default = tempfile.gettempdir()
+    for name in (default, "/tmp", "/var/tmp"):
         folder = Path(name)
         if folder.is_dir() and all(p.stat().st_mode & 0o001 for p in (folder, *folder.parents)):
             return name
-    return usual
+    return default
 
 
 def _started(folder: str) -> subprocess.Popen[bytes]:
-    """Start the far side, with nothing of this process' environment but the search path."""
-    keep = ("PATH", "SYSTEMROOT", "LANG")
-    clean = {name: os.environ[name] for name in keep if name in os.environ}
+    """Start `inside.py` in a folder, with almost nothing of the environment of this process."""
+    passed_on = ("PATH", "SYSTEMROOT", "LANG")
+    clean = {name: os.environ[name] for name in passed_on if name in os.environ}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return subprocess.Popen(
         [sys.executable, "-I", "-S", "-B", str(INSIDE)],
@@ -357,48 +362,51 @@ def _started(folder: str) -> subprocess.Popen[bytes]:
 
 
 def _no_number(text: str) -> NoReturn:
+    """Refuse NaN and Infinity, which Python's JSON reader would accept."""
     raise ValueError(f"{text} is no number of JSON")
 
 
 def _finite(text: str) -> float:
+    """Return a number of JSON; raise `ValueError` for 1e999, which Python reads as infinity."""
     number = float(text)
     if not math.isfinite(number):
         _no_number(text)
     return number
 
 
-# -- the end of a process and of what it started -----------------------------------------------
+# -- ending a process and those that it has started ------------------------------------------------
 def _adopt_orphans() -> None:
-    """Become the parent of processes whose parent ends (Linux)."""
+    """Let this process become the parent of descendants whose parent ends (Linux)."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _children() -> set[int]:
-    """Return the processes of which this one is the parent (Linux; elsewhere none)."""
-    found = set()
-    me = os.getpid()
+    """Return the numbers of the child processes of this one (on Linux; elsewhere none)."""
+    children = set()
+    parent = os.getpid()
     for folder in Path("/proc").glob("[0-9]*") if sys.platform == "linux" else ():
         with contextlib.suppress(OSError, ValueError, IndexError):
             fields = (folder / "stat").read_text("ascii", "replace").rpartition(")")[2].split()
-            if int(fields[1]) == me:
-                found.add(int(folder.name))
-    return found
+            # Behind "number (name)" stand the state and the number of the parent.
+            if int(fields[1]) == parent:
+                children.add(int(folder.name))
+    return children
 
 
-def _end(child: subprocess.Popen[bytes], before: set[int]) -> None:
-    """Kill the process, its group, and everything that came to this process through it."""
+def _end(child: subprocess.Popen[bytes], earlier_children: set[int]) -> None:
+    """Kill the process, its group, and its descendants, which this process has adopted."""
     if os.name == "posix":
         with contextlib.suppress(OSError):
             os.killpg(child.pid, signal.SIGKILL)
     child.kill()
     child.wait()
     for _ in range(100):
-        new = _children() - before
-        if not new:
+        orphans = _children() - earlier_children
+        if not orphans:
             return
-        for orphan in new:
+        for orphan in orphans:
             with contextlib.suppress(OSError):
                 os.kill(orphan, signal.SIGKILL)
                 os.waitpid(orphan, 0)

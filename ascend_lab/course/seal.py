@@ -1,7 +1,7 @@
-"""A digest of what decides marks: an assignment's folder, and this package.
+"""A digest of all files that decide marks: those of the assignment, and of this package.
 
-A hand-in cannot write to either where the wall closes files. Where it does not, a digest before and
-after each hand-in tells whether one did.
+Where hand-ins are confined they cannot write to these files. Where they are not, comparing the
+digests before and after grading shows whether one of them did.
 """
 
 import hashlib
@@ -9,21 +9,21 @@ from pathlib import Path
 
 import ascend_lab
 
-DECIDES = (".py", ".toml")
+SUFFIXES = (".py", ".toml")
 
 
 def seal_of(folder: Path) -> str:
     """Return the digest of the Python and TOML files of an assignment and of the package."""
     package = Path(ascend_lab.__file__).parent
-    found = hashlib.sha256()
-    for path in (*_of(folder, "*"), *_of(package, "**/*")):
+    digest = hashlib.sha256()
+    for path in (*_files(folder, "*"), *_files(package, "**/*")):
         content = path.read_bytes()
-        found.update(f"{path}\0{len(content)}\0".encode("utf-8", "surrogateescape"))
-        found.update(content)
-    return found.hexdigest()
+        digest.update(f"{path}\0{len(content)}\0".encode("utf-8", "surrogateescape"))
+        digest.update(content)
+    return digest.hexdigest()
 
 
-def _of(folder: Path, pattern: str) -> list[Path]:
+def _files(folder: Path, pattern: str) -> list[Path]:
     return sorted(
-        path for path in folder.glob(pattern) if path.suffix in DECIDES and path.is_file()
+        path for path in folder.glob(pattern) if path.suffix in SUFFIXES and path.is_file()
     )

@@ -1,9 +1,9 @@
-"""What a hand-in can import and open: a folder of links to what is not closed to it.
+"""The folder from which a hand-in imports: links to everything that is open to it.
 
-Beside the standard library a hand-in's path has one folder. It links to every installed package
-but this one, and of this one to the modules that the assignment leaves open. So what is closed is
-not on the path; where the system has Landlock (see `confine`) it cannot be opened by its name in
-the file system either.
+Besides the standard library, the import path of a hand-in has one folder. It links to all installed
+packages, and to those modules of this package that the assignment does not close. So closed modules
+are not on the path. Where the system has Landlock (see `confine`), their files cannot be opened by
+path either.
 """
 
 import os
@@ -24,33 +24,35 @@ from ascend_lab.course import confine
 PACKAGE = Path(ascend_lab.__file__).resolve().parent
 SITES = ("site-packages", "dist-packages")
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib")
-"""Where shared libraries of the system lie; Pythons and their packages beside them stay closed."""
+"""Folders of the system's shared libraries; other Python installations in them stay closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """What the far side is told of its files."""
+    """The files that the process of a hand-in can reach, as `inside.py` needs to know them."""
 
     path: tuple[str, ...]
-    """Where it imports from."""
+    """The folders from which it imports."""
     moved: tuple[str, str]
-    """Where the standard library lies, and by which path the account reaches it."""
+    """The path of the standard library here, and the path by which the account reaches it."""
     handles: tuple[str, ...]
-    """Folders that only root reaches, to be opened before it becomes another account."""
+    """Folders that only root reaches, to be opened before the process becomes another account."""
     readable: tuple[str, ...]
+    """Files and folders that it may read."""
     listed: tuple[str, ...]
+    """Folders of which it may read only the list of names."""
 
 
-def laid(folder: Path, denied: Sequence[str]) -> Shelf:
-    """Fill a folder with links to what is open, and return what the far side must know.
+def fill(folder: Path, denied: Sequence[str]) -> Shelf:
+    """Fill a folder with links to all modules that are open, and return what `inside.py` must know.
 
-    Where the system has no links (Windows without the right), the path names what is installed, and
-    only `denied` stands before it.
+    On a system without links (Windows without the right to make them) the import path holds the
+    folders of installed packages, and only an import finder refuses the modules in `denied`.
     """
     handles = tuple(str(place) for place in _places() if not reached_by_others(place))
     links = [*_installed(), *_open_parts(denied)]
     library = _library()
-    own_library = _seen_from_inside(library, handles)
+    library_inside = _seen_from_inside(library, handles)
     try:
         for name, target in links:
             link = folder / name
@@ -59,68 +61,73 @@ def laid(folder: Path, denied: Sequence[str]) -> Shelf:
                 _copy(target, link)
             else:
                 link.symlink_to(_seen_from_inside(target, handles))
-        for place in (folder, *(path for path in folder.rglob("*") if _is_own_folder(path))):
+        for place in (folder, *(path for path in folder.rglob("*") if _is_real_folder(path))):
             place.chmod(0o755)  # whatever the grader's umask is
-        found: tuple[str, ...] = (str(folder),)
+        import_path: tuple[str, ...] = (str(folder),)
     except OSError:
-        own = () if PACKAGE.name in denied else (PACKAGE.parent,)
-        found = tuple(map(str, (*own, *_sites())))
+        package_folder = () if PACKAGE.name in denied else (PACKAGE.parent,)
+        import_path = tuple(map(str, (*package_folder, *_sites())))
     return Shelf(
-        (own_library, f"{own_library}/lib-dynload", *found),
-        (str(library), own_library),
+        (library_inside, f"{library_inside}/lib-dynload", *import_path),
+        (str(library), library_inside),
         handles,
         (str(folder), *(str(target) for _, target in links), *_shared()),
         (str(library),),
     )
 
 
-def _is_own_folder(path: Path) -> bool:
+def _is_real_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
 @cache
 def _library() -> Path:
+    """Return the folder of the standard library."""
     return Path(sysconfig.get_paths()["stdlib"]).resolve()
 
 
 @cache
 def _sites() -> tuple[Path, ...]:
-    """Return the folders of installed packages that this process looks into."""
+    """Return the folders of installed packages on the import path of this process."""
     named = [Path(entry) for entry in sys.path if Path(entry).name in SITES]
     numpy_home = Path(np.__file__).parents[1]
     return tuple(dict.fromkeys(place.resolve() for place in (*named, numpy_home)))
 
 
 def _places() -> tuple[Path, ...]:
+    """Return all folders with modules: the standard library, installed packages, this package."""
     return tuple(dict.fromkeys((_library(), *_sites(), PACKAGE)))
 
 
 @cache
 def _installed() -> tuple[tuple[str, Path], ...]:
-    """Return (name, place) of what is installed but this package; the first of a name counts."""
-    found: dict[str, Path] = {}
+    """Return (name, path) of all installed packages except this one; the first of a name counts."""
+    packages: dict[str, Path] = {}
     for site in _sites():
         for place in sorted(site.iterdir()):
             name = place.name
             ours = name.startswith(("ascend_lab", "__editable__")) or place == PACKAGE
             if not ours and name != "__pycache__" and not name.endswith(".pth"):
-                found.setdefault(name, place)
-    return tuple(found.items())
+                packages.setdefault(name, place)
+    return tuple(packages.items())
 
 
 @cache
 def _shared() -> tuple[str, ...]:
-    """Return the standard library without what is installed below it, and shared libraries."""
+    """Return the files of the standard library, without packages installed in it, and libraries."""
     homes = [*map(Path, LIBRARIES), Path(sys.prefix, "lib"), Path(sys.base_prefix, "lib")]
-    found = [place for place in _library().iterdir() if place.name not in SITES]
+    shared = [place for place in _library().iterdir() if place.name not in SITES]
     for home in dict.fromkeys(homes):
         if home.is_dir():
-            found += [place for place in home.iterdir() if not place.name.startswith("python")]
-    return tuple(map(str, found))
+            shared += [place for place in home.iterdir() if not place.name.startswith("python")]
+    return tuple(map(str, shared))
 
 
 def _open_parts(denied: Sequence[str]) -> Iterator[tuple[str, Path]]:
-    """Yield (path below the folder, place) of what is open of this package, whole where it can."""
+    """Yield (path in the folder, path here) of the open modules of this package.
+
+    A folder without closed modules is yielded as one.
+    """
     todo = [PACKAGE]
     while todo:
         place = todo.pop()
@@ -135,16 +142,16 @@ def _open_parts(denied: Sequence[str]) -> Iterator[tuple[str, Path]]:
 
 
 def _seen_from_inside(place: Path, handles: Sequence[str]) -> str:
-    """Return the path by which the account of a hand-in reaches a place."""
+    """Return the path by which the account of a hand-in reaches a file or folder."""
     for number, home in enumerate(handles):
         if place.is_relative_to(home):
-            below = place.relative_to(home).as_posix()
-            return confine.handle_path(number) + ("" if below == "." else f"/{below}")
+            inner = place.relative_to(home).as_posix()
+            return confine.handle_path(number) + ("" if inner == "." else f"/{inner}")
     return str(place)
 
 
 def _copy(place: Path, to: Path) -> None:
-    """Lay a copy where a link would not do: the package itself is closed to other accounts."""
+    """Copy a part of the package that other accounts cannot read, as a link would not help."""
     if place.is_dir():
         shutil.copytree(place, to, ignore=shutil.ignore_patterns("__pycache__"))
     else:
@@ -155,20 +162,20 @@ def _copy(place: Path, to: Path) -> None:
 
 @cache
 def readable_by_others(place: Path) -> bool:
-    """Whether an account that owns nothing can read a file or folder once it is there."""
+    """Tell whether an account that owns nothing can read a file or folder of the package."""
     if os.name != "posix" or os.getuid() != 0:
         return True
     folders = [folder for folder in place.parents if folder.is_relative_to(PACKAGE)]
     open_folder = stat.S_IROTH | stat.S_IXOTH
-    need = open_folder if place.is_dir() else stat.S_IROTH
-    return place.stat().st_mode & need == need and all(
+    needed = open_folder if place.is_dir() else stat.S_IROTH
+    return place.stat().st_mode & needed == needed and all(
         folder.stat().st_mode & open_folder == open_folder for folder in folders
     )
 
 
 @cache
 def reached_by_others(place: Path) -> bool:
-    """Whether an account that owns nothing comes to a folder; asked only where this is root."""
+    """Tell whether an account that owns nothing can enter a folder; True unless this is root."""
     if os.name != "posix" or os.getuid() != 0:
         return True
     return all(folder.stat().st_mode & stat.S_IXOTH for folder in (place, *place.parents))

@@ -1,16 +1,16 @@
-"""How a text that comes from a hand-in is shown: short, and without what a terminal would obey."""
+"""Printing texts that come from a hand-in: shortened, and without control characters."""
 
-MOST = 400
+MAX_LENGTH = 400
 
 
-def shown(text: str, most: int = MOST) -> str:
-    """Return a text as one short line of what can be printed.
+def shown(text: str, max_length: int = MAX_LENGTH) -> str:
+    """Return a text as one short line of printable characters.
 
-    Line ends become spaces; other control characters, marks that turn the direction of writing and
-    lone surrogates become escapes such as `\\x1b`.
+    Line ends become spaces. Control characters, marks that change the direction of writing and lone
+    surrogates become escapes such as `\\x1b`.
     """
-    if len(text) > most:
-        text = text[: most - 3] + "..."
+    if len(text) > max_length:
+        text = text[: max_length - 3] + "..."
     return "".join(
         letter if letter.isprintable() else _escaped(letter) for letter in text.replace("\n", " ")
     )

@@ -1,13 +1,14 @@
-"""Objects over lines of JSON: values travel, what has a state stays and is called from afar.
+"""Calls between two processes over lines of JSON, with arguments and results that are objects.
 
-Both sides of the wall talk so when a hand-in's function takes and gives more than plain data.
-Numbers, texts, lists, tables, arrays and the package's frozen dataclasses travel by value, each
-such object once: after that it is named by a number, so that it stays the same object. Functions,
-generators and drafts of graphs stay where they are; the other side holds a `StandIn`.
+The grader and the confined process of a hand-in exchange such lines when a check of the book calls
+a student's function with more than plain data. Numbers, texts, lists, tables, arrays and frozen
+dataclasses of the package are sent by value. A dataclass is sent once and then referred to by a
+number, so that it stays one object. Functions, generators and drafts of graphs are not sent; the
+other process gets a `StandIn`, which sends calls back.
 
-What comes from a hand-in is only ever read as data: it names a class that this side has imported
-already, of the package, frozen, made by its own constructor. Nothing of it is unpickled. It may
-call what was handed to it, and of a draft what has a public name.
+Data from a hand-in is never unpickled. It can only name frozen dataclasses of the package that the
+grader has imported already, and their constructors check the values. A hand-in may call functions
+that it was given, and public methods of a draft.
 """
 
 import base64
@@ -27,14 +28,14 @@ import numpy as np
 from ascend_lab.errors import AscendLabError
 
 STAYS = ("ascend_lab.compiler.draft:Draft", "ascend_lab.compiler.draft:GraphBuilder")
-"""Classes whose objects stay on the near side and are called there."""
+"""Classes whose objects stay in the grader's process, where their methods are called."""
 SPECIAL = ("__iter__", "__next__")
 SETS: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 Line = dict[str, Any]
 
 
 class StandIn:
-    """What stands for an object of the other side: its calls and public names go there."""
+    """A stand-in for an object of the other process, which passes on calls and attributes."""
 
     def __init__(self, wire: "Wire", number: int) -> None:
         self._wire = wire
@@ -56,10 +57,11 @@ class StandIn:
 
 
 class Wire:
-    """One side of the talk. `far` is the hand-in's side, which may trust the other.
+    """One end of the connection between the grader and the process of a hand-in.
 
-    `send` and `hear` carry one line each; `roots` are the functions that the other side may call
-    by one of their names, "ex_01_1|bracket"; `place` says where in the hand-in an error arose.
+    `send` and `hear` transmit one line each. `roots` are the functions that the other process may
+    call by name; only the end of the hand-in has them. "ex_01_1|bracket" calls the first of these
+    names that exists. `place` describes where in the hand-in an error arose.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Wire:
         self.send = send
         self.hear = hear
         self.place = place
-        self.far = roots is not None
+        self.far = roots is not None  # whether this is the process of the hand-in, which trusts us
         self.roots = roots or {}
         self.objects: dict[int, Any] = {}
         self.numbers: dict[int, int] = {}
@@ -81,59 +83,66 @@ class Wire:
     # -- calls -------------------------------------------------------------------------------------
 
     def ask(self, on: int, name: str, args: Any = None, named: Mapping[str, Any] = {}) -> Any:
-        """Call (or, without arguments, get) something of the other side, serving it meanwhile."""
-        given = None if args is None else [self.encode(value) for value in args]
+        """Call a method of an object of the other process, or read an attribute if `args` is None.
+
+        Until the result arrives, calls from the other process are served.
+        """
+        encoded_args = None if args is None else [self.encode(value) for value in args]
         tables = {key: self.encode(value) for key, value in named.items()}
-        self.send({"on": on, "name": name, "args": given, "named": tables})
-        while "on" in (said := self.hear()):
-            self.serve(said)
-        for at, changed in said.get("changed", {}).items():
-            _copy(args[int(at)], self.decode(changed))
-        if "error" in said:
-            raise self._error(said["error"])
-        return self.decode(said["value"])
+        self.send({"on": on, "name": name, "args": encoded_args, "named": tables})
+        while "on" in (reply := self.hear()):
+            self.serve(reply)
+        for position, changed in reply.get("changed", {}).items():
+            _copy(args[int(position)], self.decode(changed))
+        if "error" in reply:
+            raise self._error(reply["error"])
+        return self.decode(reply["value"])
 
     def serve(self, asked: Line) -> None:
-        """Do what the other side asks, and say what came of it, or what was raised."""
+        """Execute a call of the other process, and send its result or error.
+
+        Arguments that the call changed in place, such as lists and arrays, are sent back as well.
+        """
         try:
             args = [self.decode(value) for value in asked["args"] or []]
-            before = [_held(self, value) for value in args]
+            contents_before = [_contents(self, value) for value in args]
             named = {key: self.decode(value) for key, value in asked["named"].items()}
-            said: Line = {"value": self.encode(self._do(asked, args, named)), "changed": {}}
-            for i, (value, held) in enumerate(zip(args, before, strict=True)):
-                if held is not None and held != _held(self, value):
-                    said["changed"][str(i)] = self.encode(value)
-            json.dumps(said, allow_nan=False)
+            reply: Line = {"value": self.encode(self._do(asked, args, named)), "changed": {}}
+            for i, (value, contents) in enumerate(zip(args, contents_before, strict=True)):
+                if contents is not None and contents != _contents(self, value):
+                    reply["changed"][str(i)] = self.encode(value)
+            json.dumps(reply, allow_nan=False)
         except BaseException as error:
             if not self.far and not isinstance(error, Exception):
                 raise
-            said = {"error": self._described(error)}
-        self.send(said)
+            reply = {"error": self._described(error)}
+        self.send(reply)
 
     def _do(self, asked: Line, args: list[Any], named: dict[str, Any]) -> Any:
+        """Execute a call with decoded arguments and return its result."""
         on = asked["on"]
         name = asked["name"]
         if on == 0:
-            own = [self.roots[n] for n in name.split("|") if callable(self.roots.get(n))]
-            if not own:
+            functions = [self.roots[n] for n in name.split("|") if callable(self.roots.get(n))]
+            if not functions:
                 raise NameError(f"no function {' or '.join(reversed(name.split('|')))}")
-            return own[0](*args, **named)
+            return functions[0](*args, **named)
         if on not in self.kept:
             raise LookupError(f"nothing called {on}")
-        thing = self.objects[on]
+        target = self.objects[on]
         if not name:
-            return thing(*args, **named)
+            return target(*args, **named)
         if name in SPECIAL:
-            return iter(thing) if name == "__iter__" else next(thing)
-        if name.startswith("_") or not (self.far or _name(type(thing)) in STAYS):
+            return iter(target) if name == "__iter__" else next(target)
+        if name.startswith("_") or not (self.far or _name(type(target)) in STAYS):
             raise AttributeError(name)
-        found = getattr(thing, name)
-        return found if asked["args"] is None else found(*args, **named)
+        attribute = getattr(target, name)
+        return attribute if asked["args"] is None else attribute(*args, **named)
 
     # -- values ------------------------------------------------------------------------------------
 
     def encode(self, value: Any) -> Any:
-        """Return a value as JSON; raise `TypeError` where it cannot travel."""
+        """Return a value as JSON; raise `TypeError` if it cannot be sent."""
         kind = type(value)
         if value is None or kind in (bool, int, str):
             return value
@@ -160,16 +169,18 @@ class Wire:
         return self._named(value)
 
     def _named(self, value: Any) -> Line:
-        """Return an object that keeps its identity: by number, by its fields, or as a stand-in."""
+        """Return an object with an identity as JSON: a known number, its fields, or a stand-in."""
         if isinstance(value, StandIn) and value._wire is self:
             return {"!": "known", "n": value._number}
         if id(value) in self.numbers:
             return {"!": "known", "n": self.numbers[id(value)]}
-        if _travels(type(value)):
-            parts = {f.name: self.encode(getattr(value, f.name)) for f in fields(value) if f.init}
-            return {"!": "data", "c": _name(type(value)), "v": parts, "n": self._keep(value)}
-        calls = callable(value) or hasattr(type(value), "__next__")
-        if (calls and not isinstance(value, type)) or _name(type(value)) in STAYS:
+        if _is_sent_by_value(type(value)):
+            field_values = {
+                f.name: self.encode(getattr(value, f.name)) for f in fields(value) if f.init
+            }
+            return {"!": "data", "c": _name(type(value)), "v": field_values, "n": self._keep(value)}
+        is_called = callable(value) or hasattr(type(value), "__next__")
+        if (is_called and not isinstance(value, type)) or _name(type(value)) in STAYS:
             self.kept.add(number := self._keep(value))
             return {"!": "other", "n": number}
         if self.far:
@@ -178,6 +189,10 @@ class Wire:
         return {"!": "trusted", "v": text, "n": self._keep(value)}
 
     def _keep(self, value: Any, number: int | None = None) -> int:
+        """Remember an object under a number, by default a new one, and return the number.
+
+        The grader's numbers are positive, those of the hand-in's process negative.
+        """
         if number is None:
             number = (len(self.objects) + 1) * (-1 if self.far else 1)
         elif number in self.objects or (number > 0) is not self.far:
@@ -186,128 +201,136 @@ class Wire:
         self.numbers[id(value)] = number
         return number
 
-    def decode(self, said: Any) -> Any:
-        """Return the value that JSON stands for; raise where it is none of `encode`."""
-        if isinstance(said, list):
-            return [self.decode(item) for item in said]
-        if not isinstance(said, dict):
-            return said
-        kind: str = said["!"]
-        v: Any = said.get("v")
+    def decode(self, encoded: Any) -> Any:
+        """Return the value that `encode` wrote as this JSON; raise an error for other JSON."""
+        if isinstance(encoded, list):
+            return [self.decode(item) for item in encoded]
+        if not isinstance(encoded, dict):
+            return encoded
+        kind: str = encoded["!"]
+        content: Any = encoded.get("v")
         if kind in SETS:
-            return SETS[kind](self.decode(item) for item in v)
+            return SETS[kind](self.decode(item) for item in content)
         if kind == "table":
-            table = {self.decode(key): self.decode(item) for key, item in v}
-            return table if said["w"] else MappingProxyType(table)
+            table = {self.decode(key): self.decode(item) for key, item in content}
+            return table if encoded["w"] else MappingProxyType(table)
         if kind in ("float", "complex"):
-            return {"float": float, "complex": complex}[kind](v)
+            return {"float": float, "complex": complex}[kind](content)
         if kind == "bytes":
-            return base64.b64decode(v)
+            return base64.b64decode(content)
         if kind == "array":
-            return _array(said)
+            return _array(encoded)
         if kind == "known":
-            return self.objects[said["n"]]
+            return self.objects[encoded["n"]]
         if kind == "data":
-            made = self._class(said["c"])(**{key: self.decode(item) for key, item in v.items()})
+            value = self._class(encoded["c"])(
+                **{key: self.decode(item) for key, item in content.items()}
+            )
         elif kind == "trusted" and self.far:
-            made = pickle.loads(base64.b64decode(v))
+            value = pickle.loads(base64.b64decode(content))
         elif kind == "other":
-            made = StandIn(self, said["n"])
+            value = StandIn(self, encoded["n"])
         else:
             raise ValueError(f"no kind of value: {kind}")
-        self._keep(made, said["n"])
-        return made
+        self._keep(value, encoded["n"])
+        return value
 
     def _class(self, name: str) -> Any:
-        """Return a class of the package by its name, if its objects may travel."""
-        home, _, path = name.partition(":")
+        """Return a class by its name; raise `ValueError` unless it is sent by value."""
+        module, _, path = name.partition(":")
         if self.far:
-            importlib.import_module(home)
-        found: Any = sys.modules.get(home) if home.startswith("ascend_lab.") else None
-        for part in path.split("."):
-            found = getattr(found, part, None)
-        if not (isinstance(found, type) and _travels(found) and _name(found) == name):
+            importlib.import_module(module)
+        kind: Any = sys.modules.get(module) if module.startswith("ascend_lab.") else None
+        for attribute in path.split("."):
+            kind = getattr(kind, attribute, None)
+        if not (isinstance(kind, type) and _is_sent_by_value(kind) and _name(kind) == name):
             raise ValueError(f"no class whose objects travel: {name[:60]}")
-        return found
+        return kind
 
     # -- errors ------------------------------------------------------------------------------------
 
     def _described(self, error: BaseException) -> Line:
+        """Return an error as JSON: the names of its classes, its text and its place."""
         names = [_name(kind) for kind in type(error).__mro__]
         try:
-            said = error.args[0] if len(error.args) == 1 else str(error)
-            text = said if type(said) is str else str(error)
+            message = error.args[0] if len(error.args) == 1 else str(error)
+            text = message if type(message) is str else str(error)
         except BaseException:
             text = ""
         end = self.encode(error.value) if isinstance(error, StopIteration) else None
         return {"names": names, "text": text[:400], "place": self.place(error), "end": end}
 
-    def _error(self, said: Line) -> Exception:
-        """Return an error of the other side as the first of its classes that is known here."""
-        names = said["names"]
-        text = str(said["text"])[:400]
-        own = str(names[0]).rpartition(":")[2]
-        error: Any = type(own if own.isidentifier() else "Error", (Exception,), {})(text)
+    def _error(self, encoded: Line) -> Exception:
+        """Return an error of the other process, of the first of its classes that exists here."""
+        names = encoded["names"]
+        text = str(encoded["text"])[:400]
+        class_name = str(names[0]).rpartition(":")[2]
+        error: Any = type(class_name if class_name.isidentifier() else "Error", (Exception,), {})(
+            text
+        )
         for name in map(str, names):
-            home, _, path = name.partition(":")
-            found = getattr(sys.modules.get(home), path, None) if path.isidentifier() else None
-            if not isinstance(found, type) or not issubclass(found, Exception):
+            module, _, path = name.partition(":")
+            kind = getattr(sys.modules.get(module), path, None) if path.isidentifier() else None
+            if not isinstance(kind, type) or not issubclass(kind, Exception):
                 continue
-            if issubclass(found, AscendLabError):
-                error = found.__new__(found, text)
+            if issubclass(kind, AscendLabError):
+                error = kind.__new__(kind, text)
                 AscendLabError.__init__(error, text)
-            elif found is StopIteration:
-                error = found(self.decode(said["end"]))
-            elif home == "builtins" and found is not Exception:
-                with suppress(TypeError):  # some take more than a text
-                    error = found(text)
+            elif kind is StopIteration:
+                error = kind(self.decode(encoded["end"]))
+            elif module == "builtins" and kind is not Exception:
+                with suppress(TypeError):  # UnicodeDecodeError, for one, takes five arguments
+                    error = kind(text)
             else:
                 continue
             break
-        error.place = str(said["place"])[:80]
+        error.place = str(encoded["place"])[:80]
         return error  # type: ignore[no-any-return]
 
 
 def _name(kind: type) -> str:
+    """Return the name of a class, such as "ascend_lab.compiler.draft:Draft"."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _travels(kind: type) -> bool:
-    """Whether objects of a class travel by value: frozen dataclasses of the package."""
-    home = kind.__module__
-    ours = home.startswith("ascend_lab.") and not home.startswith("ascend_lab.lab.checks")
+def _is_sent_by_value(kind: type) -> bool:
+    """Tell whether objects of a class are sent by value: frozen dataclasses of the package are."""
+    module = kind.__module__
+    # the checks hold reference answers
+    ours = module.startswith("ascend_lab.") and not module.startswith("ascend_lab.lab.checks")
     return ours and is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
 
 
-def _array(said: Line) -> Any:
-    dtype = np.dtype(said["t"])
+def _array(encoded: Line) -> Any:
+    """Return an array, or a NumPy number, from JSON."""
+    dtype = np.dtype(encoded["t"])
     if dtype.kind not in "biufc":
         raise ValueError(f"no array of {dtype}")
-    flat = np.frombuffer(base64.b64decode(said["v"]), dtype).copy()
-    if said["s"] is None:
+    flat = np.frombuffer(base64.b64decode(encoded["v"]), dtype).copy()
+    if encoded["s"] is None:
         return flat[0]
-    made = flat.reshape(said["s"])
-    made.flags.writeable = said["w"]
-    return made
+    array = flat.reshape(encoded["s"])
+    array.flags.writeable = encoded["w"]
+    return array
 
 
-def _held(wire: Wire, value: Any) -> str | None:
-    """Return what an argument holds before or after a call, None of what cannot be changed."""
+def _contents(wire: Wire, value: Any) -> str | None:
+    """Return the contents of an argument that can be changed in place as text; None for others."""
     if not isinstance(value, list | dict | set | np.ndarray):
         return None
     return json.dumps(wire.encode(value))
 
 
-def _copy(old: Any, new: Any) -> None:
-    """Lay what an argument holds after a call over what it held before it."""
-    if isinstance(old, np.ndarray):
-        old[...] = new
-    elif isinstance(old, list):
-        if len(old) == len(new) and all(isinstance(item, np.ndarray) for item in old):
-            for one, other in zip(old, new, strict=True):
-                _copy(one, other)
+def _copy(target: Any, source: Any) -> None:
+    """Overwrite an argument in place by its contents after a call."""
+    if isinstance(target, np.ndarray):
+        target[...] = source
+    elif isinstance(target, list):
+        if len(target) == len(source) and all(isinstance(item, np.ndarray) for item in target):
+            for old_item, new_item in zip(target, source, strict=True):
+                _copy(old_item, new_item)
         else:
-            old[:] = new
-    elif isinstance(old, dict | set):
-        old.clear()
-        old.update(new)
+            target[:] = source
+    elif isinstance(target, dict | set):
+        target.clear()
+        target.update(source)

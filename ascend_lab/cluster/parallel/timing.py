@@ -19,7 +19,7 @@ import numpy as np
 
 from ascend_lab import cluster
 from ascend_lab.cluster import Interpolated, Round, Schedule, Topology, collective_time, make
-from ascend_lab.cluster.algorithms import laid
+from ascend_lab.cluster.algorithms import applied
 from ascend_lab.cluster.parallel import plan as plans
 from ascend_lab.cluster.parallel.plan import (
     HALF_BYTES,
@@ -373,5 +373,5 @@ def side_by_side(schedule: Schedule, count: int) -> Schedule:
     """
     # Two rings of 2 ranks: the first round sends 1 -> 0, 0 -> 1, 3 -> 2 and 2 -> 3 at once.
     ranks = np.arange(count * schedule.ranks).reshape(count, -1)
-    rounds = laid(schedule.rounds, ranks, np.arange(schedule.blocks)[None, :, None])
+    rounds = applied(schedule.rounds, ranks, np.arange(schedule.blocks)[None, :, None])
     return Schedule("all_reduce", schedule.algorithm, ranks.size, schedule.blocks, rounds)
