@@ -18,8 +18,8 @@ from ascend_lab.llm.routing import (
     expected_largest_load,
     gating_s,
     group_list_s,
-    merged_pairs,
     init_routing_s,
+    merged_pairs,
 )
 from ascend_lab.machine.chip import load_chip
 

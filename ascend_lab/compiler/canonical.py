@@ -29,7 +29,7 @@ from ascend_lab.compiler.ir import Attrs, Constant, Graph, Node, TensorType, Val
 from ascend_lab.compiler.passes import images
 from ascend_lab.compiler.rules import operator_rewrites
 from ascend_lab.machine.chip import Chip
-from ascend_lab.operators.ops.attention import grouped_heads, seen_keys
+from ascend_lab.operators.ops.attention import causal_mask, grouped_heads
 from ascend_lab.operators.ops.formats import is_float
 from ascend_lab.operators.ops.operator import get
 
@@ -138,7 +138,7 @@ def _causal_mask(draft: Draft, node: Node, masks: Sequence[str]) -> str:
     keys = draft.type(node.inputs[1]).shape[-2]
     # softmax of -65504 is 0 in fp16, as that of -infinity
     least = -65504.0  # the least number of fp16
-    data = np.where(seen_keys(queries, keys), 0.0, least)
+    data = np.where(causal_mask(queries, keys), 0.0, least)
     total = draft.add(
         Constant(TensorType((queries, keys), kind.dtype), data), f"{node.name}_causal"
     )

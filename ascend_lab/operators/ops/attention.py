@@ -1,12 +1,12 @@
-"""The parts of attention (scaled scores, masked softmax, weighted sum), and attention as a whole.
+"""Attention and its parts: scaled scores, masked softmax, weighted sum, and flash attention.
 
 q is (..., s, d), k (..., t, d), v (..., t, e). A mask is added to the scores: 0 keeps a position,
-a large negative number such as -10000 drops it.
+and a large negative number such as -10000 removes it.
 
-`flash_attention` also accepts grouped heads, q (b, h, s, d) with k (b, g, t, d) and v (b, g, t, e):
-h / g consecutive heads of q share a head of k and v. With `causal`, query i sees the keys up to
-number i + t - s. The queries are thus the last s positions of the sequence, and the last query sees
-every key.
+`flash_attention` also takes grouped heads, q (b, h, s, d) with k (b, g, t, d) and v (b, g, t, e):
+h / g consecutive heads of q share a head of k and v. With `causal`, query i attends to the keys up
+to number i + t - s. The queries are thus the last s positions of the sequence, and the last query
+attends to every key.
 """
 
 import math
@@ -40,7 +40,13 @@ from ascend_lab.operators.ops.formats import (
     broadcast_shape,
     rounded,
 )
-from ascend_lab.operators.ops.matmul import SUMS, batched, matmul_rules, product_shape, slopes
+from ascend_lab.operators.ops.matmul import (
+    SUMS,
+    batched_product,
+    matmul_rules,
+    product_gradients,
+    product_shape,
+)
 from ascend_lab.operators.ops.operator import (
     Call,
     Domain,
@@ -54,7 +60,7 @@ from ascend_lab.operators.ops.operator import (
 
 TYPES = TypeRule(("fp16", "bf16"), unit="cube")
 # probabilities are rounded to fp16 before the second product
-LOOSE = rounded(ulps=2.0, fp32_ulps=64, atol=2.0**-8)
+ATTENTION_TOLERANCE = rounded(ulps=2.0, fp32_ulps=64, atol=2.0**-8)
 
 
 def _scale(scale: float | None, width: int) -> float:
@@ -80,7 +86,7 @@ def _scores_shape(q: Shape, k: Shape, *, scale: float | None) -> Shape:
 
 def _scores(q: te.Tensor, k: te.Tensor, scale: float | None) -> te.Tensor:
     """Return scale q k^T in fp32."""
-    return te.vmuls(batched(q, k, False, True, "fp32"), _scale(scale, q.shape[-1]))
+    return te.vmuls(batched_product(q, k, False, True, "fp32"), _scale(scale, q.shape[-1]))
 
 
 def _scores_values(q: Values, k: Values, *, scale: float | None) -> Values:
@@ -103,7 +109,9 @@ define(
     slicing=lambda shapes, *, scale: replace(
         matmul_rules(shapes[0], shapes[1], False, True), reductions=()
     ),
-    backward=lambda s: slopes(s, "batch_matmul", s.net.scaled(s.g, _site_scale(s)), False, True),
+    backward=lambda s: product_gradients(
+        s, "batch_matmul", s.net.scaled(s.g, _site_scale(s)), False, True
+    ),
     tolerances=SUMS,
     examples=(
         Example(((1, 1), (1, 1))),
@@ -121,9 +129,11 @@ def _masked_shape(x: Shape, mask: Shape) -> Shape:
     return x
 
 
-def _masked_slopes(s: gradients.Site) -> Grads:
-    slope = reduction.softmax_grad(s, s.g, s.y(), len(s.shape()) - 1)
-    return slope, s.net.summed_to(slope, s.shape(1)) if s.wanted[1] else None
+def _masked_softmax_gradients(s: gradients.Site) -> Grads:
+    scores_gradient = reduction.softmax_grad(s, s.g, s.y(), len(s.shape()) - 1)
+    return scores_gradient, s.net.summed_to(scores_gradient, s.shape(1)) if s.needs_gradient[
+        1
+    ] else None
 
 
 define(
@@ -136,7 +146,7 @@ define(
     slicing=lambda shapes: slicing.elementwise_rules(
         shapes, shapes[0], whole={len(shapes[0]) - 1: "softmax needs the whole axis"}
     ),
-    backward=_masked_slopes,
+    backward=_masked_softmax_gradients,
     wide=True,
     traits=("reduction",),
     tolerances=rounded(fp32_ulps=64, atol=2.0**-16),
@@ -158,13 +168,13 @@ define(
     "attention_context",
     ("probabilities", "v"),
     lambda probabilities, v: probabilities @ v,
-    lambda p, v: batched(p, v, False, False, None),
+    lambda p, v: batched_product(p, v, False, False, None),
     "probabilities v: the weighted sum of the values",
     outputs=("context",),
     shape_rule=_context_shape,
     types=TYPES,
     slicing=lambda shapes: matmul_rules(shapes[0], shapes[1], False, False),
-    backward=lambda s: slopes(s, "batch_matmul", s.g, False, False),
+    backward=lambda s: product_gradients(s, "batch_matmul", s.g, False, False),
     domains={"probabilities": Domain(0.0, 1.0)},
     tolerances=SUMS,
     examples=(
@@ -177,18 +187,18 @@ define(
 
 # -- attention ------------------------------------------------------------------------------------
 def grouped_heads(q: Shape, k: Shape, v: Shape) -> int:
-    """Return how many heads of q in a row share a head of k and v; 1 where each has its own."""
+    """Return the number of consecutive heads of q that share a head of k and v."""
     if len(q) < 4 or not len(k) == len(v) == len(q) or k[-3] != v[-3]:
         return 1
     return q[-3] // k[-3] if q[-3] % k[-3] == 0 else 1
 
 
 def has_groups(q: Shape, k: Shape, v: Shape) -> bool:
-    """Tell whether each head of k serves several heads of q, which broadcasting cannot express."""
+    """Return whether heads of k are shared in groups, which broadcasting cannot express."""
     return grouped_heads(q, k, v) > 1 and k[-3] > 1
 
 
-def _stacked(q: Shape, heads: int) -> Shape:
+def _stacked_heads_shape(q: Shape, heads: int) -> Shape:
     """Return the shape of q with the heads of a group as rows: (..., h / heads, s * heads, d)."""
     if heads == 1:
         return q
@@ -218,7 +228,7 @@ def _flash_shape(
         return _attention_shape(q, k, v, *mask, scale=scale)
     heads = q[-3]
     queries = q[-2]
-    stacked = _stacked(q, grouped_heads(q, k, v))
+    stacked = _stacked_heads_shape(q, grouped_heads(q, k, v))
     scores = _scores_shape(stacked, k, scale=scale)
     if mask:
         _masked_shape((*scores[:-3], heads, queries, scores[-1]), mask[0])
@@ -243,13 +253,13 @@ def _values(
     if mask:
         scores = scores + mask[0]
     if causal:
-        scores = np.where(seen_keys(q.shape[-2], k.shape[-2]), scores, -np.inf)
+        scores = np.where(causal_mask(q.shape[-2], k.shape[-2]), scores, -np.inf)
     result: Values = reduction.softmax_values(scores, axis=-1) @ v
     return result
 
 
-def seen_keys(queries: int, keys: int) -> Values:
-    """Return where a causal query sees a key: key j <= query i + keys - queries."""
+def causal_mask(queries: int, keys: int) -> Values:
+    """Return the mask of causal attention, true if key j <= query i + keys - queries."""
     # 2 queries and 5 keys: query 0 sees keys 0..3, query 1 sees keys 0..4
     last_key = np.arange(queries)[:, None] + (keys - queries)
     mask: Values = np.arange(keys)[None] <= last_key
@@ -263,7 +273,9 @@ def _attention(
     scores = _scores(q, k, scale)
     if mask:
         scores = te.vadd(scores, te.broadcast(wide(mask[0]), scores.shape))
-    return batched(narrow(reduction.softmax(scores, axis=-1), q.dtype), v, False, False, None)
+    return batched_product(
+        narrow(reduction.softmax(scores, axis=-1), q.dtype), v, False, False, None
+    )
 
 
 def _flash_expression(
@@ -274,7 +286,7 @@ def _flash_expression(
     scale: float | None,
     causal: bool,
 ) -> te.Tensor:
-    """Return the expression that is scheduled where the hand-written kernel does not apply."""
+    """Return the expression that is scheduled if the hand-written kernel does not apply."""
     if causal or has_groups(q.shape, k.shape, v.shape):
         needed = "a kernel of flash_attention for causal or grouped heads, on separate cores"
         got = f"q {q.shape}, k {k.shape} in {q.dtype}"
@@ -283,7 +295,7 @@ def _flash_expression(
     return _attention(q, k, v, *mask, scale=scale)
 
 
-def _attention_slopes(s: gradients.Site) -> Grads:
+def _attention_gradients(s: gradients.Site) -> Grads:
     """Return the gradients of q, k, v and the mask; the probabilities are recomputed, not kept.
 
     With P = softmax(S), S = scale Q K^T + mask, and the gradient G of the output:
@@ -300,8 +312,8 @@ def _attention_slopes(s: gradients.Site) -> Grads:
     k = s.x(1)
     v = s.x(2)
     scores = net.scaled(net.batch_matmul(q, k, trans_b=True), scale)
-    masked = len(s.inputs) > 3
-    scores = net.add(scores, s.x(3)) if masked else scores
+    has_mask = len(s.inputs) > 3
+    scores = net.add(scores, s.x(3)) if has_mask else scores
     probabilities = net.wide(net.softmax(scores, axis=-1))
     # (t, s) (s, e) = (t, e), the shape of v.
     dv = net.batch_matmul(net.in_format(probabilities, dtype), s.g, trans_a=True)
@@ -310,13 +322,13 @@ def _attention_slopes(s: gradients.Site) -> Grads:
         reduction.softmax_grad(s, dprobabilities, probabilities, len(probabilities.shape) - 1),
         dtype,
     )
-    dmask = net.summed_to(dscores, s.shape(3)) if masked and s.wanted[3] else None
+    dmask = net.summed_to(dscores, s.shape(3)) if has_mask and s.needs_gradient[3] else None
     # S = scale Q K^T: the scale goes into dQ and dK alike, so it is applied once, to dS.
     dproduct = net.scaled(dscores, scale)
     dq = net.batch_matmul(dproduct, k)
     dk = net.batch_matmul(dproduct, q, trans_a=True)
     input_grads = [net.summed_to(d, s.shape(i)) for i, d in enumerate((dq, dk, dv))]
-    return [*input_grads, dmask] if masked else input_grads
+    return [*input_grads, dmask] if has_mask else input_grads
 
 
 def _attention_slices(
@@ -371,8 +383,8 @@ define(
     shape_rule=_attention_shape,
     types=TYPES,
     slicing=_attention_slices,
-    backward=_attention_slopes,
-    tolerances=LOOSE,
+    backward=_attention_gradients,
+    tolerances=ATTENTION_TOLERANCE,
     examples=(
         Example(((1, 1), (1, 1), (1, 1))),
         Example(((2, 17, 16), (2, 33, 16), (2, 33, 8))),
@@ -385,22 +397,22 @@ define(
 # Source: Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-
 # Awareness".
 def flash_shape(call: Call) -> FlashShape:
-    """Return a call as the kernel describes it, with all batch axes joined into one.
+    """Return a call in the form that the kernel takes, with all batch axes joined into one.
 
-    A call may also have an attribute `views`, which says where its matrices lie in larger tensors;
-    then the number of heads matters and is kept.
+    A call may have an attribute `views` with the positions of its matrices in larger tensors; in
+    this case the number of heads is needed, too.
     """
     q, k, v = call.shapes[:3]
     group_heads = grouped_heads(q, k, v)  # heads whose rows are one matrix, query by query
     mask_kind = ""
-    shared_tensors = [n for n, s in zip("qkv", (q, k, v), strict=True) if _single(s)]
+    shared_tensors = [n for n, s in zip("qkv", (q, k, v), strict=True) if _is_single_matrix(s)]
     if len(call.shapes) > 3:
         mask = call.shapes[3]
         # (b, 1, 1, t) drops the same keys for each query: "rows"; (s, t) is "full".
         one_row = len(mask) < 2 or mask[-2] == 1
         one_head = group_heads == 1 or len(mask) < 3 or mask[-3] == 1
         mask_kind = "rows" if one_row and one_head else "full"
-        shared_tensors += ["mask"] * _single(mask)
+        shared_tensors += ["mask"] * _is_single_matrix(mask)
     views = call.attrs.get("views", ())
     heads = call.outputs[0][-3] if views and len(call.outputs[0]) > 2 else 1
     return FlashShape(
@@ -419,16 +431,16 @@ def flash_shape(call: Call) -> FlashShape:
     )
 
 
-def _single(shape: Shape) -> bool:
-    """Tell whether there is one matrix for the whole batch."""
+def _is_single_matrix(shape: Shape) -> bool:
+    """Return whether there is one matrix for the whole batch."""
     return math.prod(shape[:-2]) == 1
 
 
 def applies(call: Call, chip: Chip) -> bool:
-    """Tell whether the kernel can run: the smallest blocks fit, and the scale is in range.
+    """Return whether the kernel can run: the smallest blocks fit, and the scale is in range.
 
-    bf16 and `causal` need separate vector cores. Where the kernel cannot run, the expression of
-    `attention` is scheduled.
+    bf16 and `causal` need separate vector cores. Otherwise the expression of `attention` is
+    scheduled.
     """
     shape = flash_shape(call)
     if chip.combined:
@@ -440,31 +452,31 @@ def applies(call: Call, chip: Chip) -> bool:
 
 
 def flash_kernel(shape: FlashShape, chip: Chip, tiling: FlashTiling | None = None) -> isa.Kernel:
-    """Return the kernel for coupled cores, or the pipeline of separate cube and vector cores.
+    """Return the kernel for combined cores, or the pipeline for separate cube and vector cores.
 
-    `tiling` applies to coupled cores only. Raises `CapacityError` where blocks do not fit.
+    `tiling` applies to combined cores only. Raises `CapacityError` if blocks do not fit.
     """
     if chip.combined:
         return isa.as_kernel(flash.flash_launch(shape, chip, tiling))
     tiling_of_wide_heads = (
-        None if max(shape.fractals[2:]) <= NARROW else quickest_tiling(shape, chip)
+        None if max(shape.fractals[2:]) <= NARROW_HEAD_FRACTALS else quickest_tiling(shape, chip)
     )
     return isa.as_kernel(flash_split.flash_pipeline_launch(shape, chip, tiling_of_wide_heads))
 
 
-NARROW = 8
-"""Heads of up to 8 x 16 = 128 elements, as in the published kernel, use its tiling untried."""
+NARROW_HEAD_FRACTALS = 8
+"""Heads of up to 8 x 16 = 128 elements use the tiling of the published kernel."""
 
 
 @lru_cache(64)
 def quickest_tiling(shape: FlashShape, chip: Chip) -> flash_split.SplitTiling:
-    """Return the quickest tiling for wide heads, simulated on the same matrices without a mask.
+    """Return the fastest tiling for wide heads, simulated on the same matrices without a mask.
 
-    High blocks do more multiplications for each element that is loaded. Low blocks leave room for
-    more keys in a tile, so that fewer partial sums go to the vector cores.
+    Blocks with many rows do more multiplications for each loaded element. Blocks with few rows
+    leave room for more keys in a tile, so that fewer partial sums go to the vector cores.
     """
     unmasked = replace(shape, heads=1, views=(), causal=0, mask="", shared=())
-    quickest: flash_split.SplitTiling | None = None
+    best_tiling: flash_split.SplitTiling | None = None
     fewest_cycles = math.inf
     for tiling in flash_split.split_tilings(shape, chip):
         if _key_cycles(unmasked, tiling, chip) >= fewest_cycles:
@@ -472,11 +484,11 @@ def quickest_tiling(shape: FlashShape, chip: Chip) -> flash_split.SplitTiling:
         kernel = isa.as_kernel(flash_split.flash_pipeline_launch(unmasked, chip, tiling))
         cycles = simulate_kernel(kernel, chip, DeviceMemory.of(chip)).cycles
         if cycles < fewest_cycles:
-            quickest = tiling
+            best_tiling = tiling
             fewest_cycles = cycles
-    if quickest is None:
+    if best_tiling is None:
         return flash_split.split_tiling(shape, chip)  # raises: none fits
-    return quickest
+    return best_tiling
 
 
 def _key_cycles(shape: FlashShape, tiling: flash_split.SplitTiling, chip: Chip) -> float:
@@ -500,14 +512,16 @@ def _feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
         batch = (*batch[:-1], batch[-1] // group_heads)
     q, k, v = arrays[:3]
     matrices = {"q": _by_query(q, group_heads), "k": k, "v": v}
-    feed = {name: _fractals(_as_matrices(x, batch, x.shape[-2:])) for name, x in matrices.items()}
+    feed = {
+        name: _in_fractals(_as_matrices(x, batch, x.shape[-2:])) for name, x in matrices.items()
+    }
     if len(arrays) > 3:
         mask = arrays[3]
         if group_heads > 1:
             mask = _grouped_mask(mask, call, group_heads, one_row=shape.mask == "rows")
         rows = 1 if shape.mask == "rows" else shape.rows
         mask = _as_matrices(mask, batch, (rows, shape.keys))
-        feed["mask"] = _padded(mask) if shape.mask == "rows" else _fractals(mask)
+        feed["mask"] = _padded(mask) if shape.mask == "rows" else _in_fractals(mask)
     return feed
 
 
@@ -533,11 +547,11 @@ def _by_head(x: Values, heads: int) -> Values:
 
 
 def _grouped_mask(mask: Values, call: Call, heads: int, *, one_row: bool) -> Values:
-    """Return a mask of grouped heads: for all of them alike, or a row for each row of q."""
+    """Return a mask of grouped heads: one row for all queries, or a row for each row of q."""
     *batch, count, rows, _ = call.outputs[0]
     if one_row:
         return mask
-    if _single(mask.shape):
+    if _is_single_matrix(mask.shape):
         for_every_head = np.broadcast_to(
             mask.reshape(mask.shape[-2:]), (heads, rows, mask.shape[-1])
         )
@@ -547,7 +561,7 @@ def _grouped_mask(mask: Values, call: Call, heads: int, *, one_row: bool) -> Val
 
 def _as_matrices(x: Values, batch: Shape, matrix: Shape) -> Values:
     """Return x as (count, rows, columns): one matrix for the whole batch, or one for each entry."""
-    count = 1 if _single(x.shape) else math.prod(batch)
+    count = 1 if _is_single_matrix(x.shape) else math.prod(batch)
     full_shape = matrix if count == 1 else (*batch, *matrix)
     return np.broadcast_to(x.reshape(x.shape[-2:]) if count == 1 else x, full_shape).reshape(
         (count, *matrix)
@@ -557,14 +571,14 @@ def _as_matrices(x: Values, batch: Shape, matrix: Shape) -> Values:
 def _padded(mask: Values) -> Values:
     """Return the rows of a mask padded with zeros to whole fractals."""
     # 33 keys are padded to 48.
-    filled = np.zeros(
+    padded = np.zeros(
         (mask.shape[0], isa.ceil_div(mask.shape[-1], isa.FRACTAL) * isa.FRACTAL), mask.dtype
     )
-    filled[:, : mask.shape[-1]] = mask[:, 0]
-    return filled
+    padded[:, : mask.shape[-1]] = mask[:, 0]
+    return padded
 
 
-def _fractals(x: Values) -> Values:
+def _in_fractals(x: Values) -> Values:
     return layout.pack(layout.address_map("FRACTAL_NZ", x.shape, formats.format_of(x)), x)
 
 
