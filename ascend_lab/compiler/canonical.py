@@ -30,7 +30,7 @@ from ascend_lab.compiler.ir import Attrs, Constant, Graph, Node, TensorType, Val
 from ascend_lab.compiler.passes import images
 from ascend_lab.compiler.rules import operator_rewrites
 from ascend_lab.machine.chip import Chip
-from ascend_lab.operators.ops.attention import grouped_heads, seen_keys
+from ascend_lab.operators.ops.attention import grouped_heads
 from ascend_lab.operators.ops.formats import is_float
 from ascend_lab.operators.ops.operator import get
 
@@ -141,7 +141,7 @@ def _causal_mask(draft: Draft, node: Node, masks: Sequence[str]) -> str:
     keys = draft.type(node.inputs[1]).shape[-2]
     # the lowest number of fp16: softmax makes it 0, as it does -infinity
     lowest = -65504.0
-    data = np.where(seen_keys(queries, keys), 0.0, lowest)
+    data = np.where(causal_mask(queries, keys), 0.0, lowest)
     mask = draft.add(Constant(TensorType((queries, keys), kind.dtype), data), f"{node.name}_causal")
     for name in masks:
         mask = draft.insert("add", (name, mask), {}, f"{node.name}_mask")

@@ -43,7 +43,7 @@ from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.machine.isa import SMALL_C0, Kernel, Launch, as_kernel, renamed
 from ascend_lab.machine.layout import maps_launch
 from ascend_lab.machine.sim.timeline import Start
-from ascend_lab.operators.ops.casts import is_half
+from ascend_lab.operators.ops.casts import fits_fp16
 
 
 # -- conversions of planes -------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def lower(piece: Piece, chip: Chip, parts: Sequence[Group]) -> Lowered:
         raise UnsupportedError("halves row by row, and bytes", str(kind), "convert it apart")
     # The kernels of images multiply in fp16, so 1 / scale must be an fp16 number: 1 / 0.0625 = 16
     # is one, 1 / 0.07 = 14.2857... is not.
-    scale_is_half = is_half(1 / settings["scale"])
+    scale_is_half = fits_fp16(1 / settings["scale"])
     if scale_is_half and piece.output.layout == "NC1HWC0":
         n, c, h, w = kind.shape
         # dividing by the scale is multiplying by 1

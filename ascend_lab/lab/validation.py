@@ -25,7 +25,12 @@ from ascend_lab.machine import isa, sim
 from ascend_lab.machine.chip import Chip, load_chip
 from ascend_lab.operators import kernels
 from ascend_lab.operators.kernels import conv, conv_shape, flash_shape, flash_split, gemm
-from ascend_lab.operators.ops.matmul import default_product, divided, product_kernel, warm_cycles
+from ascend_lab.operators.ops.matmul import (
+    default_product,
+    product_kernel,
+    split_k_schedules,
+    warm_cycles,
+)
 
 
 def published(room: str) -> dict[str, Any]:
@@ -160,7 +165,7 @@ def product_rows() -> Iterator[ProductRow]:
         chip = replace(preset, name=row["device"], core_count=own["cores"], clock_hz=own["hz"])
         shape = kernels.GemmShape(m, k, n, row.get("dtype", "fp16"))
         if row.get("divided"):
-            ways = [way for _, way in divided(shape, chip, float("inf"))]
+            ways = [way for _, way in split_k_schedules(shape, chip, float("inf"))]
             schedule = min(ways, key=lambda way: _warm(shape, chip, way))
         elif "tile" in row:
             base_m, base_k, base_n = row["tile"]

@@ -29,7 +29,7 @@ from ascend_lab.compiler import (
 from ascend_lab.compiler.passes.formats import in_format
 from ascend_lab.errors import GraphError, InputError
 from ascend_lab.operators.ops.formats import Shape
-from ascend_lab.operators.ops.gradients import Site, Writer, written
+from ascend_lab.operators.ops.gradients import Site, Writer, input_gradients
 
 SEED = "loss.seed"
 """Name of the constant, or the start of it, from which backward starts: loss scale / rows."""
@@ -420,6 +420,6 @@ def gradients(
     operator = ir.operator_of(node.op)
     settings = operator.settings(node.attrs)
     tensors = (node.inputs, node.outputs)
-    return written(
+    return input_gradients(
         operator, Site(net, node.op, node.name, *tensors, grads, wanted, settings, operator.wide)
     )

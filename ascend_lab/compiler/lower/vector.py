@@ -29,7 +29,7 @@ from ascend_lab.machine.layout.maps import Piece as Digits
 from ascend_lab.operators import dsl as te
 from ascend_lab.operators.dsl.fractals import matrices
 from ascend_lab.operators.kernels import transpose
-from ascend_lab.operators.ops.conv_gradient import in_blocks
+from ascend_lab.operators.ops.conv_gradient import weight_gradient_in_blocks
 from ascend_lab.operators.ops.expressions import in_fp32, own_tensor
 from ascend_lab.operators.ops.formats import CUBE_LAYOUTS
 from ascend_lab.operators.ops.operator import Call, Template
@@ -306,7 +306,7 @@ def lower_weight_gradient(piece: Piece, chip: Chip) -> Lowered:
     types = piece.graph.types
     x, grad = (te.placeholder(types[n].stored_shape, types[n].dtype, n) for n in node.inputs)
     settings = {**operator_of(node.op).settings(node.attrs), "out_dtype": piece.output.dtype}
-    y = te.renamed(in_blocks(x, grad, **settings), node.output)
+    y = te.renamed(weight_gradient_in_blocks(x, grad, **settings), node.output)
     return Lowered(te.lower(te.auto_schedule(y, chip)))
 
 

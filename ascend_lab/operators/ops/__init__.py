@@ -1,7 +1,8 @@
-"""The operator library: definition, reference, types, slice rules, gradient, tests of each.
+"""The operators of neural networks: formula, kernel, number formats, slices and gradient of each.
 
-`ops.OPERATORS` holds every operator by name. `run` computes one on a chip's program, `time` times
-that program, `make_test` writes its tests; `register` adds an operator of your own.
+`ops.OPERATORS` has every operator by name. `run` computes an operator by its kernel on a chip,
+`time` returns the kernel's timeline, `make_test` writes a test file, and `register` adds an
+operator of your own. For example, `ops.get("relu").reference(x)` is max(x, 0).
 """
 
 # fmt: off

@@ -1,12 +1,12 @@
-"""The parts of attention (scaled scores, masked softmax, weighted sum), and attention as a whole.
+"""Attention and its parts: scaled scores, masked softmax, weighted sum, and flash attention.
 
 q is (..., s, d), k (..., t, d), v (..., t, e). A mask is added to the scores: 0 keeps a position,
-a large negative number such as -10000 drops it.
+and a large negative number such as -10000 removes it.
 
-`flash_attention` also accepts grouped heads, q (b, h, s, d) with k (b, g, t, d) and v (b, g, t, e):
-h / g consecutive heads of q share a head of k and v. With `causal`, query i sees the keys up to
-number i + t - s. The queries are thus the last s positions of the sequence, and the last query sees
-every key.
+`flash_attention` also takes grouped heads, q (b, h, s, d) with k (b, g, t, d) and v (b, g, t, e):
+h / g consecutive heads of q share a head of k and v. With `causal`, query i attends to the keys up
+to number i + t - s. The queries are thus the last s positions of the sequence, and the last query
+attends to every key.
 """
 
 import math
@@ -27,12 +27,18 @@ from ascend_lab.operators.ops.formats import (
     broadcast_shape,
     rounded,
 )
-from ascend_lab.operators.ops.matmul import SUMS, batched, matmul_rules, product_shape, slopes
+from ascend_lab.operators.ops.matmul import (
+    SUMS,
+    batched_product,
+    matmul_rules,
+    product_gradients,
+    product_shape,
+)
 from ascend_lab.operators.ops.operator import Domain, Example, Grads, define, get, register
 
 TYPES = TypeRule(("fp16", "bf16"), unit="cube")
 # probabilities are rounded to fp16 before the second product
-LOOSE = rounded(ulps=2.0, fp32_ulps=64, atol=2.0**-8)
+ATTENTION_TOLERANCE = rounded(ulps=2.0, fp32_ulps=64, atol=2.0**-8)
 
 
 def scale_of(scale: float | None, width: int) -> float:
@@ -58,7 +64,7 @@ def _scores_shape(q: Shape, k: Shape, *, scale: float | None) -> Shape:
 
 def _scores(q: te.Tensor, k: te.Tensor, scale: float | None) -> te.Tensor:
     """Return scale q k^T in fp32."""
-    return te.vmuls(batched(q, k, False, True, "fp32"), scale_of(scale, q.shape[-1]))
+    return te.vmuls(batched_product(q, k, False, True, "fp32"), scale_of(scale, q.shape[-1]))
 
 
 def _scores_values(q: Values, k: Values, *, scale: float | None) -> Values:
@@ -81,7 +87,9 @@ define(
     slicing=lambda shapes, *, scale: replace(
         matmul_rules(shapes[0], shapes[1], False, True), reductions=()
     ),
-    backward=lambda s: slopes(s, "batch_matmul", s.net.scaled(s.g, _site_scale(s)), False, True),
+    backward=lambda s: product_gradients(
+        s, "batch_matmul", s.net.scaled(s.g, _site_scale(s)), False, True
+    ),
     tolerances=SUMS,
     examples=(
         Example(((1, 1), (1, 1))),
@@ -99,9 +107,11 @@ def _masked_shape(x: Shape, mask: Shape) -> Shape:
     return x
 
 
-def _masked_slopes(s: gradients.Site) -> Grads:
-    slope = reduction.softmax_grad(s, s.g, s.y(), len(s.shape()) - 1)
-    return slope, s.net.summed_to(slope, s.shape(1)) if s.wanted[1] else None
+def _masked_softmax_gradients(s: gradients.Site) -> Grads:
+    scores_gradient = reduction.softmax_grad(s, s.g, s.y(), len(s.shape()) - 1)
+    return scores_gradient, s.net.summed_to(scores_gradient, s.shape(1)) if s.needs_gradient[
+        1
+    ] else None
 
 
 define(
@@ -114,7 +124,7 @@ define(
     slicing=lambda shapes: slicing.elementwise_rules(
         shapes, shapes[0], whole={len(shapes[0]) - 1: "softmax needs the whole axis"}
     ),
-    backward=_masked_slopes,
+    backward=_masked_softmax_gradients,
     wide=True,
     traits=("reduction",),
     tolerances=rounded(fp32_ulps=64, atol=2.0**-16),
@@ -136,13 +146,13 @@ define(
     "attention_context",
     ("probabilities", "v"),
     lambda probabilities, v: probabilities @ v,
-    lambda p, v: batched(p, v, False, False, None),
+    lambda p, v: batched_product(p, v, False, False, None),
     "probabilities v: the weighted sum of the values",
     outputs=("context",),
     shape_rule=_context_shape,
     types=TYPES,
     slicing=lambda shapes: matmul_rules(shapes[0], shapes[1], False, False),
-    backward=lambda s: slopes(s, "batch_matmul", s.g, False, False),
+    backward=lambda s: product_gradients(s, "batch_matmul", s.g, False, False),
     domains={"probabilities": Domain(0.0, 1.0)},
     tolerances=SUMS,
     examples=(
@@ -155,18 +165,18 @@ define(
 
 # -- attention ------------------------------------------------------------------------------------
 def grouped_heads(q: Shape, k: Shape, v: Shape) -> int:
-    """Return how many heads of q in a row share a head of k and v; 1 where each has its own."""
+    """Return the number of consecutive heads of q that share a head of k and v."""
     if len(q) < 4 or not len(k) == len(v) == len(q) or k[-3] != v[-3]:
         return 1
     return q[-3] // k[-3] if q[-3] % k[-3] == 0 else 1
 
 
 def has_groups(q: Shape, k: Shape, v: Shape) -> bool:
-    """Tell whether each head of k serves several heads of q, which broadcasting cannot express."""
+    """Return whether heads of k are shared in groups, which broadcasting cannot express."""
     return grouped_heads(q, k, v) > 1 and k[-3] > 1
 
 
-def _stacked(q: Shape, heads: int) -> Shape:
+def _stacked_heads_shape(q: Shape, heads: int) -> Shape:
     """Return the shape of q with the heads of a group as rows: (..., h / heads, s * heads, d)."""
     if heads == 1:
         return q
@@ -196,7 +206,7 @@ def _flash_shape(
         return _attention_shape(q, k, v, *mask, scale=scale)
     heads = q[-3]
     queries = q[-2]
-    stacked = _stacked(q, grouped_heads(q, k, v))
+    stacked = _stacked_heads_shape(q, grouped_heads(q, k, v))
     scores = _scores_shape(stacked, k, scale=scale)
     if mask:
         _masked_shape((*scores[:-3], heads, queries, scores[-1]), mask[0])
@@ -221,13 +231,13 @@ def _values(
     if mask:
         scores = scores + mask[0]
     if causal:
-        scores = np.where(seen_keys(q.shape[-2], k.shape[-2]), scores, -np.inf)
+        scores = np.where(causal_mask(q.shape[-2], k.shape[-2]), scores, -np.inf)
     result: Values = reduction.softmax_values(scores, axis=-1) @ v
     return result
 
 
-def seen_keys(queries: int, keys: int) -> Values:
-    """Return where a causal query sees a key: key j <= query i + keys - queries."""
+def causal_mask(queries: int, keys: int) -> Values:
+    """Return the mask of causal attention, true if key j <= query i + keys - queries."""
     # 2 queries and 5 keys: query 0 sees keys 0..3, query 1 sees keys 0..4
     last_key = np.arange(queries)[:, None] + (keys - queries)
     mask: Values = np.arange(keys)[None] <= last_key
@@ -241,7 +251,9 @@ def _attention(
     scores = _scores(q, k, scale)
     if mask:
         scores = te.vadd(scores, te.broadcast(wide(mask[0]), scores.shape))
-    return batched(narrow(reduction.softmax(scores, axis=-1), q.dtype), v, False, False, None)
+    return batched_product(
+        narrow(reduction.softmax(scores, axis=-1), q.dtype), v, False, False, None
+    )
 
 
 def _flash_expression(
@@ -252,7 +264,7 @@ def _flash_expression(
     scale: float | None,
     causal: bool,
 ) -> te.Tensor:
-    """Return the expression that is scheduled where the hand-written kernel does not apply."""
+    """Return the expression that is scheduled if the hand-written kernel does not apply."""
     if causal or has_groups(q.shape, k.shape, v.shape):
         needed = "a kernel of flash_attention for causal or grouped heads, on separate cores"
         got = f"q {q.shape}, k {k.shape} in {q.dtype}"
@@ -261,7 +273,7 @@ def _flash_expression(
     return _attention(q, k, v, *mask, scale=scale)
 
 
-def _attention_slopes(s: gradients.Site) -> Grads:
+def _attention_gradients(s: gradients.Site) -> Grads:
     """Return the gradients of q, k, v and the mask; the probabilities are recomputed, not kept.
 
     With P = softmax(S), S = scale Q K^T + mask, and the gradient G of the output:
@@ -278,8 +290,8 @@ def _attention_slopes(s: gradients.Site) -> Grads:
     k = s.x(1)
     v = s.x(2)
     scores = net.scaled(net.batch_matmul(q, k, trans_b=True), scale)
-    masked = len(s.inputs) > 3
-    scores = net.add(scores, s.x(3)) if masked else scores
+    has_mask = len(s.inputs) > 3
+    scores = net.add(scores, s.x(3)) if has_mask else scores
     probabilities = net.wide(net.softmax(scores, axis=-1))
     # (t, s) (s, e) = (t, e), the shape of v.
     dv = net.batch_matmul(net.in_format(probabilities, dtype), s.g, trans_a=True)
@@ -288,13 +300,13 @@ def _attention_slopes(s: gradients.Site) -> Grads:
         reduction.softmax_grad(s, dprobabilities, probabilities, len(probabilities.shape) - 1),
         dtype,
     )
-    dmask = net.summed_to(dscores, s.shape(3)) if masked and s.wanted[3] else None
+    dmask = net.summed_to(dscores, s.shape(3)) if has_mask and s.needs_gradient[3] else None
     # S = scale Q K^T: the scale goes into dQ and dK alike, so it is applied once, to dS.
     dproduct = net.scaled(dscores, scale)
     dq = net.batch_matmul(dproduct, k)
     dk = net.batch_matmul(dproduct, q, trans_a=True)
     input_grads = [net.summed_to(d, s.shape(i)) for i, d in enumerate((dq, dk, dv))]
-    return [*input_grads, dmask] if masked else input_grads
+    return [*input_grads, dmask] if has_mask else input_grads
 
 
 def _attention_slices(
@@ -349,8 +361,8 @@ define(
     shape_rule=_attention_shape,
     types=TYPES,
     slicing=_attention_slices,
-    backward=_attention_slopes,
-    tolerances=LOOSE,
+    backward=_attention_gradients,
+    tolerances=ATTENTION_TOLERANCE,
     examples=(
         Example(((1, 1), (1, 1), (1, 1))),
         Example(((2, 17, 16), (2, 33, 16), (2, 33, 8))),

@@ -1,6 +1,6 @@
 """Batch normalisation over channels (axis 1), with given statistics or with those of the batch.
 
-Activations may have a narrow format; statistics, scale and bias are fp32, as in the vendor's
+Activations may be in a narrow format. Statistics, scale and bias are fp32, as in the vendor's
 operators.
 """
 
@@ -27,12 +27,12 @@ from ascend_lab.operators.ops.slicing import AxisRule, SliceRules, Source, axis_
 
 PARAMETERS = ("scale", "bias", "mean", "variance")
 FIXED = tuple((name, "fp32") for name in PARAMETERS)
-_LOOSE = rounded(fp32_ulps=64, atol=2.0**-16)
+_NORM_TOLERANCE = rounded(fp32_ulps=64, atol=2.0**-16)
 _SHAPES = ((1, 1), (2, 16, 3, 5), (3, 7, 1, 1), (5, 33), (2, 17, 4, 4))
 EXAMPLES = tuple(Example((x, *((x[1],),) * 4)) for x in _SHAPES)
 
 
-def _checked(x: Shape, *parameters: Shape) -> tuple[Shape, ...]:
+def _checked_shapes(x: Shape, *parameters: Shape) -> tuple[Shape, ...]:
     if len(x) < 2:
         raise errors.ShapeError("x with a channel axis 1", str(x), "add a batch axis")
     for name, shape in zip(PARAMETERS, parameters, strict=True):
@@ -48,18 +48,19 @@ def _column(values: Values, rank: int) -> Values:
 
 
 def _all_but_channels(x: Shape) -> tuple[int, ...]:
-    """Return every axis but the channels."""
+    """Return all axes except the channels."""
     return (0, *range(2, len(x)))
 
 
 def _scaled(
-    x: te.Tensor, scale: te.Tensor, bias: te.Tensor, mean: te.Tensor, rate: te.Tensor
+    x: te.Tensor, scale: te.Tensor, bias: te.Tensor, mean: te.Tensor, inverse_std: te.Tensor
 ) -> te.Tensor:
-    """Return (x - mean) * rate * scale + bias, rewritten as x * a + b with a, b per channel.
+    """Return (x - mean) * inverse_std * scale + bias as x * a + b, with a and b per channel.
 
-    a = scale * rate and b = bias - mean * a are small; x is touched by two instructions only.
+    a = scale * inverse_std and b = bias - mean * a are small tensors, so that only two instructions
+    work on x.
     """
-    slope = te.vmul(scale, rate)
+    slope = te.vmul(scale, inverse_std)
     offset = te.vsub(bias, te.vmul(mean, slope))
     return te.vadd(te.vmul(x, along(slope, 1, x.shape)), along(offset, 1, x.shape))
 
@@ -67,8 +68,8 @@ def _scaled(
 # -- inference ------------------------------------------------------------------------------------
 def _inference(x: te.Tensor, *parameters: te.Tensor, epsilon: float) -> te.Tensor:
     scale, bias, mean, variance = parameters
-    rate = te.vrsqrt(te.vadds(variance, epsilon))
-    return narrow(_scaled(wide(x), scale, bias, mean, rate), x.dtype)
+    inverse_std = te.vrsqrt(te.vadds(variance, epsilon))
+    return narrow(_scaled(wide(x), scale, bias, mean, inverse_std), x.dtype)
 
 
 def _inference_values(x: Values, *parameters: Values, epsilon: float) -> Values:
@@ -88,7 +89,7 @@ def _inference_slices(shapes: tuple[Shape, ...], *, epsilon: float) -> SliceRule
 
 # -- training -------------------------------------------------------------------------------------
 def _moments(x: te.Tensor) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
-    """Return the mean of each channel, x without it, and the biased variance."""
+    """Return the mean of each channel, x minus this mean, and the biased variance."""
     axes = _all_but_channels(x.shape)
     # 1 / (n h w): (2, 16, 3, 5) has 480 elements, so 16 / 480 = 1 / 30.
     share = x.shape[1] / elements(x.shape)
@@ -105,8 +106,8 @@ def _training(
     slope = te.vmul(scale, te.vrsqrt(te.vadds(batch_variance, epsilon)))
     y = te.vadd(te.vmul(centred, along(slope, 1, x.shape)), along(bias, 1, x.shape))
 
-    def averaged(old: te.Tensor, new: te.Tensor) -> te.Tensor:
-        return te.vadd(te.vmuls(old, momentum), te.vmuls(new, 1.0 - momentum))
+    def averaged(running: te.Tensor, batch: te.Tensor) -> te.Tensor:
+        return te.vadd(te.vmuls(running, momentum), te.vmuls(batch, 1.0 - momentum))
 
     return narrow(y, x.dtype), averaged(mean, batch_mean), averaged(variance, batch_variance)
 
@@ -118,7 +119,7 @@ def _training_values(
     statistics = x.mean(axis=axes), x.var(axis=axes)
     y = _inference_values(x, *parameters[:2], *statistics, epsilon=epsilon)
     pairs = zip(parameters[2:], statistics, strict=True)
-    return (y, *(momentum * old + (1 - momentum) * new for old, new in pairs))
+    return (y, *(momentum * running + (1 - momentum) * batch for running, batch in pairs))
 
 
 def _training_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
@@ -141,20 +142,20 @@ def _norm_gradients(s: Site, mean: Any, variance: Any) -> tuple[Any, Any, Any]:
     dscale = sum(g (x - mean)) r and dbias = sum(g).
     """
     net = s.net
-    narrow = replace(s, wide=False)
+    unwidened = replace(s, wide=False)
     epsilon = s.attrs["epsilon"]
     # for images one kernel computes both sums; it comes first, because it also converts mean and
     # variance to the layout in which the rest reads them
     if len(s.shape()) == 4:
-        operands = narrow.g, narrow.x(), mean, variance
+        operands = unwidened.g, unwidened.x(), mean, variance
         dscale, dbias = net.bn_training_update_grad(*operands, epsilon=epsilon)
         return dscale, dbias, net.rsqrt(net.adds(variance, number=epsilon))
-    rate = net.rsqrt(net.adds(variance, number=epsilon))
+    inverse_std = net.rsqrt(net.adds(variance, number=epsilon))
     moment = net.channel_sums(net.mul(s.g, net.sub(s.x(), mean)))
-    return net.mul(moment, rate), net.channel_sums(s.g), rate
+    return net.mul(moment, inverse_std), net.channel_sums(s.g), inverse_std
 
 
-def _of_batch(s: Site, place: int) -> Any:
+def _batch_statistic(s: Site, place: int) -> Any:
     """Return a statistic of the batch, recovered from the running average that the operator wrote.
 
     average = momentum * old + (1 - momentum) * batch, so batch = (average - momentum * old) /
@@ -170,7 +171,7 @@ def _of_batch(s: Site, place: int) -> Any:
     return _as_column(s, average)
 
 
-def _training_slopes(s: Site) -> Grads:
+def _training_gradients(s: Site) -> Grads:
     """Return dx = a r (g - mean(g) - n mean(g n)), dscale = sum(g n) and dbias = sum(g).
 
     Here a = scale, r = 1 / sqrt(variance + epsilon), and n is the normalised x. Numbers per channel
@@ -180,33 +181,33 @@ def _training_slopes(s: Site) -> Grads:
     shape = s.shape()
     share = shape[1] / elements(shape)
     grad = s.g
-    mean = _of_batch(s, 1)
-    dscale, total, rate = _norm_gradients(s, mean, _of_batch(s, 2))
+    mean = _batch_statistic(s, 1)
+    dscale, dbias, inverse_std = _norm_gradients(s, mean, _batch_statistic(s, 2))
     # dx = (g - x b - c) a, one number per channel each: no other tensor of the image's size
-    b = net.mul(net.muls(dscale, number=share), rate)
-    c = net.sub(net.muls(total, number=share), net.mul(mean, b))
+    b = net.mul(net.muls(dscale, number=share), inverse_std)
+    c = net.sub(net.muls(dbias, number=share), net.mul(mean, b))
     centred = net.sub(net.sub(grad, net.mul(s.x(), b)), c)
-    dx = net.mul(centred, net.mul(_as_column(s, s.x(1)), rate))
-    return dx, net.shaped(dscale, (shape[1],)), net.shaped(total, (shape[1],)), None, None
+    dx = net.mul(centred, net.mul(_as_column(s, s.x(1)), inverse_std))
+    return dx, net.shaped(dscale, (shape[1],)), net.shaped(dbias, (shape[1],)), None, None
 
 
-def _inference_slopes(s: Site) -> Grads:
-    """Return the gradients where the statistics are given: dx, dscale, dbias, dmean, dvariance.
+def _inference_gradients(s: Site) -> Grads:
+    """Return the gradients with given statistics: dx, dscale, dbias, dmean, dvariance.
 
-    dx = g a r, dmean = -dbias a r, and dvariance = -dscale a r^2 / 2. The last two are None for
-    frozen statistics.
+    dx = g a r, dmean = -dbias a r, and dvariance = -dscale a r^2 / 2, with a = scale and
+    r = 1 / sqrt(variance + epsilon). dmean and dvariance are None if nobody uses them.
     """
     net = s.net
     channels = (s.shape()[1],)
-    dscale, dbias, rate = _norm_gradients(s, _as_column(s, s.x(3)), _as_column(s, s.x(4)))
-    slope = net.mul(_as_column(s, s.x(1)), rate)
+    dscale, dbias, inverse_std = _norm_gradients(s, _as_column(s, s.x(3)), _as_column(s, s.x(4)))
+    slope = net.mul(_as_column(s, s.x(1)), inverse_std)
     dx = net.mul(s.g, slope)
     dmean = None
     dvariance = None
-    if s.wanted[3]:
+    if s.needs_gradient[3]:
         dmean = net.shaped(net.muls(net.mul(dbias, slope), number=-1.0), channels)
-    if s.wanted[4]:
-        moment = net.mul(net.mul(dscale, slope), rate)
+    if s.needs_gradient[4]:
+        moment = net.mul(net.mul(dscale, slope), inverse_std)
         dvariance = net.shaped(net.muls(moment, number=-0.5), channels)
     return dx, net.shaped(dscale, channels), net.shaped(dbias, channels), dmean, dvariance
 
@@ -222,14 +223,14 @@ define(
     "(x - mean) / sqrt(variance + epsilon) * scale + bias per channel, statistics given",
     attrs={"epsilon": 1e-5},
     ranges=EPSILON,
-    shape_rule=lambda *shapes, epsilon: _checked(*shapes)[0],
+    shape_rule=lambda *shapes, epsilon: _checked_shapes(*shapes)[0],
     types=TypeRule(fixed=FIXED),
     slicing=_inference_slices,
-    backward=_inference_slopes,
+    backward=_inference_gradients,
     wide=True,
     weights=(1, 2),
     domains=_POSITIVE,
-    tolerances=_LOOSE,
+    tolerances=_NORM_TOLERANCE,
     examples=EXAMPLES,
 )
 define(
@@ -242,14 +243,14 @@ define(
     outputs=("y", "running_mean", "running_variance"),
     attrs={"epsilon": 1e-5, "momentum": 0.9},
     ranges=EPSILON,
-    shape_rule=lambda *shapes, **attrs: tuple(_checked(*shapes)[i] for i in (0, 3, 4)),
+    shape_rule=lambda *shapes, **attrs: tuple(_checked_shapes(*shapes)[i] for i in (0, 3, 4)),
     types=TypeRule(fixed=FIXED, result=lambda main, attrs: (main, "fp32", "fp32")),
     slicing=_training_slices,
-    backward=_training_slopes,
+    backward=_training_gradients,
     wide=True,
     weights=(1, 2),
     domains=_POSITIVE,
-    tolerances=_LOOSE,
+    tolerances=_NORM_TOLERANCE,
     # one value per channel has variance 0, and y hangs on rounding alone
     examples=EXAMPLES[1:],
 )
@@ -263,7 +264,7 @@ define(
 # Images are (n, c, h, w); what there is one of per channel is fp32, (1, c, 1, 1), and so lies
 # beside the image in any layout. Source: CANN operator list, BNTrainingReduce and
 # BNTrainingUpdateGrad.
-PIXELS = (0, 2, 3)
+SUMMED_AXES = (0, 2, 3)
 
 
 def _channels(x: Shape) -> Shape:
@@ -291,22 +292,24 @@ def _grad_shape(
     return (_channels(x),) * 2
 
 
-def _grad(
+def _update_grad(
     grad: te.Tensor, x: te.Tensor, mean: te.Tensor, variance: te.Tensor, *, epsilon: float
 ) -> tuple[te.Tensor, te.Tensor]:
     wide_grad = wide(grad)
     column_shape = _channels(x.shape)
     centred = te.vsub(wide(x), te.broadcast(mean, x.shape))
-    moment = te.reshape(te.reduce_sum(te.vmul(wide_grad, centred), PIXELS), column_shape)
-    rate = te.vrsqrt(te.vadds(variance, epsilon))
-    return te.vmul(moment, rate), te.reshape(te.reduce_sum(wide_grad, PIXELS), column_shape)
+    moment = te.reshape(te.reduce_sum(te.vmul(wide_grad, centred), SUMMED_AXES), column_shape)
+    inverse_std = te.vrsqrt(te.vadds(variance, epsilon))
+    return te.vmul(moment, inverse_std), te.reshape(
+        te.reduce_sum(wide_grad, SUMMED_AXES), column_shape
+    )
 
 
 def _grad_values(
     grad: Values, x: Values, mean: Values, variance: Values, *, epsilon: float
 ) -> tuple[Values, Values]:
-    moment = (grad * (x - mean)).sum(axis=PIXELS, keepdims=True)
-    return moment / np.sqrt(variance + epsilon), grad.sum(axis=PIXELS, keepdims=True)
+    moment = (grad * (x - mean)).sum(axis=SUMMED_AXES, keepdims=True)
+    return moment / np.sqrt(variance + epsilon), grad.sum(axis=SUMMED_AXES, keepdims=True)
 
 
 def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
@@ -320,7 +323,7 @@ _STATISTICS = (("mean", "fp32"), ("variance", "fp32"))
 define(
     "bn_training_reduce",
     ("x",),
-    lambda x: (x.mean(axis=PIXELS, keepdims=True), x.var(axis=PIXELS, keepdims=True)),
+    lambda x: (x.mean(axis=SUMMED_AXES, keepdims=True), x.var(axis=SUMMED_AXES, keepdims=True)),
     _reduce,
     "mean and biased variance of each channel over images and pixels",
     outputs=("mean", "variance"),
@@ -335,7 +338,7 @@ define(
     "bn_training_update_grad",
     ("grad", "x", "mean", "variance"),
     _grad_values,
-    _grad,
+    _update_grad,
     "gradients of a batch norm's scale and bias: sum(grad normalised x), sum(grad)",
     outputs=("dscale", "dbias"),
     attrs={"epsilon": 1e-5},

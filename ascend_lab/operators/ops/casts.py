@@ -1,7 +1,7 @@
-"""Conversions of number formats: casts, and quantised integers.
+"""Conversions of number formats: casts, and quantisation to integers.
 
-A cast rounds once, as the vector unit's instruction vconv does. Quantisation with scale s and
-offset o is q = clip(round(x / s) + o), and back x = (q - o) s.
+A cast rounds once, like the vector unit's instruction vconv. Quantisation with scale s and offset o
+is q = clip(round(x / s) + o), and dequantisation x = (q - o) s.
 
     quantise(x)              q of a float                      AscendQuant
     dequantise(q)            a float of q                      AscendDequant, AscendAntiQuant
@@ -9,8 +9,8 @@ offset o is q = clip(round(x / s) + o), and back x = (q - o) s.
     add_dequantised(x, q)    x + (q - o) s, a residual         the vendor's fused vadd
 
 The scale of a whole tensor is an attribute; `scales` of its channels are an input. A `bias` is an
-integer that is added to the sums before they are scaled, as the cube does. `small_bias` promises
-that the cube can add it as one more step of K (`kernels.epilogue_plan`); it changes no value.
+integer that is added to the sums before they are scaled, as the cube does it. `small_bias` states
+that the cube can add the bias as one more step of K (`kernels.epilogue_plan`); it changes no value.
 Source: hicann/amct, docs and graph_based custom_op; ONNX QuantizeLinear and DequantizeLinear.
 """
 
@@ -34,7 +34,7 @@ from ascend_lab.operators.ops.formats import (
 )
 from ascend_lab.operators.ops.operator import REQUIRED, Domain, Example, Template, define
 
-DIRECT: Mapping[str, tuple[str, ...]] = {
+DIRECT_CASTS: Mapping[str, tuple[str, ...]] = {
     "fp16": ("fp32", "int32", "int8", "uint8"),
     "fp32": ("fp16", "bf16", "int32"),
     "bf16": ("fp32",),
@@ -42,25 +42,25 @@ DIRECT: Mapping[str, tuple[str, ...]] = {
     "int8": ("fp16",),
     "uint8": ("fp16",),
 }
-"""Casts of one vconv; others go through fp32 or fp16."""
+"""Format -> the formats of a cast by one vconv; other casts go through fp32 or fp16."""
 ROUNDINGS = {"rint": np.rint, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc}
 
 
-def _path(source: str, target: str) -> tuple[str, ...]:
-    """Return the formats between source and target, for casts that vconv cannot do at once.
+def _intermediate_formats(source: str, target: str) -> tuple[str, ...]:
+    """Return the intermediate formats of a cast that vconv cannot do directly.
 
     They are chosen so that only one step rounds: bf16 -> fp32 -> int32 -> fp16 -> int8 rounds in
-    fp32 -> int32. The exception is int32 -> bf16, which rounds twice for numbers beyond 2^24.
+    fp32 -> int32. The exception is int32 -> bf16, which rounds twice for numbers above 2^24.
     """
-    if target == source or target in DIRECT[source]:
+    if target == source or target in DIRECT_CASTS[source]:
         return ()
     if source == "bf16":
-        return ("fp32", *_path("fp32", target))
+        return ("fp32", *_intermediate_formats("fp32", target))
     # fp32 -> int8: a cast to fp16 first would round twice, e.g. 2.5001 -> 2.5 -> 2 instead of 3
     if source == "fp32":
         return ("int32", "fp16")
     if target == "bf16":
-        return (*_path(source, "fp32"), "fp32")
+        return (*_intermediate_formats(source, "fp32"), "fp32")
     return ("fp16",)
 
 
@@ -91,7 +91,7 @@ def _cast_values(x: Values, *, dtype: str, round: str) -> Values:  # noqa: A002 
 def _cast(x: te.Tensor, *, dtype: str, round: str) -> te.Tensor:  # noqa: A002
     if round == "rint" or not forms.is_float(x.dtype):
         # int8 to bf16: fp16, then fp32, then bf16, all exact for a byte.
-        for step in (*_path(x.dtype, dtype), dtype):
+        for step in (*_intermediate_formats(x.dtype, dtype), dtype):
             x = te.cast_to(x, step)
         return x
     in_fp32 = te.cast_to(x, "fp32")
@@ -123,7 +123,7 @@ define(
     _cast,
     "x in another number format; whole formats round (rint, floor, ceil, trunc) and saturate",
     attrs={"dtype": REQUIRED, "round": "rint"},
-    types=TypeRule(tuple(DIRECT), result=_cast_result),
+    types=TypeRule(tuple(DIRECT_CASTS), result=_cast_result),
     backward=lambda s: (s.g if forms.is_float(s.attrs["dtype"]) else None,),
     template=Template(
         lambda call, chip: kernels.reshape_launch(
@@ -136,8 +136,8 @@ define(
     tolerances=exact("a cast rounds once, as the reference does"),
     allows_empty=True,
     examples=tuple(
-        Example(example.shapes, {"dtype": dtype, **({"round": how} if how else {})})
-        for example, (dtype, how) in zip(elementwise.EXAMPLES, _CASTS, strict=True)
+        Example(example.shapes, {"dtype": dtype, **({"round": mode} if mode else {})})
+        for example, (dtype, mode) in zip(elementwise.EXAMPLES, _CASTS, strict=True)
     ),
 )
 
@@ -145,22 +145,24 @@ define(
 # -- quantised -------------------------------------------------------------------------------------
 BYTES = ("int8", "uint8")
 QUANTISED = ("quantise", "dequantise", "requantise", "add_dequantised")
-"""Operators on bytes. On a chip bytes lie in blocks of 32 channels, floats in blocks of 16."""
+"""Operators on bytes; on a chip bytes have blocks of 32 channels, floats blocks of 16."""
 SCALES: Range = (1.2e-38, 3.4e38)
 OFFSETS: Range = (-128, 255)
-NEAR_OFFSETS = 512.0
-"""Up to this offset q - o is computed in fp16; next to a larger one the byte would lose digits."""
-HALF_FACTORS = 2.0**-14, 65504.0
-"""The least and the largest normal number of fp16."""
+MAX_FP16_OFFSET = 512.0
+"""Up to this offset q - o is computed in fp16; a larger one would cost digits of q."""
+FP16_FACTOR_RANGE = 2.0**-14, 65504.0
+"""The smallest and the largest normal number of fp16."""
 _ATTRS = {"scale": 1.0, "offset": 0}
 _RANGES: Mapping[str, Range] = {"scale": SCALES, "offset": OFFSETS}
-_STEP = {
+_QUANTISED_TOLERANCE = {
     name: Tolerance(0.0, 1.0, "a quotient near .5 may round to the other side")
     for name in (*BYTES, *FLOATS)
 }
-_HALVES = Tolerance(2.0, 0.625, "scale, product, offset and sum are halves: scales up to 2")
+_FP16_SUM_TOLERANCE = Tolerance(
+    2.0, 0.625, "scale, product, offset and sum are halves: scales up to 2"
+)
 """(|q scale| 2 + |offset scale| + |(q - offset) scale|) / 2048 with bytes and a scale of 2."""
-_OTHERS = (("scales", "fp32"), ("bias", "int32"))
+_OPTIONAL_INPUTS = (("scales", "fp32"), ("bias", "int32"))
 _CASES = (
     Example(((1,),)),
     Example(((129,),), {"scale": 0.02}),
@@ -188,19 +190,19 @@ def _result_format(key: str, *allowed: str) -> Any:
 
 
 def _saturated(x: te.Tensor, offset: int, dtype: str) -> te.Tensor:
-    """Return round(x) + offset as a byte, added in fp16: it holds integers up to 2048 exactly."""
+    """Return round(x) + offset as a byte; fp16 represents integers up to 2048 exactly."""
     integers = te.cast_to(x, "int32") if x.dtype == "fp32" else x
     # 100 + 100 = 200 as a float, which the cast to int8 then limits to 127; int8 would wrap to -56.
     in_fp16 = narrow(integers, "fp16")
     return te.cast_to(te.vadds(in_fp16, float(offset)) if offset else in_fp16, dtype)
 
 
-def is_half(number: float) -> bool:
-    """Tell whether fp16 holds a factor with its full 11 bits, neither infinite nor subnormal.
+def fits_fp16(number: float) -> bool:
+    """Return whether a factor is a normal number of fp16, with its full 11 bits.
 
     The product of a byte and such a factor is off by at most 255 / 2048 of a quantisation step.
     """
-    return HALF_FACTORS[0] <= abs(number) <= HALF_FACTORS[1]
+    return FP16_FACTOR_RANGE[0] <= abs(number) <= FP16_FACTOR_RANGE[1]
 
 
 def _scaled(x: te.Tensor, scale: float, *scales: te.Tensor) -> te.Tensor:
@@ -211,15 +213,15 @@ def _scaled(x: te.Tensor, scale: float, *scales: te.Tensor) -> te.Tensor:
 
 def _quantise(x: te.Tensor, *, scale: float, offset: int, dtype: str) -> te.Tensor:
     # Scale 1e-6: 1 / scale is 10^6, which fp16 does not hold, so x goes to fp32.
-    if x.dtype == "bf16" or (x.dtype == "fp16" and not is_half(1 / scale)):
+    if x.dtype == "bf16" or (x.dtype == "fp16" and not fits_fp16(1 / scale)):
         x = te.cast_to(x, "fp32")
     # x = 2.3, scale 0.5, offset 3: round(4.6) + 3 = 8, which stands for (8 - 3) 0.5 = 2.5; x = 100
     # would be 203 and saturates at 127.
     return _saturated(_scaled(x, 1 / scale), offset, dtype)
 
 
-def _wide(x: te.Tensor, bias: tuple[te.Tensor, ...], offset: int, dtype: str) -> te.Tensor:
-    """Return q - offset in a float that holds it: fp32 for sums, else fp16 unless asked for."""
+def _minus_offset(x: te.Tensor, bias: tuple[te.Tensor, ...], offset: int, dtype: str) -> te.Tensor:
+    """Return q - offset in a float format: fp32 for sums, otherwise fp16 unless fp32 is asked."""
     if bias:
         # No vconv goes from bytes to int32 at once: fp16 between holds each byte exactly.
         sums = x if x.dtype == "int32" else te.cast_to(te.cast_to(x, "fp16"), "int32")
@@ -230,44 +232,54 @@ def _wide(x: te.Tensor, bias: tuple[te.Tensor, ...], offset: int, dtype: str) ->
 
 
 def _dequantise(
-    x: te.Tensor, *others: te.Tensor, scale: float, offset: int, dtype: str, small_bias: bool
+    x: te.Tensor,
+    *scales_and_bias: te.Tensor,
+    scale: float,
+    offset: int,
+    dtype: str,
+    small_bias: bool,
 ) -> te.Tensor:
     """Return (x + bias - offset) scale, scaled in fp16 if it can hold the scale, else in fp32.
 
     `scales` per channel are fp32, so they always ask for fp32.
     """
-    in_fp16 = dtype == "fp16" and not others and is_half(scale)
-    shifted = _wide(x, others[1:], offset, "fp16" if in_fp16 else "fp32")
-    return narrow(_scaled(shifted, scale, *others[:1]), dtype)
+    in_fp16 = dtype == "fp16" and not scales_and_bias and fits_fp16(scale)
+    shifted = _minus_offset(x, scales_and_bias[1:], offset, "fp16" if in_fp16 else "fp32")
+    return narrow(_scaled(shifted, scale, *scales_and_bias[:1]), dtype)
 
 
 def _requantise(
-    x: te.Tensor, *others: te.Tensor, scale: float, offset: int, relu: bool, small_bias: bool
+    x: te.Tensor,
+    *scales_and_bias: te.Tensor,
+    scale: float,
+    offset: int,
+    relu: bool,
+    small_bias: bool,
 ) -> te.Tensor:
     # y = (sums + bias) scale * scales[channel], in steps of the result; the offset comes behind
     # relu.
-    y = _scaled(_wide(x, others[1:], 0, "fp32"), scale, *others[:1])
+    y = _scaled(_minus_offset(x, scales_and_bias[1:], 0, "fp32"), scale, *scales_and_bias[:1])
     return _saturated(te.vrelu(y) if relu else y, offset, "int8")
 
 
-def _add(x: te.Tensor, q: te.Tensor, *, scale: float, offset: float) -> te.Tensor:
+def _add_dequantised(x: te.Tensor, q: te.Tensor, *, scale: float, offset: float) -> te.Tensor:
     q_fp16 = te.cast_to(q, "fp16")
-    narrow_factors = x.dtype == "fp16" and is_half(scale)
+    narrow_factors = x.dtype == "fp16" and fits_fp16(scale)
     summand = q_fp16 if narrow_factors else te.cast_to(q_fp16, "fp32")
     # q minus an integer of up to 512 is an integer of up to 640, which fp16 holds exactly
-    if abs(offset) <= NEAR_OFFSETS:
+    if abs(offset) <= MAX_FP16_OFFSET:
         summand = _scaled(te.vadds(summand, -offset) if offset else summand, scale)
     else:
         summand = te.vadds(_scaled(summand, scale), -offset * scale)
     return narrow(te.vadd(*stretch(narrow(x, summand.dtype), summand)), x.dtype)
 
 
-def _rounded(x: Values, scale: float, offset: int) -> Values:
+def _quantised_values(x: Values, scale: float, offset: int) -> Values:
     result: Values = np.rint(x / scale) + offset
     return result
 
 
-def _floats(x: Values, others: tuple[Values, ...], scale: float, offset: int) -> Values:
+def _dequantised_values(x: Values, others: tuple[Values, ...], scale: float, offset: int) -> Values:
     # Sums 100 with bias 20, offset 0, scale 0.5: (100 + 20) 0.5 = 60.
     total = x + others[1] if len(others) > 1 else x
     result: Values = (total - offset) * scale * (others[0] if others else 1.0)
@@ -277,14 +289,14 @@ def _floats(x: Values, others: tuple[Values, ...], scale: float, offset: int) ->
 def _requantised(
     x: Values, *others: Values, scale: float, offset: int, relu: bool, small_bias: bool
 ) -> Values:
-    y = _floats(x, others, scale, 0)
-    return _rounded(np.maximum(y, 0) if relu else y, 1.0, offset)
+    y = _dequantised_values(x, others, scale, 0)
+    return _quantised_values(np.maximum(y, 0) if relu else y, 1.0, offset)
 
 
 define(
     "quantise",
     ("x",),
-    lambda x, scale, offset, dtype: _rounded(x, scale, offset),
+    lambda x, scale, offset, dtype: _quantised_values(x, scale, offset),
     _quantise,
     "round(x / scale) + offset in a byte",
     outputs=("q",),
@@ -292,20 +304,22 @@ define(
     ranges=_RANGES,
     types=TypeRule(FLOATS, result=_result_format("dtype", *BYTES)),
     traits=("lanes",),
-    tolerances=_STEP,
+    tolerances=_QUANTISED_TOLERANCE,
     examples=_CASES,
     allows_empty=True,
 )
 define(
     "dequantise",
     ("x", "scales", "bias"),
-    lambda x, *others, scale, offset, dtype, small_bias: _floats(x, others, scale, offset),
+    lambda x, *others, scale, offset, dtype, small_bias: _dequantised_values(
+        x, others, scale, offset
+    ),
     _dequantise,
     "(x + bias - offset) scale, and times one of the scales each channel",
     attrs={**_ATTRS, "dtype": "fp32", "small_bias": False},
     ranges=_RANGES,
     optional=2,
-    types=TypeRule((*BYTES, "int32"), _OTHERS, _result_format("dtype", *FLOATS)),
+    types=TypeRule((*BYTES, "int32"), _OPTIONAL_INPUTS, _result_format("dtype", *FLOATS)),
     domains={"scales": Domain(0.01, 0.1)},
     traits=("lanes",),
     tolerances=rounded(ulps=2.0),
@@ -322,10 +336,10 @@ define(
     attrs={**_ATTRS, "relu": False, "small_bias": False},
     ranges=_RANGES,
     optional=2,
-    types=TypeRule(("int32",), _OTHERS, lambda main, attrs: "int8"),
+    types=TypeRule(("int32",), _OPTIONAL_INPUTS, lambda main, attrs: "int8"),
     domains={"scales": Domain(0.01, 0.1)},
     traits=("lanes",),
-    tolerances=_STEP,
+    tolerances=_QUANTISED_TOLERANCE,
     examples=_PAIRS,
     allows_empty=True,
 )
@@ -333,13 +347,13 @@ define(
     "add_dequantised",
     ("x", "q"),
     lambda x, q, scale, offset: x + (q - offset) * scale,
-    _add,
+    _add_dequantised,
     "x + (q - offset) scale: a quantised summand, its offset any number",
     attrs={"scale": 1.0, "offset": 0.0},
     ranges={"scale": SCALES},
     types=TypeRule(FLOATS, (("q", "int8"),)),
     traits=("lanes",),
-    tolerances={**rounded(ulps=2.0, atol=2.0**-7), "fp16": _HALVES},
+    tolerances={**rounded(ulps=2.0, atol=2.0**-7), "fp16": _FP16_SUM_TOLERANCE},
     examples=(
         Example(((1,), (1,))),
         Example(((129,), (129,)), {"scale": 0.02}),

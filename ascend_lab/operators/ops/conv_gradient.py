@@ -1,8 +1,9 @@
-"""The two gradients of a convolution as operators: that of its image, and that of its weights.
+"""The gradients of a convolution as operators: that of its image and that of its weights.
 
-The gradient of the image is conv_transpose2d(grad, weight), the transposed convolution: every input
-pixel adds its weighted kernel to the output. It has the attributes of conv2d and, where the stride
-does not divide h + pads - reach, the remainder as `output_padding` (see `input_remainder`).
+The gradient of the image is conv_transpose2d(grad, weight), the transposed convolution, in which
+every input pixel adds its weighted kernel to the output. It has the attributes of conv2d and, if
+the stride does not divide h + pads - reach, the remainder as `output_padding` (see
+`input_remainder`).
 
 The gradient of the weights, (k, c / groups, r, s), is conv2d_grad_weight(x, grad), where x
 (n, c, h, w) is the input of conv2d and grad (n, k, oh, ow) is d(loss)/d(output). With one group for
@@ -64,7 +65,9 @@ def _output_pads(output_padding: Any) -> Pair:
     return pair("output_padding", output_padding, least=0)
 
 
-def _out(size: Pair, kernel: Pair, step: Pair, pads: Pairs, spread: Pair, extra: Pair) -> Pair:
+def _output_size(
+    size: Pair, kernel: Pair, step: Pair, pads: Pairs, spread: Pair, extra: Pair
+) -> Pair:
     """Return (size - 1) stride + reach - pads + extra per axis."""
     spans = reach(kernel, spread)
     # 3 rows, 3 x 3 kernel, stride 2, no pads, output padding 1: (3 - 1) 2 + 3 + 1 = 8.
@@ -86,7 +89,7 @@ def _dx_shape(x: Shape, weight: Shape, *bias: Shape, output_padding: Any, **attr
         needed = f"output_padding below stride {step} or dilation {spread}"
         raise errors.ShapeError(needed, str(extra), "reduce it")
     convolution.check_bias(bias, weight[1] * groups)
-    out_hw = _out((x[2], x[3]), (weight[2], weight[3]), step, pads, spread, extra)
+    out_hw = _output_size((x[2], x[3]), (weight[2], weight[3]), step, pads, spread, extra)
     if min(out_hw) < 1:
         raise errors.ShapeError("an output of at least 1 x 1", str(out_hw), "use less padding")
     return (x[0], weight[1] * groups, *out_hw)
@@ -98,7 +101,7 @@ def _dx_values(
     step, pads, spread = geometry(**attrs)
     kernel = (weight.shape[2], weight.shape[3])
     extra = _output_pads(output_padding)
-    size = _out((x.shape[2], x.shape[3]), kernel, step, pads, spread, extra)
+    size = _output_size((x.shape[2], x.shape[3]), kernel, step, pads, spread, extra)
     # Each pixel (i, j) of x times the kernel: (n, g, k, i, j, r, s), added where it falls below.
     parts = np.einsum(
         "ngcij,gckrs->ngkijrs", grouped(x, groups, 1), grouped(weight, groups, 0), optimize=True
@@ -113,18 +116,18 @@ def _dx_values(
     return result + bias[0].reshape(-1, 1, 1) if bias else result
 
 
-def _slopes(s: gradients.Site) -> Grads:
-    """Return dx, the convolution of the gradient; dw, with image and gradient exchanged; and db."""
+def _deconv_gradients(s: gradients.Site) -> Grads:
+    """Return dx, the convolution of the gradient; dw, with image and gradient exchanged; db."""
     net = s.net
     attrs = convolution.window_attrs(s)
-    grads = convolution.bias_slope(s)
+    grads = convolution.bias_gradient(s)
     grad = net.in_format(s.g, s.kind().dtype)
     image = s.shape()
     dx = net.conv2d(grad, s.x(1), **attrs)
     if dx.shape != image:  # output_padding left pixels that no window reaches
         dx = net.slice(dx, begin=(0, 0, 0, 0), end=image)
         grad = _reached_grad(s, grad)
-    if s.wanted[1]:
+    if s.needs_gradient[1]:
         kernel = (s.shape(1)[2], s.shape(1)[3])
         grads[1] = net.conv2d_grad_weight(grad, s.x(0), kernel=kernel, **attrs)
     grads[0] = dx
@@ -134,8 +137,8 @@ def _slopes(s: gradients.Site) -> Grads:
 def _reached_grad(s: gradients.Site, grad: Any) -> Any:
     """Return the gradient without the last rows and columns that no window reaches.
 
-    Output padding may exceed the stride where the dilation is larger. conv2d_grad_weight accepts
-    a remainder below the stride only: whole strides are cut off.
+    Output padding may exceed the stride if the dilation is larger. conv2d_grad_weight takes a
+    remainder below the stride only, so whole strides are cut off.
     """
     extra = _output_pads(s.attrs["output_padding"])
     step = pair("stride", s.attrs["stride"])
@@ -145,7 +148,7 @@ def _reached_grad(s: gradients.Site, grad: Any) -> Any:
     return s.net.slice(grad, begin=(0, 0, 0, 0), end=end)
 
 
-def stretched(x: te.Tensor, step: Pair) -> te.Tensor:
+def with_gaps(x: te.Tensor, step: Pair) -> te.Tensor:
     """Return x with stride - 1 zeros between neighbouring pixels."""
     # along each axis: (n) -> (n, 1) -> padded to (n, stride) -> (n stride) -> last zeros cut off;
     # a, b with stride 3 becomes a 0 0 b
@@ -163,8 +166,10 @@ def stretched(x: te.Tensor, step: Pair) -> te.Tensor:
 def _flipped(weight: te.Tensor, groups: int) -> te.Tensor:
     """Return weights (c, k/g, r, s) rotated by 180 degrees, as a convolution's (k, c/g, r, s)."""
     for axis in (2, 3):
-        last = weight.shape[axis] - 1
-        rows = [te.slice(weight, *span(weight.shape, axis, i, i + 1)) for i in range(last, -1, -1)]
+        last_row = weight.shape[axis] - 1
+        rows = [
+            te.slice(weight, *span(weight.shape, axis, i, i + 1)) for i in range(last_row, -1, -1)
+        ]
         weight = te.concat(rows, axis) if len(rows) > 1 else weight
     c, k, r, s = weight.shape
     # (c, k / g, r, s) in 2 groups of 3 channels: (2, 3, k / g, r, s), turned to (2, k / g, 3, r,
@@ -176,9 +181,9 @@ def _flipped(weight: te.Tensor, groups: int) -> te.Tensor:
 def _dx_expression(
     x: te.Tensor, weight: te.Tensor, *bias: te.Tensor, groups: int, **attrs: Any
 ) -> te.Tensor:
-    """Return the convolution of the stretched image with the flipped kernel.
+    """Return the convolution of the image with gaps and the flipped kernel.
 
-    The padding is reach - 1 - pad. Where pad exceeds reach - 1 it is negative: rows are cut off.
+    The padding is reach - 1 - pad. If pad exceeds reach - 1 it is negative, and rows are cut off.
     """
     step, pads, spread = geometry(**attrs)
     spans = reach((weight.shape[2], weight.shape[3]), spread)
@@ -186,7 +191,7 @@ def _dx_expression(
     # pads of the convolution before and behind: reach - 1 - pad, output padding behind in addition
     # 3 x 3, pad 1, output padding 1: sides (1, 2).
     sides = [(spans[i] - 1 - pads[i][0], spans[i] - 1 - pads[i][1] + extra[i]) for i in range(2)]
-    image = stretched(x, step)
+    image = with_gaps(x, step)
     if min(map(min, sides)) < 0:
         ends = (n - max(0, -high) for n, (_, high) in zip(image.shape[2:], sides, strict=True))
         begin = (0, 0, *(max(0, -low) for low, _ in sides))
@@ -197,7 +202,7 @@ def _dx_expression(
     return convolved(image, flipped, bias, out_dtype, pad=pad, dilation=spread, groups=groups)
 
 
-def _channels(shapes: tuple[Shape, ...], groups: int) -> AxisRule:
+def _channel_rule(shapes: tuple[Shape, ...], groups: int) -> AxisRule:
     """Return the rule of the output channels: free, in whole groups."""
     weight = shapes[1]
     grain = weight[1] if groups > 1 else 1
@@ -223,14 +228,14 @@ def _dx_slices(
     ]
     rules = (
         AxisRule(0, "free", (Source(0, 0),), (0,)),
-        _channels(shapes, groups),
+        _channel_rule(shapes, groups),
         *(AxisRule(2 + i, "halo", (Source(0, 2 + i, windows[i]),), (2 + i,)) for i in range(2)),
     )
 
     def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
-        """Return the padding that cuts what the piece's inputs add outside of the piece.
+        """Return the padding that removes what the piece's inputs add outside of the piece.
 
-        Where they do not reach its end, output padding fills the piece up.
+        If they do not reach its end, output padding extends the result.
         """
         if axis < 2:
             unchanged = axis == 0 or groups == 1
@@ -252,7 +257,7 @@ def _dx_slices(
 
 
 def deconv_shape(call: Call) -> DeconvShape:
-    """Return the call as the kernels' description of a transposed convolution."""
+    """Return the transposed convolution of a call in the form that the kernels take."""
     (n, c, h, w), (_, k, r, s) = call.shapes[:2]
     attrs = call.attrs
     main = call.dtypes[0]
@@ -286,7 +291,7 @@ define(
     shape_rule=_dx_shape,
     types=CONV_TYPES,
     slicing=_dx_slices,
-    backward=_slopes,
+    backward=_deconv_gradients,
     template=convolution.conv_template(deconv_shape, deconv_kernel, pack_deconv, unpack_deconv),
     weights=(1, 2),
     tolerances=SUMS,
@@ -355,7 +360,7 @@ def _dw_expression(
     image = wide(te.pad(x, ((0, 0), (0, 0), *pads)) if np.any(pads) else x)
     image = te.reshape(image, (n, groups, x.shape[1] // groups, *image.shape[2:]))
     slope = te.reshape(wide(grad), (n, groups, k // groups, oh, ow))
-    b, i, j = pixels = _reduced(n, oh, ow)
+    b, i, j = pixels = _reduced_axes(n, oh, ow)
 
     def formula(g: Any, f: Any, c: Any, p: Any, q: Any) -> Any:
         row = i * step[0] + p * spread[0]
@@ -368,12 +373,14 @@ def _dw_expression(
     return narrow(te.reshape(total, (k, x.shape[1] // groups, r, s)), out_dtype)
 
 
-def _reduced(n: int, oh: int, ow: int) -> tuple[Any, Any, Any]:
+def _reduced_axes(n: int, oh: int, ow: int) -> tuple[Any, Any, Any]:
     """Return the reduction axes: images, rows and columns of the gradient."""
     return te.reduce_axis(n, "b"), te.reduce_axis(oh, "i"), te.reduce_axis(ow, "j")
 
 
-def in_blocks(x: te.Tensor, grad: te.Tensor, out_dtype: str, **attrs: Any) -> te.Tensor:
+def weight_gradient_in_blocks(
+    x: te.Tensor, grad: te.Tensor, out_dtype: str, **attrs: Any
+) -> te.Tensor:
     """Return the sums of `_dw_expression` for images stored as NC1HWC0, in the order of FRACTAL_Z.
 
     x (n, c1, h, w, 16) and grad (n, k1, oh, ow, 16) give dw (c1, r, s, k1, 16, 16). With a group
@@ -385,7 +392,7 @@ def in_blocks(x: te.Tensor, grad: te.Tensor, out_dtype: str, **attrs: Any) -> te
     (n, k1, oh, ow, lanes) = grad.shape
     slope = wide(grad)
     image = wide(te.pad(x, ((0, 0), (0, 0), *pads, (0, 0))))
-    b, i, j = pixels = _reduced(n, oh, ow)
+    b, i, j = pixels = _reduced_axes(n, oh, ow)
 
     def formula(c: Any, p: Any, q: Any, f: Any, row: Any, lane: Any) -> Any:
         pixel = i * step[0] + p * spread[0], j * step[1] + q * spread[1]
@@ -400,7 +407,7 @@ def in_blocks(x: te.Tensor, grad: te.Tensor, out_dtype: str, **attrs: Any) -> te
 
 
 def weight_shape(call: Call) -> kernels.ConvShape:
-    """Return the convolution whose weights get the gradient, as the kernels describe it."""
+    """Return the convolution whose weights get the gradient, in the form that the kernels take."""
     (n, c, h, w), (_, k, _, _) = call.shapes
     step, pads, spread = geometry(**call.attrs)
     main = call.dtypes[0]
@@ -421,22 +428,22 @@ def weight_shape(call: Call) -> kernels.ConvShape:
 
 
 def is_depthwise(shape: kernels.ConvShape) -> bool:
-    """Tell whether every channel is a group of its own."""
+    """Return whether every channel is a group of its own."""
     return 1 < shape.groups == shape.c == shape.k
 
 
-def _on_cube(call: Call, chip: Chip) -> bool:
-    """Tell whether the cube applies: no groups or one for each channel, and taps' sums fit L0C."""
+def _applies_to_cube(call: Call, chip: Chip) -> bool:
+    """Return whether the cube can be used: one group, or one for each channel, that fits L0C."""
     shape = weight_shape(call)
     return (shape.groups == 1 or is_depthwise(shape)) and has_plan(shape, chip)
 
 
 def weight_kernel(shape: kernels.ConvShape, chip: Chip) -> isa.Kernel:
-    """Return the kernel on the cube, with a phase that adds partial sums if cores share the pixels.
+    """Return the kernel on the cube, with a phase that adds partial sums if cores share pixels.
 
     Its tensors are x, grad, `ZEROS` zeros, and y in FRACTAL_Z. With a group for each channel it
-    also reads `eye` (16, 16), takes the diagonals of the fractals, and y is row-major. Raises as
-    `weight_plan`.
+    also reads `eye` (16, 16), takes the diagonals of the fractals, and y is row-major. Raises the
+    errors of `weight_plan`.
     """
     depthwise = is_depthwise(shape)
     # Diagonals are taken before anything is rounded: the fractals stay in fp32.
@@ -524,7 +531,7 @@ define(
         ("x", "grad"),
         "NC1HWC0",
         extra=_dw_extra,
-        applies=_on_cube,
+        applies=_applies_to_cube,
         fetch=_dw_fetch,
     ),
     tolerances=SUMS,

@@ -1,4 +1,7 @@
-"""Convolution of (n, c, h, w) images: any stride, padding, dilation and groups, optional bias."""
+"""Convolutions of (n, c, h, w) images: conv2d on the cube, depthwise_conv2d on the vector unit.
+
+Stride, padding, dilation and groups are arbitrary, and a bias is optional.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -29,12 +32,12 @@ CONV_INPUTS = tuple(d for d in forms.CUBE_INPUTS if d in isa.ACCUMULATOR)
 """Formats that both the cube and the hand-written kernels accept."""
 CONV_TYPES = TypeRule(CONV_INPUTS, (("bias", "result"),), matmul.cube_result, "cube")
 COLUMN_BYTES = 2**26
-"""The reference writes out at most 64 MiB of windows as columns at once (im2col)."""
+"""Largest size of the columns (im2col) that the reference computes at once, 64 MiB."""
 ATTRS = {"stride": 1, "pad": 0, "dilation": 1, "groups": 1, "out_dtype": None}
 
 
 class Geometry(NamedTuple):
-    """How windows lie on an image: stride, padding and dilation, each for rows and columns."""
+    """The positions of windows: stride, padding and dilation, each for rows and columns."""
 
     step: Pair
     pads: Pairs
@@ -42,7 +45,7 @@ class Geometry(NamedTuple):
 
 
 def geometry(stride: Any, pad: Any, dilation: Any, **others: Any) -> Geometry:
-    """Return stride, padding and dilation of all attributes as pairs."""
+    """Return the attributes stride, padding and dilation as pairs."""
     return Geometry(
         forms.pair("stride", stride),
         forms.pad_pairs("conv", pad),
@@ -96,9 +99,9 @@ def grouped(values: Values, groups: int, axis: int) -> Values:
 def conv_values(
     x: Values, weight: Values, geom: Geometry, groups: int, pad_value: int = 0
 ) -> Values:
-    """Return the convolution as a product, weights times im2col columns, some output rows at once.
+    """Return the convolution as products of weights and im2col columns, for some rows at a time.
 
-    `pad_value` surrounds the image: in a quantised image the zero point, which stands for 0.
+    `pad_value` is the value of padding: in a quantised image the zero point, which stands for 0.
     """
     kernel = (weight.shape[2], weight.shape[3])
     # (groups, features / groups, channels * taps): a row holds the weights of one output channel.
@@ -142,9 +145,10 @@ def _values(x: Values, weight: Values, *bias: Values, **attrs: Any) -> Values:
 
 # -- gradients ------------------------------------------------------------------------------------
 def input_remainder(size: Pair, kernel: Pair, stride: Any, pad: Any, dilation: Any = 1) -> Pair:
-    """Return how many last rows and columns no window reads: (size + pads - reach) mod stride.
+    """Return the number of last rows and columns that no window reads: (size + pads - reach) mod
+    stride.
 
-    conv_transpose2d needs them as `output_padding` to produce an image of `size`. With size 8, a
+    conv_transpose2d needs it as `output_padding` to produce an image of `size`. With size 8, a
     3 x 3 kernel, stride 2 and no padding, windows start at rows 0, 2 and 4; row 7 is never read.
     """
     step, pads, spread = geometry(stride, pad, dilation)
@@ -159,25 +163,25 @@ def window_attrs(s: gradients.Site) -> dict[str, Any]:
     return {"groups": _groups(s.shape(), s.attrs), **window}
 
 
-def bias_slope(s: gradients.Site) -> list[Any | None]:
-    """Return a list of gradients, all None except that of a bias: the sum of each channel."""
+def bias_gradient(s: gradients.Site) -> list[Any | None]:
+    """Return a list of gradients in which only that of a bias, the sum of each channel, is set."""
     grads: list[Any | None] = [None] * len(s.inputs)
-    if len(grads) > 2 and s.wanted[2]:
+    if len(grads) > 2 and s.needs_gradient[2]:
         sums = s.net.channel_sums(s.net.wide(s.g))
         grads[2] = s.net.shaped(sums, s.shape(2))
     return grads
 
 
-def conv_slopes(s: gradients.Site) -> Grads:
+def conv_gradients(s: gradients.Site) -> Grads:
     """Return dx, the transposed convolution of the gradient with the weights; dw; and db."""
     net = s.net
     attrs = window_attrs(s)
-    grads = bias_slope(s)
+    grads = bias_gradient(s)
     grad = net.in_format(s.g, s.kind().dtype)
     kernel = (s.shape(1)[2], s.shape(1)[3])
-    if s.wanted[1]:
+    if s.needs_gradient[1]:
         grads[1] = net.conv2d_grad_weight(s.x(0), grad, kernel=kernel, **attrs)
-    if s.wanted[0]:
+    if s.needs_gradient[0]:
         size = (s.shape()[2], s.shape()[3])
         remainder = input_remainder(size, kernel, attrs["stride"], attrs["pad"], attrs["dilation"])
         grads[0] = net.conv_transpose2d(grad, s.x(1), output_padding=remainder, **attrs)
@@ -186,14 +190,14 @@ def conv_slopes(s: gradients.Site) -> Grads:
 
 # -- tensor expression and slices -----------------------------------------------------------------
 def convolved(
-    x: te.Tensor, weight: te.Tensor, bias: tuple[te.Tensor, ...], out: str, **window: Any
+    x: te.Tensor, weight: te.Tensor, bias: tuple[te.Tensor, ...], out_dtype: str, **window: Any
 ) -> te.Tensor:
-    """Return the convolution in format `out`; a bias is added to wide sums and rounded once."""
-    sums = out if not bias or out == "int32" else "fp32"
-    y = te.conv2d(x, weight, out_dtype=sums, **window)
+    """Return the convolution in a format; a bias is added to fp32 sums, which are rounded once."""
+    sums_dtype = out_dtype if not bias or out_dtype == "int32" else "fp32"
+    y = te.conv2d(x, weight, out_dtype=sums_dtype, **window)
     if not bias:
         return y
-    return narrow(te.vadd(y, along(narrow(bias[0], y.dtype), 1, y.shape)), out)
+    return narrow(te.vadd(y, along(narrow(bias[0], y.dtype), 1, y.shape)), out_dtype)
 
 
 def _expression(x: te.Tensor, weight: te.Tensor, *bias: te.Tensor, **attrs: Any) -> te.Tensor:
@@ -208,13 +212,13 @@ def _expression(x: te.Tensor, weight: te.Tensor, *bias: te.Tensor, **attrs: Any)
 
 def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     weight = shapes[1]
-    biased = len(shapes) > 2
+    has_bias = len(shapes) > 2
     groups = _groups(shapes[0], attrs)
     step, pads, spread = geometry(**attrs)
     # 16 output channels in 4 groups can be cut at 4, 8 and 12 only: the grain is 4.
     features = weight[0] // groups
     grain = features if groups > 1 else 1
-    sources = [Source(1, 0, grain=grain), *([Source(2, 0, grain=grain)] if biased else [])]
+    sources = [Source(1, 0, grain=grain), *([Source(2, 0, grain=grain)] if has_bias else [])]
     if groups > 1:
         sources.append(Source(0, 1, grain=weight[1]))
     rules = (
@@ -229,13 +233,13 @@ def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
             return {"groups": (piece[1] - piece[0]) // features}
         return expressions.piece_pads(rules, pads, axis, piece, ranges)
 
-    reductions = () if groups > 1 or biased else (Reduction(((0, 1), (1, 1)), "sum"),)
+    reductions = () if groups > 1 or has_bias else (Reduction(((0, 1), (1, 1)), "sum"),)
     return SliceRules("SlidingWindow", rules, reductions, adjust)
 
 
 # -- kernel ----------------------------------------------------------------------------------------
 def conv_shape(call: Call) -> kernels.ConvShape:
-    """Return the call as the kernels' description of a convolution."""
+    """Return the convolution of a call in the form that the kernels take."""
     (n, c, h, w), (k, _, r, s) = call.shapes[:2]
     step, pads, spread = geometry(**call.attrs)
     main = call.dtypes[0]
@@ -267,7 +271,7 @@ def conv_template(
     pack: Callable[..., dict[str, Values]],
     unpack: Callable[[Any, Mapping[str, Values]], Values],
 ) -> Template:
-    """Return a template of a convolution as the kernels describe it; a third input adds a bias."""
+    """Return the template of a convolution; a third input is a bias."""
 
     def kernel(call: Call, chip: Chip) -> isa.Kernel:
         if len(call.shapes) == 2:
@@ -329,7 +333,7 @@ define(
     shape_rule=_shape,
     types=CONV_TYPES,
     slicing=_slices,
-    backward=conv_slopes,
+    backward=conv_gradients,
     template=conv_template(conv_shape, kernels.conv_launch, kernels.pack_conv, kernels.unpack_conv),
     traits=("convolution",),
     weights=(1, 2),
@@ -360,7 +364,7 @@ define(
     shape_rule=_depthwise_shape,
     types=TypeRule(("fp16",)),
     slicing=_slices,
-    backward=conv_slopes,
+    backward=conv_gradients,
     template=conv_template(conv_shape, depthwise_launch, pack_depthwise, kernels.unpack_conv),
     traits=("convolution",),
     weights=(1,),

@@ -1,4 +1,8 @@
-"""Elementwise operators: of one operand, of two or three that broadcast, and activations."""
+"""Elementwise operators: with one operand, with two or three that broadcast, and activations.
+
+Each operator has a NumPy formula, a tensor expression in vector instructions, and a gradient. For
+example, relu is max(x, 0), the instruction vrelu, and a gradient that is g where y > 0.
+"""
 
 import math
 from collections.abc import Callable
@@ -17,7 +21,7 @@ EXAMPLES = tuple(
     Example((shape,))
     for shape in ((1,), (7,), (16,), (31,), (127,), (129,), (2, 3, 5), (33, 17), (4, 1000), (0,))
 )
-PAIRS = (
+PAIR_EXAMPLES = (
     Example(((1,), (1,))),
     Example(((33,), (33,))),
     Example(((128,), (1,))),
@@ -29,10 +33,10 @@ PAIRS = (
 )
 POSITIVE = {"x": Domain(0.05, 4.0)}
 DIVISORS = Domain(0.25, 3.0)
-TIES = Domain(-2.0, 2.0, step=0.5)  # nine values only, so that comparisons meet equal operands
+WITH_TIES = Domain(-2.0, 2.0, step=0.5)  # nine values only, so that comparisons meet equal operands
 LANES = ("lanes", "pointwise")
-WHOLE = TypeRule(("int32",))
-MOVED = exact("one selection or sign change, no rounding")
+INT32_ONLY = TypeRule(("int32",))
+SELECTION_TOLERANCE = exact("one selection or sign change, no rounding")
 
 
 def unary(
@@ -47,7 +51,7 @@ def unary(
 ) -> None:
     """Register y = formula(x, **attrs); `slope(site)` returns the gradient of x.
 
-    Operands whose format is in `lift` are computed in fp32: always bf16, and fp16 where several
+    Operands whose format is in `lift` are computed in fp32: always bf16, and fp16 if several
     roundings would add up. `more` are other fields of the `Operator`.
     """
     backward = (lambda s: (slope(s),)) if slope else None
@@ -68,17 +72,19 @@ def unary(
     )
 
 
-def flat(s: Site) -> None:
+def no_gradient(s: Site) -> None:
     """Return no gradient: a step function has slope 0 between its jumps."""
 
 
-def inside(s: Site, x: Any, low: float, high: float) -> Any:
+def is_inside(s: Site, x: Any, low: float, high: float) -> Any:
     """Return 1 where low < x < high, else 0."""
     net = s.net
     return net.mul(net.greater(x, net.like(low, x)), net.less(x, net.like(high, x)))
 
 
-def _whole(rounding: Callable[[te.Tensor], te.Tensor]) -> Callable[[te.Tensor], te.Tensor]:
+def _rounded_in_format(
+    rounding: Callable[[te.Tensor], te.Tensor],
+) -> Callable[[te.Tensor], te.Tensor]:
     """Return the rounding with its int32 result cast back to the operand's format."""
     return lambda x: te.cast_to(rounding(x), x.dtype)
 
@@ -91,12 +97,13 @@ def _signs(x: te.Tensor) -> te.Tensor:
 
 
 # fmt: off
-unary("abs", "|x|", np.abs, te.vabs, lambda s: s.net.mul(s.g, s.net.sign(s.x())), tolerances=MOVED,
+unary("abs", "|x|", np.abs, te.vabs, lambda s: s.net.mul(s.g, s.net.sign(s.x())),
+      tolerances=SELECTION_TOLERANCE,
       traits=(*LANES, "nonnegative", "even"))
 unary("neg", "-x", np.negative, lambda x: te.vmuls(x, -1), lambda s: s.net.muls(s.g, number=-1.0),
-      types=TypeRule(forms.NUMBERS), tolerances=MOVED)
+      types=TypeRule(forms.NUMBERS), tolerances=SELECTION_TOLERANCE)
 unary("relu", "max(x, 0)", lambda x: np.maximum(x, 0), te.vrelu, lambda s: s.net.where(s.y(), s.g),
-      types=TypeRule(forms.NUMBERS), tolerances=MOVED, traits=(*LANES, "nonnegative"))
+      types=TypeRule(forms.NUMBERS), tolerances=SELECTION_TOLERANCE, traits=(*LANES, "nonnegative"))
 unary("exp", "e^x", np.exp, te.vexp, lambda s: s.net.mul(s.g, s.y()), wide=True,
       traits=(*LANES, "nonnegative", "busy"))
 unary("log", "ln x, x > 0", np.log, te.vlog, lambda s: s.net.div(s.g, s.x()),
@@ -112,12 +119,16 @@ unary("rec", "1 / x", lambda x: 1 / x, te.vrec,
       wide=True, domains=POSITIVE, traits=())
 unary("square", "x^2", np.square, lambda x: te.vmul(x, x),
       lambda s: s.net.mul(s.net.muls(s.g, number=2.0), s.x()), wide=True, traits=(*LANES, "even"))
-unary("ceil", "smallest whole >= x", np.ceil, _whole(te.ceil), flat, tolerances=MOVED, traits=())
-unary("floor", "largest whole <= x", np.floor, _whole(te.floor), flat, tolerances=MOVED, traits=())
-unary("round", "nearest whole, halves to even", np.rint, _whole(te.round), flat, tolerances=MOVED,
+unary("ceil", "smallest whole >= x", np.ceil, _rounded_in_format(te.ceil), no_gradient,
+      tolerances=SELECTION_TOLERANCE, traits=())
+unary("floor", "largest whole <= x", np.floor, _rounded_in_format(te.floor), no_gradient,
+      tolerances=SELECTION_TOLERANCE, traits=())
+unary("round", "nearest whole, halves to even", np.rint, _rounded_in_format(te.round), no_gradient,
+      tolerances=SELECTION_TOLERANCE,
       traits=())
-unary("sign", "1, 0 or -1", np.sign, _signs, flat, tolerances=MOVED, traits=())
-unary("not", "every bit turned", np.invert, te.vnot, None, types=WHOLE, tolerances=MOVED,
+unary("sign", "1, 0 or -1", np.sign, _signs, no_gradient, tolerances=SELECTION_TOLERANCE, traits=())
+unary("not", "every bit turned", np.invert, te.vnot, None, types=INT32_ONLY,
+      tolerances=SELECTION_TOLERANCE,
       traits=())
 # fmt: on
 
@@ -143,13 +154,14 @@ unary("muls", "x * number", lambda x, *, number: x * number,
       lift=NARROW, attrs={"number": 2.0})
 unary("clip", "x limited to [low, high]", lambda x, *, low, high: np.clip(x, low, high),
       lambda x, *, low, high: te.vmins(te.vmaxs(x, low), high),
-      lambda s: s.net.where(inside(s, s.x(), s.attrs["low"], s.attrs["high"]), s.g),
-      tolerances=MOVED, ranges={"low": forms.NOT_NAN, "high": forms.NOT_NAN},
+      lambda s: s.net.where(is_inside(s, s.x(), s.attrs["low"], s.attrs["high"]), s.g),
+      tolerances=SELECTION_TOLERANCE, ranges={"low": forms.NOT_NAN, "high": forms.NOT_NAN},
       attrs={"low": -1.0, "high": 1.0})
 unary("relu6", "min(max(x, 0), 6)", lambda x: np.clip(x, 0, 6),
       lambda x: te.vmins(te.vrelu(x), 6.0),
-      lambda s: s.net.where(inside(s, s.y(), 0.0, 6.0), s.g),
-      domains={"x": Domain(-9.0, 9.0)}, tolerances=MOVED, traits=(*LANES, "nonnegative"))
+      lambda s: s.net.where(is_inside(s, s.y(), 0.0, 6.0), s.g),
+      domains={"x": Domain(-9.0, 9.0)},
+      tolerances=SELECTION_TOLERANCE, traits=(*LANES, "nonnegative"))
 unary("leaky_relu", "x where x > 0, else alpha * x",
       lambda x, *, alpha: np.where(x > 0, x, alpha * x), _leaky, _leaky_slope,
       lift=NARROW, attrs={"alpha": 0.01})
@@ -171,7 +183,7 @@ def binary(
     defaults = {
         "types": TypeRule(forms.NUMBERS),
         "tolerances": rounded(fp32_ulps=1),
-        "examples": PAIRS,
+        "examples": PAIR_EXAMPLES,
     }
     define(
         name,
@@ -186,47 +198,52 @@ def binary(
     )
 
 
-def _back(s: Site, left: Any, right: Any) -> Grads:
+def _summed_to_operands(s: Site, x_gradient: Any, y_gradient: Any) -> Grads:
     """Return the gradients of both operands in their shapes."""
-    return s.net.summed_to(left, s.shape(0)), s.net.summed_to(right, s.shape(1))
+    return s.net.summed_to(x_gradient, s.shape(0)), s.net.summed_to(y_gradient, s.shape(1))
 
 
-def _sub(s: Site) -> Grads:
-    right = s.net.summed_to(s.g, s.shape(1))
-    return s.net.summed_to(s.g, s.shape(0)), s.net.muls(right, number=-1.0)
+def _sub_gradients(s: Site) -> Grads:
+    y_gradient = s.net.summed_to(s.g, s.shape(1))
+    return s.net.summed_to(s.g, s.shape(0)), s.net.muls(y_gradient, number=-1.0)
 
 
-def _mul(s: Site) -> Grads:
+def _mul_gradients(s: Site) -> Grads:
     return (
-        s.net.summed_to(s.net.mul(s.g, s.x(1)), s.shape(0)) if s.wanted[0] else None,
-        s.net.summed_to(s.net.mul(s.g, s.x(0)), s.shape(1)) if s.wanted[1] else None,
+        s.net.summed_to(s.net.mul(s.g, s.x(1)), s.shape(0)) if s.needs_gradient[0] else None,
+        s.net.summed_to(s.net.mul(s.g, s.x(0)), s.shape(1)) if s.needs_gradient[1] else None,
     )
 
 
-def _div(s: Site) -> Grads:
+def _div_gradients(s: Site) -> Grads:
     # d(x / y)/dx = 1 / y and d(x / y)/dy = -(x / y) / y.
-    share = s.net.div(s.g, s.x(1))
-    return _back(s, share, s.net.muls(s.net.mul(share, s.y()), number=-1.0))
+    x_gradient = s.net.div(s.g, s.x(1))
+    return _summed_to_operands(s, x_gradient, s.net.muls(s.net.mul(x_gradient, s.y()), number=-1.0))
 
 
-def _chosen(s: Site, left_wins: Any) -> Grads:
-    """Return the gradients of max or min: `left_wins` is 1 where the left operand is the result.
+def _extreme_gradients(s: Site, is_left: Any) -> Grads:
+    """Return the gradients of max or min; `is_left` is 1 where the left operand is the result.
 
-    Where both are equal the right operand receives the gradient.
+    If both operands are equal, the right one receives the gradient.
     """
-    return _back(s, s.net.mul(s.g, left_wins), s.net.mul(s.g, s.net.one_minus(left_wins)))
+    return _summed_to_operands(s, s.net.mul(s.g, is_left), s.net.mul(s.g, s.net.one_minus(is_left)))
 
 
-def _pow(s: Site) -> Grads:
+def _pow_gradients(s: Site) -> Grads:
     """Return g y z / x and g z ln x."""
     net = s.net
-    z = s.net.mul(s.g, s.y())
-    left = net.div(net.mul(z, s.x(1)), s.x(0)) if s.wanted[0] else s.g
-    return _back(s, left, net.mul(z, net.log(s.x(0))) if s.wanted[1] else s.g)
+    g_z = s.net.mul(s.g, s.y())
+    x_gradient = net.div(net.mul(g_z, s.x(1)), s.x(0)) if s.needs_gradient[0] else s.g
+    return _summed_to_operands(
+        s, x_gradient, net.mul(g_z, net.log(s.x(0))) if s.needs_gradient[1] else s.g
+    )
 
 
 LARGEST_EXPONENT = 2.0**31 - 128
-"""The largest fp32 that int32 holds: even, and x^y is 0, 1 or infinite for every larger y."""
+"""A large fp32 number that int32 can hold; x^y is 0, 1 or infinite for larger exponents y.
+
+It is 2^31 - 128, and even.
+"""
 
 
 def _power(x: te.Tensor, y: te.Tensor) -> te.Tensor:
@@ -256,29 +273,32 @@ def _power(x: te.Tensor, y: te.Tensor) -> te.Tensor:
 
 
 # fmt: off
-binary("add", "x + y", np.add, te.vadd, lambda s: _back(s, s.g, s.g),
+binary("add", "x + y", np.add, te.vadd, lambda s: _summed_to_operands(s, s.g, s.g),
       traits=("lanes", "commutes", "broadcasts"))
-binary("sub", "x - y", np.subtract, te.vsub, _sub, traits=("lanes", "broadcasts"))
-binary("mul", "x y", np.multiply, te.vmul, _mul, traits=("lanes", "commutes", "broadcasts"))
-binary("div", "x / y", np.divide, te.vdiv, _div, wide=True, types=TypeRule(),
+binary("sub", "x - y", np.subtract, te.vsub, _sub_gradients, traits=("lanes", "broadcasts"))
+binary("mul", "x y", np.multiply, te.vmul, _mul_gradients,
+      traits=("lanes", "commutes", "broadcasts"))
+binary("div", "x / y", np.divide, te.vdiv, _div_gradients, wide=True, types=TypeRule(),
       domains={"y": DIVISORS}, traits=("broadcasts",))
 binary("max", "the larger of x and y", np.maximum, te.vmax,
-       lambda s: _chosen(s, s.net.greater(s.x(0), s.x(1))), tolerances=MOVED,
+       lambda s: _extreme_gradients(s, s.net.greater(s.x(0), s.x(1))),
+      tolerances=SELECTION_TOLERANCE,
       traits=("lanes", "commutes", "broadcasts"))
 binary("min", "the smaller of x and y", np.minimum, te.vmin,
-       lambda s: _chosen(s, s.net.less(s.x(0), s.x(1))), tolerances=MOVED,
+       lambda s: _extreme_gradients(s, s.net.less(s.x(0), s.x(1))), tolerances=SELECTION_TOLERANCE,
       traits=("lanes", "commutes", "broadcasts"))
-binary("pow", "x^y; NaN for fractional y below x = 0", np.power, _power, _pow, wide=True,
+binary("pow", "x^y; NaN for fractional y below x = 0", np.power, _power, _pow_gradients, wide=True,
        types=TypeRule(), domains={"x": DIVISORS}, lift=NARROW,
        # an error of one ulp in y ln x is |y ln x| ulps of the result
        tolerances=rounded(fp32_ulps=16), traits=("broadcasts",))
 binary("and", "bits set in both", np.bitwise_and, te.vand, None,
-       types=WHOLE, tolerances=MOVED)
-binary("or", "bits set in either", np.bitwise_or, te.vor, None, types=WHOLE, tolerances=MOVED)
+       types=INT32_ONLY, tolerances=SELECTION_TOLERANCE)
+binary("or", "bits set in either", np.bitwise_or, te.vor, None, types=INT32_ONLY,
+      tolerances=SELECTION_TOLERANCE)
 # fmt: on
 
 
-_COMPARED = (
+_COMPARISONS = (
     ("equal", "=", "eq", np.equal),
     ("not_equal", "!=", "ne", np.not_equal),
     ("greater", ">", "gt", np.greater),
@@ -286,7 +306,7 @@ _COMPARED = (
     ("less", "<", "lt", np.less),
     ("less_equal", "<=", "le", np.less_equal),
 )
-for _name, _sign, _op, _compare in _COMPARED:
+for _name, _sign, _op, _compare in _COMPARISONS:
     binary(
         _name,
         f"1 where x {_sign} y, else 0, in the operands' format",
@@ -294,18 +314,18 @@ for _name, _sign, _op, _compare in _COMPARED:
         lambda x, y, op=_op: te.vcmp(x, y, op),
         lambda s: (None, None),
         types=TypeRule(),
-        domains={"x": TIES, "y": TIES},
-        tolerances=MOVED,
+        domains={"x": WITH_TIES, "y": WITH_TIES},
+        tolerances=SELECTION_TOLERANCE,
     )
 
 
-def _select_slopes(s: Site) -> Grads:
+def _select_gradients(s: Site) -> Grads:
     net = s.net
     mask = s.x(0)
     zero = s.net.like(0.0, s.g)
-    left = net.select(mask, s.g, zero)
-    right = net.select(mask, zero, s.g)
-    return None, net.summed_to(left, s.shape(1)), net.summed_to(right, s.shape(2))
+    x_gradient = net.select(mask, s.g, zero)
+    y_gradient = net.select(mask, zero, s.g)
+    return None, net.summed_to(x_gradient, s.shape(1)), net.summed_to(y_gradient, s.shape(2))
 
 
 define(
@@ -316,9 +336,9 @@ define(
     "x where the condition is not 0, else y (ONNX Where)",
     outputs=("z",),
     types=TypeRule(),
-    backward=_select_slopes,
-    domains={"condition": TIES},
-    tolerances=MOVED,
+    backward=_select_gradients,
+    domains={"condition": WITH_TIES},
+    tolerances=SELECTION_TOLERANCE,
     allows_empty=True,
     examples=(
         Example(((1,), (1,), (1,))),
@@ -468,7 +488,7 @@ _activation("elu", "x where x > 0, else alpha (e^x - 1)",
             _elu, _elu_slope, attrs={"alpha": 1.0})
 _activation("hard_sigmoid", "x / 6 + 1/2 limited to [0, 1]",
             lambda x: np.clip(x / 6 + 0.5, 0, 1), _hard_sigmoid,
-            lambda s: s.net.where(inside(s, s.y(), 0.0, 1.0), s.net.muls(s.g, number=1.0 / 6.0)),
+            lambda s: s.net.where(is_inside(s, s.y(), 0.0, 1.0), s.net.muls(s.g, number=1.0 / 6.0)),
             wide=False, traits=(*LANES, "nonnegative"))
 _activation("hard_swish", "x hard_sigmoid(x)", lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
             lambda x: te.vmul(x, _hard_sigmoid(x)), _hard_swish_slope, traits=(*LANES, "busy"))

@@ -1,8 +1,8 @@
-"""From an operator to a kernel, with the helpers that operators' tensor expressions share.
+"""Compilation of a single operator to a kernel, and helpers for tensor expressions.
 
-The helpers cover fp32 inside narrow operators, broadcasting, and sliding windows. The way to a
-kernel is: check the arguments, express the operator on placeholders, schedule, and lower. `run`
-then computes values on the simulated chip, and `time` computes cycles.
+A kernel is made in four steps: check the arguments, express the operator on placeholders, schedule,
+lower. `run` then computes values on the simulated chip, and `time` its cycles. The helpers are for
+computing in fp32 inside operators of narrow formats, for broadcasting, and for sliding windows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,16 +36,17 @@ def narrow(tensor: te.Tensor, dtype: str) -> te.Tensor:
     return tensor if tensor.dtype == dtype else te.cast_to(tensor, dtype)
 
 
-def in_fp32(compute: Callable[..., Any], only: tuple[str, ...] = NARROW) -> Callable[..., Any]:
-    """Return `compute` with operands of the formats `only` cast to fp32 and results cast back.
+def in_fp32(compute: Callable[..., Any], formats: tuple[str, ...] = NARROW) -> Callable[..., Any]:
+    """Return `compute` with operands of some `formats` cast to fp32, and results cast back.
 
-    x fp16 -> fp32 -> compute -> fp16: one rounding at the end, as the reference does it.
+    For example, x in fp16 is cast to fp32, computed, and cast to fp16: the result is rounded once,
+    like the reference.
     """
 
     @wraps(compute)
     def lifted(*tensors: te.Tensor, **attrs: Any) -> Any:
         main = tensors[0].dtype
-        if main not in only:
+        if main not in formats:
             return compute(*tensors, **attrs)
         results = compute(*(wide(t) for t in tensors), **attrs)
         if isinstance(results, tuple):
@@ -56,14 +57,14 @@ def in_fp32(compute: Callable[..., Any], only: tuple[str, ...] = NARROW) -> Call
 
 
 def stretch(*tensors: te.Tensor) -> tuple[te.Tensor, ...]:
-    """Broadcast tensors to their common shape, explicitly."""
+    """Return tensors broadcast to their common shape."""
     # (4, 1) and (1, 5): both become (4, 5).
     shape = forms.broadcast_shape("operands", *(t.shape for t in tensors))
     return tuple(t if t.shape == shape else te.broadcast(t, shape) for t in tensors)
 
 
 def along(tensor: te.Tensor, axis: int, shape: tuple[int, ...]) -> te.Tensor:
-    """Broadcast a vector along `axis` of `shape`: (n,) -> (1, .., n, .., 1) -> shape."""
+    """Return a vector (n,) along `axis` of a shape: reshaped to (1, .., n, .., 1) and broadcast."""
     # (16,) along axis 1 of (2, 16, 3, 5): (1, 16, 1, 1).
     column = tuple(n if i == axis else 1 for i, n in enumerate(shape))
     return te.broadcast(te.reshape(tensor, column), shape)
@@ -103,7 +104,7 @@ def windows(x: Values, kernel: Pair, stride: Pair, dilation: Pair = (1, 1)) -> V
 
 
 def fold_windows(x: Values, kernel: Pair, stride: Pair, combine: np.ufunc) -> Values:
-    """Return each window of a padded image folded by a ufunc: (n, c, oh, ow)."""
+    """Return the windows of a padded image, each reduced by a ufunc: (n, c, oh, ow)."""
     window_view = windows(x, kernel, stride)
     limits.refuse_above(
         "elements in all windows", window_view.size, limits.WINDOWS, "use smaller ones"
@@ -119,19 +120,21 @@ def fold_windows(x: Values, kernel: Pair, stride: Pair, combine: np.ufunc) -> Va
     return result
 
 
-def add_windows(parts: Values, shape: Shape, stride: Pair, dilation: Pair = (1, 1)) -> Values:
-    """Return an image (n, c, h, w): windows (n, c, oh, ow, r, s) added where they were read."""
-    image = np.zeros(shape, parts.dtype)
-    _, _, oh, ow, kernel_h, kernel_w = parts.shape
+def add_windows(
+    window_values: Values, shape: Shape, stride: Pair, dilation: Pair = (1, 1)
+) -> Values:
+    """Return an image (n, c, h, w) to which windows (n, c, oh, ow, r, s) are added in place."""
+    image = np.zeros(shape, window_values.dtype)
+    _, _, oh, ow, kernel_h, kernel_w = window_values.shape
     for r in range(kernel_h):
         for s in range(kernel_w):
             # tap (r, s) of all windows touches a grid of distinct pixels: one += is safe
-            top = r * dilation[0]
-            left = s * dilation[1]
+            first_row = r * dilation[0]
+            first_column = s * dilation[1]
             # 3 windows at stride 2, tap row 1: image rows 1, 3 and 5.
-            rows = slice(top, top + (oh - 1) * stride[0] + 1, stride[0])
-            columns = slice(left, left + (ow - 1) * stride[1] + 1, stride[1])
-            image[:, :, rows, columns] += parts[..., r, s]
+            rows = slice(first_row, first_row + (oh - 1) * stride[0] + 1, stride[0])
+            columns = slice(first_column, first_column + (ow - 1) * stride[1] + 1, stride[1])
+            image[:, :, rows, columns] += window_values[..., r, s]
     return image
 
 
@@ -141,9 +144,9 @@ def padded(x: Values, pads: Pairs, value: float = 0.0) -> Values:
 
 
 def cropped(x: Values, pads: Pairs, size: Pair) -> Values:
-    """Return the h x w middle of a padded image."""
-    (top, _), (left, _) = pads
-    return x[:, :, top : top + size[0], left : left + size[1]]
+    """Return a padded image (n, c, ...) without its padding."""
+    (first_row, _), (first_column, _) = pads
+    return x[:, :, first_row : first_row + size[0], first_column : first_column + size[1]]
 
 
 def window_rules(
@@ -166,30 +169,30 @@ def piece_pads(
 ) -> dict[str, Any]:
     """Return the `pad` attribute of a piece: how far its windows reach beyond its input range.
 
-    A 3 x 3 kernel with pad 1, cut into two halves: the upper half pads 1 row above and none below,
-    where it reads a real row of the lower half.
+    For example, a 3 x 3 kernel with pad 1 is cut into two halves. The upper half pads 1 row above
+    and none below, where it reads a row of the lower half.
     """
     if axis < 2:
         return {}
     if pads[axis - 2][0] == 0 and rules[axis].kind == "free":
         return {"pad": pads}
     low, high = rules[axis].sources[0].window.needs(*piece)
-    first, last = ranges[0][axis]
+    first_input, end_input = ranges[0][axis]
     # 8 rows, 3 x 3, pad 1: outputs 0 .. 3 want rows -1 .. 4 and have 0 .. 4, so they pad (1, 0).
-    changed = (first - low, high - last)
-    return {"pad": tuple(changed if i == axis - 2 else p for i, p in enumerate(pads))}
+    reach_beyond = (first_input - low, high - end_input)
+    return {"pad": tuple(reach_beyond if i == axis - 2 else p for i, p in enumerate(pads))}
 
 
 # -- from an operator to a kernel ------------------------------------------------------------------
 def check(
     operator: Operator | str, shapes: Shapes, dtypes: Sequence[str], chip: Chip, **attrs: Any
 ) -> None:
-    """Raise `ShapeError`, `TypeMismatchError` or `InputError` before any work is done."""
+    """Raise `ShapeError`, `TypeMismatchError` or `InputError` for wrong arguments."""
     resolve(operator).check(shapes, dtypes, attrs, chip)
 
 
 def output_names(operator: Operator, inputs: Sequence[str], count: int) -> tuple[str, ...]:
-    """Return the names of the outputs' GM tensors, different from each other and the inputs'."""
+    """Return the names of the outputs in global memory, all different and not names of inputs."""
     declared = operator.outputs
     # split of 3: y0, y1, y2.
     names = declared if len(declared) == count else tuple(f"{declared[0]}{i}" for i in range(count))
@@ -218,10 +221,10 @@ def express(
 
 
 def own_tensor(tensor: te.Tensor, inputs: Sequence[str]) -> te.Tensor:
-    """Return the tensor to store in the output's memory.
+    """Return the tensor whose values are stored as the output.
 
-    A reshape at the end is dropped, because row-major memory has no shape. An input that is itself
-    the output is copied, because outputs have memory of their own.
+    A reshape at the end is dropped, because row-major memory has no shape. If the output is an
+    input itself, it is copied, because outputs have memory of their own.
     """
     while tensor.hint == "reshape" and tensor.inputs[0].body is not None:
         tensor = tensor.inputs[0]
@@ -236,7 +239,7 @@ def compile(  # noqa: A001 - what it does
 ) -> isa.Kernel:
     """Return the kernel of the operator's template, or of its default schedule.
 
-    Raises as `check`; `ShapeError` also for empty tensors, for which nothing is launched.
+    Raises the errors of `check`, and `ShapeError` for empty tensors, which need no kernel.
     """
     op = resolve(operator)
     op.check(shapes, dtypes, attrs, chip)
@@ -256,7 +259,7 @@ def _schedule(op: Operator, call: Call, chip: Chip) -> te.Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A kernel with its GM tensors filled, and how to read the outputs from memory afterwards."""
+    """A kernel, the values of its input tensors, and a function that reads its outputs."""
 
     kernel: isa.Kernel
     tensors: dict[str, Values]
@@ -264,9 +267,9 @@ class Prepared:
 
 
 def prepare(operator: Operator | str, *arrays: Values, chip: Chip, **attrs: Any) -> Prepared:
-    """Return the kernel for some input arrays and the tensors to launch it with.
+    """Return the kernel for some input arrays, and its input tensors.
 
-    Raises as `compile`, and `InputError` for indices outside their tensors.
+    Raises the errors of `compile`, and `InputError` for indices outside their tensors.
     """
     op = resolve(operator)
     shapes = [a.shape for a in arrays]
@@ -315,8 +318,8 @@ def _scheduled(
 def run(operator: Operator | str, *arrays: Values, chip: Chip, **attrs: Any) -> Any:
     """Return the output array (a tuple of several) that the kernel computes on the chip.
 
-    Empty tensors launch nothing: the result is that of the reference, which is empty or the
-    identity of a reduction (0 for a sum). Raises as `prepare`.
+    Empty tensors need no kernel: the result is that of the reference, which is empty or the
+    identity of a reduction (0 for a sum). Raises the errors of `prepare`.
     """
     op = resolve(operator)
     input_arrays = [np.asarray(a) for a in arrays]
@@ -339,11 +342,11 @@ def time(
     tiling: kernels.GemmSchedule | None = None,
     **attrs: Any,
 ) -> sim.KernelTimeline:
-    """Return the timeline of the operator's kernel, phase by phase; raises as `compile`.
+    """Return the timeline of the operator's kernel, phase by phase; raises errors of `compile`.
 
-    `tiling` is the schedule of a matrix product, by default the best one in closed form. With
-    `warm_l2` the operands lie in L2 as far as they fit, each phase finds there what earlier phases
-    wrote, and the kernel starts from the device's queue, behind the one that brought the operands.
+    `tiling` is the schedule of a matrix product, by default the best one. With `warm_l2` the
+    operands are in L2 as far as they fit, each phase finds the results of earlier phases there, and
+    the kernel starts from the device's queue, after the one that computed the operands.
     """
     kernel = compile(operator, shapes, dtypes, chip, **attrs)
     if tiling:

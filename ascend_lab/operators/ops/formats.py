@@ -1,7 +1,7 @@
-"""The rules of number formats, shapes and attributes that all operators share.
+"""Number formats, tolerances, and checks of shapes and attributes, shared by all operators.
 
-One check serves all operators and shows the offending numbers in its error. Tolerances say how far
-a result may be from the reference.
+For example, `broadcast_shape("x and y", (4, 1), (3, 5))` raises an error that shows both shapes,
+and `spacing` gives the distance of neighbouring numbers of a format, in which tolerances count.
 """
 
 import math
@@ -28,7 +28,7 @@ CUBE_LAYOUTS = ("NC1HWC0", "C1NHWC0", "FRACTAL_NZ")
 """Layouts of the cube's results: L0C holds fractals of 16 columns in any format."""
 _NAMES = {"float16": "fp16", "float32": "fp32", "bfloat16": "bf16", "float64": "fp64"}
 _MANTISSA_BITS = {"fp16": 10, "bf16": 7, "fp32": 23, "fp64": 52}
-_LEAST_EXPONENT = {"fp16": -14, "bf16": -126, "fp32": -126, "fp64": -1022}
+_SMALLEST_EXPONENT = {"fp16": -14, "bf16": -126, "fp32": -126, "fp64": -1022}
 
 
 @lru_cache(4096)
@@ -69,7 +69,7 @@ def _format(kind: np.dtype[Any]) -> str:
 
 
 def is_float(dtype: str) -> bool:
-    """Tell floating-point formats from whole numbers."""
+    """Return whether a format is a floating-point format."""
     return dtype in _MANTISSA_BITS
 
 
@@ -79,9 +79,10 @@ def widen(array: Values) -> Values:
 
 
 def round_to(values: Values, dtype: str) -> Values:
-    """Cast wide values once: to nearest even; floats saturate and NaN is 0 in a whole format.
+    """Cast fp64 or int64 values once, to the nearest number, with ties to even.
 
-    Whole numbers wrap in a narrower whole format, as the vector unit's additions do.
+    A float that is cast to an integer format saturates, and NaN becomes 0. Integers that are cast
+    to a narrower integer format wrap, like additions of the vector unit.
     """
     kind = numpy_type(dtype)
     if kind.kind in "iu" and values.dtype.kind == "f":
@@ -97,9 +98,9 @@ def spacing(values: Values, dtype: str) -> Values:
 
     For fp16, which has 10 mantissa bits, it is 2^-10 in [1, 2) and 2^-9 in [2, 4).
     """
-    size = np.abs(np.nan_to_num(values.astype(np.float64), posinf=0.0, neginf=0.0))
+    magnitudes = np.abs(np.nan_to_num(values.astype(np.float64), posinf=0.0, neginf=0.0))
     # frexp returns a mantissa in [0.5, 1), the formats count from 1: hence the - 1
-    exponent = np.frexp(np.maximum(size, 2.0 ** _LEAST_EXPONENT[dtype]))[1] - 1
+    exponent = np.frexp(np.maximum(magnitudes, 2.0 ** _SMALLEST_EXPONENT[dtype]))[1] - 1
     step: Values = np.ldexp(1.0, exponent - _MANTISSA_BITS[dtype])
     return step
 
@@ -124,15 +125,15 @@ Tolerances = Mapping[str, Tolerance]
 
 
 def exact(reason: str = "values are moved or compared, not rounded") -> Tolerances:
-    """Return the tolerance of operators that only move or select values: none."""
+    """Return the tolerance 0 of operators that only move or select values."""
     return dict.fromkeys(DTYPE_BYTES, Tolerance(0.0, 0.0, reason))
 
 
 def rounded(*, ulps: float = 1.0, fp32_ulps: float = 4.0, atol: float = 0.0) -> Tolerances:
-    """Return tolerances of arithmetic: narrow formats `ulps`, fp32 `fp32_ulps`, all plus `atol`.
+    """Return tolerances of arithmetic: `ulps` in narrow formats, `fp32_ulps` in fp32, plus `atol`.
 
-    Narrow formats compute in fp32 and round once; rounding twice (wide, then narrow) may end on
-    the neighbour, hence one unit in the last place.
+    Narrow formats compute in fp32 and round once more at the end. Rounding twice may give the
+    neighbour of the correctly rounded number, so one unit in the last place is allowed.
     """
     narrow = Tolerance(ulps, atol, "computed in fp32, then rounded once")
     wide = Tolerance(fp32_ulps, atol, "each fp32 instruction rounds once")
@@ -212,15 +213,15 @@ def check_chip(where: str, rule: TypeRule, main: str, chip: Chip) -> None:
 Range = tuple[float, float]
 LARGEST = float(np.finfo(np.float32).max)
 FINITE: Range = (-LARGEST, LARGEST)
-"""What every attribute with a fractional default must lie in."""
+"""The range of attributes whose default is a fractional number."""
 NOT_NAN: Range = (-math.inf, math.inf)
-"""Of an attribute that becomes a value of the output: infinities are values, too."""
+"""The range of attributes that become output values, which may be infinite."""
 BELOW_ONE: Range = (0.0, math.nextafter(1.0, 0.0))
 EPSILON = {"epsilon": (0.0, LARGEST)}
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Return whether a value is a whole number; True and False are none."""
+    """Return whether a value is an integer; True and False do not count as integers."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
@@ -238,8 +239,8 @@ def check_attribute(where: str, value: Any, default: Any, limits: Range | None =
         low, high = limits or FINITE
         needed = "" if value is None is default else _wrong_number(value, low, high)
     else:
-        flag = isinstance(value, bool) and isinstance(default, int)
-        needed = f"a number such as {default}" if flag else ""
+        is_flag_for_number = isinstance(value, bool) and isinstance(default, int)
+        needed = f"a number such as {default}" if is_flag_for_number else ""
     if needed:
         raise InputError(f"{where}: {needed}", shown(value), "mend it")
 
@@ -280,7 +281,7 @@ def elements(shape: Shape) -> int:
 
 
 def check_shape(where: str, shape: Any) -> Shape:
-    """Return a shape as a tuple of ints; raise `ShapeError` if it is none or too large."""
+    """Return a shape as a tuple of ints; raise `ShapeError` if it is not valid or too large."""
     try:
         dims = tuple(int(n) for n in shape)
         all_integers = all(int(n) == n for n in shape)
@@ -347,11 +348,11 @@ def axes_of(where: str, axis: Any, shape: Shape) -> tuple[int, ...]:
 def pair(where: str, value: Any, *, least: int = 1) -> tuple[int, int]:
     """Return (vertical, horizontal) of a number or a pair; raise `ShapeError` below `least`."""
     # 2 is (2, 2): rows and columns alike.
-    both = tuple(value) if isinstance(value, Sequence | np.ndarray) else (value, value)
-    if len(both) != 2 or any(not is_whole(n) or n < least for n in both):
+    values = tuple(value) if isinstance(value, Sequence | np.ndarray) else (value, value)
+    if len(values) != 2 or any(not is_whole(n) or n < least for n in values):
         needed = f"{where}: one or two whole numbers >= {least}"
         raise ShapeError(needed, shown(value), f"e.g. {least + 1}, or (vertical, horizontal)")
-    return int(both[0]), int(both[1])
+    return int(values[0]), int(values[1])
 
 
 def pad_pairs(where: str, value: Any) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -1,10 +1,10 @@
-"""Gradients: each operator has one rule that writes its inputs' gradients in terms of operators.
+"""Gradients of operators: each rule computes the inputs' gradients by other operators.
 
-A rule reads a `Site`, applies operators, and returns one gradient (or None) for each input. It
-writes the gradients of weights before those of activations, so that the update of a weight can
-begin early. The rule does not know who executes its operators: a training graph appends them as
-nodes, while `gradient` computes them at once on arrays. Rules marked `wide` compute in fp32
-whatever the format of the tensors.
+For example, the rule of `exp` is mul(g, y), with g the gradient of the output y. A rule gets a
+`Site`, the use of the operator in a graph, and returns a gradient or None for each input. It
+computes the gradients of weights before those of activations, so that weights can be updated early.
+The rule does not know how its operators are executed: a training graph adds them as nodes, while
+`gradient` computes them directly on arrays. Rules marked `wide` compute in fp32 in all formats.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from ascend_lab.operators.ops.operator import OPERATORS, Grads, Operator, get, r
 
 
 class Writer:
-    """The language of gradient rules: every operator is a method, and a few helpers are added."""
+    """The interface for gradient rules: every operator is a method, and there are some helpers."""
 
     def add_node(self, op: str, *inputs: Any, **attrs: Any) -> Any:
         """Execute or record an operator; return its output, or a tuple of several."""
@@ -35,7 +35,7 @@ class Writer:
         raise NotImplementedError
 
     def number(self, value: float, shape: formats.Shape, dtype: str) -> Any:
-        """Return the constant that holds one number everywhere."""
+        """Return a constant with one number everywhere."""
         raise NotImplementedError
 
     def kept(self, tensor: Any) -> Any:
@@ -51,11 +51,11 @@ class Writer:
         return self.in_format(x, "fp32") if x.type.dtype in expressions.NARROW else x
 
     def in_format(self, x: Any, dtype: str) -> Any:
-        """Return x in a format, cast where it has another."""
+        """Return x in a format, cast if needed."""
         return x if x.type.dtype == dtype else self.cast(x, dtype=dtype)
 
     def shaped(self, x: Any, shape: Sequence[int]) -> Any:
-        """Return x in another shape of as many elements."""
+        """Return x reshaped to a shape with the same number of elements."""
         return x if x.shape == tuple(shape) else self.reshape(x, shape=tuple(shape))
 
     def stretched(self, x: Any, shape: formats.Shape) -> Any:
@@ -76,8 +76,8 @@ class Writer:
     def channel_sums(self, x: Any) -> Any:
         """Return the sum of each channel of (n, c, h, w) as (1, c, 1, 1), in two steps.
 
-        The first step adds the rows of pixels to each other, (n, c, h, w) -> (n, c, 1, w). Its
-        n * c * w sums are independent, so every core gets some. The second adds what is left.
+        The first step adds up rows of pixels, (n, c, h, w) -> (n, c, 1, w). Its n * c * w sums are
+        independent, so that all cores are used. The second step adds up the remaining axes.
         """
         # (n, c, h, w): first over axis 2, then over axes 0 and 3.
         inner = tuple(range(2, len(x.shape)))
@@ -104,9 +104,9 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One use of an operator, as the backward pass sees it: tensors, their gradients, attributes.
+    """The use of an operator in a graph, with the gradients of its outputs.
 
-    `wanted` tells for each input whether anybody needs its gradient.
+    `needs_gradient` is true for the inputs whose gradients are used.
     """
 
     net: Writer
@@ -115,20 +115,20 @@ class Site:
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
     grads: tuple[Any, ...]
-    wanted: tuple[bool, ...]
+    needs_gradient: tuple[bool, ...]
     attrs: dict[str, Any]
     wide: bool = False
 
-    def _seen(self, value: Any) -> Any:
+    def _widened(self, value: Any) -> Any:
         return self.net.wide(value) if self.wide else value
 
     def x(self, place: int = 0) -> Any:
-        """Return an input, kept from the forward pass or recomputed."""
-        return self._seen(self.net.kept(self.inputs[place]))
+        """Return an input of the forward pass."""
+        return self._widened(self.net.kept(self.inputs[place]))
 
     def y(self, place: int = 0) -> Any:
-        """Return an output, kept from the forward pass or recomputed."""
-        return self._seen(self.net.kept(self.outputs[place]))
+        """Return an output of the forward pass."""
+        return self._widened(self.net.kept(self.outputs[place]))
 
     @property
     def g(self) -> Any:
@@ -136,7 +136,7 @@ class Site:
         if self.grads[0] is None:
             needed = f"a gradient of the first output of {self.name}"
             raise UnsupportedError(needed, "of others only", "use the first output in the loss")
-        return self._seen(self.grads[0])
+        return self._widened(self.grads[0])
 
     def kind(self, place: int = 0) -> Any:
         """Return the type of an input."""
@@ -152,11 +152,11 @@ class Site:
         return self.net.kind(self.outputs[place])
 
 
-def written(operator: Operator, site: Site) -> list[Any]:
+def input_gradients(operator: Operator, site: Site) -> list[Any]:
     """Return the gradients of an operator's inputs, each in the format of its input.
 
-    An entry is None where the gradient is not wanted or does not exist. Raises `UnsupportedError`
-    for an operator without a rule.
+    An entry is None if the gradient is not used or does not exist. Raises `UnsupportedError` for an
+    operator without a rule.
     """
     if operator.backward is None:
         raise UnsupportedError(
@@ -167,14 +167,14 @@ def written(operator: Operator, site: Site) -> list[Any]:
     input_grads: Grads = operator.backward(site)
     return [
         site.net.in_format(grad, site.kind(i).dtype) if want and grad is not None else None
-        for i, (grad, want) in enumerate(zip(input_grads, site.wanted, strict=True))
+        for i, (grad, want) in enumerate(zip(input_grads, site.needs_gradient, strict=True))
     ]
 
 
-def added(s: Site, grad: Any, indices: Any, axis: int, size: int) -> Any:
-    """Return the gradient of a gather: zeros of `size` along `axis`, plus `grad` at the indices.
+def scatter_gradient(s: Site, grad: Any, indices: Any, axis: int, size: int) -> Any:
+    """Return the gradient of a gather: zeros of `size` along `axis`, with `grad` added at indices.
 
-    Equal indices add up: a row that was gathered twice receives both gradients.
+    Gradients of equal indices are added up: a row that was gathered twice gets both.
     """
     net = s.net
     width = len(indices.shape)
@@ -198,7 +198,7 @@ def added(s: Site, grad: Any, indices: Any, axis: int, size: int) -> Any:
 
 # -- gradients computed immediately on NumPy arrays ------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _ArrayType:
     shape: formats.Shape
     dtype: str
 
@@ -214,12 +214,12 @@ class _Array:
         return self.values.shape
 
     @property
-    def type(self) -> _Kind:
-        return _Kind(self.values.shape, formats.format_of(self.values))
+    def type(self) -> _ArrayType:
+        return _ArrayType(self.values.shape, formats.format_of(self.values))
 
 
-class _Arrays(Writer):
-    """Computes each operator immediately: fp64 arrays by the formula, others by the reference."""
+class _ArrayWriter(Writer):
+    """Computes each operator directly: on fp64 arrays by the formula, else by the reference."""
 
     def add_node(self, op: str, *inputs: _Array, **attrs: Any) -> Any:
         operator = get(op)
@@ -249,29 +249,31 @@ def gradient(
     outputs: Sequence[formats.Values],
     **attrs: Any,
 ) -> tuple[formats.Values | None, ...]:
-    """Return d(loss)/d(input) for each input, None where there is none, from d(loss)/d(output).
+    """Return d(loss)/d(input) for each input, computed from d(loss)/d(output) on arrays.
 
-    Raises `UnsupportedError` for an operator without a rule.
+    An entry is None if the input has no gradient. Raises `UnsupportedError` for an operator without
+    a rule.
     """
     op = resolve(operator)
     input_tensors = tuple(map(_Array, inputs))
     output_tensors = tuple(map(_Array, outputs))
     output_grads = tuple(None if g is None else _Array(g) for g in grads)
     # Indices and labels are whole numbers: they have no slope.
-    wanted = tuple(a.dtype.kind not in "iu" for a in inputs)
+    needs_gradient = tuple(a.dtype.kind not in "iu" for a in inputs)
     settings = op.settings(attrs)
     site = Site(
-        _Arrays(),
+        _ArrayWriter(),
         op.name,
         op.name,
         input_tensors,
         output_tensors,
         output_grads,
-        wanted,
+        needs_gradient,
         settings,
         op.wide,
     )
     with np.errstate(all="ignore"):
         return tuple(
-            None if input_grad is None else input_grad.values for input_grad in written(op, site)
+            None if input_grad is None else input_grad.values
+            for input_grad in input_gradients(op, site)
         )

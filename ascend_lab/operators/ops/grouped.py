@@ -1,13 +1,15 @@
-"""Grouped products, one for each group of rows, in one kernel: y[rows of g] = x[rows of g] w[g].
+"""Grouped products: one kernel that multiplies each group of rows with a matrix of its own.
+
+    y[rows of g] = x[rows of g] w[g]
 
 In a mixture of experts the rows are sorted by expert, and each expert has a matrix. Some groups run
-side by side, each on an equal share of the cores and with a tiling of its own. Groups are sorted by
-their number of rows, so that those side by side take about as long. How many run side by side is
-decided by timing: with few, many cores divide one matrix; with many, all cores stay busy although
-each group has few rows.
+at the same time, each on an equal share of the cores and with its own tiling. Groups are sorted by
+their number of rows, so that those at the same time take about equally long. The number of groups
+at the same time is chosen by simulation: with few groups many cores divide one matrix, and with
+many groups all cores are busy although each group has few rows.
 
-x (K1, M1, 16, C0) and y (N1, M1, 16, 16) are fractals, the rows of each group filled up to whole
-ones; w is (K1, N1, 16, C0) group after group.
+x (K1, M1, 16, C0) and y (N1, M1, 16, 16) are in fractals, with the rows of each group padded to
+multiples of 16. w is (K1, N1, 16, C0), one group after another.
 """
 
 from dataclasses import dataclass, replace
@@ -23,9 +25,9 @@ from ascend_lab.operators.kernels.gemm_schedule import GemmSchedule
 
 @dataclass(frozen=True, slots=True)
 class GroupedShape:
-    """Rows of each group (0: none), k, n and formats of a grouped product.
+    """The rows of each group (0: the group is empty), and k, n and formats of a grouped product.
 
-    Raises `InputError` where no group has a row, or as `GemmShape`.
+    Raises `InputError` if all groups are empty, and the errors of `GemmShape`.
     """
 
     rows: tuple[int, ...]
@@ -35,7 +37,7 @@ class GroupedShape:
     out_dtype: str = ""
 
     def __post_init__(self) -> None:
-        """Check the rows; `whole` checks the rest."""
+        """Check the rows; `whole` checks the other fields."""
         if not any(self.rows) or min(self.rows) < 0:
             raise InputError("rows of at least one group", str(self.rows), "give whole numbers")
         object.__setattr__(self, "out_dtype", self.whole.out_dtype)
@@ -47,7 +49,7 @@ class GroupedShape:
 
     @property
     def whole(self) -> GemmShape:
-        """x and y as those of one product."""
+        """The single product that has all rows of x and y."""
         m = sum(self.heights) * isa.FRACTAL
         return GemmShape(m, self.k, self.n, self.dtype, self.out_dtype)
 
@@ -55,32 +57,32 @@ class GroupedShape:
 def grouped_kernel(
     shape: GroupedShape, chip: Chip, beside: int, epilogue: Epilogue | None = None
 ) -> isa.Kernel:
-    """Return the kernel that runs `beside` groups side by side, with one phase for each such set.
+    """Return the kernel that runs `beside` groups at the same time, in one phase after another.
 
-    Operands of an epilogue have a tensor for each group, named with its number ("bias3"). Raises as
-    `gemm_launch`.
+    Operands of an epilogue have a tensor for each group, named with its number ("bias3"). Raises
+    the errors of `gemm_launch`.
     """
     phases = []
-    for number, turn in enumerate(_turns(shape, beside)):
+    for number, groups in enumerate(_phase_groups(shape, beside)):
         launches = [
-            _group_launch(shape, g, _chip_share(chip, len(turn)), chip, epilogue) for g in turn
+            _group_launch(shape, g, _chip_share(chip, len(groups)), chip, epilogue) for g in groups
         ]
         parts = tuple(part for launch in launches for part in launch.parts)
         phases.append(isa.Launch(f"groups_{number * beside}", parts, launches[0].mix))
-    filled = sum(rows > 0 for rows in shape.rows)
-    return isa.Kernel(f"grouped_{filled}x{shape.k}x{shape.n}", tuple(phases))
+    nonempty = sum(rows > 0 for rows in shape.rows)
+    return isa.Kernel(f"grouped_{nonempty}x{shape.k}x{shape.n}", tuple(phases))
 
 
-def _turns(shape: GroupedShape, beside: int) -> list[list[int]]:
-    """Return the sets of groups that run side by side, those with most rows first.
+def _phase_groups(shape: GroupedShape, beside: int) -> list[list[int]]:
+    """Return the groups of each phase, those with most rows first.
 
-    Rows (10, 0, 90, 40) and two side by side give [[2, 3], [0]]: group 1 is empty.
+    Rows (10, 0, 90, 40) with two groups at a time give [[2, 3], [0]]: group 1 is empty.
     """
     # rows 10, 0, 90, 40 are 1, 0, 6 and 3 fractals of 16
     heights = shape.heights
-    filled = [g for g, height in enumerate(heights) if height]
-    filled.sort(key=lambda g: -heights[g])  # stable: equal groups stay in order
-    return [filled[first : first + beside] for first in range(0, len(filled), beside)]
+    nonempty = [g for g, height in enumerate(heights) if height]
+    nonempty.sort(key=lambda g: -heights[g])  # stable: equal groups stay in order
+    return [nonempty[first : first + beside] for first in range(0, len(nonempty), beside)]
 
 
 def _chip_share(chip: Chip, parts: int) -> Chip:
@@ -93,7 +95,7 @@ def _chip_share(chip: Chip, parts: int) -> Chip:
     return replace(chip, core_count=chip.core_count // parts, l2=l2, device_memory=memory)
 
 
-def _promising(
+def _best_estimate(
     shape: GroupedShape, group: int, share: Chip, epilogue: Epilogue | None
 ) -> tuple[float, GemmSchedule]:
     """Return the lowest estimate for a group on its share of the cores, with its schedule."""
@@ -105,9 +107,9 @@ def _promising(
 def _estimate(shape: GroupedShape, chip: Chip, beside: int, epilogue: Epilogue | None) -> float:
     """Return the estimated cycles of a kernel: in each phase all wait for the slowest group."""
     total = 0.0
-    for turn in _turns(shape, beside):
-        share = _chip_share(chip, len(turn))
-        total += max(_promising(shape, g, share, epilogue)[0] for g in turn)
+    for groups in _phase_groups(shape, beside):
+        share = _chip_share(chip, len(groups))
+        total += max(_best_estimate(shape, g, share, epilogue)[0] for g in groups)
     return total
 
 
@@ -117,7 +119,7 @@ def _group_launch(
     """Return the product of one group on its share of the cores."""
     heights = shape.heights
     all_rows = shape.whole
-    _, schedule = _promising(shape, group, share, epilogue)
+    _, schedule = _best_estimate(shape, group, share, epilogue)
     _, k1, n1 = all_rows.fractals
     # the product of all rows, restricted to this group's rows (begin, count) and all columns
     area = (sum(heights[:group]), heights[group]), (0, n1)
@@ -129,21 +131,22 @@ def _group_launch(
     return isa.renamed(launch, names, b=(group * size, len(heights) * size))
 
 
-TIMED = 2
-"""So many candidates with the lowest estimates are timed."""
+TIMED_CANDIDATES = 2
+"""Number of candidates with the lowest estimates that are simulated."""
 
 
 def default_grouped(
     shape: GroupedShape, chip: Chip, epilogue: Epilogue | None = None
 ) -> isa.Kernel:
-    """Return the quickest of the `TIMED` kernels with the lowest estimates.
+    """Return the fastest of the `TIMED_CANDIDATES` kernels with the lowest estimates.
 
-    The candidates run as many groups side by side as divide the number of cores, or all groups.
+    The candidates run a number of groups at the same time that divides the number of cores, or all
+    groups.
     """
     cores = chip.core_count
-    filled = sum(rows > 0 for rows in shape.rows)
+    nonempty = sum(rows > 0 for rows in shape.rows)
     # 32 cores and 6 groups with rows: 1, 2, 4 and 6 side by side are tried.
-    numbers = [n for n in range(1, min(cores, filled) + 1) if cores % n == 0 or n == filled]
+    numbers = [n for n in range(1, min(cores, nonempty) + 1) if cores % n == 0 or n == nonempty]
     numbers.sort(key=lambda n: _estimate(shape, chip, n, epilogue))
-    kernels = [grouped_kernel(shape, chip, n, epilogue) for n in numbers[:TIMED]]
+    kernels = [grouped_kernel(shape, chip, n, epilogue) for n in numbers[:TIMED_CANDIDATES]]
     return min(kernels, key=lambda kernel: simulate_kernel(kernel, chip).cycles)

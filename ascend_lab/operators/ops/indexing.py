@@ -1,7 +1,7 @@
-"""Operators with addresses known only at run time: gather, embedding, one_hot and scatter.
+"""Operators whose addresses are known only at run time: gather, embedding, one_hot, scatter.
 
-Indices are int32 and count from 0. With `from_end`, a gather also accepts negative indices, which
-count from the end. An index outside its tensor is an error; it does not wrap around.
+Indices are int32 and count from 0. With `from_end`, a gather also takes negative indices, which
+count from the end. An index outside its tensor is an error and does not wrap around.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ INDICES = (("indices", "int32"),)
 
 
 def _gather_kernel(call: Call, chip: Chip) -> isa.Kernel:
-    """Return the kernel that picks rows of a table; another axis is transposed to the front."""
+    """Return the kernel that gathers rows of a table; another axis is transposed to the front."""
     (x, indices) = call.shapes
     dtype = call.dtypes[0]
     gather_axis = forms.axis_of("gather", call.attrs.get("axis", 0), x)
@@ -81,7 +81,7 @@ def _gather(x: te.Tensor, indices: te.Tensor, *, axis: int, from_end: bool) -> t
     return te.transpose(rows, (*range(width, width + gather_axis), *range(width), *inner_axes))
 
 
-def _gather_slope(s: gradients.Site) -> Grads:
+def _gather_gradient(s: gradients.Site) -> Grads:
     axis = forms.axis_of("axis", s.attrs["axis"], s.shape())
     indices = s.x(1)
     size = s.shape()[axis]
@@ -92,7 +92,7 @@ def _gather_slope(s: gradients.Site) -> Grads:
         one = s.net.like(1, indices)
         is_negative = s.net.min(s.net.max(s.net.neg(indices), zero), one)
         indices = s.net.add(indices, s.net.mul(is_negative, s.net.like(size, indices)))
-    return gradients.added(s, s.g, indices, axis, size), None
+    return gradients.scatter_gradient(s, s.g, indices, axis, size), None
 
 
 def row_limit(x: Shape, *rest: Shape, axis: int = 0, **attrs: Any) -> int:
@@ -108,9 +108,9 @@ define(
     "the slices of x along an axis that indices name, in their order; from the end if asked",
     attrs={"axis": 0, "from_end": False},
     shape_rule=_gather_shape,
-    types=TypeRule(moving.ANY, INDICES),
+    types=TypeRule(moving.MOVABLE_FORMATS, INDICES),
     slicing=_gather_slices,
-    backward=_gather_slope,
+    backward=_gather_gradient,
     template=GATHER,
     traits=("moves",),
     weights=(0,),
@@ -143,7 +143,7 @@ define(
     shape_rule=_embedding_shape,
     types=TypeRule(forms.FLOATS, INDICES),
     slicing=_gather_slices,
-    backward=lambda s: (gradients.added(s, s.g, s.x(1), 0, s.shape()[0]), None),
+    backward=lambda s: (gradients.scatter_gradient(s, s.g, s.x(1), 0, s.shape()[0]), None),
     template=GATHER,
     weights=(0,),
     index_bounds={"indices": row_limit},
@@ -173,13 +173,13 @@ def _one_hot_kernel(call: Call, chip: Chip) -> isa.Kernel:
     index_count = forms.elements(call.shapes[0])
     attrs = call.attrs
     marks = rearrange.one_hot_launch(chip, index_count, attrs["depth"], attrs["dtype"])
-    on = attrs["on_value"]
-    off = attrs["off_value"]
-    if (on, off) == (1, 0):
+    on_value = attrs["on_value"]
+    off_value = attrs["off_value"]
+    if (on_value, off_value) == (1, 0):
         return isa.as_kernel(marks)
     marks_tensor = te.placeholder((index_count, attrs["depth"]), attrs["dtype"], "hot")
     # on 2, off -1: a mark of 1 becomes 1 * 3 - 1 = 2, a mark of 0 becomes -1.
-    scaled = te.renamed(te.vadds(te.vmuls(marks_tensor, on - off), off), "y")
+    scaled = te.renamed(te.vadds(te.vmuls(marks_tensor, on_value - off_value), off_value), "y")
     phases = te.lower(te.auto_schedule(scaled, chip)).phases
     return isa.Kernel("one_hot", (isa.renamed(marks, {"y": "hot"}), *phases))
 
@@ -229,12 +229,12 @@ def _scatter_slices(shapes: tuple[Shape, ...]) -> SliceRules:
 def _scatter(mode: str, x: te.Tensor, indices: te.Tensor, updates: te.Tensor) -> te.Tensor:
     # Indices (2, 3): 6 rows of updates in a row, as the kernel knows no shape of indices.
     count = forms.elements(indices.shape)
-    flat = te.reshape(indices, (count,))
-    return te.scatter(x, flat, te.reshape(updates, (count, *x.shape[1:])), mode)
+    flat_indices = te.reshape(indices, (count,))
+    return te.scatter(x, flat_indices, te.reshape(updates, (count, *x.shape[1:])), mode)
 
 
 def _replaced_rows(x: Values, indices: Values, updates: Values) -> Values:
-    """Return x with rows replaced one after the other: the last of equal indices wins."""
+    """Return x with rows replaced one after another: the last of equal indices counts."""
     result = x.copy()
     for index, row in zip(indices.ravel(), updates.reshape(-1, *x.shape[1:]), strict=True):
         result[index] = row
@@ -284,7 +284,7 @@ _register_scatter(
     _replaced_rows,
     None,
     "x with row indices[i] replaced by updates[i]; of equal indices the last wins",
-    types=TypeRule(moving.ANY, INDICES),
+    types=TypeRule(moving.MOVABLE_FORMATS, INDICES),
     tolerances=exact(),
 )
 _register_scatter(

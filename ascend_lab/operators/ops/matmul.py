@@ -1,15 +1,14 @@
-"""Matrix products on the cube: matmul, batched matmul with broadcast batches, gemm; their kernel.
+"""Matrix products on the cube: matmul, batch_matmul and gemm, and the choice of their schedules.
 
-The hand-written kernel divides K over grids of cores where that is quicker (split-K). A small
-product has fewer tiles of C than the chip has cores, or every core reads much of A and B for its
-few tiles. Then each grid of cores multiplies a part of K: the cube's phase stores partial sums, and
-a second phase on the vector unit adds them and computes the epilogue.
+A kernel can divide K over groups of cores (split-K). This helps if a product has fewer tiles of C
+than the chip has cores, or if every core reads much of A and B for its few tiles. Each group then
+multiplies a part of K: the cube's phase stores partial sums, and a second phase on the vector unit
+adds them and applies the epilogue.
 
-Cores seldom finish together: with 40 tiles on 32 cores, 8 cores compute a second tile while 24
-wait. This kernel leaves it at that. Stream-K (CUTLASS, CATLASS) would divide K of those last 8
-tiles over all cores.
+The last tiles are not balanced: with 40 tiles on 32 cores, 8 cores compute a second tile while 24
+wait. Stream-K (CUTLASS, CATLASS) would divide K of those last 8 tiles over all cores.
 
-The default schedule is the quickest of a few that look best in closed form, timed by simulation.
+The default schedule is the fastest in simulation of a few that have the lowest estimates.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -36,11 +35,11 @@ from ascend_lab.operators.ops.operator import Example, Grads, define
 from ascend_lab.operators.ops.slicing import AxisRule, Reduction, SliceRules, Source, following
 
 SUMS = rounded(fp32_ulps=64, atol=2.0**-14)
-"""fp32 sums of k products err by up to k units of the largest partial sum: hence `atol`."""
+"""Sums of k products in fp32 have errors of up to k units of the largest partial sum: `atol`."""
 
 
 def cube_result(main: str, attrs: Mapping[str, Any]) -> str:
-    """Return the output format: out_dtype, else the operands' (int32 for int8)."""
+    """Return the output format: out_dtype if it is given, else the operands' (int8: int32)."""
     allowed = ("int32",) if main == "int8" else (main, "fp32")
     out_dtype = attrs.get("out_dtype") or allowed[0]
     if out_dtype not in allowed:
@@ -77,38 +76,38 @@ def _batches(a: Shape, b: Shape, *, trans_a: bool, trans_b: bool, **attrs: Any) 
     return product_shape(a, b, trans_a, trans_b)
 
 
-def turned(x: Values, trans: bool) -> Values:
-    """Return x with its last two axes exchanged if `trans`."""
+def transposed_if(x: Values, trans: bool) -> Values:
+    """Return x, with its last two axes exchanged if `trans`."""
     return np.swapaxes(x, -1, -2) if trans else x
 
 
 def product(a: Values, b: Values, *, trans_a: bool, trans_b: bool, **attrs: Any) -> Values:
     """Return the matrix product in NumPy."""
-    result: Values = turned(a, trans_a) @ turned(b, trans_b)
+    result: Values = transposed_if(a, trans_a) @ transposed_if(b, trans_b)
     return result
 
 
-def slopes(s: gradients.Site, op: str, grad: Any, turn_a: bool, turn_b: bool) -> Grads:
+def product_gradients(s: gradients.Site, op: str, grad: Any, trans_a: bool, trans_b: bool) -> Grads:
     """Return dA = G B^T and dB = A^T G, each in the orientation in which A and B are stored.
 
-    If B is stored as B^T, its gradient is G^T A. No transpose operator is needed: operator `op`
-    itself reads transposed operands. B is usually the weight, so its gradient is written first.
+    If B is stored as B^T, its gradient is G^T A. No transposes are needed, because operator `op`
+    reads transposed operands. B is usually the weight, so its gradient comes first.
     """
     net = s.net
     grad_a = None
     grad_b = None
     grad = net.in_format(grad, s.kind().dtype)
-    if s.wanted[1]:
-        b = (grad, s.x(0)) if turn_b else (s.x(0), grad)
+    if s.needs_gradient[1]:
+        b = (grad, s.x(0)) if trans_b else (s.x(0), grad)
         # dB = A^T G or, if b holds B^T, G^T A; `turn_a` says that a holds A^T
-        transposed = (True, turn_a) if turn_b else (not turn_a, False)
-        grad_b = net.add_node(op, *b, trans_a=transposed[0], trans_b=transposed[1])
+        flags = (True, trans_a) if trans_b else (not trans_a, False)
+        grad_b = net.add_node(op, *b, trans_a=flags[0], trans_b=flags[1])
         grad_b = net.summed_to(grad_b, s.shape(1))
     # dA = G B^T; if a holds A^T, its gradient is B G^T.
-    if s.wanted[0]:
-        a = (s.x(1), grad) if turn_a else (grad, s.x(1))
-        transposed = (turn_b, True) if turn_a else (False, not turn_b)
-        grad_a = net.add_node(op, *a, trans_a=transposed[0], trans_b=transposed[1])
+    if s.needs_gradient[0]:
+        a = (s.x(1), grad) if trans_a else (grad, s.x(1))
+        flags = (trans_b, True) if trans_a else (False, not trans_b)
+        grad_a = net.add_node(op, *a, trans_a=flags[0], trans_b=flags[1])
         grad_a = net.summed_to(grad_a, s.shape(0))
     return grad_a, grad_b
 
@@ -116,28 +115,30 @@ def slopes(s: gradients.Site, op: str, grad: Any, turn_a: bool, turn_b: bool) ->
 def matmul_rules(a: Shape, b: Shape, trans_a: bool, trans_b: bool, **others: Any) -> SliceRules:
     """Return rules: batch axes, rows and columns are free; pieces of the inner axis are summed."""
     out_shape = product_shape(a, b, trans_a, trans_b)
-    batch = following((a[:-2], b[:-2]), out_shape[:-2])
+    batch_sources = following((a[:-2], b[:-2]), out_shape[:-2])
     # positions of the axes m and k in a, then n and k in b
     row, inner_a = (len(a) - 1, len(a) - 2) if trans_a else (len(a) - 2, len(a) - 1)
     column, inner_b = (len(b) - 2, len(b) - 1) if trans_b else (len(b) - 1, len(b) - 2)
-    last = len(out_shape) - 1
+    column_axis = len(out_shape) - 1
     axes = (
-        *(AxisRule(i, "free", sources, (i,)) for i, sources in enumerate(batch)),
-        AxisRule(last - 1, "free", (Source(0, row),), (last - 1,)),
-        AxisRule(last, "free", (Source(1, column),), (last,)),
+        *(AxisRule(i, "free", sources, (i,)) for i, sources in enumerate(batch_sources)),
+        AxisRule(column_axis - 1, "free", (Source(0, row),), (column_axis - 1,)),
+        AxisRule(column_axis, "free", (Source(1, column),), (column_axis,)),
     )
     return SliceRules("CubeMatmul", axes, (Reduction(((0, inner_a), (1, inner_b)), "sum"),))
 
 
-def batched(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, out_dtype: str | None) -> Tensor:
-    """Return a @ b with batches broadcast explicitly."""
+def batched_product(
+    a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, out_dtype: str | None
+) -> Tensor:
+    """Return a @ b, with batch axes broadcast to a common shape."""
     batch = forms.broadcast_shape("batches", a.shape[:-2], b.shape[:-2])
-    left, right = (te.broadcast(t, (*batch, *t.shape[-2:])) for t in (a, b))
-    return te.matmul(left, right, trans_a, trans_b, out_dtype)
+    stretched_a, stretched_b = (te.broadcast(t, (*batch, *t.shape[-2:])) for t in (a, b))
+    return te.matmul(stretched_a, stretched_b, trans_a, trans_b, out_dtype)
 
 
 _ATTRS = {"trans_a": False, "trans_b": False, "out_dtype": None}
-_SIDES = ((1, 1, 1), (16, 16, 16), (17, 33, 31), (32, 64, 48), (5, 130, 7))
+_SIZES = ((1, 1, 1), (16, 16, 16), (17, 33, 31), (32, 64, 48), (5, 130, 7))
 
 
 def _register(name: str, summary: str, rule: Any, examples: tuple[Example, ...]) -> None:
@@ -145,14 +146,14 @@ def _register(name: str, summary: str, rule: Any, examples: tuple[Example, ...])
         name,
         ("a", "b"),
         product,
-        batched,
+        batched_product,
         summary,
         outputs=("c",),
         attrs=_ATTRS,
         shape_rule=rule,
         types=CUBE_TYPES,
         slicing=lambda shapes, **attrs: matmul_rules(*shapes, **attrs),
-        backward=lambda s: slopes(s, s.op, s.g, s.attrs["trans_a"], s.attrs["trans_b"]),
+        backward=lambda s: product_gradients(s, s.op, s.g, s.attrs["trans_a"], s.attrs["trans_b"]),
         traits=("product",),
         weights=(0, 1),
         tolerances=SUMS,
@@ -165,7 +166,7 @@ _register(
     "c = a b for a (m, k), b (k, n); trans_a, trans_b: stored (k, m), (n, k)",
     _matrices,
     (
-        *(Example(((m, k), (k, n))) for m, k, n in _SIDES),
+        *(Example(((m, k), (k, n))) for m, k, n in _SIZES),
         Example(((33, 17), (33, 5)), {"trans_a": True}),
         Example(((17, 33), (5, 33)), {"trans_b": True}),
         Example(((40, 24), (8, 40)), {"trans_a": True, "trans_b": True}),
@@ -202,12 +203,12 @@ def _gemm_values(
 
 
 def _gemm(
-    a: Tensor, b: Tensor, bias: Tensor, *, alpha: float, beta: float, **turns: bool
+    a: Tensor, b: Tensor, bias: Tensor, *, alpha: float, beta: float, **transposes: bool
 ) -> Tensor:
     """Return alpha a b + beta bias, scaled and added in fp32 and rounded once."""
-    total = te.matmul(a, b, turns["trans_a"], turns["trans_b"], "fp32")
-    wide_bias = te.broadcast(te.cast_to(bias, "fp32"), total.shape)
-    scaled = total if alpha == 1 else te.vmuls(total, alpha)
+    sums = te.matmul(a, b, transposes["trans_a"], transposes["trans_b"], "fp32")
+    wide_bias = te.broadcast(te.cast_to(bias, "fp32"), sums.shape)
+    scaled = sums if alpha == 1 else te.vmuls(sums, alpha)
     return narrow(te.vadd(scaled, wide_bias if beta == 1 else te.vmuls(wide_bias, beta)), a.dtype)
 
 
@@ -218,9 +219,14 @@ def _gemm_slices(
     rules = matmul_rules(a, b, trans_a, trans_b)
     out_shape = product_shape(a, b, trans_a, trans_b)
     # A bias (n,) is cut with the columns, a bias (m, n) with rows and columns.
-    extra = following((bias,), out_shape)
+    bias_sources = following((bias,), out_shape)
     axes = tuple(
-        AxisRule(r.axis, r.kind, (*r.sources, *(Source(2, s.axis) for s in extra[r.axis])), r.joins)
+        AxisRule(
+            r.axis,
+            r.kind,
+            (*r.sources, *(Source(2, s.axis) for s in bias_sources[r.axis])),
+            r.joins,
+        )
         for r in rules.axes
     )
     return SliceRules("CubeMatmul", axes)
@@ -232,9 +238,9 @@ def _gemm_slopes(s: gradients.Site) -> Grads:
     alpha = s.attrs["alpha"]
     beta = s.attrs["beta"]
     # A bias (n,) was added to each of m rows: its gradient is the sum of these rows.
-    bias = net.scaled(net.summed_to(s.g, s.shape(2)), beta) if s.wanted[2] else None
-    turns = s.attrs["trans_a"], s.attrs["trans_b"]
-    return *slopes(s, "matmul", net.scaled(s.g, alpha), *turns), bias
+    bias = net.scaled(net.summed_to(s.g, s.shape(2)), beta) if s.needs_gradient[2] else None
+    flags = s.attrs["trans_a"], s.attrs["trans_b"]
+    return *product_gradients(s, "matmul", net.scaled(s.g, alpha), *flags), bias
 
 
 define(
@@ -262,20 +268,22 @@ define(
 
 # -- the kernel ------------------------------------------------------------------------------------
 Finish = Callable[[Tensor], Tensor]
-"""The epilogue of a divided K: from sums (N1, M1, 16, 16) in the accumulator's format to C."""
-SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
-"""Numbers of parts of K that are tried."""
-ABOVE = 1.25
-"""Dividing K is tried for products whose time is more than 1.25 times their lower bound."""
-LEAST = 8
+"""The epilogue of split-K: from sums (N1, M1, 16, 16) in the accumulator's format to C."""
+K_PARTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
+"""Numbers of parts of K to try."""
+SPLIT_K_THRESHOLD = 1.25
+"""Split-K is tried for products whose time is more than 1.25 times their lower bound."""
+SMALLEST_PART_FRACTALS = 8
 """The smallest part of K, in fractals: 8 x 16 = 128 elements in fp16."""
-ADDING = 500
-"""Estimated cycles of the summing phase beyond its loads: its start, and its end."""
-DEPTHS = ((5, 1), (5, 2), (6, 3), (3, 3))
-"""(K tile in fractals, K tiles in a stage) to try with the quickest tile of C. They are simulated
-because no closed form predicts well what the first load and the last drain cost."""
-TIMED = 3
-"""Divisions of K that are timed."""
+SUMMING_PHASE_CYCLES = 500
+"""Estimated cycles of the summing phase in addition to its loads."""
+K_TILINGS = ((5, 1), (5, 2), (6, 3), (3, 3))
+"""Pairs (K tile in fractals, K tiles per stage) to try with the best tile of C.
+
+They are simulated, because the estimates do not model the first load and the last store well.
+"""
+TIMED_SPLITS = 3
+"""Number of split-K schedules that are simulated."""
 
 
 @lru_cache(32)
@@ -288,8 +296,9 @@ def product_kernel(
 ) -> isa.Kernel:
     """Return the kernel of a product with output "c".
 
-    It has one phase with the `epilogue`. Where K is divided, further phases add the partial sums
-    and apply `finish` instead, by default a cast to the output's format. Raises as `gemm_launch`.
+    Without split-K it has one phase with the `epilogue`. With split-K, further phases add the
+    partial sums and apply `finish` instead, by default a cast to the output's format. Raises the
+    errors of `gemm_launch`.
     """
     if schedule.split_k == 1:
         launch = gemm.gemm_launch(shape, chip, schedule, epilogue)
@@ -318,11 +327,11 @@ def default_product(
     warm: frozenset[str] = frozenset(),
     start: Start = "cold",
 ) -> GemmSchedule:
-    """Return the quickest of the schedules that look best, on an L2 that holds tensors `warm`.
+    """Return the fastest schedule in simulation, with the tensors `warm` in L2.
 
-    On chips with separate cube and vector cores a kernel that divides K needs both kinds, which
-    costs more cycles at its `start`. K is not divided if there is an epilogue but no `finish` that
-    could apply it to the summed parts. Raises as `default_schedule`.
+    On chips with separate cube and vector cores, a split-K kernel needs both kinds of cores, which
+    makes its `start` longer. Split-K is not tried if there is an epilogue but no `finish` to apply
+    it to the sums. Raises the errors of `default_schedule`.
     """
 
     def cycles(schedule: GemmSchedule) -> int:
@@ -330,29 +339,29 @@ def default_product(
         return warm_cycles(kernel, chip, warm, start)
 
     estimates = default_schedules.promising(shape, chip, epilogue, warm)
-    timed = {s: cycles(s) for _, s in estimates}
-    best = min(timed, key=timed.__getitem__)
-    for fractals, step in DEPTHS:
-        deeper = replace(best, base_k=fractals * isa.c0_of(shape.dtype), step_k=step)
+    cycles_of = {s: cycles(s) for _, s in estimates}
+    best = min(cycles_of, key=cycles_of.__getitem__)
+    for fractals, step in K_TILINGS:
+        k_tiled = replace(best, base_k=fractals * isa.c0_of(shape.dtype), step_k=step)
         with suppress(CapacityError):
-            timed[deeper] = cycles(deeper)
+            cycles_of[k_tiled] = cycles(k_tiled)
     # K is divided only if the bound leaves something to gain, and if even a divided product at the
     # bound, with one synchronisation of all cores between its phases, would win
-    quickest = min(timed.values())
-    least = least_cycles(shape, chip, warm)
-    if quickest - start_cycles(chip, start) <= ABOVE * least:
-        return min(timed, key=timed.__getitem__)
+    best_cycles = min(cycles_of.values())
+    bound_cycles = least_cycles(shape, chip, warm)
+    if best_cycles - start_cycles(chip, start) <= SPLIT_K_THRESHOLD * bound_cycles:
+        return min(cycles_of, key=cycles_of.__getitem__)
     vector_start_cycles = 0 if chip.combined else round(chip.mix_start_s * chip.clock_hz)
-    least_divided_cycles = (
-        start_cycles(chip, start, vector_start_cycles) + least + chip.all_cores_cycles
+    split_bound_cycles = (
+        start_cycles(chip, start, vector_start_cycles) + bound_cycles + chip.all_cores_cycles
     )
-    if (epilogue is None or finish is not None) and least_divided_cycles < quickest:
-        for _, schedule in divided(shape, chip, estimates[0][0], warm):
+    if (epilogue is None or finish is not None) and split_bound_cycles < best_cycles:
+        for _, schedule in split_k_schedules(shape, chip, estimates[0][0], warm):
             try:
-                timed[schedule] = cycles(schedule)
+                cycles_of[schedule] = cycles(schedule)
             except AscendLabError:  # the summing phase or `finish` has no schedule: keep K whole
                 break
-    return min(timed, key=timed.__getitem__)
+    return min(cycles_of, key=cycles_of.__getitem__)
 
 
 def _share(chip: Chip, parts: int) -> Chip:
@@ -364,18 +373,21 @@ def _share(chip: Chip, parts: int) -> Chip:
     return replace(chip, core_count=chip.core_count // parts, l2=l2, device_memory=memory)
 
 
-def divided(
-    shape: GemmShape, chip: Chip, below: float, warm: frozenset[str] = frozenset()
+def split_k_schedules(
+    shape: GemmShape, chip: Chip, limit_cycles: float, warm: frozenset[str] = frozenset()
 ) -> tuple[tuple[float, GemmSchedule], ...]:
-    """Return the best `TIMED` (estimated cycles, schedule) with K divided, those under `below`."""
+    """Return pairs (estimated cycles, split-K schedule), the best first.
+
+    At most `TIMED_SPLITS` are returned, all with estimates below `limit_cycles`.
+    """
     m1, k1, n1 = shape.fractals
-    loads = chip.path("GM", "UB").rate_bytes_per_cycle * chip.cores_of("vector")
+    load_bytes_per_cycle = chip.path("GM", "UB").rate_bytes_per_cycle * chip.cores_of("vector")
     # each part stores C once in fp32, 4 bytes an element, and the summing phase loads it again
-    adding_cycles = m1 * n1 * isa.FRACTAL * isa.FRACTAL * 4 / loads
+    adding_cycles = m1 * n1 * isa.FRACTAL * isa.FRACTAL * 4 / load_bytes_per_cycle
     estimates = []
-    for parts in SPLITS:
+    for parts in K_PARTS:
         # K of 1024 is 64 fractals: at most 8 parts of 8 fractals.
-        if parts <= min(chip.core_count, k1 // LEAST):
+        if parts <= min(chip.core_count, k1 // SMALLEST_PART_FRACTALS):
             # one part: k / parts on a share of the chip, with unrounded sums as its output
             share_shape = replace(
                 shape, k=-(-shape.k // parts), out_dtype=isa.ACCUMULATOR[shape.dtype]
@@ -384,27 +396,35 @@ def divided(
                 share_shape, _share(chip, parts), None, warm, 1
             )[0]
             estimates.append(
-                (cycles + parts * adding_cycles + ADDING, replace(schedule, split_k=parts))
+                (
+                    cycles + parts * adding_cycles + SUMMING_PHASE_CYCLES,
+                    replace(schedule, split_k=parts),
+                )
             )
     estimates.sort(key=lambda pair: pair[0])
-    return tuple(pair for pair in estimates[:TIMED] if pair[0] < below)
+    return tuple(pair for pair in estimates[:TIMED_SPLITS] if pair[0] < limit_cycles)
 
 
 def least_cycles(shape: GemmShape, chip: Chip, warm: Collection[str] = ()) -> float:
     """Return a lower bound on cycles: max(macs / peak macs per cycle, cold bytes / memory rate)."""
     sizes = {"a": shape.m * shape.k, "b": shape.k * shape.n}
-    cold = sum(size for name, size in sizes.items() if name not in warm)
-    memory = cold * DTYPE_BYTES[shape.dtype] / chip.device_memory.rate_bytes_per_s * chip.clock_hz
+    cold_elements = sum(size for name, size in sizes.items() if name not in warm)
+    memory_cycles = (
+        cold_elements
+        * DTYPE_BYTES[shape.dtype]
+        / chip.device_memory.rate_bytes_per_s
+        * chip.clock_hz
+    )
     macs = shape.ops // 2
     # 1024^3 on a 910A in fp16: 2^30 macs / (4096 * 32 a cycle) = 8192 cycles; reading a and b, 4.2
     # MB at 1.2 kB a cycle, takes less than half of that.
-    return max(macs / (chip.macs_per_cycle(shape.dtype) * chip.core_count), memory)
+    return max(macs / (chip.macs_per_cycle(shape.dtype) * chip.core_count), memory_cycles)
 
 
 def warm_cycles(
     kernel: isa.Kernel, chip: Chip, warm: Collection[str], start: Start = "cold"
 ) -> int:
-    """Return the cycles of a kernel, start included, on an L2 that has read the `warm` tensors."""
+    """Return the cycles of a kernel, including its start, with the `warm` tensors in L2."""
     tensors = kernel.tensors
     in_l2 = {b.name for b in tensors if not {b.name, base_name(b)}.isdisjoint(warm)}
     timeline = simulate_kernel(kernel, chip, DeviceMemory.holding(chip, tensors, in_l2))

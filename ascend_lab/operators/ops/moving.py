@@ -1,4 +1,4 @@
-"""Operators that move data and compute nothing: transpose, reshape, expand, slice, pad, concat."""
+"""Operators that move data without computing: transpose, reshape, expand, slice, pad, concat."""
 
 import math
 from itertools import accumulate, pairwise
@@ -22,7 +22,7 @@ from ascend_lab.operators.ops.formats import (
     is_whole,
     span,
 )
-from ascend_lab.operators.ops.gradients import Site, added
+from ascend_lab.operators.ops.gradients import Site, scatter_gradient
 from ascend_lab.operators.ops.operator import REQUIRED, Call, Example, Grads, Template, define
 from ascend_lab.operators.ops.slicing import (
     Adjust,
@@ -34,12 +34,12 @@ from ascend_lab.operators.ops.slicing import (
     Window,
 )
 
-ANY = tuple(d for d in DTYPE_BYTES if d != "uint8")
+MOVABLE_FORMATS = tuple(d for d in DTYPE_BYTES if d != "uint8")
 _EXACT = exact()
 
 
 # -- transpose ------------------------------------------------------------------------------------
-def _order(perm: Any, shape: Shape) -> tuple[int, ...]:
+def _axis_order(perm: Any, shape: Shape) -> tuple[int, ...]:
     """Return the permutation counted from 0; None reverses the axes."""
     if perm is None:
         return tuple(range(len(shape)))[::-1]
@@ -55,21 +55,23 @@ def _order(perm: Any, shape: Shape) -> tuple[int, ...]:
 define(
     "transpose",
     ("x",),
-    lambda x, *, perm: x.transpose(_order(perm, x.shape)),
-    lambda x, *, perm: te.transpose(x, _order(perm, x.shape)),
+    lambda x, *, perm: x.transpose(_axis_order(perm, x.shape)),
+    lambda x, *, perm: te.transpose(x, _axis_order(perm, x.shape)),
     "axis d of y is axis perm[d] of x (default: axes reversed)",
     attrs={"perm": None},
-    shape_rule=lambda x, *, perm: tuple(x[p] for p in _order(perm, x)),
-    types=TypeRule(ANY),
+    shape_rule=lambda x, *, perm: tuple(x[p] for p in _axis_order(perm, x)),
+    types=TypeRule(MOVABLE_FORMATS),
     slicing=lambda shapes, *, perm: slicing.axis_rules(
-        "Transpose", [(Source(0, p),) for p in _order(perm, shapes[0])]
+        "Transpose", [(Source(0, p),) for p in _axis_order(perm, shapes[0])]
     ),
     backward=lambda s: (
-        s.net.transpose(s.g, perm=tuple(np.argsort(_order(s.attrs["perm"], s.shape())).tolist())),
+        s.net.transpose(
+            s.g, perm=tuple(np.argsort(_axis_order(s.attrs["perm"], s.shape())).tolist())
+        ),
     ),
     template=Template(
         lambda call, chip: transpose.transpose_launch(
-            chip, call.shapes[0], _order(call.attrs["perm"], call.shapes[0]), call.dtypes[0]
+            chip, call.shapes[0], _axis_order(call.attrs["perm"], call.shapes[0]), call.dtypes[0]
         ),
     ),
     traits=("moves",),
@@ -87,8 +89,8 @@ define(
 
 
 # -- reshape --------------------------------------------------------------------------------------
-def _target(x: Shape, *, shape: Any) -> Shape:
-    """Return the new shape: 0 keeps a size, one -1 takes what is left (ONNX Reshape)."""
+def _target_shape(x: Shape, *, shape: Any) -> Shape:
+    """Return the new shape, in which 0 keeps a size and -1 stands for the rest (ONNX Reshape)."""
     # x (2, 3, 17) to (0, -1): 0 keeps the 2, -1 takes 3 * 17 = 51.
     sizes = [x[i] if n == 0 and i < len(x) else int(n) for i, n in enumerate(shape)]
     if sizes.count(-1) > 1 or any(n < -1 for n in sizes):
@@ -108,11 +110,11 @@ def _target(x: Shape, *, shape: Any) -> Shape:
 
 
 def _axis_groups(x: Shape, out_shape: Shape) -> dict[int, tuple[int, int, int]]:
-    """Return the axes of `out` along which a reshape may be cut: axis -> (axis of x, two grains).
+    """Return axes of the output along which a reshape can be cut: axis -> (axis of x, two grains).
 
     A reshape splits into groups of axes with equal products: (b, s, k) -> (b s, k) has the groups
-    (b, s) -> (b s) and (k) -> (k). The outermost axis of a group may be cut, in pieces that are
-    whole grains of x and of `out`: here (b s) behind every s rows, which is one entry of b.
+    (b, s) -> (b s) and (k) -> (k). The outermost axis of a group can be cut in pieces that are
+    whole grains of x and of the output: here (b s) after every s rows, which is one entry of b.
     """
     groups: dict[int, tuple[int, int, int]] = {}
     i = j = 0
@@ -143,8 +145,8 @@ def _axis_groups(x: Shape, out_shape: Shape) -> dict[int, tuple[int, int, int]]:
     return groups
 
 
-def _reshaped(out_shape: Shape) -> Adjust:
-    """Return how the attribute `shape` changes for a piece."""
+def _adjust_shape(out_shape: Shape) -> Adjust:
+    """Return the function that adapts the attribute `shape` to a piece."""
 
     def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
         return {
@@ -156,7 +158,7 @@ def _reshaped(out_shape: Shape) -> Adjust:
 
 def _reshape_slices(shapes: tuple[Shape, ...], *, shape: Any) -> SliceRules:
     x = shapes[0]
-    out_shape = _target(shapes[0], shape=shape)
+    out_shape = _target_shape(shapes[0], shape=shape)
     groups = _axis_groups(x, out_shape) if elements(x) else {}
     axes = []
     for i, size in enumerate(out_shape):
@@ -167,18 +169,18 @@ def _reshape_slices(shapes: tuple[Shape, ...], *, shape: Any) -> SliceRules:
         else:
             rule = AxisRule(i, "whole", reason="its elements lie in several input axes", joins=(i,))
         axes.append(rule)
-    return SliceRules("Transpose", tuple(axes), adjust=_reshaped(out_shape))
+    return SliceRules("Transpose", tuple(axes), adjust=_adjust_shape(out_shape))
 
 
 define(
     "reshape",
     ("x",),
-    lambda x, *, shape: x.reshape(_target(x.shape, shape=shape)),
-    lambda x, *, shape: te.reshape(x, _target(x.shape, shape=shape)),
+    lambda x, *, shape: x.reshape(_target_shape(x.shape, shape=shape)),
+    lambda x, *, shape: te.reshape(x, _target_shape(x.shape, shape=shape)),
     "the same elements in row-major order; 0 keeps a size, one size may be -1",
     attrs={"shape": REQUIRED},
-    shape_rule=_target,
-    types=TypeRule(ANY),
+    shape_rule=_target_shape,
+    types=TypeRule(MOVABLE_FORMATS),
     slicing=_reshape_slices,
     backward=lambda s: (s.net.shaped(s.g, s.shape()),),
     template=Template(
@@ -201,7 +203,7 @@ define(
 def _expand_slices(shapes: tuple[Shape, ...], *, shape: Any) -> SliceRules:
     out_shape = forms.broadcast_shape("expand", shapes[0], tuple(shape))
     return slicing.axis_rules(
-        "Broadcast", slicing.following(shapes, out_shape), adjust=_reshaped(out_shape)
+        "Broadcast", slicing.following(shapes, out_shape), adjust=_adjust_shape(out_shape)
     )
 
 
@@ -246,7 +248,7 @@ define(
 def _axis_slices(x: Shape, begin: Any, end: Any, step: Any) -> tuple[slice, ...]:
     """Return the slice of each axis: negative bounds count from the end, others are clipped.
 
-    The end is moved behind the last element that is taken: 0:10:4 becomes 0:9:4.
+    The end is moved to directly after the last taken element: 0:10:4 becomes 0:9:4.
     """
     steps = (1,) * len(x) if step is None else tuple(step)
     if not len(begin) == len(end) == len(steps) == len(x):
@@ -297,7 +299,7 @@ def _slice_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
 def _slice_slope(s: Site) -> Grads:
     """Return the gradient padded with zeros to the input's shape; axes with a step are scattered.
 
-    A slice 0:9:4 takes elements 0, 4 and 8: their gradients are added to zeros at those places.
+    A slice 0:9:4 takes elements 0, 4 and 8: their gradients are added to zeros at these positions.
     """
     shape = s.shape()
     grad = s.g
@@ -307,7 +309,9 @@ def _slice_slope(s: Site) -> Grads:
     for axis, step in enumerate(steps):
         if step > 1:
             positions = np.arange(*bounds[axis], step, dtype=np.int32)
-            grad = added(s, grad, s.net.constant(positions, name="places"), axis, shape[axis])
+            grad = scatter_gradient(
+                s, grad, s.net.constant(positions, name="places"), axis, shape[axis]
+            )
             bounds[axis] = (0, shape[axis])
     pads = tuple((low, n - high) for (low, high), n in zip(bounds, shape, strict=True))
     return (s.net.pad(grad, pads=pads) if any(map(any, pads)) else grad,)
@@ -323,7 +327,7 @@ define(
     shape_rule=lambda x, **attrs: tuple(
         len(range(p.start, p.stop, p.step)) for p in _axis_slices(x, **attrs)
     ),
-    types=TypeRule(ANY),
+    types=TypeRule(MOVABLE_FORMATS),
     slicing=_slice_slices,
     backward=_slice_slope,
     template=Template(_slice_kernel),
@@ -340,7 +344,7 @@ define(
 
 
 # -- pad ------------------------------------------------------------------------------------------
-def _padded(x: Shape, *, pads: Any, value: float) -> Shape:
+def _padded_shape(x: Shape, *, pads: Any, value: float) -> Shape:
     if len(pads) != len(x) or any(len(p) != 2 or min(p) < 0 for p in pads):
         needed = f"pads: (before, after) >= 0 for each of the {len(x)} axes of {x}"
         raise ShapeError(needed, str(tuple(pads)), "use slice to cut")
@@ -364,8 +368,8 @@ def _pad_slices(shapes: tuple[Shape, ...], *, pads: Any, value: float) -> SliceR
     return SliceRules("SlidingWindow", axes, adjust=adjust)
 
 
-def _pad_slope(s: Site) -> Grads:
-    begin = tuple(before for before, _ in s.attrs["pads"])
+def _pad_gradient(s: Site) -> Grads:
+    begin = tuple(pad_before for pad_before, _ in s.attrs["pads"])
     end = tuple(b + n for b, n in zip(begin, s.shape(), strict=True))
     return (s.net.slice(s.g, begin=begin, end=end),)
 
@@ -378,10 +382,10 @@ define(
     "x with (before, after) elements of one value added along each axis",
     attrs={"pads": REQUIRED, "value": 0},
     ranges={"value": forms.NOT_NAN},
-    shape_rule=_padded,
-    types=TypeRule(ANY),
+    shape_rule=_padded_shape,
+    types=TypeRule(MOVABLE_FORMATS),
     slicing=_pad_slices,
-    backward=_pad_slope,
+    backward=_pad_gradient,
     template=Template(
         lambda call, chip: rearrange.pad_launch(
             chip, call.shapes[0], call.attrs["pads"], call.dtypes[0], value=call.attrs["value"]
@@ -399,21 +403,27 @@ define(
 
 # -- concat and split ------------------------------------------------------------------------------
 def _concat_shape(*shapes: Shape, axis: int) -> Shape:
-    first = shapes[0]
+    first_shape = shapes[0]
     # (3, 17) and (3, 16) on axis 1: (3, 33).
-    joined_axis = axis_of("concat", axis, first)
-    for other in shapes[1:]:
-        if (other[:joined_axis], other[joined_axis + 1 :]) != (
-            first[:joined_axis],
-            first[joined_axis + 1 :],
+    joined_axis = axis_of("concat", axis, first_shape)
+    for shape in shapes[1:]:
+        if (shape[:joined_axis], shape[joined_axis + 1 :]) != (
+            first_shape[:joined_axis],
+            first_shape[joined_axis + 1 :],
         ):
             needed = f"inputs equal but for axis {joined_axis}"
-            raise ShapeError(needed, f"{first} and {other}", "reshape or pad one")
-    return (*first[:joined_axis], sum(s[joined_axis] for s in shapes), *first[joined_axis + 1 :])
+            raise ShapeError(needed, f"{first_shape} and {shape}", "reshape or pad one")
+    return (
+        *first_shape[:joined_axis],
+        sum(s[joined_axis] for s in shapes),
+        *first_shape[joined_axis + 1 :],
+    )
 
 
-def _segments(x: Shape, axis: int, reason: str, inputs: int = 1, outputs: int = 1) -> SliceRules:
-    """Return rules with every axis free except the one along which tensors are joined or cut."""
+def _segment_rules(
+    x: Shape, axis: int, reason: str, inputs: int = 1, outputs: int = 1
+) -> SliceRules:
+    """Return rules in which all axes are free except the one of a concat or split."""
     cut_axis = axis_of("axis", axis, x)
     sources = [reason if i == cut_axis else slicing.every_input(i, inputs) for i in range(len(x))]
     return slicing.axis_rules("Segment", sources, outputs=outputs)
@@ -437,9 +447,9 @@ define(
     attrs={"axis": 0},
     variadic=True,
     shape_rule=_concat_shape,
-    types=TypeRule(ANY),
+    types=TypeRule(MOVABLE_FORMATS),
     backward=_concat_slopes,
-    slicing=lambda shapes, *, axis: _segments(
+    slicing=lambda shapes, *, axis: _segment_rules(
         shapes[0], axis, "its pieces come from different inputs", len(shapes)
     ),
     template=Template(
@@ -461,7 +471,7 @@ define(
 
 
 def _split_sizes(x: Shape, sizes: Any, axis: int) -> tuple[int, ...]:
-    """Return the piece sizes: as given, or a number of equal pieces."""
+    """Return the sizes of pieces, which are given, or follow from a number of equal pieces."""
     split_axis = axis_of("split", axis, x)
     if is_whole(sizes):
         # 32 columns in 2 pieces: (16, 16); 33 would not add up, and is refused below.
@@ -486,7 +496,7 @@ def _split(x: te.Tensor, *, sizes: Any, axis: int) -> tuple[te.Tensor, ...]:
 
 def _split_slices(shapes: tuple[Shape, ...], *, sizes: Any, axis: int) -> SliceRules:
     count = len(_split_sizes(shapes[0], sizes, axis))
-    return _segments(shapes[0], axis, "its pieces go to different outputs", outputs=count)
+    return _segment_rules(shapes[0], axis, "its pieces go to different outputs", outputs=count)
 
 
 def _split_slope(s: Site) -> Grads:
@@ -508,7 +518,7 @@ define(
     "x cut along an axis into pieces of given sizes, or into a number of equal pieces",
     attrs={"sizes": REQUIRED, "axis": 0},
     shape_rule=_split_shapes,
-    types=TypeRule(ANY),
+    types=TypeRule(MOVABLE_FORMATS),
     slicing=_split_slices,
     backward=_split_slope,
     template=Template(

@@ -1,7 +1,8 @@
-"""One record says everything about an operator, from its formula to the examples that test it.
+"""The record of an operator: formula, tensor expression, rules of types, shapes and slices.
 
-The record holds the NumPy formula, the tensor expression that schedules are made of, and the rules
-of number formats, shapes, slices and gradients. `OPERATORS` lists all of them by name.
+For example, the record of relu has the NumPy formula max(x, 0), the tensor expression that
+schedules are made of, its number formats, its gradient and the examples that test it. `OPERATORS`
+has all records by name.
 """
 
 import difflib
@@ -43,17 +44,17 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A kernel written by hand: the function that builds it, and the layouts of its tensors.
+    """A hand-written kernel: the function that builds it, and the layouts of its tensors.
 
-    `reads` names the kernel's input tensors in the order of the operator's inputs; without names
-    they are x0, x1, ... Inputs lie in `layout` and outputs (y, or y0, y1, ...) in `result`, where
-    "" means row-major and "NC1HWC0:16" means blocks of 16 channels in any number format.
-    `extra(call)` returns small constant tensors that the kernel reads besides its inputs. `feed`
-    and `fetch` replace these rules altogether. Where `applies` returns False, the operator's tensor
-    expression is scheduled instead.
+    `reads` are the kernel's names of the operator's inputs, in order; by default x0, x1, ... Inputs
+    are stored in `layout`, outputs (y, or y0, y1, ...) in `result`, where "" means row-major and
+    "NC1HWC0:16" means blocks of 16 channels in any number format. `extra(call)` returns small
+    constant tensors that the kernel reads besides its inputs. `feed` and `fetch` replace these
+    rules if they are given. If `applies` returns False, the operator's tensor expression is
+    scheduled instead.
 
-    Conversion operators between kernels bring operands into layouts; that is not the kernel's work.
-    So `run` packs and unpacks on the host, and `time` does not count it.
+    In a network, separate conversion operators bring operands into these layouts. Therefore `run`
+    packs and unpacks on the host, and `time` does not count it.
     """
 
     build: Callable[[Call, Chip], Kernel | Launch]
@@ -78,8 +79,8 @@ class Template:
         if self.feed is not None:
             return self.feed(call, arrays)
         # (1, 3, 8, 8) in NC1HWC0 is packed as (1, 1, 8, 8, 16): 13 of 16 lanes are zeros.
-        laid = [pack(_map(self.layout, a, a.shape), a) if self.layout else a for a in arrays]
-        return {**dict(zip(self.names(len(arrays)), laid, strict=True)), **self.extra(call)}
+        packed = [pack(_map(self.layout, a, a.shape), a) if self.layout else a for a in arrays]
+        return {**dict(zip(self.names(len(arrays)), packed, strict=True)), **self.extra(call)}
 
     def outputs(self, call: Call, memory: Memory) -> tuple[Values, ...]:
         """Return the outputs from the kernel's tensors."""
@@ -122,14 +123,14 @@ TRAITS = {
     "frames": "makes images of raw bytes on their way into the core: no kernel, no launch",
     "busy": "takes at least one vector operation per result, fused or not",
 }
-"""What the traits of an operator mean."""
+"""Trait of an operator -> its meaning."""
 REQUIRED = object()
-"""Default of an attribute that the caller must give."""
+"""The default of an attribute that the caller must give."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Input shapes and attributes to test an operator with."""
+    """Input shapes and attributes with which an operator is tested."""
 
     shapes: tuple[Shape, ...]
     attrs: Mapping[str, Any] = field(default_factory=dict)
@@ -137,9 +138,10 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """Values a test draws for an input: uniform in [low, high).
+    """The values that a test draws for an input: uniform in [low, high).
 
-    `distinct` draws no number twice; with `step` all are its multiples, so that many are equal.
+    With `distinct` no number occurs twice. With `step` all numbers are its multiples, so that many
+    are equal.
     """
 
     low: float = -2.0
@@ -150,7 +152,7 @@ class Domain:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operator:
-    """Everything the package knows of an operator; methods check arguments and fill in defaults.
+    """An operator: its formula, expression and rules; methods check arguments and fill defaults.
 
     An operator needs a `name`, `inputs`, the NumPy `formula` on fp64 or int64 arrays and, if it is
     to run on a chip, the tensor expression `compute`. All other fields default to the rules of an
@@ -160,7 +162,7 @@ class Operator:
     `slicing(shapes, **attrs)` returns the slice rules.
     `backward(site)` returns the gradients (see `ops.gradients`), computed in fp32 if `wide`.
     `template` is a hand-written kernel that replaces the default schedule.
-    `traits` are the properties that compiler passes ask about (see `TRAITS`).
+    `traits` are properties for compiler passes (see `TRAITS`).
     `weights` are the positions of the inputs that training changes.
     `index_bounds` maps each input of indices to a function that returns the first invalid index.
     `ranges` maps an attribute that is one number to its smallest and largest value; without an
@@ -199,16 +201,17 @@ class Operator:
 
     # -- arguments ------------------------------------------------------------------------------
     def names(self, count: int) -> tuple[str, ...]:
-        """Return one name per input; raise `InputError` if the operator takes no `count` inputs."""
+        """Return one name per input; raise `InputError` for a wrong number of inputs."""
         input_count = len(self.inputs)
         if self.variadic and count > input_count:
             # concat of 3: x, x1, x2.
             return (*self.inputs, *(f"{self.inputs[-1]}{i}" for i in range(input_count, count)))
         # conv2d (x, weight, bias) with one optional input takes 2 or 3.
         if not input_count - self.optional <= count <= input_count:
-            few = f"{input_count - self.optional} to " if self.optional else ""
-            more = " or more" if self.variadic else ""
-            needed = f"{self.name}: {few}{input_count}{more} inputs ({', '.join(self.inputs)})"
+            smallest_count = f"{input_count - self.optional} to " if self.optional else ""
+            or_more = " or more" if self.variadic else ""
+            names = ", ".join(self.inputs)
+            needed = f"{self.name}: {smallest_count}{input_count}{or_more} inputs ({names})"
             raise InputError(needed, str(count), "pass every tensor, attributes by name")
         return self.inputs[:count]
 
@@ -218,7 +221,7 @@ class Operator:
         return tuple(key for key, value in self.attrs.items() if value is REQUIRED)
 
     def settings(self, attrs: Attrs) -> dict[str, Any]:
-        """Return all attributes, defaults filled in; raise `InputError` for wrong or missing."""
+        """Return all attributes with defaults; raise `InputError` for wrong or missing ones."""
         for key, value in attrs.items():
             if key not in self.attrs:
                 close_names = difflib.get_close_matches(key, self.attrs, 1)
@@ -226,8 +229,8 @@ class Operator:
                 raise InputError(
                     needed, key, f"did you mean {close_names[0]}?" if close_names else "drop it"
                 )
-            where = f"{self.name}: attribute {key}"
-            forms.check_attribute(where, value, self.attrs[key], self.ranges.get(key))
+            location = f"{self.name}: attribute {key}"
+            forms.check_attribute(location, value, self.attrs[key], self.ranges.get(key))
         all_attrs = {**self.attrs, **attrs}
         for key, value in all_attrs.items():
             if value is REQUIRED:
@@ -255,7 +258,7 @@ class Operator:
 
     # -- what the operator means ----------------------------------------------------------------
     def infer(self, *shapes: Shape, **attrs: Any) -> tuple[Shape, ...]:
-        """Return the output shapes; raise `ShapeError` that shows the shapes."""
+        """Return the output shapes; raise `ShapeError` for inputs that do not fit together."""
         names = self.names(len(shapes))
         checked_shapes = [
             forms.check_shape(f"{self.name}: {n}", s) for n, s in zip(names, shapes, strict=True)
@@ -278,7 +281,7 @@ class Operator:
         return tuple(forms.check_shape(f"{self.name}: output", shape) for shape in shape_list)
 
     def dtypes(self, *dtypes: str, **attrs: Any) -> tuple[str, ...]:
-        """Return the output formats; raise `TypeMismatchError` naming the input at fault."""
+        """Return the output formats; raise `TypeMismatchError` naming the wrong input."""
         settings = self.settings(attrs)
         with self._named():
             main = forms.check_types(
@@ -291,11 +294,10 @@ class Operator:
         return self.types.inputs(self.names(count), main, self.settings(attrs))
 
     def reference(self, *arrays: Values, **attrs: Any) -> Any:
-        """Return the output array (a tuple of several), computed wide and cast once at the end.
+        """Return the output array (a tuple of several), computed in fp64 or int64 and cast once.
 
-        Floats are computed in fp64 and whole numbers in int64, so the one cast at the end is the
-        only rounding. Gradient tests pass fp64 inputs and receive fp64 outputs. Raises as `infer`,
-        `dtypes` and `check_indices`.
+        The cast at the end is the only rounding. Gradient tests pass fp64 inputs and receive fp64
+        outputs. Raises the errors of `infer`, `dtypes` and `check_indices`.
         """
         settings = self.settings(attrs)
         input_arrays = [np.asarray(a) for a in arrays]
@@ -324,19 +326,19 @@ class Operator:
         return self.compute(*tensors, **self.settings(attrs))
 
     def slice_rules(self, shapes: Shapes, attrs: Attrs | None = None) -> SliceRules:
-        """Return the rules by which the output may be split at these input shapes."""
+        """Return the rules for splitting the output at these input shapes."""
         outs = self.infer(*shapes, **(attrs or {}))
         if self.slicing is None:
             return elementwise_rules(shapes, outs[0], outputs=len(outs))
         return self.slicing(tuple(shapes), **self.settings(attrs or {}))
 
     def has(self, *traits: str) -> bool:
-        """Tell whether the operator has one of some traits."""
+        """Return whether the operator has at least one of some traits."""
         return any(trait in self.traits for trait in traits)
 
     # -- checks and tests -----------------------------------------------------------------------
     def check(self, shapes: Shapes, dtypes: Sequence[str], attrs: Attrs, chip: Chip) -> None:
-        """Raise a typed error before any work: inputs, attributes, shapes, formats, chip."""
+        """Raise a typed error for wrong inputs, attributes, shapes or formats, or a wrong chip."""
         if not isinstance(chip, Chip):
             raise InputError(f"{self.name}: a chip", repr(chip), "pass load_chip(its name)")
         if isinstance(dtypes, str):  # a text would count as its letters
@@ -372,14 +374,14 @@ class Operator:
         return next((t for t in self.templates() if t.applies(call, chip)), None)
 
     def index_limits(self, shapes: Shapes, attrs: Attrs) -> dict[int, int]:
-        """Return, for each input that holds indices, the first index that is too large."""
+        """Return, for each input of indices, the first index that is too large."""
         names = self.names(len(shapes))
         settings = self.settings(attrs)
         index_inputs = [(i, name) for i, name in enumerate(names) if name in self.index_bounds]
         return {i: self.index_bounds[name](*shapes, **settings) for i, name in index_inputs}
 
     def check_indices(self, arrays: Sequence[Values], attrs: Attrs) -> None:
-        """Raise `InputError` naming the first index that points outside its tensor."""
+        """Raise `InputError` naming the first index outside its tensor."""
         for i, limit in self.index_limits([a.shape for a in arrays], attrs).items():
             # A table of 10 rows: 0 .. 9, with from_end -10 .. 9.
             first_index = -limit if attrs.get("from_end") else 0
@@ -396,7 +398,7 @@ class Operator:
 
 
 OPERATORS: dict[str, Operator] = {}
-"""Every known operator; a plain dict in the order of registration."""
+"""All operators by name, in the order of registration."""
 
 
 def register(operator: Operator, *, replace: bool = False) -> Operator:
@@ -413,7 +415,7 @@ def register(operator: Operator, *, replace: bool = False) -> Operator:
 
 
 def get(name: str) -> Operator:
-    """Return an operator by name; raise `InputError` with the nearest names."""
+    """Return an operator by name; raise `InputError` with similar names."""
     if name in OPERATORS:
         return OPERATORS[name]
     # "softmx" is near to softmax and log_softmax.
@@ -425,11 +427,11 @@ def get(name: str) -> Operator:
     raise InputError(f"one of {len(OPERATORS)} operators", repr(name), remedy)
 
 
-def define(*given: Any, **fields: Any) -> Operator:
+def define(*arguments: Any, **fields: Any) -> Operator:
     """Register an operator of these fields and return it."""
-    return register(Operator(*given, **fields))
+    return register(Operator(*arguments, **fields))
 
 
 def resolve(operator: Operator | str) -> Operator:
-    """Return an operator given itself or its name."""
+    """Return an operator that is given itself or by its name."""
     return get(operator) if isinstance(operator, str) else operator

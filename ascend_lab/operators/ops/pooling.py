@@ -1,4 +1,4 @@
-"""Pooling of (n, c, h, w) images: maximum, average, and both over the whole image."""
+"""Pooling of (n, c, h, w) images: maximum and average of windows, and of the whole image."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -31,9 +31,9 @@ from ascend_lab.operators.ops.operator import REQUIRED, Call, Domain, Example, T
 from ascend_lab.operators.ops.slicing import AxisRule, Reduction, SliceRules, Source
 
 C0 = 16
-"""Channels of one block of the pooling layout NC1HWC0, bytes aside."""
-MOST_TAPS = 25
-"""The cube adds windows of up to 5 x 5 elements: each takes a 16 x 16 fractal of weights."""
+"""Channels of a block of the layout NC1HWC0 in 2-byte formats."""
+MAX_CUBE_TAPS = 25
+"""Largest window that the cube adds up, 5 x 5: each element takes a 16 x 16 fractal of weights."""
 
 
 def geometry(kernel: Any, stride: Any, pad: Any, **others: Any) -> tuple[Pair, Pair, Pairs]:
@@ -66,15 +66,15 @@ def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
 
 
 def window_counts(size: Shape, kernel: Pair, step: Pair, pads: Pairs, include: bool) -> Values:
-    """Return how many elements each window averages, (oh, ow); padding counts with `include`.
+    """Return the number of elements of each window, (oh, ow); padding counts if `include`.
 
-    A window's count is the product of its counts along rows and along columns.
+    It is the product of the numbers along rows and along columns.
     """
     axes = []
-    for n, width, stride, (before, after) in zip(size, kernel, step, pads, strict=True):
-        real = np.pad(np.ones(n), (before, after), constant_values=float(include))
+    for n, width, stride, (pad_before, pad_after) in zip(size, kernel, step, pads, strict=True):
+        counted = np.pad(np.ones(n), (pad_before, pad_after), constant_values=float(include))
         # a difference of prefix sums is the sum of a window
-        sums = np.append(0, np.cumsum(real))
+        sums = np.append(0, np.cumsum(counted))
         axes.append((sums[width:] - sums[:-width])[::stride])
     # 3 x 3 pixels, 3 x 3 windows, pad 1: (2, 3, 2) along each axis, so 4 in a corner, 6 at an edge,
     # 9 in the middle.
@@ -97,7 +97,7 @@ def _average_values(x: Values, *, count_include_pad: bool, **attrs: Any) -> Valu
 
 
 def _pooled(x: te.Tensor, size: Pair, step: Pair, pads: Pairs, mode: str) -> te.Tensor:
-    """Pool in NC1HWC0, the layout of the instruction, with channels padded to blocks of 16."""
+    """Return the pooling of an image in NC1HWC0, with channels padded to blocks of 16."""
     n, c, h, w = x.shape
     # 17 channels are 2 blocks: 15 lanes are padding, cut off again at the end.
     c1 = -(-c // C0)
@@ -105,22 +105,23 @@ def _pooled(x: te.Tensor, size: Pair, step: Pair, pads: Pairs, mode: str) -> te.
     image = te.transpose(blocks, (0, 1, 3, 4, 2))
     pooled = te.pooling2d(image, size, step, (*pads[0], *pads[1]), mode)
     oh, ow = pooled.shape[2:4]
-    back = te.reshape(te.transpose(pooled, (0, 1, 4, 2, 3)), (n, c1 * C0, oh, ow))
-    return back if c == c1 * C0 else te.slice(back, (0, 0, 0, 0), (n, c, oh, ow))
+    image_nchw = te.reshape(te.transpose(pooled, (0, 1, 4, 2, 3)), (n, c1 * C0, oh, ow))
+    return image_nchw if c == c1 * C0 else te.slice(image_nchw, (0, 0, 0, 0), (n, c, oh, ow))
 
 
 def _max_expression(x: te.Tensor, size: Pair, step: Pair, pads: Pairs) -> te.Tensor:
-    """Return the maximum of each window; bytes are compared as fp16, which holds them exactly."""
+    """Return the maximum of each window; int8 is compared in fp16, which represents it exactly."""
     if x.dtype != "int8":
         return _pooled(x, size, step, pads, "max")
     return te.cast_to(_pooled(te.cast_to(x, "fp16"), size, step, pads, "max"), "int8")
 
 
-def _average(x: te.Tensor, *, count_include_pad: bool, **attrs: Any) -> te.Tensor:
+def _average_expression(x: te.Tensor, *, count_include_pad: bool, **attrs: Any) -> te.Tensor:
     """Return the mean of each window.
 
-    The pooling instruction counts padding zeros. To leave them out, divide by the mean of an image
-    of ones, which is the share of real elements: 4/9 in the corner of a 3 x 3 window with pad 1.
+    The pooling instruction counts padding. To exclude it, the result is divided by the mean of an
+    image of ones, which is the share of real elements: 4/9 in the corner of a 3 x 3 window with
+    pad 1.
     """
     size, step, pads = geometry(**attrs)
     mean = _pooled(x, size, step, pads, "avg")
@@ -135,7 +136,7 @@ def _average(x: te.Tensor, *, count_include_pad: bool, **attrs: Any) -> te.Tenso
 
 # -- kernels: images lie as NC1HWC0, so that every window element is one contiguous block ---------
 def _windows(x: te.Tensor, size: Pair, step: Pair, fold: Any) -> te.Tensor:
-    """Return the fold of every window of a padded image (n, c1, h, w, c0)."""
+    """Return the fold (maximum or sum) of every window of a padded image (n, c1, h, w, c0)."""
     n, c1, h, w, c0 = x.shape
     out_shape = (n, c1, (h - size[0]) // step[0] + 1, (w - size[1]) // step[1] + 1, c0)
     r = te.reduce_axis(size[0], "r")
@@ -183,9 +184,8 @@ def _counts(call: Call) -> Values:
 def _average_kernel(call: Call, chip: Chip) -> Kernel:
     """Return the kernel of the mean of windows.
 
-    Where all windows average the same count, the sums are multiplied by an immediate 1 / count,
-    else by a tensor `rate`. Small windows are summed by the cube, as a depthwise convolution with
-    weights of 1.
+    If all windows have the same count, sums are multiplied by the number 1 / count, otherwise by a
+    tensor `rate`. The cube adds up small windows, as a depthwise convolution with weights of 1.
     """
     (size, step, pads) = geometry(**call.attrs)
     x = _image_tensor(call)
@@ -202,11 +202,11 @@ def _average_kernel(call: Call, chip: Chip) -> Kernel:
     return te.lower(te.auto_schedule(te.renamed(narrow(mean, x.dtype), "y"), chip))
 
 
-def _rates(call: Call) -> dict[str, Values]:
+def _extra_tensors(call: Call) -> dict[str, Values]:
     """Return the tensors that the kernel reads besides the image: `rate`, 1 / count; and weights.
 
-    The lanes that pad the last channel block have weights of 1 too. The kernel counts blocks image
-    by image; in the layout C1NHWC0 it meets full blocks where it expects the padded last one.
+    All lanes of the last channel block have weights of 1, including those that are padding: in the
+    layout C1NHWC0 the kernel may meet a full block where it expects the padded one.
     """
     counts = _counts(call)
     shape = _sum_convolution(call)
@@ -220,10 +220,10 @@ def _rates(call: Call) -> dict[str, Values]:
 
 
 def _sum_convolution(call: Call) -> ConvShape | None:
-    """Return the depthwise convolution that adds the windows; None for large ones, and in fp32."""
+    """Return the depthwise convolution that adds windows, or None in fp32 and for large windows."""
     size = geometry(**call.attrs)[0]
     dtype = call.dtypes[0]
-    if dtype not in NARROW or prod(size) > MOST_TAPS:
+    if dtype not in NARROW or prod(size) > MAX_CUBE_TAPS:
         return None
     # Windows at the border average fewer elements: their sums stay wide until they are scaled.
     out_dtype = "fp32" if np.ptp(_counts(call)) else dtype
@@ -283,14 +283,14 @@ define(
     "avg_pool2d",
     ("x",),
     _average_values,
-    in_fp32(_average),
+    in_fp32(_average_expression),
     "mean of each window, over real elements only or, with count_include_pad, over padding too",
     attrs={**_ATTRS, "count_include_pad": False},
     shape_rule=_shape,
     types=TypeRule(),
     slicing=_slices,
     backward=lambda s: (s.net.avg_pool2d_grad(s.g, size=s.shape()[2:], **s.attrs),),
-    template=Template(_average_kernel, ("x",), "NC1HWC0", "NC1HWC0", extra=_rates),
+    template=Template(_average_kernel, ("x",), "NC1HWC0", "NC1HWC0", extra=_extra_tensors),
     traits=("pooling", "busy"),
     tolerances=_SUMS,
     examples=(
@@ -323,7 +323,7 @@ define(
     shape_rule=_global_shape,
     types=TypeRule(),
     slicing=_global_slices(*(Reduction(((0, i),), "max") for i in (2, 3))),
-    backward=lambda s: (reduction.shared(s, s.g, s.y(), (2, 3)),),
+    backward=lambda s: (reduction.extreme_gradient(s, s.g, s.y(), (2, 3)),),
     wide=True,
     traits=("reduction", "image fold"),
     domains=_DISTINCT,

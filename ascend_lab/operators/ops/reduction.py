@@ -1,4 +1,4 @@
-"""Reductions over axes, and normalisations that are built of them: softmax, layer norm, LRN."""
+"""Reductions over axes, and normalisations built from them: softmax, layer norm, LRN."""
 
 import math
 from collections.abc import Callable
@@ -55,7 +55,7 @@ def _fold_slices(
     return replace(rules, reductions=reductions)
 
 
-def _not_empty(x: Shape, *, axis: Any, keepdims: bool) -> Shape:
+def _nonempty_reduced_shape(x: Shape, *, axis: Any, keepdims: bool) -> Shape:
     """Return the reduced shape of a reduction without an identity, such as max.
 
     It needs at least one element: the maximum of nothing does not exist.
@@ -75,9 +75,10 @@ def _reduction(
     lift: tuple[str, ...] = expressions.NARROW,
     **more: Any,
 ) -> None:
-    """Register a reduction, unless `more` says otherwise one of empty axes: a sum of nothing is 0.
+    """Register a reduction; by default empty axes are allowed, as the sum over nothing is 0.
 
-    `lift` names the formats that are computed in fp32.
+    Operands whose format is in `lift` are computed in fp32. `more` are other fields of the
+    `Operator`.
     """
 
     def values(x: Values, *, axis: Any, keepdims: bool) -> Values:
@@ -108,23 +109,23 @@ def _reduction(
     )
 
 
-def _restored(s: gradients.Site, value: Any) -> tuple[Any, Shape]:
-    """Return a reduced tensor with its folded axes back as size 1, and the input's shape."""
+def _with_kept_axes(s: gradients.Site, value: Any) -> tuple[Any, Shape]:
+    """Return a reduced tensor in which reduced axes have size 1, and the input's shape."""
     kept_shape = reduced_shape(s.shape(), axis=s.attrs["axis"], keepdims=True)
     return s.net.shaped(value, kept_shape), s.shape()
 
 
 def _reduce_mean(s: gradients.Site) -> Grads:
-    grad, shape = _restored(s, s.g)
+    grad, shape = _with_kept_axes(s, s.g)
     # The mean over an axis of 4 hands a quarter of its gradient to each element.
     share = forms.elements(grad.shape) / forms.elements(shape)
     return (s.net.stretched(s.net.scaled(grad, share), shape),)
 
 
-def shared(s: gradients.Site, grad: Any, y: Any, axes: tuple[int, ...]) -> Any:
-    """Return the gradient of a maximum or minimum, shared equally by the elements that attain it.
+def extreme_gradient(s: gradients.Site, grad: Any, y: Any, axes: tuple[int, ...]) -> Any:
+    """Return the gradient of a maximum or minimum, divided equally among the elements equal to it.
 
-    For x = (1, 3, 3) and gradient 1 of the maximum the result is (0, 1/2, 1/2).
+    For x = (1, 3, 3) and gradient 1 of the maximum, the result is (0, 1/2, 1/2).
     """
     net = s.net
     is_extreme = net.equal(s.x(), y)
@@ -134,7 +135,7 @@ def shared(s: gradients.Site, grad: Any, y: Any, axes: tuple[int, ...]) -> Any:
 
 def _reduce_extreme(s: gradients.Site) -> Grads:
     axes = forms.axes_of("reduce", s.attrs["axis"], s.shape())
-    return (shared(s, _restored(s, s.g)[0], _restored(s, s.y())[0], axes),)
+    return (extreme_gradient(s, _with_kept_axes(s, s.g)[0], _with_kept_axes(s, s.y())[0], axes),)
 
 
 def _mean_over(x: te.Tensor, axes: tuple[int, ...], keepdims: bool) -> te.Tensor:
@@ -144,14 +145,14 @@ def _mean_over(x: te.Tensor, axes: tuple[int, ...], keepdims: bool) -> te.Tensor
 
 
 _distinct = Domain(distinct=True)
-_NO_EMPTY_AXES: dict[str, Any] = {"shape_rule": _not_empty, "examples": EXAMPLES}
-"""Fields of reductions of which nothing has no value: mean, maximum, minimum."""
+_NO_EMPTY_AXES: dict[str, Any] = {"shape_rule": _nonempty_reduced_shape, "examples": EXAMPLES}
+"""Fields of reductions without a value for empty axes: mean, maximum, minimum."""
 _reduction(
     "reduce_sum",
     "sum over axes",
     np.sum,
     te.reduce_sum,
-    lambda s: (s.net.stretched(*_restored(s, s.g)),),
+    lambda s: (s.net.stretched(*_with_kept_axes(s, s.g)),),
     slicing=partial(_fold_slices, combine="sum"),
 )
 _reduction(
@@ -203,9 +204,9 @@ _reduction(
 )
 
 
-_LOOSE = rounded(fp32_ulps=64, atol=2.0**-16)
-"""An error of one ulp in x - max is |x - max| ulps of exp(x - max); a sum of n terms adds up to n/2
-ulps; and for results near 0 only `atol` is a meaningful bound."""
+_SOFTMAX_TOLERANCE = rounded(fp32_ulps=64, atol=2.0**-16)
+"""An error of one ulp in x - max is |x - max| ulps of exp(x - max), and a sum of n terms adds up
+to n/2 ulps. For results near 0 only `atol` is a useful bound."""
 
 
 def _same_shape(x: Shape, *, axis: int) -> Shape:
@@ -213,7 +214,7 @@ def _same_shape(x: Shape, *, axis: int) -> Shape:
     return x
 
 
-def _keep_axis(shapes: tuple[Shape, ...], *, axis: int) -> slicing.SliceRules:
+def _axis_slices(shapes: tuple[Shape, ...], *, axis: int) -> slicing.SliceRules:
     reduced_axis = axis_of("axis", axis, shapes[0])
     return slicing.elementwise_rules(
         shapes,
@@ -288,12 +289,12 @@ define(
     "e^x / sum(e^x) along an axis",
     attrs={"axis": -1},
     shape_rule=_same_shape,
-    slicing=_keep_axis,
+    slicing=_axis_slices,
     backward=lambda s: (softmax_grad(s, s.g, s.y(), axis_of("axis", s.attrs["axis"], s.shape())),),
     wide=True,
     traits=("reduction", "nonnegative", "busy"),
     domains={"x": Domain(-6.0, 6.0)},
-    tolerances=_LOOSE,
+    tolerances=_SOFTMAX_TOLERANCE,
     examples=_AXIS_EXAMPLES,
 )
 define(
@@ -304,12 +305,12 @@ define(
     "x - ln(sum(e^x)) along an axis",
     attrs={"axis": -1},
     shape_rule=_same_shape,
-    slicing=_keep_axis,
+    slicing=_axis_slices,
     backward=_log_softmax_slope,
     wide=True,
     traits=("reduction",),
     domains={"x": Domain(-6.0, 6.0)},
-    tolerances=_LOOSE,
+    tolerances=_SOFTMAX_TOLERANCE,
     examples=_AXIS_EXAMPLES,
 )
 
@@ -357,8 +358,8 @@ def _for_every_row(x: te.Tensor, factor: te.Tensor) -> te.Tensor:
 def _norm(x: te.Tensor, scale: te.Tensor, *bias: te.Tensor, axis: int, epsilon: float) -> te.Tensor:
     """Return the layer norm or, without a bias, the root-mean-square norm, which is not centred.
 
-    All computation, casts included, happens on x reshaped to rows, and only reshapes stand at both
-    ends. So x (16, 256, n) is scheduled as the same loop nest as x (4096, n).
+    All computation, including casts, is done on x reshaped to rows, so that x (16, 256, n) is
+    scheduled as the same loop nest as x (4096, n).
     """
     # in_fp32 is applied here and not in `define`, so that the casts see rows as well
     rows = expressions.in_fp32(_norm_of_rows)
@@ -426,7 +427,7 @@ define(
     wide=True,
     traits=("reduction", "busy"),
     weights=(1, 2),
-    tolerances=_LOOSE,
+    tolerances=_SOFTMAX_TOLERANCE,
     examples=tuple(Example((x, x[a:], x[a:]), {"axis": a}) for x, a in _SHAPES),
 )
 define(
@@ -443,7 +444,7 @@ define(
     wide=True,
     traits=("reduction",),
     weights=(1,),
-    tolerances=_LOOSE,
+    tolerances=_SOFTMAX_TOLERANCE,
     examples=tuple(Example((x, x[a:]), {"axis": a}) for x, a in _SHAPES),
 )
 
@@ -451,8 +452,8 @@ define(
 # -- local response normalisation ------------------------------------------------------------------
 # y = x / (bias + alpha / size * sum of x^2 over `size` neighbouring channels)^beta
 # Source: Krizhevsky et al. 2012, ImageNet Classification with Deep Convolutional Neural Networks.
-def _sides(size: int) -> tuple[int, int]:
-    """Return how many channels before and behind count as neighbours: (2, 2) for size 5."""
+def _neighbours(size: int) -> tuple[int, int]:
+    """Return the numbers of neighbouring channels before and after: (2, 2) for size 5."""
     return (size - 1) // 2, size // 2
 
 
@@ -465,7 +466,7 @@ def _lrn_shape(x: Shape, *, size: Any, **attrs: Any) -> Shape:
 
 def _lrn_base(x: Values, size: int, alpha: float, bias: float) -> Values:
     """Return bias + alpha / size times the sum of x^2 over the neighbour channels."""
-    padding = [(0, 0), _sides(size), *((0, 0) for _ in x.shape[2:])]
+    padding = [(0, 0), _neighbours(size), *((0, 0) for _ in x.shape[2:])]
     square = np.pad(x * x, padding)
     # Size 3: channels k - 1, k and k + 1, where those beyond the ends are 0.
     window_sums = np.sum([square[:, i : i + x.shape[1]] for i in range(size)], axis=0)
@@ -482,22 +483,22 @@ def _lrn(x: te.Tensor, *, size: int, alpha: float, beta: float, bias: float) -> 
     """Return x e^(-beta ln(total)); a reduction axis r runs over the window of channels."""
     n, c = x.shape[:2]
     inner = int(np.prod(x.shape[2:], dtype=np.int64))
-    flat = te.reshape(x, (n, c, inner))
-    square = te.pad(te.vmul(flat, flat), ((0, 0), _sides(size), (0, 0)))
+    flat_x = te.reshape(x, (n, c, inner))
+    square = te.pad(te.vmul(flat_x, flat_x), ((0, 0), _neighbours(size), (0, 0)))
     r = te.reduce_axis(size, "r")
     window_sums = te.compute((n, c, inner), lambda b, k, i: te.sum(square[b, k + r, i], r))
     total = te.vadds(te.vmuls(window_sums, alpha / size), bias)
     # total^-beta as e^(-beta ln(total)).
     slope = te.vexp(te.vmuls(te.vlog(total), -beta))
-    return te.reshape(te.vmul(flat, slope), x.shape)
+    return te.reshape(te.vmul(flat_x, slope), x.shape)
 
 
 def _lrn_slices(shapes: tuple[Shape, ...], *, size: int, **attrs: Any) -> slicing.SliceRules:
-    """Return rules with every axis free except the channels, whose pieces need neighbours."""
-    before, after = _sides(size)
+    """Return rules in which all axes are free except the channels, which need neighbours."""
+    channels_before, channels_after = _neighbours(size)
     sources: list[Any] = [slicing.every_input(i) for i in range(len(shapes[0]))]
     if size > 1:
-        sources[1] = f"{before} channels before and {after} after count"
+        sources[1] = f"{channels_before} channels before and {channels_after} after count"
     return slicing.axis_rules("SlidingWindow", sources)
 
 

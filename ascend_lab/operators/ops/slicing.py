@@ -1,9 +1,10 @@
-"""Slice rules: how an operator's output may be split, and which input ranges a piece needs.
+"""Slice rules: which axes of an operator's output may be split, and which inputs a piece needs.
 
-The patterns are the ones that graph compilers distinguish (Elemwise, ElemwiseBroadcast, Broadcast,
-SlidingWindow, SlidingWindowDeconv, CubeMatmul, Reduce, Transpose, Scatter, Segment). A rule is
-data: `cut` turns it into the input ranges of one piece. The same rule serves a split over cores,
-over blocks that fit L2, and over devices.
+For example, rows 4 .. 7 of a 3 x 3 convolution with pad 1 need rows 3 .. 8 of the image. The
+patterns are those of graph compilers (Elemwise, ElemwiseBroadcast, Broadcast, SlidingWindow,
+SlidingWindowDeconv, CubeMatmul, Reduce, Transpose, Scatter, Segment). A rule is data, and `cut`
+turns it into the input ranges of one piece. The same rules are used for splitting over cores, over
+blocks that fit into L2, and over devices.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,9 +31,9 @@ Pattern = Literal[
 ]
 Range = tuple[int, int]
 Ranges = tuple[dict[int, Range], ...]
-"""For each input: the half-open range taken of each axis that is cut."""
+"""For each input: axis -> half-open range, for the axes that are cut."""
 Adjust = Callable[[int, Range, Ranges], Mapping[str, Any]]
-"""(output axis, output range, input ranges) -> attributes that differ for the piece."""
+"""(output axis, output range, input ranges) -> the attributes that change for the piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +55,15 @@ class Window:
         if self.inverse:
             # the first piece must start at or before `low`, even if nothing reaches `low` itself
             starts = (low + self.before) // self.stride
-            first = min(-(-(low - self.after) // self.stride), starts)
-            return first, (high - 1 + self.before) // self.stride + 1
+            first_input = min(-(-(low - self.after) // self.stride), starts)
+            return first_input, (high - 1 + self.before) // self.stride + 1
         # a 3-wide window with pad 1 and stride 2: outputs 4..7 need inputs 7..15, so (7, 16)
         return low * self.stride - self.before, (high - 1) * self.stride + self.after + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Axis `axis` of input `input` follows the output axis: `grain` entries per output grain."""
+    """Axis `axis` of input `input` is cut with the output axis, `grain` entries a grain of it."""
 
     input: int
     axis: int
@@ -72,12 +73,12 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class AxisRule:
-    """How one axis of output 0 may be split.
+    """The rule for splitting one axis of output 0.
 
-    `free`: any pieces. `halo`: pieces read overlapping inputs. `reduce`: each element depends on
-    the whole axis, so a split needs a reduction across cores first. `indices`: run-time numbers
-    decide what is touched. `whole`: pieces cannot simply be joined. Pieces hold whole `grain`s.
-    `joins` is the axis of every output along which pieces are joined.
+    The kinds are `free`: any pieces; `halo`: pieces read overlapping inputs; `reduce`: each element
+    depends on the whole axis, so a split needs a reduction across cores first; `indices`: values
+    known only at run time determine the accesses; `whole`: pieces cannot simply be joined. Pieces
+    are multiples of `grain`. `joins` is, for every output, the axis along which pieces are joined.
     """
 
     axis: int
@@ -89,13 +90,13 @@ class AxisRule:
 
     @property
     def splits(self) -> bool:
-        """Tell whether pieces computed alone can be joined."""
+        """Whether pieces that are computed separately can be joined."""
         return self.kind in ("free", "halo")
 
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """Input axes that may be split together if the partial outputs are combined."""
+    """Input axes that can be split together if the partial outputs are combined."""
 
     sources: tuple[tuple[int, int], ...]
     combine: Literal["sum", "max", "min", "prod"]
@@ -139,25 +140,25 @@ def cut(
     ranges: Ranges = tuple({} for _ in shapes)
     for source in rule.sources:
         # grouped convolution with 8 output and 4 input channels a group: outputs 8..16 read 4..8
-        scaled = low // rule.grain * source.grain, high // rule.grain * source.grain
-        first, last = source.window.needs(*scaled)
+        source_range = low // rule.grain * source.grain, high // rule.grain * source.grain
+        first_input, end_input = source.window.needs(*source_range)
         size = shapes[source.input][source.axis]
         # an inverse window may leave outputs that no input reaches; they are zero, and the piece
         # takes the nearest input only so that its range is not empty
         if source.window.inverse:
-            first = min(first, size - 1)
-            last = max(last, 1)
-        if last <= 0 or first >= size:
+            first_input = min(first_input, size - 1)
+            end_input = max(end_input, 1)
+        if end_input <= 0 or first_input >= size:
             needed = f"a piece that reads some of the {size} entries of axis {source.axis}"
-            got = f"{piece}, which reads {first} .. {last - 1}: only padding"
+            got = f"{piece}, which reads {first_input} .. {end_input - 1}: only padding"
             raise ShapeError(needed, got, "use larger pieces")
-        ranges[source.input][source.axis] = max(first, 0), min(last, size)
-    changed = rules.adjust(axis, piece, ranges) if rules.adjust else {}
-    return Cut(ranges, {**attrs, **changed})
+        ranges[source.input][source.axis] = max(first_input, 0), min(end_input, size)
+    changed_attrs = rules.adjust(axis, piece, ranges) if rules.adjust else {}
+    return Cut(ranges, {**attrs, **changed_attrs})
 
 
 def take(arrays: Sequence[np.ndarray], ranges: Ranges) -> list[np.ndarray]:
-    """Return the part of each array that `ranges` asks for."""
+    """Return the ranges of arrays, each cut along the axes in `ranges`."""
     parts = []
     for array, axis_ranges in zip(arrays, ranges, strict=True):
         # Ranges {1: (2, 4)} of an array of 3 axes: [:, 2:4, :].
@@ -198,7 +199,7 @@ def axis_rules(
     outputs: int = 1,
     adjust: Adjust | None = None,
 ) -> SliceRules:
-    """Return one rule per axis: free with its sources, or of `kind` where a reason is given."""
+    """Return one rule per axis: free for an entry of sources, of `kind` for a reason."""
     axes = tuple(
         AxisRule(i, kind, joins=(i,) * outputs, reason=source_or_reason)
         if isinstance(source_or_reason, str)
@@ -211,7 +212,7 @@ def axis_rules(
 def elementwise_rules(
     shapes: Shapes, out: Shape, *, outputs: int = 1, whole: Mapping[int, str] | None = None
 ) -> SliceRules:
-    """Return rules with every axis free except those of `whole` (axis -> reason): a reduction."""
+    """Return rules in which all axes are free except those in `whole` (axis -> reason)."""
     reduced_axes = whole or {}
     shapes_are_equal = all(shape == out for shape in shapes)
     pattern: Pattern = (

@@ -1,13 +1,13 @@
-"""Operators that only training needs: gradients of pooling, losses, and optimisers' updates.
+"""Operators for training only: gradients of pooling, a loss, and the updates of optimisers.
 
 `max_pool2d_grad(x, y, grad; kernel, stride, pad)`: x (n, c, h, w) and y (n, c, oh, ow) are input
 and output of max_pool2d, and grad is d(loss)/dy. The gradient of a window goes to its first largest
-element in reading order; where windows overlap, gradients add up. The result has x's shape.
+element in reading order; gradients of overlapping windows add up. The result has x's shape.
 
-`avg_pool2d_grad(grad; kernel, stride, pad, count_include_pad, size)`: the gradient of a window,
-divided by the number of elements it averaged, goes to all of them. `size` is (h, w) of the image. A
-stride of None means that of the kernel, as in pooling. global_avg_pool needs no operator of its
-own: its gradient is muls(expand(grad, x's shape), 1 / (h w)).
+`avg_pool2d_grad(grad; kernel, stride, pad, count_include_pad, size)`: the gradient of a window is
+divided by its number of elements and goes to all of them. `size` is (h, w) of the image. A stride
+of None stands for that of the kernel, as in pooling. global_avg_pool needs no operator of its own:
+its gradient is muls(expand(grad, x's shape), 1 / (h w)).
 """
 
 import math
@@ -66,9 +66,9 @@ def _padded_size(size: Pair, pads: Pairs) -> Pair:
     return size[0] + sum(pads[0]), size[1] + sum(pads[1])
 
 
-def _placed(values: te.Tensor, image_size: Pair, step: Pair, tap: Pair) -> te.Tensor:
-    """Return an image of zeros but for `values` at the pixels tap + stride * index."""
-    dilated = conv_gradient.stretched(values, step)
+def _scattered_tap(values: te.Tensor, image_size: Pair, step: Pair, tap: Pair) -> te.Tensor:
+    """Return an image with `values` at the pixels tap + stride * index and zeros elsewhere."""
+    dilated = conv_gradient.with_gaps(values, step)
     # tap (1, 0) of a window at stride 2: values at rows 1, 3, 5, ... and columns 0, 2, 4, ...
     edges = [(tap[i], image_size[i] - tap[i] - dilated.shape[2 + i]) for i in range(2)]
     return te.pad(dilated, ((0, 0), (0, 0), *edges))
@@ -76,11 +76,13 @@ def _placed(values: te.Tensor, image_size: Pair, step: Pair, tap: Pair) -> te.Te
 
 def _without_padding(image: te.Tensor, size: Pair, pads: Pairs) -> te.Tensor:
     (n, c) = image.shape[:2]
-    top = pads[0][0]
-    left = pads[1][0]
+    first_row = pads[0][0]
+    first_column = pads[1][0]
     if not np.any(pads):
         return image
-    return te.slice(image, (0, 0, top, left), (n, c, top + size[0], left + size[1]))
+    return te.slice(
+        image, (0, 0, first_row, first_column), (n, c, first_row + size[0], first_column + size[1])
+    )
 
 
 # -- of max pooling ------------------------------------------------------------------------------
@@ -96,7 +98,7 @@ def _max_shape(x: Shape, y: Shape, grad: Shape, **attrs: Any) -> Shape:
 
 
 def _max_values(x: Values, y: Values, grad: Values, **attrs: Any) -> Values:
-    """Return each window's gradient at its first element equal to y, or nowhere without one."""
+    """Return an image with each window's gradient at its first element that equals y."""
     size, step, pads = geometry(**attrs)
     image = padded(x, pads, -np.inf)
     window_view = expressions.windows(image, size, step)
@@ -109,21 +111,24 @@ def _max_values(x: Values, y: Values, grad: Values, **attrs: Any) -> Values:
 
 
 def _max_expression(x: te.Tensor, y: te.Tensor, grad: te.Tensor, **attrs: Any) -> te.Tensor:
-    """Return the gradient tap by tap; `unassigned` is 1 for windows without a maximum so far."""
+    """Return the gradient, computed for one position of the windows after another.
+
+    `unassigned` is 1 for windows without a maximum so far.
+    """
     (size, step, pads) = geometry(**attrs)
     (n, c, oh, ow) = y.shape
     plane = (x.shape[2], x.shape[3])
     image_size = _padded_size(plane, pads)
     image = te.pad(x, ((0, 0), (0, 0), *pads), LEAST)
     image = wide(image)
-    top = wide(y)
+    maxima = wide(y)
     slope = wide(grad)
     unassigned = total = None
     for tap in product(range(size[0]), range(size[1])):
         # Tap (1, 0), 3 x 3 windows at stride 2: rows 1, 3, 5 and columns 0, 2, 4 of the image.
         end = (tap[0] + (oh - 1) * step[0] + 1, tap[1] + (ow - 1) * step[1] + 1)
         view = te.slice(image, (0, 0, *tap), (n, c, *end), (1, 1, *step))
-        is_maximum = te.vcmp(view, top, "eq")
+        is_maximum = te.vcmp(view, maxima, "eq")
         is_maximum = is_maximum if unassigned is None else te.vmul(is_maximum, unassigned)
         # a window that has its maximum is not unassigned any more: later equal elements get nothing
         unassigned = (
@@ -131,7 +136,7 @@ def _max_expression(x: te.Tensor, y: te.Tensor, grad: te.Tensor, **attrs: Any) -
             if unassigned is not None
             else te.vadds(te.vmuls(is_maximum, -1.0), 1.0)
         )
-        tap_grads = _placed(te.vmul(is_maximum, slope), image_size, step, tap)
+        tap_grads = _scattered_tap(te.vmul(is_maximum, slope), image_size, step, tap)
         total = tap_grads if total is None else te.vadd(total, tap_grads)
     assert total is not None
     return narrow(_without_padding(total, plane, pads), x.dtype)
@@ -143,8 +148,8 @@ def _max_launch(call: Call, chip: Chip) -> isa.Launch:
     )
 
 
-def _in_fp16(launch: Callable[[Call, Chip], isa.Launch]) -> Callable[[Call, Chip], bool]:
-    """Return the test whether a hand-written kernel applies: fp16, and a block of rows fits UB."""
+def _applies_in_fp16(launch: Callable[[Call, Chip], isa.Launch]) -> Callable[[Call, Chip], bool]:
+    """Return the function that tests whether a kernel applies: fp16, and rows that fit into UB."""
 
     def applies(call: Call, chip: Chip) -> bool:
         if call.dtypes[0] != "fp16":
@@ -171,7 +176,7 @@ def _average_shape(grad: Shape, *, size: Any, **attrs: Any) -> Shape:
 
 
 def _pool_counts(*, size: Any, count_include_pad: bool, **attrs: Any) -> Values:
-    """Return how many elements each window averages, (oh, ow)."""
+    """Return the number of elements of each window, (oh, ow)."""
     return window_counts(forms.pair("size", size), *geometry(**attrs), count_include_pad)
 
 
@@ -186,10 +191,10 @@ def _average_values(grad: Values, **attrs: Any) -> Values:
 
 
 def _average_expression(grad: te.Tensor, **attrs: Any) -> te.Tensor:
-    """Return the gradient, divided by the counts and added at every tap of the windows.
+    """Return the gradient, divided by the counts and added at all positions of the windows.
 
-    The count of a window is a product of its counts along rows and along columns, so the division
-    is done along one axis after the other.
+    The count of a window is the product of its counts along rows and columns, so the division is
+    done for one axis after the other.
     """
     (window, step, pads) = geometry(**attrs)
     plane = forms.pair("size", attrs["size"])
@@ -199,17 +204,17 @@ def _average_expression(grad: te.Tensor, **attrs: Any) -> te.Tensor:
     counts = _pool_counts(**attrs)
     # Counts 4, 6, 4 / 6, 9, 6 / 4, 6, 4 are (1, 1.5, 1) by (1, 1.5, 1) times 4.
     for i, column in enumerate((counts[:, 0] / counts[0, 0], counts[0] / counts[0, 0])):
-        window_share = _over_axis(window_share, 2 + i, column)
+        window_share = _divided_along(window_share, 2 + i, column)
     window_share = te.vmuls(window_share, 1.0 / float(counts[0, 0]))
     for tap in product(range(window[0]), range(window[1])):
-        tap_grads = _placed(window_share, image_size, step, tap)
+        tap_grads = _scattered_tap(window_share, image_size, step, tap)
         total = tap_grads if total is None else te.vadd(total, tap_grads)
     assert total is not None
     return narrow(_without_padding(total, plane, pads), grad.dtype)
 
 
-def _over_axis(x: te.Tensor, axis: int, column: Values) -> te.Tensor:
-    """Return x divided along an axis by one number per entry, runs of equal numbers at a time.
+def _divided_along(x: te.Tensor, axis: int, column: Values) -> te.Tensor:
+    """Return x divided along an axis by one number per entry, for runs of equal numbers at a time.
 
     Only windows at the border differ, so there are few runs: 2, 3, 3, .., 3, 2 has three.
     """
@@ -246,7 +251,7 @@ _POOL_CASES: tuple[tuple[Shape, Pair, dict[str, Any]], ...] = (
     ((2, 3, 7, 5), (4, 3), {"kernel": 3, "stride": 2, "pad": 1}),
     ((1, 17, 8, 9), (7, 5), {"kernel": (3, 2), "stride": (1, 2), "pad": ((1, 0), (0, 1))}),
 )
-_TIED = Domain(-1.0, 1.0, step=0.5)
+_DOMAIN_WITH_TIES = Domain(-1.0, 1.0, step=0.5)
 """Five values only, so that many windows contain their y, and some contain it twice."""
 define(
     "max_pool2d_grad",
@@ -264,10 +269,10 @@ define(
         ("x", "top", "grad"),
         "NC1HWC0",
         "NC1HWC0",
-        applies=_in_fp16(_max_launch),
+        applies=_applies_in_fp16(_max_launch),
     ),
     traits=("pool gradient",),
-    domains={"x": _TIED, "y": _TIED},
+    domains={"x": _DOMAIN_WITH_TIES, "y": _DOMAIN_WITH_TIES},
     # up to four windows share an element; a kernel in fp16 rounds after each addition
     tolerances=rounded(ulps=2.0, atol=2.0**-9),
     examples=tuple(Example((x, (*x[:2], *o), (*x[:2], *o)), a) for x, o, a in _POOL_CASES),
@@ -289,7 +294,7 @@ define(
         "NC1HWC0",
         "NC1HWC0",
         _pool_rates,
-        _in_fp16(_average_launch),
+        _applies_in_fp16(_average_launch),
     ),
     traits=("pool gradient",),
     # a kernel in fp16 rounds the rate, and after each of up to 9 additions
@@ -322,7 +327,7 @@ def _loss(logits: te.Tensor, target: te.Tensor) -> te.Tensor:
     return te.vmuls(te.reduce_sum(te.vmul(target, log_probabilities), 1), -1.0)
 
 
-def _loss_slopes(s: gradients.Site) -> Grads:
+def _loss_gradients(s: gradients.Site) -> Grads:
     """Return dlogits = g (softmax(logits) sum(target) - target), dtarget = -g log_softmax(logits).
 
     The sum of a target distribution is 1, but the rule holds for any target.
@@ -336,7 +341,7 @@ def _loss_slopes(s: gradients.Site) -> Grads:
     total = net.reduce_sum(target, axis=(1,), keepdims=True)
     logit_slope = net.sub(net.mul(net.softmax(logits, axis=1), total), target)
     target_grad = None
-    if s.wanted[1]:
+    if s.needs_gradient[1]:
         target_grad = net.muls(net.mul(net.log_softmax(logits, axis=1), grad), number=-1.0)
     return net.mul(logit_slope, grad), target_grad
 
@@ -350,7 +355,7 @@ define(
     outputs=("loss",),
     shape_rule=_loss_shape,
     slicing=lambda shapes: axis_rules("Reduce", [every_input(0, 2)]),
-    backward=_loss_slopes,
+    backward=_loss_gradients,
     wide=True,
     domains={"logits": Domain(-4.0, 4.0), "target": Domain(0.0, 0.25)},
     tolerances=rounded(fp32_ulps=64, atol=2.0**-14),
@@ -433,7 +438,7 @@ def _adam_expression(
 
 
 _SHAPES: tuple[Shape, ...] = ((1,), (127,), (3, 33), (16, 129))
-_UPDATE = rounded(fp32_ulps=16, atol=2.0**-20)
+_UPDATE_TOLERANCE = rounded(fp32_ulps=16, atol=2.0**-20)
 define(
     "sgd_momentum",
     ("param", "grad", "velocity"),
@@ -445,7 +450,7 @@ define(
     shape_rule=_all_equal,
     types=TypeRule(("fp32", "fp16", "bf16")),
     slicing=_update_slices,
-    tolerances=_UPDATE,
+    tolerances=_UPDATE_TOLERANCE,
     examples=(
         *(Example((s,) * 3) for s in _SHAPES),
         Example((_SHAPES[2],) * 3, {"nesterov": True, "weight_decay": 0.01}),
@@ -472,7 +477,7 @@ define(
     types=TypeRule(("fp32", "fp16", "bf16")),
     slicing=_update_slices,
     domains={"square": Domain(0.0, 2.0), "param": Domain(-0.5, 0.5)},
-    tolerances=_UPDATE,
+    tolerances=_UPDATE_TOLERANCE,
     examples=(
         *(Example((s,) * 4) for s in _SHAPES),
         Example((_SHAPES[2],) * 4, {"step": 10, "weight_decay": 0.1, "lr": 0.1}),

@@ -1,4 +1,4 @@
-"""Checks of operators (values within bounds, gradients, slices), and files of tests that use them.
+"""Checks of an operator's values, program, gradient and slices, and the files of its tests.
 
 A failed check raises `AssertionError` with the worst element. `make_test` writes a test file for
 any operator, including one of the reader's own.
@@ -37,13 +37,13 @@ from ascend_lab.operators.ops.slicing import Cut, Range, Reduction, combine, cut
 
 GRID = 2.0**-9  # spacing of the points at which gradients are checked
 WHOLE_SCALE = 10
-"""Integers are drawn from a domain that is 10 times as wide as that of floats: -20 to 20."""
+"""Factor of the domain of integers: for floats in -2 .. 2, integers are in -20 .. 20."""
 
 
 def sample(
     operator: Operator, shapes: Sequence[Shape], dtype: str, attrs: Any, seed: int = 0
 ) -> list[Values]:
-    """Return random inputs: the operator's main format `dtype`, values from its domains."""
+    """Return random inputs from the operator's domains, with `dtype` as its main format."""
     rng = np.random.default_rng(seed)
     names = operator.names(len(shapes))
     wide = dtype == "fp64"
@@ -86,12 +86,12 @@ def _as_tuple(outputs: Any) -> tuple[Values, ...]:
 
 
 def check_within(
-    operator: Operator, got: Any, wanted: Any, tolerances: Tolerances | None = None
+    operator: Operator, got: Any, expected: Any, tolerances: Tolerances | None = None
 ) -> None:
-    """Raise unless every output is within the tolerance (default: the operator's) of `wanted`."""
+    """Raise unless every output is within a tolerance of `expected`, by default the operator's."""
     tolerances = tolerances or operator.tolerances or rounded()
     results = _as_tuple(got)
-    references = _as_tuple(wanted)
+    references = _as_tuple(expected)
     names = operator.outputs * len(results)
     for name, result, reference in zip(names, results, references, strict=False):
         dtype = format_of(reference)
@@ -101,18 +101,24 @@ def check_within(
                 f"the reference {reference.dtype} {reference.shape}"
             )
         tolerance = tolerances[dtype]
-        left, right = (v.astype(np.float64) for v in (result, reference))
+        got_values, reference_values = (v.astype(np.float64) for v in (result, reference))
         with np.errstate(invalid="ignore"):
-            agree = (left == right) | (np.isnan(left) & np.isnan(right))
-            excess = np.where(agree, 0.0, np.abs(left - right)) - tolerance.bound(right, dtype)
+            agree = (got_values == reference_values) | (
+                np.isnan(got_values) & np.isnan(reference_values)
+            )
+            excess = np.where(agree, 0.0, np.abs(got_values - reference_values)) - tolerance.bound(
+                reference_values, dtype
+            )
         # Not `excess > 0`: that is False for NaN, which must count as too far.
         too_far = ~(excess <= 0)
         if too_far.any():
             worst = np.argmax(np.where(too_far, np.nan_to_num(excess, nan=np.inf), -1))
             index = tuple(int(i) for i in np.unravel_index(worst, too_far.shape))
+            got_value = got_values[index]
+            expected = reference_values[index]
             raise AssertionError(
-                f"{operator.name}: {name}{index} = {left[index]}, reference {right[index]} "
-                f"in {dtype}: off by more than {tolerance.ulps:g} ulps + {tolerance.atol:g} "
+                f"{operator.name}: {name}{index} = {got_value}, reference {expected} in {dtype}: "
+                f"off by more than {tolerance.ulps:g} ulps + {tolerance.atol:g} "
                 f"({tolerance.reason}); {int(too_far.sum())} of {too_far.size} elements"
             )
 
@@ -122,7 +128,7 @@ def check_values(
 ) -> None:
     """Raise unless the kernel's values equal the reference's within the tolerance.
 
-    An operator of a reader's own that states none has that of its expression's roundings.
+    For a reader's own operator without tolerances, the roundings of its expression determine them.
     """
     arrays = sample(operator, shapes, dtype, attrs, seed)
     tolerances = None
@@ -137,7 +143,7 @@ def check_program(
 ) -> None:
     """Raise unless the kernel's program is free of races, bad addresses and deadlocks.
 
-    It must also take time, and no pipe may be busy for longer than the kernel takes.
+    The kernel must also take time, and no pipe may be busy for longer than that.
     """
     prepared = prepare(operator, *sample(operator, shapes, dtype, attrs, seed), chip=chip, **attrs)
     findings = isa.sanitize(prepared.kernel, chip, filled=prepared.tensors)
@@ -153,41 +159,42 @@ def check_program(
 # -- tolerances of an operator that states none ----------------------------------------------------
 LIBRARY = frozenset(OPERATORS)
 """The operators of the package; what is registered later is a reader's own."""
-ROUNDS = frozenset(
+ROUNDING_OPS = frozenset(
     ("vadd", "vsub", "vmul", "vdiv", "vadds", "vmuls", "vexp", "vln", "vsqrt", "vrsqrt", "vrec")
 )
-"""Operations that round their result; the others pick a number, or change a sign."""
+"""Vector operations that round their result; others select a number or change a sign."""
 
 
 def expression_tolerances(
     operator: Operator, arrays: Sequence[Values], dtype: str, attrs: Any
 ) -> Tolerances:
-    """Return what the roundings of an operator's expression allow, on these inputs.
+    """Return the tolerances that follow from the roundings of an operator's expression.
 
-    Each operation rounds once and a sum of n numbers n times, each time by a unit in the last place
-    of the largest input or of the result: a difference of large numbers keeps their error. In fp16
-    y = 1.5 x, inputs up to 2, may be off by 2 units at 2, 0.002; a sum of 1,000 by 1,001 units.
+    Each operation rounds once and a sum of n numbers n times. Each rounding is a unit in the last
+    place of the largest input or of the result, as a difference of large numbers keeps their error.
+    For example, y = 1.5 x in fp16 with inputs up to 2 may be off by 2 units at 2, which is 0.004; a
+    sum of 1,000 numbers by 1,001 units.
     """
     kinds = operator.input_types(len(arrays), dtype, **attrs)
     outputs = express(operator, [a.shape for a in arrays], kinds, **attrs)
     counts: dict[Any, int] = {}
     for tensor in topological(outputs):
-        before = max((counts[source] for source in tensor.inputs), default=0)
-        counts[tensor] = before + _roundings(tensor)
+        source_count = max((counts[source] for source in tensor.inputs), default=0)
+        counts[tensor] = source_count + _roundings(tensor)
     ulps = 1.0 + max(counts[tensor] for tensor in outputs)
     largest = max((float(np.abs(a).max(initial=0.0)) for a in arrays), default=0.0)
     reason = f"{ulps - 1:g} roundings of its expression, and one of the reference"
 
-    def of(kind: str) -> Tolerance:
+    def tolerance_of(kind: str) -> Tolerance:
         if not is_float(kind):
             return Tolerance(0.0, 0.0, "whole numbers are exact")
         return Tolerance(ulps, ulps * float(spacing(np.array(largest), kind)), reason)
 
-    return {kind: of(kind) for kind in rounded()}
+    return {kind: tolerance_of(kind) for kind in rounded()}
 
 
 def _roundings(tensor: te.Tensor) -> int:
-    """Return how often one stage of an expression rounds an element."""
+    """Return the number of roundings of an element in one stage of an expression."""
     body = tensor.body
     if not isinstance(body, Compute):  # an input, or a kernel written by hand
         return 0
@@ -196,22 +203,22 @@ def _roundings(tensor: te.Tensor) -> int:
 
 
 def _calls(expr: Any) -> int:
-    """Return the operations that round, on the longest way through a formula."""
+    """Return the number of rounding operations on the longest path through a formula."""
     args = getattr(expr, "args", ())
-    return int(getattr(expr, "op", "") in ROUNDS) + max(map(_calls, args), default=0)
+    return int(getattr(expr, "op", "") in ROUNDING_OPS) + max(map(_calls, args), default=0)
 
 
 # -- gradients ------------------------------------------------------------------------------------
 def check_gradient(
     operator: Operator, shapes: Sequence[Shape], attrs: Any, seed: int = 0, step: float = 1e-5
 ) -> int:
-    """Raise unless the gradient agrees with central differences in fp64; return inputs checked.
+    """Raise unless gradients agree with central differences in fp64; return the inputs checked.
 
     loss = sum(c y); along a random direction d of one input,
     (loss(x + h d) - loss(x - h d)) / 2h must equal sum(gradient d).
     """
     rng = np.random.default_rng(seed + 1)
-    arrays = _off_kinks(operator, sample(operator, shapes, "fp64", attrs, seed))
+    arrays = _away_from_kinks(operator, sample(operator, shapes, "fp64", attrs, seed))
     outputs = _as_tuple(operator.reference(*arrays, **attrs))
     # If an operator has named outputs, such as batch norm's running statistics, only the first is
     # part of a loss. The pieces of a split are all parts.
@@ -251,12 +258,12 @@ def check_gradient(
     return checked
 
 
-def _off_kinks(operator: Operator, arrays: Sequence[Values]) -> list[Values]:
-    """Return fp64 inputs moved onto grids of their own, away from integers, 0 and each other.
+def _away_from_kinks(operator: Operator, arrays: Sequence[Values]) -> list[Values]:
+    """Return fp64 inputs moved to separate grids, away from integers, 0 and each other.
 
     With two inputs the grids are (i + 1/4) 2^-9 and (i + 2/4) 2^-9. So max(x, y) never compares
-    equal numbers, and no difference quotient crosses a kink or jump (of floor, max, ...), where it
-    would say nothing about the gradient.
+    equal numbers, and no difference quotient crosses a kink or a jump (of floor, max, ...), where
+    it would not approximate the gradient.
     """
     shifted = []
     for i, (name, array) in enumerate(zip(operator.names(len(arrays)), arrays, strict=True)):
@@ -272,9 +279,9 @@ def _off_kinks(operator: Operator, arrays: Sequence[Values]) -> list[Values]:
 def check_slices(
     operator: Operator, shapes: Sequence[Shape], attrs: Any, dtype: str, seed: int = 0
 ) -> int:
-    """Raise unless pieces cut by the slice rules, computed alone and joined, equal the whole.
+    """Raise unless pieces that are cut by the slice rules and computed apart join to the whole.
 
-    Returns how many axes were really cut into several pieces.
+    Returns the number of axes that were cut into several pieces.
     """
     rng = np.random.default_rng(seed + 2)
     arrays = sample(operator, shapes, dtype, attrs, seed)
@@ -318,7 +325,7 @@ def _pieces(
 ) -> list[Range]:
     """Return up to four random pieces in whole grains.
 
-    A piece that would read only padding is not cut off: `cut_or_none` returns None for it.
+    There is no cut that would leave a piece with only padding: `cut_or_none` returns None for it.
     """
     # Size 12 in grains of 4: cuts at 4 and 8.
     chosen: list[int] = rng.permutation(np.arange(grain, size, grain))[:3].tolist()
@@ -337,7 +344,7 @@ def _check_reduction(
     full_output: Values,
     rng: np.random.Generator,
 ) -> int:
-    """Check a reduction axis that is split in two and combined; return 1, or 0 for size 1."""
+    """Check that an axis split in two and combined gives the whole; return 1, or 0 for size 1."""
     size = arrays[reduction.sources[0][0]].shape[reduction.sources[0][1]]
     if size < 2:
         return 0
@@ -513,9 +520,11 @@ def _bad_calls(operator: Operator, example: Example, chip: str) -> list[Any]:
     attrs = dict(example.attrs)
     main = operator.types.on_chip(load_chip(chip))[0]
     dtypes = operator.input_types(len(shapes), main, **attrs)
-    others = [d for d in ("int8", "int32", "fp32", "fp16") if d not in operator.types.allowed]
+    wrong_formats = [
+        d for d in ("int8", "int32", "fp32", "fp16") if d not in operator.types.allowed
+    ]
     calls: list[Any] = [
-        (shapes, ((*others, "fp64")[0], *dtypes[1:]), attrs),
+        (shapes, ((*wrong_formats, "fp64")[0], *dtypes[1:]), attrs),
         (shapes, ("fp8", *dtypes[1:]), attrs),
         (shapes, dtypes, {**attrs, "colour": 1}),
         (((-1,), *shapes[1:]), dtypes, attrs),
