@@ -218,7 +218,11 @@ def two_levels_s(
     return inside + between
 
 
-@ex.against(crossover_bytes, edges=[(2, 1e-6, 1e-10), (4, 1e-6, 1e-10)], rel_tol=1e-9)
+@ex.against(
+    crossover_bytes,
+    edges=[(2, 1e-6, 1e-10), (4, 1e-6, 1e-10), (1, 1e-6, 1e-10)],
+    rel_tol=1e-9,
+)
 def check_ex_22_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(ranks, alpha_s, beta_s_per_byte)`: bytes above which the ring is faster."""
     costs = {"alpha_s": ex.between(1e-6, 1e-4), "beta_s_per_byte": ex.between(1e-11, 1e-9)}
