@@ -39,7 +39,7 @@ FLOOR_GROUPS = {
         operators.dsl.schedule operators.dsl.stages operators.dsl.tiles
     """,
     "The operators of networks: formula, types, slices and tests of each.": """
-        operators.ops operators.ops.convolution operators.ops.elementwise
+        operators.ops operators.ops.casts operators.ops.convolution operators.ops.elementwise
         operators.ops.expressions operators.ops.formats operators.ops.matmul
         operators.ops.moving operators.ops.operator operators.ops.pooling
         operators.ops.reduction operators.ops.slicing

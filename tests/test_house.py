@@ -247,9 +247,6 @@ DEBTS = {
     "compiler": "compiler.bound",
     "compiler.canonical": "operators.ops.attention",
     "compiler.compile": "compiler.bound",
-    "compiler.decide": "operators.ops.casts",
-    "compiler.evaluate": "operators.ops.casts",
-    "compiler.layout": "operators.ops.casts",
     "compiler.lower.conv": (
         "operators.kernels.deconv operators.kernels.pooling operators.ops.conv_gradient"
     ),
@@ -264,8 +261,8 @@ DEBTS = {
     "operators.kernels.conv": "operators.kernels.rows",
     "operators.kernels.rearrange": "operators.kernels.indexed_rows",
     "operators.ops": (
-        "operators.ops.attention operators.ops.batch_norm operators.ops.casts "
-        "operators.ops.conv_gradient operators.ops.gradients operators.ops.indexing "
+        "operators.ops.attention operators.ops.batch_norm operators.ops.conv_gradient "
+        "operators.ops.gradients operators.ops.indexing operators.ops.quantised "
         "operators.ops.training operators.ops.verify"
     ),
     "operators.ops.convolution": "operators.kernels.depthwise operators.ops.gradients",

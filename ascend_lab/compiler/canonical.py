@@ -30,7 +30,7 @@ from ascend_lab.compiler.ir import Attrs, Constant, Graph, Node, TensorType, Val
 from ascend_lab.compiler.passes import images
 from ascend_lab.compiler.rules import operator_rewrites
 from ascend_lab.machine.chip import Chip
-from ascend_lab.operators.ops.attention import grouped_heads
+from ascend_lab.operators.ops.attention import causal_mask, grouped_heads
 from ascend_lab.operators.ops.formats import is_float
 from ascend_lab.operators.ops.operator import get
 

@@ -17,7 +17,6 @@ from ascend_lab.compiler.rules import special_form
 from ascend_lab.errors import AscendLabError
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.machine.sim.timeline import Start, start_cycles
-from ascend_lab.operators.ops.casts import QUANTISED
 
 Group = Sequence[ir.Node]
 """Nodes that would be one kernel."""
@@ -127,7 +126,7 @@ def pays(graph: ir.Graph, group: Group, chip: Chip, start: Start = "queued") -> 
     if split_cycles == NEVER:
         # alone, an operator between bytes in blocks of 32 channels and floats in blocks of 16 has
         # no kernel in blocks: it runs in its group or row-major
-        return any(node.op in QUANTISED for node in group)
+        return any(node.has("bytes") for node in group)
     return fused_cycles <= split_cycles
 
 

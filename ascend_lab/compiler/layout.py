@@ -35,7 +35,7 @@ from ascend_lab.compiler.ir import (
 )
 from ascend_lab.compiler.lower import PRODUCTS, matmul, vector
 from ascend_lab.machine.chip import DTYPE_BYTES
-from ascend_lab.operators.ops import casts, formats
+from ascend_lab.operators.ops import formats
 
 BLOCK = 16
 MATRIX_OPS = (*PRODUCTS, "flash_attention")
@@ -96,7 +96,7 @@ class Assigner:
         """
         name = node.inputs[place]
         is_weight = _on_cube(node) and place > 0
-        packs_every_operand = node.op in (*MATRIX_OPS, *casts.QUANTISED) or node.has("lanes")
+        packs_every_operand = node.op in MATRIX_OPS or node.has("lanes")
         is_image = len(self.graph.types[name].shape) == 4
         is_packed = is_weight or packs_every_operand or not is_image
         if is_packed and name in self.graph.constants:
@@ -175,7 +175,7 @@ class Assigner:
                 # a gradient in fp32 keeps the blocks of 16 channels that the cube writes
                 weight_layout = "FRACTAL_Z:16" if DTYPE_BYTES[out_dtype] == 4 else "FRACTAL_Z"
                 return ("NC1HWC0",) * count, weight_layout if groups == 1 else "ND"
-        if node.op in casts.QUANTISED:
+        if node.has("bytes"):
             return self.quantised_layouts(node)
         layout = self.inherited_layout(node) if self.follow else "ND"
         # a cast from fp16 to int8 keeps blocks of 16 channels: see `TensorType`

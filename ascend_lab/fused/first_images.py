@@ -43,7 +43,7 @@ from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.machine.isa import SMALL_C0, Kernel, Launch, as_kernel, renamed
 from ascend_lab.machine.layout import maps_launch
 from ascend_lab.machine.sim.timeline import Start
-from ascend_lab.operators.ops.casts import fits_fp16
+from ascend_lab.operators.ops.quantised import fits_fp16
 
 
 # -- conversions of planes -------------------------------------------------------------------------

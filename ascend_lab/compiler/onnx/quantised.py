@@ -10,7 +10,7 @@ from ascend_lab.compiler.draft import Value
 from ascend_lab.compiler.onnx import export_writer, windows
 from ascend_lab.compiler.onnx.context import Context, converter
 from ascend_lab.compiler.onnx.tensors import BITWISE_TYPES, ELEMENTS, FLOATS, Shape
-from ascend_lab.operators.ops.casts import OFFSETS, SCALES
+from ascend_lab.operators.ops.quantised import OFFSETS, SCALES
 
 _NARROW = ("int8", "uint8")
 

@@ -8,8 +8,8 @@ operator of your own. For example, `ops.get("relu").reference(x)` is max(x, 0).
 # fmt: off
 # isort: off
 from ascend_lab.operators.ops import (  # noqa: F401 - they define the operators
-    elementwise, casts, matmul, reduction, attention, batch_norm, convolution, conv_gradient,
-    moving, indexing, pooling, training,
+    elementwise, casts, quantised, matmul, reduction, attention, batch_norm, convolution,
+    conv_gradient, moving, indexing, pooling, training,
 )
 from ascend_lab.operators.ops.expressions import (
     check, compile, express, run, time,  # noqa: A004 - it is what the function does

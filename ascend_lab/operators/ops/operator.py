@@ -105,6 +105,7 @@ Grads = Sequence[Any]
 TRAITS = {
     "lanes": "works lane by lane on tensors in blocks, and makes a finite number of a zero",
     "pointwise": "one tensor, element by element: does not see where elements lie",
+    "bytes": "on bytes, which lie in blocks of 32 channels on a chip, not of 16 as floats do",
     "commutes": "f(x, y) = f(y, x)",
     "broadcasts": "arithmetic of two tensors that are stretched to a common shape",
     "nonnegative": "results are never below 0",
