@@ -37,7 +37,7 @@ MISSING = (
 )
 POLL_S = 0.05
 GRACE_S = 3.0
-MOST_RANKS = 16
+MAX_RANKS = 16
 LONGEST_S = 3600.0
 
 
@@ -213,8 +213,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    if not 2 <= arguments.ranks <= MOST_RANKS:
-        raise InputError(f"--ranks from 2 to {MOST_RANKS}", str(arguments.ranks))
+    if not 2 <= arguments.ranks <= MAX_RANKS:
+        raise InputError(f"--ranks from 2 to {MAX_RANKS}", str(arguments.ranks))
     if not 0 < arguments.time_limit <= LONGEST_S:
         raise InputError(f"--time-limit up to {LONGEST_S:g} s", str(arguments.time_limit))
 

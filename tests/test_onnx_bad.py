@@ -135,12 +135,12 @@ def test_sizes_below_zero_or_enormous_are_refused_before_any_work(shape, error):
 
 
 def test_a_model_of_too_many_nodes_or_bytes_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(model_file, "MOST_NODES", 4)
+    monkeypatch.setattr(model_file, "MAX_NODES", 4)
     with pytest.raises(UnsupportedError, match="at most 4 nodes; got 5"):
         import_onnx(small())
     path = tmp_path / "model.onnx"
     path.write_bytes(REAL)
-    monkeypatch.setattr(model_file, "MOST_BYTES", 1000)
+    monkeypatch.setattr(model_file, "MAX_BYTES", 1000)
     with pytest.raises(InputError, match="at most 1000 bytes"):
         import_onnx(path)
 

@@ -287,7 +287,7 @@ def mape(judged: Iterable[HeldOut]) -> float | None:
 OWN = ("bytes", "ranks", "time_s")
 DEEPBENCH = ("num_floats", "num_procs", "mean_time_ms")
 FLOAT_BYTES = 4
-MOST_ROWS = 2000
+MAX_ROWS = 2000
 """Errors on rows left out take many fits: more rows would take minutes."""
 LARGEST = 1e18
 """Of any number in a table: beyond it a slip of units or of the pen."""
@@ -318,8 +318,8 @@ def read_table(
         if device is None or row.get("device") == device
     ]
     kept = [row for row in measured if max_ranks is None or row.ranks <= max_ranks]
-    if len(kept) > MOST_ROWS:
-        needed = f"{name}: at most {MOST_ROWS} rows"
+    if len(kept) > MAX_ROWS:
+        needed = f"{name}: at most {MAX_ROWS} rows"
         raise InputError(needed, str(len(kept)), "average those of one size, or take fewer ranks")
     if not kept:
         got = f"{len(measured)} rows, none of at most {max_ranks} ranks" if measured else "no rows"

@@ -304,7 +304,7 @@ def _transpose(task: Task) -> Reading:
     output = task.output
     # (2, 3, 4) to (4, 2, 3) leaves one order; (3, 3, 4) to (4, 3, 3) leaves two
     fitting: list[tuple[int, ...]] = []
-    if output is not None and len(output) == len(shape) <= MOST_AXES:
+    if output is not None and len(output) == len(shape) <= MAX_AXES:
         orders = permutations(range(len(shape)))
         fitting = [order for order in orders if tuple(shape[axis] for axis in order) == output]
     if len(fitting) != 1:
@@ -313,7 +313,7 @@ def _transpose(task: Task) -> Reading:
     return Reading("transpose", (shape,), task.dtypes[:1], {"perm": fitting[0]})
 
 
-MOST_AXES = 8
+MAX_AXES = 8
 """Most axes of a tensor whose permutation is searched: 8! = 40,320 candidates."""
 
 
@@ -323,7 +323,7 @@ def _reduction(name: str) -> Callable[[Task], Reading]:
     def read(task: Task) -> Reading:
         shape = task.shapes[0]
         output = task.output
-        counts = range(1, len(shape) + 1) if output is not None and len(shape) <= MOST_AXES else ()
+        counts = range(1, len(shape) + 1) if output is not None and len(shape) <= MAX_AXES else ()
         fitting: list[dict[str, Any]] = []
         for axes in (axes for count in counts for axes in combinations(range(len(shape)), count)):
             # (4, 8, 16) reduced along axis 1 is (4, 1, 16) with keepdims, (4, 16) without.

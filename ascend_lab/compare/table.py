@@ -33,9 +33,9 @@ COLUMNS = (
 COLLECTIVES = ("all_reduce", "all_to_all")
 LONGEST_S = 1e6
 """Most seconds a row may have taken: a slip of units lands above it."""
-MOST_BYTES = 1e18
+MAX_BYTES = 1e18
 """Most bytes a rank of a collective may hold."""
-MOST_ATTRIBUTES = 64
+MAX_ATTRIBUTES = 64
 LONGEST_VALUE = 200
 """Characters of one attribute's value."""
 
@@ -117,8 +117,8 @@ def _work(row: Mapping[str, str], group: str) -> Work:
     size_bytes: float | None = None
     if row["inputs"].startswith("bytes="):
         size_bytes = number_of(row["inputs"].removeprefix("bytes="))
-        if size_bytes is None or not 0 < size_bytes <= MOST_BYTES:
-            needed = f"inputs: bytes=N above 0, at most {MOST_BYTES:g}"
+        if size_bytes is None or not 0 < size_bytes <= MAX_BYTES:
+            needed = f"inputs: bytes=N above 0, at most {MAX_BYTES:g}"
             raise InputError(needed, shown(row["inputs"]), "mend that row")
     # "32x64;64x128": two inputs
     elif row["inputs"]:
@@ -153,8 +153,8 @@ def attributes_of(text: str) -> dict[str, Any]:
     """
     attributes: dict[str, Any] = {}
     pairs = [pair.strip() for pair in text.split(";") if pair.strip()]
-    if len(pairs) > MOST_ATTRIBUTES:
-        raise InputError(f"attributes: at most {MOST_ATTRIBUTES}", str(len(pairs)), "drop some")
+    if len(pairs) > MAX_ATTRIBUTES:
+        raise InputError(f"attributes: at most {MAX_ATTRIBUTES}", str(len(pairs)), "drop some")
     for pair in pairs:
         key, equals, value = pair.partition("=")
         key = key.strip()

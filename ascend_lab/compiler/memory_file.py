@@ -28,12 +28,12 @@ OTHER_NAMES = {
     "start": "lower",
     "end": "upper",
 }
-MOST_FILE_BYTES = 2**20
-MOST_ROWS = 10_000
+MAX_FILE_BYTES = 2**20
+MAX_ROWS = 10_000
 MOST = 2**40
 """Times and sizes beyond this are refused, so that no sum leaves 64 bits."""
-MOST_ALIGNMENT = 2**30
-MOST_GAPS = 1000
+MAX_ALIGNMENT = 2**30
+MAX_GAPS = 1000
 """Of one buffer."""
 _GAP = re.compile(
     r"([+-]?[0-9]{1,18})-([+-]?[0-9]{1,18})(?:@([0-9]{1,18}):([0-9]{1,18}))?", re.ASCII
@@ -46,11 +46,11 @@ def read_csv(path: str | Path) -> list[Buffer]:
     Raises InputError, with the line, for a file that cannot be read or is too large, a missing or
     unknown column, a number that is none, a lifetime that is empty, and an id that stands twice.
     """
-    numbered = csv_of(read_file(path, "a CSV file", MOST_FILE_BYTES), path)
+    numbered = csv_of(read_file(path, "a CSV file", MAX_FILE_BYTES), path)
     words = numbered[0][1] if numbered else []
     names = _columns(words, path)
-    if len(numbered) > MOST_ROWS + 1:
-        raise InputError(f"at most {MOST_ROWS} buffers", f"{len(numbered) - 1} in {path}")
+    if len(numbered) > MAX_ROWS + 1:
+        raise InputError(f"at most {MAX_ROWS} buffers", f"{len(numbered) - 1} in {path}")
     # a column `end` holds the last time of a life; `upper` is the first time after it
     past_the_end = int("end" in words)
     buffers: dict[str, Buffer] = {}
@@ -94,8 +94,8 @@ def _buffer(cells: Mapping[str, str], past_the_end: int, where: str) -> Buffer:
 
     offset = number("offset", "-1")
     alignment = number("alignment", "1")
-    if alignment > MOST_ALIGNMENT:
-        raise InputError(f"alignment of at most {MOST_ALIGNMENT}", f"{alignment} in {where}")
+    if alignment > MAX_ALIGNMENT:
+        raise InputError(f"alignment of at most {MAX_ALIGNMENT}", f"{alignment} in {where}")
     if offset < -1:
         raise InputError("offset from 0, or -1 for any", f"{offset} in {where}", "mend it")
     # checked, so that a damaged column is reported, and then not used
@@ -114,8 +114,8 @@ def _buffer(cells: Mapping[str, str], past_the_end: int, where: str) -> Buffer:
 def _gaps(text: str, past_the_end: int, where: str) -> tuple[Gap, ...]:
     """Return the gaps of a cell, in order of time."""
     words = text.split()
-    if len(words) > MOST_GAPS:
-        raise InputError(f"at most {MOST_GAPS} gaps", f"{len(words)} in {where}", "join some")
+    if len(words) > MAX_GAPS:
+        raise InputError(f"at most {MAX_GAPS} gaps", f"{len(words)} in {where}", "join some")
     gaps = []
     for word in words:
         match = _GAP.fullmatch(word)

@@ -14,11 +14,11 @@ import numpy as np
 from ascend_lab.compiler.draft import Value
 from ascend_lab.compiler.ir import operator_of
 from ascend_lab.compiler.onnx.context import Context, converter
-from ascend_lab.compiler.onnx.tensors import FLOATS, MOST_FOLDED_ELEMENTS, Shape, Values, check_size
+from ascend_lab.compiler.onnx.tensors import FLOATS, MAX_FOLDED_ELEMENTS, Shape, Values, check_size
 from ascend_lab.errors import GraphError
 
 Pair = tuple[int, int]
-_MOST_KERNEL_ELEMENTS = 64
+_MAX_KERNEL_ELEMENTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ def window_of(ctx: Context, kernel: Shape, size: Shape) -> Window:
         needed = "kernel, strides, dilations of at least 1"
         got = f"{kernel}, {stride}, {dilation}"
         raise GraphError(f"{ctx.where}: {needed}", got, "mend it")
-    if math.prod(kernel) > MOST_FOLDED_ELEMENTS:
-        ctx.unsupported(f"windows of at most {MOST_FOLDED_ELEMENTS} elements", str(kernel))
+    if math.prod(kernel) > MAX_FOLDED_ELEMENTS:
+        ctx.unsupported(f"windows of at most {MAX_FOLDED_ELEMENTS} elements", str(kernel))
     pads = _pads(ctx, kernel, stride, dilation, size)
     if any(n < 0 for side in pads for n in side):
         ctx.unsupported("pads of at least 0", str(pads))
@@ -348,9 +348,9 @@ def _element_counts(size: Shape, window: Window, include: bool) -> Values:
 
 def _combined_slices(ctx: Context, x: Value, window: Window, op: str, border: float) -> Value:
     """Combine one strided slice of the padded image for each element of the kernel."""
-    if math.prod(window.kernel) > _MOST_KERNEL_ELEMENTS:
+    if math.prod(window.kernel) > _MAX_KERNEL_ELEMENTS:
         ctx.unsupported(
-            f"dilated kernels of at most {_MOST_KERNEL_ELEMENTS} elements", str(window.kernel)
+            f"dilated kernels of at most {_MAX_KERNEL_ELEMENTS} elements", str(window.kernel)
         )
     if ctx.attr("pads") or any(map(any, window.reached)):
         x = ctx.emit("pad", x, pads=((0, 0), (0, 0), *window.reached), value=border)

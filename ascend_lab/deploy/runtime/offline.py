@@ -261,8 +261,8 @@ class OfflineModel:
             # A layout may pad: 3 channels are stored as 16.
             size = max(kind.elements, math.prod(kind.stored_shape))
             file.need(
-                size <= tensors.MOST_ELEMENTS,
-                f"tensor of at most {tensors.MOST_ELEMENTS:,} elements",
+                size <= tensors.MAX_ELEMENTS,
+                f"tensor of at most {tensors.MAX_ELEMENTS:,} elements",
             )
         return replace(graph, narrowed=frozenset(data["narrowed"]))
 

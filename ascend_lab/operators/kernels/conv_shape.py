@@ -15,7 +15,7 @@ LARGEST_SIZE = 1 << 20
 """Largest size of an image or a kernel, and largest stride, dilation and padding."""
 LARGEST_TILE = 512
 """Pixels of the tallest tile that a default schedule has: 32 fractals."""
-MOST_SPREAD = 255
+MAX_SPREAD = 255
 """Most rows of dilation or padding that load3d takes; m images whose rows take turns need m times
 their own."""
 Pads = tuple[int, int, int, int]
@@ -242,7 +242,7 @@ def stacked(shape: ConvShape) -> ConvShape:
         return shape
     (oh, ow) = shape.out_hw
     # load3d dilates by 255 at most: 85 images of a kernel with dilation 3.
-    most_images = MOST_SPREAD // max(shape.dilations[0], *shape.pads[:2])
+    most_images = MAX_SPREAD // max(shape.dilations[0], *shape.pads[:2])
     if shape.strides[0] > 1 or min(shape.pads) < 0:
         return shape
     # Divisors of the batch, so that all stacks are equally high.
