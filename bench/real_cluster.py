@@ -117,7 +117,9 @@ def _measured(backend: str, ranks: int, folder: str, limit_s: float) -> dict[str
         said = [line for line in errors.read().splitlines() if any(map(str.isalpha, line))]
     if any(process.returncode for process in started):
         got = said[-1] if said else f"exit codes {[p.returncode for p in started]}"
-        raise RealClusterError(f"{ranks} processes that all-reduce by {backend}", got, "mend that")
+        raise RealClusterError(
+            f"{ranks} processes that all-reduce by {backend}", got, "correct that"
+        )
     text = Path(folder, "result.json").read_text("utf-8")
     return dict(json.loads(text))
 

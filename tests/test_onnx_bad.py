@@ -239,7 +239,7 @@ def test_what_is_no_model_is_named(tmp_path, capsys):
     wide.write_bytes(model_of("Relu x x -> y", {"x": (4,)}, ["y"]).SerializeToString())
     assert "give the .onnx file that it is from" in refused(capsys, "migrate", compiled)
     assert "an ONNX model with outputs" in refused(capsys, "run", silent)
-    assert "(Relu): 1 input; got 2; mend" in refused(capsys, "run", wide)
+    assert "(Relu): 1 input; got 2; correct" in refused(capsys, "run", wide)
 
 
 def symbolic(path):

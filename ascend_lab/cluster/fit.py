@@ -45,7 +45,7 @@ class Measured:
         row = f"{self.size_bytes:g} bytes on {self.ranks} ranks in {self.time_s:g} s"
         finite = math.isfinite(self.size_bytes) and math.isfinite(self.time_s)
         if not (finite and self.size_bytes > 0 and self.time_s > 0 and self.ranks > 1):
-            raise InputError("bytes > 0, ranks > 1, time_s > 0", row, "mend the row")
+            raise InputError("bytes > 0, ranks > 1, time_s > 0", row, "correct the row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +340,7 @@ def _one_device(name: str, rows: list[tuple[int, dict[str, str]]], device: str |
 def _measured(where: str, row: Mapping[str, str], names: tuple[str, str, str]) -> Measured:
     values = [_number(where, column, row.get(column)) for column in names]
     if values[1] != int(values[1]):
-        raise InputError(f"{where}: a whole count of ranks", row[names[1]], "mend it")
+        raise InputError(f"{where}: a whole count of ranks", row[names[1]], "correct it")
     size = values[0]
     ranks = int(values[1])
     time = values[2]
@@ -356,5 +356,5 @@ def _measured(where: str, row: Mapping[str, str], names: tuple[str, str, str]) -
 def _number(where: str, column: str, text: str | None) -> float:
     value = number_of(text or "")
     if value is None or abs(value) > LARGEST:
-        raise InputError(f"{where}: {column} as a number", shown(text), "mend it")
+        raise InputError(f"{where}: {column} as a number", shown(text), "correct it")
     return value

@@ -167,7 +167,7 @@ def _task(row: Mapping[str, str]) -> Task:
     dtypes = tuple(_dtype(word) for word in _items(row["dtypes"]))
     if len(dtypes) < len(shapes):
         needed = f"a data type for each of {len(shapes)} inputs"
-        raise InputError(needed, str(len(dtypes)), "mend that row")
+        raise InputError(needed, str(len(dtypes)), "correct that row")
     if row["type"] not in POINTWISE:
         # A matrix of 100 x 100 in FRACTAL_NZ is printed as 7 x 7 x 16 x 16: the 100 is lost.
         # Element
@@ -274,7 +274,7 @@ def _matmul(task: Task) -> Reading:
     """Read a product, with transposes that fit the shapes; several that fit leave a mark."""
     batched = task.type.startswith("Batch")
     if len(task.shapes) < 2 or any(len(shape) < 2 for shape in task.shapes[:2]):
-        raise InputError(f"{task.type}: two matrices", str(task.shapes), "mend that row")
+        raise InputError(f"{task.type}: two matrices", str(task.shapes), "correct that row")
     a = task.shapes[0][-2:]
     b = task.shapes[1][-2:]
     fitting = []  # 4 x 8 and 16 x 8 to 4 x 16: only b is transposed; 8 x 8 and 8 x 8: all four fit
@@ -286,7 +286,7 @@ def _matmul(task: Task) -> Reading:
             fitting.append({"trans_a": trans_a, "trans_b": trans_b})
     if not fitting:
         got = f"{task.shapes[0]} and {task.shapes[1]} to {task.output}"
-        raise InputError(f"{task.type}: matrices that fit together", got, "mend that row")
+        raise InputError(f"{task.type}: matrices that fit together", got, "correct that row")
     marks = []
     if len(fitting) > 1:
         marks.append("transposes are not told: timed without")
@@ -367,7 +367,7 @@ def _norm(name: str, inputs: int) -> Callable[[Task], Reading]:
 def _cast(task: Task) -> Reading:
     """Read a cast, to the data type of the output."""
     if not task.output_dtype:
-        raise InputError(f"{task.type}: an output data type", "none", "mend that row")
+        raise InputError(f"{task.type}: an output data type", "none", "correct that row")
     attributes = {"dtype": _dtype(task.output_dtype)}
     return Reading("cast", task.shapes[:1], task.dtypes[:1], attributes)
 

@@ -57,13 +57,13 @@ def read_csv(path: str | Path) -> list[Buffer]:
     for line, row in numbered[1:]:
         where = f"{path} line {line}"
         if len(row) != len(names):
-            raise InputError(f"{len(names)} columns", f"{len(row)} in {where}", "mend the row")
+            raise InputError(f"{len(names)} columns", f"{len(row)} in {where}", "correct the row")
         cells = dict(zip(names, row, strict=True))
         try:
             buffer = _buffer(cells, past_the_end, where)
         # `Buffer` knows no lines of files: the line is added here
         except GraphError as error:
-            raise InputError(error.needed, f"{error.got} in {where}", "mend it") from error
+            raise InputError(error.needed, f"{error.got} in {where}", "correct it") from error
         if buffer.id in buffers:
             raise InputError("a different id for each buffer", f"{cells['id'][:30]!r} in {where}")
         buffers[cells["id"]] = buffer
@@ -97,7 +97,7 @@ def _buffer(cells: Mapping[str, str], past_the_end: int, where: str) -> Buffer:
     if alignment > MAX_ALIGNMENT:
         raise InputError(f"alignment of at most {MAX_ALIGNMENT}", f"{alignment} in {where}")
     if offset < -1:
-        raise InputError("offset from 0, or -1 for any", f"{offset} in {where}", "mend it")
+        raise InputError("offset from 0, or -1 for any", f"{offset} in {where}", "correct it")
     # checked, so that a damaged column is reported, and then not used
     number("hint", "-1")
     return Buffer(
@@ -121,7 +121,7 @@ def _gaps(text: str, past_the_end: int, where: str) -> tuple[Gap, ...]:
         match = _GAP.fullmatch(word)
         if match is None:
             needed = "a gap as FROM-TO or FROM-TO@FIRST:LAST"
-            raise InputError(needed, f"{word[:30]!r} in {where}", "mend it")
+            raise InputError(needed, f"{word[:30]!r} in {where}", "correct it")
         lower, upper, first_byte, last_byte = (int(number or 0) for number in match.groups())
         gaps.append(Gap(lower, upper + past_the_end, first_byte, last_byte))
     return tuple(sorted(gaps, key=lambda gap: gap.lower))
@@ -130,8 +130,8 @@ def _gaps(text: str, past_the_end: int, where: str) -> tuple[Gap, ...]:
 def _number(text: str, name: str, where: str) -> int:
     value = whole_of(text)
     if value is None:
-        raise InputError(f"{name} as a whole number", f"{text[:30]!r} in {where}", "mend it")
+        raise InputError(f"{name} as a whole number", f"{text[:30]!r} in {where}", "correct it")
     # 10,000 buffers of 2**40 bytes add up to less than 2**63
     if abs(value) > MOST:
-        raise InputError(f"{name} of at most {MOST}", f"{text[:30]} in {where}", "mend it")
+        raise InputError(f"{name} of at most {MOST}", f"{text[:30]} in {where}", "correct it")
     return value

@@ -149,7 +149,7 @@ def check_division(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> None
         raise InputError(needed, str(s.grid), "divide less")
     if min(s.bands, s.blocks, s.tile) < 1 or s.stay not in ("rows", "weights"):
         needed = "at least 1 band, block and fractal; 'rows' or 'weights' that stay"
-        raise InputError(needed, f"{s.bands}, {s.blocks}, {s.tile}, {s.stay!r}", "mend it")
+        raise InputError(needed, f"{s.bands}, {s.blocks}, {s.tile}, {s.stay!r}", "correct it")
 
 
 def mixed_counts(shape: conv_shape.ConvShape) -> tuple[int, ...]:

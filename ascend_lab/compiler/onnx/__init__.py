@@ -291,7 +291,7 @@ def _convert_node(ctx: Context) -> Sequence[Result]:
         raise GraphError(f"{ctx.where}: {error.needed}", error.got, error.remedy) from error
     except _MALFORMED as error:
         got = f"{type(error).__name__}: {error}"
-        raise GraphError(f"{ctx.where}: attributes that fit", got, "mend the node") from error
+        raise GraphError(f"{ctx.where}: attributes that fit", got, "correct the node") from error
     return (results,) if isinstance(results, draft.Value | Tensor) else tuple(results)
 
 

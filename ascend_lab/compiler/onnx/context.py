@@ -253,7 +253,9 @@ class Context:
         """Return the single number of input i."""
         array = self.const(i)
         if array.size != 1:
-            raise GraphError(f"{self.where}: input {i}: one number", f"shape {array.shape}", "mend")
+            raise GraphError(
+                f"{self.where}: input {i}: one number", f"shape {array.shape}", "correct"
+            )
         return array.reshape(()).item()
 
     # -- attributes -------------------------------------------------------------------------------

@@ -255,7 +255,7 @@ def find(node: NodeProto, opset: int) -> Converter:
     if not says.least <= len(node.input) <= says.most:
         count = f"{says.least} to {says.most}" if says.least < says.most else f"{says.most}"
         needed = f"{where} ({node.op_type}): {count} input{'s' * (says.most > 1)}"
-        raise UnsupportedError(needed, str(len(node.input)), "mend the node")
+        raise UnsupportedError(needed, str(len(node.input)), "correct the node")
     return known_converter
 
 
@@ -286,7 +286,7 @@ def attributes(
         if kind != says.kinds.get(name, kind):
             kind_name = _KINDS.get(says.kinds[name], "other")
             raise GraphError(
-                f"{where}: attribute {name} as {kind_name}", repr(value)[:40], "mend it"
+                f"{where}: attribute {name} as {kind_name}", repr(value)[:40], "correct it"
             )
         values[name] = value
     for name in says.required:

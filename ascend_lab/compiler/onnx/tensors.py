@@ -160,7 +160,7 @@ def known(array: Any, elem: str | None = None) -> Tensor:
 def check_size(where: str, shape: tuple[int, ...]) -> None:
     """Raise `InputError` for negative sizes, `UnsupportedError` for too many elements."""
     if any(n < 0 for n in shape) or len(shape) > 16:
-        raise InputError(f"{where}: sizes of at least 0", str(shape)[:80], "mend the model")
+        raise InputError(f"{where}: sizes of at least 0", str(shape)[:80], "correct the model")
     if math.prod(shape) > MAX_ELEMENTS:
         needed = f"{where}: at most {MAX_ELEMENTS} elements"
         raise UnsupportedError(needed, str(shape)[:80], "use smaller tensors")

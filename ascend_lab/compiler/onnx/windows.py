@@ -59,12 +59,12 @@ def window_of(ctx: Context, kernel: Shape, size: Shape) -> Window:
         ctx.unsupported("images of 1 or 2 dimensions", f"{rank} dimensions")
     if len(kernel) != rank or kernel_shape not in ((), kernel):
         needed = f"{ctx.where}: kernel_shape of {rank} sizes, as the weights"
-        raise GraphError(needed, str(kernel_shape or kernel), "mend it")
+        raise GraphError(needed, str(kernel_shape or kernel), "correct it")
     stride, dilation = (_sizes(ctx, key, rank) for key in ("strides", "dilations"))
     if min(*kernel, *stride, *dilation) < 1:
         needed = "kernel, strides, dilations of at least 1"
         got = f"{kernel}, {stride}, {dilation}"
-        raise GraphError(f"{ctx.where}: {needed}", got, "mend it")
+        raise GraphError(f"{ctx.where}: {needed}", got, "correct it")
     if math.prod(kernel) > MAX_FOLDED_ELEMENTS:
         ctx.unsupported(f"windows of at most {MAX_FOLDED_ELEMENTS} elements", str(kernel))
     pads = _pads(ctx, kernel, stride, dilation, size)
@@ -83,7 +83,7 @@ def window_of(ctx: Context, kernel: Shape, size: Shape) -> Window:
 def _sizes(ctx: Context, key: str, rank: int) -> Shape:
     numbers: Shape = ctx.attr(key) or (1,) * rank
     if len(numbers) != rank:
-        raise GraphError(f"{ctx.where}: {key} of {rank} sizes", str(numbers), "mend it")
+        raise GraphError(f"{ctx.where}: {key} of {rank} sizes", str(numbers), "correct it")
     return numbers
 
 
@@ -98,7 +98,7 @@ def _pads(
         # the file has all pads before the axes, then all behind
         flat = pads or (0,) * (2 * rank)
         if len(flat) != 2 * rank:
-            raise GraphError(f"{ctx.where}: {2 * rank} pads", str(flat), "mend it")
+            raise GraphError(f"{ctx.where}: {2 * rank} pads", str(flat), "correct it")
         return tuple((flat[i], flat[rank + i]) for i in range(rank))
     if any(pads):
         ctx.unsupported("pads or auto_pad", "both")

@@ -277,7 +277,7 @@ def _shortest_form(name: str, value: object, lengths: tuple[int, ...]) -> int | 
     if not all_integers or len(values) not in (1, *lengths):
         allowed_lengths = " or ".join(map(str, lengths))
         raise InputError(
-            f"{name}: a whole number, or {allowed_lengths} of them", repr(value), "mend it"
+            f"{name}: a whole number, or {allowed_lengths} of them", repr(value), "correct it"
         )
     if len(values) == 4 and values[0] == values[1] and values[2] == values[3]:
         values = (values[0], values[2])
