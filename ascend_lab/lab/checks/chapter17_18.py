@@ -27,7 +27,17 @@ def scale_and_offset(low: float, high: float, bits: int) -> tuple[float, int]:
 
 @ex.against(
     scale_and_offset,
-    edges=[(0.0, 2.55, 8), (-1.0, 3.0, 8), (0.5, 6.0, 8), (-7.0, -2.0, 4), (0.0, 0.0, 8)],
+    edges=[
+        (0.0, 2.55, 8),
+        (-1.0, 3.0, 8),
+        (0.5, 6.0, 8),
+        (-7.0, -2.0, 4),
+        (0.0, 0.0, 8),
+        (0.0, 0.0, 3),  # the least whole number is not -128
+        # the step is 1, and round(-0.5) = 0, round(-1.5) = -2
+        (-0.5, 6.5, 3),
+        (-1.5, 5.5, 3),
+    ],
     rel_tol=1e-9,
 )
 def check_ex_17_1(rng: ex.Rng) -> ex.Case:
@@ -100,6 +110,7 @@ def step_slope(x: Sequence[float], s: float, g: Sequence[float], bits: int) -> f
     edges=[
         ([-3.0, -1.2, 0.35, 5.0], 0.5, [1.0, 1.0, 1.0, 1.0], 3),
         ([-2.0, 1.5], 0.5, [1.0, 2.0], 3),
+        ([0.25, 0.75], 0.5, [1.0, 3.0], 4),  # ties: 0.5 goes to 0, and 1.5 to 2
     ],
     rel_tol=1e-9,
 )
