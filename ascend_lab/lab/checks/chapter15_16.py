@@ -379,12 +379,17 @@ SLACK_BYTES = 4096
 """Python's own objects."""
 
 
+_HEADS = [
+    _heads(RNG_16_4, *sizes)
+    for sizes in ((64, 64, 16, 16, 1.0), (100, 333, 32, 24, 1.0), (65, 50, 16, 32, 60.0))
+]
+# every score far below zero, so that a maximum that begins at 0 leaves no weight at all
+_FAR_BELOW = {**_HEADS[2], "q": np.abs(_HEADS[2]["q"]), "k": -np.abs(_HEADS[2]["k"])}
+
+
 @ex.judged(
     _judge_16_4,
-    edges=[
-        _heads(RNG_16_4, *sizes)
-        for sizes in ((64, 64, 16, 16, 1.0), (100, 333, 32, 24, 1.0), (65, 50, 16, 32, 60.0))
-    ],
+    edges=[*_HEADS, _FAR_BELOW],
     cases=12,
     wrap=_on_core,
 )

@@ -149,8 +149,14 @@ _TOGETHER = {
 }
 """Three operators gain by a move together; none of them gains alone."""
 
+_TWO_GROUPS = {
+    "times": [(6.0, 3.0)] * 2 + [(1.0, 1.5)] * 4 + [(3.0, 6.0)] * 2 + [(1.5, 1.0)] * 4,
+    "edges": [(i, i + 1, 9.0) for i in range(11) if i != 5],
+}
+"""Six operators belong on the host and six on the device; to move three at once does not help."""
 
-@ex.judged(_judge_18a_4, edges=[_SWITCH, _TWICE, _BACK, _TOGETHER], cases=20)
+
+@ex.judged(_judge_18a_4, edges=[_SWITCH, _TWICE, _BACK, _TOGETHER, _TWO_GROUPS], cases=20)
 def check_ex_18a_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(times, edges)`: the side, 0 or 1, of each operator, at the least cost."""
     return _drawn(rng, MAX_OPERATORS)
