@@ -229,7 +229,6 @@ class CubeJob:
         least = min(float(lower_bounds.min()), self.divided_k_bound)
         return int(min(best, least)), best <= least
 
-    # for points in hand the best of them is the limit; others may be simulated to no avail
     def may_be_quickest(self, costs: Mapping[Point, float]) -> list[Point]:
         """Return the untimed points whose bound is below the best time, the lowest bound first."""
         lower_bounds, best = self._untimed_bounds(costs)
@@ -332,7 +331,7 @@ def prove(
     """Return the best point and a lower bound, after at most `most` kernels or `time_limit_s`.
 
     `timed` measures instead of `measure`. `bounds` are those of the space if the caller has them.
-    `told` is called after each step with the kernels simulated and `most`.
+    `report` is called after each step with the kernels simulated and `most`.
     """
     deadline = workers.Deadline.of(time_limit_s)
     search = _BranchAndBound(space, bounds or Bounds(measure, space.genes), timed or measure)

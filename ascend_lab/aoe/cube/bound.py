@@ -176,7 +176,7 @@ class Walk:
         f = self.flag
         drain_work = rows_of(self.drain_work, index)
         (run, fractals, n, extra_copies) = sizes
-        # 40 pixels in 3 fractals: without an epilogue all 48 rows are copied, with one only 40
+        # 40 pixels in 3 fractals: all 48 rows are copied without an epilogue, 40 with one
         stride = fractals * BLOCK if drain_work.plan is None else run
         piece_blocks = drain_work.blocks(stride, n)
         # with an epilogue and a single piece, L0C is free as soon as the piece is in UB; the cube

@@ -55,7 +55,7 @@ def conv_space(
 ) -> CubeSpace:
     """Return all tilings of a convolution; raises `InputError` if none fits.
 
-    A space of more than `most` points is thinned out: sizes keep one of `space.RATIOS` between
+    A space of more than `most` points is thinned out: sizes keep one of `SPACING_RATIOS` between
     them. `default` adds a schedule that thinning must not drop.
     """
     chip = chip_left(chip, demand)
@@ -213,7 +213,7 @@ def l1_bytes(shape: ConvShape, t: Columns) -> tuple[Array, Array, Array]:
     window = _by_window(
         shape, t, lambda s, strip, m: prod(conv_windows.window_sides(s, m, strip=strip))
     )
-    # in bytes of C1 blocks: a stage of 2 loads the window of 2 x C0 channels
+    # a stage of 2 has the window's pixels of 2 channel blocks, and the weights of both for each tap
     a = t["stage"] * window * pixel
     b = t["stage"] * shape.taps * t["n"] * area
     return a, b, a + b

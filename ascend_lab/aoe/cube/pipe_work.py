@@ -97,7 +97,7 @@ def drain_work_of(
     memory_latency = np.where(
         w.ragged, l2_latency, path.latency_cycles + chip.device_memory.latency_cycles
     )
-    # channel operands that do not all stay in UB are loaded again for every tile of m
+    # channel operands that do not all stay on the core are loaded again for every tile of m
     reloads = np.maximum(w.m_tiles * (resident_blocks < w.core_n), 1)
     # 4 rows of cores that load a bias 3 times each: 1 of 12 reads comes from device memory
     first_read_share = 1.0 / np.maximum(1, max(channel_loads, 1) * w.rows * reloads)

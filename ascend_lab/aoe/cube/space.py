@@ -48,7 +48,6 @@ TEXT_GENES: Mapping[str, tuple[str, ...]] = {
     "window": ("flat", "strip", "stacked"),
 }
 """Genes that are words; a table holds their index in these tuples: "nm" is order 1."""
-# sorting and bounding so many rows takes seconds; a hundred times as many would not fit memory
 MAX_POINTS = 1 << 19
 """A space has at most this many points, 524,288; larger tables are thinned out."""
 SPACING_RATIOS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0)
@@ -212,7 +211,7 @@ def gemm_space(
 ) -> CubeSpace:
     """Return all tilings of a product; raises `CapacityError` if not even the smallest fits.
 
-    A space of more than `most` points is thinned out: tile sizes keep one of `RATIOS` between
+    A space of more than `most` points is thinned out: tile sizes keep one of `SPACING_RATIOS` between
     them. `default` adds a schedule that thinning must not drop: True for the best in closed form.
     """
     chip = chip_left(chip, demand)
