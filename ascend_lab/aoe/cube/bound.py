@@ -184,8 +184,7 @@ class Walk:
         released_early = (piece_blocks == n) & (drain_work.plan is not None)
         l0c_free = drain
         for piece in range(int(ceil_div_array(n, piece_blocks).max())):
-            # 5 blocks in pieces of 2: counts 2, 2, 1, and 0 in the turns of kernels with more
-            # pieces
+            # 5 blocks in pieces of 2: counts 2, 2, 1, then 0 while other kernels have more pieces
             count = np.clip(n - piece * piece_blocks, 0, piece_blocks)
             mask = np.zeros(len(where), bool)
             mask[index] = count > 0

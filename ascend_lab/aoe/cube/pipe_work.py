@@ -297,8 +297,8 @@ class Busy:
 
 def turns_of(job: CubeWork) -> Array:
     """Return how many times the cube accumulates into one tile: the K tiles of all its stages."""
-    # 9 taps, 5 units in stages of 2, K tiles of 4: turns 5 + 5 + 3, for 18, 18 and 9 fractals
     w = job.work
+    # 9 taps, 5 units in stages of 2, K tiles of 4: turns 5 + 5 + 3, for 18, 18 and 9 fractals
     stages = ceil_div_array(w.units, w.stage)
     last = w.units - (stages - 1) * w.stage
     return (stages - 1) * ceil_div_array(w.stage * job.taps, w.k) + ceil_div_array(

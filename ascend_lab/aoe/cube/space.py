@@ -211,8 +211,9 @@ def gemm_space(
 ) -> CubeSpace:
     """Return all tilings of a product; raises `CapacityError` if not even the smallest fits.
 
-    A space of more than `most` points is thinned out: tile sizes keep one of `SPACING_RATIOS` between
-    them. `default` adds a schedule that thinning must not drop: True for the best in closed form.
+    A space of more than `most` points is thinned out: tile sizes keep one of `SPACING_RATIOS`
+    between them. `default` adds a schedule that thinning must not drop: True for the best in closed
+    form.
     """
     chip = chip_left(chip, demand)
     row = _default_row(shape, chip, demand) if default is True else {}

@@ -197,8 +197,7 @@ def renamed(launch: Launch, names: Mapping[str, str], **windows: tuple[int, int]
     @cache
     def buffer(old: Buffer) -> Buffer:
         if old.name in windows:
-            # x=(100, 1000): the buffer gets 1000 elements; a pitch of 0 is computed again from
-            # these
+            # x=(100, 1000): the buffer gets 1000 elements; a pitch of 0 is computed anew
             return replace(old, elements=windows[old.name][1], slot_bytes=0)
         if old.space == "GM":
             return replace(old, name=names[old.name]) if old.name in names else old
@@ -260,8 +259,7 @@ def spread(
     spans_apart = [(i, i * apart[0], i * apart[0] + size) for i, size in enumerate(apart)]
     parts = list[Part]()
     mix = 0
-    # rows (40, 40, 20) and columns (64, 64): one program for 40 x 64 on 4 cores, one for 20 x 64 on
-    # 2
+    # rows (40, 40, 20), columns (64, 64): a program for 40 x 64 on 4 cores, one for 20 x 64 on 2
     for shares in product(*positions_of_share):
         axis_positions = (at[share] for at, share in zip(positions_of_share, shares, strict=True))
         grid = product(*axis_positions)

@@ -66,8 +66,8 @@ class ShadowView:
         return np.ndarray(self.shape, np.int32, stamps, self.offset, self.strides)
 
     def first_fault(self, bad: NDArray[np.bool_]) -> tuple[tuple[int, ...], int]:
-        # argmax of booleans is the position of the first True
         """Return (index, piece number) of the first True in an array of the view's shape."""
+        # argmax of booleans is the position of the first True
         index = tuple(int(i) for i in np.unravel_index(int(bad.argmax()), self.shape))
         stamp_byte = self.offset + sum(i * s for i, s in zip(index, self.strides, strict=True))
         return index, stamp_byte // STAMP_BYTES
@@ -162,8 +162,7 @@ class Space:
         yield from self._unordered(self._writes, cut, access)
         yield from self._unordered(self._reads, cut, access)
         if self._reader is not None:
-            # two atomic adds give the same sum in either order, so other cores' adds are no fault
-            # here
+            # two atomic adds give the same sum in either order: those of other cores are no fault
             yield from self._foreign_writes(cut, access, adds=kind != "added")
             reader = cut.of(self._reader)
             bad = (reader != 0) & (reader != access.core)
@@ -187,8 +186,7 @@ class Space:
     ) -> Iterator[Fault]:
         """Yield a fault for each other pipe whose step on these pieces may still be running."""
         for pipe, trace in traces.items():
-            # the comparison with `latest` is cheap and spares the arrays for pipes that are known
-            # to be done
+            # comparing `latest` is cheap and spares the arrays of pipes that have finished
             finished = access.clock.get(pipe, access.base)
             if pipe == access.pipe or trace.latest <= finished:
                 continue
@@ -282,8 +280,7 @@ class CrossOrder:
             self.pending.setdefault((receiver, mode, flag, core), []).append(dict(clock))
             senders = self.counters.senders_to[receiver, mode]
             pending = [self.pending.get((receiver, mode, flag, s), []) for s in senders]
-            # from two vector cores to their cube core: only the second core's set makes the flag
-            # arrive
+            # two vector cores set a flag of their cube core: it arrives with the second set
             if all(pending):
                 joined: Clock = {}
                 for clocks in pending:
@@ -329,8 +326,7 @@ class CrossOrder:
                 for s in senders
             ]
             unused = len(arrived) - len(self.waits.get((core, flag), []))
-            # vector core 0 has set a flag twice and vector core 1 once: one set can never be
-            # consumed
+            # vector core 0 set a flag twice, vector core 1 once: one set is never consumed
             unused += max(pending_sets, default=0)
             if unused:
                 name = core_name(core, self.team)

@@ -214,8 +214,7 @@ def _run(
                 issue_pipe.update()
         elif op == "cross_wait":
             pipe.passed += 1
-            # the issuing unit takes the flag; the other pipes of the core may then pass the same
-            # wait
+            # the issuing unit takes the flag; then the other pipes of the core may pass the wait
             if pipe.pipe == ISSUE:
                 core.issued += 1
                 core.counters.waits[core.number, instruction.number("id")] += 1

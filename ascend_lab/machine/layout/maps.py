@@ -258,8 +258,7 @@ def element_at(layout: AddressMap, place: int) -> tuple[int, ...] | None:
         raise LayoutError(needed, str(place), "addresses count elements, not bytes")
     index = [0] * len(layout.shape)
     for piece in layout.pieces:
-        # address 852 with the strides 2352, 784, 112, 16, 1 is block 1, row 0, column 4, channel 4
-        # of it
+        # address 852 with strides 2352, 784, 112, 16, 1: block 1, row 0, column 4, channel 4
         index[piece.axis] += place // piece.stride % piece.count * piece.step
     # an index outside the logical shape is padding: channel 3 of an RGB image, for example
     return tuple(index) if all(i < n for i, n in zip(index, layout.shape, strict=True)) else None

@@ -156,8 +156,7 @@ class L2:
             sizes: dict[int, int] = {}
             for a in accesses:
                 if a.is_write is is_write and not a.is_last:
-                    # two accesses to one address, such as two reads of a weight, fill L2 once: the
-                    # larger counts
+                    # two reads of one weight fill L2 once: of accesses to an address the largest counts
                     sizes[a.address_bytes] = max(a.size_bytes, sizes.get(a.address_bytes, 0))
             distinct_bytes[is_write] = sum(sizes.values())
         # One piece more for each access, because shares of accesses are rounded to whole pieces.
@@ -172,8 +171,7 @@ class L2:
         A piece in which a share ends belongs to the part before it, so that no piece counts twice.
         """
         piece = self.piece_bytes
-        # 1,000 bytes from 0 in pieces of 100: the share to 0.25 has pieces 0, 1, 2, the next begins
-        # at 3
+        # 1,000 bytes in pieces of 100: the share to 0.25 has pieces 0, 1, 2, the next begins at 3
         if begin == 0.0:
             first_key = a.address_bytes // piece
         else:
@@ -231,7 +229,6 @@ class L2:
             if not is_write:
                 name = accesses[index].name
                 hit_bytes[name] = hit_bytes.get(name, 0) + overlap_bytes
-            # data that nobody reads again leaves L2 with this read
             if accesses[index].is_last:
                 updated = tuple(
                     remainder for cached in adjoining for remainder in _without(cached, low, stop)

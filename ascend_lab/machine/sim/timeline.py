@@ -230,8 +230,7 @@ class Timeline(Timed):
             stall = end - start - program.cycles[number] if step.kind == WAIT else 0
             name = source.op if source.event is None else f"{source.op} {source.event}"
             event = str(program.events[step.event]) if stall else ""
-            # without another cause the instruction began as soon as its pipe had ended the one
-            # before
+            # without another cause it began as soon as its pipe had ended the one before
             previous = cause if stall or cause >= 0 else last_of_pipe.get(step.pipe, -1)
             spans.append(Span(program.pipes[step.pipe], name, start, end, stall, event, previous))
             last_of_pipe[step.pipe] = index
@@ -270,8 +269,7 @@ class Timeline(Timed):
         total = Counter[str]()
         previous_end = 0
         for span in self.critical_path:
-            # a stall is time of the span before it, which this one waited for: it must not count
-            # twice
+            # a stall is time of the span before it on the path: it must not count twice
             ready = span.start + span.stall_cycles
             total[span.pipe] += span.end - ready
             if ready > previous_end:  # it waited until the result of the previous span was visible
