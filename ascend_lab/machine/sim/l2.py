@@ -156,7 +156,7 @@ class L2:
             sizes: dict[int, int] = {}
             for a in accesses:
                 if a.is_write is is_write and not a.is_last:
-                    # two reads of one weight fill L2 once: of accesses to an address the largest counts
+                    # two reads of one weight fill L2 once: at an address only the largest counts
                     sizes[a.address_bytes] = max(a.size_bytes, sizes.get(a.address_bytes, 0))
             distinct_bytes[is_write] = sum(sizes.values())
         # One piece more for each access, because shares of accesses are rounded to whole pieces.
