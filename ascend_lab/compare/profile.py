@@ -170,8 +170,7 @@ def _task(row: Mapping[str, str]) -> Task:
         raise InputError(needed, str(len(dtypes)), "correct that row")
     if row["type"] not in POINTWISE:
         # A matrix of 100 x 100 in FRACTAL_NZ is printed as 7 x 7 x 16 x 16: the 100 is lost.
-        # Element
-        # by element that does not matter.
+        # Element by element that does not matter.
         for number, word in enumerate(_items(row.get("formats", ""))[: len(shapes)]):
             if word.upper() not in PLAIN:
                 needed = f"input {number} in a format whose shape is the tensor's, such as ND"
@@ -255,6 +254,7 @@ NOT_TOLD = {
 def reading(task: Task) -> Reading:
     """Return a task as an operator of our library; raises `InputError` where that is uncertain."""
     if task.type in POINTWISE:
+        # a profile may list further inputs, such as sizes, which have no say here
         count = (
             2 if POINTWISE[task.type] in ("add", "sub", "mul", "div", "max", "min", "pow") else 1
         )
@@ -308,6 +308,7 @@ def _transpose(task: Task) -> Reading:
         orders = permutations(range(len(shape)))
         fitting = [order for order in orders if tuple(shape[axis] for axis in order) == output]
     if len(fitting) != 1:
+        # (3, 3, 4) to (4, 3, 3) fits two orders: guessing could time the wrong one
         got = f"{shape} to {output}, {len(fitting)} of them"
         raise InputError(f"{task.type}: one permutation that fits", got, "none is guessed")
     return Reading("transpose", (shape,), task.dtypes[:1], {"perm": fitting[0]})
@@ -331,6 +332,7 @@ def _reduction(name: str) -> Callable[[Task], Reading]:
             without = tuple(size for axis, size in enumerate(shape) if axis not in axes)
             if output == with_ones:
                 fitting.append({"axis": axes, "keepdims": True})
+            # a sum over all axes has the shape (1,), as a scalar is read
             elif output == (without or (1,)):
                 fitting.append({"axis": axes, "keepdims": False})
         if len(fitting) != 1:
@@ -356,6 +358,7 @@ def _norm(name: str, inputs: int) -> Callable[[Task], Reading]:
 
     def read(task: Task) -> Reading:
         shapes = task.shapes[:inputs]
+        # (4, 128) goes with a scale and a shift of (128,)
         if len(shapes) != inputs or any(shape != shapes[0][-1:] for shape in shapes[1:]):
             needed = f"{task.type}: {inputs - 1} tensors of the last axis behind the first"
             raise InputError(needed, str(task.shapes), "other axes are not read")

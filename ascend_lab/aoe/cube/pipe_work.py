@@ -32,6 +32,7 @@ from ascend_lab.operators.kernels.epilogue_plan import (
 )
 from ascend_lab.operators.kernels.gemm_schedule import MAX_STAGES_IN_L1, store_cycles_per_byte
 
+# elements of a fractal of C: 16 x 16
 BLOCK = FRACTAL * FRACTAL
 
 
@@ -64,6 +65,7 @@ class DrainWork:
 
         A tile of fewer rows than usual leaves room for more blocks in a piece.
         """
+        # a piece of 2 blocks of 64 rows x 16 has room for 4 blocks of 32 rows, those of a last tile
         blocks: Array = np.minimum(np.maximum(self.piece_blocks * self.piece_run // run, 1), n)
         return blocks
 
@@ -83,6 +85,7 @@ def drain_work_of(
     core_count = w.cores.astype(np.float64)
     clock = chip.clock_hz
     path_cycles_per_byte = 1.0 / path.rate_bytes_per_cycle
+    # 20 cores at 1.8 GHz share 3.6e12 bytes a second of L2: 0.01 cycles a byte for each
     l2_cycles_per_byte = core_count * clock / chip.l2.rate_bytes_per_s
     warm_cycles_per_byte = np.maximum(path_cycles_per_byte, l2_cycles_per_byte)
     cold_cycles_per_byte = np.maximum(
@@ -94,7 +97,9 @@ def drain_work_of(
     memory_latency = np.where(
         w.ragged, l2_latency, path.latency_cycles + chip.device_memory.latency_cycles
     )
+    # channel operands that do not all stay on the core are loaded again for every tile of m
     reloads = np.maximum(w.m_tiles * (resident_blocks < w.core_n), 1)
+    # 4 rows of cores that load a bias 3 times each: 1 of 12 reads comes from device memory
     first_read_share = 1.0 / np.maximum(1, max(channel_loads, 1) * w.rows * reloads)
     if epilogue and any(o.name.partition(".")[0] in warm for o in epilogue.operands):
         cold_cycles_per_byte = warm_cycles_per_byte
@@ -131,6 +136,7 @@ def _channel_room(job: CubeWork, demand: Demand | None, out_bytes: int) -> tuple
     w = job.work
     tile_n = np.minimum(w.n, w.core_n)
     if demand is None:
+        # two slots, so that one piece is stored while the next is computed
         blocks_in_ub = chip.buffers.get("UB", 0) // (2 * w.m * BLOCK * out_bytes)
         return np.zeros_like(w.n), np.clip(blocks_in_ub, 1, tile_n) if chip.combined else tile_n
     (owned_blocks, tiles), _, row = distinct_rows([w.core_n, tile_n])
@@ -147,6 +153,7 @@ def _channel_room(job: CubeWork, demand: Demand | None, out_bytes: int) -> tuple
 def _channel_copies(epilogue: Epilogue | None, chip: Chip) -> tuple[int, int]:
     """Return how many copies bring the operands per channel, and their bytes for 16 channels."""
     channels = epilogue.of_kind("channel") if epilogue else ()
+    # a vector instruction repeats a block of 16 fp16, but 16 fp32 are two: they are copied 4 times
     copies = [pattern(o.dtype) // FRACTAL if chip.combined else 1 for o in channels]
     copy_bytes = [FRACTAL * DTYPE_BYTES[o.dtype] for o in channels]
     return sum(copies), sum(u * size for u, size in zip(copies, copy_bytes, strict=True))
@@ -244,6 +251,7 @@ def _run_cycles(elements: Array, lanes: int, max_repeat: int, cost: VectorCost) 
 
     An instruction costs a head and handles up to `max_repeat` repeats, each of which costs a slope.
     """
+    # 300 elements in 128 lanes: 2 repeats in one instruction, and one more for the tail of 44
     repeats = elements // lanes
     has_tail = elements % lanes > 0
     instructions = ceil_div_array(repeats, max_repeat) + has_tail
@@ -290,6 +298,7 @@ class Busy:
 def turns_of(job: CubeWork) -> Array:
     """Return how many times the cube accumulates into one tile: the K tiles of all its stages."""
     w = job.work
+    # 9 taps, 5 units in stages of 2, K tiles of 4: turns 5 + 5 + 3, for 18, 18 and 9 fractals
     stages = ceil_div_array(w.units, w.stage)
     last = w.units - (stages - 1) * w.stage
     return (stages - 1) * ceil_div_array(w.stage * job.taps, w.k) + ceil_div_array(
@@ -313,6 +322,7 @@ def busy_of(job: CubeWork, drain_work: DrainWork) -> Busy:
     flag = job.chip.flag_cycles
     tiles = w.m_tiles * w.n_tiles * w.bundles
     products = w.bundles * w.m_sum * w.core_n * w.units * job.taps
+    # a turn waits for A and for B and gives both slots back: 4 flags; resident weights need none
     flags = np.where(weights_stay_in_l0b(job), 2 * flag, 4 * flag)
     overheads = tiles * (2 * flag + turns_of(job) * (chip.cube_head_cycles + flags))
     load_a, load_b, a_copies, b_copies = _loads(job)
@@ -348,6 +358,7 @@ def _loads(job: CubeWork) -> tuple[Floats, Floats, Array, Array]:
     b_copies = w.bundles * w.n_tiles * b_times * np.where(w.keeps_b, 1, stages)
     a_copies = np.where(w.bypass_a, w.m_tiles * a_times * turns, a_copies)
     b_copies = np.where(w.bypass_b, w.n_tiles * b_times * turns, b_copies)
+    # past L1, B comes one row of fractals at a time, each with a startup of its own
     b_starts = np.where(w.bypass_b, w.n_tiles * b_times * depth, b_copies)
     a_bytes = w.bundles * a_times * w.unit_sum * w.units
     b_bytes = w.bundles * b_times * w.core_n * depth * fractal_bytes
@@ -447,6 +458,7 @@ def flush_cycles(job: CubeWork, drain_work: DrainWork) -> Floats:
     chip = job.chip
     w = job.work
     element_bytes = DTYPE_BYTES[drain_work.out_dtype]
+    # the last tile in the core's list, which may be lower than the others
     run = job.tile_list.pixels[w.first + w.m_tiles - 1] * FRACTAL
     if not chip.combined:
         path = chip.path("L0C", "GM")
@@ -454,6 +466,7 @@ def flush_cycles(job: CubeWork, drain_work: DrainWork) -> Floats:
         return (copy + path.latency_cycles + chip.l2.latency_cycles).astype(np.float64)
     path = chip.path("UB", "GM")
     blocks = drain_work.blocks(run, w.n_last)
+    # 5 blocks in pieces of 2 leave a last piece of 1
     last_piece = w.n_last - (ceil_div_array(w.n_last, blocks) - 1) * blocks
     copy = copy_cycles(path, run * last_piece * element_bytes, drain_work.out_cycles_per_byte)
     return (copy + path.latency_cycles + chip.l2.latency_cycles).astype(np.float64)
@@ -522,6 +535,7 @@ def _alternating(job: CubeWork, busy: Busy) -> list[Floats]:
     # two flags of a turn and two of a tile are raised while the other pipe works
     tiles = w.m_tiles * w.n_tiles * w.bundles
     cube = busy.cube - 2 * job.chip.flag_cycles * tiles * (turns_of(job) + 1)
+    # MTE1 feeds A first: if A waits for the cube, B waits behind it; if only B waits, A is there
     l0_bound = np.where(w.a_l0 == 1, feed + cube, np.where(w.b_l0 == 1, busy.feed_b + cube, 0.0))
     return [
         np.where(a_staged & b_staged, staged_bound, 0.0),

@@ -50,6 +50,7 @@ def read_profile(file: str | Path) -> tuple[Gradient, ...]:
 
 
 def _number(where: str, name: str, value: object) -> float:
+    # the cells of a CSV file are text, the values of JSON are numbers already
     number = number_of(value) if isinstance(value, str) else json_number(value)
     if number is None:
         raise InputError(f"{where}: {name} as a number", shown(value), "correct the row")
@@ -60,8 +61,10 @@ def _gradient(where: str, name: str, ready_s: float, size: float, dtype: str) ->
     """Return a gradient; raise `InputError` for a wrong time or size, naming the row `where`."""
     if not 0 <= ready_s <= MAX_TIME_S:
         raise InputError(f"{where}: a ready time of at least 0", str(ready_s), "correct the row")
+    # 1e6 is a whole number of bytes, 0.5 is not
     if not (0 <= size <= MAX_BYTES and size == int(size)):
         raise InputError(f"{where}: a whole number of bytes, at least 0", str(size), "round it")
+    # where no row has a format, any single one will do: no bucket is cut at a change
     return Gradient(name, ready_s, int(size), dtype or "fp16")
 
 
@@ -98,6 +101,7 @@ def _columns(path: Path, header: list[str]) -> dict[str, int]:
     """Return the column number of each value; raise `InputError` for unknown or double columns."""
     column_of = dict[str, int]()
     remedy = "columns are name, ready_us, bytes and, where wanted, dtype"
+    # both spellings of a column lead to its key: "bytes" and "gradient_size(byte)"
     key_of = {name: key for key, names in COLUMNS.items() for name in names}
     for number, title in enumerate(header):
         if title.lower() in IGNORED_COLUMNS:

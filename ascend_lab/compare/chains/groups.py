@@ -79,6 +79,7 @@ def _shape(work: Work, out: str) -> GroupedShape:
     """
     sizes = [len(shape) for shape in work.shapes[:2]]
     rows = work.attributes.get("rows")
+    # a table's row with a single group has a number here, not a tuple of one
     rows = (rows,) if isinstance(rows, int) else rows
     counts_are_integers = isinstance(rows, tuple) and all(type(count) is int for count in rows)
     if sizes != [2, 3] or not isinstance(rows, tuple) or not counts_are_integers:
@@ -99,6 +100,7 @@ def _products(work: Work, shape: GroupedShape) -> Graph:
     """Return a graph with one product for each group that has rows."""
     net = GraphBuilder(work.operator)
     for group, rows in enumerate(shape.rows):
+        # rows = (3, 0, 5) gives two products: a group without rows has none
         if rows:
             x = net.input(f"x{group}", (rows, shape.k), shape.dtype)
             w = net.input(f"w{group}", (shape.k, shape.n), shape.dtype)
@@ -123,6 +125,7 @@ def grouped_matmul(work: Work) -> Groups:
     if work.attributes.get("trans_b", False):
         layouts["b"] = "FRACTAL_NZ"
     pairs = zip("ab", work.shapes, strict=False)
+    # 100 columns in fp16 are 200 bytes, 6.25 blocks: such rows are converted
     rows = {name: size for name, size in pairs if size[-1] * DTYPE_BYTES[main] % BLOCK_BYTES}
     conversions = _in_blocks({name: (TensorType(rows[name], main), layouts[name]) for name in rows})
     if count == 2:
@@ -148,6 +151,7 @@ def swiglu_quant(work: Work) -> Groups:
         raise UnsupportedError(needed, ", ".join(dtypes), "none is guessed")
     shape = _shape(work, "int32")
     scales = (len(shape.rows), shape.n), (sum(shape.rows),)
+    # a and b are the halves of a row, and each must be whole fractals of 16 columns
     if work.shapes[2:] != scales or shape.n % (2 * isa.FRACTAL):
         needed = f"{work.operator}: scales of {scales}, columns in blocks of {2 * isa.FRACTAL}"
         raise InputError(needed, str(work.shapes[2:]), "correct that row")
@@ -238,6 +242,7 @@ def weight_quant(work: Work) -> WideWeights:
 
 def spans(shape: GroupedShape) -> list[tuple[int, int]]:
     """Return (first row, end) of each group in the result, whose groups are whole fractals."""
+    # rows = (3, 0, 5) have heights 1, 0, 1: the groups are rows 0-15, none, and 16-31
     ends = accumulate((height * isa.FRACTAL for height in shape.heights), initial=0)
     return list(pairwise(ends))
 
