@@ -161,6 +161,7 @@ SUMMANDS = (
     [1, -1, LOST, 0],
     [1, LOST, -1],
     [1] + [FP16_UNIT] * 200,
+    [40000, -40000, 1],  # in fp16 the absolute values add up to infinity
 )
 
 

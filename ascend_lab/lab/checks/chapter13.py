@@ -46,7 +46,7 @@ SOUND_1 = _chain(5)
 SPLIT_1 = _split_chain()
 ONE_1, TWO_1, THREE_1, *REST_1 = SOUND_1.nodes
 OWN_1 = replace(THREE_1, inputs=(*THREE_1.inputs[:1], THREE_1.output))
-LOST_1 = replace(REST_1[-1], inputs=("nobody", "w"))
+LOST_1 = replace(REST_1[-1], name="late", inputs=("nobody", "w"))  # it still writes n4
 SWAPPED_1 = replace(SOUND_1, nodes=(TWO_1, ONE_1, THREE_1, *REST_1))
 NOBODY_1 = replace(SOUND_1, nodes=(*SOUND_1.nodes[:-1], LOST_1))
 ITSELF_1 = replace(SOUND_1, nodes=(ONE_1, TWO_1, OWN_1, *REST_1))
@@ -98,6 +98,7 @@ def _judge_13_3(got: Graph, case: ex.Case) -> str | None:
         ((2, 3), (3, 4), None, {}),
         ((3, 2), (4, 3), (2, 4), {"transA": 1, "transB": 1}),
         ((2, 3), (3, 4), (2, 1), {"alpha": 0.5, "beta": 0.0}),
+        ((2, 3), (3, 4), (4,), DEFAULTS),  # stated, and yet nothing is transposed
     ],
     cases=20,
     wrap=_building,

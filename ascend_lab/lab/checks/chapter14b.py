@@ -13,6 +13,8 @@ Readers = Mapping[str, Sequence[str]]
 
 # -- 14b.1 and 14b.2: what may be one kernel, and what it saves ------------------------------------
 FORK: Readers = {"c": ["s", "y"], "s": ["t"], "t": ["y"], "y": ["z"], "z": []}
+UNREAD: Readers = {"a": ["c"], "b": [], "c": ["d"], "d": []}
+"""Nobody reads the result of b, and it is no output of the network."""
 
 
 def fits(group: Sequence[str], readers: Readers, outputs: Sequence[str]) -> bool:
@@ -45,6 +47,8 @@ def _drawn_graph(rng: ex.Rng, count: int) -> tuple[list[str], dict[str, list[str
         (["s", "t"], FORK, ["s", "z"]),
         (["s", "t"], FORK, ["t", "z"]),
         (["c"], FORK, ["z"]),
+        (["a", "b", "c"], UNREAD, ["d"]),
+        (["a", "b"], UNREAD, ["d"]),
     ],
 )
 def check_ex_14b_1(rng: ex.Rng) -> ex.Case:
