@@ -133,6 +133,7 @@ def special_rules() -> tuple[Rule, ...]:
     """Return the rules of special kernels in order of priority."""
     rules = list[Rule]()
     for module in plugins():
+        # within a module, groups for the head's own kernel are tried before special kernels
         rules += getattr(module, "RULES", ())
         rules += [fusion.rule for fusion in getattr(module, "FUSIONS", ())]
     return tuple(rules)
@@ -160,6 +161,7 @@ def layout_rewrites() -> tuple[LayoutRewrite, ...]:
 
 def special_form(graph: Graph, group: Group) -> tuple[Fusion, Sequence[Group]] | None:
     """Return the special kernel that computes a group, and the group cut into its parts."""
+    # a group may fit several special kernels: the first in the list computes it
     for fusion in fusions():
         parts = fusion.parts(graph, group)
         if parts:

@@ -283,12 +283,14 @@ def _seconds(
         unit = place[bases[0]] if bases else unit
         sharding = "whole" if any(ops[b] in WHOLE for b in bases) else "cut"
         kind = "product" if any(ops[b] in PRODUCTS for b in bases) else sharding
+        # False and True as an index: forward at 0, backward at 1.
         seconds[unit][kind][row.phase == "backward"] += row.time_s
     return seconds
 
 
 def _base(name: str, place: Mapping[str, int]) -> str:
     """Return the forward node a node of the step belongs to: w.grad.matmul to w; "" for none."""
+    # w.grad.matmul, w.grad, w: the first of these that is a forward node.
     while name and name not in place:
         name = name.rpartition(".")[0]
     return name
@@ -353,5 +355,6 @@ def _is_cut(typed: Graph, node: Node, weight: str) -> bool:
 
 def _product(typed: Graph, node: Node) -> Product:
     out = typed.types[node.output].shape
+    # (5, 2) transposed times (5, 4): the depth 5 is the first factor's last but one size.
     inner = typed.in_types(node)[0].shape[-2 if node.attr("trans_a") else -1]
     return math.prod(out[:-1]), inner, out[-1]

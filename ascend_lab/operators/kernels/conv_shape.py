@@ -266,6 +266,7 @@ def _sides(pad: int | Pair | Pads) -> Pads:
     """Return rows above and below, columns left and right."""
     if isinstance(pad, tuple) and len(pad) == 4:
         return pad
+    # (1, 2): one row above and one below, two columns on each side.
     rows, columns = pair(pad)
     return rows, rows, columns, columns
 
@@ -279,6 +280,7 @@ def _shortest_form(name: str, value: object, lengths: tuple[int, ...]) -> int | 
         raise InputError(
             f"{name}: a whole number, or {allowed_lengths} of them", repr(value), "mend it"
         )
+    # (1, 1, 2, 2) becomes (1, 2), and (3, 3) becomes 3: equal shapes have one form.
     if len(values) == 4 and values[0] == values[1] and values[2] == values[3]:
         values = (values[0], values[2])
     integers = tuple(int(v) for v in values)  # type: ignore[call-overload]
@@ -319,6 +321,7 @@ def bundles_of(shape: ConvShape) -> Bundles:
     # Input and output channels of a bundle must both fill whole blocks.
     bundle_groups = min(lcm(lcm(c, c0) // c, lcm(k, out_block) // k), g)
     count = ceil_div(g, bundle_groups)
+    # 10 groups in bundles of 4: three bundles, the last of 10 - 2 * 4 = 2 groups.
     last_groups = g - (count - 1) * bundle_groups
     sizes = [
         (groups, ceil_div(groups * c, c0), ceil_div(groups * k, FRACTAL))

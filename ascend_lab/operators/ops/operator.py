@@ -151,6 +151,7 @@ class Domain:
     step: float = 0.0
 
 
+# Compared and hashed by identity: fields are mappings, which have no hash.
 @dataclass(frozen=True, slots=True, eq=False)
 class Operator:
     """An operator: its formula, expression and rules; methods check arguments and fill defaults.
