@@ -68,6 +68,7 @@ class Writer:
                 node.input[:] = [target if n == name else n for n in node.input]
                 node.output[:] = [target if n == name else n for n in node.output]
         for name in new_names.intersection(found):
+            # nothing bears the replaced names any longer: they are free again
             self._names.discard(name)
 
     def tensor(self, name: str, array: np.ndarray, dtype: str) -> None:
@@ -78,6 +79,7 @@ class Writer:
 
     def fill(self, name: str, kind: TensorType, value: float) -> None:
         """Add a ConstantOfShape node that makes a tensor with one number everywhere."""
+        # one stored number instead of millions: a fill of (4096, 4096) stays a few bytes
         element = np.full((1,), value, numpy_type(kind.dtype)).tobytes()
         number = self._onnx.make_tensor("value", ONNX_TYPES[kind.dtype], (1,), element, raw=True)
         shape = self.ints(kind.shape)
