@@ -291,6 +291,7 @@ def _searched(
         "end_us": better.end_s * 1e6,
         "plan_end_us": better.start_s * 1e6,
         "tried": better.tried,
+        # no method proves an optimum under disturbances
         "optimal": False,
     }
     text = (

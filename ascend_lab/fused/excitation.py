@@ -285,6 +285,7 @@ class _ByCube:
         slot = ones_ub.alloc()
         sizes = (self.depth, AREA)
         k.each("vdup", 2 * AREA, (slot, 0), scalar=1.0)
+        # 50 pixels: -50 % 16 = 14 zeros
         if missing := -self.pixels % FRACTAL:
             # in every row of 16 the first `missing` numbers become 0
             lanes = k.chip.vector_bytes_per_repeat // 2
@@ -417,6 +418,7 @@ class _Gates:
         k = self.k
         hidden = self.job.hidden
         slot = self.loaded.alloc()
+        # one row less than the buffer has: the last is the bias
         sizes = self.loaded.buffer.elements // hidden - 1, hidden
         k.copy(slot.region(sizes[0] * hidden, hidden), self.bias1.region(0, hidden))
         source = self.parts.region(image * hidden, sizes, (self.job.n * hidden, 1))
@@ -442,6 +444,7 @@ class _Gates:
                 k.each("vcopy", line, (slot, 0), (gates, 0))
             for offset, (repeats, lanes) in k.runs(line if rows else 0, 2 * LANES):
                 sizes = repeats, lanes // FRACTAL, FRACTAL
+                # strides of 0: the same 16 gates meet every row of 16 weights
                 gate = gates.region(turn * FRACTAL, sizes, (0, 0, 1))
                 k.vector(
                     "vmul",

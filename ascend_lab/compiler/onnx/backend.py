@@ -93,6 +93,7 @@ class PreparedModel(BackendRep):
         shapes = {name: feed[name].shape for name in self._open}
         if (imported := self._imports.get(self._key(feed))) is None:
             imported = import_pinning(self.model, feed, shapes=shapes)
+            # inputs that the graph no longer has were fixed: their values are in it
             self._steering |= feed.keys() - imported.input_types.keys()
             # Dictionaries keep their order: the first key is the oldest import.
             while len(self._imports) >= KEPT:

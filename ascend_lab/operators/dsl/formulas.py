@@ -316,6 +316,7 @@ def broadcast(a: Tensor, shape: Sequence[int]) -> Tensor:
         needed = f"broadcast: a shape that repeats to {target}"
         raise ShapeError(needed, f"{a.label} {a.shape}", "sizes 1 repeat")
     names = axis_names(len(target))
+    # (4,) to (3, 4): its only axis is j, as shapes are aligned at the right
     source_axes = names[len(target) - len(a.shape) :]
     # (1, 4) to (3, 4): element [i, j] reads a[0, j], as an axis of size 1 has the index 0 only.
     index = tuple(

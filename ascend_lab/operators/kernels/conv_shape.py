@@ -151,10 +151,12 @@ class ConvShape:
     def reach(self) -> Pair:
         """Rows and columns a window spans: dilation * (kernel - 1) + 1."""
         down, across = self.dilations
+        # 3 x 3 with a dilation of 2 reaches over 5 rows and 5 columns
         return down * (self.r - 1) + 1, across * (self.s - 1) + 1
 
     def _out_hw(self) -> Pair:
         top, bottom, left_pad, right_pad = self.pads
+        # 7 rows, padding 1 and 1, a reach of 3, a stride of 2: (9 - 3) // 2 + 1 = 4
         rows = (self.h + top + bottom - self.reach[0]) // self.strides[0] + 1
         return rows * self.mixed, (self.w + left_pad + right_pad - self.reach[1]) // self.strides[
             1
@@ -173,6 +175,7 @@ class ConvShape:
     @property
     def plane(self) -> int:
         """Elements of a channel block of an image in memory."""
+        # 14 of 28 stored rows are read: the next channel block still begins 28 rows further on
         return (self.stored[0] or self.h) * self.w * self.c0
 
     @property
@@ -198,6 +201,7 @@ class ConvShape:
     @property
     def blocks(self) -> Pair:
         """Channel blocks of the tensors: (c / C0, k / 16), rounded up."""
+        # 100 input and 24 output channels in fp16: (7, 2)
         return ceil_div(self.c, self.c0), ceil_div(self.k, FRACTAL)
 
     @property

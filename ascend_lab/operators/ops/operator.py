@@ -350,6 +350,7 @@ class Operator:
         if len(shapes) != len(dtypes):
             needed = f"{self.name}: a number format for each of {len(shapes)} inputs"
             raise InputError(needed, str(len(dtypes)), "pass as many dtypes as shapes")
+        # before the operator's own rules, which would say less about a misspelt format
         for dtype in set(dtypes) - DTYPE_BYTES.keys():
             format_names = ", ".join(DTYPE_BYTES)
             raise TypeMismatchError(f"{self.name}: one of {format_names}", str(dtype), "cast it")

@@ -300,6 +300,7 @@ def _inner(op: graph_problem.Cuttable, counts: graph_problem.Counts, way: int) -
 def _weight(op: graph_problem.Cuttable) -> float:
     """Return what operators are sorted by: a product's dearest cut, a convolution's cheapest."""
     costs = [_inner(op, (0,) * len(op.ways), loop_axis) for loop_axis in _open(op)]
+    # only the order in which operators choose depends on it
     pick = max if op.node.op in PRODUCTS else min
     return pick(costs, default=0.0)
 
@@ -333,6 +334,7 @@ def _published(operators: tuple[graph_problem.Cuttable, ...]) -> Weigh:
 
 def _axis(op: graph_problem.Cuttable, way: int, side: str, index: int) -> int:
     """Return the axis of a tensor that a way cuts; -1: none."""
+    # two tensors of which neither is cut agree: -1 equals -1
     return -1 if way < 0 else int(getattr(op.ways[way], side)[index])
 
 
