@@ -187,6 +187,7 @@ def _subgraph_table(solution: Solution, operations: int) -> list[str]:
     ]
     rows = columns(SUBGRAPH_COLUMNS, cells)
     if len(steps) > MOST_ROWS:
+        # a schedule of 500 steps: 40 rows and "... and 460 more"
         rows.append(f"... and {len(steps) - MOST_ROWS} more")
     best = "optimal for the tiles weighed" if solution.proven else "best found"
     rows += [

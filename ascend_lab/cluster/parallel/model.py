@@ -96,6 +96,7 @@ def model_of(name: str, chip: Chip, *, optimizer: str = "adam", dtype: str = "fp
 @lru_cache(maxsize=512)
 def _units(model: GraphModel, micro_batch: int, tensor: int, sequence: bool) -> tuple[Unit, ...]:
     if micro_batch not in KNOTS:
+        # beyond 32 the line from 8 to 32 goes on
         high = next((k for k in KNOTS if k > micro_batch), KNOTS[-1])
         low = KNOTS[KNOTS.index(high) - 1]
         ends = (_units(model, k, tensor, sequence) for k in (low, high))
@@ -150,6 +151,7 @@ def _sliced(part: "Part", tensor: int, sequence: bool, model: GraphModel) -> Uni
             sum(_product_s(m, k, -(-n // t), model.dtype, model.chip) for m, k, n in part.products)
             for t in (1, tensor)
         )
+        # a part without products is assumed to be cut evenly
         share = cut_s / uncut_s if part.products else 1.0 / tensor
     norms = 1.0 / tensor if sequence else 1.0
     ahead, back = (

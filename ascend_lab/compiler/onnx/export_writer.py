@@ -64,6 +64,7 @@ class Writer:
             if name not in new_names:
                 self.nodes.append(self._onnx.make_node("Identity", [name], [target], target))
                 continue
+            # inputs, too: later nodes of the rule read the renamed tensor
             for node in new_nodes:
                 node.input[:] = [target if n == name else n for n in node.input]
                 node.output[:] = [target if n == name else n for n in node.output]
@@ -146,6 +147,7 @@ class Site:
 
     def growing(self) -> list[str]:
         """Return the inputs, cast to fp32 where a narrow product becomes fp32."""
+        # ONNX's MatMul of fp16 gives fp16: for fp32 sums the factors are cast first
         grows = self.dtype in NARROW and self.wanted[0].dtype == "fp32"
         return self.wide() if grows else list(self.inputs)
 

@@ -229,6 +229,7 @@ def _match_attributes(
     options: Mapping[str, Any], pattern: Bindings, bindings: Bindings
 ) -> Bindings | None:
     """Return the bindings with the attributes that a pattern names; None if one does not fit."""
+    # a copy: the caller tries further ways from the same bindings
     bound = dict(bindings)
     for key, value in pattern.items():
         actual = options.get(key)

@@ -179,6 +179,7 @@ def parse_config(text: str, common: LayerPlan | None = None, where: str = "confi
     # from the widest to the narrowest: defaults, the whole file, the common layer, types and names
     base = _layer(message.get("common_config", {}), common_plan, where)
 
+    # what an override leaves open is as in the common layer
     by_type = _overrides(message, "override_layer_types", "layer_type", base, where)
     by_name = _overrides(message, "override_layer_configs", "layer_name", base, where)
     return Plan(

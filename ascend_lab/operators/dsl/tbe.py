@@ -138,6 +138,7 @@ def check_dtype_rule(dtype: str, allowed: Sequence[str]) -> None:
 
 def check_kernel_name(name: str) -> None:
     """Raise `InputError` unless a kernel name is an identifier."""
+    # "my-kernel" and "2add" could not be the name of a function
     if not isinstance(name, str) or not name.isidentifier():
         raise InputError("a kernel name of letters, digits and _", repr(name), "rename it")
 
