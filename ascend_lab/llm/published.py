@@ -151,6 +151,7 @@ def _plan(attributes: Mapping[str, Any], devices: int, decoder: Decoder) -> Plan
     # ep 16 alone: 16 groups of one device.
     dp = degrees.get("dp", max(1, ep // tp))
     if decoder.experts is None:
+        # without experts `ep` divides nothing: no groups follow from it
         dp = degrees.get("dp", 1)
     return Plan(tp=tp, ep=ep, dp=dp)
 
@@ -244,6 +245,7 @@ def _overlapped_s(model: Model, load: Load, step: Step) -> float:
             if call.name.startswith("shared."):
                 timed = model.timer.call_time(call)
                 shared_s += repeats * (timed.time_s - timed.start_s)
+    # 5 ms of shared experts beside 12 ms of messages: 5 ms are saved
     return min(shared_s, step.ledger["links"])
 
 

@@ -477,6 +477,7 @@ def _mobilenet_v4(
                         name=name,
                     )
                 elif text[0] == "f":
+                    # an expansion of 4, as "f3" means
                     block = Inverted(4 * x.shape[1], features[0], stride=stride, act="relu")
                     x = fused_residual(net, x, block, name)
                 elif text[0] == "q":

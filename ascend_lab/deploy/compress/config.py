@@ -276,6 +276,7 @@ def _rounding(settings: Mapping[str, Any], where: str) -> Rounding:
         settings.get("warm_start", 0.2),
     )
     first_beta, last_beta = rounding.beta
+    # the exponent falls from 20 to 2: rounding is free at first and hardens at the end
     if last_beta > first_beta:
         needed = f"{where}: beta_range_end of at most {first_beta:g}"
         raise InputError(needed, f"{last_beta:g}")
