@@ -38,10 +38,10 @@ from ascend_lab.operators.ops.formats import is_float
 CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
 MOVING = ("reshape", "transpose", "slice", "expand")
 WINDOW = ("stride", "pad", "dilation")
-MOST_APART = 16.0
+MAX_APART = 16.0
 """Largest ratio of two layers' steps at which one layer may add the bias of the other."""
-MOST_PRODUCT = 255 * 128
-MOST_SUM = 2**31 - 1
+MAX_PRODUCT = 255 * 128
+MAX_SUM = 2**31 - 1
 """The largest |(q - offset) w| of two bytes, and the largest sum that int32 holds."""
 ZERO_STEPS = 2**18
 """Largest number of steps that the bias of a channel of zeros takes."""
@@ -106,14 +106,14 @@ def integer_layer(draft: Draft, node: Node) -> bool:
     # 64 input channels, 3 x 3 taps: 576 products a result.
     products = weight_bytes.type.elements // shape[0]
     # a sum has at most 65,792 products: (2^31 - 1) / (255 * 128)
-    if products * MOST_PRODUCT > MOST_SUM:
+    if products * MAX_PRODUCT > MAX_SUM:
         return False
     biased = len(node.inputs) > 2
     bias = _bias(draft, node, shape[0])
     if biased and bias is None:
         return False
     # what the largest possible sum leaves for the bias
-    room = MOST_SUM - products * MOST_PRODUCT
+    room = MAX_SUM - products * MAX_PRODUCT
     bias_in_floats = bias is not None and not _bias_fits(bias, scales, x.scale, room)
     sources = [scales, weight_bytes, *([bias] if bias and not bias_in_floats else [])]
     # the axes of a channel's weights, over which they are summed
@@ -403,7 +403,7 @@ def _takes(draft: Draft, head: Node, step: float, shift: float) -> bool:
         return True
     scales, bias = (draft.constants[name].array().astype(np.float64) for name in head.inputs[1:])
     steps = scales * (head.attr("scale", 1.0) / step)
-    fits = np.abs(bias) + abs(shift) / steps <= MOST_SUM // 2
+    fits = np.abs(bias) + abs(shift) / steps <= MAX_SUM // 2
     return bool(np.all(fits) and np.all(steps <= COARSEST))
 
 
@@ -448,11 +448,11 @@ def _one_bias(draft: Draft, heads: list[Node]) -> None:
 
     heads.sort(key=order)
     for taker, other in (heads, heads[::-1]):
-        if np.all(steps(other) <= MOST_APART * steps(taker)):
+        if np.all(steps(other) <= MAX_APART * steps(taker)):
             numbers = [draft.constants[n] for head in (taker, other) for n in head.inputs[1:]]
             total = derived(numbers[1].type, _both, *numbers)
             moved = _both(*(constant.array().astype(np.float64) for constant in numbers))
-            if np.abs(moved).max() > MOST_SUM // 2:
+            if np.abs(moved).max() > MAX_SUM // 2:
                 continue
             kinds = [{"dtype": draft.type(head.output).dtype} for head in (taker, other)]
             small = _small(total) if taker.attr("small_bias") else {}

@@ -30,7 +30,7 @@ from ascend_lab.operators.kernels.epilogue_plan import (
     demand_of,
     drain_plan,
 )
-from ascend_lab.operators.kernels.gemm_schedule import MOST_STAGES_IN_L1, store_cycles_per_byte
+from ascend_lab.operators.kernels.gemm_schedule import MAX_STAGES_IN_L1, store_cycles_per_byte
 
 BLOCK = FRACTAL * FRACTAL
 
@@ -178,7 +178,7 @@ def shared_slots(job: CubeWork) -> Array:
     """Return how many slots a convolution's rows and weights share in L1; 0 where they do not."""
     w = job.work
     slots_are_shared: Mask = job.is_conv & (w.stage < w.units) & (w.a_l1 == 2) & (w.b_l1 == 2)
-    return np.where(slots_are_shared, MOST_STAGES_IN_L1, 0)
+    return np.where(slots_are_shared, MAX_STAGES_IN_L1, 0)
 
 
 def l1_to_l0_cycles(job: CubeWork, m: Array, n: Array, depth: Array) -> tuple[Array, Array]:

@@ -56,7 +56,7 @@ def as_called(work: Work) -> Work:
     if len(q) == 4 and q[-2] != queries:
         if type(queries) is not int or queries < 1 or q[-2] % queries:
             needed = f"{work.operator}: queries that divide the {q[-2]} rows of q"
-            raise InputError(needed, f"queries={queries}", "mend that row")
+            raise InputError(needed, f"queries={queries}", "correct that row")
         q = (q[0], q[1] * (q[2] // queries), queries, q[3])
     dtypes = work.dtypes if len(work.dtypes) == 1 else work.dtypes[:3]
     return replace(work, shapes=(q, k, v), dtypes=dtypes)
@@ -139,7 +139,7 @@ def _check_count(work: Work, count: int) -> None:
     """Raise `InputError` unless a row has so many inputs, each with batch, tokens, heads, size."""
     if len(work.shapes) != count or any(len(shape) != 4 for shape in work.shapes):
         needed = f"{work.operator}: {count} inputs of four axes"
-        raise InputError(needed, str(work.shapes), "mend that row")
+        raise InputError(needed, str(work.shapes), "correct that row")
 
 
 def _heads_first(work: Work, shape: Shape) -> Shape:
@@ -147,7 +147,7 @@ def _heads_first(work: Work, shape: Shape) -> Shape:
     layout = work.attributes.get("layout", "BNSD")
     if layout not in ("BNSD", "BSND"):
         needed = f"{work.operator}: layout BNSD or BSND"
-        raise InputError(needed, str(layout), "mend that row")
+        raise InputError(needed, str(layout), "correct that row")
     batch, second, third, size = shape
     return (batch, third, second, size) if layout == "BSND" else (batch, second, third, size)
 

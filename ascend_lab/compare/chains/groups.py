@@ -83,7 +83,7 @@ def _shape(work: Work, out: str) -> GroupedShape:
     counts_are_integers = isinstance(rows, tuple) and all(type(count) is int for count in rows)
     if sizes != [2, 3] or not isinstance(rows, tuple) or not counts_are_integers:
         needed = f"{work.operator}: x (rows, k), w (groups, k, n) and the rows of each group"
-        raise InputError(needed, f"{work.shapes[:2]}, rows={shown(rows)}", "mend that row")
+        raise InputError(needed, f"{work.shapes[:2]}, rows={shown(rows)}", "correct that row")
     (total, k), (groups, *sides) = work.shapes[:2]
     turned = bool(work.attributes.get("trans_b", False))
     # trans_b: w lies as (n, k)
@@ -91,7 +91,7 @@ def _shape(work: Work, out: str) -> GroupedShape:
     groups_in_row = work.attributes.get("groups", groups)
     if (depth, len(rows), sum(rows), groups_in_row) != (k, groups, total, groups):
         needed = f"{work.operator}: {groups} groups with {total} rows in all, of {depth} numbers"
-        raise InputError(needed, f"rows={shown(rows)} of x {work.shapes[0]}", "mend that row")
+        raise InputError(needed, f"rows={shown(rows)} of x {work.shapes[0]}", "correct that row")
     return GroupedShape(rows, k, columns, work.dtypes[0], out)
 
 
@@ -129,7 +129,7 @@ def grouped_matmul(work: Work) -> Groups:
         return Groups(shape, None, _products(work, shape), conversions, together=True)
     if work.shapes[2] != (len(shape.rows), shape.n):
         needed = f"{work.operator}: a bias of {len(shape.rows)} x {shape.n}"
-        raise InputError(needed, str(work.shapes[2]), "mend that row")
+        raise InputError(needed, str(work.shapes[2]), "correct that row")
     # bf16 sums are fp32: add the bias, then round once
     steps = Step("vadd", (SUMS, BIAS.name)), Step("vconv", (0,), dtype=main)
     epilogue = Epilogue((BIAS,), steps, main)
@@ -150,7 +150,7 @@ def swiglu_quant(work: Work) -> Groups:
     scales = (len(shape.rows), shape.n), (sum(shape.rows),)
     if work.shapes[2:] != scales or shape.n % (2 * isa.FRACTAL):
         needed = f"{work.operator}: scales of {scales}, columns in blocks of {2 * isa.FRACTAL}"
-        raise InputError(needed, str(work.shapes[2:]), "mend that row")
+        raise InputError(needed, str(work.shapes[2:]), "correct that row")
     epilogue = Epilogue((SCALE,), (), "fp32", Deq(SCALE.name, dtype="fp32"))
     conversions = _in_blocks({"b": (TensorType(work.shapes[1], "int8"), "FRACTAL_NZ")})
     return Groups(shape, epilogue, _products(work, shape), conversions, _gated(work, shape))
@@ -199,7 +199,7 @@ def as_groups(work: Work) -> Work:
     if sizes != [3, 3] or groups_in_row != work.shapes[0][0]:
         needed = "grouped_matmul: x (groups, m, k) and w (groups, k, n)"
         raise InputError(
-            needed, f"{work.shapes[:2]}, groups={shown(groups_in_row)}", "mend that row"
+            needed, f"{work.shapes[:2]}, groups={shown(groups_in_row)}", "correct that row"
         )
     (groups, rows, depth), *later_shapes = work.shapes
     attributes = {**work.attributes, "rows": (rows,) * groups}

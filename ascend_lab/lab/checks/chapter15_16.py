@@ -24,7 +24,7 @@ Step = tuple[str, str, tuple[str, ...]]
 Values = np.ndarray
 IN_PLACE = ("neg", "add")
 """Operators that compute an element from the elements at the same place."""
-MOST_LIVES = 10
+MAX_LIVES = 10
 
 
 # -- the peak of live bytes -----------------------------------------------------------------------
@@ -173,8 +173,8 @@ def check_ex_15_2(got: Any, case: ex.Case) -> str | None:
         buffers = [Buffer(i, int(a), int(b), int(s)) for i, (a, b, s) in enumerate(got)]
     except (TypeError, ValueError):
         return "expected a list of (born, dead, size)"
-    if not 0 < len(buffers) <= MOST_LIVES or sum(b.size_bytes for b in buffers) > 2**40:
-        return f"expected 1 to {MOST_LIVES} buffers of moderate size"
+    if not 0 < len(buffers) <= MAX_LIVES or sum(b.size_bytes for b in buffers) > 2**40:
+        return f"expected 1 to {MAX_LIVES} buffers of moderate size"
     by_start, by_size = (plan(buffers, method=f"greedy-by-{m}") for m in ("start", "size"))
     high = by_start.height_bytes
     low = by_size.height_bytes
@@ -186,7 +186,7 @@ def check_ex_15_2(got: Any, case: ex.Case) -> str | None:
 
 
 # -- the allocator --------------------------------------------------------------------------------
-MOST_PUTS = 5_000
+MAX_PUTS = 5_000
 """Placements an allocator may try in a case."""
 
 
@@ -197,8 +197,8 @@ def _counted(fn: Any) -> Any:
         def put(i: int, at: int) -> None:
             nonlocal puts
             puts += 1
-            if puts > MOST_PUTS:
-                raise InputError(f"an answer within {MOST_PUTS} placements", "more", "cut earlier")
+            if puts > MAX_PUTS:
+                raise InputError(f"an answer within {MAX_PUTS} placements", "more", "cut earlier")
 
         return fn(lives, height, put)
 

@@ -303,7 +303,7 @@ def check_cross(chip: Chip, instruction: Instruction) -> Instruction:
     pipes = PIPES[1:] if is_set else ("ALL",)
     if instruction.pipe not in pipes:
         needed = f"{op}: pipe {' or '.join(pipes)}"
-        raise ProgramError(needed, instruction.pipe, "mend it")
+        raise ProgramError(needed, instruction.pipe, "correct it")
     return instruction
 
 

@@ -184,7 +184,9 @@ class Buffer:
     def __post_init__(self) -> None:
         """Check name, counts and number format; fill in the default slot pitch."""
         if not NAME.fullmatch(self.name):
-            raise ProgramError("a buffer name of letters, digits, _ and .", repr(self.name), "mend")
+            raise ProgramError(
+                "a buffer name of letters, digits, _ and .", repr(self.name), "correct"
+            )
         for field in ("elements", "slots", "address", "slot_bytes"):
             if type(getattr(self, field)) is not int:
                 count = whole_number(getattr(self, field), f"buffer {self.name}: {field}")

@@ -63,7 +63,7 @@ def check_index(instruction: Instruction, dst: Region, src: Region) -> None:
     if len(row_attrs) != 2 or instruction.number("bound") < 1 or instruction.number("pitch") < 0:
         got = ", ".join(f"{name}={instruction.attr(name, 'none')}" for name in ("pitch", "bound"))
         needed = f"{op}: a pitch of 0 or more elements and a bound of 1 or more rows"
-        raise ProgramError(needed, got, "mend it")
+        raise ProgramError(needed, got, "correct it")
 
 
 def check_aligned(region: Region, unit: int, op: str) -> None:
@@ -180,7 +180,7 @@ def _check_load3d(chip: Chip, instruction: Instruction, dst: Region, src: Region
         minimum = 0 if name == "pad" else 1
         if not isinstance(value, tuple) or len(value) != length or min(value) < minimum:
             needed = f"load3d: {name} as {length} numbers of at least {minimum}"
-            raise ProgramError(needed, repr(value), "mend it")
+            raise ProgramError(needed, repr(value), "correct it")
     _check_window(src, values)
     k_start = instruction.attr("k_start")
     # The tile starts at const + sum(coefficient * variable): at a whole block of C0 columns for
@@ -406,7 +406,7 @@ def _check_attributes(instruction: Instruction, main: Region) -> None:
     names = [name for name, _ in instruction.attrs]
     if ("scalar" in names) != (op in TAKES_SCALAR):
         needed = "a scalar" if op in TAKES_SCALAR else "no scalar"
-        raise ProgramError(f"{op}: {needed}", str(instruction.attr("scalar", "none")), "mend it")
+        raise ProgramError(f"{op}: {needed}", str(instruction.attr("scalar", "none")), "correct it")
     value = instruction.attr("scalar")
     is_integer = isinstance(value, int | float) and math.isfinite(value) and value == int(value)
     if main.buffer.dtype in ("int8", "uint8", "int32") and not is_integer:
@@ -424,7 +424,7 @@ def _check_choices(instruction: Instruction, dst: Region) -> None:
     attrs = dict(instruction.attrs)
     if ("op" in attrs) != (op == "vcmp") or attrs.get("op", "gt") not in COMPARISONS:
         needed = f"op as one of {', '.join(COMPARISONS)}" if op == "vcmp" else "no comparison"
-        raise ProgramError(f"{op}: {needed}", repr(attrs.get("op")), "mend it")
+        raise ProgramError(f"{op}: {needed}", repr(attrs.get("op")), "correct it")
     if "round" in attrs:
         to_integer = dst.buffer.dtype in ("int8", "uint8", "int32")
         if op != "vconv" or not to_integer or attrs["round"] not in ROUNDINGS:
