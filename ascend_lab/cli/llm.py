@@ -160,6 +160,7 @@ def _search(arguments: argparse.Namespace, decoder: Any, machine: Machine, devic
         raise InputError(needed, shown(arguments.figure), "rename it")
     if arguments.tpot_ms is None:
         raise InputError("--tpot-ms, the longest step, with --plan auto", "none", "e.g. 50")
+    # not `<= 0`: a NaN must be refused, too
     if not arguments.tpot_ms > 0:
         raise InputError("--tpot-ms above 0", shown(arguments.tpot_ms), "e.g. 50")
     limit_s = arguments.tpot_ms / MS

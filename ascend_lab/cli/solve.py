@@ -187,6 +187,7 @@ def _subgraph_table(solution: Solution, operations: int) -> list[str]:
     ]
     rows = columns(SUBGRAPH_COLUMNS, cells)
     if len(steps) > MAX_ROWS:
+        # a schedule of 500 steps: 40 rows and "... and 460 more"
         rows.append(f"... and {len(steps) - MAX_ROWS} more")
     best = "optimal for the tiles weighed" if solution.proven else "best found"
     rows += [
@@ -291,6 +292,7 @@ def _searched(
         "end_us": better.end_s * 1e6,
         "plan_end_us": better.start_s * 1e6,
         "tried": better.tried,
+        # no method proves an optimum under disturbances
         "optimal": False,
     }
     text = (

@@ -94,6 +94,7 @@ class _Aliases:
             return False
         bases = [self.base(name) for name in node.inputs]
         immovable = {*self.graph.inputs, *self.graph.constants}
+        # concat(x, x) would need x at two places
         if None in bases or len(set(bases)) < len(bases) or immovable.intersection(map(str, bases)):
             return False
         for base, offset in zip(bases, offsets, strict=True):
@@ -122,6 +123,7 @@ def aliases(graph: Graph, views: Collection[str]) -> Mapping[str, Alias]:
     for name in collector.into:
         owner = name
         offset = 0
+        # a slice 64 bytes into y, which lies 128 bytes into z: 192 bytes into z
         while owner in collector.into:
             alias = collector.into[owner]
             owner = alias.owner
@@ -240,6 +242,7 @@ def cut_spans(graph: Graph, node: Node) -> tuple[int, list[Range]] | None:
         slice(begin, end).indices(size)[:2]
         for begin, end, size in zip(settings["begin"], settings["end"], shape, strict=True)
     ]
+    # [:, 2:4] of shape (3, 8) cuts axis 1 only
     axes = [i for i, (low, high) in enumerate(ranges) if high - low != shape[i]]
     if len(axes) > 1 or any(n != 1 for n in settings["step"] or ()):
         return None

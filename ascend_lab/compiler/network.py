@@ -104,6 +104,7 @@ class NetworkTimeline:
             paths = op.timeline.path_bytes
             read_bytes = sum(size for (source, _), size in paths.items() if source == "GM")
             total_bytes += read_bytes
+            # weighted by bytes: 30 MB at 0.5 and 10 MB at 0.9 are (15 + 9) / 40 = 0.6
             hit_bytes += read_bytes * op.timeline.l2_hit_rate
         return hit_bytes / total_bytes if total_bytes else 0.0
 
@@ -132,6 +133,7 @@ class NetworkTimeline:
         cpu_timelines = (
             t for t in (op.timeline for op in self.operators) if isinstance(t, CpuTimeline)
         )
+        # 10 operators, one on the AI CPU and one on AIPP: 9
         return len(self.operators) - sum(t.engine != AIPP for t in cpu_timelines)
 
     @property
@@ -191,6 +193,7 @@ def simulate_graph(
     places = places_of(compiled, (plan or plan_network(compiled, DEFAULT_PLAN_METHOD)).offsets)
     l2 = sim.L2.of(chip)
     starts = _start_of_kernels(compiled, first)
+    # a launch on both kinds of cores costs more, once: only its first kernel pays
     mix_starters = _first_kernels_of_mix_launches(compiled, starts)
     prefetch = Prefetch(compiled, places) if compiled.prefetch and chip.l2.kind == "cache" else None
     use_hints = hints and compiled.hints
@@ -310,6 +313,7 @@ def _cycles_ahead(program: isa.Program, weights: Collection[str], chip: Chip) ->
             past_barrier = True
             continue
         path = chip.path("GM", dst.space if dst else "")
+        # 16 KB at 32 bytes a cycle: 512 cycles, and those in which the path starts up
         cycles = path.startup_cycles + src.size_bytes / path.rate_bytes_per_cycle
         # `setdefault`: later tiles of the same weight do not count
         first_tiles.setdefault(src.buffer.name, cycles)

@@ -77,6 +77,7 @@ class Rule:
 
     def propose(self, graph: Graph, node: Node) -> Group:
         """Return the group the rule proposes, () for none; raise `InputError` if it is no group."""
+        # rules may come from users: what they return is checked before the compiler relies on it
         proposed = self.match(graph, node) or ()
         if not isinstance(proposed, list | tuple) or not all(isinstance(n, Node) for n in proposed):
             needed = f"{self.name}: a list of nodes of the graph, or None"
@@ -110,6 +111,7 @@ class Fusion:
     no_tuning_reason: str = ""
     lower_tiled: Callable[[Piece, Chip, Sequence[Group], GemmSchedule], Lowered] | None = None
     times_all_unfused: bool = False
+    # () from the default: the kernel adds no result, so nothing has to pay by itself
     without_extra_result: Callable[[Sequence[Group]], Group] = lambda _: ()
 
 
@@ -133,6 +135,7 @@ def special_rules() -> tuple[Rule, ...]:
     """Return the rules of special kernels in order of priority."""
     rules = list[Rule]()
     for module in plugins():
+        # within a module, groups for the head's own kernel are tried before special kernels
         rules += getattr(module, "RULES", ())
         rules += [fusion.rule for fusion in getattr(module, "FUSIONS", ())]
     return tuple(rules)
@@ -160,8 +163,10 @@ def layout_rewrites() -> tuple[LayoutRewrite, ...]:
 
 def special_form(graph: Graph, group: Group) -> tuple[Fusion, Sequence[Group]] | None:
     """Return the special kernel that computes a group, and the group cut into its parts."""
+    # a group may fit several special kernels: the first in the list computes it
     for fusion in fusions():
         parts = fusion.parts(graph, group)
+        # () says that the group is of another form
         if parts:
             return fusion, parts
     return None

@@ -105,6 +105,7 @@ def _divided(job: Excitation, chip: Chip) -> tuple[list[int], list[int], list[in
         return images * image_cycles + job.hidden * blocks // 2
 
     pairs = product(*(range(1, min(total, cores) + 1) for total in totals))
+    # 16 cores, 4 along channels and 2 along images: at most 16 // 8 = 2 along rows
     grids = ((c, n, r) for c, n in pairs for r in range(1, min(job.h, cores // (c * n)) + 1))
     c, n, rows = min(grids, key=cycles)
     return chunks(job.blocks, 1, c), chunks(job.n, 1, n), chunks(job.h, 1, rows)
@@ -193,9 +194,11 @@ def _squeeze(job: Excitation, share: Own, sizes: tuple[list[int], ...], chip: Ch
         image = batch + turn
         means_place = (planes.sums, 0)
         planes.add((image * job.blocks + core * block_pitch) * plane + first_row)
+        # divided by all pixels, not by those of the band: the bands' parts add up to the mean
         k.each("vmuls", lanes, means_place, means_place, scalar=1.0 / (job.h * job.w))
         matrix.times(planes.sums, (out.alloc(), 0))
         out.enqueue()
+        # parts (divisions of channels, bands of rows, images, hidden), in this order in GM
         place = ((core * bands + share.band) * job.n + image) * job.hidden
         k.copy(parts.region(place, job.hidden), out.dequeue().region())
         out.free()
@@ -260,6 +263,7 @@ class _ByCube:
         self.k = k
         self.x = x
         (self.count, self.pixels, self.plane) = sizes
+        # 50 pixels: fractals at 0, 16, 32; 48 pixels: at 0 and 16; the last one is apart
         self.whole_fractals = ceil_div(self.pixels, FRACTAL) - 1
         self.depth, line = max(1, min(self.whole_fractals, LOAD_FRACTALS)), self.pixels * FRACTAL
         self.tile_planes = (
@@ -281,6 +285,7 @@ class _ByCube:
         slot = ones_ub.alloc()
         sizes = (self.depth, AREA)
         k.each("vdup", 2 * AREA, (slot, 0), scalar=1.0)
+        # 50 pixels: -50 % 16 = 14 zeros
         if missing := -self.pixels % FRACTAL:
             # in every row of 16 the first `missing` numbers become 0
             lanes = k.chip.vector_bytes_per_repeat // 2
@@ -413,6 +418,7 @@ class _Gates:
         k = self.k
         hidden = self.job.hidden
         slot = self.loaded.alloc()
+        # one row less than the buffer has: the last is the bias
         sizes = self.loaded.buffer.elements // hidden - 1, hidden
         k.copy(slot.region(sizes[0] * hidden, hidden), self.bias1.region(0, hidden))
         source = self.parts.region(image * hidden, sizes, (self.job.n * hidden, 1))
@@ -438,6 +444,7 @@ class _Gates:
                 k.each("vcopy", line, (slot, 0), (gates, 0))
             for offset, (repeats, lanes) in k.runs(line if rows else 0, 2 * LANES):
                 sizes = repeats, lanes // FRACTAL, FRACTAL
+                # strides of 0: the same 16 gates meet every row of 16 weights
                 gate = gates.region(turn * FRACTAL, sizes, (0, 0, 1))
                 k.vector(
                     "vmul",

@@ -139,6 +139,7 @@ def check_division(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> None
     if not sizes_are_integers or s.images not in mixed_counts(shape):
         needed = f"{', '.join(map(str, mixed_counts(shape)))} images as one"
         raise InputError(needed, str(s.images), "take one at a time")
+    # 64 channels, 8 images in twos, 14 rows: at most (4, 4, 14)
     limits = (shape.blocks[1], shape.n // s.images, shape.out_hw[0])
     grid_fits = sizes_are_integers and all(1 <= g <= m for g, m in zip(s.grid, limits, strict=True))
     if tandem.means and s.grid[2:] != (1,):
@@ -279,6 +280,7 @@ class Half:
 
     def weights(self, first_block: Affine) -> Region:
         """Return the weights in GM of a unit's blocks from `first_block` on."""
+        # block 3 begins behind 3 fractals of 256 numbers: at 768, times the taps if depthwise
         start = first_block * AREA
         size = self.blocks * AREA
         n1 = self.shape.blocks[1]

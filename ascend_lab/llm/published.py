@@ -151,6 +151,7 @@ def _plan(attributes: Mapping[str, Any], devices: int, decoder: Decoder) -> Plan
     # ep 16 alone: 16 groups of one device.
     dp = degrees.get("dp", max(1, ep // tp))
     if decoder.experts is None:
+        # without experts `ep` divides nothing: no groups follow from it
         dp = degrees.get("dp", 1)
     return Plan(tp=tp, ep=ep, dp=dp)
 
@@ -209,6 +210,7 @@ def _speculative_estimate(
         accepted = re.match(r"([\d.]+)", str(attributes.get("accepted", "")))
         if accepted is None:
             raise InputError("accepted tokens of those guessed", "none", "the row leaves it open")
+        # 2 guesses: the step checks the last token and both guesses, 3 queries a sequence
         queries = 1 + guesses
         tokens_per_step += float(accepted[1])
     load = _with_balance(_decode_load(attributes, queries, marks), attributes)
@@ -219,6 +221,7 @@ def _speculative_estimate(
     bound_s = step.bound_s + all_tokens.bound_s
     if guesses > 1:
         single = draft.step(_with_balance(_decode_load(attributes, 1, []), attributes))
+        # 3 guesses: one pass over all new tokens, two passes over one token
         time_s += (guesses - 1) * single.time_s
         bound_s += (guesses - 1) * single.bound_s
     marks.append(f"with guesses by a draft of one layer and the head: {guesses}")
@@ -242,6 +245,7 @@ def _overlapped_s(model: Model, load: Load, step: Step) -> float:
             if call.name.startswith("shared."):
                 timed = model.timer.call_time(call)
                 shared_s += repeats * (timed.time_s - timed.start_s)
+    # 5 ms of shared experts beside 12 ms of messages: 5 ms are saved
     return min(shared_s, step.ledger["links"])
 
 
@@ -250,6 +254,7 @@ def _draft_of(model: Model) -> Model:
     decoder = model.decoder
     experts = decoder.experts
     if experts is not None:
+        # the only layer would otherwise count as one of the dense layers at the beginning
         experts = replace(experts, dense_layers=0)
     one_layer = replace(decoder, layers=1, experts=experts)
     return Model(one_layer, model.machine, model.plan, model.format.name, model.timer)
@@ -309,6 +314,7 @@ def _server_estimate(model: Model, attributes: Mapping[str, Any], marks: list[st
     token_s = (output * step.time_s + read_s) / (batch * output)
     marks.append("full batch at all times, each prompt read alone between two steps")
     bound_s = (output * step.bound_s + batch / model.plan.dp * prompt.bound_s) / (batch * output)
+    # what takes longer in total, decoding or reading prompts, is the limit
     limit = largest(step.ledger) if output * step.time_s > read_s else "prefill"
     return Estimate(token_s, _bound_or_none(bound_s, marks), limit, {}, tuple(marks))
 

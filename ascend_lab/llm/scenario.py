@@ -108,6 +108,7 @@ def _scenario(file: Mapping[str, Any]) -> LlmScenario:
     model = _model(table, table["llm"])
     reader = _model(file["prefill"], table["llm"]) if "prefill" in file else None
     server = dict(file.get("server", {}))
+    # without a number of blocks the cache gets as many pages as the model's machine has room for
     server.setdefault("blocks", Steps(model).pages())
     engine = Engine(block_tokens=PAGE_TOKENS, **server)
     return LlmScenario(model, reader, _requests(file), engine)
@@ -145,6 +146,7 @@ def _lengths(limits: tuple[int, ...], count: int, rng: np.random.Generator, key:
     if len(limits) > 2 or limits[0] > limits[-1]:
         needed = f"[requests] {key}: a number of tokens, or [least, most]"
         raise InputError(needed, shown(list(limits)), "correct it")
+    # [512] draws from 512 .. 512; [100, 200] includes 200
     lengths: list[int] = rng.integers(limits[0], limits[-1] + 1, count).tolist()
     return lengths
 
@@ -155,6 +157,7 @@ def serve_llm(scenario: LlmScenario) -> Conversation:
         return converse(scenario.requests, scenario.engine, Steps(scenario.model))
     in_order = sorted(scenario.requests, key=lambda request: request.arrival_s)
     arrivals = _after_prefill(in_order, scenario.reader)
+    # this machine only decodes: the reader has computed the caches
     log = converse(arrivals, scenario.engine, _StepsWithoutPrefill(Steps(scenario.model)))
     # A user waits from the moment at which the request reached the machine that reads prompts.
     for request, served in zip(in_order, log.requests, strict=True):

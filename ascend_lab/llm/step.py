@@ -164,6 +164,7 @@ class Model:
         layers = self._layers(load)
         dense_layers = self.decoder.dense_layers
         sparse_layers = self.decoder.layers - dense_layers
+        # 61 layers, the first 3 dense: attention 61 times, dense blocks 3 times, experts 58 times
         parts = [(layers.attention(), self.decoder.layers)]
         if dense_layers:
             parts.append((layers.feed_forward(dense=True), dense_layers))
@@ -187,6 +188,7 @@ class Model:
         kernels = 0
         read_bytes = 0.0
         for calls, repeats in self.calls(load):
+            # 20 kernels in each of 36 layers: 720 kernels, each after a gap
             kernels += repeats * len(calls)
             read_bytes += repeats * sum(call.weight_bytes + call.cache_bytes for call in calls)
         return kernels * self.machine.gap_s + read_bytes / chip.memory_peak_bytes_per_s
@@ -312,6 +314,7 @@ class _Account:
                 self.ledger["cache"] += repeats * fetch_s * (1 - weights_share)
             unit = "vector" if call.unit == "vector" else "cube"
             self.ledger[unit] += repeats * (running_s - fetch_s)
+            # in a super kernel all kernels are one task: none of them is started by itself
             if GAPS[self.machine.mode].starts:
                 self.ledger["starts"] += repeats * call_time.start_s
             self.ledger["gaps"] += repeats * self.machine.gap_s

@@ -56,9 +56,11 @@ class KernelTimer:
         """
         from ascend_lab.cluster import collective_time
 
+        # before the assertion: a plan of one device has no topology
         if ranks == 1:
             return 0.0, 0.0
         assert self.topology is not None  # `Model` refuses a plan of several devices without one
+        # 61 layers with one size of all-reduce: timed once
         key = (operation, size_bytes, ranks)
         if key not in self._collective_seconds:
             quickest_schedule = collective_time(
@@ -95,6 +97,7 @@ class KernelTimer:
 
     def _work_seconds(self, work: Work) -> float:
         """Return the seconds of a kernel without extra starts: looked up, or else computed."""
+        # sorted: {"a": 1, "b": 2} and {"b": 2, "a": 1} are one kernel
         attributes = tuple(sorted(work.attributes.items()))
         key = (work.operator, work.shapes, work.dtypes, attributes)
         if key not in self._kernel_seconds:
@@ -111,6 +114,7 @@ class KernelTimer:
                 )
             elif LISTED_GROUPS in work.attributes:
                 groups = int(work.attributes[LISTED_GROUPS])
+                # without the attribute, the recursion takes the branch of plain products
                 products = replace(work, attributes={})
                 self._kernel_seconds[key] = group_list_s(groups, self.chip) + self._work_seconds(
                     products
@@ -163,6 +167,7 @@ def int8_latent_attention_s(work: Work, chip: Chip) -> float:
     # rank 512 and rope 64: 576 / 1088 = 0.53.
     cycle_share = (rank + rope_dim) / (2 * rank + rope_dim)
     start_s = chip.queued_launch_s
+    # 10 us, 2 of them the start: 2 + 0.53 * 8 = 6.24 us
     return start_s + cycle_share * (two_byte_s - start_s)
 
 
@@ -176,4 +181,5 @@ def rotary_kernel_s(work: Work, chip: Chip) -> float:
     shape = Rotary(rows, (heads, kv_heads), dim, work.dtypes[0])
     kernel = as_kernel(rotary_launch(shape, chip))
     timeline = simulate_kernel(kernel, chip, DeviceMemory.of(chip))
+    # in a step the device's queue starts every kernel, not the host
     return replace(timeline, start="queued").task_s

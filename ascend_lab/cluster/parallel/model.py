@@ -96,6 +96,7 @@ def model_of(name: str, chip: Chip, *, optimizer: str = "adam", dtype: str = "fp
 @lru_cache(maxsize=512)
 def _units(model: GraphModel, micro_batch: int, tensor: int, sequence: bool) -> tuple[Unit, ...]:
     if micro_batch not in KNOTS:
+        # beyond 32 the line from 8 to 32 goes on
         high = next((k for k in KNOTS if k > micro_batch), KNOTS[-1])
         low = KNOTS[KNOTS.index(high) - 1]
         ends = (_units(model, k, tensor, sequence) for k in (low, high))
@@ -150,6 +151,7 @@ def _sliced(part: "Part", tensor: int, sequence: bool, model: GraphModel) -> Uni
             sum(_product_s(m, k, -(-n // t), model.dtype, model.chip) for m, k, n in part.products)
             for t in (1, tensor)
         )
+        # a part without products is assumed to be cut evenly
         share = cut_s / uncut_s if part.products else 1.0 / tensor
     norms = 1.0 / tensor if sequence else 1.0
     ahead, back = (
@@ -283,12 +285,14 @@ def _seconds(
         unit = place[bases[0]] if bases else unit
         sharding = "whole" if any(ops[b] in WHOLE for b in bases) else "cut"
         kind = "product" if any(ops[b] in PRODUCTS for b in bases) else sharding
+        # False and True as an index: forward at 0, backward at 1.
         seconds[unit][kind][row.phase == "backward"] += row.time_s
     return seconds
 
 
 def _base(name: str, place: Mapping[str, int]) -> str:
     """Return the forward node a node of the step belongs to: w.grad.matmul to w; "" for none."""
+    # w.grad.matmul, w.grad, w: the first of these that is a forward node.
     while name and name not in place:
         name = name.rpartition(".")[0]
     return name
@@ -353,5 +357,6 @@ def _is_cut(typed: Graph, node: Node, weight: str) -> bool:
 
 def _product(typed: Graph, node: Node) -> Product:
     out = typed.types[node.output].shape
+    # (5, 2) transposed times (5, 4): the depth 5 is the first factor's last but one size.
     inner = typed.in_types(node)[0].shape[-2 if node.attr("trans_a") else -1]
     return math.prod(out[:-1]), inner, out[-1]

@@ -71,6 +71,7 @@ class PreparedModel(BackendRep):
     def _named(self, inputs: Any) -> dict[str, Values]:
         """Return the inputs by name, as arrays; refuse sequences and optionals."""
         needed = f"inputs {', '.join(self.inputs)}"
+        # one array, or a list of arrays in the model's order
         if not isinstance(inputs, Mapping):
             arrays = list(inputs) if isinstance(inputs, Sequence) else [inputs]
             if len(arrays) != len(self.inputs):
@@ -90,9 +91,11 @@ class PreparedModel(BackendRep):
 
     def _imported(self, feed: Mapping[str, Values]) -> Imported:
         """Return the graph for these inputs, from an earlier run if there is one."""
+        # fixed sizes are in the model already
         shapes = {name: feed[name].shape for name in self._open}
         if (imported := self._imports.get(self._key(feed))) is None:
             imported = import_pinning(self.model, feed, shapes=shapes)
+            # inputs that the graph no longer has were fixed: their values are in it
             self._steering |= feed.keys() - imported.input_types.keys()
             # Dictionaries keep their order: the first key is the oldest import.
             while len(self._imports) >= KEPT:
@@ -114,6 +117,7 @@ class AscendLabBackend(Backend):
     @classmethod
     def supports_device(cls, device: str) -> bool:
         """Tell whether models run on a device: on "CPU" only, the chips here are simulated."""
+        # "CPU:0" is a device of kind CPU
         return device.partition(":")[0] == "CPU"
 
     @classmethod

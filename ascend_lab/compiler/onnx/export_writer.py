@@ -64,10 +64,12 @@ class Writer:
             if name not in new_names:
                 self.nodes.append(self._onnx.make_node("Identity", [name], [target], target))
                 continue
+            # inputs, too: later nodes of the rule read the renamed tensor
             for node in new_nodes:
                 node.input[:] = [target if n == name else n for n in node.input]
                 node.output[:] = [target if n == name else n for n in node.output]
         for name in new_names.intersection(found):
+            # nothing bears the replaced names any longer: they are free again
             self._names.discard(name)
 
     def tensor(self, name: str, array: np.ndarray, dtype: str) -> None:
@@ -78,6 +80,7 @@ class Writer:
 
     def fill(self, name: str, kind: TensorType, value: float) -> None:
         """Add a ConstantOfShape node that makes a tensor with one number everywhere."""
+        # one stored number instead of millions: a fill of (4096, 4096) stays a few bytes
         element = np.full((1,), value, numpy_type(kind.dtype)).tobytes()
         number = self._onnx.make_tensor("value", ONNX_TYPES[kind.dtype], (1,), element, raw=True)
         shape = self.ints(kind.shape)
@@ -144,6 +147,7 @@ class Site:
 
     def growing(self) -> list[str]:
         """Return the inputs, cast to fp32 where a narrow product becomes fp32."""
+        # ONNX's MatMul of fp16 gives fp16: for fp32 sums the factors are cast first
         grows = self.dtype in NARROW and self.wanted[0].dtype == "fp32"
         return self.wide() if grows else list(self.inputs)
 

@@ -124,6 +124,7 @@ class _Host:
             return
         # an evaluator does not say which node it refuses: of 64 nodes six halvings find it
         half = len(nodes) // 2
+        # the first half must also hand out what only the second one reads
         reads = [name for node in nodes[half:] for name in all_reads(node)]
         self.part(names, nodes[:half], [*wanted, *reads])
         self.part(names, nodes[half:], wanted)
@@ -145,6 +146,7 @@ class _Host:
     def ask(self, name: str, nodes: Sequence[NodeProto], wanted: Sequence[str]) -> dict[str, Any]:
         """Return what nodes write, of that what is wanted, as one evaluator computes it."""
         reads, writes = ends(nodes, wanted)
+        # weights lie in the model of the part, values computed so far are fed to it
         sub = sub_model(self.model, nodes, reads, writes, self.values)
         stored = {tensor.name for tensor in sub.graph.initializer}
         feed = {name: self.values[name] for name in reads if name not in stored}
@@ -186,6 +188,7 @@ def _in_oldest_words(model: ModelProto, onnx: Any) -> ModelProto | None:
                 schema = onnx.defs.get_schema(node.op_type, WIDER_TYPES - 1, "")
             # Opset 21 with Relu (since 14) and Add (since 14): the model says the same in opset 14.
             begins.append(schema.since_version)
+    # each operator needs the version in which its present form began: the newest of these
     oldest = max(begins, default=version_of(model))
     if oldest == version_of(model) or any(list(inner_graphs(node)) for node in model.graph.node):
         return None
@@ -223,6 +226,7 @@ def _in_kind(value: Any, kind: str) -> Any:
     """Return a tensor of 8-bit floats as such: the runtime hands them out as bytes."""
     from onnx import TensorProto, helper
 
+    # "tensor(float8e4m3fn)" is FLOAT8E4M3FN
     word = kind.removeprefix("tensor(").removesuffix(")").upper()
     if not word.startswith("FLOAT8") or getattr(value, "dtype", None) != np.uint8:
         return value

@@ -34,6 +34,7 @@ def _identity(ctx: Context) -> Tensor:
 @converter("Dropout", since=6)
 def _dropout(ctx: Context) -> Sequence[Result]:
     """Return the input: inference drops nothing; the mask says so."""
+    # training is chosen by an attribute below opset 7, by the third input from opset 12 on
     if ctx.opset < 7 and not ctx.attr("is_test"):
         ctx.unsupported("inference", "is_test = 0")
     if ctx.has(2) and ctx.scalar(2) and not (ctx.has(1) and ctx.scalar(1) == 0):
@@ -52,6 +53,7 @@ def _reshape(ctx: Context) -> Result:
         ctx.unsupported(f"0 only for the {len(x.shape)} axes of the input", str(target))
     # (2, 3, 4) to (0, -1): 0 keeps the 2, -1 is 24 / 2 = 12.
     sizes = [x.shape[i] if n == 0 and zero_keeps_size else n for i, n in enumerate(target)]
+    # exported for a batch of 1, imported for 4: x begins with 4, so that (1, 10) means (4, 10)
     if ctx.rebatch and sizes and sizes[0] == ctx.rebatch[0] and x.shape[:1] == ctx.rebatch[1:]:
         sizes[0] = ctx.rebatch[1]
     if sizes.count(-1) > 1 or any(n < -1 for n in sizes):
@@ -79,6 +81,7 @@ def _flatten(ctx: Context) -> Result:
 def _squeeze(ctx: Context) -> Result:
     x = ctx.tensor(0)
     stated_axes = axes_given(ctx)
+    # (1, 3, 1) without axes becomes (3,)
     axes = {i for i, n in enumerate(x.shape) if n == 1}
     if stated_axes is not None:
         axes = set(axes_of(ctx, stated_axes, len(x.shape)))
@@ -120,6 +123,7 @@ def axes_of(ctx: Context, axes_stated: Shape, rank: int) -> Shape:
 def _transpose(ctx: Context) -> Result:
     x = ctx.tensor(0)
     rank = len(ctx.shape(0))
+    # without perm the axes are reversed: (2, 3, 4) becomes (4, 3, 2)
     perm = ctx.attr("perm") or tuple(range(rank))[::-1]
     if sorted(perm) != list(range(rank)):
         ctx.unsupported(f"perm: each of {rank} axes once", str(perm))
@@ -259,6 +263,7 @@ def _trilu(ctx: Context) -> draft.Value | Tensor:
     if len(x.shape) < 2:
         ctx.unsupported("matrices", str(x.shape))
     rows, columns = x.shape[-2:]
+    # the upper triangle of 2 x 3 numbers is empty for k = 3 and for every larger k
     k = min(max(k, -rows), columns)
     triangle = np.triu if ctx.attr("upper") else np.tril
     if x.known is not None:

@@ -95,6 +95,7 @@ def in_type(values: Any, kind: str) -> Any:
 
 def beyond_32_bits(array: Values) -> str:
     """Return the range of whole numbers that 32 bits do not hold; "" where they do."""
+    # int8 and int16 always fit; of uint32, 2^31 does not
     if array.dtype.kind not in "iu" or array.dtype.itemsize < 4 or not array.size:
         return ""
     low = int(array.min())
@@ -142,6 +143,7 @@ class Tensor:
         """Return a known tensor moved or cut; a fill stays one, a lazy one is read when needed."""
         mapped_known: Known
         if isinstance(self.known, ir.Fill):
+            # one number everywhere: where elements move to makes no difference
             mapped_known = self.known
         elif callable(self.known):
             mapped_known = lambda: change(self.array())  # noqa: E731

@@ -72,6 +72,7 @@ def sweep(rule: Rule, *ops: str) -> Apply:
             if name in draft.nodes:
                 node = draft.current(name)
                 count += (not ops or node.op in ops) and bool(rule(draft, node))
+        # the same graph object, not an equal copy, tells `run_passes` that nothing changed
         return (draft.finish(), count) if count else (graph, 0)
 
     return apply
@@ -162,6 +163,7 @@ def _match_node(
     draft: Draft, node: Node, pattern: Pattern, bindings: Bindings
 ) -> Iterator[Bindings]:
     """Yield the ways in which a node fits a pattern: `bindings`, extended by those of the node."""
+    # ("sum", ("mul", "x", 0.5), {"axis": "$a"}): operator, a pattern for each input, attributes
     op, *parts = pattern
     attributes = parts.pop() if parts and isinstance(parts[-1], dict) else {}
     if node.op != op or len(node.inputs) != len(parts):
@@ -227,6 +229,7 @@ def _match_attributes(
     options: Mapping[str, Any], pattern: Bindings, bindings: Bindings
 ) -> Bindings | None:
     """Return the bindings with the attributes that a pattern names; None if one does not fit."""
+    # a copy: the caller tries further ways from the same bindings
     bound = dict(bindings)
     for key, value in pattern.items():
         actual = options.get(key)
@@ -337,6 +340,7 @@ def run_passes(
             if rewritten is not current:
                 steps.append(Step(next_pass.name, matches, current, rewritten))
                 current = rewritten
+            # 3 passes, the last change by pass 2: passes 3, 1 and 2 find nothing, and the run ends
             if unchanged == len(passes):
                 return current, Report(graph, tuple(steps), round_count)
     if passes and rounds is None:

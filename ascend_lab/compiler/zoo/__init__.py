@@ -83,6 +83,7 @@ def _spelling_key(name: str) -> str:
 
     Spellings of one model, such as "ResNet-50" and "resnet50", have the same key.
     """
+    # "ShuffleNet-V2 0.5x" and "shufflenet_v2_x0_5" both become "shufflenetv205"
     return re.sub(r"[\W_]|x(?=\d)|(?<=\d)x", "", re.sub(r"\W", "_", name.lower()))
 
 
@@ -131,6 +132,7 @@ def build(name: str, *args: Any, **settings: Any) -> ir.Graph:
         if "argument" not in str(error):
             raise
         arguments = ", ".join(n for n in builder.__annotations__ if n != "return")
+        # "resnet50() got an unexpected keyword argument 'depth'": from "an unexpected" on
         got = str(error).partition("() ")[2].removeprefix("got ")
         raise InputError(f"{name}: arguments among {arguments}", got, "rename it") from error
 
@@ -165,6 +167,7 @@ def stored_counts() -> dict[str, dict[str, Any]]:
             "parameters": int(row["parameters"]),
             "macs": int(row["macs"]),
             "input_name": row["input_name"],
+            # "1x3x224x224" is [1, 3, 224, 224]
             "input_shape": [int(size) for size in row["input_shape"].split("x")],
             "source": source_of(name),
         }
@@ -251,6 +254,7 @@ def why_lines(rows: Iterable[dict[str, Any]]) -> list[str]:
 
 # -- a file, or `zoo:NAME` -----------------------------------------------------------------------
 ZOO_PREFIX = "zoo:"
+# a graph holds int64 and bool as int32, too: int32 must stand for ONNX's own int32
 ONNX_ELEMENTS = {dtype: elem for elem, dtype in FORMATS.items() if elem not in ("int64", "bool")}
 """The ONNX element type of each number format."""
 

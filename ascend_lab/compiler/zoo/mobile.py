@@ -161,6 +161,7 @@ def inverted(net: Net, x: Value, block: Inverted, name: str) -> Value:
     """Append an inverted residual, with the sum where size and channels stay."""
     start = x
     channels = x.shape[1]
+    # an expansion of 1, as in the first stage, needs no 1 x 1 up
     if block.expanded != channels:
         x = net.conv_norm(x, block.expanded, act=block.act, name=f"{name}.expand")
     x = net.depthwise(x, block.kernel, stride=block.stride, act=block.act, name=f"{name}.depthwise")
@@ -168,6 +169,7 @@ def inverted(net: Net, x: Value, block: Inverted, name: str) -> Value:
         x = net.squeeze_excite(
             x, block.squeezed, name=f"{name}.se", act=block.squeeze_act, gate=block.gate
         )
+    # only then have the input and the result one shape, and can be added
     stays = block.stride == 1 and channels == block.features
     x = net.conv_norm(
         x,
@@ -208,6 +210,7 @@ def _staged(
     for stage, (kernel, expansion, features, blocks, first_stride) in enumerate(rows, 1):
         for i in range(blocks):
             channels = x.shape[1]
+            # four blocks of stride 2: 2, 1, 1, 1
             stride = first_stride if i == 0 else 1
             name = f"stage{stage}.{i}"
             # only the first block of a stage changes the size
@@ -285,6 +288,7 @@ def _mobilenet_v3(
             rounded(inner / 4) if squeezes else 0,
         )
         x = inverted(net, x, block, f"block{i}")
+    # 160 features become 960
     x = net.conv_norm(x, rounded(6 * last_features * width), act=H, name="last")
     x = net.act(net.head(x, hidden, name="fc1"), H, name="fc1.act")
     return net.dense(x, classes, name="fc2")
@@ -405,6 +409,7 @@ def _universal(net: Net, x: Value, text: str, features: int, stride: int, name: 
     # hybrid models scale each branch by a parameter per channel
     hybrid = "hybrid" in net.name
     if first:
+        # the middle layer, where there is one, has the stride: the first sees all pixels
         x = net.depthwise(x, first, stride=1 if middle else stride, name=f"{name}.first")
     x = net.conv_norm(x, rounded(channels * expansion), name=f"{name}.expand")
     if middle:
@@ -439,6 +444,7 @@ def _multi_query(net: Net, x: Value, text: str, name: str) -> Value:
     # 4 heads on 14 x 14 pixels: 784 rows against one map of keys.
     q = net.reshape(q, shape=(n, heads * h * w, depth))
     shares = net.shares(q, maps[0], name=f"{name}.heads")
+    # values are (n, 64, 49), too: transposed, each key's value is a row
     context = net.batch_matmul(shares, maps[1], trans_b=True)
     context = net.reshape(context, shape=(n, heads, h * w, depth))
     context = net.reshape(net.transpose(context, perm=(0, 1, 3, 2)), shape=(n, heads * depth, h, w))
@@ -460,6 +466,7 @@ def _mobilenet_v4(
             text, _, times = word.partition("*")
             for _ in range(int(times or 1)):
                 name = f"stage{s}.{i}"
+                # i counts the blocks of a stage: only the first has stride 2
                 stride = 1 if i else 2
                 if text[0] == "c":
                     x = net.conv_norm(
@@ -470,6 +477,7 @@ def _mobilenet_v4(
                         name=name,
                     )
                 elif text[0] == "f":
+                    # an expansion of 4, as "f3" means
                     block = Inverted(4 * x.shape[1], features[0], stride=stride, act="relu")
                     x = fused_residual(net, x, block, name)
                 elif text[0] == "q":

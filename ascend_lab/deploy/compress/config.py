@@ -179,6 +179,7 @@ def parse_config(text: str, common: LayerPlan | None = None, where: str = "confi
     # from the widest to the narrowest: defaults, the whole file, the common layer, types and names
     base = _layer(message.get("common_config", {}), common_plan, where)
 
+    # what an override leaves open is as in the common layer
     by_type = _overrides(message, "override_layer_types", "layer_type", base, where)
     by_name = _overrides(message, "override_layer_configs", "layer_name", base, where)
     return Plan(
@@ -275,6 +276,7 @@ def _rounding(settings: Mapping[str, Any], where: str) -> Rounding:
         settings.get("warm_start", 0.2),
     )
     first_beta, last_beta = rounding.beta
+    # the exponent falls from 20 to 2: rounding is free at first and hardens at the end
     if last_beta > first_beta:
         needed = f"{where}: beta_range_end of at most {first_beta:g}"
         raise InputError(needed, f"{last_beta:g}")

@@ -81,6 +81,7 @@ class _Reader:
             place = match.end()
             if match.lastgroup != "space":
                 yield match[0]
+            # only space has line breaks: a text in quotes ends on its own line
             self.next_line += match[0].count("\n")
 
     def error(self, needed: str, got: str, remedy: str = "correct that line") -> InputError:
@@ -116,6 +117,7 @@ class _Reader:
                 raise self.error(f"{key} once", "several")
             else:
                 fields[key] = values[0]
+            # `a: 1, b: 2` and `a: 1 b: 2` say the same
             if self.token in (",", ";"):
                 self.take()
         self.depth -= 1
@@ -141,6 +143,7 @@ class _Reader:
         values: list[Any] = []
         mark = self.take()
         while mark != "]":
+            # `key: []` is an empty list, but `key: [1, ]` is refused
             if self.token == "]" and not values:
                 self.take()
                 break

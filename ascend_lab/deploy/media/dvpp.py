@@ -157,6 +157,7 @@ def play(
         ends_s: list[float] = []
         total_wait_s = 0.0
         for i, arrival_s in enumerate(station_arrivals_s):
+            # Two servers: picture 5 waits until picture 3 has ended.
             start_s = (
                 arrival_s if i < station.servers else max(arrival_s, ends_s[i - station.servers])
             )
@@ -165,6 +166,7 @@ def play(
         station_arrivals_s = ends_s
         waited_s[station.name] = total_wait_s / pictures
     span_s = max(station_arrivals_s) - arrivals_s[0]
+    # 100 pictures of 8 ms on two servers in 0.5 s: each server is busy for 0.8 of the time.
     busy = {s.name: pictures * s.time_s / s.servers / span_s for s in stations}
     latencies = tuple(
         end - start for start, end in zip(arrivals_s, station_arrivals_s, strict=True)

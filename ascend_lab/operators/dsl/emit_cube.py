@@ -60,6 +60,7 @@ def _fractal(
     for dim in matrix.batch:
         batch_start = batch_start * tile.sizes[dim] + starts[dim]
     batch_start = batch_start * (pitch * -(-tile.sizes[major] // matrix.major_unit))
+    # 64 rows are 4 fractals a column: row 32 of the third column begins at 2 * 4 + 2 = 10
     at = _per(starts[major], matrix.major_unit) * pitch + _per(starts[minor], matrix.minor_unit)
     return at + batch_start, pitch
 
@@ -107,6 +108,7 @@ def _load_l0(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
             to = dst.region(i * area, (rows, area), (depth * area, 1))
             k.load2d(to, src.region((start + i * pitch) * area, (rows, area)))
     else:
+        # a row of the tile: one fractal from each column, `pitch` fractals apart
         with unit.repeat(rows) as i:
             to = dst.region(i * (depth * area), (depth, area))
             k.load2d(to, src.region((start + i) * area, (depth, area), (pitch * area, 1)))

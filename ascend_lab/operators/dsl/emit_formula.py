@@ -70,6 +70,7 @@ def compute_tile(unit: Unit, work: TileWork) -> bool:
         evaluate(unit, stage.expr, source, views, filled or sizes)
         source = replace(source, row=sizes[row_of(sizes)] if filled else 0)
     data_rank = len(stage.axes)
+    # Two data axes and one fold axis: [2, 0, 1].
     fold_axes_first = [*range(data_rank, len(sizes)), *range(data_rank)]
     box = BoxFold(out, source.take(fold_axes_first), sizes[data_rank:], sizes[:data_rank], work.add)
     fold_box(unit, stage.fold, box)
@@ -95,6 +96,7 @@ def _fold_pieces(unit: Unit, work: TileWork) -> None:
     width = work.piece_bytes // DTYPE_BYTES[dtype]
     blocks_per_piece = work.piece_bytes // BLOCK_BYTES
     count = -(-lanes // block)
+    # 1,040 numbers in fp16 are 65 blocks; `lines` has 80 places, 5 whole blocks.
     kept = -(-count // block) * block
     lines, piece = (View(unit.take(dtype, n), dtype, 0, (1,)) for n in (kept, width))
     if kept > count:
@@ -163,6 +165,7 @@ def evaluate(unit: Unit, expr: Expr, out: View, views: Views, sizes: Sizes) -> N
         values[arg] = place if in_place else place.stepping(steps)
     apply(unit, Op(expr.op, expr.number, expr.mode), out, [values[a] for a in expr.args], sizes)
     for arg, place in values.items():
+        # Operands in memory belong to the caller, and so does the result.
         if not isinstance(arg, Read) and place is not out:
             unit.give(place.memory)
 
@@ -176,6 +179,7 @@ def _scratch(unit: Unit, dtype: str, sizes: Sizes, views: Views) -> View:
     outer = sorted((a for a in range(len(sizes)) if a != lane), key=lambda a: -steps[a])
     block = c0_of(dtype)
     single = math.prod(sizes[a] for a in outer) == 1
+    # Rows of 100 numbers in fp16 lie 112 apart, so that each begins on a block.
     step = sizes[lane] if single else -(-sizes[lane] // block) * block
     strides = [1] * len(sizes)
     for axis in reversed(outer):

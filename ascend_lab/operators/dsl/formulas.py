@@ -19,6 +19,7 @@ AXES = "ijklmnpq"
 def check_shape(shape: Sequence[int] | int, what: str = "shape") -> Shape:
     """Return a shape as a tuple of whole numbers >= 1; raise `ShapeError` otherwise."""
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    # NumPy's integers have `__index__`, floats such as 4.0 do not
     if any(not isinstance(n, int) and not hasattr(n, "__index__") for n in sizes):
         raise ShapeError(f"{what}: whole numbers", str(sizes), "give static sizes")
     sizes = tuple(int(n) for n in sizes)
@@ -54,6 +55,7 @@ class Fold:
         got = "arithmetic around it"
         raise ShapeError(needed, got, "make the fold a tensor of its own and compute with that")
 
+    # te.sum(...) * 2 would need a second operation behind the fold
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
 
 
@@ -149,6 +151,7 @@ def _element_function(op: str, result: str) -> Callable[[Expr], Call]:
     """Return the function of one element that the vector operation `op` computes."""
 
     def function(value: Expr) -> Call:
+        # te.exp(a) for te.exp(a[i, j]) is the usual slip
         if isinstance(value, Tensor):
             needed = f"{op}: an element, such as a[i, j]"
             got = f"the tensor {value.label}"
@@ -300,6 +303,7 @@ def broadcast_shapes(a: Sequence[int], b: Sequence[int]) -> Shape:
     a_shape = (1,) * (rank - len(a)) + tuple(a)
     b_shape = (1,) * (rank - len(b)) + tuple(b)
     for x, y in zip(a_shape, b_shape, strict=True):
+        # 3 and 1 go together, 3 and 4 do not
         if x != y and 1 not in (x, y):
             needed = "shapes that broadcast: equal sizes, or 1, from the right"
             got = f"{tuple(a)} and {tuple(b)}"
@@ -312,10 +316,12 @@ def broadcast(a: Tensor, shape: Sequence[int]) -> Tensor:
     target = check_shape(shape, "broadcast")
     if target == a.shape:
         return a
+    # (3, 1) to (4,) would broadcast to (3, 4), which is not the target
     if len(a.shape) > len(target) or broadcast_shapes(a.shape, target) != target:
         needed = f"broadcast: a shape that repeats to {target}"
         raise ShapeError(needed, f"{a.label} {a.shape}", "sizes 1 repeat")
     names = axis_names(len(target))
+    # (4,) to (3, 4): its only axis is j, as shapes are aligned at the right
     source_axes = names[len(target) - len(a.shape) :]
     # (1, 4) to (3, 4): element [i, j] reads a[0, j], as an axis of size 1 has the index 0 only.
     index = tuple(

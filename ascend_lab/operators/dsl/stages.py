@@ -183,6 +183,7 @@ def _first_call(expr: Expr, lane: str) -> Call | None:
     """
     # Equal operands are computed once: exp(a) * exp(a) has one.
     args = dict.fromkeys(expr.args) if isinstance(expr, Call) else ()
+    # mul(exp(a[i, j]), exp(b[i])): b has no j, so that exp(a) is the only candidate
     along_lane = [
         a
         for a in args
@@ -289,6 +290,7 @@ class State:
         name = stem
         number = 1
         while name in taken:
+            # "a" is taken: a_2, then a_3
             number += 1
             name = f"{stem}_{number}"
         return name
@@ -300,6 +302,7 @@ def fits_in(stage: Stage, host: Stage) -> bool:
     The scale of each row, (rows, 1), is stored where the row is, (rows, columns).
     """
     same_rows = len(stage.shape) == len(host.shape) and stage.shape[:-1] == host.shape[:-1]
+    # (100, 1) fits in the nest of (100, 64); (100, 32) does not
     return same_rows and (stage.shape[-1] in (1, host.shape[-1]))
 
 
@@ -376,4 +379,5 @@ def redirect(stage: Stage, old_source: str, new_source: str) -> Stage:
 
 def identity(axes: tuple[Axis, ...]) -> tuple[Affine, ...]:
     """Return the index [i, j, ...] that names each axis once, in order."""
+    # axes i and j: [0 + 1 i, 0 + 1 j]
     return tuple(Affine(0, ((a.name, 1),)) for a in axes)

@@ -36,6 +36,7 @@ OPERATIONS = (*_BY_ELEMENT, *_WHOLE)
 SHAPE_SIZE_LIMIT = 2**31
 """Most elements a TBE operator takes."""
 
+# A stack: blocks of `cce` may be nested, and the innermost chip is the target.
 _target: list[Chip] = []
 _kernels: dict[str, Kernel] = {}
 
@@ -137,6 +138,7 @@ def check_dtype_rule(dtype: str, allowed: Sequence[str]) -> None:
 
 def check_kernel_name(name: str) -> None:
     """Raise `InputError` unless a kernel name is an identifier."""
+    # "my-kernel" and "2add" could not be the name of a function
     if not isinstance(name, str) or not name.isidentifier():
         raise InputError("a kernel name of letters, digits and _", repr(name), "rename it")
 
@@ -147,6 +149,7 @@ def check_input_type(*kinds: type) -> Callable[[Callable[..., Any]], Callable[..
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def checked(*args: Any, **kwargs: Any) -> Any:
+            # Fewer types than arguments: the arguments behind are not checked.
             for number, (value, kind) in enumerate(zip(args, kinds, strict=False)):
                 if not isinstance(value, kind):
                     what = f"{function.__name__}: argument {number} a {kind.__name__}"

@@ -151,10 +151,12 @@ class ConvShape:
     def reach(self) -> Pair:
         """Rows and columns a window spans: dilation * (kernel - 1) + 1."""
         down, across = self.dilations
+        # 3 x 3 with a dilation of 2 reaches over 5 rows and 5 columns
         return down * (self.r - 1) + 1, across * (self.s - 1) + 1
 
     def _out_hw(self) -> Pair:
         top, bottom, left_pad, right_pad = self.pads
+        # 7 rows, padding 1 and 1, a reach of 3, a stride of 2: (9 - 3) // 2 + 1 = 4
         rows = (self.h + top + bottom - self.reach[0]) // self.strides[0] + 1
         return rows * self.mixed, (self.w + left_pad + right_pad - self.reach[1]) // self.strides[
             1
@@ -173,6 +175,7 @@ class ConvShape:
     @property
     def plane(self) -> int:
         """Elements of a channel block of an image in memory."""
+        # 14 of 28 stored rows are read: the next channel block still begins 28 rows further on
         return (self.stored[0] or self.h) * self.w * self.c0
 
     @property
@@ -198,6 +201,7 @@ class ConvShape:
     @property
     def blocks(self) -> Pair:
         """Channel blocks of the tensors: (c / C0, k / 16), rounded up."""
+        # 100 input and 24 output channels in fp16: (7, 2)
         return ceil_div(self.c, self.c0), ceil_div(self.k, FRACTAL)
 
     @property
@@ -266,6 +270,7 @@ def _sides(pad: int | Pair | Pads) -> Pads:
     """Return rows above and below, columns left and right."""
     if isinstance(pad, tuple) and len(pad) == 4:
         return pad
+    # (1, 2): one row above and one below, two columns on each side.
     rows, columns = pair(pad)
     return rows, rows, columns, columns
 
@@ -279,6 +284,7 @@ def _shortest_form(name: str, value: object, lengths: tuple[int, ...]) -> int | 
         raise InputError(
             f"{name}: a whole number, or {allowed_lengths} of them", repr(value), "correct it"
         )
+    # (1, 1, 2, 2) becomes (1, 2), and (3, 3) becomes 3: equal shapes have one form.
     if len(values) == 4 and values[0] == values[1] and values[2] == values[3]:
         values = (values[0], values[2])
     integers = tuple(int(v) for v in values)  # type: ignore[call-overload]
@@ -319,6 +325,7 @@ def bundles_of(shape: ConvShape) -> Bundles:
     # Input and output channels of a bundle must both fill whole blocks.
     bundle_groups = min(lcm(lcm(c, c0) // c, lcm(k, out_block) // k), g)
     count = ceil_div(g, bundle_groups)
+    # 10 groups in bundles of 4: three bundles, the last of 10 - 2 * 4 = 2 groups.
     last_groups = g - (count - 1) * bundle_groups
     sizes = [
         (groups, ceil_div(groups * c, c0), ceil_div(groups * k, FRACTAL))

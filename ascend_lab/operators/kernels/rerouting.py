@@ -125,6 +125,7 @@ class _Writer:
                 self._add_up(shape.ranks)
                 self.known.enqueue()
                 self.known.dequeue()
+                # 2 ranks, 3 experts, runs of 5: the tokens of rank 1 for expert 0 go from 15 to 5.
                 source = (rank * shape.experts + expert) * shape.run_tokens
                 target = (expert * shape.ranks + rank) * shape.run_tokens
                 self._move(f"tile{turn}", source, target, shape.run_tokens)
@@ -136,6 +137,7 @@ class _Writer:
 
     def remaining_program(self) -> isa.Program:
         """Write the tokens that are left over."""
+        # 23 tokens, 2 ranks, 3 experts: runs of 3, and 5 tokens are left over from token 18 on.
         first_token = Affine(self.shape.tokens - self.shape.remaining_tokens)
         self._move("tile", first_token, first_token, self.shape.remaining_tokens)
         return self.k.finish()
@@ -175,4 +177,5 @@ class _Writer:
 
 def _ragged(region: isa.Region) -> bool:
     """Tell whether a run of neighbours ends within a block of 32 bytes."""
+    # 100 numbers in fp16 are 200 bytes, six blocks and a quarter.
     return region.elements * DTYPE_BYTES[region.buffer.dtype] % BLOCK_BYTES != 0

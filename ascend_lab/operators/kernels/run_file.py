@@ -144,6 +144,7 @@ def roundings(program: isa.Program | isa.Launch) -> int | None:
     """
     programs = [program] if isinstance(program, isa.Program) else [p.program for p in program.parts]
     counts = [_roundings_of(core_program.body, in_loop=False) for core_program in programs]
+    # an element goes through one core's program: the longest chain counts, not the sum
     return None if None in counts else max((count or 0 for count in counts), default=0)
 
 
@@ -188,9 +189,11 @@ def compare(
         finite = np.abs(expected_values[np.isfinite(expected_values)])
         size = np.maximum(np.abs(expected_values), finite.max(initial=0.0) / CANCELLATION)
         allowed = (rounding_count + 1) * np.spacing(size.astype(values.dtype)).astype(np.float64)
+    # not `>`: a NaN compares false with everything, and must count as wrong
     out_of_tolerance = ~(difference <= allowed)
     mismatch = None
     if out_of_tolerance.any():
+        # argmax of truth values is the first True: in (2, 3), place 4 is index (1, 1)
         index = tuple(
             int(i) for i in np.unravel_index(int(out_of_tolerance.argmax()), out_of_tolerance.shape)
         )

@@ -151,6 +151,7 @@ class Domain:
     step: float = 0.0
 
 
+# Compared and hashed by identity: fields are mappings, which have no hash.
 @dataclass(frozen=True, slots=True, eq=False)
 class Operator:
     """An operator: its formula, expression and rules; methods check arguments and fill defaults.
@@ -305,6 +306,7 @@ class Operator:
         self.infer(*(a.shape for a in input_arrays), **attrs)
         self.check_indices(input_arrays, settings)
         formats = tuple(forms.format_of(a) for a in input_arrays)
+        # fp64 is no format of a chip: gradient tests use it, and nothing is rounded
         output_dtypes = None if "fp64" in formats else self.dtypes(*formats, **attrs)
         with np.errstate(all="ignore"):
             wide_results = self.formula(*(forms.widen(a) for a in input_arrays), **settings)
@@ -349,6 +351,7 @@ class Operator:
         if len(shapes) != len(dtypes):
             needed = f"{self.name}: a number format for each of {len(shapes)} inputs"
             raise InputError(needed, str(len(dtypes)), "pass as many dtypes as shapes")
+        # before the operator's own rules, which would say less about a misspelt format
         for dtype in set(dtypes) - DTYPE_BYTES.keys():
             format_names = ", ".join(DTYPE_BYTES)
             raise TypeMismatchError(f"{self.name}: one of {format_names}", str(dtype), "cast it")
@@ -367,6 +370,7 @@ class Operator:
 
         These come from the lists TEMPLATES of `ascend_lab.fused`, pairs of a name and a template.
         """
+        # the first that applies is taken, so that a special kernel goes before the operator's own
         special = [template for name, template in listed("TEMPLATES") if name == self.name]
         return special if self.template is None else [*special, self.template]
 
@@ -407,6 +411,7 @@ def register(operator: Operator, *, replace: bool = False) -> Operator:
     if operator.name in OPERATORS and not replace:
         remedy = "rename it, or pass replace=True"
         raise InputError("an operator name that is free", operator.name, remedy)
+    # a misspelt trait would switch off a pass without a word
     unknown = set(operator.traits) - TRAITS.keys()
     if unknown:
         needed = f"{operator.name}: traits of {', '.join(TRAITS)}"

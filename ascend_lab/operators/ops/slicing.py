@@ -152,6 +152,7 @@ def cut(
             needed = f"a piece that reads some of the {size} entries of axis {source.axis}"
             got = f"{piece}, which reads {first_input} .. {end_input - 1}: only padding"
             raise ShapeError(needed, got, "use larger pieces")
+        # inputs -1 .. 7 of 6: entry -1 and those from 6 on are padding, and 0 .. 5 are taken
         ranges[source.input][source.axis] = max(first_input, 0), min(end_input, size)
     changed_attrs = rules.adjust(axis, piece, ranges) if rules.adjust else {}
     return Cut(ranges, {**attrs, **changed_attrs})
@@ -180,6 +181,7 @@ def following(shapes: Shapes, out: Shape) -> list[tuple[Source, ...]]:
         tuple(
             Source(i, axis - lead)
             for i, (shape, lead) in enumerate(zip(shapes, leads, strict=True))
+            # a size of 1 that is stretched is read as it is by every piece
             if axis >= lead and shape[axis - lead] == out[axis]
         )
         for axis in range(len(out))

@@ -56,6 +56,7 @@ class Landscape:
         """Return the cost of a choice, without what was folded."""
         total = sum(float(costs[at[node]]) for node, costs in self.costs.items())
         for u, tables in self.links.items():
+            # A table is stored at both of its nodes, and counted at one of them.
             total += sum(float(table[at[u], at[v]]) for v, table in tables.items() if u < v)
         return total
 
@@ -168,6 +169,7 @@ def _sweep(
         for neighbour, table in land.links[node].items():
             incoming = messages[neighbour, node]
             total = total + incoming
+            # Neighbours that have chosen count with their choice, others with what they told.
             choice = choice + (table[:, at[neighbour]] if neighbour in at else incoming)
         at[node] = int(np.argmin(choice))
         node_share = land.share[node] * total
@@ -198,6 +200,7 @@ def descend(land: Landscape, start: Positions) -> Positions:
         if total[best] < total[at[node]]:
             used[rows] += usage[best] - usage[at[node]]
             at[node] = best
+            # For the neighbours another strategy may be best now.
             todo.update(land.links[node])
     return at
 
@@ -297,6 +300,7 @@ def _inner(op: graph_problem.Cuttable, counts: graph_problem.Counts, way: int) -
 def _weight(op: graph_problem.Cuttable) -> float:
     """Return what operators are sorted by: a product's dearest cut, a convolution's cheapest."""
     costs = [_inner(op, (0,) * len(op.ways), loop_axis) for loop_axis in _open(op)]
+    # only the order in which operators choose depends on it
     pick = max if op.node.op in PRODUCTS else min
     return pick(costs, default=0.0)
 
@@ -330,6 +334,7 @@ def _published(operators: tuple[graph_problem.Cuttable, ...]) -> Weigh:
 
 def _axis(op: graph_problem.Cuttable, way: int, side: str, index: int) -> int:
     """Return the axis of a tensor that a way cuts; -1: none."""
+    # two tensors of which neither is cut agree: -1 equals -1
     return -1 if way < 0 else int(getattr(op.ways[way], side)[index])
 
 

@@ -250,6 +250,7 @@ class _Trainer:
 
     def _count(self, stage: int) -> None:
         """Note the most micro-batches, and elements of outputs, that a stage has held."""
+        # two stages of two chunks: stage 0 has chunks 0 and 2
         stage_chunks = self.chunks[stage :: self.plan.pipeline]
         tapes = [tape for chunk in stage_chunks for tape, _, _ in chunk.flights.values()]
         self.flights[stage] = max(self.flights[stage], len(tapes))
@@ -257,6 +258,7 @@ class _Trainer:
 
     def _shared(self, array: Values) -> list[Ranked]:
         """Return each micro-batch of each rank."""
+        # 8 rows on 2 data ranks, 2 micro-batches: 2 rows each
         rows = parts(array, self.groups["data"], 0, "a batch")
         micro = self.plan.micro_batches
         return [[part(r, micro, m, 0, "a rank's batch") for r in rows] for m in range(micro)]
@@ -336,12 +338,14 @@ def train_mixed(
     for batch in batches:
         with np.errstate(all="ignore"):  # fp16 may overflow: that is what the scale reacts to
             loss, grads = _half_pass(model, half, batch, scale.scale)
+            # 10 gradients on 4 ranks: -10 % 4 = 2 zeros behind them make equal parts of 3
             shards = group.reduce_scatter([np.pad(g, (0, -len(g) % ranks)) for g in grads])
         seen = [np.array([float(not np.isfinite(g).all())], np.float32) for g in shards]
         # A rank sees only its own part of the gradient, so all ranks must ask each other.
         bad = bool(group.all_reduce(seen)[0][0] > 0)
         rows.append((loss, scale.scale, bad, float(np.mean([g == 0 for g in grads]))))
         if not bad:
+            # skipped steps do not count as steps of the optimiser
             taken += 1
             for r in range(ranks):
                 grad = shards[r].astype(np.float32) / np.float32(scale.scale)

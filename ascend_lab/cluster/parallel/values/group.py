@@ -155,6 +155,7 @@ def _sent_bytes(schedule: Schedule, size_bytes: int) -> int:
     """Return what the busiest rank sends when the tensor has `size_bytes`."""
     blocks = np.zeros(schedule.ranks, np.int64)
     for step in schedule.rounds:
+        # a rank that sends twice in a round counts twice: `blocks[sources] += counts` would not
         np.add.at(blocks, step.sources, step.counts)
     # A ring all-reduce of 4 ranks sends 6 of 4 blocks: 1.5 times the tensor.
     return round(int(blocks.max(initial=0)) * size_bytes / schedule.parts)
@@ -230,6 +231,7 @@ class Var:
         """Add to the gradient."""
         # A variable that two steps read, as around a residual, gets two gradients, which add up.
         previous = self.grads
+        # not added in place: the same arrays may be the gradient of another variable
         self.grads = (
             grads if previous is None else [a + b for a, b in zip(previous, grads, strict=True)]
         )
@@ -254,6 +256,7 @@ class Tape:
             self.elements += out[0].size
 
         def back() -> None:
+            # nothing of the loss depends on this output
             if var.grads is None:
                 return
             slopes = slope(var.grads)
@@ -298,6 +301,7 @@ def copy_in(tape: Tape, x: Var, group: Group) -> Var:
 
 def sum_out(tape: Tape, x: Var, group: Group) -> Var:
     """Leave it: add up the partial results, nothing on the way back."""
+    # d(a + b) / da = 1: each addend has the gradient of the sum
     return tape.record([x], group.all_reduce(x.values), lambda g: [g])
 
 
