@@ -59,8 +59,12 @@ def _judge_ranks(found: Any, ranks: int, wanted: Pass) -> str | None:
     )
     for (name, right), mine in zip(parts, lists, strict=True):
         for rank, (one, two) in enumerate(zip(mine, right, strict=True)):
-            if one.shape != two.shape or not np.allclose(one, two):
-                return f"expected on rank {rank} the {name} {ex.show(two)}, got {ex.show(one)}"
+            if one.shape != two.shape:
+                return f"where on rank {rank} the {name} has shape {one.shape}, not {two.shape}"
+            if places := np.argwhere(~np.isclose(one, two)).tolist():
+                got, right_value = one[tuple(places[0])], two[tuple(places[0])]
+                at = f"the {name} at {places[0]}"
+                return f"where on rank {rank} {at} is {got:.4g}, expected {right_value:.4g}"
     return None
 
 
@@ -174,7 +178,23 @@ def _same(one: Values, other: Values) -> bool:
     return one.shape == other.shape and bool(np.allclose(one, other))
 
 
-@ex.judged(_judge_23_4, wrap=_counted)
+_BY_HAND = {
+    "x": np.array([[1.0]]),
+    "ups": [np.array([[1.0]]), np.array([[2.0]])],
+    "downs": [np.array([[1.0]]), np.array([[1.0]])],
+    "slope": np.array([[2.0]]),
+}
+"""Two ranks with one column each: the result is 1 + 2 = 3, the slope of x 2 (1 + 2) = 6."""
+_PADDED = {
+    "x": np.array([[0.0, 0.0], [1.0, -1.0]]),
+    "ups": [np.array([[1.0], [0.0]]), np.array([[0.0], [1.0]])],
+    "downs": [np.array([[1.0, 2.0]]), np.array([[3.0, 4.0]])],
+    "slope": np.ones((2, 2)),
+}
+"""A first token of zeros: relu gets 0, where its slope counts as 0."""
+
+
+@ex.judged(_judge_23_4, edges=[_BY_HAND, _PADDED], wrap=_counted)
 def check_ex_23_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(x, ups, downs, slope, all_reduce)`: relu(x up) down and its slopes on t ranks."""
     tokens, width, ranks = (int(n) for n in rng.integers(1, 6, 3))
