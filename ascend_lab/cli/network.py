@@ -36,7 +36,8 @@ WORKING_BYTES = 2**31
 """Most bytes a node may read and write while it is evaluated in fp64: 2 GiB."""
 OF_PROGRAMS = ("--chip", "--aicore-num", "--tuned", "--bank", "--keep_dtype")
 """Flags of `run` that count for compiled programs only."""
-COMPUTED_TYPES = "for models whose operators the compiler takes"
+COMPILER_ONLY = "for models whose operators the compiler takes"
+"""What a message says of flags that only the compiler understands."""
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -246,7 +247,7 @@ def refuse_off_core(arguments: argparse.Namespace, error: UnsupportedError, *fla
     """Raise why the compiler refuses a model if a flag was given that asks for the compiler."""
     for name in flags:
         if name.lstrip("-").replace("-", "_") in arguments.given:
-            drop = f"or drop {name}, which is only {COMPUTED_TYPES}"
+            drop = f"or drop {name}, which is only {COMPILER_ONLY}"
             remedy = "; ".join(reason for reason in (error.remedy, drop) if reason)
             raise UnsupportedError(error.needed, error.got, remedy) from error
 

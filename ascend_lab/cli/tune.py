@@ -346,7 +346,10 @@ def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], ch
         _complain(chip_warning)
 
     def tune_source(source: Source) -> bool:
-        """Tune the networks of a source and write their report; never interrupted by the user."""
+        """Tune the networks of a source and write their report.
+
+        Return False, since an interrupt is not caught here.
+        """
         sections = []
         for network in source.networks:
             # The report names a model as the user did, not as the ONNX file does.

@@ -105,7 +105,7 @@ def integer_layer(draft: Draft, node: Node) -> bool:
     shape = (weight_bytes.type.shape[0], 1, 1) if conv else (draft.type(node.output).shape[-1],)
     # 64 input channels, 3 x 3 taps: 576 products a result.
     products = weight_bytes.type.elements // shape[0]
-    # a sum has at most 65,792 products: (2^31 - 1) / (255 * 128)
+    # a sum has at most 65,793 products: (2^31 - 1) / (255 * 128)
     if products * MOST_PRODUCT > MOST_SUM:
         return False
     biased = len(node.inputs) > 2

@@ -297,7 +297,7 @@ def turns_of(job: CubeWork) -> Array:
     )
 
 
-def macs_per_fractal(job: CubeWork) -> int:
+def cycles_per_fractal_pair(job: CubeWork) -> int:
     """Return the cube's cycles for one fractal pair, 16 x C0 x 16 products.
 
     They are 1 where the cube multiplies 16 x 16 x 16 in a cycle (fp16, C0 = 16).
@@ -322,7 +322,7 @@ def busy_of(job: CubeWork, drain_work: DrainWork) -> Busy:
     operand_cycles = (
         elements * sum(DTYPE_BYTES[o.dtype] for o in operands) * drain_work.in_cycles_per_byte
     )
-    cube = overheads + products * float(macs_per_fractal(job))
+    cube = overheads + products * float(cycles_per_fractal_pair(job))
     drain, store = _drains(job, drain_work, tiles, elements)
     return Busy(
         load_a, load_b, operand_cycles, feed_a, feed_b, cube, drain, store, a_copies, b_copies
@@ -377,18 +377,20 @@ def _feeds(job: CubeWork) -> tuple[Floats, Floats]:
             np.minimum(w.m, w.k) * (w.m_sum // w.m) * (depth // np.maximum(w.stage, w.k))
         )
         copies = np.maximum(turns * w.m_tiles, full_tile_copies * (w.stage // w.k))
-    a_per_column = (
+    a_cycles_per_column_tile = (
         copies * l0a.startup_cycles + depth * w.m_sum * fractal_bytes / l0a.rate_bytes_per_cycle
     )
-    b_per_row = (
+    b_cycles_per_row_tile = (
         w.n_tiles * rows * l0b.startup_cycles
         + depth * w.core_n * fractal_bytes / l0b.rate_bytes_per_cycle
     )
-    feed_a = np.where(w.bypass_a, 0.0, w.bundles * (a_per_column * w.n_tiles + flags))
-    b_once = (
+    feed_a = np.where(w.bypass_a, 0.0, w.bundles * (a_cycles_per_column_tile * w.n_tiles + flags))
+    b_cycles_loaded_once = (
         w.n_tiles * l0b.startup_cycles + depth * w.core_n * fractal_bytes / l0b.rate_bytes_per_cycle
     )
-    b_cycles = np.where(weights_stay_in_l0b(job), b_once, b_per_row * w.m_tiles + flags)
+    b_cycles = np.where(
+        weights_stay_in_l0b(job), b_cycles_loaded_once, b_cycles_per_row_tile * w.m_tiles + flags
+    )
     feed_b = np.where(w.bypass_b, 0.0, w.bundles * b_cycles)
     return feed_a, feed_b
 
@@ -438,7 +440,7 @@ def fill_cycles(job: CubeWork) -> tuple[Floats, Floats, Floats]:
     latency = np.minimum(job.a.latency_cycles, job.b.latency_cycles)
     feed_a, feed_b = l1_to_l0_cycles(job, m, n, depth)
     feed = np.where(w.bypass_a, 0, feed_a) + np.where(w.bypass_b, 0, feed_b)
-    product = chip.cube_head_cycles + m * n * depth * macs_per_fractal(job)
+    product = chip.cube_head_cycles + m * n * depth * cycles_per_fractal_pair(job)
     return (a_cycles + b_cycles + latency) * 1.0, feed * 1.0, product * 1.0
 
 

@@ -75,9 +75,11 @@ class Region:
             raise InputError("sizes of at least 1", str(self.parts), "state each slice's size")
 
     def spans(self, size: int) -> list[Range]:
-        """Return the ranges of an axis cut in the proportions of `parts`.
+        """Return the ranges of an axis of `size` entries, one per slice.
 
-        Parts (4, 3) cut 14 rows into (0, 8) and (8, 14). Raises `InputError` for an empty slice.
+        Each is its part times ceil(size / sum(parts)) long; the last one is shortened. Parts
+        (4, 3) cut 14 rows into (0, 8) and (8, 14), and 13 rows into (0, 8) and (8, 13). Raises
+        `InputError` for an empty slice.
         """
         # a tensor with twice the rows of the smallest result has slices twice as long
         scale = -(-size // sum(self.parts))

@@ -103,7 +103,8 @@ class Builder(GraphBuilder):
     def settle(self, start: int, title: str, model_names: dict[str, str]) -> dict[str, Value]:
         """Give tensors written by the nodes from `start` on the names the model has for them.
 
-        `wanted` maps present names to the model's; the result maps them to the renamed values.
+        `model_names` maps present names to the model's; the result maps present names to the
+        renamed values.
         The node that writes the first is called `title`, its helpers after it.
         """
         written = set(self.written(start))
@@ -389,7 +390,10 @@ CONVERTERS: dict[str, Converter] = {}
 
 
 def converter(*names: str, **fields: Any) -> Callable[[Convert], Convert]:
-    """Register a function as the converter of the operators `names`; `how` as in `Converter`."""
+    """Register a function as the converter of the operators `names`.
+
+    `fields` are further fields of `Converter`.
+    """
 
     def register(convert: Convert) -> Convert:
         for name in names:

@@ -39,7 +39,7 @@ def clipping_errors(values: np.ndarray, bits: int, ends: Iterable[float]) -> lis
     """Return the mean squared error of symmetric rounding with each largest number kept."""
     levels = 2 ** (bits - 1) - 1
     cut = ((Scale(float(end) / levels, 0, bits), np.clip(values, -end, end)) for end in ends)
-    return [float(np.mean((scale.fake(kept) - values) ** 2)) for scale, kept in cut]
+    return [float(np.mean((scale.fake_quantise(kept) - values) ** 2)) for scale, kept in cut]
 
 
 def fig_clipping(values: np.ndarray, bits: int = 4) -> st.LabFigure:

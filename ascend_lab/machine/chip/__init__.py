@@ -148,7 +148,10 @@ class Reader:
 
 
 def _credible_range(key: str) -> tuple[float, float]:
-    """Return the smallest and the largest credible value of a number, by the end of its key."""
+    """Return the smallest and the largest credible value of a number.
+
+    The largest follows from the end of the key, the smallest from the exact last part of the key.
+    """
     leaf = key.rpartition(".")[2]
     if key.startswith("buffer."):
         return 0.0, BUFFER_LIMIT_BYTES
@@ -193,7 +196,7 @@ SECTIONS = {
     "ai_cpu": set(AI_CPU),
     "power": {"typical_w"},
 }
-"""The sections of a chip file, and their keys."""
+"""Sections of a chip file with a fixed set of keys -> these keys."""
 OPTIONAL_SECTIONS = {"ai_cpu", "power", "power.typical_w", "link", "base", "about"}
 
 

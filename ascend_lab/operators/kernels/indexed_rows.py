@@ -136,9 +136,9 @@ def batches(
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of `rows` x `columns` elements of `dtype`, and how many rows an index picks.
+    """A table of `rows` x `columns` elements of `dtype`.
 
-    With `from_end` indices below 0 count from the end.
+    The index tensor picks `picks` of its rows. With `from_end` indices below 0 count from the end.
     """
 
     rows: int
@@ -175,7 +175,7 @@ class RowWriter:
     """Builder, tensors and shapes shared by the programs that move rows."""
 
     def __init__(self, name: str, chip: Chip, table: Table, share: CoreShare) -> None:
-        """Declare `index`, `x` or `u`, and `y`; take the widest tile of rows that fits UB."""
+        """Declare the tensor `index`, and choose the widest tile of rows that fits UB."""
         self.k = KernelBuilder(name, chip)
         self.chip = chip
         self.table = table

@@ -19,13 +19,16 @@ from ascend_lab.machine.isa.program import REDUCING, VECTOR_OPS
 
 TOLERANCE = {np.dtype(np.float16): 2e-2, np.dtype(np.float32): 1e-3}
 """Share of 1 + |expected| by which a result of long sums may be off."""
-SELECTING = ("vmax", "vmin", "vmaxs", "vmins", "vsel", "vcmp", "vdup")
-BITWISE = ("vabs", "vrelu", "vnot", "vand", "vor")
-EXACT = frozenset((*SELECTING, *BITWISE, "vcopy", "vbrcb", "vtranspose"))
-"""Vector instructions whose results are exact: they pick numbers, or change a sign."""
+SELECTING_OR_SIGN = ("vabs", "vrelu", "vmax", "vmin", "vmaxs", "vmins", "vsel", "vcmp", "vdup")
+BITWISE = ("vnot", "vand", "vor")
+MOVING = ("vcopy", "vbrcb", "vtranspose")
+EXACT = frozenset((*SELECTING_OR_SIGN, *BITWISE, *MOVING))
+"""Vector instructions that do not round: they select, copy or permute numbers, clear a sign, or
+work on bits."""
 CANCELLATION = 16
-"""A small difference of large numbers keeps their error: ulps are at least those of max / 16."""
-NAMES = ("kernel", "inputs", "reference")
+"""A small difference of large numbers keeps their rounding errors, so the unit in the last place is
+at least that of the largest output / 16."""
+REQUIRED_FUNCTIONS = ("kernel", "inputs", "reference")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +174,9 @@ def compare(
 ) -> tuple[float, Mismatch | None]:
     """Return (largest absolute error, first element out of tolerance or None).
 
-    With `rounded`, how often an element is rounded, the tolerance is so many units in the last
-    place and one more, for the reference's own rounding; without, it is that of long sums.
+    With `rounding_count` (how often an element is rounded) the tolerance is that many units in the
+    last place, and one more for the reference's own rounding. Without it, the tolerance for long
+    sums, `TOLERANCE`, applies.
     """
     if values.size != expected.size:
         raise InputError(f"{expected.size} output elements", str(values.size), "check the shape")
@@ -217,9 +221,9 @@ def _load(file: str | Path) -> dict[str, Any]:
         raise
     except (Exception, SystemExit) as error:
         raise _wrong(file, "loading", error) from error
-    missing = [n for n in NAMES if not callable(names.get(n))]
+    missing = [n for n in REQUIRED_FUNCTIONS if not callable(names.get(n))]
     if missing:
-        needed = f"{file}: functions {', '.join(NAMES)}"
+        needed = f"{file}: functions {', '.join(REQUIRED_FUNCTIONS)}"
         got = f"no {', '.join(missing)}"
         raise InputError(needed, got, "copy notebooks/my_kernel.py and change it")
     return names
