@@ -116,7 +116,7 @@ class Walk:
         f = self.flag
         if not drain_work.channel_loads:
             return
-        stays = drain_work.channel_blocks >= w.core_n
+        stays = drain_work.resident_blocks >= w.core_n
         path = chip.path("GM", "UB" if chip.combined else "L1")
         moved_cycles = w.core_n * drain_work.channel_bytes * drain_work.channel_cycles_per_byte
         cycles = (
