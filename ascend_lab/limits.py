@@ -262,7 +262,7 @@ def toml_of(path: str | Path, what: str, kind: type[AscendLabError]) -> dict[str
     except UnicodeDecodeError as error:
         raise kind(what, f"{path}: {error}", "write it in UTF-8") from None
     except (ValueError, RecursionError) as error:
-        raise kind(f"{path}: valid TOML", str(error)[:200], "mend that line") from None
+        raise kind(f"{path}: valid TOML", str(error)[:200], "correct that line") from None
 
 
 # -- what a file may say --------------------------------------------------------------------------
@@ -325,7 +325,7 @@ def decoded(kind: Any, value: Any, where: str = "", max_items: int = ITEMS) -> A
         needed = "true or false" if kind is bool else "a text"
         fine = type(value) is kind and (kind is bool or value.isprintable())
     if not fine:
-        raise InputError(f"{where}: {needed}", shown(value), "mend it")
+        raise InputError(f"{where}: {needed}", shown(value), "correct it")
     return value
 
 

@@ -3,8 +3,8 @@
 A plug-in is a module of `ascend_lab.fused`. It holds lists under agreed names, and the compiler
 and the operators ask for all items of a name:
 
-    fused/pooled.py      FUSIONS = [...]                compiler.rules asks for FUSIONS
-    fused/flash.py       TEMPLATES = [...]              operators.ops.operator asks for TEMPLATES
+    fused/pooled.py           FUSIONS = [...]            compiler.rules asks for FUSIONS
+    fused/flash_attention.py  TEMPLATES = [...]          operators.ops.operator asks for TEMPLATES
 
 Nothing here imports a plug-in before the first question. A module that is missing lists nothing.
 """

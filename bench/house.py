@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "ascend_lab"
-MOST_PARAMETERS = 6
-MOST_FIELDS = 12
+MAX_PARAMETERS = 6
+MAX_FIELDS = 12
 VAGUE_WORDS = """
 found own one part whole wanted most before rest held after each near other others given made said
 told known more less left here there both least enough full some first last next every all new old
@@ -53,9 +53,9 @@ class Report:
         if isinstance(node, ast.Assign):
             self.assignments += 1
             self.packed += is_packed(node)
-        if isinstance(node, ast.FunctionDef) and parameters_of(node) > MOST_PARAMETERS:
+        if isinstance(node, ast.FunctionDef) and parameters_of(node) > MAX_PARAMETERS:
             self.long_signatures.append(f"{module.name}:{node.name}")
-        if isinstance(node, ast.ClassDef) and fields_of(node) > MOST_FIELDS:
+        if isinstance(node, ast.ClassDef) and fields_of(node) > MAX_FIELDS:
             self.long_records.append(f"{module.name}:{node.name}")
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             self.names += 1

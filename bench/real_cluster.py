@@ -37,7 +37,7 @@ MISSING = (
 )
 POLL_S = 0.05
 GRACE_S = 3.0
-MOST_RANKS = 16
+MAX_RANKS = 16
 LONGEST_S = 3600.0
 
 
@@ -117,7 +117,9 @@ def _measured(backend: str, ranks: int, folder: str, limit_s: float) -> dict[str
         said = [line for line in errors.read().splitlines() if any(map(str.isalpha, line))]
     if any(process.returncode for process in started):
         got = said[-1] if said else f"exit codes {[p.returncode for p in started]}"
-        raise RealClusterError(f"{ranks} processes that all-reduce by {backend}", got, "mend that")
+        raise RealClusterError(
+            f"{ranks} processes that all-reduce by {backend}", got, "correct that"
+        )
     text = Path(folder, "result.json").read_text("utf-8")
     return dict(json.loads(text))
 
@@ -213,8 +215,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    if not 2 <= arguments.ranks <= MOST_RANKS:
-        raise InputError(f"--ranks from 2 to {MOST_RANKS}", str(arguments.ranks))
+    if not 2 <= arguments.ranks <= MAX_RANKS:
+        raise InputError(f"--ranks from 2 to {MAX_RANKS}", str(arguments.ranks))
     if not 0 < arguments.time_limit <= LONGEST_S:
         raise InputError(f"--time-limit up to {LONGEST_S:g} s", str(arguments.time_limit))
 

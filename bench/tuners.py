@@ -33,7 +33,7 @@ PROOF_S = 10.0
 CONTEST = FOLDER / "mlsys2026"
 RECORDED = FOLDER / "autotune_bruteforce"
 ROWS = Path("_build") / "networks.jsonl"
-MOST_POINTS = 3000
+MAX_POINTS = 3000
 """Spaces are enumerated up to this size."""
 Case = tuple[str, TableSpace, NDArray[np.float64]]
 
@@ -51,7 +51,7 @@ def cube_cases(count: int = 20) -> Iterator[Case]:
             if operator.unit == "cube" and number % 2 == 0 and found < count:
                 job = CubeJob(operator)
                 m = job.measure
-                space = cube_space(m.shape, m.chip, m.demand, MOST_POINTS, default=False)
+                space = cube_space(m.shape, m.chip, m.demand, MAX_POINTS, default=False)
                 name = f"{network} {number} {operator.chip.name}"
                 yield name, space, np.array([attempt(m, point)[0] for point in space.points()])
                 found += 1
@@ -68,7 +68,7 @@ def vector_cases(count: int = 20) -> Iterator[Case]:
                 job = VectorJob(operator)
             except AscendLabError:
                 continue
-            if job.space.size is None or not 60 <= job.space.size <= MOST_POINTS:
+            if job.space.size is None or not 60 <= job.space.size <= MAX_POINTS:
                 continue
             yield _measured(f"{network} {number} {chip}", job)
             found += 1

@@ -17,7 +17,7 @@ CORRECTED = {
 the "Ctrl+K" beside "Search"; the role was given up, and stands inside a list."""
 
 
-def mend(app: Any, failed: Exception | None) -> None:
+def correct_pages(app: Any, failed: Exception | None) -> None:
     """Correct the pages once all are written."""
     if failed or app.builder.format != "html":
         return
@@ -31,5 +31,5 @@ def mend(app: Any, failed: Exception | None) -> None:
 
 def setup(app: Any) -> dict[str, bool]:
     """Run after all pages are written."""
-    app.connect("build-finished", mend)
+    app.connect("build-finished", correct_pages)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -99,7 +99,7 @@ def write_decks(folder: Path) -> list[Path]:
     found = {part: [s for p in paths for s in slides_of(p)] for part, paths in parts().items()}
     there = {slide.name for slides in found.values() for slide in slides}
     if missing := ", ".join(name for name in names if name not in there):
-        remedy = "mend book/instructor.md, or refresh the notebook"
+        remedy = "correct book/instructor.md, or refresh the notebook"
         raise SlideError(f"figures of the syllabus in the notebooks; none: {missing}; {remedy}")
     folder.mkdir(parents=True, exist_ok=True)
     for number, (part, slides) in enumerate(found.items(), 1):

@@ -145,12 +145,12 @@ def test_json_switches_by_scope():
     [
         ("A:on\nB", "line 2: on or off"),
         ("A:maybe", "maybe"),
-        ("{", "mend the JSON"),
-        ('{"Switches": {}}', "mend the JSON"),
-        ('{"Switch": ["A"]}', "mend the JSON"),
+        ("{", "correct the JSON"),
+        ('{"Switches": {}}', "correct the JSON"),
+        ('{"Switch": ["A"]}', "correct the JSON"),
         ('{"Switch": {"Fusion": {"A": "on"}}}', "GraphFusion or UBFusion"),
         ('{"Switch": {"UBFusion": {"A": true}}}', "A: on or off"),
-        ('{"Switch": {"UBFusion": "off"}}', "mend the JSON"),
+        ('{"Switch": {"UBFusion": "off"}}', "correct the JSON"),
     ],
 )
 def test_wrong_switches_are_named(text, message):

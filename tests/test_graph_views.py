@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from ascend_lab.compiler import GraphBuilder, zoo
 from ascend_lab.compiler.compile import compile_stages
-from ascend_lab.compiler.counts import HEAD, table
+from ascend_lab.compiler.counts import HEADINGS, table
 from ascend_lab.compiler.network import simulate_graph
 from ascend_lab.errors import InputError
 from ascend_lab.lab.graph_examples import WAYS, crossing_bytes, dispatch, kernel_times
@@ -30,7 +30,7 @@ def two_products():
 def test_rows_say_what_each_node_writes_and_costs():
     lines = table(two_products()).splitlines()
     assert [line.split() for line in lines] == [
-        list(HEAD),
+        list(HEADINGS),
         ["one", "matmul", "fp32[4,", "8]", "64", "256"],
         ["two", "matmul", "fp32[4,", "8]", "256"],  # its weights count where they are first read
         ["three", "relu", "fp32[4,", "8]"],

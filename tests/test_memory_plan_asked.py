@@ -19,7 +19,7 @@ from ascend_lab.compiler.memory_file import read_csv
 from ascend_lab.compiler.packing import cpsat_available
 from ascend_lab.errors import GraphError
 
-MOST_BYTES = 14
+MAX_BYTES = 14
 """The oracle looks no higher; a case that needs more is not drawn."""
 
 
@@ -59,7 +59,7 @@ def uses(buffer: Buffer, at: int) -> set[tuple[int, int]]:
 def least_height(buffers: list[Buffer]) -> int | None:
     """The lowest height of all plans, by trying every offset of every buffer."""
     places = [
-        [b.offset] if b.offset is not None else range(0, MOST_BYTES, b.alignment_bytes)
+        [b.offset] if b.offset is not None else range(0, MAX_BYTES, b.alignment_bytes)
         for b in buffers
     ]
     heights = []

@@ -50,8 +50,8 @@ def test_alignment_method_and_file_are_used(capsys, tmp_path):
 
 
 def test_files_that_are_absent_huge_long_or_no_text(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(table, "MOST_FILE_BYTES", 1000)
-    monkeypatch.setattr(table, "MOST_ROWS", 3)
+    monkeypatch.setattr(table, "MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr(table, "MAX_ROWS", 3)
     huge, long, noise = (tmp_path / name for name in ("huge", "long", "noise"))
     huge.write_text("id,lower,upper,size\n" * 100)
     long.write_text("id,lower,upper,size\n" + "".join(f"{k},0,1,1\n" for k in range(4)))

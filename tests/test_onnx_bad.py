@@ -135,12 +135,12 @@ def test_sizes_below_zero_or_enormous_are_refused_before_any_work(shape, error):
 
 
 def test_a_model_of_too_many_nodes_or_bytes_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(model_file, "MOST_NODES", 4)
+    monkeypatch.setattr(model_file, "MAX_NODES", 4)
     with pytest.raises(UnsupportedError, match="at most 4 nodes; got 5"):
         import_onnx(small())
     path = tmp_path / "model.onnx"
     path.write_bytes(REAL)
-    monkeypatch.setattr(model_file, "MOST_BYTES", 1000)
+    monkeypatch.setattr(model_file, "MAX_BYTES", 1000)
     with pytest.raises(InputError, match="at most 1000 bytes"):
         import_onnx(path)
 
@@ -239,7 +239,7 @@ def test_what_is_no_model_is_named(tmp_path, capsys):
     wide.write_bytes(model_of("Relu x x -> y", {"x": (4,)}, ["y"]).SerializeToString())
     assert "give the .onnx file that it is from" in refused(capsys, "migrate", compiled)
     assert "an ONNX model with outputs" in refused(capsys, "run", silent)
-    assert "(Relu): 1 input; got 2; mend" in refused(capsys, "run", wide)
+    assert "(Relu): 1 input; got 2; correct" in refused(capsys, "run", wide)
 
 
 def symbolic(path):

@@ -10,7 +10,7 @@ import pytest
 from ascend_lab.lab.figures.style import LabFigure, finish, new_figure, styled
 from ascend_lab.lab.page_frames import (
     FRAMES_MIME,
-    MOST_FRAMES,
+    MAX_FRAMES,
     chosen_values,
     counts_of,
     frames_of,
@@ -49,7 +49,7 @@ def unpacked(saved: dict[str, Any]) -> tuple[list[str], list[str]]:
     ],
 )
 def test_few_values_a_control_make_few_settings(sizes: list[int], counts: list[int]) -> None:
-    assert counts_of(sizes, MOST_FRAMES) == counts
+    assert counts_of(sizes, MAX_FRAMES) == counts
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from ascend_lab.compiler import GraphBuilder, bound_of, compile_stages, simulate_graph
 from ascend_lab.compiler.compile import ledger
-from ascend_lab.compiler.placement import TENSORS, Use, allocate
+from ascend_lab.compiler.placement import MAX_BUFFER_TENSORS, Use, allocate
 from ascend_lab.machine.chip import load_chip
 
 MIB = 1 << 20
@@ -79,7 +79,9 @@ def test_the_four_steps_of_the_allocator():
     assert allocate(chain, {**sizes, "b": page + 1}, set(), 2 * page)[1] == {"a"}  # whole pages
     assert allocate(chain, sizes, {"b"}, 8 * page)[1:3] == [{"a"}, {"c"}]
     many = [*(Use((), (name,)) for name in sizes), Use(tuple(sizes), ())]
-    assert allocate(many, sizes, set(), 64 * page)[-1] == set("abcdefgh") and TENSORS == 8
+    assert (
+        allocate(many, sizes, set(), 64 * page)[-1] == set("abcdefgh") and MAX_BUFFER_TENSORS == 8
+    )
 
 
 def chain(batch, side=56, blocks=4):

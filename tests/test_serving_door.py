@@ -256,11 +256,12 @@ def test_who_comes_late_is_told_and_who_was_in_time_is_answered():
         early.start()
         assert begun.wait(20)
         door.is_stopping = True
-        assert not door.is_quiet(door.last_s)
+        assert not door.can_close(door.last_request_s)
         for method, path in (("POST", INFER), ("GET", "/v2/health/ready")):
             late = ask(address, path, method=method)
             assert reason(late)[0] == 503 and late[1]["connection"] == "close"
         gate.set()
         early.join(20)
         assert answers[0][0] == 200
-        assert door.is_quiet(door.last_s - 100) and not door.is_quiet(door.last_s)
+        assert door.can_close(door.last_request_s - 100)
+        assert not door.can_close(door.last_request_s)

@@ -193,7 +193,7 @@ def test_the_bank_takes_what_is_better_and_gives_the_line_back(tmp_path):
     entry = bank_entry(decision)
     assert entry is not None and entry.improved
     with Store(tmp_path / "bank.db") as store:
-        store.take([entry])
+        store.put_all([entry])
         assert written_lines(store.entries()) == [decision.line]
 
 

@@ -120,10 +120,12 @@ def unit_of(piece: Piece, chip: Chip, lowered: Lowered | None = None) -> tuple[s
     """Return which tuner suits a piece, or "" and the reason why none does."""
     nodes = piece.graph.nodes
     op = nodes[0].op
-    if special := special_form(piece.graph, nodes):
+    special = special_form(piece.graph, nodes)
+    if special and special[0].no_tuning_reason:
         return "", special[0].no_tuning_reason
     if op in CONVOLUTIONS:
-        if special_form(piece.graph, nodes):
+        # two convolutions in one kernel: the tuner chooses the tiling of both
+        if special:
             return "joint", ""
         if nodes[0].inputs[1] not in piece.constants:
             return "", "its weights are computed, not constant"

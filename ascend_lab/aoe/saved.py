@@ -79,6 +79,7 @@ class Report:
         """Return the shares of the kernels' time that are proven optimal, bounded, or neither."""
         tuned = self.tuning.operators
         results = tuned.results if tuned is not None else ()
+        # a proven kernel has no gap: the text gives the largest of the others that have a bound
         gap = max((r.gap for r in results if r.gap is not None and not r.proven), default=0.0)
         # "proven optimal" and "bounded" are printed even if their share is 0
         always_printed = CERTAINTIES[:2]
@@ -210,6 +211,7 @@ def write_report(
 
     Raises `InputError` if the file cannot be written.
     """
+    # with microseconds, so that two runs within a second write two files
     stamp = f"{now or datetime.now():%Y%m%d%H%M%S%f}"
     path = Path(folder) / f"aoe_result_{job}_{stamp}_pid{os.getpid()}.json"
     text = json.dumps(sections, indent=2, ensure_ascii=False, allow_nan=False)
@@ -218,6 +220,7 @@ def write_report(
 
 
 def _ms(time_s: float) -> float:
+    # 9 digits of a millisecond are picoseconds: finer than a cycle, and free of the noise of floats
     return round(time_s * 1e3, 9)
 
 
@@ -278,6 +281,7 @@ def _row(result: Result) -> str:
     op = result.operator
     us = 1e6 / result.operator.chip.clock_hz
     name = limits.labelled(op.name, op.op, NAME_WIDTH)
+    # "proven", the gap to a bound, or "-" where there is no bound
     gap = "proven" if result.proven else "-" if result.gap is None else f"{result.gap:.2%}"
     source = f"{result.search}, {result.trials}" if result.trials else result.source
     source = source if result.source != "none" else "default"
@@ -325,6 +329,7 @@ class Schedules:
         tuned_chip = (self.chip, self.core_count, self.chip_digest)
         this_chip = (chip.name, chip.core_count, chip_digest(chip))
         if tuned_chip != this_chip:
+            # equal name and cores but another digest: somebody has edited the file of the chip
             numbers = "" if tuned_chip[:2] != this_chip[:2] else ", with other numbers in its file"
             needed = f"the chip these schedules are for, {self.core_count} cores of {self.chip}"
             got = f"{chip.core_count} cores of {chip.name}{numbers}"
@@ -409,6 +414,7 @@ def write_schedules(
     header |= {"chip_digest": chip_digest(chip), "core_count": chip.core_count, "dtype": dtype}
     header |= {name: getattr(plan, name) for name in slicing.NETWORK_OPTIONS}
     lines = [header]
+    # sorted, so that equal schedules give equal files
     for key, choice in sorted(choices.items()):
         lines.append({"kernel": key, "schedule": choice.as_dict()})
     output.write_whole(file, "".join(json.dumps(line) + "\n" for line in lines))
@@ -422,6 +428,7 @@ def read_schedules(file: str | Path) -> Schedules:
         raise InputError(f"a file of schedules: {file}", str(error), "check the name") from None
     header = _header(file, lines[0] if lines else "")
     choices = {}
+    # lines are counted from 1, and the first is the header
     for number, line in enumerate(lines[1:], 2):
         where = f"{file} line {number}"
         data = limits.json_of(line, where, "tune the model again")

@@ -133,13 +133,13 @@ def _named(name: str) -> tuple[str, int]:
 
 def _from_line(line: str, where: str, chip: str, core_count: int) -> Decision:
     """Return the entry of a line of JSON."""
-    entry = limits.json_of(line, where, "mend that line")
+    entry = limits.json_of(line, where, "correct that line")
     if not isinstance(entry, dict):
-        raise InputError(f"{where}: an object", limits.shown(line), "mend it")
+        raise InputError(f"{where}: an object", limits.shown(line), "correct it")
     problem = entry.get("info_dict")
     knowledge = entry.get("knowledge")
     if not isinstance(problem, dict) or not isinstance(knowledge, dict):
-        raise InputError(f"{where}: info_dict and knowledge", limits.shown(line), "mend it")
+        raise InputError(f"{where}: info_dict and knowledge", limits.shown(line), "correct it")
     if entry.get("op") != "MatMulV3":
         needed = f"{where}: an entry of MatMulV3"
         remedy = "entries of other operators can be held against ours as a table"
@@ -152,7 +152,7 @@ def _from_line(line: str, where: str, chip: str, core_count: int) -> Decision:
         raise UnsupportedError(needed, f"{dtype} and {limits.shown(b_dtype)}", "no cube mixes them")
     if knowledge.get("usedCoreNum", 0) > core_count:
         needed = f"{where}: usedCoreNum of at most {core_count}, what the file's name says"
-        raise InputError(needed, limits.shown(knowledge["usedCoreNum"]), "mend one of them")
+        raise InputError(needed, limits.shown(knowledge["usedCoreNum"]), "correct one of them")
     dtypes = DTYPES.get(dtype, f"type {dtype}"), DTYPES.get(out_dtype, f"type {out_dtype}")
     words = {name: _whole(knowledge, name, where) for name in KNOWLEDGE}
     return Decision(chip, core_count, "MatMulV3", (m, k, n), dtypes, words, line)
@@ -163,7 +163,7 @@ def _whole(data: Mapping[str, Any], name: str, where: str) -> int:
     minimum = 0 if name in MAY_BE_ZERO else 1
     if type(value) is not int or not minimum <= value <= limits.WHOLE:
         needed = f"{where}: {name} as a whole number of at least {minimum}"
-        raise InputError(needed, limits.shown(value), "mend it")
+        raise InputError(needed, limits.shown(value), "correct it")
     return value
 
 

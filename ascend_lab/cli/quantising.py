@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CLOSE = 1e-4
 """How far a model in a newer operator set may be off, as a share of its outputs."""
-MOST_REASONS = 5
+MAX_REASONS = 5
 """Reasons told where no layer is left."""
 Feeds = Sequence[Mapping[str, Any]]
 
@@ -62,7 +62,7 @@ class Subject:
         # Left out: layers that the plan skips, and products of the graph that are no operator of
         # the file, such as those of an LSTM.
         if all(n.name in apart or plan.of(n) is None for n in c.layers_of(ready)):
-            reasons = "; ".join(f"{row.name}: {row.reason}" for row in rows[:MOST_REASONS])
+            reasons = "; ".join(f"{row.name}: {row.reason}" for row in rows[:MAX_REASONS])
             remedy = "skip fewer, or give a model with convolutions or products of constant weights"
             raise InputError(f"{ready.name}: a layer to quantise", reasons or "none", remedy)
         skipping = replace(plan, skip_layers=plan.skip_layers | apart)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ascend_lab.lab.contest import Solution
 
 
-MOST_ROWS = 40
+MAX_ROWS = 40
 """Rows printed of an answer; the JSON has all of them."""
 # Help below the flags of plan-memory: the columns of its file.
 BUFFERS = (
@@ -183,11 +183,11 @@ def _subgraph_table(solution: Solution, operations: int) -> list[str]:
     steps = list(zip(solution.steps, solution.latencies, strict=True))
     cells = [
         (number, len(step.operations), *step.granularity, len(step.retain), latency)
-        for number, (step, latency) in enumerate(steps[:MOST_ROWS])
+        for number, (step, latency) in enumerate(steps[:MAX_ROWS])
     ]
     rows = columns(SUBGRAPH_COLUMNS, cells)
-    if len(steps) > MOST_ROWS:
-        rows.append(f"... and {len(steps) - MOST_ROWS} more")
+    if len(steps) > MAX_ROWS:
+        rows.append(f"... and {len(steps) - MAX_ROWS} more")
     best = "optimal for the tiles weighed" if solution.proven else "best found"
     rows += [
         f"{operations} operations in {len(solution.steps)} subgraphs: {best}",
@@ -226,7 +226,7 @@ def _strategy_lines(problem: Problem, solution: Strategies) -> list[str]:
         f"  lower bound  {solution.lower_bound:,}",
         f"  peak usage   {solution.peak_usage:,}{share}",
     ]
-    if len(solution.strategies) <= MOST_ROWS:
+    if len(solution.strategies) <= MAX_ROWS:
         rows.append(f"  strategies   {list(solution.strategies)}")
     return rows
 

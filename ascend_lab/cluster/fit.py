@@ -45,7 +45,7 @@ class Measured:
         row = f"{self.size_bytes:g} bytes on {self.ranks} ranks in {self.time_s:g} s"
         finite = math.isfinite(self.size_bytes) and math.isfinite(self.time_s)
         if not (finite and self.size_bytes > 0 and self.time_s > 0 and self.ranks > 1):
-            raise InputError("bytes > 0, ranks > 1, time_s > 0", row, "mend the row")
+            raise InputError("bytes > 0, ranks > 1, time_s > 0", row, "correct the row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +287,7 @@ def mape(judged: Iterable[HeldOut]) -> float | None:
 OWN = ("bytes", "ranks", "time_s")
 DEEPBENCH = ("num_floats", "num_procs", "mean_time_ms")
 FLOAT_BYTES = 4
-MOST_ROWS = 2000
+MAX_ROWS = 2000
 """Errors on rows left out take many fits: more rows would take minutes."""
 LARGEST = 1e18
 """Of any number in a table: beyond it a slip of units or of the pen."""
@@ -318,8 +318,8 @@ def read_table(
         if device is None or row.get("device") == device
     ]
     kept = [row for row in measured if max_ranks is None or row.ranks <= max_ranks]
-    if len(kept) > MOST_ROWS:
-        needed = f"{name}: at most {MOST_ROWS} rows"
+    if len(kept) > MAX_ROWS:
+        needed = f"{name}: at most {MAX_ROWS} rows"
         raise InputError(needed, str(len(kept)), "average those of one size, or take fewer ranks")
     if not kept:
         got = f"{len(measured)} rows, none of at most {max_ranks} ranks" if measured else "no rows"
@@ -340,7 +340,7 @@ def _one_device(name: str, rows: list[tuple[int, dict[str, str]]], device: str |
 def _measured(where: str, row: Mapping[str, str], names: tuple[str, str, str]) -> Measured:
     values = [_number(where, column, row.get(column)) for column in names]
     if values[1] != int(values[1]):
-        raise InputError(f"{where}: a whole count of ranks", row[names[1]], "mend it")
+        raise InputError(f"{where}: a whole count of ranks", row[names[1]], "correct it")
     size = values[0]
     ranks = int(values[1])
     time = values[2]
@@ -356,5 +356,5 @@ def _measured(where: str, row: Mapping[str, str], names: tuple[str, str, str]) -
 def _number(where: str, column: str, text: str | None) -> float:
     value = number_of(text or "")
     if value is None or abs(value) > LARGEST:
-        raise InputError(f"{where}: {column} as a number", shown(text), "mend it")
+        raise InputError(f"{where}: {column} as a number", shown(text), "correct it")
     return value

@@ -338,7 +338,7 @@ def read_topology(file: str) -> Topology:
         raise ClusterError(f"{file}: name as a text", shown(title), 'write name = "..."')
     entries = data.get("links", [])
     if not isinstance(entries, list):
-        raise ClusterError(f"{file}: links as [[links]] entries", shown(entries), "mend it")
+        raise ClusterError(f"{file}: links as [[links]] entries", shown(entries), "correct it")
     links: list[Link] = []
     for i, entry in enumerate(entries):
         links += _links(f"{file}: links[{i}]", entry, nodes)
@@ -370,7 +370,7 @@ def _names(where: str, given: Any) -> tuple[str, ...]:
 
 def _known(where: str, entry: Any, keys: Sequence[str]) -> None:
     if not isinstance(entry, dict):
-        raise ClusterError(f"{where}: a table", shown(entry), "mend it")
+        raise ClusterError(f"{where}: a table", shown(entry), "correct it")
     for key in entry:
         if key not in keys:
             raise ClusterError(f"{where}: a known key", shown(key), f"known: {', '.join(keys)}")
@@ -397,7 +397,9 @@ def _links(where: str, entry: Any, nodes: dict[str, int]) -> list[Link]:
     refuse_above(f"{where}: links", count, LINKS, "join nodes by switches", ClusterError)
     for a, b in product(sources, targets):
         if a == b:
-            raise ClusterError(f"{where}: a link between two nodes", "one node", "mend from or to")
+            raise ClusterError(
+                f"{where}: a link between two nodes", "one node", "correct from or to"
+            )
         forward, backward = both_ways(a, b, alpha_s, beta)
         links += [forward] if one_way else [forward, backward]
     return links
@@ -428,13 +430,13 @@ def _servers(
     if given is None:
         return ()
     if not isinstance(given, list):
-        raise ClusterError(f"{file}: servers as lists of names", shown(given), "mend it")
+        raise ClusterError(f"{file}: servers as lists of names", shown(given), "correct it")
     groups = []
     for i, names in enumerate(given):
         where = f"{file}: servers[{i}]"
         members = [nodes.get(name, devices) for name in _names(where, names)]
         if not members or max(members) >= devices:
-            raise ClusterError(f"{where}: names of devices", shown(names), "mend it")
+            raise ClusterError(f"{where}: names of devices", shown(names), "correct it")
         groups.append(tuple(members))
     if sorted(d for group in groups for d in group) != list(range(devices)):
         needed = f"{file}: servers, every device in exactly one"

@@ -245,7 +245,7 @@ def execute(schedule: Schedule, arrays: Sequence[Values]) -> list[Values]:
         if not has_block[sources, blocks].all():
             missing = int(np.argmin(has_block[sources, blocks]))
             needed = f"{schedule.algorithm}: round {number}, rank {sources[missing]} with its block"
-            raise ClusterError(needed, f"no block {blocks[missing]}", "mend the schedule")
+            raise ClusterError(needed, f"no block {blocks[missing]}", "correct the schedule")
         # Indexing with arrays copies: all messages of a round read what was there before the round.
         moved = memory[sources, blocks]
         adds = message_round.reduces[rows]
@@ -310,7 +310,7 @@ def _result(schedule: Schedule, memory: Values, has_block: Mask, length: int, ra
     if not has_block[rank, expected].all():
         missing = [int(b) for b in expected if not has_block[rank, b]][:4]
         needed = f"{schedule.algorithm}: every block of rank {rank} delivered"
-        raise ClusterError(needed, f"blocks {missing} missing", "mend the schedule")
+        raise ClusterError(needed, f"blocks {missing} missing", "correct the schedule")
     flat = memory[rank, expected].reshape(-1)
     if schedule.op == "all_gather":
         flat = flat.reshape(ranks, -1)[:, :length]

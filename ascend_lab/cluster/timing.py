@@ -36,8 +36,8 @@ from ascend_lab.errors import ClusterError
 
 Places = tuple[int, ...]
 """The device of every rank."""
-MOST_MESSAGES = 2**17
-MOST_USES = 2**23
+MAX_MESSAGES = 2**17
+MAX_USES = 2**23
 """Messages of a round, links that all different rounds use: more would take minutes to time."""
 BUS_FACTOR = {"all_reduce": 2.0, "reduce_scatter": 1.0, "all_gather": 1.0, "all_to_all": 1.0}
 """Bytes over the busiest wire / size, times p / (p - 1): the convention of nccl-tests."""
@@ -353,8 +353,8 @@ def prepare(schedule: Schedule, topology: Topology, places: Places) -> Prepared:
         key = tuple(a.tobytes() for a in (step.sources, step.targets, step.counts, step.reduces))
         which[number] = pattern_numbers.setdefault(key, len(patterns))
         if which[number] == len(patterns):
-            if len(step.sources) > MOST_MESSAGES or uses > MOST_USES:
-                needed = f"{MOST_MESSAGES} messages a round and {MOST_USES} hops in all at most"
+            if len(step.sources) > MAX_MESSAGES or uses > MAX_USES:
+                needed = f"{MAX_MESSAGES} messages a round and {MAX_USES} hops in all at most"
                 got = f"{len(step.sources)} and {uses}"
                 raise ClusterError(
                     needed, got, "take fewer ranks, or an algorithm of fewer messages"

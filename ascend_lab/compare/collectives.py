@@ -36,7 +36,7 @@ def collective(work: Work, own: Chip | None) -> Estimate:
     name = work.attributes.get("topology")
     ranks = work.attributes.get("ranks")
     if work.size_bytes is None:
-        raise InputError(f"{work.operator}: inputs as bytes=N", "none", "mend that row")
+        raise InputError(f"{work.operator}: inputs as bytes=N", "none", "correct that row")
     marks = []
     if name in OTHER_TOPOLOGIES and type(ranks) is int:
         marks.append(f"topology: as {OTHER_TOPOLOGIES[name]}")
@@ -48,7 +48,7 @@ def collective(work: Work, own: Chip | None) -> Estimate:
     topology = load_topology(name)
     if type(ranks) is not int or not 2 <= ranks <= topology.size:
         needed = f"{work.operator}: ranks from 2 to {topology.size}, the devices of {name}"
-        raise InputError(needed, shown(ranks), "mend that row")
+        raise InputError(needed, shown(ranks), "correct that row")
     fastest = collective_time(work.operator, topology, work.size_bytes, placement=range(ranks))
     marks.append(f"{fastest.algorithm}, the quickest of the model")
     tokens_s = 0.0
@@ -78,7 +78,7 @@ def tokens_moved(work: Work, chip: Chip) -> tuple[float, str]:
         needed = f"{work.operator}: tokens in {', '.join(TOKEN_DTYPES)}"
         raise UnsupportedError(needed, dtype or "none", "leave out the words on experts")
     if type(topk) is not int or topk < 1:
-        raise InputError(f"{work.operator}: topk above 0", shown(topk), "mend that row")
+        raise InputError(f"{work.operator}: topk above 0", shown(topk), "correct that row")
     row_bytes = work.size_bytes or 0.0
     if dtype == "int8":
         # every byte is read and written once

@@ -67,7 +67,7 @@ def _graph(work: Work) -> Graph:
     if not is_integer or batch < 1 or (work.shapes and work.shapes[0][0] != batch):
         shape_words = f", inputs of {work.shapes[0][0]}" if work.shapes else ""
         needed = f"{work.operator}: a batch above 0 that inputs and attributes agree on"
-        raise InputError(needed, f"batch={shown(batch)}{shape_words}", "mend that row")
+        raise InputError(needed, f"batch={shown(batch)}{shape_words}", "correct that row")
     graph = zoo.load_model(work.operator, batch=batch).graph
     name = graph.inputs[0]
     # another image size than the zoo's: 3 x 299 x 299, say

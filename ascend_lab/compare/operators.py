@@ -126,14 +126,14 @@ def in_pairs(work: Work) -> Work:
     (a, b) with perm (1, 0) becomes (a, b, 2) with perm (1, 0, 2).
     """
     if len(work.shapes) != 1:
-        raise InputError("transpose: one input", str(len(work.shapes)), "mend that row")
+        raise InputError("transpose: one input", str(len(work.shapes)), "correct that row")
     # int64 has no lanes in the vector unit, but a transpose only moves bytes
     (shape,) = work.shapes
     rank = len(shape)
     perm = work.attributes.get("perm") or tuple(reversed(range(rank)))
     if not isinstance(perm, tuple) or sorted(perm) != list(range(rank)):
         needed = f"transpose: perm with each of 0..{rank - 1} once"
-        raise InputError(needed, shown(perm), "mend that row")
+        raise InputError(needed, shown(perm), "correct that row")
     attributes = {**work.attributes, "perm": (*perm, rank)}
     return replace(work, shapes=((*shape, 2),), dtypes=("int32",), attributes=attributes)
 
@@ -186,7 +186,7 @@ def _dtypes(work: Work, attributes: Mapping[str, Any]) -> tuple[str, ...]:
         return operator.input_types(len(work.shapes), dtypes[0], **attributes)
     if len(dtypes) != len(work.shapes):
         needed = f"dtype: one, or one for each of {len(work.shapes)} inputs"
-        raise InputError(needed, str(len(dtypes)), "mend that row")
+        raise InputError(needed, str(len(dtypes)), "correct that row")
     return dtypes
 
 

@@ -167,11 +167,10 @@ def _task(row: Mapping[str, str]) -> Task:
     dtypes = tuple(_dtype(word) for word in _items(row["dtypes"]))
     if len(dtypes) < len(shapes):
         needed = f"a data type for each of {len(shapes)} inputs"
-        raise InputError(needed, str(len(dtypes)), "mend that row")
+        raise InputError(needed, str(len(dtypes)), "correct that row")
     if row["type"] not in POINTWISE:
         # A matrix of 100 x 100 in FRACTAL_NZ is printed as 7 x 7 x 16 x 16: the 100 is lost.
-        # Element
-        # by element that does not matter.
+        # Element by element that does not matter.
         for number, word in enumerate(_items(row.get("formats", ""))[: len(shapes)]):
             if word.upper() not in PLAIN:
                 needed = f"input {number} in a format whose shape is the tensor's, such as ND"
@@ -255,6 +254,7 @@ NOT_TOLD = {
 def reading(task: Task) -> Reading:
     """Return a task as an operator of our library; raises `InputError` where that is uncertain."""
     if task.type in POINTWISE:
+        # a profile may list further inputs, such as sizes, which have no say here
         count = (
             2 if POINTWISE[task.type] in ("add", "sub", "mul", "div", "max", "min", "pow") else 1
         )
@@ -274,7 +274,7 @@ def _matmul(task: Task) -> Reading:
     """Read a product, with transposes that fit the shapes; several that fit leave a mark."""
     batched = task.type.startswith("Batch")
     if len(task.shapes) < 2 or any(len(shape) < 2 for shape in task.shapes[:2]):
-        raise InputError(f"{task.type}: two matrices", str(task.shapes), "mend that row")
+        raise InputError(f"{task.type}: two matrices", str(task.shapes), "correct that row")
     a = task.shapes[0][-2:]
     b = task.shapes[1][-2:]
     fitting = []  # 4 x 8 and 16 x 8 to 4 x 16: only b is transposed; 8 x 8 and 8 x 8: all four fit
@@ -286,7 +286,7 @@ def _matmul(task: Task) -> Reading:
             fitting.append({"trans_a": trans_a, "trans_b": trans_b})
     if not fitting:
         got = f"{task.shapes[0]} and {task.shapes[1]} to {task.output}"
-        raise InputError(f"{task.type}: matrices that fit together", got, "mend that row")
+        raise InputError(f"{task.type}: matrices that fit together", got, "correct that row")
     marks = []
     if len(fitting) > 1:
         marks.append("transposes are not told: timed without")
@@ -304,16 +304,17 @@ def _transpose(task: Task) -> Reading:
     output = task.output
     # (2, 3, 4) to (4, 2, 3) leaves one order; (3, 3, 4) to (4, 3, 3) leaves two
     fitting: list[tuple[int, ...]] = []
-    if output is not None and len(output) == len(shape) <= MOST_AXES:
+    if output is not None and len(output) == len(shape) <= MAX_AXES:
         orders = permutations(range(len(shape)))
         fitting = [order for order in orders if tuple(shape[axis] for axis in order) == output]
     if len(fitting) != 1:
+        # (3, 3, 4) to (4, 3, 3) fits two orders: guessing could time the wrong one
         got = f"{shape} to {output}, {len(fitting)} of them"
         raise InputError(f"{task.type}: one permutation that fits", got, "none is guessed")
     return Reading("transpose", (shape,), task.dtypes[:1], {"perm": fitting[0]})
 
 
-MOST_AXES = 8
+MAX_AXES = 8
 """Most axes of a tensor whose permutation is searched: 8! = 40,320 candidates."""
 
 
@@ -323,7 +324,7 @@ def _reduction(name: str) -> Callable[[Task], Reading]:
     def read(task: Task) -> Reading:
         shape = task.shapes[0]
         output = task.output
-        counts = range(1, len(shape) + 1) if output is not None and len(shape) <= MOST_AXES else ()
+        counts = range(1, len(shape) + 1) if output is not None and len(shape) <= MAX_AXES else ()
         fitting: list[dict[str, Any]] = []
         for axes in (axes for count in counts for axes in combinations(range(len(shape)), count)):
             # (4, 8, 16) reduced along axis 1 is (4, 1, 16) with keepdims, (4, 16) without.
@@ -331,6 +332,7 @@ def _reduction(name: str) -> Callable[[Task], Reading]:
             without = tuple(size for axis, size in enumerate(shape) if axis not in axes)
             if output == with_ones:
                 fitting.append({"axis": axes, "keepdims": True})
+            # a sum over all axes has the shape (1,), as a scalar is read
             elif output == (without or (1,)):
                 fitting.append({"axis": axes, "keepdims": False})
         if len(fitting) != 1:
@@ -356,6 +358,7 @@ def _norm(name: str, inputs: int) -> Callable[[Task], Reading]:
 
     def read(task: Task) -> Reading:
         shapes = task.shapes[:inputs]
+        # (4, 128) goes with a scale and a shift of (128,)
         if len(shapes) != inputs or any(shape != shapes[0][-1:] for shape in shapes[1:]):
             needed = f"{task.type}: {inputs - 1} tensors of the last axis behind the first"
             raise InputError(needed, str(task.shapes), "other axes are not read")
@@ -367,7 +370,7 @@ def _norm(name: str, inputs: int) -> Callable[[Task], Reading]:
 def _cast(task: Task) -> Reading:
     """Read a cast, to the data type of the output."""
     if not task.output_dtype:
-        raise InputError(f"{task.type}: an output data type", "none", "mend that row")
+        raise InputError(f"{task.type}: an output data type", "none", "correct that row")
     attributes = {"dtype": _dtype(task.output_dtype)}
     return Reading("cast", task.shapes[:1], task.dtypes[:1], attributes)
 

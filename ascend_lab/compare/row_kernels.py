@@ -253,7 +253,7 @@ def _quantise_many(w: RowWriter, rows_at_once: int) -> TileWriter:
 
 
 # -- AddRmsNormDynamicQuant ------------------------------------------------------------------------
-MOST_ROWS = 16
+MAX_ROWS = 16
 
 
 def add_rms_norm_dynamic_quant(work: Work, rows: Rows, chip: Chip) -> Launch | None:
@@ -268,7 +268,7 @@ def add_rms_norm_dynamic_quant(work: Work, rows: Rows, chip: Chip) -> Launch | N
     rows_at_once = (chip.buffers["UB"] - weights) // (16 * pitch + 8)
     if rows_at_once < 1:
         return None
-    rows_at_once = min(rows_at_once, MOST_ROWS)
+    rows_at_once = min(rows_at_once, MAX_ROWS)
     cores = chip.cores_of("vector")
     return row_launch(
         "add_rms_norm_dynamic_quant", chip, rows, rows_at_once, _add_norm_quantise, cores

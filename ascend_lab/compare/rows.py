@@ -90,7 +90,7 @@ def shape_of(text: str, separator: str, where: str) -> Shape:
     sizes = wholes_of(text.lower(), separator)
     if not sizes or min(sizes) < 1:
         example = separator.join(("4096", "1024"))
-        raise InputError(f"{where}: a shape such as {example}", shown(text), "mend that row")
+        raise InputError(f"{where}: a shape such as {example}", shown(text), "correct that row")
     return sizes
 
 

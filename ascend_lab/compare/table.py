@@ -33,9 +33,9 @@ COLUMNS = (
 COLLECTIVES = ("all_reduce", "all_to_all")
 LONGEST_S = 1e6
 """Most seconds a row may have taken: a slip of units lands above it."""
-MOST_BYTES = 1e18
+MAX_BYTES = 1e18
 """Most bytes a rank of a collective may hold."""
-MOST_ATTRIBUTES = 64
+MAX_ATTRIBUTES = 64
 LONGEST_VALUE = 200
 """Characters of one attribute's value."""
 
@@ -95,7 +95,7 @@ def _seconds(text: str) -> float:
     value = number_of(text)
     if value is None or not 0 < value * 1e-6 <= LONGEST_S:
         needed = f"measured_us: microseconds above 0, at most {LONGEST_S * 1e6:g}"
-        raise InputError(needed, shown(text), "mend that row")
+        raise InputError(needed, shown(text), "correct that row")
     return value * 1e-6
 
 
@@ -106,7 +106,9 @@ def _work(row: Mapping[str, str], group: str) -> Work:
     l2 = row.get("l2", "") or "unknown"
     for name, value, choices in (("l2", l2, L2_STATES), ("timing", row["timing"], TIMINGS)):
         if value not in choices:
-            raise InputError(f"{name}: one of {', '.join(choices)}", shown(value), "mend that row")
+            raise InputError(
+                f"{name}: one of {', '.join(choices)}", shown(value), "correct that row"
+            )
     attributes = attributes_of(row.get("attributes", ""))
     if not operator and "model" in attributes:
         operator = LANGUAGE
@@ -117,9 +119,9 @@ def _work(row: Mapping[str, str], group: str) -> Work:
     size_bytes: float | None = None
     if row["inputs"].startswith("bytes="):
         size_bytes = number_of(row["inputs"].removeprefix("bytes="))
-        if size_bytes is None or not 0 < size_bytes <= MOST_BYTES:
-            needed = f"inputs: bytes=N above 0, at most {MOST_BYTES:g}"
-            raise InputError(needed, shown(row["inputs"]), "mend that row")
+        if size_bytes is None or not 0 < size_bytes <= MAX_BYTES:
+            needed = f"inputs: bytes=N above 0, at most {MAX_BYTES:g}"
+            raise InputError(needed, shown(row["inputs"]), "correct that row")
     # "32x64;64x128": two inputs
     elif row["inputs"]:
         shapes = tuple(shape_of(text.strip(), "x", "inputs") for text in row["inputs"].split(";"))
@@ -153,14 +155,14 @@ def attributes_of(text: str) -> dict[str, Any]:
     """
     attributes: dict[str, Any] = {}
     pairs = [pair.strip() for pair in text.split(";") if pair.strip()]
-    if len(pairs) > MOST_ATTRIBUTES:
-        raise InputError(f"attributes: at most {MOST_ATTRIBUTES}", str(len(pairs)), "drop some")
+    if len(pairs) > MAX_ATTRIBUTES:
+        raise InputError(f"attributes: at most {MAX_ATTRIBUTES}", str(len(pairs)), "drop some")
     for pair in pairs:
         key, equals, value = pair.partition("=")
         key = key.strip()
         value = value.strip()
         if not equals or not key or len(value) > LONGEST_VALUE:
-            raise InputError("attributes: key=value;key=value", shown(pair), "mend that row")
+            raise InputError("attributes: key=value;key=value", shown(pair), "correct that row")
         if key in attributes:
             raise InputError(f"attributes: {key} once", "it twice", "keep one of them")
         try:

@@ -240,7 +240,7 @@ def in_format(graph: ir.Graph, dtype: str, keep: frozenset[str] = frozenset()) -
     return convert(graph, "fp16" if dtype == "int8" else dtype, keep=keep)[0]
 
 
-MOST_ROUNDS = 16
+MAX_ROUNDS = 16
 """How often at most `nodes_to_keep` computes the model; a round takes as long as `evaluate`.
 
 Each round finds the overflows that the infinities of the last round hid. A network that needs more
@@ -258,13 +258,13 @@ def nodes_to_keep(
 
     `graph` is the model as imported, `already_kept` names nodes that are in fp32 already. An
     infinity hides the overflows of the nodes after it; so the graph is computed again with more and
-    more nodes in fp32, at most `MOST_ROUNDS` times.
+    more nodes in fp32, at most `MAX_ROUNDS` times.
     """
     # passes rename nodes; `Road.keep` refers to names after them
     prepared = Road(dtype="").rewrite(graph)[0]
     keep = dict.fromkeys(sorted(already_kept))
     current_overflows = list(overflows)
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         names = dict.fromkeys(_makers_and_readers(prepared, current_overflows))
         # nothing new: either no overflow is left, or fp32 does not help
         if names.keys() <= keep.keys():

@@ -28,12 +28,12 @@ OTHER_NAMES = {
     "start": "lower",
     "end": "upper",
 }
-MOST_FILE_BYTES = 2**20
-MOST_ROWS = 10_000
+MAX_FILE_BYTES = 2**20
+MAX_ROWS = 10_000
 MOST = 2**40
 """Times and sizes beyond this are refused, so that no sum leaves 64 bits."""
-MOST_ALIGNMENT = 2**30
-MOST_GAPS = 1000
+MAX_ALIGNMENT = 2**30
+MAX_GAPS = 1000
 """Of one buffer."""
 _GAP = re.compile(
     r"([+-]?[0-9]{1,18})-([+-]?[0-9]{1,18})(?:@([0-9]{1,18}):([0-9]{1,18}))?", re.ASCII
@@ -46,24 +46,24 @@ def read_csv(path: str | Path) -> list[Buffer]:
     Raises InputError, with the line, for a file that cannot be read or is too large, a missing or
     unknown column, a number that is none, a lifetime that is empty, and an id that stands twice.
     """
-    numbered = csv_of(read_file(path, "a CSV file", MOST_FILE_BYTES), path)
+    numbered = csv_of(read_file(path, "a CSV file", MAX_FILE_BYTES), path)
     words = numbered[0][1] if numbered else []
     names = _columns(words, path)
-    if len(numbered) > MOST_ROWS + 1:
-        raise InputError(f"at most {MOST_ROWS} buffers", f"{len(numbered) - 1} in {path}")
+    if len(numbered) > MAX_ROWS + 1:
+        raise InputError(f"at most {MAX_ROWS} buffers", f"{len(numbered) - 1} in {path}")
     # a column `end` holds the last time of a life; `upper` is the first time after it
     past_the_end = int("end" in words)
     buffers: dict[str, Buffer] = {}
     for line, row in numbered[1:]:
         where = f"{path} line {line}"
         if len(row) != len(names):
-            raise InputError(f"{len(names)} columns", f"{len(row)} in {where}", "mend the row")
+            raise InputError(f"{len(names)} columns", f"{len(row)} in {where}", "correct the row")
         cells = dict(zip(names, row, strict=True))
         try:
             buffer = _buffer(cells, past_the_end, where)
         # `Buffer` knows no lines of files: the line is added here
         except GraphError as error:
-            raise InputError(error.needed, f"{error.got} in {where}", "mend it") from error
+            raise InputError(error.needed, f"{error.got} in {where}", "correct it") from error
         if buffer.id in buffers:
             raise InputError("a different id for each buffer", f"{cells['id'][:30]!r} in {where}")
         buffers[cells["id"]] = buffer
@@ -94,10 +94,10 @@ def _buffer(cells: Mapping[str, str], past_the_end: int, where: str) -> Buffer:
 
     offset = number("offset", "-1")
     alignment = number("alignment", "1")
-    if alignment > MOST_ALIGNMENT:
-        raise InputError(f"alignment of at most {MOST_ALIGNMENT}", f"{alignment} in {where}")
+    if alignment > MAX_ALIGNMENT:
+        raise InputError(f"alignment of at most {MAX_ALIGNMENT}", f"{alignment} in {where}")
     if offset < -1:
-        raise InputError("offset from 0, or -1 for any", f"{offset} in {where}", "mend it")
+        raise InputError("offset from 0, or -1 for any", f"{offset} in {where}", "correct it")
     # checked, so that a damaged column is reported, and then not used
     number("hint", "-1")
     return Buffer(
@@ -114,14 +114,14 @@ def _buffer(cells: Mapping[str, str], past_the_end: int, where: str) -> Buffer:
 def _gaps(text: str, past_the_end: int, where: str) -> tuple[Gap, ...]:
     """Return the gaps of a cell, in order of time."""
     words = text.split()
-    if len(words) > MOST_GAPS:
-        raise InputError(f"at most {MOST_GAPS} gaps", f"{len(words)} in {where}", "join some")
+    if len(words) > MAX_GAPS:
+        raise InputError(f"at most {MAX_GAPS} gaps", f"{len(words)} in {where}", "join some")
     gaps = []
     for word in words:
         match = _GAP.fullmatch(word)
         if match is None:
             needed = "a gap as FROM-TO or FROM-TO@FIRST:LAST"
-            raise InputError(needed, f"{word[:30]!r} in {where}", "mend it")
+            raise InputError(needed, f"{word[:30]!r} in {where}", "correct it")
         lower, upper, first_byte, last_byte = (int(number or 0) for number in match.groups())
         gaps.append(Gap(lower, upper + past_the_end, first_byte, last_byte))
     return tuple(sorted(gaps, key=lambda gap: gap.lower))
@@ -130,8 +130,8 @@ def _gaps(text: str, past_the_end: int, where: str) -> tuple[Gap, ...]:
 def _number(text: str, name: str, where: str) -> int:
     value = whole_of(text)
     if value is None:
-        raise InputError(f"{name} as a whole number", f"{text[:30]!r} in {where}", "mend it")
+        raise InputError(f"{name} as a whole number", f"{text[:30]!r} in {where}", "correct it")
     # 10,000 buffers of 2**40 bytes add up to less than 2**63
     if abs(value) > MOST:
-        raise InputError(f"{name} of at most {MOST}", f"{text[:30]} in {where}", "mend it")
+        raise InputError(f"{name} of at most {MOST}", f"{text[:30]} in {where}", "correct it")
     return value

@@ -232,7 +232,7 @@ def places_of(compiled: Compiled, offsets: Mapping[Hashable, int]) -> dict[str, 
 
 # -- in L2 -----------------------------------------------------------------------------------------
 PAGE_BYTES = 128 * 1024
-MOST_BUFFER_TENSORS = 8
+MAX_BUFFER_TENSORS = 8
 """Largest number of tensors that a buffer holds."""
 Places = Mapping[str, tuple[int, int]]
 
@@ -266,7 +266,7 @@ def allocate(
             free = size_bytes // PAGE_BYTES
             if name in in_memory or name in pages_of:
                 continue
-            if len(pages_of) < MOST_BUFFER_TENSORS and pages <= free - sum(pages_of.values()):
+            if len(pages_of) < MAX_BUFFER_TENSORS and pages <= free - sum(pages_of.values()):
                 pages_of[name] = pages
             else:
                 # a tensor that was written to memory once stays there

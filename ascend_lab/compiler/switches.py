@@ -51,10 +51,10 @@ def parse_switches(text: str) -> Switches:
 
 
 def _from_json(text: str) -> Switches:
-    document = limits.json_of(text, FORM, "mend the JSON")
+    document = limits.json_of(text, FORM, "correct the JSON")
     scopes = document.get("Switch") if isinstance(document, dict) else None
     if not isinstance(scopes, dict) or not all(isinstance(v, dict) for v in scopes.values()):
-        raise InputError(FORM, text.strip()[:60], "mend the JSON")
+        raise InputError(FORM, text.strip()[:60], "correct the JSON")
     # an empty scope of another name does no harm
     wrong = next((s for s, names in scopes.items() if names and s not in SCOPES), None)
     if wrong is not None:

@@ -529,7 +529,7 @@ def read_roster(path: str | Path | None) -> dict[str, Enrolled]:
         if student in roster:
             raise InputError(f"{line}: each id once", f"{student} again", "keep one of its lines")
         if "more" in row:
-            raise InputError(f"{line}: {len(columns)} columns", f"{row['more']} more", "mend it")
+            raise InputError(f"{line}: {len(columns)} columns", f"{row['more']} more", "correct it")
         if student:
             late, log = (_number(row.get(n, ""), f"{line}: {n}") for n in ("late_minutes", "log"))
             roster[student] = Enrolled(student, row.get("name", ""), late or 0.0, log)
@@ -543,7 +543,7 @@ def _number(text: str, what: str) -> float | None:
     except ValueError:
         number = math.nan
     if not 0 <= number < math.inf:
-        raise InputError(f"{what}, a number from 0", repr(text), "mend the line")
+        raise InputError(f"{what}, a number from 0", repr(text), "correct the line")
     return number if text else None
 
 

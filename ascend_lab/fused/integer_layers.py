@@ -37,11 +37,11 @@ from ascend_lab.operators.ops.formats import is_float
 CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
 MOVING = ("reshape", "transpose", "slice", "expand")
 WINDOW = ("stride", "pad", "dilation")
-MOST_APART = 16.0
+MAX_STEP_RATIO = 16.0
 """Largest ratio of two layers' steps at which the bias of one may be added by the other."""
-MOST_PRODUCT = 255 * 128
+MAX_PRODUCT = 255 * 128
 """The largest |(q - offset) w| of two int8 numbers."""
-MOST_SUM = 2**31 - 1
+MAX_SUM = 2**31 - 1
 """The largest sum that int32 holds."""
 MAX_ZERO_CHANNEL_STEPS = 2**18
 """A channel whose weights are all 0 gets a scale at which its bias is at most so many steps."""
@@ -143,14 +143,14 @@ def _integer_operands(draft: Draft, node: Node) -> _IntegerOperands | None:
     # 64 input channels, 3 x 3 taps: 576 products a result.
     products = weight.type.elements // channel_shape[0]
     # a sum has at most 65,793 products: (2^31 - 1) / (255 * 128)
-    if products * MOST_PRODUCT > MOST_SUM:
+    if products * MAX_PRODUCT > MAX_SUM:
         return None
     has_bias = len(node.inputs) > 2
     bias = _bias(draft, node, channel_shape[0])
     if has_bias and bias is None:
         return None
     # what the largest possible sum leaves for the bias
-    room = MOST_SUM - products * MOST_PRODUCT
+    room = MAX_SUM - products * MAX_PRODUCT
     bias_stays_float = bias is not None and not _bias_fits(bias, scales, x.scale, room)
     return _IntegerOperands(x, weight, scales, bias, channel_shape, bias_stays_float)
 
@@ -494,7 +494,7 @@ def _can_absorb_shift(draft: Draft, dequantise: Node, step: float, shift: float)
     scales = draft.constants[dequantise.inputs[1]].array().astype(np.float64)
     bias = draft.constants[dequantise.inputs[2]].array().astype(np.float64)
     steps = scales * (dequantise.attr("scale", 1.0) / step)
-    fits = np.abs(bias) + abs(shift) / steps <= MOST_SUM // 2
+    fits = np.abs(bias) + abs(shift) / steps <= MAX_SUM // 2
     return bool(np.all(fits) and np.all(steps <= MAX_SUM_STEP))
 
 
@@ -538,12 +538,12 @@ def _merge_biases(draft: Draft, layers: Sequence[Node]) -> None:
 
     first, second = sorted(layers, key=order)
     for receiver, other in ((first, second), (second, first)):
-        if np.any(steps(other) > MOST_APART * steps(receiver)):
+        if np.any(steps(other) > MAX_STEP_RATIO * steps(receiver)):
             continue
         names = (*receiver.inputs[1:], *other.inputs[1:])
         constants = [draft.constants[name] for name in names]
         merged = _merged_bias(*(constant.array().astype(np.float64) for constant in constants))
-        if np.abs(merged).max() > MOST_SUM // 2:
+        if np.abs(merged).max() > MAX_SUM // 2:
             continue
         merged_constant = derived(constants[1].type, _merged_bias, *constants)
         receiver_attrs: dict[str, Any] = {"dtype": draft.type(receiver.output).dtype}

@@ -149,7 +149,7 @@ def check_division(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> None
         raise InputError(needed, str(s.grid), "divide less")
     if min(s.bands, s.blocks, s.tile) < 1 or s.stay not in ("rows", "weights"):
         needed = "at least 1 band, block and fractal; 'rows' or 'weights' that stay"
-        raise InputError(needed, f"{s.bands}, {s.blocks}, {s.tile}, {s.stay!r}", "mend it")
+        raise InputError(needed, f"{s.bands}, {s.blocks}, {s.tile}, {s.stay!r}", "correct it")
 
 
 def mixed_counts(shape: conv_shape.ConvShape) -> tuple[int, ...]:
@@ -160,7 +160,7 @@ def mixed_counts(shape: conv_shape.ConvShape) -> tuple[int, ...]:
     """
     # 3 x 3 with a padding of 1: up to 255 images as one
     halo = max(shape.dilations[0], *shape.pads[:2])
-    max_images = conv_shape.MOST_SPREAD // halo if shape.strides[0] == 1 else 1
+    max_images = conv_shape.MAX_SPREAD // halo if shape.strides[0] == 1 else 1
     return tuple(m for m in range(1, min(shape.n, max_images) + 1) if shape.n % m == 0)
 
 

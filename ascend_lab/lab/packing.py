@@ -38,9 +38,9 @@ from ascend_lab.errors import GraphError
 Ints = NDArray[np.int64]
 FIRST_STEPS = 500
 """Steps an order gets in the first round; every round doubles them."""
-MOST_STATES = 1_000_000
+MAX_STATES = 1_000_000
 """Most failed states that are remembered, about 100 bytes each."""
-MOST_BUFFERS = 2000
+MAX_BUFFERS = 2000
 """More buffers than this are not searched: one step would take too long to be of use."""
 NO_FLOOR = 1 << 62
 """Stands for the floor of a buffer outside its lifetime: above all capacities."""
@@ -99,7 +99,7 @@ class _Search:
             solved = self._solve_sets(np.split(ids, cuts), lowest)
         else:
             solved = self._branch(ids, stand)
-        if not solved and len(self.failed) < MOST_STATES:
+        if not solved and len(self.failed) < MAX_STATES:
             self.failed.add(state)
         return solved
 
@@ -143,14 +143,14 @@ def pack(
     """Return offsets within the capacity, or None when there are none.
 
     Raises TimeoutError when the time is over before either is known, and for more than
-    MOST_BUFFERS buffers. The clock only ends the search: what is tried, and in which order,
+    MAX_BUFFERS buffers. The clock only ends the search: what is tried, and in which order,
     depends on the seed alone.
     """
     special = next((b.id for b in buffers if not b.is_plain), None)
     if special is not None:
         needed = "buffers without alignment, offset and gaps"
         raise GraphError(needed, f"{special}", "use memory.plan, which asks CP-SAT")
-    if len(buffers) > MOST_BUFFERS:
+    if len(buffers) > MAX_BUFFERS:
         raise TimeoutError(f"{len(buffers)} buffers are more than the search takes")
     order = sorted((b for b in buffers if b.size_bytes), key=lambda b: b.lower)
     offsets: Offsets = {b.id: 0 for b in buffers}

@@ -26,8 +26,8 @@ from IPython.display import display
 from ascend_lab.lab.widgets import Explorer, WidgetError
 
 FRAMES_MIME = "application/vnd.ascend-lab.frames+json"
-MOST_FRAMES = 24
-MOST_CROSSED = 4
+MAX_FRAMES = 24
+MAX_CROSSED = 4
 """Controls that are combined with one another, if the cell names none; others move alone."""
 VALUES_ALONE = 2
 WIDE_RANGE = 8
@@ -108,8 +108,8 @@ def grid_values(
     unknown = set(asked) - set(controls)
     if unknown:
         raise WidgetError("page_values name controls of the widget", ", ".join(sorted(unknown)))
-    crossed = list(asked) or list(controls)[:MOST_CROSSED]
-    limit = MOST_FRAMES - VALUES_ALONE * (len(controls) - len(crossed))
+    crossed = list(asked) or list(controls)[:MAX_CROSSED]
+    limit = MAX_FRAMES - VALUES_ALONE * (len(controls) - len(crossed))
     sizes = [len(all_values(controls[name])) for name in crossed]
     counts = dict(zip(crossed, counts_of(sizes, limit), strict=True))
     values = {}

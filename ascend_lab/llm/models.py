@@ -223,7 +223,7 @@ def _parse_toml(path: str, data: bytes) -> Mapping[str, Any]:
     try:
         return tomllib.loads(data.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: a TOML file", str(error)[:80], "mend that line") from None
+        raise InputError(f"{path}: a TOML file", str(error)[:80], "correct that line") from None
 
 
 def decoder_of(name: str, table: Mapping[str, Any], where: str) -> Decoder:
@@ -241,7 +241,7 @@ def decoder_of(name: str, table: Mapping[str, Any], where: str) -> Decoder:
         experts = _record(Experts, table["experts"], f"{where}: experts")
         if experts.chosen > experts.count:
             needed = f"{where}: chosen of at most {experts.count} experts"
-            raise InputError(needed, str(experts.chosen), "mend the table")
+            raise InputError(needed, str(experts.chosen), "correct the table")
     entries = {"title": name, "source": where, **scalar_entries}
     parts = {"name": name, "attention": attention, "experts": experts}
     decoder: Decoder = _record(Decoder, {**entries, **parts}, where)
@@ -249,7 +249,7 @@ def decoder_of(name: str, table: Mapping[str, Any], where: str) -> Decoder:
         raise InputError(f"{where}: dense_width of the dense layers", "none", "add it")
     if isinstance(attention, GroupedAttention) and attention.heads % attention.kv_heads:
         needed = f"{where}: heads that are a multiple of {attention.kv_heads} kv_heads"
-        raise InputError(needed, str(attention.heads), "mend the table")
+        raise InputError(needed, str(attention.heads), "correct the table")
     return decoder
 
 
@@ -266,9 +266,9 @@ def _record(record_class: type[Any], entries: Mapping[str, Any], where: str) -> 
             smallest = 0 if known_fields[key].default == 0 or key == "q_rank" else 1
             if not _is_integer(value) or not smallest <= value <= LARGEST_SIZE:
                 needed = f"{where}: {key} as a whole number from {smallest} to {LARGEST_SIZE}"
-                raise InputError(needed, shown(value), "mend that entry")
+                raise InputError(needed, shown(value), "correct that entry")
         if known_fields[key].type == "bool" and not isinstance(value, bool):
-            raise InputError(f"{where}: {key} as true or false", shown(value), "mend that entry")
+            raise InputError(f"{where}: {key} as true or false", shown(value), "correct that entry")
     try:
         return record_class(**entries)
     except TypeError as error:

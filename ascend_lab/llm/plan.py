@@ -100,7 +100,7 @@ def prefill(batch: int, tokens: int) -> Load:
 def _check_size(quantity: str, value: int) -> None:
     """Raise `InputError` unless a number of sequences or tokens is one that a step can have."""
     if not 1 <= value <= MAX_TOKENS:
-        raise InputError(f"{quantity} from 1 to {MAX_TOKENS}", str(value), "mend that number")
+        raise InputError(f"{quantity} from 1 to {MAX_TOKENS}", str(value), "correct that number")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def shard_of(decoder: Decoder, plan: Plan) -> Shard:
     for name in ("tp", "ep", "dp", "pp"):
         value = getattr(plan, name)
         if not 1 <= value <= MAX_DEVICES:
-            raise InputError(f"{name} from 1 to {MAX_DEVICES}", str(value), "mend that number")
+            raise InputError(f"{name} from 1 to {MAX_DEVICES}", str(value), "correct that number")
     if plan.devices > MAX_DEVICES:
         needed = f"at most {MAX_DEVICES} devices"
         raise InputError(needed, f"{plan.devices} ({plan})", "lower one of them")

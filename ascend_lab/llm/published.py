@@ -264,7 +264,7 @@ def _micro_batched_estimate(model: Model, load: Load, parts: int, marks: list[st
     """
     if load.batch % (parts * model.plan.dp):
         needed = f"a batch of {parts} equal parts in each of {model.plan.dp} groups"
-        raise InputError(needed, str(load.batch), "mend that row")
+        raise InputError(needed, str(load.batch), "correct that row")
     step = model.step(replace(load, batch=load.batch // parts))
     links_s = parts * step.ledger["links"]
     # 2 parts of 30 ms each, of which 10 ms are links: 20 ms of links and 40 ms of kernels. Together

@@ -144,7 +144,7 @@ def _lengths(limits: tuple[int, ...], count: int, rng: np.random.Generator, key:
     """Return a length for each request: the same for all, or drawn between two limits."""
     if len(limits) > 2 or limits[0] > limits[-1]:
         needed = f"[requests] {key}: a number of tokens, or [least, most]"
-        raise InputError(needed, shown(list(limits)), "mend it")
+        raise InputError(needed, shown(list(limits)), "correct it")
     lengths: list[int] = rng.integers(limits[0], limits[-1] + 1, count).tolist()
     return lengths
 

@@ -213,7 +213,7 @@ class Runner:
         words = [word for sequence in additions for word in sequence]
         if not 0 <= min(words) <= max(words) < self.decoder.vocabulary:
             needed = f"words from 0 to {self.decoder.vocabulary - 1}"
-            raise InputError(needed, f"{min(words)} to {max(words)}", "mend them")
+            raise InputError(needed, f"{min(words)} to {max(words)}", "correct them")
         # 3 sequences in 2 groups: sequences 0 and 1 are in group 0, sequence 2 is in group 1.
         size = math.ceil(self.batch / self.plan.dp)
         tokens = max(map(len, additions))

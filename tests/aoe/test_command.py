@@ -316,13 +316,13 @@ def attempt(*given):
     if len(measured) == 40:
         os.kill(os.getpid(), signal.SIGINT)
     return original(*given)
-def agree(*given):
+def difference_of(*given):
     if len(measured) >= 40:  # by then another than the default is best
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(300)
     return really(*given)
-really = tuning.agree
-workers.attempt, tuning.agree = attempt, agree
+really = tuning.difference_of
+workers.attempt, tuning.difference_of = attempt, difference_of
 sys.exit(main(["-j", "2", *{arguments!r}]))
 """
 

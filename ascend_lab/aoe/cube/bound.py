@@ -49,15 +49,18 @@ class Slots:
     def __init__(self, count: Array) -> None:
         """Start with all of them free."""
         self.count = count
+        # one array of zeros serves for all slots: `free` replaces arrays and never changes one
         self.times = [np.zeros_like(count)] * int(count.max())
 
     def wait(self, time: Array) -> Array:
         """Return the time from which the next slot is free."""
+        # kernels with one slot look at times[0], kernels with two at times[1]
         free_time: Array = np.maximum(time, np.choose(self.count - 1, self.times))
         return free_time
 
     def free(self, times: Array, where: Mask) -> None:
         """Give a slot back at `times`."""
+        # the times move on by one slot: (t0, t1) becomes (new, t0)
         moved = zip(self.times, [times, *self.times[:-1]], strict=True)
         self.times = [np.where(where, new, old) for old, new in moved]
 
@@ -91,6 +94,7 @@ class Walk:
         )
         counts = {"a1": np.maximum(w.a_l1, shared_slots), "b1": np.maximum(w.b_l1, shared_slots)}
         counts |= {
+            # True counts as 1: two slots where two tiles of sums fit L0C
             "c": 1 + (2 * tile_bytes <= job.chip.buffers["L0C"]),
             "out": zero + 2,
             "tile": zero + 2,
@@ -125,6 +129,7 @@ class Walk:
         self._occupy("load", stays, self.free_at["load"] + cycles, cycles)
         if chip.combined:
             return
+        # a bias of 4 bytes for each of the 16 columns of a block
         table_cycles = copy_cycles(chip.path("L1", "BT"), w.core_n * isa.FRACTAL * 4)
         loaded_at = self.free_at["load"] + drain_work.channel_latency
         table_ready = np.maximum(self.free_at["feed"], loaded_at) + 4 * f + table_cycles
@@ -171,6 +176,7 @@ class Walk:
         f = self.flag
         drain_work = rows_of(self.drain_work, index)
         (run, fractals, n, extra_copies) = sizes
+        # 40 pixels in 3 fractals: all 48 rows are copied without an epilogue, 40 with one
         stride = fractals * BLOCK if drain_work.plan is None else run
         piece_blocks = drain_work.blocks(stride, n)
         # with an epilogue and a single piece, L0C is free as soon as the piece is in UB; the cube
@@ -178,6 +184,7 @@ class Walk:
         released_early = (piece_blocks == n) & (drain_work.plan is not None)
         l0c_free = drain
         for piece in range(int(ceil_div_array(n, piece_blocks).max())):
+            # 5 blocks in pieces of 2: counts 2, 2, 1, then 0 while other kernels have more pieces
             count = np.clip(n - piece * piece_blocks, 0, piece_blocks)
             mask = np.zeros(len(where), bool)
             mask[index] = count > 0
@@ -238,6 +245,7 @@ class Walk:
             else DTYPE_BYTES[drain_work.plan.tiles[drain_work.plan.start]]
         )
         work = copy_cycles(chip.path("L0C", "UB"), count * stride * element_bytes_in)
+        # UB has two slots for results: the next one in turn is that freed before the last
         end = np.maximum(drain, self.slots["out"].times[1][index]) + f + work
         if drain_work.plan is not None and drain_work.epilogue is not None:
             end = np.where(released_early, end + f, end)
@@ -339,6 +347,7 @@ class Walk:
         path = job.chip.path("GM", "L1")
         a_cycles = copy_cycles(path, a_size, job.a.cycles_per_byte)
         b_cycles = copy_cycles(path, b_size, job.b.cycles_per_byte)
+        # weights that an outer loop keeps are loaded before the pixels or rows of A
         weights_first = b & w.keeps_b
         if weights_first.any():
             self._load_to_l1("b", weights_first, b_cycles, job.b.latency_cycles)
@@ -350,6 +359,7 @@ class Walk:
                 to_l0b_cycles,
             )
         self._load_to_l1("a", a, a_cycles, job.a.latency_cycles)
+        # B is copied behind A, whose latency passes meanwhile
         latency_left = np.where(a, job.a.latency_cycles - b_cycles, 0)
         self._load_to_l1(
             "b", b & ~w.keeps_b, b_cycles, np.maximum(job.b.latency_cycles, latency_left)
@@ -438,11 +448,13 @@ class Walk:
         end_inner = end_tile & (p["inner"] == self.inner - 1)
         end_outer = end_inner & (p["outer"] == self.outer - 1)
         finished = active & end_outer & (p["bundle"] == w.bundles - 1)
+        # the last slot to be freed is that of the last tile: its data are in GM then
         end_time = self.slots["out" if self.job.chip.combined else "c"].times[0] + self.flag
         self.end_cycles = np.where(finished, end_time, self.end_cycles)
         loop_ends = (end_stage, end_tile, end_inner, end_outer, finished)
         step = active
         for name, end in zip(LOOPS, loop_ends, strict=True):
+            # a loop that has ended begins again at 0, and the next outer one moves on
             p[name] = np.where(step, np.where(end, 0, p[name] + 1), p[name])
             step = step & end
 

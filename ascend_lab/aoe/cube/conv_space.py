@@ -55,7 +55,7 @@ def conv_space(
 ) -> CubeSpace:
     """Return all tilings of a convolution; raises `InputError` if none fits.
 
-    A space of more than `most` points is thinned out: sizes keep one of `space.RATIOS` between
+    A space of more than `most` points is thinned out: sizes keep one of `SPACING_RATIOS` between
     them. `default` adds a schedule that thinning must not drop.
     """
     chip = chip_left(chip, demand)
@@ -84,6 +84,7 @@ def pixel_tiles(shape: ConvShape, max_tile: int, ratio: float, *, strip: bool) -
     """Return the heights of pixel tiles, in fractals."""
     oh, ow = shape.out_hw
     if strip:
+        # a strip lies in one row: 56 columns are 4 fractals, in tiles of 4, 2 or 1
         heights = space.even_sizes(-(-ow // FRACTAL))
         return space.thinned(heights[heights <= max_tile], ratio)
     # tiles of whole rows: a multiple of `period` fractals ends at the end of a row. With 24 columns
@@ -140,6 +141,7 @@ def column_shares(bundle: Bundles, cols: int) -> tuple[int, int]:
 def shares_of(bundle: Bundles, cols: Array) -> tuple[Array, Array]:
     """Return `column_shares` of many numbers of columns."""
     by_columns = [column_shares(bundle, c) for c in range(1, int(cols.max(initial=0)) + 1)]
+    # entry 0 is never read: every tiling has at least one column
     table = np.array([(0, 0), *by_columns], np.int64)[cols]
     return table[:, 0], table[:, 1]
 
@@ -151,6 +153,7 @@ def used_columns(bundle: Bundles, cols: int, tile: int) -> int:
         shares, columns_per_share = column_shares(bundle, count)
         return shares, len(chunks(bundle.n1, tile, columns_per_share))
 
+    # 5 columns for 8 tiles of one bundle have 2 each, as 4 columns do: 4 is returned
     wanted_kernel = kernel(cols)
     return next(c for c in range(1, cols + 1) if kernel(c) == wanted_kernel)
 
@@ -170,6 +173,7 @@ def _depths(shape: ConvShape, chip: Chip, table: Columns, ratio: float) -> Colum
     """Add stages in channel blocks, K tiles and the slots of L0."""
     c1 = bundles_of(shape).c1
     taps = shape.taps
+    # the stage of the whole depth must not be thinned out: with it an operand can stay in L1
     stages = np.union1d(space.thinned(space.even_sizes(c1), ratio), [c1])
     lists = []
     # K tiles of a stage; where whole K tiles cover a longer stage, that one represents it: with one
@@ -179,6 +183,7 @@ def _depths(shape: ConvShape, chip: Chip, table: Columns, ratio: float) -> Colum
         lists.append(
             k[ceil_div_array(stage * taps, k) * k // taps == stage] if stage < stages[-1] else k
         )
+    # `cross_product` lists all stages for every row: the lists are numbers 0, 1, ..., 0, 1, ...
     which = np.tile(np.arange(len(stages)), len(table["m"]))
     table = cross_product(table, {"stage": stages})
     return space.with_l0_slots(
@@ -208,6 +213,7 @@ def l1_bytes(shape: ConvShape, t: Columns) -> tuple[Array, Array, Array]:
     window = _by_window(
         shape, t, lambda s, strip, m: prod(conv_windows.window_sides(s, m, strip=strip))
     )
+    # a stage of 2 has the window's pixels of 2 channel blocks, and the weights of both for each tap
     a = t["stage"] * window * pixel
     b = t["stage"] * shape.taps * t["n"] * area
     return a, b, a + b
@@ -269,6 +275,7 @@ def conv_schedule_of(shape: ConvShape, point: Point) -> gemm_schedule.GemmSchedu
     """Return the schedule of a point of a convolution's space."""
     g = dict(zip(CONV_NAMES, point, strict=True))
     c0 = c0_of(shape.dtype)
+    # a stage of 2 blocks with 9 taps in K tiles of 4 fractals has 5 of them, 18 / 4 rounded up
     step = -(-g["stage"] * shape.taps // g["k"])
     schedule = gemm_schedule.GemmSchedule(
         g["m"] * FRACTAL, g["k"] * c0, g["n"] * FRACTAL, step, g["rows"], g["cols"]

@@ -33,8 +33,9 @@ from ascend_lab.operators.kernels.epilogue_plan import (
     demand_of,
     drain_plan,
 )
-from ascend_lab.operators.kernels.gemm_schedule import MOST_STAGES_IN_L1, store_cycles_per_byte
+from ascend_lab.operators.kernels.gemm_schedule import MAX_STAGES_IN_L1, store_cycles_per_byte
 
+# elements of a fractal of C: 16 x 16
 BLOCK = FRACTAL * FRACTAL
 
 
@@ -67,6 +68,7 @@ class DrainWork:
 
         A tile of fewer rows than usual leaves room for more blocks in a piece.
         """
+        # a piece of 2 blocks of 64 rows x 16 has room for 4 blocks of 32 rows, those of a last tile
         blocks: Array = np.minimum(np.maximum(self.piece_blocks * self.piece_run // run, 1), n)
         return blocks
 
@@ -84,6 +86,7 @@ def drain_work_of(
     channel_loads, channel_bytes = _channel_copies(epilogue, chip)
     operand_names = [o.name.partition(".")[0] for o in epilogue.operands] if epilogue else []
     is_warm = any(name in warm for name in operand_names)
+    # channel operands that do not all stay on the core are loaded again for every tile of m
     reloads = np.maximum(work.m_tiles * (resident_blocks < work.core_n), 1)
     channel_reads = np.maximum(1, max(channel_loads, 1) * work.rows * reloads)
     costs = _operand_costs(job, is_warm, channel_reads)
@@ -123,6 +126,7 @@ def _operand_costs(job: CubeWork, is_warm: bool, channel_reads: Array) -> _Opera
     path = chip.path("GM", "UB" if chip.combined else "L1")
     cores_times_clock = job.work.cores.astype(np.float64) * chip.clock_hz
     path_cycles_per_byte = 1.0 / path.rate_bytes_per_cycle
+    # 20 cores at 1.8 GHz share 3.6e12 bytes a second of L2: 0.01 cycles a byte for each
     l2_cycles_per_byte = np.maximum(
         path_cycles_per_byte, cores_times_clock / chip.l2.rate_bytes_per_s
     )
@@ -139,6 +143,7 @@ def _operand_costs(job: CubeWork, is_warm: bool, channel_reads: Array) -> _Opera
     memory_latency = np.where(
         job.work.ragged, l2_latency, path.latency_cycles + chip.device_memory.latency_cycles
     )
+    # 4 rows of cores that load a bias 3 times each: 1 of 12 reads comes from device memory
     first_read_share = 1.0 / channel_reads
     mean_latency = l2_latency + first_read_share * (memory_latency - l2_latency)
     return _OperandCosts(
@@ -155,6 +160,7 @@ def _channel_room(job: CubeWork, demand: Demand | None, out_bytes: int) -> tuple
     work = job.work
     tile_n = np.minimum(work.n, work.core_n)
     if demand is None:
+        # two slots, so that one piece is stored while the next is computed
         blocks_in_ub = chip.buffers.get("UB", 0) // (2 * work.m * BLOCK * out_bytes)
         return np.zeros_like(work.n), np.clip(blocks_in_ub, 1, tile_n) if chip.combined else tile_n
     # many tilings share a pair (blocks of the core, blocks of a tile): each pair is computed once
@@ -171,6 +177,7 @@ def _channel_room(job: CubeWork, demand: Demand | None, out_bytes: int) -> tuple
 def _channel_copies(epilogue: Epilogue | None, chip: Chip) -> tuple[int, int]:
     """Return how many copies bring the operands per channel, and their bytes for 16 channels."""
     channels = epilogue.of_kind("channel") if epilogue else ()
+    # a vector instruction repeats a block of 16 fp16, but 16 fp32 are two: they are copied 4 times
     copies = [pattern(o.dtype) // FRACTAL if chip.combined else 1 for o in channels]
     copy_bytes = [FRACTAL * DTYPE_BYTES[o.dtype] for o in channels]
     return sum(copies), sum(u * size for u, size in zip(copies, copy_bytes, strict=True))
@@ -206,7 +213,7 @@ def shared_slots(job: CubeWork) -> Array:
     slots_are_shared: Mask = (
         job.is_conv & (work.stage < work.units) & (work.a_l1 == 2) & (work.b_l1 == 2)
     )
-    return np.where(slots_are_shared, MOST_STAGES_IN_L1, 0)
+    return np.where(slots_are_shared, MAX_STAGES_IN_L1, 0)
 
 
 def l1_to_l0_cycles(job: CubeWork, m: Array, n: Array, depth: Array) -> tuple[Array, Array]:
@@ -272,6 +279,7 @@ def _run_cycles(elements: Array, lanes: int, max_repeat: int, cost: VectorCost) 
 
     An instruction costs a head and handles up to `max_repeat` repeats, each of which costs a slope.
     """
+    # 300 elements in 128 lanes: 2 repeats in one instruction, and one more for the tail of 44
     repeats = elements // lanes
     has_tail = elements % lanes > 0
     instructions = ceil_div_array(repeats, max_repeat) + has_tail
@@ -318,6 +326,7 @@ class Busy:
 def turns_of(job: CubeWork) -> Array:
     """Return how many times the cube accumulates into one tile: the K tiles of all its stages."""
     work = job.work
+    # 9 taps, 5 units in stages of 2, K tiles of 4: turns 5 + 5 + 3, for 18, 18 and 9 fractals
     stages = ceil_div_array(work.units, work.stage)
     last_units = work.units - (stages - 1) * work.stage
     turns_per_stage = ceil_div_array(work.stage * job.taps, work.k)
@@ -341,6 +350,7 @@ def busy_of(job: CubeWork, drain_work: DrainWork) -> Busy:
     flag_cycles = job.chip.flag_cycles
     tiles = work.m_tiles * work.n_tiles * work.bundles
     products = work.bundles * work.m_sum * work.core_n * work.units * job.taps
+    # a turn waits for A and for B and gives both slots back: 4 flags; resident weights need none
     flag_cycles_per_turn = np.where(weights_stay_in_l0b(job), 2 * flag_cycles, 4 * flag_cycles)
     overheads = tiles * (
         2 * flag_cycles + turns_of(job) * (chip.cube_head_cycles + flag_cycles_per_turn)
@@ -380,6 +390,7 @@ def _loads(job: CubeWork) -> tuple[Floats, Floats, Array, Array]:
     staged_b_copies = work.bundles * b_tile_reads * np.where(work.keeps_b, 1, stages)
     a_copies = np.where(work.bypass_a, a_tile_reads * turns, staged_a_copies)
     b_copies = np.where(work.bypass_b, b_tile_reads * turns, staged_b_copies)
+    # past L1, B comes one row of fractals at a time, each with a startup of its own
     b_copy_starts = np.where(work.bypass_b, b_tile_reads * depth, staged_b_copies)
     a_bytes = work.bundles * a_reads_per_tile * work.unit_sum * work.units
     b_bytes = work.bundles * b_reads_per_tile * work.core_n * depth * fractal_bytes
@@ -487,6 +498,7 @@ def flush_cycles(job: CubeWork, drain_work: DrainWork) -> Floats:
     chip = job.chip
     work = job.work
     element_bytes = DTYPE_BYTES[drain_work.out_dtype]
+    # the last tile in the core's list, which may be lower than the others
     run = job.tile_list.pixels[work.first + work.m_tiles - 1] * FRACTAL
     if not chip.combined:
         path = chip.path("L0C", "GM")
@@ -494,6 +506,7 @@ def flush_cycles(job: CubeWork, drain_work: DrainWork) -> Floats:
         return (copy + path.latency_cycles + chip.l2.latency_cycles).astype(np.float64)
     path = chip.path("UB", "GM")
     blocks = drain_work.blocks(run, work.n_last)
+    # 5 blocks in pieces of 2 leave a last piece of 1
     last_piece = work.n_last - (ceil_div_array(work.n_last, blocks) - 1) * blocks
     copy = copy_cycles(path, run * last_piece * element_bytes, drain_work.out_cycles_per_byte)
     return (copy + path.latency_cycles + chip.l2.latency_cycles).astype(np.float64)
@@ -564,6 +577,7 @@ def _alternating(job: CubeWork, busy: Busy) -> list[Floats]:
     # two flags of a turn and two of a tile are raised while the other pipe works
     tiles = work.m_tiles * work.n_tiles * work.bundles
     cube = busy.cube - 2 * job.chip.flag_cycles * tiles * (turns_of(job) + 1)
+    # MTE1 feeds A first: if A waits for the cube, B waits behind it; if only B waits, A is there
     l0_bound = np.where(
         work.a_l0 == 1, feed + cube, np.where(work.b_l0 == 1, busy.feed_b + cube, 0.0)
     )

@@ -90,6 +90,7 @@ def core_counts(core_count: int, ratio: float) -> list[int]:
 
 def coded(column: Array) -> tuple[Array, Array]:
     """Return the distinct values in ascending order, and each entry's index among them."""
+    # (8, 2, 8) has the values (2, 8), at which its entries have the indices 1, 0, 1
     occurs = np.bincount(column.astype(np.intp)) > 0
     return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[column]
 
@@ -116,6 +117,7 @@ def cross_product(table: Columns, more: Columns) -> Columns:
     """Return every row of one table with every row of another."""
     count = len(next(iter(table.values())))
     times = len(next(iter(more.values())))
+    # rows 1, 2 with a, b: the first table is repeated as 1, 1, 2, 2, the second tiled as a, b, a, b
     out = {name: np.repeat(column, times) for name, column in table.items()}
     return out | {name: np.tile(column, count) for name, column in more.items()}
 
@@ -150,6 +152,7 @@ class CubeSpace(TableSpace):
         self.shape = shape
         self.chip = chip
         self.demand = demand
+        # codes are small numbers, so that the keys of `distinct_rows` fit 64 bits
         coded_columns = [coded(table[name]) for name in names]
         _, first, _ = distinct_rows([code for _, code in coded_columns])
         self.genes: Columns = {name: table[name][first] for name in names}
@@ -208,8 +211,9 @@ def gemm_space(
 ) -> CubeSpace:
     """Return all tilings of a product; raises `CapacityError` if not even the smallest fits.
 
-    A space of more than `most` points is thinned out: tile sizes keep one of `RATIOS` between
-    them. `default` adds a schedule that thinning must not drop: True for the best in closed form.
+    A space of more than `most` points is thinned out: tile sizes keep one of `SPACING_RATIOS`
+    between them. `default` adds a schedule that thinning must not drop: True for the best in closed
+    form.
     """
     chip = chip_left(chip, demand)
     row = _default_row(shape, chip, demand) if default is True else {}
@@ -235,8 +239,10 @@ def side_options(total: int, max_tile: int, cores: int, ratio: float) -> Array:
     """Return (cores used, tile) pairs for one side: the smallest tile for each number of tiles."""
     pairs = set()
     for count in core_counts(cores, ratio):
+        # 10 fractals on 2 cores: tiles of 5, 3, 2 and 1 give a core 1, 2, 3 and 5 of them
         tiles = np.unique(ceil_div_array(total, count * np.arange(1, -(-total // count) + 1)))
         for tile in thinned(tiles[tiles <= max_tile], ratio):
+            # in tiles of 5 the 10 fractals occupy 2 cores, however many may be used
             pairs.add((len(chunks(total, int(tile), count)), int(tile)))
     return np.array(sorted(pairs), np.int64).reshape(-1, 2)
 
@@ -258,6 +264,7 @@ def _tiles(shape: GemmShape, chip: Chip, demand: Demand | None, ratio: float) ->
     """Return core grids and tiles of C."""
     m1, _, n1 = shape.fractals
     area = area_of(shape.dtype)
+    # a tile of C is highest where its K tile is a single fractal deep
     rows = side_options(m1, chip.buffers["L0A"] // area, chip.core_count, ratio)
     cols = side_options(n1, chip.buffers["L0B"] // area, chip.core_count, ratio)
     table = cross_product(
@@ -279,6 +286,7 @@ def _depths(shape: GemmShape, chip: Chip, table: Columns, ratio: float) -> Colum
 def with_l0_slots(table: Columns, chip: Chip, area: int) -> Columns:
     """Return the rows whose tiles fit L0, with as many slots as fit."""
     for side, name, space in (("m", "a_l0", "L0A"), ("n", "b_l0", "L0B")):
+        # 64 KiB of L0A hold one tile of 40 KiB, and two of 20 KiB: a third slot is not used
         table[name] = np.minimum(chip.buffers[space] // (table[side] * table["k"] * area), 2)
     return rows_at(table, (table["a_l0"] > 0) & (table["b_l0"] > 0))
 
@@ -291,11 +299,13 @@ def _orders_and_slots(
     alike = _order_is_irrelevant(shape, chip, demand, table)
     for choice in LOOP_CHOICES:
         words = TEXT_GENES["bypass"][choice[2]].upper()
+        # without a path from GM to L0A no tiling lets A bypass L1
         if any(("GM", f"L0{name}") not in chip.paths for name in words):
             continue
         genes = {n: np.full_like(table["m"], v) for n, v in zip(LOOP_GENES, choice, strict=True)}
         t = table | genes
         agreements = [t[name] == column for name, column in _canonical(shape, t).items()]
+        # order nm is left out where it changes nothing, unless B stays in L1 with it
         agreements += [~alike] if choice[0] and not choice[1] else []
         canonical_rows = rows_at(t, np.all(agreements, axis=0))
         parts.append(with_l1_slots(canonical_rows, chip, *slot_bytes(shape, canonical_rows)))
@@ -307,6 +317,7 @@ def _order_is_irrelevant(shape: GemmShape, chip: Chip, demand: Demand | None, t:
     m1, k1, n1 = shape.fractals
     stored = demand.stored_bytes + demand.loaded_bytes if demand else DTYPE_BYTES[shape.out_dtype]
     total_bytes = (m1 + n1) * k1 * area_of(shape.dtype) + m1 * n1 * FRACTAL * FRACTAL * stored
+    # of several rows of cores the first has full tiles only: a ragged one is on the last row
     even_m = (t["rows"] > 1) | (m1 % t["m"] == 0)
     even_n = (t["cols"] > 1) | (n1 % t["n"] == 0)
     alike: Mask = even_m & even_n & (total_bytes <= chip.l2.size_bytes)
@@ -327,6 +338,7 @@ def slot_bytes(shape: GemmShape, t: Columns) -> tuple[Array, Array]:
     stage = t["k"] * t["step"]
     sizes = []
     for side, name in (("m", "a"), ("n", "b")):
+        # an operand that stays in L1 is there with its whole depth, not only with a stage
         depth = np.where(uses(t, "keep", name), k1, stage)
         sizes.append(np.where(uses(t, "bypass", name), 0, t[side] * depth * area))
     return sizes[0], sizes[1]
@@ -338,6 +350,7 @@ def with_l1_slots(table: Columns, chip: Chip, a: Array, b: Array) -> Columns:
     If two slots fit for A or for B, but not for both, the row occurs twice.
     """
     l1_bytes = chip.buffers["L1"]
+    # L1 of 1024 KiB, A 400 and B 200: two of A (1000) or two of B (800) fit, two of each do not
     two_of_each = 2 * (a + b) <= l1_bytes
     two_of_a = ~two_of_each & (2 * a + b <= l1_bytes)
     two_of_b = ~two_of_each & (a + 2 * b <= l1_bytes)
@@ -360,6 +373,7 @@ def _canonical(shape: GemmShape, t: Columns) -> Columns:
     With one stage and one tile of n on a core, A is loaded once anyway: "keep a" equals "".
     """
     m1, k1, n1 = shape.fractals
+    # 10 fractals in tiles of 4 on 2 rows of cores: 3 tiles, of which the busier row has 2
     m_tiles, n_tiles = (
         ceil_div_array(ceil_div_array(s, t[x]), t[c])
         for s, x, c in ((m1, "m", "rows"), (n1, "n", "cols"))
@@ -372,6 +386,7 @@ def _canonical(shape: GemmShape, t: Columns) -> Columns:
     return {
         "keep": keep,
         "order": np.where(one_tile & (keep == 0), 0, t["order"]),
+        # nothing is loaded stage by stage: the number of K tiles in a stage has no effect
         "step": np.where(stays["a"] & stays["b"], 1, t["step"]),
     }
 

@@ -137,6 +137,7 @@ def load_of(chip: Chip, reads: Array, once: Array | int, cores: Array) -> Load:
     """
     path = chip.path("GM", "L1")
     core_count = cores.astype(np.float64)
+    # 1 MB that is read 4 times: a quarter of the reads goes to device memory
     first_read_share = np.minimum(1.0, once / np.maximum(reads, 1))
     path_cycles_per_byte = 1.0 / path.rate_bytes_per_cycle
     l2_cycles_per_byte = np.maximum(
@@ -161,6 +162,7 @@ def gemm_work(shape: GemmShape, chip: Chip, t: Columns, warm: Collection[str] = 
     cores = t["rows"] * t["cols"]
     m_all = ceil_div_array(m1, t["m"])
     n_all = ceil_div_array(n1, t["n"])
+    # 10 fractals in tiles of 4 on 2 rows of cores: 3 tiles, 2 or 8 fractals for the first row
     core_m = np.minimum(ceil_div_array(m_all, t["rows"]) * t["m"], m1)
     core_n = np.minimum(ceil_div_array(n_all, t["cols"]) * t["n"], n1)
     m_tiles = ceil_div_array(core_m, t["m"])
@@ -184,6 +186,7 @@ def gemm_work(shape: GemmShape, chip: Chip, t: Columns, warm: Collection[str] = 
         core_m * area,
         n_tiles,
         t["n"],
+        # the last tile: 10 blocks in tiles of 4 leave 2
         core_n - (n_tiles - 1) * t["n"],
         core_n,
         np.full_like(cores, k1),
@@ -217,6 +220,7 @@ def _tile_list(owned_fractals: Array, tile: Array, area: int) -> tuple[TileList,
     # the lists lie end to end: counts (3, 2) start at 0 and 3
     starts = np.cumsum(counts) - counts
     sizes = np.repeat(tiles, counts)
+    # the last tile of each list is replaced by what remains
     sizes[starts + counts - 1] = owned - (counts - 1) * tiles
     return TileList(sizes, sizes * FRACTAL, sizes * area, np.ones_like(sizes)), starts[row]
 
@@ -235,6 +239,7 @@ def conv_work(shape: ConvShape, chip: Chip, t: Columns, warm: Collection[str] = 
     core_n = np.minimum(ceil_div_array(n_all, columns_per_share) * t["n"], bundle.n1)
     n_tiles = ceil_div_array(core_n, t["n"])
     cores = t["rows"] * _columns_used(bundle, t["n"], shares, columns_per_share)
+    # 8 tiles on 5 columns are 2 for each, so that 4 columns have work
     columns_per_share = ceil_div_array(n_all, ceil_div_array(n_all, columns_per_share))
     tile_list, m = _pixels(shape, t)
     # if one stage holds the whole depth, A stays while n goes round (order mn), or B while m does
@@ -329,10 +334,12 @@ def _pixels(shape: ConvShape, t: Columns) -> tuple[TileList, Columns]:
         if (window, m) not in images:
             images[window, m] = image_tiles(seen, m, strip=strip)
         *listed, touched = images[window, m]
+        # the images of a batch have the same tiles: their lists are joined
         all_tiles = [np.tile(column, seen.n) for column in listed]
         tile_counts = np.array(chunks(len(all_tiles[0]), 1, rows), np.intp)
         # each row of cores takes a contiguous stretch of tiles; find the one with most to load
         ends: Array = np.cumsum(tile_counts)
+        # with tile counts (3, 2) the ends are 3 and 5, the sums begin at 0 and 3
         loads: Array = np.add.reduceat(all_tiles[2], ends - tile_counts)
         best = int(np.argmax(loads))
         busiest = slice(int(ends[best] - tile_counts[best]), int(ends[best]))
@@ -373,6 +380,7 @@ def image_tiles(shape: ConvShape, m: int, *, strip: bool) -> tuple[Array, Array,
     tile_pixels = m * FRACTAL
     t = np.arange(tiles_per_image(shape, m, strip=strip))
     if strip:
+        # 100 columns in strips of 48 pixels are 3 a row: strip 4 is in row 1, from column 48 on
         strips_per_row = -(-ow // tile_pixels)
         row = t // strips_per_row
         first_column = t % strips_per_row * tile_pixels
@@ -381,6 +389,7 @@ def image_tiles(shape: ConvShape, m: int, *, strip: bool) -> tuple[Array, Array,
         columns = (first_column, first_column + pixels - 1)
     else:
         pixels = np.minimum(tile_pixels, oh * ow - t * tile_pixels)
+        # rows of 20 pixels: tile 1 of 48 pixels has pixels 48 .. 95, which are in rows 2 .. 4
         rows = (t * tile_pixels // ow, (t * tile_pixels + pixels - 1) // ow)
         columns = (np.zeros_like(t), np.full_like(t, ow - 1))
     mixed = shape.mixed
@@ -395,6 +404,7 @@ def spans(shape: ConvShape, axis: int, first: Array, last: Array) -> tuple[Array
     """Return (first, count) of the inputs that outputs first..last read: `window_of` on arrays."""
     size = (shape.h, shape.w)[axis]
     stride = shape.strides[axis]
+    # stride 2, padding 1, kernel 3: outputs 0 .. 3 read inputs -1 .. 7, before clipping
     low = first * stride - shape.pads[2 * axis]
     high = last * stride - shape.pads[2 * axis] + shape.reach[axis] - 1
     start = low - np.maximum(0, ceil_div_array(low - size + 1, stride)) * stride

@@ -74,6 +74,7 @@ class Profile:
 
     def step_s(self, end_s: float) -> float:
         """Return the time of a step whose gradients are all exchanged `end_s` into backward."""
+        # backward of 10 ms, exchange until 12: the step is 2 ms longer than on one device
         return self.forward_s + max(self.backward_s, end_s) + self.update_s
 
 
@@ -160,8 +161,10 @@ def tune_gradients(
     if not gradients:
         raise InputError(f"{graph.name}: parameters to train", "none", "train another network")
     total_bytes = sum(gradient.size_bytes for gradient in gradients)
+    # the largest bucket has all gradients: no split needs a cost beyond that size
     table = cost or cluster_cost(topology, float(total_bytes))
     best_plan = plan(gradients, table, max_segments)
+    # a cost that the caller gives is exact by definition
     cost_error = 0.0 if cost else _largest_table_error(best_plan, profile, table, topology)
     forms = planning.forms_of(best_plan, gradients, table)
     bound_s = bound(gradients, table)
@@ -190,6 +193,7 @@ def cluster_cost(topology: Topology, max_bytes: float) -> Cost:
     It interpolates in a table that ends at 1 GiB, or for larger networks at the next power of two.
     """
     # The table is cached by its largest size: all networks below 1 GiB of gradients share one.
+    # 1.5 GiB needs 31 bits: its table ends at 2 GiB; exactly 1 GiB still takes the table of 1 GiB
     return _cost_table(topology, 2.0 ** max(30, int(max_bytes - 1).bit_length()))
 
 
@@ -338,9 +342,11 @@ def forms_text(forms: Forms) -> list[str]:
     buckets = len(forms.ddp_segments)
     ddp = f"{buckets} buckets, end {forms.ddp_end_s * 1e6:.3f} us"
     if forms.ddp_cap_mib < MIN_USEFUL_CAP_MIB:
+        # gradients count from 0: the last index + 1 is their number
         alone = ": every gradient by itself" if buckets == forms.by_idx[-1] + 1 else ""
         ddp += f"; smaller than any useful cap{alone}"
     large = "  # segments larger than asked: HCCL takes 8" if forms.hccl_too_large else ""
+    # 5 segments but 4 shares: one segment was too small for a share
     dropped = len(forms.by_idx) - len(forms.by_size)
     shares = f"  # {dropped} segments too small for a share are joined with a neighbour"
     return [

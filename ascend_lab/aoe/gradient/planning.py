@@ -95,6 +95,7 @@ def best_cap(table: Table, price: Price, per_octave: int = 2) -> tuple[float, Sp
     smallest_bytes = min((s for s in np.diff(table.sums_bytes).tolist() if s > 0), default=1.0)
     count = 1
     if total_bytes > smallest_bytes:
+        # from 1 KiB to 1 MiB with 2 caps per doubling: 10 doublings, 20 steps
         count = int(np.ceil(per_octave * np.log2(total_bytes / smallest_bytes))) + 1
     sizes = [smallest_bytes * 2 ** (step / per_octave) for step in range(count + 1)]
     caps = [float(round(min(total_bytes, size))) for size in sizes]
@@ -123,6 +124,7 @@ def mg_wfbp(table: Table, cost: Cost) -> Split:
     start = ready[0]
     for i in range(table.count - 1):
         time_s = float(cost(sums[i + 1] - sums[begin]))
+        # below 0 if the link is still busy when the next gradient is ready: waiting is free then
         wait = ready[i + 1] - start
         # Waiting less than a startup is cheaper than paying for one more.
         if wait < time_s and (wait < 0 or wait < startup):
@@ -147,6 +149,7 @@ def gdat(table: Table, cost: Cost) -> Split:
     ready_s = (table.ready_s - table.ready_s[0]).tolist()
     count = table.count
     backward_s = ready_s[-1]
+    # a split must beat one bucket, which has its whole all-reduce behind the end of backward
     best_tail_s = float(cost(sums[-1]))
     best_split = one_bucket(table, cost)
     for first_count in range(1, count):
@@ -217,6 +220,7 @@ class GradientPlan:
 
     def gain(self, name: str) -> float:
         """Return the share by which a baseline ends later: its end / this end - 1."""
+        # a baseline that ends at 110 us against 100 us for this plan: 10 %
         return self.baselines[name] / self.end_s - 1.0 if self.end_s else 0.0
 
     def as_dict(self) -> dict[str, object]:
@@ -249,6 +253,7 @@ def plan(
     table = splits.table_of(rows, max_bytes)
     price = price_of(cost)
     split, end = splits.best_split(table, price, max_segments)
+    # the baselines know no limit of bytes: whether they keep it anyway is asked below
     unlimited = splits.table_of(rows)
     baseline_ends = {}
     over_limit = []
@@ -335,6 +340,7 @@ def forms_of(
         try:
             hccl = plan(rows, cost, HCCL_SEGMENTS, max_bytes=max_bytes)
         except InputError:
+            # without a limit of bytes it is changes of the number format that need more than 8
             if max_bytes is None:
                 raise
             hccl = plan(rows, cost, HCCL_SEGMENTS)
@@ -368,6 +374,7 @@ def by_size(split: Split, rows: Sequence[Gradient]) -> tuple[float, ...]:
     sums = splits.table_of(rows).sums_bytes
     total = float(sums[-1]) or 1.0
     # Running sums are rounded, not single shares: the differences add up to the whole.
+    # three equal segments end at 2133, 4267 and 6400 units: 2133, 2134 and 2133 units long
     segment_ends = [round(SHARE_UNITS * float(sums[last + 1]) / total) for _, last in split]
     segment_ends[-1] = SHARE_UNITS
     segment_starts = [0, *segment_ends[:-1]]

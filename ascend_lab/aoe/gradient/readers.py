@@ -50,18 +50,21 @@ def read_profile(file: str | Path) -> tuple[Gradient, ...]:
 
 
 def _number(where: str, name: str, value: object) -> float:
+    # the cells of a CSV file are text, the values of JSON are numbers already
     number = number_of(value) if isinstance(value, str) else json_number(value)
     if number is None:
-        raise InputError(f"{where}: {name} as a number", shown(value), "mend the row")
+        raise InputError(f"{where}: {name} as a number", shown(value), "correct the row")
     return number
 
 
 def _gradient(where: str, name: str, ready_s: float, size: float, dtype: str) -> Gradient:
     """Return a gradient; raise `InputError` for a wrong time or size, naming the row `where`."""
     if not 0 <= ready_s <= MAX_TIME_S:
-        raise InputError(f"{where}: a ready time of at least 0", str(ready_s), "mend the row")
+        raise InputError(f"{where}: a ready time of at least 0", str(ready_s), "correct the row")
+    # 1e6 is a whole number of bytes, 0.5 is not
     if not (0 <= size <= MAX_BYTES and size == int(size)):
         raise InputError(f"{where}: a whole number of bytes, at least 0", str(size), "round it")
+    # where no row has a format, any single one will do: no bucket is cut at a change
     return Gradient(name, ready_s, int(size), dtype or "fp16")
 
 
@@ -77,7 +80,7 @@ def _from_csv(path: Path, data: bytes) -> tuple[Gradient, ...]:
     for number, row in table[1:]:
         where = f"{path} line {number}"
         if len(row) > len(table[0][1]):
-            raise InputError(f"{where}: {len(table[0][1])} columns", str(len(row)), "mend it")
+            raise InputError(f"{where}: {len(table[0][1])} columns", str(len(row)), "correct it")
         gradient = _from_row(where, row, column_of)
         if gradient.name in first_line:
             got = f"{shown(gradient.name)}, as in line {first_line[gradient.name]}"
@@ -98,6 +101,7 @@ def _columns(path: Path, header: list[str]) -> dict[str, int]:
     """Return the column number of each value; raise `InputError` for unknown or double columns."""
     column_of = dict[str, int]()
     remedy = "columns are name, ready_us, bytes and, where wanted, dtype"
+    # both spellings of a column lead to its key: "bytes" and "gradient_size(byte)"
     key_of = {name: key for key, names in COLUMNS.items() for name in names}
     for number, title in enumerate(header):
         if title.lower() in IGNORED_COLUMNS:
@@ -119,7 +123,7 @@ def _from_row(where: str, row: list[str], column_of: Mapping[str, int]) -> Gradi
     """Return the gradient in a row of a CSV table."""
     last_column = max(column_of.values())
     if len(row) <= last_column:
-        raise InputError(f"{where}: {last_column + 1} columns", str(len(row)), "mend it")
+        raise InputError(f"{where}: {last_column + 1} columns", str(len(row)), "correct it")
     size_bytes = _number(where, "bytes", row[column_of["bytes"]])
     ready_us = _number(where, "ready_us", row[column_of["ready"]])
     dtype = row[column_of["dtype"]] if "dtype" in column_of else ""
@@ -158,7 +162,9 @@ def _from_bank(path: Path, value: Any) -> tuple[Gradient, ...]:
         # The first number is the time before the first gradient; it delays all splits equally.
         step_ns = _number(where, BANK_LISTS[0], time_value) if i else 0.0
         if step_ns < 0:
-            raise InputError(f"{where}: a {BANK_LISTS[0]} of at least 0", str(step_ns), "mend it")
+            raise InputError(
+                f"{where}: a {BANK_LISTS[0]} of at least 0", str(step_ns), "correct it"
+            )
         ready_s += step_ns * 1e-9
         size_bytes = _number(where, BANK_LISTS[1], size_value)
         gradients.append(_gradient(where, f"gradient {i}", ready_s, size_bytes, ""))

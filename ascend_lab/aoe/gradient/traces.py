@@ -127,6 +127,7 @@ def _source(
     # kinds of events, the one with the most exact times first
     sources: list[tuple[list[Event], Callable[[str, int, Event], Row]]] = [
         (kernels, _reduce_row),
+        # with a device these times only say when the host issued work: the last choice then
         ([] if has_device else accumulations, _accumulation_row),
         (reduces, _reduce_row),
         (older, _older_row),
@@ -174,6 +175,7 @@ def _marks(timed: Sequence[Event], *, of_device: bool = False) -> list[float]:
 def _last_step(begins: Sequence[float], events: Sequence[Event]) -> tuple[float, float]:
     """Return begin and end of the last step that contains an event; infinite without any step."""
     # Step k lasts until step k + 1 begins; the last one, to the end of the trace.
+    # without any step `begins` is empty; the slice below makes `ends` empty as well
     ends = [*begins[1:], math.inf]
     for begin, end in zip(reversed(begins), reversed(ends[: len(begins)]), strict=True):
         if any(begin <= _begin(e) < end for e in events):
@@ -272,6 +274,7 @@ def _last_whole_pass(
     last_pass = max(k for k, one_pass in enumerate(passes) if len(one_pass) == longest)
     for place, counts in enumerate(sizes):
         may_be_cut = not is_one_step and place in (0, len(passes) - 1)
+        # Counter <= Counter: no size occurs more often, as in a pass that the recording has cut off
         if counts != sizes[last_pass] and not (may_be_cut and counts <= sizes[last_pass]):
             needed = f"{path}: the same gradients in each backward pass of a step"
             got = f"{len(passes[place])} and {longest}, or other shapes"
@@ -313,6 +316,7 @@ def _last_part(
 def _repetitions(items: list[Any]) -> int:
     """Return how often the items repeat their shortest period: 3 for A B A B A B."""
     count = len(items)
+    # a period longer than half of the items cannot repeat
     for length in range(1, count // 2 + 1):
         if count % length == 0 and items == items[:length] * (count // length):
             return count // length
@@ -326,6 +330,7 @@ def _args(event: Event) -> Event:
 
 
 def _is_all_reduce(event: Event) -> bool:
+    # "AllReduce", "all_reduce" and "allreduce_coalesced" are all-reduces
     name = str(_args(event).get("Collective name", "")).lower().replace("_", "")
     return name.startswith("allreduce") and "In msg nelems" in _args(event)
 
@@ -344,6 +349,7 @@ def _shape(event: Event) -> list[int] | None:
 def _reduce_row(where: str, place: int, event: Event) -> Row:
     args = _args(event)
     count = args["In msg nelems"]
+    # `type(...) is`, because isinstance counts True as an int
     if type(count) is not int or not 0 <= count <= MAX_BYTES:
         raise InputError(f"{where}: In msg nelems as a whole number", shown(count))
     size, dtype = _format(where, args.get("dtype"))

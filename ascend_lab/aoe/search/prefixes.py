@@ -68,6 +68,7 @@ class BranchAndBound:
         # A good start point pays off at once: prefixes with a higher bound are never expanded.
         if batch := history.legal_starts(start):
             best = min((yield from history.ask(batch)))
+        # the empty prefix stands for the whole space
         heap: list[_QueuedPrefix] = [(self.bound(()), 0, 0, ())]
         while batch := self._leaves(history, heap, best):
             best = min(best, *(yield from history.ask(batch)))
@@ -119,6 +120,7 @@ def tree_of(root: Node, deepest: int | None = None) -> dict[Point, Node]:
     """Return the nodes of a tree by their prefixes, parents first, down to the depth `deepest`."""
     nodes: dict[Point, Node] = {(): root}
     queue: list[Point] = [()]
+    # the list grows while it is walked: prefixes come in order of their length
     for prefix in queue:
         if deepest is None or len(prefix) < deepest:
             children = {(*prefix, v): child for v, child in nodes[prefix].children.items()}
@@ -196,6 +198,7 @@ class _Rollouts:
         pools: list[list[Point]] = []
         visited_nodes: list[Node] = []
         pool_count = self.search.rollouts if self.search.completions > 1 else self.search.batch
+        # a descent may end where all points are known and give no pool: 10 attempts for each pool
         for _ in range(10 * pool_count):
             if len(pools) == pool_count or self.root.closed:
                 break
@@ -218,6 +221,7 @@ class _Rollouts:
         prefix: Point = ()
         path = [node]
         while len(prefix) < len(space.names):
+            # counted before its cost is known, so that the next descent goes elsewhere
             node.pending += 1
             value = self._select(node, prefix)
             prefix = (*prefix, value)
@@ -231,6 +235,7 @@ class _Rollouts:
         """Follow the children of lowest cost to a random depth; return the prefix."""
         node = self.root
         prefix: Point = ()
+        # a depth of 0 .. n - 1: at least the last decision is left to the completion
         for _ in range(int(self.history.rng.integers(len(self.history.space.names)))):
             open_children = {
                 value: child for value, child in node.children.items() if not child.closed
@@ -282,6 +287,7 @@ class _Rollouts:
         """Complete a prefix with the later decisions of one of the best points, one changed."""
         space = self.history.space
         rng = self.history.rng
+        # prefix (128, 16), donor (64, 32, 2, 1): 2 and 1 are borrowed, or the values nearest them
         donor = self.best_points[int(rng.integers(len(self.best_points)))]
         point = mutated(space, completed(space, donor, prefix), rng)
         return completed(space, point, prefix)

@@ -28,7 +28,7 @@ __all__ = [
 ]
 # fmt: on
 # isort: on
-MOST_MICRO_BATCHES = 64
+MAX_MICRO_BATCHES = 64
 VIRTUAL = (2, 4)
 
 
@@ -128,9 +128,7 @@ def _divisors(n: int) -> list[int]:
 def _powers(samples: int, stages: int) -> list[int]:
     """Return the powers of two that divide the samples of a pipeline; fewer than stages starve."""
     # 12 samples: micro-batches 1, 2 and 4; with 4 stages only 4 keeps every stage busy.
-    powers = [
-        2**k for k in range(MOST_MICRO_BATCHES.bit_length()) if samples and not samples % 2**k
-    ]
+    powers = [2**k for k in range(MAX_MICRO_BATCHES.bit_length()) if samples and not samples % 2**k]
     return [m for m in powers if m >= stages or m == powers[-1]]
 
 

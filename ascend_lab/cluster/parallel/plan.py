@@ -335,7 +335,7 @@ def run_pipeline(
                 done.append(TimedTask(task, device, start, start + work))
                 places[device] += 1
         if len(done) == done_count:
-            raise ClusterError("tasks in an order that can run", "a deadlock", "mend the lists")
+            raise ClusterError("tasks in an order that can run", "a deadlock", "correct the lists")
     worked: list[list[float]] = [[] for _ in lists]
     for timed in done:
         worked[timed.device].append(timed.end_s - timed.start_s)

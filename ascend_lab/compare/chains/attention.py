@@ -56,7 +56,8 @@ def as_called(work: Work) -> Work:
     if len(q) == 4 and q[-2] != queries:
         if type(queries) is not int or queries < 1 or q[-2] % queries:
             needed = f"{work.operator}: queries that divide the {q[-2]} rows of q"
-            raise InputError(needed, f"queries={queries}", "mend that row")
+            raise InputError(needed, f"queries={queries}", "correct that row")
+        # q (1, 2, 96, 64) with 32 queries: 3 heads share the keys, so that q is (1, 6, 32, 64)
         q = (q[0], q[1] * (q[2] // queries), queries, q[3])
     dtypes = work.dtypes if len(work.dtypes) == 1 else work.dtypes[:3]
     return replace(work, shapes=(q, k, v), dtypes=dtypes)
@@ -75,6 +76,7 @@ def as_measured(work: Work) -> Work:
     queries = q[-2]
     keys = k[-2]
     shared_by = q[-3] // k[-3] if len(q) > 3 and len(k) > 3 else 1
+    # 8 heads of q that share keys: 64 queries of them fill a block of 512 rows
     step = max(1, TILE // max(shared_by, 1))  # queries whose heads fill a block of rows
     computed = 0
     # 1024 queries and keys in tiles of 512: queries 0 .. 511 read 512 keys, the others 1024
@@ -84,6 +86,7 @@ def as_measured(work: Work) -> Work:
         seen = end + keys - queries
         computed += (end - first_query) * min(keys, math.ceil(seen / TILE) * TILE)
     mean = math.ceil(computed / queries)
+    # the fourth input is the mask that the measured kernel adds
     shapes = (q, (*k[:-2], mean, k[-1]), (*v[:-2], mean, v[-1]), (queries, mean))
     attributes = {word: value for word, value in work.attributes.items() if word != "causal"}
     return replace(work, shapes=shapes, dtypes=work.dtypes[:1], attributes=attributes)
@@ -118,6 +121,7 @@ def tiling_read_s(chip: Chip) -> float:
 
     It waits for each line, n lines of l cycles: n l / f.
     """
+    # 1596 bytes are 25 lines of 64
     lines = math.ceil(TILING_BYTES / LINE_BYTES)
     return lines * chip.device_memory.latency_cycles / chip.clock_hz
 
@@ -131,6 +135,7 @@ def latent(work: Work) -> Work:
     """
     _check_count(work, 5)
     q, q_turned, k, k_turned, v = (_heads_first(work, shape) for shape in work.shapes)
+    # 512 + 64 numbers for q and k, 512 for v
     shapes = ((*q[:3], q[3] + q_turned[3]), (*k[:3], k[3] + k_turned[3]), v)
     return replace(work, operator=FLASH, shapes=shapes, dtypes=work.dtypes[:1])
 
@@ -139,7 +144,7 @@ def _check_count(work: Work, count: int) -> None:
     """Raise `InputError` unless a row has so many inputs, each with batch, tokens, heads, size."""
     if len(work.shapes) != count or any(len(shape) != 4 for shape in work.shapes):
         needed = f"{work.operator}: {count} inputs of four axes"
-        raise InputError(needed, str(work.shapes), "mend that row")
+        raise InputError(needed, str(work.shapes), "correct that row")
 
 
 def _heads_first(work: Work, shape: Shape) -> Shape:
@@ -147,7 +152,7 @@ def _heads_first(work: Work, shape: Shape) -> Shape:
     layout = work.attributes.get("layout", "BNSD")
     if layout not in ("BNSD", "BSND"):
         needed = f"{work.operator}: layout BNSD or BSND"
-        raise InputError(needed, str(layout), "mend that row")
+        raise InputError(needed, str(layout), "correct that row")
     batch, second, third, size = shape
     return (batch, third, second, size) if layout == "BSND" else (batch, second, third, size)
 
@@ -200,6 +205,7 @@ def selected(work: Work, chip: Chip) -> Estimate:
     shape = selected_shape(work)
     line = simulate_kernel(flash_kernel(shape, chip), chip, DeviceMemory.of(chip))
     row_cycles = gathered_row_cycles(shape, chip)
+    # 26 queries on 24 cores: some cores have 2, and these decide
     queries_of_core = math.ceil(shape.batch / chip.core_count)
     rows_of_query = math.ceil(shape.keys / chip.vector_cores_per_core)
     rows_of_tile = math.ceil(min(TILE, shape.keys) / chip.vector_cores_per_core)
@@ -216,6 +222,7 @@ def selected(work: Work, chip: Chip) -> Estimate:
     start_s = line.task_s - line.cycles / chip.clock_hz
     model_s = start_s + parts[limit] + moves_s(work, chip)
     by_host_s = 0.0
+    # a time that is not the kernel's alone contains the host's part of the launch
     if work.timing != "kernel":
         by_host_s = chip.launch_overhead_s - chip.queued_launch_s
     marks = ("one kernel: rows gathered beside the products, v as the front of k",)
@@ -235,6 +242,7 @@ def gathered_row_cycles(shape: FlashShape, chip: Chip) -> int:
 def table_bytes(work: Work) -> int:
     """Return the bytes of k that come from memory: each row once, if any query selects it."""
     q, k, _, chosen = (_heads_first(work, shape) for shape in work.shapes)
+    # a table of 1,000 rows of which 64 queries select 32 each: at most all 1,000 are read
     rows = min(math.prod(k[:3]), q[0] * q[2] * chosen[3])
     return rows * k[3] * 2
 

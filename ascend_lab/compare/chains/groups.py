@@ -79,11 +79,12 @@ def _shape(work: Work, out: str) -> GroupedShape:
     """
     sizes = [len(shape) for shape in work.shapes[:2]]
     rows = work.attributes.get("rows")
+    # a table's row with a single group has a number here, not a tuple of one
     rows = (rows,) if isinstance(rows, int) else rows
     counts_are_integers = isinstance(rows, tuple) and all(type(count) is int for count in rows)
     if sizes != [2, 3] or not isinstance(rows, tuple) or not counts_are_integers:
         needed = f"{work.operator}: x (rows, k), w (groups, k, n) and the rows of each group"
-        raise InputError(needed, f"{work.shapes[:2]}, rows={shown(rows)}", "mend that row")
+        raise InputError(needed, f"{work.shapes[:2]}, rows={shown(rows)}", "correct that row")
     (total, k), (groups, *sides) = work.shapes[:2]
     turned = bool(work.attributes.get("trans_b", False))
     # trans_b: w lies as (n, k)
@@ -91,7 +92,7 @@ def _shape(work: Work, out: str) -> GroupedShape:
     groups_in_row = work.attributes.get("groups", groups)
     if (depth, len(rows), sum(rows), groups_in_row) != (k, groups, total, groups):
         needed = f"{work.operator}: {groups} groups with {total} rows in all, of {depth} numbers"
-        raise InputError(needed, f"rows={shown(rows)} of x {work.shapes[0]}", "mend that row")
+        raise InputError(needed, f"rows={shown(rows)} of x {work.shapes[0]}", "correct that row")
     return GroupedShape(rows, k, columns, work.dtypes[0], out)
 
 
@@ -99,6 +100,7 @@ def _products(work: Work, shape: GroupedShape) -> Graph:
     """Return a graph with one product for each group that has rows."""
     net = GraphBuilder(work.operator)
     for group, rows in enumerate(shape.rows):
+        # rows = (3, 0, 5) gives two products: a group without rows has none
         if rows:
             x = net.input(f"x{group}", (rows, shape.k), shape.dtype)
             w = net.input(f"w{group}", (shape.k, shape.n), shape.dtype)
@@ -123,13 +125,14 @@ def grouped_matmul(work: Work) -> Groups:
     if work.attributes.get("trans_b", False):
         layouts["b"] = "FRACTAL_NZ"
     pairs = zip("ab", work.shapes, strict=False)
+    # 100 columns in fp16 are 200 bytes, 6.25 blocks: such rows are converted
     rows = {name: size for name, size in pairs if size[-1] * DTYPE_BYTES[main] % BLOCK_BYTES}
     conversions = _in_blocks({name: (TensorType(rows[name], main), layouts[name]) for name in rows})
     if count == 2:
         return Groups(shape, None, _products(work, shape), conversions, together=True)
     if work.shapes[2] != (len(shape.rows), shape.n):
         needed = f"{work.operator}: a bias of {len(shape.rows)} x {shape.n}"
-        raise InputError(needed, str(work.shapes[2]), "mend that row")
+        raise InputError(needed, str(work.shapes[2]), "correct that row")
     # bf16 sums are fp32: add the bias, then round once
     steps = Step("vadd", (SUMS, BIAS.name)), Step("vconv", (0,), dtype=main)
     epilogue = Epilogue((BIAS,), steps, main)
@@ -148,9 +151,10 @@ def swiglu_quant(work: Work) -> Groups:
         raise UnsupportedError(needed, ", ".join(dtypes), "none is guessed")
     shape = _shape(work, "int32")
     scales = (len(shape.rows), shape.n), (sum(shape.rows),)
+    # a and b are the halves of a row, and each must be whole fractals of 16 columns
     if work.shapes[2:] != scales or shape.n % (2 * isa.FRACTAL):
         needed = f"{work.operator}: scales of {scales}, columns in blocks of {2 * isa.FRACTAL}"
-        raise InputError(needed, str(work.shapes[2:]), "mend that row")
+        raise InputError(needed, str(work.shapes[2:]), "correct that row")
     epilogue = Epilogue((SCALE,), (), "fp32", Deq(SCALE.name, dtype="fp32"))
     conversions = _in_blocks({"b": (TensorType(work.shapes[1], "int8"), "FRACTAL_NZ")})
     return Groups(shape, epilogue, _products(work, shape), conversions, _gated(work, shape))
@@ -199,7 +203,7 @@ def as_groups(work: Work) -> Work:
     if sizes != [3, 3] or groups_in_row != work.shapes[0][0]:
         needed = "grouped_matmul: x (groups, m, k) and w (groups, k, n)"
         raise InputError(
-            needed, f"{work.shapes[:2]}, groups={shown(groups_in_row)}", "mend that row"
+            needed, f"{work.shapes[:2]}, groups={shown(groups_in_row)}", "correct that row"
         )
     (groups, rows, depth), *later_shapes = work.shapes
     attributes = {**work.attributes, "rows": (rows,) * groups}
@@ -238,6 +242,7 @@ def weight_quant(work: Work) -> WideWeights:
 
 def spans(shape: GroupedShape) -> list[tuple[int, int]]:
     """Return (first row, end) of each group in the result, whose groups are whole fractals."""
+    # rows = (3, 0, 5) have heights 1, 0, 1: the groups are rows 0-15, none, and 16-31
     ends = accumulate((height * isa.FRACTAL for height in shape.heights), initial=0)
     return list(pairwise(ends))
 

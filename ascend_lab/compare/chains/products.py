@@ -40,7 +40,7 @@ def one_dtype_each(work: Work) -> tuple[str, ...]:
     """Return a number format for each input; raise `InputError` where their number differs."""
     if len(work.dtypes) != len(work.shapes):
         needed = f"{work.operator}: a dtype for each of {len(work.shapes)} inputs"
-        raise InputError(needed, str(len(work.dtypes)), "mend that row")
+        raise InputError(needed, str(len(work.dtypes)), "correct that row")
     return work.dtypes
 
 
@@ -63,7 +63,7 @@ def product_of(work: Work) -> tuple[Shape, Shape]:
         x = (math.prod(x[:-1]), x[-1])
     if len(x) != len(w) or len(x) < 2 or x[-1] != w[-2] or x[:-2] != w[:-2]:
         needed = f"{work.operator}: x (..., m, k) and w (..., k, n)"
-        raise InputError(needed, f"{x} and {w}", "mend that row")
+        raise InputError(needed, f"{x} and {w}", "correct that row")
     return x, w
 
 
@@ -71,7 +71,7 @@ def column(work: Work, shape: Shape, columns: int, dtype: str) -> TensorType:
     """Return the type of a number per column; raise `InputError` for other sizes."""
     if shape not in ((columns,), (1,), (1, columns)):
         needed = f"{work.operator}: one number, or one for each of {columns} columns"
-        raise InputError(needed, str(shape), "mend that row")
+        raise InputError(needed, str(shape), "correct that row")
     return TensorType((columns,), dtype)
 
 
@@ -86,7 +86,7 @@ def quant_matmul(work: Work) -> Graph:
     parts = str(work.attributes.get("with", "scale")).split("+")
     if len(work.shapes) != 2 + len(parts) or set(parts) - {"scale", "bias", "pertoken"}:
         needed = f"{work.operator}: inputs x, w and {', '.join(parts)}"
-        raise InputError(needed, f"{len(work.shapes)} shapes", "mend that row")
+        raise InputError(needed, f"{len(work.shapes)} shapes", "correct that row")
     if dtypes[:2] != ("int8", "int8") or "scale" not in parts:
         raise UnsupportedError(
             f"{work.operator}: bytes and a scale", str(dtypes), "none is guessed"
@@ -135,7 +135,7 @@ def _dequantised(net: GraphBuilder, work: Work, sums: Value, operands: Given, ou
         rows, _ = operands["pertoken"]
         if rows != (sums.shape[-2],):
             needed = f"{work.operator}: a number for each of {sums.shape[-2]} rows"
-            raise InputError(needed, str(rows), "mend that row")
+            raise InputError(needed, str(rows), "correct that row")
         y = net.mul(y, net.input("token", (*rows, 1), "fp32"))
     if dtype in ("fp32", *FLOATS):
         kind = column(work, shape, columns, "fp32")
@@ -208,7 +208,7 @@ def mla_prolog(work: Work) -> Graph:
     sizes_needed = (hidden, down[1], (hidden, width + turned), (down[1],), (width,), sine)
     if sizes_in_row != sizes_needed or head_size * heads != up[1] or head_size != size + turned:
         needed = f"{work.operator}: weights whose sizes go together"
-        raise InputError(needed, str(work.shapes), "mend that row")
+        raise InputError(needed, str(work.shapes), "correct that row")
     net = GraphBuilder(work.operator, work.dtypes[0])
     x = net.input("x", (rows, hidden))
     turns = net.input("sine", (rows, 1, turned)), net.input("cosine", (rows, 1, turned))
@@ -265,7 +265,7 @@ def filter_gradient(work: Work) -> Graph:
     words = {"strides": 3, "pads": 6, "dilations": 3, "filter": 5}
     stride, pads, dilation, taps = (_numbers(work, word, size) for word, size in words.items())
     if taps[:2] != (k, c):
-        raise InputError(f"{work.operator}: a filter of {k}, {c}", str(taps), "mend that row")
+        raise InputError(f"{work.operator}: a filter of {k}, {c}", str(taps), "correct that row")
     net = GraphBuilder(work.operator, work.dtypes[0])
     x = net.input("x", (depth * n, c, *image))
     dy = net.input("dy", (frames * n, k, *small))
@@ -316,7 +316,7 @@ def _numbers(work: Work, word: str, count: int) -> tuple[int, ...]:
         or not all(type(v) is int for v in numbers)
     ):
         raise InputError(
-            f"{work.operator}: {word}, {count} whole numbers", shown(numbers), "mend it"
+            f"{work.operator}: {word}, {count} whole numbers", shown(numbers), "correct it"
         )
     return numbers
 

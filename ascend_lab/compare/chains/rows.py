@@ -53,14 +53,14 @@ def _shape_of(work: Work, input_number: int, rank: int) -> Shape:
     shape = work.shapes[input_number]
     if len(shape) != rank:
         needed = f"{work.operator}: input {input_number + 1} with {rank} axes"
-        raise InputError(needed, "x".join(map(str, shape)), "correct this row")
+        raise InputError(needed, "x".join(map(str, shape)), "correct that row")
     return shape
 
 
 def _draft(work: Work) -> GraphBuilder:
     """Start a graph whose tensors have the format of the row's first input."""
     if not work.dtypes:
-        raise InputError(f"{work.operator}: a dtype", "none", "correct this row")
+        raise InputError(f"{work.operator}: a dtype", "none", "correct that row")
     return GraphBuilder(work.operator, work.dtypes[0])
 
 
@@ -77,7 +77,7 @@ def _gather_axis(work: Work, rank: int) -> int:
     """Return the attribute `axis`, counted from 0."""
     axis = work.attributes["axis"]
     if not isinstance(axis, int) or not -rank <= axis < rank:
-        raise InputError(f"{work.operator}: axis of {rank} axes", shown(axis), "correct this row")
+        raise InputError(f"{work.operator}: axis of {rank} axes", shown(axis), "correct that row")
     return axis % rank
 
 
@@ -92,10 +92,10 @@ def group_norm(work: Work) -> Programs:
     groups = work.attributes["groups"]
     if len(shape) < 3 or not isinstance(groups, int) or groups < 1 or shape[1] % groups:
         needed = "group_norm: x (n, c, ...) and groups that divide c"
-        raise InputError(needed, f"{shape}, {shown(groups)}", "correct this row")
+        raise InputError(needed, f"{shape}, {shown(groups)}", "correct that row")
     if work.shapes[1:] != ((shape[1],), (shape[1],)):
         needed = f"group_norm: scale and bias of {shape[1]} channels"
-        raise InputError(needed, shown(work.shapes[1:]), "correct this row")
+        raise InputError(needed, shown(work.shapes[1:]), "correct that row")
     channels = shape[1] // groups
     pixels = math.prod(shape[2:])
     norm = GroupNorm(shape[0], groups, channels, pixels, _format_of(work))
@@ -176,10 +176,10 @@ def apply_rotary_pos_emb(work: Work) -> Programs:
         if (shape[0], shape[length_axis], shape[3]) != (batch, length, 2 * half):
             needed = f"apply_rotary_pos_emb: {name} with {batch} times {length} places"
             needed = f"{needed} of {2 * half} elements"
-            raise InputError(needed, "x".join(map(str, shape)), "correct this row")
+            raise InputError(needed, "x".join(map(str, shape)), "correct that row")
     if work.shapes[3] != work.shapes[2]:
         needed = "apply_rotary_pos_emb: as many sines as cosines"
-        raise InputError(needed, shown(work.shapes[2:]), "correct this row")
+        raise InputError(needed, shown(work.shapes[2:]), "correct that row")
     chain = _RotaryChain(work, _format_of(work), mode == "interleaved")
     outputs = ("q", "k") if layout == "BSND" else ("q_back", "k_back")
     return Programs(chain.kernels, ("q", "k", "cos", "sin"), outputs)
@@ -284,7 +284,7 @@ def moe_re_routing(work: Work) -> Programs:
     has_scales = len(work.shapes) == 3
     if has_scales and work.shapes[2] != (count,):
         needed = f"moe_re_routing: a scale for each of {count} tokens"
-        raise InputError(needed, "x".join(map(str, work.shapes[2])), "correct this row")
+        raise InputError(needed, "x".join(map(str, work.shapes[2])), "correct that row")
     shape = Rerouting(count, hidden, ranks, experts, _format_of(work, DTYPE_BYTES), has_scales)
     inputs = ("x", "scale")
     outputs = ("y", "scale_out")
@@ -408,12 +408,12 @@ def unsorted_segment_sum(work: Work) -> Graph:
     shape, index_shape, updates = work.shapes
     if work.attributes["segments"] != shape[0]:
         needed = f"unsorted_segment_sum: segments equal to the first size, {shape[0]}"
-        raise InputError(needed, shown(work.attributes["segments"]), "correct this row")
+        raise InputError(needed, shown(work.attributes["segments"]), "correct that row")
     count = math.prod(index_shape)
     width = math.prod(shape[1:])
     if updates != (*index_shape, *shape[1:]):
         needed = f"unsorted_segment_sum: one row of {width} elements per index"
-        raise InputError(needed, "x".join(map(str, updates)), "correct this row")
+        raise InputError(needed, "x".join(map(str, updates)), "correct that row")
     draft = _draft(work)
     values = draft.input("u", (count, width))
     index = draft.input("index", (count,), "int32")
@@ -436,7 +436,7 @@ def gather_elements(work: Work) -> Graph:
     axis = _gather_axis(work, len(shape))
     if any(index_shape[d] > shape[d] for d in range(len(shape)) if d != axis):
         needed = f"gather_elements: an index no longer than x but along axis {axis}"
-        raise InputError(needed, f"{index_shape} for {shape}", "correct this row")
+        raise InputError(needed, f"{index_shape} for {shape}", "correct that row")
     draft = _draft(work)
     x = draft.reshape(draft.input("x", shape), shape=(math.prod(shape), 1))
     index = draft.input("index", index_shape, "int32")

@@ -46,7 +46,7 @@ def _number(work: Work, word: str, usual: float | None = None) -> float:
         return float(value)
     except (TypeError, ValueError):
         needed = f"{work.operator}: {word} a number"
-        raise InputError(needed, shown(value), "mend that row") from None
+        raise InputError(needed, shown(value), "correct that row") from None
 
 
 def _dtypes(work: Work, count: int) -> tuple[str, ...]:
@@ -56,13 +56,13 @@ def _dtypes(work: Work, count: int) -> tuple[str, ...]:
         dtypes = dtypes * count
     if len(dtypes) != count:
         needed = f"{work.operator}: one number format, or {count}"
-        raise InputError(needed, str(len(work.dtypes)), "mend that row")
+        raise InputError(needed, str(len(work.dtypes)), "correct that row")
     return dtypes
 
 
 def _only_shape(work: Work) -> Shape:
     if len(work.shapes) != 1:
-        raise InputError(f"{work.operator}: one tensor", str(len(work.shapes)), "mend that row")
+        raise InputError(f"{work.operator}: one tensor", str(len(work.shapes)), "correct that row")
     return work.shapes[0]
 
 
@@ -123,7 +123,7 @@ def exp(work: Work) -> Graph:
     _refuse_others(work, *OF_A_POWER)
     base = _number(work, "base", -1.0)
     if base <= 0 and base != -1:
-        raise InputError("exp: base -1, or a number above 0", shown(base), "mend that row")
+        raise InputError("exp: base -1, or a number above 0", shown(base), "correct that row")
     (dtype,) = _dtypes(work, 1)
     net = GraphBuilder(work.operator)
     x = net.input("x", _only_shape(work), dtype)
@@ -144,7 +144,7 @@ def masked_scale(work: Work) -> Graph:
     """
     _refuse_others(work, "scale")
     if len(work.shapes) != 2:
-        raise InputError("masked_scale: x and mask", str(len(work.shapes)), "mend that row")
+        raise InputError("masked_scale: x and mask", str(len(work.shapes)), "correct that row")
     dtypes = _dtypes(work, 2)
     floats = {dtype for dtype in dtypes if forms.is_float(dtype)}
     # bool x uint8 stays a byte; fp16 x bf16 needs fp32, as neither holds the other
@@ -168,7 +168,7 @@ def addcdiv(work: Work) -> Graph:
     lists = [work.shapes[place * count : (place + 1) * count] for place in range(3)]
     if left_over or not count or lists.count(lists[0]) < 3:
         needed = f"{work.operator}: three lists of tensors of the same shapes"
-        raise InputError(needed, f"{len(work.shapes)} tensors", "mend that row")
+        raise InputError(needed, f"{len(work.shapes)} tensors", "correct that row")
     dtype = _one_format(work)
     elements = sum(forms.elements(shape) for shape in lists[0])
     net = GraphBuilder(work.operator)
@@ -254,10 +254,10 @@ def foreach_norm(work: Work) -> Graph:
     count = work.attributes.get("tensors", len(work.shapes))
     if not work.shapes or count != len(work.shapes):
         needed = f"{work.operator}: as many shapes as tensors"
-        raise InputError(needed, f"tensors={shown(count)}", "mend that row")
+        raise InputError(needed, f"tensors={shown(count)}", "correct that row")
     power = _number(work, "p", 2.0)
     if math.isnan(power):
-        raise InputError(f"{work.operator}: a power p", "nan", "mend that row")
+        raise InputError(f"{work.operator}: a power p", "nan", "correct that row")
     dtype = _one_format(work)
     sizes = [forms.elements(shape) for shape in work.shapes]
     net = GraphBuilder(work.operator)
@@ -365,13 +365,13 @@ def dequant_swiglu_quant(work: Work) -> Graph:
     dtypes = _dtypes(work, len(work.shapes))
     if not shapes or len(shapes[0]) != 2 or shapes[0][1] % 2:
         needed = f"{work.operator}: a matrix of an even number of columns first"
-        raise InputError(needed, shown(shapes[:1]), "mend that row")
+        raise InputError(needed, shown(shapes[:1]), "correct that row")
     rows, columns = shapes[0]
     input_factors = ((1, columns), (rows,)) if dtypes[0] == "int32" else ()
     output_factor = ((1, columns // 2),)
     if shapes[1:] not in (input_factors, input_factors + output_factor):
         needed = f"{work.operator}: factors of shapes {input_factors}, and {output_factor} or none"
-        raise InputError(needed, shown(shapes[1:]), "mend that row")
+        raise InputError(needed, shown(shapes[1:]), "correct that row")
     net = GraphBuilder(work.operator)
     x = net.input("x", (rows, 2, columns // 2), dtypes[0])
     halves = [_wide(net, half) for half in _halves(net, x)]

@@ -58,7 +58,7 @@ def __getattr__(name: str) -> Any:
 
 CONVERTER_MODULES = (elementwise, moves, quantised, sequences, shapes, signals, sums, windows)
 """Modules whose import fills `CONVERTERS`."""
-MOST_OPERANDS = 4096
+MAX_OPERANDS = 4096
 """Most inputs or outputs of a node."""
 
 
@@ -179,9 +179,7 @@ class _Importer:
     def node(self, node: NodeProto) -> None:
         """Convert one node and name what it writes."""
         operand_count = max(len(node.input), len(node.output))
-        refuse_above(
-            f"{file.title(node)}: operands", operand_count, MOST_OPERANDS, "split the node"
-        )
+        refuse_above(f"{file.title(node)}: operands", operand_count, MAX_OPERANDS, "split the node")
         signature = file.find(node, self.opset)
         inputs = [self.tensors[name] if name else None for name in node.input]
         ctx = Context(
@@ -295,7 +293,7 @@ def _convert_node(ctx: Context) -> Sequence[Result]:
         raise GraphError(f"{ctx.where}: {error.needed}", error.got, error.remedy) from error
     except _MALFORMED as error:
         got = f"{type(error).__name__}: {error}"
-        raise GraphError(f"{ctx.where}: attributes that fit", got, "mend the node") from error
+        raise GraphError(f"{ctx.where}: attributes that fit", got, "correct the node") from error
     return (results,) if isinstance(results, draft.Value | Tensor) else tuple(results)
 
 
@@ -305,14 +303,14 @@ def _folded_integers(
     """Return whole numbers computed from what is known as known: shapes depend on them."""
     new_names = [result.name for result in results if isinstance(result, draft.Value)]
     sizes = [
-        t.elements if t.known is not None else kinds.MOST_FOLDED_ELEMENTS + 1
+        t.elements if t.known is not None else kinds.MAX_FOLDED_ELEMENTS + 1
         for t in ctx.inputs
         if t
     ]
     sizes += [ctx.net.type_of(name).elements for name in new_names]
     if not new_names or not any(ctx.inputs) or ctx.result not in (*kinds.INTEGERS, "bool"):
         return results
-    if sum(sizes) > kinds.MOST_FOLDED_ELEMENTS:
+    if sum(sizes) > kinds.MAX_FOLDED_ELEMENTS:
         return results
     # Shape -> Gather -> Mul -> Reshape: the product is computed now, so that the Reshape has its
     # sizes.

@@ -23,9 +23,9 @@ from ascend_lab.compiler.onnx import tensors as kinds
 from ascend_lab.errors import GraphError, InputError, UnsupportedError
 from ascend_lab.operators.ops.formats import numpy_type
 
-MOST_STEERING_ELEMENTS = 1024
+MAX_PINNED_ELEMENTS = 1024
 """Most elements of a graph input whose values may be asked for while importing."""
-MOST_CONSTANT_ELEMENTS = 2**20
+MAX_CONSTANT_ELEMENTS = 2**20
 """Most elements of a constant whose values a converter may ask for."""
 
 
@@ -235,9 +235,9 @@ class Context:
         tensor = self.tensor(i)
         if tensor.known is None:
             self.needs(i)
-        if tensor.elements > MOST_CONSTANT_ELEMENTS:
+        if tensor.elements > MAX_CONSTANT_ELEMENTS:
             self.unsupported(
-                f"input {i} of at most {MOST_CONSTANT_ELEMENTS} elements", str(tensor.shape)
+                f"input {i} of at most {MAX_CONSTANT_ELEMENTS} elements", str(tensor.shape)
             )
         return tensor.array()
 
@@ -247,7 +247,7 @@ class Context:
         # images, cannot be.
         names = tuple(sorted(self.tensor(i).roots))
         types = [self.net.type_of(name) for name in names]
-        if not names or any(t.elements > MOST_STEERING_ELEMENTS for t in types):
+        if not names or any(t.elements > MAX_PINNED_ELEMENTS for t in types):
             self.unsupported(f"input {i} known before the graph runs", "computed from data")
         raise NeedsConstant(f"{self.where}: input {i}", names)
 
@@ -305,9 +305,9 @@ class Context:
         Small data are read now: passes look into arrays, but not into data that are read later.
         """
         if tensor.elem != "int64":
-            is_small = callable(data) and tensor.elements <= MOST_STEERING_ELEMENTS
+            is_small = callable(data) and tensor.elements <= MAX_PINNED_ELEMENTS
             return np.array(tensor.array()) if is_small else data
-        if tensor.elements > MOST_CONSTANT_ELEMENTS * 16 and not isinstance(data, Fill):
+        if tensor.elements > MAX_CONSTANT_ELEMENTS * 16 and not isinstance(data, Fill):
             self.unsupported("int64 constants of at most 16 Mi elements", str(tensor.shape))
         array = np.array(data.value) if isinstance(data, Fill) else tensor.array()
         if range_text := kinds.beyond_32_bits(array):

@@ -375,7 +375,7 @@ def folded(ctx: Context) -> Tensor | None:
     if (
         not known_inputs
         or len(known_inputs) < len(ctx.inputs)
-        or sum(t.elements for t in known_inputs) > kinds.MOST_FOLDED_ELEMENTS
+        or sum(t.elements for t in known_inputs) > kinds.MAX_FOLDED_ELEMENTS
     ):
         return None
     if ctx.op not in (*UFUNCS, "Div", "Mod", "Where", *FOLDED_MOVES):
@@ -384,7 +384,7 @@ def folded(ctx: Context) -> Tensor | None:
     with np.errstate(all="ignore"):
         if ctx.op in FOLDED_MOVES:
             values = _move_folded(ctx, *arrays)
-        elif _broadcast_elements(arrays) > kinds.MOST_FOLDED_ELEMENTS:
+        elif _broadcast_elements(arrays) > kinds.MAX_FOLDED_ELEMENTS:
             values = None
         else:
             values = _element_by_element(ctx, *arrays)
@@ -408,14 +408,14 @@ def _check_64_bits(ctx: Context, integers: Values, *arrays: Values) -> None:
     fp64_values = _element_by_element(ctx, *(array.astype(np.float64) for array in arrays))
     if not np.allclose(fp64_values, integers.astype(np.float64), rtol=1e-9, atol=0.5):
         got = f"numbers from {fp64_values.min():g} to {fp64_values.max():g}"
-        raise GraphError("int64 numbers that fit in 64 bits", got, "mend the model")
+        raise GraphError("int64 numbers that fit in 64 bits", got, "correct the model")
 
 
 def _element_by_element(ctx: Context, x: Values, *more: Values) -> Values:
     if ctx.op == "Where":
         return np.where(x, *more)
     if ctx.op in ("Div", "Mod") and x.dtype.kind in "iu" and not np.all(more[0]):
-        raise GraphError("a divisor that is not 0", "0", "mend the model")
+        raise GraphError("a divisor that is not 0", "0", "correct the model")
     if ctx.op == "Div":
         # -7 / 2: (-7 - fmod(-7, 2)) // 2 = (-7 + 1) // 2 = -3.
         is_integer = x.dtype.kind in "iu"  # cut toward zero
@@ -444,18 +444,20 @@ def _move_folded(ctx: Context, x: Values, *more: Values) -> Values | None:
     indices = more[0]
     axis = ctx.attr("axis")
     size = x.shape[axis]
-    if indices.size * (x.size // max(1, size)) > kinds.MOST_FOLDED_ELEMENTS:
+    if indices.size * (x.size // max(1, size)) > kinds.MAX_FOLDED_ELEMENTS:
         return None
     if indices.size and (indices.min() < -size or indices.max() >= size):
-        raise GraphError(f"indices from {-size} to {size - 1}", str(indices)[:40], "mend the model")
+        raise GraphError(
+            f"indices from {-size} to {size - 1}", str(indices)[:40], "correct the model"
+        )
     return np.take(x, indices, axis)
 
 
 def _number_range(ctx: Context, start: Any, stop: Any, step: Any) -> Values:
     if step == 0:
-        raise GraphError("a step that is not 0", "0", "mend the model")
+        raise GraphError("a step that is not 0", "0", "correct the model")
     # From 0 to 10 by 3: ceil(10 / 3) = 4 numbers, 0, 3, 6, 9.
     count = max(0, int(-(-(stop - start) // step)))
-    if count > kinds.MOST_FOLDED_ELEMENTS:
-        ctx.unsupported(f"a range of at most {kinds.MOST_FOLDED_ELEMENTS} numbers", str(count))
+    if count > kinds.MAX_FOLDED_ELEMENTS:
+        ctx.unsupported(f"a range of at most {kinds.MAX_FOLDED_ELEMENTS} numbers", str(count))
     return np.asarray(start + step * np.arange(count))

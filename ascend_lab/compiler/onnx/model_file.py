@@ -29,8 +29,8 @@ NEWEST_OPSET = 28
 """The newest version of the standard's operators these converters were written for."""
 NEWEST_IR = 14
 """The newest version of the file format that is read."""
-MOST_BYTES = 2**31
-MOST_NODES = 20_000
+MAX_BYTES = 2**31
+MAX_NODES = 20_000
 """Of a file, and of the nodes in it: more is refused before any work."""
 
 
@@ -42,8 +42,8 @@ def load(source: str | Path | bytes | ModelProto) -> tuple[ModelProto, Path | No
     if not isinstance(source, str | Path | bytes):
         return source, None
     data = source if isinstance(source, bytes) else _bytes(Path(source))
-    if len(data) > MOST_BYTES:
-        raise InputError(f"a model of at most {MOST_BYTES} bytes", str(len(data)), "split")
+    if len(data) > MAX_BYTES:
+        raise InputError(f"a model of at most {MAX_BYTES} bytes", str(len(data)), "split")
     where = "bytes" if isinstance(source, bytes) else str(source)
     folder = None if isinstance(source, bytes) else Path(source).resolve().parent
     return _parsed(data, where), folder
@@ -54,8 +54,8 @@ def _bytes(path: Path) -> bytes:
         if path.exists() and not path.is_file():
             raise InputError("a model file", f"{path}, which is none", "give the file's path")
         size = path.stat().st_size
-        if size > MOST_BYTES:
-            needed = f"a model file of at most {MOST_BYTES} bytes"
+        if size > MAX_BYTES:
+            needed = f"a model file of at most {MAX_BYTES} bytes"
             raise InputError(needed, f"{size} bytes in {path}", "move its weights out")
         return path.read_bytes()
     except (OSError, ValueError) as error:
@@ -112,8 +112,8 @@ def checked_nodes(model: ModelProto, opset: int) -> Sequence[NodeProto]:
 def sound_nodes(model: ModelProto) -> Sequence[NodeProto]:
     """Return the nodes in order, whatever they compute; raises as `checked_nodes`."""
     graph = model.graph
-    if len(graph.node) > MOST_NODES:
-        raise UnsupportedError(f"at most {MOST_NODES} nodes", str(len(graph.node)), "split it")
+    if len(graph.node) > MAX_NODES:
+        raise UnsupportedError(f"at most {MAX_NODES} nodes", str(len(graph.node)), "split it")
     if graph.sparse_initializer:
         raise UnsupportedError("dense initialisers", "a sparse one", "store it densely")
     nodes = (text for n in graph.node for text in (n.name, n.op_type, *n.input, *n.output))
@@ -255,7 +255,7 @@ def find(node: NodeProto, opset: int) -> Converter:
     if not says.least <= len(node.input) <= says.most:
         count = f"{says.least} to {says.most}" if says.least < says.most else f"{says.most}"
         needed = f"{where} ({node.op_type}): {count} input{'s' * (says.most > 1)}"
-        raise UnsupportedError(needed, str(len(node.input)), "mend the node")
+        raise UnsupportedError(needed, str(len(node.input)), "correct the node")
     return known_converter
 
 
@@ -286,7 +286,7 @@ def attributes(
         if kind != says.kinds.get(name, kind):
             kind_name = _KINDS.get(says.kinds[name], "other")
             raise GraphError(
-                f"{where}: attribute {name} as {kind_name}", repr(value)[:40], "mend it"
+                f"{where}: attribute {name} as {kind_name}", repr(value)[:40], "correct it"
             )
         values[name] = value
     for name in says.required:

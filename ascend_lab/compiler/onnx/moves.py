@@ -196,9 +196,9 @@ def _padded_by_elements(
     result = x
     for axis, (pad_before, pad_after) in enumerate(widths):
         size = x.shape[axis]
-        if pad_before + size + pad_after > kinds.MOST_FOLDED_ELEMENTS:
+        if pad_before + size + pad_after > kinds.MAX_FOLDED_ELEMENTS:
             ctx.unsupported(
-                f"axes of at most {kinds.MOST_FOLDED_ELEMENTS} elements",
+                f"axes of at most {kinds.MAX_FOLDED_ELEMENTS} elements",
                 str(pad_before + size + pad_after),
             )
         # `reflect` leaves out the border itself, `wrap` does not: one element more
@@ -330,7 +330,7 @@ def _reverse_sequence(ctx: Context) -> Value:
 # Places become numbers of rows: the tensor is reshaped so that what an index names is one row.
 # Negative indices count from the end.
 _TYPES = (kinds.GRAPH_TYPES, kinds.INTEGERS, kinds.GRAPH_TYPES)
-_MOST_COMPARISONS = 2**22
+_MAX_COMPARISONS = 2**22
 
 
 def _strides(shape: kinds.Shape) -> kinds.Values:
@@ -441,9 +441,9 @@ def _top_k(ctx: Context) -> tuple[Result, ...]:
     k = int(ctx.scalar(1))
     axis = ctx.axis(ctx.attr("axis"), len(x.shape))
     n = x.shape[axis]
-    if not 0 < k <= n or x.type.elements * n > _MOST_COMPARISONS:
+    if not 0 < k <= n or x.type.elements * n > _MAX_COMPARISONS:
         ctx.unsupported(
-            f"k from 1 to {n}, at most {_MOST_COMPARISONS} comparisons", f"k {k} of {x.shape}"
+            f"k from 1 to {n}, at most {_MAX_COMPARISONS} comparisons", f"k {k} of {x.shape}"
         )
     order = (*(i for i in range(len(x.shape)) if i != axis), axis)
     sorted_axis_last = ctx.emit("transpose", x, perm=order)

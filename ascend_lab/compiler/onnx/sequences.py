@@ -135,8 +135,8 @@ def _attended(
 # -- RNN, GRU, LSTM -------------------------------------------------------------------------------
 _TYPES = (FLOATS, FLOATS, FLOATS, FLOATS, ("int32",), FLOATS, FLOATS, FLOATS)
 _FUNCTIONS = ("sigmoid", "tanh", "relu")
-_MOST_STEPS = 512
-_MOST_TOKENS = 256
+_MAX_STEPS = 512
+_MAX_TOKENS = 256
 States = tuple[Value, ...]
 
 
@@ -248,8 +248,8 @@ def _unrolled(ctx: Context) -> tuple[Value, ...]:
     hidden = rows // gates
     turns_of = {"forward": (1,), "reverse": (-1,), "bidirectional": (1, -1)}
     order = turns_of.get(ctx.attr("direction"), ())
-    if len(order) != directions or not 0 < steps <= _MOST_STEPS:
-        ctx.unsupported(f"1 to {_MOST_STEPS} steps in a known direction", f"{steps} steps")
+    if len(order) != directions or not 0 < steps <= _MAX_STEPS:
+        ctx.unsupported(f"1 to {_MAX_STEPS} steps in a known direction", f"{steps} steps")
     if ctx.has(4) and set(ctx.ints(4)) != {steps}:
         ctx.unsupported(f"sequences of {steps} steps", str(ctx.ints(4)))
     names = _functions(ctx, default * directions)
@@ -310,8 +310,8 @@ def _linear_attention(ctx: Context) -> Sequence[Result]:
     rule, heads, readers = (ctx.attr(k) for k in ("update_rule", "kv_num_heads", "q_num_heads"))
     n, steps, width = ctx.shape(0)
     is_known = rule in ("linear", "gated", "delta", "gated_delta")
-    if not is_known or heads < 1 or readers % heads or not 0 < steps <= _MOST_TOKENS:
-        ctx.unsupported(f"a known rule over 1 to {_MOST_TOKENS} steps", f"{rule}, {steps} steps")
+    if not is_known or heads < 1 or readers % heads or not 0 < steps <= _MAX_TOKENS:
+        ctx.unsupported(f"a known rule over 1 to {_MAX_TOKENS} steps", f"{rule}, {steps} steps")
     if ("gated" in rule) != ctx.has(4) or ("delta" in rule) != ctx.has(5):
         ctx.unsupported("decay for gated rules, beta for delta rules", rule)
     q, k, v = (_steps(ctx, i, h) for i, h in ((0, readers), (1, heads), (2, heads)))

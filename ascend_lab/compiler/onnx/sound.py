@@ -71,13 +71,15 @@ def _check_ends(node: NodeProto, opset: int) -> None:
             )
             count = f"{most_count}" if least_count == most_count else text
             plural = "s" if most_count > 1 else ""
-            raise GraphError(f"{where}: {count} {side}{plural}", str(len(names)), "mend the node")
+            raise GraphError(
+                f"{where}: {count} {side}{plural}", str(len(names)), "correct the node"
+            )
     option = defs.OpSchema.FormalParameterOption
     for place, name in enumerate(node.input):
         # Concat has one formal input for any number: place 5 is of the last one's kind.
         formal = schema.inputs[min(place, len(schema.inputs) - 1)]
         if not name and formal.option != option.Optional:
-            raise GraphError(f"{where}: input {place}, {formal.name}", "none", "mend the node")
+            raise GraphError(f"{where}: input {place}, {formal.name}", "none", "correct the node")
 
 
 def _check_split(node: NodeProto, sizes: Mapping[str, int]) -> None:
@@ -89,7 +91,7 @@ def _check_split(node: NodeProto, sizes: Mapping[str, int]) -> None:
         pieces = sizes[node.input[1]]
     if pieces is not None and pieces != len(node.output):
         needed = f"node {title(node)} (Split): {pieces} outputs, one for each piece"
-        raise GraphError(needed, str(len(node.output)), "mend the node")
+        raise GraphError(needed, str(len(node.output)), "correct the node")
 
 
 def _check_places(node: NodeProto) -> None:
@@ -100,4 +102,4 @@ def _check_places(node: NodeProto) -> None:
         numbers = list(attribute.ints) or [attribute.i]
         if limit is not None and not all(0 <= number <= limit for number in numbers):
             needed = f"node {title(node)} ({node.op_type}): {attribute.name} from 0 to {limit}"
-            raise InputError(needed, str(numbers)[:40], "mend the node")
+            raise InputError(needed, str(numbers)[:40], "correct the node")

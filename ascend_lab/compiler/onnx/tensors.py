@@ -69,9 +69,9 @@ ALL_TYPES = tuple(NUMPY)
 INTEGERS = ("int64", "int32")
 BITWISE_TYPES = ("int32", "int8", "uint8")
 """Types of whole numbers whose bits a graph holds: int64 does not fit."""
-MOST_FOLDED_ELEMENTS = 2**18
+MAX_FOLDED_ELEMENTS = 2**18
 """Most elements of a tensor that is computed while importing."""
-MOST_ELEMENTS = 2**28
+MAX_ELEMENTS = 2**28
 """Most elements of any tensor."""
 
 
@@ -160,9 +160,9 @@ def known(array: Any, elem: str | None = None) -> Tensor:
 def check_size(where: str, shape: tuple[int, ...]) -> None:
     """Raise `InputError` for negative sizes, `UnsupportedError` for too many elements."""
     if any(n < 0 for n in shape) or len(shape) > 16:
-        raise InputError(f"{where}: sizes of at least 0", str(shape)[:80], "mend the model")
-    if math.prod(shape) > MOST_ELEMENTS:
-        needed = f"{where}: at most {MOST_ELEMENTS} elements"
+        raise InputError(f"{where}: sizes of at least 0", str(shape)[:80], "correct the model")
+    if math.prod(shape) > MAX_ELEMENTS:
+        needed = f"{where}: at most {MAX_ELEMENTS} elements"
         raise UnsupportedError(needed, str(shape)[:80], "use smaller tensors")
 
 

@@ -14,11 +14,11 @@ import numpy as np
 from ascend_lab.compiler.draft import Value
 from ascend_lab.compiler.ir import operator_of
 from ascend_lab.compiler.onnx.context import Context, converter
-from ascend_lab.compiler.onnx.tensors import FLOATS, MOST_FOLDED_ELEMENTS, Shape, Values, check_size
+from ascend_lab.compiler.onnx.tensors import FLOATS, MAX_FOLDED_ELEMENTS, Shape, Values, check_size
 from ascend_lab.errors import GraphError
 
 Pair = tuple[int, int]
-_MOST_KERNEL_ELEMENTS = 64
+_MAX_KERNEL_ELEMENTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,14 @@ def window_of(ctx: Context, kernel: Shape, size: Shape) -> Window:
         ctx.unsupported("images of 1 or 2 dimensions", f"{rank} dimensions")
     if len(kernel) != rank or kernel_shape not in ((), kernel):
         needed = f"{ctx.where}: kernel_shape of {rank} sizes, as the weights"
-        raise GraphError(needed, str(kernel_shape or kernel), "mend it")
+        raise GraphError(needed, str(kernel_shape or kernel), "correct it")
     stride, dilation = (_sizes(ctx, key, rank) for key in ("strides", "dilations"))
     if min(*kernel, *stride, *dilation) < 1:
         needed = "kernel, strides, dilations of at least 1"
         got = f"{kernel}, {stride}, {dilation}"
-        raise GraphError(f"{ctx.where}: {needed}", got, "mend it")
-    if math.prod(kernel) > MOST_FOLDED_ELEMENTS:
-        ctx.unsupported(f"windows of at most {MOST_FOLDED_ELEMENTS} elements", str(kernel))
+        raise GraphError(f"{ctx.where}: {needed}", got, "correct it")
+    if math.prod(kernel) > MAX_FOLDED_ELEMENTS:
+        ctx.unsupported(f"windows of at most {MAX_FOLDED_ELEMENTS} elements", str(kernel))
     pads = _pads(ctx, kernel, stride, dilation, size)
     if any(n < 0 for side in pads for n in side):
         ctx.unsupported("pads of at least 0", str(pads))
@@ -83,7 +83,7 @@ def window_of(ctx: Context, kernel: Shape, size: Shape) -> Window:
 def _sizes(ctx: Context, key: str, rank: int) -> Shape:
     numbers: Shape = ctx.attr(key) or (1,) * rank
     if len(numbers) != rank:
-        raise GraphError(f"{ctx.where}: {key} of {rank} sizes", str(numbers), "mend it")
+        raise GraphError(f"{ctx.where}: {key} of {rank} sizes", str(numbers), "correct it")
     return numbers
 
 
@@ -98,7 +98,7 @@ def _pads(
         # the file has all pads before the axes, then all behind
         flat = pads or (0,) * (2 * rank)
         if len(flat) != 2 * rank:
-            raise GraphError(f"{ctx.where}: {2 * rank} pads", str(flat), "mend it")
+            raise GraphError(f"{ctx.where}: {2 * rank} pads", str(flat), "correct it")
         return tuple((flat[i], flat[rank + i]) for i in range(rank))
     if any(pads):
         ctx.unsupported("pads or auto_pad", "both")
@@ -348,9 +348,9 @@ def _element_counts(size: Shape, window: Window, include: bool) -> Values:
 
 def _combined_slices(ctx: Context, x: Value, window: Window, op: str, border: float) -> Value:
     """Combine one strided slice of the padded image for each element of the kernel."""
-    if math.prod(window.kernel) > _MOST_KERNEL_ELEMENTS:
+    if math.prod(window.kernel) > _MAX_KERNEL_ELEMENTS:
         ctx.unsupported(
-            f"dilated kernels of at most {_MOST_KERNEL_ELEMENTS} elements", str(window.kernel)
+            f"dilated kernels of at most {_MAX_KERNEL_ELEMENTS} elements", str(window.kernel)
         )
     if ctx.attr("pads") or any(map(any, window.reached)):
         x = ctx.emit("pad", x, pads=((0, 0), (0, 0), *window.reached), value=border)

@@ -249,7 +249,7 @@ PASSES: dict[str, Pass] = {}
 """All passes by name, in the order in which they run; `register_pass` adds one."""
 USUAL: list[str] = []
 """Names of the passes that run by default; the package `passes` fills both."""
-MOST_ROUNDS = 100
+MAX_ROUNDS = 100
 """After so many rounds the passes are taken to undo each other; networks need a handful."""
 
 
@@ -328,7 +328,7 @@ def run_passes(
     current = graph
     round_count = 0
     unchanged = 0
-    while passes and round_count < (rounds or MOST_ROUNDS):
+    while passes and round_count < (rounds or MAX_ROUNDS):
         round_count += 1
         for next_pass in passes:
             rewritten, matches = next_pass.apply(current)
@@ -341,6 +341,6 @@ def run_passes(
                 return current, Report(graph, tuple(steps), round_count)
     if passes and rounds is None:
         needed = f"{graph.name}: passes that settle"
-        got = f"{steps[-1].name} still matches after {MOST_ROUNDS} rounds"
+        got = f"{steps[-1].name} still matches after {MAX_ROUNDS} rounds"
         raise GraphError(needed, got, "leave out one of those that undo each other")
     return current, Report(graph, tuple(steps), round_count, settled=not passes)

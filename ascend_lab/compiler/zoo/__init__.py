@@ -305,7 +305,7 @@ def _built(name: str, sizes: Mapping[str, tuple[int, ...]], batch: int | None) -
         if key not in graph.inputs or graph.types[key].shape != tuple(shape):
             needed = ", ".join(f"{n}{list(graph.types[n].shape)}" for n in graph.inputs)
             got = f"{key}{list(shape)}"
-            raise InputError(f"{name}: inputs {needed}", got, "mend the name or the shape")
+            raise InputError(f"{name}: inputs {needed}", got, "correct the name or the shape")
     return graph
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from ascend_lab.compiler import ir
 from ascend_lab.errors import InputError
 
-MOST_STATES = 2_000_000
+MAX_STATES = 2_000_000
 """States kept at once; more is refused."""
 
 
@@ -102,8 +102,8 @@ def fastest(layers: Sequence[Layer], budget: float) -> Mix:
         )
         promising = np.flatnonzero(new_times + remaining_times <= known_time + time_margin)
         survivors = promising[_undominated(new_times[promising], new_errors[promising])]
-        if len(survivors) > MOST_STATES:
-            needed = f"at most {MOST_STATES} states"
+        if len(survivors) > MAX_STATES:
+            needed = f"at most {MAX_STATES} states"
             raise InputError(needed, str(len(survivors)), "round the errors")
         times = new_times[survivors]
         errors = new_errors[survivors]

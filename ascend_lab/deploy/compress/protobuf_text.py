@@ -83,7 +83,7 @@ class _Reader:
                 yield match[0]
             self.next_line += match[0].count("\n")
 
-    def error(self, needed: str, got: str, remedy: str = "mend that line") -> InputError:
+    def error(self, needed: str, got: str, remedy: str = "correct that line") -> InputError:
         return InputError(f"{self.where}: line {self.line}: {needed}", got, remedy)
 
     def take(self, *choices: str) -> str:

@@ -54,7 +54,7 @@ def balanced_scores(weights: Values) -> Values:
     """Return a score from 0 to 1 for each output channel, the first axis of its weights."""
     rows = np.asarray(weights, np.float64).reshape(len(weights), -1)
     if not np.isfinite(rows).all():
-        raise InputError("finite weights", "NaN or infinity", "mend them")
+        raise InputError("finite weights", "NaN or infinity", "correct them")
     # Divided by their number, so that layers of many weights a channel do not weigh more; mapped to
     # 0..1, so that layers of large weights do not. Equal norms are all worth keeping: score 1.
     norms: Values = np.sqrt((rows**2).sum(1)) / rows.shape[1]

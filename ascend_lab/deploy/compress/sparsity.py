@@ -42,7 +42,7 @@ def mask_of(weights: ir.Values, axis: int = 1) -> ir.Values:
     """
     size = np.abs(np.asarray(weights, np.float64))
     if size.ndim == 0 or not np.isfinite(size).all():
-        raise InputError("an array of finite weights", str(weights)[:40], "mend them")
+        raise InputError("an array of finite weights", str(weights)[:40], "correct them")
     rows = np.moveaxis(size, axis, -1)
     if rows.shape[-1] < LEAST_CHANNELS:
         return np.ones(size.shape, np.uint8)

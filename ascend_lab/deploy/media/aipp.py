@@ -141,7 +141,7 @@ def _check_range(key: str, value: float, limits: Range) -> None:
     """Raise `InputError` for a number outside its limits, whether int, float or of NumPy."""
     if not limits.low <= value <= limits.high:  # true for nan, too
         needed = f"{key} from {limits.low} to {limits.high}"
-        raise InputError(needed, str(value), "mend the configuration")
+        raise InputError(needed, str(value), "correct the configuration")
 
 
 def _check_even(key: str, value: int) -> None:
@@ -230,7 +230,7 @@ def aipp_each(frames: Image, settings_of_frames: Sequence[Aipp], *, dtype: str =
     source = (settings_of_frames[0].height, settings_of_frames[0].width)
     if len(shape) == 3 and shape[2] in (3, 4) and shape[:2] != source:
         needed = f"images of height x width {source[0]} x {source[1]}, as the settings say"
-        raise InputError(needed, f"{shape[0]} x {shape[1]}", "mend src_image_size_h and _w")
+        raise InputError(needed, f"{shape[0]} x {shape[1]}", "correct src_image_size_h and _w")
     if len({s.size for s in settings_of_frames}) > 1:
         sizes = ", ".join(sorted({f"{s.size[0]} x {s.size[1]}" for s in settings_of_frames}))
         raise InputError("one size of result for all images of a batch", sizes, "resize or pad")

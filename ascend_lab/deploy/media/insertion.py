@@ -70,7 +70,9 @@ def _evaluate_aipp(
     else:
         image = aipp(raw, settings_from(settings), dtype=dtype, channels=shape[1])
     if image.shape != tuple(shape):
-        raise InputError(f"frames that become {tuple(shape)}", str(image.shape), "mend the block")
+        raise InputError(
+            f"frames that become {tuple(shape)}", str(image.shape), "correct the block"
+        )
     return image
 
 

@@ -148,7 +148,7 @@ def _unpack_image(shared: Aipp, numbers: tuple[Any, ...]) -> Aipp:
     source = numbers[6:8] if has_crop else (shared.width, shared.height)
     if has_resize and numbers[8:10] != source:
         needed = f"a resize from {source[0]} x {source[1]}, what the crop leaves,"
-        raise InputError(needed, f"{numbers[8]} x {numbers[9]}", "mend scfInputSize")
+        raise InputError(needed, f"{numbers[8]} x {numbers[9]}", "correct scfInputSize")
     return check(
         replace(
             shared,

@@ -261,8 +261,8 @@ class OfflineModel:
             # A layout may pad: 3 channels are stored as 16.
             size = max(kind.elements, math.prod(kind.stored_shape))
             file.need(
-                size <= tensors.MOST_ELEMENTS,
-                f"tensor of at most {tensors.MOST_ELEMENTS:,} elements",
+                size <= tensors.MAX_ELEMENTS,
+                f"tensor of at most {tensors.MAX_ELEMENTS:,} elements",
             )
         return replace(graph, narrowed=frozenset(data["narrowed"]))
 
@@ -278,7 +278,7 @@ class OfflineModel:
         # Without this check, a misspelt name would be reported as a wrong shape.
         if unknown := next((name for name in requested_shapes if name not in inputs), None):
             raise InputError(
-                f"an input of the model ({', '.join(inputs)})", unknown, "mend the name"
+                f"an input of the model ({', '.join(inputs)})", unknown, "correct the name"
             )
         for gear in self.gears:
             # A gear with fixed sizes has no batch: the first dimension of an input counts as one.

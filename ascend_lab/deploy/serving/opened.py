@@ -25,7 +25,7 @@ from ascend_lab.compiler import Graph, evaluate, onnx, random_inputs, run_tasks,
 from ascend_lab.compiler.compile import compile_graph
 from ascend_lab.compiler.hosted import place_model
 from ascend_lab.compiler.onnx import host, model_file
-from ascend_lab.compiler.onnx.tensors import ELEMENTS, MOST_ELEMENTS, NUMPY, inputs_of, sizes_of
+from ascend_lab.compiler.onnx.tensors import ELEMENTS, MAX_ELEMENTS, NUMPY, inputs_of, sizes_of
 from ascend_lab.deploy.media import UNITS
 from ascend_lab.deploy.serving.tensors import TEXT, Arrays, Port
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
@@ -250,7 +250,7 @@ class PerRequestModel:
             loaded = self.source.imported(given=inputs)
         except UnsupportedError as error:
             # The tensor is too large: the host would use all memory for it.
-            if str(MOST_ELEMENTS) in error.needed:
+            if str(MAX_ELEMENTS) in error.needed:
                 raise
             return self._placed(inputs)
         graph = loaded.graph

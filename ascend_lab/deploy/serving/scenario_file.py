@@ -183,7 +183,7 @@ def _rows(file: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         unknown = [name for name in row.get("after", ()) if name not in names]
         if row["name"] in names or unknown:
             got = f"{shown(row['name'])} after {', '.join(unknown) or 'one of that name'}"
-            raise InputError(f"[[{kinds[0]}]] with names, after steps above", got, "mend it")
+            raise InputError(f"[[{kinds[0]}]] with names, after steps above", got, "correct it")
     return rows
 
 
@@ -217,14 +217,14 @@ def _policy(table: dict[str, Any], file: Mapping[str, Any]) -> Policy:
     max_batch = table.get("max_batch", 1)
     if max(table.get("preferred", (1,))) > max_batch:
         got = shown(list(table["preferred"]))
-        raise InputError(f"[server] preferred of at most max_batch {max_batch}", got, "mend it")
+        raise InputError(f"[server] preferred of at most max_batch {max_batch}", got, "correct it")
     rows = file.get("priorities", ({},))
     levels = tuple(Level(**row) for row in rows)
     total = sum(level.share for level in levels)
     # Without shares all levels have 1.0, which is normalised later to equal shares.
     if any("share" in row for row in rows) and abs(total - 1) > SHARE_TOLERANCE:
         needed = "[[priorities]] whose shares sum to 1"
-        raise InputError(needed, f"a sum of {total:.12g}", "mend them, or give none")
+        raise InputError(needed, f"a sum of {total:.12g}", "correct them, or give none")
     # The queue_limit of [server] applies to each level without a limit of its own.
     levels = tuple(replace(level, queue_limit=level.queue_limit or limit) for level in levels)
     for row in file.get("failures", ()):

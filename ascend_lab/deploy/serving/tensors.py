@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.compiler.onnx.tensors import MOST_ELEMENTS, NUMPY
+from ascend_lab.compiler.onnx.tensors import MAX_ELEMENTS, NUMPY
 from ascend_lab.errors import InputError
 from ascend_lab.limits import shown
 
@@ -108,7 +108,7 @@ class Port:
         if isinstance(stated_shape, list):
             # isinstance(True, int) holds, so `isinstance` would accept true as 1.
             sizes = [
-                size for size in stated_shape if type(size) is int and 0 <= size <= MOST_ELEMENTS
+                size for size in stated_shape if type(size) is int and 0 <= size <= MAX_ELEMENTS
             ]
         fits = isinstance(stated_shape, list) and len(sizes) == len(stated_shape) == len(self.shape)
         expected = self.described()["shape"]

@@ -24,7 +24,7 @@ Step = tuple[str, str, tuple[str, ...]]
 Values = np.ndarray
 IN_PLACE = ("neg", "add")
 """Operators that compute an element from the elements at the same place."""
-MOST_LIVES = 10
+MAX_LIVES = 10
 
 
 # -- the peak of live bytes -----------------------------------------------------------------------
@@ -173,8 +173,8 @@ def check_ex_15_2(got: Any, case: ex.Case) -> str | None:
         buffers = [Buffer(i, int(a), int(b), int(s)) for i, (a, b, s) in enumerate(got)]
     except (TypeError, ValueError):
         return "expected a list of (born, dead, size)"
-    if not 0 < len(buffers) <= MOST_LIVES or sum(b.size_bytes for b in buffers) > 2**40:
-        return f"expected 1 to {MOST_LIVES} buffers of moderate size"
+    if not 0 < len(buffers) <= MAX_LIVES or sum(b.size_bytes for b in buffers) > 2**40:
+        return f"expected 1 to {MAX_LIVES} buffers of moderate size"
     by_start, by_size = (plan(buffers, method=f"greedy-by-{m}") for m in ("start", "size"))
     high = by_start.height_bytes
     low = by_size.height_bytes
@@ -186,7 +186,7 @@ def check_ex_15_2(got: Any, case: ex.Case) -> str | None:
 
 
 # -- the allocator --------------------------------------------------------------------------------
-MOST_PUTS = 5_000
+MAX_PUTS = 5_000
 """Placements an allocator may try in a case."""
 
 
@@ -197,8 +197,8 @@ def _counted(fn: Any) -> Any:
         def put(i: int, at: int) -> None:
             nonlocal puts
             puts += 1
-            if puts > MOST_PUTS:
-                raise InputError(f"an answer within {MOST_PUTS} placements", "more", "cut earlier")
+            if puts > MAX_PUTS:
+                raise InputError(f"an answer within {MAX_PUTS} placements", "more", "cut earlier")
 
         return fn(lives, height, put)
 
@@ -379,12 +379,17 @@ SLACK_BYTES = 4096
 """Python's own objects."""
 
 
+_HEADS = [
+    _heads(RNG_16_4, *sizes)
+    for sizes in ((64, 64, 16, 16, 1.0), (100, 333, 32, 24, 1.0), (65, 50, 16, 32, 60.0))
+]
+# every score far below zero, so that a maximum that begins at 0 leaves no weight at all
+_FAR_BELOW = {**_HEADS[2], "q": np.abs(_HEADS[2]["q"]), "k": -np.abs(_HEADS[2]["k"])}
+
+
 @ex.judged(
     _judge_16_4,
-    edges=[
-        _heads(RNG_16_4, *sizes)
-        for sizes in ((64, 64, 16, 16, 1.0), (100, 333, 32, 24, 1.0), (65, 50, 16, 32, 60.0))
-    ],
+    edges=[*_HEADS, _FAR_BELOW],
     cases=12,
     wrap=_on_core,
 )

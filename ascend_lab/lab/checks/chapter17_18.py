@@ -27,7 +27,17 @@ def scale_and_offset(low: float, high: float, bits: int) -> tuple[float, int]:
 
 @ex.against(
     scale_and_offset,
-    edges=[(0.0, 2.55, 8), (-1.0, 3.0, 8), (0.5, 6.0, 8), (-7.0, -2.0, 4), (0.0, 0.0, 8)],
+    edges=[
+        (0.0, 2.55, 8),
+        (-1.0, 3.0, 8),
+        (0.5, 6.0, 8),
+        (-7.0, -2.0, 4),
+        (0.0, 0.0, 8),
+        (0.0, 0.0, 3),  # the least whole number is not -128
+        # the step is 1, and round(-0.5) = 0, round(-1.5) = -2
+        (-0.5, 6.5, 3),
+        (-1.5, 5.5, 3),
+    ],
     rel_tol=1e-9,
 )
 def check_ex_17_1(rng: ex.Rng) -> ex.Case:
@@ -44,7 +54,17 @@ def integer_layer(
     return np.asarray((sums + bias) * scale)
 
 
-@ex.against(integer_layer, rel_tol=1e-9, cases=25)
+_DEEP = {
+    "q": np.full((1, 2047), 127, np.int8),
+    "offset": -128,
+    "w": np.full((2047, 1), 127, np.int8),
+    "bias": np.zeros(1, np.int32),
+    "scale": np.ones(1),
+}
+"""Sums of odd numbers above 2**24, such as 127 * 127 * 2047, that no float of 32 bits holds."""
+
+
+@ex.against(integer_layer, edges=[_DEEP], rel_tol=1e-9, cases=25)
 def check_ex_17_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(q, offset, w, bias, scale)`: the floats a product of bytes stands for."""
     rows, inner, columns = (int(n) for n in rng.integers(1, 40, 3))
@@ -79,7 +99,11 @@ def _judge_17_3(got: Any, case: ex.Case) -> str | None:
     return None if error <= best * (1 + 1e-9) else f"whose error is {error:.6g}, not {best:.6g}"
 
 
-@ex.judged(_judge_17_3, cases=12)
+# beside one large number, a hundred small ones: the best end is about a third of the largest
+_FAR_OUT = {"values": [1.0, -1.0] * 50 + [10.0], "bits": 3}
+
+
+@ex.judged(_judge_17_3, edges=[_FAR_OUT], cases=12)
 def check_ex_17_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(values, bits)`: where to cut, at least as good as all hundredths of the largest."""
     values = rng.normal(size=int(rng.integers(50, 400))) * rng.choice([1, 1, 1, 6])
@@ -100,6 +124,7 @@ def step_slope(x: Sequence[float], s: float, g: Sequence[float], bits: int) -> f
     edges=[
         ([-3.0, -1.2, 0.35, 5.0], 0.5, [1.0, 1.0, 1.0, 1.0], 3),
         ([-2.0, 1.5], 0.5, [1.0, 2.0], 3),
+        ([0.25, 0.75], 0.5, [1.0, 3.0], 4),  # ties: 0.5 goes to 0, and 1.5 to 2
     ],
     rel_tol=1e-9,
 )
@@ -274,6 +299,10 @@ def cards_in_time(arrivals: Sequence[float], stations: Stations, limit_s: float)
         ([*range(200), 200.0, 200.0, 200.0], [(1, 0.75)], 1.0),
         # the first station holds pictures back, so that they come to the second one by one
         ([0.0] * 6, [(1, 0.5), (1, 0.5)], 2.0),
+        # the first station lets four through at once, so that they wait at the faster one
+        ([0.0] * 4, [(4, 1.0), (1, 0.2)], 1.5),
+        # of 4 pictures none may be late, not even by a hundredth
+        ([0.0, 10.0, 20.0, 20.0], [(1, 1.0)], 1.99),
     ],
     cases=20,
 )

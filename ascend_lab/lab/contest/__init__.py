@@ -100,7 +100,7 @@ def solve(
             raise CapacityError(needed, f"{problem.capacity:.0f} elements")
     candidates: list[Path] = [_with_residency(prices, singles)]
     proven = False
-    if len(singles) <= MOST_OPERATIONS:
+    if len(singles) <= MAX_OPERATIONS:
         candidates.append(_with_residency(prices, merge(prices, singles)))
         known = min(sum(schedule_latencies(problem, _steps(prices, p))) for p in candidates)
         exact = best_sequence(prices, known)
@@ -155,7 +155,7 @@ def _steps(prices: Prices, path: Path) -> list[Step]:
 
 
 # -- the exact search ------------------------------------------------------------------------------
-MOST_OPERATIONS = 8
+MAX_OPERATIONS = 8
 SHARE = 0.5
 """The part of the budget after which the exact search gives up."""
 

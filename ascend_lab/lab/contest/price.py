@@ -14,7 +14,7 @@ import numpy as np
 from ascend_lab.lab.contest.cost import Floats, Group, grid_latency, group_of, working_set
 from ascend_lab.lab.contest.problem import Partition, Problem, Relations, bits
 
-MOST_TILES = 20_000
+MAX_TILES = 20_000
 EXACT = 4
 
 
@@ -65,7 +65,7 @@ def _orders(group: Group, shape: tuple[int, int, int]) -> list[tuple[int, ...] |
     down = -(-max(group.heights) // h)
     roles = {piece.role for piece, _ in group.bundles}
     stays = "whole" in roles or (group.steps(k) == 1 and roles & {"left", "right"})
-    if not stays or not 1 < across * down <= MOST_TILES:
+    if not stays or not 1 < across * down <= MAX_TILES:
         return [None]
     return [None, snake(across, down), snake(across, down, by_column=True)]
 
@@ -224,7 +224,7 @@ class Prices:
 
 
 # -- what stays in fast memory from one group to the next ------------------------------------------
-MOST_OPTIONS = 8
+MAX_OPTIONS = 8
 Trail = tuple["Trail", Kept] | None
 """What was retained so far, the latest last."""
 
@@ -248,7 +248,7 @@ def options(prices: Prices, groups: Sequence[int], place: int, last: dict[int, i
         if wanted and sum(map(problem.size, tensors)) < problem.capacity:
             found.append(frozenset(tensors))
     together = frozenset[int]().union(*found)
-    return list(dict.fromkeys([NOTHING, *found[:MOST_OPTIONS], together]))
+    return list(dict.fromkeys([NOTHING, *found[:MAX_OPTIONS], together]))
 
 
 def resident_tensors(prices: Prices, groups: Sequence[int]) -> list[Kept]:

@@ -20,9 +20,9 @@ LOOKS: tuple[Look, ...] = (
     *((st.BLUE, "-"), (st.VERMILLION, "--"), (st.GREEN, "-."), (st.ORANGE, ":")),
     *((st.PURPLE, "-"), (st.SKY, "--"), (st.GREY, ":")),
 )
-MOST_SERVERS = 3
-MOST_DEVICES = 12
-MOST_SWITCHES = 8
+MAX_SERVERS = 3
+MAX_DEVICES = 12
+MAX_SWITCHES = 8
 """Drawn of each; of more, the first and the last with dots between."""
 DISC_IN = 0.13
 BOX_IN = (0.62, 0.22)
@@ -93,7 +93,7 @@ def _planned(topology: Topology) -> _Plan:
         network = family(topology.label(switch)) in ("rail", "spine", "ethernet")
         if len(servers) == 1 and (len(topology.groups) > 1 or not network):
             (owner[switch],) = servers
-    drawn = _ends_of(len(topology.groups), MOST_SERVERS)
+    drawn = _ends_of(len(topology.groups), MAX_SERVERS)
     width = st.WIDTH_IN / len(drawn)
     for place, server in enumerate(drawn):
         left = place * width + 0.13
@@ -120,7 +120,7 @@ def _place_server(
 ) -> None:
     """Place a server's devices on circles, one for all that are linked, and its switches below."""
     group = topology.groups[server]
-    shown = [group[i] for i in _ends_of(len(group), MOST_DEVICES)]
+    shown = [group[i] for i in _ends_of(len(group), MAX_DEVICES)]
     circles = _linked(topology, shown)
     hub = len(inside) == 1 and len(circles) == 1
     y = (SERVER_IN - (0.0 if hub or not inside else 0.55)) / 2
@@ -166,7 +166,7 @@ def _place_network(topology: Topology, plan: _Plan, outer: Sequence[int]) -> Non
     far = [switch for switch in outer if all(n in outer for n in near.get(switch, []))]
     for row in filter(None, ([switch for switch in outer if switch not in far], far)):
         y = SERVER_IN + (plan.rows + 0.6) * ROW_IN
-        drawn = [row[i] for i in _ends_of(len(row), MOST_SWITCHES)]
+        drawn = [row[i] for i in _ends_of(len(row), MAX_SWITCHES)]
         each = st.WIDTH_IN / len(drawn)
         for i, switch in enumerate(drawn):
             plan.places[switch] = ((i + 0.5) * each, y)
@@ -177,7 +177,7 @@ def _place_network(topology: Topology, plan: _Plan, outer: Sequence[int]) -> Non
 
 # -- drawing --------------------------------------------------------------------------------------
 def _servers(ax: Any, topology: Topology, plan: _Plan) -> None:
-    drawn = _ends_of(len(topology.groups), MOST_SERVERS)
+    drawn = _ends_of(len(topology.groups), MAX_SERVERS)
     for server, (left, right) in zip(drawn, plan.boxes, strict=True):
         shape: dict[str, Any] = {"boxstyle": "round,pad=0,rounding_size=0.08", "zorder": 0}
         look = {"facecolor": st.LIGHT, "edgecolor": st.INK, "linewidth": 0.8, **shape}

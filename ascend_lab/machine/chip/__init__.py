@@ -252,14 +252,14 @@ def _paths(reader: Reader) -> dict[tuple[str, str], Path]:
         src, arrow, dst = name.partition("->")
         key = f"path.{name}"
         if not arrow or src not in SPACES or dst not in SPACES:
-            raise reader.fail(key, f"SRC->DST of {', '.join(SPACES)}", name, "mend the name")
+            raise reader.fail(key, f"SRC->DST of {', '.join(SPACES)}", name, "correct the name")
         entry = reader.table(key, {field.name for field in fields(Path)})
         pipe = entry.get("pipe")
         unit = entry.get("unit")
         if pipe not in PIPES:
-            raise reader.fail(f"{key}.pipe", f"one of {', '.join(PIPES)}", pipe, "mend it")
+            raise reader.fail(f"{key}.pipe", f"one of {', '.join(PIPES)}", pipe, "correct it")
         if unit not in ("core", "cube", "vector"):
-            raise reader.fail(f"{key}.unit", "core, cube or vector", unit, "mend it")
+            raise reader.fail(f"{key}.unit", "core, cube or vector", unit, "correct it")
         paths[src, dst] = _record(reader, Path, key, pipe=pipe, unit=unit)
     # On combined cores the vector unit reads the cube's results from L0C. On separate cores they
     # are copied to GM, where the vector cores read them.
@@ -292,7 +292,7 @@ def _memory(reader: Reader, key: str, *kinds: str) -> Memory:
     """Read a memory that all cores share; its kind is by default the first of `kinds`."""
     kind = reader.table(key).get("kind", kinds[0])
     if kind not in kinds:
-        raise reader.fail(f"{key}.kind", " or ".join(kinds), kind, "mend it")
+        raise reader.fail(f"{key}.kind", " or ".join(kinds), kind, "correct it")
     return _record(reader, Memory, key, kind=kind)
 
 
@@ -304,7 +304,7 @@ def _peak(reader: Reader) -> float:
     peak = reader.number("memory.peak_bytes_per_s")
     if peak < reached:
         needed = f"at least memory.rate_bytes_per_s, {reached:g}"
-        raise reader.fail("memory.peak_bytes_per_s", needed, peak, "mend one of them")
+        raise reader.fail("memory.peak_bytes_per_s", needed, peak, "correct one of them")
     return peak
 
 
@@ -358,7 +358,7 @@ def _vectors(reader: Reader) -> tuple[int, int]:
     if size % BLOCK_BYTES:
         raise reader.fail("vector.repeat_bytes", f"a multiple of {BLOCK_BYTES}", size, "round it")
     if reader.data["combined"] and count != 1:
-        raise reader.fail("core.vector_per_core", "1 where combined = true", count, "mend one")
+        raise reader.fail("core.vector_per_core", "1 where combined = true", count, "correct one")
     return size, count
 
 
@@ -388,7 +388,7 @@ def _check_sections(reader: Reader) -> None:
         if not isinstance(reader.data.get(key), str):
             raise reader.fail(key, "a text", reader.data.get(key), "add it")
     if not isinstance(reader.data.get("combined"), bool):
-        raise reader.fail("combined", "true or false", reader.data.get("combined"), "mend it")
+        raise reader.fail("combined", "true or false", reader.data.get("combined"), "correct it")
 
 
 def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
@@ -447,7 +447,7 @@ def _with_base(data: dict[str, Any], file: str) -> dict[str, Any]:
     borrows = data.pop("borrows", False)
     if not isinstance(borrows, bool) or (borrows and base is None):
         needed = f"{file}: borrows as true or false, true beside a base"
-        raise ChipError(needed, shown(borrows), "mend or remove it")
+        raise ChipError(needed, shown(borrows), "correct or remove it")
     if base is None:
         return data
     if base not in (*PRESETS, "common"):

@@ -180,15 +180,18 @@ class Chip:
 
     def peak_ops_per_s(self, dtype: str) -> float:
         """Return the cube peak of the chip in ops/s: 2 * cores * MACs per cycle * clock."""
+        # 910A: 2 * 32 cores * 4096 * 1e9 Hz = 262e12
         return 2.0 * self.core_count * self.macs_per_cycle(dtype) * self.clock_hz
 
     def vector_peak_ops_per_s(self, dtype: str) -> float:
         """Return the vector peak of the chip in ops/s: vector cores * lanes * clock."""
+        # a repeat of 256 bytes has 128 lanes in fp16
         lanes = self.vector_bytes_per_repeat // DTYPE_BYTES[dtype]
         return float(self.core_count * self.vector_cores_per_core * lanes) * self.clock_hz
 
     def cores_of(self, unit: str) -> int:
         """Return the number of cores that run programs of `unit` ("core", "cube" or "vector")."""
+        # 910B2: 24 AI cores with 2 vector cores each are 48 vector cores
         return self.core_count * (self.vector_cores_per_core if unit == "vector" else 1)
 
     def shared_rate_bytes_per_cycle(self, level: str, active_cores: int) -> float:

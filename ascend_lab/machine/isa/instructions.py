@@ -50,7 +50,7 @@ def _check_work(chip: Chip, instruction: Instruction) -> None:
         pipe = chip.path(src.space, dst.space).pipe
     if instruction.pipe != pipe:
         got = f"{instruction.pipe}, {src.space}->{dst.space}"
-        raise PathError(f"{op}: an instruction of pipe {pipe} on {chip.name}", got, "mend it")
+        raise PathError(f"{op}: an instruction of pipe {pipe} on {chip.name}", got, "correct it")
     if op in MOVES:
         operands.CHECK_MOVE[op](chip, instruction, dst, src)
     elif op == "mmad":
@@ -90,7 +90,9 @@ def _check_flag(chip: Chip, instruction: Instruction) -> None:
         needed = "an event between two different pipes"
         raise ProgramError(needed, str(event), "a pipe is in order by itself")
     if instruction.pipe != (event.src if instruction.op == "set_flag" else event.dst):
-        raise ProgramError(f"{instruction.op} {event} on its own pipe", instruction.pipe, "mend it")
+        raise ProgramError(
+            f"{instruction.op} {event} on its own pipe", instruction.pipe, "correct it"
+        )
     if event.id < 0 or event.count < 1 or event.id + event.count > chip.event_ids:
         needed = f"event ids 0..{chip.event_ids - 1} for {event.src}>{event.dst}"
         got = f"{event.id}..{event.id + event.count - 1}"

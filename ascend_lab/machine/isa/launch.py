@@ -44,6 +44,7 @@ class Part:
         counts = dict(self.program.params)
         for binding in self.bindings:
             values = dict(binding)
+            # a param without a value would leave the addresses of a core undefined
             binds_all = values.keys() == counts.keys()
             if not binds_all or any(not 0 <= v < counts[name] for name, v in values.items()):
                 ranges = ", ".join(f"{name} in 0..{n - 1}" for name, n in counts.items())
@@ -76,6 +77,7 @@ class Launch:
         """Check that every cube core of a mix launch has its vector cores."""
         has_incomplete_team = self.mix < 2 or len(self.parts) % self.mix != 0
         if self.mix and not has_incomplete_team:
+            # a cube part on 20 cores goes with vector parts on 20 cores each
             has_incomplete_team = any(len({p.core_count for p in t}) > 1 for t in self.teams)
         if self.mix and has_incomplete_team:
             needed = f"{self.name}: a cube part, then its vector parts, with a binding per AI core"
@@ -195,6 +197,7 @@ def renamed(launch: Launch, names: Mapping[str, str], **windows: tuple[int, int]
     @cache
     def buffer(old: Buffer) -> Buffer:
         if old.name in windows:
+            # x=(100, 1000): the buffer gets 1000 elements; a pitch of 0 is computed anew
             return replace(old, elements=windows[old.name][1], slot_bytes=0)
         if old.space == "GM":
             return replace(old, name=names[old.name]) if old.name in names else old
@@ -204,11 +207,13 @@ def renamed(launch: Launch, names: Mapping[str, str], **windows: tuple[int, int]
     def region(old: Region) -> Region:
         new_buffer = buffer(old.buffer)
         first = windows.get(old.buffer.name, (0,))[0]
+        # x=(100, 1000) moves every address in x by 100 elements
         return old if new_buffer is old.buffer else old.in_buffer(new_buffer, first)
 
     def node(old: Node) -> Node:
         if isinstance(old, Loop):
             return Loop(old.var, old.count, tuple(map(node, old.body)))
+        # most instructions touch no renamed buffer: these remain the same objects
         if all(buffer(r.buffer) is r.buffer for r in old.regions):
             return old
         dst = None if old.dst is None else region(old.dst)
@@ -250,9 +255,11 @@ def spread(
             by_size.setdefault(size, []).append(position)
         shares_of_axis = {(size, sizes[0], at[-1] + 1): at for size, at in by_size.items()}
         positions_of_share.append(shares_of_axis)
+    # apart (100, 100, 50): (0, 0, 100), (1, 100, 200), (2, 200, 250)
     spans_apart = [(i, i * apart[0], i * apart[0] + size) for i, size in enumerate(apart)]
     parts = list[Part]()
     mix = 0
+    # rows (40, 40, 20), columns (64, 64): a program for 40 x 64 on 4 cores, one for 20 x 64 on 2
     for shares in product(*positions_of_share):
         axis_positions = (at[share] for at, share in zip(positions_of_share, shares, strict=True))
         grid = product(*axis_positions)
@@ -303,7 +310,7 @@ def check_cross(chip: Chip, instruction: Instruction) -> Instruction:
     pipes = PIPES[1:] if is_set else ("ALL",)
     if instruction.pipe not in pipes:
         needed = f"{op}: pipe {' or '.join(pipes)}"
-        raise ProgramError(needed, instruction.pipe, "mend it")
+        raise ProgramError(needed, instruction.pipe, "correct it")
     return instruction
 
 
@@ -334,6 +341,7 @@ def senders(core: int, mode: int, cores: int, team: int) -> list[int]:
     cube_core = core - core % team
     vector_cores = range(cube_core + 1, cube_core + team)
     is_cube = core % team == 0
+    # in modes 0 and 1 a core is among its own senders: it must have set the flag as well
     if mode == 0:
         return [c for c in range(cores) if (c % team == 0) == is_cube]
     if mode == 1:
@@ -362,6 +370,7 @@ def crews(launch: Launch) -> list[tuple[tuple[Program, dict[str, int]], ...]]:
     A crew is one AI core, or with flags of mode 0 all cores of the launch. Each core is given as
     its program and the values of its params.
     """
+    # 3 AI cores of a cube and two vector cores are 3 crews of 3 cores, with mode 0 one crew of 9
     ai_cores = [
         tuple((part.program, dict(at)) for part, at in zip(team, bindings, strict=True))
         for team in launch.teams
@@ -385,6 +394,7 @@ def check_launch(chip: Chip, launch: Launch) -> None:
             needed = f"{name}: a mix launch for cross-core flags"
             got = "cores of one kind alone"
             raise PathError(needed, got, "launch cube and vector programs together")
+        # with mix 3 the parts are cube, vector, vector, cube, ...: positions 0, 3, 6 are cube parts
         is_cube_part = position % launch.mix == 0
         if is_cube_part and any(mode == 1 for mode, _ in pipes_of_flags):
             needed = f"{name}: mode 0 or 2 on a cube core"
@@ -393,6 +403,7 @@ def check_launch(chip: Chip, launch: Launch) -> None:
             if len(pipes) > 1:
                 needed = f"{name}: one pipe that sets cross-core flag {flag}"
                 raise ProgramError(needed, ", ".join(sorted(pipes)), "use a flag for each")
+    # `mix` counts the cube core as well
     if launch.mix and launch.mix - 1 > chip.vector_cores_per_core:
         needed = f"{launch.name}: at most {chip.vector_cores_per_core} vector cores to a cube core"
         raise PathError(needed, str(launch.mix - 1), f"{chip.name} has no more")
@@ -445,6 +456,7 @@ class Counters:
 
 def core_name(core: int, team: int) -> str:
     """Return the name of a core in messages: `AIV1`, or on the third AI core `AIC of core 2`."""
+    # in teams of 3 core 4 is AIV0 of core 1: cores 3, 4, 5 make the second AI core
     member = core % team
     kind = f"AIV{member - 1}" if member else "AIC"
     return kind if core < team else f"{kind} of core {core // team}"

@@ -30,6 +30,7 @@ def whole_number(value: object, subject: str) -> int:
     """
     if type(value) is int:
         return value
+    # whatever can index a list counts as whole: np.int64(4) does, 4.0 and "4" do not
     try:
         return operator.index(cast(SupportsIndex, value))
     except TypeError:
@@ -38,6 +39,7 @@ def whole_number(value: object, subject: str) -> int:
 
 def ceil_div(value: int, unit: int) -> int:
     """Return value / unit rounded up."""
+    # // rounds down: -7 // 2 = -4, so 7 / 2 rounded up is 4
     return -(-value // unit)
 
 
@@ -64,6 +66,7 @@ class Affine:
             return Affine(self.const + other.const, self.terms) if other.const else self
         if not self.terms:
             return Affine(self.const + other.const, other.terms) if self.const else other
+        # (i + 2*j) + (-i + j) = 3*j: the coefficient of i is 0 and is dropped
         merged = dict(self.terms)
         for var, coefficient in other.terms:
             merged[var] = merged.get(var, 0) + coefficient
@@ -100,6 +103,7 @@ class Affine:
 
         For n = 2, 3*i + 2*j + 5 becomes i + 1.
         """
+        # Python's % is never negative: for n = 4, -1*i becomes 3*i
         terms = tuple([(v, c % n) for v, c in self.terms if c % n])
         return Affine(self.const % n, terms) if terms else constant(self.const % n)
 
@@ -118,6 +122,7 @@ class Affine:
         """
         low = high = self.const
         for name, factor in self.terms:
+            # a loop of no passes has no last value: it counts as if its variable were 0
             reach = factor * max(ranges[name] - 1, 0)
             low, high = (low + reach, high) if reach < 0 else (low, high + reach)
         return low, high
@@ -127,6 +132,7 @@ class Affine:
         summands = [v if c == 1 else f"{c}*{v}" for v, c in self.terms]
         if self.const or not summands:
             summands.append(str(self.const))
+        # i + -2*j is printed as i-2*j
         return "+".join(summands).replace("+-", "-")
 
 
@@ -184,7 +190,9 @@ class Buffer:
     def __post_init__(self) -> None:
         """Check name, counts and number format; fill in the default slot pitch."""
         if not NAME.fullmatch(self.name):
-            raise ProgramError("a buffer name of letters, digits, _ and .", repr(self.name), "mend")
+            raise ProgramError(
+                "a buffer name of letters, digits, _ and .", repr(self.name), "correct"
+            )
         for field in ("elements", "slots", "address", "slot_bytes"):
             if type(getattr(self, field)) is not int:
                 count = whole_number(getattr(self, field), f"buffer {self.name}: {field}")
@@ -196,6 +204,7 @@ class Buffer:
             needed = f"buffer {self.name}: elements >= 1, slots >= 1, address >= 0"
             got = f"{self.elements}, {self.slots}, {self.address}"
             raise ProgramError(needed, got, "check the tile size")
+        # no pitch: each slot begins where the one before ends
         if self.slot_bytes == 0:
             object.__setattr__(self, "slot_bytes", self.elements * self.itemsize)
         if self.slot_bytes < self.elements * self.itemsize:
@@ -213,6 +222,7 @@ class Buffer:
     @property
     def size_bytes(self) -> int:
         """Bytes from the first slot to the end of the last, which needs no padding behind it."""
+        # 3 slots of 100 bytes with a pitch of 128 take 2 * 128 + 100 = 356 bytes
         return self.slot_bytes * (self.slots - 1) + self.elements * self.itemsize
 
     def region(
@@ -233,6 +243,7 @@ class Buffer:
 
 def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides of a contiguous array: (2, 3, 4) has (12, 4, 1), each the product of sizes behind."""
+    # from the last size to the second: the outermost size is a factor of no stride
     strides = [1]
     for size in shape[:0:-1]:
         strides.append(strides[-1] * size)
@@ -326,6 +337,7 @@ class Region:
     def extent(self, ranges: TripCounts) -> tuple[int, int]:
         """Return the lowest and highest element touched over all iterations of the loops."""
         low, high = self.offset.bounds(ranges)
+        # sizes (4, 16) with strides (64, 1): the last element is 3 * 64 + 15 = 207 after the first
         for stride, size in zip(self.strides, self.sizes, strict=True):
             reach = stride * (size - 1)
             low, high = (low + reach, high) if reach < 0 else (low, high + reach)

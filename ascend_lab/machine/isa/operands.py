@@ -60,10 +60,11 @@ def check_index(instruction: Instruction, dst: Region, src: Region) -> None:
         got = f"{index.elements} {index.buffer.dtype} in {index.space}"
         remedy = "copy the indices to UB and take one element"
         raise ProgramError(f"{op}: an index of one int32 element in UB", got, remedy)
+    # a pitch of 0 is legal: every index then picks the same row
     if len(row_attrs) != 2 or instruction.number("bound") < 1 or instruction.number("pitch") < 0:
         got = ", ".join(f"{name}={instruction.attr(name, 'none')}" for name in ("pitch", "bound"))
         needed = f"{op}: a pitch of 0 or more elements and a bound of 1 or more rows"
-        raise ProgramError(needed, got, "mend it")
+        raise ProgramError(needed, got, "correct it")
 
 
 def check_aligned(region: Region, unit: int, op: str) -> None:
@@ -73,6 +74,7 @@ def check_aligned(region: Region, unit: int, op: str) -> None:
     variables exactly if the constant and every coefficient are.
     """
     item = region.buffer.itemsize
+    # 16*i + 8 in fp16: the step of 32 bytes is aligned, the start at byte 16 is not
     for value in (region.offset.const, *[c for _, c in region.offset.terms]):
         if value * item % unit:
             needed = f"{op}: {region.buffer.name} addresses in multiples of {unit} bytes"
@@ -146,6 +148,7 @@ def _check_fixpipe(chip: Chip, instruction: Instruction, dst: Region, src: Regio
 def _check_load2d(chip: Chip, instruction: Instruction, dst: Region, src: Region) -> None:
     _check_load(dst, src, "load2d")
     repeat = dst.sizes[0]
+    # (4, 16, 16) in fp16 has 2048 bytes: 4 fractals of 512
     fractal = dst.size_bytes // dst.sizes[0]
     if fractal != FRACTAL_BYTES or dst.sizes != src.sizes:
         needed = f"load2d: fractals of {FRACTAL_BYTES} bytes, equal shapes"
@@ -173,6 +176,7 @@ def _check_load3d(chip: Chip, instruction: Instruction, dst: Region, src: Region
         raise ProgramError(f"load3d: a (M1, K1, 16, {c0}) tile in L0A", str(dst), "see load3d")
     if len(src.sizes) != 4 or src.sizes[3] not in (c0, SMALL_C0):
         raise ProgramError(f"load3d: an image (C1, H, W, {c0}) in L1", str(src), "see load3d")
+    # pad: rows above and below, columns left and right
     lengths = {"kernel": 2, "stride": 2, "pad": 4, "dilation": 2}
     values = {name: instruction.attr(name) for name in lengths}
     for name, length in lengths.items():
@@ -180,7 +184,7 @@ def _check_load3d(chip: Chip, instruction: Instruction, dst: Region, src: Region
         minimum = 0 if name == "pad" else 1
         if not isinstance(value, tuple) or len(value) != length or min(value) < minimum:
             needed = f"load3d: {name} as {length} numbers of at least {minimum}"
-            raise ProgramError(needed, repr(value), "mend it")
+            raise ProgramError(needed, repr(value), "correct it")
     _check_window(src, values)
     k_start = instruction.attr("k_start")
     # The tile starts at const + sum(coefficient * variable): at a whole block of C0 columns for
@@ -217,6 +221,7 @@ def _check_vdeq(chip: Chip, instruction: Instruction, dst: Region, src: Region) 
     check_aligned(dst, BLOCK_BYTES, "vdeq")
     # after the sums come the scale and, if there is one, the bias
     for region, dtype in zip(instruction.srcs[1:], ("fp32", "int32"), strict=False):
+        # (4, 100, 1, 16) are 4 blocks of 100 rows: 6400 elements in 64 columns
         columns = dst.elements // dst.sizes[1]
         if (region.space, region.buffer.dtype, region.elements) != ("UB", dtype, columns):
             got = f"{region.elements} {region.buffer.dtype} in {region.space}"
@@ -272,6 +277,7 @@ def _check_brcb(chip: Chip, dst: Region, src: Region) -> None:
         needed = f"vbrcb: n neighbours (n,) into n blocks (n, {c0})"
         got = f"{src.sizes}:{src.strides} -> {dst.sizes}:{dst.strides}"
         raise ProgramError(needed, got, f"give each source element a block of {c0}")
+    # 255 repeats of 8 blocks are 2040 blocks
     limit = chip.max_repeat * BLOCKS_PER_REPEAT
     if n > limit:
         needed = f"vbrcb: at most {chip.max_repeat} repeats of {BLOCKS_PER_REPEAT} blocks, {limit}"
@@ -351,6 +357,7 @@ def check_vector(chip: Chip, instruction: Instruction, dst: Region) -> None:
         check_whole_blocks(chip, instruction, dst)
         return
     check_repeat(chip, main.sizes[0], op)
+    # vaxpy adds to its result (dst + src * scalar), so that dst must be the first source as well
     if op == "vaxpy" and instruction.srcs[0] != dst:
         raise ProgramError("vaxpy: a sum in place", str(instruction.srcs[0]), "name dst first")
     for region in instruction.regions:
@@ -359,6 +366,7 @@ def check_vector(chip: Chip, instruction: Instruction, dst: Region) -> None:
         if region is not dst or not is_reduction:
             check_aligned(region, BLOCK_BYTES, op)
             _check_stride(region, op)
+        # the outermost axis counts repeats: (10, 64) in fp32 takes 256 bytes a repeat
         per_repeat = region.size_bytes // region.sizes[0]
         if per_repeat > chip.vector_bytes_per_repeat:
             needed = f"{op}: at most {chip.vector_bytes_per_repeat} bytes a repeat"
@@ -381,6 +389,7 @@ def _check_stride(region: Region, op: str) -> None:
     """
     for axis, (size, stride) in enumerate(zip(region.sizes, region.strides, strict=True)):
         step_bytes = stride * region.buffer.itemsize
+        # rows of 64 numbers in fp16 may lie 80 numbers apart, 160 bytes, but not 72, 144 bytes
         if size > 1 and step_bytes % BLOCK_BYTES and (axis == 0 or step_bytes >= region.run_bytes):
             needed = f"{op}: rows of {region.buffer.name} multiples of {BLOCK_BYTES} bytes apart"
             raise AlignmentError(needed, f"{step_bytes} bytes", "pad the rows to whole blocks")
@@ -393,6 +402,7 @@ def _reduced_elements(op: str, src: Region) -> int:
     """
     if not op.startswith("vcg"):
         return src.sizes[0]
+    # a repeat of 256 bytes has 8 blocks: vcgadd writes 8 sums for it
     blocks, extra_bytes = divmod(src.size_bytes // src.sizes[0], BLOCK_BYTES)
     if extra_bytes:
         needed = f"{op}: whole 32-byte blocks a repeat"
@@ -406,13 +416,14 @@ def _check_attributes(instruction: Instruction, main: Region) -> None:
     names = [name for name, _ in instruction.attrs]
     if ("scalar" in names) != (op in TAKES_SCALAR):
         needed = "a scalar" if op in TAKES_SCALAR else "no scalar"
-        raise ProgramError(f"{op}: {needed}", str(instruction.attr("scalar", "none")), "mend it")
+        raise ProgramError(f"{op}: {needed}", str(instruction.attr("scalar", "none")), "correct it")
     value = instruction.attr("scalar")
     is_integer = isinstance(value, int | float) and math.isfinite(value) and value == int(value)
     if main.buffer.dtype in ("int8", "uint8", "int32") and not is_integer:
         raise ProgramError(f"{op}: a whole scalar for {main.buffer.dtype}", str(value), "round it")
     lanes = main.elements // main.sizes[0]
     mask = instruction.attr("mask", 1)
+    # 128 lanes: the mask 0b1111 computes the first 4 of them, 1 << 128 would need a lane more
     if not isinstance(mask, int) or not 0 < mask < 1 << lanes:
         needed = f"{op}: a mask with a bit for each of {lanes} lanes"
         raise ProgramError(needed, repr(mask), "(1 << n) - 1 for n")
@@ -424,7 +435,7 @@ def _check_choices(instruction: Instruction, dst: Region) -> None:
     attrs = dict(instruction.attrs)
     if ("op" in attrs) != (op == "vcmp") or attrs.get("op", "gt") not in COMPARISONS:
         needed = f"op as one of {', '.join(COMPARISONS)}" if op == "vcmp" else "no comparison"
-        raise ProgramError(f"{op}: {needed}", repr(attrs.get("op")), "mend it")
+        raise ProgramError(f"{op}: {needed}", repr(attrs.get("op")), "correct it")
     if "round" in attrs:
         to_integer = dst.buffer.dtype in ("int8", "uint8", "int32")
         if op != "vconv" or not to_integer or attrs["round"] not in ROUNDINGS:

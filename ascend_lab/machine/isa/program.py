@@ -318,7 +318,7 @@ def parse_program(text: str) -> Program:
                 open_loops[-1][3].append(_instruction(line.strip(), buffers))
         except (ValueError, KeyError, IndexError, AttributeError, ProgramError) as error:
             raise ProgramError(
-                f"line {number} in program text form", line.strip(), f"mend it ({error})"
+                f"line {number} in program text form", line.strip(), f"correct it ({error})"
             ) from error
     close_to(0)
     return Program(name, tuple(buffers.values()), tuple(open_loops[0][3]), tuple(params))

@@ -22,6 +22,7 @@ STAMP_BYTES = 4
 Write = Literal["sure", "maybe", "added"]
 """A plain write, a write to a row that is picked at run time, or an atomic add."""
 
+# the largest number in an array of int32; no launch has so many crews
 SEVERAL_CORES = 2**31 - 1
 """Stored instead of a core's number if more than one core has read a piece."""
 
@@ -61,10 +62,12 @@ class ShadowView:
 
     def of(self, stamps: Stamps) -> Stamps:
         """Return the view of an array of stamps; NumPy raises if it leaves the array."""
+        # NumPy takes offset and strides in bytes, here bytes of stamps
         return np.ndarray(self.shape, np.int32, stamps, self.offset, self.strides)
 
     def first_fault(self, bad: NDArray[np.bool_]) -> tuple[tuple[int, ...], int]:
         """Return (index, piece number) of the first True in an array of the view's shape."""
+        # argmax of booleans is the position of the first True
         index = tuple(int(i) for i in np.unravel_index(int(bad.argmax()), self.shape))
         stamp_byte = self.offset + sum(i * s for i, s in zip(index, self.strides, strict=True))
         return index, stamp_byte // STAMP_BYTES
@@ -123,6 +126,7 @@ class Space:
         # fp32 in pieces of 2 bytes: an element is 2 pieces, whose stamps take 2 x 4 bytes
         element_stamp_bytes = pieces * STAMP_BYTES
         strides = (*(s * element_stamp_bytes for s in region.strides), STAMP_BYTES)
+        # byte 64 of a memory in pieces of 2 bytes is piece 32, whose stamp begins at byte 128
         return ShadowView(start // self.piece_bytes * STAMP_BYTES, (*region.sizes, pieces), strides)
 
     def read(self, cut: ShadowView, access: Access) -> Iterator[Fault]:
@@ -158,6 +162,7 @@ class Space:
         yield from self._unordered(self._writes, cut, access)
         yield from self._unordered(self._reads, cut, access)
         if self._reader is not None:
+            # two atomic adds give the same sum in either order: those of other cores are no fault
             yield from self._foreign_writes(cut, access, adds=kind != "added")
             reader = cut.of(self._reader)
             bad = (reader != 0) & (reader != access.core)
@@ -181,6 +186,7 @@ class Space:
     ) -> Iterator[Fault]:
         """Yield a fault for each other pipe whose step on these pieces may still be running."""
         for pipe, trace in traces.items():
+            # comparing `latest` is cheap and spares the arrays of pipes that have finished
             finished = access.clock.get(pipe, access.base)
             if pipe == access.pipe or trace.latest <= finished:
                 continue
@@ -263,6 +269,7 @@ class CrossOrder:
         last_set = self.last_set.setdefault((core, flag), {})
         for receiver in self.counters.receivers_of[core, mode]:
             arrived = self.arrived.setdefault((receiver, flag), [])
+            # sets count from 0: the 16th has number 15, for which wait 0 must be over
             last_set[mode, receiver] = number = last_set.get((mode, receiver), -1) + 1
             # a counter has 4 bits: before set number k, wait number k - 15 must be over
             if number >= MAX_COUNTER and not self._is_over(
@@ -273,6 +280,7 @@ class CrossOrder:
             self.pending.setdefault((receiver, mode, flag, core), []).append(dict(clock))
             senders = self.counters.senders_to[receiver, mode]
             pending = [self.pending.get((receiver, mode, flag, s), []) for s in senders]
+            # two vector cores set a flag of their cube core: it arrives with the second set
             if all(pending):
                 joined: Clock = {}
                 for clocks in pending:
@@ -280,6 +288,7 @@ class CrossOrder:
                 # One counter serves all modes. A flag may change its mode only when the waits for
                 # its sets in the other mode are over: at the receiver, and at all cores that this
                 # core has set it for.
+                # only the last set in another mode matters: waits consume sets in order
                 other_mode = [(receiver, i) for i, (m, _) in enumerate(arrived) if m != mode][-1:]
                 other_mode += [(to, last) for (m, to), last in last_set.items() if m != mode]
                 if any(not self._is_over(to, flag, last, joined) for to, last in other_mode):
@@ -295,6 +304,7 @@ class CrossOrder:
         """End a wait: the core's issuing unit receives the clock of the next arrived set."""
         waits = self.waits.setdefault((core, flag), [])
         clock = dict(self.issued[core][-1])
+        # wait k consumes the set that arrived as number k
         join(clock, self.arrived[core, flag][len(waits)][1])
         clock[f"{core}.ISSUE"] = step
         waits.append(step)
@@ -303,6 +313,7 @@ class CrossOrder:
     def passing(self, core: int, pipe: str, clock: Clock) -> None:
         """Join to a pipe's clock what its core knew after the wait that the pipe now passes."""
         self.passed[pipe] = self.passed.get(pipe, 0) + 1
+        # entry 0 is the empty clock from before the first wait: after k waits entry k is the latest
         join(clock, self.issued[core][self.passed[pipe]])
 
     def unconsumed_sets(self) -> Iterator[str]:
@@ -315,6 +326,7 @@ class CrossOrder:
                 for s in senders
             ]
             unused = len(arrived) - len(self.waits.get((core, flag), []))
+            # vector core 0 set a flag twice, vector core 1 once: one set is never consumed
             unused += max(pending_sets, default=0)
             if unused:
                 name = core_name(core, self.team)

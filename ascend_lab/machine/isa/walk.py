@@ -56,6 +56,7 @@ def project(nodes: tuple[Node, ...], pipe: str) -> tuple[Node, ...]:
     for node in nodes:
         if isinstance(node, Loop):
             body = project(node.body, pipe)
+            # a loop without an instruction of this pipe is left out: its passes would yield nothing
             if body:
                 projected.append(Loop(node.var, node.count, body))
         elif node.pipe in (pipe, "ALL"):
@@ -137,6 +138,7 @@ def interleave(
     A barrier on all pipes is yielded once, when every pipe has reached it. Raises `SyncError`
     with the cycle of events when no pipe can go on.
     """
+    # without values the walk is that of the core at position 0 of every axis
     binding = dict(env or {name: 0 for name, _ in program.params})
     # the core's number and the pipe's name are dropped
     return (step[2:] for step in interleave_cores([(program, binding)], pick))
@@ -154,6 +156,7 @@ def interleave_cores(
     cores = list[_Core]()
     for number, (program, env) in enumerate(programs):
         core = _Core(number, counters)
+        # MTE2 of two cores must differ: "0.MTE2" and "1.MTE2"
         prefix = f"{number}." if len(programs) > 1 else ""
         waits = any(i.op == "cross_wait" for i, _ in program.instructions())
         for pipe in (*program.pipes, *([ISSUE] if waits else [])):
@@ -205,11 +208,13 @@ def _run(
                 if waiting.event is not None and waiting.event == event:
                     waiting.can_step = raised[event] > 0
         elif op == "cross_set":
+            # a set may be the last one that a core waited for: all issuing units look again
             core.counters.set(core.number, instruction.number("mode"), instruction.number("id"))
             for issue_pipe in (p for c in cores for p in c.pipes if p.pipe == ISSUE):
                 issue_pipe.update()
         elif op == "cross_wait":
             pipe.passed += 1
+            # the issuing unit takes the flag; then the other pipes of the core may pass the wait
             if pipe.pipe == ISSUE:
                 core.issued += 1
                 core.counters.waits[core.number, instruction.number("id")] += 1
@@ -231,6 +236,7 @@ def _explain_deadlock(unfinished: Sequence[_Pipe], team: int) -> tuple[str, str,
                 name = core_name(pipe.core.number, team)
                 cross_core_waits.append(f"{name} waits for cross-core flag {flag}")
         elif event is not None:
+            # "0.MTE2" waits for a flag of pipe V: that of its own core, "0.V"
             source = pipe.name.removesuffix(pipe.pipe) + event.src
             waits[pipe.name] = (source, f"{pipe.name} waits for {event}")
         else:
@@ -246,6 +252,7 @@ def _explain_deadlock(unfinished: Sequence[_Pipe], team: int) -> tuple[str, str,
         chain.append(name)
         name = waits[name][0]
     texts = [waits[n][1] for n in chain]
+    # in the chain MTE3, V, MTE2 with MTE2 waiting for V the cycle is V, MTE2
     if name in chain:
         cycle = ", ".join(waits[n][1] for n in chain[chain.index(name) :])
         return (

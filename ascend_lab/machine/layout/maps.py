@@ -52,6 +52,7 @@ class Format:
 
 
 FORMATS: Mapping[str, Format] = {
+    # name, logical axes, stored axes, axes in blocks of 16 rows, axes in blocks of C0 lanes
     name: Format(name, *(tuple(text.split()) for text in texts))
     for name, *texts in (
         ("ND", "...", "..."),
@@ -163,6 +164,7 @@ def address_map(
         raise LayoutError("a known number format", repr(dtype), remedy)
     lane = BLOCK_BYTES // DTYPE_BYTES[dtype] if c0 is None else c0
     if lane < 2 or lane & (lane - 1):
+        # a power of two shares no bit with the number below it: 16 & 15 = 0, but 12 & 11 = 8
         needed = "c0 as a power of two from 2 on"
         raise LayoutError(needed, str(c0), "leave it out for 32 bytes / size")
     sizes = _shape(form, shape)
@@ -184,6 +186,7 @@ def address_map(
         storage_shape.append(math.prod(count for _, _, count in group_counters))
     # row-major: the stride of a piece is the product of all later counts
     strides = [math.prod(n for _, _, n in counters[i + 1 :]) for i in range(len(counters))]
+    # counts (1, 3, 7, 7, 16) have the strides (2352, 784, 112, 16, 1)
     pieces = tuple(Piece(*c, s) for c, s in zip(counters, strides, strict=True))
     return AddressMap(name, axes, sizes, dtype, pieces, tuple(storage_shape))
 
@@ -242,6 +245,7 @@ def address(layout: AddressMap, index: Index) -> Any:
 
 def addresses(layout: AddressMap) -> NDArray[np.int64]:
     """Return the address of every element, as an array of the logical shape."""
+    # one short array per axis: `address` broadcasts them to the whole shape
     grid = np.ogrid[tuple(slice(n) for n in layout.shape)]
     all_addresses: NDArray[np.int64] = address(layout, tuple(grid))
     return np.broadcast_to(all_addresses, layout.shape)
@@ -254,6 +258,7 @@ def element_at(layout: AddressMap, place: int) -> tuple[int, ...] | None:
         raise LayoutError(needed, str(place), "addresses count elements, not bytes")
     index = [0] * len(layout.shape)
     for piece in layout.pieces:
+        # address 852 with strides 2352, 784, 112, 16, 1: block 1, row 0, column 4, channel 4
         index[piece.axis] += place // piece.stride % piece.count * piece.step
     # an index outside the logical shape is padding: channel 3 of an RGB image, for example
     return tuple(index) if all(i < n for i, n in zip(index, layout.shape, strict=True)) else None
@@ -354,6 +359,7 @@ def _cuts(layout: AddressMap, axis: int) -> list[int]:
     Two pieces whose strides have the same ratio as their steps have no such border.
     """
     pieces = [p for p in layout.of_axis(axis) if p.count > 1]
+    # 40 channels of 7 x 7 in NC1HWC0: C1 has stride 784 and step 16, not 16 times C0's stride of 1
     return [
         outer.step
         for outer, inner in itertools.pairwise(pieces)
@@ -446,6 +452,7 @@ def unpack(layout: AddressMap, stored: Values) -> Values:
         array_name = f"{layout.format} {layout.shape} in {layout.dtype}"
         needed = f"{array_name}: stored as {layout.storage_shape}"
         raise LayoutError(needed, str(stored.shape), "reshape it, or correct the layout")
+    # argsort inverts a permutation: that of (2, 0, 1) is (1, 2, 0)
     cut = stored.reshape(layout.piece_shape).transpose(np.argsort(_order(layout)))
     array = cut.reshape(layout.padded_shape)[tuple(slice(n) for n in layout.shape)]
     return np.ascontiguousarray(array)

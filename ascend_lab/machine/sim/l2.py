@@ -21,6 +21,7 @@ from ascend_lab.machine.sim.cost import Traffic, lowest_bytes
 
 PIECE_COUNT = 256
 """`L2.of` divides an L2 into this many pieces: 48 MB into pieces of 192 KB."""
+# a workspace tensor begins at a multiple of 512 bytes: gaps between neighbours are smaller
 ALIGN_BYTES = 512
 PieceAccess = tuple[float, bool, int, int, int, int]
 """Position in the phase (0 .. 1), whether it writes, index of the access, piece, first byte, end.
@@ -76,7 +77,7 @@ class L2:
 
     @classmethod
     def of(cls, chip: Chip) -> "L2":
-        """Return the empty L2 of a chip in at most PIECES pieces."""
+        """Return the empty L2 of a chip in at most PIECE_COUNT pieces."""
         return cls(chip.l2.size_bytes, -(-chip.l2.size_bytes // PIECE_COUNT))
 
     def touch(self, accesses: Sequence[Access]) -> Outcome:
@@ -132,6 +133,7 @@ class L2:
             for _, _, dirty, dirty_end in ranges
         )
         for key, ranges in self._pieces.items():
+            # a clean range has an empty dirty part, by convention at its first byte
             self._pieces[key] = tuple((first, end, first, first) for first, end, _, _ in ranges)
         return dirty_bytes
 
@@ -139,6 +141,7 @@ class L2:
         """Return a second L2 with the same contents, which changes independently."""
         duplicate = L2(self.size_bytes, self.piece_bytes)
         duplicate.held_bytes = self.held_bytes
+        # the copy of the dictionary is enough, because the tuples of ranges never change
         duplicate._pieces = self._pieces.copy()
         return duplicate
 
@@ -153,11 +156,13 @@ class L2:
             sizes: dict[int, int] = {}
             for a in accesses:
                 if a.is_write is is_write and not a.is_last:
+                    # two reads of one weight fill L2 once: at an address only the largest counts
                     sizes[a.address_bytes] = max(a.size_bytes, sizes.get(a.address_bytes, 0))
             distinct_bytes[is_write] = sum(sizes.values())
         # One piece more for each access, because shares of accesses are rounded to whole pieces.
         filling_bytes = self.size_bytes + (len(accesses) + 1) * self.piece_bytes
         phase_bytes = max(distinct_bytes)
+        # 50 MB fill an L2 of 48 MB for certain: of a phase of 1,000 MB that is a share of 0.05
         return filling_bytes / phase_bytes if 2 * filling_bytes < phase_bytes else 1.0
 
     def _keys(self, a: Access, begin: float, end: float) -> range:
@@ -166,6 +171,7 @@ class L2:
         A piece in which a share ends belongs to the part before it, so that no piece counts twice.
         """
         piece = self.piece_bytes
+        # 1,000 bytes in pieces of 100: the share to 0.25 has pieces 0, 1, 2, the next begins at 3
         if begin == 0.0:
             first_key = a.address_bytes // piece
         else:
@@ -208,6 +214,7 @@ class L2:
         ):
             # Popped here and put back below, so that it becomes the most recently used piece.
             cached_ranges = pieces.pop(key, ())
+            # usually a piece has one range and the access adjoins it: then no tuples are built
             adjoining = cached_ranges
             apart = cached_ranges[:0]
             if len(cached_ranges) > 1 or (
@@ -233,6 +240,7 @@ class L2:
             if remaining := (*apart, *updated):
                 pieces[key] = remaining
             while self.held_bytes > self.size_bytes:
+                # the first entry is the least recently used one
                 evicted = pieces.popitem(last=False)[1]
                 for range_first, range_end, dirty, dirty_end in evicted:
                     self.held_bytes -= range_end - range_first
@@ -341,6 +349,7 @@ class DeviceMemory:
         first_byte = {}
         for buffer in buffers:
             if buffer.name not in self.tensors:
+                # 1,000 is rounded up to 1,024
                 first_byte[buffer.name] = top = -(-top // ALIGN_BYTES) * ALIGN_BYTES
                 top += buffer.size_bytes
                 continue

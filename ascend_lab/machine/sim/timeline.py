@@ -42,6 +42,7 @@ def start_cycles(chip: Chip, start: Start, mix_cycles: int = 0) -> int:
         "across": 2 * chip.barrier_s,
         "both": 3 * chip.barrier_s,
     }
+    # a kernel inside a super kernel is not launched again, so that it pays no mix_cycles
     return round(costs[start] * chip.clock_hz) + mix_cycles * (start in ("cold", "queued"))
 
 
@@ -105,6 +106,7 @@ class Timed:
     @property
     def busy(self) -> dict[str, float]:
         """Share of the total time each pipe of the slowest core spends working."""
+        # 5,000 busy cycles of 8,000 with 2,000 of launch: 50 %
         return {p: c / self.total_cycles for p, c in self.busy_cycles.items()}
 
     def summary(self) -> dict[str, object]:
@@ -180,6 +182,7 @@ class Timeline(Timed):
         """Cycles each pipe of the slowest core works; flags and barriers do not count."""
         program = self.compiled
         busy = dict.fromkeys(program.pipes, 0)
+        # a copy of 120 cycles that runs 16 times keeps its pipe busy for 1,920
         for step, runs, cycles in zip(program.steps, program.runs(), program.cycles, strict=True):
             if step.kind == WORK and program.sources[step.source].op not in NOT_WORK:
                 busy[program.pipes[step.pipe]] += runs * cycles
@@ -227,6 +230,7 @@ class Timeline(Timed):
             stall = end - start - program.cycles[number] if step.kind == WAIT else 0
             name = source.op if source.event is None else f"{source.op} {source.event}"
             event = str(program.events[step.event]) if stall else ""
+            # without another cause it began as soon as its pipe had ended the one before
             previous = cause if stall or cause >= 0 else last_of_pipe.get(step.pipe, -1)
             spans.append(Span(program.pipes[step.pipe], name, start, end, stall, event, previous))
             last_of_pipe[step.pipe] = index
@@ -249,6 +253,7 @@ class Timeline(Timed):
         if not spans:
             return ()
         # Backwards from the span whose result is visible last, to the one that waited for nothing.
+        # of two spans that end at the same time the later one counts
         index = max(range(len(spans)), key=lambda i: (spans[i].end + tails[spans[i].pipe], i))
         chain = []
         while index >= 0:
@@ -264,6 +269,7 @@ class Timeline(Timed):
         total = Counter[str]()
         previous_end = 0
         for span in self.critical_path:
+            # a stall is time of the span before it on the path: it must not count twice
             ready = span.start + span.stall_cycles
             total[span.pipe] += span.end - ready
             if ready > previous_end:  # it waited until the result of the previous span was visible
@@ -316,11 +322,13 @@ class KernelTimeline(Timed):
     @property
     def launch_cycles(self) -> int:
         """Cycles of the start that are not hidden behind the kernel before."""
+        # a start of 3,000 cycles that begins 1,000 early costs 2,000
         return max(0, start_cycles(self.chip, self.start, self.mix_cycles) - self.early_cycles)
 
     @property
     def sync_cycles(self) -> int:
         """Cycles of the barriers over all cores between the phases."""
+        # 3 phases have 2 barriers between them
         return (len(self.phases) - 1) * self.chip.all_cores_cycles
 
     @property
@@ -369,6 +377,7 @@ class KernelTimeline(Timed):
         """The limit in most of the cycles: "launch", "sync", "memory", or a pipe."""
         if self.launch_cycles > self.cycles:
             return "launch"
+        # phases of 800 and 300 cycles bound by MTE2 outweigh one of 900 bound by the cube
         limits = _total([{phase.limit: phase.cycles} for phase in self.phases])
         limits["sync"] = self.sync_cycles
         return max(limits, key=lambda name: limits[name])
@@ -388,6 +397,7 @@ class KernelTimeline(Timed):
 
 def _total(counts: Sequence[Mapping[Key, int]]) -> dict[Key, int]:
     """Return the sums of several counts, key by key."""
+    # Counter.update adds to the counts; dict.update would replace them
     total = Counter[Key]()
     for count in counts:
         total.update(count)
@@ -401,6 +411,7 @@ def trace_events(timeline: Timeline) -> list[dict[str, Any]]:
     Times are microseconds. Every instruction is a complete event (ph "X"), a wait with the flag it
     waited for; metadata events (ph "M") name process and pipes.
     """
+    # microseconds of a cycle: 0.001 at 1 GHz
     scale = 1e6 / timeline.chip.clock_hz
     pipes = timeline.compiled.pipes
     metadata: list[tuple[str, int, dict[str, Any]]] = [

@@ -67,7 +67,7 @@ def stages_ahead(
         return 0
     # `stage_bytes` is for two slots of each: half of it is one stage.
     room = 2 * chip.buffers["L1"] // stage_bytes(shape, schedule, strip=strip)
-    return min(gemm_schedule.MOST_STAGES_IN_L1, ids, room)
+    return min(gemm_schedule.MAX_STAGES_IN_L1, ids, room)
 
 
 def area_bytes(shape: ConvShape) -> int:

@@ -15,7 +15,7 @@ LARGEST_SIZE = 1 << 20
 """Largest size of an image or a kernel, and largest stride, dilation and padding."""
 LARGEST_TILE = 512
 """Pixels of the tallest tile that a default schedule has: 32 fractals."""
-MOST_SPREAD = 255
+MAX_SPREAD = 255
 """Most rows of dilation or padding that load3d takes; m images whose rows take turns need m times
 their own."""
 Pads = tuple[int, int, int, int]
@@ -242,7 +242,7 @@ def stacked(shape: ConvShape) -> ConvShape:
         return shape
     (oh, ow) = shape.out_hw
     # load3d dilates by 255 at most: 85 images of a kernel with dilation 3.
-    most_images = MOST_SPREAD // max(shape.dilations[0], *shape.pads[:2])
+    most_images = MAX_SPREAD // max(shape.dilations[0], *shape.pads[:2])
     if shape.strides[0] > 1 or min(shape.pads) < 0:
         return shape
     # Divisors of the batch, so that all stacks are equally high.
@@ -277,7 +277,7 @@ def _shortest_form(name: str, value: object, lengths: tuple[int, ...]) -> int | 
     if not all_integers or len(values) not in (1, *lengths):
         allowed_lengths = " or ".join(map(str, lengths))
         raise InputError(
-            f"{name}: a whole number, or {allowed_lengths} of them", repr(value), "mend it"
+            f"{name}: a whole number, or {allowed_lengths} of them", repr(value), "correct it"
         )
     if len(values) == 4 and values[0] == values[1] and values[2] == values[3]:
         values = (values[0], values[2])

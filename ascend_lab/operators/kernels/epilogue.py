@@ -202,7 +202,7 @@ class Epilogue:
             step.op == "vconv"
         ):
             needed = f"step {index}: a number for {', '.join(WITH_SCALAR)}, a dtype for vconv"
-            raise InputError(needed, f"{step.op} with {step.number}, {step.dtype!r}", "mend it")
+            raise InputError(needed, f"{step.op} with {step.number}, {step.dtype!r}", "correct it")
 
     def kind(self, source: str | int) -> str:
         """Return the kind of a source: "channel", "tile" or "sums"."""

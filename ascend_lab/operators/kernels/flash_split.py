@@ -45,7 +45,7 @@ KEYS = 256
 """Keys in a tile, as in the published kernel."""
 AHEAD = 4
 """Tiles that QK is ahead of PV, as in the published kernel."""
-MOST_IN_FLIGHT = 15
+MAX_IN_FLIGHT = 15
 """Most tiles begun and not finished: what the counter of a flag between cores holds."""
 
 
@@ -122,7 +122,7 @@ def _l0_parts(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> tuple[int, 
 
 def fits_split(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> bool:
     """Return whether all slots fit L0 and L1, and at least 8 rows of a block fit UB."""
-    rows_at_once = slice_rows(shape, chip, tiling.rows // 2, tiling.keys, MOST_IN_FLIGHT)
+    rows_at_once = slice_rows(shape, chip, tiling.rows // 2, tiling.keys, MAX_IN_FLIGHT)
     return rows_at_once > 0 and cube_parts(shape, tiling, chip) is not None
 
 
@@ -160,8 +160,8 @@ def split_tiling(shape: FlashShape, chip: Chip) -> SplitTiling:
 def check_split(shape: FlashShape, t: SplitTiling, chip: Chip) -> None:
     """Raise `InputError` or `CapacityError` for a tiling that the kernel cannot have."""
     sizes = (t.rows, t.keys)
-    if min(sizes) < FRACTAL or any(n % FRACTAL for n in sizes) or not 0 <= t.ahead < MOST_IN_FLIGHT:
-        needed = f"rows and keys in multiples of {FRACTAL}, 0 to {MOST_IN_FLIGHT - 1} tiles ahead"
+    if min(sizes) < FRACTAL or any(n % FRACTAL for n in sizes) or not 0 <= t.ahead < MAX_IN_FLIGHT:
+        needed = f"rows and keys in multiples of {FRACTAL}, 0 to {MAX_IN_FLIGHT - 1} tiles ahead"
         raise errors.InputError(needed, str(t), "round them")
     if not fits_split(shape, t, chip):
         raise errors.CapacityError(f"room for {t}", f"less on {chip.name}", "halve rows or keys")
@@ -231,7 +231,7 @@ class Plan:
         full_tiles, last_fractals, _ = cut_keys(self.shape, keys)
         key = Axis("key", full_tiles, keys, last_fractals, isa.Affine())
         nest = (*axes(self.core_shares, core, self.tiling.rows // FRACTAL), key)
-        return Nest.of(nest, self.tiling.ahead, MOST_IN_FLIGHT), self._number(core)
+        return Nest.of(nest, self.tiling.ahead, MAX_IN_FLIGHT), self._number(core)
 
     def _causal_tiles(self, k: isa.KernelBuilder) -> tuple[CausalTiles, isa.Affine]:
         """Return the tiles of a core whose rows see different numbers of keys, and its number."""

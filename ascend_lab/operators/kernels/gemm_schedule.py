@@ -30,7 +30,7 @@ CHOICES: dict[str, tuple[int | str, ...]] = {
 
 The default is the first value, except for the slots of A and B, which default to 2.
 """
-MOST_STAGES_IN_L1 = 4
+MAX_STAGES_IN_L1 = 4
 """Most slots of L1 that hold one stage of a convolution each, its rows and weights together."""
 KEEP_ORDER = {"a": "mn", "b": "nm"}
 

@@ -135,7 +135,7 @@ def pad_launch(
     if len(pads) != len(shape) or any(len(p) != 2 or min(p) < 0 for p in pads):
         needed = f"(before, after) >= 0 for each axis of {tuple(shape)}"
         got = str(tuple(pads))
-        raise ShapeError(needed, got, "mend it")
+        raise ShapeError(needed, got, "correct it")
     sizes = tuple(n + lo + hi for n, (lo, hi) in zip(shape, pads, strict=True))
     strides = layout.row_major(sizes)
     # The place of x[0, 0, ...] in y: 1 row above and 2 columns on the left of rows of 12 are 14

@@ -25,7 +25,7 @@ SQUARE = 16
 """Blocks of 32 bytes, and numbers of 2 bytes in each, that a transpose turns."""
 BLOCKS = 8
 """Blocks that a repeat takes."""
-MOST_ROWS = 64
+MAX_ROWS = 64
 """Rows of a tile: more hide no more of an instruction's first cycles."""
 Memory = Buffer | Tile
 Place = tuple[Memory, Affine | int]
@@ -98,7 +98,7 @@ class _Writer:
         heads = min(max(self.shape.heads), chip.max_repeat)
         while heads > 1 and table_bytes + heads * head_bytes > room:
             heads = isa.ceil_div(heads, 2)
-        rows = min(room // (table_bytes + heads * head_bytes), MOST_ROWS, self.share[0])
+        rows = min(room // (table_bytes + heads * head_bytes), MAX_ROWS, self.share[0])
         if not rows:
             needed_bytes = table_bytes + head_bytes
             needed = f"rotary: {needed_bytes} bytes of UB for a head of {self.shape.head_columns}"

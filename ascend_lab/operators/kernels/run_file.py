@@ -110,7 +110,7 @@ def run_kernel_file(
     findings = tuple(isa.sanitize(program, chip, filled=arrays)) if check_sync else ()
     # Values of a program that leaves its buffers mean nothing: stop before they are computed.
     if any(f.kind == "out-of-bounds" for f in findings):
-        raise InputError(f"{file}: accesses inside their buffers", str(findings[0]), "mend it")
+        raise InputError(f"{file}: accesses inside their buffers", str(findings[0]), "correct it")
     outputs = sim.execute(program, arrays, chip)
     errors = {}
     mismatches = []
@@ -243,4 +243,4 @@ def _wrong(file: str | Path, where: str, error: BaseException) -> InputError:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
     line = frames[-1].lineno if frames else getattr(error, "lineno", None)
     got = f"line {line or '?'}: {type(error).__name__}: {error}"
-    return InputError(f"{file} to run ({where})", got, "mend the line")
+    return InputError(f"{file} to run ({where})", got, "correct the line")

@@ -242,7 +242,7 @@ def check_attribute(where: str, value: Any, default: Any, limits: Range | None =
         is_flag_for_number = isinstance(value, bool) and isinstance(default, int)
         needed = f"a number such as {default}" if is_flag_for_number else ""
     if needed:
-        raise InputError(f"{where}: {needed}", shown(value), "mend it")
+        raise InputError(f"{where}: {needed}", shown(value), "correct it")
 
 
 def is_flag(value: object) -> bool:

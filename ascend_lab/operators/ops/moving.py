@@ -48,7 +48,7 @@ def _axis_order(perm: Any, shape: Shape) -> tuple[int, ...]:
     order = tuple(axis_of("perm", p, shape) for p in perm)
     if sorted(order) != list(range(len(shape))):
         needed = f"perm: each of the {len(shape)} axes of {shape} once"
-        raise ShapeError(needed, str(tuple(perm)), "mend perm")
+        raise ShapeError(needed, str(tuple(perm)), "correct perm")
     return order
 
 
@@ -95,7 +95,7 @@ def _target_shape(x: Shape, *, shape: Any) -> Shape:
     sizes = [x[i] if n == 0 and i < len(x) else int(n) for i, n in enumerate(shape)]
     if sizes.count(-1) > 1 or any(n < -1 for n in sizes):
         needed = "shape: sizes, 0 to keep one, at most one -1"
-        raise ShapeError(needed, str(tuple(shape)), "mend it")
+        raise ShapeError(needed, str(tuple(shape)), "correct it")
     if -1 in sizes:
         known_elements = -elements(tuple(sizes))  # the product has the factor -1
         if known_elements == 0 or elements(x) % known_elements:
@@ -262,7 +262,7 @@ def _axis_slices(x: Shape, begin: Any, end: Any, step: Any) -> tuple[slice, ...]
         low, high, _ = slice(b, e).indices(size)
         if low >= high:
             needed = f"begin before end within 0 .. {size}"
-            raise ShapeError(needed, f"{b} .. {e}", "mend the bounds")
+            raise ShapeError(needed, f"{b} .. {e}", "correct the bounds")
         slices.append(slice(low, high - (high - low - 1) % s, s))
     return tuple(slices)
 

@@ -255,7 +255,7 @@ class Operator:
             needed = (
                 f"{self.name}: attributes of the kind of {', '.join(attribute_kinds) or '(none)'}"
             )
-            raise InputError(needed, f"values that say: {error}", "mend their kind") from error
+            raise InputError(needed, f"values that say: {error}", "correct their kind") from error
 
     # -- what the operator means ----------------------------------------------------------------
     def infer(self, *shapes: Shape, **attrs: Any) -> tuple[Shape, ...]:
@@ -410,7 +410,7 @@ def register(operator: Operator, *, replace: bool = False) -> Operator:
     unknown = set(operator.traits) - TRAITS.keys()
     if unknown:
         needed = f"{operator.name}: traits of {', '.join(TRAITS)}"
-        raise InputError(needed, ", ".join(sorted(unknown)), "mend it")
+        raise InputError(needed, ", ".join(sorted(unknown)), "correct it")
     OPERATORS[operator.name] = operator
     return operator
 

@@ -44,7 +44,7 @@ STATE_BYTES = 16
 S. Rajbhandari et al., ZeRO, SC 2020, section 3.1.
 """
 NS = 1e9
-MOST_DEVICES = 32
+MAX_DEVICES = 32
 """The layouts to search grow faster than the factorial of the halvings."""
 
 
@@ -242,8 +242,8 @@ def problem_of(
     `cost(operation, devices, bytes)` gives seconds of all_reduce, all_gather and all_to_all,
     `work_s(graph, node)` seconds of an operator, forward and backward, on one device.
     """
-    if not 1 <= devices <= MOST_DEVICES or devices & (devices - 1):
-        needed = f"a power of two of at most {MOST_DEVICES} devices"
+    if not 1 <= devices <= MAX_DEVICES or devices & (devices - 1):
+        needed = f"a power of two of at most {MAX_DEVICES} devices"
         raise errors.ClusterError(needed, str(devices), "search one server, copy it to the others")
     # 8 devices are 3 halvings.
     halvings = devices.bit_length() - 1

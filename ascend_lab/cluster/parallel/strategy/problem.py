@@ -171,7 +171,7 @@ def _edges(data: dict[str, Any], nodes: tuple[Node, ...]) -> tuple[Edge, ...]:
 
 def _object(value: Any, name: str, needed: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise InputError(f"{name} as a JSON object", type(value).__name__, "mend it")
+        raise InputError(f"{name} as a JSON object", type(value).__name__, "correct it")
     missing = [key for key in needed if key not in value]
     if missing:
         present = ", ".join(map(str, value))[:60] or "none"
