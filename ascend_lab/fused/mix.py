@@ -3,7 +3,7 @@
 Where cube and vector cores are separate, the fix pipe takes what it can of an epilogue: bias,
 scale, ReLU, a conversion. The rest is split off:
 
-    plain floor    cube -> GM;  GM -> GELU on vector cores -> GM          two kernels
+    unfused        cube -> GM;  GM -> GELU on vector cores -> GM          two kernels
     fused          cube -> ring of slots in L2 -> GELU -> GM             one kernel
     saved          the GELU runs while the cube makes the next tile; one kernel start
 

@@ -1,6 +1,6 @@
 """How a tandem is divided: every plausible schedule estimated, the best few written, to be timed.
 
-    plain floor    each of two convolutions has a schedule of its own
+    otherwise      each of two convolutions has a schedule of its own
     here           one schedule for both, as they share cores, L1, L0 and UB
 
 The estimate is the time of the busiest pipe of a core, and of what nothing hides:

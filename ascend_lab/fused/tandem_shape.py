@@ -2,7 +2,7 @@
 
 A 1 x 1 convolution (`point`) widens the channels; a depthwise one (`depth`) reads each of them:
 
-    plain floor    x -> point -> GM -> depth -> y        two kernels
+    unfused        x -> point -> GM -> depth -> y        two kernels
     fused          x -> point -> L1 -> depth -> y        one kernel (`tandem_kernel`)
 
 A core takes output rows in bands. For 8 output rows of a 3 x 3 depthwise convolution with a stride

@@ -312,7 +312,7 @@ class _Account:
                 self.ledger["cache"] += repeats * fetch_s * (1 - weights_share)
             unit = "vector" if call.unit == "vector" else "cube"
             self.ledger[unit] += repeats * (running_s - fetch_s)
-            if GAPS[self.machine.mode].starts:
+            if GAPS[self.machine.mode].is_task_start:
                 self.ledger["starts"] += repeats * call_time.start_s
             self.ledger["gaps"] += repeats * self.machine.gap_s
             self.kernels += repeats

@@ -43,7 +43,7 @@ NETWORK_OPTIONS = {
     "inside": "kernels chosen for it",
     "prefetch": "weights ahead",
 }
-"""Options of a plan for the whole network, each with its words in the printed plan."""
+"""Options of a plan for the whole network -> its words in the printed plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Region:
         if not self.parts or min(self.parts) < 1:
             raise InputError("sizes of at least 1", str(self.parts), "state each slice's size")
 
-    def spans(self, size: int) -> list[Range]:
+    def slice_ranges(self, size: int) -> list[Range]:
         """Return the ranges of an axis of `size` entries, one per slice.
 
         Each is its part times ceil(size / sum(parts)) long; the last one is shortened. Parts
@@ -107,8 +107,8 @@ class SlicePlan:
 
     - one_launch: all kernels run as one super kernel, with barriers in place of launches
     - prefetch: load weights into L2 before their kernel runs
-    - inside: fusion and layouts are chosen for kernels that start at a barrier, not with a launch;
-      only with `one_launch`
+    - inside: fusion and layouts are chosen for kernels that start at a barrier inside one launch,
+      not with a launch of their own; only with `one_launch`
     """
 
     regions: tuple[Region, ...] = ()
@@ -121,14 +121,14 @@ class SlicePlan:
         if self.inside and not self.one_launch:
             raise InputError("one_launch for inside", "separate launches", "set one_launch, too")
 
-    def plain(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Return the plan as dictionaries and lists, ready for JSON."""
         rows = [{**asdict(region), "parts": list(region.parts)} for region in self.regions]
         return {"regions": rows, **{name: getattr(self, name) for name in NETWORK_OPTIONS}}
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> "SlicePlan":
-        """Return the plan that `plain` wrote."""
+    def from_dict(cls, data: Mapping[str, Any]) -> "SlicePlan":
+        """Return the plan that `as_dict` wrote."""
         regions = [Region(**{**row, "parts": tuple(row["parts"])}) for row in data["regions"]]
         options = {"inside": False, **data}  # older files have no "inside"
         return cls(tuple(regions), **{name: options[name] is True for name in NETWORK_OPTIONS})
@@ -136,13 +136,13 @@ class SlicePlan:
     def road(self, chip: Chip, road: Road = DEFAULT_ROAD) -> Road:
         """Return the compiler's options (`Road`) under which the plan's kernels are chosen.
 
-        With `inside` a kernel starts at a barrier of all cores; on chips with separate vector cores
-        at one across both kinds of cores, which is the usual case there.
+        With `inside` a kernel starts at a barrier of all cores; on chips with separate vector
+        cores, at a barrier of cube and vector cores, as is usual there.
         """
         barrier: Start = "inside" if chip.combined else "across"
         return replace(road, start=barrier) if self.inside else road
 
-    def launched(self, compiled: Compiled) -> Compiled:
+    def with_launches(self, compiled: Compiled) -> Compiled:
         """Return a compiled network with the launches and the prefetching of the plan."""
         # a scope is a range of tasks that share one launch
         scopes = ((0, len(compiled.tasks)),) if self.one_launch else ()
@@ -172,7 +172,7 @@ class SlicePlan:
     def __str__(self) -> str:
         """Return one line for each region, and one for options that differ from the defaults."""
         lines = [str(region) for region in self.regions] or ["no slices"]
-        options = [gloss for name, gloss in NETWORK_OPTIONS.items() if getattr(self, name)]
+        options = [text for name, text in NETWORK_OPTIONS.items() if getattr(self, name)]
         if options:
             lines.append(", ".join(options))
         return "\n".join(lines)
@@ -181,7 +181,7 @@ class SlicePlan:
 def _border_tensors(compiled: Compiled) -> Iterator[str]:
     """Yield the tensors from which slices of a batch are cut, and into which they are joined.
 
-    They are alive while all slices of a region run. An L2 that is a buffer would hold them all this
+    They are live while all slices of a region run. An L2 that is a buffer would hold them all this
     time and have no room for the slices.
     """
     graph = compiled.graph
@@ -242,8 +242,10 @@ def ranges_of(part: Graph, region: Region) -> Ranges:
     rules = all_rules(part)
     axes = _axes(part, region, rules)
     # each output has its own number of rows and is cut in the same proportions
-    sizes = {n: region.spans(part.types[n].shape[axes[n]]) for n in part.outputs}
-    output_ranges = [{n: sizes[n][i] for n in part.outputs} for i in range(len(region.parts))]
+    ranges_by_output = {n: region.slice_ranges(part.types[n].shape[axes[n]]) for n in part.outputs}
+    output_ranges = [
+        {n: ranges[i] for n, ranges in ranges_by_output.items()} for i in range(len(region.parts))
+    ]
     needs = [walk(part, rules, axes, outputs).need for outputs in output_ranges]
     spans: dict[tuple[str, int], Range] = {}
     for node in part.nodes:
@@ -265,8 +267,7 @@ def _axes(part: Graph, region: Region, rules: Rules) -> dict[str, int]:
     # tensors that some node reads uncut, with the name of that node
     uncut_reader: dict[str, str] = {}
     for node in reversed(part.nodes):
-        # the outputs of the region are cut: a result that is not cut has a reader that needs all
-        # of it, which is reported below
+        # a node none of whose results is cut: its readers need all of it, which is reported below
         if not any(name in axes for name in node.outputs):
             break
         _, rule = split_rule(node, rules[node.name], axes)
@@ -340,11 +341,8 @@ def one_slice(part: Graph, region: Region) -> tuple[Graph, dict[str, str]]:
         types=draft.types,
         constants=draft.constants,
     )
-    uncut_name = {}
-    for name, pieces in slices.pieces.items():
-        for _, _, piece_name in pieces:
-            uncut_name[piece_name] = name
-    return pruned(graph), uncut_name | dict(zip(outputs, part.outputs, strict=True))
+    uncut_names = slices.uncut_names() | dict(zip(outputs, part.outputs, strict=True))
+    return pruned(graph), uncut_names
 
 
 class _Slices:
@@ -373,6 +371,14 @@ class _Slices:
             spans = [span_of[name] for span_of in ranges.output_ranges]
             slices = [self.piece(name, axis, span, i) for i, span in enumerate(spans)]
             self.append("concat", slices, {"axis": axis}, name, self.draft.types[name])
+
+    def uncut_names(self) -> dict[str, str]:
+        """Return the name of each slice -> that of the tensor it is a slice of."""
+        uncut_names = {}
+        for name, pieces in self.pieces.items():
+            for _, _, piece_name in pieces:
+                uncut_names[piece_name] = name
+        return uncut_names
 
     def add_slice(self, node: Node, i: int) -> None:
         """Append a node that computes slice i of a node."""
@@ -419,7 +425,7 @@ class _Slices:
             for (start, end), piece_name in sorted(available, key=lambda pair: pair[0])
             if start < high and low < end
         ]
-        return self.once((name, axis, span), "concat", pieces, {"axis": axis})
+        return self.shared_piece((name, axis, span), "concat", pieces, {"axis": axis})
 
     def size(self, name: str, axis: int) -> int:
         """Return the length of an axis of a tensor."""
@@ -432,11 +438,12 @@ class _Slices:
         shape = self.draft.types[name].shape
         begin = [0] * len(shape)
         end = list(shape)
-        begin[axis], end[axis] = span
+        begin[axis] = span[0]
+        end[axis] = span[1]
         attrs = {"begin": tuple(begin), "end": tuple(end)}
-        return self.once((name, axis, span), "slice", [name], attrs)
+        return self.shared_piece((name, axis, span), "slice", [name], attrs)
 
-    def once(
+    def shared_piece(
         self, key: tuple[str, int, Range], op: str, reads: Sequence[str], attrs: Mapping[str, Any]
     ) -> str:
         """Return the tensor with this range; append the node that makes it only the first time."""

@@ -17,7 +17,7 @@ from ascend_lab.deploy.media import (
     cards_needed,
     convert,
     csc_of,
-    play,
+    simulate_card,
 )
 from ascend_lab.deploy.media.colours import Image
 from ascend_lab.deploy.serving import (
@@ -183,7 +183,7 @@ def fig_cards(
     left.set(xlim=(0, answer.cards * 1.2), xlabel="cards that it asks for")
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     counts = range(max(1, answer.cards - 2), answer.cards + 5)
-    played = {n: play(stations, rate_per_s / n, pictures).latencies_s for n in counts}
+    played = {n: simulate_card(stations, rate_per_s / n, pictures).latencies_s for n in counts}
     late = {n: 1e3 * float(np.quantile(latencies_s, 0.99)) for n, latencies_s in played.items()}
     right.plot(list(late), list(late.values()), marker="o", color=st.BLUE)
     right.axvline(answer.cards, color=st.VERMILLION, linestyle="--", label="by the formula")
