@@ -85,8 +85,8 @@ def uint8_to_int8(draft: Draft, node: Node) -> bool:
     quantised = draft.insert("quantise", node.inputs, attrs, out)
     for reader in readers:
         attrs = {**reader.attrs, "offset": reader.attr("offset", 0) - 128}
-        others = draft.current(reader.name).inputs[1:]
-        dequantised = draft.insert("dequantise", (quantised, *others), attrs, reader.name)
+        scales = draft.current(reader.name).inputs[1:]
+        dequantised = draft.insert("dequantise", (quantised, *scales), attrs, reader.name)
         draft.replace(reader.output, dequantised)
     return True
 
@@ -537,22 +537,22 @@ def _merge_biases(draft: Draft, layers: Sequence[Node]) -> None:
         return -math.prod(taps), -float(steps(dequantise).mean())
 
     first, second = sorted(layers, key=order)
-    for receiver, other in ((first, second), (second, first)):
-        if np.any(steps(other) > MAX_STEP_RATIO * steps(receiver)):
+    for receiver, giver in ((first, second), (second, first)):
+        if np.any(steps(giver) > MAX_STEP_RATIO * steps(receiver)):
             continue
-        names = (*receiver.inputs[1:], *other.inputs[1:])
+        names = (*receiver.inputs[1:], *giver.inputs[1:])
         constants = [draft.constants[name] for name in names]
         merged = _merged_bias(*(constant.array().astype(np.float64) for constant in constants))
         if np.abs(merged).max() > MAX_SUM // 2:
             continue
         merged_constant = derived(constants[1].type, _merged_bias, *constants)
         receiver_attrs: dict[str, Any] = {"dtype": draft.type(receiver.output).dtype}
-        other_attrs = {"dtype": draft.type(other.output).dtype}
+        giver_attrs = {"dtype": draft.type(giver.output).dtype}
         if receiver.attr("small_bias"):
             receiver_attrs |= _small_bias_attr(merged_constant)
         bias = draft.add(merged_constant, f"{receiver.name}_bias")
         draft.become(receiver, "dequantise", (*receiver.inputs[:2], bias), receiver_attrs)
-        draft.become(other, "dequantise", other.inputs[:2], other_attrs)
+        draft.become(giver, "dequantise", giver.inputs[:2], giver_attrs)
         return
 
 

@@ -234,7 +234,7 @@ class _TandemWriter:
                 self.mean_sums.add(Affine(len(self.bands) * groups * images))
                 image_blocks = self.tandem.depth.mixed * self.tandem.depth.blocks[1]
                 first_mean = first_image * image_blocks + core_block
-                unit_strides = (groups, 1) if self.schedule.stay == "rows" else (1, images)
+                unit_strides = (groups, 1) if self.schedule.resident == "rows" else (1, images)
                 self.mean_sums.end(len(self.bands), first_mean, (images, groups), unit_strides)
         return k.finish()
 
@@ -268,7 +268,7 @@ class _TandemWriter:
 
         The outer loop is over what stays: rows of an image, or weights of a group.
         """
-        rows_stay = self.schedule.stay == "rows"
+        rows_stay = self.schedule.resident == "rows"
         groups = self.share.channels[0] // self.blocks
         outer, inner = (images, groups) if rows_stay else (groups, images)
         start = Affine()

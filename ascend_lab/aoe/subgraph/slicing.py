@@ -196,16 +196,18 @@ def _border_tensors(compiled: Compiled) -> Iterator[str]:
                 yield node.inputs[0]
 
 
-def axis_number(axis: str, kind: TensorType, name: str) -> int:
+def axis_number(axis: str, tensor_type: TensorType, name: str) -> int:
     """Return the position of a named axis; raise `InputError` if the tensor has no such axis."""
-    rank = len(kind.shape)
+    rank = len(tensor_type.shape)
     # rank 4 is (n, c, h, w), rank 3 (batch, sequence, channel)
     axes_of = {"batch": 0, "sequence": rank - 2, "channel": 1 if rank == 4 else rank - 1}
     if rank == 4:
         axes_of |= {"height": 2, "width": 3}
     number = axes_of.get(axis, -1)
     if not 0 <= number < rank:
-        raise InputError(f"{name} with an axis {axis}", str(kind), "end the region before it")
+        raise InputError(
+            f"{name} with an axis {axis}", str(tensor_type), "end the region before it"
+        )
     return number
 
 
@@ -398,8 +400,8 @@ class _Slices:
         names = tuple(draft.new_name(f"{name}.{i}") for name in node.outputs)
         title = names[0] if node.name == node.output else f"{node.name}.{i}"
         attrs = given_attrs(node.op, dict(part_cut.attrs))
-        kinds = infer(node.op, [draft.types[n] for n in reads], part_cut.attrs)
-        draft.put(Node(title, node.op, tuple(reads), names, attrs), *kinds)
+        result_types = infer(node.op, [draft.types[n] for n in reads], part_cut.attrs)
+        draft.put(Node(title, node.op, tuple(reads), names, attrs), *result_types)
         for name, piece in zip(node.outputs, names, strict=True):
             self.pieces.setdefault(name, []).append((i, span, piece))
 
@@ -454,11 +456,16 @@ class _Slices:
         return self.cuts[key]
 
     def append(
-        self, op: str, reads: Sequence[str], attrs: Mapping[str, Any], name: str, *kinds: TensorType
+        self,
+        op: str,
+        reads: Sequence[str],
+        attrs: Mapping[str, Any],
+        name: str,
+        *result_types: TensorType,
     ) -> str:
         """Append a node that writes one tensor, named like the node; return that name."""
         node = Node(name, op, tuple(reads), (name,), given_attrs(op, dict(attrs)))
-        return self.draft.put(node, *kinds)
+        return self.draft.put(node, *result_types)
 
     def constant(self, name: str, taken: Mapping[int, Range]) -> str:
         """Return the ranges `taken` of a constant; the constant itself if they are all of it."""
@@ -469,7 +476,7 @@ class _Slices:
         key = (name, *sorted(cuts.items()))
         if key not in self.cuts:
             spans = [cuts.get(a, (0, size)) for a, size in enumerate(constant.type.shape)]
-            kind = TensorType(tuple(high - low for low, high in spans), constant.type.dtype)
+            tensor_type = TensorType(tuple(high - low for low, high in spans), constant.type.dtype)
             index = tuple(slice(low, high) for low, high in spans)
             data = (
                 constant.data
@@ -477,7 +484,7 @@ class _Slices:
                 else partial(_part, constant, index)
             )
             ends = "_".join(f"{low}_{high}" for low, high in cuts.values())
-            self.cuts[key] = self.draft.add(Constant(kind, data), f"{name}.{ends}")
+            self.cuts[key] = self.draft.add(Constant(tensor_type, data), f"{name}.{ends}")
         return self.cuts[key]
 
 

@@ -444,12 +444,12 @@ def gather_elements(work: Work) -> Graph:
     rank = len(shape)
     # x of (3, 4) has strides (4, 1): along axis 0 element (i, j) is number 4 * index + j
     flat = draft.mul(index, draft.constant(np.full((1,) * rank, strides[axis], np.int32)))
-    for other in range(rank):
+    for other_axis in range(rank):
         # along the axis the index itself decides; an axis of 1 adds 0
-        if other == axis or index_shape[other] == 1:
+        if other_axis == axis or index_shape[other_axis] == 1:
             continue
-        broadcast_shape = [index_shape[other] if i == other else 1 for i in range(rank)]
-        offsets = np.arange(index_shape[other], dtype=np.int32) * np.int32(strides[other])
+        broadcast_shape = [index_shape[other_axis] if i == other_axis else 1 for i in range(rank)]
+        offsets = np.arange(index_shape[other_axis], dtype=np.int32) * np.int32(strides[other_axis])
         flat = draft.add(flat, draft.constant(offsets.reshape(broadcast_shape)))
     picked = draft.gather(x, draft.reshape(flat, shape=(math.prod(index_shape),)))
     draft.output(draft.reshape(picked, shape=index_shape))

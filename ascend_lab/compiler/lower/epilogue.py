@@ -114,7 +114,7 @@ def whole_epilogue(
     )
     floats = {piece.output.dtype, *formats} - {"int8"}
     # 48 channels: 3 blocks of 16 in fp16, one and a half of 32 in int8
-    if has_int8 and floats and tile_type.shape[_axis(tile_type)] % PAIR:
+    if has_int8 and floats and tile_type.shape[_channel_axis(tile_type)] % PAIR:
         raise UnsupportedError(
             f"a multiple of {PAIR} channels", str(tile_type), "run it on its own"
         )
@@ -178,14 +178,14 @@ def operands_of(
     return tensors, operands
 
 
-def _axis(tile_type: TensorType) -> int:
+def _channel_axis(tile_type: TensorType) -> int:
     """Return the axis of channels (images) or columns (matrices)."""
     return 1 if tile_type.layout == "NC1HWC0" else len(tile_type.shape) - 1
 
 
 def channels(tile_type: TensorType) -> tuple[int, ...]:
     """Return the stored shape of one number per channel."""
-    return tuple(p.count if p.axis == _axis(tile_type) else 1 for p in tile_type.map.pieces)
+    return tuple(p.count if p.axis == _channel_axis(tile_type) else 1 for p in tile_type.map.pieces)
 
 
 def is_channel(shape: tuple[int, ...], tile_type: TensorType) -> bool:
@@ -194,7 +194,8 @@ def is_channel(shape: tuple[int, ...], tile_type: TensorType) -> bool:
     # columns (40,) fits.
     sizes = (1,) * (len(tile_type.shape) - len(shape)) + tuple(shape)
     return all(
-        n == (tile_type.shape[i] if i == _axis(tile_type) else 1) for i, n in enumerate(sizes)
+        n == (tile_type.shape[i] if i == _channel_axis(tile_type) else 1)
+        for i, n in enumerate(sizes)
     )
 
 

@@ -287,17 +287,19 @@ def gather_program(chip: Chip, table: Table, share: CoreShare) -> Program:
     feed = IndexFeed.make(k, writer.index, "MTE2", steps_per_index=table.steps_per_index)
     size_in_ub = writer.rows * writer.pitch
     row_queue = k.queue("rows", "UB", table.dtype, size_in_ub, src="MTE2", dst="MTE3")
-    for part in writer.tiles(feed):
+    for row_tile in writer.tiles(feed):
         tile = row_queue.alloc()
-        with k.loop("r", part.rows) as r:
-            for piece, size, place in writer.pieces(part.columns):
+        with k.loop("r", row_tile.rows) as r:
+            for piece, size, place in writer.pieces(row_tile.columns):
                 target = tile.region(r * writer.pitch + place, size)
-                source = x.region(writer.column + (part.column + piece), size)
-                writer.move_row(target, source, feed.index_region(part.batch_offset + r))
+                source = x.region(writer.column + (row_tile.column + piece), size)
+                writer.move_row(target, source, feed.index_region(row_tile.batch_offset + r))
         row_queue.enqueue()
-        first_row = part.first_index + part.batch_offset
-        origin = first_row * columns + writer.column + part.column
-        writer.move_tile(y, origin, row_queue.dequeue(), part.columns, part.rows, loads=False)
+        first_row = row_tile.first_index + row_tile.batch_offset
+        origin = first_row * columns + writer.column + row_tile.column
+        writer.move_tile(
+            y, origin, row_queue.dequeue(), row_tile.columns, row_tile.rows, loads=False
+        )
         row_queue.free()
     return k.finish()
 
@@ -323,21 +325,21 @@ def scatter_program(
     size_in_ub = writer.rows * writer.pitch
     row_queue = k.queue("rows", "UB", table.dtype, size_in_ub, src="MTE2", dst=last_pipe)
     adder = _Adder(writer) if chain else None
-    for part in writer.tiles(feed):
-        first_row = part.first_index + part.batch_offset
-        origin = first_row * columns + writer.column + part.column
-        writer.move_tile(u, origin, row_queue.alloc(), part.columns, part.rows, loads=True)
+    for row_tile in writer.tiles(feed):
+        first_row = row_tile.first_index + row_tile.batch_offset
+        origin = first_row * columns + writer.column + row_tile.column
+        writer.move_tile(u, origin, row_queue.alloc(), row_tile.columns, row_tile.rows, loads=True)
         row_queue.enqueue()
         tile = row_queue.dequeue()
-        with k.loop("r", part.rows) as r:
-            row = feed.index_region(part.batch_offset + r)
+        with k.loop("r", row_tile.rows) as r:
+            row = feed.index_region(row_tile.batch_offset + r)
             pieces = [
                 _RowPiece(
-                    y.region(writer.column + (part.column + piece), size),
+                    y.region(writer.column + (row_tile.column + piece), size),
                     r * writer.pitch + place,
                     place,
                 )
-                for piece, size, place in writer.pieces(part.columns)
+                for piece, size, place in writer.pieces(row_tile.columns)
             ]
             if adder is not None:
                 adder.add(row, pieces, tile)
