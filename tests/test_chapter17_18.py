@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ascend_lab.deploy.compress import calibrate
-from ascend_lab.deploy.media import Station, csc_of, play
+from ascend_lab.deploy.media import Station, csc_of, simulate_card
 from ascend_lab.deploy.runtime import pipeline_programs, run_streams
 from ascend_lab.lab.checks.chapter17_18 import four_taps, latencies
 from ascend_lab.lab.checks.chapter18a import best_cost, streams_s
@@ -55,7 +55,7 @@ def test_the_exercise_plays_pictures_as_the_package_does():
     pairs = [(2, 0.02), (1, 0.004)]
     stations = [Station(f"s{i}", *pair) for i, pair in enumerate(pairs)]
     gaps = np.random.default_rng(3).exponential(1 / 80, 200)
-    played = play(stations, 80.0, 200, seed=3).latencies_s
+    played = simulate_card(stations, 80.0, 200, seed=3).latencies_s
     np.testing.assert_allclose(latencies(np.cumsum(gaps).tolist(), pairs), played)
 
 

@@ -16,7 +16,7 @@ from ascend_lab.cluster.schedule import ALGORITHMS, OPS
 from ascend_lab.compiler.memory import METHODS
 from ascend_lab.compiler.memory_file import REQUIRED
 from ascend_lab.machine.chip import PRESETS, load_chip
-from ascend_lab.operators.kernels.run_file import NAMES
+from ascend_lab.operators.kernels.run_file import REQUIRED_FUNCTIONS
 from ascend_lab.operators.ops import OPERATORS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -112,7 +112,7 @@ def test_help_says_what_every_argument_is_and_names_every_choice(capsys):
     choices = {
         "plan-memory": (*METHODS, *REQUIRED, "alignment", "offset", "gaps", "6-8 11-12", "@"),
         "collective": (*OPS, *ALGORITHMS["all_reduce"]),
-        "run-kernel": NAMES,
+        "run-kernel": REQUIRED_FUNCTIONS,
     }
     for name, words in choices.items():
         with pytest.raises(SystemExit):

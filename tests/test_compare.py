@@ -14,7 +14,7 @@ from ascend_lab.compare import Compared, compare, group_of
 from ascend_lab.compare.chains import attention
 from ascend_lab.compare.profile import Task, reading
 from ascend_lab.compare.table import COLUMNS
-from ascend_lab.compare.words import OTHER_WORDS
+from ascend_lab.compare.words import CHIP_ALIASES
 from ascend_lab.compiler import bound_of, compile_stages, zoo
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import load_chip
@@ -232,9 +232,9 @@ def test_experts_tokens_are_also_moved_in_memory(tmp_path: Path) -> None:
         assert word in row.refused
 
 
-@pytest.mark.parametrize("words", list(OTHER_WORDS))
+@pytest.mark.parametrize("words", list(CHIP_ALIASES))
 def test_a_chip_in_other_words_is_timed_as_a_preset_and_marked(tmp_path: Path, words: str) -> None:
-    preset, doubt = OTHER_WORDS[words]
+    preset, doubt = CHIP_ALIASES[words]
     as_words, as_preset = compare(table(tmp_path, {"chip": words}, {"chip": preset})).rows
     assert as_words.model_s == as_preset.model_s is not None
     (mark,) = set(as_words.marks) - set(as_preset.marks)

@@ -16,7 +16,7 @@ from ascend_lab.deploy.compress import (
     channel_scales,
     scale_between,
 )
-from ascend_lab.deploy.compress.scales import along, fake, quantise
+from ascend_lab.deploy.compress.scales import broadcast_along, fake_quantise, quantise
 from ascend_lab.errors import InputError
 
 U = (np.arange(4096) + 0.5) / 4096
@@ -87,10 +87,14 @@ def test_scales_of_ranges_are_those_of_onnx_runtime():
 def test_symmetric_scales_hold_both_ends_and_are_the_finest_that_do(ends):
     found = scale_between(*ends, 4)
     values = np.array(ends, np.float32)
-    np.testing.assert_allclose(found.fake(values), values, atol=found.scale / 2)
+    np.testing.assert_allclose(found.fake_quantise(values), values, atol=found.scale / 2)
     largest = values[np.argmax(np.abs(values))]
     finer = replace(found, scale=found.scale * 0.99)
-    assert found.fake(largest) == pytest.approx(largest) != pytest.approx(finer.fake(largest))
+    assert (
+        found.fake_quantise(largest)
+        == pytest.approx(largest)
+        != pytest.approx(finer.fake_quantise(largest))
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,7 +121,10 @@ def test_weights_get_a_scale_per_channel():
     one = channel_scales(weights, None)
     assert one == pytest.approx((0.0149772381,), abs=1e-9)
     assert quantise(weights[0], one[0]).tolist() == [6, 6, 1, -5, -6, -2, 4, 7, 3]
-    close, far = (np.abs(fake(weights, along(s, 0, 2)) - weights).sum() for s in (each, one))
+    close, far = (
+        np.abs(fake_quantise(weights, broadcast_along(s, 0, 2)) - weights).sum()
+        for s in (each, one)
+    )
     assert close < far / 1.5
 
 
@@ -131,7 +138,9 @@ def test_zeros_constants_and_tiny_numbers_have_a_scale(method):
         tiny = calibrate(np.full(9, 1e-9), method, asymmetric=asymmetric)
         assert tiny.scale == 1.0
         five = calibrate(np.full(9, 5.0), method, asymmetric=asymmetric)
-        assert np.abs(five.fake(np.full(1, 5.0, np.float32)) - 5).item() <= five.scale * 1.001
+        assert (
+            np.abs(five.fake_quantise(np.full(1, 5.0, np.float32)) - 5).item() <= five.scale * 1.001
+        )
         below = calibrate(-np.arange(1.0, 300.0), method, asymmetric=asymmetric)
         assert below.offset == (127 if asymmetric else 0)
 
@@ -172,9 +181,13 @@ def test_values_inside_a_range_come_back_to_half_a_step(numbers, asymmetric, bit
     # Where the largest number is negative, a positive one may be cut, by less than a step.
     held = values if asymmetric else np.minimum(values, found.scale * (2 ** (bits - 1) - 1))
     assert np.all(values - held <= found.scale * 1.001)
-    assert np.all(abs(found.fake(values) - held) <= found.scale * (1.0 if asymmetric else 0.501))
-    assert np.array_equal(found.fake(found.fake(values)), found.fake(values))
-    assert found.fake(np.zeros(1, np.float32)) == 0.0, "zero stays exact"
+    assert np.all(
+        abs(found.fake_quantise(values) - held) <= found.scale * (1.0 if asymmetric else 0.501)
+    )
+    assert np.array_equal(
+        found.fake_quantise(found.fake_quantise(values)), found.fake_quantise(values)
+    )
+    assert found.fake_quantise(np.zeros(1, np.float32)) == 0.0, "zero stays exact"
 
 
 @given(NUMBERS, st.integers(1, 5))
@@ -223,7 +236,7 @@ def test_a_long_tail_is_worth_cutting():
     values = np.concatenate([rng.normal(size=20000), [60.0, -55.0]]).astype(np.float32)
     inside = values[abs(values) < 5]
     loss = {
-        method: np.mean((calibrate(values, method).fake(inside) - inside) ** 2)
+        method: np.mean((calibrate(values, method).fake_quantise(inside) - inside) ** 2)
         for method in METHODS
     }
     for method in ("hfmg", "ifmr", "kl", "tensorrt"):

@@ -8,7 +8,7 @@ import pytest
 from ascend_lab.compiler.onnx import import_onnx
 from ascend_lab.deploy import compress as c
 from ascend_lab.deploy.compress import digits as task, learned, learned_rounding
-from ascend_lab.deploy.compress.scales import fake, scale_between
+from ascend_lab.deploy.compress.scales import fake_quantise, scale_between
 from ascend_lab.errors import UnsupportedError
 from bench.compress import features, known_files, magika_model, named_rightly
 
@@ -33,7 +33,7 @@ def test_slopes_of_a_learned_range_are_those_of_the_original():
 def test_slopes_of_a_learned_step_are_those_of_the_paper():
     """Esser et al. 2020; torch's learnable fake quantisation agrees."""
     x = np.array([-3, -1.2, -0.4, 0, 0.35, 0.9, 2.6, 5])
-    assert fake(x, 0.5, 0, 3).tolist() == [-2, -1, -0.5, 0, 0.5, 1, 1.5, 1.5]
+    assert fake_quantise(x, 0.5, 0, 3).tolist() == [-2, -1, -0.5, 0, 0.5, 1, 1.5, 1.5]
     inside, step = learned_rounding.lsq_slopes(x, np.array(0.5), np.ones(8), 3)
     assert inside.tolist() == [0, 1, 1, 1, 1, 1, 0, 0]
     assert step == pytest.approx(0.551135192, abs=1e-9)

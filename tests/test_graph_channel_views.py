@@ -224,7 +224,7 @@ def copy_of(region):
 def moved(region, ranges):
     """Return a region of images among blocks, None if it is none; what it is copied to is alike."""
     try:
-        found = blocks._moved(copy_of(region), 1, STEPS, ranges)
+        found = blocks._instruction_at_new_addresses(copy_of(region), 1, STEPS, ranges)
     except UnsupportedError:
         return None
     assert found.dst.sizes == found.srcs[0].sizes

@@ -83,7 +83,7 @@ def test_vector_cores_that_wait_for_their_cube_hide_no_less_of_a_barrier():
         x = net.clip(net.conv2d(x, net.weight((64, 64, 3, 3)), pad=1), low=-1.0, high=6.0)
     net.output(x)
     plan = SlicePlan(one_launch=True, inside=True)
-    found = plan.launched(compiled(prepared(net.build(), B910), B910, plan.road(B910)))
+    found = plan.with_launches(compiled(prepared(net.build(), B910), B910, plan.road(B910)))
     one = simulate_graph(found)
     second = [op.timeline for op in one.operators if op.type == "conv2d+clip"][1]
     assert second.start == "both"

@@ -24,25 +24,26 @@ def steps_of(name: str = "qwen3_8b", **parts: int) -> Steps:
 def test_points_of_the_grid_are_exact(batch: int, context: int) -> None:
     steps = steps_of()
     assert (
-        steps.of(0, batch, batch * context) == steps.model.step(llm.decode(batch, context)).time_s
+        steps.seconds_of(0, batch, batch * context)
+        == steps.model.step(llm.decode(batch, context)).time_s
     )
-    assert steps.of(context, 0, 0) == steps.model.step(llm.prefill(1, context)).time_s
+    assert steps.seconds_of(context, 0, 0) == steps.model.step(llm.prefill(1, context)).time_s
 
 
 @pytest.mark.parametrize(("batch", "context"), [(3, 300), (11, 1500), (23, 700), (50, 3000)])
 def test_between_points_the_error_is_small(batch: int, context: int) -> None:
     steps = steps_of()
     direct_s = steps.model.time_step(llm.decode(batch, context)).time_s
-    assert steps.of(0, batch, batch * context) == pytest.approx(direct_s, rel=0.05)
+    assert steps.seconds_of(0, batch, batch * context) == pytest.approx(direct_s, rel=0.05)
     direct_s = steps.model.time_step(llm.prefill(1, context)).time_s
-    assert steps.of(context, 0, 0) == pytest.approx(direct_s, rel=0.1)
+    assert steps.seconds_of(context, 0, 0) == pytest.approx(direct_s, rel=0.1)
 
 
 def test_a_mixed_step_lies_between_the_longer_part_and_the_sum() -> None:
     steps = steps_of()
-    prompt_s = steps.of(512, 0, 0)
-    tokens_s = steps.of(0, 16, 16 * 512)
-    mixed_s = steps.of(512, 16, 16 * 512)
+    prompt_s = steps.seconds_of(512, 0, 0)
+    tokens_s = steps.seconds_of(0, 16, 16 * 512)
+    mixed_s = steps.seconds_of(512, 16, 16 * 512)
     assert max(prompt_s, tokens_s) < mixed_s < prompt_s + tokens_s
 
 
@@ -85,10 +86,10 @@ def test_a_request_alone_takes_its_prefill_and_a_step_a_token(tmp_path: Path) ->
     log = serve_llm(scenario)
     (request,) = log.requests
     steps = Steps(scenario.model)
-    expected_s = steps.of(request.prompt, 0, 0)
+    expected_s = steps.seconds_of(request.prompt, 0, 0)
     assert request.first_s - request.arrival_s == pytest.approx(expected_s)
     for given in range(1, request.output):
-        expected_s += steps.of(0, 1, request.prompt + given)
+        expected_s += steps.seconds_of(0, 1, request.prompt + given)
     assert request.end_s - request.arrival_s == pytest.approx(expected_s)
 
 

@@ -231,7 +231,7 @@ def test_the_published_example_has_its_size():
     """
     (op,) = m.parse_config(text)
     assert op.settings is not None and op.settings.size == (85, 95)
-    assert op.rank == 0 and m.check(op.settings).frame_bytes == 320 * 240 * 3 // 2
+    assert op.rank == 0 and m.check_aipp(op.settings).frame_bytes == 320 * 240 * 3 // 2
 
 
 def test_what_is_left_out_comes_from_the_template():
@@ -311,16 +311,16 @@ YUV = m.Aipp("YUV420SP_U8", 64, 48)
 )
 def test_limits(settings, said):
     with pytest.raises(InputError, match=said):
-        m.check(settings)
+        m.check_aipp(settings)
 
 
 def test_limits_of_a_chip():
     wide = m.Aipp("RGB888_U8", 1100, 4, padding=(0, 0, 1, 0))
-    assert m.check(wide) is wide and m.check(wide, load_chip("Ascend910B2")) is wide
+    assert m.check_aipp(wide) is wide and m.check_aipp(wide, load_chip("Ascend910B2")) is wide
     with pytest.raises(InputError, match="at most 1080 on Ascend310; got 1101"):
-        m.check(wide, load_chip("Ascend310"))
+        m.check_aipp(wide, load_chip("Ascend310"))
     odd = m.Aipp("YUV420SP_U8", 64, 48, crop=(3, 1, 8, 8))
-    assert m.check(odd, replace(load_chip("Ascend910B2"), name="Ascend950PR")) is odd
+    assert m.check_aipp(odd, replace(load_chip("Ascend910B2"), name="Ascend950PR")) is odd
 
 
 @pytest.mark.parametrize("frames", [np.zeros(5, np.uint8), np.zeros(0, np.uint8), np.zeros(6)])

@@ -114,7 +114,7 @@ def by_simpy(stations, gaps):
 
 def test_simpy_sees_the_same_latencies():
     stations = [m.Station("a", 2, 0.013), m.Station("b", 1, 0.006), m.Station("c", 3, 0.021)]
-    ours = m.play(stations, 120.0, 400, seed=5)
+    ours = m.simulate_card(stations, 120.0, 400, seed=5)
     gaps = np.random.default_rng(5).exponential(1 / 120.0, 400)
     assert np.allclose(ours.latencies_s, by_simpy(stations, gaps), rtol=1e-9)
 
@@ -123,10 +123,10 @@ def test_laws_of_queues_hold():
     """M/D/1: the mean wait is rho s / 2 (1 - rho) (Pollaczek and Khinchine); D/D/1: none."""
     station = m.Station("a", 1, 0.01)
     rate = 70.0
-    waits = [m.play([station], rate, 20_000, seed).waited_s["a"] for seed in range(6)]
+    waits = [m.simulate_card([station], rate, 20_000, seed).waited_s["a"] for seed in range(6)]
     exact = 0.7 * 0.01 / (2 * 0.3)
     spread = 3 * np.std(waits, ddof=1) / np.sqrt(len(waits))
     assert abs(np.mean(waits) - exact) < spread < 0.2 * exact
-    even = m.play([station, m.Station("b", 2, 0.02)], 99.0, 500, seed=None)
+    even = m.simulate_card([station, m.Station("b", 2, 0.02)], 99.0, 500, seed=None)
     assert max(even.waited_s.values()) == pytest.approx(0.0, abs=1e-9)
     assert even.throughput_per_s == pytest.approx(99.0, rel=0.01)

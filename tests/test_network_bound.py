@@ -593,7 +593,7 @@ def times_of(graph, chip):
     def launched(built):
         for one, prefetch in ((False, False), (True, False), (True, True)):
             yield simulate_graph(
-                SlicePlan(one_launch=one, prefetch=prefetch).launched(built)
+                SlicePlan(one_launch=one, prefetch=prefetch).with_launches(built)
             ).time_s
 
     for fusion in (True, False):

@@ -123,7 +123,7 @@ def test_a_preempted_request_is_read_again_with_what_it_was_given():
 def test_one_request_takes_the_sum_of_its_steps():
     for policy in lm.POLICIES:
         found = lm.converse([lm.Request(3.0, 10, 4)], lm.Engine(policy, 8, 16), TIME)
-        steps = [TIME.of(10, 0, 0), *(TIME.of(0, 1, 10 + n) for n in (1, 2, 3))]
+        steps = [TIME.seconds_of(10, 0, 0), *(TIME.seconds_of(0, 1, 10 + n) for n in (1, 2, 3))]
         assert found.end_s == pytest.approx(3 + sum(steps))
     split = lm.converse(
         [lm.Request(0, 10, 4)], lm.Engine("split", 8, 16, max_prefill_tokens=4), TIME

@@ -181,7 +181,7 @@ def test_what_is_refused_says_what_is_needed():
         "more cores than there are": partial(divided, grid=(2, 1, 17)),
         "a tile of nothing": partial(divided, tile=0),
         "no band": partial(divided, bands=0),
-        "a row that stays": partial(divided, stay="row"),
+        "a row that stays": partial(divided, resident="row"),
         "more images than there are": partial(divided, images=2),
     }
     assert_messages("cube", "test_tandem", calls)

@@ -116,7 +116,7 @@ class Report:
                 "tried": sliced.tried,
                 "slices": [str(region) for region in sliced.plan.regions],
                 **{name: getattr(sliced.plan, name) for name in slicing.NETWORK_OPTIONS},
-                "plan": sliced.plan.plain(),
+                "plan": sliced.plan.as_dict(),
             },
         }
 
@@ -339,7 +339,7 @@ class Schedules:
         if self.choices and not keys & self.choices.keys():
             got = f"schedules of {len(self.choices)} kernels, none of them in {compiled.graph.name}"
             raise InputError("schedules for this model", got, "simulate the tuned model beside it")
-        return self.launches.launched(tasks.with_choices(compiled, self.choices))
+        return self.launches.with_launches(tasks.with_choices(compiled, self.choices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,7 +374,7 @@ def save_tuned(folder: str | Path, name: str, tuning: Tuning, dtype: str = "fp16
     # Some kernels have other keys when the ONNX file is read: the schedules are written under both.
     if named_choices.keys() - choices.keys():
         write_schedules(schedules, named_choices, chip, dtype, plan)
-    tuned = plan.launched(tasks.with_choices(read_back, named_choices))
+    tuned = plan.with_launches(tasks.with_choices(read_back, named_choices))
     return Saved(model, schedules, simulate_graph(tuned).time_s)
 
 

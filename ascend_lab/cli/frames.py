@@ -66,12 +66,12 @@ def _static_settings(
     arguments: argparse.Namespace, settings: Aipp, chip: Chip | None, frames_bytes: int
 ) -> list[Aipp]:
     """Return the settings of a static configuration once for every frame in the file."""
-    from ascend_lab.deploy.media import check
+    from ascend_lab.deploy.media import check_aipp
 
     if arguments.block:
         raise InputError("--block only with aipp_mode: dynamic", "static", "drop it")
     with naming(arguments.config):
-        frame_bytes = check(settings, chip).frame_bytes
+        frame_bytes = check_aipp(settings, chip).frame_bytes
     # A file shorter than one frame counts as one: `aipp_each` refuses it and names both sizes.
     return [settings] * max(1, frames_bytes // frame_bytes)
 
@@ -80,14 +80,14 @@ def _dynamic_settings(
     arguments: argparse.Namespace, most_bytes: int, chip: Chip | None
 ) -> list[Aipp]:
     """Return the settings in a parameter block, those of one frame after those of another."""
-    from ascend_lab.deploy.media import check, unpack_block
+    from ascend_lab.deploy.media import check_aipp, unpack_block
 
     if not arguments.block:
         # A block has a head of 64 bytes and 96 for each frame: 256 for two.
         raise InputError("--block F.bin with aipp_mode: dynamic", "none", "64 + 96 n bytes")
     needed = "a parameter block of dynamic AIPP"
     block = limits.read_file(arguments.block, needed, limits.TABLE_BYTES)
-    settings_by_frame = [check(settings, chip) for settings in unpack_block(block)]
+    settings_by_frame = [check_aipp(settings, chip) for settings in unpack_block(block)]
     frames_bytes = sum(settings.frame_bytes for settings in settings_by_frame)
     limits.refuse_above("frames of max_src_image_size", frames_bytes, most_bytes, "raise it")
     return settings_by_frame

@@ -211,7 +211,9 @@ def _calibrate(arguments: argparse.Namespace) -> int:
         values, arguments.method, bits=arguments.bits, asymmetric=arguments.asymmetric
     )
     # With q = round(x / scale) + offset the ends of int8, -128 and 127, stand for these values.
-    low, high = (float(end - scale.offset) * scale.scale for end in scales.limits(scale.bits))
+    low, high = (
+        float(end - scale.offset) * scale.scale for end in scales.integer_range(scale.bits)
+    )
     narrow = values.astype(np.float32)
     data = {
         "method": arguments.method,
@@ -219,7 +221,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
         "offset": scale.offset,
         "bits": scale.bits,
         "range": [low, high],
-        "signal_to_noise_db": signal_to_noise_db(narrow, scale.fake(narrow)),
+        "signal_to_noise_db": signal_to_noise_db(narrow, scale.fake_quantise(narrow)),
     }
     lines = [
         f"{arguments.values}: {values.size:,} values, {arguments.method}, {scale.bits} bits",

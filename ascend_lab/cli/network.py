@@ -1,4 +1,4 @@
-"""Verbs on a whole network: `run` prints the values it computes, `simulate` its time on a chip.
+"""Commands on a whole network: `run` prints the values it computes, `simulate` its time on a chip.
 
     ascend-lab run model.onnx --inputs x.npz --outputs y.npz
     ascend-lab simulate zoo:resnet50 --chip Ascend910B2
@@ -34,16 +34,17 @@ if TYPE_CHECKING:
 
 WORKING_BYTES = 2**31
 """Most bytes a node may read and write while it is evaluated in fp64: 2 GiB."""
-OF_PROGRAMS = ("--chip", "--aicore-num", "--tuned", "--bank", "--keep_dtype")
+COMPILED_ONLY_FLAGS = ("--chip", "--aicore-num", "--tuned", "--bank", "--keep_dtype")
 """Flags of `run` that count for compiled programs only."""
-COMPUTED_TYPES = "for models whose operators the compiler takes"
+COMPILER_ONLY = "for models whose operators the compiler takes"
+"""What a message says of flags that only the compiler understands."""
 
 
 def _run(arguments: argparse.Namespace) -> int:
     """Compute a model's outputs from arrays of a file, or from random ones."""
     if not arguments.compiled:
         # Without it the graph is evaluated exactly, whatever the chip.
-        common.refuse_idle(arguments, "with --compiled", *OF_PROGRAMS)
+        common.refuse_idle(arguments, "with --compiled", *COMPILED_ONLY_FLAGS)
     if arguments.inputs:
         common.refuse_idle(arguments, "without --inputs", "--seed")
     common.check_least(arguments, "--seed")
@@ -54,10 +55,10 @@ def _run(arguments: argparse.Namespace) -> int:
     except UnsupportedError as error:
         # Without a kernel for every node a model still has values, and no compiled programs.
         refuse_off_core(arguments, error, "--compiled")
-        hosted = placed(arguments, feeds, error)
+        hosted = place_off_core(arguments, feeds, error)
         nodes = sum(len(group.nodes) for group in hosted.parts)
         title = f"{hosted.name}: {nodes} nodes, {len(hosted.off_core)} of them off the core"
-        return _print_outputs(arguments, title, values_of(hosted), {})
+        return _print_outputs(arguments, title, arrays_of_outputs(hosted), {})
     return _run_graph(arguments, model, feeds)
 
 
@@ -111,8 +112,8 @@ def _print_outputs(
     return 0
 
 
-SHOWN = 8
-"""Most nodes printed that overflow: all behind the first may follow from it."""
+MAX_SHOWN = 8
+"""Most overflowing nodes that are printed; the later ones may follow from the first."""
 
 
 def _overflow_report(
@@ -120,21 +121,21 @@ def _overflow_report(
 ) -> dict[str, Any]:
     """Return as "data" and "lines" which nodes overflowed, and the nodes to keep in fp32.
 
-    Nodes that --keep_dtype has `kept` already stand among those to keep. Empty if nothing did.
+    The nodes to keep include those in `kept`. Empty if no node overflowed.
     """
     from ascend_lab.compiler.compile import nodes_to_keep
 
     if not overflows:
         return {}
-    # What fp16 does not hold of a constant no choice of nodes brings back: only other weights do.
-    by_choice = [overflow for overflow in overflows if overflow.op != "constant"]
-    keep = nodes_to_keep(graph, inputs, by_choice, kept)
-    lines = [f"  overflow: {overflow}" for overflow in overflows[:SHOWN]]
-    if len(overflows) > SHOWN:
-        lines.append(f"  and {len(overflows) - SHOWN} more")
-    if by_choice and kept.issuperset(keep):
+    # A constant beyond fp16 is lost whatever nodes are kept; only other weights help.
+    node_overflows = [overflow for overflow in overflows if overflow.op != "constant"]
+    keep = nodes_to_keep(graph, inputs, node_overflows, kept)
+    lines = [f"  overflow: {overflow}" for overflow in overflows[:MAX_SHOWN]]
+    if len(overflows) > MAX_SHOWN:
+        lines.append(f"  and {len(overflows) - MAX_SHOWN} more")
+    if node_overflows and kept.issuperset(keep):
         lines.append("  --keep_dtype does not help further: products read fp16 in any case")
-    elif by_choice:
+    elif node_overflows:
         names = ", ".join(keep)
         lines.append(f"  --keep_dtype F keeps in fp32 what a file lists, a node a line: {names}")
     rows = [overflow.as_dict() for overflow in overflows]
@@ -148,7 +149,7 @@ def _cause(graph: Graph, inputs: Arrays, overflows: Sequence[Overflow]) -> str:
     # Evaluated exactly, the graph tells a fault of the model from one of fp16.
     origin = not_finite_from(graph, inputs)
     if origin is not None:
-        return f"neither are the model's own values: it begins at {origin}"
+        return f"the model's own values are not finite either, from {origin} on"
     where = "see above" if overflows else "inside a kernel; compare without --compiled"
     return f"numbers left what fp16 holds (65504), {where}"
 
@@ -156,7 +157,7 @@ def _cause(graph: Graph, inputs: Arrays, overflows: Sequence[Overflow]) -> str:
 def _run_compiled(
     arguments: argparse.Namespace, graph: Graph, inputs: Arrays, overflows: list[Overflow]
 ) -> Arrays:
-    """Return what a compiled model's programs compute; nodes that overflow join `overflows`.
+    """Return what a compiled model's programs compute; append overflowing nodes to `overflows`.
 
     A file of `compile` can also evaluate its graph exactly, which is what it does by default.
     """
@@ -213,14 +214,14 @@ def _offline(arguments: argparse.Namespace) -> OfflineModel:
 
 
 def _check_size(graph: Graph) -> None:
-    """Raise `UnsupportedError` before a node that would need too much memory."""
+    """Raise `UnsupportedError` if a node would need too much memory."""
     for node in graph.nodes:
         types = (*graph.in_types(node), *graph.out_types(node))
         # fp64: eight bytes an element
-        wide = sum(t.elements for t in types) * 8
-        if wide > WORKING_BYTES:
+        size_bytes = sum(t.elements for t in types) * 8
+        if size_bytes > WORKING_BYTES:
             needed = f"{node.name}: at most {WORKING_BYTES >> 30} GiB in fp64"
-            raise UnsupportedError(needed, f"{wide / 2**30:.1f} GiB", "use smaller inputs")
+            raise UnsupportedError(needed, f"{size_bytes / 2**30:.1f} GiB", "use smaller inputs")
 
 
 def _summary(array: Any) -> dict[str, Any]:
@@ -228,10 +229,12 @@ def _summary(array: Any) -> dict[str, Any]:
     if array.dtype.kind in "SUc":  # complex numbers have no order either
         kind = str(array.dtype) if array.dtype.kind == "c" else "string"
         return {"type": kind, "shape": list(array.shape)}
-    wide = array.astype(np.float64)  # fp16 sums overflow at 65504
+    # sums of fp16 overflow at 65504; an empty output counts as a single 0
+    numbers = array.astype(np.float64) if array.size else np.zeros(1)
     with np.errstate(all="ignore"):
-        numbers = (wide.min(), wide.max(), wide.mean()) if array.size else (0.0, 0.0, 0.0)
-    low, high, mean = (float(n) for n in numbers)
+        low = float(numbers.min())
+        high = float(numbers.max())
+        mean = float(numbers.mean())
     return {
         "type": str(array.dtype),
         "shape": list(array.shape),
@@ -246,15 +249,18 @@ def refuse_off_core(arguments: argparse.Namespace, error: UnsupportedError, *fla
     """Raise why the compiler refuses a model if a flag was given that asks for the compiler."""
     for name in flags:
         if name.lstrip("-").replace("-", "_") in arguments.given:
-            drop = f"or drop {name}, which is only {COMPUTED_TYPES}"
+            drop = f"or drop {name}, which is only {COMPILER_ONLY}"
             remedy = "; ".join(reason for reason in (error.remedy, drop) if reason)
             raise UnsupportedError(error.needed, error.got, remedy) from error
 
 
-def placed(
+def place_off_core(
     arguments: argparse.Namespace, feeds: Mapping[str, Any] | None, error: UnsupportedError
 ) -> hosted.Hosted:
-    """Return the model of the arguments placed on core, AI CPU and host; raise `error` if not."""
+    """Return the model of the arguments placed on core, AI CPU and host.
+
+    Raises `error` if it cannot be placed.
+    """
     from ascend_lab.compiler.hosted import place_model
     from ascend_lab.compiler.onnx import host
     from ascend_lab.deploy.media import UNITS
@@ -277,14 +283,14 @@ def placed(
             media_pixels_per_s=vpc.pixels_per_s if vpc else 0.0,
         )
     except UnsupportedError as other:
-        # Refused on and off the core for one reason: it is said once.
+        # The same reason on and off the core is given once.
         if other.needed == error.needed:
             raise error from other
         why = "; ".join(reason for reason in (error.remedy, f"off the core: {other}") if reason)
         raise UnsupportedError(error.needed, error.got, why) from other
 
 
-def values_of(hosted: hosted.Hosted) -> dict[str, Any]:
+def arrays_of_outputs(hosted: hosted.Hosted) -> dict[str, Any]:
     """Return the outputs as arrays that a file can hold; raise `UnsupportedError` for lists."""
     arrays = {}
     for name, value in hosted.run().items():
@@ -298,8 +304,8 @@ def values_of(hosted: hosted.Hosted) -> dict[str, Any]:
 
 
 # -- time -----------------------------------------------------------------------------------------
-LONGEST = 36
-"""Characters of a kernel's name and type in the table; of longer ones the end is left out."""
+NAME_WIDTH = 36
+"""Characters of a kernel's name and type in the table; longer ones are cut at the end."""
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
@@ -355,7 +361,7 @@ def _simulate_placed(arguments: argparse.Namespace, error: UnsupportedError) -> 
         "--memory-limit",
         "--like",
     )
-    hosted = placed(arguments, None, error)
+    hosted = place_off_core(arguments, None, error)
     times = hosted.timeline()
     if arguments.trace:
         network.write_network_trace(times, arguments.trace)
@@ -386,11 +392,12 @@ def _simulate_offline(arguments: argparse.Namespace) -> int:
     times = gear.times
     batches = ", ".join(str(other_gear.batch) for other_gear in model.gears)
     # A model with one gear needs no hint at others.
-    note = [f"batch {gear.batch} of {batches}; --batch N times another"]
+    has_others = len(model.gears) > 1
+    note = [f"batch {gear.batch} of {batches}; --batch N times another"] if has_others else []
     if arguments.trace:
         trace = {"traceEvents": times["events"], "displayTimeUnit": "ns"}
         output.write_whole(arguments.trace, json.dumps(trace))
-    emit(arguments.json, times["summary"], note * (len(model.gears) > 1) + times["table"])
+    emit(arguments.json, times["summary"], [*note, *times["table"]])
     return 0
 
 
@@ -490,7 +497,7 @@ def _equal(operators: Iterable[OperatorTime]) -> list[list[OperatorTime]]:
 
 
 KERNEL_COLUMNS = {
-    "kernel": f"<{LONGEST}",
+    "kernel": f"<{NAME_WIDTH}",
     "us": ">9.2f",
     "share": ">6.1%",
     "cube": ">4.0%",
@@ -508,7 +515,7 @@ def _row(op: OperatorTime, count: int, total_s: float) -> tuple[object, ...]:
     times = f"{count} x " if count > 1 else ""
     global_bytes = sum(n for path, n in timeline.path_bytes.items() if "GM" in path)
     return (
-        limits.labelled(f"{times}{op.name}", op.type, LONGEST),
+        limits.labelled(f"{times}{op.name}", op.type, NAME_WIDTH),
         op.time_s * count * 1e6,
         op.time_s * count / total_s,
         op.cube_utilisation,

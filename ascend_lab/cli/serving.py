@@ -1,4 +1,4 @@
-"""Verbs of servers: `serve-sim` simulates one from a scenario, `serve` answers real requests.
+"""Commands for servers: `serve-sim` simulates one from a scenario, `serve` answers real requests.
 
 ascend-lab serve-sim scenario.toml               latency and throughput of a server
 ascend-lab serve model.onnx --port 8000          KServe v2 at http://127.0.0.1:8000
@@ -32,11 +32,11 @@ def _serve_sim(arguments: argparse.Namespace) -> int:
     file = read_scenario(arguments.config)
     served = simulate_serving(file.scenario)
     data = served.summary()
-    # Of networks that were timed on a chip: seconds by batch size, and the line through them.
+    # For networks that were timed on a chip: their seconds by batch size, and the fitted line.
     if file.timed:
         data["service"] = {
-            name: {"seconds": {str(size): s for size, s in timed.items()}, **asdict(line)}
-            for name, (timed, line) in file.timed.items()
+            name: {"seconds": {str(size): s for size, s in seconds_by_size.items()}, **asdict(line)}
+            for name, (seconds_by_size, line) in file.timed.items()
         }
     if arguments.figure:
         from ascend_lab.lab.figures import fig_served
@@ -60,7 +60,7 @@ def _serve_llm(arguments: argparse.Namespace) -> int:
 def _llm_text(title: str, data: dict[str, Any]) -> list[str]:
     """Return the numbers of a language model's server as lines."""
     lines = [f"{title}: {data['tokens_per_s']:.6g} tokens/s (simulated), {data['steps']} steps"]
-    # Users wait for the first token and read the others: what each takes is told by itself.
+    # Users wait for the first token and read the others: the two are printed separately.
     for key, words in (
         ("first_token_s", "to the first token"),
         ("between_tokens_s", "between tokens"),
@@ -103,8 +103,8 @@ def _served_text(data: dict[str, Any]) -> list[str]:
     total = sum(data["batches"].values())
     # "batch    8  40.00% ####################": a full bar is 50 characters
     lines += [
-        f"  batch {size:>4} {count / total:7.2%} {'#' * round(50 * count / total)}"
-        for size, count in data["batches"].items()
+        f"  batch {size:>4} {requests / total:7.2%} {'#' * round(50 * requests / total)}"
+        for size, requests in data["batches"].items()
     ]
     return lines
 
@@ -116,7 +116,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from ascend_lab.deploy.serving import Level, Policy, loopback, opened, rest
 
     # --port 80000 is refused here, before a model is read.
-    for name, low, high in (
+    for key, low, high in (
         ("port", 0, 65535),
         ("instances", 1, 64),
         ("max_batch", 1, 1024),
@@ -124,29 +124,31 @@ def _serve(arguments: argparse.Namespace) -> int:
         ("queue_limit", 1, 100_000),
         ("body_mib", 1, 1024),
     ):
-        if not low <= (value := getattr(arguments, name)) <= high:
-            word = f"--{name.replace('_', '-')}"
-            raise InputError(f"{word} from {low} to {high}", str(value), f"e.g. {word} {low}")
+        value = getattr(arguments, key)
+        if not low <= value <= high:
+            flag_name = f"--{key.replace('_', '-')}"
+            remedy = f"e.g. {flag_name} {low}"
+            raise InputError(f"{flag_name} from {low} to {high}", str(value), remedy)
     if is_offline(arguments.model):
         needed = "an .onnx file or zoo:NAME: compiled models cannot be served"
         raise InputError(needed, arguments.model, "give what it was compiled from")
     # Priorities are for simulations: real requests wait in one queue.
     levels = (Level(queue_limit=arguments.queue_limit),)
     policy = Policy(arguments.instances, arguments.max_batch, arguments.max_delay_s, levels=levels)
-    name = model_name(arguments.model)
+    model_title = model_name(arguments.model)
     shapes = common.shapes_of(arguments)
 
     # A client may unload the model and have it loaded again.
     def load() -> Any:
         return opened.open_model(arguments.model, arguments.chip, arguments.max_batch, shapes)
 
-    def told(port: int) -> None:
-        say([f"serving {name} at http://127.0.0.1:{port}"])
+    def announce(port: int) -> None:
+        say([f"serving {model_title} at http://127.0.0.1:{port}"])
         sys.stdout.flush()  # whoever started the server reads the port from a pipe
 
-    service = rest.Service(name, load, policy, arguments.body_mib * 2**20)
-    loopback.serve(service, arguments.port, told)
-    say([f"{name} is served no more"])
+    service = rest.Service(model_title, load, policy, arguments.body_mib * 2**20)
+    loopback.serve(service, arguments.port, announce)
+    say([f"{model_title} is served no more"])
     return 0
 
 
@@ -155,18 +157,19 @@ A .toml file. [service] law (exponential, deterministic, erlang, gamma) and mean
 batch of b items takes mean_s + per_item_s * b on average, and the law is that of the whole; erlang
 takes shape, the number of its phases. Instead of mean_s: model (an .onnx file or zoo:NAME) and
 chip. [arrivals] law poisson with rate_per_s, or closed with clients that ask again after think_s
-(0). [server] instances, max_batch, max_delay_s (from the oldest that waits; with 0 a free instance
-takes what waits, later arrivals wait), queue_limit (most that wait, those being served not
-counted; 0: no limit), preferred (batch sizes), loss (nobody waits). [run] requests (measured),
-seed, warmup (requests before those, a tenth as many). lost counts measured requests.
-[[priorities]] (first served first) share (of 1; none: alike), timeout_s, action (reject, delay),
-queue_limit; [[failures]] instance, at_s, repair_s; [[steps]] name, after, service, server: an
-ensemble; two [[versions]] name, error_rate, service, server with [canary] stages, window,
-max_error_rate, max_p95_s, users.
+(default 0). [server] instances, max_batch, max_delay_s (how long the oldest request waits for
+others; with 0 a free instance takes the waiting requests at once), queue_limit (most requests that
+wait, without those being served; 0: no limit), preferred (batch sizes), loss (requests that find no
+free instance are lost). [run] requests (measured), seed, warmup (requests before the measured ones;
+default a tenth). The lost requests that are printed are measured ones.
+[[priorities]] (the first is served first) share (fractions that sum to 1; equal if left out),
+timeout_s, action (reject, delay), queue_limit; [[failures]] instance, at_s, repair_s; [[steps]]
+name, after, service, server: an ensemble; two [[versions]] name, error_rate, service, server with
+[canary] stages, window, max_error_rate, max_p95_s, users.
 
 A language model: [model] llm = "zoo:qwen3_8b", chip, cluster, tp, ep, dp, pp, format, mode;
-[requests] count, prompt, output (tokens, or [least, most]), seed; [arrivals] rate_per_s (none: all
-at the start); [server] policy (static, prefill, select, split), max_batch, max_prefill_tokens,
+[requests] count, prompt, output (tokens, or [least, most]), seed; [arrivals] rate_per_s (left out:
+all at the start); [server] policy (static, prefill, select, split), max_batch, max_prefill_tokens,
 blocks of the cache; [prefill] a machine of its own for prompts, keys as [model]."""
 
 VERBS = (

@@ -28,21 +28,22 @@ from ascend_lab.machine.chip import PRESETS, Chip
 
 if TYPE_CHECKING:
     from ascend_lab.aoe import Bars, Settings, bank, engine, saved
+    from ascend_lab.aoe.subgraph import SubgraphResult
     from ascend_lab.aoe.workers import Deadline, Workers
     from ascend_lab.cluster import Topology
 
 
-TOP = 8
+SHOWN_OPERATORS = 8
 """Operators printed, those that take the most time."""
-SAVING = 2.5
-"""Seconds kept for saving a model, for each that reading it took."""
+SAVE_SECONDS_PER_READ_SECOND = 2.5
+"""Seconds reserved for saving a model, per second that reading it took."""
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the command line and return the exit code."""
     started = time.monotonic()
     try:
-        with _CtrlC():
+        with _InterruptHandler():
             if argv[:1] == ["bank"]:
                 return aoe_bank.bank_main(argv[1:])
             flags.refuse(argv)
@@ -55,20 +56,20 @@ def _complain(text: str) -> None:
     errors.complain("aoe", common.in_flags(text, "aoe"))
 
 
-class _CtrlC:
+class _InterruptHandler:
     """The first Ctrl-C lets the run keep what it found, a second one ends it at once."""
 
     def __enter__(self) -> None:
         # Python lets only the main thread set handlers, and a caller's own handler stays in place.
-        self.before: Any = signal.getsignal(signal.SIGINT)
-        main = threading.current_thread() is threading.main_thread()
-        self.ours = main and self.before is signal.default_int_handler
-        if self.ours:
+        self.previous_handler: Any = signal.getsignal(signal.SIGINT)
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        self.is_installed = is_main_thread and self.previous_handler is signal.default_int_handler
+        if self.is_installed:
             signal.signal(signal.SIGINT, self._first)
 
     def __exit__(self, *_: object) -> None:
-        if self.ours:
-            signal.signal(signal.SIGINT, self.before)
+        if self.is_installed:
+            signal.signal(signal.SIGINT, self.previous_handler)
 
     def _first(self, *_: object) -> None:
         signal.signal(signal.SIGINT, self._second)
@@ -87,10 +88,10 @@ class _CtrlC:
 
 @dataclass
 class _Run:
-    """A run of the command: what the flags ask for, the bank, and what was printed already.
+    """A run of the command: what the flags ask for, the bank, and the warnings printed so far.
 
-    `started` is when the time of the network at work began; `head` are lines that wait to be
-    printed above the first result.
+    `started` is when the time limit of the present network began to run; `head` holds the lines to
+    print above the first result.
     """
 
     arguments: argparse.Namespace
@@ -99,7 +100,7 @@ class _Run:
     dtype: str
     settings: Settings
     folder: Path
-    ledger: bank.Knowledge
+    knowledge: bank.Knowledge
     workers: Workers
     bars: Bars
     started: float
@@ -107,11 +108,13 @@ class _Run:
     warnings_printed: set[str] = field(default_factory=set)
 
     def deadline(self) -> Deadline:
-        """Return the end of the time of a network: the first one's began with the command."""
+        """Return the deadline of a network.
+
+        The time of the first one runs from the start of the command: importing the package counts.
+        """
         from ascend_lab.aoe.workers import Deadline
 
         limit_s = self.settings.time_limit_s
-        # Importing the package counts: the user waits for it, too.
         return Deadline() if limit_s is None else Deadline(self.started + limit_s)
 
     def tune(self, network: Network) -> engine.Tuning:
@@ -121,31 +124,32 @@ class _Run:
         began_s = time.monotonic()
         self.bars("read", 0, 1, "")
         graph = network.load()
-        is_listed = None
         read_s = time.monotonic() - began_s
         _print_once(self.head)
         if self.arguments.tune_ops_file:
             file = Path(self.arguments.tune_ops_file)
             is_listed, warning = wanted_of(file, graph, self.chip, self.dtype)
-            self.tell(warning)
+            self.warn_once(warning)
+        else:
+            is_listed = None
         with self.bars:
             return tune(
                 graph,
                 self.chip,
                 self.job,
                 settings=self.settings,
-                bank=self.ledger,
+                bank=self.knowledge,
                 session=Session(
                     executor=self.workers,
                     dtype=self.dtype,
                     chosen=is_listed,
                     progress=self.bars,
                     # A model read in 4 s is saved in about 10: the search ends as much earlier.
-                    deadline=self.deadline().reserving(SAVING * read_s),
+                    deadline=self.deadline().reserving(SAVE_SECONDS_PER_READ_SECOND * read_s),
                 ),
             )
 
-    def tell(self, warning: str) -> None:
+    def warn_once(self, warning: str) -> None:
         """Print a warning once."""
         # Networks of a folder often share one cause.
         if warning and warning not in self.warnings_printed:
@@ -157,7 +161,7 @@ def _tune_all(arguments: argparse.Namespace, started: float) -> int:
     """Check all flags, then tune one source after another."""
     from ascend_lab.aoe import Bars, open_knowledge, workers_of
 
-    # A slip in any flag is told before the first model is read, which may take a minute.
+    # Errors in any flag are reported before the first model is read, which may take a minute.
     job = flags.job_of(arguments)
     chip = flags.chip_of(arguments)
     dtype = flags.dtype_of(arguments)
@@ -170,33 +174,39 @@ def _tune_all(arguments: argparse.Namespace, started: float) -> int:
     bars = Bars(False if arguments.progress_bar == "off" else None)
     with (
         workers_of(flags.executor_of(arguments, os.environ)) as workers,
-        open_knowledge(resume=arguments.reload) as ledger,
+        open_knowledge(resume=arguments.reload) as knowledge,
     ):
-        asked = "" if arguments.soc_version else " (--soc_version chooses another)"
-        # The chip is a default that users forget: it stands above every result.
-        head = [f"chip {chip.name}, {chip.core_count} cores{asked}; times are of the model"]
+        chip_hint = "" if arguments.soc_version else " (--soc_version chooses another)"
+        # Users forget that the chip has a default, so it is printed above every result.
+        head = [f"chip {chip.name}, {chip.core_count} cores{chip_hint}; times are of the model"]
         if arguments.Fnonhomo_split:
             head.insert(
                 0, "--Fnonhomo_split changes nothing: slices of uneven sizes are always tried"
             )
         run = _Run(
-            arguments, job, chip, dtype, settings, folder, ledger, workers, bars, started, head
+            arguments, job, chip, dtype, settings, folder, knowledge, workers, bars, started, head
         )
-        return _each(sources, partial(_source, run))
+        return _for_each(sources, partial(_tune_source, run))
 
 
 def _print_once(head: list[str]) -> None:
-    """Print the lines above all results, once: a model that cannot be read is one line, without."""
+    """Print the head lines, once and only after a model was read.
+
+    An unreadable model gives its error line alone.
+    """
     while head:
         show(head.pop(0))
 
 
-def _each(sources: Sequence[Source], act: Callable[[Source], bool]) -> int:
-    """Act on every source until the user stops; with several, an error is a line and code 2."""
+def _for_each(sources: Sequence[Source], action: Callable[[Source], bool]) -> int:
+    """Apply `action` to every source until the user interrupts.
+
+    With several sources an error is printed as a line and makes the exit code 2.
+    """
     code = 0
     for source in sources:
         try:
-            if act(source):
+            if action(source):
                 _complain("interrupted; --reload goes on with what the bank holds")
                 return errors.INTERRUPTED
         except errors.AscendLabError as error:
@@ -208,13 +218,13 @@ def _each(sources: Sequence[Source], act: Callable[[Source], bool]) -> int:
     return code
 
 
-def _source(run: _Run, source: Source) -> bool:
+def _tune_source(run: _Run, source: Source) -> bool:
     """Tune the networks of a source and write their report; tell whether the user stopped it."""
     from ascend_lab.aoe.saved import write_report
 
     sections: dict[str, list[Any]] = {}  # by job, "sgat" or "opat": a section for each network
     try:
-        stopped = any(_network(run, network, sections) for network in source.networks)
+        stopped = any(_tune_network(run, network, sections) for network in source.networks)
     except KeyboardInterrupt:
         stopped = True
     finally:  # what was found before an error is reported too
@@ -223,7 +233,7 @@ def _source(run: _Run, source: Source) -> bool:
     return stopped
 
 
-def _network(run: _Run, network: Network, sections: dict[str, list[Any]]) -> bool:
+def _tune_network(run: _Run, network: Network, sections: dict[str, list[Any]]) -> bool:
     """Tune a network, print and save the result; tell whether the user stopped it.
 
     Its sections of the report are added to `sections`.
@@ -232,55 +242,34 @@ def _network(run: _Run, network: Network, sections: dict[str, list[Any]]) -> boo
 
     tuning = run.tune(network)
     for warning in tuning.warnings:
-        run.tell(warning)
-    report = Report(network.name, tuning, run.settings, run.ledger.written)
+        run.warn_once(warning)
+    report = Report(network.name, tuning, run.settings, run.knowledge.written)
     for job, section in report.as_dict().items():
         sections.setdefault(job, []).append(section)
-    _print(report)
+    _print_report(report)
     _save(run, network.name, tuning)
     run.started = time.monotonic()  # --time_limit is for each network
     return tuning.interrupted
 
 
-def _print(report: saved.Report) -> None:
+def _print_report(report: saved.Report) -> None:
     """Print the gains of each job, the operators that take longest, and the gap of the network."""
-    from ascend_lab.aoe.saved import GAIN_FORMULA, GAP_FORMULA
-    from ascend_lab.aoe.tuning import NOT_REACHED
+    from ascend_lab.aoe.saved import GAP_FORMULA
     from ascend_lab.compiler.compile import ledger_table
 
-    name = report.name
     tuning = report.tuning
-
-    show(f"{name}: {len(tuning.graph.nodes)} nodes, {tuning.spent_s:.1f} s")
-    for job, result, gloss in [
-        ("sgat", tuning.subgraph, "subgraph tuning: slices and launches"),
-        ("opat", tuning.operators, "operator tuning: a schedule for each kernel"),
-    ]:
-        if result is not None:
-            before_s = result.before_s
-            after_s = result.after_s
-            end = "interrupted" if result.interrupted else "finished"
-            show(
-                f"{job} process {end}. Performance improved by {result.gain:.2%}, "
-                f"{before_s * 1e3:.4f} ms -> {after_s * 1e3:.4f} ms\n"
-                f"  = {GAIN_FORMULA}; {job} is {gloss}"
-            )
+    show(f"{report.name}: {len(tuning.graph.nodes)} nodes, {tuning.spent_s:.1f} s")
+    if tuning.subgraph is not None:
+        _print_job("sgat", tuning.subgraph, "subgraph tuning: slices and launches")
+    if tuning.operators is not None:
+        _print_job("opat", tuning.operators, "operator tuning: a schedule for each kernel")
     # The plan of slices takes several lines; all are indented below the job's.
     if tuning.subgraph is not None:
         show("  " + str(tuning.subgraph.plan).replace("\n", "\n  "))
         if tuning.subgraph.plan.one_launch:
             show("  (one launch: the host starts all kernels as one, parted by barriers)")
     if tuning.operators is not None:
-        show(report.top(TOP))
-        show(f"  {_operators(tuning.operators)}")
-        # A search that ended early says nothing about the operators it has not come to.
-        late = sum(r.note == NOT_REACHED for r in tuning.operators.results)
-        if late:
-            kept = f"{late} kinds of operators keep their defaults, of which nothing is proven"
-            show(
-                f"  --time_limit ended the search: {kept}; raise it, or go on by the same "
-                "command: the bank keeps what was found"
-            )
+        _print_operators(report, tuning.operators)
     show(
         f"  network: gap {tuning.gap:.2%} = {GAP_FORMULA}, bound {tuning.bound_s * 1e3:.4f} ms\n"
         "  (for any slicing and schedule; it counts one launch and few waits)"
@@ -288,7 +277,35 @@ def _print(report: saved.Report) -> None:
     show("\n".join(ledger_table(*tuning.ledgers)))
 
 
-def _operators(result: engine.NetworkResult) -> str:
+def _print_job(job: str, result: engine.NetworkResult | SubgraphResult, meaning: str) -> None:
+    """Print by how much a job shortened the time of a network."""
+    from ascend_lab.aoe.saved import GAIN_FORMULA
+
+    end = "interrupted" if result.interrupted else "finished"
+    show(
+        f"{job} process {end}. Performance improved by {result.gain:.2%}, "
+        f"{result.before_s * 1e3:.4f} ms -> {result.after_s * 1e3:.4f} ms\n"
+        f"  = {GAIN_FORMULA}; {job} is {meaning}"
+    )
+
+
+def _print_operators(report: saved.Report, result: engine.NetworkResult) -> None:
+    """Print the operators that take longest, and how far from the optimum their schedules are."""
+    from ascend_lab.aoe.tuning import NOT_REACHED
+
+    show(report.top(SHOWN_OPERATORS))
+    show(f"  {_gap_text(result)}")
+    # A search that ended early says nothing about the operators it has not come to.
+    not_reached = sum(r.note == NOT_REACHED for r in result.results)
+    if not_reached:
+        defaults = f"{not_reached} kinds of operators keep their defaults"
+        show(
+            f"  --time_limit ended the search: {defaults}, of which nothing is proven; raise it, "
+            "or go on by the same command: the bank keeps what was found"
+        )
+
+
+def _gap_text(result: engine.NetworkResult) -> str:
     """Return how far from the best point of its space each operator's schedule is."""
     # Gap 0.05: at most 5 % of the time can be won. None: the operator has no lower bound.
     gaps = [0.0 if r.proven else r.gap for r in result.results if r.gap is not None]
@@ -309,7 +326,7 @@ def _save(run: _Run, name: str, tuning: engine.Tuning) -> None:
     """Save the tuned model, and print the time that it takes when it is read again."""
     from ascend_lab.aoe.saved import save_tuned
 
-    # A default model under the name of a tuned one would mislead.
+    # An untuned model must not be saved under the name of a tuned one.
     if run.deadline().has_passed and not tuning.result_s < tuning.baseline_s:
         show("  no tuned model is written: in the time limit nothing was tuned")
         return
@@ -319,7 +336,7 @@ def _save(run: _Run, name: str, tuning: engine.Tuning) -> None:
             saved = save_tuned(run.folder, name, tuning, run.dtype)
             run.bars("save", 2, 2, "")
     except errors.UnsupportedError as error:
-        run.tell(f"{name}: the schedules are saved, the tuned model is not: {error}")
+        run.warn_once(f"{name}: the schedules are saved, the tuned model is not: {error}")
         return
     show(
         f"  tuned model {saved.model}\n  schedules {saved.schedules}\n"
@@ -328,8 +345,14 @@ def _save(run: _Run, name: str, tuning: engine.Tuning) -> None:
 
 
 # -- job 4, gradients ------------------------------------------------------------------------------
-CHIPS = {"910a": "Ascend910A", "910b": "Ascend910B", "ethernet": "Ascend910A", "a3": "Ascend910C"}
-"""By the start of a cluster's name the start of its chips' names: 910b-roce has Ascend910B2."""
+CHIP_OF_CLUSTER = {
+    "910a": "Ascend910A",
+    "910b": "Ascend910B",
+    "ethernet": "Ascend910A",
+    "a3": "Ascend910C",
+}
+"""Prefix of a cluster's name -> prefix of its chips' names: 910b-roce has chips such as the
+Ascend910B2."""
 
 
 def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], chip: Chip) -> int:
@@ -345,8 +368,13 @@ def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], ch
     if chip_warning := _other_chip(chip, topology):
         _complain(chip_warning)
 
+    head = [f"chip {chip.name}, {chip.core_count} cores; times are of the model"]
+
     def tune_source(source: Source) -> bool:
-        """Tune the networks of a source and write their report; never interrupted by the user."""
+        """Tune the networks of a source and write their report.
+
+        Return False, since an interrupt is not caught here.
+        """
         sections = []
         for network in source.networks:
             # The report names a model as the user did, not as the ONNX file does.
@@ -357,25 +385,24 @@ def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], ch
                 chip,
                 topology,
                 max_segments=HCCL_SEGMENTS if max_segments is None else max_segments,
-                source=gradient.ProfileSource(ledger, repeat, settings),
+                source=gradient.ProfileSource(knowledge, repeat, settings),
             )
             show("\n".join(gradient.tuning_text(tuning)))
             sections.append(gradient.section(tuning))
         show(f"  report {saved.write_report(folder, 'gdat', sections)}")
         return False
 
-    head = [f"chip {chip.name}, {chip.core_count} cores; times are of the model"]
-    with bank.open_knowledge(resume=False) as ledger:
-        code = _each(sources, tune_source)
-        for warning in ledger.warnings:
+    with bank.open_knowledge(resume=False) as knowledge:
+        code = _for_each(sources, tune_source)
+        for warning in knowledge.warnings:
             _complain(warning)
     return code
 
 
 def _other_chip(chip: Chip, topology: Topology) -> str:
     """Return a warning where the devices of a preset cluster are not the chip that is timed."""
-    devices = CHIPS.get(topology.name.partition("-")[0], chip.name)
-    # Of a chip file of one's own nobody knows which cluster it is built into.
+    devices = CHIP_OF_CLUSTER.get(topology.name.partition("-")[0], chip.name)
+    # For a user's own chip file the cluster is unknown.
     if chip.name not in PRESETS or chip.name.startswith(devices):
         return ""
     return (

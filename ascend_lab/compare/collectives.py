@@ -2,7 +2,7 @@
 
 from ascend_lab.compare.estimates import Estimate
 from ascend_lab.compare.rows import Work
-from ascend_lab.compare.words import chip_of, is_told
+from ascend_lab.compare.words import chip_of, is_measurement
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.limits import shown
 from ascend_lab.machine.chip import Chip
@@ -30,7 +30,7 @@ def collective(work: Work, own: Chip | None) -> Estimate:
         needed = f"{work.operator}: the time of its tasks on the devices, timing=kernel"
         raise UnsupportedError(needed, work.timing, "what hosts do meanwhile has no model")
     for word, value in work.attributes.items():
-        if word not in ("ranks", "topology", *OF_EXPERTS) and not is_told(word):
+        if word not in ("ranks", "topology", *OF_EXPERTS) and not is_measurement(word):
             needed = f"{work.operator}: attributes ranks and topology"
             raise UnsupportedError(needed, f"{word}={shown(value)}", "what it changes is unknown")
     name = work.attributes.get("topology")

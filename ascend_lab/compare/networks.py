@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ascend_lab.compare.estimates import Estimate, at_peak, of_tasks
 from ascend_lab.compare.rows import Work
-from ascend_lab.compare.words import is_told
+from ascend_lab.compare.words import is_measurement
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.limits import shown
 from ascend_lab.machine.chip import Chip
@@ -56,7 +56,7 @@ def _graph(work: Work) -> Graph:
     for word, value in work.attributes.items():
         if word == "batch":
             batch = value
-        elif not is_told(word) and not _says_again(work, word, value):
+        elif not is_measurement(word) and not _says_again(work, word, value):
             needed = f"{work.operator}: attributes that its time on one device depends on"
             raise UnsupportedError(needed, f"{word}={shown(value)}", "none is guessed")
     # (8, 3, 224, 224) says batch 8 without the word

@@ -1,4 +1,4 @@
-"""Words of a measured row: the name of its chip, and the keys of its attributes.
+"""Names in a measured row: that of its chip, and the keys of its attributes.
 
 Attributes are of three kinds: those that the operator has, those that only describe the measurement
 (they change no result, or are checked), and all others. A row with one of the others is refused by
@@ -16,8 +16,9 @@ from ascend_lab.machine.chip import PRESETS, Chip, load_chip
 
 # -- chips -----------------------------------------------------------------------------------------
 NOT_PRINTED = "bin not printed"
-"""A mark: the preset is one of several bins that may have been measured, so there is no bound."""
-OTHER_WORDS = {
+"""The mark of a row whose source does not print the bin; such a row gets no bound, since another
+bin may have been measured."""
+CHIP_ALIASES = {
     "A3 die, 24 cores": ("Ascend910C", ""),
     "Ascend950 (32 cores)": ("Ascend950PR", ""),
     "A3 die": ("Ascend910C", NOT_PRINTED),
@@ -28,48 +29,48 @@ OTHER_WORDS = {
     "unknown 910B4 class": ("Ascend910B4", f"{NOT_PRINTED}, class concluded from its times"),
     "310P class, not named": ("Ascend310P3", NOT_PRINTED),
 }
-"""A source's words for its chip -> the preset that it is timed as, and what is uncertain."""
+"""A source's name for its chip -> the preset that it is timed as, and what is uncertain."""
 
 
 def chip_of(name: str, own_chip: Chip | None) -> tuple[Chip, tuple[str, ...]]:
     """Return the chip of a row, and a mark if the row does not call it by a preset's name.
 
     A row that names the user's own chip, or none, is timed on `own_chip`. All others name a preset,
-    or use one of OTHER_WORDS. Raises `InputError` for unknown names: no chip is guessed.
+    or use one of CHIP_ALIASES. Raises `InputError` for unknown names: no chip is guessed.
     """
     # the user's chip may be a preset with a changed rate, under the preset's name
     if own_chip is not None and name in ("", own_chip.name):
         return own_chip, ()
     if name in PRESETS:
         return load_chip(name), ()
-    if name in OTHER_WORDS:
+    if name in CHIP_ALIASES:
         # a doubt about the bin also takes away the row's bound (see `model.estimate`)
-        preset, doubt = OTHER_WORDS[name]
+        preset, doubt = CHIP_ALIASES[name]
         return load_chip(preset), (f"chip: as {preset}" + (f", {doubt}" if doubt else ""),)
     raise InputError(f"chip: one of {', '.join(PRESETS)}", shown(name), "none is guessed")
 
 
 # -- attributes ------------------------------------------------------------------------------------
-DESCRIBE = ("heads", "kv_heads", "queries", "keys", "beta1", "beta2")
-"""Words that repeat what the shapes say, or change values but no time."""
-SCHEDULE = (
+DESCRIPTIVE_KEYS = ("heads", "kv_heads", "queries", "keys", "beta1", "beta2")
+"""Keys that repeat what the shapes say, or change values but no time."""
+SCHEDULE_KEYS = (
     *("base", "single", "tile", "grid", "step", "step_k", "mix", "depth", "swizzle", "stagger"),
     *("split_k", "a_in_l1", "kind", "nd2nz"),
 )
-"""Words on the schedule of the measured kernel; ours is timed with its own schedule."""
-MEASURED = ("_us", "_share")
-"""Ends of words that are further measurements of the same run: `mac_us`, `cube_share`."""
-PRINTED = ("printed_", "peer_")
-"""Beginnings of words for figures that the source printed beside its measurement."""
+"""Keys of the schedule of the measured kernel; ours is timed with its own schedule."""
+MEASURED_SUFFIXES = ("_us", "_share")
+"""Ends of keys that are further measurements of the same run: `mac_us`, `cube_share`."""
+PRINTED_PREFIXES = ("printed_", "peer_")
+"""Beginnings of keys of figures that the source printed beside its measurement."""
 ALSO_CALLED = {("leaky_relu", "slope"): "alpha"}
-"""(operator, word) -> what the operator calls it."""
+"""(operator, key) -> what the operator calls it."""
 SAME_AS_FIRST_SIZE = {"batch_matmul": "groups"}
-"""Operators -> a word that has to be the first size of their first input."""
+"""Operators -> a key whose value must be the first size of their first input."""
 
 
-def is_told(word: str) -> bool:
-    """Tell whether a word is a further measurement of the same run, or a printed figure."""
-    return word.endswith(MEASURED) or word.startswith(PRINTED)
+def is_measurement(key: str) -> bool:
+    """Tell whether a key is a further measurement of the same run, or a printed figure."""
+    return key.endswith(MEASURED_SUFFIXES) or key.startswith(PRINTED_PREFIXES)
 
 
 @dataclass(slots=True)
@@ -82,19 +83,22 @@ class Settings:
 
 
 def settings_of(work: Work, chip: Chip, known: Mapping[str, Any]) -> Settings:
-    """Sort the attributes of an operator's row; raises `UnsupportedError` for any it cannot do."""
+    """Sort the attributes of an operator's row: its own, the number of cores, marks.
+
+    Raises `UnsupportedError` for an attribute that is neither.
+    """
     settings = Settings()
     schedule = []
-    for word, value in work.attributes.items():
+    for key, value in work.attributes.items():
         # a row says slope=0.1 where the operator's attribute is alpha
-        name = ALSO_CALLED.get((work.operator, word), word)
+        name = ALSO_CALLED.get((work.operator, key), key)
         if name in known:
             settings.attributes[name] = value
-        elif word in SCHEDULE:
-            schedule.append(word)
-        elif word in ("cores", "aiv_cores"):
-            settings.cores = cores_of(chip, word, value)
-        elif mark := _mark(work, word, value):
+        elif key in SCHEDULE_KEYS:
+            schedule.append(key)
+        elif key in ("cores", "aiv_cores"):
+            settings.cores = cores_of(chip, key, value)
+        elif mark := _mark(work, key, value):
             settings.marks.append(mark)
     if schedule:
         # the row stays, with a mark: the schedule is not part of the work
@@ -102,39 +106,39 @@ def settings_of(work: Work, chip: Chip, known: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def _mark(work: Work, word: str, value: Any) -> str:
-    """Return the mark that a word which is no attribute of the operator leaves, "" if none.
+def _mark(work: Work, key: str, value: Any) -> str:
+    """Return the mark for a key that is not an attribute of the operator; "" for none.
 
-    Raises `UnsupportedError` for a word whose meaning for the time is unknown.
+    Raises `UnsupportedError` for a key whose effect on the time is unknown.
     """
-    if word in DESCRIBE or is_told(word):
+    if key in DESCRIPTIVE_KEYS or is_measurement(key):
         return ""
-    if word == SAME_AS_FIRST_SIZE.get(work.operator):
-        _check_first_size(work, word, value)
+    if key == SAME_AS_FIRST_SIZE.get(work.operator):
+        _check_first_size(work, key, value)
         return ""
-    if word == "layout":
+    if key == "layout":
         return f"measured on {value} tensors"
-    if word == "approximate" and work.operator == "gelu":
+    if key == "approximate" and work.operator == "gelu":
         return "" if value == "tanh" else f"approximate={value} asked for, tanh form computed"
     needed = f"{work.operator}: attributes that the operator has"
-    raise UnsupportedError(needed, f"{word}={shown(value)}", "what it changes is unknown")
+    raise UnsupportedError(needed, f"{key}={shown(value)}", "what it changes is unknown")
 
 
-def _check_first_size(work: Work, word: str, value: Any) -> None:
+def _check_first_size(work: Work, key: str, value: Any) -> None:
     """Raise `UnsupportedError` unless an attribute says what the first size says."""
     if not work.shapes or work.shapes[0][0] != value:
         first_size = work.shapes[0][0] if work.shapes else "none"
-        needed = f"{work.operator}: {word} equal to the first size, {first_size}"
+        needed = f"{work.operator}: {key} equal to the first size, {first_size}"
         raise UnsupportedError(needed, shown(value), "parts of other sizes have no operator")
 
 
-def cores_of(chip: Chip, word: str, value: Any) -> int:
-    """Return the AI cores that `cores` or `aiv_cores` stand for: 40 vector cores are 20 of them."""
+def cores_of(chip: Chip, key: str, value: Any) -> int:
+    """Return the AI cores that `cores` or `aiv_cores` stand for."""
     # a 910B has two vector cores per AI core: 40 of them are 20 AI cores
-    per_core = chip.vector_cores_per_core if word == "aiv_cores" else 1
+    per_core = chip.vector_cores_per_core if key == "aiv_cores" else 1
     count = chip.core_count * per_core
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     if not is_integer or not 1 <= value <= count or value % per_core:
-        needed = f"{word} from {per_core} to {count}, what {chip.name} has, in steps of {per_core}"
+        needed = f"{key} from {per_core} to {count}, what {chip.name} has, in steps of {per_core}"
         raise UnsupportedError(needed, shown(value), "another chip was measured")
     return int(value) // per_core

@@ -3,7 +3,7 @@
 Between two kernels a tensor goes out to global memory (GM) and comes back. A fused kernel keeps it
 in a core's buffers, and starts once instead of twice:
 
-    plain floor    GM -> operator 1 -> GM -> operator 2 -> GM
+    unfused        GM -> operator 1 -> GM -> operator 2 -> GM
     fused          GM -> operator 1 -> L1, UB or L0C -> operator 2 -> GM
 
 The modules, by what they speed up (in brackets a network that gains):

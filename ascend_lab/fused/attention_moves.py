@@ -2,7 +2,7 @@
 
 A projection yields (batch, tokens, heads x width); attention wants (batch, heads, tokens, width):
 
-    plain floor    transpose q, k, v -> GM; attention -> GM; transpose y -> GM
+    unfused        transpose q, k, v -> GM; attention -> GM; transpose y -> GM
     fused          attention steps over GM with the strides of the tensors as they lie
     saved          four kernels, each of which reads and writes a whole tensor
 

@@ -5,9 +5,9 @@ A block is 16 channels. Two images of two blocks (image.block) lie in memory as
     NC1HWC0    0.0  0.1  1.0  1.1        the blocks of one image are one run of bytes
     C1NHWC0    0.0  1.0  0.1  1.1        a block of all images is one run of bytes
 
-    plain floor    join a, b -> a copy: b's blocks go between those of a, image by image
-    here           join a, b -> nothing: in C1NHWC0 b simply lies behind a in memory
-    saved          reading and writing all operands of a join (DenseNet joins in every layer)
+    in NC1HWC0    join a, b -> a copy: b's blocks go between those of a, image by image
+    in C1NHWC0    join a, b -> nothing: b simply lies behind a in memory
+    saved         reading and writing all operands of a join (DenseNet joins in every layer)
 
 Kernels are written for NC1HWC0; in C1NHWC0 they differ only in their addresses. So this file takes
 the finished kernel and changes its addresses. With B elements in a plane, C blocks and N images:
@@ -15,9 +15,10 @@ the finished kernel and changes its addresses. With B elements in a plane, C blo
     n (C B) + c B + i    ->    c (N B) + n B + i        n: image, c: block, i: place in the plane
 
 A kernel's address is a sum of a constant and terms of loops and axes, of which only the numbers are
-known, 200 for instance. With C B = 100 and B = 50 that is 2 images; with C = 8 it is 4 blocks. Such
-digits (n, c, i) are found for each term and given their new weights. That is right as long as sums
-of digits never carry: c stays below C and i below B whatever the loops do.
+known, 200 for instance. Where C B = 100 and B = 50, 200 is two images; where C B = 400 and B = 50,
+it is four blocks. Each term is written in the mixed radix (n, c, i), and its digits are multiplied
+by the new strides. That is right as long as sums of digits never carry: c stays below C and i below
+B whatever the loops do.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,7 @@ Of 3 images of 2 blocks of 50 elements: (100, 3, 50), (50, 2, 150), (1, 50, 1).
 """
 
 
-def alike(node: Node) -> bool:
+def treats_blocks_alike(node: Node) -> bool:
     """Tell whether a node treats all channel blocks alike, so that their order does not matter.
 
     A relu does, and a pooling: they work for any layout. A convolution sums over the blocks.
@@ -45,18 +46,20 @@ def alike(node: Node) -> bool:
     return node.op in (*JOINS, *MOVES) or node.has("lanes", "image fold", "pooling")
 
 
-def plain_piece(piece: Piece) -> Piece | None:
+def in_nc1hwc0(piece: Piece) -> Piece | None:
     """Return the piece with its C1NHWC0 images in NC1HWC0, for which kernels are written.
 
     None if the piece has no such images, or treats all blocks alike.
     """
-    has_block_images = any(kind.layout == BLOCKS for kind in piece.graph.types.values())
-    if not has_block_images or all(map(alike, piece.graph.nodes)):
+    has_block_images = any(
+        tensor_type.layout == BLOCKS for tensor_type in piece.graph.types.values()
+    )
+    if not has_block_images or all(map(treats_blocks_alike, piece.graph.nodes)):
         return None
     return replace(piece, graph=images_outermost(piece.graph))
 
 
-def among_blocks(piece: Piece, plain: Piece, lowered: Lowered, chip: Chip) -> Lowered:
+def rewritten_for_c1nhwc0(piece: Piece, plain: Piece, lowered: Lowered, chip: Chip) -> Lowered:
     """Return the kernel `lowered` of the piece in NC1HWC0 (`plain`), rewritten for the piece.
 
     Where addresses cannot be rewritten, further phases convert images before and after the kernel.
@@ -96,21 +99,22 @@ def readdressed(piece: Piece, launch: isa.Launch) -> isa.Launch:
     plane into the next, which lies elsewhere now.
     """
     steps_of = dict[str, Steps]()
-    for name, kind in piece.graph.types.items():
-        if kind.layout == BLOCKS:
-            steps_of[name] = _steps(replace(kind, layout=IMAGES).map, kind.map)
+    for name, tensor_type in piece.graph.types.items():
+        if tensor_type.layout == BLOCKS:
+            steps_of[name] = _steps(replace(tensor_type, layout=IMAGES).map, tensor_type.map)
 
     def moved_node(original: isa.Node, ranges: Mapping[str, int]) -> isa.Node:
         if isinstance(original, isa.Loop):
-            inner = {**ranges, original.var: original.count}
-            return replace(
-                original, body=tuple([moved_node(child, inner) for child in original.body])
-            )
+            inner_ranges = {**ranges, original.var: original.count}
+            body = tuple([moved_node(child, inner_ranges) for child in original.body])
+            return replace(original, body=body)
+        instruction = original
         for index, region in enumerate(original.regions):
+            steps = steps_of.get(region.buffer.name, ())
             # steps that join to one axis: the image lies in both layouts alike (one image, say)
-            if region.space == "GM" and len(steps := steps_of.get(region.buffer.name, ())) > 1:
-                original = _moved(original, index, steps, ranges)
-        return original
+            if region.space == "GM" and len(steps) > 1:
+                instruction = _instruction_at_new_addresses(instruction, index, steps, ranges)
+        return instruction
 
     def moved_part(original: isa.Part) -> isa.Part:
         ranges = dict(original.program.params)
@@ -138,7 +142,7 @@ def _steps(old_map: layout.AddressMap, new_map: layout.AddressMap) -> Steps:
     return tuple(steps)
 
 
-def _moved(
+def _instruction_at_new_addresses(
     original: isa.Instruction, index: int, steps: Steps, ranges: Mapping[str, int]
 ) -> isa.Instruction:
     """Return an instruction whose region `index` lies at the new addresses.
@@ -149,34 +153,37 @@ def _moved(
     regions = list(original.regions)
     for axis in reversed(range(len(regions[index].sizes))):
         # innermost steps first
-        for plane, _, _ in reversed(steps):
+        for old_stride, _, _ in reversed(steps):
             size = regions[index].sizes[axis]
             step = regions[index].strides[axis]
             # elements of the axis that fit one plane: 50 of 150, with a step of 1
-            inner = plane // step if step > 0 and plane % step == 0 else 1
-            if 1 < inner < size and size % inner == 0:
-                regions = [_cut(region, axis, inner) for region in regions]
+            fits_plane = step > 0 and old_stride % step == 0
+            elements_in_plane = old_stride // step if fits_plane else 1
+            if 1 < elements_in_plane < size and size % elements_in_plane == 0:
+                regions = [_cut(region, axis, elements_in_plane) for region in regions]
     # Only copies may have further axes. A copy with a "bound" picks its row at run time, so that
     # its address is not known here.
     cut = len(regions[index].sizes) > len(original.regions[index].sizes)
     if (cut and original.op not in ("data_copy", "fixpipe")) or original.number("bound"):
         raise UnsupportedError("copies in one plane", str(original), "convert the image")
-    regions[index] = _moved_region(regions[index], steps, ranges)
+    regions[index] = _region_at_new_addresses(regions[index], steps, ranges)
     dst = None if original.dst is None else regions.pop(0)
     return replace(original, dst=dst, srcs=tuple(regions))
 
 
-def _cut(region: isa.Region, axis: int, inner: int) -> isa.Region:
-    """Return the same region with an axis as two, the inner one of `inner` elements."""
+def _cut(region: isa.Region, axis: int, inner_size: int) -> isa.Region:
+    """Return the same region with an axis as two, the inner one of `inner_size` elements."""
     sizes = list(region.sizes)
     strides = list(region.strides)
-    sizes[axis : axis + 1] = sizes[axis] // inner, inner
+    sizes[axis : axis + 1] = sizes[axis] // inner_size, inner_size
     # (150,) with stride 1 becomes (3, 50) with strides (50, 1)
-    strides[axis : axis + 1] = strides[axis] * inner, strides[axis]
+    strides[axis : axis + 1] = strides[axis] * inner_size, strides[axis]
     return replace(region, sizes=tuple(sizes), strides=tuple(strides))
 
 
-def _moved_region(region: isa.Region, steps: Steps, ranges: Mapping[str, int]) -> isa.Region:
+def _region_at_new_addresses(
+    region: isa.Region, steps: Steps, ranges: Mapping[str, int]
+) -> isa.Region:
     """Return a region at its new addresses; raise `UnsupportedError` where digits would carry.
 
     The digits of the constant and of each term are translated one by one. `low` and `high` are the

@@ -4,7 +4,7 @@ In NC1HWC0 the channel blocks of one image lie together, so that a join of sever
 C1NHWC0 a block of all images is one run of bytes, and a join at whole blocks only places operands
 one behind the other:
 
-    plain floor    a -> GM; b -> GM; join: GM -> UB -> GM, all of a and b
+    otherwise      a -> GM; b -> GM; join: GM -> UB -> GM, all of a and b
     here           a -> first bytes of y; b -> the bytes behind: no kernel for the join
     saved          in DenseNet-121 with 8 images the joins of all 58 layers
 
@@ -20,7 +20,7 @@ from ascend_lab.compiler.ir import BLOCKS, IMAGES, JOINS, MOVES, Graph, Node
 from ascend_lab.compiler.lower.piece import Lowered, Piece
 from ascend_lab.compiler.rules import LayoutRewrite
 from ascend_lab.errors import AscendLabError
-from ascend_lab.fused.block_kernels import alike, among_blocks, plain_piece
+from ascend_lab.fused.block_kernels import in_nc1hwc0, rewritten_for_c1nhwc0, treats_blocks_alike
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.sim.timeline import Start
 
@@ -64,7 +64,7 @@ def _lying_alike(graph: Graph, name: str) -> set[str]:
             continue
         images.add(name)
         for node in (*filter(None, [graph.producers.get(name)]), *graph.readers[name]):
-            if alike(node) and node.op not in MOVES:
+            if treats_blocks_alike(node) and node.op not in MOVES:
                 stack += [*node.inputs, *node.outputs]
     return images
 
@@ -110,7 +110,7 @@ def _copying_cycles(graph: Graph, images: Set[str], chip: Chip) -> float:
     views = aliases.view_nodes(graph)
     total = 0.0
     for node in graph.nodes:
-        bound_to_layout = not alike(node) and not node.has("convolution")
+        bound_to_layout = not treats_blocks_alike(node) and not node.has("convolution")
         copies = (bound_to_layout or node.op in (*JOINS, "trans_data")) and node.name not in views
         if copies and not images.isdisjoint((*node.inputs, *node.outputs)):
             try:
@@ -127,8 +127,8 @@ def kernel_among_blocks(
     piece: Piece, chip: Chip, lower_other: Callable[[Piece], Lowered]
 ) -> Lowered | None:
     """Return the kernel of a piece that reads or writes C1NHWC0 images; None if it does not."""
-    plain = plain_piece(piece)
-    return among_blocks(piece, plain, lower_other(plain), chip) if plain else None
+    plain = in_nc1hwc0(piece)
+    return rewritten_for_c1nhwc0(piece, plain, lower_other(plain), chip) if plain else None
 
 
 PIECE_KERNELS = [kernel_among_blocks]

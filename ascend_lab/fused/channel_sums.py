@@ -1,6 +1,6 @@
 """Both sums over each channel of images that a trained batch norm needs, read once from memory.
 
-    plain floor    x -> GM -> sum -> GM;  x, mean -> GM -> sum of squares -> GM      x is read twice
+    unfused        x -> GM -> sum -> GM;  x, mean -> GM -> sum of squares -> GM      x is read twice
     fused          x -> UB -> sum(x), sum(x x) -> GM                                 x is read once
     saved          for 32 images of 256 x 56 x 56 in fp16 one reading of 51 MB
 

@@ -3,7 +3,7 @@
 An image in NC1HWC0 keeps 16 channels of a pixel together. A join of two times 58 channels, or a
 shuffle of channels between groups (ShuffleNet), moves every number to another lane:
 
-    plain floor    blocks -> (n, c, h, w); join; transpose; cut; -> blocks      up to five copies
+    unfused        blocks -> (n, c, h, w); join; transpose; cut; -> blocks      up to five copies
     fused          blocks -> 1 x 1 convolution with weights 0 and 1 -> blocks   one kernel, or none
     saved          the copies; if a 1 x 1 convolution follows, its weights take in the move
 

@@ -3,7 +3,7 @@
     hidden (images, mid) = f1(means (images, c) @ squeeze (c, mid) + bias1)
     gates (images, c)    = f2(hidden @ excite (mid, c) + bias2)
 
-    plain floor    means -> GM; product, f1 -> GM; product, f2 -> GM             three kernels
+    unfused        means -> GM; product, f1 -> GM; product, f2 -> GM             three kernels
     fused          phase 1: pixels -> a core's addends of the first product -> GM
                    phase 2: all addends -> hidden -> a core's gates -> GM        one kernel
 

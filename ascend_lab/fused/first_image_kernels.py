@@ -3,7 +3,7 @@
 An RGB image comes as three planes, R R R ... G G G ... B B B ...; the cube wants the channels of a
 pixel side by side, padded with zeros to a block of 32 bytes:
 
-    plain floor    a copy that picks single numbers of 2 bytes; for int8 a kernel before it
+    otherwise      a copy that picks single numbers of 2 bytes; for int8 a kernel before it
     here           GM -> runs of planes -> UB, transposed 16 x 16 by `vtranspose` -> GM
     saved          copies move whole blocks of 32 bytes, 16 numbers, at once; for int8 one kernel
                    start, and writing and reading the quantised planes

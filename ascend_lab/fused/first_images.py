@@ -2,7 +2,7 @@
 
 An RGB image lies plane by plane, and the cube reads pixels with their channels side by side:
 
-    plain floor    planes -> copy, number by number -> pixels of 16 channels, 13 of them 0
+    otherwise      planes -> copy, number by number -> pixels of 16 channels, 13 of them 0
     here           planes -> vector unit transposes -> pixels of 16 channels, or of 4 (1 of them 0)
     saved          a slow copy; with pixels of 4 channels three quarters of the image's bytes, and
                    of the cube's work: 4 taps x 4 channels fill the 16 numbers of a fractal row that

@@ -2,7 +2,7 @@
 
 Scores and shares of s queries and t keys are matrices of s x t, for each head:
 
-    plain floor    q k^T -> GM; GM -> softmax -> GM; GM -> times v -> GM       three kernels
+    unfused        q k^T -> GM; GM -> softmax -> GM; GM -> times v -> GM       three kernels
     fused          a block of q, of k, of v -> scores, shares, sums -> GM      one kernel
     saved          for 12 heads, 512 queries and keys in fp16 four trips of 6.3 MB
 

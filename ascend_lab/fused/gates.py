@@ -4,7 +4,7 @@ A gate is a number per image and channel, computed from the means of all channel
 
     g = f2(W2 f1(W1 mean(x) + b1) + b2)       y = W (g * x)
 
-    plain floor    mean -> GM; product, f1 -> GM; product, f2 -> GM; g * x -> GM; convolution -> GM
+    unfused        mean -> GM; product, f1 -> GM; product, f2 -> GM; g * x -> GM; convolution -> GM
     fused          one kernel of three phases: partial W1 means; gates, and g * W; (g * W) x
     saved          three or four kernel starts, and one pass over the image: y = (W diag(g)) x, so
                    that gates scale the columns of W instead of the image

@@ -1,9 +1,8 @@
 """Quantise / dequantise pairs become integer layers; tensors between layers stay in bytes.
 
-    plain floor    q -> dequantise -> fp16 convolution -> quantise -> q
-    fused          q -> int8 convolution, sums in int32 -> requantise in the epilogue -> q
-    saved          half of the bytes, half of the cube's cycles, two kernels a layer
-
+    unfused    q -> dequantise -> fp16 convolution -> quantise -> q
+    fused      q -> int8 convolution, sums in int32 -> requantise in the epilogue -> q
+    saved      half of the bytes, half of the cube's cycles, two kernels a layer
 
     conv(dequantise(q), dequantise(w))           dequantise(conv(q, w))        sums in int32
     quantise(relu(dequantise(sums)))             requantise(sums)              in the epilogue
@@ -11,17 +10,17 @@
     dequantise(q) + y                            add_dequantised(y, q)         a residual in bytes
     quantise(dequantise(q)), equal scales        q
 
-y = sx sw (sum qx qw - ox sum qw + qb), qb = round(b / (sx sw)), where padding of x holds ox. A
-layer whose sums might exceed int32 stays in floating point; a bias too large for int32 is added
-after the sums are dequantised.
+With x = sx (qx - ox) and w = sw qw: y = sx sw (sum qx qw - ox sum qw + qb), where
+qb = round(b / (sx sw)) and padding of qx is ox. A layer whose sums might exceed int32 stays in
+floating point; a bias too large for int32 is added after the sums are dequantised.
 
-If a layer and an addition read the same float tensor, only the layer reads it in bytes: quantised
-numbers saturate at the end of their scale, and the summand must not.
+If a layer and an addition read the same float tensor, only the layer reads it in int8: quantised
+numbers saturate at the ends of their range; the summand of the addition must not.
 Source: github hicann/amct, graph_based; the vendor's V100/V200RequantFusionPass.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -38,21 +37,24 @@ from ascend_lab.operators.ops.formats import is_float
 CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
 MOVING = ("reshape", "transpose", "slice", "expand")
 WINDOW = ("stride", "pad", "dilation")
-MAX_APART = 16.0
-"""Largest ratio of two layers' steps at which one layer may add the bias of the other."""
+MAX_STEP_RATIO = 16.0
+"""Largest ratio of two layers' steps at which the bias of one may be added by the other."""
 MAX_PRODUCT = 255 * 128
+"""The largest |(q - offset) w| of two int8 numbers."""
 MAX_SUM = 2**31 - 1
-"""The largest |(q - offset) w| of two bytes, and the largest sum that int32 holds."""
-ZERO_STEPS = 2**18
-"""Largest number of steps that the bias of a channel of zeros takes."""
-COARSEST = 0.25
-"""Largest step of the sums, in steps of the bytes, at which a shift may be rounded to sums."""
-SHALLOW = 512
-"""Products of a result up to which the vector unit may limit a layer, not the cube."""
+"""The largest sum that int32 holds."""
+MAX_ZERO_CHANNEL_STEPS = 2**18
+"""A channel whose weights are all 0 gets a scale at which its bias is at most so many steps."""
+MAX_SUM_STEP = 0.25
+"""Largest step of the int32 sums, as a share of the int8 result's step, at which an offset may be
+rounded to a whole number of sums."""
+MAX_SHALLOW_PRODUCTS = 512
+"""Layers with at most so many products per result may be limited by the vector unit rather than
+the cube."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bytes:
+class Int8Tensor:
     """A tensor q of int8 that stands for the numbers (q - offset) scale."""
 
     name: str
@@ -60,18 +62,18 @@ class Bytes:
     offset: int
 
 
-def bytes_of(draft: Draft, name: str) -> Bytes | None:
+def int8_behind(draft: Draft, name: str) -> Int8Tensor | None:
     """Return the int8 tensor behind a dequantised one, if that has one scale; else None."""
     node = draft.maker(name)
     if node is None or node.op != "dequantise" or len(node.inputs) > 1:
         return None
     if draft.type(node.inputs[0]).dtype != "int8":
         return None
-    return Bytes(node.inputs[0], node.attr("scale", 1.0), node.attr("offset", 0))
+    return Int8Tensor(node.inputs[0], node.attr("scale", 1.0), node.attr("offset", 0))
 
 
 # -- uint8 ----------------------------------------------------------------------------------------
-def in_int8(draft: Draft, node: Node) -> bool:
+def uint8_to_int8(draft: Draft, node: Node) -> bool:
     """Turn uint8 into int8 with a zero point 128 lower, if only `dequantise` nodes read it."""
     out = node.output
     readers = draft.graph.readers[node.output]
@@ -83,68 +85,109 @@ def in_int8(draft: Draft, node: Node) -> bool:
     quantised = draft.insert("quantise", node.inputs, attrs, out)
     for reader in readers:
         attrs = {**reader.attrs, "offset": reader.attr("offset", 0) - 128}
-        others = draft.current(reader.name).inputs[1:]
-        dequantised = draft.insert("dequantise", (quantised, *others), attrs, reader.name)
+        scales = draft.current(reader.name).inputs[1:]
+        dequantised = draft.insert("dequantise", (quantised, *scales), attrs, reader.name)
         draft.replace(reader.output, dequantised)
     return True
 
 
 # -- integer layers -------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _IntegerOperands:
+    """The operands of a layer that can be computed in int32.
+
+    `channel_shape` is that of one number per channel of the result. `bias_stays_float`: in steps of
+    the sums the bias might exceed int32.
+    """
+
+    x: Int8Tensor
+    weight: Constant
+    scales: Constant
+    bias: Constant | None
+    channel_shape: tuple[int, ...]
+    bias_stays_float: bool
+
+
 def integer_layer(draft: Draft, node: Node) -> bool:
-    """Compute a convolution or product of bytes in int32."""
-    x = bytes_of(draft, node.inputs[0])
+    """Compute a convolution or product of int8 tensors in int32."""
+    operands = _integer_operands(draft, node)
+    if operands is None:
+        return False
+    float_type = TensorType(operands.channel_shape, draft.type(node.output).dtype)
+    sums_and_scales, attrs = _insert_sums(draft, node, operands)
+    if not operands.bias_stays_float:
+        return draft.become(node, "dequantise", sums_and_scales, attrs)
+    assert operands.bias is not None
+    floats = draft.insert("dequantise", sums_and_scales, attrs, f"{node.name}_floats")
+    column = derived(
+        float_type,
+        lambda b: np.broadcast_to(b.reshape(-1), float_type.shape[:1]).reshape(float_type.shape),
+        operands.bias,
+    )
+    return draft.become(node, "add", (floats, draft.add(column, f"{node.name}_summand")))
+
+
+def _integer_operands(draft: Draft, node: Node) -> _IntegerOperands | None:
+    """Return the operands of a layer that can be computed in int32; None for any other node."""
+    x = int8_behind(draft, node.inputs[0])
     options = settings(node)
-    weight = _weight(draft, node, options)
-    if x is None or weight is None or not is_float(draft.type(node.output).dtype):
-        return False
+    weight_and_scales = _weight(draft, node, options)
+    out_type = draft.type(node.output)
+    if x is None or weight_and_scales is None or not is_float(out_type.dtype):
+        return None
     if options.get("trans_a") or options.get("alpha", 1.0) != 1 or options.get("beta", 1.0) != 1:
-        return False
-    weight_bytes, scales = weight
-    conv = node.op in CONVOLUTIONS
-    title = node.name
-    shape = (weight_bytes.type.shape[0], 1, 1) if conv else (draft.type(node.output).shape[-1],)
+        return None
+    weight, scales = weight_and_scales
+    is_conv = node.op in CONVOLUTIONS
+    channel_shape = (weight.type.shape[0], 1, 1) if is_conv else (out_type.shape[-1],)
     # 64 input channels, 3 x 3 taps: 576 products a result.
-    products = weight_bytes.type.elements // shape[0]
-    # a sum has at most 65,792 products: (2^31 - 1) / (255 * 128)
+    products = weight.type.elements // channel_shape[0]
+    # a sum has at most 65,793 products: (2^31 - 1) / (255 * 128)
     if products * MAX_PRODUCT > MAX_SUM:
-        return False
-    biased = len(node.inputs) > 2
-    bias = _bias(draft, node, shape[0])
-    if biased and bias is None:
-        return False
+        return None
+    has_bias = len(node.inputs) > 2
+    bias = _bias(draft, node, channel_shape[0])
+    if has_bias and bias is None:
+        return None
     # what the largest possible sum leaves for the bias
     room = MAX_SUM - products * MAX_PRODUCT
-    bias_in_floats = bias is not None and not _bias_fits(bias, scales, x.scale, room)
-    sources = [scales, weight_bytes, *([bias] if bias and not bias_in_floats else [])]
+    bias_stays_float = bias is not None and not _bias_fits(bias, scales, x.scale, room)
+    return _IntegerOperands(x, weight, scales, bias, channel_shape, bias_stays_float)
+
+
+def _insert_sums(
+    draft: Draft, node: Node, operands: _IntegerOperands
+) -> tuple[tuple[str, str, str], dict[str, Any]]:
+    """Insert the layer in int32; return the inputs and attributes of the `dequantise` behind it."""
+    x = operands.x
+    weight = operands.weight
+    shape = operands.channel_shape
+    options = settings(node)
+    is_conv = node.op in CONVOLUTIONS
+    sources = [operands.scales, weight]
+    if operands.bias and not operands.bias_stays_float:
+        sources.append(operands.bias)
     # the axes of a channel's weights, over which they are summed
-    axes: tuple[int, ...] = (1, 2, 3) if conv else (-1 if options.get("trans_b") else 0,)
-    kind = TensorType(shape, "fp32")
-    name = draft.add(weight_bytes, f"{title}_weight")
-    step = derived(kind, partial(_scales, x.scale, shape, axes), *sources)
-    total = partial(_whole_bias, x, shape, axes)
-    added = draft.add(derived(replace(kind, dtype="int32"), total, *sources), f"{title}_bias")
+    axes: tuple[int, ...] = (1, 2, 3) if is_conv else (-1 if options.get("trans_b") else 0,)
+    channel_type = TensorType(shape, "fp32")
+    weight_name = draft.add(weight, f"{node.name}_weight")
+    scales_constant = derived(channel_type, partial(_scales, x.scale, shape, axes), *sources)
+    bias_function = partial(_whole_bias, x, shape, axes)
+    bias_constant = derived(replace(channel_type, dtype="int32"), bias_function, *sources)
+    bias_name = draft.add(bias_constant, f"{node.name}_bias")
     attrs: dict[str, Any] = {key: options[key] for key in (*WINDOW, "trans_b") if key in options}
-    if conv:
+    if is_conv:
         channels = draft.type(x.name).shape[1]
         attrs["groups"] = options.get("groups", channels)
-        # padding stands for 0, which is the number ox in bytes
+        # padding stands for 0, which is the number ox in int8
         attrs["pad_value"] = x.offset if np.any(options["pad"]) else 0
-    op = "conv2d" if conv else "matmul" if node.op == "gemm" else node.op
-    sums = draft.insert(op, (x.name, name), attrs, f"{title}_sums")
+    op = "conv2d" if is_conv else "matmul" if node.op == "gemm" else node.op
+    sums = draft.insert(op, (x.name, weight_name), attrs, f"{node.name}_sums")
     dequantise_attrs: dict[str, Any] = {"dtype": draft.type(node.output).dtype}
-    if conv and weight_bytes.type.elements <= SHALLOW * shape[0]:
-        dequantise_attrs |= _small(draft.constants[added])
-    reads = (sums, draft.add(step, f"{title}_scales"), added)
-    if not bias_in_floats:
-        return draft.become(node, "dequantise", reads, dequantise_attrs)
-    assert bias is not None
-    floats = draft.insert("dequantise", reads, dequantise_attrs, f"{title}_floats")
-    column = derived(
-        TensorType(shape, draft.type(node.output).dtype),
-        lambda b: np.broadcast_to(b.reshape(-1), (shape[0],)).reshape(shape),
-        bias,
-    )
-    return draft.become(node, "add", (floats, draft.add(column, f"{title}_summand")))
+    if is_conv and weight.type.elements <= MAX_SHALLOW_PRODUCTS * shape[0]:
+        dequantise_attrs |= _small_bias_attr(draft.constants[bias_name])
+    scales_name = draft.add(scales_constant, f"{node.name}_scales")
+    return (sums, scales_name, bias_name), dequantise_attrs
 
 
 def _bias_fits(bias: Constant, scales: Constant, step: float, room: int) -> bool:
@@ -156,7 +199,7 @@ def _bias_fits(bias: Constant, scales: Constant, step: float, room: int) -> bool
     return bool(np.all(np.abs(bias_steps) <= room))
 
 
-def _small(bias: Constant) -> dict[str, bool]:
+def _small_bias_attr(bias: Constant) -> dict[str, bool]:
     """Return the attribute `small_bias` if the bias is small enough for the cube to add it."""
     return {"small_bias": True} if np.abs(bias.array()).max() <= LARGEST_BIAS else {}
 
@@ -168,32 +211,30 @@ def _weight(
     maker = draft.maker(node.inputs[1])
     if maker is None or maker.op != "dequantise" or len(maker.inputs) > 2:
         return None
-    weight_bytes = draft.constant(maker.inputs[0])
-    if weight_bytes is None or (
-        node.op in simplify.PRODUCT_OPS and len(weight_bytes.type.shape) != 2
-    ):
+    weight = draft.constant(maker.inputs[0])
+    if weight is None or (node.op in simplify.PRODUCT_OPS and len(weight.type.shape) != 2):
         return None
     # uint8 weights with zero point 128 are int8 weights with zero point 0
-    zero_point = 128 if weight_bytes.type.dtype == "uint8" else 0
-    if maker.attr("offset", 0) != zero_point or weight_bytes.type.dtype not in ("int8", "uint8"):
+    zero_point = 128 if weight.type.dtype == "uint8" else 0
+    if maker.attr("offset", 0) != zero_point or weight.type.dtype not in ("int8", "uint8"):
         return None
     if zero_point:
-        kind = replace(weight_bytes.type, dtype="int8")
-        weight_bytes = derived(kind, lambda values: values.astype(np.int64) - 128, weight_bytes)
+        int8_type = replace(weight.type, dtype="int8")
+        weight = derived(int8_type, lambda values: values.astype(np.int64) - 128, weight)
     single_scale = Constant(
         TensorType((1,), "fp32"), np.array([maker.attr("scale", 1.0)], np.float32)
     )
     if len(maker.inputs) == 1:
-        return weight_bytes, single_scale
+        return weight, single_scale
     scales = draft.constant(maker.inputs[1])
-    rank = len(weight_bytes.type.shape)
+    rank = len(weight.type.shape)
     if scales is None or maker.attr("scale", 1.0) != 1:
         return None
     sides = (1,) * (rank - len(scales.type.shape)) + scales.type.shape
     channels_last = node.op in simplify.PRODUCT_OPS and not options.get("trans_b")
     axis = rank - 1 if channels_last else 0
     fits = all(n == 1 or d == axis for d, n in enumerate(sides))
-    return (weight_bytes, scales) if fits else None
+    return (weight, scales) if fits else None
 
 
 def _bias(draft: Draft, node: Node, channels: int) -> Constant | None:
@@ -201,24 +242,33 @@ def _bias(draft: Draft, node: Node, channels: int) -> Constant | None:
     if len(node.inputs) < 3:
         return None
     name = node.inputs[2]
-    kind = draft.type(name)
-    if kind.elements != 1 and (kind.elements, kind.shape[-1]) != (channels, channels):
+    bias_type = draft.type(name)
+    if bias_type.elements != 1 and (bias_type.elements, bias_type.shape[-1]) != (
+        channels,
+        channels,
+    ):
         return None
     maker = draft.maker(name)
     if maker is None:
         return draft.constant(name)
     constants = [draft.constant(n) for n in maker.inputs]
-    if maker.op != "dequantise" or len(constants) > 2 or any(g is None for g in constants):
+    if (
+        maker.op != "dequantise"
+        or len(constants) > 2
+        or any(constant is None for constant in constants)
+    ):
         return None
     options = settings(maker)
 
     def floats(whole: Values, *scales: Values) -> Values:
-        wide = (whole.astype(np.float64) - options["offset"]) * options["scale"]
-        full: Values = wide * scales[0].astype(np.float64).reshape(-1) if scales else wide
-        return full
+        products = (whole.astype(np.float64) - options["offset"]) * options["scale"]
+        channel_products: Values = (
+            products * scales[0].astype(np.float64).reshape(-1) if scales else products
+        )
+        return channel_products
 
-    kind = replace(draft.type(name), dtype="fp32")
-    return derived(kind, floats, *[g for g in constants if g])
+    bias_type = replace(draft.type(name), dtype="fp32")
+    return derived(bias_type, floats, *[constant for constant in constants if constant])
 
 
 def _scales(
@@ -231,9 +281,10 @@ def _scales(
 ) -> Values:
     """Return the steps of the sums of each channel, sx sw.
 
-    A channel of zeros computes its bias only, so that any scale is right. What exporters write
-    there would not do: 1 rounds the bias to steps of sx, and with 1e-12 it exceeds int32. Such a
-    channel gets a sixteenth of the others' median step, or more if its bias needs it.
+    A channel whose weights are all 0 computes only its bias, so any scale is exact for the weights.
+    Scales that exporters write there do not suit the bias: with 1 it is rounded to steps of sx,
+    with 1e-12 it exceeds int32. Such a channel gets a sixteenth of the others' median step, or more
+    if its bias needs it.
     """
     flat = np.broadcast_to(scales.astype(np.float64).reshape(-1) * step, (math.prod(shape),))
     is_zero = ~weight.any(axes).reshape(-1)
@@ -242,11 +293,13 @@ def _scales(
     # the step of a typical channel
     typical = np.median(flat[~is_zero]) if not is_zero.all() else step / 127
     size = np.abs(bias[0].astype(np.float64).reshape(-1)) if bias else 0.0
-    return np.where(is_zero, np.maximum(typical / 16, size / ZERO_STEPS), flat).reshape(shape)
+    return np.where(is_zero, np.maximum(typical / 16, size / MAX_ZERO_CHANNEL_STEPS), flat).reshape(
+        shape
+    )
 
 
 def _whole_bias(
-    x: Bytes,
+    x: Int8Tensor,
     shape: tuple[int, ...],
     axes: tuple[int, ...],
     scales: Values,
@@ -264,33 +317,37 @@ def _whole_bias(
 
 
 # -- between layers -------------------------------------------------------------------------------
-def moved(draft: Draft, node: Node) -> bool:
-    """Move bytes instead of the floats that they stand for."""
-    x = bytes_of(draft, node.inputs[0])
+def move_int8(draft: Draft, node: Node) -> bool:
+    """Move int8 numbers instead of the floats that they stand for."""
+    x = int8_behind(draft, node.inputs[0])
     if x is None:
         return False
-    moved_bytes = draft.insert(node.op, (x.name,), node.attrs, f"{node.name}_int8")
+    moved_int8 = draft.insert(node.op, (x.name,), node.attrs, f"{node.name}_int8")
     attrs = {"scale": x.scale, "offset": x.offset, "dtype": draft.type(node.output).dtype}
-    return draft.become(node, "dequantise", (moved_bytes,), attrs)
+    return draft.become(node, "dequantise", (moved_int8,), attrs)
 
 
-def residual(draft: Draft, node: Node) -> bool:
-    """Let an addition read a quantised summand in bytes, as `add_dequantised`."""
-    sides = [bytes_of(draft, name) for name in node.inputs]
+def residual_in_int8(draft: Draft, node: Node) -> bool:
+    """Let an addition read a quantised summand in int8, as `add_dequantised`."""
+    sides = [int8_behind(draft, name) for name in node.inputs]
     same_shape = len({draft.type(n).shape for n in (*node.inputs, node.output)}) == 1
     if not any(sides) or not same_shape or node.inputs[0] == node.inputs[1]:
         return False
-    from_layer = [_is_fresh(draft, name) for name in node.inputs]
-    # the operand that stays in floats: the one without bytes, or the one that a layer just wrote
-    kept_place = (
-        1 if sides[1] is None else 0 if sides[0] is None else int(from_layer[1] >= from_layer[0])
-    )
-    other = sides[1 - kept_place]
-    assert other is not None
-    pair = (node.inputs[kept_place], other.name)
-    return draft.become(
-        node, "add_dequantised", pair, {"scale": other.scale, "offset": other.offset}
-    )
+    # the operand that stays in floats: the one without int8, or the one that a layer just wrote
+    if sides[1] is None:
+        float_operand = 1
+    elif sides[0] is None:
+        float_operand = 0
+    else:
+        only_first_is_fresh = _is_fresh(draft, node.inputs[0]) and not _is_fresh(
+            draft, node.inputs[1]
+        )
+        float_operand = 0 if only_first_is_fresh else 1
+    quantised = sides[1 - float_operand]
+    assert quantised is not None
+    pair = (node.inputs[float_operand], quantised.name)
+    attrs = {"scale": quantised.scale, "offset": quantised.offset}
+    return draft.become(node, "add_dequantised", pair, attrs)
 
 
 def _is_fresh(draft: Draft, name: str) -> bool:
@@ -304,27 +361,34 @@ def _is_fresh(draft: Draft, name: str) -> bool:
 
 
 def requantised(draft: Draft, node: Node) -> bool:
-    """Let a layer write bytes: requantise its sums, undo an equal pair, or scale before adding."""
-    target = Bytes("", node.attr("scale", 1.0), node.attr("offset", 0))
+    """Let a layer write int8.
+
+    Its sums are requantised; or a quantise after an equal dequantise is dropped; or both summands
+    of an addition are scaled to the result.
+    """
+    target = Int8Tensor("", node.attr("scale", 1.0), node.attr("offset", 0))
     if node.attr("dtype", "int8") != "int8":
         return False
-    unchanged = bytes_of(draft, node.inputs[0])
+    unchanged = int8_behind(draft, node.inputs[0])
     if unchanged and (unchanged.scale, unchanged.offset) == (target.scale, target.offset):
         return draft.forward(node, unchanged.name)
     limits = _limited(draft, node.inputs[0], target)
     source, relu = limits or (node.inputs[0], False)
     sums = draft.only(source, "dequantise")
     if sums is not None and len(sums.inputs) == 3 and not sums.attr("offset", 0):
-        scales = _divided(draft, sums, target.scale)
+        scales = _scales_in_steps(draft, sums, target.scale)
         attrs = {"offset": target.offset, "relu": relu}
-        attrs |= {key: True for key in ("small_bias",) if sums.attr(key)}
+        if sums.attr("small_bias"):
+            attrs["small_bias"] = True
         return draft.become(node, "requantise", (sums.inputs[0], scales, sums.inputs[2]), attrs)
-    if target.scale != 1 and _in_steps(draft, node, target, (source, relu)):
+    if target.scale != 1 and _sum_in_result_steps(draft, node, target, (source, relu)):
         return True
-    return bool(limits and not relu) and draft.become(node, "quantise", (source,), node.attrs)
+    if limits and not relu:
+        return draft.become(node, "quantise", (source,), node.attrs)
+    return False
 
 
-def _limited(draft: Draft, name: str, target: Bytes) -> tuple[str, bool] | None:
+def _limited(draft: Draft, name: str, target: Int8Tensor) -> tuple[str, bool] | None:
     """Return (operand, whether it is a ReLU) of a limit that saturating int8 makes superfluous.
 
     The upper limit must be beyond 127 steps; the lower one beyond -128, or at 0, a ReLU.
@@ -335,136 +399,166 @@ def _limited(draft: Draft, name: str, target: Bytes) -> tuple[str, bool] | None:
     low, high = simplify.RELU_LIMITS.get(node.op, (node.attr("low"), node.attr("high")))
     low = -math.inf if low is None else low
     high = math.inf if high is None else high
-    # Steps of 0.05, offset -128: clip(x, 0, 6) ends at 0 / 0.05 - 128 = -128 below, where bytes end
+    # Steps of 0.05, offset -128: clip(x, 0, 6) ends at 0 / 0.05 - 128 = -128 below, where int8 ends
     # anyway, but at 6 / 0.05 - 128 = -8 above, which saturation does not do.
     low_is_beyond = low / target.scale + target.offset <= -128
     high_is_beyond = high / target.scale + target.offset >= 127
-    return (
-        (node.inputs[0], not low_is_beyond)
-        if high_is_beyond and (low_is_beyond or low == 0)
-        else None
-    )
+    if high_is_beyond and (low_is_beyond or low == 0):
+        return node.inputs[0], not low_is_beyond
+    return None
 
 
-def _divided(draft: Draft, sums: Node, step: float) -> str:
+def _scales_in_steps(draft: Draft, dequantise: Node, step: float) -> str:
     """Add the scales of dequantised sums divided by the step of the result; return the name."""
-    scales = draft.constants[sums.inputs[1]]
+    scales = draft.constants[dequantise.inputs[1]]
     # Sums in steps of 0.0002 and a result in steps of 0.05: a factor of 0.004 in place of two
     # scalings.
-    factor = sums.attr("scale", 1.0) / step
+    factor = dequantise.attr("scale", 1.0) / step
     return draft.add(
-        derived(scales.type, lambda v: v.astype(np.float64) * factor, scales), f"{sums.name}_steps"
+        derived(scales.type, lambda v: v.astype(np.float64) * factor, scales),
+        f"{dequantise.name}_steps",
     )
 
 
-def _in_steps(draft: Draft, node: Node, target: Bytes, limited: tuple[str, bool]) -> bool:
-    """Compute a sum of two tensors in steps of its result, with one offset for all three.
-
-    Two layers scale their sums by sx / s instead of sx, where s is the step of the result. With a
-    residual in bytes, relu((x - ox) sx + (q - oq) sq) / s = relu(x (sx / s) + (q - o) (sq / s)).
-    """
+def _sum_in_result_steps(
+    draft: Draft, node: Node, target: Int8Tensor, limited: tuple[str, bool]
+) -> bool:
+    """Compute a sum of two tensors in steps of its result, with one offset for all three."""
     source, relu = limited
     addition = draft.only(source, "add_dequantised", "add")
     # without a ReLU the offset of the result is part of the sum; with one it is added after it
     shift = 0.0 if relu else -float(target.offset)
-    if addition is not None and addition.op == "add":
-        heads = [draft.only(name, "dequantise") for name in addition.inputs]
-        if not all(h is not None and len(h.inputs) == 3 for h in heads):
-            return False
-        if not all(h and _takes(draft, h, target.scale, shift) for h in heads):
-            return False
-        for head, head_shift in zip(heads, (shift, 0.0), strict=True):
-            assert head is not None
-            _head_in_steps(draft, head, target.scale, head_shift)
-        layers = [draft.current(head.name) for head in heads if head]
-        if draft.type(layers[0].output).shape == draft.type(layers[1].output).shape:
-            _one_bias(draft, layers)
+    if addition is None:
+        return False
+    if addition.op == "add":
+        is_scaled = _layers_in_steps(draft, addition, target.scale, shift)
     else:
-        head = draft.only(addition.inputs[0], "dequantise") if addition is not None else None
-        if addition is None or head is None or len(head.inputs) == 2:
-            return False
-        # Steps of 0.1 in a result of steps of 0.05: each counts 2.
-        scale = addition.attr("scale", 1.0) / target.scale
-        shift += addition.attr("offset", 0.0) * scale
-        if not _takes(draft, head, target.scale, shift):
-            return False
-        remaining = _head_in_steps(draft, head, target.scale, shift)
-        pair = {"scale": scale, "offset": remaining / scale}
-        draft.become(addition, "add_dequantised", draft.current(addition.name).inputs, pair)
-    if relu:  # what is cut at 0 is in steps now; bytes cut it above
+        is_scaled = _residual_in_steps(draft, addition, target.scale, shift)
+    if not is_scaled:
+        return False
+    # with a ReLU the sum is limited to 0 in steps of the result; int8 limits it above
+    if relu:
         source = draft.insert("relu", (source,), {}, f"{node.name}_relu")
     quantise_attrs = {"offset": target.offset} if relu else {}
     return draft.become(node, "quantise", (source,), quantise_attrs)
 
 
-def _takes(draft: Draft, head: Node, step: float, shift: float) -> bool:
-    """Tell whether a shift in steps of bytes can be added to sums: fine steps, and in int32."""
-    if len(head.inputs) == 1:
+def _layers_in_steps(draft: Draft, addition: Node, step: float, shift: float) -> bool:
+    """Scale the sums of two added layers to steps of the result, minus `shift`.
+
+    Each layer scales its sums by sx sw / s instead of sx sw, where s is the step of the result.
+    """
+    dequantise_nodes: list[Node] = []
+    for name in addition.inputs:
+        dequantise = draft.only(name, "dequantise")
+        if dequantise is None or len(dequantise.inputs) != 3:
+            return False
+        dequantise_nodes.append(dequantise)
+    if not all(_can_absorb_shift(draft, node, step, shift) for node in dequantise_nodes):
+        return False
+    for dequantise, shift_of_layer in zip(dequantise_nodes, (shift, 0.0), strict=True):
+        _dequantise_in_result_steps(draft, dequantise, step, shift_of_layer)
+    layers = [draft.current(dequantise.name) for dequantise in dequantise_nodes]
+    if draft.type(layers[0].output).shape == draft.type(layers[1].output).shape:
+        _merge_biases(draft, layers)
+    return True
+
+
+def _residual_in_steps(draft: Draft, addition: Node, step: float, shift: float) -> bool:
+    """Scale a layer's sums and a residual in int8 to steps of the result, minus `shift`.
+
+    relu((x - ox) sx + (q - oq) sq) / s = relu(x (sx / s) + (q - o) (sq / s)) with
+    o = oq + ox sx / sq.
+    """
+    dequantise = draft.only(addition.inputs[0], "dequantise")
+    if dequantise is None or len(dequantise.inputs) == 2:
+        return False
+    # Steps of 0.1 in a result of steps of 0.05: each counts 2.
+    scale = addition.attr("scale", 1.0) / step
+    shift += addition.attr("offset", 0.0) * scale
+    if not _can_absorb_shift(draft, dequantise, step, shift):
+        return False
+    remaining_shift = _dequantise_in_result_steps(draft, dequantise, step, shift)
+    attrs = {"scale": scale, "offset": remaining_shift / scale}
+    draft.become(addition, "add_dequantised", draft.current(addition.name).inputs, attrs)
+    return True
+
+
+def _can_absorb_shift(draft: Draft, dequantise: Node, step: float, shift: float) -> bool:
+    """Tell whether a shift in steps of the int8 result can be added to int32 sums.
+
+    It can if the steps of the sums are fine enough and the result fits int32.
+    """
+    if len(dequantise.inputs) == 1:
         return True
-    scales, bias = (draft.constants[name].array().astype(np.float64) for name in head.inputs[1:])
-    steps = scales * (head.attr("scale", 1.0) / step)
+    scales = draft.constants[dequantise.inputs[1]].array().astype(np.float64)
+    bias = draft.constants[dequantise.inputs[2]].array().astype(np.float64)
+    steps = scales * (dequantise.attr("scale", 1.0) / step)
     fits = np.abs(bias) + abs(shift) / steps <= MAX_SUM // 2
-    return bool(np.all(fits) and np.all(steps <= COARSEST))
+    return bool(np.all(fits) and np.all(steps <= MAX_SUM_STEP))
 
 
-def _head_in_steps(draft: Draft, head: Node, step: float, shift: float) -> float:
+def _dequantise_in_result_steps(draft: Draft, dequantise: Node, step: float, shift: float) -> float:
     """Dequantise sums in steps of the result, minus `shift`; return the shift not yet subtracted.
 
     With a bias, the shift is subtracted from it, rounded to whole sums: half a sum off at most.
     """
-    attrs: dict[str, Any] = {"dtype": head.attr("dtype", "fp32")}
-    inputs = head.inputs
+    attrs: dict[str, Any] = {"dtype": dequantise.attr("dtype", "fp32")}
+    inputs = dequantise.inputs
     if len(inputs) == 1:
-        attrs["scale"] = head.attr("scale", 1.0) / step
-        draft.become(head, "dequantise", inputs, attrs)
-        return shift + float(head.attr("offset", 0) * attrs["scale"])
-    inputs = (inputs[0], _divided(draft, head, step), inputs[2])
+        attrs["scale"] = dequantise.attr("scale", 1.0) / step
+        draft.become(dequantise, "dequantise", inputs, attrs)
+        return shift + float(dequantise.attr("offset", 0) * attrs["scale"])
+    inputs = (inputs[0], _scales_in_steps(draft, dequantise, step), inputs[2])
     scales, bias = (draft.constants[name] for name in inputs[1:])
     shifted_bias = derived(
         bias.type, lambda b, s: b - np.rint(shift / s.astype(np.float64)), bias, scales
     )
-    attrs |= _small(shifted_bias) if head.attr("small_bias") else {}
-    draft.become(
-        head, "dequantise", (*inputs[:2], draft.add(shifted_bias, f"{head.name}_bias")), attrs
-    )
+    attrs |= _small_bias_attr(shifted_bias) if dequantise.attr("small_bias") else {}
+    bias_name = draft.add(shifted_bias, f"{dequantise.name}_bias")
+    draft.become(dequantise, "dequantise", (*inputs[:2], bias_name), attrs)
     return 0.0
 
 
-def _one_bias(draft: Draft, heads: list[Node]) -> None:
+def _merge_biases(draft: Draft, layers: Sequence[Node]) -> None:
     """Let one of two added layers add both biases, half a step of its sums off at most.
 
     It is the layer with more taps, then with larger steps, unless its steps are too small for the
-    other's bias.
+    other's bias. `layers` are the `dequantise` nodes behind the two.
     """
 
-    def steps(head: Node) -> Values:
-        wide: Values = draft.constants[head.inputs[1]].array().astype(np.float64).reshape(-1)
-        return wide
+    def steps(dequantise: Node) -> Values:
+        scales: Values = draft.constants[dequantise.inputs[1]].array()
+        return scales.astype(np.float64).reshape(-1)
 
-    def order(head: Node) -> tuple[float, float]:
-        layer = draft.maker(head.inputs[0])
+    def order(dequantise: Node) -> tuple[float, float]:
+        layer = draft.maker(dequantise.inputs[0])
         taps = draft.type(layer.inputs[1]).shape[2:] if layer else ()
-        return -math.prod(taps), -float(steps(head).mean())
+        return -math.prod(taps), -float(steps(dequantise).mean())
 
-    heads.sort(key=order)
-    for taker, other in (heads, heads[::-1]):
-        if np.all(steps(other) <= MAX_APART * steps(taker)):
-            numbers = [draft.constants[n] for head in (taker, other) for n in head.inputs[1:]]
-            total = derived(numbers[1].type, _both, *numbers)
-            moved = _both(*(constant.array().astype(np.float64) for constant in numbers))
-            if np.abs(moved).max() > MAX_SUM // 2:
-                continue
-            kinds = [{"dtype": draft.type(head.output).dtype} for head in (taker, other)]
-            small = _small(total) if taker.attr("small_bias") else {}
-            bias = draft.add(total, f"{taker.name}_bias")
-            draft.become(taker, "dequantise", (*taker.inputs[:2], bias), kinds[0] | small)
-            draft.become(other, "dequantise", other.inputs[:2], kinds[1])
-            return
+    first, second = sorted(layers, key=order)
+    for receiver, giver in ((first, second), (second, first)):
+        if np.any(steps(giver) > MAX_STEP_RATIO * steps(receiver)):
+            continue
+        names = (*receiver.inputs[1:], *giver.inputs[1:])
+        constants = [draft.constants[name] for name in names]
+        merged = _merged_bias(*(constant.array().astype(np.float64) for constant in constants))
+        if np.abs(merged).max() > MAX_SUM // 2:
+            continue
+        merged_constant = derived(constants[1].type, _merged_bias, *constants)
+        receiver_attrs: dict[str, Any] = {"dtype": draft.type(receiver.output).dtype}
+        giver_attrs = {"dtype": draft.type(giver.output).dtype}
+        if receiver.attr("small_bias"):
+            receiver_attrs |= _small_bias_attr(merged_constant)
+        bias = draft.add(merged_constant, f"{receiver.name}_bias")
+        draft.become(receiver, "dequantise", (*receiver.inputs[:2], bias), receiver_attrs)
+        draft.become(giver, "dequantise", giver.inputs[:2], giver_attrs)
+        return
 
 
-def _both(scale: Values, bias: Values, other_scale: Values, other: Values) -> Values:
+def _merged_bias(scale: Values, bias: Values, other_scale: Values, other_bias: Values) -> Values:
     """Return the sum of two layers' biases, in steps of the first layer's sums."""
-    return np.asarray(bias + np.rint(other * (other_scale / scale.astype(np.float64))))
+    return np.asarray(bias + np.rint(other_bias * (other_scale / scale.astype(np.float64))))
 
 
 def fold(graph: Graph) -> tuple[Graph, int]:
@@ -472,10 +566,10 @@ def fold(graph: Graph) -> tuple[Graph, int]:
     total = 0
     for apply in (
         simplify.COMMON.apply,
-        sweep(in_int8, "quantise"),
+        sweep(uint8_to_int8, "quantise"),
         sweep(integer_layer, *CONVOLUTIONS, *simplify.PRODUCT_OPS),
-        sweep(moved, *MOVING),
-        sweep(residual, "add"),
+        sweep(move_int8, *MOVING),
+        sweep(residual_in_int8, "add"),
         sweep(requantised, "quantise"),
     ):
         graph, count = apply(graph)

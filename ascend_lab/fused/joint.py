@@ -2,7 +2,7 @@
 
 A residual block with a projection computes y = relu(W1 x1 + W2 x2):
 
-    plain floor    conv W1 -> GM;  conv W2, add, relu -> GM            t = W1 x1 goes out and back
+    unfused        conv W1 -> GM;  conv W2, add, relu -> GM            t = W1 x1 goes out and back
     fused          L0C = W1 x1;  L0C += W2 x2;  relu on the way out -> GM
     saved          writing and reading t once, and one kernel start
 

@@ -2,8 +2,8 @@
 
 A 3 x 3 window is the largest of 3 columns, each of which is the largest of 3 neighbours in a row:
 
-    plain floor    each window by itself: 8 comparisons for a result
-    fused          neighbours in each row, then rows: 6 for a stride of 2, 4 for a stride of 1
+    otherwise      each window by itself: 8 comparisons for a result
+    here           neighbours in each row, then rows: 6 for a stride of 2, 4 for a stride of 1
     saved          vector work, and copies of the image with its border
 
 The kernel is in `operators.kernels.pooling`. It wants NC1HWC0, where 16 channels of a pixel lie

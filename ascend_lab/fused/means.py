@@ -1,6 +1,6 @@
 """Channel means of a tandem's result, added up while it is on its way out (squeeze and excite).
 
-    plain floor    tandem -> y in GM;  y from GM -> mean of every channel -> GM
+    unfused        tandem -> y in GM;  y from GM -> mean of every channel -> GM
     fused          tandem -> y in GM, and in L1 -> cube -> sums in UB ... -> means in GM
     saved          reading y once (144 channels of 56 x 56 in fp16: 0.9 MB) and a kernel start
 

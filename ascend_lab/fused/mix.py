@@ -3,7 +3,7 @@
 Where cube and vector cores are separate, the fix pipe takes what it can of an epilogue: bias,
 scale, ReLU, a conversion. The rest is split off:
 
-    plain floor    cube -> GM;  GM -> GELU on vector cores -> GM          two kernels
+    unfused        cube -> GM;  GM -> GELU on vector cores -> GM          two kernels
     fused          cube -> ring of slots in L2 -> GELU -> GM             one kernel
     saved          the GELU runs while the cube makes the next tile; one kernel start
 
@@ -276,14 +276,16 @@ class _ConvolutionWriter(conv_tiles.TileWalk):
     def tile(
         self,
         bundle: conv_tiles.BundlePlace,
-        at: Pixels,
-        n: Span,
+        pixels: Pixels,
+        n_span: Span,
         col: isa.Affine,
         resident: conv_tiles.Resident,
     ) -> None:
         """Write the steps on the core's share of a tile."""
         first_block = bundle.index * self.bundle.n1
-        self.write.tile(self.area(at, n, first_block), n, first_block, resident.channels)
+        self.write.tile(
+            self.area(pixels, n_span, first_block), n_span, first_block, resident.channels
+        )
 
 
 TAIL_PROGRAMS = [("product", product_programs), ("convolution", convolution_writers)]

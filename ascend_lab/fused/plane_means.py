@@ -1,7 +1,7 @@
 """The mean of each channel of an image, found by the cube as a product with ones.
 
-    plain floor    the vector unit casts to fp32 and adds, 64 numbers in 4 cycles
-    fused          sums (1, 16 channels) = ones (1, pixels) @ x (pixels, 16 channels)
+    otherwise      the vector unit casts to fp32 and adds, 64 numbers in 4 cycles
+    here           sums (1, 16 channels) = ones (1, pixels) @ x (pixels, 16 channels)
     saved          the cube sums 16 pixels of 16 channels a cycle, about 16 times as many
 
 A plane is one channel block of one image, a matrix with a row of 16 channels per pixel. 15 of 16

@@ -2,7 +2,7 @@
 
 The first layers of ResNet: 7 x 7 convolution, relu, 3 x 3 max pooling with a stride of 2.
 
-    plain floor    conv, relu -> GM (64 x 112 x 112);  GM -> max pooling -> GM (64 x 56 x 56)
+    unfused        conv, relu -> GM (64 x 112 x 112);  GM -> max pooling -> GM (64 x 56 x 56)
     fused          conv -> L0C -> relu and max in UB -> GM (64 x 56 x 56)
     saved          writing and reading 2 x 64 x 112 x 112 bytes = 1.6 MB each, one kernel start
 

@@ -2,8 +2,8 @@
 
     y = (x - m) / s * scale + bias       m, s: mean and deviation of each row of n columns
 
-    plain floor    the vector unit alone: about 9 instructions for 64 numbers of a row
-    fused          the cube finds m, s and s y as products; the vector unit divides: 4 instructions
+    otherwise      the vector unit alone: about 9 instructions for 64 numbers of a row
+    here           the cube finds m, s and s y as products; the vector unit divides: 4 instructions
     saved          vector work, while the cube, which has nothing to do in a layer norm, works
 
 The kernel is `row_norm_kernel`. It applies to matrices that lie in fractals (FRACTAL_NZ), as the

@@ -2,9 +2,9 @@
 
 For cores that have both units. X is a tile of rows of n columns, 1 a column of ones, ' transposes:
 
-    plain floor    V: sum of x, x - m, its square, their sum, / s, * scale, + bias: 9 instructions
+    otherwise      V: sum of x, x - m, its square, their sum, / s, * scale, + bias: 9 instructions
                    for 64 numbers of a row
-    fused          cube    sums = X 1                            m = sums / n, the mean of each row
+    here           cube    sums = X 1                            m = sums / n, the mean of each row
                    cube    C = (m 1' - X) / 2 in fp16            V copies it to UB, then to L1
                    cube    G = C C' + X C',  c = C 1            s^2 = 4 (m c - diag G) / n + eps
                    cube    D = X diag(scale) - m scale' + s bias'

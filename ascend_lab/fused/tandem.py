@@ -2,7 +2,7 @@
 
 An inverted residual block of MobileNetV2 widens 24 channels to 144, of 56 x 56 pixels:
 
-    plain floor    x (24) -> 1 x 1, relu -> GM (144);  GM -> 3 x 3 depthwise, relu -> GM (144)
+    unfused        x (24) -> 1 x 1, relu -> GM (144);  GM -> 3 x 3 depthwise, relu -> GM (144)
     fused          x (24) -> 1 x 1, relu -> L1 -> 3 x 3 depthwise, relu -> GM (144)
     saved          writing and reading 2 x 144 x 56 x 56 bytes = 0.9 MB each, one kernel start
 

@@ -4,10 +4,10 @@ What lies between, the widest tensor of an inverted residual block, stays in L1.
 depthwise convolution reads one channel of the pointwise one, so that a core that owns a block of
 channels needs no other core:
 
-    plain floor    GM -x-> L1 -> cube -> epilogue -> UB -> GM    then another kernel:
-                   GM -> L1 -> cube -> epilogue -> UB -> GM
-    fused          GM -x-> L1 -> cube -> epilogue -> UB -> L1 -> cube -> epilogue -> UB -> GM
-                       all channels    pointwise       some channel blocks    depthwise
+    unfused    GM -x-> L1 -> cube -> epilogue -> UB -> GM    then another kernel:
+               GM -> L1 -> cube -> epilogue -> UB -> GM
+    fused      GM -x-> L1 -> cube -> epilogue -> UB -> L1 -> cube -> epilogue -> UB -> GM
+                   all channels    pointwise       some channel blocks    depthwise
 
 Cores divide channel blocks, images and output rows. At the border of two cores' rows a 3 x 3 window
 sees a row of the other core: such rows are computed twice.
@@ -16,6 +16,9 @@ A unit of work is some channel blocks in a band of rows of an image. Tile by til
 half of a unit takes turns with the pointwise half of the next: one has more work for the cube, the
 other for the vector unit. So planes in L1 have two slots. Either the rows of an image stay in L1
 for all channel blocks, or the weights of channel blocks for all images.
+
+With means (see `means`) the kernel also computes the mean of each channel of the result, for a
+squeeze and excitation behind it.
 
 Source: L1 fusion of the vendor's operator library; Sandler et al., MobileNetV2 (2018), section 5.
 """
@@ -26,7 +29,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from ascend_lab.fused import means, tandem_shape
+from ascend_lab.fused import means as channel_means, tandem_shape
 from ascend_lab.fused.tandem_shape import (
     AREA,
     SUMS,
@@ -69,22 +72,22 @@ def tandem_launch(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> Launc
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _TilePair:
     """A tile of the depthwise half, and with it the pointwise tile of the same number.
 
-    number           of the tile in its band
-    pixel, window    its first output pixel and what it sees, in the first pass of a loop
-    rows_seen_on     rows that it sees, and
-    rows_on          output rows, that later passes of the loop lie further down
-    has_pointwise    there is a pointwise tile of this number: the depthwise half may have more
-    is_last          it is the last tile of the band
+    number              of the tile in its band
+    pixel, window       its first output pixel and what it sees, in the first pass of a loop
+    input_row_shift     how many input rows further down the tile of this pass reads
+    output_row_shift    how many output rows further down it writes
+    has_pointwise       there is a pointwise tile of this number: the depthwise half may have more
+    is_last             it is the last tile of the band
     """
 
     number: Affine
     pixel: int
     window: conv_windows.Window
-    rows_seen_on: Affine
-    rows_on: Affine
+    input_row_shift: Affine
+    output_row_shift: Affine
     has_pointwise: bool
     is_last: bool
 
@@ -112,10 +115,13 @@ class _Unit:
 
 
 class _TandemWriter:
-    """Writes the program of cores with shares of one size."""
+    """Writes the program of all cores whose shares have the same size."""
 
     def __init__(self, tandem: Tandem, chip: Chip, schedule: TandemSchedule, share: Own) -> None:
-        """Declare tensors and allocate queues; what is allocated last takes what room is left."""
+        """Declare tensors and allocate queues.
+
+        The order matters: later allocations take the room that is left.
+        """
         self.tandem = tandem
         self.schedule = schedule
         self.share = share
@@ -130,26 +136,28 @@ class _TandemWriter:
         plane_size = max(band.pixels for band in self.bands) * FRACTAL
         # fractals of a tile of the pointwise half, of the depthwise half
         tiles = max(band.tile for band in self.bands), schedule.tile
-        self.plane = math.prod(shape.out_hw) // shape.mixed
-        self.means: means.Means | None = None
+        self.plane_elements = math.prod(shape.out_hw) // shape.mixed
+        self.mean_sums: channel_means.Means | None = None
         if tandem.means:
             units = count // self.blocks * share.images[0]
-            self.means = means.Means(k, tandem, self.bands, units, self.blocks, max(tiles))
+            self.mean_sums = channel_means.Means(
+                k, tandem, self.bands, units, self.blocks, max(tiles)
+            )
         self.x = k.tensor("x", "fp16", shape.images * c1 * tandem.point.plane)
-        self.y = k.tensor("y", "fp16", shape.images * n1 * self.plane * FRACTAL)
+        self.y = k.tensor("y", "fp16", shape.images * n1 * self.plane_elements * FRACTAL)
         planes_size = self.blocks * plane_size
-        self.planes = k.queue("planes", "L1", "fp16", planes_size, src="MTE3", dst="MTE1")
+        self.planes_queue = k.queue("planes", "L1", "fp16", planes_size, src="MTE3", dst="MTE1")
         channels = (count, self.blocks)
         # The depthwise half takes half of UB at most. The pointwise half, whose tiles are no
         # smaller, takes what is then left.
-        point_job, depth_job = tandem.halves
-        self.depth = Half(k, depth_job, channels, tiles[1], self.y.elements, 2)
-        self.point = Half(k, point_job, channels, tiles[0], self.y.elements, 1)
+        pointwise_job, depthwise_job = tandem.halves
+        self.depthwise_half = Half(k, depthwise_job, channels, tiles[1], self.y.elements, 2)
+        self.pointwise_half = Half(k, pointwise_job, channels, tiles[0], self.y.elements, 1)
         self._allocate_weights(chip)
         # a second slot for rows of x, so that the next rows come early, if there is room
         two_slots_bytes = 2 * c1 * plane_size * DTYPE_BYTES["fp16"]
         slots = 2 if two_slots_bytes <= chip.buffers["L1"] - k.used_bytes("L1") else 1
-        self.rows = k.queue(
+        self.rows_queue = k.queue(
             "x_l1", "L1", "fp16", c1 * plane_size, src="MTE2", dst="MTE1", depth=slots
         )
         self._allocate_l0(chip, tiles)
@@ -157,9 +165,9 @@ class _TandemWriter:
     def _allocate_weights(self, chip: Chip) -> None:
         """Allocate weights in L1, a queue that both halves use, and in L0B, a queue for each."""
         k = self.k
-        halves = (self.point, self.depth)
+        halves = (self.pointwise_half, self.depthwise_half)
         unit_weights = max(half.weight_fractals for half in halves) * AREA
-        self.weights = k.queue("w_l1", "L1", "fp16", unit_weights, src="MTE2", dst="MTE1")
+        self.weights_queue = k.queue("w_l1", "L1", "fp16", unit_weights, src="MTE2", dst="MTE1")
         for half, slots in zip(halves, self._weight_slots(chip), strict=True):
             size = half.weight_fractals * AREA
             name = f"{half.prefix}w_l0"
@@ -168,31 +176,31 @@ class _TandemWriter:
     def _allocate_l0(self, chip: Chip, tiles: tuple[int, int]) -> None:
         """Allocate L0A, with ones that a bias is multiplied by, and L0C."""
         k = self.k
-        halves = (self.point, self.depth)
-        bias_added = any(half.bias for half in halves)
+        halves = (self.pointwise_half, self.depthwise_half)
+        cube_adds_bias = any(half.bias for half in halves)
         # the means of single images need ones, too: both use the same fractals
-        shares_ones = self.means and self.tandem.depth.mixed == 1
-        self.ones = self.means.image_rows_l0 if self.means and shares_ones else None
-        if bias_added and not self.ones:
+        shares_ones = self.mean_sums and self.tandem.depth.mixed == 1
+        self.ones = self.mean_sums.image_rows_l0 if self.mean_sums and shares_ones else None
+        if cube_adds_bias and not self.ones:
             self.ones = k.buffer("ones_l0", "L0A", "fp16", max(tiles) * AREA)
         # two slots; a slot needs no more than a tile in the full depth of its sum
         slot_bytes = (chip.buffers["L0A"] - k.used_bytes("L0A")) // 2
         free_fractals = slot_bytes // FRACTAL_BYTES
         full_depths = [t * half.sum_depth for t, half in zip(tiles, halves, strict=True)]
-        left_fractals = max(*tiles, *(min(full_depth, free_fractals) for full_depth in full_depths))
-        self.left = k.queue("x_l0", "L0A", "fp16", left_fractals * AREA, src="MTE1", dst="M")
+        slot_fractals = max(*tiles, *(min(full_depth, free_fractals) for full_depth in full_depths))
+        self.l0a_queue = k.queue("x_l0", "L0A", "fp16", slot_fractals * AREA, src="MTE1", dst="M")
         # two slots of sums for each half, so that neither waits for the other's drain
         four_slots_bytes = 4 * AREA * DTYPE_BYTES[SUMS] * max(tiles) * self.blocks
         slots = 4 if four_slots_bytes <= chip.buffers["L0C"] - k.used_bytes("L0C") else 0
-        self.acc = sum_queue(k, "sums", SUMS, max(tiles), self.blocks, slots)
+        self.sums_queue = sum_queue(k, "sums", SUMS, max(tiles), self.blocks, slots)
 
     def _weight_slots(self, chip: Chip) -> tuple[int, int]:
-        """Return the slots in L0B for weights of each half: two where there is room and a flag."""
-        pointwise_fractals = self.point.weight_fractals
-        depthwise_fractals = self.depth.weight_fractals
+        """Return the slots in L0B for weights of each half: two if room and event ids allow."""
+        pointwise_fractals = self.pointwise_half.weight_fractals
+        depthwise_fractals = self.depthwise_half.weight_fractals
         free_fractals = (chip.buffers["L0B"] - self.k.used_bytes("L0B")) // FRACTAL_BYTES
         # MTE1 and the cube signal each slot with an event; other queues between them take 2 or 4
-        free_events = chip.event_ids - (4 if self.means else 2)
+        free_events = chip.event_ids - (4 if self.mean_sums else 2)
         for slots in ((2, 2), (2, 1)):
             fractals = slots[0] * pointwise_fractals + slots[1] * depthwise_fractals
             if fractals <= free_fractals and sum(slots) <= free_events:
@@ -210,40 +218,46 @@ class _TandemWriter:
         self._load_bias(core_block)
         blocks = (core_block, channel_blocks)
         with (
-            held_channels(self.point.finish, blocks, Affine(), None) as point_channels,
-            held_channels(self.depth.finish, blocks, Affine(), None) as depth_channels,
+            held_channels(self.pointwise_half.finish, blocks, Affine(), None) as point_channels,
+            held_channels(self.depthwise_half.finish, blocks, Affine(), None) as depth_channels,
         ):
             channels = (point_channels, depth_channels)
-            if self.means:
-                self.means.begin()
+            if self.mean_sums:
+                self.mean_sums.begin()
             groups = channel_blocks // self.blocks
             for index, band in enumerate(self.bands):
                 first_unit = Affine(index * groups * images)
                 unit = _Unit(band, core_block, Affine(), first_image, first_unit, channels)
                 self._pipeline(unit, images)
-            if self.means:
+            if self.mean_sums:
                 # means lag a unit behind: the last unit is still to be summed
-                self.means.add(Affine(len(self.bands) * groups * images))
+                self.mean_sums.add(Affine(len(self.bands) * groups * images))
                 image_blocks = self.tandem.depth.mixed * self.tandem.depth.blocks[1]
                 first_mean = first_image * image_blocks + core_block
-                unit_strides = (groups, 1) if self.schedule.stay == "rows" else (1, images)
-                self.means.end(len(self.bands), first_mean, (images, groups), unit_strides)
+                unit_strides = (groups, 1) if self.schedule.resident == "rows" else (1, images)
+                self.mean_sums.end(len(self.bands), first_mean, (images, groups), unit_strides)
         return k.finish()
 
     def _load_bias(self, core_block: Affine) -> None:
         """Bring biases that the cube adds to L1, and ones to L0A through a slot of weights."""
-        for half in (self.point, self.depth):
+        for half in (self.pointwise_half, self.depthwise_half):
             if half.bias:
                 half.load_bias(core_block)
-        biases = [half.bias for half in (self.point, self.depth) if half.bias]
-        if self.ones and biases and not (self.means and self.ones is self.means.image_rows_l0):
-            self.k.copy(self.weights.alloc().region(0, AREA), biases[0].numbers.region(0, AREA))
-            self.weights.enqueue()
+        biases = [half.bias for half in (self.pointwise_half, self.depthwise_half) if half.bias]
+        if (
+            self.ones
+            and biases
+            and not (self.mean_sums and self.ones is self.mean_sums.image_rows_l0)
+        ):
+            self.k.copy(
+                self.weights_queue.alloc().region(0, AREA), biases[0].numbers.region(0, AREA)
+            )
+            self.weights_queue.enqueue()
             sizes = self.ones.elements // AREA, AREA
             # stride 0: one fractal of ones, written to all of L0A's
-            repeated = self.weights.dequeue().region(0, sizes, (0, 1))
+            repeated = self.weights_queue.dequeue().region(0, sizes, (0, 1))
             self.k.load2d(self.ones.region(0, sizes), repeated)
-            self.weights.free()
+            self.weights_queue.free()
 
     def _pipeline(self, unit: _Unit, images: int) -> None:
         """Do the pointwise half of each unit in turns with the depthwise half of the one before.
@@ -254,18 +268,21 @@ class _TandemWriter:
 
         The outer loop is over what stays: rows of an image, or weights of a group.
         """
-        rows_stay = self.schedule.stay == "rows"
+        rows_stay = self.schedule.resident == "rows"
         groups = self.share.channels[0] // self.blocks
         outer, inner = (images, groups) if rows_stay else (groups, images)
         start = Affine()
         last_inner = Affine(inner - 1)
+        stays_queue = self.rows_queue if rows_stay else self.pointwise_half.weights_l0b
 
-        def unit_at(out: Affine, i: Affine, stays: Tile | None = None) -> _Unit:
+        def unit_at(out: Affine, i: Affine, resident: Tile | None = None) -> _Unit:
             image, group = (out, i) if rows_stay else (i, out)
             block = group * self.blocks
             number = unit.number + out * inner + i
-            moved = replace(unit, image=unit.image + image, block=block, number=number)
-            return replace(moved, x=stays) if rows_stay else replace(moved, weights_l0b=stays)
+            next_unit = replace(unit, image=unit.image + image, block=block, number=number)
+            if rows_stay:
+                return replace(next_unit, x=resident)
+            return replace(next_unit, weights_l0b=resident)
 
         def load(half: Half, out: Affine) -> Tile | None:
             if rows_stay:
@@ -273,31 +290,32 @@ class _TandemWriter:
                 return None if half.is_depthwise else self._load_rows(unit_at(out, start))
             return self._load_weights(unit_at(out, start), half)
 
-        def inner_units(out: Affine) -> None:
+        def inner_units(out: Affine, pointwise: Tile | None, depthwise: Tile | None) -> None:
             for i, _ in segments(self.k, "unit", inner - 1, 1):
-                following = unit_at(out, i + 1, pointwise_stays)
-                self._take_turns(following, unit_at(out, i, depthwise_stays))
-            (self.rows if rows_stay else self.point.weights_l0b).free()
+                self._take_turns(unit_at(out, i + 1, pointwise), unit_at(out, i, depthwise))
+            stays_queue.free()
 
-        def last_unit(out: Affine, following: _Unit | None) -> None:
-            self._take_turns(following, unit_at(out, last_inner, depthwise_stays))
+        def last_unit(out: Affine, following: _Unit | None, depthwise: Tile | None) -> None:
+            self._take_turns(following, unit_at(out, last_inner, depthwise))
             if not rows_stay:
-                self.depth.weights_l0b.free()
+                self.depthwise_half.weights_l0b.free()
 
-        pointwise_stays = load(self.point, start)
-        self._take_turns(unit_at(start, start, pointwise_stays), None)
-        depthwise_stays = load(self.depth, start)
+        # what stays for the pointwise half, and for the depthwise half
+        pointwise = load(self.pointwise_half, start)
+        self._take_turns(unit_at(start, start, pointwise), None)
+        depthwise = load(self.depthwise_half, start)
         for out, _ in segments(self.k, "next", outer - 1, 1):
-            inner_units(out)
-            pointwise_stays = load(self.point, out + 1)
-            last_unit(out, unit_at(out + 1, start, pointwise_stays))
-            depthwise_stays = load(self.depth, out + 1)
-        # Behind the loop the tiles are those of its last pass, `outer` - 2 slots after its first.
-        slots_on = max(0, outer - 2)
-        pointwise_stays = _slots_later(pointwise_stays, slots_on)
-        depthwise_stays = _slots_later(depthwise_stays, slots_on)
-        inner_units(Affine(outer - 1))
-        last_unit(Affine(outer - 1), None)
+            inner_units(out, pointwise, depthwise)
+            pointwise = load(self.pointwise_half, out + 1)
+            last_unit(out, unit_at(out + 1, start, pointwise), depthwise)
+            depthwise = load(self.depthwise_half, out + 1)
+        # After the loop the queue slots are those of its last pass, `outer` - 2 slots after those
+        # of the first.
+        later_slots = max(0, outer - 2)
+        pointwise = _slots_later(pointwise, later_slots)
+        depthwise = _slots_later(depthwise, later_slots)
+        inner_units(Affine(outer - 1), pointwise, depthwise)
+        last_unit(Affine(outer - 1), None, depthwise)
 
     def _take_turns(self, pointwise_unit: _Unit | None, depthwise_unit: _Unit | None) -> None:
         """Do tiles of the pointwise half of a unit and of the depthwise half of another in turns.
@@ -307,14 +325,16 @@ class _TandemWriter:
         any_unit = pointwise_unit or depthwise_unit
         depthwise_tile = None
         assert any_unit is not None
+        # The pointwise half opens first and closes at the last tile; the depthwise half opens after
+        # the first pointwise tile and closes at the end.
         with ExitStack() as depthwise_stack, ExitStack() as pointwise_stack:
             pointwise_tile = None
             if pointwise_unit:
                 pointwise_tile = pointwise_stack.enter_context(self._pointwise(pointwise_unit))
-            for turn in self._tiles(any_unit.band):
-                if pointwise_tile and turn.has_pointwise:
-                    pointwise_tile(turn)
-                if turn.is_last:
+            for pair in self._tiles(any_unit.band):
+                if pointwise_tile and pair.has_pointwise:
+                    pointwise_tile(pair)
+                if pair.is_last:
                     # all planes of this unit are in L1: the depthwise half may start in the next
                     # one
                     pointwise_stack.close()
@@ -322,15 +342,16 @@ class _TandemWriter:
                 if depthwise_unit and not depthwise_tile:
                     depthwise_tile = depthwise_stack.enter_context(self._depthwise(depthwise_unit))
                 if depthwise_tile:
-                    depthwise_tile(turn)
-        if depthwise_unit and self.means:  # sums the unit before, which has left UB long ago
-            self.means.add(depthwise_unit.number)
+                    depthwise_tile(pair)
+        # adds up the means of the unit before, whose tiles are already in L1
+        if depthwise_unit and self.mean_sums:
+            self.mean_sums.add(depthwise_unit.number)
 
-    def _tiles(self, band: Band) -> Iterator[_Turn]:
+    def _tiles(self, band: Band) -> Iterator[_TilePair]:
         """Loop over the tiles of a band.
 
-        A loop repeats tiles that differ by a shift. So these are not in a loop: the first tile (by
-        then the depthwise operands are taken), the last one (it ends the pointwise half), and the
+        A loop repeats tiles that differ by a shift. Not in a loop are: the first tile, at which the
+        depthwise half takes its operands; the last tile, at which the pointwise half ends; and the
         tiles from the first pointwise tile that is not full on to the last one.
         """
         shape = band.depth
@@ -342,43 +363,49 @@ class _TandemWriter:
             period = len(run.tiles)
             full_tiles = band.pixels // tile_pixels
             all_tiles = ceil_div(band.pixels, tile_pixels)
-            # passes of the run with full pointwise tiles only, and with any pointwise tile
+            # Passes of the run with full pointwise tiles only, and with any pointwise tile: with 10
+            # pointwise tiles, 7 of them full, in a run of period 2 from tile 0 on they are 3 and 5.
             full_passes = min(max(full_tiles - first_tile, 0) // period, run.count)
             passes = min(max(all_tiles + period - 1 - first_tile, 0) // period, run.count)
-            end_looped = run.count - (first_tile + run.count * period == count)
+            # the pass with the last tile of the band is not in a loop
+            holds_last_tile = first_tile + run.count * period == count
+            end_looped = run.count - 1 if holds_last_tile else run.count
             # each of these passes stands alone
             partial_passes = range(full_passes, passes + 1)
             cuts = {0, int(first_tile == 0), *partial_passes, end_looped, run.count}
             for low, high in pairwise(sorted(cuts)):
-                with repeat(self.k, "run", high - low) as turn:
+                with repeat(self.k, "run", high - low) as pass_index:
                     for i, (pixel, (window,)) in enumerate(run.tiles):
-                        pass_number = turn + low
-                        rows_seen_on = pass_number * run.rows
-                        rows_on = pass_number * (run.pixels // shape.out_hw[1])
+                        pass_number = pass_index + low
                         number = pass_number * period + first_tile + i
-                        has_pointwise = low < passes and number.const * tile_pixels < band.pixels
-                        is_last = number == Affine(count - 1)
-                        moves = rows_seen_on, rows_on
-                        yield _Turn(number, pixel, window, *moves, has_pointwise, is_last)
+                        yield _TilePair(
+                            number,
+                            pixel,
+                            window,
+                            input_row_shift=pass_number * run.rows,
+                            output_row_shift=pass_number * (run.pixels // shape.out_hw[1]),
+                            has_pointwise=low < passes and number.const * tile_pixels < band.pixels,
+                            is_last=number == Affine(count - 1),
+                        )
             first_tile += run.count * period
 
     # -- what is done to a tile -------------------------------------------------------------------
     @contextmanager
-    def _pointwise(self, unit: _Unit) -> Iterator[Callable[[_Turn], None]]:
+    def _pointwise(self, unit: _Unit) -> Iterator[Callable[[_TilePair], None]]:
         """Open a slot of planes and yield the function that computes a tile into it.
 
         A 1 x 1 convolution sees no neighbours: all pixels of the band are one row of an image.
         """
-        half = self.point
+        half = self.pointwise_half
         band = unit.band
         first_block = unit.core_block + unit.block
         c1 = half.shape.blocks[0]
         tile_pixels = band.tile * FRACTAL
-        planes = self.planes.alloc()
+        planes = self.planes_queue.alloc()
         with self._rows(unit) as x, self._operands(half, unit) as (weights, channels):
 
-            def tile(turn: _Turn) -> None:
-                pixel = turn.number * tile_pixels
+            def tile(pair: _TilePair) -> None:
+                pixel = pair.number * tile_pixels
                 # in a loop all tiles are full (see `_tiles`); the last one may be shorter
                 size = tile_pixels
                 if not pixel.terms:
@@ -389,65 +416,65 @@ class _TandemWriter:
                 window = conv_windows.Window(conv_windows.Seen(0, 1, 0, 0, 0), columns, 0, m, size)
                 strides = (band.pixels * FRACTAL, size * FRACTAL, FRACTAL, 1)
                 view = x.region(pixel * FRACTAL, (c1, 1, size, FRACTAL), strides)
-                half.add(self.acc, (self.left, self.ones), window, view, weights)
+                half.add(self.sums_queue, (self.l0a_queue, self.ones), window, view, weights)
                 # the epilogue takes the sums through UB into the slot of planes in L1
                 pieces = ((0, pixel, size),)
                 area = Area(Affine(), pieces, self.blocks, band.pixels, 1, m, size)
-                drain(half.finish, self.acc, ((planes, area),), first_block, channels)
+                drain(half.finish, self.sums_queue, ((planes, area),), first_block, channels)
 
             yield tile
-        self.planes.enqueue()
+        self.planes_queue.enqueue()
 
     @contextmanager
-    def _depthwise(self, unit: _Unit) -> Iterator[Callable[[_Turn], None]]:
+    def _depthwise(self, unit: _Unit) -> Iterator[Callable[[_TilePair], None]]:
         """Take a slot of planes and yield the function that computes a tile of the result from it.
 
         With means the tile also goes to a slot in L1, where the cube sums it a unit later.
         """
-        half = self.depth
+        half = self.depthwise_half
         band = unit.band
         first_block = unit.core_block + unit.block
         shape = band.depth
-        planes = self.planes.dequeue()
+        planes = self.planes_queue.dequeue()
         line = shape.w * FRACTAL
         ow = shape.out_hw[1]
-        image_stride = shape.blocks[1] * self.plane
+        image_stride = shape.blocks[1] * self.plane_elements
         place = conv_windows.Placement(
-            band.low * ow, ow, 1, self.plane, mixed=(shape.mixed, image_stride)
+            band.low * ow, ow, 1, self.plane_elements, mixed=(shape.mixed, image_stride)
         )
-        plane = unit.image * (image_stride * shape.mixed) + first_block * self.plane
-        slot = self.means.slot(math.prod(shape.out_hw)) if self.means else None
+        plane_start = unit.image * (image_stride * shape.mixed) + first_block * self.plane_elements
+        mean_slot = self.mean_sums.slot(math.prod(shape.out_hw)) if self.mean_sums else None
         with self._operands(half, unit) as (weights, channels):
 
-            def tile(turn: _Turn) -> None:
-                window = turn.window
-                image_stride = band.pixels * FRACTAL
+            def tile(pair: _TilePair) -> None:
+                window = pair.window
                 sizes = (1, window.rows.count, shape.w, FRACTAL)
-                start = (turn.rows_seen_on + window.rows.first) * line
-                view = planes.region(start, sizes, (image_stride, line, FRACTAL, 1))
-                half.add(self.acc, (self.left, self.ones), window, view, weights)
-                tile_output = turn.pixel, self.blocks, window
-                area = conv_windows.area_of(shape, place, plane, turn.rows_on, tile_output)
+                start = (pair.input_row_shift + window.rows.first) * line
+                view = planes.region(start, sizes, (band.pixels * FRACTAL, line, FRACTAL, 1))
+                half.add(self.sums_queue, (self.l0a_queue, self.ones), window, view, weights)
+                tile_output = pair.pixel, self.blocks, window
+                area = conv_windows.area_of(
+                    shape, place, plane_start, pair.output_row_shift, tile_output
+                )
                 places: tuple[tuple[Memory, Area], ...] = ((self.y, area),)
-                if self.means and slot:
-                    pixel = turn.rows_on * ow + turn.pixel
-                    places += ((slot, self.means.place(area, pixel)),)
-                drain(half.finish, self.acc, places, first_block, channels)
+                if self.mean_sums and mean_slot:
+                    pixel = pair.output_row_shift * ow + pair.pixel
+                    places += ((mean_slot, self.mean_sums.place(area, pixel)),)
+                drain(half.finish, self.sums_queue, places, first_block, channels)
 
             yield tile
-        self.planes.free()
-        if self.means:
-            self.means.results.enqueue()
+        self.planes_queue.free()
+        if self.mean_sums:
+            self.mean_sums.results.enqueue()
 
     @contextmanager
     def _operands(self, half: Half, unit: _Unit) -> Iterator[tuple[Tile, Channels | None]]:
         """Hold a unit's weights in L0B and numbers per channel in UB."""
         unit_blocks = unit.core_block + unit.block, self.blocks
+        resident = unit.channels[half.is_depthwise]
         with (
             self._weights(unit, half) as weights,
-            held_channels(
-                half.finish, unit_blocks, Affine(), unit.channels[half.is_depthwise]
-            ) as channels,
+            held_channels(half.finish, unit_blocks, Affine(), resident) as channels,
         ):
             yield weights, channels
 
@@ -456,25 +483,25 @@ class _TandemWriter:
         """Hold in L1 the rows that a band sees of an image, in all channels."""
         yield unit.x or self._load_rows(unit)
         if not unit.x:
-            self.rows.free()
+            self.rows_queue.free()
 
     def _load_rows(self, unit: _Unit) -> Tile:
         """Bring a band's rows to L1; of mixed images these are rows of each, side by side."""
         point = self.tandem.point
         band = unit.band
         c1 = point.blocks[0]
-        m = point.mixed
-        seen = (
-            conv_windows.Seen(band.first_seen * m, band.depth.h * m, 0, 0, 0),
+        images = point.mixed
+        seen_rows_columns = (
+            conv_windows.Seen(band.first_seen * images, band.depth.h * images, 0, 0, 0),
             conv_windows.Seen(0, point.w, 0, 0, 0),
         )
-        blocks = unit.image * (c1 * m), c1
+        blocks = unit.image * (c1 * images), c1
         source = conv_windows.rows_of(
-            point, self.x, conv_windows.Window(*seen, 0, 0, 0), blocks, Affine()
+            point, self.x, conv_windows.Window(*seen_rows_columns, 0, 0, 0), blocks, Affine()
         )
-        self.k.copy(self.rows.alloc().region(0, source.sizes), source)
-        self.rows.enqueue()
-        return self.rows.dequeue()
+        self.k.copy(self.rows_queue.alloc().region(0, source.sizes), source)
+        self.rows_queue.enqueue()
+        return self.rows_queue.dequeue()
 
     @contextmanager
     def _weights(self, unit: _Unit, half: Half) -> Iterator[Tile]:
@@ -486,13 +513,17 @@ class _TandemWriter:
     def _load_weights(self, unit: _Unit, half: Half) -> Tile:
         """Bring a unit's weights to L0B, and behind them the bias if the cube adds it."""
         source = half.weights(unit.core_block + unit.block)
-        self.k.copy(self.weights.alloc().region(0, source.sizes), source)
-        self.weights.enqueue()
+        self.k.copy(self.weights_queue.alloc().region(0, source.sizes), source)
+        self.weights_queue.enqueue()
         bias = half.bias.blocks((unit.block, half.blocks)) if half.bias else None
         load_l0b_weights(
-            self.k, half.weights_l0b, self.weights.dequeue(), half.sum_depth * half.blocks, bias
+            self.k,
+            half.weights_l0b,
+            self.weights_queue.dequeue(),
+            half.sum_depth * half.blocks,
+            bias,
         )
-        self.weights.free()
+        self.weights_queue.free()
         return half.weights_l0b.dequeue()
 
 

@@ -1,6 +1,6 @@
 """How a tandem is divided: every plausible schedule estimated, the best few written, to be timed.
 
-    plain floor    each of two convolutions has a schedule of its own
+    otherwise      each of two convolutions has a schedule of its own
     here           one schedule for both, as they share cores, L1, L0 and UB
 
 The estimate is the time of the busiest pipe of a core, and of what nothing hides:
@@ -191,8 +191,8 @@ def _estimate(
     rows_cycles = input_blocks * work.pixels_between * LINE / gm_rate
     # what stays is loaded once, the other operand for each unit
     group_count = work.units // work.row_loads
-    row_loads = work.row_loads if s.stay == "rows" else work.units
-    weight_loads = work.units if s.stay == "rows" else group_count
+    row_loads = work.row_loads if s.resident == "rows" else work.units
+    weight_loads = work.units if s.resident == "rows" else group_count
     gm_cycles = row_loads * rows_cycles + weight_loads * weight_bytes / gm_rate
     cycles = max(gm_cycles, work.units * unit_cycles)
     # Weights of a unit come to L0B when those of the unit before are done with. The first half of

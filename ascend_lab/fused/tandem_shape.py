@@ -2,7 +2,7 @@
 
 A 1 x 1 convolution (`point`) widens the channels; a depthwise one (`depth`) reads each of them:
 
-    plain floor    x -> point -> GM -> depth -> y        two kernels
+    unfused        x -> point -> GM -> depth -> y        two kernels
     fused          x -> point -> L1 -> depth -> y        one kernel (`tandem_kernel`)
 
 A core takes output rows in bands. For 8 output rows of a 3 x 3 depthwise convolution with a stride
@@ -77,7 +77,7 @@ class TandemSchedule:
     bands     a core takes its rows in so many bands, one after the other
     blocks    channel blocks that go together: a unit of work
     tile      fractals of 16 output pixels in a tile
-    stay      what stays in L1 or L0B for several units: "rows" of an image for all channel
+    resident  what stays in L1 or L0B for several units: "rows" of an image for all channel
               blocks, or "weights" of channel blocks for all images
     images    images as one, whose rows take turns: 7 x 7 = 49 pixels fill 3.06 tiles of 16,
               four images together 12.25
@@ -87,7 +87,7 @@ class TandemSchedule:
     bands: int
     blocks: int
     tile: int
-    stay: str
+    resident: str
     images: int = 1
 
 
@@ -148,9 +148,9 @@ def check_division(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> None
         cores = f"{chip.core_count} cores"
         needed = f"a grid of at most {limits} (channel blocks, images, rows), {cores}"
         raise InputError(needed, str(s.grid), "divide less")
-    if min(s.bands, s.blocks, s.tile) < 1 or s.stay not in ("rows", "weights"):
+    if min(s.bands, s.blocks, s.tile) < 1 or s.resident not in ("rows", "weights"):
         needed = "at least 1 band, block and fractal; 'rows' or 'weights' that stay"
-        raise InputError(needed, f"{s.bands}, {s.blocks}, {s.tile}, {s.stay!r}", "correct it")
+        raise InputError(needed, f"{s.bands}, {s.blocks}, {s.tile}, {s.resident!r}", "correct it")
 
 
 def mixed_counts(shape: conv_shape.ConvShape) -> tuple[int, ...]:

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 class Gap:
     """The seconds that a device waits between two kernels, their source, and how certain they are.
 
-    `starts` is true if each kernel is a task of its own, which the device has to start.
+    `is_task_start` is true if each kernel is a task of its own, which the device has to start.
     """
 
     time_s: float
     source: str
     trust: str
-    starts: bool = True
+    is_task_start: bool = True
 
 
 GAPS: Mapping[str, Gap] = MappingProxyType(
@@ -38,16 +38,20 @@ GAPS: Mapping[str, Gap] = MappingProxyType(
         # DeepSeek-V3 decode: 18 us of waiting in a layer of about 20 kernels.
         "graph": Gap(0.9e-6, "CANN Learning Hub, DeepSeek-V3 decode: waits of a layer", "derived"),
         # All kernels are one task, and three barriers of 100 cycles separate two of them.
-        "super": Gap(0.17e-6, "hicann/graph-autofusion, super_kernel", "derived", starts=False),
+        "super": Gap(
+            0.17e-6, "hicann/graph-autofusion, super_kernel", "derived", is_task_start=False
+        ),
         # The host sends one operator after another, and the device is faster than the host.
         "eager": Gap(20e-6, "ours", "assumed"),
     }
 )
 """Mode -> the gap. In graph mode all kernels of a step are in the device's queue beforehand."""
-CLUSTERS: Mapping[str, str] = MappingProxyType({"a2-server": "910b-server", "a2": "910b-roce"})
+CLUSTER_ALIASES: Mapping[str, str] = MappingProxyType(
+    {"a2-server": "910b-server", "a2": "910b-roce"}
+)
 """Names under which machines are sold -> the preset of `cluster`."""
-SERVER = {"Ascend910A": "910a-server", "Ascend910B": "910b-server", "Ascend910C": "a3-pod"}
-"""First letters of a chip's name -> the topology of its servers."""
+USUAL_CLUSTER = {"Ascend910A": "910a-server", "Ascend910B": "910b-server", "Ascend910C": "a3-pod"}
+"""Prefix of a chip's name -> the topology of its servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class Machine:
 def machine_of(chip: Chip | str, cluster: str, plan: Plan, mode: str = "graph") -> Machine:
     """Return the machine of a plan; an empty `cluster` stands for the usual server of the chip.
 
+    One device alone has no cluster, unless one is named.
     Raises `InputError` for an unknown mode, a plan of too many devices, a cluster with too few
     devices, and a plan of several devices on a chip without a known cluster.
     """
@@ -86,24 +91,28 @@ def _topology(chip: Chip, cluster: str, plan: Plan) -> Topology:
     from ascend_lab.cluster import load_topology
     from ascend_lab.cluster.loader import TOPOLOGIES
 
-    name = cluster
-    if not name:
-        servers = [topology for start, topology in SERVER.items() if chip.name.startswith(start)]
-        if not servers:
-            needed = f"a cluster for {plan.devices} devices of {chip.name}"
-            raise InputError(needed, "none", "name a topology or a .toml file")
-        name = servers[0]
-        if name == "910b-server" and plan.devices > 8:
-            name = "910b-roce"
-    kind, colon, count = name.partition(":")
-    kind = CLUSTERS.get(kind, kind)
-    name = f"{kind}{colon}{count}"
-    preset = TOPOLOGIES.get(kind)
+    alias, colon, count = (cluster or _usual_cluster(chip, plan)).partition(":")
+    preset_name = CLUSTER_ALIASES.get(alias, alias)
+    preset = TOPOLOGIES.get(preset_name)
     # "910b-roce" for a plan of 16 devices becomes "910b-roce:16".
     if preset is not None and preset.limit and not colon:
-        name = f"{kind}:{max(2, plan.devices)}"
-    topology = load_topology(name)
+        sized_name = f"{preset_name}:{max(2, plan.devices)}"
+    else:
+        sized_name = f"{preset_name}{colon}{count}"
+    topology = load_topology(sized_name)
     if topology.size < plan.devices:
         needed = f"a cluster of at least {plan.devices} devices ({plan})"
-        raise InputError(needed, f"{name} with {topology.size}", "take a larger one or fewer parts")
+        got = f"{sized_name} with {topology.size}"
+        raise InputError(needed, got, "take a larger one or fewer parts")
     return topology
+
+
+def _usual_cluster(chip: Chip, plan: Plan) -> str:
+    """Return the usual topology of a chip: its server, or several for a plan of more devices."""
+    servers = [name for prefix, name in USUAL_CLUSTER.items() if chip.name.startswith(prefix)]
+    if not servers:
+        needed = f"a cluster for {plan.devices} devices of {chip.name}"
+        raise InputError(needed, "none", "name a topology or a .toml file")
+    if servers[0] == "910b-server" and plan.devices > 8:
+        return "910b-roce"
+    return servers[0]

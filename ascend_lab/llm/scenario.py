@@ -171,9 +171,9 @@ class _StepsWithoutPrefill:
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
 
-    def of(self, prompt_tokens: int, decodes: int, cached: int) -> float:
+    def seconds_of(self, prompt_tokens: int, decodes: int, cached: int) -> float:
         """Return the seconds of the decodes of a step."""
-        return self.steps.of(0, decodes, cached)
+        return self.steps.seconds_of(0, decodes, cached)
 
 
 def _after_prefill(requests: Sequence[Request], reader: Model) -> list[Request]:
@@ -194,7 +194,7 @@ def _after_prefill(requests: Sequence[Request], reader: Model) -> list[Request]:
     arriving = []
     for request in requests:
         # Prompts that take 2 s each and arrive at 0 s and 1 s: the second is read from 2 s to 4 s.
-        free_s = max(free_s, request.arrival_s) + steps.of(request.prompt, 0, 0)
+        free_s = max(free_s, request.arrival_s) + steps.seconds_of(request.prompt, 0, 0)
         pages = blocks_of(request.prompt, PAGE_TOKENS)
         # qwen3_8b: a page of 128 tokens is 18.9 MB, 0.75 ms over 25 GB/s.
         sent_s = pages * page_bytes / link_bytes_per_s

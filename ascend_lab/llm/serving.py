@@ -45,7 +45,7 @@ class Steps:
         self._decodes: dict[tuple[int, int], Cost] = {}
         self._prefills: dict[int, Cost] = {}
 
-    def of(self, prompt_tokens: int, decodes: int, cached: int) -> float:
+    def seconds_of(self, prompt_tokens: int, decodes: int, cached: int) -> float:
         """Return the seconds of a step.
 
         The step reads `prompt_tokens` and computes one new token for each of `decodes` sequences,

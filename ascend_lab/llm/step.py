@@ -315,7 +315,7 @@ class _Account:
             unit = "vector" if call.unit == "vector" else "cube"
             self.ledger[unit] += repeats * (running_s - fetch_s)
             # in a super kernel all kernels are one task: none of them is started by itself
-            if GAPS[self.machine.mode].starts:
+            if GAPS[self.machine.mode].is_task_start:
                 self.ledger["starts"] += repeats * call_time.start_s
             self.ledger["gaps"] += repeats * self.machine.gap_s
             self.kernels += repeats

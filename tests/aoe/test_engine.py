@@ -170,7 +170,7 @@ def test_ctrl_c_keeps_what_was_found(stop, tmp_path):
 def test_a_slicing_in_the_bank_that_does_not_fit_is_searched_anew(tmp_path):
     file = tmp_path / "bank.db"
     first = tune(DEEP, TINY_L2, "1", bank=file)
-    plan = first.subgraph.plan.plain()
+    plan = first.subgraph.plan.as_dict()
     nobody = plan | {"regions": [{**plan["regions"][0], "first": "nobody"}]}
     for schedule in ([{"first": "nothing"}], [7], {"steps": 1}, {**plan, "regions": 1}, nobody):
         with Knowledge(file, None) as bank:

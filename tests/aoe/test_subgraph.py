@@ -174,12 +174,12 @@ def test_several_regions_and_graphs_between():
     rows = region(graph, "height", (4, 4), first="y3", last="y6")
     plan = SlicePlan((region(graph, "batch", (3, 1), last="y1"), rows))
     new = agree(graph, plan)
-    assert SlicePlan.of(plan.plain()) == plan
+    assert SlicePlan.from_dict(plan.as_dict()) == plan
     launched = replace(plan, one_launch=True, inside=True)
-    assert SlicePlan.of(launched.plain()) == launched
+    assert SlicePlan.from_dict(launched.as_dict()) == launched
     assert str(launched).endswith("\none launch, kernels chosen for it")
-    old = {name: value for name, value in launched.plain().items() if name != "inside"}
-    assert SlicePlan.of(old) == replace(plan, one_launch=True)
+    old = {name: value for name, value in launched.as_dict().items() if name != "inside"}
+    assert SlicePlan.from_dict(old) == replace(plan, one_launch=True)
     assert "batch 3+1, depth" in str(plan) and str(SlicePlan()) == "no slices"
     assert sliced(graph, SlicePlan()) is not None and len(new.nodes) > len(graph.nodes)
     assert canonical(new, CHIP).outputs == graph.outputs
@@ -290,7 +290,7 @@ def test_tuned_is_faster_equal_and_above_the_bound(tight):
     wanted = evaluate(graph, inputs)
     for name, value in evaluate(result.graph, inputs).items():
         np.testing.assert_array_equal(value, wanted[name])
-    (got,) = run_tasks(result.plan.launched(compiled(result.graph, chip)), inputs).values()
+    (got,) = run_tasks(result.plan.with_launches(compiled(result.graph, chip)), inputs).values()
     np.testing.assert_array_equal(got, wanted[graph.outputs[0]])
 
 

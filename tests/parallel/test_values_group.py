@@ -267,7 +267,7 @@ def last_only(self: weights.Replicas, key: str, var: Var) -> None:
 
 
 def no_sums(wanted: str) -> Callable[..., tuple[str, ...]]:
-    right = weights.Cuts.sums
+    right = weights.Sharding.reduction_groups
     return lambda self, piece, name: tuple(a for a in right(self, piece, name) if a != wanted)
 
 
@@ -297,12 +297,18 @@ MISTAKES = {
     "bias before the sum": (models, "mlp", biased_leave, TENSOR, "transformer"),
     "own maximum": (Group, "all_gather", lambda g, a, axis=0: a, TENSOR, "transformer"),
     "norms not summed": (
-        *(weights.Cuts, "sums", no_sums("tensor")),
+        *(weights.Sharding, "reduction_groups", no_sums("tensor")),
         *(Plan(tensor=2, sequence=True), "transformer"),
     ),
-    "gradients not summed": (weights.Cuts, "sums", no_sums("data"), DATA_GROUP, "transformer"),
+    "gradients not summed": (
+        weights.Sharding,
+        "reduction_groups",
+        no_sums("data"),
+        DATA_GROUP,
+        "transformer",
+    ),
     "experts summed by nobody": (
-        *(weights.Cuts, "sums", no_sums("replica")),
+        *(weights.Sharding, "reduction_groups", no_sums("replica")),
         *(Plan(data=4, expert=2), "experts"),
     ),
     "scatter without a sum": (

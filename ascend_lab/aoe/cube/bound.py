@@ -120,7 +120,7 @@ class Walk:
         f = self.flag
         if not drain_work.channel_loads:
             return
-        stays = drain_work.channel_blocks >= w.core_n
+        stays = drain_work.resident_blocks >= w.core_n
         path = chip.path("GM", "UB" if chip.combined else "L1")
         moved_cycles = w.core_n * drain_work.channel_bytes * drain_work.channel_cycles_per_byte
         cycles = (
@@ -408,7 +408,7 @@ class Walk:
                 loaded_at = self._load_past_l1(name, active, loaded_at, m, n, depth)
             self._occupy("feed", active & moves & ~bypasses_l1, loaded_at, 2 * f + cycles)
             cube = np.where(moves, np.maximum(cube, loaded_at) + f, cube)
-        product = chip.cube_head_cycles + m * depth * n * pipe_work.macs_per_fractal(job)
+        product = chip.cube_head_cycles + m * depth * n * pipe_work.cycles_per_fractal_pair(job)
         # the cube raises a flag for L0A and, unless the weights stay, one for L0B: "refill this"
         cube = cube + product
         flag_cycles = np.where(stays, f, 2 * f)

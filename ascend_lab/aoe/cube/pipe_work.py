@@ -11,10 +11,13 @@ extra cost of short tiles, so they stay below the simulator's.
 
 On chips that couple a vector unit with the cube, a finished tile leaves L0C piece by piece through
 UB, where the epilogue is computed. On the others the fix pipe does all of it in one copy.
+
+Names of the work (units, stages, taps, bundles, ...) are those of `CoreWork`.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,7 +45,7 @@ class DrainWork:
 
     A piece of a tile has `piece_blocks` x `piece_run` elements. `in_cycles_per_byte` and
     `in_latency` are those of the epilogue's elementwise operands. Operands with a number per
-    channel take `channel_loads` copies, of `channel_bytes` in all for each of `channel_blocks`
+    channel take `channel_loads` copies, of `channel_bytes` in all for each of `resident_blocks`
     blocks, and arrive `channel_latency` cycles later.
     """
 
@@ -56,7 +59,7 @@ class DrainWork:
     in_latency: Array
     channel_loads: int
     channel_bytes: int
-    channel_blocks: Array
+    resident_blocks: Array
     channel_cycles_per_byte: Floats
     channel_latency: Array
 
@@ -75,79 +78,100 @@ def drain_work_of(
 ) -> DrainWork:
     """Return the drain of each tiling; L2 holds all operands of the epilogue if one is `warm`."""
     chip = job.chip
-    w = job.work
+    work = job.work
     sums_dtype = ACCUMULATOR[job.dtype]
     stored_dtype = epilogue.out_dtype if epilogue else out_dtype
     demand = demand_of(epilogue, chip, sums_dtype)
     resident_blocks, piece_blocks = _channel_room(job, demand, DTYPE_BYTES[stored_dtype])
     channel_loads, channel_bytes = _channel_copies(epilogue, chip)
+    operand_names = [o.name.partition(".")[0] for o in epilogue.operands] if epilogue else []
+    is_warm = any(name in warm for name in operand_names)
+    # channel operands that do not all stay on the core are loaded again for every tile of m
+    reloads = np.maximum(work.m_tiles * (resident_blocks < work.core_n), 1)
+    channel_reads = np.maximum(1, max(channel_loads, 1) * work.rows * reloads)
+    costs = _operand_costs(job, is_warm, channel_reads)
+    return DrainWork(
+        epilogue=epilogue,
+        plan=drain_plan(epilogue, sums_dtype) if epilogue and chip.combined else None,
+        out_dtype=stored_dtype,
+        piece_blocks=piece_blocks,
+        piece_run=work.m * BLOCK,
+        out_cycles_per_byte=store_cycles_per_byte(chip, work.cores),
+        in_cycles_per_byte=costs.tile_cycles_per_byte,
+        in_latency=costs.tile_latency,
+        channel_loads=channel_loads,
+        channel_bytes=channel_bytes,
+        resident_blocks=resident_blocks,
+        channel_cycles_per_byte=costs.channel_cycles_per_byte,
+        channel_latency=costs.channel_latency,
+    )
+
+
+class _OperandCosts(NamedTuple):
+    """Cycles per byte and latency of the epilogue's operands: whole tiles, numbers per channel."""
+
+    tile_cycles_per_byte: Floats
+    tile_latency: Array
+    channel_cycles_per_byte: Floats
+    channel_latency: Array
+
+
+def _operand_costs(job: CubeWork, is_warm: bool, channel_reads: Array) -> _OperandCosts:
+    """Return the costs of reading operands; if `is_warm`, L2 holds all of them.
+
+    Otherwise tiles of operands come from device memory, and of the copies of numbers per channel
+    one in `channel_reads`, all others from L2.
+    """
+    chip = job.chip
     path = chip.path("GM", "UB" if chip.combined else "L1")
-    core_count = w.cores.astype(np.float64)
-    clock = chip.clock_hz
+    cores_times_clock = job.work.cores.astype(np.float64) * chip.clock_hz
     path_cycles_per_byte = 1.0 / path.rate_bytes_per_cycle
     # 20 cores at 1.8 GHz share 3.6e12 bytes a second of L2: 0.01 cycles a byte for each
-    l2_cycles_per_byte = core_count * clock / chip.l2.rate_bytes_per_s
-    warm_cycles_per_byte = np.maximum(path_cycles_per_byte, l2_cycles_per_byte)
-    cold_cycles_per_byte = np.maximum(
-        path_cycles_per_byte, core_count * clock / chip.device_memory.rate_bytes_per_s
+    l2_cycles_per_byte = np.maximum(
+        path_cycles_per_byte, cores_times_clock / chip.l2.rate_bytes_per_s
     )
-    # which of ragged cores reads a byte first is unknown here: the lower bound takes L2's rate
-    cold_cycles_per_byte = np.where(w.ragged, warm_cycles_per_byte, cold_cycles_per_byte)
     l2_latency = path.latency_cycles + chip.l2.latency_cycles
+    if is_warm:
+        warm_latency = np.full_like(channel_reads, l2_latency)
+        return _OperandCosts(l2_cycles_per_byte, warm_latency, l2_cycles_per_byte, warm_latency)
+    # which of ragged cores reads a byte first is unknown here: the lower bound takes L2's rate
+    memory_cycles_per_byte = np.where(
+        job.work.ragged,
+        l2_cycles_per_byte,
+        np.maximum(path_cycles_per_byte, cores_times_clock / chip.device_memory.rate_bytes_per_s),
+    )
     memory_latency = np.where(
-        w.ragged, l2_latency, path.latency_cycles + chip.device_memory.latency_cycles
+        job.work.ragged, l2_latency, path.latency_cycles + chip.device_memory.latency_cycles
     )
-    # channel operands that do not all stay on the core are loaded again for every tile of m
-    reloads = np.maximum(w.m_tiles * (resident_blocks < w.core_n), 1)
     # 4 rows of cores that load a bias 3 times each: 1 of 12 reads comes from device memory
-    first_read_share = 1.0 / np.maximum(1, max(channel_loads, 1) * w.rows * reloads)
-    if epilogue and any(o.name.partition(".")[0] in warm for o in epilogue.operands):
-        cold_cycles_per_byte = warm_cycles_per_byte
-        memory_latency = np.full_like(memory_latency, l2_latency)
-        first_read_share = np.zeros_like(first_read_share)
-    plan = drain_plan(epilogue, sums_dtype) if epilogue and chip.combined else None
-    out_cycles_per_byte = store_cycles_per_byte(chip, w.cores)
-    channel_cycles_per_byte = np.where(
-        first_read_share == 1.0, cold_cycles_per_byte, warm_cycles_per_byte
-    )
-    channel_latency = np.floor(
-        l2_latency + first_read_share * (memory_latency - l2_latency)
-    ).astype(np.int64)
-    return DrainWork(
-        epilogue,
-        plan,
-        stored_dtype,
-        piece_blocks,
-        w.m * BLOCK,
-        out_cycles_per_byte,
-        cold_cycles_per_byte,
+    first_read_share = 1.0 / channel_reads
+    mean_latency = l2_latency + first_read_share * (memory_latency - l2_latency)
+    return _OperandCosts(
+        memory_cycles_per_byte,
         memory_latency,
-        channel_loads,
-        channel_bytes,
-        resident_blocks,
-        channel_cycles_per_byte,
-        channel_latency,
+        np.where(channel_reads == 1, memory_cycles_per_byte, l2_cycles_per_byte),
+        np.floor(mean_latency).astype(np.int64),
     )
 
 
 def _channel_room(job: CubeWork, demand: Demand | None, out_bytes: int) -> tuple[Array, Array]:
     """Return how many channel blocks stay in a slot, and how many output blocks a piece has."""
     chip = job.chip
-    w = job.work
-    tile_n = np.minimum(w.n, w.core_n)
+    work = job.work
+    tile_n = np.minimum(work.n, work.core_n)
     if demand is None:
         # two slots, so that one piece is stored while the next is computed
-        blocks_in_ub = chip.buffers.get("UB", 0) // (2 * w.m * BLOCK * out_bytes)
-        return np.zeros_like(w.n), np.clip(blocks_in_ub, 1, tile_n) if chip.combined else tile_n
-    (owned_blocks, tiles), _, row = distinct_rows([w.core_n, tile_n])
+        blocks_in_ub = chip.buffers.get("UB", 0) // (2 * work.m * BLOCK * out_bytes)
+        return np.zeros_like(work.n), np.clip(blocks_in_ub, 1, tile_n) if chip.combined else tile_n
+    # many tilings share a pair (blocks of the core, blocks of a tile): each pair is computed once
+    (owned_blocks, tiles), _, row_of_tiling = distinct_rows([work.core_n, tile_n])
     pairs = zip(owned_blocks.tolist(), tiles.tolist(), strict=True)
-    resident_blocks = np.array([channel_blocks(demand, chip, *pair) for pair in pairs], np.int64)[
-        row
-    ]
+    blocks_of_row = np.array([channel_blocks(demand, chip, *pair) for pair in pairs], np.int64)
+    resident_blocks = blocks_of_row[row_of_tiling]
     if not chip.combined:
         return resident_blocks, tile_n
     free_bytes = chip.buffers["UB"] - 2 * resident_blocks * demand.block_bytes
-    return resident_blocks, np.clip(free_bytes // (w.m * BLOCK * demand.tile_bytes), 1, tile_n)
+    return resident_blocks, np.clip(free_bytes // (work.m * BLOCK * demand.tile_bytes), 1, tile_n)
 
 
 def _channel_copies(epilogue: Epilogue | None, chip: Chip) -> tuple[int, int]:
@@ -175,16 +199,20 @@ def weights_stay_in_l0b(job: CubeWork) -> Mask:
     A bias may take the room that the weights need; then the kernel copies them again for each tile
     of pixels. That costs more, so leaving the bias out keeps the bound valid.
     """
-    w = job.work
-    weight_bytes = w.units * job.taps * np.minimum(w.n, w.core_n) * job.area_bytes
-    fits: Mask = (w.b_l0 * weight_bytes <= job.chip.buffers["L0B"]) & (w.m_tiles > 1) & job.is_conv
-    return fits & w.keeps_b & (w.stage >= w.units)
+    work = job.work
+    weight_bytes = work.units * job.taps * np.minimum(work.n, work.core_n) * job.area_bytes
+    fits: Mask = (
+        (work.b_l0 * weight_bytes <= job.chip.buffers["L0B"]) & (work.m_tiles > 1) & job.is_conv
+    )
+    return fits & work.keeps_b & (work.stage >= work.units)
 
 
 def shared_slots(job: CubeWork) -> Array:
     """Return how many slots a convolution's rows and weights share in L1; 0 where they do not."""
-    w = job.work
-    slots_are_shared: Mask = job.is_conv & (w.stage < w.units) & (w.a_l1 == 2) & (w.b_l1 == 2)
+    work = job.work
+    slots_are_shared: Mask = (
+        job.is_conv & (work.stage < work.units) & (work.a_l1 == 2) & (work.b_l1 == 2)
+    )
     return np.where(slots_are_shared, MAX_STAGES_IN_L1, 0)
 
 
@@ -297,16 +325,16 @@ class Busy:
 
 def turns_of(job: CubeWork) -> Array:
     """Return how many times the cube accumulates into one tile: the K tiles of all its stages."""
-    w = job.work
+    work = job.work
     # 9 taps, 5 units in stages of 2, K tiles of 4: turns 5 + 5 + 3, for 18, 18 and 9 fractals
-    stages = ceil_div_array(w.units, w.stage)
-    last = w.units - (stages - 1) * w.stage
-    return (stages - 1) * ceil_div_array(w.stage * job.taps, w.k) + ceil_div_array(
-        last * job.taps, w.k
-    )
+    stages = ceil_div_array(work.units, work.stage)
+    last_units = work.units - (stages - 1) * work.stage
+    turns_per_stage = ceil_div_array(work.stage * job.taps, work.k)
+    turns_of_last_stage = ceil_div_array(last_units * job.taps, work.k)
+    return (stages - 1) * turns_per_stage + turns_of_last_stage
 
 
-def macs_per_fractal(job: CubeWork) -> int:
+def cycles_per_fractal_pair(job: CubeWork) -> int:
     """Return the cube's cycles for one fractal pair, 16 x C0 x 16 products.
 
     They are 1 where the cube multiplies 16 x 16 x 16 in a cycle (fp16, C0 = 16).
@@ -318,21 +346,23 @@ def macs_per_fractal(job: CubeWork) -> int:
 def busy_of(job: CubeWork, drain_work: DrainWork) -> Busy:
     """Return the work of every pipe."""
     chip = job.chip
-    w = job.work
-    flag = job.chip.flag_cycles
-    tiles = w.m_tiles * w.n_tiles * w.bundles
-    products = w.bundles * w.m_sum * w.core_n * w.units * job.taps
+    work = job.work
+    flag_cycles = job.chip.flag_cycles
+    tiles = work.m_tiles * work.n_tiles * work.bundles
+    products = work.bundles * work.m_sum * work.core_n * work.units * job.taps
     # a turn waits for A and for B and gives both slots back: 4 flags; resident weights need none
-    flags = np.where(weights_stay_in_l0b(job), 2 * flag, 4 * flag)
-    overheads = tiles * (2 * flag + turns_of(job) * (chip.cube_head_cycles + flags))
+    flag_cycles_per_turn = np.where(weights_stay_in_l0b(job), 2 * flag_cycles, 4 * flag_cycles)
+    overheads = tiles * (
+        2 * flag_cycles + turns_of(job) * (chip.cube_head_cycles + flag_cycles_per_turn)
+    )
     load_a, load_b, a_copies, b_copies = _loads(job)
     feed_a, feed_b = _feeds(job)
     operands = drain_work.epilogue.of_kind("tile") if drain_work.epilogue and chip.combined else ()
-    elements = w.pixel_sum * w.core_n * FRACTAL * w.bundles
+    elements = work.pixel_sum * work.core_n * FRACTAL * work.bundles
     operand_cycles = (
         elements * sum(DTYPE_BYTES[o.dtype] for o in operands) * drain_work.in_cycles_per_byte
     )
-    cube = overheads + products * float(macs_per_fractal(job))
+    cube = overheads + products * float(cycles_per_fractal_pair(job))
     drain, store = _drains(job, drain_work, tiles, elements)
     return Busy(
         load_a, load_b, operand_cycles, feed_a, feed_b, cube, drain, store, a_copies, b_copies
@@ -342,66 +372,76 @@ def busy_of(job: CubeWork, drain_work: DrainWork) -> Busy:
 def _loads(job: CubeWork) -> tuple[Floats, Floats, Array, Array]:
     """Return MTE2's cycles for A and for B, and the number of loads of each.
 
-    An operand that stays in L1 (`keeps_a`) is loaded once for each tile of the outer loop; another
-    one is loaded stage by stage, again for each tile of the other side.
+    An operand that stays in L1 (`keeps_a`) is loaded once for each tile of the outer loop; any
+    other operand is loaded stage by stage, and again for each tile of the other operand.
     """
-    w = job.work
-    flag = job.chip.flag_cycles
+    work = job.work
+    flag_cycles = job.chip.flag_cycles
     fractal_bytes = job.area_bytes
     startup_cycles = job.chip.path("GM", "L1").startup_cycles
-    stages = ceil_div_array(w.units, w.stage)
+    stages = ceil_div_array(work.units, work.stage)
     turns = turns_of(job)
-    depth = w.units * job.taps
-    a_times = np.where(w.keeps_a & ~w.n_is_outer, 1, w.n_tiles)
-    b_times = np.where(w.keeps_b, 1, w.m_tiles)
-    a_copies = w.bundles * w.m_tiles * a_times * np.where(w.keeps_a, 1, stages)
-    b_copies = w.bundles * w.n_tiles * b_times * np.where(w.keeps_b, 1, stages)
-    a_copies = np.where(w.bypass_a, w.m_tiles * a_times * turns, a_copies)
-    b_copies = np.where(w.bypass_b, w.n_tiles * b_times * turns, b_copies)
+    depth = work.units * job.taps
+    a_reads_per_tile = np.where(work.keeps_a & ~work.n_is_outer, 1, work.n_tiles)
+    b_reads_per_tile = np.where(work.keeps_b, 1, work.m_tiles)
+    a_tile_reads = work.m_tiles * a_reads_per_tile
+    b_tile_reads = work.n_tiles * b_reads_per_tile
+    staged_a_copies = work.bundles * a_tile_reads * np.where(work.keeps_a, 1, stages)
+    staged_b_copies = work.bundles * b_tile_reads * np.where(work.keeps_b, 1, stages)
+    a_copies = np.where(work.bypass_a, a_tile_reads * turns, staged_a_copies)
+    b_copies = np.where(work.bypass_b, b_tile_reads * turns, staged_b_copies)
     # past L1, B comes one row of fractals at a time, each with a startup of its own
-    b_starts = np.where(w.bypass_b, w.n_tiles * b_times * depth, b_copies)
-    a_bytes = w.bundles * a_times * w.unit_sum * w.units
-    b_bytes = w.bundles * b_times * w.core_n * depth * fractal_bytes
-    flags = np.where(shared_slots(job) > 0, 0, 2 * flag)
-    a_cycles = a_bytes * job.a.cycles_per_byte + a_copies * (startup_cycles + 2 * flag)
-    b_cycles = b_bytes * job.b.cycles_per_byte + b_copies * flags + b_starts * startup_cycles
+    b_copy_starts = np.where(work.bypass_b, b_tile_reads * depth, staged_b_copies)
+    a_bytes = work.bundles * a_reads_per_tile * work.unit_sum * work.units
+    b_bytes = work.bundles * b_reads_per_tile * work.core_n * depth * fractal_bytes
+    flag_cycles_per_load = np.where(shared_slots(job) > 0, 0, 2 * flag_cycles)
+    a_cycles = a_bytes * job.a.cycles_per_byte + a_copies * (startup_cycles + 2 * flag_cycles)
+    b_cycles = b_bytes * job.b.cycles_per_byte + b_copies * flag_cycles_per_load
+    b_cycles = b_cycles + b_copy_starts * startup_cycles
     return a_cycles, b_cycles, a_copies, b_copies
 
 
 def _feeds(job: CubeWork) -> tuple[Floats, Floats]:
     """Return MTE1's cycles for A and for B, flags included."""
     chip = job.chip
-    w = job.work
+    work = job.work
     fractal_bytes = job.area_bytes
     l0a = chip.path("L1", "L0A")
     l0b = chip.path("L1", "L0B")
-    depth = w.units * job.taps
-    turns = turns_of(job)
-    flags = 2 * chip.flag_cycles * turns * w.m_tiles * w.n_tiles
-    if job.is_conv:
-        copies = turns * w.m_tiles
-        rows = turns
-    else:
-        rows = depth
-        # a load per row or column of fractals: full tiles have min(m, k) of each
-        full_tile_copies = (
-            np.minimum(w.m, w.k) * (w.m_sum // w.m) * (depth // np.maximum(w.stage, w.k))
-        )
-        copies = np.maximum(turns * w.m_tiles, full_tile_copies * (w.stage // w.k))
-    a_per_column = (
-        copies * l0a.startup_cycles + depth * w.m_sum * fractal_bytes / l0a.rate_bytes_per_cycle
+    depth = work.units * job.taps
+    feed_flag_cycles = 2 * chip.flag_cycles * turns_of(job) * work.m_tiles * work.n_tiles
+    a_copies_per_column, b_copies_per_tile = _feed_copies(job)
+    # all tiles of A that one column of tiles needs, and all tiles of B that one row needs
+    a_transfer_cycles = depth * work.m_sum * fractal_bytes / l0a.rate_bytes_per_cycle
+    b_transfer_cycles = depth * work.core_n * fractal_bytes / l0b.rate_bytes_per_cycle
+    a_startup_cycles = a_copies_per_column * l0a.startup_cycles
+    b_startup_cycles = work.n_tiles * b_copies_per_tile * l0b.startup_cycles
+    a_cycles_per_column_tile = a_startup_cycles + a_transfer_cycles
+    b_cycles_per_row_tile = b_startup_cycles + b_transfer_cycles
+    a_cycles = a_cycles_per_column_tile * work.n_tiles + feed_flag_cycles
+    b_cycles_loaded_once = work.n_tiles * l0b.startup_cycles + b_transfer_cycles
+    b_cycles = np.where(
+        weights_stay_in_l0b(job),
+        b_cycles_loaded_once,
+        b_cycles_per_row_tile * work.m_tiles + feed_flag_cycles,
     )
-    b_per_row = (
-        w.n_tiles * rows * l0b.startup_cycles
-        + depth * w.core_n * fractal_bytes / l0b.rate_bytes_per_cycle
-    )
-    feed_a = np.where(w.bypass_a, 0.0, w.bundles * (a_per_column * w.n_tiles + flags))
-    b_once = (
-        w.n_tiles * l0b.startup_cycles + depth * w.core_n * fractal_bytes / l0b.rate_bytes_per_cycle
-    )
-    b_cycles = np.where(weights_stay_in_l0b(job), b_once, b_per_row * w.m_tiles + flags)
-    feed_b = np.where(w.bypass_b, 0.0, w.bundles * b_cycles)
+    feed_a = np.where(work.bypass_a, 0.0, work.bundles * a_cycles)
+    feed_b = np.where(work.bypass_b, 0.0, work.bundles * b_cycles)
     return feed_a, feed_b
+
+
+def _feed_copies(job: CubeWork) -> tuple[Array, Array]:
+    """Return the copies of A to L0A for one column of tiles, and of B to L0B for one tile."""
+    work = job.work
+    turns = turns_of(job)
+    # a convolution copies a tile of A or B at once, in each turn
+    if job.is_conv:
+        return turns * work.m_tiles, turns
+    # a product copies row by row or column by column of fractals: full tiles have min(m, k) of each
+    depth = work.units * job.taps
+    full_tiles = (work.m_sum // work.m) * (depth // np.maximum(work.stage, work.k))
+    full_tile_copies = np.minimum(work.m, work.k) * full_tiles * (work.stage // work.k)
+    return np.maximum(turns * work.m_tiles, full_tile_copies), depth
 
 
 def _drains(
@@ -409,12 +449,12 @@ def _drains(
 ) -> tuple[Floats, Floats]:
     """Return the cycles of draining L0C, epilogue included, and of the last hop to GM."""
     chip = job.chip
-    flag = job.chip.flag_cycles
+    flag_cycles = job.chip.flag_cycles
     element_bytes = DTYPE_BYTES[drain_work.out_dtype]
     if not chip.combined:
         path = chip.path("L0C", "GM")
         fix_pipe = (
-            tiles * (path.startup_cycles + 2.0 * flag)
+            tiles * (path.startup_cycles + 2.0 * flag_cycles)
             + elements * element_bytes * drain_work.out_cycles_per_byte
         )
         return fix_pipe, np.zeros_like(fix_pipe)
@@ -422,11 +462,11 @@ def _drains(
     path = chip.path("UB", "GM")
     demand = demand_of(drain_work.epilogue, chip, ACCUMULATOR[job.dtype])
     per_element = demand.cycles if demand else element_bytes / l0c_path.rate_bytes_per_cycle
-    overheads = l0c_path.startup_cycles + 4 * flag
+    overheads = l0c_path.startup_cycles + 4 * flag_cycles
     for step in drain_work.plan.steps if drain_work.plan else ():
         overheads += chip.vector_costs.get(step.op, chip.vector_costs["default"]).head_cycles
     store = (
-        tiles * (path.startup_cycles + 2.0 * flag)
+        tiles * (path.startup_cycles + 2.0 * flag_cycles)
         + elements * element_bytes * drain_work.out_cycles_per_byte
     )
     return tiles * float(overheads) + elements * per_element, store
@@ -435,48 +475,48 @@ def _drains(
 def fill_cycles(job: CubeWork) -> tuple[Floats, Floats, Floats]:
     """Return the cycles of the first loads from GM, first copies to L0, and first product."""
     chip = job.chip
-    w = job.work
+    work = job.work
     fractal_bytes = job.area_bytes
     path = chip.path("GM", "L1")
-    m = job.tile_list.fractals[w.first]
-    n = np.where(w.n_tiles == 1, w.n_last, w.n)
-    stage = np.minimum(w.stage, w.units)
-    depth = np.minimum(w.k, stage * job.taps)
-    a_bytes = job.tile_list.unit_bytes[w.first] * np.where(w.keeps_a, w.units, stage)
-    b_bytes = n * fractal_bytes * np.where(w.keeps_b, w.units, stage) * job.taps
-    a_cycles = np.where(w.bypass_a, 0, copy_cycles(path, a_bytes, job.a.cycles_per_byte))
-    b_cycles = np.where(w.bypass_b, 0, copy_cycles(path, b_bytes, job.b.cycles_per_byte))
+    m = job.tile_list.fractals[work.first]
+    n = np.where(work.n_tiles == 1, work.n_last, work.n)
+    stage = np.minimum(work.stage, work.units)
+    depth = np.minimum(work.k, stage * job.taps)
+    a_bytes = job.tile_list.unit_bytes[work.first] * np.where(work.keeps_a, work.units, stage)
+    b_bytes = n * fractal_bytes * np.where(work.keeps_b, work.units, stage) * job.taps
+    a_cycles = np.where(work.bypass_a, 0, copy_cycles(path, a_bytes, job.a.cycles_per_byte))
+    b_cycles = np.where(work.bypass_b, 0, copy_cycles(path, b_bytes, job.b.cycles_per_byte))
     latency = np.minimum(job.a.latency_cycles, job.b.latency_cycles)
     feed_a, feed_b = l1_to_l0_cycles(job, m, n, depth)
-    feed = np.where(w.bypass_a, 0, feed_a) + np.where(w.bypass_b, 0, feed_b)
-    product = chip.cube_head_cycles + m * n * depth * macs_per_fractal(job)
+    feed = np.where(work.bypass_a, 0, feed_a) + np.where(work.bypass_b, 0, feed_b)
+    product = chip.cube_head_cycles + m * n * depth * cycles_per_fractal_pair(job)
     return (a_cycles + b_cycles + latency) * 1.0, feed * 1.0, product * 1.0
 
 
 def flush_cycles(job: CubeWork, drain_work: DrainWork) -> Floats:
     """Return the least cycles from the end of the last product until its tile is in GM."""
     chip = job.chip
-    w = job.work
+    work = job.work
     element_bytes = DTYPE_BYTES[drain_work.out_dtype]
     # the last tile in the core's list, which may be lower than the others
-    run = job.tile_list.pixels[w.first + w.m_tiles - 1] * FRACTAL
+    run = job.tile_list.pixels[work.first + work.m_tiles - 1] * FRACTAL
     if not chip.combined:
         path = chip.path("L0C", "GM")
-        copy = copy_cycles(path, run * w.n_last * element_bytes, drain_work.out_cycles_per_byte)
+        copy = copy_cycles(path, run * work.n_last * element_bytes, drain_work.out_cycles_per_byte)
         return (copy + path.latency_cycles + chip.l2.latency_cycles).astype(np.float64)
     path = chip.path("UB", "GM")
-    blocks = drain_work.blocks(run, w.n_last)
+    blocks = drain_work.blocks(run, work.n_last)
     # 5 blocks in pieces of 2 leave a last piece of 1
-    last_piece = w.n_last - (ceil_div_array(w.n_last, blocks) - 1) * blocks
+    last_piece = work.n_last - (ceil_div_array(work.n_last, blocks) - 1) * blocks
     copy = copy_cycles(path, run * last_piece * element_bytes, drain_work.out_cycles_per_byte)
     return (copy + path.latency_cycles + chip.l2.latency_cycles).astype(np.float64)
 
 
 def closed_bounds(job: CubeWork, drain_work: DrainWork) -> Floats:
     """Return a lower bound of each tiling's cycles: the largest of several, without memory's."""
-    w = job.work
+    work = job.work
     busy = busy_of(job, drain_work)
-    flag = job.chip.flag_cycles
+    flag_cycles = job.chip.flag_cycles
     first_load, first_feed, first_cube = fill_cycles(job)
     flush = flush_cycles(job, drain_work)
     load, feed, cube, drain, store = busy.pipes
@@ -489,17 +529,19 @@ def closed_bounds(job: CubeWork, drain_work: DrainWork) -> Floats:
     lower_bounds += _alternating(job, busy)
     sum_bytes = DTYPE_BYTES[ACCUMULATOR[job.dtype]] * BLOCK
     # two tiles of sums do not fit L0C: the cube waits until the last one has left
-    one_tile_in_l0c = 2 * w.m * np.minimum(w.n, w.core_n) * sum_bytes > job.chip.buffers["L0C"]
-    tiles = w.m_tiles * w.n_tiles * w.bundles
+    one_tile_in_l0c = (
+        2 * work.m * np.minimum(work.n, work.core_n) * sum_bytes > job.chip.buffers["L0C"]
+    )
+    tiles = work.m_tiles * work.n_tiles * work.bundles
     l0c_wait = _out_of_l0c(job, drain_work, tiles)
     lower_bounds.append(np.where(one_tile_in_l0c, first_load + first_feed + cube + l0c_wait, 0.0))
-    bounds: Floats = np.floor(np.maximum.reduce(lower_bounds)) - 8 * flag
+    bounds: Floats = np.floor(np.maximum.reduce(lower_bounds)) - 8 * flag_cycles
     return np.maximum(bounds, 0.0)
 
 
 def _out_of_l0c(job: CubeWork, drain_work: DrainWork, tiles: Array) -> Floats:
     """Return how long the cube waits for L0C if it holds one tile: all tiles but the last."""
-    w = job.work
+    work = job.work
     chip = job.chip
     element_bytes = DTYPE_BYTES[drain_work.out_dtype]
     if not chip.combined:
@@ -512,8 +554,8 @@ def _out_of_l0c(job: CubeWork, drain_work: DrainWork, tiles: Array) -> Floats:
         tile_cycles = path.startup_cycles
         if drain_work.plan is not None:
             element_bytes = DTYPE_BYTES[drain_work.plan.tiles[drain_work.plan.start]]
-    elements = w.pixel_sum * w.core_n * FRACTAL * w.bundles
-    largest = w.m * np.minimum(w.n, w.core_n) * BLOCK
+    elements = work.pixel_sum * work.core_n * FRACTAL * work.bundles
+    largest = work.m * np.minimum(work.n, work.core_n) * BLOCK
     total: Floats = (tiles - 1) * tile_cycles + np.maximum(
         elements - largest, 0
     ) * element_bytes * cycles_per_byte
@@ -522,24 +564,26 @@ def _out_of_l0c(job: CubeWork, drain_work: DrainWork, tiles: Array) -> Floats:
 
 def _alternating(job: CubeWork, busy: Busy) -> list[Floats]:
     """Return the bounds by slots of L1 and L0: load, latency and use of a slot do not overlap."""
-    w = job.work
+    work = job.work
     feed = busy.feed_a + np.where(weights_stay_in_l0b(job), 0.0, busy.feed_b)
-    a_staged = ~w.bypass_a & ~w.keeps_a
-    b_staged = ~w.bypass_b & ~w.keeps_b
+    a_staged = ~work.bypass_a & ~work.keeps_a
+    b_staged = ~work.bypass_b & ~work.keeps_b
     wait_a = busy.a_copies * job.a.latency_cycles
     wait_b = busy.b_copies * job.b.latency_cycles
-    a_l1, b_l1 = (np.maximum(shared_slots(job), slots) for slots in (w.a_l1, w.b_l1))
+    a_l1, b_l1 = (np.maximum(shared_slots(job), slots) for slots in (work.a_l1, work.b_l1))
     staged_bound = (busy.load_a + busy.load_b + wait_b + feed) / a_l1
-    a_bound = np.where(w.bypass_a, 0.0, (busy.load_a + wait_a + feed) / a_l1)
-    b_bound = np.where(w.bypass_b, 0.0, (busy.load_b + wait_b + feed) / b_l1)
+    a_bound = np.where(work.bypass_a, 0.0, (busy.load_a + wait_a + feed) / a_l1)
+    b_bound = np.where(work.bypass_b, 0.0, (busy.load_b + wait_b + feed) / b_l1)
     # two flags of a turn and two of a tile are raised while the other pipe works
-    tiles = w.m_tiles * w.n_tiles * w.bundles
+    tiles = work.m_tiles * work.n_tiles * work.bundles
     cube = busy.cube - 2 * job.chip.flag_cycles * tiles * (turns_of(job) + 1)
     # MTE1 feeds A first: if A waits for the cube, B waits behind it; if only B waits, A is there
-    l0_bound = np.where(w.a_l0 == 1, feed + cube, np.where(w.b_l0 == 1, busy.feed_b + cube, 0.0))
+    l0_bound = np.where(
+        work.a_l0 == 1, feed + cube, np.where(work.b_l0 == 1, busy.feed_b + cube, 0.0)
+    )
     return [
         np.where(a_staged & b_staged, staged_bound, 0.0),
         a_bound,
         b_bound,
-        np.where(w.bypass_a | w.bypass_b, 0.0, l0_bound),
+        np.where(work.bypass_a | work.bypass_b, 0.0, l0_bound),
     ]

@@ -81,7 +81,7 @@ def plan_time(graph: Graph, plan: SlicePlan, chip: Chip) -> float:
 
 
 def _launched(cut: Graph, plan: SlicePlan, chip: Chip) -> Compiled:
-    return plan.launched(compiled(cut, chip, plan.road(chip)))
+    return plan.with_launches(compiled(cut, chip, plan.road(chip)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +206,12 @@ class _Search:
                 sliced_graph = sliced(self.graph, plan)
                 self._kernels = compiled(sliced_graph, self.chip, plan.road(self.chip))
                 self._kernels_for = plan.regions, plan.inside
-            time_s = simulate_graph(plan.launched(self._kernels)).time_s
+            time_s = simulate_graph(plan.with_launches(self._kernels)).time_s
         self.times_s[plan] = time_s
         if time_s < self.best_s:
             self.best = plan
             self.best_s = time_s
-            self.compiled = plan.launched(self._kernels)
+            self.compiled = plan.with_launches(self._kernels)
         self.progress("plans", min(self.tried, self.budget), self.budget, f"{self.best_s:g} s")
         return time_s
 
@@ -435,7 +435,7 @@ def graph_key(graph: Graph, chip: Chip) -> BankKey:
 def plan_as_data(plan: SlicePlan, graph: Graph) -> dict[str, Any]:
     """Return a plan as data for the bank, with the positions of nodes in place of their names."""
     position = {node.name: i for i, node in enumerate(graph.nodes)}
-    data = plan.plain()
+    data = plan.as_dict()
     for row in data["regions"]:
         row["first"] = position[row["first"]]
         row["last"] = position[row["last"]]
@@ -448,7 +448,7 @@ def plan_from_data(data: Mapping[str, Any], graph: Graph) -> SlicePlan:
     rows = [
         {**row, "first": names[row["first"]], "last": names[row["last"]]} for row in data["regions"]
     ]
-    return SlicePlan.of({**data, "regions": rows})
+    return SlicePlan.from_dict({**data, "regions": rows})
 
 
 def _from_bank(graph: Graph, chip: Chip, entry: BankEntry, bound_s: float) -> SubgraphResult | None:

@@ -385,7 +385,7 @@ class Segments:
         except AscendLabError:
             return math.inf
         produced = [n for n in built.graph.inputs if n not in self.graph.inputs]
-        built = SlicePlan(one_launch=True).launched(built)
+        built = SlicePlan(one_launch=True).with_launches(built)
         times = simulate_graph(built, written=produced, passed=built.graph.outputs, first="inside")
         return times.time_s
 

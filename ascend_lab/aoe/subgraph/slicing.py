@@ -43,7 +43,7 @@ NETWORK_OPTIONS = {
     "inside": "kernels chosen for it",
     "prefetch": "weights ahead",
 }
-"""Options of a plan for the whole network, each with its words in the printed plan."""
+"""Options of a plan for the whole network -> its words in the printed plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +74,12 @@ class Region:
         if not self.parts or min(self.parts) < 1:
             raise InputError("sizes of at least 1", str(self.parts), "state each slice's size")
 
-    def spans(self, size: int) -> list[Range]:
-        """Return the ranges of an axis cut in the proportions of `parts`.
+    def slice_ranges(self, size: int) -> list[Range]:
+        """Return the ranges of an axis of `size` entries, one per slice.
 
-        Parts (4, 3) cut 14 rows into (0, 8) and (8, 14). Raises `InputError` for an empty slice.
+        Each is its part times ceil(size / sum(parts)) long; the last one is shortened. Parts
+        (4, 3) cut 14 rows into (0, 8) and (8, 14), and 13 rows into (0, 8) and (8, 13). Raises
+        `InputError` for an empty slice.
         """
         # a tensor with twice the rows of the smallest result has slices twice as long
         scale = -(-size // sum(self.parts))
@@ -105,8 +107,8 @@ class SlicePlan:
 
     - one_launch: all kernels run as one super kernel, with barriers in place of launches
     - prefetch: load weights into L2 before their kernel runs
-    - inside: fusion and layouts are chosen for kernels that start at a barrier, not with a launch;
-      only with `one_launch`
+    - inside: fusion and layouts are chosen for kernels that start at a barrier inside one launch,
+      not with a launch of their own; only with `one_launch`
     """
 
     regions: tuple[Region, ...] = ()
@@ -119,14 +121,14 @@ class SlicePlan:
         if self.inside and not self.one_launch:
             raise InputError("one_launch for inside", "separate launches", "set one_launch, too")
 
-    def plain(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Return the plan as dictionaries and lists, ready for JSON."""
         rows = [{**asdict(region), "parts": list(region.parts)} for region in self.regions]
         return {"regions": rows, **{name: getattr(self, name) for name in NETWORK_OPTIONS}}
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> "SlicePlan":
-        """Return the plan that `plain` wrote."""
+    def from_dict(cls, data: Mapping[str, Any]) -> "SlicePlan":
+        """Return the plan that `as_dict` wrote."""
         regions = [Region(**{**row, "parts": tuple(row["parts"])}) for row in data["regions"]]
         options = {"inside": False, **data}  # older files have no "inside"
         return cls(tuple(regions), **{name: options[name] is True for name in NETWORK_OPTIONS})
@@ -134,13 +136,13 @@ class SlicePlan:
     def road(self, chip: Chip, road: Road = DEFAULT_ROAD) -> Road:
         """Return the compiler's options (`Road`) under which the plan's kernels are chosen.
 
-        With `inside` a kernel starts at a barrier of all cores; on chips with separate vector cores
-        at one across both kinds of cores, which is the usual case there.
+        With `inside` a kernel starts at a barrier of all cores; on chips with separate vector
+        cores, at a barrier of cube and vector cores, as is usual there.
         """
         barrier: Start = "inside" if chip.combined else "across"
         return replace(road, start=barrier) if self.inside else road
 
-    def launched(self, compiled: Compiled) -> Compiled:
+    def with_launches(self, compiled: Compiled) -> Compiled:
         """Return a compiled network with the launches and the prefetching of the plan."""
         # a scope is a range of tasks that share one launch
         scopes = ((0, len(compiled.tasks)),) if self.one_launch else ()
@@ -170,7 +172,7 @@ class SlicePlan:
     def __str__(self) -> str:
         """Return one line for each region, and one for options that differ from the defaults."""
         lines = [str(region) for region in self.regions] or ["no slices"]
-        options = [gloss for name, gloss in NETWORK_OPTIONS.items() if getattr(self, name)]
+        options = [text for name, text in NETWORK_OPTIONS.items() if getattr(self, name)]
         if options:
             lines.append(", ".join(options))
         return "\n".join(lines)
@@ -179,7 +181,7 @@ class SlicePlan:
 def _border_tensors(compiled: Compiled) -> Iterator[str]:
     """Yield the tensors from which slices of a batch are cut, and into which they are joined.
 
-    They are alive while all slices of a region run. An L2 that is a buffer would hold them all this
+    They are live while all slices of a region run. An L2 that is a buffer would hold them all this
     time and have no room for the slices.
     """
     graph = compiled.graph
@@ -194,16 +196,18 @@ def _border_tensors(compiled: Compiled) -> Iterator[str]:
                 yield node.inputs[0]
 
 
-def axis_number(axis: str, kind: TensorType, name: str) -> int:
+def axis_number(axis: str, tensor_type: TensorType, name: str) -> int:
     """Return the position of a named axis; raise `InputError` if the tensor has no such axis."""
-    rank = len(kind.shape)
+    rank = len(tensor_type.shape)
     # rank 4 is (n, c, h, w), rank 3 (batch, sequence, channel)
     axes_of = {"batch": 0, "sequence": rank - 2, "channel": 1 if rank == 4 else rank - 1}
     if rank == 4:
         axes_of |= {"height": 2, "width": 3}
     number = axes_of.get(axis, -1)
     if not 0 <= number < rank:
-        raise InputError(f"{name} with an axis {axis}", str(kind), "end the region before it")
+        raise InputError(
+            f"{name} with an axis {axis}", str(tensor_type), "end the region before it"
+        )
     return number
 
 
@@ -240,8 +244,10 @@ def ranges_of(part: Graph, region: Region) -> Ranges:
     rules = all_rules(part)
     axes = _axes(part, region, rules)
     # each output has its own number of rows and is cut in the same proportions
-    sizes = {n: region.spans(part.types[n].shape[axes[n]]) for n in part.outputs}
-    output_ranges = [{n: sizes[n][i] for n in part.outputs} for i in range(len(region.parts))]
+    ranges_by_output = {n: region.slice_ranges(part.types[n].shape[axes[n]]) for n in part.outputs}
+    output_ranges = [
+        {n: ranges[i] for n, ranges in ranges_by_output.items()} for i in range(len(region.parts))
+    ]
     needs = [walk(part, rules, axes, outputs).need for outputs in output_ranges]
     spans: dict[tuple[str, int], Range] = {}
     for node in part.nodes:
@@ -263,8 +269,7 @@ def _axes(part: Graph, region: Region, rules: Rules) -> dict[str, int]:
     # tensors that some node reads uncut, with the name of that node
     uncut_reader: dict[str, str] = {}
     for node in reversed(part.nodes):
-        # the outputs of the region are cut: a result that is not cut has a reader that needs all
-        # of it, which is reported below
+        # a node none of whose results is cut: its readers need all of it, which is reported below
         if not any(name in axes for name in node.outputs):
             break
         _, rule = split_rule(node, rules[node.name], axes)
@@ -338,11 +343,8 @@ def one_slice(part: Graph, region: Region) -> tuple[Graph, dict[str, str]]:
         types=draft.types,
         constants=draft.constants,
     )
-    uncut_name = {}
-    for name, pieces in slices.pieces.items():
-        for _, _, piece_name in pieces:
-            uncut_name[piece_name] = name
-    return pruned(graph), uncut_name | dict(zip(outputs, part.outputs, strict=True))
+    uncut_names = slices.uncut_names() | dict(zip(outputs, part.outputs, strict=True))
+    return pruned(graph), uncut_names
 
 
 class _Slices:
@@ -372,6 +374,14 @@ class _Slices:
             slices = [self.piece(name, axis, span, i) for i, span in enumerate(spans)]
             self.append("concat", slices, {"axis": axis}, name, self.draft.types[name])
 
+    def uncut_names(self) -> dict[str, str]:
+        """Return the name of each slice -> that of the tensor it is a slice of."""
+        uncut_names = {}
+        for name, pieces in self.pieces.items():
+            for _, _, piece_name in pieces:
+                uncut_names[piece_name] = name
+        return uncut_names
+
     def add_slice(self, node: Node, i: int) -> None:
         """Append a node that computes slice i of a node."""
         draft = self.draft
@@ -390,8 +400,8 @@ class _Slices:
         names = tuple(draft.new_name(f"{name}.{i}") for name in node.outputs)
         title = names[0] if node.name == node.output else f"{node.name}.{i}"
         attrs = given_attrs(node.op, dict(part_cut.attrs))
-        kinds = infer(node.op, [draft.types[n] for n in reads], part_cut.attrs)
-        draft.put(Node(title, node.op, tuple(reads), names, attrs), *kinds)
+        result_types = infer(node.op, [draft.types[n] for n in reads], part_cut.attrs)
+        draft.put(Node(title, node.op, tuple(reads), names, attrs), *result_types)
         for name, piece in zip(node.outputs, names, strict=True):
             self.pieces.setdefault(name, []).append((i, span, piece))
 
@@ -417,7 +427,7 @@ class _Slices:
             for (start, end), piece_name in sorted(available, key=lambda pair: pair[0])
             if start < high and low < end
         ]
-        return self.once((name, axis, span), "concat", pieces, {"axis": axis})
+        return self.shared_piece((name, axis, span), "concat", pieces, {"axis": axis})
 
     def size(self, name: str, axis: int) -> int:
         """Return the length of an axis of a tensor."""
@@ -430,11 +440,12 @@ class _Slices:
         shape = self.draft.types[name].shape
         begin = [0] * len(shape)
         end = list(shape)
-        begin[axis], end[axis] = span
+        begin[axis] = span[0]
+        end[axis] = span[1]
         attrs = {"begin": tuple(begin), "end": tuple(end)}
-        return self.once((name, axis, span), "slice", [name], attrs)
+        return self.shared_piece((name, axis, span), "slice", [name], attrs)
 
-    def once(
+    def shared_piece(
         self, key: tuple[str, int, Range], op: str, reads: Sequence[str], attrs: Mapping[str, Any]
     ) -> str:
         """Return the tensor with this range; append the node that makes it only the first time."""
@@ -445,11 +456,16 @@ class _Slices:
         return self.cuts[key]
 
     def append(
-        self, op: str, reads: Sequence[str], attrs: Mapping[str, Any], name: str, *kinds: TensorType
+        self,
+        op: str,
+        reads: Sequence[str],
+        attrs: Mapping[str, Any],
+        name: str,
+        *result_types: TensorType,
     ) -> str:
         """Append a node that writes one tensor, named like the node; return that name."""
         node = Node(name, op, tuple(reads), (name,), given_attrs(op, dict(attrs)))
-        return self.draft.put(node, *kinds)
+        return self.draft.put(node, *result_types)
 
     def constant(self, name: str, taken: Mapping[int, Range]) -> str:
         """Return the ranges `taken` of a constant; the constant itself if they are all of it."""
@@ -460,7 +476,7 @@ class _Slices:
         key = (name, *sorted(cuts.items()))
         if key not in self.cuts:
             spans = [cuts.get(a, (0, size)) for a, size in enumerate(constant.type.shape)]
-            kind = TensorType(tuple(high - low for low, high in spans), constant.type.dtype)
+            tensor_type = TensorType(tuple(high - low for low, high in spans), constant.type.dtype)
             index = tuple(slice(low, high) for low, high in spans)
             data = (
                 constant.data
@@ -468,7 +484,7 @@ class _Slices:
                 else partial(_part, constant, index)
             )
             ends = "_".join(f"{low}_{high}" for low, high in cuts.values())
-            self.cuts[key] = self.draft.add(Constant(kind, data), f"{name}.{ends}")
+            self.cuts[key] = self.draft.add(Constant(tensor_type, data), f"{name}.{ends}")
         return self.cuts[key]
 
 

@@ -1,7 +1,7 @@
 """Measured kernels that work on rows: norms, losses, rotary embedding, routing, resizing, picking.
 
-Names of builders are those of the measured tables. Numbers that stand in tensors and change no
-time (which expert, which place) are inputs: a row says how many there are, not what they are.
+Names of builders are those of the measured tables. Values of index tensors (which expert, which
+position) do not change the time; a row gives only their number, so they become inputs.
 """
 
 import math
@@ -32,27 +32,27 @@ INT8_MOST = 127
 
 
 def _check(work: Work, min_inputs: int, max_inputs: int, *attributes: str) -> None:
-    """Raise for too few or many inputs, and for attributes whose meaning for the time is unknown.
+    """Raise for too few or many inputs, and for attributes whose effect on the time is unknown.
 
-    Those named have to be there.
+    The attributes named must be present.
     """
     if not min_inputs <= len(work.shapes) <= max_inputs:
         needed = f"{work.operator}: {min_inputs} to {max_inputs} inputs"
         raise InputError(needed, str(len(work.shapes)), "write them in the source's order")
-    for word in attributes:
-        if word not in work.attributes:
-            raise InputError(f"{work.operator}: attribute {word}", "none", "none is guessed")
-    for word, value in work.attributes.items():
-        if word not in attributes:
+    for key in attributes:
+        if key not in work.attributes:
+            raise InputError(f"{work.operator}: attribute {key}", "none", "none is guessed")
+    for key, value in work.attributes.items():
+        if key not in attributes:
             needed = f"{work.operator}: no attributes but {', '.join(attributes) or 'none'}"
-            raise UnsupportedError(needed, f"{word}={shown(value)}", "what it changes is unknown")
+            raise UnsupportedError(needed, f"{key}={shown(value)}", "what it changes is unknown")
 
 
-def _sizes(work: Work, place: int, rank: int) -> Shape:
-    """Return the shape of an input that has to have `rank` axes."""
-    shape = work.shapes[place]
+def _shape_of(work: Work, input_number: int, rank: int) -> Shape:
+    """Return the shape of an input, which must have `rank` axes."""
+    shape = work.shapes[input_number]
     if len(shape) != rank:
-        needed = f"{work.operator}: input {place + 1} with {rank} axes"
+        needed = f"{work.operator}: input {input_number + 1} with {rank} axes"
         raise InputError(needed, "x".join(map(str, shape)), "correct that row")
     return shape
 
@@ -65,7 +65,7 @@ def _draft(work: Work) -> GraphBuilder:
 
 
 def _format_of(work: Work, formats: Collection[str] = FLOATS) -> str:
-    """Return the format of a row's first input, one of those known."""
+    """Return the format of a row's first input, which must be one of `formats`."""
     dtype = ALIASES.get(work.dtypes[0], work.dtypes[0]) if work.dtypes else ""
     if dtype not in formats:
         needed = f"{work.operator}: one of {', '.join(formats)}"
@@ -73,7 +73,7 @@ def _format_of(work: Work, formats: Collection[str] = FLOATS) -> str:
     return dtype
 
 
-def _axis(work: Work, rank: int) -> int:
+def _gather_axis(work: Work, rank: int) -> int:
     """Return the attribute `axis`, counted from 0."""
     axis = work.attributes["axis"]
     if not isinstance(axis, int) or not -rank <= axis < rank:
@@ -131,11 +131,11 @@ def add_rms_norm_dynamic_quant(work: Work) -> Graph:
 def cross_entropy_loss(work: Work) -> Graph:
     """-log softmax(x)[i, class[i]] of x (rows, classes), or the mean over rows.
 
-    A class is one of all classes: that of row i is element i classes + class[i] of the table of
-    logarithms. Labels of int64 are read as int32, the only indices that our kernels take.
+    The logarithm of row i's class is element i * classes + class[i] of the flattened log-softmax.
+    Labels of int64 are read as int32, the only indices that our kernels take.
     """
     _check(work, 2, 2, "reduction")
-    rows, classes = _sizes(work, 0, 2)
+    rows, classes = _shape_of(work, 0, 2)
     reduction = work.attributes["reduction"]
     if reduction not in ("mean", "none"):
         needed = "cross_entropy_loss: reduction mean or none"
@@ -154,13 +154,13 @@ def cross_entropy_loss(work: Work) -> Graph:
 
 # -- rotary embedding ------------------------------------------------------------------------------
 def apply_rotary_pos_emb(work: Work) -> Programs:
-    """Pairs (a, b) of q and k turned: (a cos - b sin, b cos + a sin), cos and sin (length, d / 2).
+    """Rotate the pairs (a, b) of q and k: (a cos - b sin, b cos + a sin).
 
-    `mode` half pairs element i with i + d / 2, interleaved 2 i with 2 i + 1. The kernels are those
-    of the measured chain: each table twice in a row (ConcatD, or each number twice,
-    RepeatInterleaveV2), a copy for each of several batches (BroadcastTo), q and k in the order
-    BSND and back (Transpose), and the turn. Left out are two BroadcastTo of the interleaved chain:
-    what they stretch, the counts of repeats, is small.
+    cos and sin are (length, d/2). `mode` half pairs element i with i + d/2, interleaved 2 * i with
+    2 * i + 1. The kernels are those of the measured chain: each table twice in a row (ConcatD, or
+    each number twice, RepeatInterleaveV2), a copy for each of several batches (BroadcastTo), q and
+    k in the order BSND and back (Transpose), and the rotation. Two BroadcastTo of the interleaved
+    chain are left out; they only expand the small tensor of repeat counts.
     """
     _check(work, 4, 4, "layout", "mode")
     layout = work.attributes["layout"]
@@ -168,33 +168,33 @@ def apply_rotary_pos_emb(work: Work) -> Programs:
     if layout not in ("BSND", "BNSD") or mode not in ("half", "interleaved"):
         needed = "apply_rotary_pos_emb: layout BSND or BNSD, mode half or interleaved"
         raise UnsupportedError(needed, f"{shown(layout)}, {shown(mode)}", "no other is built")
-    length, half = _sizes(work, 2, 2)
-    at = layout.index("S")
+    length, half = _shape_of(work, 2, 2)
+    length_axis = layout.index("S")
     batch = work.shapes[0][0]
-    for place, name in enumerate("qk"):
-        shape = _sizes(work, place, 4)
-        if (shape[0], shape[at], shape[3]) != (batch, length, 2 * half):
+    for input_number, name in enumerate("qk"):
+        shape = _shape_of(work, input_number, 4)
+        if (shape[0], shape[length_axis], shape[3]) != (batch, length, 2 * half):
             needed = f"apply_rotary_pos_emb: {name} with {batch} times {length} places"
             needed = f"{needed} of {2 * half} elements"
             raise InputError(needed, "x".join(map(str, shape)), "correct that row")
     if work.shapes[3] != work.shapes[2]:
         needed = "apply_rotary_pos_emb: as many sines as cosines"
         raise InputError(needed, shown(work.shapes[2:]), "correct that row")
-    turn = _RotaryChain(work, _format_of(work), mode == "interleaved")
+    chain = _RotaryChain(work, _format_of(work), mode == "interleaved")
     outputs = ("q", "k") if layout == "BSND" else ("q_back", "k_back")
-    return Programs(turn.kernels, ("q", "k", "cos", "sin"), outputs)
+    return Programs(chain.kernels, ("q", "k", "cos", "sin"), outputs)
 
 
 @dataclass(frozen=True, slots=True)
 class _RotaryChain:
-    """The kernels around a rotary embedding, and itself."""
+    """A rotary embedding and the kernels before and after it."""
 
     work: Work
     dtype: str
-    neighbours: bool
+    interleaved: bool
 
     def kernels(self, chip: Chip) -> list[Kernel]:
-        """Return them in order."""
+        """Return the kernels in order."""
         layout = self.work.attributes["layout"]
         shapes = self.work.shapes
         heads = 3 - layout.index("S")
@@ -206,47 +206,54 @@ class _RotaryChain:
         kernels_after = []
         for table in ("cos", "sin"):
             rows, table_kernels = self._table(table, batch, chip)
-            # the turn reads each table under the name that the last kernel gave it
+            # the rotation reads each table under the name that the last kernel gave it
             names[table] = rows
             kernels_before += table_kernels
         if layout == "BNSD":
             for name, shape in zip("qk", shapes, strict=False):
                 names[name] = f"{name}_rows"
-                turned = (batch, length, shape[heads], size)
-                swap = {"perm": (0, 2, 1, 3)}
-                inward = self._kernel("transpose", (shape,), (name, names[name]), chip, swap)
-                back = self._kernel(
-                    "transpose", (turned,), (names[name], f"{name}_back"), chip, swap
+                shape_by_head = (batch, length, shape[heads], size)
+                swapped_axes = {"perm": (0, 2, 1, 3)}
+                to_rows = self._kernel(
+                    "transpose", (shape,), (name, names[name]), chip, swapped_axes
                 )
-                kernels_before.append(inward)
-                kernels_after.append(back)
+                from_rows = self._kernel(
+                    "transpose", (shape_by_head,), (names[name], f"{name}_back"), chip, swapped_axes
+                )
+                kernels_before.append(to_rows)
+                kernels_after.append(from_rows)
         head_counts = (shapes[0][heads], shapes[1][heads])
-        rotary = Rotary(batch * length, head_counts, size, self.dtype, self.neighbours)
-        turn = as_kernel(renamed(rotary_launch(rotary, chip), names))
-        return [*kernels_before, turn, *kernels_after]
+        rotary = Rotary(batch * length, head_counts, size, self.dtype, self.interleaved)
+        rotation = as_kernel(renamed(rotary_launch(rotary, chip), names))
+        return [*kernels_before, rotation, *kernels_after]
 
     def _table(self, name: str, batch: int, chip: Chip) -> tuple[str, list[Kernel]]:
-        """Return the name of a table as long as q has rows, and the kernels that make it."""
+        """Return the name of a table with as many rows as q, and the kernels that write it."""
         length, half = self.work.shapes[2]
         size = 2 * half
-        twice = f"{name}_twice"
-        rows = f"{name}_rows"
-        if self.neighbours:
+        twice_name = f"{name}_twice"
+        rows_name = f"{name}_rows"
+        if self.interleaved:
             single = (length * half, 1)
             pairs = (length * half, 2)
             # c0 c0 c1 c1 ...: neighbours share an angle
-            kernels = [self._kernel("expand", (single,), (name, twice), chip, {"shape": pairs})]
+            kernels = [
+                self._kernel("expand", (single,), (name, twice_name), chip, {"shape": pairs})
+            ]
         else:
             two_tables = ((length, half), (length, half))
-            # c0 c1 ... c0 c1 ...: element i and i + d
-            # 2 share an angle
-            kernels = [self._kernel("concat", two_tables, (name, name, twice), chip, {"axis": 1})]
+            # c0 c1 ... c0 c1 ...: elements i and i + d/2 share an angle
+            kernels = [
+                self._kernel("concat", two_tables, (name, name, twice_name), chip, {"axis": 1})
+            ]
         # one table serves the only batch
         if batch == 1:
-            return twice, kernels
-        stretched = {"shape": (batch, length, size)}
-        kernels.append(self._kernel("expand", ((1, length, size),), (twice, rows), chip, stretched))
-        return rows, kernels
+            return twice_name, kernels
+        batch_shape = {"shape": (batch, length, size)}
+        kernels.append(
+            self._kernel("expand", ((1, length, size),), (twice_name, rows_name), chip, batch_shape)
+        )
+        return rows_name, kernels
 
     def _kernel(
         self,
@@ -258,15 +265,8 @@ class _RotaryChain:
     ) -> Kernel:
         """Return the kernel of an operator, its inputs and its result under their names."""
         kernel = ops.compile(operator, shapes, (self.dtype,) * len(shapes), chip, **attributes)
-        input_names = (
-            ("x",) if len(shapes) == 1 else tuple(f"x{place}" for place in range(len(shapes)))
-        )
-        tensor_names = {tensor.name for tensor in kernel.tensors}
-        input_names = (
-            input_names
-            if input_names[0] in tensor_names
-            else tuple(f"x{place}" for place in range(len(shapes)))
-        )
+        has_single_input = "x" in {tensor.name for tensor in kernel.tensors}
+        input_names = ("x",) if has_single_input else tuple(f"x{i}" for i in range(len(shapes)))
         table = dict(zip((*input_names, "y"), names, strict=True))
         return Kernel(operator, tuple(renamed(phase, table) for phase in kernel.phases))
 
@@ -279,52 +279,55 @@ def moe_re_routing(work: Work) -> Programs:
     Counts are taken as equal: a row does not say what they are.
     """
     _check(work, 2, 3)
-    count, hidden = _sizes(work, 0, 2)
-    ranks, experts = _sizes(work, 1, 2)
-    scaled = len(work.shapes) == 3
-    if scaled and work.shapes[2] != (count,):
+    count, hidden = _shape_of(work, 0, 2)
+    ranks, experts = _shape_of(work, 1, 2)
+    has_scales = len(work.shapes) == 3
+    if has_scales and work.shapes[2] != (count,):
         needed = f"moe_re_routing: a scale for each of {count} tokens"
         raise InputError(needed, "x".join(map(str, work.shapes[2])), "correct that row")
-    shape = Rerouting(count, hidden, ranks, experts, _format_of(work, DTYPE_BYTES), scaled)
+    shape = Rerouting(count, hidden, ranks, experts, _format_of(work, DTYPE_BYTES), has_scales)
     inputs = ("x", "scale")
     outputs = ("y", "scale_out")
     return Programs(
-        lambda chip: (rerouting_kernel(shape, chip),), inputs[: 1 + scaled], outputs[: 1 + scaled]
+        lambda chip: (rerouting_kernel(shape, chip),),
+        inputs[: 1 + has_scales],
+        outputs[: 1 + has_scales],
     )
 
 
 def moe_finalize_routing(work: Work) -> Graph:
-    """y[i] = skips + sum over k of scale[i, k] (x[place[k, i]] + bias[expert[i, k]]).
+    """y[i] = skips + sum over k of scale[i, k] * (x[place[k, i]] + bias[expert[i, k]]).
 
-    Expanded rows x (.., hidden), places (k tokens), one or two skips (tokens, hidden), and where
-    they are given bias (experts, hidden), scales (tokens, k), numbers of experts (tokens, k).
-    A bias needs its experts: of a bias and one tensor of k columns, that is those.
+    Inputs: x (.., hidden), places (k * tokens), one or two skips (tokens, hidden), then optionally
+    bias (experts, hidden), scales (tokens, k), experts (tokens, k). If there is a bias and only one
+    tensor of k columns, that tensor holds the experts.
     """
-    _check(work, 4, 7, *(("drop_pad_mode",) if "drop_pad_mode" in work.attributes else ()))
+    optional = ("drop_pad_mode",) if "drop_pad_mode" in work.attributes else ()
+    _check(work, 4, 7, *optional)
     hidden = work.shapes[0][-1]
-    tokens, picks = _sizes(work, len(work.shapes) - 1, 2)
-    wide = [shape for shape in work.shapes[2:] if shape[-1] == hidden]
-    narrow = [shape for shape in work.shapes[2:] if shape == (tokens, picks)]
-    if picks == hidden or len(wide) + len(narrow) != len(work.shapes) - 2:
+    tokens, experts_per_token = _shape_of(work, len(work.shapes) - 1, 2)
+    hidden_shapes = [shape for shape in work.shapes[2:] if shape[-1] == hidden]
+    pick_shapes = [shape for shape in work.shapes[2:] if shape == (tokens, experts_per_token)]
+    if experts_per_token == hidden or len(hidden_shapes) + len(pick_shapes) != len(work.shapes) - 2:
         needed = "moe_finalize_routing: skips and bias of one width, then scales and experts"
         raise InputError(needed, shown(work.shapes), "write them in the source's order")
     # a bias needs the experts of its rows, a tensor of k columns
-    has_bias = len(narrow) == 2 or (bool(wide) and wide[-1][0] != tokens)
+    has_bias = len(pick_shapes) == 2 or (bool(hidden_shapes) and hidden_shapes[-1][0] != tokens)
     draft = _draft(work)
     x = draft.input("x", work.shapes[0])
     table = draft.reshape(x, shape=(math.prod(work.shapes[0][:-1]), hidden))
-    places = draft.input("places", (picks * tokens,), "int32")
-    sums = draft.reshape(draft.gather(table, places), shape=(picks, tokens, hidden))
+    places = draft.input("places", (experts_per_token * tokens,), "int32")
+    sums = draft.reshape(draft.gather(table, places), shape=(experts_per_token, tokens, hidden))
     if has_bias:
-        bias = draft.input("bias", wide.pop())
-        experts = draft.input("experts", (tokens, picks), "int32")
+        bias = draft.input("bias", hidden_shapes.pop())
+        experts = draft.input("experts", (tokens, experts_per_token), "int32")
         sums = draft.add(sums, draft.gather(bias, draft.transpose(experts, perm=(1, 0))))
-    if len(narrow) == 2 or not has_bias:
-        scales = draft.transpose(draft.input("scales", (tokens, picks)), perm=(1, 0))
-        sums = draft.mul(sums, draft.reshape(scales, shape=(picks, tokens, 1)))
+    if len(pick_shapes) == 2 or not has_bias:
+        scales = draft.transpose(draft.input("scales", (tokens, experts_per_token)), perm=(1, 0))
+        sums = draft.mul(sums, draft.reshape(scales, shape=(experts_per_token, tokens, 1)))
     # the k experts of each token
     y = draft.reduce_sum(sums, axis=0)
-    for number, shape in enumerate(wide):
+    for number, shape in enumerate(hidden_shapes):
         y = draft.add(y, draft.input(f"skip{number}", shape))
     draft.output(y)
     return draft.build()
@@ -332,13 +335,13 @@ def moe_finalize_routing(work: Work) -> Graph:
 
 # -- resizing and picking --------------------------------------------------------------------------
 def resize_bilinear(work: Work) -> Graph:
-    """x (n, c, h, w) mixed from the four nearest pixels of every new one.
+    """Interpolate every new pixel of x (n, c, h, w) from its four nearest ones.
 
-    Rows first, which leaves less to do where pictures get smaller; columns as rows of the
-    transposed picture.
+    Rows first, which is less work when the picture shrinks; columns are the rows of the transposed
+    picture.
     """
     _check(work, 1, 1, "output_size", "align_corners")
-    n, c, h, w = _sizes(work, 0, 4)
+    n, c, h, w = _shape_of(work, 0, 4)
     out = work.attributes["output_size"]
     if not isinstance(out, tuple) or len(out) != 2 or min(out) < 1:
         raise InputError("resize_bilinear: output_size (height, width)", shown(out), "correct it")
@@ -347,58 +350,68 @@ def resize_bilinear(work: Work) -> Graph:
     draft = _draft(work)
     x = draft.reshape(draft.input("x", (n, c, h, w)), shape=(images * h, w))
     starts = np.arange(images)[:, None] * h
-    rows = _mixed(draft, x, starts, _between(h, out[0], aligned))
+    rows = _interpolated(draft, x, starts, _source_positions(h, out[0], aligned))
     columns = draft.transpose(rows, perm=(1, 0))
-    mixed = _mixed(draft, columns, np.zeros((1, 1), np.int64), _between(w, out[1], aligned))
-    y = draft.transpose(mixed, perm=(1, 0))
+    resized = _interpolated(
+        draft, columns, np.zeros((1, 1), np.int64), _source_positions(w, out[1], aligned)
+    )
+    y = draft.transpose(resized, perm=(1, 0))
     draft.output(draft.reshape(y, shape=(n, c, *out)))
     return draft.build()
 
 
-Numbers = NDArray[np.floating[Any]]
+FloatArray = NDArray[np.floating[Any]]
 
 
-def _between(size: int, out: int, aligned: bool) -> Numbers:
-    """Return where the centres of `out` pixels lie among `size`, within the first and the last.
+def _source_positions(size: int, out: int, aligned: bool) -> FloatArray:
+    """Return the positions of the centres of `out` new pixels among `size` source pixels.
 
-    With `aligned` the outermost centres meet, otherwise the edges do.
+    Positions are limited to those from 0 to size - 1. With `aligned` the outermost centres
+    coincide, otherwise the edges do.
     """
     if aligned:
         # 4 pixels from 7: at 0, 2, 4, 6
         return np.arange(out) * ((size - 1) / max(out - 1, 1))
     # 4 pixels from 8: centres at 0.5, 2.5, 4.5, 6.5
-    centres: Numbers = (np.arange(out) + 0.5) * (size / out) - 0.5
+    centres: FloatArray = (np.arange(out) + 0.5) * (size / out) - 0.5
     return np.clip(centres, 0.0, size - 1.0)
 
 
-def _mixed(draft: GraphBuilder, x: Value, starts: NDArray[np.int64], at: Numbers) -> Value:
-    """Return rows of x mixed at the places `at` behind each of `starts`: the two beside it."""
-    low = np.minimum(np.floor(at), np.max(at)).astype(np.int64)
+def _interpolated(
+    draft: GraphBuilder, x: Value, starts: NDArray[np.int64], positions: FloatArray
+) -> Value:
+    """Interpolate between neighbouring rows of x at the fractional rows `positions`.
+
+    Rows are counted from each of `starts`: the first row of each image.
+    """
+    low = np.floor(positions).astype(np.int64)
     # the last pixel has no neighbour behind it: it is its own
-    high = np.minimum(low + 1, int(np.ceil(np.max(at))))
-    share = np.broadcast_to(at - low, (len(starts), len(at))).reshape(-1, 1)
+    high = np.minimum(low + 1, int(np.ceil(np.max(positions))))
+    share = np.broadcast_to(positions - low, (len(starts), len(positions))).reshape(-1, 1)
     lower_rows = draft.gather(x, draft.constant((starts + low).reshape(-1).astype(np.int32)))
     upper_rows = draft.gather(x, draft.constant((starts + high).reshape(-1).astype(np.int32)))
     weight = draft.constant(share.astype(np.float32))
     if draft.dtype != "fp32":
         weight = draft.cast(weight, dtype=draft.dtype)
-    mixed: Value = draft.add(lower_rows, draft.mul(draft.sub(upper_rows, lower_rows), weight))
-    return mixed
+    interpolated: Value = draft.add(
+        lower_rows, draft.mul(draft.sub(upper_rows, lower_rows), weight)
+    )
+    return interpolated
 
 
 def unsorted_segment_sum(work: Work) -> Graph:
     """y[s] = sum of all rows u[i] with index[i] = s; inputs as of scatter_add: y, index, u.
 
-    The zeros are a row u - u and padding below it, of finite u.
+    y starts from zeros: u[0] - u[0] (0 for finite u), padded to all segments.
     """
     _check(work, 3, 3, "segments")
-    shape, picks, updates = work.shapes
+    shape, index_shape, updates = work.shapes
     if work.attributes["segments"] != shape[0]:
         needed = f"unsorted_segment_sum: segments equal to the first size, {shape[0]}"
         raise InputError(needed, shown(work.attributes["segments"]), "correct that row")
-    count = math.prod(picks)
+    count = math.prod(index_shape)
     width = math.prod(shape[1:])
-    if updates != (*picks, *shape[1:]):
+    if updates != (*index_shape, *shape[1:]):
         needed = f"unsorted_segment_sum: one row of {width} elements per index"
         raise InputError(needed, "x".join(map(str, updates)), "correct that row")
     draft = _draft(work)
@@ -412,34 +425,34 @@ def unsorted_segment_sum(work: Work) -> Graph:
 
 
 def gather_elements(work: Work) -> Graph:
-    """y[i, j] = x[index[i, j], j] along axis 0: one index per element; other axes alike.
+    """y[i, j] = x[index[i, j], j] along axis 0, and correspondingly along the others.
 
-    As a table of single elements. With row-major strides of x, the element is number
-    index stride(axis) + the sum of place stride over all other axes.
+    x is read as a table of single elements. With the row-major strides of x, the number of the
+    element is index * stride[axis] + the sum of position * stride over all other axes.
     """
     _check(work, 2, 2, "axis")
     shape = work.shapes[0]
-    picks = _sizes(work, 1, len(shape))
-    axis = _axis(work, len(shape))
-    if any(picks[d] > shape[d] for d in range(len(shape)) if d != axis):
+    index_shape = _shape_of(work, 1, len(shape))
+    axis = _gather_axis(work, len(shape))
+    if any(index_shape[d] > shape[d] for d in range(len(shape)) if d != axis):
         needed = f"gather_elements: an index no longer than x but along axis {axis}"
-        raise InputError(needed, f"{picks} for {shape}", "correct that row")
+        raise InputError(needed, f"{index_shape} for {shape}", "correct that row")
     draft = _draft(work)
     x = draft.reshape(draft.input("x", shape), shape=(math.prod(shape), 1))
-    index = draft.input("index", picks, "int32")
+    index = draft.input("index", index_shape, "int32")
     strides = row_major(shape)
     rank = len(shape)
-    # x of (3, 4) has strides (4, 1): along axis 0 element (i, j) is number 4 index + j
+    # x of (3, 4) has strides (4, 1): along axis 0 element (i, j) is number 4 * index + j
     flat = draft.mul(index, draft.constant(np.full((1,) * rank, strides[axis], np.int32)))
-    for d in range(rank):
+    for other_axis in range(rank):
         # along the axis the index itself decides; an axis of 1 adds 0
-        if d == axis or picks[d] == 1:
+        if other_axis == axis or index_shape[other_axis] == 1:
             continue
-        ends = [picks[d] if d == axis_at else 1 for axis_at in range(rank)]
-        places = np.arange(picks[d], dtype=np.int32) * np.int32(strides[d])
-        flat = draft.add(flat, draft.constant(places.reshape(ends)))
-    picked = draft.gather(x, draft.reshape(flat, shape=(math.prod(picks),)))
-    draft.output(draft.reshape(picked, shape=picks))
+        broadcast_shape = [index_shape[other_axis] if i == other_axis else 1 for i in range(rank)]
+        offsets = np.arange(index_shape[other_axis], dtype=np.int32) * np.int32(strides[other_axis])
+        flat = draft.add(flat, draft.constant(offsets.reshape(broadcast_shape)))
+    picked = draft.gather(x, draft.reshape(flat, shape=(math.prod(index_shape),)))
+    draft.output(draft.reshape(picked, shape=index_shape))
     return draft.build()
 
 

@@ -1,7 +1,9 @@
 """Elementwise operators behind a cube operator as the epilogue of its kernel.
 
-The operators' tensor expressions are walked in order: every vector operation becomes a step, every
-broadcast or copy another name of its source.
+An epilogue is what the kernel of a cube operator does to its sums on their way out: with bias and
+ReLU behind a convolution, it adds a number per channel and then takes the maximum with 0. The
+operators' tensor expressions are walked in order: each vector operation becomes a step; a broadcast
+or copy is only a new name for its source.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,11 +22,12 @@ from ascend_lab.operators.kernels.epilogue import PAIR, SUMS, Deq, Epilogue, Ope
 from ascend_lab.operators.ops.formats import numpy_type
 
 Source = str | int
+"""An operand's name, or the number of an earlier step."""
 DEQUANTISING = ("dequantise", "requantise")
 
 
 class _Chain:
-    """Steps written so far and what each tensor is called."""
+    """The steps emitted so far, and the name or step number of each tensor."""
 
     def __init__(self, operands: Sequence[Operand]) -> None:
         self.operands = {o.name: o for o in operands}
@@ -32,7 +35,10 @@ class _Chain:
         self.names: dict[te.Tensor, Source] = {}
 
     def source(self, expr: Expr) -> Source:
-        """Return what an expression is called, its steps appended."""
+        """Append the steps of an expression.
+
+        Returns the operand name or step number of its result.
+        """
         if isinstance(expr, Load):
             return self.names[expr.tensor]
         assert isinstance(expr, Call)
@@ -42,7 +48,8 @@ class _Chain:
             return sources[0]
         if expr.op == "vconv" and expr.mode in ("", "rint"):
             operand = self.operands.get(str(sources[0]))
-            if operand is not None and operand.kind == "channel":  # converted before the launch
+            # one number per channel is converted before the launch
+            if operand is not None and operand.kind == "channel":
                 converted = f"{operand.name.partition('.')[0]}.{expr.format}"
                 self.operands[converted] = replace(operand, name=converted, dtype=expr.format)
                 return converted
@@ -62,10 +69,12 @@ def epilogue_of(
     deq: Deq | None = None,
     second: Deq | None = None,
 ) -> Epilogue:
-    """Return the epilogue that computes `output` from the sums, dequantised if so, and operands.
+    """Return the epilogue that computes `output` from the sums and operands.
 
-    A channel operand whose format changes is called "name.dtype"; the caller packs it so. Raises
-    `UnsupportedError` for what is not lane by lane, `InputError` for what epilogues do not do.
+    The sums are dequantised first if `deq` is given; `second` dequantises the sums of another cube
+    operator. A channel operand whose format changes is called "name.dtype"; the caller packs it in
+    that format. Raises `UnsupportedError` for operations that are not elementwise, `InputError` for
+    operations that epilogues do not have.
     """
     chain = _Chain(list(operands.values()))
     chain.names = {sums: SUMS, **{tensor: o.name for tensor, o in operands.items()}}
@@ -91,45 +100,53 @@ def epilogue_of(
 def whole_epilogue(
     piece: Piece, layout: str, beside: Node | None = None
 ) -> tuple[Epilogue, TensorType]:
-    """Return the epilogue of a cube operator on int8 and how its tiles lie.
+    """Return the epilogue of an int8 cube operator, and the type of its tiles.
 
-    The node behind it scales the int32 sums, and `beside` those of another; raises
-    `UnsupportedError` for another.
+    Node 1 of the piece dequantises its int32 sums; `beside`, if given, those of the second cube
+    operator. Raises `UnsupportedError` for any other node.
     """
-    node, *followers = piece.graph.nodes[1:]
-    dtype = piece.type(node.output).dtype
+    scaling_node, *followers = piece.graph.nodes[1:]
+    dtype = piece.type(scaling_node.output).dtype
     formats = {piece.type(n).dtype for m in followers for n in m.inputs if n in piece.graph.inputs}
-    has_bytes = "int8" in {piece.output.dtype, *formats}
-    main = TensorType(piece.type(node.output).shape, "int8" if has_bytes else "fp16", layout)
+    has_int8 = "int8" in {piece.output.dtype, *formats}
+    tile_type = TensorType(
+        piece.type(scaling_node.output).shape, "int8" if has_int8 else "fp16", layout
+    )
     floats = {piece.output.dtype, *formats} - {"int8"}
     # 48 channels: 3 blocks of 16 in fp16, one and a half of 32 in int8
-    if has_bytes and floats and main.shape[_axis(main)] % PAIR:
-        raise UnsupportedError(f"a multiple of {PAIR} channels", str(main), "run it on its own")
-    deqs = [_deq(piece, scaling, main) if scaling else None for scaling in (node, beside)]
-    sums = te.placeholder(main.map.piece_shape, dtype, "sums")
-    tensors, operands = operands_of(piece, followers, main)
+    if has_int8 and floats and tile_type.shape[_channel_axis(tile_type)] % PAIR:
+        raise UnsupportedError(
+            f"a multiple of {PAIR} channels", str(tile_type), "run it on its own"
+        )
+    deqs = [
+        _deq(piece, scaling, tile_type) if scaling else None for scaling in (scaling_node, beside)
+    ]
+    sums = te.placeholder(tile_type.map.piece_shape, dtype, "sums")
+    tensors, operands = operands_of(piece, followers, tile_type)
     layouts = {piece.type(o.name).layout for o in operands.values() if o.kind == "tile"}
     if layouts - {layout, "C1NHWC0"}:
         raise UnsupportedError(f"operands in {layout}", str(layouts), "cut here")
-    tensors[node.output] = sums
+    tensors[scaling_node.output] = sums
     if beside:
         name = beside.output
-        kind = piece.type(beside.output).dtype
-        tensors[name] = te.placeholder(main.map.piece_shape, kind, name)
-        operands[tensors[name]] = Operand(name, "sums", kind)
-    output = expressions(followers, tensors, main)[piece.graph.outputs[-1]]
-    return epilogue_of(output, sums, operands, *deqs), main
+        dtype_beside = piece.type(beside.output).dtype
+        tensors[name] = te.placeholder(tile_type.map.piece_shape, dtype_beside, name)
+        operands[tensors[name]] = Operand(name, "sums", dtype_beside)
+    output = expressions(followers, tensors, tile_type)[piece.graph.outputs[-1]]
+    return epilogue_of(output, sums, operands, *deqs), tile_type
 
 
-def _deq(piece: Piece, node: Node, main: TensorType) -> Deq:
-    """Return how a node scales int32 sums; raise `UnsupportedError` if not so, per channel."""
+def _deq(piece: Piece, node: Node, tile_type: TensorType) -> Deq:
+    """Return how a node scales int32 sums; raise `UnsupportedError` unless it is per channel."""
     settings = operator_of(node.op).settings(node.attrs)
     constants = node.inputs[1:]  # a scale and perhaps a bias
-    # only a result in bytes has a zero point of its own
-    plain = node.op == "requantise" or not settings["offset"]
-    if node.op not in DEQUANTISING or not constants or settings["scale"] != 1 or not plain:
+    # only an int8 result has a zero point
+    has_no_offset = node.op == "requantise" or not settings["offset"]
+    if node.op not in DEQUANTISING or not constants or settings["scale"] != 1 or not has_no_offset:
         raise UnsupportedError("sums scaled per channel", str(node), "run it on its own")
-    if not all(is_channel(piece.type(n).shape, main) and n in piece.constants for n in constants):
+    if not all(
+        is_channel(piece.type(n).shape, tile_type) and n in piece.constants for n in constants
+    ):
         raise UnsupportedError("constants per channel", str(node), "run it on its own")
     bias = constants[1] if len(constants) > 1 else ""
     dtype = piece.type(node.output).dtype
@@ -137,61 +154,73 @@ def _deq(piece: Piece, node: Node, main: TensorType) -> Deq:
 
 
 def operands_of(
-    piece: Piece, nodes: Sequence[Node], main: TensorType
+    piece: Piece, nodes: Sequence[Node], tile_type: TensorType
 ) -> tuple[dict[str, te.Tensor], dict[te.Tensor, Operand]]:
-    """Return placeholders of what the nodes behind the first read from memory."""
+    """Return placeholders and operands for the tensors that `nodes` read from memory."""
     tensors: dict[str, te.Tensor] = {}
     operands: dict[te.Tensor, Operand] = {}
     for name in dict.fromkeys(n for node in nodes for n in node.inputs):
         if name not in piece.graph.inputs:
             continue
-        kind = piece.type(name)
+        tensor_type = piece.type(name)
         # one number for each channel is loaded once; a tile of its own goes with each tile of sums
-        channel = kind.elements == 1 or is_channel(kind.shape, main)
-        channel = channel and name in piece.constants
-        if not channel and kind.shape != main.shape:
-            got = f"{piece.names[name]}: {kind}"
+        has_channel_shape = tensor_type.elements == 1 or is_channel(tensor_type.shape, tile_type)
+        is_per_channel = has_channel_shape and name in piece.constants
+        if not is_per_channel and tensor_type.shape != tile_type.shape:
+            got = f"{piece.names[name]}: {tensor_type}"
             raise UnsupportedError(
                 "operands per element, or constants per channel", got, "cut here"
             )
-        stored = channels(main) if channel else main.map.piece_shape
-        tensors[name] = te.placeholder(stored, kind.dtype, name)
-        operands[tensors[name]] = Operand(name, "channel" if channel else "tile", kind.dtype)
+        stored = channels(tile_type) if is_per_channel else tile_type.map.piece_shape
+        tensors[name] = te.placeholder(stored, tensor_type.dtype, name)
+        kind = "channel" if is_per_channel else "tile"
+        operands[tensors[name]] = Operand(name, kind, tensor_type.dtype)
     return tensors, operands
 
 
-def _axis(main: TensorType) -> int:
+def _channel_axis(tile_type: TensorType) -> int:
     """Return the axis of channels (images) or columns (matrices)."""
-    return 1 if main.layout == "NC1HWC0" else len(main.shape) - 1
+    return 1 if tile_type.layout == "NC1HWC0" else len(tile_type.shape) - 1
 
 
-def channels(main: TensorType) -> tuple[int, ...]:
+def channels(tile_type: TensorType) -> tuple[int, ...]:
     """Return the stored shape of one number per channel."""
-    return tuple(p.count if p.axis == _axis(main) else 1 for p in main.map.pieces)
+    return tuple(p.count if p.axis == _channel_axis(tile_type) else 1 for p in tile_type.map.pieces)
 
 
-def is_channel(shape: tuple[int, ...], main: TensorType) -> bool:
+def is_channel(shape: tuple[int, ...], tile_type: TensorType) -> bool:
     """Tell whether an operand has one number per channel (images) or column (matrices)."""
     # Beside an image of 40 channels (40, 1, 1) fits and (40,) does not; beside a matrix of 40
     # columns (40,) fits.
-    sizes = (1,) * (len(main.shape) - len(shape)) + tuple(shape)
-    return all(n == (main.shape[i] if i == _axis(main) else 1) for i, n in enumerate(sizes))
+    sizes = (1,) * (len(tile_type.shape) - len(shape)) + tuple(shape)
+    return all(
+        n == (tile_type.shape[i] if i == _channel_axis(tile_type) else 1)
+        for i, n in enumerate(sizes)
+    )
 
 
-def operand_forms(operands: Iterable[Operand], piece: Piece, main: TensorType) -> dict[str, Form]:
-    """Return how each operand that is a constant is packed, converted first if its name says so."""
-    return {
-        o.name: partial(_channels if o.kind == "channel" else _tile, main=main, dtype=o.dtype)
-        for o in operands
-        if o.name.partition(".")[0] in piece.constants
-    }
+def operand_forms(
+    operands: Iterable[Operand], piece: Piece, tile_type: TensorType
+) -> dict[str, Form]:
+    """Return the packing function of each constant operand; "name.dtype" is converted to dtype."""
+    forms: dict[str, Form] = {}
+    for operand in operands:
+        if operand.name.partition(".")[0] in piece.constants:
+            pack = _pack_channels if operand.kind == "channel" else _pack_tile
+            forms[operand.name] = partial(pack, tile_type=tile_type, dtype=operand.dtype)
+    return forms
 
 
-def _channels(array: Values, *, main: TensorType, dtype: str) -> Values:
-    wide = np.zeros(int(np.prod(channels(main))), numpy_type(dtype))
-    wide[: None if array.size == 1 else array.size] = array.reshape(-1)
-    return wide
+def _pack_channels(array: Values, *, tile_type: TensorType, dtype: str) -> Values:
+    """Return one number per channel, with zeros for the channels that fill the last block."""
+    padded = np.zeros(int(np.prod(channels(tile_type))), numpy_type(dtype))
+    if array.size == 1:
+        padded[:] = array.item()
+    else:
+        padded[: array.size] = array.ravel()
+    return padded
 
 
-def _tile(array: Values, *, main: TensorType, dtype: str) -> Values:
-    return packed(replace(main, dtype=dtype), array.astype(numpy_type(dtype)))
+def _pack_tile(array: Values, *, tile_type: TensorType, dtype: str) -> Values:
+    """Return a tensor of the result's shape in the layout of the result's tiles."""
+    return packed(replace(tile_type, dtype=dtype), array.astype(numpy_type(dtype)))

@@ -174,7 +174,7 @@ class _Importer:
             )
             self.types[name] = element_types[name]
             if element_types[name] == "int64":
-                self.net.narrow_input(graph_input.name)
+                self.net.mark_int64_input(graph_input.name)
 
     def node(self, node: NodeProto) -> None:
         """Convert one node and name what it writes."""
@@ -212,7 +212,7 @@ class _Importer:
                 model_names.setdefault(tensor.value.name, name)
         for name in self.net.written(first_node):
             check_size(ctx.where, self.net.type_of(name).shape)
-        renamed = self.net.settle(first_node, ctx.name, model_names)
+        renamed = self.net.rename_outputs(first_node, ctx.name, model_names)
         for name, tensor in results.items():
             if tensor.value is not None:
                 value = renamed.get(tensor.value.name, tensor.value)
@@ -254,7 +254,9 @@ def tensors_of(ctx: Context) -> list[Tensor]:
     results = _folded_integers(ctx, start, converted_results, is_int64)
     if is_int64:
         graph_values = (r for r in results if isinstance(r, draft.Value))
-        ctx.net.narrow(start, () if ctx.result == "int64" else [r.name for r in graph_values])
+        ctx.net.mark_int64_results(
+            start, () if ctx.result == "int64" else [r.name for r in graph_values]
+        )
     return [_tensor(ctx, result) for result in results]
 
 
@@ -312,9 +314,11 @@ def _folded_integers(
         return results
     # Shape -> Gather -> Mul -> Reshape: the product is computed now, so that the Reshape has its
     # sizes.
-    arrays = ctx.net.computed(start, new_names, int64=is_int64)
+    arrays = ctx.net.fold_nodes(start, new_names, int64=is_int64)
     return tuple(
-        ctx.known(arrays[result.name], ctx.result) if isinstance(result, draft.Value) else result
+        ctx.known_tensor(arrays[result.name], ctx.result)
+        if isinstance(result, draft.Value)
+        else result
         for result in results
     )
 
@@ -372,7 +376,7 @@ def _inlined(ctx: Context) -> list[Tensor]:
 
 
 def _tensor(ctx: Context, result: Result) -> Tensor:
-    return result if isinstance(result, Tensor) else ctx.typed(result, ctx.result)
+    return result if isinstance(result, Tensor) else ctx.with_elem(result, ctx.result)
 
 
 @converter("Celu", "Mish", "Shrink", "Softsign", "ThresholdedRelu", types=(kinds.FLOATS,))

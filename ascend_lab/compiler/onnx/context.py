@@ -1,12 +1,12 @@
-"""How nodes of one ONNX operator enter a graph: what a converter sees of its node, and writes.
+"""Converters of ONNX operators: the context from which a converter reads its node and writes.
 
     @converter("LeakyRelu", types=(FLOATS,))
     def _leaky_relu(ctx: Context) -> Value:
         return ctx.emit("leaky_relu", ctx.input(0), alpha=ctx.attr("alpha"))
 
-What is not stated is refused before the converter runs: another attribute than the standard's,
-another number of inputs, another element type. So a converter computes each case it is given, or
-refuses. The builder of an imported graph keeps the model's names for the model's tensors.
+Before a converter runs, nodes with attributes, numbers of inputs or element types that it does not
+declare are refused. So a converter computes each case it is given, or refuses. The builder of an
+imported graph keeps the model's names for the model's tensors.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ from ascend_lab.compiler.onnx import tensors as kinds
 from ascend_lab.errors import GraphError, InputError, UnsupportedError
 from ascend_lab.operators.ops.formats import numpy_type
 
-MAX_STEERING_ELEMENTS = 1024
+MAX_PINNED_ELEMENTS = 1024
 """Most elements of a graph input whose values may be asked for while importing."""
 MAX_CONSTANT_ELEMENTS = 2**20
 """Most elements of a constant whose values a converter may ask for."""
@@ -37,28 +37,28 @@ class Builder(GraphBuilder):
         self._reserved = frozenset(reserved)
         self._titles: set[str] = set()
         self.emitted: dict[int, tuple[Value, Any]] = {}
-        """Known tensors that are constants of the graph by now, by identity."""
+        """id(tensor) -> (its constant in the graph, the tensor: kept so that the id is unique)."""
         self._narrowed: set[str] = set()
-        self.truths: set[str] = set()
-        """Numbers that are 0 or 1: booleans that the model casts to a number."""
+        self.boolean_names: set[str] = set()
+        """Names of numeric tensors that hold only 0 and 1: the model casts them from booleans."""
 
-    def lasting(self, data: Data, kind: TensorType, name: str) -> Value:
+    def add_constant(self, data: Data, tensor_type: TensorType, name: str) -> Value:
         """Declare a constant under the model's name for it, or a free one."""
         can_keep_name = name in self._reserved and name not in self._types
-        value = self._add(name if can_keep_name else self.unique(name), kind)
-        self._constants[value.name] = Constant(kind, data)
+        value = self._add(name if can_keep_name else self.unique(name), tensor_type)
+        self._constants[value.name] = Constant(tensor_type, data)
         return value
 
     def type_of(self, name: str) -> TensorType:
         """Return the type of a tensor by name."""
         return self._types[name]
 
-    def computed(
+    def fold_nodes(
         self, start: int, results: Iterable[str], *, int64: bool = False
     ) -> dict[str, Any]:
-        """Return what the nodes from `start` on, which read only constants, compute; drop them.
+        """Evaluate the nodes from `start` on, which read only constants; remove them.
 
-        `int64`: their whole numbers have 64 bits.
+        Returns their results. With `int64`, integer results are evaluated in 64 bits.
         """
         nodes = tuple(self._nodes[start:])
         output_names = tuple(dict.fromkeys(results))
@@ -66,7 +66,7 @@ class Builder(GraphBuilder):
         names = {*written, *output_names, *(name for node in nodes for name in node.inputs)}
         types = {name: self._types[name] for name in names}
         constants = {name: self._constants[name] for name in names if name in self._constants}
-        int64_names = self._whole(written) if int64 else frozenset[str]()
+        int64_names = self._int32_names(written) if int64 else frozenset[str]()
         values = evaluate(
             Graph(self.name, (), output_names, nodes, types, constants, int64_names), {}
         )
@@ -77,17 +77,20 @@ class Builder(GraphBuilder):
         return values
 
     def written(self, start: int) -> list[str]:
-        """Return what the nodes from `start` on write."""
+        """Return the names of the tensors that the nodes from `start` on write."""
         return [name for node in self._nodes[start:] for name in node.outputs]
 
-    def _whole(self, names: Iterable[str]) -> frozenset[str]:
+    def _int32_names(self, names: Iterable[str]) -> frozenset[str]:
         return frozenset(name for name in names if self._types[name].dtype == "int32")
 
-    def narrow(self, start: int, others: Iterable[str] = ()) -> None:
-        """Note that what the nodes from `start` on write in int32, but `others`, is int64."""
-        self._narrowed |= self._whole(self.written(start)).difference(others)
+    def mark_int64_results(self, start: int, others: Iterable[str] = ()) -> None:
+        """Note that int32 results of the nodes from `start` on, except `others`, are int64.
 
-    def narrow_input(self, name: str) -> None:
+        They are int64 in the model; the graph computes them in 32 bits.
+        """
+        self._narrowed |= self._int32_names(self.written(start)).difference(others)
+
+    def mark_int64_input(self, name: str) -> None:
         """Note that a graph input is int64 in the model."""
         self._narrowed.add(name)
 
@@ -97,13 +100,16 @@ class Builder(GraphBuilder):
 
     @property
     def node_count(self) -> int:
-        """Nodes so far."""
+        """The number of nodes so far."""
         return len(self._nodes)
 
-    def settle(self, start: int, title: str, model_names: dict[str, str]) -> dict[str, Value]:
-        """Give tensors written by the nodes from `start` on the names the model has for them.
+    def rename_outputs(
+        self, start: int, title: str, model_names: dict[str, str]
+    ) -> dict[str, Value]:
+        """Give tensors written by the nodes from `start` on the names that the model gives them.
 
-        `wanted` maps present names to the model's; the result maps them to the renamed values.
+        `model_names` maps present names to the model's; the result maps present names to the
+        renamed values.
         The node that writes the first is called `title`, its helpers after it.
         """
         written = set(self.written(start))
@@ -116,7 +122,7 @@ class Builder(GraphBuilder):
             self._numbers.clear()
         for old_name, name in new_names.items():
             self._types[name] = self._types.pop(old_name)
-            for names in (self._narrowed, self.truths):
+            for names in (self._narrowed, self.boolean_names):
                 if old_name in names:
                     names.remove(old_name)
                     names.add(name)
@@ -124,16 +130,15 @@ class Builder(GraphBuilder):
         for position, node in enumerate(self._nodes[start:], start):
             node_title = title if main_name in node.outputs else f"{title}/{node.op}"
             node_title = kinds.free_name(node_title, self._titles)
-            inputs, outputs = (
-                tuple(new_names.get(n, n) for n in p) for p in (node.inputs, node.outputs)
-            )
+            inputs = tuple(new_names.get(n, n) for n in node.inputs)
+            outputs = tuple(new_names.get(n, n) for n in node.outputs)
             self._nodes[position] = Node(node_title, node.op, inputs, outputs, node.attrs)
         return {old_name: Value(name, self._types[name]) for old_name, name in new_names.items()}
 
     def copy(self, value: Value, name: str) -> Value:
         """Return the same tensor under a name of its own: an output that no node writes."""
         if not value.type.elements:  # nothing to copy, and reshape takes no empty tensor
-            return self.lasting(np.zeros(value.shape), value.type, name)
+            return self.add_constant(np.zeros(value.shape), value.type, name)
         title = kinds.free_name(name, self._titles)
         attrs = {"shape": value.shape}
         self._types[name] = value.type
@@ -171,7 +176,10 @@ class Context:
     rebatch: tuple[int, int] | None = None
     """The batch the model fixes, and the one it is imported with instead."""
     within: str = ""
-    """The operator of the model whose function's body the node is of."""
+    """The model's operator whose function body this node belongs to.
+
+    Empty for a node of the model itself.
+    """
 
     @property
     def where(self) -> str:
@@ -203,10 +211,11 @@ class Context:
         """Return input i as a value of the graph, cast to a number format if one is named."""
         return self.cast(self.value(self.tensor(i)), dtype)
 
-    def alike(self, *indices: int) -> list[Value]:
+    def in_one_format(self, *indices: int) -> list[Value]:
         """Return inputs (default: all) in one number format: booleans may differ in theirs."""
         values = [self.input(i) for i in indices or range(len(self.inputs))]
-        # Truth from a comparison of fp16 is fp16, truth of an input is int32: both as int32.
+        # The boolean result of an fp16 comparison is stored as fp16, a boolean input as int32:
+        # both are cast to int32.
         formats = {v.type.dtype for v in values}
         if len(formats) > 1:
             if {self.elem(i) for i in indices or range(len(self.inputs))} != {"bool"}:
@@ -234,11 +243,11 @@ class Context:
 
     def needs(self, i: int) -> NoReturn:
         """Raise `NeedsConstant` for input i."""
-        # A shape computed from inputs "h" and "w": both are asked for, unless they are large, as
-        # images.
+        # A shape computed from inputs "h" and "w": both must be pinned; large inputs, such as
+        # images, cannot be.
         names = tuple(sorted(self.tensor(i).roots))
         types = [self.net.type_of(name) for name in names]
-        if not names or any(t.elements > MAX_STEERING_ELEMENTS for t in types):
+        if not names or any(t.elements > MAX_PINNED_ELEMENTS for t in types):
             self.unsupported(f"input {i} known before the graph runs", "computed from data")
         raise NeedsConstant(f"{self.where}: input {i}", names)
 
@@ -253,9 +262,8 @@ class Context:
         """Return the single number of input i."""
         array = self.const(i)
         if array.size != 1:
-            raise GraphError(
-                f"{self.where}: input {i}: one number", f"shape {array.shape}", "correct"
-            )
+            needed = f"{self.where}: input {i}: one number"
+            raise GraphError(needed, f"shape {array.shape}", "give a single number")
         return array.reshape(()).item()
 
     # -- attributes -------------------------------------------------------------------------------
@@ -285,18 +293,19 @@ class Context:
         emitted = self.net.emitted.get(id(tensor))
         if emitted is None:
             data = self._data(tensor.known, tensor)
-            kind = TensorType(tensor.shape, dtype)
-            constant = self.net.lasting(data, kind, tensor.name or f"{self.name}/constant")
-            emitted = self.net.emitted[id(tensor)] = (constant, tensor)
+            tensor_type = TensorType(tensor.shape, dtype)
+            name = tensor.name or f"{self.name}/constant"
+            emitted = (self.net.add_constant(data, tensor_type, name), tensor)
+            self.net.emitted[id(tensor)] = emitted
         return emitted[0]
 
     def _data(self, data: kinds.Known, tensor: kinds.Tensor) -> Data:
         """Return constant data in the graph's format; int64 beyond 32 bits is refused.
 
-        Small data are read now: passes see the numbers of arrays, not of what is read later.
+        Small data are read now: passes look into arrays, but not into data that are read later.
         """
         if tensor.elem != "int64":
-            is_small = callable(data) and tensor.elements <= MAX_STEERING_ELEMENTS
+            is_small = callable(data) and tensor.elements <= MAX_PINNED_ELEMENTS
             return np.array(tensor.array()) if is_small else data
         if tensor.elements > MAX_CONSTANT_ELEMENTS * 16 and not isinstance(data, Fill):
             self.unsupported("int64 constants of at most 16 Mi elements", str(tensor.shape))
@@ -305,18 +314,18 @@ class Context:
             self.unsupported("int64 numbers that fit in 32 bits", range_text)
         return data if isinstance(data, Fill) else array.astype(np.int32)
 
-    def known(self, array: Any, elem: str) -> kinds.Tensor:
+    def known_tensor(self, array: Any, elem: str) -> kinds.Tensor:
         """Return a result that is known before the graph runs."""
         return kinds.known(array, elem)
 
-    def table(self, array: Any, dtype: str, name: str = "table") -> Value:
+    def constant_array(self, array: Any, dtype: str, name: str = "table") -> Value:
         """Return a constant of the graph with these numbers."""
         values = np.asarray(array).astype(numpy_type(dtype))
-        return self.net.lasting(values, TensorType(values.shape, dtype), f"{self.name}/{name}")
+        return self.net.add_constant(values, TensorType(values.shape, dtype), f"{self.name}/{name}")
 
-    def number(self, value: float, dtype: str) -> Value:
+    def constant_scalar(self, value: float, dtype: str) -> Value:
         """Return a constant scalar."""
-        return self.net.lasting(np.array(value), TensorType((), dtype), f"{self.name}/number")
+        return self.net.add_constant(np.array(value), TensorType((), dtype), f"{self.name}/number")
 
     # -- shapes -----------------------------------------------------------------------------------
     def axis(self, axis: int, rank: int) -> int:
@@ -350,13 +359,13 @@ class Context:
         """Return x where the condition (0 or 1, any format) holds, else y of x's format."""
         return self.emit("select", self.cast(condition, x.type.dtype), x, y)
 
-    def counting(self, size: int, axis: int, rank: int) -> Value:
+    def arange_along(self, size: int, axis: int, rank: int) -> Value:
         """Return 0, 1, ... size - 1 along one axis of a tensor of `rank` axes, size 1 elsewhere."""
         # size 3, axis 1 of 3: 0, 1, 2 as (1, 3, 1), which broadcasts beside any tensor of 3 axes.
         shape = tuple(size if i == axis else 1 for i in range(rank))
-        return self.table(np.arange(size).reshape(shape), "int32", "counting")
+        return self.constant_array(np.arange(size).reshape(shape), "int32", "counting")
 
-    def typed(self, value: Value, elem: str) -> kinds.Tensor:
+    def with_elem(self, value: Value, elem: str) -> kinds.Tensor:
         """Return an output of an element type of its own."""
         roots = frozenset().union(*(t.roots for t in self.inputs if t))
         return kinds.Tensor(elem, value.shape, value, roots=roots)
@@ -391,7 +400,10 @@ CONVERTERS: dict[str, Converter] = {}
 
 
 def converter(*names: str, **fields: Any) -> Callable[[Convert], Convert]:
-    """Register a function as the converter of the operators `names`; `how` as in `Converter`."""
+    """Register a function as the converter of the operators `names`.
+
+    `fields` are further fields of `Converter`.
+    """
 
     def register(convert: Convert) -> Convert:
         for name in names:

@@ -66,7 +66,7 @@ LIBRARY_OPERATORS = {
 @converter(*BIT_OPERATORS, types=(BITWISE_TYPES,))
 @converter(*ORDER_COMPARISONS, types=(COMPUTED_TYPES,), result="bool", since=7)
 def _same_operator(ctx: Context) -> Result:
-    if ctx.op in ("Round", "Floor", "Ceil") and ctx.input(0).name in ctx.net.truths:
+    if ctx.op in ("Round", "Floor", "Ceil") and ctx.input(0).name in ctx.net.boolean_names:
         return ctx.tensor(0)
     return ctx.emit(LIBRARY_OPERATORS[ctx.op], *(ctx.input(i) for i in range(len(ctx.inputs))))
 
@@ -93,7 +93,7 @@ def _prelu(ctx: Context) -> Value:
     if np.broadcast_shapes(x.shape, slope.shape) != x.shape:
         ctx.unsupported(f"a slope that broadcasts to {x.shape}", str(slope.shape))
     # x = -4, slope 0.25: 0 + 0.25 * -4 = -1.
-    negative_part = ctx.emit("min", x, ctx.number(0, x.type.dtype))
+    negative_part = ctx.emit("min", x, ctx.constant_scalar(0, x.type.dtype))
     return ctx.emit("add", ctx.emit("relu", x), ctx.emit("mul", slope, negative_part))
 
 
@@ -191,7 +191,7 @@ def _is_inf(ctx: Context) -> Value:
     if not low and not high:
         ctx.unsupported("infinities of a sign to look for", "none")
     x = ctx.emit("abs", x) if low and high else x
-    return ctx.emit("equal", x, ctx.number(math.inf if high else -math.inf, x.type.dtype))
+    return ctx.emit("equal", x, ctx.constant_scalar(math.inf if high else -math.inf, x.type.dtype))
 
 
 # -- two operands and more ------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def _fold_left(ctx: Context) -> Result:
     for i in range(1, count):
         total = ctx.emit(LIBRARY_OPERATORS.get(ctx.op, "add"), total, ctx.input(i))
     if ctx.op == "Mean":
-        return ctx.emit("div", total, ctx.number(count, total.type.dtype))
+        return ctx.emit("div", total, ctx.constant_scalar(count, total.type.dtype))
     return total
 
 
@@ -278,18 +278,18 @@ def _fold_left(ctx: Context) -> Result:
 def _logic(ctx: Context) -> Value:
     """Truth is 1 and falsehood 0 in any format: and is the minimum, or the maximum."""
     op = {"And": "min", "Or": "max", "Xor": "not_equal", "Equal": "equal"}[ctx.op]
-    return ctx.emit(op, *ctx.alike())
+    return ctx.emit(op, *ctx.in_one_format())
 
 
 @converter("Not", types=(("bool",),), result="bool")
 def _not(ctx: Context) -> Value:
     x = ctx.input(0)
-    return ctx.emit("sub", ctx.number(1, x.type.dtype), x)
+    return ctx.emit("sub", ctx.constant_scalar(1, x.type.dtype), x)
 
 
 @converter("Where", types=(("bool",), kinds.GRAPH_TYPES))
 def _where(ctx: Context) -> Value:
-    x, y = ctx.alike(1, 2)
+    x, y = ctx.in_one_format(1, 2)
     ctx.result = ctx.elem(1)
     return ctx.emit("select", ctx.input(0, x.type.dtype), x, y)
 
@@ -318,7 +318,9 @@ def _shifted(ctx: Context, x: Value, axis: int, step: int, fill_number: float) -
     size = x.shape[axis]
     pads = [(0, 0)] * len(x.shape)
     if step >= size:
-        return ctx.emit("expand", ctx.table(fill_number, x.type.dtype, "fill"), shape=x.shape)
+        return ctx.emit(
+            "expand", ctx.constant_array(fill_number, x.type.dtype, "fill"), shape=x.shape
+        )
     # (1, 2, 3, 4) moved by 1: (0, 1, 2, 3), or back (2, 3, 4, 0).
     pads[axis] = (0, step) if is_reverse else (step, 0)
     remaining = ctx.part(x, axis, step, size) if is_reverse else ctx.part(x, axis, 0, size - step)

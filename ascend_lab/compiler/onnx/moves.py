@@ -20,7 +20,7 @@ def _concat(ctx: Context) -> Result:
     nonempty = [i for i in range(len(ctx.inputs)) if ctx.tensor(i).elements] or [0]
     if len(nonempty) == 1:
         return ctx.tensor(nonempty[0])
-    return ctx.emit("concat", *ctx.alike(*nonempty), axis=ctx.attr("axis"))
+    return ctx.emit("concat", *ctx.in_one_format(*nonempty), axis=ctx.attr("axis"))
 
 
 @converter("Split", since=2)
@@ -53,7 +53,7 @@ def _split(ctx: Context) -> Sequence[Result]:
         )
     else:
         pieces = [ctx.tensor(0)] * len(nonempty_sizes)
-    return [pieces.pop(0) if n else ctx.known(empty, ctx.elem(0)) for n in sizes]
+    return [pieces.pop(0) if n else ctx.known_tensor(empty, ctx.elem(0)) for n in sizes]
 
 
 @converter("Slice")
@@ -79,7 +79,7 @@ def _slice(ctx: Context) -> Result:
     if x.known is not None:
         return x.mapped(shape, lambda array: array[tuple(parts)])
     if 0 in shape:
-        return ctx.known(np.zeros(shape), x.elem)
+        return ctx.known_tensor(np.zeros(shape), x.elem)
     return _sliced(ctx, ctx.input(0), parts)
 
 
@@ -108,7 +108,7 @@ def _sliced(ctx: Context, value: Value, parts: Sequence[slice]) -> Value:
 
 def _gathered(ctx: Context, x: Value, places: kinds.Values, axis: int) -> Value:
     """Return the slices of x at known places along an axis."""
-    return ctx.emit("gather", x, ctx.value(ctx.known(places, "int32")), axis=axis)
+    return ctx.emit("gather", x, ctx.value(ctx.known_tensor(places, "int32")), axis=axis)
 
 
 @converter("Gather", types=(kinds.GRAPH_TYPES, kinds.INTEGERS))
@@ -122,7 +122,7 @@ def _gather(ctx: Context) -> Value:
         if array.size and (array.min() < -size or array.max() >= size):
             ctx.unsupported(f"indices from {-size} to {size - 1}", str(array)[:40])
         # Index -1 of 10 is 9.
-        indices = ctx.known(np.where(array < 0, array + size, array), "int32")
+        indices = ctx.known_tensor(np.where(array < 0, array + size, array), "int32")
         return ctx.emit("gather", ctx.input(0), ctx.value(indices), axis=axis)
     return ctx.emit("gather", ctx.input(0), ctx.value(indices), axis=axis, from_end=True)
 
@@ -256,9 +256,9 @@ def _index_of_extreme(
     size = x.shape[axis]
     # (3, 7, 7): hits 0, 1, 1; places where hit are 1 and 2, of which the least is the first, 1.
     is_extreme = ctx.emit("equal", x, ctx.emit(extreme, x, axis=axis, keepdims=True))
-    places = ctx.counting(size, axis, len(x.shape))
+    places = ctx.arange_along(size, axis, len(x.shape))
     # Where no element equals the extreme, as with NaN, the place is still one of the axis.
-    not_extreme = ctx.table(np.array(0 if takes_last else size - 1), "int32", "missed")
+    not_extreme = ctx.constant_array(np.array(0 if takes_last else size - 1), "int32", "missed")
     candidates = ctx.choose(is_extreme, places, not_extreme)
     return ctx.emit(
         "reduce_max" if takes_last else "reduce_min", candidates, axis=axis, keepdims=True
@@ -289,7 +289,7 @@ def _hardmax(ctx: Context) -> Value:
         x = ctx.reshape(x, (math.prod(shape[:axis]), math.prod(shape[axis:])))
         axis = 1
     place = _index_of_extreme(ctx, x, axis, "reduce_max")
-    places = ctx.counting(x.shape[axis], axis, len(x.shape))
+    places = ctx.arange_along(x.shape[axis], axis, len(x.shape))
     # Places 0, 1, 2 and the largest at 1: 0, 1, 0.
     one_hot = ctx.cast(ctx.emit("equal", places, place), x.type.dtype)
     return ctx.reshape(one_hot, shape)
@@ -341,8 +341,8 @@ def _strides(shape: kinds.Shape) -> kinds.Values:
 
 def _nonnegative_indices(ctx: Context, indices: Value, sizes: kinds.Values) -> Value:
     """Return indices counted from 0: those below 0 grow by the sizes."""
-    is_negative = ctx.emit("less", indices, ctx.table(0, "int32", "zero"))
-    shifted = ctx.emit("add", indices, ctx.table(sizes, "int32", "sizes"))
+    is_negative = ctx.emit("less", indices, ctx.constant_array(0, "int32", "zero"))
+    shifted = ctx.emit("add", indices, ctx.constant_array(sizes, "int32", "sizes"))
     return ctx.choose(is_negative, shifted, indices)
 
 
@@ -361,9 +361,11 @@ def _element_numbers(ctx: Context, shape: kinds.Shape, axis: int) -> Value:
     )
     scaled = _nonnegative_indices(ctx, indices, np.array(shape[axis]))
     if strides[axis] != 1:
-        scaled = ctx.emit("mul", scaled, ctx.table(strides[axis], "int32", "step"))
+        scaled = ctx.emit("mul", scaled, ctx.constant_array(strides[axis], "int32", "step"))
     base = np.broadcast_to(other_offsets, indices.shape)
-    return ctx.emit("add", scaled, ctx.table(base, "int32", "base")) if base.any() else scaled
+    return (
+        ctx.emit("add", scaled, ctx.constant_array(base, "int32", "base")) if base.any() else scaled
+    )
 
 
 @converter("GatherElements", types=_TYPES, since=11)
@@ -405,13 +407,13 @@ def _row_numbers(ctx: Context, shape: kinds.Shape, batch: int = 0) -> tuple[Valu
     sizes = np.array(shape[batch : batch + depth])
     strides = _strides(shape[batch : batch + depth])
     nonnegative = _nonnegative_indices(ctx, indices, sizes)
-    scaled = ctx.emit("mul", nonnegative, ctx.table(strides, "int32", "steps"))
+    scaled = ctx.emit("mul", nonnegative, ctx.constant_array(strides, "int32", "steps"))
     # Tuple (1, 2) into axes of 3 and 4: 1 * 4 + 2 = row 6.
     rows = ctx.emit("reduce_sum", scaled, axis=-1)
     if batch:
         batch_starts = np.arange(math.prod(shape[:batch])) * int(np.prod(sizes))
         base = batch_starts.reshape(*shape[:batch], *(1,) * (len(rows.shape) - batch))
-        rows = ctx.emit("add", rows, ctx.table(base, "int32", "base"))
+        rows = ctx.emit("add", rows, ctx.constant_array(base, "int32", "base"))
     return rows, shape[batch + depth :]
 
 
@@ -448,22 +450,24 @@ def _top_k(ctx: Context) -> tuple[Result, ...]:
     numbers = sorted_axis_last
     if ctx.elem(0) in kinds.FLOATS:
         is_number = ctx.emit("equal", sorted_axis_last, sorted_axis_last)
-        numbers = ctx.choose(is_number, sorted_axis_last, ctx.number(math.inf, x.type.dtype))
+        numbers = ctx.choose(
+            is_number, sorted_axis_last, ctx.constant_scalar(math.inf, x.type.dtype)
+        )
     # Every element beside every other one: (.., n, n) comparisons.
     column, row = (ctx.reshape(numbers, (*numbers.shape[:-1], *s)) for s in ((n, 1), (1, n)))
     precedes = ctx.emit("less" if ctx.attr("largest") == 0 else "greater", row, column)
-    earlier = ctx.table(np.tril(np.ones((n, n)), -1), "int32", "lower")
+    earlier = ctx.constant_array(np.tril(np.ones((n, n)), -1), "int32", "lower")
     precedes_equal = ctx.emit("mul", ctx.cast(ctx.emit("equal", row, column), "int32"), earlier)
     precedes_either = ctx.emit("add", ctx.cast(precedes, "int32"), precedes_equal)
     # (3, 1, 3): ranks 0, 2, 1, as of equal numbers the first stands ahead.
     ranks = ctx.emit("reduce_sum", precedes_either, axis=-1, keepdims=True)
-    hits = ctx.emit("equal", ranks, ctx.counting(k, 0, 1))
+    hits = ctx.emit("equal", ranks, ctx.arange_along(k, 0, 1))
     sorted_values = ctx.reshape(sorted_axis_last, column.shape)
-    values = ctx.choose(hits, sorted_values, ctx.table(0, x.type.dtype, "none"))
-    places = ctx.emit("mul", hits, ctx.reshape(ctx.counting(n, 0, 1), (n, 1)))
+    values = ctx.choose(hits, sorted_values, ctx.constant_array(0, x.type.dtype, "none"))
+    places = ctx.emit("mul", hits, ctx.reshape(ctx.arange_along(n, 0, 1), (n, 1)))
     inverse_order = tuple(np.argsort(order))
     values, places = (
         ctx.emit("transpose", ctx.emit("reduce_sum", v, axis=-2), perm=inverse_order)
         for v in (values, places)
     )
-    return values, ctx.typed(places, "int64")
+    return values, ctx.with_elem(places, "int64")

@@ -17,7 +17,7 @@ _NARROW = ("int8", "uint8")
 
 def _opposed(ctx: Context, x: Value, y: Value) -> Value:
     """Return 1 where two numbers have different signs, neither of them 0, else 0."""
-    return ctx.emit("less", _sign(ctx, x, y), ctx.table(0, "int32", "zero"))
+    return ctx.emit("less", _sign(ctx, x, y), ctx.constant_array(0, "int32", "zero"))
 
 
 def _sign(ctx: Context, x: Value, y: Value) -> Value:
@@ -47,10 +47,10 @@ def modulo(ctx: Context, x: Value, y: Value) -> Value:
 
 def wrapped(ctx: Context, x: Value, dtype: str) -> Value:
     """Return the last eight bits of whole numbers as int8 or uint8, as the standard casts."""
-    half = ctx.table(128 if dtype == "int8" else 0, "int32", "half")
+    half = ctx.constant_array(128 if dtype == "int8" else 0, "int32", "half")
     raised = ctx.emit("add", ctx.cast(x, "int32"), half)
     # 200 as int8: (200 + 128) and 255 = 72, less 128 is -56.
-    low = ctx.emit("and", raised, ctx.table(255, "int32", "byte"))
+    low = ctx.emit("and", raised, ctx.constant_array(255, "int32", "byte"))
     return ctx.cast(ctx.emit("sub", low, half), dtype)
 
 
@@ -76,8 +76,8 @@ def _shift(ctx: Context) -> Value:
     largest_shift = (32 if dtype == "int32" else 8) - (1 if is_left or dtype != "int32" else 2)
     powers = (2 ** np.arange(largest_shift + 1, dtype=np.int64)).astype(np.int32)
     places = ctx.emit("clip", y, low=0, high=largest_shift)
-    power = ctx.emit("gather", ctx.table(powers, "int32", "powers"), places, axis=0)
-    zero = ctx.table(0, "int32", "zero")
+    power = ctx.emit("gather", ctx.constant_array(powers, "int32", "powers"), places, axis=0)
+    zero = ctx.constant_array(0, "int32", "zero")
     if is_left:
         moved = ctx.emit("mul", x, power)
         sign = zero
@@ -105,12 +105,12 @@ def _spread(ctx: Context, i: int, shape: Shape) -> Value:
         sides = (shape[axis], *(1,) * (len(shape) - axis - 1))
         if ctx.tensor(i).known is None:
             return ctx.reshape(numbers, sides)
-        return ctx.table(ctx.const(i).reshape(sides), numbers.type.dtype, "scales")
+        return ctx.constant_array(ctx.const(i).reshape(sides), numbers.type.dtype, "scales")
     # 10 rows in blocks of 4 have 3 scales; row 9 takes scale 9 // 4 = 2.
     block_shape = tuple(-(-n // block) if d == axis else n for d, n in enumerate(shape))
     if numbers.shape != block_shape:
         ctx.unsupported(f"scales {block_shape} for blocks of {block}", str(numbers.shape))
-    rows = ctx.table(np.arange(shape[axis]) // block, "int32", "blocks")
+    rows = ctx.constant_array(np.arange(shape[axis]) // block, "int32", "blocks")
     return ctx.emit("gather", numbers, rows, axis=axis)
 
 
@@ -191,14 +191,14 @@ def _in_int8(ctx: Context, i: int, point: Value | int) -> tuple[Value, Value | i
     if x.type.dtype == "int8":
         return x, point
     # the cube multiplies signed bytes: (a - 128) - (point - 128) is the same difference
-    half = ctx.table(128, "int32", "half")
+    half = ctx.constant_array(128, "int32", "half")
     moved = ctx.cast(ctx.emit("sub", ctx.cast(x, "int32"), half), "int8")
     return moved, point - 128 if isinstance(point, int) else ctx.emit("sub", point, half)
 
 
 def _less(ctx: Context, total: Value, sums: Value, point: Value | int) -> Value:
     """Return total - sums x point."""
-    number = ctx.table(point, "int32", "point") if isinstance(point, int) else point
+    number = ctx.constant_array(point, "int32", "point") if isinstance(point, int) else point
     return ctx.emit("sub", total, ctx.emit("mul", sums, number))
 
 
@@ -223,7 +223,7 @@ def _product(ctx: Context, factors: tuple[int, int], zeros: tuple[int, int]) -> 
     if low_b != 0:
         sums = ctx.emit("reduce_sum", ctx.cast(a, "int32"), axis=-1, keepdims=True)
         if low_a != 0:
-            sums = _less(ctx, sums, ctx.table(rows[-1], "int32", "terms"), low_a)
+            sums = _less(ctx, sums, ctx.constant_array(rows[-1], "int32", "terms"), low_a)
         total = _less(ctx, total, sums, low_b)
     return total
 
@@ -249,7 +249,7 @@ def _convolved(
     if not isinstance(points, int) and points.shape:  # one a channel
         points = ctx.reshape(points, (points.type.elements, *(1,) * (len(w.shape) - 2)))
     # sum x over each window, as a convolution with ones
-    ones = ctx.table(np.ones(w.shape), "int8", "ones")
+    ones = ctx.constant_array(np.ones(w.shape), "int8", "ones")
     return _less(ctx, total, _above(ctx, x, low, ones), points)
 
 
@@ -260,14 +260,14 @@ def _above(ctx: Context, x: Value, low: Value | int, w: Value, *bias: Value) -> 
     that is not is taken off times the sums of the weights that lie on the image.
     """
     if not isinstance(low, int):
-        inside = ctx.table(np.ones((1, *x.shape[1:])), "int8", "inside")
+        inside = ctx.constant_array(np.ones((1, *x.shape[1:])), "int8", "inside")
         counts = windows.convolved(ctx, inside, w)
         return _less(ctx, windows.convolved(ctx, x, w, *bias), counts, low)
     if low:
         # -low sum w for each filter: one number, so that it fits in the bias
         axes = tuple(range(1, len(w.shape)))
         sums = ctx.emit("reduce_sum", ctx.cast(w, "int32"), axis=axes, keepdims=False)
-        border_sums = ctx.emit("mul", sums, ctx.table(-low, "int32", "point"))
+        border_sums = ctx.emit("mul", sums, ctx.constant_array(-low, "int32", "point"))
         bias = (ctx.emit("add", bias[0], border_sums) if bias else border_sums,)
     return windows.convolved(ctx, x, w, *bias, border=low)
 

@@ -90,8 +90,8 @@ def _mask(ctx: Context, keys: int, dtype: str) -> Value:
     if not mask.shape or mask.shape[-1] > keys:
         ctx.unsupported(f"a mask over at most {keys} keys", str(mask.shape))
     if ctx.elem(3) == "bool":
-        zero = ctx.table(0, dtype, "zero")
-        drop = ctx.table(-math.inf, dtype, "drop")
+        zero = ctx.constant_array(0, dtype, "zero")
+        drop = ctx.constant_array(-math.inf, dtype, "drop")
         mask = ctx.choose(mask, zero, drop)
     if mask.shape[-1] < keys:
         pads = (*((0, 0) for _ in mask.shape[:-1]), (0, keys - mask.shape[-1]))
@@ -108,7 +108,7 @@ def _attended(
     cap, scale, mode = (ctx.attr(n) for n in ("softcap", "scale", "qk_matmul_output_mode"))
     wants_scores = ctx.out_count > 3
     may_drop = mask is not None or (known is not None and bool((known.max(-1) == -np.inf).any()))
-    added = None if known is None else ctx.table(known, dtype, "allowed")
+    added = None if known is None else ctx.constant_array(known, dtype, "allowed")
     if not (cap or wants_scores or may_drop):
         return ctx.emit("attention", *qkv, *((added,) if added else ()), scale=scale), None
     stages = [ctx.emit("attention_scores", q, k, scale=scale)]
@@ -124,8 +124,8 @@ def _attended(
         # A row in which every key is dropped has -inf only, and softmax makes it NaN: its shares
         # are set to 0.
         row_max = ctx.emit("reduce_max", added, axis=-1, keepdims=True)
-        none = ctx.emit("equal", row_max, ctx.table(-math.inf, dtype, "none"))
-        shares = ctx.emit("select", none, ctx.table(0, dtype, "zero"), shares)
+        none = ctx.emit("equal", row_max, ctx.constant_array(-math.inf, dtype, "none"))
+        shares = ctx.emit("select", none, ctx.constant_array(0, dtype, "zero"), shares)
     stages += [capped, biased, shares]
     if not 0 <= mode < len(stages):
         ctx.unsupported("qk_matmul_output_mode 0 to 3", str(mode))
@@ -295,7 +295,7 @@ def _own(ctx: Context, value: Value, d: int) -> Value:
 def _initial(ctx: Context, i: int, d: int, shape: tuple[int, int]) -> Value:
     """Return a state before the first step, zeros if none is given."""
     if not ctx.has(i):
-        zero = ctx.table(0, ctx.input(0).type.dtype, "zero")
+        zero = ctx.constant_array(0, ctx.input(0).type.dtype, "zero")
         return ctx.emit("expand", zero, shape=shape)
     state = ctx.input(i)
     if ctx.attr("layout"):
@@ -320,7 +320,7 @@ def _linear_attention(ctx: Context) -> Sequence[Result]:
     if ctx.has(3):
         state = ctx.input(3, "fp32")
     else:
-        zero = ctx.table(0, "fp32", "zero")
+        zero = ctx.constant_array(0, "fp32", "zero")
         state = ctx.emit("expand", zero, shape=(n, heads, k.shape[-1], v.shape[-1]))
     outs = []
     for step in range(steps):
@@ -342,7 +342,7 @@ def _linear_attention(ctx: Context) -> Sequence[Result]:
     like = 3 if ctx.has(3) else 0
     final_state = ctx.cast(state, ctx.input(like).type.dtype)
     all_outputs = ctx.cast(_joined(ctx, outs, 1), ctx.input(0).type.dtype)
-    return all_outputs, ctx.typed(final_state, ctx.elem(like))
+    return all_outputs, ctx.with_elem(final_state, ctx.elem(like))
 
 
 def _steps(ctx: Context, i: int, heads: int) -> Value:

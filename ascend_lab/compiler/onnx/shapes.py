@@ -22,7 +22,7 @@ def reshaped(ctx: Context, tensor: Tensor, shape: Shape) -> Result:
     if tensor.known is not None:
         return tensor.mapped(shape, lambda array: array.reshape(shape))
     if not tensor.elements:
-        return ctx.known(np.zeros(shape), tensor.elem)
+        return ctx.known_tensor(np.zeros(shape), tensor.elem)
     return ctx.emit("reshape", ctx.value(tensor), shape=shape)
 
 
@@ -151,14 +151,14 @@ def _cast(ctx: Context) -> Result:
         ctx.unsupported(f"a cast to {', '.join(kinds.FORMATS)}", elem)
     value = ctx.value(x)
     dtype = kinds.FORMATS[elem]
-    if x.elem == "bool" or value.name in ctx.net.truths:
+    if x.elem == "bool" or value.name in ctx.net.boolean_names:
         if elem == "bool":
             return value
         result = ctx.cast(value, dtype)
-        ctx.net.truths.add(result.name)
+        ctx.net.boolean_names.add(result.name)
         return result
     if elem == "bool":
-        return ctx.emit("not_equal", value, ctx.number(0, value.type.dtype))
+        return ctx.emit("not_equal", value, ctx.constant_scalar(0, value.type.dtype))
     if x.elem in kinds.FLOATS and elem not in kinds.FLOATS:
         return ctx.emit("cast", value, dtype=dtype, round="trunc")
     if elem in ("int8", "uint8") and x.elem not in (*kinds.FLOATS, "bool"):
@@ -202,7 +202,7 @@ def _constant(ctx: Context) -> Tensor:
     ((key, value),) = attrs.items()
     if key == "value":
         return _value_attribute(ctx)
-    return ctx.known(value, "int64" if key.startswith("value_int") else "float32")
+    return ctx.known_tensor(value, "int64" if key.startswith("value_int") else "float32")
 
 
 def _value_attribute(ctx: Context) -> Tensor:
@@ -229,8 +229,8 @@ def _constant_of_shape(ctx: Context) -> Tensor:
 @converter("Shape", "Size")
 def _shape(ctx: Context) -> Tensor:
     if ctx.op == "Size":
-        return ctx.known(ctx.tensor(0).elements, "int64")
-    return ctx.known(ctx.shape(0)[ctx.attr("start") : ctx.attr("end")], "int64")
+        return ctx.known_tensor(ctx.tensor(0).elements, "int64")
+    return ctx.known_tensor(ctx.shape(0)[ctx.attr("start") : ctx.attr("end")], "int64")
 
 
 @converter("Range", "NonZero", result="int64")
@@ -271,8 +271,8 @@ def _trilu(ctx: Context) -> draft.Value | Tensor:
     value = ctx.value(x)
     kind = ir.TensorType((rows, columns), value.type.dtype)
     mask: Callable[[], Values] = lambda: triangle(np.ones(kind.shape, np.float32), k)  # noqa: E731
-    mask_value = ctx.net.lasting(mask, kind, f"{ctx.name}/mask")
-    return ctx.emit("select", mask_value, value, ctx.number(0, value.type.dtype))
+    mask_value = ctx.net.add_constant(mask, kind, f"{ctx.name}/mask")
+    return ctx.emit("select", mask_value, value, ctx.constant_scalar(0, value.type.dtype))
 
 
 @converter("OneHot", types=((*kinds.INTEGERS, *kinds.FLOATS), kinds.ALL_TYPES, kinds.GRAPH_TYPES))
@@ -290,7 +290,7 @@ def _one_hot(ctx: Context) -> draft.Value:
         ctx.unsupported("a depth from 1 to 2^24 and two values", f"{depth}, {values}")
     ctx.result = ctx.elem(2)
     position = axis % rank
-    off, on = (ctx.number(v.item(), kinds.FORMATS[ctx.elem(2)]) for v in values)
+    off, on = (ctx.constant_scalar(v.item(), kinds.FORMATS[ctx.elem(2)]) for v in values)
     index = ctx.input(0)
     if ctx.elem(0) in kinds.FLOATS:
         index = ctx.emit("cast", index, dtype="int32", round="trunc")
@@ -300,7 +300,7 @@ def _one_hot(ctx: Context) -> draft.Value:
     )
     classes = np.arange(depth).reshape((-1, *(1,) * (rank - 1 - position)))
     matches = [
-        ctx.emit("equal", index_column, ctx.value(ctx.known(numbers, "float32")))
+        ctx.emit("equal", index_column, ctx.value(ctx.known_tensor(numbers, "float32")))
         # Depth 5: index 4 meets 0 .. 4, index -1 the same class in -5 .. -1.
         for numbers in (classes, classes - depth)
     ]

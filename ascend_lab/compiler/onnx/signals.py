@@ -25,7 +25,7 @@ def _mixed(ctx: Context, x: Value, axis: int, weights: Values) -> Value:
     turned = ctx.transpose(x, order)
     lead = turned.shape[:-1]
     flat = ctx.reshape(turned, (math.prod(lead), turned.shape[-1]))
-    mixed = ctx.emit("matmul", flat, ctx.table(weights.T, x.type.dtype, "weights"))
+    mixed = ctx.emit("matmul", flat, ctx.constant_array(weights.T, x.type.dtype, "weights"))
     return ctx.transpose(ctx.reshape(mixed, (*lead, len(weights))), np.argsort(order).tolist())
 
 
@@ -193,11 +193,11 @@ def _resized(ctx: Context, changes: dict[int, _Axis], attrs: dict[str, Any]) -> 
             shrinks = ctx.opset == 10 and change.scale < 1
             nearest = _DOWN_TO_VERSION_10 if shrinks else attrs["nearest_mode"]
             rows = np.clip(_NEAREST[nearest](at), 0, change.length - 1)
-            x = ctx.emit("gather", x, ctx.table(rows, "int32", "rows"), axis=axis)
+            x = ctx.emit("gather", x, ctx.constant_array(rows, "int32", "rows"), axis=axis)
     if not outside.any():
         return x
-    fill = ctx.table(attrs["extrapolation_value"], x.type.dtype, "fill")
-    return ctx.emit("select", ctx.table(outside, x.type.dtype, "outside"), fill, x)
+    fill = ctx.constant_array(attrs["extrapolation_value"], x.type.dtype, "fill")
+    return ctx.emit("select", ctx.constant_array(outside, x.type.dtype, "outside"), fill, x)
 
 
 def _check_modes(ctx: Context, attrs: dict[str, Any]) -> None:

@@ -189,10 +189,10 @@ def _empty_extreme(ctx: Context, sign: int) -> kinds.Tensor:
     keepdims = ctx.attr("keepdims")
     shape = [1 if i in axes else n for i, n in enumerate(ctx.shape(0)) if keepdims or i not in axes]
     if ctx.elem(0) in kinds.FLOATS:
-        return ctx.known(np.full(shape, -sign * np.inf), ctx.elem(0))
+        return ctx.known_tensor(np.full(shape, -sign * np.inf), ctx.elem(0))
     # The largest of no int8 is -128, the least is 127: so a fold of two parts is that of the whole.
     low, high = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
-    return ctx.known(np.full(shape, low if sign > 0 else high, kind), ctx.elem(0))
+    return ctx.known_tensor(np.full(shape, low if sign > 0 else high, kind), ctx.elem(0))
 
 
 @converter(
@@ -256,7 +256,7 @@ def _lp_norm(ctx: Context) -> draft.Value:
     powers = ctx.emit("abs" if p == 1 else "square", x)
     norm = ctx.emit("reduce_sum", powers, axis=axis, keepdims=True)
     norm = norm if p == 1 else ctx.emit("sqrt", norm)
-    return ctx.choose(norm, ctx.emit("div", x, norm), ctx.table(0, x.type.dtype, "zero"))
+    return ctx.choose(norm, ctx.emit("div", x, norm), ctx.constant_array(0, x.type.dtype, "zero"))
 
 
 # -- normalisation --------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def _batch_norm(ctx: Context) -> Sequence[Result]:
     settings["momentum"] = ctx.attr("momentum")
     elem = ctx.elem(3)
     out, *averages = ctx.emit_all("batch_norm_training", *operands, **settings)
-    return out, *(ctx.typed(ctx.cast(value, kinds.FORMATS[elem]), elem) for value in averages)
+    return out, *(ctx.with_elem(ctx.cast(value, kinds.FORMATS[elem]), elem) for value in averages)
 
 
 @converter("LRN", types=(kinds.FLOATS,))
@@ -306,7 +306,7 @@ def _layer_norm(ctx: Context) -> Sequence[Result]:
     squares = ctx.emit("square", ctx.emit("sub", x_fp32, mean))
     variance = ctx.emit("reduce_mean", squares, axis=axes, keepdims=True)
     inverse_deviation = ctx.emit("rsqrt", ctx.emit("adds", variance, number=epsilon))
-    return out, ctx.typed(mean, "float32"), ctx.typed(inverse_deviation, "float32")
+    return out, ctx.with_elem(mean, "float32"), ctx.with_elem(inverse_deviation, "float32")
 
 
 @converter("RMSNormalization", types=(kinds.FLOATS,))
@@ -338,7 +338,7 @@ def _expanded_parameter(ctx: Context, value: draft.Value, shape: kinds.Shape) ->
 
 def _fill(ctx: Context, like: draft.Value, shape: kinds.Shape, number: float) -> draft.Value:
     kind = ir.TensorType(shape, like.type.dtype)
-    return ctx.net.lasting(ir.Fill(number), kind, f"{ctx.name}/fill")
+    return ctx.net.add_constant(ir.Fill(number), kind, f"{ctx.name}/fill")
 
 
 @converter("InstanceNormalization", types=(kinds.FLOATS,), since=6)

@@ -240,7 +240,7 @@ def _average_pool(ctx: Context) -> Value:
     counts_padding = bool(ctx.attr("count_include_pad"))
     if window.dilation != (1, 1):
         sums = _combined_slices(ctx, x, window, "add", 0.0)
-        counts = ctx.known(_element_counts(x.shape[2:], window, counts_padding), "float32")
+        counts = ctx.known_tensor(_element_counts(x.shape[2:], window, counts_padding), "float32")
         element_counts = ctx.cast(ctx.value(counts), x.type.dtype)
         return as_row(ctx, ctx.emit("div", sums, element_counts), len(ctx.shape(0)))
     if counts_padding and any(window.extra):
@@ -274,7 +274,7 @@ def _lp_pool(ctx: Context) -> Value:
     kernel = ctx.attr("kernel_shape")
     window_of(ctx, kernel, x.shape[2:])  # refuses a kernel too large to be made
     # A group for each channel and weights of 1: each window is summed channel by channel.
-    ones = ctx.table(np.ones((x.shape[1], 1, *kernel)), x.type.dtype, "ones")
+    ones = ctx.constant_array(np.ones((x.shape[1], 1, *kernel)), x.type.dtype, "ones")
     return _root(ctx, convolved(ctx, powers, ones, groups=x.shape[1]))
 
 
@@ -292,12 +292,12 @@ def _powered(ctx: Context, x: Value) -> Value:
     magnitude = ctx.emit("abs", x)
     if p < 1:
         ctx.unsupported("p of at least 1", str(p))
-    return magnitude if p == 1 else ctx.emit("pow", magnitude, ctx.number(p, x.type.dtype))
+    return magnitude if p == 1 else ctx.emit("pow", magnitude, ctx.constant_scalar(p, x.type.dtype))
 
 
 def _root(ctx: Context, x: Value) -> Value:
     p = ctx.attr("p")
-    return x if p == 1 else ctx.emit("pow", x, ctx.number(1 / p, x.type.dtype))
+    return x if p == 1 else ctx.emit("pow", x, ctx.constant_scalar(1 / p, x.type.dtype))
 
 
 def _pool_window(ctx: Context) -> Window:

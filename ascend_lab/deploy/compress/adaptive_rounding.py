@@ -19,7 +19,7 @@ from ascend_lab.compiler import Node
 from ascend_lab.compiler.ir import Values, operator_of
 from ascend_lab.deploy.compress.config import LayerPlan, Rounding
 from ascend_lab.deploy.compress.layers import Quantised, output_of, weight_scales, with_values
-from ascend_lab.deploy.compress.scales import fake, limits
+from ascend_lab.deploy.compress.scales import fake_quantise, integer_range
 from ascend_lab.operators.ops import gradient
 
 
@@ -42,7 +42,7 @@ def with_rounded_weights(
         target = output_of(node, [x, *constants])
         scales = weight_scales(layer, node, graph)
         # the weights also have to make up for the rounding of what the layer reads
-        reads = [fake(x, layer.scale, layer.offset, layer.bits), *constants]
+        reads = [fake_quantise(x, layer.scale, layer.offset, layer.bits), *constants]
         rounded_weights[node.inputs[1]] = adaptive_rounding(
             node, reads, target, scales, layer.weight_bits, rounding
         )
@@ -63,7 +63,7 @@ def adaptive_rounding(
     """
     x, weights, *biases = (array.astype(np.float64) for array in arrays)
     steps = weights / scales
-    (low, high) = limits(bits)
+    (low, high) = integer_range(bits)
     floor = np.floor(steps)
     rng = np.random.default_rng(rounding.seed)
     # h(a) starts at the fraction of the weight, solved for a: nothing is rounded yet

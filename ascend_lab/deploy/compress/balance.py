@@ -23,7 +23,7 @@ from ascend_lab.deploy.compress.layers import (
     layers_of,
     tensor_values,
 )
-from ascend_lab.deploy.compress.scales import EPSILON, along
+from ascend_lab.deploy.compress.scales import EPSILON, broadcast_along
 from ascend_lab.errors import InputError
 
 
@@ -102,8 +102,8 @@ def with_balance(graph: Graph, factors: Mapping[str, tuple[float, ...]]) -> Grap
             raise InputError(f"{node.name}: factors for its input channels", str(len(f)))
         # f broadcasts as (1, c, 1, 1) in an image x, and as (1, c, 1, 1) in weights (k, c, r, s)
         x_rank, w_rank = (len(graph.types[name].shape) for name in (x, w))
-        divisor = draft.add(constant_of(along(f, axes[0], x_rank)), f"{x}_factors")
-        weights = graph.constants[w].array() * along(f, axes[1], w_rank)
+        divisor = draft.add(constant_of(broadcast_along(f, axes[0], x_rank)), f"{x}_factors")
+        weights = graph.constants[w].array() * broadcast_along(f, axes[1], w_rank)
         reads = (
             draft.insert("div", (x, divisor), {}, f"{x}_balanced"),
             draft.add(constant_of(weights), f"{w}_balanced"),

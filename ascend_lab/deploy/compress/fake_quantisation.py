@@ -25,8 +25,8 @@ from ascend_lab.deploy.compress.scales import (
     LayerScales,
     bias_in_steps,
     bias_scales,
-    fake,
-    limits,
+    fake_quantise,
+    integer_range,
 )
 
 
@@ -76,7 +76,7 @@ def _rounded_input(draft: Draft, node: Node, layer: LayerScales) -> str:
     name = node.inputs[0]
     step = draft.add(constant_of(np.asarray(layer.scale, np.float32)), f"{name}_scale")
     steps = draft.insert("round", [draft.insert("div", [name, step])])
-    low, high = (float(end - layer.offset) for end in limits(layer.bits))
+    low, high = (float(end - layer.offset) for end in integer_range(layer.bits))
     clipped = draft.insert("clip", [steps], {"low": low, "high": high})
     return draft.insert("muls", [clipped], {"number": layer.scale}, f"{name}_fake")
 
@@ -86,4 +86,6 @@ def _rounded_weights(draft: Draft, node: Node, layer: LayerScales, graph: Graph)
     name = node.inputs[1]
     weights = graph.constants[name].array()
     scales = weight_scales(layer, node, graph)
-    return draft.add(constant_of(fake(weights, scales, 0, layer.weight_bits)), f"{name}_fake")
+    return draft.add(
+        constant_of(fake_quantise(weights, scales, 0, layer.weight_bits)), f"{name}_fake"
+    )

@@ -13,7 +13,7 @@ import numpy as np
 from ascend_lab.compiler import Constant, Graph, Node, TensorType, evaluate
 from ascend_lab.compiler.ir import Values, operator_of
 from ascend_lab.deploy.compress.config import CONVOLUTIONS, PRODUCTS
-from ascend_lab.deploy.compress.scales import LayerScales, along
+from ascend_lab.deploy.compress.scales import LayerScales, broadcast_along
 from ascend_lab.errors import InputError
 
 Feeds = Sequence[Mapping[str, Any]]
@@ -109,7 +109,7 @@ def weight_scales(layer: LayerScales, node: Node, graph: Graph) -> Values:
     count = len(layer.weight_scales)
     if count > 1 and (axis is None or kind.shape[axis] != count):
         raise InputError(f"{node.name}: one weight scale, or one a channel", str(count))
-    return along(np.array(layer.weight_scales, np.float32), axis or 0, len(kind.shape))
+    return broadcast_along(np.array(layer.weight_scales, np.float32), axis or 0, len(kind.shape))
 
 
 def bias_of(node: Node, graph: Graph) -> Values | None:

@@ -27,9 +27,9 @@ from ascend_lab.deploy.compress.layers import Quantised, by_node, channel_axis
 from ascend_lab.deploy.compress.scales import (
     EPSILON,
     LayerScales,
-    along,
-    fake,
-    limits,
+    broadcast_along,
+    fake_quantise,
+    integer_range,
     scale_between,
 )
 
@@ -42,7 +42,7 @@ def ulq(x: Values, low: float, high: float, bits: int = 8) -> Values:
     """
     scale = scale_between(low, high, bits, True)
     kind = x.dtype.type
-    q = np.clip(np.rint(x / kind(scale.scale) + scale.offset), *limits(bits))
+    q = np.clip(np.rint(x / kind(scale.scale) + scale.offset), *integer_range(bits))
     y: Values = (q - scale.offset) * kind(scale.scale)
     return y.astype(x.dtype, copy=False)
 
@@ -57,7 +57,7 @@ def ulq_slopes(
     """
     scale = scale_between(low, high, bits, True)
     # the real numbers of the least and the largest level, which differ from low and high a little
-    lowest, highest = (scale.scale * (q - scale.offset) for q in limits(bits))
+    lowest, highest = (scale.scale * (q - scale.offset) for q in integer_range(bits))
     under = x < lowest
     over = x > highest
     steps = np.where(over, high, np.where(under, low, x)) / scale.scale
@@ -68,7 +68,7 @@ def ulq_slopes(
 
 def lsq_start(x: Values, bits: int = 8) -> float:
     """Return the step to start with: 2 mean|x| / sqrt(largest q)."""
-    return float(max(2 * np.abs(x).mean() / np.sqrt(limits(bits)[1]), EPSILON))
+    return float(max(2 * np.abs(x).mean() / np.sqrt(integer_range(bits)[1]), EPSILON))
 
 
 def lsq_slopes(
@@ -78,8 +78,8 @@ def lsq_slopes(
 
     `g` is the slope with respect to the rounded numbers.
     """
-    low, high = limits(bits)
-    steps = x / along(step, axis, x.ndim)
+    low, high = integer_range(bits)
+    steps = x / broadcast_along(step, axis, x.ndim)
     inside = (steps > low) & (steps < high)
     terms = g * np.where(inside, np.rint(steps) - steps, np.clip(steps, low, high))
     summed_axes = None if axis is None else tuple(i for i in range(x.ndim) if i != axis)
@@ -106,7 +106,9 @@ class LearnedRounding:
     def start(self, weights: Values) -> dict[str, Values]:
         """Return the learned numbers to start with, by name."""
         # scale 0.02 and offset -28 in 8 bits: the range starts as -2 to 3.1
-        low, high = (self.layer.scale * (q - self.layer.offset) for q in limits(self.layer.bits))
+        low, high = (
+            self.layer.scale * (q - self.layer.offset) for q in integer_range(self.layer.bits)
+        )
         steps = np.array(self.layer.weight_scales)
         if self.fresh:
             rows = np.moveaxis(weights, self.axis or 0, 0) if len(steps) > 1 else weights[None]
@@ -141,8 +143,8 @@ class LearnedRounding:
             return [[slope] for slope in slopes]
 
         rounded_x = ulq(x.values[0], low, high, bits)
-        broadcast_steps = along(step_values, axis, w.values[0].ndim)
-        rounded_w = fake(w.values[0], broadcast_steps, 0, weight_bits)
+        broadcast_steps = broadcast_along(step_values, axis, w.values[0].ndim)
+        rounded_w = fake_quantise(w.values[0], broadcast_steps, 0, weight_bits)
         # a variable of the tape has one array a rank; here there is one rank
         return [
             tape.record([x, *ends], [rounded_x], x_slope),

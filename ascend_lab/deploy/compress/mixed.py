@@ -30,7 +30,7 @@ from ascend_lab.deploy.compress.layers import (
     output_of,
     weight_scales,
 )
-from ascend_lab.deploy.compress.scales import LayerScales, fake
+from ascend_lab.deploy.compress.scales import LayerScales, fake_quantise
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import Chip
 
@@ -130,9 +130,9 @@ def layer_errors(quantised: Quantised, feeds: Feeds) -> dict[str, float]:
             weights, *biases = (graph.constants[n].array() for n in node.inputs[1:])
             x = values[node.inputs[0]]
             exact = output_of(node, [x, weights, *biases], np.float32)
-            rounded_x = fake(x, layer.scale, layer.offset, layer.bits)
+            rounded_x = fake_quantise(x, layer.scale, layer.offset, layer.bits)
             scales = weight_scales(layer, node, graph)
-            rounded_weights = fake(weights, scales, 0, layer.weight_bits)
+            rounded_weights = fake_quantise(weights, scales, 0, layer.weight_bits)
             approximate = output_of(node, [rounded_x, rounded_weights, *biases], np.float32)
             sums[node.name] += [np.vdot(v, v) for v in (approximate - exact, exact)]
     return {name: float(noise / total) if total else 0.0 for name, (noise, total) in sums.items()}

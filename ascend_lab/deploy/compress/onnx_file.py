@@ -37,9 +37,9 @@ from ascend_lab.deploy.compress.layers import (
 from ascend_lab.deploy.compress.onnx_layers import LAYERS, Places
 from ascend_lab.deploy.compress.scales import (
     LayerScales,
-    along,
     bias_in_steps,
     bias_scales,
+    broadcast_along,
     quantise,
 )
 from ascend_lab.errors import UnsupportedError
@@ -232,7 +232,7 @@ class _PairWriter:
         """Store a layer's weights as whole numbers; return the name of what stands for them."""
         scales = np.asarray(layer.weight_scales, np.float32)
         scale_axis = axis if scales.size > 1 else None
-        steps = along(scales, scale_axis, weights.ndim)
+        steps = broadcast_along(scales, scale_axis, weights.ndim)
         values = quantise(weights, steps, 0, layer.weight_bits)
         # weights of fewer bits, such as 4, lie in bytes too
         dtype = WIDTHS.get(layer.weight_bits, np.int8)
@@ -292,7 +292,7 @@ class _PairWriter:
         of_rows = (
             operator.op_type.startswith("Conv") and self.weights_of(node, operator)[0].ndim == 3
         )
-        factors = along(np.asarray(layer.balance, np.float32), axes[0], rank - of_rows)
+        factors = broadcast_along(np.asarray(layer.balance, np.float32), axes[0], rank - of_rows)
         divisor = self.store(f"{x}_factors", factors)
         return self.node("Div", [x, divisor], f"{x}_balanced")
 

@@ -28,7 +28,7 @@ from ascend_lab.deploy.compress.layers import (
     layers_of,
     tensor_values,
 )
-from ascend_lab.deploy.compress.scales import BIAS_STEPS, EPSILON, LayerScales, Scale, limits
+from ascend_lab.deploy.compress.scales import BIAS_STEPS, EPSILON, LayerScales, Scale, integer_range
 from ascend_lab.errors import InputError
 
 TINY = 2.0**-10
@@ -172,7 +172,7 @@ def _scales_of_layers(
 def covers(scale: Scale, values: Values) -> bool:
     """Tell whether a scale's range covers values: rounded by half a step, never clipped."""
     # where numbers are clipped, the error is more than half a step
-    errors = np.abs(scale.fake(values) - values)
+    errors = np.abs(scale.fake_quantise(values) - values)
     return bool(errors.max(initial=0.0) <= scale.scale * HALF_STEP)
 
 
@@ -224,8 +224,8 @@ def fitting(
     """
     scales = np.asarray(scales, np.float64).copy()
     # Below 1.2e-7 the rule writes the scale 1, which is right for zeros only.
-    tiny = (largest > 0) & (largest / limits(bits)[1] < EPSILON)
-    scales[tiny] = np.maximum(largest[tiny] / limits(bits)[1], 1e-30)
+    tiny = (largest > 0) & (largest / integer_range(bits)[1] < EPSILON)
+    scales[tiny] = np.maximum(largest[tiny] / integer_range(bits)[1], 1e-30)
     if bias is None:
         # through fp32, the format of scales in files and on the chip
         return scales.astype(np.float32).astype(np.float64)

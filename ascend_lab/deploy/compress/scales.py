@@ -21,11 +21,13 @@ from ascend_lab.compiler.ir import Values
 from ascend_lab.errors import InputError
 
 EPSILON = float(np.finfo(np.float32).eps)
-"""FLT_EPSILON, 1.2e-7: the least scale that the rules know."""
-LARGEST = 1e18
+"""FLT_EPSILON, 1.2e-7: the smallest scale; smaller ones are replaced by 1."""
+MAX_ABS = 1e18
 """Numbers below it have squares that fp32, which ends at 3.4e38, can hold."""
 BIAS_STEPS = 2.0**30
-"""Most steps that a bias may be: int32 ends at 2^31, so sums of products have as much room."""
+"""Steps to which `quantise.fitting` limits a bias by a larger scale: half of int32, so that the
+sums of products have the other half."""
+INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +42,12 @@ class Scale:
         """Return the whole numbers q, in the float format of the values."""
         return quantise(values, self.scale, self.offset, self.bits)
 
-    def fake(self, values: Values) -> Values:
+    def fake_quantise(self, values: Values) -> Values:
         """Return (q - offset) scale, the values that the whole numbers stand for."""
-        return fake(values, self.scale, self.offset, self.bits)
+        return fake_quantise(values, self.scale, self.offset, self.bits)
 
 
-def limits(bits: int) -> tuple[int, int]:
+def integer_range(bits: int) -> tuple[int, int]:
     """Return the least and the largest signed number of so many bits: -128 and 127 of 8."""
     return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
 
@@ -53,19 +55,21 @@ def limits(bits: int) -> tuple[int, int]:
 def quantise(values: Values, scale: Any, offset: Any = 0, bits: int = 8) -> Values:
     """Return q, as floats of the values' format; scales may be arrays that broadcast."""
     # dividing in the values' format, as the hardware does: an fp64 quotient may round otherwise
-    kind = values.dtype.type
-    steps: Values = np.clip(np.rint(values / np.asarray(scale, kind)) + kind(offset), *limits(bits))
-    return steps.astype(kind, copy=False)
+    float_type = values.dtype.type
+    steps: Values = np.clip(
+        np.rint(values / np.asarray(scale, float_type)) + float_type(offset), *integer_range(bits)
+    )
+    return steps.astype(float_type, copy=False)
 
 
-def fake(values: Values, scale: Any, offset: Any = 0, bits: int = 8) -> Values:
+def fake_quantise(values: Values, scale: Any, offset: Any = 0, bits: int = 8) -> Values:
     """Return (q - offset) scale: values rounded and clipped as quantising does, still real numbers.
 
     This is "fake quantisation": the network computes in floats with the errors of whole numbers.
     """
-    kind = values.dtype.type
-    steps = quantise(values, scale, offset, bits) - kind(offset)
-    rounded: Values = steps * np.asarray(scale, kind)
+    float_type = values.dtype.type
+    steps = quantise(values, scale, offset, bits) - float_type(offset)
+    rounded: Values = steps * np.asarray(scale, float_type)
     return rounded
 
 
@@ -96,7 +100,7 @@ def channel_scales(weights: Values, axis: int | None, bits: int = 8) -> tuple[fl
     return tuple(scale_between(row.min(), row.max(), bits).scale for row in flat)
 
 
-def along(numbers: Any, axis: int | None, rank: int) -> Values:
+def broadcast_along(numbers: Any, axis: int | None, rank: int) -> Values:
     """Return numbers shaped to broadcast along an axis of a tensor of some rank.
 
     Three numbers along axis 1 of 4 have the shape (1, 3, 1, 1); a single number has the shape ().
@@ -120,17 +124,17 @@ def checked(values: Any, name: str = "values") -> Values:
     # a number beyond fp32 becomes infinite here, and is refused below with its place
     with np.errstate(over="ignore"):
         narrow = array.astype(np.float32)
-    if not (fits := np.abs(narrow) < LARGEST).all():
+    if not (fits := np.abs(narrow) < MAX_ABS).all():
         place = int(np.argmin(fits.ravel()))
         finite = np.isfinite(narrow.ravel()[place])
-        needed = f"numbers below {LARGEST:g} in size" if finite else "finite numbers in fp32"
+        needed = f"numbers below {MAX_ABS:g} in size" if finite else "finite numbers in fp32"
         got = f"{array.ravel()[place]} at place {place}"
         raise InputError(f"{name}: {needed}", got, "clean the data")
     return narrow
 
 
 def signal_to_noise_db(values: Values, rounded: Values) -> float:
-    """Return 10 log10(sum v^2 / sum (v - rounded)^2), in decibel; infinite for equal arrays."""
+    """Return 10 log10(sum v^2 / sum (v - rounded)^2), in decibels; infinite for equal arrays."""
     wide = values.astype(np.float64)
     noise = float(np.sum((wide - rounded) ** 2))
     return 10 * math.log10(float(np.sum(wide**2)) / noise) if noise else math.inf
@@ -184,5 +188,5 @@ def bias_in_steps(bias: Values, layer: LayerScales) -> Values | None:
     """
     # a bias of 0.5 with the scales 0.02 and 0.004 is 6250 steps of 0.00008
     steps = np.rint(bias.astype(np.float64) / bias_scales(layer))
-    fits = np.abs(steps).max(initial=0.0) <= 2 * BIAS_STEPS - 1
+    fits = np.abs(steps).max(initial=0.0) <= INT32_MAX
     return steps.astype(np.int32) if fits else None

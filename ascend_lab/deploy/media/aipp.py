@@ -87,7 +87,7 @@ class Aipp:
         return width + left_of + right_of, height + above + below
 
 
-def check(settings: Aipp, chip: Chip | None = None) -> Aipp:
+def check_aipp(settings: Aipp, chip: Chip | None = None) -> Aipp:
     """Return the settings if they are within the published limits of AIPP, or of a chip's AIPP.
 
     Raises `InputError` naming the key of the configuration file that is not.
@@ -179,9 +179,9 @@ def aipp(frames: Image, settings: Aipp, *, dtype: str = "fp16", channels: int = 
 
     `dtype` is fp16 or uint8, `channels` the number that the network takes (0: all). Raises
     `InputError` for a number of bytes that is not a multiple of a frame, and for settings that
-    `check` refuses.
+    `check_aipp` refuses.
     """
-    check(settings)
+    check_aipp(settings)
     frames = np.asarray(frames)
     # A frame of 1920 x 1080 in YUV420SP has 3,110,400 bytes; the shape of the array is ignored.
     if dtype not in ("fp16", "uint8"):

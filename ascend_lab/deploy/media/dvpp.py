@@ -99,7 +99,7 @@ def network_station(batch_s: float, batch: int = 1) -> Station:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CardCount:
     """The cards for a rate of pictures; the bottleneck is the station that needs most of them."""
 
     cards: int
@@ -109,7 +109,7 @@ class Answer:
     """Station -> its utilisation with this number of cards."""
 
 
-def cards_needed(stations: Sequence[Station], rate_per_s: float) -> Answer:
+def cards_needed(stations: Sequence[Station], rate_per_s: float) -> CardCount:
     """Return the cards for a mean rate; raises `InputError` for stations that take no time."""
     if not stations or not all(s.time_s > 0 and s.servers > 0 for s in stations):
         raise InputError("stations that take time", str([s.name for s in stations]))
@@ -122,11 +122,11 @@ def cards_needed(stations: Sequence[Station], rate_per_s: float) -> Answer:
     max_cards = max(cards.values())
     bottleneck = max(loads, key=lambda name: loads[name])
     busy = {name: load / max_cards for name, load in loads.items()}
-    return Answer(max_cards, bottleneck, cards, busy)
+    return CardCount(max_cards, bottleneck, cards, busy)
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class CardSimulation:
     """The result of a simulation of one card.
 
     `busy` is the utilisation of each station, `waited_s` the mean waiting time before it, and
@@ -139,9 +139,9 @@ class Played:
     latencies_s: tuple[float, ...]
 
 
-def play(
+def simulate_card(
     stations: Sequence[Station], rate_per_s: float, pictures: int, seed: int | None = 0
-) -> Played:
+) -> CardSimulation:
     """Simulate pictures that pass the stations of one card, first come, first served.
 
     They arrive at random (as a Poisson process with a seed) or, if `seed` is None, evenly.
@@ -171,4 +171,4 @@ def play(
     latencies = tuple(
         end - start for start, end in zip(arrivals_s, station_arrivals_s, strict=True)
     )
-    return Played(pictures / span_s, busy, waited_s, latencies)
+    return CardSimulation(pictures / span_s, busy, waited_s, latencies)

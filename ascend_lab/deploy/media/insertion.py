@@ -22,7 +22,7 @@ import numpy as np
 
 from ascend_lab.compiler import Draft, Graph, Node, TensorType, verify
 from ascend_lab.compiler.ir import GRAPH_ONLY
-from ascend_lab.deploy.media.aipp import Aipp, aipp, aipp_each, check
+from ascend_lab.deploy.media.aipp import Aipp, aipp, aipp_each, check_aipp
 from ascend_lab.deploy.media.aipp_config import AippOp
 from ascend_lab.deploy.media.colours import Csc, Image
 from ascend_lab.deploy.media.parameter_block import block_bytes, unpack_block
@@ -105,7 +105,7 @@ def insert_aipp(
     A dynamic operation takes uint8[max_bytes] and one more input, its parameter block. With
     `small_channel` the convolution that follows a static operation reads pixels of 4 channels.
     Raises `InputError` for an input that is missing, is not an image or has another size, and for
-    settings that `check` refuses.
+    settings that `check_aipp` refuses.
     """
     ranks = [(op, _image_at(graph, op.rank)) for op in operations]
     for op, name in ranks:
@@ -139,7 +139,7 @@ def _with_aipp(graph: Graph, op: AippOp, name: str, chip: Chip | None) -> Graph:
     n, channels, height, width = image_type.shape
     attrs: dict[str, Any] = {"shape": image_type.shape, "dtype": image_type.dtype}
     if op.settings is not None:
-        settings = check(fitted(op.settings, width, height), chip)
+        settings = check_aipp(with_network_size(op.settings, width, height), chip)
         channel_counts = _possible_channels(settings)
         if channels not in channel_counts:
             counts = " or ".join(map(str, channel_counts))
@@ -180,7 +180,7 @@ def _possible_channels(settings: Aipp) -> list[int]:
     return [settings.channels]
 
 
-def fitted(settings: Aipp, width: int, height: int) -> Aipp:
+def with_network_size(settings: Aipp, width: int, height: int) -> Aipp:
     """Return settings in which sizes of 0 are replaced by the size of a network's input.
 
     Raises `InputError` if AIPP's result would have another size than the network takes.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ascend_lab.deploy.media.aipp import BYTES_PER_PIXEL, Aipp, check
+from ascend_lab.deploy.media.aipp import BYTES_PER_PIXEL, Aipp, check_aipp
 from ascend_lab.deploy.media.colours import Csc
 from ascend_lab.errors import InputError
 
@@ -40,7 +40,7 @@ def pack_block(settings_of_images: Sequence[Aipp]) -> bytes:
         got = str(len(settings_of_images))
         raise InputError(f"1 to {MAX_IMAGES} images", got, "split the batch")
     first_settings = settings_of_images[0]
-    for settings in map(check, settings_of_images):
+    for settings in map(check_aipp, settings_of_images):
         if _header_settings(settings) != _header_settings(first_settings):
             needed = "one format, size, matrix and order of channels for all images of a block"
             raise InputError(needed, "images that differ", "use a block each")
@@ -149,7 +149,7 @@ def _unpack_image(shared: Aipp, numbers: tuple[Any, ...]) -> Aipp:
     if has_resize and numbers[8:10] != source:
         needed = f"a resize from {source[0]} x {source[1]}, what the crop leaves,"
         raise InputError(needed, f"{numbers[8]} x {numbers[9]}", "correct scfInputSize")
-    return check(
+    return check_aipp(
         replace(
             shared,
             crop=numbers[4:8] if has_crop else None,

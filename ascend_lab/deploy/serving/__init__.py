@@ -7,7 +7,7 @@ formulas to compare with, and `loopback` a server that answers requests of the K
 # fmt: off
 # isort: off
 from ascend_lab.deploy.serving.language import Engine, Request, converse
-from ascend_lab.deploy.serving.model import StepTime, affine, network_seconds
+from ascend_lab.deploy.serving.model import StepTime, fit_line, network_seconds
 from ascend_lab.deploy.serving.paged_cache import BlockCache
 from ascend_lab.deploy.serving.queues import Failure, Level, Policy
 from ascend_lab.deploy.serving.scenario import (
@@ -18,6 +18,6 @@ from ascend_lab.deploy.serving.simulate import Interval, Served, interval, simul
 
 __all__ = [
     "Arrivals", "BlockCache", "Canary", "Engine", "Failure", "Interval", "Level", "Policy",
-    "Request", "Scenario", "Served", "Service", "Step", "StepTime", "Version", "affine",
-    "converse", "interval", "network_seconds", "read_scenario", "simulate_serving",
+    "Request", "Scenario", "Served", "Service", "Step", "StepTime", "Version",
+    "converse", "fit_line", "interval", "network_seconds", "read_scenario", "simulate_serving",
 ]

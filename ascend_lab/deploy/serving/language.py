@@ -164,7 +164,7 @@ class _Scheduler:
         self.empty_place_cost_ms += engine.decode_ms_per_request * (
             engine.max_batch - len(decoding)
         )
-        self.now_s += self.time.of(
+        self.now_s += self.time.seconds_of(
             tokens, computed_requests, sum(request.cached for request in decoding)
         )
         log.steps += 1

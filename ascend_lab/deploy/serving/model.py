@@ -33,7 +33,7 @@ class Line:
     worst_error: float
 
 
-def affine(points: dict[int, float]) -> Line:
+def fit_line(points: dict[int, float]) -> Line:
     """Return the line fitted to seconds by batch size; raises `InputError` without any."""
     (mean_s, per_item_s), worst_error = fit([(1, b) for b in points], list(points.values()))
     return Line(mean_s, per_item_s, worst_error)
@@ -62,8 +62,8 @@ def fit(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[list
         error = float(((scaled[:, used_columns] @ costs - 1) ** 2).sum())
         if (costs >= 0).all() and error < smallest_error - 1e-12:
             best_costs = np.zeros(width)
-            smallest_error = error
             best_costs[used_columns] = costs
+            smallest_error = error
     return best_costs.tolist(), float(np.abs(scaled @ best_costs - 1).max())
 
 
@@ -95,9 +95,9 @@ def network_seconds(
 
 
 # -- language models ------------------------------------------------------------------------------
-WIDTH = 768
-HEADS = 12
-EPSILON = 1e-5
+GPT2_WIDTH = 768
+GPT2_HEADS = 12
+NORM_EPSILON = 1e-5
 TIMED_PROMPTS = (64, 256, 1024)
 TIMED_DECODES = ((1, 128), (1, 1024), (8, 128), (8, 1024), (32, 128), (32, 1024))
 """Timed decoding steps: pairs of (requests, cached tokens of each); a fit needs both to vary."""
@@ -106,7 +106,7 @@ TIMED_DECODES = ((1, 128), (1, 1024), (8, 128), (8, 1024), (32, 128), (32, 1024)
 class StepTimer(Protocol):
     """An object with the seconds of a language model's steps: fitted costs, or `llm.serving`."""
 
-    def of(self, prompt_tokens: int, decodes: int, cached: int) -> float:
+    def seconds_of(self, prompt_tokens: int, decodes: int, cached: int) -> float:
         """Return the seconds of a step with these prompt tokens, decodes and cached tokens."""
 
 
@@ -119,7 +119,7 @@ class StepTime:
     decode_s: float = 0.0
     cached_token_s: float = 0.0
 
-    def of(self, prompt_tokens: int, decodes: int, cached: int) -> float:
+    def seconds_of(self, prompt_tokens: int, decodes: int, cached: int) -> float:
         """Return the seconds of a step."""
         return (
             self.start_s
@@ -136,31 +136,33 @@ def decode_graph(batch: int, cached: int, layers: int = 12, vocabulary: int = GP
     They include the new tokens, whose keys and values are also outputs.
     """
     net = Net("gpt2_small", "fp32")
-    depth = WIDTH // HEADS
-    x = net.input("x", (batch, WIDTH), "fp32")
+    depth = GPT2_WIDTH // GPT2_HEADS
+    x = net.input("x", (batch, GPT2_WIDTH), "fp32")
     new_keys_values = []
     for layer in range(layers):
-        y = norm(net, x, EPSILON, name=f"h{layer}.norm1")
-        qkv = linear(net, y, 3 * WIDTH, name=f"h{layer}.attn.qkv")
+        y = norm(net, x, NORM_EPSILON, name=f"h{layer}.norm1")
+        qkv = linear(net, y, 3 * GPT2_WIDTH, name=f"h{layer}.attn.qkv")
         q, k, v = net.split(qkv, sizes=3, axis=1, name=f"h{layer}.split")
         new_keys_values += [k, v]
-        keys = net.input(f"h{layer}.keys", (batch, HEADS, depth, cached), "fp32")
-        values = net.input(f"h{layer}.values", (batch, HEADS, cached, depth), "fp32")
-        row = net.reshape(q, shape=(batch, HEADS, 1, depth), name=f"h{layer}.q")
+        keys = net.input(f"h{layer}.keys", (batch, GPT2_HEADS, depth, cached), "fp32")
+        values = net.input(f"h{layer}.values", (batch, GPT2_HEADS, cached, depth), "fp32")
+        row = net.reshape(q, shape=(batch, GPT2_HEADS, 1, depth), name=f"h{layer}.q")
         scores = net.batch_matmul(row, keys, name=f"h{layer}.scores")
         # A score is a sum of `depth` products; 1 / sqrt(depth) keeps the variance of one product.
         scores = net.muls(scores, number=depth**-0.5, name=f"h{layer}.scale")
         weights = net.softmax(scores, axis=-1, name=f"h{layer}.softmax")
         context = net.batch_matmul(weights, values, name=f"h{layer}.context")
-        context = net.reshape(context, shape=(batch, WIDTH), name=f"h{layer}.rows")
+        context = net.reshape(context, shape=(batch, GPT2_WIDTH), name=f"h{layer}.rows")
         x = net.add(
-            x, linear(net, context, WIDTH, name=f"h{layer}.attn.out"), name=f"h{layer}.add1"
+            x, linear(net, context, GPT2_WIDTH, name=f"h{layer}.attn.out"), name=f"h{layer}.add1"
         )
-        y = norm(net, x, EPSILON, name=f"h{layer}.norm2")
-        x = net.add(x, mlp(net, y, 4 * WIDTH, "gelu", name=f"h{layer}.mlp"), name=f"h{layer}.add2")
+        y = norm(net, x, NORM_EPSILON, name=f"h{layer}.norm2")
+        x = net.add(
+            x, mlp(net, y, 4 * GPT2_WIDTH, "gelu", name=f"h{layer}.mlp"), name=f"h{layer}.add2"
+        )
     # GPT-2 uses its embedding table again to compute a score for each word.
-    words = net.seeded("wte.weight", (vocabulary, WIDTH), SPREAD)
-    x = norm(net, x, EPSILON, name="ln_f")
+    words = net.seeded("wte.weight", (vocabulary, GPT2_WIDTH), SPREAD)
+    x = norm(net, x, NORM_EPSILON, name="ln_f")
     return net.finish(net.matmul(x, words, trans_b=True, name="lm_head"), *new_keys_values)
 
 
@@ -169,8 +171,8 @@ class FittedSteps:
     """Fitted costs of steps, the times that they were fitted to, and the largest relative error."""
 
     time: StepTime
-    prompts: dict[int, float]
-    decodes: dict[tuple[int, int], float]
+    prompt_seconds: dict[int, float]
+    decode_seconds: dict[tuple[int, int], float]
     worst_error: float
 
 

@@ -1,6 +1,6 @@
 """The reader of a serving scenario from a TOML file, which checks all keys and numbers.
 
-The help of `ascend-lab serve-sim` explains the tables in `FILE`.
+The help of `ascend-lab serve-sim` explains the tables in `SCHEMA`.
 """
 
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ascend_lab.deploy.serving.model import Line, affine, network_seconds
+from ascend_lab.deploy.serving.model import Line, fit_line, network_seconds
 from ascend_lab.deploy.serving.queues import Failure, Level, Policy
 from ascend_lab.deploy.serving.scenario import (
     LAWS,
@@ -35,7 +35,7 @@ _COUNT = Range(int, 0, MAX_REQUESTS)
 _SHARE = Range(float, 0, 1)
 _TIME = Range(float, 0, HUGE)
 _POSITIVE = Range(float, TINY, HUGE)
-_SERVICE: dict[str, Any] = {
+_SERVICE_KEYS: dict[str, Any] = {
     "law": tuple(LAWS),
     "mean_s": _TIME,
     "per_item_s": _TIME,
@@ -44,7 +44,7 @@ _SERVICE: dict[str, Any] = {
     "chip": str,
     "dtype": ("fp16", "bf16", "int8"),
 }
-_SERVER: dict[str, Any] = {
+_SERVER_KEYS: dict[str, Any] = {
     "instances": Range(int, 1, 10_000),
     "max_batch": _BATCH,
     "max_delay_s": _TIME,
@@ -52,9 +52,9 @@ _SERVER: dict[str, Any] = {
     "loss": bool,
     "preferred": [_BATCH],
 }
-FILE: dict[str, Any] = {
-    "service": _SERVICE,
-    "server": _SERVER,
+SCHEMA: dict[str, Any] = {
+    "service": _SERVICE_KEYS,
+    "server": _SERVER_KEYS,
     "arrivals": {
         "law": tuple(UNUSED_KEYS),
         "rate_per_s": _POSITIVE,
@@ -85,15 +85,18 @@ FILE: dict[str, Any] = {
         "users": Range(int, 1, 1_000_000),
         "salt": str,
     },
-    "steps": [{"name": str, "service": _SERVICE, "server": _SERVER, "after": [str]}],
-    "versions": [{"name": str, "service": _SERVICE, "server": _SERVER, "error_rate": _SHARE}],
+    "steps": [{"name": str, "service": _SERVICE_KEYS, "server": _SERVER_KEYS, "after": [str]}],
+    "versions": [
+        {"name": str, "service": _SERVICE_KEYS, "server": _SERVER_KEYS, "error_rate": _SHARE}
+    ],
 }
 """Tables of the file -> their keys -> the allowed values, as `limits.decoded` takes them."""
-Timed = dict[str, tuple[dict[int, float], Line]]
+TimedSteps = dict[str, tuple[dict[int, float], Line]]
+"""Step -> (batch size -> simulated seconds, fitted line)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ScenarioFile:
     """A scenario from a file, with the simulated times of its networks and warnings.
 
     `timed` maps a step to its simulated times and their fitted line. `notes` are warnings, for
@@ -101,18 +104,18 @@ class Read:
     """
 
     scenario: Scenario
-    timed: Timed = field(default_factory=dict)
+    timed: TimedSteps = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
-def read_scenario(path: str | Path) -> Read:
+def read_scenario(path: str | Path) -> ScenarioFile:
     """Return the scenario of a TOML file, with its networks timed on their chips.
 
     Raises `InputError` naming file, table and key, and errors of loading a model.
     """
     tables = toml_of(path, f"{path}: a TOML file of a scenario", InputError)
     with naming(path):
-        return _scenario(decoded(FILE, _with_model(tables)), Path(path).parent)
+        return _scenario(decoded(SCHEMA, _with_model(tables)), Path(path).parent)
 
 
 def _with_model(tables: dict[str, Any]) -> dict[str, Any]:
@@ -138,7 +141,7 @@ def _check_keys(where: str, table: Mapping[str, Any], *keys: str) -> None:
         raise InputError(f"[{where}] with {', '.join(missing)}", "none", "add it")
 
 
-def _scenario(file: Mapping[str, Any], folder: Path) -> Read:
+def _scenario(file: Mapping[str, Any], folder: Path) -> ScenarioFile:
     """Return the scenario of checked tables; paths of networks are relative to `folder`."""
     run = file.get("run", {})
     table = file.get("arrivals", {})
@@ -146,13 +149,9 @@ def _scenario(file: Mapping[str, Any], folder: Path) -> Read:
     # `decoded` has checked the table, whose keys are the fields of the record.
     arrivals = Arrivals(**table)
     requests = run.get("requests", 100_000)
-    timed: Timed = {}
+    timed: TimedSteps = {}
     steps = tuple(_step(row, file, folder, timed) for row in _rows(file))
-    rows = file.get("versions", ())
-    versions = tuple(Version(row["name"], row.get("error_rate", 0.0)) for row in rows)
-    if bool(versions) != ("canary" in file) or len(versions) not in (0, 2):
-        got = f"{len(versions)} [[versions]]"
-        raise InputError("[canary] and two [[versions]], the old one first", got, "or none")
+    versions = _versions(file)
     canary = Canary(**file["canary"]) if versions else None
     # A request is never split: the largest one must fit into the batches of every step.
     max_batch = min(step.policy.max_batch for step in steps)
@@ -162,16 +161,31 @@ def _scenario(file: Mapping[str, Any], folder: Path) -> Read:
     # By default a tenth of the requests, in addition to the measured ones.
     warmup = run.get("warmup", requests // 10)
     scenario = Scenario(arrivals, steps, requests, run.get("seed", 0), warmup, versions, canary)
+    notes = (*_unused_key_notes(arrivals, table), *_overload(scenario))
+    return ScenarioFile(scenario, timed, notes)
+
+
+def _versions(file: Mapping[str, Any]) -> tuple[Version, ...]:
+    """Return the two versions of a file with a canary; () for a file without."""
+    rows = file.get("versions", ())
+    versions = tuple(Version(row["name"], row.get("error_rate", 0.0)) for row in rows)
+    if bool(versions) != ("canary" in file) or len(versions) not in (0, 2):
+        got = f"{len(versions)} [[versions]]"
+        raise InputError("[canary] and two [[versions]], the old one first", got, "or none")
+    return versions
+
+
+def _unused_key_notes(arrivals: Arrivals, table: Mapping[str, Any]) -> list[str]:
+    """Return a warning for each key of [arrivals] that has no effect with its law."""
     unused_keys = [key for key in UNUSED_KEYS[arrivals.law] if key in table]
-    notes = [f"[arrivals] {key} changes nothing with law {arrivals.law}" for key in unused_keys]
-    return Read(scenario, timed, (*notes, *_overload(scenario)))
+    return [f"[arrivals] {key} changes nothing with law {arrivals.law}" for key in unused_keys]
 
 
 def _rows(file: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the rows of [[steps]] or [[versions]], or one row named "model" if there are none.
 
     Raises `InputError` for a repeated name, and for a step that waits for one that is not above it;
-    so there are no circles.
+    so there are no cycles.
     """
     kinds = [kind for kind in ("steps", "versions") if kind in file]
     if len(kinds) > 1:
@@ -187,7 +201,7 @@ def _rows(file: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return rows
 
 
-def _step(row: Mapping[str, Any], file: Mapping[str, Any], folder: Path, timed: Timed) -> Step:
+def _step(row: Mapping[str, Any], file: Mapping[str, Any], folder: Path, timed: TimedSteps) -> Step:
     """Return a step from its row, with missing keys from the tables of the whole file."""
     policy = _policy({**file.get("server", {}), **row.get("server", {})}, file)
     table = {**file["service"], **row.get("service", {})}
@@ -205,9 +219,10 @@ def _step(row: Mapping[str, Any], file: Mapping[str, Any], folder: Path, timed: 
         raise InputError(needed, f"{policy.max_batch:,}", "lower it")
     # Paths are relative to the scenario's file, not to the working directory.
     local_path = folder / model
-    model_path = str(local_path) if not model.startswith("zoo:") and local_path.exists() else model
+    is_local = not model.startswith("zoo:") and local_path.exists()
+    model_path = str(local_path) if is_local else model
     seconds, points = network_seconds(model_path, chip, policy.max_batch, dtype)
-    timed[row["name"]] = points, affine(points)
+    timed[row["name"]] = points, fit_line(points)
     return Step(row["name"], Service(**table, seconds=seconds), policy, row.get("after", ()))
 
 
@@ -219,14 +234,16 @@ def _policy(table: dict[str, Any], file: Mapping[str, Any]) -> Policy:
         got = shown(list(table["preferred"]))
         raise InputError(f"[server] preferred of at most max_batch {max_batch}", got, "correct it")
     rows = file.get("priorities", ({},))
-    levels = tuple(Level(**row) for row in rows)
-    total = sum(level.share for level in levels)
+    stated_levels = tuple(Level(**row) for row in rows)
+    total = sum(level.share for level in stated_levels)
     # Without shares all levels have 1.0, which is normalised later to equal shares.
     if any("share" in row for row in rows) and abs(total - 1) > SHARE_TOLERANCE:
         needed = "[[priorities]] whose shares sum to 1"
         raise InputError(needed, f"a sum of {total:.12g}", "correct them, or give none")
     # The queue_limit of [server] applies to each level without a limit of its own.
-    levels = tuple(replace(level, queue_limit=level.queue_limit or limit) for level in levels)
+    levels = tuple(
+        replace(level, queue_limit=level.queue_limit or limit) for level in stated_levels
+    )
     for row in file.get("failures", ()):
         _check_keys("failures", row, "instance", "at_s", "repair_s")
         if row["instance"] >= table.get("instances", 1):

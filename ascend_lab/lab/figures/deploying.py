@@ -17,7 +17,7 @@ from ascend_lab.deploy.media import (
     cards_needed,
     convert,
     csc_of,
-    play,
+    simulate_card,
 )
 from ascend_lab.deploy.media.colours import Image
 from ascend_lab.deploy.serving import (
@@ -39,7 +39,7 @@ def clipping_errors(values: np.ndarray, bits: int, ends: Iterable[float]) -> lis
     """Return the mean squared error of symmetric rounding with each largest number kept."""
     levels = 2 ** (bits - 1) - 1
     cut = ((Scale(float(end) / levels, 0, bits), np.clip(values, -end, end)) for end in ends)
-    return [float(np.mean((scale.fake(kept) - values) ** 2)) for scale, kept in cut]
+    return [float(np.mean((scale.fake_quantise(kept) - values) ** 2)) for scale, kept in cut]
 
 
 def fig_clipping(values: np.ndarray, bits: int = 4) -> st.LabFigure:
@@ -183,7 +183,7 @@ def fig_cards(
     left.set(xlim=(0, answer.cards * 1.2), xlabel="cards that it asks for")
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     counts = range(max(1, answer.cards - 2), answer.cards + 5)
-    played = {n: play(stations, rate_per_s / n, pictures).latencies_s for n in counts}
+    played = {n: simulate_card(stations, rate_per_s / n, pictures).latencies_s for n in counts}
     late = {n: 1e3 * float(np.quantile(latencies_s, 0.99)) for n, latencies_s in played.items()}
     right.plot(list(late), list(late.values()), marker="o", color=st.BLUE)
     right.axvline(answer.cards, color=st.VERMILLION, linestyle="--", label="by the formula")

@@ -11,7 +11,7 @@ import numpy as np
 from ascend_lab.machine import isa, layout
 from ascend_lab.machine.chip import Chip
 from ascend_lab.operators import kernels
-from ascend_lab.operators.kernels.indexed_rows import BATCH, Feed, Table, batches
+from ascend_lab.operators.kernels.indexed_rows import BATCH, IndexFeed, Table, batches
 
 MOST = 64
 """Most updates of one row that a core sums before it goes to memory."""
@@ -94,11 +94,11 @@ class _ListWriter:
         self.k = k
         self.table = table
         columns = table.columns
-        self.u = k.tensor("u", table.dtype, table.picks * columns)
+        self.u = k.tensor("u", table.dtype, table.index_count * columns)
         self.y = k.tensor("y", table.dtype, table.rows * columns)
         order = k.tensor("order", "int32", groups.order.size)
-        self.order = Feed.make(k, order, "MTE2", most=8 * MOST)
-        self.index = Feed.make(k, k.tensor("index", "int32", groups.index.size), "MTE3")
+        self.order = IndexFeed.make(k, order, "MTE2", most=8 * MOST)
+        self.index = IndexFeed.make(k, k.tensor("index", "int32", groups.index.size), "MTE3")
         self.sums = max(run.updates for run in mine) > 1
         row_bytes = columns * layout.item_bytes(table.dtype)
         self.some = max(min(8, k.chip.buffers["UB"] // 2 // (2 * row_bytes)), 1)
@@ -142,13 +142,13 @@ class _ListWriter:
         columns = self.table.columns
         with self.k.loop("l", count) as i:
             target = tile.region(i * columns, columns)
-            row = self.order.take(first + i)
-            self.k.copy_row(target, self.u.region(0, columns), row, columns, self.table.picks)
+            row = self.order.index_region(first + i)
+            self.k.copy_row(target, self.u.region(0, columns), row, columns, self.table.index_count)
         self.rows.enqueue()
 
     def _store(self, tile: isa.Tile, place: isa.Affine | int, i: isa.Affine) -> None:
         columns = self.table.columns
-        row = self.index.take(i)
+        row = self.index.index_region(i)
         source = tile.region(place, columns)
         goal = self.y.region(0, columns)
         self.k.copy_row(goal, source, row, columns, self.table.rows, atomic="add")

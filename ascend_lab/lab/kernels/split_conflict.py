@@ -190,7 +190,7 @@ class _Writer:
         index = k.tensor("index", "int32", sizes.channels)
         self.y = k.tensor("y", "fp16", sizes.rows * sizes.points)
         # all indices at once: MTE2 would wait with a second batch for the stores of the first
-        self.feed = indexed_rows.Feed.make(k, index, "MTE3", most=sizes.channels)
+        self.feed = indexed_rows.IndexFeed.make(k, index, "MTE3", most=sizes.channels)
         tile = points * sizes.group * most
         self.load = k.queue("tile", "UB", "fp16", tile, src="MTE2", dst="V")
         self.most = k.buffer("most", "UB", "fp16", points * most)
@@ -235,7 +235,7 @@ class _Writer:
                 place = r * BLOCK + block * units * AREA
                 row = turned.region(place, (units, BLOCK), (AREA, 1))
                 target = self.y.region(at, (units, BLOCK))
-                pick = self.feed.take(r + (low + block * BLOCK))
+                pick = self.feed.index_region(r + (low + block * BLOCK))
                 k.copy_row(target, row, pick, self.sizes.points, self.sizes.rows)
         self.store.free()
 

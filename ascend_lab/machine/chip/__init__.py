@@ -1,6 +1,6 @@
 """Chips as data: presets such as the Ascend910B2, and a loader for chip files of your own.
 
-A chip file is TOML. Every number in it says where it is from and how far it can be trusted:
+A chip file is TOML. Every number states its source and how far it can be trusted:
 
     [clock]
     hz = { value = 1.8e9, source = "...", trust = "published" }
@@ -9,6 +9,7 @@ The loader checks each entry and returns a `Chip`. A file may name another chip 
 state only what differs.
 """
 
+import math
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -43,7 +44,6 @@ __all__ = [
     "presets",
 ]
 
-# Largest credible value by the end of a key: 1.2e12 bytes per cycle were meant per second.
 MAX_VALUES = {
     "hz": 1e10,
     "bytes": 1e14,
@@ -61,13 +61,15 @@ MAX_VALUES = {
     "k": 1024,
     "n": 1024,
 }
+"""End of a key -> its largest credible value: a rate of 1.2e12 bytes per cycle is surely meant per
+second."""
 BUFFER_LIMIT_BYTES = 1e8
 """Largest size of an on-chip memory, which the simulator allocates as an array."""
-
-# Smallest credible value: a clock of 910 Hz was meant in MHz, and no simulation would end.
 MIN_VALUES = {"hz": 1e3, "rate_bytes_per_cycle": 1e-3, "rate_bytes_per_s": 1e3}
-# Ends of keys whose value may be 0, such as costs; rates, sizes and counts must be above 0.
+"""Last part of a key -> its smallest credible value: a clock of 910 Hz is surely meant in MHz, and
+a simulation would never end."""
 ZERO_ALLOWED = ("_cycles", "latency_s", "overhead_s", "queued_s", "barrier_s")
+"""Ends of keys whose value may be 0, such as costs; rates, sizes and counts must be above 0."""
 VALUE_KEYS = {"value", "source", "trust"}
 
 
@@ -78,18 +80,19 @@ class Reader:
         self.file = file
         self.data = data
         self.facts: dict[str, Fact] = {}
-        self.sources: dict[str, str] = {}
-        self.sources = self.table("sources")
+        self.sources: dict[str, str] = self.table("sources")
         for name, text in self.sources.items():
             if not isinstance(text, str):
-                raise self.fail(f"sources.{name}", "a text", text, "say where the numbers are from")
+                raise self.error(
+                    f"sources.{name}", "a string", text, "say where the numbers are from"
+                )
         # about.SOURCE lists the chips that a source is about; for others its numbers are borrowed
         self.about = self.table("about", set(self.sources)) if "about" in data else {}
         for name, chips in self.about.items():
             if not isinstance(chips, list):
-                raise self.fail(f"about.{name}", "a list of chips", chips, "put it in brackets")
+                raise self.error(f"about.{name}", "a list of chips", chips, "put it in brackets")
 
-    def fail(self, key: str, needed: str, got: object, remedy: str) -> ChipError:
+    def error(self, key: str, needed: str, got: object, remedy: str) -> ChipError:
         """Return the error for `key`: what is needed, what was given, and a remedy."""
         return ChipError(f"{self.file}: {key} needs {needed}", shown(got), remedy)
 
@@ -99,11 +102,11 @@ class Reader:
         for name in key.split("."):
             node = node.get(name) if isinstance(node, dict) else None
         if not isinstance(node, dict):
-            raise self.fail(key, "a table", node, "copy the section from a preset chip file")
+            raise self.error(key, "a table", node, "copy the section from a preset chip file")
         for name in node:
             if known is not None and name not in known:
                 remedy = f"known keys: {', '.join(sorted(known))}"
-                raise self.fail(f"{key}.{name}", "a known key", name, remedy)
+                raise self.error(f"{key}.{name}", "a known key", name, remedy)
         return node
 
     def number(self, key: str) -> float:
@@ -111,27 +114,27 @@ class Reader:
         parent, _, leaf = key.rpartition(".")
         entry = self.table(parent).get(leaf)
         if not isinstance(entry, dict) or set(entry) != VALUE_KEYS:
-            raise self.fail(
+            raise self.error(
                 key, '{value = ..., source = "...", trust = "..."}', entry, "give all three"
             )
         value = entry["value"]
         source = entry["source"]
         trust = entry["trust"]
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or value != value:  # NaN is the number that differs from itself
-            raise self.fail(key, "a number", value, "write digits, without quotes")
+        if not is_number or (isinstance(value, float) and math.isnan(value)):
+            raise self.error(key, "a number", value, "write digits, without quotes")
         may_be_zero = any(leaf.endswith(end) for end in ZERO_ALLOWED)
         if value < 0 or (value == 0 and not may_be_zero):
-            raise self.fail(key, "a positive number", value, "check the sign and the unit")
+            raise self.error(key, "a positive number", value, "check the sign and the unit")
         minimum, maximum = _credible_range(key)
         if not minimum <= value <= maximum:
             needed = f"at most {maximum:g}" if value > maximum else f"at least {minimum:g}"
-            raise self.fail(key, needed, value, "check the unit in the key's name")
+            raise self.error(key, needed, value, "check the unit in the key's name")
         if trust not in get_args(Trust):
             needed = "trust published, derived, borrowed or assumed"
-            raise self.fail(key, needed, trust, "choose one")
+            raise self.error(key, needed, trust, "choose one")
         if not isinstance(source, str) or source not in self.sources:
-            raise self.fail(key, "a source listed in [sources]", source, "add it to [sources]")
+            raise self.error(key, "a source listed in [sources]", source, "add it to [sources]")
         chip_name = self.data.get("name")
         is_borrowed = chip_name not in self.about.get(source, [chip_name])
         # A number of another chip counts as borrowed, unless it is only assumed, which is weaker.
@@ -143,12 +146,15 @@ class Reader:
         """Return the whole number at dotted `key`."""
         value = self.number(key)
         if value != int(value):
-            raise self.fail(key, "a whole number", value, "round it")
+            raise self.error(key, "a whole number", value, "round it")
         return int(value)
 
 
 def _credible_range(key: str) -> tuple[float, float]:
-    """Return the smallest and the largest credible value of a number, by the end of its key."""
+    """Return the smallest and the largest credible value of a number.
+
+    The largest follows from the end of the key, the smallest from the exact last part of the key.
+    """
     leaf = key.rpartition(".")[2]
     if key.startswith("buffer."):
         return 0.0, BUFFER_LIMIT_BYTES
@@ -193,7 +199,7 @@ SECTIONS = {
     "ai_cpu": set(AI_CPU),
     "power": {"typical_w"},
 }
-"""The sections of a chip file, and their keys."""
+"""Sections of a chip file with a fixed set of keys -> these keys."""
 OPTIONAL_SECTIONS = {"ai_cpu", "power", "power.typical_w", "link", "base", "about"}
 
 
@@ -225,15 +231,15 @@ def _cube(reader: Reader) -> dict[str, tuple[int, int, int]]:
         m, k, n = (reader.integer(f"cube.{dtype}.{axis}") for axis in "mkn")
         for axis, side, got in zip("mkn", fractal, (m, k, n), strict=True):
             # fp32 takes a fractal in several steps of k: 4 of its 8 columns a cycle on the 910B
-            in_steps = dtype == "fp32" and axis == "k" and 0 < got < side and side % got == 0
-            if got != side and not in_steps:
+            is_partial_k = dtype == "fp32" and axis == "k" and 0 < got < side and side % got == 0
+            if got != side and not is_partial_k:
                 needed = f"{side}, the side of a fractal"
-                raise reader.fail(f"cube.{dtype}.{axis}", needed, got, "layouts have no other")
+                raise reader.error(f"cube.{dtype}.{axis}", needed, got, "layouts have no other")
         shapes[dtype] = (m, k, n)
     return shapes
 
 
-def _sizes(reader: Reader, section: str) -> dict[str, int]:
+def _buffer_sizes(reader: Reader, section: str) -> dict[str, int]:
     """Read `size_bytes` of each on-chip memory in the section "buffer" or "alignment"."""
     sizes = {}
     for name in reader.table(section, set(SPACES) - {"GM"}):
@@ -249,22 +255,22 @@ def _paths(reader: Reader) -> dict[tuple[str, str], Path]:
         src, arrow, dst = name.partition("->")
         key = f"path.{name}"
         if not arrow or src not in SPACES or dst not in SPACES:
-            raise reader.fail(key, f"SRC->DST of {', '.join(SPACES)}", name, "correct the name")
+            raise reader.error(key, f"SRC->DST of {', '.join(SPACES)}", name, "correct the name")
         entry = reader.table(key, {field.name for field in fields(Path)})
         pipe = entry.get("pipe")
         unit = entry.get("unit")
         if pipe not in PIPES:
-            raise reader.fail(f"{key}.pipe", f"one of {', '.join(PIPES)}", pipe, "correct it")
+            raise reader.error(f"{key}.pipe", f"one of {', '.join(PIPES)}", pipe, "correct it")
         if unit not in ("core", "cube", "vector"):
-            raise reader.fail(f"{key}.unit", "core, cube or vector", unit, "correct it")
+            raise reader.error(f"{key}.unit", "core, cube or vector", unit, "correct it")
         paths[src, dst] = _record(reader, Path, key, pipe=pipe, unit=unit)
     # On combined cores the vector unit reads the cube's results from L0C. On separate cores they
     # are copied to GM, where the vector cores read them.
     out_of_l0c = ("L0C", "UB" if reader.data["combined"] else "GM")
     to_cube = (("GM", "L1"), ("L1", "L0A"), ("L1", "L0B"))
-    for needed in (("GM", "UB"), ("UB", "GM"), *to_cube, out_of_l0c):
-        if needed not in paths:
-            raise reader.fail(f"path.{'->'.join(needed)}", "an entry", None, "add the path")
+    for hop in (("GM", "UB"), ("UB", "GM"), *to_cube, out_of_l0c):
+        if hop not in paths:
+            raise reader.error(f"path.{'->'.join(hop)}", "an entry", None, "add the path")
     return paths
 
 
@@ -274,7 +280,7 @@ def _record(reader: Reader, kind: type[Record], key: str, /, **texts: Any) -> Re
     All fields are numbers, except those in `texts`, which the caller has read and checked.
     """
     types = {field.name: field.type for field in fields(kind)}
-    # `_peak` reads this one
+    # `peak_bytes_per_s` is read by `_peak`
     other_keys = {"peak_bytes_per_s"} if key == "memory" else set()
     reader.table(key, set(types) | other_keys)
     read_as: dict[Any, Callable[[str], Any]] = {int: reader.integer, float: reader.number}
@@ -289,7 +295,7 @@ def _memory(reader: Reader, key: str, *kinds: str) -> Memory:
     """Read a memory that all cores share; its kind is by default the first of `kinds`."""
     kind = reader.table(key).get("kind", kinds[0])
     if kind not in kinds:
-        raise reader.fail(f"{key}.kind", " or ".join(kinds), kind, "correct it")
+        raise reader.error(f"{key}.kind", " or ".join(kinds), kind, "correct it")
     return _record(reader, Memory, key, kind=kind)
 
 
@@ -301,7 +307,7 @@ def _peak(reader: Reader) -> float:
     peak = reader.number("memory.peak_bytes_per_s")
     if peak < reached:
         needed = f"at least memory.rate_bytes_per_s, {reached:g}"
-        raise reader.fail("memory.peak_bytes_per_s", needed, peak, "correct one of them")
+        raise reader.error("memory.peak_bytes_per_s", needed, peak, "correct one of them")
     return peak
 
 
@@ -348,14 +354,14 @@ def _launches(
     }
 
 
-def _vectors(reader: Reader) -> tuple[int, int]:
+def _vector_unit(reader: Reader) -> tuple[int, int]:
     """Read the bytes of a vector repeat and the vector cores of an AI core."""
     size = reader.integer("vector.repeat_bytes")
     count = reader.integer("core.vector_per_core")
     if size % BLOCK_BYTES:
-        raise reader.fail("vector.repeat_bytes", f"a multiple of {BLOCK_BYTES}", size, "round it")
+        raise reader.error("vector.repeat_bytes", f"a multiple of {BLOCK_BYTES}", size, "round it")
     if reader.data["combined"] and count != 1:
-        raise reader.fail("core.vector_per_core", "1 where combined = true", count, "correct one")
+        raise reader.error("core.vector_per_core", "1 where combined = true", count, "correct one")
     return size, count
 
 
@@ -365,7 +371,7 @@ def _vector_costs(reader: Reader) -> dict[str, VectorCost]:
     names = reader.table("vector_op", known)
     costs = {op: _record(reader, VectorCost, f"vector_op.{op}") for op in names}
     if "default" not in costs:
-        raise reader.fail("vector_op.default", "an entry", None, "add the default cost")
+        raise reader.error("vector_op.default", "an entry", None, "add the default cost")
     return costs
 
 
@@ -377,26 +383,26 @@ def _check_sections(reader: Reader) -> None:
     for name in reader.data:
         if name not in known_names:
             remedy = f"known: {', '.join(sorted(known_names))}"
-            raise reader.fail(name, "a known section", name, remedy)
+            raise reader.error(name, "a known section", name, remedy)
     for section, keys in SECTIONS.items():
         if section in reader.data or section not in OPTIONAL_SECTIONS:
             reader.table(section, keys)
     for key in ("name", "summary"):
         if not isinstance(reader.data.get(key), str):
-            raise reader.fail(key, "a text", reader.data.get(key), "add it")
+            raise reader.error(key, "a string", reader.data.get(key), "add it")
     if not isinstance(reader.data.get("combined"), bool):
-        raise reader.fail("combined", "true or false", reader.data.get("combined"), "correct it")
+        raise reader.error("combined", "true or false", reader.data.get("combined"), "correct it")
 
 
 def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
     """Build a `Chip` from parsed TOML; raise `ChipError` with file, key and remedy."""
     reader = Reader(file, data)
     _check_sections(reader)
-    buffers = _sizes(reader, "buffer")
-    repeat_bytes, vector_cores = _vectors(reader)
+    buffers = _buffer_sizes(reader, "buffer")
+    repeat_bytes, vector_cores = _vector_unit(reader)
     for name in ("L1", "L0A", "L0B", "L0C", "UB"):
         if name not in buffers:
-            raise reader.fail(f"buffer.{name}", "an entry", None, "add its size_bytes")
+            raise reader.error(f"buffer.{name}", "an entry", None, "add its size_bytes")
     links = reader.table("link") if "link" in data else {}
     cube = _cube(reader)
     paths = _paths(reader)
@@ -421,7 +427,7 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
         cross_flag_cycles=0 if data["combined"] else reader.integer("sync.cross_flag_cycles"),
         **_launches(reader, paths, l2),
         buffers=MappingProxyType(buffers),
-        alignment=MappingProxyType(_sizes(reader, "alignment")),
+        alignment=MappingProxyType(_buffer_sizes(reader, "alignment")),
         paths=MappingProxyType(paths),
         l2=l2,
         device_memory=_memory(reader, "memory", "memory"),

@@ -120,11 +120,13 @@ class Affine:
         Each term is least at one end of its range and greatest at the other: -2*i + 8 with i < 4
         goes from 2 to 8.
         """
-        low = high = self.const
+        low = self.const
+        high = self.const
         for name, factor in self.terms:
             # a loop of no passes has no last value: it counts as if its variable were 0
             reach = factor * max(ranges[name] - 1, 0)
-            low, high = (low + reach, high) if reach < 0 else (low, high + reach)
+            low += min(reach, 0)
+            high += max(reach, 0)
         return low, high
 
     def __str__(self) -> str:
@@ -340,7 +342,8 @@ class Region:
         # sizes (4, 16) with strides (64, 1): the last element is 3 * 64 + 15 = 207 after the first
         for stride, size in zip(self.strides, self.sizes, strict=True):
             reach = stride * (size - 1)
-            low, high = (low + reach, high) if reach < 0 else (low, high + reach)
+            low += min(reach, 0)
+            high += max(reach, 0)
         return low, high
 
     def __str__(self) -> str:

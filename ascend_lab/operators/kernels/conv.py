@@ -5,16 +5,21 @@ to L1 as rows, `load3d` forms tiles of the im2col matrix on the way to L0A, weig
 FRACTAL_Z (C1*kh*kw, N1, 16, C0), the result leaves as (N, Cout1, OH*OW, 16).
 
 The cores form a grid: its rows share the pixels, its columns the output channels. Pixel tiles end
-with their image, unless rows of several images take turns (`stacked`). Tiles whose windows differ
-by a shift are one loop. Groups are bundled until they fill channel blocks; each bundle is a product
-of its own.
+with their image, unless rows of several images are interleaved (`stacked`). Tiles whose windows
+differ by a shift are one loop. Groups are bundled until they fill channel blocks; each bundle is a
+product of its own.
+
+`beside` is a 1 x 1 convolution of another image whose result is added to that of the first; int8
+keeps its sums apart, since scales differ. A unit is the smallest part of the depth that a stage can
+hold: whole channel blocks of both. A strip is a pixel tile within one row of the output.
 
 What stays on the core:
 - If one stage holds all channel blocks, rows stay in L1 for all output channels of their pixels. If
   moreover a core has one tile of output channels, weights stay for all its pixels.
 - In order "nm" it is the other way round: weights stay for all pixels, and rows only if there is
   one pixel tile.
-- Weights that several pixel tiles use stay in L0B, if all their taps and channel blocks fit twice.
+- Weights that several pixel tiles use stay in L0B, if two slots with all their taps and channel
+  blocks fit.
 - If a tile takes several stages, the rows and weights of a stage share a slot of L1, of which there
   are up to four (`stages_ahead`): a tile waits for memory once, not once a stage.
 """
@@ -93,10 +98,10 @@ def conv_launch(
     strip = conv_schedules.takes_strips(shape, schedule, free_chip)
     place = place or conv_windows.plain_placement(shape)
     # A pair of pipes has few event ids, one for each slot between them; the bias queue takes one.
-    events = chip.event_ids
-    events -= bool(head and head.bias)
+    has_bias = bool(head and head.bias)
+    events = chip.event_ids - (1 if has_bias else 0)
     stages_ahead = conv_schedules.stages_ahead(shape, schedule, free_chip, events, strip=strip)
-    job = Job(shape, schedule, chip, strip, place, head, ahead=stages_ahead)
+    job = Job(shape, schedule, chip, strip, place, head, stages_ahead=stages_ahead)
     if tail:
         cores = schedule.grid_rows * schedule.grid_cols
         arriving_dtype = head.out_dtype if head else sums
@@ -110,17 +115,18 @@ def conv_launch(
 
 
 def _programs_of_cores(job: Job) -> tuple[tuple[isa.Part, ...], int]:
-    """Return the programs of all cores, and the programs in an AI core (0: not a mix launch)."""
+    """Return the programs of all cores, and the number of programs per AI core.
+
+    The number is 0 for a launch on cube cores only.
+    """
     schedule = job.schedule
     parts = list[isa.Part]()
     cores = 0
     vector_cores = job.chip.vector_cores_per_core if job.vector_tail else 0
     row_shares = conv_windows.row_shares(job.shape, job.tile, schedule.grid_rows, strip=job.strip)
-    # The fewest pixel tiles of any core: with 1 no core would use weights in L0B twice.
-    job = replace(
-        job,
-        turns=min(end_tile - first_tile for first_tile, end_tile in (p.tiles for p in row_shares)),
-    )
+    # The fewest pixel tiles of any core; with 1, keeping weights in L0B saves nothing.
+    tile_counts = [end_tile - first_tile for first_tile, end_tile in (p.tiles for p in row_shares)]
+    job = replace(job, pixel_tiles=min(tile_counts))
     writers: dict[int, tuple[TileWalk, ...]] = {}
     for share, share_ids in conv_tiles.bundle_shares(job.shape, schedule.grid_cols).items():
         col_sizes = chunks(share.n1, schedule.base_n // isa.FRACTAL, share.columns)
@@ -147,16 +153,25 @@ def _programs_of_cores(job: Job) -> tuple[tuple[isa.Part, ...], int]:
                 ]
                 # The cube core's program comes first, hence -1; vector cores count from 0.
                 for aiv, program in enumerate(programs, -1):
-                    core_values = [
-                        {**values, "core": cores + i, "aiv": aiv} for i, values in enumerate(places)
-                    ]
-                    names = [name for name, _ in program.params]
-                    bindings = tuple(
-                        isa.binding_of({n: values[n] for n in names}) for values in core_values
-                    )
-                    parts.append(isa.Part(program, bindings))
+                    parts.append(_part_of(program, places, cores, aiv))
                 cores += len(places)
-    return tuple(parts), vector_cores and 1 + vector_cores
+    return tuple(parts), 1 + vector_cores if vector_cores else 0
+
+
+def _part_of(
+    program: isa.Program, places: list[dict[str, int]], first_core: int, aiv: int
+) -> isa.Part:
+    """Return a program with the values of its parameters on each of its cores.
+
+    `places` are the places of the cores, which are numbered from `first_core` on; `aiv` is the
+    number of the vector core, -1 for the cube core.
+    """
+    names = [name for name, _ in program.params]
+    bindings = []
+    for core, place in enumerate(places, first_core):
+        values = {**place, "core": core, "aiv": aiv}
+        bindings.append(isa.binding_of({name: values[name] for name in names}))
+    return isa.Part(program, tuple(bindings))
 
 
 class _Writer(TileWalk):
@@ -170,20 +185,20 @@ class _Writer(TileWalk):
         self.c0 = isa.c0_of(shape.dtype)
         self.fractal = isa.FRACTAL * self.c0  # elements: 256 in fp16, 512 in int8
         tile_m, tile_n = job.sides(n_own)
-        stage = self.stage = conv_schedules.c1_stage(shape, schedule)
+        units_per_stage = self.units_per_stage = conv_schedules.c1_stage(shape, schedule)
         units = self.units = units_of(shape)
-        self.tile_k = min(schedule.base_k // self.c0, stage * units.depth)
+        self.tile_k = min(schedule.base_k // self.c0, units_per_stage * units.depth)
         own_elements, beside_elements = conv_windows.unit_elements(shape, job.tile, strip=job.strip)
         # A slot of rows: those of the image, then those of the image beside it.
-        self.image_elements = stage * own_elements
-        rows = stage * (own_elements + beside_elements)
-        weights = stage * units.depth * tile_n * self.fractal
-        # Where a tile of L0C holds the sums of the convolution beside; 0: it adds to the same ones.
-        self.second_sums = (shape.sums - 1) * tile_m * tile_n * isa.FRACTAL**2
+        self.image_elements = units_per_stage * own_elements
+        rows = units_per_stage * (own_elements + beside_elements)
+        weights = units_per_stage * units.depth * tile_n * self.fractal
+        # Start of the second convolution's sums in a tile of L0C; 0 if it adds to the first one's.
+        self.second_sums_start = (shape.sums - 1) * tile_m * tile_n * isa.FRACTAL**2
         self._declare_tensors()
         self._allocate_l1(rows, weights)
         self._allocate_l0(tile_m, tile_n)
-        self._allocate_leave(tile_m, tile_n)
+        self._allocate_drain(tile_m, tile_n)
 
     def _allocate_l1(self, rows: int, weights: int) -> None:
         """Allocate slots of L1 of so many elements: for rows and weights together, or for each."""
@@ -191,7 +206,7 @@ class _Writer(TileWalk):
         dtype = self.shape.dtype
         a_slots = self.job.schedule.a_l1_slots
         b_slots = self.job.schedule.b_l1_slots
-        stages_ahead = self.job.ahead
+        stages_ahead = self.job.stages_ahead
         self.rows = k.queue(
             "x_l1", "L1", dtype, rows, src="MTE2", dst="MTE1", depth=stages_ahead or a_slots
         )
@@ -209,19 +224,20 @@ class _Writer(TileWalk):
         dtype = self.shape.dtype
         a_slots = job.schedule.a_l0_slots
         b_slots = job.schedule.b_l0_slots
-        a_tile, b_tile = (side * self.tile_k * self.fractal for side in (tile_m, tile_n))
+        a_tile = tile_m * self.tile_k * self.fractal
+        b_tile = tile_n * self.tile_k * self.fractal
         bias = job.epilogue.bias if job.epilogue else ""
         # Weights stay in L0B for several pixel tiles if the whole depth fits, and a row of bias.
         all_weights = (units.total_depth + bool(bias)) * tile_n * self.fractal
         fits = (b_slots or 2) * all_weights * DTYPE_BYTES[dtype] <= job.chip.buffers["L0B"]
-        one_stage = self.stage >= units.count
-        self.weights_stay_in_l0b = job.turns > 1 and one_stage and fits
+        one_stage = self.units_per_stage >= units.count
+        self.weights_stay_in_l0b = job.pixel_tiles > 1 and one_stage and fits
         b_tile = max(b_tile, all_weights) if self.weights_stay_in_l0b else b_tile
         self.a_l0 = k.queue("x_l0", "L0A", dtype, a_tile, src="MTE1", dst="M", depth=a_slots)
         self.b_l0 = k.queue("w_l0", "L0B", dtype, b_tile, src="MTE1", dst="M", depth=b_slots)
 
-    def _allocate_leave(self, tile_m: int, tile_n: int) -> None:
-        """Allocate sums in L0C, and what they need on their way out: an epilogue, pooling."""
+    def _allocate_drain(self, tile_m: int, tile_n: int) -> None:
+        """Allocate sums in L0C, and the buffers of the epilogue and of pooling."""
         job = self.job
         k = self.k
         shape = self.shape
@@ -231,9 +247,8 @@ class _Writer(TileWalk):
         bias = job.epilogue.bias if job.epilogue else ""
         # Two tiles of sums if they fit: 1024 bytes for each fractal of fp32 or int32.
         l0c_bytes = chip.buffers["L0C"] - k.used_bytes("L0C")
-        slots = job.schedule.c_l0_slots or 1 + (
-            2 * tile_m * tile_n * shape.sums * 1024 <= l0c_bytes
-        )
+        two_fit = 2 * tile_m * tile_n * shape.sums * 1024 <= l0c_bytes
+        slots = job.schedule.c_l0_slots or (2 if two_fit else 1)
         self.acc = tiles.sum_queue(k, "y_l0", sums, tile_m, tile_n * shape.sums, slots)
         no_epilogue_in_ub = chip.combined and job.epilogue is None
         ub_bytes = k.used_bytes("UB")
@@ -245,11 +260,11 @@ class _Writer(TileWalk):
         finish = None if self.pooled else epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
         self.finish = self.pooled.finish if self.pooled else finish
         self.bias = (
-            CubeBias.make(k, bias, shape, n_own, has_queue=self.stage < self.units.count)
+            CubeBias.make(k, bias, shape, n_own, has_queue=self.units_per_stage < self.units.count)
             if bias
             else None
         )
-        self.leave = Leave(k, self.acc, self.y, out, self.finish, self.ring)
+        self.drain = Leave(k, self.acc, self.y, out, self.finish, self.ring)
 
     def _declare_tensors(self) -> None:
         """Declare the tensors of images, weights and, unless vector cores store it, the result."""
@@ -268,17 +283,17 @@ class _Writer(TileWalk):
         self.addends = [Addend(shape, x, weight, self.units.c1, 0, 0, sums_begun=cube_adds_bias)]
         if beside:
             blocks = beside.blocks[0]
-            x = k.tensor("beside", shape.dtype, beside.images * blocks * beside.plane)
-            weight = k.tensor("beside_weight", shape.dtype, blocks * n1 * self.fractal)
+            beside_x = k.tensor("beside", shape.dtype, beside.images * blocks * beside.plane)
+            beside_weight = k.tensor("beside_weight", shape.dtype, blocks * n1 * self.fractal)
             self.addends.append(
                 Addend(
                     beside,
-                    x,
-                    weight,
+                    beside_x,
+                    beside_weight,
                     self.units.beside,
                     self.image_elements,
-                    self.second_sums,
-                    sums_begun=not self.second_sums,
+                    self.second_sums_start,
+                    sums_begun=not self.second_sums_start,
                 )
             )
         self.ring = k.ring_out(vector_tail.ring, isa.var("core"), "FIX") if vector_tail else None
@@ -294,47 +309,61 @@ class _Writer(TileWalk):
             self.pooled.begin()
 
     def tile(
-        self, bundle: BundlePlace, at: Pixels, n: Span, col: isa.Affine, resident: Resident
+        self, bundle: BundlePlace, pixels: Pixels, n_span: Span, col: isa.Affine, resident: Resident
     ) -> None:
         """Write a tile: sum over taps and channel blocks, stage by stage, then store."""
         first_block = bundle.index * self.bundle.n1
         with epilogue_emit.held_channels(
-            self.finish, n, first_block, resident.channels
+            self.finish, n_span, first_block, resident.channels
         ) as channels:
-            c = self.acc.alloc()
-            bias = epilogue_emit.bias_of(self.finish, channels, n)
-            # MTE1 may read the bias once it is in L1. It is if it has a queue of its own (several
-            # stages), or if MTE2 has copied weights or rows after it; else wait for the rows.
-            bias_before_rows = self.stage < self.units.count or resident.weights or resident.rows
+            sums_tile = self.acc.alloc()
+            bias = epilogue_emit.bias_of(self.finish, channels, n_span)
+            # MTE1 may read the bias once it is in L1. That is certain if the bias has its own queue
+            # (several stages), or if weights or rows copied after it have arrived; else MTE1 waits
+            # for the rows first.
+            bias_before_rows = (
+                self.units_per_stage < self.units.count or resident.weights or resident.rows
+            )
             if bias_before_rows:
-                self._begin_sums(c, bundle, at, (n, col), resident.l0b_weights)
-            for stage in segments(self.k, "stage", bundle.c1 // self.units.c1, self.stage):
-                if resident.rows is None:
-                    self._stage_rows(bundle, at, stage, n)
-                if resident.weights is None and not self.weights_beside_rows:
-                    self._stage_weights(bundle, n, stage)
-                rows = resident.rows or self.rows.dequeue()
-                if self.weights_beside_rows:
-                    weights = isa.Tile(self.weights_beside_rows, rows.slot)
-                else:
-                    weights = resident.weights or self.weights.dequeue()
+                self._begin_sums(sums_tile, bundle, pixels, (n_span, col), resident.l0b_weights)
+            for stage in segments(
+                self.k, "stage", bundle.c1 // self.units.c1, self.units_per_stage
+            ):
+                rows, weights = self._take_stage(bundle, pixels, n_span, stage, resident)
                 if not bias_before_rows:
-                    self._begin_sums(c, bundle, at, (n, col), resident.l0b_weights)
+                    self._begin_sums(sums_tile, bundle, pixels, (n_span, col), resident.l0b_weights)
                 operands = Operands(rows, weights, resident.l0b_weights)
-                self._add_stage(c, at.windows, n[1], stage, operands, bias)
-                if resident.rows is None:
-                    self.rows.free()
-                if resident.weights is None and not self.weights_beside_rows:
-                    self.weights.free()
+                self._add_stage(sums_tile, pixels.windows, n_span[1], stage, operands, bias)
+                self._free_stage(resident)
             self.acc.enqueue()
-            self._store(at, n, first_block, channels)
+            self._store(pixels, n_span, first_block, channels)
+
+    def _take_stage(
+        self, bundle: BundlePlace, pixels: Pixels, n_span: Span, stage: Span, resident: Resident
+    ) -> tuple[isa.Tile, isa.Tile]:
+        """Return a stage's rows and weights in L1; load those that an outer loop does not keep."""
+        if resident.rows is None:
+            self._stage_rows(bundle, pixels, stage, n_span)
+        if resident.weights is None and not self.weights_beside_rows:
+            self._stage_weights(bundle, n_span, stage)
+        rows = resident.rows or self.rows.dequeue()
+        if self.weights_beside_rows:
+            return rows, isa.Tile(self.weights_beside_rows, rows.slot)
+        return rows, resident.weights or self.weights.dequeue()
+
+    def _free_stage(self, resident: Resident) -> None:
+        """Free the slots of a stage that no outer loop keeps."""
+        if resident.rows is None:
+            self.rows.free()
+        if resident.weights is None and not self.weights_beside_rows:
+            self.weights.free()
 
     def _begin_sums(
         self,
-        c: isa.Tile,
-        at: BundlePlace,
+        sums_tile: isa.Tile,
+        bundle: BundlePlace,
         pixels: Pixels,
-        n: tuple[Span, isa.Affine],
+        n_place: tuple[Span, isa.Affine],
         l0b_weights: isa.Tile | None,
     ) -> None:
         """Begin the sums of a tile with the bias, if the cube adds it as a product.
@@ -343,23 +372,25 @@ class _Writer(TileWalk):
         """
         if self.bias is None:
             return
-        blocks = (self._bias_index(at, *n), n[0][1])
+        n_span, col = n_place
+        n_blocks = n_span[1]
+        blocks = (self._bias_index(bundle, n_span, col), n_blocks)
         bias = None
         if l0b_weights:
-            start = self._depth(at) * n[0][1] * self.fractal
-            bias = ResidentFeed(l0b_weights, n[0][1], start)
-        self.bias.add(c, (self.a_l0, self.b_l0), pixels.window.fractals, blocks, bias)
+            start = self._depth(bundle) * n_blocks * self.fractal
+            bias = ResidentFeed(l0b_weights, n_blocks, start)
+        self.bias.add(sums_tile, (self.a_l0, self.b_l0), pixels.window.fractals, blocks, bias)
 
     def _add_stage(
         self,
-        c: isa.Tile,
+        sums_tile: isa.Tile,
         windows: tuple[Window, ...],
-        n: int,
+        n_blocks: int,
         stage: Span,
         operands: Operands,
         bias: isa.Region | None,
     ) -> None:
-        """Add the products of the units in `stage` to the sums of `n` output blocks."""
+        """Add the products of the units in `stage` to the sums of `n_blocks` output blocks."""
         (first_unit, unit_count) = stage
         weights_start = 0
         for addend, window in zip(self.addends, windows, strict=False):
@@ -368,12 +399,12 @@ class _Writer(TileWalk):
             depth = blocks * conv.taps
             view = rows_view(conv, operands.rows, window, blocks, addend.rows_start)
             pixel_feed = WindowFeed(self.k, self.a_l0, window.fractals, conv, window, view)
-            weight_feed = operands.weights_from(self.k, self.b_l0, n, weights_start)
+            weight_feed = operands.weights_from(self.k, self.b_l0, n_blocks, weights_start)
             depth_before = first_unit * (addend.unit_blocks * conv.taps)
             # Sums that begin with a bias, or with another convolution's products, are never
-            # overwritten: to mmad there is some depth before.
+            # overwritten: so mmad is told that there was depth before.
             depth_before = isa.Affine(1) if addend.sums_begun else depth_before
-            region = sums_region(c, window.fractals, n, addend.sums_start)
+            region = sums_region(sums_tile, window.fractals, n_blocks, addend.sums_start)
             accumulate(
                 self.k,
                 Sums(region, depth_before, bias),
@@ -382,107 +413,118 @@ class _Writer(TileWalk):
                 depth,
                 self.tile_k,
             )
-            weights_start += depth * n * self.fractal
+            weights_start += depth * n_blocks * self.fractal
             bias = None
 
     def _depth(self, bundle: BundlePlace) -> int:
         """Return the depth of a bundle in fractals, over all its taps and channel blocks."""
         return bundle.c1 // self.units.c1 * self.units.depth
 
-    def _bias_index(self, bundle: BundlePlace, n: Span, col: isa.Affine) -> isa.Affine:
-        """Return the index of the first of blocks `n` among the blocks whose bias is in L1."""
-        return bundle.place * self.n_own + n[0] - col
+    def _bias_index(self, bundle: BundlePlace, n_span: Span, col: isa.Affine) -> isa.Affine:
+        """Return the index of the first of blocks `n_span` among the blocks whose bias is in L1."""
+        return bundle.place * self.n_own + n_span[0] - col
 
     @contextmanager
     def hold_weights(
-        self, at: BundlePlace, n: Span, col: isa.Affine, *, several_n_tiles: bool
+        self, bundle: BundlePlace, n_span: Span, col: isa.Affine, *, several_n_tiles: bool
     ) -> Iterator[conv_tiles.Weights]:
-        """Keep all weights of blocks `n` in L1 and, if they fit, in L0B, for the loop inside.
+        """Keep all weights of blocks `n_span` in L1 and, if they fit, in L0B, for the loop inside.
 
         Only one stage of L1 is kept: weights do not stay if they take several stages, or if the
         loop inside goes over `several_n_tiles`.
         """
-        all_units = isa.Affine(), at.c1 // self.units.c1
-        stays = self.stage >= all_units[1] and not several_n_tiles and not self.weights_beside_rows
+        all_units = isa.Affine(), bundle.c1 // self.units.c1
+        stays = (
+            self.units_per_stage >= all_units[1]
+            and not several_n_tiles
+            and not self.weights_beside_rows
+        )
 
         def load_l0b() -> None:
             assert weights is not None
-            blocks = self._bias_index(at, n, col), n[1]
+            blocks = self._bias_index(bundle, n_span, col), n_span[1]
             bias = self.bias.blocks(blocks) if self.bias else None
-            load_l0b_weights(self.k, self.b_l0, weights, self._depth(at) * n[1], bias)
+            load_l0b_weights(self.k, self.b_l0, weights, self._depth(bundle) * n_span[1], bias)
 
         if not stays:
             yield None, None
             return
         with (
-            self._kept(self.weights, partial(self._stage_weights, at, n, all_units)) as weights,
+            self._kept(
+                self.weights, partial(self._stage_weights, bundle, n_span, all_units)
+            ) as weights,
             self._kept(self.b_l0, load_l0b if self.weights_stay_in_l0b else None) as l0b_weights,
         ):
             yield weights, l0b_weights
 
-    def hold_rows(self, at: BundlePlace, pixels: Pixels) -> AbstractContextManager[isa.Tile | None]:
+    def hold_rows(
+        self, bundle: BundlePlace, pixels: Pixels
+    ) -> AbstractContextManager[isa.Tile | None]:
         """Keep a pixel tile's rows in L1 for the loop inside, if one stage has all blocks."""
-        all_units = isa.Affine(), at.c1 // self.units.c1
-        stays = self.stage >= all_units[1] and not self.weights_beside_rows
+        all_units = isa.Affine(), bundle.c1 // self.units.c1
+        stays = self.units_per_stage >= all_units[1] and not self.weights_beside_rows
         return self._kept(
-            self.rows, partial(self._stage_rows, at, pixels, all_units) if stays else None
+            self.rows, partial(self._stage_rows, bundle, pixels, all_units) if stays else None
         )
 
     @contextmanager
-    def _kept(
-        self, queue: isa.Queue, stage: Callable[[], None] | None
-    ) -> Iterator[isa.Tile | None]:
-        """Run `stage` and keep its slot for the loop inside; yield None if there is no `stage`."""
-        if stage is None:
+    def _kept(self, queue: isa.Queue, load: Callable[[], None] | None) -> Iterator[isa.Tile | None]:
+        """Run `load` and keep its slot for the loop inside; yield None if there is no `load`."""
+        if load is None:
             yield None
             return
-        stage()
+        load()
         yield queue.dequeue()
         queue.free()
 
     def _stage_rows(
-        self, bundle: BundlePlace, at: Pixels, stage: Span, n: Span | None = None
+        self, bundle: BundlePlace, pixels: Pixels, stage: Span, n_span: Span | None = None
     ) -> None:
         """Copy the rows of a tile's windows, of the units in `stage`, to a slot of L1.
 
-        Those of the image beside follow. Where weights share the slot, those of blocks `n` do, too.
+        Those of the image beside follow. Where weights share the slot, those of blocks `n_span` do,
+        too.
         """
         slot = self.rows.alloc()
         (first_unit, unit_count) = stage
         # Output rows to move down: the loop's turn, and those of the core before the tile.
-        output_rows = at.turn * (at.run.pixels // self.shape.out_hw[1]) + at.down
-        for addend, window in zip(self.addends, at.windows, strict=False):
+        output_rows = pixels.turn * (pixels.run.pixels // self.shape.out_hw[1]) + pixels.down
+        for addend, window in zip(self.addends, pixels.windows, strict=False):
             conv = addend.shape
             # NC1HWC0: the channel blocks of an image follow one another, those of an image before
             # it come first.
-            image_blocks = at.image * (conv.blocks[0] * conv.mixed) + bundle.index * self.bundle.c1
+            image_blocks = (
+                pixels.image * (conv.blocks[0] * conv.mixed) + bundle.index * self.bundle.c1
+            )
             blocks = image_blocks + first_unit * addend.unit_blocks, unit_count * addend.unit_blocks
             down = output_rows * conv.strides[0]
             source = conv_windows.rows_of(conv, addend.x, window, blocks, down)
             self.k.copy(slot.region(addend.rows_start, source.sizes), source)
-        if self.weights_beside_rows and n:
-            self._copy_weights(bundle, n, stage, isa.Tile(self.weights_beside_rows, slot.slot))
+        if self.weights_beside_rows and n_span:
+            self._copy_weights(bundle, n_span, stage, isa.Tile(self.weights_beside_rows, slot.slot))
         self.rows.enqueue()
 
-    def _stage_weights(self, at: BundlePlace, n: Span, stage: Span) -> None:
-        """Copy the weights of a stage and of output blocks `n` to a slot of their own."""
-        self._copy_weights(at, n, stage, self.weights.alloc())
+    def _stage_weights(self, bundle: BundlePlace, n_span: Span, stage: Span) -> None:
+        """Copy the weights of a stage and of output blocks `n_span` to a slot of their own."""
+        self._copy_weights(bundle, n_span, stage, self.weights.alloc())
         self.weights.enqueue()
 
-    def _copy_weights(self, at: BundlePlace, n: Span, stage: Span, slot: isa.Tile) -> None:
-        """Copy the weights of a stage and of output blocks `n` to a slot of L1.
+    def _copy_weights(self, bundle: BundlePlace, n_span: Span, stage: Span, slot: isa.Tile) -> None:
+        """Copy the weights of a stage and of output blocks `n_span` to a slot of L1.
 
         Weights of the convolution beside follow.
         """
         # FRACTAL_Z is (depth, N1, 16, C0): one row has all output blocks of the bundle, of which
         # the slot gets n[1].
-        row_elements = at.n1 * self.fractal
-        slot_row_elements = n[1] * self.fractal
-        weight_start = at.index * (self.bundle.c1 * self.shape.taps * self.bundle.n1 * self.fractal)
+        row_elements = bundle.n1 * self.fractal
+        slot_row_elements = n_span[1] * self.fractal
+        weight_start = bundle.index * (
+            self.bundle.c1 * self.shape.taps * self.bundle.n1 * self.fractal
+        )
         slot_start = 0
         for addend in self.addends:
             depth = addend.unit_blocks * addend.shape.taps
-            weight_start += stage[0] * (depth * row_elements) + n[0] * self.fractal
+            weight_start += stage[0] * (depth * row_elements) + n_span[0] * self.fractal
             sizes = (stage[1] * depth, slot_row_elements)
             weights = addend.weight.region(weight_start, sizes, (row_elements, 1))
             self.k.copy(slot.region(slot_start, sizes), weights)
@@ -492,19 +534,23 @@ class _Writer(TileWalk):
             slot_start += stage[1] * depth * slot_row_elements
 
     def _store(
-        self, at: Pixels, n: Span, first_block: isa.Affine, channels: epilogue_emit.Channels | None
+        self,
+        pixels: Pixels,
+        n_span: Span,
+        first_block: isa.Affine,
+        channels: epilogue_emit.Channels | None,
     ) -> None:
         """Store a finished tile: to vector cores, pooled, or to its place in the result."""
         if self.pooled:
             assert self.y is not None
-            plane = self.plane(at, n, first_block)
-            tile = (n[1], at.window.fractals, at.windows[1])
-            self.pooled.drain(self.acc, self.y, plane, tile, n[0], channels)
+            plane = self.plane(pixels, n_span, first_block)
+            tile = (n_span[1], pixels.window.fractals, pixels.windows[1])
+            self.pooled.drain(self.acc, self.y, plane, tile, n_span[0], channels)
             return
-        area = self.area(at, n, first_block)
+        area = self.area(pixels, n_span, first_block)
         plain = conv_windows.plain_placement(self.shape)
         if self.finish is None and not self.job.strip and self.job.place == plain:
             # Planes are padded to 16 pixels: store the last fractal whole, rather than 1 row of 49
             # = 3 * 16 + 1 apart.
             area = area.in_whole_fractals()
-        self.leave.store(area, n[0], channels)
+        self.drain.store(area, n_span[0], channels)

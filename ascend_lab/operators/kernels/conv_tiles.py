@@ -80,10 +80,10 @@ class BundlePlace:
 # -- the order of tiles ---------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What all programs of a launch have in common; each has `turns` pixel tiles at least.
+    """What all programs of a launch have in common; each has `pixel_tiles` pixel tiles at least.
 
-    The cube core does `epilogue`, its vector cores do `vector_tail`. `ahead` slots of L1 hold rows
-    and weights of a stage together (0: rows and weights have slots of their own).
+    The cube core does `epilogue`, its vector cores `vector_tail`. `stages_ahead` slots of L1 hold
+    rows and weights of a stage together (0: rows and weights have slots of their own).
     """
 
     shape: ConvShape
@@ -93,8 +93,8 @@ class Job:
     place: conv_windows.Placement
     epilogue: Epilogue | None
     vector_tail: VectorTail | None = None
-    turns: int = 1
-    ahead: int = 0
+    pixel_tiles: int = 1
+    stages_ahead: int = 0
 
     @property
     def tile(self) -> int:
@@ -167,40 +167,44 @@ class TileWalk:
         """Write what comes before all tiles of a program."""
 
     def hold_weights(
-        self, at: BundlePlace, n: Span, col: isa.Affine, *, several_n_tiles: bool
+        self, bundle: BundlePlace, n_span: Span, col: isa.Affine, *, several_n_tiles: bool
     ) -> AbstractContextManager[Weights]:
-        """Keep the weights of output blocks `n` on the core for all tiles of the loop inside.
+        """Keep the weights of output blocks `n_span` on the core for all tiles of the loop inside.
 
         `several_n_tiles`: the loop inside goes over several tiles of output channels.
         """
         return nullcontext((None, None))
 
-    def hold_rows(self, at: BundlePlace, pixels: Pixels) -> AbstractContextManager[isa.Tile | None]:
+    def hold_rows(
+        self, bundle: BundlePlace, pixels: Pixels
+    ) -> AbstractContextManager[isa.Tile | None]:
         """Keep a pixel tile's rows of all channel blocks in L1 for all its output blocks."""
         return nullcontext()
 
     def tile(
-        self, bundle: BundlePlace, at: Pixels, n: Span, col: isa.Affine, resident: Resident
+        self, bundle: BundlePlace, pixels: Pixels, n_span: Span, col: isa.Affine, resident: Resident
     ) -> None:
-        """Write the tile at output blocks `n`; those of the core begin at `col`."""
+        """Write the tile at output blocks `n_span`; those of the core begin at `col`."""
         raise NotImplementedError
 
-    def plane(self, at: Pixels, n: Span, first_block: isa.Affine) -> tuple[isa.Affine, isa.Affine]:
+    def plane(
+        self, pixels: Pixels, n_span: Span, first_block: isa.Affine
+    ) -> tuple[isa.Affine, isa.Affine]:
         """Return where the plane of a tile's first block begins, and output rows before the tile.
 
-        `first_block` is the first output block of the bundle, `n` counts from there.
+        `first_block` is the first output block of the bundle, `n_span` counts from there.
         """
         # Output is (image, block of 16 channels, pixel, 16): count the blocks in front of the
         # tile's.
-        image_blocks = at.image * (self.shape.blocks[1] * self.shape.mixed)
-        row = at.turn * (at.run.pixels // self.shape.out_hw[1]) + at.down
-        return (image_blocks + first_block + n[0]) * self.job.place.plane, row
+        image_blocks = pixels.image * (self.shape.blocks[1] * self.shape.mixed)
+        row = pixels.turn * (pixels.run.pixels // self.shape.out_hw[1]) + pixels.down
+        return (image_blocks + first_block + n_span[0]) * self.job.place.plane, row
 
-    def area(self, at: Pixels, n: Span, first_block: isa.Affine) -> Area:
+    def area(self, pixels: Pixels, n_span: Span, first_block: isa.Affine) -> Area:
         """Return where a tile goes in the result."""
         block_channels = self.finish.width if self.finish else isa.FRACTAL
-        (plane, row) = self.plane(at, n, first_block)
-        tile = (at.pixel, n[1], at.window)
+        (plane, row) = self.plane(pixels, n_span, first_block)
+        tile = (pixels.pixel, n_span[1], pixels.window)
         return area_of(self.shape, self.job.place, plane, row, tile, block_channels)
 
     def program(

@@ -1,13 +1,14 @@
-"""Programs that move rows picked by an index, and the indices that feed their copies.
+"""Programs that gather or scatter rows, and the loading of the indices that address their copies.
 
-A copy's pipe cannot use indices the moment they arrive: a batch comes to UB, S reads them, one a
-step, and tells the pipe by a flag. On chips whose copies need whole 32-byte blocks a row that ends
-raggedly gets a second, overlapping block; rows shorter than a block go element by element.
+Indices are loaded to UB in batches. The scalar unit S reads them, one per step, and then sets a
+flag for the pipe that copies the rows. On chips whose copies need whole 32-byte blocks, the tail of
+a row that is not a whole number of blocks is copied as one more, overlapping block; rows shorter
+than a block are copied element by element.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ascend_lab.machine.chip import BLOCK_BYTES, Chip
 from ascend_lab.machine.isa import (
@@ -28,22 +29,23 @@ STEPS_FROM_END = 3
 """Scalar steps for an index that may count from the end: read it, compare it with 0, add to it."""
 
 
-def l2_steps(chip: Chip) -> int:
+def l2_trip_steps(chip: Chip) -> int:
     """Return scalar steps as long as one trip of S to L2."""
     return max(chip.l2.latency_cycles // max(chip.scalar_cycles, 1), 1)
 
 
 @dataclass(slots=True)
-class Feed:
-    """Indices of the int32 tensor `tensor`, for loads (MTE2), stores (MTE3) or S alone.
+class IndexFeed:
+    """Indices of the int32 tensor `tensor`, used by loads (MTE2), stores (MTE3) or by S alone.
 
-    `batch` holds the indices; `look` tells MTE2 that S has looked at them.
+    `batch` is the queue of indices in UB; `read_signal` a queue of one element by which S signals
+    MTE2 that it has read them. S needs `steps` steps per index.
     """
 
     k: KernelBuilder
     tensor: Buffer
     batch: Queue
-    look: Queue | None
+    read_signal: Queue | None
     steps: int
     open_batch: Tile | None = None
 
@@ -55,63 +57,64 @@ class Feed:
         *pipes: str,
         most: int = BATCH,
         steps_per_index: int = 1,
-    ) -> "Feed":
+    ) -> "IndexFeed":
         """Allocate batches of up to `most` indices for `pipes`, MTE2 and/or MTE3."""
         name = tensor.name
         size = min(most, -(-tensor.elements // 8) * 8)
         # A store that needs an index follows S; without one S is the last to use a batch.
         via, end = ("S", "MTE3") if "MTE3" in pipes else ("", "S")
         batch = k.queue(f"{name}_batch", "UB", "int32", size, src="MTE2", dst=end, depth=1, via=via)
-        look = None
+        read_signal = None
         if "MTE2" in pipes:
-            look = k.queue(f"{name}_look", "UB", "int32", 1, src="S", dst="MTE2", depth=1)
-        return cls(k, tensor, batch, look, steps_per_index)
+            read_signal = k.queue(f"{name}_look", "UB", "int32", 1, src="S", dst="MTE2", depth=1)
+        return cls(k, tensor, batch, read_signal, steps_per_index)
 
     def open(self, start: Affine | int, count: int) -> None:
-        """Bring `count` indices from `start` on and let S look at them.
+        """Load `count` indices from `start` on and let S read them.
 
-        Counts that are no whole blocks go one by one through S on chips that cannot pad.
+        On chips whose copies cannot pad, a count that is not a multiple of 8 is copied index by
+        index by S.
         """
         k = self.k
         chip = self.k.chip
         pad = count % 8 != 0
         # 7 indices are 28 bytes: copies of whole blocks of 32 bytes would read beyond the tensor.
-        single = pad and chip.combined
+        is_copied_singly = pad and chip.combined
         tile = self.batch.alloc()
-        if not single:
+        if not is_copied_singly:
             k.copy(tile.region(0, count), self.tensor.region(start, count), pad=pad)
         if self.batch.middle is not None:
             self.batch.hand()
         else:
             self.batch.enqueue()
             tile = self.batch.dequeue()
-        if self.look is not None:
-            self.look.alloc()
-        if single:
+        if self.read_signal is not None:
+            self.read_signal.alloc()
+        if is_copied_singly:
             with k.loop("s", count) as s:
                 source = self.tensor.region(start + s, 1)
-                k.scalar(tile.region(s, 1), source, steps=l2_steps(chip) + self.steps - 1)
+                k.scalar(tile.region(s, 1), source, steps=l2_trip_steps(chip) + self.steps - 1)
         else:
             # S reads the indices, one a step; the copies use them later.
             k.scalar(steps=count * self.steps)
         if self.batch.middle is not None:
             self.batch.enqueue()
             tile = self.batch.dequeue()
-        if self.look is not None:
-            self.look.enqueue()
-            self.look.dequeue()
+        if self.read_signal is not None:
+            self.read_signal.enqueue()
+            self.read_signal.dequeue()
         self.open_batch = tile
 
-    def take(self, i: Affine | int) -> Region:
-        """Return the place of index i of the batch."""
+    def index_region(self, i: Affine | int) -> Region:
+        """Return the region of index i of the batch."""
         assert self.open_batch is not None
         return self.open_batch.region(i, 1)
 
     def close(self) -> None:
         """Free the slots of a batch that is used up."""
         self.batch.free()
-        if self.look is not None:
-            self.look.free()
+        if self.read_signal is not None:
+            self.read_signal.free()
 
 
 def batches(
@@ -119,8 +122,8 @@ def batches(
 ) -> Iterator[tuple[Affine | int, int]]:
     """Yield (first, length) of the batches of `count` indices: full ones, then the remainder.
 
-    Full batches are a loop. The remainder is cut once more, so that at most 7 indices are no whole
-    block of 32 bytes.
+    Full batches are a loop. The remainder is cut once more, so that at most 7 indices are not part
+    of a whole block of 32 bytes.
     """
     # 300 in batches of 256: one of 256, then 44 = 40 + 4.
     batch_count, remainder = divmod(count, batch_size)
@@ -136,14 +139,15 @@ def batches(
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of `rows` x `columns` elements of `dtype`, and how many rows an index picks.
+    """A table of `rows` x `columns` elements of `dtype`.
 
-    With `from_end` indices below 0 count from the end.
+    The index tensor picks `index_count` of its rows. With `from_end` indices below 0 count from the
+    end.
     """
 
     rows: int
     columns: int
-    picks: int
+    index_count: int
     dtype: str
     from_end: bool = False
 
@@ -160,73 +164,90 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class CoreShare:
-    """The indices and columns of a core; (size, 0, 0) is an axis that is not cut."""
+    """The indices and columns of a core.
 
-    picks: Share
+    Each is a `Share`: elements, step from core to core, cores up to the last owner. The latter two
+    are 0 for an axis that is not cut.
+    """
+
+    indices: Share
     columns: Share
 
     def start(self, k: KernelBuilder) -> tuple[Affine, Affine]:
         """Declare the core's place and return its first index and its first column."""
-        core = k.param("core", max(self.picks[2], self.columns[2]))
-        return core * self.picks[1], core * self.columns[1]
+        core = k.param("core", max(self.indices[2], self.columns[2]))
+        return core * self.indices[1], core * self.columns[1]
+
+
+class RowTile(NamedTuple):
+    """Some columns of the rows that some indices of a batch pick.
+
+    The batch in UB begins at `first_index` of the index tensor; the tile begins at `batch_offset`
+    in it and has `rows` rows. Its columns begin at `column` of the core's share.
+    """
+
+    column: int
+    columns: int
+    first_index: Affine
+    batch_offset: Affine
+    rows: int
 
 
 class RowWriter:
     """Builder, tensors and shapes shared by the programs that move rows."""
 
     def __init__(self, name: str, chip: Chip, table: Table, share: CoreShare) -> None:
-        """Declare `index`, `x` or `u`, and `y`; take the widest tile of rows that fits UB."""
+        """Declare the tensor `index`, and choose the widest tile of rows that fits UB."""
         self.k = KernelBuilder(name, chip)
         self.chip = chip
         self.table = table
         self.share = share
-        self.first_pick, self.column = share.start(self.k)
-        self.index = self.k.tensor("index", "int32", table.picks)
+        self.first_index, self.column = share.start(self.k)
+        self.index = self.k.tensor("index", "int32", table.index_count)
         size = item_bytes(table.dtype)
         block = table.block
         room = chip.buffers["UB"] // 2
         # Half of UB holds two slots of 8 rows at least, each one block longer than the piece.
         widest = room // (2 * 8 * size) // block * block - block
-        self.chunk = min(share.columns[0], widest)
-        self.pitch = -(-self.chunk // block) * block
-        # Rows of a tile: as fit twice, in whole blocks of 8 indices.
-        rows = min(room // (2 * self.pitch * size), BATCH, -(-share.picks[0] // 8) * 8)
+        self.max_columns = min(share.columns[0], widest)
+        self.pitch = -(-self.max_columns // block) * block
+        # Rows of a tile: as many as fit two slots, a multiple of 8.
+        rows = min(room // (2 * self.pitch * size), BATCH, -(-share.indices[0] // 8) * 8)
         self.rows = rows // 8 * 8
 
-    def tiles(self, feed: Feed) -> Iterator[tuple[int, int, Affine, Affine, int]]:
-        """Yield (column, columns, first pick of a batch, first of a tile in it, picks).
+    def tiles(self, feed: IndexFeed) -> Iterator[RowTile]:
+        """Yield the tiles of the share, while the indices of their batch are in UB.
 
-        The indices of the batch are in UB; pieces of a row are as wide as fits a tile.
+        Pieces of a row are as wide as fits a tile.
         """
         start = 0
         width = self.share.columns[0]
         block = self.table.block
         while start < width:
-            columns = min(self.chunk, width - start)
-            # A last piece of less than a block could not be copied alone: leave it a block.
+            columns = min(self.max_columns, width - start)
+            # The last piece must be at least a block: the piece before it gives up a block.
             if 0 < width - start - columns < block:
                 columns -= block
-            for at, count in batches(
-                self.k, "b", self.share.picks[0], BATCH // self.rows * self.rows
-            ):
-                first_pick = self.first_pick + at
-                feed.open(first_pick, count)
-                for place_in_batch, tile_picks in batches(self.k, "t", count, self.rows):
-                    yield start, columns, first_pick, Affine() + place_in_batch, tile_picks
+            batch_size = BATCH // self.rows * self.rows
+            for batch_start, count in batches(self.k, "b", self.share.indices[0], batch_size):
+                first_index = self.first_index + batch_start
+                feed.open(first_index, count)
+                for tile_start, rows in batches(self.k, "t", count, self.rows):
+                    yield RowTile(start, columns, first_index, Affine() + tile_start, rows)
                 feed.close()
             start += columns
 
     def pieces(self, width: int) -> Iterator[tuple[int, int, int]]:
         """Yield (column, size, place in UB) of the copies of a row of `width`."""
         block = self.table.block
-        ragged = width % block
-        if not ragged or not self.chip.combined:
+        tail = width % block
+        if not tail or not self.chip.combined:
             yield 0, width, 0
         else:
             # A row of 40 in blocks of 16: 32 elements, then elements 24 .. 39, which stand from 32
             # on in UB.
-            yield 0, width - ragged, 0
-            yield width - block, block, width - ragged
+            yield 0, width - tail, 0
+            yield width - block, block, width - tail
 
     def move_tile(
         self, tensor: Buffer, origin: Affine, tile: Tile, width: int, count: int, *, loads: bool
@@ -257,102 +278,128 @@ class RowWriter:
 
 
 def gather_program(chip: Chip, table: Table, share: CoreShare) -> Program:
-    """y[i] = x[index[i]] for the picks and columns of `share`."""
-    w = RowWriter("gather", chip, table, share)
-    k = w.k
+    """y[i] = x[index[i]] for the indices and columns of `share`."""
+    writer = RowWriter("gather", chip, table, share)
+    k = writer.k
     columns = table.columns
     x = k.tensor("x", table.dtype, table.rows * columns)
-    y = k.tensor("y", table.dtype, table.picks * columns)
-    feed = Feed.make(k, w.index, "MTE2", steps_per_index=table.steps_per_index)
-    q = k.queue("rows", "UB", table.dtype, w.rows * w.pitch, src="MTE2", dst="MTE3")
-    for start, width, first_pick, at, count in w.tiles(feed):
-        tile = q.alloc()
-        with k.loop("r", count) as r:
-            for piece, size, place in w.pieces(width):
-                target = tile.region(r * w.pitch + place, size)
-                w.move_row(target, x.region(w.column + (start + piece), size), feed.take(at + r))
-        q.enqueue()
-        place_in_y = (first_pick + at) * columns + w.column + start
-        w.move_tile(y, place_in_y, q.dequeue(), width, count, loads=False)
-        q.free()
+    y = k.tensor("y", table.dtype, table.index_count * columns)
+    feed = IndexFeed.make(k, writer.index, "MTE2", steps_per_index=table.steps_per_index)
+    size_in_ub = writer.rows * writer.pitch
+    row_queue = k.queue("rows", "UB", table.dtype, size_in_ub, src="MTE2", dst="MTE3")
+    for row_tile in writer.tiles(feed):
+        tile = row_queue.alloc()
+        with k.loop("r", row_tile.rows) as r:
+            for piece, size, place in writer.pieces(row_tile.columns):
+                target = tile.region(r * writer.pitch + place, size)
+                source = x.region(writer.column + (row_tile.column + piece), size)
+                writer.move_row(target, source, feed.index_region(row_tile.batch_offset + r))
+        row_queue.enqueue()
+        first_row = row_tile.first_index + row_tile.batch_offset
+        origin = first_row * columns + writer.column + row_tile.column
+        writer.move_tile(
+            y, origin, row_queue.dequeue(), row_tile.columns, row_tile.rows, loads=False
+        )
+        row_queue.free()
     return k.finish()
 
 
 def scatter_program(
     chip: Chip, table: Table, share: CoreShare, *, mode: str, atomic: bool = False
 ) -> Program:
-    """y[index[i]] = u[i] or += u[i], in the order of i, for the picks and columns of `share`.
+    """y[index[i]] = u[i] or += u[i], in the order of i, for the indices and columns of `share`.
 
     With `atomic` the memory adds. Otherwise "add" loads the row, adds, stores, and the next load
     waits for that: it may be the same row.
     """
-    w = RowWriter(f"scatter_{mode}", chip, table, share)
-    k = w.k
+    writer = RowWriter(f"scatter_{mode}", chip, table, share)
+    k = writer.k
     columns = table.columns
     # Load, add and store of one row must end before the next: its index may be the same.
     chain = mode == "add" and not atomic
-    u = k.tensor("u", table.dtype, table.picks * columns)
+    u = k.tensor("u", table.dtype, table.index_count * columns)
     y = k.tensor("y", table.dtype, table.rows * columns)
     # An update needs indices for stores only, a sum for loads and stores.
-    feed = Feed.make(k, w.index, *(("MTE3", "MTE2") if chain else ("MTE3",)))
-    drain = "V" if chain else "MTE3"
-    q = k.queue("rows", "UB", table.dtype, w.rows * w.pitch, src="MTE2", dst=drain)
-    adder = _Adder(w) if chain else None
-    for start, width, first_pick, at, count in w.tiles(feed):
-        origin = (first_pick + at) * columns + w.column + start
-        w.move_tile(u, origin, q.alloc(), width, count, loads=True)
-        q.enqueue()
-        tile = q.dequeue()
-        with k.loop("r", count) as r:
-            row = feed.take(at + r)
-            parts = [
-                (y.region(w.column + (start + piece), size), r * w.pitch + place, place)
-                for piece, size, place in w.pieces(width)
+    feed = IndexFeed.make(k, writer.index, *(("MTE3", "MTE2") if chain else ("MTE3",)))
+    last_pipe = "V" if chain else "MTE3"
+    size_in_ub = writer.rows * writer.pitch
+    row_queue = k.queue("rows", "UB", table.dtype, size_in_ub, src="MTE2", dst=last_pipe)
+    adder = _Adder(writer) if chain else None
+    for row_tile in writer.tiles(feed):
+        first_row = row_tile.first_index + row_tile.batch_offset
+        origin = first_row * columns + writer.column + row_tile.column
+        writer.move_tile(u, origin, row_queue.alloc(), row_tile.columns, row_tile.rows, loads=True)
+        row_queue.enqueue()
+        tile = row_queue.dequeue()
+        with k.loop("r", row_tile.rows) as r:
+            row = feed.index_region(row_tile.batch_offset + r)
+            pieces = [
+                _RowPiece(
+                    y.region(writer.column + (row_tile.column + piece), size),
+                    r * writer.pitch + place,
+                    place,
+                )
+                for piece, size, place in writer.pieces(row_tile.columns)
             ]
             if adder is not None:
-                adder.add(row, parts, tile)
+                adder.add(row, pieces, tile)
             else:
-                for target, place_in_tile, _ in parts:
-                    source = tile.region(place_in_tile, target.elements)
-                    w.move_row(target, source, row, "add" if atomic else None)
-        q.free()
+                for piece_of_row in pieces:
+                    target = piece_of_row.in_table
+                    source = tile.region(piece_of_row.place_in_tile, target.elements)
+                    writer.move_row(target, source, row, "add" if atomic else None)
+        row_queue.free()
     return k.finish()
+
+
+class _RowPiece(NamedTuple):
+    """A piece of a row: its region in the table, where it is in a tile, where in a single row."""
+
+    in_table: Region
+    place_in_tile: Affine
+    place_in_row: int
 
 
 class _Adder:
     """Load a row of y, add a row of the tile, store it; the next row waits for the store."""
 
-    def __init__(self, w: RowWriter) -> None:
-        self.w = w
-        dtype = w.table.dtype
-        k = w.k
-        # A ragged row needs one more block, which overlaps.
-        pitch = w.pitch + w.table.block
+    def __init__(self, writer: RowWriter) -> None:
+        self.writer = writer
+        dtype = writer.table.dtype
+        k = writer.k
+        # A row that is not a whole number of blocks needs one more block, which overlaps.
+        pitch = writer.pitch + writer.table.block
         self.old_row = k.queue("old", "UB", dtype, pitch, src="MTE2", dst="V", depth=1)
         self.sum = k.queue("sum", "UB", dtype, pitch, src="V", dst="MTE3", depth=1)
         self.turn = k.queue("turn", "UB", dtype, 1, src="MTE2", dst="MTE3", depth=1)
 
-    def add(self, row: Region, parts: list[tuple[Region, Affine, int]], tile: Tile) -> None:
-        """Emit y row += tile row; parts are (place in y, place in the tile, place in a row)."""
+    def add(self, row: Region, pieces: list[_RowPiece], tile: Tile) -> None:
+        """Emit y row += tile row, piece by piece; `row` is the region of the row's index."""
         # MTE2 may load the next row once MTE3 has freed this turn.
         self.turn.alloc()
         table_row = self.old_row.alloc()
-        for place_in_y, _, place in parts:
-            self.w.move_row(table_row.region(place, place_in_y.elements), place_in_y, row)
+        for piece in pieces:
+            target = table_row.region(piece.place_in_row, piece.in_table.elements)
+            self.writer.move_row(target, piece.in_table, row)
         self.old_row.enqueue()
         self.turn.enqueue()
         table_row = self.old_row.dequeue()
         new_row = self.sum.alloc()
-        for place_in_y, at, place in parts:
-            self.w.k.each(
-                "vadd", place_in_y.elements, (new_row, place), (table_row, place), (tile, at)
+        for piece in pieces:
+            self.writer.k.each(
+                "vadd",
+                piece.in_table.elements,
+                (new_row, piece.place_in_row),
+                (table_row, piece.place_in_row),
+                (tile, piece.place_in_tile),
             )
         self.old_row.free()
         self.sum.enqueue()
         new_row = self.sum.dequeue()
         self.turn.dequeue()
-        for place_in_y, _, place in parts:
-            self.w.move_row(place_in_y, new_row.region(place, place_in_y.elements), row)
+        for piece in pieces:
+            source = new_row.region(piece.place_in_row, piece.in_table.elements)
+            self.writer.move_row(piece.in_table, source, row)
         self.sum.free()
         self.turn.free()
 
@@ -361,16 +408,17 @@ class _Adder:
 def single_program(chip: Chip, table: Table, share: CoreShare, *, mode: str) -> Program:
     """y[i] = x[index[i]] ("gather"), y[index[i]] = u[i] ("update") or += u[i] ("add").
 
-    Every element costs S a trip to L2 per load and per store; V makes the sums.
+    For every element, S waits for L2 once per load and once per store; V adds.
     """
-    w = _SingleWriter(chip, table, mode)
-    first_pick, column = share.start(w.k)
-    with w.k.loop("p", share.picks[0]) as p:
-        steps = w.wait + table.steps_per_index - 1
-        w.k.scalar(w.place, w.index.region(first_pick + p, 1), steps=steps)
-        with w.k.loop("j", share.columns[0]) as j:
-            w.element((first_pick + p) * table.columns + column + j, column + j)
-    return w.k.finish()
+    writer = _SingleWriter(chip, table, mode)
+    k = writer.k
+    first_index, column = share.start(k)
+    with k.loop("p", share.indices[0]) as p:
+        steps = writer.wait_steps + table.steps_per_index - 1
+        k.scalar(writer.index_place, writer.index.region(first_index + p, 1), steps=steps)
+        with k.loop("j", share.columns[0]) as j:
+            writer.element((first_index + p) * table.columns + column + j, column + j)
+    return k.finish()
 
 
 class _SingleWriter:
@@ -379,37 +427,40 @@ class _SingleWriter:
     def __init__(self, chip: Chip, table: Table, mode: str) -> None:
         self.k = KernelBuilder(f"single_{mode}", chip)
         self.mode = mode
-        self.wait = l2_steps(chip)
+        self.wait_steps = l2_trip_steps(chip)
         k = self.k
         dtype = table.dtype
-        self.index = k.tensor("index", "int32", table.picks)
+        self.index = k.tensor("index", "int32", table.index_count)
         names = ("x", "y") if mode == "gather" else ("y", "u")
         self.table_tensor = k.tensor(names[0], dtype, table.rows * table.columns)
-        self.picked_rows = k.tensor(names[1], dtype, table.picks * table.columns)
-        self.place = k.buffer("place", "UB", "int32", 1).region()
-        self.one = k.buffer("one", "UB", dtype, 1).region()
+        self.picked_rows = k.tensor(names[1], dtype, table.index_count * table.columns)
+        self.index_place = k.buffer("place", "UB", "int32", 1).region()
+        self.element_buffer = k.buffer("one", "UB", dtype, 1).region()
         self.block = table.block
         if mode == "add":
             self.pair = k.queue("pair", "UB", dtype, 2 * table.block, src="S", dst="V", depth=1)
             self.sum = k.queue("sum", "UB", dtype, 1, src="V", dst="S", depth=1)
         # What S needs to find the picked row: its index, the pitch of the table and its bound.
-        self.pick: dict[str, Any] = {"index": self.place, "steps": self.wait}
+        self.pick: dict[str, Any] = {"index": self.index_place, "steps": self.wait_steps}
         self.pick |= {"pitch": table.columns, "bound": table.rows, "from_end": table.from_end}
 
-    def element(self, at: Affine, column: Affine) -> None:
-        """Emit the work of one element: `at` in `picked_rows`, `column` of the picked row."""
-        picked = self.picked_rows.region(at, 1)
+    def element(self, place_in_rows: Affine, column: Affine) -> None:
+        """Emit the work of one element: number `place_in_rows` of `picked_rows`.
+
+        It is element `column` of the picked row of the table.
+        """
+        picked = self.picked_rows.region(place_in_rows, 1)
         in_table = self.table_tensor.region(column, 1)
         if self.mode == "gather":
-            self.k.scalar(self.one, in_table, **self.pick)
-            self.k.scalar(picked, self.one, steps=self.wait)
+            self.k.scalar(self.element_buffer, in_table, **self.pick)
+            self.k.scalar(picked, self.element_buffer, steps=self.wait_steps)
             return
         if self.mode == "update":
-            self.k.scalar(self.one, picked, steps=self.wait)
-            self.k.scalar(in_table, self.one, **self.pick)
+            self.k.scalar(self.element_buffer, picked, steps=self.wait_steps)
+            self.k.scalar(in_table, self.element_buffer, **self.pick)
             return
         tile = self.pair.alloc()
-        self.k.scalar(tile.region(0, 1), picked, steps=self.wait)
+        self.k.scalar(tile.region(0, 1), picked, steps=self.wait_steps)
         self.k.scalar(tile.region(self.block, 1), in_table, **self.pick)
         self.pair.enqueue()
         tile = self.pair.dequeue()

@@ -258,7 +258,7 @@ def scatter_launch(
 def _owner_launch(chip: Chip, table: indexed_rows.Table, mode: str) -> isa.Launch:
     """Cut the columns over the cores: an owner goes through all indices."""
     columns = table.columns
-    picks = table.picks
+    picks = table.index_count
     # Rows shorter than 32 bytes cannot be copied on these chips: S moves elements.
     narrow = chip.combined and columns < table.block
     write = indexed_rows.single_program if narrow else indexed_rows.scatter_program
@@ -289,7 +289,7 @@ def _atomic_launch(chip: Chip, table: indexed_rows.Table, mode: str) -> isa.Laun
         needed = f"atomic: rows of whole blocks, multiples of {table.block} columns, on {chip.name}"
         raise ShapeError(needed, str(table.columns), 'pad the rows or use method="owner"')
 
-    by_picks = _pick_shares(chip, table.picks)
+    by_picks = _pick_shares(chip, table.index_count)
     by_columns = _column_shares(chip, table)
     # Cutting the picks needs fewer copies; cut columns only where that busies more than twice the
     # cores.
@@ -298,7 +298,7 @@ def _atomic_launch(chip: Chip, table: indexed_rows.Table, mode: str) -> isa.Laun
     def program(share: isa.Share) -> isa.Program:
         core_share = indexed_rows.CoreShare(share, (table.columns, 0, 0))
         if cuts_columns:
-            core_share = indexed_rows.CoreShare((table.picks, 0, 0), share)
+            core_share = indexed_rows.CoreShare((table.index_count, 0, 0), share)
         return indexed_rows.scatter_program(chip, table, core_share, mode="add", atomic=True)
 
     shares = by_columns if cuts_columns else by_picks
@@ -361,12 +361,12 @@ def _one_hot(chip: Chip, shape: tuple[int, int], dtype: str, share: isa.Share) -
     job = layout.Job(Box((Dim(count * classes, 0, 1),), 0, 0), "y")
     writer = layout.MoveWriter("one_hot", chip, dtype, {"y": picks * classes}, [job])
     k = writer.k
-    steps = indexed_rows.l2_steps(chip)
+    steps = indexed_rows.l2_trip_steps(chip)
     # One repeat of ones: S copies the first.
     lanes = chip.vector_bytes_per_repeat // layout.item_bytes(dtype)
     ones = k.buffer("one", "UB", dtype, lanes)
     k.each("vdup", lanes, (ones, 0), scalar=1.0)
-    feed = indexed_rows.Feed.make(k, k.tensor("index", "int32", picks))
+    feed = indexed_rows.IndexFeed.make(k, k.tensor("index", "int32", picks))
     first_pick = k.param("core", cores) * pitch
     writer.emit(job, job.box.dims, isa.Affine(), first_pick * classes)
     # S must find the zeros written, and the ones in UB.
@@ -375,7 +375,7 @@ def _one_hot(chip: Chip, shape: tuple[int, int], dtype: str, share: isa.Share) -
         feed.open(first_pick + at, batch_picks)
         with k.loop("r", batch_picks) as r:
             place = writer.gm["y"].region((first_pick + at + r) * classes, 1)
-            row = feed.take(r)
+            row = feed.index_region(r)
             k.scalar(place, ones.region(0, 1), index=row, pitch=1, bound=classes, steps=steps)
         feed.close()
     return k.finish()

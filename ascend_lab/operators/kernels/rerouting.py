@@ -20,7 +20,7 @@ from ascend_lab.errors import CapacityError
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
 from ascend_lab.machine.isa import Affine, KernelBuilder, Tile
-from ascend_lab.operators.kernels.indexed_rows import l2_steps
+from ascend_lab.operators.kernels.indexed_rows import l2_trip_steps
 from ascend_lab.operators.kernels.tiles import repeat, segments
 
 SCALE_BYTES = 4
@@ -147,7 +147,7 @@ class _Writer:
         if not count:  # nothing stands before the first rank
             return
         # Each number waits for its own trip to L2.
-        steps = count * l2_steps(self.k.chip)
+        steps = count * l2_trip_steps(self.k.chip)
         self.k.scalar(self.count.region(0, 1), self.counts.region(0, 1), steps=steps)
 
     def _move(self, name: str, source: Affine, target: Affine, tokens: int) -> None:

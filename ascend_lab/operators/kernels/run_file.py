@@ -19,13 +19,16 @@ from ascend_lab.machine.isa.program import REDUCING, VECTOR_OPS
 
 TOLERANCE = {np.dtype(np.float16): 2e-2, np.dtype(np.float32): 1e-3}
 """Share of 1 + |expected| by which a result of long sums may be off."""
-SELECTING = ("vmax", "vmin", "vmaxs", "vmins", "vsel", "vcmp", "vdup")
-BITWISE = ("vabs", "vrelu", "vnot", "vand", "vor")
-EXACT = frozenset((*SELECTING, *BITWISE, "vcopy", "vbrcb", "vtranspose"))
-"""Vector instructions whose results are exact: they pick numbers, or change a sign."""
+SELECTING_OR_SIGN = ("vabs", "vrelu", "vmax", "vmin", "vmaxs", "vmins", "vsel", "vcmp", "vdup")
+BITWISE = ("vnot", "vand", "vor")
+MOVING = ("vcopy", "vbrcb", "vtranspose")
+EXACT = frozenset((*SELECTING_OR_SIGN, *BITWISE, *MOVING))
+"""Vector instructions that do not round: they select, copy or permute numbers, clear a sign, or
+work on bits."""
 CANCELLATION = 16
-"""A small difference of large numbers keeps their error: ulps are at least those of max / 16."""
-NAMES = ("kernel", "inputs", "reference")
+"""A small difference of large numbers keeps their rounding errors, so the unit in the last place is
+at least that of the largest output / 16."""
+REQUIRED_FUNCTIONS = ("kernel", "inputs", "reference")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
-    """Outcome of one run: largest error per output, and what is out of tolerance."""
+    """Outcome of one run: largest error and first element out of tolerance of each output."""
 
     values_ok: bool
     errors: dict[str, float]
@@ -62,13 +65,17 @@ class KernelReport:
         verdict = "correct" if self.values_ok else "WRONG"
         errors = ", ".join(f"{name} {error:.3g}" for name, error in self.errors.items())
         lines = [f"values {verdict}, largest error: {errors}", *map(str, self.mismatches)]
-        t = self.timeline
-        shares = (f"{p} {s:.1%}" for p, s in self.timeline.busy.items())
-        took = f"{t.cycles} cycles + {t.launch_cycles} launch = {t.time_s * 1e6:.2f} us"
-        lines += [f"{t.name}: {took}, bound by {t.bound_by}", f"cores: {t.core_count}"]
+        timeline = self.timeline
+        shares = (f"{pipe} {share:.1%}" for pipe, share in timeline.busy.items())
+        cycles_text = f"{timeline.cycles} cycles + {timeline.launch_cycles} launch"
+        lines.append(
+            f"{timeline.name}: {cycles_text} = {timeline.time_s * 1e6:.2f} us, "
+            f"bound by {timeline.bound_by}"
+        )
+        lines.append(f"cores: {timeline.core_count}")
         lines.append(f"busy, launch included: {', '.join(shares)}")
         try:
-            stalls = list(t.stalls.items())[:3]
+            stalls = list(timeline.stalls.items())[:3]
         except SimulationError:  # too long to be drawn instruction by instruction
             stalls = []
         texts = [f"\n  {pipe} {cycles} cycles on {event}" for (pipe, event), cycles in stalls]
@@ -94,13 +101,13 @@ def run_kernel_file(
     """
     if seed < 0:
         raise InputError("a seed of at least 0", str(seed), "leave it out for 0")
-    names = _load(file)
-    program = _call(file, "kernel", names["kernel"], chip)
+    functions = _load(file)
+    program = _call(file, "kernel", functions["kernel"], chip)
     if not isinstance(program, isa.Program | isa.Launch):
         needed = f"{file}: kernel(chip) returning a Program or Launch"
         raise InputError(needed, type(program).__name__, "end it with `return k.finish()`")
-    arrays = _call(file, "inputs", names["inputs"], np.random.default_rng(seed))
-    expected_arrays = _call(file, "reference", names["reference"], arrays)
+    arrays = _call(file, "inputs", functions["inputs"], np.random.default_rng(seed))
+    expected_arrays = _call(file, "reference", functions["reference"], arrays)
     for name, value in (("inputs", arrays), ("reference", expected_arrays)):
         if not isinstance(value, dict):
             raise InputError(f"{file}: {name} returning a dict of arrays", type(value).__name__)
@@ -118,13 +125,15 @@ def run_kernel_file(
         errors[name], mismatch = compare(
             name, outputs[name], _numbers(file, name, expected_array), rounding_count
         )
-        mismatches += [mismatch] if mismatch else []
+        if mismatch is not None:
+            mismatches.append(mismatch)
     # A reference that returns nothing proves nothing.
     ok = bool(expected_arrays) and not mismatches
     return KernelReport(ok, errors, tuple(mismatches), sim.simulate(program, chip), findings)
 
 
 def _numbers(file: str | Path, name: str, expected: Any) -> Any:
+    """Return an expected output as an array of numbers; raise `InputError` for anything else."""
     try:
         array = np.asarray(expected)
     except ValueError as error:
@@ -143,12 +152,18 @@ def roundings(program: isa.Program | isa.Launch) -> int | None:
     cube, reductions and sums over the turns of a loop make longer chains.
     """
     programs = [program] if isinstance(program, isa.Program) else [p.program for p in program.parts]
-    counts = [_roundings_of(core_program.body, in_loop=False) for core_program in programs]
     # an element goes through one core's program: the longest chain counts, not the sum
-    return None if None in counts else max((count or 0 for count in counts), default=0)
+    largest = 0
+    for core_program in programs:
+        count = _roundings_of(core_program.body, in_loop=False)
+        if count is None:
+            return None
+        largest = max(largest, count)
+    return largest
 
 
 def _roundings_of(nodes: Sequence[isa.Node], in_loop: bool) -> int | None:
+    """Return the vector instructions that round in `nodes`; None if elements are added up."""
     total = 0
     for node in nodes:
         if isinstance(node, isa.Loop):
@@ -172,8 +187,9 @@ def compare(
 ) -> tuple[float, Mismatch | None]:
     """Return (largest absolute error, first element out of tolerance or None).
 
-    With `rounded`, how often an element is rounded, the tolerance is so many units in the last
-    place and one more, for the reference's own rounding; without, it is that of long sums.
+    With `rounding_count` (how often an element is rounded) the tolerance is that many units in the
+    last place, and one more for the reference's own rounding. Without it, the tolerance for long
+    sums, `TOLERANCE`, applies.
     """
     if values.size != expected.size:
         raise InputError(f"{expected.size} output elements", str(values.size), "check the shape")
@@ -206,38 +222,40 @@ def compare(
 
 
 def _load(file: str | Path) -> dict[str, Any]:
+    """Return the functions of a kernel file by name; raise `InputError` if one is missing."""
     path = Path(file)
     try:
         source = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         got = f"{file}: {getattr(error, 'strerror', None) or error}"
         raise InputError("a readable kernel file", got, "check the path") from error
-    names: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
+    functions: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
     try:
         # The file is the reader's own program: it runs with all rights of this process.
-        exec(compile(source, str(path), "exec"), names)
+        exec(compile(source, str(path), "exec"), functions)
     except AscendLabError:
         raise
     except (Exception, SystemExit) as error:
-        raise _wrong(file, "loading", error) from error
-    missing = [n for n in NAMES if not callable(names.get(n))]
+        raise _file_error(file, "loading", error) from error
+    missing = [n for n in REQUIRED_FUNCTIONS if not callable(functions.get(n))]
     if missing:
-        needed = f"{file}: functions {', '.join(NAMES)}"
+        needed = f"{file}: functions {', '.join(REQUIRED_FUNCTIONS)}"
         got = f"no {', '.join(missing)}"
         raise InputError(needed, got, "copy notebooks/my_kernel.py and change it")
-    return names
+    return functions
 
 
 def _call(file: str | Path, name: str, function: Any, argument: Any) -> Any:
+    """Return what a function of the file returns; raise `InputError` if it fails."""
     try:
         return function(argument)
     except AscendLabError:
         raise
     except (Exception, SystemExit) as error:
-        raise _wrong(file, f"{name}()", error) from error
+        raise _file_error(file, f"{name}()", error) from error
 
 
-def _wrong(file: str | Path, where: str, error: BaseException) -> InputError:
+def _file_error(file: str | Path, where: str, error: BaseException) -> InputError:
     # The last line of the file itself, not one of NumPy's or ours.
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
     line = frames[-1].lineno if frames else getattr(error, "lineno", None)

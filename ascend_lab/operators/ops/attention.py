@@ -122,7 +122,7 @@ define(
     "softmax of scores + mask along the last axis",
     shape_rule=_masked_shape,
     slicing=lambda shapes: slicing.elementwise_rules(
-        shapes, shapes[0], whole={len(shapes[0]) - 1: "softmax needs the whole axis"}
+        shapes, shapes[0], reduced={len(shapes[0]) - 1: "softmax needs the whole axis"}
     ),
     backward=_masked_softmax_gradients,
     wide=True,

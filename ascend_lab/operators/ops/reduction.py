@@ -219,7 +219,7 @@ def _axis_slices(shapes: tuple[Shape, ...], *, axis: int) -> slicing.SliceRules:
     return slicing.elementwise_rules(
         shapes,
         shapes[0],
-        whole={reduced_axis: "each element needs the maximum and sum of the whole axis"},
+        reduced={reduced_axis: "each element needs the maximum and sum of the whole axis"},
     )
 
 
@@ -333,7 +333,7 @@ def _norm_shape(x: Shape, *scales: Shape, axis: int, epsilon: float) -> Shape:
 def _norm_slices(shapes: tuple[Shape, ...], *, axis: int, epsilon: float) -> slicing.SliceRules:
     why = "mean and variance need the whole axis"
     return slicing.elementwise_rules(
-        shapes, shapes[0], whole=dict.fromkeys(_tail_axes(shapes[0], axis), why)
+        shapes, shapes[0], reduced=dict.fromkeys(_tail_axes(shapes[0], axis), why)
     )
 
 

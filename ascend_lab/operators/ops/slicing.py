@@ -1,10 +1,10 @@
 """Slice rules: which axes of an operator's output may be split, and which inputs a piece needs.
 
 For example, rows 4 .. 7 of a 3 x 3 convolution with pad 1 need rows 3 .. 8 of the image. The
-patterns are those of graph compilers (Elemwise, ElemwiseBroadcast, Broadcast, SlidingWindow,
-SlidingWindowDeconv, CubeMatmul, Reduce, Transpose, Scatter, Segment). A rule is data, and `cut`
-turns it into the input ranges of one piece. The same rules are used for splitting over cores, over
-blocks that fit into L2, and over devices.
+patterns and their names are those of CANN's graph compiler (Elemwise, ElemwiseBroadcast, Broadcast,
+SlidingWindow, SlidingWindowDeconv, CubeMatmul, Reduce, Scatter, Segment), and one of our own,
+Transpose. A rule is data, and `cut` turns it into the input ranges of one piece. The same rules are
+used for splitting over cores, over blocks that fit into L2, and over devices.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -63,7 +63,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Axis `axis` of input `input` is cut with the output axis, `grain` entries a grain of it."""
+    """Axis `axis` of input `input` is cut together with the output axis.
+
+    `grain` of its entries belong to one grain of the output.
+    """
 
     input: int
     axis: int
@@ -177,15 +180,14 @@ def following(shapes: Shapes, out: Shape) -> list[tuple[Source, ...]]:
     """
     # NumPy aligns shapes at the right: a shape of 2 axes begins at axis 1 of an output of 3
     leads = [len(out) - len(shape) for shape in shapes]
-    return [
-        tuple(
-            Source(i, axis - lead)
-            for i, (shape, lead) in enumerate(zip(shapes, leads, strict=True))
-            # a size of 1 that is stretched is read as it is by every piece
-            if axis >= lead and shape[axis - lead] == out[axis]
-        )
-        for axis in range(len(out))
-    ]
+    sources_of_axes = []
+    for axis, out_size in enumerate(out):
+        sources = []
+        for i, (shape, lead) in enumerate(zip(shapes, leads, strict=True)):
+            if axis >= lead and shape[axis - lead] == out_size:
+                sources.append(Source(i, axis - lead))
+        sources_of_axes.append(tuple(sources))
+    return sources_of_axes
 
 
 def every_input(axis: int, count: int = 1) -> tuple[Source, ...]:
@@ -201,7 +203,11 @@ def axis_rules(
     outputs: int = 1,
     adjust: Adjust | None = None,
 ) -> SliceRules:
-    """Return one rule per axis: free for an entry of sources, of `kind` for a reason."""
+    """Return one rule per axis.
+
+    An entry of `sources` that is a tuple makes the axis free; one that is a string makes it of
+    `kind`, with the string as the reason.
+    """
     axes = tuple(
         AxisRule(i, kind, joins=(i,) * outputs, reason=source_or_reason)
         if isinstance(source_or_reason, str)
@@ -212,14 +218,17 @@ def axis_rules(
 
 
 def elementwise_rules(
-    shapes: Shapes, out: Shape, *, outputs: int = 1, whole: Mapping[int, str] | None = None
+    shapes: Shapes, out: Shape, *, outputs: int = 1, reduced: Mapping[int, str] | None = None
 ) -> SliceRules:
-    """Return rules in which all axes are free except those in `whole` (axis -> reason)."""
-    reduced_axes = whole or {}
-    shapes_are_equal = all(shape == out for shape in shapes)
-    pattern: Pattern = (
-        "Reduce" if reduced_axes else "Elemwise" if shapes_are_equal else "ElemwiseBroadcast"
-    )
+    """Return rules in which all axes are free except those in `reduced` (axis -> reason)."""
+    reduced_axes = reduced or {}
+    pattern: Pattern
+    if reduced_axes:
+        pattern = "Reduce"
+    elif all(shape == out for shape in shapes):
+        pattern = "Elemwise"
+    else:
+        pattern = "ElemwiseBroadcast"
     sources = [
         reduced_axes.get(i, axis_sources) for i, axis_sources in enumerate(following(shapes, out))
     ]

@@ -21,7 +21,7 @@ from ascend_lab.cluster.parallel.values.models import (
     Routing, experts_transformer, sentences, transformer,
 )
 from ascend_lab.cluster.parallel.values.weights import (
-    Adam, Cuts, Optimizer, Replicas, Sgd, Sharded, flatten, unflatten,
+    Adam, Sharding, Optimizer, Replicas, Sgd, Sharded, flatten, unflatten,
 )
 from ascend_lab.cluster.train.step import DynamicLossScale
 
@@ -79,7 +79,7 @@ def loss_and_gradients(
     model: Model, weights: Mapping[str, Values], batch: Batch
 ) -> tuple[float, dict[str, Values]]:
     """Return the mean loss of a batch and its gradient for every weight, on one device."""
-    groups = Cuts(Plan()).groups(Traffic())
+    groups = Sharding(Plan()).groups(Traffic())
     tokens = batch.targets.size
     ranked = {key: [weight] for key, weight in weights.items()}
     loss, grads = passed(model, ranked, groups, [batch.inputs], [batch.targets], 1 / tokens)
@@ -116,7 +116,7 @@ def train(
     instead of those of the plan's schedule. The plan's `recompute` and `axes` matter for time and
     memory, not for values: they are ignored here.
     """
-    trainer = _Trainer(model, optimizer, Cuts(plan, segments), order)
+    trainer = _Trainer(model, optimizer, Sharding(plan, segments), order)
     losses = []
     gradients = []
     for number, batch in enumerate(batches, 1):
@@ -138,13 +138,17 @@ class _Chunk:
     """Consecutive pieces on the data x tensor ranks of one stage."""
 
     def __init__(
-        self, pieces: Sequence[Piece], groups: dict[str, Group], cuts: Cuts, optimizer: Optimizer
+        self,
+        pieces: Sequence[Piece],
+        groups: dict[str, Group],
+        sharding: Sharding,
+        optimizer: Optimizer,
     ) -> None:
         self.pieces = pieces
         self.groups = groups
-        self.cuts = cuts
-        kind = Sharded if cuts.plan.zero_stage else Replicas
-        self.store = kind(pieces, groups, cuts, optimizer)
+        self.sharding = sharding
+        kind = Sharded if sharding.plan.zero_stage else Replicas
+        self.store = kind(pieces, groups, sharding, optimizer)
         self.flights: dict[int, tuple[Tape, Var, Var]] = {}  # by micro-batch: first and last value
 
     def forward(self, micro: int, x: Ranked, targets: Ranked) -> Ranked:
@@ -154,7 +158,7 @@ class _Chunk:
         chunk_output = chunk_input
         for piece in self.pieces:
             weights = self.store.fetch(tape, piece)
-            net = Net(tape, weights, self.groups, self.cuts.plan.sequence)
+            net = Net(tape, weights, self.groups, self.sharding.plan.sequence)
             chunk_output = piece.forward(net, chunk_output, targets)
             self.store.release(tape, piece, weights)
         self.flights[micro] = (tape, chunk_input, chunk_output)
@@ -174,15 +178,15 @@ class _Trainer:
         self,
         model: Model,
         optimizer: Optimizer,
-        cuts: Cuts,
+        sharding: Sharding,
         order: Sequence[Sequence[Task]] | None = None,
     ) -> None:
         self.model = model
-        self.cuts = cuts
-        self.plan = cuts.plan
+        self.sharding = sharding
+        self.plan = sharding.plan
         self.traffic = Traffic()
-        plan = cuts.plan
-        self.groups = cuts.groups(self.traffic)
+        plan = sharding.plan
+        self.groups = sharding.groups(self.traffic)
         task_lists = orders(plan.schedule, plan.pipeline, plan.micro_batches, plan.virtual)
         self.order = task_lists if order is None else order
         if [set(row) for row in self.order] != [set(row) for row in task_lists]:
@@ -195,7 +199,7 @@ class _Trainer:
         # 5 pieces on 2 chunks: 0 .. 2 and 3, 4.
         owned = np.array_split(np.arange(len(model.pieces)), count)
         self.chunks = [
-            _Chunk([model.pieces[i] for i in unit_range], self.groups, cuts, optimizer)
+            _Chunk([model.pieces[i] for i in unit_range], self.groups, sharding, optimizer)
             for unit_range in owned
         ]
         self.flights = [0] * plan.pipeline
@@ -266,7 +270,7 @@ class _Trainer:
     def update(self, number: int) -> dict[str, Values]:
         """Add gradients up, take the optimiser's step, return the gradients."""
         stores = [chunk.store for chunk in self.chunks]
-        self.held = stores[0].held()
+        self.held = stores[0].element_counts()
         for store in stores:
             store.reduce()
         gradients = self.assembled([store.whole_grads() for store in stores])
@@ -282,7 +286,7 @@ class _Trainer:
         for piece in self.model.pieces:
             for name in piece.weights:
                 key = f"{piece.name}.{name}"
-                shard = self.cuts.shard(piece, name)
+                shard = self.sharding.shard(piece, name)
                 assembled[key] = self._whole(ranked[key], shard, key)
         return assembled
 
@@ -328,7 +332,7 @@ def train_mixed(
     """
     scale = scale or DynamicLossScale()
     traffic = Traffic()
-    group = Cuts(Plan(data=ranks)).groups(traffic)["data"]
+    group = Sharding(Plan(data=ranks)).groups(traffic)["data"]
     flat = flatten([w.astype(np.float32) for w in model.weights.values()], ranks)
     masters = parts(flat, group, 0)
     states = [optimizer.start(m) for m in masters]
@@ -373,7 +377,7 @@ def _half_pass(model: Model, half: Ranked, batch: Batch, scale: float) -> tuple[
     """Return the mean loss and every rank's flat fp16 gradients, multiplied by the scale."""
     count = len(half)
     tokens = batch.targets.size
-    groups = Cuts(Plan(data=count)).groups(Traffic())
+    groups = Sharding(Plan(data=count)).groups(Traffic())
     inputs_and_targets = batch.inputs, batch.targets
     inputs, targets = (parts(array, groups["data"], 0, "a batch") for array in inputs_and_targets)
     named = [_named(model, flat) for flat in half]

@@ -4,7 +4,7 @@ Replicas keep everything and all-reduce gradients (ZeRO stage 0). Sharded, the w
 are one flat vector, padded to a multiple of the ranks; each rank updates its part. Stages 1 and 2
 reduce-scatter gradients and all-gather new parameters: the bytes of one all-reduce. Stage 3 (FSDP)
 keeps only parts: a piece is gathered before its forward pass, dropped, and gathered again before
-its backward pass, which makes half as many bytes more.
+its backward pass, which adds 50 % to the bytes.
 Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", 2020.
 """
 
@@ -38,17 +38,20 @@ class _Rule:
     """An optimiser: an operator of the library, and how many numbers of state a weight has."""
 
     operator: ClassVar[str]
-    numbers: ClassVar[int]
+    state_size: ClassVar[int]
+    needs_step: ClassVar[bool] = False
 
     def start(self, weight: Values) -> State:
         """Return the state before the first step."""
-        return tuple(np.zeros_like(weight) for _ in range(self.numbers))
+        return tuple(np.zeros_like(weight) for _ in range(self.state_size))
 
     def update(self, weight: Values, grad: Values, state: State, step: int) -> tuple[Values, State]:
         """Return weight and state after a step, counted from 1."""
         operator = ops.get(self.operator)
-        counted = {"step": step} if self.numbers == 2 else {}
-        updated, *new_states = operator.reference(weight, grad, *state, **asdict(self), **counted)
+        settings = asdict(self)
+        if self.needs_step:
+            settings["step"] = step
+        updated, *new_states = operator.reference(weight, grad, *state, **settings)
         return updated, tuple(new_states)
 
 
@@ -57,7 +60,7 @@ class Sgd(_Rule):
     """Stochastic gradient descent with momentum: one number of state a weight."""
 
     operator = "sgd_momentum"
-    numbers = 1
+    state_size = 1
     lr: float = 0.1
     momentum: float = 0.9
 
@@ -67,7 +70,8 @@ class Adam(_Rule):
     """Adam: mean and mean square of the gradient, two numbers of state a weight."""
 
     operator = "adam"
-    numbers = 2
+    state_size = 2
+    needs_step = True
     lr: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.999
@@ -78,8 +82,8 @@ Optimizer = Sgd | Adam
 
 # -- what a plan does to one weight ----------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Cuts:
-    """A plan, and the gradients that plain data parallelism all-reduces together.
+class Sharding:
+    """How a plan shards each weight, and the gradients that are all-reduced together.
 
     `segments` None: each weight's gradient alone.
     """
@@ -110,7 +114,7 @@ class Cuts:
         is_replicated = shard is None or (shard.group == "expert" and self.plan.expert == 1)
         return None if is_replicated else shard
 
-    def sums(self, piece: Piece, name: str) -> tuple[str, ...]:
+    def reduction_groups(self, piece: Piece, name: str) -> tuple[str, ...]:
         """Return the groups whose ranks each have only part of a weight's gradient."""
         shard = self.shard(piece, name)
         # With a split sequence each tensor rank sees other tokens: the gradient of a weight that
@@ -119,8 +123,13 @@ class Cuts:
         axes.append("replica" if shard is not None and shard.group == "expert" else "data")
         return tuple(axes)
 
-    def local(self, pieces: Sequence[Piece], groups: Mapping[str, Group]) -> dict[str, Ranked]:
-        """Return every rank's part of the weights by "piece.weight"; raises `ClusterError`."""
+    def local_weights(
+        self, pieces: Sequence[Piece], groups: Mapping[str, Group]
+    ) -> dict[str, Ranked]:
+        """Return "piece.weight" -> every rank's part.
+
+        Raises `ClusterError` for an axis that does not divide.
+        """
         shards = {}
         for piece in pieces:
             for name, full_array in piece.weights.items():
@@ -133,8 +142,8 @@ class Cuts:
                     shards[key] = comm.parts(full_array, groups[shard.group], shard.axis, needed)
         return shards
 
-    def buckets(self, count: int) -> cluster.Segments:
-        """Return the segments of `count` gradients; `InputError` unless they cover them."""
+    def segments_of(self, count: int) -> cluster.Segments:
+        """Return the segments of `count` gradients; raise `InputError` unless they cover them."""
         if self.segments is None:
             return tuple((i, i) for i in range(count))
         return cluster.checked(self.segments, count)
@@ -161,11 +170,12 @@ def added(old: Ranked | None, new: Ranked) -> Ranked:
     return [a + b for a, b in zip(old, new, strict=True)] if old else new
 
 
-def counted(
+def count_elements(
     weights: Mapping[Any, Ranked], grads: Mapping[Any, Ranked], states: Mapping[Any, list[State]]
 ) -> dict[str, int]:
     """Return numbers of elements on the first rank: parameters, gradients, state."""
-    parameters, gradients = (sum(copies[0].size for copies in x.values()) for x in (weights, grads))
+    parameters = sum(copies[0].size for copies in weights.values())
+    gradients = sum(copies[0].size for copies in grads.values())
     state = sum(a.size for copies in states.values() for a in copies[0])
     return {"parameters": parameters, "gradients": gradients, "state": state}
 
@@ -175,13 +185,19 @@ class Replicas:
     """Every data rank keeps all weights, gradients and state of its stage (ZeRO stage 0)."""
 
     def __init__(
-        self, pieces: Sequence[Piece], groups: Mapping[str, Group], cuts: Cuts, optimizer: Optimizer
+        self,
+        pieces: Sequence[Piece],
+        groups: Mapping[str, Group],
+        sharding: Sharding,
+        optimizer: Optimizer,
     ) -> None:
-        self.cuts = cuts
+        self.sharding = sharding
         self.groups = groups
         self.optimizer = optimizer
-        self.weights = cuts.local(pieces, groups)
-        self.sums = {f"{p.name}.{n}": cuts.sums(p, n) for p in pieces for n in p.weights}
+        self.weights = sharding.local_weights(pieces, groups)
+        self.reduction_groups = {
+            f"{p.name}.{n}": sharding.reduction_groups(p, n) for p in pieces for n in p.weights
+        }
         self.grads: dict[str, Ranked] = {}
         self.states: dict[str, list[State]] = {
             key: [optimizer.start(w) for w in ranked] for key, ranked in self.weights.items()
@@ -191,15 +207,15 @@ class Replicas:
         """Return a piece's weights for one forward pass; their gradients are kept afterwards."""
         variables = {name: Var(self.weights[f"{piece.name}.{name}"]) for name in piece.weights}
 
-        def keep() -> None:
+        def keep_gradients() -> None:
             for name, var in variables.items():
                 self.keep(f"{piece.name}.{name}", var)
 
-        tape.steps.append(keep)
+        tape.steps.append(keep_gradients)
         return variables
 
-    def release(self, tape: Tape, piece: Piece, found: dict[str, Var]) -> None:
-        """Say that a piece's forward pass is over; replicas keep their weights."""
+    def release(self, tape: Tape, piece: Piece, variables: dict[str, Var]) -> None:
+        """Do nothing: replicas keep their weights after a piece's forward pass."""
 
     def keep(self, key: str, var: Var) -> None:
         """Add a weight's gradient of one micro-batch."""
@@ -207,23 +223,23 @@ class Replicas:
             self.grads[key] = added(self.grads.get(key), var.grads)
 
     def reduce(self) -> None:
-        """Add gradients up over all ranks that saw other tokens; data ranks in segments."""
+        """Sum gradients over all ranks that saw other tokens; over data ranks, by segments."""
         for axis in ("tensor", "replica"):
-            names = [key for key in self.states if axis in self.sums[key]]
-            if names:
-                self._sum(names, self.groups[axis])
+            keys = [key for key in self.states if axis in self.reduction_groups[key]]
+            if keys:
+                self._sum(keys, self.groups[axis])
         # Backward finishes the last weights first, so buckets are filled in reverse order.
-        names = [key for key in reversed(self.states) if "data" in self.sums[key]]
-        for start, end in self.cuts.buckets(len(names)):
-            self._sum(names[start : end + 1], self.groups["data"])
+        keys = [key for key in reversed(self.states) if "data" in self.reduction_groups[key]]
+        for start, end in self.sharding.segments_of(len(keys)):
+            self._sum(keys[start : end + 1], self.groups["data"])
 
-    def _sum(self, names: list[str], group: Group) -> None:
+    def _sum(self, keys: list[str], group: Group) -> None:
         """Replace gradients by their sums over a group, from one all-reduce of all together."""
-        arrays = [self.grads[name] for name in names]
+        arrays = [self.grads[key] for key in keys]
         shapes = [copies[0].shape for copies in arrays]
         flat = group.all_reduce([flatten(rank) for rank in zip(*arrays, strict=True)])
         rows = zip(*(unflatten(f, shapes) for f in flat), strict=True)
-        self.grads.update(zip(names, map(list, rows), strict=True))
+        self.grads.update(zip(keys, map(list, rows), strict=True))
 
     def step(self, number: int) -> None:
         """Update every weight on every rank."""
@@ -251,128 +267,137 @@ class Replicas:
         """Return every rank's gradients after `reduce`."""
         return self.grads
 
-    def held(self) -> dict[str, int]:
+    def element_counts(self) -> dict[str, int]:
         """Return numbers of elements on the first rank: parameters, gradients, state."""
-        return counted(self.weights, self.grads, self.states)
+        return count_elements(self.weights, self.grads, self.states)
 
 
 @dataclass(frozen=True, slots=True)
-class Flat:
-    """Weights of a piece that are cut together; `sums`: groups their gradients are summed over.
+class FlatGroup:
+    """Weights of a piece that are sharded together, as one flat vector.
 
-    The last of these are the ranks they are cut among: "data", for experts "replica".
+    `reduction_groups` names the groups over which their gradients are summed; the weights are cut
+    among the ranks of the last one: "data", for experts "replica".
     """
 
     keys: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
-    sums: tuple[str, ...]
+    reduction_groups: tuple[str, ...]
 
 
 class Sharded(Replicas):
-    """Weights that ranks share are cut among them (plan.zero_stage says what of them)."""
+    """Replicated weights are sharded, as far as plan.zero_stage says.
+
+    Stage 1 shards the optimiser's state, stage 2 gradients too, stage 3 parameters too.
+    """
 
     def __init__(
-        self, pieces: Sequence[Piece], groups: Mapping[str, Group], cuts: Cuts, optimizer: Optimizer
+        self,
+        pieces: Sequence[Piece],
+        groups: Mapping[str, Group],
+        sharding: Sharding,
+        optimizer: Optimizer,
     ) -> None:
-        super().__init__(pieces, groups, cuts, optimizer)
+        super().__init__(pieces, groups, sharding, optimizer)
         self.states = {}
-        self.zero = cuts.plan.zero_stage
-        self.of_piece = {piece.name: self._flats(piece) for piece in pieces}
-        self.flats = [flat for flats in self.of_piece.values() for flat in flats]
-        self.shards: dict[Flat, Ranked] = {}
-        self.shard_grads: dict[Flat, Ranked] = {}
-        self.shard_states: dict[Flat, list[State]] = {}
+        self.zero_stage = sharding.plan.zero_stage
+        self.flats_by_piece = {piece.name: self._flats(piece) for piece in pieces}
+        self.flats = [flat for flats in self.flats_by_piece.values() for flat in flats]
+        self.shards: dict[FlatGroup, Ranked] = {}
+        self.shard_grads: dict[FlatGroup, Ranked] = {}
+        self.shard_states: dict[FlatGroup, list[State]] = {}
         for flat in self.flats:
-            shards = self._own(flat)
+            shards = self._own_shards(flat)
             self.shard_states[flat] = [optimizer.start(shard) for shard in shards]
-            if self.zero == 3:
+            if self.zero_stage == 3:
                 self.shards[flat] = shards
                 self._drop(flat)
 
-    def _flats(self, piece: Piece) -> tuple[Flat, ...]:
+    def _flats(self, piece: Piece) -> tuple[FlatGroup, ...]:
         keys = [f"{piece.name}.{name}" for name in piece.weights]
         flats = []
         # Weights that are summed over other groups (experts, say, over replicas only) need a vector
         # of their own.
-        for kind in dict.fromkeys(self.sums[key] for key in keys):
-            same_kind = tuple(key for key in keys if self.sums[key] == kind)
-            flats.append(
-                Flat(same_kind, tuple(self.weights[key][0].shape for key in same_kind), kind)
-            )
+        for groups in dict.fromkeys(self.reduction_groups[key] for key in keys):
+            group_keys = tuple(key for key in keys if self.reduction_groups[key] == groups)
+            shapes = tuple(self.weights[key][0].shape for key in group_keys)
+            flats.append(FlatGroup(group_keys, shapes, groups))
         return tuple(flats)
 
-    def _group(self, flat: Flat) -> Group:
-        return self.groups[flat.sums[-1]]
+    def _group(self, flat: FlatGroup) -> Group:
+        return self.groups[flat.reduction_groups[-1]]
 
-    def _vectors(self, flat: Flat, arrays: dict[str, Ranked]) -> Ranked:
+    def _flat_vectors(self, flat: FlatGroup, arrays: dict[str, Ranked]) -> Ranked:
         rows = zip(*(arrays[key] for key in flat.keys), strict=True)
         return [flatten(row, self._group(flat).ranks) for row in rows]
 
-    def _own(self, flat: Flat) -> Ranked:
+    def _own_shards(self, flat: FlatGroup) -> Ranked:
         """Return every rank's part of the weights."""
         group = self._group(flat)
         # 10 weights on 4 ranks: 12 with padding, 3 for each rank.
-        vectors = enumerate(self._vectors(flat, self.weights))
+        vectors = enumerate(self._flat_vectors(flat, self.weights))
         return [comm.part(vector, group.ranks, group.place(r), 0) for r, vector in vectors]
 
-    def _gathered(self, flat: Flat, shards: Ranked) -> dict[str, Ranked]:
+    def _gathered(self, flat: FlatGroup, shards: Ranked) -> dict[str, Ranked]:
         return _named(flat, self._group(flat).all_gather(shards))
 
-    def _drop(self, flat: Flat) -> None:
+    def _drop(self, flat: FlatGroup) -> None:
         for key in flat.keys:
             del self.weights[key]
 
     def fetch(self, tape: Tape, piece: Piece) -> dict[str, Var]:
-        """Return a piece's weights; from stage 2 on its gradients leave once they are made."""
-        flats = self.of_piece[piece.name]
-        if self.zero > 1:
-            tape.steps.append(lambda: self._scatter(flats))  # met last on the way back
-        if self.zero == 3:
+        """Return a piece's weights; from stage 2 on its gradients are scattered at once."""
+        flats = self.flats_by_piece[piece.name]
+        if self.zero_stage > 1:
+            # the tape runs backwards: this step runs after all steps of the piece
+            tape.steps.append(lambda: self._scatter(flats))
+        if self.zero_stage == 3:
             for flat in flats:
                 self.weights.update(self._gathered(flat, self.shards[flat]))
         return super().fetch(tape, piece)
 
-    def release(self, tape: Tape, piece: Piece, found: dict[str, Var]) -> None:
+    def release(self, tape: Tape, piece: Piece, variables: dict[str, Var]) -> None:
         """Stage 3: drop a piece's weights now, and gather them again before its backward pass."""
-        if self.zero < 3:
+        if self.zero_stage < 3:
             return
-        flats = self.of_piece[piece.name]
+        flats = self.flats_by_piece[piece.name]
         start = len(piece.name) + 1
 
         def gather_again() -> None:
             for flat in flats:
                 for key, values in self._gathered(flat, self.shards[flat]).items():
-                    found[key[start:]].values = values
+                    variables[key[start:]].values = values
 
         for flat in flats:
             self._drop(flat)
-        for var in found.values():
+        for var in variables.values():
             var.values = []
-        tape.steps.append(gather_again)  # met first on the way back
+        # the tape runs backwards: this step runs before all steps of the piece
+        tape.steps.append(gather_again)
 
-    def _scatter(self, flats: Sequence[Flat]) -> None:
-        """Add whole gradients up over the ranks that share them; each keeps its part."""
+    def _scatter(self, flats: Sequence[FlatGroup]) -> None:
+        """Sum whole gradients over the ranks that share them; each rank keeps its part."""
         for flat in flats:
-            scattered = self._group(flat).reduce_scatter(self._vectors(flat, self.grads))
+            scattered = self._group(flat).reduce_scatter(self._flat_vectors(flat, self.grads))
             self.shard_grads[flat] = added(self.shard_grads.get(flat), scattered)
             for key in flat.keys:
                 del self.grads[key]
 
     def reduce(self) -> None:
         """Finish the sums: stage 1 scatters here, once; then the groups inside a replica."""
-        if self.zero == 1:
+        if self.zero_stage == 1:
             self._scatter(self.flats)
         for flat in self.flats:
-            if "tensor" in flat.sums:
+            if "tensor" in flat.reduction_groups:
                 self.shard_grads[flat] = self.groups["tensor"].all_reduce(self.shard_grads[flat])
 
     def step(self, number: int) -> None:
         """Update each rank's part; stages 1 and 2 then gather the new parameters."""
         for flat in self.flats:
-            weight_shards = self.shards[flat] if self.zero == 3 else self._own(flat)
+            weight_shards = self.shards[flat] if self.zero_stage == 3 else self._own_shards(flat)
             update_inputs = weight_shards, self.shard_grads[flat], self.shard_states[flat]
             new_shards, self.shard_states[flat] = self.updated(*update_inputs, number)
-            if self.zero == 3:
+            if self.zero_stage == 3:
                 self.shards[flat] = new_shards
             else:
                 self.weights.update(self._gathered(flat, new_shards))
@@ -383,15 +408,16 @@ class Sharded(Replicas):
         self.shard_grads = {}
 
     def _with_parts(
-        self, whole: dict[str, Ranked], shards: dict[Flat, Ranked]
+        self, whole: dict[str, Ranked], shards: dict[FlatGroup, Ranked]
     ) -> dict[str, Ranked]:
         """Return whole arrays for the reader, without any message between ranks."""
         merged = dict(whole)
         for flat, flat_shards in shards.items():
-            team = {r: members for members in self._group(flat).members for r in members}
-            vectors = [
-                np.concatenate([flat_shards[m] for m in team[r]]) for r in range(len(flat_shards))
-            ]
+            members_by_rank = {r: members for members in self._group(flat).members for r in members}
+            vectors = []
+            for rank in range(len(flat_shards)):
+                shards_of_group = [flat_shards[member] for member in members_by_rank[rank]]
+                vectors.append(np.concatenate(shards_of_group))
             merged.update(_named(flat, vectors))
         return merged
 
@@ -403,13 +429,15 @@ class Sharded(Replicas):
         """Return every rank's gradients, put together from parts."""
         return self._with_parts(self.grads, self.shard_grads)
 
-    def held(self) -> dict[str, int]:
+    def element_counts(self) -> dict[str, int]:
         """Return numbers of elements on the first rank: parameters, gradients, state."""
-        local_counts = counted(self.shards, self.shard_grads, self.shard_states)
-        return {kind: count + local_counts[kind] for kind, count in super().held().items()}
+        local_counts = count_elements(self.shards, self.shard_grads, self.shard_states)
+        return {
+            kind: count + local_counts[kind] for kind, count in super().element_counts().items()
+        }
 
 
-def _named(flat: Flat, vectors: Ranked) -> dict[str, Ranked]:
+def _named(flat: FlatGroup, vectors: Ranked) -> dict[str, Ranked]:
     """Return arrays by key from every rank's flat vector."""
     rows = [unflatten(vector, flat.shapes) for vector in vectors]
     return {key: [row[i] for row in rows] for i, key in enumerate(flat.keys)}
