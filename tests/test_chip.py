@@ -11,6 +11,7 @@ import pytest
 from message_lists import assert_messages
 
 import ascend_lab.machine.chip
+from ascend_lab import llm
 from ascend_lab.errors import AscendLabError, ChipError, PathError
 from ascend_lab.machine.chip import BLOCK_BYTES, PRESETS, chip_from_dict, load_chip, presets
 from ascend_lab.machine.chip.model import Trust, chip_dict, chip_lines, chip_table
@@ -351,3 +352,20 @@ def test_kernels_reach_no_more_than_the_peak(tmp_path):
     path.write_text(f"{head}[memory]\npeak_bytes_per_s = {peak}\n", "utf-8")
     with pytest.raises(ChipError, match="peak_bytes_per_s"):
         load_chip(path)
+
+
+def test_a_chip_of_ones_own_follows_its_base_where_no_number_speaks(tmp_path):
+    """Kernels of the vendor's library belong to a family, not to a name."""
+    file = tmp_path / "mine.toml"
+    file.write_text('base = "Ascend910B2"\nname = "Mine"\n')
+    mine = load_chip(file)
+    assert (mine.family, mine.summary) == ("Ascend910B2", "based on Ascend910B2")
+    decoder = llm.load_decoder("zoo:qwen3_0_6b")
+    times = [
+        llm.Model(decoder, llm.machine_of(str(chip), "", llm.Plan())).step(llm.decode(4, 512))
+        for chip in ("Ascend910B2", file)
+    ]
+    assert times[0].time_s == times[1].time_s and times[0].ledger == times[1].ledger
+    # numbers of another chip are borrowed: what no number says is not known of this one
+    file.write_text('base = "Ascend910B2"\nname = "Mine"\nborrows = true\n')
+    assert load_chip(file).family == "Mine"

@@ -134,7 +134,7 @@ def refuse_idle(arguments: argparse.Namespace, when: str, *flags: str) -> None:
         # --time-limit is stored as time_limit
         if flag.lstrip("-").replace("-", "_") in arguments.given:
             needed = f"{flag} only {when}"
-            raise InputError(needed, "", "drop it, it changes nothing here, or give what it needs")
+            raise InputError(needed, "", "leave it out: it changes nothing here")
 
 
 def check_limit(limit_s: float | None) -> None:

@@ -270,7 +270,7 @@ def place_off_core(
     refuse_off_core(arguments, error, "--tuned", "--bank")
     chip = common.chip_with(arguments)
     # Resizing and colour conversion run on a unit of the chip where it has one.
-    vpc = UNITS.get(chip.name, {}).get("VPC")
+    vpc = UNITS.get(chip.family, {}).get("VPC")
     try:
         model = host.whole_model(arguments.model)
         seed = getattr(arguments, "seed", 0)

@@ -395,7 +395,11 @@ def _links(where: str, entry: Any, nodes: dict[str, int]) -> list[Link]:
     sources, targets = (_ends(where, entry, key, nodes) for key in ("from", "to"))
     count = len(sources) * len(targets)
     refuse_above(f"{where}: links", count, LINKS, "join nodes by switches", ClusterError)
+    is_mesh = len(sources) > 1 and sorted(sources) == sorted(targets)
     for a, b in product(sources, targets):
+        # The same list on both sides is a full mesh: a cable a pair, none to itself.
+        if is_mesh and (a == b or (a > b and not one_way)):
+            continue
         if a == b:
             raise ClusterError(
                 f"{where}: a link between two nodes", "one node", "correct from or to"

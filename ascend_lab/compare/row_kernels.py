@@ -32,7 +32,7 @@ from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import Affine, Launch, ceil_div
 
 CHIPS = ("Ascend910B", "Ascend910C")
-"""Chips of arch22, by how their names begin; for those of arch35 the library has other kernels."""
+"""Families of arch22, by how their names begin; for arch35 the library has other kernels."""
 HALF = ("fp16", "bf16")
 RESERVED_BYTES = 1024
 """What the tilings of RmsNorm and DynamicQuant leave free of UB."""
@@ -40,7 +40,7 @@ RESERVED_BYTES = 1024
 
 def row_kernel(work: Work, chip: Chip) -> Launch | None:
     """Return the kernel of the vendor's library for a row's work; None: not written here."""
-    if work.operator not in KERNELS or not chip.name.startswith(CHIPS):
+    if work.operator not in KERNELS or not chip.family.startswith(CHIPS):
         return None
     if work.l2 == "warm" or work.kernels or "cores" in work.attributes:
         # such rows were not measured on this kernel alone

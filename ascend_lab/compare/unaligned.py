@@ -61,7 +61,7 @@ def with_conversions(
     The unaligned tensors are called `a_rows` and `b_rows`. Raises `AscendLabError` for an operand
     that cannot be converted.
     """
-    if not chip.name.startswith(CHIPS):
+    if not chip.family.startswith(CHIPS):
         return kernel
     phases = kernel.phases
     # a left operand goes to NZ, or to ZN if it is transposed; a right operand the other way round

@@ -111,7 +111,7 @@ def switches(chip: Chip) -> Switches:
     """Return all passes and rules, those without a document of the vendor off."""
     # a name in neither list stays on: a test refuses such names
     named = dict.fromkeys(NAMED, True) | dict.fromkeys(OURS, False)
-    named |= dict.fromkeys(ATTENTION, chip.name.startswith(FUSED_ATTENTION))
+    named |= dict.fromkeys(ATTENTION, chip.family.startswith(FUSED_ATTENTION))
     return Switches(named)
 
 

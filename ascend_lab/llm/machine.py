@@ -109,7 +109,7 @@ def _topology(chip: Chip, cluster: str, plan: Plan) -> Topology:
 
 def _usual_cluster(chip: Chip, plan: Plan) -> str:
     """Return the usual topology of a chip: its server, or several for a plan of more devices."""
-    servers = [name for prefix, name in USUAL_CLUSTER.items() if chip.name.startswith(prefix)]
+    servers = [name for prefix, name in USUAL_CLUSTER.items() if chip.family.startswith(prefix)]
     if not servers:
         needed = f"a cluster for {plan.devices} devices of {chip.name}"
         raise InputError(needed, "none", "name a topology or a .toml file")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.llm.machine import Machine
 from ascend_lab.llm.models import Decoder
-from ascend_lab.llm.plan import Plan, decode
+from ascend_lab.llm.plan import Plan, decode, shard_of
 from ascend_lab.llm.step import Model, Step
 from ascend_lab.llm.times import KernelTimer
 
@@ -77,9 +77,13 @@ def best_plans(
             timed.append(point.model.step(decode(point.batch, context)))
     in_limit = [step for step in timed if step.time_s <= limit_s]
     if not in_limit:
-        quickest_s = min(point.lower_bound_s for point in points)
+        # No bound within the limit: no step was timed, so the least bound stands for the time.
+        fastest_s = min(
+            (step.time_s for step in timed), default=min(point.lower_bound_s for point in points)
+        )
         needed = f"a step within {limit_s * 1e3:g} ms"
-        got = f"at least {quickest_s * 1e3:.1f} ms on {devices} devices"
+        at_least = "" if timed else "at least "
+        got = f"{at_least}{fastest_s * 1e3:.1f} ms on {devices} devices"
         raise InputError(needed, got, "raise the limit, or take more devices")
     best = max(in_limit, key=lambda step: (step.tokens_per_s, -step.time_s))
     return Plans(best, _frontier(in_limit), len(points), len(timed))
@@ -105,9 +109,10 @@ def _points(
     """Yield the points of the grid that fit into the memory of the devices."""
     for plan in plans_of(decoder, devices):
         try:
-            model = Model(decoder, machine, plan, number_format, timer)
+            shard_of(decoder, plan)
         except InputError:  # this plan does not divide the decoder
             continue
+        model = Model(decoder, machine, plan, number_format, timer)
         batch = plan.dp
         while batch <= LARGEST_BATCH:
             load = decode(batch, context)

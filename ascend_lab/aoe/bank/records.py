@@ -101,6 +101,7 @@ MAX_LOG2 = 1000
 _FIELDS_WITHOUT_EFFECT = frozenset(
     {
         "name",
+        "family",
         "summary",
         "facts",
         "sources",

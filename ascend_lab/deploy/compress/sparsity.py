@@ -168,7 +168,7 @@ class SparseCost:
 def sparse_cost(graph: Graph, chip: Chip | str) -> SparseCost:
     """Return what 4:2 saves on a chip; raise `UnsupportedError` where the cube cannot read it."""
     chip = load_chip(chip) if isinstance(chip, str) else chip
-    if chip.name not in CHIPS:
+    if chip.family not in CHIPS:
         raise UnsupportedError(
             f"a chip that reads 4:2 weights ({', '.join(CHIPS)})", chip.name, "keep them dense"
         )

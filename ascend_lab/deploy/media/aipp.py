@@ -106,7 +106,7 @@ def check_aipp(settings: Aipp, chip: Chip | None = None) -> Aipp:
         raise InputError("csc_switch: false for YUV400_U8", "true", "grey has no colours")
     if settings.crop:
         # Two rows and two columns share a chroma sample: most chips crop at even positions only.
-        allows_odd_start = chip is not None and chip.name.startswith(CHIP_WITH_ODD_CROPS)
+        allows_odd_start = chip is not None and chip.family.startswith(CHIP_WITH_ODD_CROPS)
         _check_crop(
             settings.crop, (settings.width, settings.height), is_yuv and not allows_odd_start
         )
@@ -120,7 +120,7 @@ def check_aipp(settings: Aipp, chip: Chip | None = None) -> Aipp:
     # On Ascend310 a frame of 1070 pixels with 8 + 8 pixels of padding is too wide: 1086 > 1080.
     max_width = (
         MAX_PADDED_WIDTH
-        if chip is not None and chip.name in CHIPS_WITH_NARROW_PADDING
+        if chip is not None and chip.family in CHIPS_WITH_NARROW_PADDING
         else MAX_WIDTH
     )
     if any(settings.padding) and settings.size[0] > max_width:

@@ -211,7 +211,7 @@ def chip_checksum(chip: Chip) -> str:
     numbers = (
         (f.name, getattr(chip, f.name))
         for f in fields(chip)
-        if f.name not in ("facts", "sources", "summary")
+        if f.name not in ("facts", "family", "sources", "summary")
     )
     # Two chip files may list the same entries in another order, so they are sorted.
     sorted_numbers = [(n, sorted(v.items()) if isinstance(v, Mapping) else v) for n, v in numbers]

@@ -271,7 +271,7 @@ class PerRequestModel:
                 needed = f"input {shown(name)}: values for operators of the host"
                 raise InputError(needed, f"none, shape {list(array.shape)}")
         chip = load_chip(self.chip or PLACING_CHIP)
-        unit = UNITS.get(chip.name, {}).get("VPC")
+        unit = UNITS.get(chip.family, {}).get("VPC")
         rate = unit.pixels_per_s if unit else 0.0
         return place_model(self.proto, chip, inputs=inputs, media_pixels_per_s=rate).run()
 

@@ -394,8 +394,11 @@ def _check_sections(reader: Reader) -> None:
         raise reader.error("combined", "true or false", reader.data.get("combined"), "correct it")
 
 
-def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
-    """Build a `Chip` from parsed TOML; raise `ChipError` with file, key and remedy."""
+def chip_from_dict(data: dict[str, Any], file: str = "chip", family: str = "") -> Chip:
+    """Build a `Chip` from parsed TOML; raise `ChipError` with file, key and remedy.
+
+    `family` is the preset that the chip is made from, by default the chip's own name.
+    """
     reader = Reader(file, data)
     _check_sections(reader)
     buffers = _buffer_sizes(reader, "buffer")
@@ -409,6 +412,7 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
     l2 = _memory(reader, "l2", "cache", "buffer")
     return Chip(
         name=data["name"],
+        family=family or data["name"],
         summary=data["summary"],
         combined=data["combined"],
         core_count=reader.integer("core.count"),
@@ -502,7 +506,13 @@ def load_chip(name_or_file: str | FilePath) -> Chip:
     if data.get("base") in PRESETS and "name" not in data:
         # With the name of its base, its times could be taken for those of the base.
         raise ChipError(f"{name}: name", "none", "give your chip a name of its own")
-    return chip_from_dict(_with_base(data, name), name)
+    # A chip with borrowed numbers is another one than its base.
+    base = data.get("base")
+    family = base if base in PRESETS and not data.get("borrows") else ""
+    if base in PRESETS:
+        # The base's own summary would speak of its cores, not of those of the file.
+        data.setdefault("summary", f"based on {base}")
+    return chip_from_dict(_with_base(data, name), name, family)
 
 
 def _suggestion(name: str) -> str:

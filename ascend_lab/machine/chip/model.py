@@ -102,11 +102,15 @@ class Chip:
     takes `mix_start_s` more, and a flag between them arrives after `cross_flag_cycles` (0 if a core
     has both units). A large kernel of the vendor's library takes `library_fetch_s` more for each of
     its cores (0 if the file has no number); our kernels do not.
+
+    `family` is the preset that the chip is made from: Ascend910B2 for your own file with that base.
+    What no number says follows it, such as the kernels that the vendor's library has.
     """
 
     # The fields are in the order of a chip file's sections. They are more than twelve because a
     # chip file states everything about the hardware.
     name: str
+    family: str
     summary: str
     combined: bool  # one core has cube and vector unit (910A); on the 910B they are separate cores
     core_count: int
