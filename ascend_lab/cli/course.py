@@ -58,9 +58,10 @@ def _course(arguments: argparse.Namespace) -> int:
 
 
 def _hand_out_of(work: str) -> Path | None:
-    """Return the folder of a student's file if it is a hand-out, with a judge; None otherwise.
+    """Return the folder of a student's file if it is a hand-out with a judge; None otherwise.
 
-    Only `check`, which students run on their own machines, uses the judge of that folder. `grade`
+    A judge is a file with the code that runs and scores answers. Only `check`, which students run
+    on their own machines, uses the judge of that folder. `grade`
     must not: a student could hand in a judge that accepts everything.
     """
     folder = Path(work).resolve().parent

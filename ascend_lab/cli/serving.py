@@ -89,7 +89,7 @@ def _served_text(data: dict[str, Any]) -> list[str]:
             f"  {name}: a batch of b takes {row['mean_s']:.4g} + {row['per_item_s']:.4g} b s, "
             f"within {row['worst_error']:.1%} of the network's times, which are used"
         )
-    # Absent where a scenario has one priority, one step or one version.
+    # These keys are absent if a scenario has one priority, one step or one version.
     lines += [
         f"  priority {row['priority']}: mean wait {row['wait_s']['mean']:.6g} s, "
         f"p95 {row['latency_s']['p95']:.6g} s, {row['lost']} lost"

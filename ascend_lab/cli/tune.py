@@ -1,4 +1,4 @@
-"""The command `aoe`: tune models, and say how far from the optimum they end.
+"""The command `aoe`: tunes models and says how far from the optimum their schedules can be.
 
     aoe --job_type 2 --model resnet18.onnx --soc_version Ascend310 --output tuned
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 SHOWN_OPERATORS = 8
-"""Operators printed, those that take the most time."""
+"""How many operators are printed: those that take the most time."""
 SAVE_SECONDS_PER_READ_SECOND = 2.5
 """Seconds reserved for saving a model, per second that reading it took."""
 
@@ -57,7 +57,7 @@ def _complain(text: str) -> None:
 
 
 class _InterruptHandler:
-    """The first Ctrl-C lets the run keep what it found, a second one ends it at once."""
+    """A handler: the first Ctrl-C lets the run save what it found, a second ends it at once."""
 
     def __enter__(self) -> None:
         # Python lets only the main thread set handlers, and a caller's own handler stays in place.

@@ -1,4 +1,4 @@
-"""Changes of layout that were measured together with a convolution."""
+"""Times the changes of layout that were measured together with a convolution."""
 
 import math
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 
 
 def _turns_blocks(dtype: str) -> bool:
-    """Tell whether ours turns 16 channels of a format in one go, as the device does."""
+    """Tell whether our kernel transposes 16 channels of a format at once, as the device does."""
     # vtranspose turns 16 x 16 numbers of two bytes; others move one by one
     return DTYPE_BYTES[dtype] == 2
 
 
 def conversions_told(count: int, dtype: str) -> str:
-    """Return what the model did about so many changes of layout that were measured."""
+    """Return a remark on how the model timed the `count` changes of layout that were measured."""
     if _turns_blocks(dtype):
         return f"with {count} changes of layout, as measured"
     return f"{count} changes of layout not timed: ours of {dtype} would move single elements"

@@ -1,4 +1,4 @@
-"""Measured networks of the zoo."""
+"""Times measured networks of the model zoo, compiled as the command `simulate` compiles them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from ascend_lab.compiler import Graph
 
 SMALL = "small_channel"
-"""Word of a network's row: 1, its first layer reads pixels of 4 channels (--enable_small_channel).
+"""Attribute of a network's row; 1: the first layer reads pixels of 4 channels.
+
+The option of the vendor's compiler is --enable_small_channel.
 
 Our compiler decides that by itself.
 """
@@ -49,7 +51,7 @@ def network(work: Work, chip: Chip, like: str) -> Estimate:
 
 
 def _graph(work: Work) -> Graph:
-    """Return the zoo's network at the row's batch and sizes; raises where they contradict."""
+    """Return the zoo's network at the row's batch and sizes; raise if these contradict it."""
     from ascend_lab.compiler import zoo
 
     batch: Any = None
@@ -62,7 +64,7 @@ def _graph(work: Work) -> Graph:
     # (8, 3, 224, 224) says batch 8 without the word
     if batch is None and work.shapes:
         batch = work.shapes[0][0]
-    # bool is a kind of int in Python: batch=True is no batch
+    # bool is a subclass of int in Python: batch=True is not a batch
     is_integer = isinstance(batch, int) and not isinstance(batch, bool)
     if not is_integer or batch < 1 or (work.shapes and work.shapes[0][0] != batch):
         shape_words = f", inputs of {work.shapes[0][0]}" if work.shapes else ""
@@ -77,9 +79,9 @@ def _graph(work: Work) -> Graph:
 
 
 def _says_again(work: Work, word: str, value: Any) -> bool:
-    """Tell whether a word says what is so anyway: one device, the length that the shapes have.
+    """Tell whether an attribute changes nothing: one device, or the length that the shapes have.
 
-    Or how the first layer was compiled, which no result depends on.
+    An attribute on how the first layer was compiled changes nothing, too.
     """
     if word == SMALL:
         return value in (0, 1)

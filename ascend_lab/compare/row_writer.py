@@ -1,8 +1,8 @@
-"""Writes a kernel that works through rows as the vendor's library does, for its time alone.
+"""Writes kernels that work through rows as the vendor's library does, to be timed and never run.
 
-What takes time is written: which rows a core owns, how many it holds at once, its copies, every
-vector instruction with its repeats, every wait. What is computed is not: all vector instructions
-work on the same scratch memory, so such a program is timed and never run.
+Everything that takes time is written: which rows a core owns, how many it holds at once, its
+copies, every vector instruction with its repeats, every wait. The computed values are not right:
+all vector instructions work on the same scratch memory.
 
 Three habits of the library cost what a kernel of ours does not pay:
 
@@ -39,7 +39,7 @@ BLOCKS = 8
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """`count` rows of `columns` numbers in a format."""
+    """`count` rows of `columns` numbers in one number format."""
 
     count: int
     columns: int
@@ -56,9 +56,9 @@ def aligned(columns: int, dtype: str) -> int:
 # -- rows that come and go -------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """`columns` numbers of each row of a tensor, on their way into UB or out of it.
+    """Copies of `columns` numbers of each row of a tensor into UB or out of it.
 
-    In memory a row has `step` numbers, of which these stand behind `start`; in UB rows lie `pitch`
+    In memory a row has `step` numbers, and those copied begin at `start`; in UB rows begin `pitch`
     elements apart.
     """
 
@@ -107,7 +107,7 @@ class RowWriter:
     """Writes the program of one vector core."""
 
     def __init__(self, name: str, chip: Chip, rows: Rows, cores: int, per_core: int) -> None:
-        """Start with scratch memory for the numbers, in two formats, and for what is reduced."""
+        """Allocate scratch memory for the numbers, in two formats, and for reduced results."""
         self.k = KernelBuilder(name, chip)
         self.rows = rows
         self.padded_rows = cores * per_core  # the last core may own fewer: its tensors end later
@@ -177,7 +177,7 @@ class RowWriter:
 
     # -- vector instructions -----------------------------------------------------------------------
     def wait(self) -> None:
-        """Barrier of the vector unit: what follows begins when all before has been written."""
+        """Write a barrier of the vector unit: later instructions wait for all earlier results."""
         self.k.barrier("V")
 
     def vector(
@@ -204,7 +204,7 @@ class RowWriter:
             self.vector(op, elements, reads=0 if op == "vdup" else reads, halves=halves)
 
     def reduce(self, op: str, repeats: int, *, wait: bool = True) -> None:
-        """Reduce each of so many repeats to one number."""
+        """Reduce each of `repeats` repeats to one number."""
         while repeats:
             count = min(repeats, self.k.chip.max_repeat)
             self.k.vector(
@@ -256,9 +256,9 @@ class RowWriter:
             self.vectors("vmax", odd_columns, halves=halves)
 
     def staged_max(self, columns: int) -> None:
-        """Find the largest of a row by ReduceMax: each repeat is reduced, and again what is left.
+        """Find the largest of a row by ReduceMax: reduce each repeat, then the results, and so on.
 
-        A reduced repeat leaves its number and where it stood: 32 of them are a repeat.
+        A reduced repeat leaves its largest number and that number's index: 32 pairs fill a repeat.
         """
         repeats = ceil_div(columns, self.lanes)
         self.reduce("vcmax", repeats)
@@ -269,9 +269,9 @@ class RowWriter:
     def by_scalar(self, steps: int, after: str = "V", *, loads_wait: bool = True) -> None:
         """Let the scalar unit work on a number that a pipe has brought, while the others wait.
 
-        It is the scalar unit that hands every instruction to its pipe, in order: what stands behind
-        its own work begins later, in all of them. Loads of a kernel that hands out the next one
-        before do not wait.
+        The scalar unit hands every instruction to its pipe, in order: instructions after its own
+        work begin later, in all pipes. Loads do not wait in a kernel that issues the next load
+        before that work.
         Source: Ascend C developer documentation, basic architecture.
         """
         # the pipe that has reduced the row tells the scalar unit ...
@@ -288,13 +288,13 @@ class RowWriter:
 TileWriter = Callable[[Affine, int], None]
 """Writes the work on `count` rows from a first one on."""
 Start = Callable[[RowWriter, int], TileWriter]
-"""Declares the tensors, with room for so many rows at once, writes what precedes the first."""
+"""Declares the tensors, with room for a number of rows, and writes what precedes the first tile."""
 
 
 def row_launch(
     name: str, chip: Chip, rows: Rows, rows_at_once: int, start: Start, cores: int
 ) -> Launch:
-    """Deal rows to at most `cores` vector cores, equally many each; a core holds `rows_at_once`."""
+    """Return a launch that deals rows to at most `cores` cores, in tiles of `rows_at_once`."""
     # 1000 rows on 48 cores: 21 each for 47 cores, 13 for the last one
     per_core = ceil_div(rows.count, min(cores, chip.cores_of("vector")))
     # 50 rows on 48 cores: 2 each, so that 25 cores work

@@ -12,7 +12,7 @@ from ascend_lab.limits import shown, wholes_of
 Shape = tuple[int, ...]
 L2_STATES = ("cold", "warm", "unknown")
 LANGUAGE = "llm"
-"""The operator of rows that have none and name a language model in their attributes."""
+"""The operator given to rows without one whose attributes name a language model."""
 TIMINGS = ("kernel", "wall", "step")
 """What was timed: the task on the device, a call by the host's clock, or a step of a network."""
 
@@ -23,8 +23,8 @@ class Work:
 
     `operator` is a name of the operator library, `zoo:NAME`, `all_reduce` or `all_to_all`. `shapes`
     are those of its inputs; a collective has `size_bytes` instead, the bytes of each rank. `dtypes`
-    holds one format for all inputs, or one for each. `group` is the kind of work in the source's
-    words. `kernels` names the kernels whose times were added up, "" if it was one.
+    holds one format for all inputs, or one for each. `group` is the source's name for this sort of
+    work. `kernels` names the kernels whose times were added up; "" means a single kernel.
     """
 
     operator: str
@@ -40,7 +40,7 @@ class Work:
 
     @property
     def conversions(self) -> int:
-        """How many of the kernels of a chain change layouts: 3 of TransData*3+Conv2D."""
+        """Return how many kernels of a chain change layouts: 3 in TransData*3+Conv2D."""
         # TransData*3+Conv2D: three conversions
         matches = [
             re.fullmatch(r"TransData(?:\*(\d{1,4}))?", kernel) for kernel in self.kernels.split("+")
@@ -70,7 +70,7 @@ def reasons_in(reasons: list[str]) -> Iterator[None]:
     """Add the text of an error to `reasons` instead of raising it.
 
     One row that cannot be read must not stop the others, whatever it holds. Errors that this
-    package does not raise on purpose are added as mistakes of ours.
+    package does not raise on purpose are reported as bugs of this package.
     """
     try:
         yield
@@ -108,7 +108,7 @@ PIPES = {
 }
 """A profiler's name of a pipe -> its name here."""
 CORES = {"aic": "AIC.", "aiv": "AIV."}
-"""Kind of core in front of a pipe's name, where a kernel runs on both."""
+"""A profiler's prefix for cube or vector cores -> the prefix of a pipe's name here."""
 
 
 def pipe_of(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The graphs that one device computes for a layer of a decoder.
+"""Builds the graphs that one device computes for a layer of a decoder.
 
 A layer is two graphs, attention and feed-forward part, and the results of each are added up over
 the devices. A graph begins by adding that sum to the residual stream (AddRmsNorm in the vendor's

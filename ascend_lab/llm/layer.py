@@ -1,4 +1,4 @@
-"""The list of kernels that one layer of a decoder starts on one device, in order.
+"""Lists the kernels that one layer of a decoder starts on one device, in order.
 
 A layer is: norm, attention, sum over the devices, norm, feed-forward part, sum over the devices.
 The norm's kernel also adds to the residual stream (AddRmsNorm of CANN's library), so the list has

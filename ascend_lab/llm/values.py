@@ -1,4 +1,4 @@
-"""The words that a decoder generates when it is divided among devices by a plan.
+"""Generates the words of a decoder that is divided among devices by a plan.
 
 `step` gives the time of a step, this module its values: it evaluates the graphs of every device on
 that device's slices of the weights and its pages of the cache. Devices exchange their results by

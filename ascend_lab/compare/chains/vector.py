@@ -1,7 +1,7 @@
 """Measured kernels of the vector unit: activations, lists of tensors, norms, quantised rows.
 
-Narrow formats are computed in fp32 and rounded once at the end, as our operators do it and the
-vendor's kernels, too. What the graphs leave out is said at each builder.
+Narrow formats are computed in fp32 and rounded once at the end, as in our operators and in the
+vendor's kernels. Each builder says what its graph leaves out.
 """
 
 import math
@@ -50,7 +50,7 @@ def _number(work: Work, word: str, usual: float | None = None) -> float:
 
 
 def _dtypes(work: Work, count: int) -> tuple[str, ...]:
-    """Return a number format for each of `count` tensors, of which one may stand for all."""
+    """Return a number format for each of `count` tensors; a row may give one format for all."""
     dtypes = tuple(FORMATS.get(dtype, dtype) for dtype in work.dtypes)
     if len(dtypes) == 1:
         dtypes = dtypes * count
@@ -78,7 +78,7 @@ def _narrow(net: GraphBuilder, x: Any, dtype: str) -> Any:
 def mish(work: Work) -> Graph:
     """Return y = x tanh(ln(1 + e^x)) of one tensor, without overflow.
 
-    As the vendor's kernel does it: both quotients for all numbers, then a choice by the sign of x.
+    Like the vendor's kernel it computes two quotients for all numbers, then selects by x's sign.
     With e = e^-|x| and s = e^-2|x| they are (1 + 2 e) / (1 + 2 e + 2 s) above 0 and
     (2 e + s) / (2 + 2 e + s) below. That takes 22 instructions; softplus, tanh and a product of
     ours take 15.
@@ -110,7 +110,7 @@ def _two_powers(net: GraphBuilder, x: Any, sign: float) -> tuple[Any, Any]:
 
 
 OF_A_POWER = ("base", "scale", "shift")
-"""Words of a row that make it more than the operator exp."""
+"""Attributes of a row that make it more than the operator exp."""
 
 
 def exp(work: Work) -> Graph:
@@ -139,8 +139,8 @@ def exp(work: Work) -> Graph:
 def masked_scale(work: Work) -> Graph:
     """Return y = x mask scale; the mask is in a format of its own, the scale a tensor of one.
 
-    A product of two formats is in the wider one, of fp16 and bf16 in fp32, as in PyTorch, from
-    which the kernels were called; a float is wider than any whole number.
+    A product of two formats is in the wider one, and that of fp16 and bf16 in fp32, as in PyTorch,
+    from which the kernels were called; a float format counts as wider than any integer format.
     """
     _refuse_others(work, "scale")
     if len(work.shapes) != 2:
@@ -200,10 +200,10 @@ def _halves(net: GraphBuilder, x: Any) -> tuple[Any, Any]:
 def swi_glu(work: Work) -> Graph:
     """Return y = silu(left half) right half of a tensor cut along an axis.
 
-    It is read as (rows, 2, n): rows are what lies before the axis, one if that is the first. Of an
-    odd size the last element is sliced off first. Where a row of an even size names Slice, it is
-    not said what was sliced: a last axis longer by one, because what is cut off other axes leaves
-    neighbours, which need no kernel.
+    It is read as (rows, 2, n): rows are the product of the axes before the cut axis, 1 if that is
+    the first. If the axis has an odd size, the last element is sliced off first. A row of an even
+    size that names the kernel Slice does not say what was sliced: we assume a last axis longer by
+    one, because a slice of other axes is contiguous and needs no kernel.
     """
     _refuse_others(work, "axis")
     shape = _only_shape(work)
@@ -247,8 +247,8 @@ def _glu_axis(work: Work) -> int:
 def foreach_norm(work: Work) -> Graph:
     """Return (sum |x|^p)^(1 / p) of each tensor of a list; p may be infinite.
 
-    With p = 0 numbers that are not 0 are counted. Where one kernel served the list and the shapes
-    are equal, the tensors are the rows of one.
+    With p = 0 numbers that are not 0 are counted. If one kernel served the list and the shapes are
+    equal, the tensors become the rows of one matrix.
     """
     _refuse_others(work, "p", "tensors")
     count = work.attributes.get("tensors", len(work.shapes))
@@ -330,7 +330,7 @@ def arg_max(work: Work) -> Graph:
 
 # -- quantised rows --------------------------------------------------------------------------------
 def _quantised_rows(net: GraphBuilder, x: Any, shape: Shape) -> None:
-    """Declare what leaves rows in fp32, along the last axis: int8 of a shape, scales of each row.
+    """Declare the outputs for rows in fp32, along the last axis: int8 of a shape, a scale per row.
 
     scale = max |row| / 127, q = round(x / scale).
     """
@@ -357,8 +357,8 @@ def dequant_swiglu_quant(work: Work) -> Graph:
     """Return silu(one half of a row) times the other in int8, and a scale for each row.
 
     A matrix (rows, columns) of int32 comes with factors (1, columns) and (rows,), by which it is
-    multiplied first; any may come with a factor (1, columns / 2) for what is to be quantised. The
-    matrix is read as (rows, 2, columns / 2).
+    multiplied first; every matrix may come with a factor (1, columns / 2), which multiplies the
+    result before it is quantised. The matrix is read as (rows, 2, columns / 2).
     """
     _refuse_others(work, "activate_left")
     shapes = work.shapes
@@ -434,9 +434,9 @@ KERNELS = {
     "dynamic_quant": one_program,
     "dequant_swiglu_quant": one_program,
 }
-"""The same names -> what cuts their graphs into kernels."""
+"""The same names -> the functions that cut their graphs into kernels."""
 ALSO_OPERATORS = {"exp": OF_A_POWER}
-"""Names that operators of ours have, too -> the words that make a row a chain."""
+"""Names that our operators have, too -> the attributes that make a row a chain of kernels."""
 BUILDERS = {
     "arg_max": arg_max,
     "mish": mish,

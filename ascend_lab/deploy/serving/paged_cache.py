@@ -106,6 +106,6 @@ class BlockCache:
 
     @property
     def wasted_tokens(self) -> int:
-        """Free slots in the last blocks of all tables."""
+        """Return the number of free slots in the last blocks of all tables."""
         # 9 tokens in three blocks of 4 leave -9 % 4 = 3 free slots.
         return sum(-length % self.block_tokens for length in self.lengths.values())

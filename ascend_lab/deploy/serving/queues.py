@@ -259,7 +259,7 @@ class Station:
         elif failure.instance in self.free:
             self.free.remove(failure.instance)
         else:
-            return  # dead already
+            return  # it has failed already
         self.agenda.at(now + failure.repair_s, self._repair_instance, failure.instance)
         self._start_batches(now)
 
