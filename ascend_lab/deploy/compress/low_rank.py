@@ -1,4 +1,4 @@
-"""Low rank: a k1 x k2 convolution becomes a k1 x 1 and a 1 x k2 one with few channels between.
+"""Low-rank decomposition: splits a k1 x k2 convolution into a k1 x 1 and a 1 x k2 convolution.
 
 The weights (K features, C channels, k1, k2) are unfolded into a matrix and cut to a rank r by a
 truncated singular value decomposition, W = U S V^T with the r largest singular values only. The
@@ -7,8 +7,8 @@ first convolution takes U sqrt(S), the second sqrt(S) V^T:
     weights        K C k1 k2   ->   r (C k1 + K k2)        or r (C k2 + K k1), columns first
     256, 256, 3, 3, r = 128:   589,824   ->   196,608
 
-The rank is that which an analytic variational Bayes estimate (EVBMF) finds above the noise, limited
-to two shares of the rows and rounded to 16. Sources: Nakajima et al., JMLR 14 (2013) 1-37; github
+An analytic variational Bayes estimate (EVBMF) gives the rank above the noise, which is limited to a
+range of shares of the rows and rounded to 16. Sources: Nakajima et al., JMLR 14 (2013) 1-37; github
 hicann/amct, amct_tensor_decompose/src/tensor_decomposition.cpp.
 """
 
@@ -33,7 +33,7 @@ DIVISORS = (6, 4)
 
 @dataclass(frozen=True, slots=True)
 class Thin:
-    """A convolution to be split: which side of the channels and of the kernel is the smaller."""
+    """The sizes of a convolution to be split: its channels, features, and the kernel's sides."""
 
     features: int
     channels: int
@@ -41,7 +41,7 @@ class Thin:
 
     @property
     def kind(self) -> str:
-        """FC or SC: features fewer than channels or not; FK or SK: rows no more than columns."""
+        """Return FC if features < channels, else SC; then FK if rows <= columns, else SK."""
         channel_side = "FC" if self.features < self.channels else "SC"
         return channel_side + ("FK" if self.kernel[0] <= self.kernel[1] else "SK")
 
@@ -52,7 +52,7 @@ class Thin:
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """Sizes of the unfolded weights: (min C min k, max C max k)."""
+        """Return the sizes of the unfolded weights: (min C min k, max C max k)."""
         sides = sorted((self.features, self.channels))
         taps = sorted(self.kernel)
         return sides[0] * taps[0], sides[1] * taps[1]

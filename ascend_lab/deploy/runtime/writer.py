@@ -1,4 +1,4 @@
-"""The writer of offline models: one file with a network compiled for several batch sizes.
+"""Writes offline models: one file with a network compiled for several batch sizes.
 
 The network compiled for one batch is a gear. A gear has the original graph, the compiled graph, its
 tasks with their times, and its memory plan. All gears share the kernels, which are programs as

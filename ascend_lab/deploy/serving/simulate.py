@@ -1,9 +1,8 @@
 """A discrete-event simulation of a server: of one model, of an ensemble, or of two versions.
 
 Arrivals, service times, levels (priorities) and failures have separate random streams, so that two
-policies
-can be compared on the same requests (common random numbers). The first requests warm the system up
-and are not measured. `interval` gives the confidence interval of a mean.
+policies can be compared on the same requests (common random numbers). The first requests warm the
+system up and are not measured. `interval` gives the confidence interval of a mean.
 """
 
 from collections.abc import Sequence
