@@ -1,4 +1,4 @@
-"""The list of modules that suffice for a complete compiler without special kernels, by group.
+"""Lists by group the modules that suffice for a complete compiler without special kernels.
 
 The list is called the first floor. Its modules import only each other, except for the imports that
 `tests/test_house.py` lists. Without all other modules networks still compile and compute the same

@@ -1,4 +1,4 @@
-"""Old names of packages: `ascend_lab.chip` is `ascend_lab.machine.chip` since version 0.27.
+"""Redirects old names of packages: `ascend_lab.chip` is `ascend_lab.machine.chip` since 0.27.
 
 A reader's notebook that imports an old name gets the new package and a `DeprecationWarning`.
 """

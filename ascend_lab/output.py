@@ -1,4 +1,4 @@
-"""How this package writes a user's file: completely, or not at all.
+"""Writes a user's file completely or not at all.
 
 A plain `open(path, "w")` empties the file first: if the disk is full or the process is killed, the
 old content is lost and the new one incomplete. Here the data goes to a temporary file in the same

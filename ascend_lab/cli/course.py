@@ -1,4 +1,4 @@
-"""The command `ascend-lab course`: handing out an assignment, checking answers and grading them.
+"""The command `ascend-lab course`: hands out an assignment, checks answers and grades them.
 
 ascend-lab course start A1 --student ada          write the files of an assignment to the folder A1
 ascend-lab course check A1 A1/start.py            run the public cases on an answer

@@ -1,4 +1,4 @@
-"""The verb `aipp`: raw camera frames through AIPP, which turns pixels into a network's input."""
+"""The verb `aipp`: applies AIPP, image pre-processing, to raw camera frames for a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb `llm`: the time of a step of a language model on a machine, or the best plan for it.
+"""The verb `llm`: prints the time of a step of a language model on a machine, or the best plan.
 
     ascend-lab llm zoo:qwen3_8b --chip Ascend910B2 --context 4096 --batch 16
     ascend-lab llm zoo:qwen3_8b --chip Ascend910B2 --context 4096 --plan auto --tpot-ms 20

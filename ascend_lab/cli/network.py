@@ -1,4 +1,4 @@
-"""Commands on a whole network: `run` prints the values it computes, `simulate` its time on a chip.
+"""The verbs on a network: `run` prints its output values, `simulate` its time on a chip.
 
     ascend-lab run model.onnx --inputs x.npz --outputs y.npz
     ascend-lab simulate zoo:resnet50 --chip Ascend910B2

@@ -1,4 +1,4 @@
-"""Commands for servers: `serve-sim` simulates one from a scenario, `serve` answers real requests.
+"""The verbs on servers: `serve-sim` simulates a server, `serve` answers real requests.
 
 ascend-lab serve-sim scenario.toml               latency and throughput of a server
 ascend-lab serve model.onnx --port 8000          KServe v2 at http://127.0.0.1:8000

@@ -39,7 +39,7 @@ BUFFERS = (
     "do not fit into --capacity."
 )
 STRATEGY_METHODS = ("auto", "exact", "heuristic")
-# Help below the flags of gradient-plan: the two kinds of files it reads.
+# Help below the flags of gradient-plan: the two types of files that it reads.
 PROFILES = (
     "CSV: a row a gradient in backward order, columns name, ready_us (from the start of backward), "
     "bytes and, where wanted, dtype. Trace: torch.profiler.profile(record_shapes=True) and "

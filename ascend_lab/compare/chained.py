@@ -43,9 +43,9 @@ FETCHED = {
 The value lists what the table's column `kernels` says in such rows: "" for a single kernel.
 """
 SUPER_KERNELS = ("mla_prolog",)
-"""Chains measured as one kernel which here are several: only barriers stand between these.
+"""Chains that were measured as one kernel but are several here, with only barriers between them.
 
-They are timed as a super kernel of a network: one start, of cores of both kinds.
+They are timed like a super kernel of a network: with one launch, of cube and vector cores.
 """
 
 
@@ -62,7 +62,7 @@ def chain(work: Work, graph: Graph, chip: Chip) -> Estimate:
     from ascend_lab.compiler import Road, bound_of, finish_stages, front_stages, network, tasks
     from ascend_lab.compiler.compile import Layouts
 
-    # measured on a part of the chip
+    # the row was measured on some of the chip's cores
     if "cores" in work.attributes:
         cores = cores_of(chip, "cores", work.attributes["cores"])
         chip = replace(chip, core_count=cores)

@@ -1,4 +1,4 @@
-"""The model's answer to a row: seconds, a bound that no schedule beats, and the limit."""
+"""Defines the model's answer to a row: seconds, a lower bound, and what takes longest."""
 
 from __future__ import annotations
 

@@ -15,17 +15,16 @@ if TYPE_CHECKING:
     from ascend_lab.compiler import Graph
 
 SMALL = "small_channel"
-"""Attribute of a network's row; 1: the first layer reads pixels of 4 channels.
+"""Attribute of a network's row; 1 means that the first layer reads pixels of 4 channels.
 
-The option of the vendor's compiler is --enable_small_channel.
-
-Our compiler decides that by itself.
+It states the option --enable_small_channel of the vendor's compiler;
+our compiler decides this by itself.
 """
 NETWORK_DTYPES = ("fp16", "bf16", "int8")
 
 
 def network(work: Work, chip: Chip, like: str) -> Estimate:
-    """Time a network of the zoo, compiled as the command `simulate` does."""
+    """Return the time of a network of the zoo, compiled as the command `simulate` compiles it."""
     from ascend_lab.compiler import Road, bound_of, finish_stages, front_stages, placement, tiled
     from ascend_lab.compiler.like_cann import cann_road
 
@@ -61,7 +60,7 @@ def _graph(work: Work) -> Graph:
         elif not is_measurement(word) and not _says_again(work, word, value):
             needed = f"{work.operator}: attributes that its time on one device depends on"
             raise UnsupportedError(needed, f"{word}={shown(value)}", "none is guessed")
-    # (8, 3, 224, 224) says batch 8 without the word
+    # (8, 3, 224, 224) states batch 8 without the attribute `batch`
     if batch is None and work.shapes:
         batch = work.shapes[0][0]
     # bool is a subclass of int in Python: batch=True is not a batch

@@ -83,7 +83,7 @@ def operator_alone(work: Work, chip: Chip, like: str) -> Estimate:
 def as_library(work: Work, chip: Chip, ours: Estimate, like: str) -> Estimate:
     """Return the estimate of the vendor's kernel, where its structure is known.
 
-    Where it is not, return `ours`, the estimate of our kernel; with `like` "cann" a mark says so.
+    Otherwise return `ours`, the estimate of our kernel; with `like` "cann" a remark says so.
     """
     from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
 

@@ -123,7 +123,7 @@ def _norm_of_many(w: RowWriter, rows_at_once: int) -> TileWriter:
     w.constants("gamma", columns, dtype)
     if dtype in HALF:
         w.vectors("vconv", columns)
-    w.vectors("vcopy", rows_at_once * pitch)  # gamma beside each row
+    w.vectors("vcopy", rows_at_once * pitch)  # a copy of gamma for each row
 
     def tile(row: Affine, count: int) -> None:
         elements = count * pitch
@@ -160,7 +160,7 @@ QUANT_BYTES = 11
 
 
 def dynamic_quant(work: Work, rows: Rows, chip: Chip) -> Launch | None:
-    """Return the symmetric DynamicQuant of rows of halves.
+    """Return the symmetric DynamicQuant of rows of 16-bit floats.
 
     Source: quant/dynamic_quant, dynamic_quant_tiling.cpp, dynamic_quant_db.h and _multi_row.h.
     """
@@ -179,7 +179,7 @@ def dynamic_quant(work: Work, rows: Rows, chip: Chip) -> Launch | None:
     longest = min(repeats, chip.max_repeat) * 64
     if 128 <= columns <= longest and columns % 8 == 0:
         rows_at_once = min(longest // columns, rows.count)
-        cores = min(cores, rows.count // rows_at_once)  # UB is filled first, then cores are
+        cores = min(cores, rows.count // rows_at_once)  # full UBs come before more cores
         return row_launch("dynamic_quant_rows", chip, rows, rows_at_once, _quantise_many, cores)
     if not rows_at_once:
         return None
@@ -307,7 +307,7 @@ def _add_norm_quantise(w: RowWriter, rows_at_once: int) -> TileWriter:
         y.alloc()
         scales.alloc()
         with w.k.loop("copy", count):
-            w.vector("vmuls", columns, wait=False)  # times 1, where there is no smoothing
+            w.vector("vmuls", columns, wait=False)  # multiplies by 1 if there is no smoothing
         w.wait()
         # The largest |q| of each row is 127:
         # scale = max |x| / 127

@@ -47,8 +47,8 @@ class Rows:
 
 
 def aligned(columns: int, dtype: str) -> int:
-    """Return the elements that a row takes on chip: whole blocks of 32 bytes."""
-    # 1000 halves: 63 blocks of 16, so 1008 elements
+    """Return the elements that a row takes on chip, rounded up to blocks of 32 bytes."""
+    # 1000 numbers of fp16: 63 blocks of 16, so 1008 elements
     unit = BLOCK_BYTES // DTYPE_BYTES[dtype]
     return ceil_div(columns, unit) * unit
 
@@ -79,7 +79,7 @@ class Stream:
         self.queue.dequeue()
 
     def free(self) -> None:
-        """Let the next rows into the slot."""
+        """Free the slot, so that the next rows can be loaded."""
         self.queue.free()
 
     def alloc(self) -> None:
@@ -110,7 +110,7 @@ class RowWriter:
         """Allocate scratch memory for the numbers, in two formats, and for reduced results."""
         self.k = KernelBuilder(name, chip)
         self.rows = rows
-        self.padded_rows = cores * per_core  # the last core may own fewer: its tensors end later
+        self.padded_rows = cores * per_core  # the last core may own fewer: tensors are padded
         self.first = self.k.param("core", cores) * per_core
         self.lanes = chip.vector_bytes_per_repeat // DTYPE_BYTES["fp32"]
         # one repeat count of numbers, the most that an instruction touches
@@ -183,7 +183,7 @@ class RowWriter:
     def vector(
         self, op: str, elements: int, *, reads: int = 1, halves: bool = False, wait: bool = True
     ) -> None:
-        """Work on a run of numbers of 4 bytes, or of 2; then wait, as the library mostly does."""
+        """Write an instruction on numbers of 4 bytes (2 with `halves`), and a barrier if `wait`."""
         memory = self.narrow if halves else self.wide
         lanes = 2 * self.lanes if halves else self.lanes
         # the value does not matter, as nothing is computed; the form of the instruction does
@@ -198,7 +198,7 @@ class RowWriter:
             self.wait()
 
     def vectors(self, ops: str, elements: int, *, halves: bool = False) -> None:
-        """Do what `ops` names, one after another."""
+        """Write the instructions that `ops` names, one after another."""
         for op in ops.split():
             reads = 2 if op in ("vadd", "vmul", "vdiv", "vmax") else 1
             self.vector(op, elements, reads=0 if op == "vdup" else reads, halves=halves)
@@ -267,7 +267,7 @@ class RowWriter:
             self.reduce("vcmax", repeats)
 
     def by_scalar(self, steps: int, after: str = "V", *, loads_wait: bool = True) -> None:
-        """Let the scalar unit work on a number that a pipe has brought, while the others wait.
+        """Let the scalar unit work on a number that pipe `after` has written, while others wait.
 
         The scalar unit hands every instruction to its pipe, in order: instructions after its own
         work begin later, in all pipes. Loads do not wait in a kernel that issues the next load

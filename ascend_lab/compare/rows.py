@@ -1,4 +1,4 @@
-"""The records of a measured row: the work, its time, or the reason why it cannot be read."""
+"""Defines the records of a measured row: the work, its time, or why it cannot be read."""
 
 import re
 from collections.abc import Iterator, Mapping

@@ -78,7 +78,7 @@ def _row(header: Sequence[str], cells: Sequence[str], line: int) -> Measured:
     if len(cells) != len(header):
         reasons.append(f"{len(header)} cells in a row; got {len(cells)}; quote cells with commas")
     else:
-        # One block for each half of the row: both reasons are wanted if both are at fault.
+        # A block for each part of the row: if both are wrong, both reasons are reported.
         with reasons_in(reasons):
             measured_s = _seconds(row["measured_us"])
         with reasons_in(reasons):
@@ -180,7 +180,7 @@ def _busy(attributes: Mapping[str, Any], measured_s: float) -> dict[str, float]:
     """
     busy: dict[str, float] = {}
     for key, value in attributes.items():
-        # words such as layout=BSND are no shares of time
+        # attributes such as layout=BSND are not shares of time
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         if pipe := pipe_of(key.removesuffix("_us")) if key.endswith("_us") else "":

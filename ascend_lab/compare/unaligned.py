@@ -1,4 +1,4 @@
-"""Matrix products with operands whose rows are not a multiple of 256 bytes.
+"""Adds conversions to matrix products with operands whose rows are not a multiple of 256 bytes.
 
 On the second generation (910B, 910C) the loads of the cube convert aligned rows to fractal blocks
 on the fly. Unaligned rows are converted first by the vector cores, in the same kernel; after a

@@ -101,7 +101,7 @@ def settings_of(work: Work, chip: Chip, known: Mapping[str, Any]) -> Settings:
         elif mark := _mark(work, key, value):
             settings.marks.append(mark)
     if schedule:
-        # the row stays, with a mark: the schedule is not part of the work
+        # the row is kept with a remark: the schedule is not part of the work
         settings.marks.append(f"schedule of the source not taken ({', '.join(schedule)})")
     return settings
 

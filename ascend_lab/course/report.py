@@ -134,7 +134,7 @@ def leaderboard(marks: Sequence[Mark]) -> list[tuple[int, str, str]]:
 
 
 def gradescope_results(task: assignment.Assignment, mark: Mark) -> dict[str, Any]:
-    """Return a mark in Gradescope's format; of hidden cases only the failing properties."""
+    """Return a mark in Gradescope's format; for hidden cases only the failing properties."""
     tests = []
     for part, points in mark.points.items():
         faults = [f"{name}: {text}" for name, text in _fault_lines(task, mark, part)]

@@ -1,7 +1,7 @@
-"""Estimates for published measurements of language models.
+"""Estimates the times of published measurements of language models.
 
 A row of published measurements has attributes that state the model, the plan (tp, ep, dp), the
-phase and the load (batch and context, or batch, prompt and output). Two kinds of rows are not the
+phase and the load (batch and context, or batch, prompt and output). Two types of rows are not the
 time of one step:
 
     metric    microseconds per output token of a server: it serves `batch` requests at a time, reads

@@ -47,8 +47,8 @@ def as_called(work: Work) -> Work:
     """Return a row of flash attention with the shapes of a call of the library.
 
     Causal attention needs no mask tensor: a query sees the keys up to its own. Heads that share
-    keys are stacked as rows of q in the table; here they get an axis of their own, so that a
-    query's position follows from its row.
+    keys are stacked as rows of q in the table; here they are separate heads, so that a query's
+    position follows from its row.
     """
     if not is_causal(work) or len(work.shapes) not in (3, 4):
         return work
@@ -142,7 +142,7 @@ def latent(work: Work) -> Work:
 
 
 def _check_count(work: Work, count: int) -> None:
-    """Raise `InputError` unless a row has so many inputs, each with batch, tokens, heads, size."""
+    """Raise `InputError` unless a row has `count` inputs of 4 axes: batch, tokens, heads, size."""
     if len(work.shapes) != count or any(len(shape) != 4 for shape in work.shapes):
         needed = f"{work.operator}: {count} inputs of four axes"
         raise InputError(needed, str(work.shapes), "correct that row")
@@ -184,7 +184,7 @@ def selected_shape(work: Work) -> FlashShape:
 
 
 def _dtype(work: Work) -> str:
-    """Return the number format of q in our words."""
+    """Return our name of the number format of q."""
     from ascend_lab.operators.dsl.tensor import ALIASES
 
     return ALIASES.get(work.dtypes[0], work.dtypes[0])
@@ -251,7 +251,7 @@ def table_bytes(work: Work) -> int:
 def selected_bound_s(shape: FlashShape, chip: Chip) -> float:
     """Return the least seconds of the products, and of the bytes of q and of one query's keys."""
     products_s = shape.ops / chip.peak_ops_per_s(shape.dtype)
-    # the bound counts the keys of one query only: all queries may select the same
+    # the bound counts the keys of only one query, because all queries may select the same keys
     read = (shape.batch * shape.rows + shape.keys) * shape.depth * 2
     return max(products_s, read / chip.device_memory.rate_bytes_per_s)
 

@@ -1,4 +1,4 @@
-"""Measured kernels of the vector unit: activations, lists of tensors, norms, quantised rows.
+"""Builds graphs of measured vector kernels: activations, tensor lists, norms, quantised rows.
 
 Narrow formats are computed in fp32 and rounded once at the end, as in our operators and in the
 vendor's kernels. Each builder says what its graph leaves out.
@@ -80,8 +80,8 @@ def mish(work: Work) -> Graph:
 
     Like the vendor's kernel it computes two quotients for all numbers, then selects by x's sign.
     With e = e^-|x| and s = e^-2|x| they are (1 + 2 e) / (1 + 2 e + 2 s) above 0 and
-    (2 e + s) / (2 + 2 e + s) below. That takes 22 instructions; softplus, tanh and a product of
-    ours take 15.
+    (2 e + s) / (2 + 2 e + s) below. That takes 22 instructions; our softplus, tanh and product
+    would take 15.
     Source: CANN toolkit, TBE operator Mish in its default mode (tbe/impl/dynamic/mish.py).
     """
     _refuse_others(work)
@@ -117,8 +117,8 @@ def exp(work: Work) -> Graph:
     """Return y = base^(scale x + shift), a base of -1 meaning e.
 
     Scale, shift and ln(base) are tensors of one element, as for the measured kernels Mul and Add:
-    their values change no time, and a scale of 1 is multiplied by, too. The measured chain has no
-    product by ln(base) where base is e or 1; for 1 a scale and a shift of 0 give 1^x = e^0.
+    their values do not change the time, and even a scale of 1 is multiplied. The measured chain has
+    no product by ln(base) if base is e or 1; for 1 a scale and a shift of 0 give 1^x = e^0.
     """
     _refuse_others(work, *OF_A_POWER)
     base = _number(work, "base", -1.0)
@@ -160,7 +160,7 @@ def masked_scale(work: Work) -> Graph:
 def addcdiv(work: Work) -> Graph:
     """Return y = x1 + scalar x2 / x3 of three lists of tensors, one list after the other.
 
-    The tensors of a list stand in a row in one tensor: one program serves a list, whatever the
+    The tensors of a list are concatenated into one tensor: one program serves a list of any
     shapes. The scalar may be NaN and is a tensor of one element.
     """
     _refuse_others(work, "scalar", "tensors")
@@ -396,12 +396,12 @@ def one_program(work: Work, graph: Graph) -> Sequence[Sequence[Node]]:
 
 
 def _as_named(work: Work, graph: Graph) -> Sequence[Sequence[Node]]:
-    """Return one kernel, or one for each node where the row names several."""
+    """Return one kernel, or one for each node if the row names several kernels."""
     return [[node] for node in graph.nodes] if work.kernels else [graph.nodes]
 
 
 def _each_tensor(work: Work, graph: Graph) -> Sequence[Sequence[Node]]:
-    """Return a kernel for each input: its nodes are its own, and lead to one result."""
+    """Return a kernel for each input, with the nodes from this input to its result."""
     group_of: dict[str, list[Node]] = {name: [] for name in graph.inputs}
     for node in graph.nodes:
         group = group_of[node.inputs[0]]
@@ -411,7 +411,7 @@ def _each_tensor(work: Work, graph: Graph) -> Sequence[Sequence[Node]]:
 
 
 def _sliced_before(work: Work, graph: Graph) -> Sequence[Sequence[Node]]:
-    """Return one kernel, or two where the row names Slice, which comes first."""
+    """Return one kernel, or two if the row names Slice, which comes first."""
     if not _names_slice(work):
         return [graph.nodes]
     place = next(i for i, node in enumerate(graph.nodes) if node.op == "slice")
@@ -419,7 +419,7 @@ def _sliced_before(work: Work, graph: Graph) -> Sequence[Sequence[Node]]:
 
 
 def _cast_behind(work: Work, graph: Graph) -> Sequence[Sequence[Node]]:
-    """Return one kernel, or two where the row names several: the last node is a Cast."""
+    """Return one kernel, or two if the row names several: then the last one is a Cast."""
     return [graph.nodes[:-1], graph.nodes[-1:]] if work.kernels else [graph.nodes]
 
 

@@ -18,7 +18,7 @@ The divergence is that of Kullback and Leibler, D(P||Q) = sum p ln(p / q). P is 
 the mass that is clipped added to its end bins. Q is the same mass put into as many levels as the
 whole numbers have, and spread evenly again over those bins of a level that are not empty.
 
-form       window                mass cut off       levels                 empty bins
+method     window                mass cut off       levels                 empty bins
 AMCT       both sides, 20 steps  in P and in Q      255 of unequal widths  +1e-4; others gain too
 TensorRT   of |x|, every bin     in P only          128 of unequal widths  ignored
 ORT        about 0, every bin    in P only          equal widths, a rest   +1e-4; others lose it

@@ -1,4 +1,4 @@
-"""A simulated scheduler of a language model's server: which requests read prompts or decode.
+"""Simulates a scheduler of a language model's server: which requests read prompts or decode.
 
 A step that reads p prompt tokens and decodes b requests with k cached tokens in all takes
 `start_s + p prompt_token_s + b decode_s + k cached_token_s`. Every decoding request gets a token in

@@ -1,4 +1,4 @@
-"""The simulated queues and instances of one served model.
+"""Simulates the queues and instances of one served model.
 
     arrive -> queue of its level -> batcher -> free instance -> done
                   | full, timeout               | fails: its requests return to the front
