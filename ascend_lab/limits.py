@@ -265,7 +265,7 @@ def toml_of(path: str | Path, what: str, kind: type[AscendLabError]) -> dict[str
         raise kind(f"{path}: valid TOML", str(error)[:200], "correct that line") from None
 
 
-# -- what a file may say --------------------------------------------------------------------------
+# -- checking the contents of a file --------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Range:
     """The numbers that an entry of a file may hold: their type, the least and the greatest."""
@@ -304,7 +304,7 @@ def decoded(kind: Any, value: Any, where: str = "", max_items: int = ITEMS) -> A
             remedy = f"did you mean {close[0]}?" if close else "drop it"
             needed = f"{where}: keys among {', '.join(kind)}".removeprefix(": ")
             raise InputError(needed, shown(unknown[0]), remedy)
-        # "server.toml: [server] queue_limit": tables stand in brackets, as in the file
+        # "server.toml: [server] queue_limit": tables are in brackets, as in the file
         titles = {key: f"[{key}]" if isinstance(kind[key], Mapping) else key for key in value}
         places = {key: f"{where} {titles[key]}".strip() for key in value}
         return {k: decoded(kind[k], v, places[k], max_items) for k, v in value.items()}

@@ -21,7 +21,7 @@ from ascend_lab.errors import InputError
 DEAD_AFTER_S = 3600.0
 """Age at which a temporary file is taken for one of a killed process and removed.
 
-Writing takes seconds at most, as the data lies in memory.
+Writing takes seconds at most, as the data is already in memory.
 """
 _OPEN_STREAM = re.compile(r"/dev/std(?P<name>out|err)|/(?:dev|proc/self)/fd/(?P<number>[0-9]{1,9})")
 """Names of streams that this process has open: data is appended at their position."""

@@ -132,7 +132,7 @@ def _explain(name: str, error: BaseException) -> int:
 
 
 def _from_ctrl_c(error: BaseException | None) -> bool:
-    """Tell whether Ctrl-C is behind an error: imports may turn it into another one."""
+    """Tell whether Ctrl-C caused an error: imports may turn it into another error."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None

@@ -40,7 +40,7 @@ def bank_main(argv: Sequence[str]) -> int:
         return 0 if comparison["timed"] else 1
     from ascend_lab.aoe.bank import Store, bank_file, records
 
-    make = arguments.verb in ("import", "merge")  # these create a bank where there is none
+    make = arguments.verb in ("import", "merge")  # these create a bank if there is none
     file = bank_file(make=make) if arguments.bank is None else Path(arguments.bank)
     # What is read must be there and readable before a new bank is created or one is changed.
     if arguments.verb in ("forget", "merge"):

@@ -96,7 +96,7 @@ class Verb:
         """Add the verb to a command's verbs."""
         parser = verbs.add_parser(self.name, help=self.help, **self.about)
         groups = {"": parser}
-        # Flags of one group stand together in the help, under its name.
+        # The help lists the flags of a group together, under the group's name.
         for group, names, settings in self.flags:
             if group not in groups:
                 groups[group] = parser.add_argument_group(group)

@@ -79,7 +79,7 @@ def _compile(arguments: argparse.Namespace) -> int:
     gears = _gears(arguments, chip)
     options = {name: str(getattr(arguments, name)) for name in RECORDED if name in arguments.given}
     packed = compile_offline(gears, chip, road, options=options, describe=network.timing_report)
-    # What is printed is read from the packed file: it says what its reader will find.
+    # The printed numbers are read from the packed file: they are what its readers will find.
     model = OfflineModel(arguments.output, unpack_parts(packed, arguments.output))
     write_whole(arguments.output, packed)
     data = {

@@ -43,7 +43,7 @@ def _course(arguments: argparse.Namespace) -> int:
         if arguments.action not in actions:
             refuse_idle(arguments, f"with course {' or '.join(actions)}", name)
     _refuse_work(arguments)
-    # --course takes precedence over the hand-out that the student's file lies in.
+    # --course takes precedence over the hand-out folder that contains the student's file.
     hand_out = _hand_out_of(arguments.work) if arguments.action == "check" else None
     handed_in = arguments.work if arguments.action == "grade" else None
     task = load(arguments.assignment, arguments.course or hand_out, handed_in)

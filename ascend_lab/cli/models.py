@@ -61,7 +61,7 @@ def _zoo(arguments: argparse.Namespace) -> int:
             size=arguments.resolution,
         )
         rows = {data["name"]: data}
-    # The last column has no width: its head, like its cells, stands two blanks off the numbers.
+    # The last column has no width: two blanks separate its head and cells from the numbers.
     cells = [
         (name, row["parameters"], row["macs"], f" {row['input_name']} {_by_x(row['input_shape'])}")
         for name, row in rows.items()
@@ -302,7 +302,7 @@ def _batches(count: int) -> str:
 
 
 def _plan(arguments: argparse.Namespace, graph: Graph) -> Plan:
-    """Return what the flags and the configuration file say, which must not contradict."""
+    """Return the plan of the flags and the configuration file; raise if they contradict."""
     from ascend_lab.deploy.compress import LayerPlan, Plan, read_config
 
     # A layer's settings in the file replace these flags.

@@ -269,7 +269,7 @@ def place_off_core(
         raise error
     refuse_off_core(arguments, error, "--tuned", "--bank")
     chip = common.chip_with(arguments)
-    # Resizing and colour conversion run on a unit of the chip where it has one.
+    # Resizing and colour conversion run on the chip's own unit if it has one.
     vpc = UNITS.get(chip.name, {}).get("VPC")
     try:
         model = host.whole_model(arguments.model)
@@ -330,7 +330,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
         graph = common.imported(arguments).graph
     except UnsupportedError as error:
         return _simulate_placed(arguments, error)
-    # Warnings stand above the table, and below the reason why a model cannot be read.
+    # Warnings are printed above the table, and below the reason why a model cannot be read.
     warn_of_switches(switches)
     road = Road(switches=switches, dtype=arguments.dtype, fusion=not arguments.no_fusion)
     road = common.tuned_road(arguments, chip, road)

@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
         argparse accepts --mem for --memory-limit where abbreviations are allowed.
         """
         flags = [option for action in self._actions for option in action.option_strings]
-        # --seed=3 is the flag --seed; behind "--" all words are operands
+        # --seed=3 is the flag --seed; after "--" all words are operands
         named = [word.partition("=")[0] for word in takewhile(lambda word: word != "--", words)]
         flags_given = [name for name in named if name.startswith("--")]
         if not self.allow_abbrev:

@@ -91,7 +91,7 @@ class Subject:
         if newer is not None:
             with suppress(AscendLabError):
                 graph = _graph_of(newer, self.feeds)
-                # A converter may change what a node means: outputs say whether this one did.
+                # A converter may change the meaning of a node: comparing outputs shows this.
                 if c.output_error(self.graph, graph, self.own(self.feeds[:1])) <= CLOSE:
                     return replace(self, source=newer, graph=graph)
         why = "its operator set has no pairs, and no newer one that we can convert it to says it"

@@ -295,7 +295,7 @@ def _print_operators(report: saved.Report, result: engine.NetworkResult) -> None
 
     show(report.top(SHOWN_OPERATORS))
     show(f"  {_gap_text(result)}")
-    # A search that ended early says nothing about the operators it has not come to.
+    # A search that ended early has no result for the operators that it did not reach.
     not_reached = sum(r.note == NOT_REACHED for r in result.results)
     if not_reached:
         defaults = f"{not_reached} kinds of operators keep their defaults"
@@ -400,7 +400,7 @@ def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], ch
 
 
 def _other_chip(chip: Chip, topology: Topology) -> str:
-    """Return a warning where the devices of a preset cluster are not the chip that is timed."""
+    """Return a warning if the devices of a preset cluster are not the chip that is timed."""
     devices = CHIP_OF_CLUSTER.get(topology.name.partition("-")[0], chip.name)
     # For a user's own chip file the cluster is unknown.
     if chip.name not in PRESETS or chip.name.startswith(devices):

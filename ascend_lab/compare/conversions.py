@@ -29,7 +29,7 @@ def converting_s(shapes: Sequence[Shape], dtype: str, count: int, chip: Chip) ->
     if not _turns_blocks(dtype):
         return 0.0
     total_s = 0.0
-    # the row says how many conversions there were, not of which tensors: the largest cost most
+    # the row states the number of conversions but not the tensors: the largest ones cost most
     for shape in sorted(shapes, key=math.prod, reverse=True)[:count]:
         plain = TensorType(shape, dtype)
         types = {"x": plain, "y": replace(plain, layout="NC1HWC0")}

@@ -58,7 +58,7 @@ def of_tasks(
     """Return the estimate of a chain of kernels.
 
     The host starts the first one; the others wait in the device's queue. A profiler's tasks do not
-    include the host's part of that start, so it is taken off where the row is a sum of such tasks.
+    include the host's part of that start, so it is subtracted if the row is a sum of such tasks.
     """
     from ascend_lab.compiler.compile import account
 

@@ -176,7 +176,7 @@ def _task(row: Mapping[str, str]) -> Task:
                 needed = f"input {number} in a format whose shape is the tensor's, such as ND"
                 raise InputError(needed, word, "the shape of a blocked tensor hides its own")
     outputs = row.get("out_shapes", "").strip('" ')
-    # later outputs (indices, statistics) have no say in the attributes
+    # later outputs (indices, statistics) do not affect the attributes
     output = next(iter(_shapes(outputs)), None) if outputs not in ("", "N/A") else None
     output_dtypes = _items(row.get("out_dtypes", ""))
     return Task(row["type"], shapes, dtypes, output, output_dtypes[0] if output_dtypes else "")
@@ -254,7 +254,7 @@ NOT_TOLD = {
 def reading(task: Task) -> Reading:
     """Return a task as an operator of our library; raises `InputError` where that is uncertain."""
     if task.type in POINTWISE:
-        # a profile may list further inputs, such as sizes, which have no say here
+        # a profile may list further inputs, such as sizes, which are ignored here
         count = (
             2 if POINTWISE[task.type] in ("add", "sub", "mul", "div", "max", "min", "pow") else 1
         )

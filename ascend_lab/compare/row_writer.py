@@ -4,10 +4,10 @@ Everything that takes time is written: which rows a core owns, how many it holds
 copies, every vector instruction with its repeats, every wait. The computed values are not right:
 all vector instructions work on the same scratch memory.
 
-Three habits of the library cost what a kernel of ours does not pay:
+Three habits of the library cost time that our kernels do not spend:
 
-    one buffer        the next rows are loaded only when the vector unit has let go of these
-    a barrier         behind nearly every vector instruction: its head and its tail are paid in full
+    one buffer        the next rows are loaded only when the vector unit has released the buffer
+    a barrier         after nearly every vector instruction: its head and its tail are paid in full
     a scalar between  a reduced number is read, worked on and handed back while all pipes wait
 """
 
@@ -72,7 +72,7 @@ class Stream:
 
     def load(self, row: Affine | int, count: int) -> None:
         """Copy rows into an empty slot; the vector unit waits for them."""
-        # with one slot this waits until the vector unit has let go of the rows before
+        # with one slot this waits until the vector unit has released the previous rows
         slot = self.queue.alloc()
         self.k.copy(self._on_chip(slot, count), self._in_memory(row, count), pad=True)
         self.queue.enqueue()
@@ -147,7 +147,7 @@ class RowWriter:
     def result(
         self, name: str, columns: int, dtype: str, rows_at_once: int, pitch: int = 0
     ) -> Stream:
-        """Return a tensor that is written, of which `rows_at_once` rows fit the slot."""
+        """Return a tensor for results, with room for `rows_at_once` rows in its slot."""
         pitch = pitch or aligned(columns, dtype)
         queue = self._queue(
             name, dtype, max(rows_at_once * pitch, aligned(rows_at_once, dtype)), 1, out=True
@@ -228,7 +228,7 @@ class RowWriter:
     def halving_sum(self, columns: int) -> None:
         """Sum a row: halves are added until one repeat is left, which is reduced.
 
-        1000 columns: 488 behind the 512th are added to the first, then 256, 128 and 64.
+        1000 columns: the 488 after the 512th are added to the first ones, then 256, 128 and 64.
         """
         # the largest power of two that the row holds
         body = 1 << (columns.bit_length() - 1)

@@ -41,7 +41,7 @@ class Work:
     @property
     def conversions(self) -> int:
         """Return how many kernels of a chain change layouts: 3 in TransData*3+Conv2D."""
-        # TransData*3+Conv2D: three conversions
+        # TransData*3+Conv2D means three conversions, then a convolution
         matches = [
             re.fullmatch(r"TransData(?:\*(\d{1,4}))?", kernel) for kernel in self.kernels.split("+")
         ]
@@ -53,7 +53,7 @@ class Measured:
     """A row of a file: `work` took `measured_s` seconds, or `refused` says why it cannot be read.
 
     `marks` are remarks for the comparison of model and measurement. `busy` is the share of the time
-    that each pipe worked, where the source has it.
+    that each pipe worked, if the source states it.
     """
 
     case: str
@@ -80,7 +80,7 @@ def reasons_in(reasons: list[str]) -> Iterator[None]:
         reasons.append("nested too deeply")
     except MemoryError:
         reasons.append("too large for the memory of this machine")
-    except Exception as error:  # a mistake of ours in one row: say so, go on
+    except Exception as error:  # a bug of this package in one row: report it, go on
         text = " ".join(str(error).split())[:120]
         reasons.append(f"a mistake of ours: {type(error).__name__}: {text}")
 

@@ -74,7 +74,7 @@ def _row(header: Sequence[str], cells: Sequence[str], line: int) -> Measured:
     work: Work | None = None
     marks: list[str] = []
     busy: dict[str, float] = {}
-    # a comma in an unquoted cell shifts all cells behind it
+    # a comma in an unquoted cell shifts all cells after it
     if len(cells) != len(header):
         reasons.append(f"{len(header)} cells in a row; got {len(cells)}; quote cells with commas")
     else:

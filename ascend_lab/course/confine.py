@@ -1,7 +1,7 @@
 """Lets a process on Linux give up rights for good: its account, files, network and signals.
 
 `inside.py` calls this before a hand-in runs; this module imports nothing of the package. There are
-three independent mechanisms, each of which helps where the others are not granted:
+three independent mechanisms, each of which helps if the system does not grant the others:
 
     account      root becomes an account whose number belongs to no person
     Landlock     a list of files that may be opened; all others are closed, whatever the account

@@ -79,7 +79,7 @@ class CaseResult:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A student's mark: the points of each part of the assignment, and the results behind them."""
+    """A student's mark: the points of each part of the assignment, and the results of all cases."""
 
     student: str
     file: str

@@ -389,7 +389,7 @@ def _children() -> set[int]:
     for folder in Path("/proc").glob("[0-9]*") if sys.platform == "linux" else ():
         with contextlib.suppress(OSError, ValueError, IndexError):
             fields = (folder / "stat").read_text("ascii", "replace").rpartition(")")[2].split()
-            # Behind "number (name)" stand the state and the number of the parent.
+            # After "number (name)" come the state and the number of the parent.
             if int(fields[1]) == parent:
                 children.add(int(folder.name))
     return children

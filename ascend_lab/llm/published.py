@@ -287,7 +287,7 @@ def _decode_load(attributes: Mapping[str, Any], queries: int, marks: list[str]) 
     batch = _number(attributes, "batch")
     if "context" in attributes:
         return decode(batch, _number(attributes, "context"), queries)
-    # Answers of 200 tokens: on average 100 of them stand in the cache.
+    # Answers of 200 tokens: on average 100 of them are in the cache.
     middle = _number(attributes, "output") // 2
     longest = re.fullmatch(r"(\d+) at most", str(attributes.get("prompt", "")))
     if longest is None:

@@ -63,7 +63,7 @@ def feed_of(
     """Return the inputs of a step of shape (sequences, tokens), and reserve slots for new tokens.
 
     `additions` maps a sequence's number to its new words. The rows of shorter sequences and of
-    missing sequences are padded; the keys of padding go to a spare page behind those of the cache.
+    missing sequences are padded; the keys of padding go to a spare page after those of the cache.
     """
     size, tokens = shape
     spare_page = cache.blocks

@@ -194,9 +194,9 @@ def selected(work: Work, chip: Chip) -> Estimate:
     """Time attention to selected keys: vector cores gather rows while the cube multiplies others.
 
     Each half of a tile's rows is moved by one vector core to UB and on to a ring in L2, where the
-    cube finds them. The first tile comes before the first product; all others hide behind the
-    products, unless the vector core's own copies take longer than all else. A row of v is the front
-    of a row of k, gathered once.
+    cube reads them. The first tile is gathered before the first product; all others overlap with
+    products, unless the vector core's copies take longer than the products. A row of v is the first
+    part of a row of k, and is gathered with it.
 
     Source: hicann/ops-transformer, attention/sparse_flash_attention/op_kernel/arch22 (MergeKv).
     """

@@ -87,7 +87,7 @@ def _shape(work: Work, out: str) -> GroupedShape:
         raise InputError(needed, f"{work.shapes[:2]}, rows={shown(rows)}", "correct that row")
     (total, k), (groups, *sides) = work.shapes[:2]
     turned = bool(work.attributes.get("trans_b", False))
-    # trans_b: w lies as (n, k)
+    # with trans_b, w is stored as (n, k)
     depth, columns = sides[::-1] if turned else sides
     groups_in_row = work.attributes.get("groups", groups)
     if (depth, len(rows), sum(rows), groups_in_row) != (k, groups, total, groups):
@@ -142,7 +142,7 @@ def grouped_matmul(work: Work) -> Groups:
 def swiglu_quant(work: Work) -> Groups:
     """Return silu(a) b in int8 and a scale per row: x, w in int8, scales (groups, n) and (rows,).
 
-    The weights lie row by row and are first converted to fractals, as in the measured chain.
+    The weights are stored row by row and first converted to fractals, as in the measured chain.
     """
     known_words(work, ("groups", "rows"))
     dtypes = one_dtype_each(work)

@@ -79,7 +79,7 @@ def column(work: Work, shape: Shape, columns: int, dtype: str) -> TensorType:
 def quant_matmul(work: Work) -> Graph:
     """Return y = (x w + bias) scale, then times a number per row: x (.., m, k), w (.., k, n).
 
-    `with` names the inputs behind x and w, joined by "+": scale, bias, pertoken.
+    The attribute `with` names the inputs after x and w, joined by "+": scale, bias, pertoken.
     """
     known_words(work, ("out_dtype", "with"))
     dtypes = one_dtype_each(work)
@@ -255,7 +255,7 @@ def filter_gradient(work: Work) -> Graph:
     """Return dw (planes of taps) of a 3-D convolution: x (n, c, d, h, w), dy (n, k, d', h', w').
 
     A plane of taps is the weight gradient of images: dw[t] = sum over frames f of dy[f] with
-    x[f stride + t dilation - pad]. Images of a frame lie together, as blocks of channels do.
+    x[f stride + t dilation - pad]. Images of a frame are adjacent, like blocks of channels.
     """
     known_words(work, ("strides", "pads", "dilations", "filter"))
     if len(work.shapes) != 2 or len(work.dtypes) != 1 or work.dtypes[0] not in FLOATS:

@@ -119,7 +119,7 @@ def add_rms_norm_dynamic_quant(work: Work) -> Graph:
     normal = draft.rms_norm(total, gamma)
     largest = draft.reduce_max(draft.abs(normal), axis=-1, keepdims=True)
     if work.dtypes[0] != "fp32":
-        # Cast late: the norm lies in memory in its own two bytes, and is divided in fp32.
+        # Cast late: the norm is stored in its own 16-bit format, and divided in fp32.
         normal = draft.cast(normal, dtype="fp32")
         largest = draft.cast(largest, dtype="fp32")
     # a row with a largest element of 2.54 gets scale 0.02: 2.54 becomes 127
@@ -276,7 +276,7 @@ def moe_re_routing(work: Work) -> Programs:
     """Return tokens (and a scale of each) that are grouped by rank, in the order of experts.
 
     Tokens (count, hidden); counts (ranks, experts), of int64 read as int32; scales (count) in fp32.
-    Counts are taken as equal: a row does not say what they are.
+    Counts are assumed to be equal, because a row does not state them.
     """
     _check(work, 2, 3)
     count, hidden = _shape_of(work, 0, 2)
@@ -385,7 +385,7 @@ def _interpolated(
     Rows are counted from each of `starts`: the first row of each image.
     """
     low = np.floor(positions).astype(np.int64)
-    # the last pixel has no neighbour behind it: it is its own
+    # the last pixel has no neighbour after it and is used as its own neighbour
     high = np.minimum(low + 1, int(np.ceil(np.max(positions))))
     share = np.broadcast_to(positions - low, (len(starts), len(positions))).reshape(-1, 1)
     lower_rows = draft.gather(x, draft.constant((starts + low).reshape(-1).astype(np.int32)))

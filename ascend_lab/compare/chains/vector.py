@@ -28,7 +28,7 @@ LARGEST_PRODUCT = 8
 """Whole powers up to here are products, as in p-norms of 3 or 5; others e^(p ln x)."""
 
 
-# -- what a row says -------------------------------------------------------------------------------
+# -- attributes and formats of a row ---------------------------------------------------------------
 def _refuse_others(work: Work, *words: str) -> None:
     """Raise `UnsupportedError` for an attribute that the graph does not know."""
     for word, value in work.attributes.items():
@@ -137,7 +137,7 @@ def exp(work: Work) -> Graph:
 
 
 def masked_scale(work: Work) -> Graph:
-    """Return y = x mask scale; the mask is in a format of its own, the scale a tensor of one.
+    """Return y = x mask scale; the mask has its own format, the scale is a tensor of one element.
 
     A product of two formats is in the wider one, and that of fp16 and bf16 in fp32, as in PyTorch,
     from which the kernels were called; a float format counts as wider than any integer format.
@@ -303,7 +303,7 @@ def _to_the(net: GraphBuilder, x: Any, power: float) -> Any:
     return net.rec(result) if power < 0 else result
 
 
-# -- where the largest is --------------------------------------------------------------------------
+# -- the index of the largest number ---------------------------------------------------------------
 def arg_max(work: Work) -> Graph:
     """Return the index of the first largest number along an axis, int32.
 

@@ -427,7 +427,7 @@ def kl(batches: Batches, bits: int, asymmetric: bool) -> Scale:
 
 
 def tensorrt(batches: Batches, bits: int, asymmetric: bool, bins: int = 2048) -> Scale:
-    """Return the scale that clips |x| where the divergence is least, in TensorRT's form."""
+    """Return the scale that clips |x| at the least divergence, as in TensorRT."""
     x = _joined(batches)
     low = float(x.min())
     high = float(x.max())

@@ -179,7 +179,7 @@ def distil(
     """
     graph = quantised.graph
     nodes = [graph.node(layer.name) for layer in quantised.layers]
-    # what each layer reads and gives without rounding, on every feed: inputs and targets below
+    # inputs and outputs of each layer without rounding, on every feed: inputs and targets below
     names = {name for node in nodes for name in (node.inputs[0], node.output)}
     teacher = tensor_values(graph, feeds, names)
     roundings = roundings_of(quantised, fresh=False)
@@ -202,7 +202,7 @@ def distil(
 
 
 def _graph_of_one(graph: Graph, node: Node) -> Graph:
-    """Return a graph of one node, whose input is what the node reads first."""
+    """Return a graph of one node, whose input is the node's first input."""
     return replace(
         graph,
         inputs=node.inputs[:1],

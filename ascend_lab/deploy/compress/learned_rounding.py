@@ -1,8 +1,8 @@
 """Learned quantisation ranges: rounding within a network during training (QAT).
 
 Forward, a layer reads rounded numbers. Backward, rounding has no useful slope, since it is flat
-almost everywhere; the straight-through estimator takes 1 inside the range and 0 outside. Where the
-range ends is learned together with the weights:
+almost everywhere; the straight-through estimator takes 1 inside the range and 0 outside. The ends
+of the range are learned together with the weights:
 
     input (ULQ)      low and high; s = (high - low) / (2^b - 1), offset -2^(b-1) - round(low / s)
     weights (LSQ)    the step s, one a channel; its slope is divided by sqrt(numbers x largest q)
@@ -95,8 +95,8 @@ def lsq_slopes(
 class LearnedRounding:
     """The rounding of one layer's input and weights, recorded on a tape for the gradients.
 
-    `layer` says where learning starts, `axis` where the output channels of the weights lie. With
-    `fresh` the steps of weights start from their mean size, otherwise from the record.
+    `layer` holds the scales from which learning starts, `axis` is the axis of the weights' output
+    channels. With `fresh` the steps of weights start from their mean size, otherwise from `layer`.
     """
 
     layer: LayerScales

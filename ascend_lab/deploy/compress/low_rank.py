@@ -25,10 +25,11 @@ from ascend_lab.operators.ops.convolution import geometry
 UNIT = 16
 """Ranks are multiples of 16, the side of the cube's blocks: fewer channels would not be faster."""
 THRESHOLD = 2.5129
-"""tau = 2.5129 sqrt(alpha): where a component begins to be worth more than noise."""
+"""Factor of tau = 2.5129 sqrt(alpha), from which the limit between component and noise follows."""
 WIDE = 256
 DIVISORS = (6, 4)
-"""The rank is at most rows / 6, but rows / 4 where both sides have 256 channels or more."""
+"""The rank is from rows / 7 to rows / 6, or from rows / 5 to rows / 4 if both sides have at least
+256 channels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Thin:
 
 
 def thin_of(graph: Graph, node: Node) -> Thin | None:
-    """Return a convolution with its sizes if it is to be split; None where that would not pay."""
+    """Return the sizes of a convolution that is to be split; None if splitting would not pay."""
     if node.op != "conv2d" or node.inputs[1] not in graph.constants:
         return None
     settings = ir.operator_of(node.op).settings(node.attrs)
@@ -79,7 +80,7 @@ def thin_of(graph: Graph, node: Node) -> Thin | None:
 
 # -- the rank -------------------------------------------------------------------------------------
 def evbmf_rank(matrix: ir.Values) -> int:
-    """Return how many components of a matrix stand out of noise, whose variance is estimated.
+    """Return how many components of a matrix stand out from noise, whose variance is estimated.
 
     A component stands out if its singular value g has g^2 / (columns noise) above the limit
     (1 + tau) (1 + alpha / tau), with alpha = rows / columns and tau = 2.5129 sqrt(alpha). Raises
@@ -116,7 +117,7 @@ def _noise(squares: ir.Values, rows: int, columns: int, limit: float) -> float:
         needed = "scipy, to estimate noise"
         raise InputError(needed, "not installed", "pip install 'ascend-lab[exact]'") from error
     alpha = rows / columns
-    # more components than this cannot stand out: those behind it are noise
+    # more components than this cannot stand out: the later ones are noise
     last_candidate = min(math.ceil(rows / (1 + alpha)) - 1, rows) - 1
     tail = squares[min(max(last_candidate, 0) + 1, rows - 1) :]
     # The noise is large enough to keep those below the limit, and as large as their mean; it is at
@@ -141,11 +142,11 @@ def _noise(squares: ir.Values, rows: int, columns: int, limit: float) -> float:
 
 
 def rank_of(thin: Thin, estimate: int) -> int:
-    """Return the rank to cut to, from an estimate: in bounds, a multiple of 16.
+    """Return the rank to use, from an estimate: within the bounds of `DIVISORS`, a multiple of 16.
 
     Rounding to the nearest multiple must not lose more than a tenth: 20 becomes 32, not 16.
     """
-    # 256 to 256 channels, 3 x 3: 768 rows, so the rank lies from 153 to 192 whatever was estimated
+    # 256 to 256 channels, 3 x 3: 768 rows, so the rank is from 153 to 192 whatever the estimate
     rows = thin.matrix[0]
     divisor = DIVISORS[min(thin.features, thin.channels) >= WIDE]
     bounded = min(max(estimate, rows // (divisor + 1)), rows // divisor)

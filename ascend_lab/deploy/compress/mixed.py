@@ -96,7 +96,7 @@ def bisected(layers: Sequence[Layer], ranking: Sequence[str], budget: float) -> 
 
 # -- times and errors of layers -------------------------------------------------------------------
 def layer_times(graph: Graph, layers: Sequence[LayerScales], chip: Chip | str) -> dict[str, float]:
-    """Return the seconds of the kernels that compute some layers; 0 where a layer has none."""
+    """Return the seconds of the kernels that compute some layers; 0 for one without a kernel."""
     stages = compile_stages(graph, chip)
     times = {op.name: op.time_s for op in stages.timeline().operators}
     time_s_by_layer = {layer.name: 0.0 for layer in layers}
@@ -202,7 +202,7 @@ class Choice:
 
 
 def mixed_graph(quantised: Quantised, mix: Mix) -> Graph:
-    """Return the network with the layers in int8 that a mix says, the others in floating point."""
+    """Return the network with the layers of a mix in int8, and the others in floating point."""
     in_int8 = [layer for layer in quantised.layers if mix.formats.get(layer.name) == "int8"]
     return deploy(quantised.graph, in_int8) if in_int8 else quantised.graph
 

@@ -57,7 +57,7 @@ def made_ready(graph: Graph, plan: Plan) -> Graph:
         excluded = conv is not None and conv.name in plan.unfolded
         return not excluded and images.into_convolution(draft, node)
 
-    # Exporters often write weights as constants that are transposed or cast on the way to a layer.
+    # Exporters often write weights as constants that nodes transpose or cast before the layer.
     graph = rewrite.sweep(compute_constant)(graph)[0]
     if not plan.fold:
         return graph
@@ -199,7 +199,7 @@ def _weight_scales(
 ) -> tuple[float, ...]:
     """Return the scales of a layer's weights: by range, or by divergence if rounding is learned.
 
-    They are widened where the bias of the layer would leave int32: see `fitting`.
+    They are widened if the bias of the layer would exceed int32: see `fitting`.
     """
     weights = rule.checked(graph.constants[node.inputs[1]].array(), f"weights of {node.name}")
     axis = channel_axis(node, graph) if plan.channel_wise else None

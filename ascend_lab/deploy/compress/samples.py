@@ -3,7 +3,7 @@
 A feed is the arrays of all inputs for one run. A model may leave sizes open:
 ("batch", 3, 224, 224). Which open size is the batch?
 
-- It has a name such as "batch", or stands first in some input.
+- It has a name such as "batch", or is the first size of some input.
 - It occurs at most once in any input: the n of a mask (n, n) is not a batch, and the mask is not
   cut.
 - If all sizes of all outputs are stated, there is no batch.
@@ -114,7 +114,7 @@ def _whole(name: str, sizes: Sizes, array: Values) -> list[Values]:
         return list(array)
     if array.ndim == len(sizes) and _fits(sizes, array.shape):
         return [array]
-    # whole batches one behind another: only the first axis may be longer than the model says
+    # whole batches one after another: only the first axis may be longer than in the model
     head = sizes[0] if sizes else 0
     same_rest = array.ndim == len(sizes) and _fits(sizes[1:], array.shape[1:])
     if same_rest and isinstance(head, int) and head and array.shape[0] >= head:

@@ -31,7 +31,7 @@ LAYERS = {"conv2d": 1, "matmul": 0, "gemm": 0}
 CHIPS = ("Ascend910B1", "Ascend910B2", "Ascend910B3", "Ascend910B4", "Ascend910C")
 """Chips whose cube reads packed weights (A2, A3, 200I/500 A2 by the source)."""
 INDEX_BITS = 2
-"""Bits of an index; a group's first index lies in the lower bits, the first group of a byte too."""
+"""Bits of an index; the first index of a group and the first group of a byte use the lower bits."""
 
 
 # -- masks ----------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def sparse_cost(graph: Graph, chip: Chip | str) -> SparseCost:
         rows = int(np.prod(shape)) // channels
         groups = -(-channels // GROUP)
         dense_bytes += rows * channels
-        # each kept weight is a byte and has an index, of which four are a byte
+        # each kept weight takes a byte and an index, and four indexes take a byte
         kept = rows * groups * KEPT
         packed_bytes += kept + -(-kept // GROUP)
     saved_bytes = max(dense_bytes - packed_bytes, 0)

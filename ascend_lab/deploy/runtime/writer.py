@@ -169,7 +169,7 @@ def _gear_graphs(
 def _kernel_constant(task: Task, graph: Graph, name: str) -> Values:
     """Return a constant in the form in which the task's kernel reads it."""
     assert task.lowered is not None
-    # A kernel without a form of its own reads a constant as its layout stores it, with padding.
+    # A kernel without its own form of a constant reads it as its layout stores it, with padding.
     constant = graph.constants[task.value(name)]
     form = task.lowered.forms.get(name)
     return form(constant.array()) if form else lower.packed(constant.type, constant.array())
