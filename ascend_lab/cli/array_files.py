@@ -99,7 +99,7 @@ def warn_infinite(arrays: Mapping[str, Any], flag: str) -> None:
 
 
 def save_arrays(path: str, arrays: Mapping[str, Any]) -> None:
-    """Write arrays by name into an .npz file; any name will do, also those with slashes.
+    """Write arrays by name into an .npz file; every name is allowed, even with slashes.
 
     numpy.savez takes names as arguments of a call: an array called "file" would be its file.
     """

@@ -159,7 +159,7 @@ def _subgraph(arguments: argparse.Namespace) -> int:
     from ascend_lab.lab.contest import read_problem, solve
 
     problem = read_problem(arguments.file)
-    # A count of evaluations ends the search alike on every machine, a time limit does not.
+    # A count of evaluations ends the search equally on every machine; a time limit does not.
     seconds = arguments.time_limit if arguments.evaluations is None else None
     solution = solve(problem, seconds, arguments.evaluations, arguments.seed)
     emit(arguments.json, solution.as_dict(), _subgraph_table(solution, len(problem.operations)))
@@ -248,7 +248,7 @@ def _gradient(arguments: argparse.Namespace) -> int:
     plan = gradient.plan(rows, cost, arguments.max_segments, max_bytes=limit)
     # The plan as HCCL takes it, in at most 8 segments.
     forms = planning.forms_of(plan, rows, cost, max_bytes=limit)
-    # An all-reduce joins neighbours in the table: a row waits for all above it in its segment.
+    # An all-reduce joins adjacent rows of the table: a row waits for all rows above in its segment.
     late = splits.out_of_order(rows)
     bound_s = gradient.bound(rows, cost, max_bytes=limit)
     facts = {"gradients": len(rows), "out_of_order": late, "bound_us": bound_s * 1e6}

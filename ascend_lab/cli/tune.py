@@ -144,7 +144,7 @@ class _Run:
                     dtype=self.dtype,
                     chosen=is_listed,
                     progress=self.bars,
-                    # A model read in 4 s is saved in about 10: the search ends as much earlier.
+                    # A model read in 4 s is saved in about 10 s: the search ends that much earlier.
                     deadline=self.deadline().reserving(SAVE_SECONDS_PER_READ_SECOND * read_s),
                 ),
             )
@@ -177,7 +177,7 @@ def _tune_all(arguments: argparse.Namespace, started: float) -> int:
         open_knowledge(resume=arguments.reload) as knowledge,
     ):
         chip_hint = "" if arguments.soc_version else " (--soc_version chooses another)"
-        # Users forget that the chip has a default, so it is printed above every result.
+        # Users forget that the chip has a default, so the chip is printed above every result.
         head = [f"chip {chip.name}, {chip.core_count} cores{chip_hint}; times are of the model"]
         if arguments.Fnonhomo_split:
             head.insert(

@@ -46,7 +46,7 @@ def balanced(
     values = tensor_values(graph, feeds, (node.inputs[0] for node, _ in to_balance))
     factors: dict[str, tuple[float, ...]] = {}
     for node, (x_axis, w_axis) in to_balance:
-        # over all feeds, the largest |x| of each input channel
+        # the largest |x| of each input channel over all feeds
         x_largest = np.max([largest_along(x, x_axis) for x in values[node.inputs[0]]], axis=0)
         weights = graph.constants[node.inputs[1]].array()
         strength = plans[node.name].strength or 0.0

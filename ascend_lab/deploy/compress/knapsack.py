@@ -96,7 +96,7 @@ def fastest(layers: Sequence[Layer], budget: float) -> Mix:
         new_errors = (errors[:, None] + option_errors).ravel()
         error_left = budget + error_margin - new_errors
         hull_errors, hull_times = hulls[number + 1]
-        # the least time of the layers to come, fractions allowed; infinite if none fits
+        # the least time of the later layers, with fractions of options; infinite if none fits
         remaining_times = np.where(
             error_left < hull_errors[0], np.inf, np.interp(error_left, hull_errors, hull_times)
         )
@@ -152,7 +152,7 @@ def _hull(layer: Layer) -> list[tuple[float, float]]:
 
 
 def _remaining_hulls(layers: Sequence[Layer]) -> list[tuple[ir.Values, ir.Values]]:
-    """Return, for each number of layers passed, the least time of those to come over their error.
+    """Return the least time of the later layers over their error, for each number of layers done.
 
     Each is a falling curve of corners (errors, times) between which times are interpolated: it
     starts with the most exact options; the first exchange of an option is the one that saves most
@@ -176,7 +176,7 @@ def _remaining_hulls(layers: Sequence[Layer]) -> list[tuple[ir.Values, ir.Values
 
 
 def _greedy_time(layers: Sequence[Layer], budget: float) -> float:
-    """Return the time of some mix within the budget: the exchanges that save most come first."""
+    """Return the time of a greedy mix within the budget: exchanges that save most come first."""
     chosen = [min(layer.options, key=lambda o: (o.error, o.time_s)) for layer in layers]
     error_left = budget - math.fsum(option.error for option in chosen)
     exchanges = [

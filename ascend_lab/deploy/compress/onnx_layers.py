@@ -46,11 +46,11 @@ class Places:
             yield self.makers[node.output]
 
     def of(self, node: Node, *ops: str) -> NodeProto | None:
-        """Return the operator of a type in `ops` that a graph's node comes from, or None."""
+        """Return the operator of a type in `ops` from which a graph's node comes, or None."""
         return next((n for n in self.candidates(node) if n.op_type in ops), None)
 
     def layer(self, node: Node) -> NodeProto | None:
-        """Return the operator of weights that a layer comes from, or None."""
+        """Return the operator with weights from which a layer comes, or None."""
         return self.of(node, *LAYERS)
 
 
