@@ -6,13 +6,13 @@
 
     a chip among 910A, 910B; got '910C'; did you mean 910B?
 
-Below are the functions with which commands print such messages on standard error.
+Commands print these messages on standard error with `complain`.
 """
 
 import os
 import sys
 
-# Importing `typing` takes time, and the guard of the commands (Ctrl-C) should stand at once.
+# Importing `typing` takes time, and the commands should handle Ctrl-C from the first moment.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -43,7 +43,7 @@ class ProgramError(AscendLabError):
 
 
 class PathError(ProgramError):
-    """The chip has no path, unit or number format for what an instruction asks."""
+    """The chip has no data path, compute unit or number format that an instruction needs."""
 
 
 class CapacityError(ProgramError):
@@ -75,11 +75,11 @@ class InputError(AscendLabError):
 
 
 class ShapeError(AscendLabError):
-    """Shapes that do not fit together or an axis that does not exist."""
+    """Shapes do not fit together, or an axis does not exist."""
 
 
 class TypeMismatchError(AscendLabError):
-    """A number format an operation does not take, or two that differ."""
+    """An operation does not accept a number format, or two formats differ that must be equal."""
 
 
 class ScheduleError(AscendLabError):
@@ -99,10 +99,10 @@ class UnsupportedError(AscendLabError):
 
 
 class ClusterError(AscendLabError):
-    """A topology, a collective or a parallel plan that cannot be."""
+    """A topology, a collective or a parallel plan contradicts itself or cannot be built."""
 
 
-# -- on standard error -----------------------------------------------------------------------------
+# -- printing on standard error --------------------------------------------------------------------
 # 128 + 2 (SIGINT), as shells report a program that Ctrl-C has ended
 INTERRUPTED = 130
 
@@ -121,7 +121,7 @@ def drop(stream: "Any") -> None:
     """Redirect a broken stream to nowhere: the interpreter would flush it at its end and fail."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    except (OSError, ValueError):  # no stream of the system
+    except (OSError, ValueError):  # not a stream of the operating system
         return
 
 

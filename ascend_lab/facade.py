@@ -1,4 +1,4 @@
-"""Packages whose names are imported when they are first asked for."""
+"""Lazy imports: a package imports one of its modules when a name of it is first used."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -6,10 +6,10 @@ from typing import Any
 
 
 def names_of(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package: each name is imported from its module when asked for.
+    """Return a `__getattr__` for `package` that imports each name when it is first used.
 
     `homes` maps a module, relative to the package, to the names it defines, with spaces between.
-    So a command that needs two modules of a package does not wait for the other twenty.
+    A command that needs two modules of a package then does not wait for the other twenty.
     """
     home_of = {name: home for home, names in homes.items() for name in names.split()}
 

@@ -1,8 +1,8 @@
-"""The first floor: the modules that make a whole and plain compiler, group by group.
+"""Lists by group the modules that suffice for a complete compiler without special kernels.
 
-Modules of this list import only from the list, except for the debts that `tests/test_house.py`
-names. With everything else taken away, networks still compile and compute the same values; they are
-slower, as the special kernels of `ascend_lab.fused` are missing.
+The list is called the first floor. Its modules import only each other, except for the imports that
+`tests/test_house.py` lists. Without all other modules networks still compile and compute the same
+values; they are slower, because the special kernels of `ascend_lab.fused` are missing.
 
 >>> "compiler.compile" in FIRST_FLOOR, "fused.tandem" in FIRST_FLOOR
 (True, False)
@@ -77,6 +77,6 @@ FLOOR_GROUPS = {
         compiler.buffers compiler.compile compiler.network compiler.placement
     """,
 }
-"""What the modules of a group are, and their names, relative to `ascend_lab`."""
+"""For each group, what its modules do and their names, relative to `ascend_lab`."""
 
 FIRST_FLOOR = tuple(name for group in FLOOR_GROUPS.values() for name in group.split())

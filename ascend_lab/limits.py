@@ -65,7 +65,7 @@ HUGE = 1e30
 """The greatest size of a number, whatever its unit."""
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
-# at most 18 and 80 digits: `int` and `float` of a million digits take long
+# at most 18 and 80 digits are read: `int` and `float` of a million digits take long
 _NUMBER = re.compile(r"[+-]?([0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})([eE][+-]?[0-9]{1,4})?")
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|' + r"'[^'\n]*'")
 _SHORT = reprlib.Repr()
@@ -103,7 +103,7 @@ def labelled(name: str, kind: str, max_length: int) -> str:
 
 
 def choice_in(message: str) -> tuple[str, str, str]:
-    """Return what argparse's words need, what they got, and the nearest of its choices."""
+    """Return from a message of argparse what was needed, what it got, and the nearest choice."""
     # argument --like: invalid choice: 'can' (choose from 'cann')
     argument, _, complaint = message.removeprefix("argument ").partition(": invalid choice: ")
     got, _, words = complaint.rstrip(")").partition(" (choose from ")
@@ -127,36 +127,36 @@ def whole_of(text: str) -> int | None:
 
 
 def wholes_of(text: str, separator: str) -> tuple[int, ...]:
-    """Return the whole numbers a text lists, () if one of the parts is none."""
+    """Return the whole numbers that a text lists, or () if a part is not a whole number."""
     numbers = [whole_of(word) for word in text.split(separator)]
     return tuple(n for n in numbers if n is not None) if None not in numbers else ()
 
 
 def number_of(text: str) -> float | None:
-    """Return the number in a text, 0 or `TINY` to `HUGE` in size; None if there is no such one."""
+    """Return the number in a text, or None unless it is 0 or of a size from `TINY` to `HUGE`."""
     plain = text.strip()
     value = float(plain) if _NUMBER.fullmatch(plain) else None
     return value if value is not None and (value == 0 or TINY <= abs(value) <= HUGE) else None
 
 
 def whole(text: str) -> int:
-    """Read an argument that is a whole number; ArgumentTypeError if it is none."""
+    """Read an argument that must be a whole number; raise ArgumentTypeError otherwise."""
     return _argument(whole_of(text), "a whole number", WHOLE, text)
 
 
 def count(text: str) -> int:
-    """Read an argument that counts something; ArgumentTypeError above `COUNT`."""
+    """Read an argument that counts something; raise ArgumentTypeError above `COUNT`."""
     return _argument(whole_of(text), "a whole number", COUNT, text)
 
 
 def decimal(text: str) -> float:
-    """Read an argument that is a number; ArgumentTypeError if it is none."""
+    """Read an argument that must be a number; raise ArgumentTypeError otherwise."""
     needed = f"a number, 0 or from {TINY:g} to {HUGE:g} in size,"
     return _argument(number_of(text), needed, HUGE, text)
 
 
 def _argument(value: Number | None, needed: str, limit: Number, text: str) -> Number:
-    """Return an argument's value; raise the error that argparse reports if it is none."""
+    """Return an argument's value; raise the error that argparse reports if `value` is None."""
     if value is None:
         raise ArgumentTypeError(f"{needed} in ASCII digits; got {shown(text)}")
     if abs(value) > limit:
@@ -166,7 +166,7 @@ def _argument(value: Number | None, needed: str, limit: Number, text: str) -> Nu
 
 def json_number(value: object) -> float | None:
     """Return a number of a JSON file as a float; None for other values and for sizes above HUGE."""
-    # In Python True is an int; in JSON it is no number.
+    # In Python True is an int; in JSON it is not a number.
     fine = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if fine and abs(value) <= HUGE else None  # type: ignore[arg-type]
 
@@ -176,7 +176,7 @@ def read_file(path: str | Path, what: str, max_bytes: int = FILE_BYTES) -> bytes
     """Return the bytes of a file, unpacked if it is a gzip; `what` names the file in messages.
 
     Raises `InputError` for a file that cannot be read or has more than `max_bytes` bytes after
-    unpacking. No more than that is ever in memory.
+    unpacking. At most `max_bytes` + 1 bytes are ever in memory.
     """
     try:
         with Path(path).open("rb") as file:
@@ -230,7 +230,7 @@ def csv_of(data: bytes, where: str | Path) -> list[tuple[int, list[str]]]:
         got = f"{where} line {reader.line_num}: {error}"
         raise InputError("a CSV file", got, "check the file") from None
     rows = [(line, row) for line, row in rows if any(row)]
-    # The header is the first row that is no comment; without commas it is a single cell.
+    # The header is the first row that is not a comment; without commas it is a single cell.
     header = next((row for _, row in rows if not row[0].startswith("#")), [])
     if len(header) == 1:
         _refuse_separators(header[0], where)
@@ -253,7 +253,7 @@ def toml_of(path: str | Path, what: str, kind: type[AscendLabError]) -> dict[str
     try:
         text = read_file(path, what, TOML_BYTES).decode("utf-8")
         # tomllib makes a table for each dot of a key, one inside the other, by recursion: a key of
-        # thousands is refused first. Dots inside quotes are no such dots.
+        # thousands is refused first. Dots inside quotes do not count.
         pieces = re.split(r"[=,\[\]{}#\n]", _QUOTED.sub('""', text))
         refuse_above(f"{path}: dots in a key", max(p.count(".") for p in pieces), KEY_DOTS)
         return tomllib.loads(text)
@@ -265,18 +265,18 @@ def toml_of(path: str | Path, what: str, kind: type[AscendLabError]) -> dict[str
         raise kind(f"{path}: valid TOML", str(error)[:200], "correct that line") from None
 
 
-# -- what a file may say --------------------------------------------------------------------------
+# -- checking the contents of a file --------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A number that a file may hold: whole or not, the least, the greatest."""
+    """The numbers that an entry of a file may hold: their type, the least and the greatest."""
 
     kind: type[int] | type[float]
     low: float
     high: float
 
     def __contains__(self, value: Any) -> bool:
-        """Tell whether a decoded value is such a number."""
-        # also no size below TINY, which would underflow in a product
+        """Tell whether a decoded value lies in this range."""
+        # sizes below TINY are refused, too: they would underflow in a product
         fine = type(value) is int if self.kind is int else json_number(value) is not None
         return fine and self.low <= value <= self.high and not 0 < abs(value) < TINY
 
@@ -288,8 +288,8 @@ class Range:
 def decoded(kind: Any, value: Any, where: str = "", max_items: int = ITEMS) -> Any:
     """Check a decoded value against a schema and return it, lists as tuples.
 
-    A kind is bool, str, a `Range`, a tuple of words, a list with the kind of its items, or a table
-    of kinds by key. A list has at most `max_items` items. With the kind
+    The schema `kind` is bool, str, a `Range`, a tuple of words, a list holding the schema of its
+    items, or a dict of schemas by key. A list has at most `max_items` items. With the schema
 
         {"server": {"policy": ("static", "select"), "max_batch": Range(int, 1, 4096)}}
 
@@ -304,7 +304,7 @@ def decoded(kind: Any, value: Any, where: str = "", max_items: int = ITEMS) -> A
             remedy = f"did you mean {close[0]}?" if close else "drop it"
             needed = f"{where}: keys among {', '.join(kind)}".removeprefix(": ")
             raise InputError(needed, shown(unknown[0]), remedy)
-        # "server.toml: [server] queue_limit": tables stand in brackets, as in the file
+        # "server.toml: [server] queue_limit": tables are in brackets, as in the file
         titles = {key: f"[{key}]" if isinstance(kind[key], Mapping) else key for key in value}
         places = {key: f"{where} {titles[key]}".strip() for key in value}
         return {k: decoded(kind[k], v, places[k], max_items) for k, v in value.items()}

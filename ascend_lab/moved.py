@@ -1,4 +1,4 @@
-"""Old names of packages: `ascend_lab.chip` is `ascend_lab.machine.chip` since version 0.27.
+"""Redirects old names of packages: `ascend_lab.chip` is `ascend_lab.machine.chip` since 0.27.
 
 A reader's notebook that imports an old name gets the new package and a `DeprecationWarning`.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-TYPE_CHECKING = False  # `typing` would be imported for it, before the guard of the commands stands
+TYPE_CHECKING = False  # importing `typing` for it would delay the commands' handling of Ctrl-C
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
@@ -70,5 +70,5 @@ class _Moved:
 def find_old_names() -> None:
     """Install the finder, so that imports of old names work."""
     if not any(isinstance(finder, _Moved) for finder in sys.meta_path):
-        # before the finder of files, which knows no old name
+        # ahead of Python's finder of files, which does not know the old names
         sys.meta_path.insert(0, _Moved())

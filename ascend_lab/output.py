@@ -1,4 +1,4 @@
-"""How this package writes a user's file: completely, or not at all.
+"""Writes a user's file completely or not at all.
 
 A plain `open(path, "w")` empties the file first: if the disk is full or the process is killed, the
 old content is lost and the new one incomplete. Here the data goes to a temporary file in the same
@@ -21,7 +21,7 @@ from ascend_lab.errors import InputError
 DEAD_AFTER_S = 3600.0
 """Age at which a temporary file is taken for one of a killed process and removed.
 
-Writing takes seconds at most, as the data lies in memory.
+Writing takes seconds at most, as the data is already in memory.
 """
 _OPEN_STREAM = re.compile(r"/dev/std(?P<name>out|err)|/(?:dev|proc/self)/fd/(?P<number>[0-9]{1,9})")
 """Names of streams that this process has open: data is appended at their position."""
@@ -85,14 +85,14 @@ def check_writable(path: str | Path) -> None:
 
 
 def _refused(path: str | Path, error: OSError | ValueError) -> InputError:
-    """Return an error of the operating system about a path as an `InputError`."""
+    """Return an `InputError` that states an error of the operating system about a path."""
     remedy = _REMEDIES.get(getattr(error, "errno", None) or 0, "check the name and the permissions")
     got = getattr(error, "strerror", None) or str(error)
     return InputError(f"to write {str(path)[:200]!r}", got, remedy)
 
 
 def _status(path: Path, follow: bool) -> os.stat_result | None:
-    """Return the status of the file at a path; None if there is none, or a link to none."""
+    """Return the status of the file at a path; None if nothing is there or a link is broken."""
     try:
         return path.stat(follow_symlinks=follow)
     except FileNotFoundError:
@@ -100,7 +100,7 @@ def _status(path: Path, follow: bool) -> os.stat_result | None:
 
 
 def _append(path: str | Path, raw: bytes | memoryview, stream: re.Match[str] | None) -> None:
-    """Write to a stream, device or pipe; a pipe that nobody reads is an error, without a wait."""
+    """Write to a stream, device or pipe; raise at once if nobody reads the pipe."""
     if stream:
         # what `print` has buffered comes first
         if sys.stdout:
@@ -115,7 +115,7 @@ def _append(path: str | Path, raw: bytes | memoryview, stream: re.Match[str] | N
 
 
 def _replace(file: Path, raw: bytes | memoryview, status: os.stat_result | None) -> None:
-    """Write a temporary file beside `file`, then let it take its place with its permissions."""
+    """Write a temporary file in the folder of `file`, then rename it; keep the old permissions."""
     if status and not os.access(file, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     for leftover in file.parent.glob(_PATTERN):

@@ -1,12 +1,12 @@
-"""Plug-ins: the modules with special kernels that this installation has, and what they list.
+"""Plug-ins: finds the installed modules with special kernels and collects what they offer.
 
-A plug-in is a module of `ascend_lab.fused`. It holds lists under agreed names, and the compiler
-and the operators ask for all items of a name:
+A plug-in is a module of `ascend_lab.fused`. It defines lists under agreed names, and the compiler
+and the operators ask for the items of all lists with a name:
 
     fused/pooled.py           FUSIONS = [...]            compiler.rules asks for FUSIONS
     fused/flash_attention.py  TEMPLATES = [...]          operators.ops.operator asks for TEMPLATES
 
-Nothing here imports a plug-in before the first question. A module that is missing lists nothing.
+Plug-ins are imported when a list is first asked for. A missing module is left out.
 """
 
 from collections.abc import Iterator

@@ -1,13 +1,13 @@
-"""The commands `ascend-lab` and `aoe`: whatever goes wrong is one line on stderr and an exit code.
+"""The commands `ascend-lab` and `aoe`: every error is one line on stderr and an exit code.
 
     0    done
-    1    done, and what was asked is not so: values differ, buffers do not fit
+    1    done, with a negative result: values differ, buffers do not fit
     2    bad input: the line says what is needed, what was given, and what to do
-    70   a mistake of ours
+    70   a bug of this package
     130  interrupted
 
-A verb is a record of `common.Verb`; `verbs.VERBS` lists them all. Everything is imported inside the
-guard, so that Ctrl-C is one line from the start on.
+A verb is a subcommand such as `gemm`, a record of `common.Verb`; `verbs.VERBS` lists them all.
+Modules are imported inside the handler of errors, so that Ctrl-C is one line from the start on.
 
 >>> from ascend_lab.cli import ascend_lab
 >>> ascend_lab(["gemm", "512", "512", "512", "--chip", "Ascend910B2"])  # doctest: +ELLIPSIS
@@ -24,7 +24,7 @@ import sys
 from ascend_lab.errors import INTERRUPTED, AscendLabError, InputError, complain, drop
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # the guard itself must be there at once
+if TYPE_CHECKING:  # the handler of errors must be ready at once
     from collections.abc import Sequence
 
 BAD_INPUT = 2
@@ -43,13 +43,13 @@ def aoe(argv: Sequence[str] | None = None) -> int:
 
 
 def _guarded(name: str, argv: Sequence[str] | None) -> int:
-    """Run a command on its words, by default the process's, and explain whatever it raises."""
+    """Run a command on `argv`, by default the process's arguments, and explain what it raises."""
     try:
         try:
             _prepare_streams()
             words = list(sys.argv[1:] if argv is None else argv)
             _check_words(words)
-            # Each command imports its own half: `ascend-lab chips` needs no search.
+            # Each command imports only what it needs: `ascend-lab chips` needs no search.
             if name == "aoe":
                 from ascend_lab.cli.tune import run
 
@@ -69,7 +69,7 @@ def _guarded(name: str, argv: Sequence[str] | None) -> int:
             code = complain(name, f"interrupted{AFTER_CTRL_C.get(name, '')}", INTERRUPTED)
         else:
             code = _explain(name, error)
-    if argv is None:  # the process ends: nobody needs a last look for garbage
+    if argv is None:  # the process ends: a last garbage collection would be wasted time
         import gc
 
         gc.freeze()
@@ -77,7 +77,7 @@ def _guarded(name: str, argv: Sequence[str] | None) -> int:
 
 
 def _prepare_streams() -> None:
-    """Print what an encoding lacks as escapes; let no file take the place of a closed stream."""
+    """Print unencodable characters as escapes; let no file take the place of a closed stream."""
     # `ascend-lab chips >&-` starts without file 1: the first file opened would become it, and lines
     # would be printed into that file. Files 0 to 2 are filled with the null device first.
     while sys.stdout is None or sys.stderr is None:
@@ -91,7 +91,7 @@ def _prepare_streams() -> None:
 
 
 def _check_words(words: Sequence[str]) -> None:
-    """Refuse arguments without a character: they are no way to leave something out."""
+    """Raise for empty arguments: they must not count as left out."""
     for previous, word in zip(["", *words], words, strict=False):
         flag, equals, text = word.partition("=")
         if not word:
@@ -105,21 +105,21 @@ def _check_words(words: Sequence[str]) -> None:
 
 
 def _explain(name: str, error: BaseException) -> int:
-    """Explain an error that no other place has explained, and return the exit code.
+    """Print an error that the command itself has not handled, and return the exit code.
 
-    `ASCEND_LAB_DEBUG=1` shows where it comes from.
+    `ASCEND_LAB_DEBUG=1` shows where the error comes from.
     """
     kind = type(error).__name__
     place = _place(error)
     if isinstance(error, OSError) and error.filename is None and place.startswith("cli"):
-        # An error of the system without a file name in modules that only print: the output's.
+        # A system error without a file name, in modules that only print, concerns the output.
         drop(sys.stdout)
         if isinstance(error, BrokenPipeError):
             return 0  # `ascend-lab chips | head -1`: the reader has enough
         reason = error.strerror or str(error)
         return complain(name, f"standard output cannot be written: {reason}", BAD_INPUT)
     if isinstance(error, OSError) and error.filename is not None:
-        # Whatever the system refuses of a path: too long, a loop of links, no permission.
+        # The system refuses a path: it is too long, a loop of links, or not permitted.
         reason = error.strerror or str(error)
         return complain(name, f"{error.filename}: {reason}; name another", BAD_INPUT)
     if os.environ.get("ASCEND_LAB_DEBUG"):
@@ -132,7 +132,7 @@ def _explain(name: str, error: BaseException) -> int:
 
 
 def _from_ctrl_c(error: BaseException | None) -> bool:
-    """Tell whether Ctrl-C is behind an error: imports may turn it into another one."""
+    """Tell whether Ctrl-C caused an error: imports may turn it into another error."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
@@ -143,7 +143,7 @@ def _place(error: BaseException) -> str:
     place = "?"
     trace = error.__traceback__
     package = (sys.modules["ascend_lab"].__file__ or "").removesuffix("__init__.py")
-    # The error may come from NumPy: what helps us is where we called it.
+    # The error may come from NumPy: the place where this package called it helps more.
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         if file.startswith(package):

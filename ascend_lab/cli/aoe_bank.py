@@ -1,4 +1,4 @@
-"""The command `aoe bank`: look at the knowledge bank, and take it from one machine to another.
+"""The command `aoe bank`: shows the bank of tuned schedules and copies it between machines.
 
     aoe bank list                     a line for each entry
     aoe bank export tuned.jsonl       for another machine, where `aoe bank import` takes it
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ascend_lab.aoe.bank import BankEntry, Store
 
 LONGEST = 60
-"""Characters of an operator and its sizes in a line; of longer ones the end is left out."""
+"""Characters of an operator and its sizes in a line; the end of longer ones is left out."""
 
 
 def bank_main(argv: Sequence[str]) -> int:
@@ -40,7 +40,7 @@ def bank_main(argv: Sequence[str]) -> int:
         return 0 if comparison["timed"] else 1
     from ascend_lab.aoe.bank import Store, bank_file, records
 
-    make = arguments.verb in ("import", "merge")  # these create a bank where there is none
+    make = arguments.verb in ("import", "merge")  # these create a bank if there is none
     file = bank_file(make=make) if arguments.bank is None else Path(arguments.bank)
     # What is read must be there and readable before a new bank is created or one is changed.
     if arguments.verb in ("forget", "merge"):
@@ -101,7 +101,7 @@ _OPERANDS = {"nearest": _NUMBER, "forget": _NUMBER}
 
 
 def _compare(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the times of CANN's tilings beside those of our tuner, all or those for one chip."""
+    """Return the times of CANN's tilings and of our tuner's, for all chips or for one."""
     from ascend_lab.aoe import vendor_bank
     from ascend_lab.machine.chip import load_chip
 
@@ -114,16 +114,16 @@ def _compare(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _of_vendor(operand: str) -> bool:
-    """Tell by its name whether a file is a bank of CANN's."""
+    """Tell by its name whether a file is a bank in CANN's format."""
     from ascend_lab.aoe import vendor_bank
 
     return operand.endswith(vendor_bank.ENDING)
 
 
 def _import_of_vendor(store: Store, operand: str) -> str:
-    """Take the entries of a bank of CANN's that beat our default schedule; count all others.
+    """Import the entries of a CANN bank that beat our default schedule; count all others.
 
-    They are timed here by the model: a bank of CANN's holds tilings without times.
+    The model times them here, because a CANN bank holds tilings without times.
     """
     from ascend_lab.aoe import vendor_bank
 
@@ -133,7 +133,7 @@ def _import_of_vendor(store: Store, operand: str) -> str:
     for decision in vendor_bank.read_decisions(operand):
         try:
             entry = vendor_bank.bank_entry(decision)
-        except AscendLabError:  # such as one core that splits K, which no kernel of ours does
+        except AscendLabError:  # such as one core that splits K, which none of our kernels does
             refused += 1
             continue
         if entry is None:
@@ -146,7 +146,7 @@ def _import_of_vendor(store: Store, operand: str) -> str:
 
 
 def _export(store: Store, arguments: argparse.Namespace) -> str:
-    """Write all entries, in the form of CANN's bank where the file's name says so."""
+    """Write all entries, in the format of CANN's bank if the file's name asks for it."""
     if _of_vendor(arguments.operand):
         from ascend_lab.aoe.vendor_bank import written_lines
 
@@ -189,9 +189,9 @@ def _list(store: Store, arguments: argparse.Namespace) -> str:
 
 
 def _nearest(store: Store, arguments: argparse.Namespace) -> str:
-    """Show an entry, then those of like shapes: what a search for a new shape starts from."""
+    """Show an entry and those of similar shapes, from which a search for a new shape starts."""
     check_least(arguments, "--count", 1)
-    # The first digits of a number do where no other entry begins with them.
+    # The first digits of a number suffice if no other entry begins with them.
     asked = [e for e in store.entries() if e.key.digest.startswith(arguments.operand)]
     if len(asked) != 1:
         got = f"{arguments.operand}, which {len(asked)} entries begin with"
@@ -203,7 +203,7 @@ def _nearest(store: Store, arguments: argparse.Namespace) -> str:
 
 
 def _forget(store: Store, arguments: argparse.Namespace) -> str:
-    """Delete what the arguments choose; more than one entry only with --all."""
+    """Delete the chosen entries; more than one only with --all."""
     digest = arguments.operand
     pattern = arguments.op
     # A bare `aoe bank forget` must not empty the bank.
@@ -235,7 +235,7 @@ def _line(entry: BankEntry) -> str:
     """Return an entry as one line: number, chip, operator, cycles, how far from optimal."""
     key = entry.key
     gap = entry.gap
-    # No better schedule exists; none is known to exist or not; at most so much can be won.
+    # Optimal; unknown whether a better schedule exists; or at most this much can be gained.
     far = "proven" if entry.proven else "no bound" if gap is None else f"gap {gap:.2%}"
     # Features are logarithms to base 2 of the sizes: 10 stands for 1024.
     sizes = "x".join(f"{2**f:g}" for f in entry.features)

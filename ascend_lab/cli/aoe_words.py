@@ -1,4 +1,4 @@
-"""The flags of `aoe`: those of the published tool, with or without a meaning here."""
+"""The flags of `aoe`: those of CANN's tool AOE, with an effect here or refused with a reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULT_CHIP = "Ascend910A"
 O1_TIMES = 5
-"""Candidates of --tune_optimization_level O1 for each of O2."""
+"""How many times as many candidates --tune_optimization_level O1 tries as O2."""
 
 # Why a flag of the published tool means nothing here: told to the user after "drop it: ".
 _ATC = "it steers a part of the real compiler that the model lacks"
@@ -56,10 +56,10 @@ REFUSED = {
         _ATC,
     ),
 }
-"""Published flags without a meaning here, and why."""
+"""Flags of CANN's tool that have no effect here -> the reason."""
 FRAMEWORKS = {"0": "Caffe", "1": "MindSpore", "3": "TensorFlow", "5": "ONNX"}
 PRECISIONS = {
-    # The cubes multiply 16-bit numbers: modes that differ in what stays in fp32 are one here.
+    # The cubes multiply 16-bit numbers: modes that differ only in what stays fp32 are equal here.
     "allow_fp32_to_fp16": "fp16",
     "allow_mix_precision": "fp16",
     "allow_mix_precision_fp16": "fp16",
@@ -67,7 +67,7 @@ PRECISIONS = {
     "allow_fp32_to_bf16": "bf16",
     "allow_mix_precision_bf16": "bf16",
 }
-"""--precision_mode, and the number format everything is computed in."""
+"""Value of --precision_mode -> the number format of all computation."""
 FLAGS_OF_JOBS = {
     # A key lists jobs: flags of "12" count for jobs 1 and 2, and are refused with job 4.
     "1": ("--Fnonhomo_split",),
@@ -81,7 +81,7 @@ FLAGS_OF_JOBS = {
     "12": ("--time_limit", "--seed", "--reload", "--progress_bar"),
     "4": ("--cluster", "--devices", "--max_segments", "--optimizer"),
 }
-"""Flags that count for some jobs only."""
+"""Jobs -> the flags that have an effect only in these jobs."""
 
 
 def parser() -> Parser:
@@ -146,7 +146,7 @@ def _add_search(parser_of_aoe: Parser) -> None:
 
 
 def refuse(argv: Sequence[str]) -> None:
-    """Raise `InputError` for a published flag that has no meaning here."""
+    """Raise `InputError` for a flag of CANN's tool that has no effect here."""
     # argparse does not know these flags, and would say "unrecognized" instead of why.
     for word in argv:
         name = word.partition("=")[0]
@@ -162,7 +162,7 @@ def job_of(arguments: argparse.Namespace) -> str:
         name = FRAMEWORKS.get(arguments.framework, "unknown")
         remedy = "export the model to ONNX (tf2onnx, torch.onnx, mindspore.export, caffe2onnx)"
         raise InputError("--framework 5 (ONNX)", f"{arguments.framework} ({name})", remedy)
-    # Job 4 is checked below: it has no order among others, which `jobs_of` would give it.
+    # Job 4 is checked below: `jobs_of` would order it among other jobs, but it runs alone.
     asked = [job.strip() for job in arguments.job_type.split(",")]
     jobs = ("4",) if asked == ["4"] else asked if "4" in asked else jobs_of(arguments.job_type)
     _check_gradient(arguments, jobs)
@@ -196,7 +196,7 @@ def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Se
         needed = f"--time_limit above 0 and of at most {LONGEST_S:.0f} seconds"
         raise InputError(needed, f"{limit_s:g}", "change it, or leave it out")
     check_least(arguments, "--seed")
-    # Without --budget the default of the library; O1 multiplies either.
+    # Without --budget the library's default is used; O1 multiplies the budget in both cases.
     budget = Settings().budget if arguments.budget is None else arguments.budget
     return Settings(
         budget=budget * (O1_TIMES if arguments.tune_optimization_level == "O1" else 1),
@@ -208,7 +208,7 @@ def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Se
 
 
 def executor_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> str:
-    """Return who measures: --executor, else as many processes as the environment says."""
+    """Return the executor of measurements: --executor, or as many processes as `environ` says."""
     if arguments.executor:
         return str(arguments.executor)
     # Variables of the published tool: the first counts tuning processes, the second compilers.
@@ -245,7 +245,7 @@ def topology_of(arguments: argparse.Namespace) -> Topology:
     devices = arguments.devices
     check_least(arguments, "--devices", 1)
     if devices is not None:
-        # 910a-roce:64 and a file have a count of their own: --devices can only repeat it.
+        # 910a-roce:64 and a file state the number of devices: --devices can only repeat it.
         if ":" in name or name.endswith(".toml"):
             topology = load_topology(name)
             if topology.size != devices:
@@ -255,7 +255,7 @@ def topology_of(arguments: argparse.Namespace) -> Topology:
         try:
             return load_topology(f"{name}:{devices}")
         except AscendLabError:
-            # 910a-server takes no count and always has 8; any other name says here what is wrong.
+            # 910a-server always has 8 devices and takes no count; other names raise here.
             topology = load_topology(name)
             if topology.size == devices:
                 return topology

@@ -1,4 +1,4 @@
-"""Files of arrays, .npy and .npz: read with limits and without unpickling, written whole."""
+"""Files of arrays, .npy and .npz: read with limits and without unpickling, written in one step."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _DAMAGED: tuple[type[Exception], ...] = (
     tokenize.TokenError,
     zlib.error,
 )
-"""What NumPy and zipfile raise for files that are damaged or of another kind."""
-with suppress(ImportError):  # a Python without it unpacks none of its archives
+"""Errors that NumPy and zipfile raise for damaged files and files of another format."""
+with suppress(ImportError):  # a Python built without this module cannot unpack its archives
     import lzma
 
     _DAMAGED += (lzma.LZMAError,)
@@ -50,7 +50,7 @@ def _damage(error: BaseException) -> str:
 
 @contextmanager
 def _reading(path: str, needed: str, remedy: str) -> Iterator[None]:
-    """Raise `InputError` for a path that is no file, and for whatever is wrong with one."""
+    """Raise `InputError` for a path that is not a file, and for a file that cannot be read."""
     try:
         if Path(path).exists() and not Path(path).is_file():
             raise InputError(needed, f"{path}, which is no file", "give a file")
@@ -90,20 +90,20 @@ def load_array(path: str) -> Any:
 
 
 def warn_infinite(arrays: Mapping[str, Any], flag: str) -> None:
-    """Say on standard error which arrays hold NaN or infinities: what comes of them may too."""
+    """Say on standard error which arrays hold NaN or infinities: results may hold them, too."""
     for name, array in arrays.items():
-        # A warning, not an error: infinities are what a mask of an attention is made of.
+        # A warning, not an error: the masks of attention consist of infinities.
         if wrong := array.size - np.isfinite(array).sum():
             got = f"{wrong:,} of {array.size:,} numbers of {name} are NaN or infinite"
             complain("ascend-lab", f"warning: {flag}: {got}")
 
 
 def save_arrays(path: str, arrays: Mapping[str, Any]) -> None:
-    """Write arrays by name into an .npz file; any name will do, also those with slashes.
+    """Write arrays by name into an .npz file; every name is allowed, even with slashes.
 
     numpy.savez takes names as arguments of a call: an array called "file" would be its file.
     """
-    packed = io.BytesIO()  # written whole at the end: a failure leaves no half file
+    packed = io.BytesIO()  # written in one step at the end: a failure leaves no incomplete file
     with zipfile.ZipFile(packed, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:

@@ -1,4 +1,4 @@
-"""Verbs of clusters of NPUs.
+"""The verbs on clusters of NPUs: topologies, collectives and plans for parallel training.
 
 ascend-lab topologies 910b-server                  its devices and links
 ascend-lab collective --op all_reduce --bytes 64M --topology 910b-server
@@ -60,7 +60,7 @@ def _collective(arguments: argparse.Namespace) -> int:
 
     size_bytes = parse_bytes(arguments.bytes)
     topology = load_topology(arguments.topology)
-    # Of a large cluster the first P devices may take part, the other links stay idle.
+    # On a large cluster the first P devices may take part; the other links stay idle.
     ranks = topology.size if arguments.ranks is None else arguments.ranks
     if not 1 <= ranks <= topology.size:
         remedy = "choose fewer, or a larger topology" if ranks > 1 else "raise it"
@@ -100,8 +100,8 @@ COLLECTIVE_COLUMNS = {
     "algorithm": "<40",
     "steps": ">5",
     "time us": ">12.2f",
-    "alg GB/s": ">9.3f",  # bytes of the call in its time, what the caller sees
-    "bus GB/s": ">9.3f",  # what the links carry: of an all-reduce of p ranks 2 (p-1)/p as much
+    "alg GB/s": ">9.3f",  # bytes of the call / its time: the rate that the caller sees
+    "bus GB/s": ">9.3f",  # rate of the links: for an all-reduce of p ranks 2 (p-1)/p of alg
 }
 
 
@@ -127,7 +127,7 @@ def _table(times: tuple[CollectiveTime, ...], topology: Topology) -> list[str]:
 
 
 def _fit_collective(arguments: argparse.Namespace) -> int:
-    """Fit the ring's law to measured all-reduces, and print its errors on rows left out."""
+    """Fit the ring algorithm's formula to measured all-reduces; print errors on rows left out."""
     from ascend_lab.cluster.fit import fit_collective, read_table
 
     common.check_least(arguments, "--max-ranks", 2)
@@ -138,21 +138,22 @@ def _fit_collective(arguments: argparse.Namespace) -> int:
 
 
 def report(rows: list[Measured], fit: CollectiveFit) -> dict[str, Any]:
-    """Return the fit and its errors on left-out sizes and counts of ranks: all, per band and size.
+    """Return the fit and its errors on left-out sizes and counts of ranks, as plain data.
 
-    Errors on sizes are those on counts of ranks where the table has one size only; None where
-    nothing can be left out.
+    Errors are given for all rows, for each band (a range of sizes with its own alpha and beta) and
+    for each size. If the table has only one size, errors on sizes are those on counts of ranks;
+    they are None if nothing can be left out.
     """
     from ascend_lab.cluster.fit import held_out, mape, predicted
 
-    # An error on rows that were fitted says little: each size is left out in turn, the law fitted
-    # to the others, and its time for that size compared. The same then with counts of ranks.
+    # An error on rows that were fitted says little: each size is left out in turn, the formula is
+    # fitted to the others, and its time for that size compared. Then counts of ranks are left out.
     by_ranks = held_out(rows, "ranks")
     judged = {"held_out_mape": held_out(rows) or by_ranks, "held_out_mape_ranks": by_ranks}
     sizes = sorted({row.size_bytes for row in rows})
 
     def errors(chosen: list[float]) -> dict[str, Any]:
-        """Return how many rows have one of some sizes, and the mean errors on them."""
+        """Return how many rows have one of the sizes `chosen`, and the mean errors on them."""
         means: dict[str, Any] = {"rows": sum(row.size_bytes in chosen for row in rows)}
         for name, items in judged.items():
             means[name] = mape(item for item in items if item.row.size_bytes in chosen)
@@ -264,11 +265,11 @@ def _train_plan(arguments: argparse.Namespace) -> int:
         "best": best.as_dict(),
         "step_s": best.step_s,
         "memory_bytes": best.memory_bytes,
-        # the plans behind the best, so that a reader sees how close the second is
+        # the plans after the best, so that a reader sees how close the second is
         "beaten": [plan.as_dict() for plan in ranking.plans[1:]],
         "tried": ranking.tried,
         "too_large": ranking.too_large,
-        # how much memory a device needs for the smallest plan, where none fits
+        # if no plan fits: how much memory a device needs for the smallest one
         "least_memory_bytes": ranking.least_bytes,
     }
     emit(arguments.json, data, table(arguments.model, topology.name, batch, ranking))
@@ -276,7 +277,7 @@ def _train_plan(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Refuse numbers and names that mean nothing."""
+    """Raise `InputError` for numbers out of range and unknown names."""
     for name in ("--devices", "--batch", "--plans"):
         common.check_least(arguments, name, 1, remedy="raise it")
     if arguments.optimizer not in OPTIMIZERS:

@@ -1,4 +1,4 @@
-"""What the verbs of both commands share: flags, checks of their values, models by name."""
+"""Code that the verbs (subcommands) share: flags, checks of their values, reading of models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LONGEST_S = 86_400.0
 
 
 Flag = tuple[str, tuple[str, ...], dict[str, Any]]
-"""The group it stands in ("": none), its names and argparse's settings."""
+"""An argument of a verb: its group in the help ("": none), its names, argparse's settings."""
 
 
 def flag(
@@ -45,7 +45,7 @@ def flag(
     group: str = "",
     **settings: Any,
 ) -> Flag:
-    """Return an argument of a verb."""
+    """Return an argument of a verb, with argparse's settings."""
     return group, names, {"help": help, "type": type, **settings}
 
 
@@ -83,7 +83,7 @@ TUNED = (
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A verb of `ascend-lab`: what runs it, and its arguments in the order help shows them."""
+    """A verb of `ascend-lab`: the function that runs it, and its arguments in the help's order."""
 
     name: str
     help: str
@@ -96,7 +96,7 @@ class Verb:
         """Add the verb to a command's verbs."""
         parser = verbs.add_parser(self.name, help=self.help, **self.about)
         groups = {"": parser}
-        # Flags of one group stand together in the help, under its name.
+        # The help lists the flags of a group together, under the group's name.
         for group, names, settings in self.flags:
             if group not in groups:
                 groups[group] = parser.add_argument_group(group)
@@ -129,7 +129,7 @@ def run_one(verbs: Sequence[Verb], argv: Sequence[str]) -> int:
 
 
 def refuse_idle(arguments: argparse.Namespace, when: str, *flags: str) -> None:
-    """Raise `InputError` for the first of the flags that was given: it counts only `when`."""
+    """Raise `InputError` for the first of `flags` that was given: they matter only `when`."""
     for flag in flags:
         # --time-limit is stored as time_limit
         if flag.lstrip("-").replace("-", "_") in arguments.given:
@@ -138,7 +138,7 @@ def refuse_idle(arguments: argparse.Namespace, when: str, *flags: str) -> None:
 
 
 def check_limit(limit_s: float | None) -> None:
-    """Raise `InputError` for a --time-limit that means nothing."""
+    """Raise `InputError` for a --time-limit that is not within 0 and `LONGEST_S`."""
     if limit_s is not None and not (math.isfinite(limit_s) and 0 <= limit_s <= LONGEST_S):
         raise InputError(f"--time-limit from 0 to {LONGEST_S:.0f} seconds", str(limit_s), "e.g. 10")
 
@@ -163,7 +163,7 @@ def check_outputs(arguments: argparse.Namespace) -> None:
     for name in OUTPUTS:
         target = words.get(name)
         flag = f"--{name.replace('_', '-')}"
-        # --json - prints; no other flag has a way to print
+        # "--json -" prints; no other flag can print its output
         if target is None or (name, target) == ("json", "-"):
             continue
         if target == "-":
@@ -183,12 +183,12 @@ def _same(target: str, text: str) -> bool:
     """Tell whether an output would overwrite what another argument names, links followed."""
     try:
         return Path(target).is_file() and Path(target).samefile(text)
-    except (OSError, ValueError):  # the text is no path: a chip's name, a number
+    except (OSError, ValueError):  # the text is not a path but a chip's name or a number
         return False
 
 
 def arrays_named(names: Iterable[str], arrays: Mapping[str, Any], flag: str) -> dict[str, Any]:
-    """Return the arrays of some names; raise `InputError` with all names if one is missing."""
+    """Return the arrays called `names`; if one is missing, raise `InputError` that lists them."""
     if missing := [name for name in names if name not in arrays]:
         present = f"names {', '.join(arrays)}" if arrays else "nothing"
         raise InputError(f"{flag} with {', '.join(missing)}", present, "save every input by name")
@@ -213,7 +213,7 @@ def shapes_in(texts: Iterable[str], needed: str, example: str) -> dict[str, tupl
 
 
 def is_compiled(model: str) -> bool:
-    """Tell whether a model is a compiled one; a name that ends in .onnx is taken at its word."""
+    """Tell whether a file is a compiled model; a name that ends in .onnx is never opened for it."""
     if model.endswith(ONNX):
         return False
     from ascend_lab.deploy.runtime.container import is_offline
@@ -229,11 +229,11 @@ def import_with(
 ) -> Imported:
     """Return a model as a graph: an .onnx file, a compiled one, or zoo:NAME.
 
-    Feeds pin inputs that steer shapes, such as the target of a Reshape, to their values, and give
-    the sizes that the model and the caller leave open. A compiled model holds a graph for each
-    batch, its gears: the one for these sizes is returned.
+    `feeds` (an array for each input) fix the inputs on which shapes depend, such as the target of
+    a Reshape, and give sizes that the model and the caller leave open. A compiled model holds a
+    graph for each batch size (in ATC's term, a gear): the one for these sizes is returned.
     """
-    # --input-shape counts more than the shapes of arrays.
+    # --input-shape takes precedence over the shapes of arrays.
     sizes = {**{name: array.shape for name, array in (feeds or {}).items()}, **(shapes or {})}
     if model.endswith(ONNX):
         from ascend_lab.compiler.onnx import import_pinning
@@ -249,7 +249,7 @@ def import_with(
 
 
 def imported(arguments: argparse.Namespace, feeds: Mapping[str, Any] | None = None) -> Imported:
-    """Return the model of --input-shape and --batch, as `import_with` does."""
+    """Return the model with the sizes of --input-shape and --batch, as `import_with` does."""
     return import_with(arguments.model, feeds, shapes_of(arguments), arguments.batch)
 
 
@@ -274,8 +274,9 @@ CLUSTER_FILE = (
 def in_flags(text: str, program: str, arguments: Namespace | None = None) -> str:
     """Return a message in one line, its Python arguments as flags of the command line.
 
-    "give shapes={'x': (1, 3)}" becomes "give --input-shape x:1,3". An argument that the verb has no
-    flag for stays as it is, "in Python"; without `arguments`, the verb's, every flag is there.
+    "give shapes={'x': (1, 3)}" becomes "give --input-shape x:1,3". An argument for which the verb
+    has no flag stays, with "in Python" added. `arguments` are those of the verb; with None every
+    flag is taken to exist.
     """
 
     def as_flag(match: re.Match[str]) -> str:
@@ -304,7 +305,8 @@ def is_tuned(arguments: argparse.Namespace) -> bool:
 def tuned_road(arguments: argparse.Namespace, chip: Chip, road: Road) -> Road:
     """Return the compiler's options with the slices and launches that the schedules were tuned for.
 
-    A schedule is for a kernel of a certain size: cut otherwise, the network has other kernels.
+    A schedule is for a kernel of a certain size: a network cut otherwise has other kernels.
+    `road` is the compiler's options.
     """
     if arguments.tuned is None:
         return road
@@ -318,7 +320,7 @@ def with_tuned(compiled: Compiled, arguments: argparse.Namespace, dtype: str = "
     from ascend_lab.aoe import bank, engine, saved
 
     if arguments.bank is not None:
-        # A bank knows single operators: each kernel takes the schedule of its shapes, if any.
+        # A bank holds schedules of single operators: each kernel takes that of its shapes, if any.
         with bank.bank_at(arguments.bank) as knowledge:
             for warning in knowledge.warnings:
                 print(f"ascend-lab: {warning}", file=sys.stderr)

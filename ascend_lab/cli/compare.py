@@ -1,4 +1,4 @@
-"""The verb `compare`: measured times of a board beside those of the model.
+"""The verb `compare`: compares times measured on a board with those of the model.
 
 ascend-lab compare op_summary.csv --chip Ascend310 --figure compared.svg
 """
@@ -30,7 +30,7 @@ def _compare(arguments: argparse.Namespace) -> int:
             write_whole(arguments.figure, _with_alt(figure.to_svg(), figure.alt_text))
         else:
             write_picture(figure, arguments.figure)
-    lines = comparison.lines()  # every row, those too that the model cannot time, with the reason
+    lines = comparison.lines()  # all rows; those that the model cannot time give the reason
     if arguments.figure:
         lines.append(f"{arguments.figure}: the figure")
     if not comparison.timed:

@@ -1,6 +1,6 @@
-"""The verb `compile`: an ONNX model into one file that runs without it.
+"""The verb `compile`: compiles an ONNX model into one file that runs without the ONNX model.
 
-It takes the options of ATC, the compiler of CANN, that mean something here.
+It accepts the options of ATC, the compiler of CANN, that have an effect here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ascend_lab.deploy.runtime import OfflineModel
 
 GEARS = range(2, 101)
-"""How many batches --dynamic_batch_size may list, as ATC's: a gear is compiled for each."""
+"""How many batch sizes --dynamic_batch_size may list, as in ATC: a gear is compiled for each."""
 LARGEST_BATCH = 2048
 COMPILE_ONLY = (
     "--fusion_switch_file",
@@ -36,7 +36,7 @@ COMPILE_ONLY = (
     "--enable_small_channel",
     "--keep_dtype",
 )
-"""Options that mean something here, though not to `aoe`."""
+"""Options that have an effect here but not in `aoe`."""
 NO_MEANING = {
     # Short forms such as -w are left out: argparse would take the start of a longer word for one.
     **{name: why for name, why in REFUSED.items() if len(name) > 2 and name not in COMPILE_ONLY},
@@ -63,7 +63,7 @@ RECORDED = (
     "compression",
     "keep_dtype",
 )
-"""Options that the file records, for whoever asks how it was compiled."""
+"""Options that are recorded in the file, to tell how it was compiled."""
 
 
 def _compile(arguments: argparse.Namespace) -> int:
@@ -73,13 +73,13 @@ def _compile(arguments: argparse.Namespace) -> int:
     _check_flags(arguments)
     chip = common.with_cores(arguments.chip, arguments.aicore_num, "--aicore_num")
     road = _road(arguments)
-    # The report comes first: it says of a model that cannot be compiled what stands in the way.
+    # The report comes first: if a model cannot be compiled, the report says why.
     if arguments.check_report and not _report(arguments):
         return 1
     gears = _gears(arguments, chip)
     options = {name: str(getattr(arguments, name)) for name in RECORDED if name in arguments.given}
     packed = compile_offline(gears, chip, road, options=options, describe=network.timing_report)
-    # What is printed is read from the packed file: it says what its reader will find.
+    # The printed numbers are read from the packed file: they are what its readers will find.
     model = OfflineModel(arguments.output, unpack_parts(packed, arguments.output))
     write_whole(arguments.output, packed)
     data = {
@@ -138,7 +138,7 @@ def _gear_line(row: Mapping[str, Any]) -> str:
 
 
 def _check_flags(arguments: argparse.Namespace) -> None:
-    """Raise `InputError` for options of ATC that mean nothing here, or a compiled model."""
+    """Raise `InputError` for options of ATC without an effect here, or for a compiled model."""
     from ascend_lab.deploy.runtime import is_offline
 
     if is_offline(arguments.model):
@@ -173,7 +173,7 @@ def _report(arguments: argparse.Namespace) -> bool:
     # The first gear stands for all of them in the report.
     batch = _batches(arguments)[0]
     error: AscendLabError | None = None
-    # The report lists all nodes, also of a model whose import stops at the first it refuses.
+    # The report lists all nodes, even if the import would stop at the first unsupported one.
     try:
         shapes = inputs.sized(inputs.shapes_of(arguments.input_shape), batch, "size")
         common.import_with(arguments.model, None, shapes, batch)
@@ -188,7 +188,7 @@ def _report(arguments: argparse.Namespace) -> bool:
 
 
 def _road(arguments: argparse.Namespace) -> Road:
-    """Return what passes, rules and number format the options ask for."""
+    """Return the compiler's options: the passes, fusion rules and number format asked for."""
     from ascend_lab.compiler import Road
     from ascend_lab.compiler.switches import Switches, read_switches
 
@@ -200,7 +200,7 @@ def _road(arguments: argparse.Namespace) -> Road:
 
 
 def _batches(arguments: argparse.Namespace) -> tuple[int | None, ...]:
-    """Return the gears of --dynamic_batch_size; without, the batch of --batch or (None,)."""
+    """Return the batches of --dynamic_batch_size; without that flag that of --batch, or (None,)."""
     text = arguments.dynamic_batch_size
     if text is None:
         return (arguments.batch,)
@@ -232,8 +232,8 @@ def _gears(arguments: argparse.Namespace, chip: Chip) -> Mapping[int | None, Imp
 def _compressed(records: str, model: Imported) -> Imported:
     """Return a model whose layers have the scales of a record file, and compute in eight bits.
 
-    The pairs of QuantizeLinear and DequantizeLinear are written and imported again, so that a
-    model compressed here and one quantised elsewhere come by the same road.
+    The pairs of QuantizeLinear and DequantizeLinear are written and imported again, so that models
+    compressed here and models quantised elsewhere are compiled in the same way.
     """
     from ascend_lab.compiler.onnx import import_onnx
     from ascend_lab.deploy.compress import qdq_model, read_records, with_records

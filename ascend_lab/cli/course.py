@@ -1,4 +1,4 @@
-"""The command `ascend-lab course`: handing out an assignment, checking answers and grading them.
+"""The command `ascend-lab course`: hands out an assignment, checks answers and grades them.
 
 ascend-lab course start A1 --student ada          write the files of an assignment to the folder A1
 ascend-lab course check A1 A1/start.py            run the public cases on an answer
@@ -43,7 +43,7 @@ def _course(arguments: argparse.Namespace) -> int:
         if arguments.action not in actions:
             refuse_idle(arguments, f"with course {' or '.join(actions)}", name)
     _refuse_work(arguments)
-    # --course takes precedence over the hand-out that the student's file lies in.
+    # --course takes precedence over the hand-out folder that contains the student's file.
     hand_out = _hand_out_of(arguments.work) if arguments.action == "check" else None
     handed_in = arguments.work if arguments.action == "grade" else None
     task = load(arguments.assignment, arguments.course or hand_out, handed_in)
@@ -58,9 +58,10 @@ def _course(arguments: argparse.Namespace) -> int:
 
 
 def _hand_out_of(work: str) -> Path | None:
-    """Return the folder of a student's file if it is a hand-out, with a judge; None otherwise.
+    """Return the folder of a student's file if it is a hand-out with a judge; None otherwise.
 
-    Only `check`, which students run on their own machines, uses the judge of that folder. `grade`
+    A judge is a file with the code that runs and scores answers. Only `check`, which students run
+    on their own machines, uses the judge of that folder. `grade`
     must not: a student could hand in a judge that accepts everything.
     """
     folder = Path(work).resolve().parent

@@ -1,4 +1,4 @@
-"""The verb `aipp`: raw camera frames through AIPP, which turns pixels into a network's input."""
+"""The verb `aipp`: applies AIPP, image pre-processing, to raw camera frames for a network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ascend_lab.deploy.media.aipp import Aipp
 
 HALF_BYTES = 2
-"""Of a value of the result: fp16."""
+"""Bytes of a value of the result, which is fp16."""
 CHANNELS = 3
 
 
@@ -65,7 +65,7 @@ def _aipp(arguments: argparse.Namespace) -> int:
 def _static_settings(
     arguments: argparse.Namespace, settings: Aipp, chip: Chip | None, frames_bytes: int
 ) -> list[Aipp]:
-    """Return the settings of a static configuration once for every frame in the file."""
+    """Return a list with the static configuration's settings, one item per frame in the file."""
     from ascend_lab.deploy.media import check_aipp
 
     if arguments.block:
@@ -79,7 +79,7 @@ def _static_settings(
 def _dynamic_settings(
     arguments: argparse.Namespace, most_bytes: int, chip: Chip | None
 ) -> list[Aipp]:
-    """Return the settings in a parameter block, those of one frame after those of another."""
+    """Return the settings in a parameter block, one item per frame."""
     from ascend_lab.deploy.media import check_aipp, unpack_block
 
     if not arguments.block:

@@ -1,6 +1,6 @@
-"""What `aoe` tunes: networks and single operators, by its flags and the files they name.
+"""Finds the networks and single operators that `aoe` tunes, from its flags and their files.
 
-Nothing is loaded before its turn: a folder may hold many models.
+A model is loaded only when it is to be tuned: a folder may hold many.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Source:
 
 
 def sources_of(arguments: argparse.Namespace) -> list[Source]:
-    """Return what the arguments name, nothing of it loaded but single operators."""
+    """Return the sources that the arguments name; of these only single operators are loaded."""
     shapes = shapes_of(arguments.input_shape)
     batches = _batches(arguments.dynamic_batch_size)
     if arguments.singleop:
@@ -62,7 +62,7 @@ def sources_of(arguments: argparse.Namespace) -> list[Source]:
 
 
 def _ready(graph: Graph) -> Network:
-    """Return a graph that is there already as a network to tune."""
+    """Return a graph that is already built as a network to tune."""
     return Network(graph.name, lambda: graph)
 
 
@@ -82,7 +82,7 @@ def _batches(text: str) -> list[int]:
 
 
 def _model(model: str, shapes: Shapes, batches: Sequence[int]) -> Source:
-    """Return a model to tune, for each batch a network of its own with one report for all."""
+    """Return a model to tune: a network for each batch, and one report for all of them."""
     from ascend_lab.compiler.zoo import model_name
 
     name = model_name(model)
@@ -109,14 +109,14 @@ def sized(shapes: Shapes, batch: int | None, meaning: str) -> dict[str, tuple[in
 def wanted_of(
     file: Path, graph: Graph, chip: Chip, dtype: str
 ) -> tuple[Callable[[Tunable], bool], str]:
-    """Return which operators a --tune_ops_file asks for, and a warning if none of a graph is.
+    """Return a test for the operators of a --tune_ops_file, and a warning if the graph has none.
 
     An operator counts if one of its nodes has a listed name, or one of its types is listed.
     """
     from ascend_lab.compiler import compile_graph
 
-    # A kernel may hold several nodes, and equal kernels are one piece, tuned once for all: a name
-    # counts if it is one of theirs.
+    # A kernel may hold several nodes, and equal kernels are tuned once for all of them: a name
+    # counts if it belongs to any of these nodes.
     names, types = _listed(file)
     of_piece: dict[str, set[str]] = {}
     kinds = set()
@@ -133,7 +133,7 @@ def wanted_of(
         return bool(words & types or mine & names)
 
     all_names = {name for mine in of_piece.values() for name in mine}
-    # A slip in a name would otherwise tune nothing without a word.
+    # Without the warning a misspelt name would silently tune nothing.
     missing = [*sorted(names - all_names), *sorted(types - set(map(_word, kinds)))]
     warning = f"{file}: not in this model: {', '.join(missing)}" if missing else ""
     if missing:
@@ -203,7 +203,7 @@ class _Description:
 
 
 def _graph(row: Any, where: str) -> Graph:
-    """Return the graph of a described operator; weights are constants, of no matter what values."""
+    """Return the graph of a described operator; weights are constants of arbitrary values."""
     from ascend_lab.compiler import Fill, GraphBuilder, Seeded, TensorType
 
     description = _described(row, where)
@@ -235,7 +235,7 @@ def _described(row: Any, where: str) -> _Description:
     if unknown:
         raise InputError(f"{where}: keys among {', '.join(keys)}", ", ".join(unknown), EXAMPLE)
     plain = {key.replace("_", ""): key for key in ops.OPERATORS}  # MatMul is matmul
-    # Names of ours are tried without underscores, those of ONNX and CANN by the library.
+    # Our names are tried without underscores; the library looks up those of ONNX and CANN.
     op = plain.get(row["op"].lower().replace("_", "")) or ops.get(row["op"]).name
     try:
         if "input_desc" in row:
@@ -255,7 +255,7 @@ def _described(row: Any, where: str) -> _Description:
         raise InputError(
             f"{where}: shapes, dtypes and attrs of its inputs", fault, EXAMPLE
         ) from None
-    # Types are of inputs: outputs have those that the operator gives them.
+    # Only inputs have types here: the operator decides those of its outputs.
     bad = [dtype for dtype in dtypes if dtype not in DTYPE_BYTES]
     if bad or not shapes or len(dtypes) != len(shapes):
         got = ", ".join(bad) or f"{len(dtypes)} types for {len(shapes)} shapes"
@@ -270,7 +270,7 @@ def _plain(value: Any) -> Any:
 
 def _size(value: Any, minimum: int = 1) -> int:
     """Return a whole number of a description; raise `ValueError` for anything else."""
-    # True is a number to Python
+    # In Python True is an int, which would pass as the number 1
     if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
         raise ValueError(f"{shown(value)} where a number of at least {minimum} was needed")
     return value

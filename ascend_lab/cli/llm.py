@@ -1,4 +1,4 @@
-"""The verb `llm`: the time of a step of a language model on a machine, or the best plan for it.
+"""The verb `llm`: prints the time of a step of a language model on a machine, or the best plan.
 
     ascend-lab llm zoo:qwen3_8b --chip Ascend910B2 --context 4096 --batch 16
     ascend-lab llm zoo:qwen3_8b --chip Ascend910B2 --context 4096 --plan auto --tpot-ms 20
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from ascend_lab.llm import Machine, Model, Plans, Step
 
 AUTO = "auto"
-"""Of --plan: search for the plan instead of stating it."""
-# Flags that count only for a stated plan, and only for a search.
+"""The value of --plan that asks for a search instead of stating the plan."""
+# Flags that have an effect only with a stated plan, and those only with a search.
 OF_PLAN = ("--tp", "--ep", "--dp", "--pp", "--batch", "--prefill", "--queries")
 OF_SEARCH = ("--tpot-ms", "--devices", "--figure")
 PICTURES = (".svg", ".png", ".pdf")
@@ -38,7 +38,7 @@ def _llm(arguments: argparse.Namespace) -> int:
         # The search chooses what these flags state.
         refuse_idle(arguments, "without --plan auto", *OF_PLAN)
         devices = arguments.devices or 8
-        # Any plan with as many devices: the machine only has to hold them, the search cuts them.
+        # The machine only has to have the devices: the search decides how a plan divides them.
         plan = Plan(dp=devices)
         machine = machine_of(arguments.chip, arguments.cluster, plan, arguments.mode)
         return _search(arguments, decoder, machine, devices)
@@ -66,7 +66,7 @@ def _step(arguments: argparse.Namespace, model: Model) -> int:
         "batch": arguments.batch,
         "context": arguments.context,
         "step_s": step.time_s,
-        "prefill_s": None,  # the key is there in any case: readers of the JSON need no test
+        "prefill_s": None,  # the key is always present: readers of the JSON need no test
         "tokens_per_s": step.tokens_per_s,
         "memory_bytes": _memory(step),
         "largest_batch": step.memory.largest_batch,
@@ -76,7 +76,7 @@ def _step(arguments: argparse.Namespace, model: Model) -> int:
         "bottleneck": step.bottleneck,
     }
     lines = _lines(model, step)
-    # Prompts are read in one step of many tokens: bound by the cube, where decoding is by memory.
+    # Prompts are read in one step of many tokens, limited by the cube; decoding is by memory.
     if arguments.prefill is not None:
         prompt = model.step(prefill(arguments.batch, arguments.prefill))
         data["prefill_s"] = prompt.time_s
@@ -99,7 +99,7 @@ def _memory(step: Step) -> dict[str, float]:
 
 
 def _lines(model: Model, step: Step) -> list[str]:
-    """Return what the command prints of a decode step."""
+    """Return the lines that the command prints about a decode step."""
     memory = step.memory
     parts = (
         f"weights {memory.weights_bytes / GIB:.2f}",
@@ -123,7 +123,7 @@ def _lines(model: Model, step: Step) -> list[str]:
 
 
 def _devices(model: Model) -> str:
-    """Return the chip, or how many and in which plan."""
+    """Return the name of the chip; for several also their number and the plan."""
     machine = model.machine
     if machine.topology is None:  # one device has no links
         return machine.chip.name
@@ -132,13 +132,13 @@ def _devices(model: Model) -> str:
 
 
 def _ledger(step: Step) -> str:
-    """Return the time by cause in ms, without causes that take none."""
+    """Return the time by cause in ms, without causes that take no time."""
     parts = (f"{entry} {time_s * MS:.2f}" for entry, time_s in step.ledger.items() if time_s)
     return f"ms: {', '.join(parts)}"
 
 
 def _prefill_lines(prompt: Step) -> list[str]:
-    """Return what the command prints of a prefill."""
+    """Return the lines that the command prints about a prefill (the step that reads prompts)."""
     load = prompt.load
     return [
         (
@@ -152,7 +152,7 @@ def _prefill_lines(prompt: Step) -> list[str]:
 
 
 def _search(arguments: argparse.Namespace, decoder: Any, machine: Machine, devices: int) -> int:
-    """Print the best plan under the limit, and the frontier."""
+    """Print the best plan under the limit, and the frontier: plans that no other plan beats."""
     from ascend_lab.llm import best_plans
 
     if arguments.figure and not arguments.figure.lower().endswith(PICTURES):

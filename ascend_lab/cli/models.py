@@ -1,4 +1,4 @@
-"""Verbs on a model before it is compiled.
+"""The verbs that inspect, migrate or quantise a model before it is compiled.
 
 ascend-lab zoo mobilenet_v2                        parameters and multiply-accumulates
 ascend-lab migrate model.onnx --chip Ascend310     what each node becomes, and what it costs
@@ -61,7 +61,7 @@ def _zoo(arguments: argparse.Namespace) -> int:
             size=arguments.resolution,
         )
         rows = {data["name"]: data}
-    # The last column has no width: its head, like its cells, stands two blanks off the numbers.
+    # The last column has no width: two blanks separate its head and cells from the numbers.
     cells = [
         (name, row["parameters"], row["macs"], f" {row['input_name']} {_by_x(row['input_shape'])}")
         for name, row in rows.items()
@@ -92,7 +92,7 @@ def _why(arguments: argparse.Namespace) -> int:
 
 # -- migration ------------------------------------------------------------------------------------
 ENDINGS = (".json", ".html", ".txt")
-# A page of its own, to be mailed: no style sheet or script lies beside it.
+# A single file that can be mailed: it needs no separate style sheet or script.
 STYLE = (
     "body{font:15px/1.5 sans-serif;margin:2em auto;max-width:70em;padding:0 1em}"
     "table{border-collapse:collapse;margin:1em 0}td,th{border:1px solid #bbb;padding:.2em .6em;"
@@ -112,7 +112,7 @@ def _migrate(arguments: argparse.Namespace) -> int:
     shapes = common.shapes_of(arguments)
     batch = arguments.batch
     source: str | bytes = arguments.model
-    # A model of the zoo is a graph of ours: as an ONNX file it takes the road of any other.
+    # A model of the zoo is one of our graphs: it is exported to ONNX and then treated as a file.
     if arguments.model.startswith(zoo.ZOO_PREFIX):
         from ascend_lab.compiler.onnx.export import export_onnx
 
@@ -121,7 +121,7 @@ def _migrate(arguments: argparse.Namespace) -> int:
         shapes = {}  # the graph was built with them: its file leaves no size open
         batch = None
     migration = migrate.migrate(source, chip, shapes=shapes, batch=batch, dtype=arguments.dtype)
-    # A refused model has no file, even where --output names one.
+    # For a refused model no file is written, even if --output names one.
     data = {**migration.report, "output": arguments.output if migration.model is not None else None}
     if arguments.output and migration.model is not None:
         write_whole(arguments.output, migration.model.SerializeToString())
@@ -140,7 +140,7 @@ def _lines(data: Mapping[str, Any]) -> list[str]:
     lines = [f"{data['model']} on {data['chip']}: {data['nodes']} nodes"]
     lines.append("  " + ", ".join(f"{n} {verdict}" for verdict, n in data["totals"].items() if n))
     for title, headers, rows in _tables(data):
-        # Of a plain network most tables are empty.
+        # For a simple network most tables are empty.
         if rows:
             lines.append(f"{title}: {', '.join(headers)}")
             lines += ["  " + "  ".join(str(cell) for cell in row if cell != "") for row in rows]
@@ -148,7 +148,7 @@ def _lines(data: Mapping[str, Any]) -> list[str]:
 
 
 def _html(data: Mapping[str, Any]) -> str:
-    """Return the report as a page that needs nothing else; all texts are escaped."""
+    """Return the report as a page that needs no other file; all texts are escaped."""
 
     def cells(row: Iterable[object], tag: str) -> str:
         inner = "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in row)
@@ -169,7 +169,7 @@ Table = tuple[str, tuple[str, ...], list[tuple[object, ...]]]
 
 
 def _tables(data: Mapping[str, Any]) -> list[Table]:
-    """Return the tables of a migration report, those without rows too."""
+    """Return the tables of a migration report, including those without rows."""
     nodes: list[tuple[object, ...]] = [
         (
             row["source_op"],
@@ -260,7 +260,7 @@ def _quantize(arguments: argparse.Namespace) -> int:
         "held_out_batches": len(held_out),
         "batch": subject.batch,
     }
-    # Said only where it surprises: the user's model took any batch, the written one does not.
+    # Printed only if the user's model took any batch and the written one does not.
     if subject.fixed_because:
         data["fixed_because"] = subject.fixed_because
     write_whole(arguments.output, written)
@@ -271,7 +271,7 @@ def _quantize(arguments: argparse.Namespace) -> int:
 
 
 def _quantised_lines(data: Mapping[str, Any]) -> list[str]:
-    """Return what was quantised, what was not and why, and how far outputs are off, and where."""
+    """Return lines: which layers were quantised, which not and why, and the errors of outputs."""
     lines = [
         f"{row['name']} ({row['op']}): scale {row['scale']:.6g}, offset {row['offset']}, "
         f"{len(row['weight_scales'])} weight scale(s)"
@@ -302,10 +302,10 @@ def _batches(count: int) -> str:
 
 
 def _plan(arguments: argparse.Namespace, graph: Graph) -> Plan:
-    """Return what the flags and the configuration file say, which must not contradict."""
+    """Return the plan of the flags and the configuration file; raise if they contradict."""
     from ascend_lab.deploy.compress import LayerPlan, Plan, read_config
 
-    # What the file says of a layer replaces these flags.
+    # A layer's settings in the file replace these flags.
     default_plan = LayerPlan(arguments.method, asymmetric=not arguments.symmetric)
     if not arguments.config:
         return Plan(default_plan)
@@ -313,7 +313,7 @@ def _plan(arguments: argparse.Namespace, graph: Graph) -> Plan:
     plan = read_config(arguments.config, default_plan)
     with naming(arguments.config):
         plan.check(graph)
-    # Stated twice with one value a method is no contradiction.
+    # A method that is stated twice with the same value is not a contradiction.
     if "method" in arguments.given and plan.common.method != arguments.method:
         got = f"{plan.common.method} in {arguments.config}"
         raise InputError(f"--method {arguments.method} alone", got, "drop one")

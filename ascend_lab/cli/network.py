@@ -1,9 +1,9 @@
-"""Commands on a whole network: `run` prints the values it computes, `simulate` its time on a chip.
+"""The verbs on a network: `run` prints its output values, `simulate` its time on a chip.
 
     ascend-lab run model.onnx --inputs x.npz --outputs y.npz
     ascend-lab simulate zoo:resnet50 --chip Ascend910B2
 
-Both take a model that the compiler refuses, too: its nodes are placed on core, AI CPU and host.
+Both also accept a model that the compiler refuses: its nodes then run on AI core, AI CPU or host.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 WORKING_BYTES = 2**31
 """Most bytes a node may read and write while it is evaluated in fp64: 2 GiB."""
 COMPILED_ONLY_FLAGS = ("--chip", "--aicore-num", "--tuned", "--bank", "--keep_dtype")
-"""Flags of `run` that count for compiled programs only."""
+"""Flags of `run` that have an effect only on compiled programs."""
 COMPILER_ONLY = "for models whose operators the compiler takes"
-"""What a message says of flags that only the compiler understands."""
+"""The words in messages about flags that only the compiler understands."""
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -53,7 +53,7 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         model = common.imported(arguments, feeds)
     except UnsupportedError as error:
-        # Without a kernel for every node a model still has values, and no compiled programs.
+        # A model without kernels for some nodes can be evaluated but has no compiled programs.
         refuse_off_core(arguments, error, "--compiled")
         hosted = place_off_core(arguments, feeds, error)
         nodes = sum(len(group.nodes) for group in hosted.parts)
@@ -63,7 +63,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _run_graph(arguments: argparse.Namespace, model: Imported, feeds: Arrays | None) -> int:
-    """Compute the outputs of a model that the compiler takes, and say what overflowed."""
+    """Compute the outputs of a model that the compiler supports, and say which nodes overflowed."""
     from ascend_lab.compiler import evaluate, random_inputs
     from ascend_lab.compiler.onnx.tensors import in_type
     from ascend_lab.compiler.overflow import constants_beyond
@@ -81,7 +81,7 @@ def _run_graph(arguments: argparse.Namespace, model: Imported, feeds: Arrays | N
         overflows += constants_beyond(graph, "fp16")
     else:
         values = evaluate(graph, inputs)
-    # Kernels compute in fp16, files say float32: outputs have the types that the model states.
+    # Kernels compute in fp16, but files state float32: outputs get the types the model states.
     outputs = {name: in_type(values[name], kind) for name, kind in model.output_types.items()}
     count = f"{graph.parameter_count:,} parameters, statistics of norms counted"
     title = f"{graph.name}: {len(graph.nodes)} nodes, {count}"
@@ -119,15 +119,15 @@ MAX_SHOWN = 8
 def _overflow_report(
     graph: Graph, inputs: Arrays, overflows: Sequence[Overflow], kept: frozenset[str]
 ) -> dict[str, Any]:
-    """Return as "data" and "lines" which nodes overflowed, and the nodes to keep in fp32.
+    """Return which nodes overflowed and which to keep in fp32, under the keys "data" and "lines".
 
-    The nodes to keep include those in `kept`. Empty if no node overflowed.
+    The nodes to keep include those in `kept`. The result is empty if no node overflowed.
     """
     from ascend_lab.compiler.compile import nodes_to_keep
 
     if not overflows:
         return {}
-    # A constant beyond fp16 is lost whatever nodes are kept; only other weights help.
+    # Keeping nodes does not help a constant beyond the range of fp16; only other weights do.
     node_overflows = [overflow for overflow in overflows if overflow.op != "constant"]
     keep = nodes_to_keep(graph, inputs, node_overflows, kept)
     lines = [f"  overflow: {overflow}" for overflow in overflows[:MAX_SHOWN]]
@@ -146,7 +146,7 @@ def _cause(graph: Graph, inputs: Arrays, overflows: Sequence[Overflow]) -> str:
     """Return why outputs of kernels are not finite: the model itself, its inputs, or fp16."""
     from ascend_lab.compiler.overflow import not_finite_from
 
-    # Evaluated exactly, the graph tells a fault of the model from one of fp16.
+    # Exact evaluation tells whether the fault is the model's or that of fp16.
     origin = not_finite_from(graph, inputs)
     if origin is not None:
         return f"the model's own values are not finite either, from {origin} on"
@@ -177,7 +177,7 @@ def _run_compiled(
 
 
 def kept_nodes(path: str | None) -> frozenset[str]:
-    """Return the nodes that a file of --keep_dtype lists, one a line; raises `InputError`."""
+    """Return the nodes that a file of --keep_dtype lists, one per line; raises `InputError`."""
     if path is None:
         return frozenset()
     needed = "--keep_dtype as a text file with the name of a node a line"
@@ -244,9 +244,9 @@ def _summary(array: Any) -> dict[str, Any]:
     }
 
 
-# -- operators that no graph holds ----------------------------------------------------------------
+# -- models with operators that the compiler does not support -------------------------------------
 def refuse_off_core(arguments: argparse.Namespace, error: UnsupportedError, *flags: str) -> None:
-    """Raise why the compiler refuses a model if a flag was given that asks for the compiler."""
+    """Raise `error`, the compiler's reason, if one of `flags`, which need it, was given."""
     for name in flags:
         if name.lstrip("-").replace("-", "_") in arguments.given:
             drop = f"or drop {name}, which is only {COMPILER_ONLY}"
@@ -269,7 +269,7 @@ def place_off_core(
         raise error
     refuse_off_core(arguments, error, "--tuned", "--bank")
     chip = common.chip_with(arguments)
-    # Resizing and colour conversion run on a unit of the chip where it has one.
+    # Resizing and colour conversion run on the chip's own unit if it has one.
     vpc = UNITS.get(chip.family, {}).get("VPC")
     try:
         model = host.whole_model(arguments.model)
@@ -283,7 +283,7 @@ def place_off_core(
             media_pixels_per_s=vpc.pixels_per_s if vpc else 0.0,
         )
     except UnsupportedError as other:
-        # The same reason on and off the core is given once.
+        # If the reason is the same on and off the core, it is given once.
         if other.needed == error.needed:
             raise error from other
         why = "; ".join(reason for reason in (error.remedy, f"off the core: {other}") if reason)
@@ -330,7 +330,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
         graph = common.imported(arguments).graph
     except UnsupportedError as error:
         return _simulate_placed(arguments, error)
-    # Warnings stand above the table, and below the reason why a model cannot be read.
+    # Warnings are printed above the table, and below the reason why a model cannot be read.
     warn_of_switches(switches)
     road = Road(switches=switches, dtype=arguments.dtype, fusion=not arguments.no_fusion)
     road = common.tuned_road(arguments, chip, road)
@@ -448,7 +448,7 @@ def warn_of_switches(switches: Switches) -> None:
 
 
 def table(times: NetworkTimeline, nodes: int, ledger: Mapping[str, float]) -> list[str]:
-    """Return the operators as lines of a table, where the time goes, and the totals."""
+    """Return lines: a table of the operators, the time by cause, and the totals."""
     from ascend_lab.compiler import compile as compiler, tiled
 
     chip = times.chip
@@ -488,7 +488,7 @@ def _ai_cpu(times: NetworkTimeline) -> str:
 
 
 def _equal(operators: Iterable[OperatorTime]) -> list[list[OperatorTime]]:
-    """Return the kernels in groups whose rows differ in the name at most, in order."""
+    """Return the kernels in order, grouped if their rows differ only in the name."""
     groups: dict[str, list[OperatorTime]] = {}
     for op in operators:
         # Layers 2 and 3 of a stage are often equal: one row "2 x layer2" says it.

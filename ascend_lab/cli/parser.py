@@ -1,7 +1,7 @@
-"""The parser of both commands: argparse, but an error is one line and flags that were given count.
+"""The parser of both commands: argparse with one-line errors and a record of the flags given.
 
-argparse leaves the program on an error, and does not say whether a value was given or is a default.
-Verbs need the latter to refuse flags that change nothing: `arguments.given` holds their names.
+argparse exits on an error, and does not say whether a value was given or is a default. Verbs need
+to know that to refuse flags that change nothing: `arguments.given` holds the names of given flags.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ascend_lab.errors import InputError
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with one-line errors, which tells the flags that were given: `arguments.given`."""
+    """An argparse parser with one-line errors that records the given flags in `arguments.given`."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise `InputError` instead of leaving the program."""
+        """Raise `InputError` instead of exiting."""
         verb = self.prog.partition(" ")[2]
         where = f"{verb}: " if verb else ""
         see = f"see `{self.prog} --help`"
@@ -29,16 +29,16 @@ class Parser(argparse.ArgumentParser):
         raise InputError(where + needed, got, f"{suggestion}{see}")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Print help and version as all else is: argparse says nothing about a full disk."""
+        """Print help and version with `printing.say`: argparse would not report a full disk."""
         say(message.rstrip("\n").split("\n"))
 
     def _unknown(self, words: Sequence[str]) -> list[str]:
-        """Return the words that look like a flag and are none, nor the beginning of one.
+        """Return the words that look like a flag but are neither a flag nor an abbreviation of one.
 
-        argparse takes --mem for --memory-limit where abbreviations are allowed.
+        argparse accepts --mem for --memory-limit where abbreviations are allowed.
         """
         flags = [option for action in self._actions for option in action.option_strings]
-        # --seed=3 is the flag --seed; behind "--" all words are operands
+        # --seed=3 is the flag --seed; after "--" all words are operands
         named = [word.partition("=")[0] for word in takewhile(lambda word: word != "--", words)]
         flags_given = [name for name in named if name.startswith("--")]
         if not self.allow_abbrev:
@@ -48,9 +48,9 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse a command line; `given` of the result names the flags that stand in it.
+        """Parse a command line; `given` of the result names the flags that occur in it.
 
-        All defaults are suppressed meanwhile: a value that argparse stores was given.
+        Defaults are suppressed meanwhile, so that every value argparse stores was given.
         """
         # A parser of verbs leaves unknown flags to the verb's own parser.
         if self._subparsers is None and (strange := self._unknown(args or ())):
@@ -66,7 +66,7 @@ class Parser(argparse.ArgumentParser):
         finally:
             for flag in flags:
                 flag.default = defaults[flag.dest]
-        # argparse gives operands behind a flag to nobody: the 8x8 of `op relu --chip Toy 8x8`.
+        # argparse does not assign operands after a flag: the 8x8 of `op relu --chip Toy 8x8`.
         for action in self._actions:
             if action.nargs == "*" and not action.option_strings:
                 operands = [word for word in unparsed if not word.startswith("-")]

@@ -1,4 +1,4 @@
-"""What the verbs print: lines, JSON, tables of columns, pictures."""
+"""Printing and writing of results for all verbs: lines, JSON, tables, pictures."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ _ALIGNED = re.compile(r"[<>][0-9]*")
 
 
 def columns(formats: Mapping[str, str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Return a table as lines: the heads, then a line for each row, cells parted by a blank.
+    """Return a table as lines: the heads, then a line for each row, cells separated by a blank.
 
-    `formats` says by head how a cell is formatted: with ">9.3f" under "us" the head and all cells
-    are nine characters wide and end at the right, numbers have three decimals.
+    `formats` maps the head of each column to the format of its cells: with ">9.3f" for "us" the
+    head and all cells are nine characters wide and right-aligned; numbers have three decimals.
     """
     heads = []
     for head, cell_format in formats.items():
@@ -79,7 +79,7 @@ PICTURES = (".svg", ".png", ".pdf")
 
 
 def check_picture(path: str | None) -> None:
-    """Raise `InputError`, before any work, for a --figure of another kind than `PICTURES`."""
+    """Raise `InputError`, before any work, for a --figure whose ending is not in `PICTURES`."""
     if path is not None and picture_kind(path) not in PICTURES:
         needed = f"--figure with an ending among {', '.join(PICTURES)}"
         raise InputError(needed, path, "rename it")

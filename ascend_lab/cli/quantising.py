@@ -1,4 +1,4 @@
-"""The model that `quantize` writes in eight bits, with the samples that choose its scales."""
+"""Quantises a model for the verb `quantize`, with samples that determine its scales."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from ascend_lab.deploy.compress.samples import Batch, Sizes
 
 CLOSE = 1e-4
-"""How far a model in a newer operator set may be off, as a share of its outputs."""
+"""Largest relative error of outputs after a model is converted to a newer operator set."""
 MAX_REASONS = 5
-"""Reasons told where no layer is left."""
+"""Most reasons that are printed if no layer can be quantised."""
 Feeds = Sequence[Mapping[str, Any]]
 
 
@@ -54,13 +54,13 @@ class Subject:
         return next((int(shape[0]) for shape in shapes if shape), None)
 
     def quantised(self, plan: Plan) -> tuple[Quantised, Sequence[LeftOut]]:
-        """Return the network in eight bits, and what stays in floating point with the reasons."""
+        """Return the network in eight bits, and the layers left in floating point with reasons."""
         from ascend_lab.deploy import compress as c
 
         ready = c.made_ready(self.graph, plan)
         rows, apart = c.left_out(self.source, ready, plan)
-        # Left out: layers that the plan skips, and products of the graph that are no operator of
-        # the file, such as those of an LSTM.
+        # Left out: layers that the plan skips, and products of the graph that are not operators of
+        # the file, such as those inside an LSTM.
         if all(n.name in apart or plan.of(n) is None for n in c.layers_of(ready)):
             reasons = "; ".join(f"{row.name}: {row.reason}" for row in rows[:MAX_REASONS])
             remedy = "skip fewer, or give a model with convolutions or products of constant weights"
@@ -69,7 +69,7 @@ class Subject:
         return c.quantise_graph(self.graph, self.own(self.feeds), skipping), rows
 
     def own(self, feeds: Feeds) -> Feeds:
-        """Return feeds without the inputs that steer shapes: the graph has their values."""
+        """Return feeds without inputs on which shapes depend: the graph holds their values."""
         return [{name: feed[name] for name in self.graph.inputs} for feed in feeds]
 
     def with_pairs(self, plan: Plan) -> Subject:
@@ -91,14 +91,14 @@ class Subject:
         if newer is not None:
             with suppress(AscendLabError):
                 graph = _graph_of(newer, self.feeds)
-                # A converter may change what a node means: outputs say whether this one did.
+                # A converter may change the meaning of a node: comparing outputs shows this.
                 if c.output_error(self.graph, graph, self.own(self.feeds[:1])) <= CLOSE:
                     return replace(self, source=newer, graph=graph)
         why = "its operator set has no pairs, and no newer one that we can convert it to says it"
         return replace(self, source=export_onnx(self.graph), fixed_because=why)
 
     def held_out(self, path: str | None, plan: Plan) -> Feeds:
-        """Return feeds that scales are not chosen on: those of a file, and those left over."""
+        """Return feeds not used to choose scales: a file's, and calibration feeds left over."""
         from ascend_lab.deploy.compress.samples import feeds_of
 
         # Of 8 batches with batch_num 6 the last two choose no scale: errors on them are honest.
@@ -127,11 +127,11 @@ class Subject:
         from ascend_lab.deploy import compress as c
 
         inputs_of_graph = self.own(feeds)
-        # Kernels in integers are of 8 bits: other layers are rounded to their steps and computed
-        # in floating point.
+        # Integer kernels have 8 bits: layers of other widths are rounded to their steps and
+        # computed in floating point.
         if any(layer.bits != 8 for layer in quantised.layers):
             return c.output_error(self.graph, c.fake_quantised(quantised), inputs_of_graph)
-        # What counts is what the written file computes, not what it was written from.
+        # The error is that of the written file, not of the graph from which it was written.
         shapes = {name: np.shape(value) for name, value in self.feeds[0].items()}
         written_graph = import_pinning(model, self.feeds[0], shapes=shapes).graph
         return c.output_error(self.graph, written_graph, inputs_of_graph)
@@ -152,7 +152,7 @@ def subject_of(model: str, calibration: str) -> Subject:
     source = host.whole_model(model)
     entries = {entry.name: tensors.sizes_of(entry) for entry in tensors.inputs_of(source.graph)}
     common.arrays_named(entries, arrays, "--calibration")
-    # An input of which the model says not even the rank has as many open sizes as its samples.
+    # If the model does not even state the rank of an input, all axes of its samples are open.
     stated = {
         name: ("",) * np.ndim(arrays[name]) if sizes is None else sizes
         for name, sizes in entries.items()
@@ -164,7 +164,7 @@ def subject_of(model: str, calibration: str) -> Subject:
 def _cut(
     stated: Mapping[str, Any], outputs: Sequence[Any], arrays: Mapping[str, Any]
 ) -> tuple[Batch, Feeds]:
-    """Return along which axes samples lie, and the arrays of samples cut into feeds.
+    """Return the axes along which samples are stacked, and the arrays cut into feeds.
 
     1000 images for a model of batch 8 are 125 feeds.
     """
@@ -176,7 +176,7 @@ def _cut(
 
 
 def _graph_of(source: ModelProto, feeds: Feeds) -> Graph:
-    """Return the graph for the sizes of a feed; inputs that steer shapes must not change."""
+    """Return the graph for the sizes of a feed; inputs on which shapes depend must not change."""
     from ascend_lab.compiler.onnx import import_pinning
 
     shapes = {name: np.shape(value) for name, value in feeds[0].items()}

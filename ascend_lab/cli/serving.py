@@ -1,4 +1,4 @@
-"""Commands for servers: `serve-sim` simulates one from a scenario, `serve` answers real requests.
+"""The verbs on servers: `serve-sim` simulates a server, `serve` answers real requests.
 
 ascend-lab serve-sim scenario.toml               latency and throughput of a server
 ascend-lab serve model.onnx --port 8000          KServe v2 at http://127.0.0.1:8000
@@ -89,7 +89,7 @@ def _served_text(data: dict[str, Any]) -> list[str]:
             f"  {name}: a batch of b takes {row['mean_s']:.4g} + {row['per_item_s']:.4g} b s, "
             f"within {row['worst_error']:.1%} of the network's times, which are used"
         )
-    # Absent where a scenario has one priority, one step or one version.
+    # These keys are absent if a scenario has one priority, one step or one version.
     lines += [
         f"  priority {row['priority']}: mean wait {row['wait_s']['mean']:.6g} s, "
         f"p95 {row['latency_s']['p95']:.6g} s, {row['lost']} lost"

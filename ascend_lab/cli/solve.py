@@ -1,4 +1,4 @@
-"""Verbs that solve a problem of optimisation that stands in a file.
+"""The verbs that solve an optimisation problem read from a file.
 
     ascend-lab plan-memory buffers.csv       addresses for buffers, low and without overlap
     ascend-lab replay space.csv.gz           a search on a space whose times were measured
@@ -6,7 +6,7 @@
     ascend-lab strategy problem.json.gz      a strategy for each operator, within memory
     ascend-lab gradient-plan profile.csv ... gradients joined into all-reduces
 
-Each prints how far from the optimum the answer can be.
+Each verb prints how far from the optimum the answer can be.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BUFFERS = (
     "do not fit into --capacity."
 )
 STRATEGY_METHODS = ("auto", "exact", "heuristic")
-# Help below the flags of gradient-plan: the two kinds of files it reads.
+# Help below the flags of gradient-plan: the two types of files that it reads.
 PROFILES = (
     "CSV: a row a gradient in backward order, columns name, ready_us (from the start of backward), "
     "bytes and, where wanted, dtype. Trace: torch.profiler.profile(record_shapes=True) and "
@@ -49,7 +49,7 @@ PROFILES = (
 
 
 def _check_memory(arguments: argparse.Namespace) -> None:
-    """Refuse numbers and names that mean nothing."""
+    """Raise `InputError` for numbers out of range and unknown names."""
     check_limit(arguments.time_limit)
     check_least(arguments, "--seed")  # NumPy's generators take no negative seed
     from ascend_lab.compiler.memory import METHODS
@@ -159,7 +159,7 @@ def _subgraph(arguments: argparse.Namespace) -> int:
     from ascend_lab.lab.contest import read_problem, solve
 
     problem = read_problem(arguments.file)
-    # A count of evaluations ends the search alike on every machine, a time limit does not.
+    # A count of evaluations ends the search equally on every machine; a time limit does not.
     seconds = arguments.time_limit if arguments.evaluations is None else None
     solution = solve(problem, seconds, arguments.evaluations, arguments.seed)
     emit(arguments.json, solution.as_dict(), _subgraph_table(solution, len(problem.operations)))
@@ -175,11 +175,11 @@ SUBGRAPH_COLUMNS = {
     "retained": ">9",
     "latency": ">14.1f",
 }
-"""w, h, k: width and height of a tile of the result, and the depth of its sums that is loaded."""
+"""w, h, k: width and height of a tile of the result, and how many terms of its sums are loaded."""
 
 
 def _subgraph_table(solution: Solution, operations: int) -> list[str]:
-    """Return the schedule for a person to read, the first rows of it when it is long."""
+    """Return the schedule as lines of text; of a long one only the first rows."""
     steps = list(zip(solution.steps, solution.latencies, strict=True))
     cells = [
         (number, len(step.operations), *step.granularity, len(step.retain), latency)
@@ -215,7 +215,7 @@ def _strategy(arguments: argparse.Namespace) -> int:
 
 
 def _strategy_lines(problem: Problem, solution: Strategies) -> list[str]:
-    """Return the answer for a person to read; the strategies themselves only in JSON."""
+    """Return the answer as lines of text; only the JSON lists the strategies themselves."""
     limit = problem.usage_limit
     share = f" = {solution.peak_usage / limit:.1%} of the limit {limit:,}" if limit else ""
     verdict = (
@@ -248,7 +248,7 @@ def _gradient(arguments: argparse.Namespace) -> int:
     plan = gradient.plan(rows, cost, arguments.max_segments, max_bytes=limit)
     # The plan as HCCL takes it, in at most 8 segments.
     forms = planning.forms_of(plan, rows, cost, max_bytes=limit)
-    # An all-reduce joins neighbours in the table: a row waits for all above it in its segment.
+    # An all-reduce joins adjacent rows of the table: a row waits for all rows above in its segment.
     late = splits.out_of_order(rows)
     bound_s = gradient.bound(rows, cost, max_bytes=limit)
     facts = {"gradients": len(rows), "out_of_order": late, "bound_us": bound_s * 1e6}
@@ -269,7 +269,7 @@ def _searched(
 ) -> tuple[dict[str, Any], list[str]] | None:
     """Return a plan under disturbances as data and lines; None if no flag asks for any.
 
-    With several streams, all-reduces that slow down the backward pass, or noisy times no method
+    With several streams, noisy times, or all-reduces that slow down the backward pass, no method
     here proves an optimum: plans are tried.
     """
     from ascend_lab.aoe.gradient import Scenario, improve

@@ -1,4 +1,4 @@
-"""The command `aoe`: tune models, and say how far from the optimum they end.
+"""The command `aoe`: tunes models and says how far from the optimum their schedules can be.
 
     aoe --job_type 2 --model resnet18.onnx --soc_version Ascend310 --output tuned
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 SHOWN_OPERATORS = 8
-"""Operators printed, those that take the most time."""
+"""How many operators are printed: those that take the most time."""
 SAVE_SECONDS_PER_READ_SECOND = 2.5
 """Seconds reserved for saving a model, per second that reading it took."""
 
@@ -57,7 +57,7 @@ def _complain(text: str) -> None:
 
 
 class _InterruptHandler:
-    """The first Ctrl-C lets the run keep what it found, a second one ends it at once."""
+    """A handler: the first Ctrl-C lets the run save what it found, a second ends it at once."""
 
     def __enter__(self) -> None:
         # Python lets only the main thread set handlers, and a caller's own handler stays in place.
@@ -144,7 +144,7 @@ class _Run:
                     dtype=self.dtype,
                     chosen=is_listed,
                     progress=self.bars,
-                    # A model read in 4 s is saved in about 10: the search ends as much earlier.
+                    # A model read in 4 s is saved in about 10 s: the search ends that much earlier.
                     deadline=self.deadline().reserving(SAVE_SECONDS_PER_READ_SECOND * read_s),
                 ),
             )
@@ -177,7 +177,7 @@ def _tune_all(arguments: argparse.Namespace, started: float) -> int:
         open_knowledge(resume=arguments.reload) as knowledge,
     ):
         chip_hint = "" if arguments.soc_version else " (--soc_version chooses another)"
-        # Users forget that the chip has a default, so it is printed above every result.
+        # Users forget that the chip has a default, so the chip is printed above every result.
         head = [f"chip {chip.name}, {chip.core_count} cores{chip_hint}; times are of the model"]
         if arguments.Fnonhomo_split:
             head.insert(
@@ -295,7 +295,7 @@ def _print_operators(report: saved.Report, result: engine.NetworkResult) -> None
 
     show(report.top(SHOWN_OPERATORS))
     show(f"  {_gap_text(result)}")
-    # A search that ended early says nothing about the operators it has not come to.
+    # A search that ended early has no result for the operators that it did not reach.
     not_reached = sum(r.note == NOT_REACHED for r in result.results)
     if not_reached:
         defaults = f"{not_reached} kinds of operators keep their defaults"
@@ -400,7 +400,7 @@ def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], ch
 
 
 def _other_chip(chip: Chip, topology: Topology) -> str:
-    """Return a warning where the devices of a preset cluster are not the chip that is timed."""
+    """Return a warning if the devices of a preset cluster are not the chip that is timed."""
     devices = CHIP_OF_CLUSTER.get(topology.name.partition("-")[0], chip.name)
     # For a user's own chip file the cluster is unknown.
     if chip.name not in PRESETS or chip.name.startswith(devices):

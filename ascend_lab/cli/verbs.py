@@ -1,4 +1,4 @@
-"""All verbs of `ascend-lab`; those of chips and single kernels stand here.
+"""The list of all verbs of `ascend-lab`, and the verbs on chips and single kernels.
 
 ascend-lab chips Ascend910B2                       every number of a chip, with its source
 ascend-lab gemm 4096 4096 4096 --chip Ascend910B2  a matrix product
@@ -49,7 +49,7 @@ def _op(arguments: argparse.Namespace) -> int:
     if arguments.json:
         refuse_idle(arguments, "without --json", "--show")
     operator = ops.get(arguments.name)
-    # Whatever is missing, the message shows a whole command that works.
+    # Whatever is missing, the message shows a complete command that works.
     example = _example(operator, arguments.chip)
     if not arguments.shapes:
         raise InputError(f"a shape per input ({', '.join(operator.inputs)})", "none", example)
@@ -82,11 +82,11 @@ def _op(arguments: argparse.Namespace) -> int:
 
 
 def _example(operator: Any, chip: str | None) -> str:
-    """Return the words that time an operator on the plainest of its examples."""
+    """Return the command that times an operator on the simplest of its examples."""
     # Examples for tests include empty shapes and sizes of 0.
     examples = [e for e in operator.examples if all(shape and all(shape) for shape in e.shapes)]
-    # The plainest has the fewest attributes, and among those the most elements: times of small
-    # shapes are all launch.
+    # The simplest has the fewest attributes, and among those the most elements: the time of a
+    # small shape is nearly all launch.
     plain = min(
         examples, key=lambda e: (len(e.attrs), -sum(map(math.prod, e.shapes))), default=None
     )
@@ -103,7 +103,7 @@ def _timing(name: str, timeline: KernelTimeline) -> list[str]:
     """Return the lines that `op` prints: times, bytes, and how busy each pipe is."""
     busy = ", ".join(f"{pipe} {share:.1%}" for pipe, share in timeline.busy.items())
     phases = len(timeline.phases)
-    # A kernel started by the host pays for the launch, one in the device's queue hardly.
+    # A kernel started by the host pays for the whole launch, one in the device's queue for little.
     by_host = timeline.start == "cold"
     with_launch = f", {timeline.time_s * 1e6:.2f} us with a launch by the host" * by_host
     of_what = "of the time with the launch" if by_host else "of the time on the device"
@@ -138,7 +138,7 @@ _OF_OPERATORS = (
 def _own_tiling(
     arguments: argparse.Namespace, chip: Any, shapes: Sequence[Any], formats: Any, attrs: Any
 ) -> Any:
-    """Return the tiling that --like, or --tile, --step-k and --grid ask for; None without any."""
+    """Return the tiling of --like, or of --tile, --step-k and --grid; None without these flags."""
     from ascend_lab.compiler.like_cann import tiling_of_operator
     from ascend_lab.operators import kernels, ops
 
@@ -147,7 +147,7 @@ def _own_tiling(
     if arguments.name != "matmul":
         needed = "matmul for --tile, --step-k, --grid and --like"
         raise InputError(needed, arguments.name, "drop them: other operators have no such tiling")
-    # Wrong shapes are told as such, not as a tiling that does not fit them.
+    # Wrong shapes are reported as such, not as a tiling that does not fit them.
     ops.check("matmul", shapes, formats, chip, **attrs)
     if arguments.like:
         refuse_idle(arguments, "without --like", "--tile", "--step-k", "--grid")
@@ -224,7 +224,7 @@ def _conv(arguments: argparse.Namespace) -> int:
     sizes: dict[str, Any] = {name: getattr(arguments, name) for name in names}
     for name in ("stride", "pad", "dilation"):
         text = getattr(arguments, name)
-        # How many numbers each may have, `ConvShape` knows: here they only have to be numbers.
+        # `ConvShape` checks how many numbers each may have: here they only have to be numbers.
         sizes[name] = tuple(_numbers(text, ",", text.count(",") + 1, f"--{name} as numbers"))
     return _time(arguments, chip, ConvShape(**sizes), "conv {n}x{c}x{h}x{w}".format(**sizes))
 
@@ -273,9 +273,9 @@ def _override(schedule: Any, arguments: argparse.Namespace) -> Any:
 
 
 def _tiled(arguments: argparse.Namespace, chip: Any, shape: Any) -> Any:
-    """Return the schedule that the flags state; without any the default, as networks use it.
+    """Return the schedule that the flags state, or without flags the default one of networks.
 
-    Of the flags' tile no other is tried. Where no grid is stated, the quickest one is simulated.
+    A stated tile is used as it is. If no grid is stated, grids are simulated to find the quickest.
     """
     from ascend_lab.operators.kernels import ConvShape, best_grid, conv_schedule, default_schedule
     from ascend_lab.operators.ops.matmul import default_product
@@ -289,9 +289,9 @@ def _tiled(arguments: argparse.Namespace, chip: Any, shape: Any) -> Any:
 
 
 def _timeline(shape: Any, chip: Any, schedule: Any) -> Any:
-    """Return the timeline of a product or convolution, of a product with all its phases.
+    """Return the timeline of a product or convolution, with all phases of a product.
 
-    A product whose cores share K has two: partial sums, then their sum.
+    A product whose cores share K has two phases: partial sums, then the sum of these.
     """
     from ascend_lab.machine.sim import DeviceMemory, simulate, simulate_kernel
     from ascend_lab.operators.kernels import ConvShape, conv_launch
@@ -306,15 +306,15 @@ def _timeline(shape: Any, chip: Any, schedule: Any) -> Any:
 
 
 def _time(arguments: argparse.Namespace, chip: Any, shape: Any, title: str) -> int:
-    """Time a product or convolution, and print its rate beside the cube's peak."""
+    """Time a product or convolution, and print its rate as well as the cube's peak."""
     from ascend_lab.machine.sim import write_trace
 
     schedule = _tiled(arguments, chip, shape)
     timeline = _timeline(shape, chip, schedule)
     if arguments.trace:
-        # A trace has one clock: of several phases the first is written.
+        # A trace has one clock: if there are several phases, the first is written.
         write_trace(getattr(timeline, "phases", [timeline])[0], arguments.trace)
-    # Results leave by the vector unit's pipe where cube and vector share a core.
+    # Results are written by the vector unit's pipe if cube and vector share a core.
     stored = "MTE3" if chip.combined else "FIX"
     pipes = {"cube": "M", "mte1": "MTE1", "mte2": "MTE2", "store": stored}
     busy = {name: timeline.busy.get(pipe, 0.0) for name, pipe in pipes.items()}

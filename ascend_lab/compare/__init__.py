@@ -1,11 +1,11 @@
-"""Measured times beside the model's, row by row.
+"""Compares times measured on boards with the times that the model predicts, row by row.
 
-`compare` reads a table of measured rows, or a profile that msprof wrote. It sets beside every row
-the model's time, the bound that no schedule beats, and
+`compare` reads a table of measured rows, or a profile that msprof wrote. For every row it gives
+the model's time, the lower bound that no schedule beats, and
 
     error = model / measured - 1.
 
-A row that the model cannot time is refused with the reason, and all other rows are still timed.
+If the model cannot time a row, the row is marked as refused, with the reason; the others are timed.
 
 Ten products measured on an Ascend910B2, from a table that comes with the package:
 
@@ -39,10 +39,10 @@ __all__ = ["Compared", "Comparison", "Group", "compare", "compare_rows", "read_m
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A measured row beside the model's answer; `refused` gives the reason if there is none.
+    """A measured row and the model's answer; `refused` gives the reason if the model has none.
 
-    `limit` is what takes longest in the model. `busy` are the pipes' shares of the measured time,
-    `model_busy` their shares of the model's time.
+    `limit` names what takes longest in the model. `busy` holds the share of the measured time that
+    each pipe (queue of one kind of instruction) works, `model_busy` its share of the model's time.
     """
 
     case: str
@@ -58,7 +58,7 @@ class Compared:
 
     @property
     def error(self) -> float | None:
-        """model / measured - 1."""
+        """Return model / measured - 1."""
         if self.model_s is None or not self.measured_s:
             return None
         # 12 us by the model, 10 us measured: +20 %
@@ -66,7 +66,7 @@ class Compared:
 
     @property
     def is_below_bound(self) -> bool:
-        """Whether the measured time is shorter than the bound: the model is wrong there."""
+        """Tell whether the measured time is shorter than the bound: then the model is wrong."""
         has_both = self.measured_s is not None and self.bound_s is not None
         return has_both and self.measured_s < self.bound_s  # type: ignore[operator]
 
@@ -100,16 +100,16 @@ class Compared:
 
 
 def _microseconds(time_s: float | None) -> str:
-    """Return a time as a column of text, a dash for none."""
+    """Return a time as a column of text; a dash stands for None."""
     return f"{'-':>12}" if time_s is None else f"{time_s * 1e6:>12.2f}"
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Statistics of one group: its rows, how many are timed, and the errors of those.
+    """Statistics of one group of rows: how many there are, how many are timed, and their errors.
 
-    `bias` is the geometric mean of model / measured, less 1: a row at twice and one at half the
-    measured time have a bias of 0. `median` and `p90` are of the error without its sign.
+    `bias` is the geometric mean of model / measured, less 1: for two rows, one at twice and one at
+    half the measured time, it is 0. `median` and `p90` are those of the error without its sign.
     `below_bound` counts rows that were measured below the bound.
     """
 
@@ -140,7 +140,7 @@ ROW_HEAD = f"{'row':<52}{'measured us':>13}{'model us':>13}{'bound us':>13}{'err
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All rows of a file beside the model's answers, in the file's order."""
+    """All rows of a file with the model's answers, in the file's order."""
 
     name: str
     rows: tuple[Compared, ...]
@@ -166,7 +166,7 @@ class Comparison:
 
     @property
     def timed(self) -> int:
-        """Rows that have a measured time and the model's."""
+        """Return how many rows have both a measured time and one of the model."""
         return sum(row.error is not None for row in self.rows)
 
     def lines(self) -> list[str]:
@@ -182,7 +182,7 @@ def group_of(name: str, rows: list[Compared]) -> Group:
     below = sum(row.is_below_bound for row in rows)
     if not len(errors):
         return Group(name, len(rows), 0, None, None, None, below)
-    # exp(mean of log(1 + error)) - 1; the floor keeps a model time of 0 from log(0)
+    # exp(mean of log(1 + error)) - 1; a least value keeps a model time of 0 from log(0)
     bias = math.expm1(float(np.mean(np.log1p(np.maximum(errors, -1 + 1e-12)))))
     # without the sign: a model 20 % too slow and one 20 % too fast are equally wrong
     median, p90 = (float(q) for q in np.percentile(np.abs(errors), (50, 90)))
@@ -190,10 +190,11 @@ def group_of(name: str, rows: list[Compared]) -> Group:
 
 
 def compare(path: str | Path, chip: Chip | None = None, like: str = "") -> Comparison:
-    """Return the rows of a file beside the model's answers.
+    """Return the rows of a file with the model's answers.
 
-    A profile names no chip: it was recorded on `chip`. In a table `chip` is for rows that name it,
-    or name none. With `like` "cann" networks and products are compiled as CANN would. Raises
+    A profile does not name its chip: `chip` says on which it was recorded. In a table `chip` is
+    used for rows that name it and for rows that name no chip. With `like` "cann" networks and
+    matrix products are compiled as CANN, the vendor's compiler, would compile them. Raises
     `InputError` for a file that is neither a table nor a profile, one without rows, and an unknown
     compiler.
     """
@@ -210,7 +211,7 @@ def read_measured(path: str | Path, chip: Chip | None = None) -> list[Measured]:
         raise InputError(f"{path}: a header and rows", "an empty file", "write at least one row")
     refuse_above(f"{path}: rows", len(lines) - 1, ROWS)
     header = lines[0][1]
-    # a table of ours names the chip in every row, a profile of msprof nowhere
+    # a table in our format names the chip in every row; a profile of msprof never names it
     if profile.is_profile(header):
         if chip is None:
             needed = f"{path}: the chip that this profile was recorded on"
@@ -227,7 +228,7 @@ def read_measured(path: str | Path, chip: Chip | None = None) -> list[Measured]:
 def compare_rows(
     rows: list[Measured], chip: Chip | None = None, like: str = ""
 ) -> Iterator[Compared]:
-    """Yield each measured row beside the model's answer; equal work is timed once.
+    """Yield each measured row with the model's answer; equal work is timed once.
 
     Raises `InputError` for an unknown compiler in `like`.
     """
@@ -238,9 +239,9 @@ def compare_rows(
         if row.work is None or row.refused:
             yield Compared(row.case, row.group, row.measured_s, refused=row.refused or "no work")
             continue
-        # Records of work hold mappings, which cannot be keys of a dict; their text can. Tables
-        # repeat
-        # the same work with other schedules, and one estimate takes up to seconds.
+        # Records of work hold mappings, which cannot be keys of a dict; their text can.
+        # Tables repeat the same work with other schedules,
+        # and one estimate takes up to seconds.
         key = repr(row.work)
         if key not in answers:
             answers[key] = _answer(row.work, chip, like)

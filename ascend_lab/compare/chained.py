@@ -1,7 +1,7 @@
-"""Times of measured kernels that are small graphs here (see `chains`), or grouped products.
+"""Times measured kernels that this package builds as small graphs, and grouped matrix products.
 
-A library kernel such as SwiGlu is one kernel there; here it is a graph of slices, silu and a
-product, which is compiled into one kernel or a few. The estimate says into how many.
+SwiGlu, for example, is one kernel of the vendor's library; here (see `chains`) it is a graph of
+slices, silu and a product, which is compiled into one or more kernels. The estimate says how many.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ READ_IN_PART = (
     "moe_finalize_routing",
     "resize_bilinear",
 )
-"""Chains that read only those parts of their inputs to which indices point."""
+"""Chains (measured kernels built as graphs) that read only the parts indices point to."""
 
 MIX_KERNELS = ("grouped_matmul",)
-"""Kernels started as those of cube and vector cores together, though only cubes work.
+"""Kernels launched on cube and vector cores together, though only the cube cores work.
 
 GroupedMatmul is of type MIX_AIC_1_0. Source: hicann/ops-transformer @9c9d397a,
 gmm/grouped_matmul/op_kernel/grouped_matmul_tiling_key.h.
@@ -43,14 +43,14 @@ FETCHED = {
 The value lists what the table's column `kernels` says in such rows: "" for a single kernel.
 """
 SUPER_KERNELS = ("mla_prolog",)
-"""Chains measured as one kernel which here are several: only barriers stand between these.
+"""Chains that were measured as one kernel but are several here, with only barriers between them.
 
-They are timed as a super kernel of a network: one start, of cores of both kinds.
+They are timed like a super kernel of a network: with one launch, of cube and vector cores.
 """
 
 
 def ends_as_given(graph: Graph) -> Graph:
-    """Assign layouts to a graph: the cube's results lie in blocks if any input does, else plain."""
+    """Return a graph with layouts: results of the cube are in blocks if an input is, else plain."""
     from ascend_lab.compiler.layout import Assigner
 
     blocked = any(graph.types[name].layout != "ND" for name in graph.inputs)
@@ -62,7 +62,7 @@ def chain(work: Work, graph: Graph, chip: Chip) -> Estimate:
     from ascend_lab.compiler import Road, bound_of, finish_stages, front_stages, network, tasks
     from ascend_lab.compiler.compile import Layouts
 
-    # measured on a part of the chip
+    # the row was measured on some of the chip's cores
     if "cores" in work.attributes:
         cores = cores_of(chip, "cores", work.attributes["cores"])
         chip = replace(chip, core_count=cores)
@@ -82,7 +82,7 @@ def chain(work: Work, graph: Graph, chip: Chip) -> Estimate:
             cut_by = "in one launch, barriers between"
         times = network.simulate_graph(compiled)
     bound = bound_of(front.rewritten, at_peak(chip))
-    # no schedule is quicker than the bytes that it has to read
+    # no schedule is quicker than the transfer of the bytes that it has to read
     if work.operator not in READ_IN_PART:
         bound = with_bytes(bound, graph, at_peak(chip))
     marks = [f"kernels of ours: {len(times.operators)}, {cut_by}"]
@@ -99,9 +99,9 @@ def chain(work: Work, graph: Graph, chip: Chip) -> Estimate:
 def grouped(work: Work, chip: Chip) -> Estimate:
     """Time a grouped product, the conversions of its operands and the steps on its result.
 
-    Each kernel has a start of its own, except conversions that are `together` with the product in
-    one launch. What a conversion has left in L2 the product finds there; what does not fit goes to
-    memory while the product runs.
+    Each kernel has a launch of its own, except conversions that share the product's launch
+    (`together`). The product reads from L2 what a conversion has left there; what does not fit is
+    written to memory while the product runs.
     """
     from ascend_lab.compiler import Road, bound_of, simulate_graph
     from ascend_lab.compiler.compile import Layouts

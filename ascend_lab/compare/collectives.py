@@ -1,4 +1,4 @@
-"""Measured collectives: the quickest algorithm on a topology."""
+"""Times measured collectives (all_reduce, all_to_all): the quickest algorithm on a topology."""
 
 from ascend_lab.compare.estimates import Estimate
 from ascend_lab.compare.rows import Work
@@ -8,20 +8,20 @@ from ascend_lab.limits import shown
 from ascend_lab.machine.chip import Chip
 
 OF_EXPERTS = ("ep", "tokens", "hidden", "topk")
-"""Words on the experts whose tokens a collective moves."""
+"""Attributes of rows whose collective moves the tokens of experts."""
 TOKEN_DTYPES = ("int8", "fp16", "bf16")
 LATE_HOSTS = "as measured also a wait for late hosts"
-"""A mark on a dispatch: it ends when the last rank has sent, whose host may have begun later.
+"""A remark on a dispatch: it ends when the last rank has sent, whose host may have begun later.
 
 A combine follows it on each device's queue, so all ranks begin it together. Source: the benchmark
 of sgl-kernel-npu, which sets a barrier before the first of thirty calls and averages all.
 """
 OTHER_TOPOLOGIES = {"A3 pod, HCCS": "a3-pod"}
-"""Words of a source for its topology -> the preset, with as many devices as ranks."""
+"""A source's name of its topology -> our preset, which gets as many devices as there are ranks."""
 
 
 def collective(work: Work, own: Chip | None) -> Estimate:
-    """Time a collective by the quickest algorithm on a topology, its first devices if fewer."""
+    """Time a collective by its quickest algorithm; fewer ranks than devices use the first ones."""
     from ascend_lab.cluster import collective_time, load_topology
     from ascend_lab.cluster.loader import TOPOLOGIES
 
@@ -61,13 +61,13 @@ def collective(work: Work, own: Chip | None) -> Estimate:
 
 
 def tokens_moved(work: Work, chip: Chip) -> tuple[float, str]:
-    """Return the seconds in which a rank moves its experts' tokens in its own memory, and a mark.
+    """Return the seconds in which a rank moves its experts' tokens in its memory, and a remark.
 
         dispatch: received rows leave the buffer that peers write to       2 B / memory rate
         combine:  a sum over the topk rows of every token          (B + B / topk) / memory rate
 
-    B are the bytes of all rows. A core sends all of its rows before it begins with what came in, so
-    these seconds follow those of the links. Rows of int8 are a dispatch's: sums are exchanged in
+    B is the bytes of all rows. A core sends all of its rows before it begins with what came in, so
+    these seconds follow those of the links. Rows of int8 mean a dispatch: sums are exchanged in
     wider formats. A row is quantised while others are on the links, which costs no time of its own.
     Source: sgl-project/sgl-kernel-npu @f425bdf1, csrc/deepep/ops/op_kernel: the phases of
     moe_distribute_dispatch_v2 and moe_distribute_combine_v2.

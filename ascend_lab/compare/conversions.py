@@ -1,4 +1,4 @@
-"""Changes of layout that were measured together with a convolution."""
+"""Times the changes of layout that were measured together with a convolution."""
 
 import math
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 
 
 def _turns_blocks(dtype: str) -> bool:
-    """Tell whether ours turns 16 channels of a format in one go, as the device does."""
+    """Tell whether our kernel transposes 16 channels of a format at once, as the device does."""
     # vtranspose turns 16 x 16 numbers of two bytes; others move one by one
     return DTYPE_BYTES[dtype] == 2
 
 
 def conversions_told(count: int, dtype: str) -> str:
-    """Return what the model did about so many changes of layout that were measured."""
+    """Return a remark on how the model timed the `count` changes of layout that were measured."""
     if _turns_blocks(dtype):
         return f"with {count} changes of layout, as measured"
     return f"{count} changes of layout not timed: ours of {dtype} would move single elements"
@@ -29,7 +29,7 @@ def converting_s(shapes: Sequence[Shape], dtype: str, count: int, chip: Chip) ->
     if not _turns_blocks(dtype):
         return 0.0
     total_s = 0.0
-    # the row says how many conversions there were, not of which tensors: the largest cost most
+    # the row states the number of conversions but not the tensors: the largest ones cost most
     for shape in sorted(shapes, key=math.prod, reverse=True)[:count]:
         plain = TensorType(shape, dtype)
         types = {"x": plain, "y": replace(plain, layout="NC1HWC0")}

@@ -1,4 +1,4 @@
-"""The model's answer to a row: seconds, a bound that no schedule beats, and the limit."""
+"""Defines the model's answer to a row: seconds, a lower bound, and what takes longest."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The model's seconds, those of the bound (None: uncertain), and in `limit` what takes longest.
+    """The model's seconds, the bound's (None: unknown), and in `limit` what takes longest.
 
-    `busy` are the pipes' shares of the model's time. `marks` are remarks on how the model timed it.
+    `busy` holds each pipe's share of the model's time, `marks` remarks on how the work was timed.
     """
 
     model_s: float
@@ -35,7 +35,7 @@ def at_peak(chip: Chip) -> Chip:
 
 
 def with_bytes(bound: Bound, graph: Graph, chip: Chip) -> Bound:
-    """Return a bound that also counts the bytes that a graph reads, and writes beyond its L2.
+    """Return a bound that also counts the bytes a graph reads and those it writes beyond L2's size.
 
     The bound of a network counts no bytes for slices of a tensor that nobody needs. A kernel alone
     has to read all of its input.
@@ -58,7 +58,7 @@ def of_tasks(
     """Return the estimate of a chain of kernels.
 
     The host starts the first one; the others wait in the device's queue. A profiler's tasks do not
-    include the host's part of that start, so it is taken off where the row is a sum of such tasks.
+    include the host's part of that start, so it is subtracted if the row is a sum of such tasks.
     """
     from ascend_lab.compiler.compile import account
 
@@ -70,8 +70,8 @@ def of_tasks(
 
 
 def largest(ledger: Mapping[str, float]) -> str:
-    """Return the entry of a ledger that takes longest, apart from the bound itself."""
-    # the ledger lists the bound and what is lost on top of it
+    """Return the entry of a breakdown of time that takes longest, apart from the bound itself."""
+    # the breakdown lists the bound and the losses on top of it
     losses_s = {entry: time_s for entry, time_s in ledger.items() if entry != "bound"}
     return max(losses_s, key=lambda entry: losses_s[entry], default="bound")
 

@@ -1,13 +1,13 @@
-"""The model's estimate of a measured row.
+"""Estimates the time of a measured row with the model, and a lower bound for it.
 
 A row's `timing` says what its time includes. `kernel` is a task on the device as a profiler counts
-it, from the start there (`queued_launch_s` of the chip, and more for cores of two kinds) to its
-end. `wall` includes the whole launch by the host, `step` is the time of a whole network. `l2` says
-whether the operands lie in L2.
+it, from its launch there (`queued_launch_s` of the chip, more if cube and vector cores start
+together) to its end. `wall` includes the whole launch by the host; `step` is the time of a whole
+network. `l2` says whether the operands lie in L2.
 
-The bound takes memory at its peak rate (`memory_peak_bytes_per_s`), whatever rate kernels reach, so
-that no board may beat it. If a source does not print which bin of a chip it measured, there is no
-bound.
+The bound assumes memory at its peak rate (`memory_peak_bytes_per_s`), which kernels do not reach,
+so that no board can beat it. If a source does not say which speed grade (bin) of a chip it
+measured, there is no bound.
 """
 
 from dataclasses import replace
@@ -34,7 +34,7 @@ LIKE = ("cann",)
 
 
 def estimate(work: Work, own_chip: Chip | None = None, like: str = "") -> Estimate:
-    """Return the model's estimate of a work; `own_chip` is the user's chip, which rows may name.
+    """Return the model's estimate for `work`; `own_chip` is the user's chip, which rows may name.
 
     A kernel whose structure in the vendor's library is known is timed in that structure, even where
     ours is quicker (`row_kernels`). With `like` "cann" networks and products, too, are compiled as
@@ -42,13 +42,13 @@ def estimate(work: Work, own_chip: Chip | None = None, like: str = "") -> Estima
     """
     if work.operator == LANGUAGE:
         return _language_step(work, own_chip)
-    # a row may hold tokens per second, or microseconds per token: no time of one run
+    # a row may hold tokens per second, or microseconds per token: neither is the time of one run
     if "metric" in work.attributes:
         needed = "a time of the whole work"
         raise InputError(needed, f"metric={work.attributes['metric']}", "it is a time per unit")
     if work.operator in COLLECTIVES:
         return collective(work, own_chip)
-    # a size in bytes and no shapes: only collectives are told so
+    # only collectives are described by a size in bytes instead of shapes
     if work.size_bytes is not None:
         needed = f"a collective of {' and '.join(COLLECTIVES)}"
         raise UnsupportedError(needed, work.operator or "no operator", "others are not timed here")
@@ -67,9 +67,9 @@ def estimate(work: Work, own_chip: Chip | None = None, like: str = "") -> Estima
 
 
 def _language_step(work: Work, own_chip: Chip | None) -> Estimate:
-    """Time a step of a language model, if the room that can is installed.
+    """Time a step of a language model, if the package that can do it is installed.
 
-    That room is built on this one, which therefore may know it by name only.
+    That package imports this one; it is imported by its name here, when it is first needed.
     """
     try:
         published = import_module(LANGUAGE_ROWS)
@@ -85,7 +85,7 @@ def _language_step(work: Work, own_chip: Chip | None) -> Estimate:
 
 
 def _timed(work: Work, chip: Chip, like: str) -> Estimate:
-    """Time a work as what it is: a network, products by hand, a chain of kernels, an operator."""
+    """Time a network, a handwritten product, a chain of kernels or an operator by its own rule."""
     if work.operator.startswith(ZOO):
         return network(work, chip, like)
     if work.operator in GROUPS:

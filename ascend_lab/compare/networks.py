@@ -1,4 +1,4 @@
-"""Measured networks of the zoo."""
+"""Times measured networks of the model zoo, compiled as the command `simulate` compiles them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ if TYPE_CHECKING:
     from ascend_lab.compiler import Graph
 
 SMALL = "small_channel"
-"""Word of a network's row: 1, its first layer reads pixels of 4 channels (--enable_small_channel).
+"""Attribute of a network's row; 1 means that the first layer reads pixels of 4 channels.
 
-Our compiler decides that by itself.
+It states the option --enable_small_channel of the vendor's compiler;
+our compiler decides this by itself.
 """
 NETWORK_DTYPES = ("fp16", "bf16", "int8")
 
 
 def network(work: Work, chip: Chip, like: str) -> Estimate:
-    """Time a network of the zoo, compiled as the command `simulate` does."""
+    """Return the time of a network of the zoo, compiled as the command `simulate` compiles it."""
     from ascend_lab.compiler import Road, bound_of, finish_stages, front_stages, placement, tiled
     from ascend_lab.compiler.like_cann import cann_road
 
@@ -49,7 +50,7 @@ def network(work: Work, chip: Chip, like: str) -> Estimate:
 
 
 def _graph(work: Work) -> Graph:
-    """Return the zoo's network at the row's batch and sizes; raises where they contradict."""
+    """Return the zoo's network at the row's batch and sizes; raise if these contradict it."""
     from ascend_lab.compiler import zoo
 
     batch: Any = None
@@ -59,10 +60,10 @@ def _graph(work: Work) -> Graph:
         elif not is_measurement(word) and not _says_again(work, word, value):
             needed = f"{work.operator}: attributes that its time on one device depends on"
             raise UnsupportedError(needed, f"{word}={shown(value)}", "none is guessed")
-    # (8, 3, 224, 224) says batch 8 without the word
+    # (8, 3, 224, 224) states batch 8 without the attribute `batch`
     if batch is None and work.shapes:
         batch = work.shapes[0][0]
-    # bool is a kind of int in Python: batch=True is no batch
+    # bool is a subclass of int in Python: batch=True is not a batch
     is_integer = isinstance(batch, int) and not isinstance(batch, bool)
     if not is_integer or batch < 1 or (work.shapes and work.shapes[0][0] != batch):
         shape_words = f", inputs of {work.shapes[0][0]}" if work.shapes else ""
@@ -77,9 +78,9 @@ def _graph(work: Work) -> Graph:
 
 
 def _says_again(work: Work, word: str, value: Any) -> bool:
-    """Tell whether a word says what is so anyway: one device, the length that the shapes have.
+    """Tell whether an attribute changes nothing: one device, or the length that the shapes have.
 
-    Or how the first layer was compiled, which no result depends on.
+    An attribute on how the first layer was compiled changes nothing, too.
     """
     if word == SMALL:
         return value in (0, 1)

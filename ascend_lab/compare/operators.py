@@ -1,4 +1,4 @@
-"""A measured operator of the library: its kernel with the default schedule, and its bound."""
+"""Times a measured operator with the default schedule of its kernel, and computes its bound."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from ascend_lab.operators.kernels import GemmSchedule
 
 HALVES_IN_FP32 = ("gelu", "sigmoid")
-"""Operators that ours compute on fp16 inputs in fp16, and the measured kernels in fp32.
+"""Operators that compute fp16 inputs in fp16 here, but in fp32 in the measured kernels.
 
-On bf16 inputs ours do the same work as the measured kernels do on fp16: as many bytes, a cast to
+On bf16 inputs our kernels do the same work as the measured ones on fp16: as many bytes, a cast to
 fp32 and one back. Source: CANN toolkit, TBE operators Gelu and Sigmoid on the 910B, whose default
 is high precision.
 """
 TILED = "matmul"
-"""The operator whose kernel is ours, but may take the library's tiling, which is published.
+"""The operator for which our kernel may use the library's tiling, which is published.
 
-Other operators are timed as a kernel of the library (see `row_kernels`), or as ours.
+Other operators are timed with a kernel written as the library's (see `row_kernels`), or with ours.
 """
 
 
@@ -62,7 +62,7 @@ def operator_alone(work: Work, chip: Chip, like: str) -> Estimate:
     # a profiler's task begins on the device, a wall-clock time with the host's call
     timeline = _timeline(work, chip, dtypes, settings.attributes, tiling)
     timeline = replace(timeline, start="queued" if work.timing == "kernel" else "cold")
-    extra_s = 0.0  # of what was measured beside the kernel
+    extra_s = 0.0  # seconds of other work that was measured together with the kernel
     if operator.name == attention.FLASH and attention.is_causal(work):
         settings.marks.append(attention.SKIPPED)
     if attention.is_library(work):
@@ -83,7 +83,7 @@ def operator_alone(work: Work, chip: Chip, like: str) -> Estimate:
 def as_library(work: Work, chip: Chip, ours: Estimate, like: str) -> Estimate:
     """Return the estimate of the vendor's kernel, where its structure is known.
 
-    Where it is not, return `ours`, the estimate of our kernel; with `like` "cann" a mark says so.
+    Otherwise return `ours`, the estimate of our kernel; with `like` "cann" a remark says so.
     """
     from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
 
@@ -218,8 +218,8 @@ def _bound_s(work: Work, chip: Chip, dtypes: Sequence[str], attributes: Mapping[
 def _memory_s(work: Work, graph: Graph, chip: Chip, network_s: float) -> float:
     """Return the least seconds of one operator's bytes across the memory interface.
 
-    `network_s` is the least of a network of this operator, whose results go to memory. Those of an
-    operator alone may stay in L2. A tensor that is changed in place is neither read nor written
+    `network_s` is that least time for a network of this operator, whose results go to memory;
+    results of a single operator may stay in L2. A tensor changed in place is not read or written
     where no index points, so only the bytes of the other inputs are certain.
     """
     from ascend_lab.operators import ops
@@ -227,8 +227,8 @@ def _memory_s(work: Work, graph: Graph, chip: Chip, network_s: float) -> float:
     # operands in L2: no byte has to cross the memory interface
     if work.l2 == "warm":
         return 0.0
-    # seconds = bytes
-    # rate; the least bytes give the bound
+    # seconds = bytes / rate;
+    # the least bytes give the bound
     rate = chip.device_memory.rate_bytes_per_s
     if ops.get(work.operator).has("in place"):
         return sum(graph.types[name].data_bytes for name in graph.inputs[1:]) / rate
@@ -243,4 +243,4 @@ def _memory_s(work: Work, graph: Graph, chip: Chip, network_s: float) -> float:
 
 
 READ_WHOLE = ("transpose", "concat", "adam", "sgd_momentum")
-"""Operators that a graph may do without, so that its bound is 0; alone they read all inputs."""
+"""Operators that a graph may compile away, so that its bound is 0; alone they read all inputs."""

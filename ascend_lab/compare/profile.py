@@ -1,4 +1,4 @@
-"""A profile of a board as measured rows: the operator summary that msprof writes.
+"""Reads the operator summary that the profiler msprof writes on a board, as measured rows.
 
 Columns are found by name, whatever their number and order: `Op Name`, `OP Type`, `Task Type`,
 `Task Duration(us)`, `Input Shapes`, `Input Data Types`, `Input Formats`, `Output Shapes`, and the
@@ -7,7 +7,7 @@ ratios of pipes such as `aic_mac_ratio`. The same table of torch_npu, `kernel_de
 
 A profile holds shapes and types, but no attributes. Some follow from the shapes: the axes of a sum
 or the permutation of a transpose, if only one fits. A task whose attributes do not follow is
-refused by name, or timed with a mark.
+refused with a message that names it, or timed with a remark.
 
 Sources: hiascend.com, Profiling, op_summary (Operator Details), CANN 8.0 to 9.0; the column names
 in Ascend/msprof, `analysis/msconfig/prof_header_mapping.json`, and Ascend/pytorch,
@@ -37,7 +37,7 @@ NAMES = {
 """An entry of a task -> the names of its column, in small letters."""
 NEEDED = ("name", "type", "duration", "shapes", "dtypes")
 OFF_CORE = ("AI_CPU", "HCCL", "COMMUNICATION", "DSA", "DVPP")
-"""Kinds of tasks that no AI core computes."""
+"""Types of tasks that no AI core computes."""
 DTYPES = {
     "float16": "fp16",
     "float": "fp32",
@@ -67,7 +67,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A task in our words: its operator with inputs and attributes, marks on what is guessed."""
+    """A task as one of our operators with inputs and attributes; `marks` say what is guessed."""
 
     operator: str
     shapes: tuple[Shape, ...]
@@ -102,9 +102,9 @@ def read_rows(rows: Sequence[tuple[int, list[str]]], chip: str, where: str) -> l
 
 
 def _ratio(name: str) -> str:
-    """Return the pipe of a column such as `aic_mac_ratio`, "" for a column of another kind.
+    """Return the pipe of a column such as `aic_mac_ratio`, or "" for any other column.
 
-    `ai*_` in front stands for either kind of core.
+    The prefix `ai*_` stands for cube or vector cores.
     """
     if not name.endswith("_ratio"):
         return ""
@@ -176,7 +176,7 @@ def _task(row: Mapping[str, str]) -> Task:
                 needed = f"input {number} in a format whose shape is the tensor's, such as ND"
                 raise InputError(needed, word, "the shape of a blocked tensor hides its own")
     outputs = row.get("out_shapes", "").strip('" ')
-    # later outputs (indices, statistics) have no say in the attributes
+    # later outputs (indices, statistics) do not affect the attributes
     output = next(iter(_shapes(outputs)), None) if outputs not in ("", "N/A") else None
     output_dtypes = _items(row.get("out_dtypes", ""))
     return Task(row["type"], shapes, dtypes, output, output_dtypes[0] if output_dtypes else "")
@@ -254,7 +254,7 @@ NOT_TOLD = {
 def reading(task: Task) -> Reading:
     """Return a task as an operator of our library; raises `InputError` where that is uncertain."""
     if task.type in POINTWISE:
-        # a profile may list further inputs, such as sizes, which have no say here
+        # a profile may list further inputs, such as sizes, which are ignored here
         count = (
             2 if POINTWISE[task.type] in ("add", "sub", "mul", "div", "max", "min", "pow") else 1
         )
@@ -271,7 +271,7 @@ def reading(task: Task) -> Reading:
 
 
 def _matmul(task: Task) -> Reading:
-    """Read a product, with transposes that fit the shapes; several that fit leave a mark."""
+    """Read a product with the transposes that fit the shapes; if several fit, add a remark."""
     batched = task.type.startswith("Batch")
     if len(task.shapes) < 2 or any(len(shape) < 2 for shape in task.shapes[:2]):
         raise InputError(f"{task.type}: two matrices", str(task.shapes), "correct that row")
@@ -389,4 +389,4 @@ READERS: Mapping[tuple[str, ...], Callable[[Task], Reading]] = {
     ("RmsNorm",): _norm("rms_norm", 2),
     ("Cast",): _cast,
 }
-"""Types of tasks -> their reader."""
+"""Types of tasks -> the functions that read them."""

@@ -1,6 +1,6 @@
-"""Measured kernels that are programs of ours written by hand: their time, and the bound of bytes.
+"""Times measured kernels that are handwritten programs here, and bounds them by their bytes.
 
-Tensors with the same name are one tensor, and what a kernel leaves in L2 the next may find there.
+Tensors with the same name are one tensor; a kernel reads from L2 what earlier kernels left there.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """What writes the kernels of a row for a chip, in their order, and which tensors stay.
+    """A function that writes the kernels of a row for a chip, and the row's inputs and outputs.
 
-    Tensors of `inputs` hold numbers before, those of `outputs` are read after.
+    Tensors of `inputs` hold numbers beforehand; those of `outputs` are read afterwards.
     """
 
     write: Callable[[Chip], Sequence[Kernel]]
@@ -30,10 +30,10 @@ class Programs:
 
 
 def programs(work: Work, row_programs: Programs, chip: Chip) -> Estimate:
-    """Time kernels one after another on one L2, each with a start of its own.
+    """Time kernels that run one after another on one L2, each with a launch of its own.
 
-    No schedule is quicker than the bytes of the inputs, and those of outputs beyond L2, at the peak
-    rate of memory:
+    No schedule is quicker than moving the bytes of the inputs, and those of outputs that exceed L2,
+    at the peak rate of memory:
 
         bound = (read + max(0, written - L2)) / peak
     """

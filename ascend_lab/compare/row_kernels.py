@@ -1,21 +1,21 @@
-"""Row kernels of the vendor's library for the 910B and 910C: their structure.
+"""Builds kernels of norms and quantisation with the structure of the vendor's, for 910B and 910C.
 
-The rules are those of hicann/ops-nn @e5c3fa93 (op_host: tilings, op_kernel: kernels for arch22), in
-our words:
+The rules are those of hicann/ops-nn @e5c3fa93 (op_host: tilings, op_kernel: kernels for arch22),
+in this package's terms:
 
     operator                     rows at once              how
     rms_norm                     one                       one buffer, a scalar for 1 / rms
       up to 2000 columns         what UB holds             sums of all rows, no scalar
     dynamic_quant                what UB holds             two buffers, then row after row
-      rows of whole 8 numbers    what UB holds             one buffer, all rows at once
+      length a multiple of 8     what UB holds             one buffer, all rows at once
     add_rms_norm_dynamic_quant   up to 16                  two scalars a row
     dequant_swiglu_quant         what UB holds, or one     ReduceMax and a scalar a row
 
 The library has more kernels for these operators: for rows that UB cannot hold, for few rows, with
 offsets or groups. They are not written here, and such a row is timed by our own kernel.
 
-Not in these times: until 48 cores have fetched their code and the tiling from memory, one after
-another where the address is the same, microseconds pass, of which the vendor gives no figure.
+These times leave out some microseconds for which the vendor gives no figure: 48 cores fetch their
+code and the tiling from memory, one after another where the address is the same.
 Source: Ascend C developer documentation, best practices 10_0018 (tiling data) and hardware
 constraints 10_00048 (instruction cache).
 """
@@ -35,11 +35,11 @@ CHIPS = ("Ascend910B", "Ascend910C")
 """Families of arch22, by how their names begin; for arch35 the library has other kernels."""
 HALF = ("fp16", "bf16")
 RESERVED_BYTES = 1024
-"""What the tilings of RmsNorm and DynamicQuant leave free of UB."""
+"""Bytes of UB that the tilings of RmsNorm and DynamicQuant do not use."""
 
 
 def row_kernel(work: Work, chip: Chip) -> Launch | None:
-    """Return the kernel of the vendor's library for a row's work; None: not written here."""
+    """Return the vendor's kernel for a row's work, or None if it is not written here."""
     if work.operator not in KERNELS or not chip.family.startswith(CHIPS):
         return None
     if work.l2 == "warm" or work.kernels or "cores" in work.attributes:
@@ -68,7 +68,7 @@ def rms_norm(work: Work, rows: Rows, chip: Chip) -> Launch | None:
     pitch = aligned(columns, rows.dtype)
     cores = chip.cores_of("vector")
     if len(set(work.dtypes)) > 1 or pitch > LONGEST_NORM[rows.dtype]:
-        return None  # gamma in fp32 beside halves, or rows that are cut
+        return None  # gamma in fp32 with x in 16 bits, or rows that are cut
     # Long rows go one at a time: their sum is folded within the row. Short ones go many at a time,
     # as a repeat of each row is added at once.
     if pitch > MERGED_COLUMNS:
@@ -123,7 +123,7 @@ def _norm_of_many(w: RowWriter, rows_at_once: int) -> TileWriter:
     w.constants("gamma", columns, dtype)
     if dtype in HALF:
         w.vectors("vconv", columns)
-    w.vectors("vcopy", rows_at_once * pitch)  # gamma beside each row
+    w.vectors("vcopy", rows_at_once * pitch)  # a copy of gamma for each row
 
     def tile(row: Affine, count: int) -> None:
         elements = count * pitch
@@ -156,11 +156,11 @@ def _norm_of_many(w: RowWriter, rows_at_once: int) -> TileWriter:
 # -- DynamicQuant ----------------------------------------------------------------------------------
 SINGLE_ROWS = (4096, 5120, 10240)
 QUANT_BYTES = 11
-"""Bytes of UB a number of a row: 2 of x, 8 of two copies in fp32, 1 of the result."""
+"""Bytes of UB per number of a row: 2 of x, 8 of two copies in fp32, 1 of the result."""
 
 
 def dynamic_quant(work: Work, rows: Rows, chip: Chip) -> Launch | None:
-    """Return the symmetric DynamicQuant of rows of halves.
+    """Return the symmetric DynamicQuant of rows of 16-bit floats.
 
     Source: quant/dynamic_quant, dynamic_quant_tiling.cpp, dynamic_quant_db.h and _multi_row.h.
     """
@@ -179,7 +179,7 @@ def dynamic_quant(work: Work, rows: Rows, chip: Chip) -> Launch | None:
     longest = min(repeats, chip.max_repeat) * 64
     if 128 <= columns <= longest and columns % 8 == 0:
         rows_at_once = min(longest // columns, rows.count)
-        cores = min(cores, rows.count // rows_at_once)  # UB is filled first, then cores are
+        cores = min(cores, rows.count // rows_at_once)  # full UBs come before more cores
         return row_launch("dynamic_quant_rows", chip, rows, rows_at_once, _quantise_many, cores)
     if not rows_at_once:
         return None
@@ -203,8 +203,8 @@ def _quantise_each(w: RowWriter, rows_at_once: int) -> TileWriter:
                 w.folding_max(columns)
                 w.wait()
             else:
-                # halves of fp16 are folded as they are, those of bf16 in fp32: the unit has no bf16
-                # maximum
+                # rows of fp16 are folded as they are, rows of bf16 in fp32: the vector unit
+                # has no maximum of bf16
                 w.vector("vconv", columns, wait=False)
                 w.vectors("vabs", columns, halves=True)
                 w.folding_max(columns, halves=True)
@@ -240,7 +240,7 @@ def _quantise_many(w: RowWriter, rows_at_once: int) -> TileWriter:
         w.reduce("vcmax", count)
         w.vectors("vdiv", count)
         w.to_blocks(count)
-        w.vectors("vcopy vmul vconv", elements)  # 127 / max beside each number, times, to int16
+        w.vectors("vcopy vmul vconv", elements)  # spread 127 / max, multiply, convert to int16
         w.vectors("vconv", elements, halves=True)
         y.alloc()
         scales.alloc()
@@ -264,7 +264,7 @@ def add_rms_norm_dynamic_quant(work: Work, rows: Rows, chip: Chip) -> Launch | N
     if len(work.shapes) != 3 or rows.dtype not in HALF:
         return None
     pitch = aligned(rows.columns, "int8")
-    weights = 3 * 2 * pitch + 768  # gamma and two rows of smoothing, which there may be
+    weights = 3 * 2 * pitch + 768  # gamma and two optional rows of smoothing
     rows_at_once = (chip.buffers["UB"] - weights) // (16 * pitch + 8)
     if rows_at_once < 1:
         return None
@@ -307,10 +307,10 @@ def _add_norm_quantise(w: RowWriter, rows_at_once: int) -> TileWriter:
         y.alloc()
         scales.alloc()
         with w.k.loop("copy", count):
-            w.vector("vmuls", columns, wait=False)  # times 1, where there is no smoothing
+            w.vector("vmuls", columns, wait=False)  # multiplies by 1 if there is no smoothing
         w.wait()
-        # |q| <= 127 for the largest of each row: scale = max |x|
-        # 127
+        # The largest |q| of each row is 127:
+        # scale = max |x| / 127
         w.vectors("vabs", elements)
         with w.k.loop("quantise", count):
             w.folding_max(columns)
@@ -334,7 +334,7 @@ SHORT_CORES = 12
 
 
 def dequant_swiglu_quant(work: Work, rows: Rows, chip: Chip) -> Launch | None:
-    """Return the dynamic quantisation of SwiGLU of halves, or of int32 with two scales.
+    """Return the dynamic quantisation of SwiGLU of 16-bit floats, or of int32 with two scales.
 
     Source: quant/dequant_swiglu_quant, tiling_base.cpp, dynamic_base.hpp and _performance.hpp.
     """
@@ -358,9 +358,9 @@ def dequant_swiglu_quant(work: Work, rows: Rows, chip: Chip) -> Launch | None:
 
 
 SIGMOID = "vmuls vexp vadds vdiv"
-"""x / (1 + exp(-x))."""
+"""The instructions of x / (1 + exp(-x))."""
 SCALE = " vmul vmuls"
-"""The scale of the column, then that of the row."""
+"""The instructions that multiply by the scale of the column, then by that of the row."""
 
 
 def _swiglu(w: RowWriter, rows_at_once: int, *, smooth: bool, ahead: bool) -> TileWriter:
@@ -415,4 +415,4 @@ KERNELS: Mapping[str, Callable[[Work, Rows, Chip], Launch | None]] = {
     "add_rms_norm_dynamic_quant": add_rms_norm_dynamic_quant,
     "dequant_swiglu_quant": dequant_swiglu_quant,
 }
-"""The table's name for a kernel -> what the library has for it."""
+"""The table's name for a kernel -> the function that builds the library's kernel."""

@@ -1,13 +1,13 @@
-"""Writes a kernel that works through rows as the vendor's library does, for its time alone.
+"""Writes kernels that work through rows as the vendor's library does, to be timed and never run.
 
-What takes time is written: which rows a core owns, how many it holds at once, its copies, every
-vector instruction with its repeats, every wait. What is computed is not: all vector instructions
-work on the same scratch memory, so such a program is timed and never run.
+Everything that takes time is written: which rows a core owns, how many it holds at once, its
+copies, every vector instruction with its repeats, every wait. The computed values are not right:
+all vector instructions work on the same scratch memory.
 
-Three habits of the library cost what a kernel of ours does not pay:
+Three habits of the library cost time that our kernels do not spend:
 
-    one buffer        the next rows are loaded only when the vector unit has let go of these
-    a barrier         behind nearly every vector instruction: its head and its tail are paid in full
+    one buffer        the next rows are loaded only when the vector unit has released the buffer
+    a barrier         after nearly every vector instruction: its head and its tail are paid in full
     a scalar between  a reduced number is read, worked on and handed back while all pipes wait
 """
 
@@ -39,7 +39,7 @@ BLOCKS = 8
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """`count` rows of `columns` numbers in a format."""
+    """`count` rows of `columns` numbers in one number format."""
 
     count: int
     columns: int
@@ -47,8 +47,8 @@ class Rows:
 
 
 def aligned(columns: int, dtype: str) -> int:
-    """Return the elements that a row takes on chip: whole blocks of 32 bytes."""
-    # 1000 halves: 63 blocks of 16, so 1008 elements
+    """Return the elements that a row takes on chip, rounded up to blocks of 32 bytes."""
+    # 1000 numbers of fp16: 63 blocks of 16, so 1008 elements
     unit = BLOCK_BYTES // DTYPE_BYTES[dtype]
     return ceil_div(columns, unit) * unit
 
@@ -56,9 +56,9 @@ def aligned(columns: int, dtype: str) -> int:
 # -- rows that come and go -------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """`columns` numbers of each row of a tensor, on their way into UB or out of it.
+    """Copies of `columns` numbers of each row of a tensor into UB or out of it.
 
-    In memory a row has `step` numbers, of which these stand behind `start`; in UB rows lie `pitch`
+    In memory a row has `step` numbers, and those copied begin at `start`; in UB rows begin `pitch`
     elements apart.
     """
 
@@ -72,14 +72,14 @@ class Stream:
 
     def load(self, row: Affine | int, count: int) -> None:
         """Copy rows into an empty slot; the vector unit waits for them."""
-        # with one slot this waits until the vector unit has let go of the rows before
+        # with one slot this waits until the vector unit has released the previous rows
         slot = self.queue.alloc()
         self.k.copy(self._on_chip(slot, count), self._in_memory(row, count), pad=True)
         self.queue.enqueue()
         self.queue.dequeue()
 
     def free(self) -> None:
-        """Let the next rows into the slot."""
+        """Free the slot, so that the next rows can be loaded."""
         self.queue.free()
 
     def alloc(self) -> None:
@@ -107,10 +107,10 @@ class RowWriter:
     """Writes the program of one vector core."""
 
     def __init__(self, name: str, chip: Chip, rows: Rows, cores: int, per_core: int) -> None:
-        """Start with scratch memory for the numbers, in two formats, and for what is reduced."""
+        """Allocate scratch memory for the numbers, in two formats, and for reduced results."""
         self.k = KernelBuilder(name, chip)
         self.rows = rows
-        self.padded_rows = cores * per_core  # the last core may own fewer: its tensors end later
+        self.padded_rows = cores * per_core  # the last core may own fewer: tensors are padded
         self.first = self.k.param("core", cores) * per_core
         self.lanes = chip.vector_bytes_per_repeat // DTYPE_BYTES["fp32"]
         # one repeat count of numbers, the most that an instruction touches
@@ -147,7 +147,7 @@ class RowWriter:
     def result(
         self, name: str, columns: int, dtype: str, rows_at_once: int, pitch: int = 0
     ) -> Stream:
-        """Return a tensor that is written, of which `rows_at_once` rows fit the slot."""
+        """Return a tensor for results, with room for `rows_at_once` rows in its slot."""
         pitch = pitch or aligned(columns, dtype)
         queue = self._queue(
             name, dtype, max(rows_at_once * pitch, aligned(rows_at_once, dtype)), 1, out=True
@@ -177,13 +177,13 @@ class RowWriter:
 
     # -- vector instructions -----------------------------------------------------------------------
     def wait(self) -> None:
-        """Barrier of the vector unit: what follows begins when all before has been written."""
+        """Write a barrier of the vector unit: later instructions wait for all earlier results."""
         self.k.barrier("V")
 
     def vector(
         self, op: str, elements: int, *, reads: int = 1, halves: bool = False, wait: bool = True
     ) -> None:
-        """Work on a run of numbers of 4 bytes, or of 2; then wait, as the library mostly does."""
+        """Write an instruction on numbers of 4 bytes (2 with `halves`), and a barrier if `wait`."""
         memory = self.narrow if halves else self.wide
         lanes = 2 * self.lanes if halves else self.lanes
         # the value does not matter, as nothing is computed; the form of the instruction does
@@ -198,13 +198,13 @@ class RowWriter:
             self.wait()
 
     def vectors(self, ops: str, elements: int, *, halves: bool = False) -> None:
-        """Do what `ops` names, one after another."""
+        """Write the instructions that `ops` names, one after another."""
         for op in ops.split():
             reads = 2 if op in ("vadd", "vmul", "vdiv", "vmax") else 1
             self.vector(op, elements, reads=0 if op == "vdup" else reads, halves=halves)
 
     def reduce(self, op: str, repeats: int, *, wait: bool = True) -> None:
-        """Reduce each of so many repeats to one number."""
+        """Reduce each of `repeats` repeats to one number."""
         while repeats:
             count = min(repeats, self.k.chip.max_repeat)
             self.k.vector(
@@ -228,7 +228,7 @@ class RowWriter:
     def halving_sum(self, columns: int) -> None:
         """Sum a row: halves are added until one repeat is left, which is reduced.
 
-        1000 columns: 488 behind the 512th are added to the first, then 256, 128 and 64.
+        1000 columns: the 488 after the 512th are added to the first ones, then 256, 128 and 64.
         """
         # the largest power of two that the row holds
         body = 1 << (columns.bit_length() - 1)
@@ -256,9 +256,9 @@ class RowWriter:
             self.vectors("vmax", odd_columns, halves=halves)
 
     def staged_max(self, columns: int) -> None:
-        """Find the largest of a row by ReduceMax: each repeat is reduced, and again what is left.
+        """Find the largest of a row by ReduceMax: reduce each repeat, then the results, and so on.
 
-        A reduced repeat leaves its number and where it stood: 32 of them are a repeat.
+        A reduced repeat leaves its largest number and that number's index: 32 pairs fill a repeat.
         """
         repeats = ceil_div(columns, self.lanes)
         self.reduce("vcmax", repeats)
@@ -267,11 +267,11 @@ class RowWriter:
             self.reduce("vcmax", repeats)
 
     def by_scalar(self, steps: int, after: str = "V", *, loads_wait: bool = True) -> None:
-        """Let the scalar unit work on a number that a pipe has brought, while the others wait.
+        """Let the scalar unit work on a number that pipe `after` has written, while others wait.
 
-        It is the scalar unit that hands every instruction to its pipe, in order: what stands behind
-        its own work begins later, in all of them. Loads of a kernel that hands out the next one
-        before do not wait.
+        The scalar unit hands every instruction to its pipe, in order: instructions after its own
+        work begin later, in all pipes. Loads do not wait in a kernel that issues the next load
+        before that work.
         Source: Ascend C developer documentation, basic architecture.
         """
         # the pipe that has reduced the row tells the scalar unit ...
@@ -288,13 +288,13 @@ class RowWriter:
 TileWriter = Callable[[Affine, int], None]
 """Writes the work on `count` rows from a first one on."""
 Start = Callable[[RowWriter, int], TileWriter]
-"""Declares the tensors, with room for so many rows at once, writes what precedes the first."""
+"""Declares the tensors, with room for a number of rows, and writes what precedes the first tile."""
 
 
 def row_launch(
     name: str, chip: Chip, rows: Rows, rows_at_once: int, start: Start, cores: int
 ) -> Launch:
-    """Deal rows to at most `cores` vector cores, equally many each; a core holds `rows_at_once`."""
+    """Return a launch that deals rows to at most `cores` cores, in tiles of `rows_at_once`."""
     # 1000 rows on 48 cores: 21 each for 47 cores, 13 for the last one
     per_core = ceil_div(rows.count, min(cores, chip.cores_of("vector")))
     # 50 rows on 48 cores: 2 each, so that 25 cores work

@@ -1,4 +1,4 @@
-"""The records of a measured row: the work, its time, or the reason why it cannot be read."""
+"""Defines the records of a measured row: the work, its time, or why it cannot be read."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from ascend_lab.limits import shown, wholes_of
 Shape = tuple[int, ...]
 L2_STATES = ("cold", "warm", "unknown")
 LANGUAGE = "llm"
-"""The operator of rows that have none and name a language model in their attributes."""
+"""The operator given to rows without one whose attributes name a language model."""
 TIMINGS = ("kernel", "wall", "step")
 """What was timed: the task on the device, a call by the host's clock, or a step of a network."""
 
@@ -23,8 +23,8 @@ class Work:
 
     `operator` is a name of the operator library, `zoo:NAME`, `all_reduce` or `all_to_all`. `shapes`
     are those of its inputs; a collective has `size_bytes` instead, the bytes of each rank. `dtypes`
-    holds one format for all inputs, or one for each. `group` is the kind of work in the source's
-    words. `kernels` names the kernels whose times were added up, "" if it was one.
+    holds one format for all inputs, or one for each. `group` is the source's name for this sort of
+    work. `kernels` names the kernels whose times were added up; "" means a single kernel.
     """
 
     operator: str
@@ -40,8 +40,8 @@ class Work:
 
     @property
     def conversions(self) -> int:
-        """How many of the kernels of a chain change layouts: 3 of TransData*3+Conv2D."""
-        # TransData*3+Conv2D: three conversions
+        """Return how many kernels of a chain change layouts: 3 in TransData*3+Conv2D."""
+        # TransData*3+Conv2D means three conversions, then a convolution
         matches = [
             re.fullmatch(r"TransData(?:\*(\d{1,4}))?", kernel) for kernel in self.kernels.split("+")
         ]
@@ -53,7 +53,7 @@ class Measured:
     """A row of a file: `work` took `measured_s` seconds, or `refused` says why it cannot be read.
 
     `marks` are remarks for the comparison of model and measurement. `busy` is the share of the time
-    that each pipe worked, where the source has it.
+    that each pipe worked, if the source states it.
     """
 
     case: str
@@ -70,7 +70,7 @@ def reasons_in(reasons: list[str]) -> Iterator[None]:
     """Add the text of an error to `reasons` instead of raising it.
 
     One row that cannot be read must not stop the others, whatever it holds. Errors that this
-    package does not raise on purpose are added as mistakes of ours.
+    package does not raise on purpose are reported as bugs of this package.
     """
     try:
         yield
@@ -80,7 +80,7 @@ def reasons_in(reasons: list[str]) -> Iterator[None]:
         reasons.append("nested too deeply")
     except MemoryError:
         reasons.append("too large for the memory of this machine")
-    except Exception as error:  # a mistake of ours in one row: say so, go on
+    except Exception as error:  # a bug of this package in one row: report it, go on
         text = " ".join(str(error).split())[:120]
         reasons.append(f"a mistake of ours: {type(error).__name__}: {text}")
 
@@ -108,7 +108,7 @@ PIPES = {
 }
 """A profiler's name of a pipe -> its name here."""
 CORES = {"aic": "AIC.", "aiv": "AIV."}
-"""Kind of core in front of a pipe's name, where a kernel runs on both."""
+"""A profiler's prefix for cube or vector cores -> the prefix of a pipe's name here."""
 
 
 def pipe_of(name: str) -> str:

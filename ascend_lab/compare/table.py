@@ -1,7 +1,7 @@
-"""Measured times in a table of our own format: one measurement a row, every cell checked.
+"""Reads measured times from a table in this package's format: one measurement per row.
 
-The columns are those of `COLUMNS`. A row that cannot be read stays in the list, refused with the
-reason. A table without the needed columns, or with an unknown one, is refused as a whole.
+The columns are those of `COLUMNS`; every cell is checked. A row that cannot be read stays in the
+list, with the reason in `refused`. A table that lacks a needed column or has an unknown one raises.
 """
 
 import ast
@@ -29,10 +29,10 @@ COLUMNS = (
     *("group", "case", "chip", "operator", "inputs", "dtype", "attributes", "l2", "timing"),
     *("measured_us", "kernels", "source", "note"),
 )
-"""Columns of a table; those of `NEEDED` have to be there, in any order."""
+"""Columns of a table, in any order; those of `NEEDED` must be present."""
 COLLECTIVES = ("all_reduce", "all_to_all")
 LONGEST_S = 1e6
-"""Most seconds a row may have taken: a slip of units lands above it."""
+"""Most seconds a row may have taken: a time given in the wrong unit is usually above it."""
 MAX_BYTES = 1e18
 """Most bytes a rank of a collective may hold."""
 MAX_ATTRIBUTES = 64
@@ -65,7 +65,7 @@ def read_rows(rows: Sequence[tuple[int, list[str]]], where: str) -> list[Measure
 
 
 def _row(header: Sequence[str], cells: Sequence[str], line: int) -> Measured:
-    """Return one measurement, refused with all reasons if it cannot be read."""
+    """Return one measurement; `refused` gives all reasons if it cannot be read."""
     row = dict(zip(header, cells, strict=False))
     case = row.get("case", "") or f"line {line}"
     group = row.get("group", "") or row.get("operator", "") or "no group"
@@ -74,11 +74,11 @@ def _row(header: Sequence[str], cells: Sequence[str], line: int) -> Measured:
     work: Work | None = None
     marks: list[str] = []
     busy: dict[str, float] = {}
-    # a comma in an unquoted cell shifts all cells behind it
+    # a comma in an unquoted cell shifts all cells after it
     if len(cells) != len(header):
         reasons.append(f"{len(header)} cells in a row; got {len(cells)}; quote cells with commas")
     else:
-        # One block for each half of the row: both reasons are wanted if both are at fault.
+        # A block for each part of the row: if both are wrong, both reasons are reported.
         with reasons_in(reasons):
             measured_s = _seconds(row["measured_us"])
         with reasons_in(reasons):
@@ -176,11 +176,11 @@ def attributes_of(text: str) -> dict[str, Any]:
 def _busy(attributes: Mapping[str, Any], measured_s: float) -> dict[str, float]:
     """Return the pipes' shares of the time, from `mac_us` or from `cube_share` in per cent.
 
-    All are shares of the measured time, as the model's are of its own. `aicore_us` is of no pipe.
+    All are shares of the measured time. `aicore_us` is ignored, as it belongs to no single pipe.
     """
     busy: dict[str, float] = {}
     for key, value in attributes.items():
-        # words such as layout=BSND are no shares of time
+        # attributes such as layout=BSND are not shares of time
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         if pipe := pipe_of(key.removesuffix("_us")) if key.endswith("_us") else "":

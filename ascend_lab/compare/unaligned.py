@@ -1,4 +1,4 @@
-"""Matrix products with operands whose rows are not a multiple of 256 bytes.
+"""Adds conversions to matrix products with operands whose rows are not a multiple of 256 bytes.
 
 On the second generation (910B, 910C) the loads of the cube convert aligned rows to fractal blocks
 on the fly. Unaligned rows are converted first by the vector cores, in the same kernel; after a
@@ -29,11 +29,11 @@ CONVERTED_ROW_BYTES = (32, 64, 96, 128, 160, 192, 224, 384)
 MAX_ROW_ELEMENTS = 65535
 """Most elements of a row that these loads can stride over."""
 MAX_UNCONVERTED_ROWS = 4
-"""Matrices of a batch with at most so many rows are not converted."""
+"""Matrices of a batch with at most this many rows are not converted."""
 
 
 def is_unaligned(shape: Shape, dtype: str) -> bool:
-    """Return whether vector cores convert a 16-bit operand to blocks first.
+    """Tell whether vector cores convert a 16-bit operand to blocks first.
 
     Operands in fp32 are loaded as they are.
     """

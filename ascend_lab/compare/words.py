@@ -1,8 +1,8 @@
-"""Names in a measured row: that of its chip, and the keys of its attributes.
+"""Interprets the names in a measured row: the name of its chip and the keys of its attributes.
 
-Attributes are of three kinds: those that the operator has, those that only describe the measurement
-(they change no result, or are checked), and all others. A row with one of the others is refused by
-name, since its effect on the time is unknown.
+There are three sorts of attributes: those that the operator has, those that only describe the
+measurement (they change no result, or are checked), and all others. A row with one of the others
+is refused with a message that names it, since its effect on the time is unknown.
 """
 
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ from ascend_lab.machine.chip import PRESETS, Chip, load_chip
 
 # -- chips -----------------------------------------------------------------------------------------
 NOT_PRINTED = "bin not printed"
-"""The mark of a row whose source does not print the bin; such a row gets no bound, since another
-bin may have been measured."""
+"""The remark on a row whose source does not print the chip's bin (speed grade), such as B2 of B1 to
+B4; such a row gets no bound, since another bin may have been measured."""
 CHIP_ALIASES = {
     "A3 die, 24 cores": ("Ascend910C", ""),
     "Ascend950 (32 cores)": ("Ascend950PR", ""),
@@ -29,11 +29,11 @@ CHIP_ALIASES = {
     "unknown 910B4 class": ("Ascend910B4", f"{NOT_PRINTED}, class concluded from its times"),
     "310P class, not named": ("Ascend310P3", NOT_PRINTED),
 }
-"""A source's name for its chip -> the preset that it is timed as, and what is uncertain."""
+"""A source's name for its chip -> the preset used to time it, and a remark on what is uncertain."""
 
 
 def chip_of(name: str, own_chip: Chip | None) -> tuple[Chip, tuple[str, ...]]:
-    """Return the chip of a row, and a mark if the row does not call it by a preset's name.
+    """Return the chip of a row, and a remark if the row does not use a preset's name.
 
     A row that names the user's own chip, or none, is timed on `own_chip`. All others name a preset,
     or use one of CHIP_ALIASES. Raises `InputError` for unknown names: no chip is guessed.
@@ -59,11 +59,11 @@ SCHEDULE_KEYS = (
 )
 """Keys of the schedule of the measured kernel; ours is timed with its own schedule."""
 MEASURED_SUFFIXES = ("_us", "_share")
-"""Ends of keys that are further measurements of the same run: `mac_us`, `cube_share`."""
+"""Suffixes of keys that hold further measurements of the same run: `mac_us`, `cube_share`."""
 PRINTED_PREFIXES = ("printed_", "peer_")
-"""Beginnings of keys of figures that the source printed beside its measurement."""
+"""Prefixes of keys that hold other numbers which the source printed with its measurement."""
 ALSO_CALLED = {("leaky_relu", "slope"): "alpha"}
-"""(operator, key) -> what the operator calls it."""
+"""(operator, key) -> the operator's own name of this attribute."""
 SAME_AS_FIRST_SIZE = {"batch_matmul": "groups"}
 """Operators -> a key whose value must be the first size of their first input."""
 
@@ -75,7 +75,7 @@ def is_measurement(key: str) -> bool:
 
 @dataclass(slots=True)
 class Settings:
-    """The attributes of an operator's row: the operator's own, its cores (None: all), and marks."""
+    """An operator's row sorted: the operator's attributes, its cores (None: all), and remarks."""
 
     attributes: dict[str, Any] = field(default_factory=dict)
     cores: int | None = None
@@ -83,9 +83,9 @@ class Settings:
 
 
 def settings_of(work: Work, chip: Chip, known: Mapping[str, Any]) -> Settings:
-    """Sort the attributes of an operator's row: its own, the number of cores, marks.
+    """Sort the attributes of a row into those of the operator, the number of cores, and remarks.
 
-    Raises `UnsupportedError` for an attribute that is neither.
+    Raises `UnsupportedError` for an attribute that is none of these.
     """
     settings = Settings()
     schedule = []
@@ -101,13 +101,13 @@ def settings_of(work: Work, chip: Chip, known: Mapping[str, Any]) -> Settings:
         elif mark := _mark(work, key, value):
             settings.marks.append(mark)
     if schedule:
-        # the row stays, with a mark: the schedule is not part of the work
+        # the row is kept with a remark: the schedule is not part of the work
         settings.marks.append(f"schedule of the source not taken ({', '.join(schedule)})")
     return settings
 
 
 def _mark(work: Work, key: str, value: Any) -> str:
-    """Return the mark for a key that is not an attribute of the operator; "" for none.
+    """Return the remark on a key that is not an attribute of the operator, or "" without one.
 
     Raises `UnsupportedError` for a key whose effect on the time is unknown.
     """
@@ -125,7 +125,7 @@ def _mark(work: Work, key: str, value: Any) -> str:
 
 
 def _check_first_size(work: Work, key: str, value: Any) -> None:
-    """Raise `UnsupportedError` unless an attribute says what the first size says."""
+    """Raise `UnsupportedError` if an attribute contradicts the first size of the first input."""
     if not work.shapes or work.shapes[0][0] != value:
         first_size = work.shapes[0][0] if work.shapes else "none"
         needed = f"{work.operator}: {key} equal to the first size, {first_size}"
@@ -133,7 +133,7 @@ def _check_first_size(work: Work, key: str, value: Any) -> None:
 
 
 def cores_of(chip: Chip, key: str, value: Any) -> int:
-    """Return the AI cores that `cores` or `aiv_cores` stand for."""
+    """Return how many AI cores an attribute `cores` or `aiv_cores` means."""
     # a 910B has two vector cores per AI core: 40 of them are 20 AI cores
     per_core = chip.vector_cores_per_core if key == "aiv_cores" else 1
     count = chip.core_count * per_core

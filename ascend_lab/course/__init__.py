@@ -1,4 +1,4 @@
-"""Assignments of a course: handing them out, checking answers, grading them, reporting the marks.
+"""Runs the assignments of a course: hands them out, checks and grades answers, reports the marks.
 
 - `load` returns an assignment by name, or exercises of the book by number.
 - `start` writes the files that a student gets; `check` runs the public cases on an answer.

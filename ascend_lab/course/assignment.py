@@ -1,4 +1,4 @@
-"""Assignments: their settings, cases and judges, and the files that students get.
+"""Loads assignments with their settings, cases and judges, and writes the files for students.
 
 The folder of an assignment holds
 
@@ -8,9 +8,9 @@ The folder of an assignment holds
     start.py          the stub that students fill in, in cells `# %%`; README.md, the task
 
 A case calls one function with plain data: numbers, texts, lists and tables of these. The judge
-tells of each property whether it holds, and compares the cost of the answer with those of a plain
-solution and of a certified optimum. A twist is a change of the task that an instructor chooses for
-a term.
+(the function `judge`) tells for each property whether it holds, and compares the cost of the
+answer with those of a plain solution and of a certified optimum. A twist is a change of the task
+that an instructor chooses for a term.
 
 A student gets the task, the public cases, `start.py` as a script and as a notebook, an instance
 with sizes drawn for this student, and the files that `hand_out` in the table lists. No other file
@@ -66,7 +66,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A judgement: for each property "" or its fault, and costs in the assignment's unit.
+    """A judgement: for each property "" or its fault, and costs in units such as cycles.
 
     `base` is the cost of the plain solution, `target` the one that earns all points.
     """
@@ -122,7 +122,7 @@ class Assignment:
 
     @property
     def exercises(self) -> tuple[str, ...]:
-        """The exercises of the book that are graded; empty for an assignment of a folder."""
+        """Return the exercises of the book that are graded; empty for an assignment of a folder."""
         return tuple(self.twist.get("exercises", ()))
 
     def instance(self, student: str) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class Assignment:
         return drawn
 
     def cases(self, part: str, student: str, secret: str = "") -> list[Case]:
-        """Return the cases of a part: public ones depend on the student, hidden on the term too.
+        """Return a part's cases: public ones depend on the student, hidden ones on the term, too.
 
         An assignment without hidden cases draws its public ones from the term's secret, too. Each
         case has a secret number, from which `draw` makes the inputs of a judge.
@@ -173,7 +173,8 @@ def draw(case: Case, answer: Any) -> np.random.Generator:
 def find(name: str, course: str | Path | None = None, hand_ins: str | Path | None = None) -> Path:
     """Return the folder of an assignment such as "A1".
 
-    It is `course` or a folder in it, by default of the git checkout. Neither the working directory
+    It is `course` or a folder in it; the default is the course of the git checkout. Neither the
+    working directory
     nor `hand_ins` is searched: a judge that came with a hand-in would run as the grader.
     """
     root = Path(course) if course else CHECKOUT
@@ -299,7 +300,7 @@ HANDED_OUT = ("README.md", "assignment.toml", "public.py")
 NO_TWIST = "**This term adds** nothing."
 """The line of a README that the hand-out replaces by the description of the term's twist."""
 KEPT_BACK = ("hidden.py", "start.py", "instance.json", "start.ipynb", "log.md")
-"""Never copied to students: `start` writes versions of its own of these, except for `hidden.py`."""
+"""Files never copied to students; `start` writes its own versions of them, except `hidden.py`."""
 STUDENT = re.compile(r"[\w.@+-]{1,80}")
 
 
@@ -381,11 +382,11 @@ NOT_BY_MACHINE = {"ex_16_4": "its memory is measured where it runs"}
 """Exercises whose checks look at more than the arguments and results of a function."""
 LIMITS = Limits(start_s=60.0, memory_bytes=1 << 30, answer_bytes=16 << 20)
 OPEN = ("chapter11_12", "chapter19_20", "chapter21_22", "chapter23")
-"""Modules of checks that pages or figures import, and that therefore stay open."""
+"""Modules of checks that hand-ins may import, because pages or figures import them."""
 DENIED = tuple(
     sorted({f"{checks.__name__}.{home}" for home in checks.HOMES.values() if home not in OPEN})
 )
-"""All other modules of checks, closed to hand-ins: they contain reference answers."""
+"""All other modules of checks; hand-ins may not import them: they contain reference answers."""
 VERDICT_S = 60.0
 """Time limit of one check."""
 
@@ -528,7 +529,7 @@ CHECKED = SimpleNamespace(
     judge=lambda case, answer: Judged({"check": str(answer)}),
     answers_of=answers_of,
 )
-"""The contents of a `public.py` for exercises: all students get the same, judged by the check."""
+"""What `public.py` defines for an assignment, here for exercises: the same for all students."""
 
 
 def read_secret(path: str | Path | None) -> str:

@@ -1,9 +1,9 @@
-"""How a process on Linux gives up rights for good: its account, files, network and signals.
+"""Lets a process on Linux give up rights for good: its account, files, network and signals.
 
 `inside.py` calls this before a hand-in runs; this module imports nothing of the package. There are
-three independent mechanisms, each of which helps where the others are not granted:
+three independent mechanisms, each of which helps if the system does not grant the others:
 
-    account      root becomes an account with a number that no person has
+    account      root becomes an account whose number belongs to no person
     Landlock     a list of files that may be opened; all others are closed, whatever the account
                  (Linux 5.13; needs no right; https://docs.kernel.org/userspace-api/landlock.html)
     name spaces  no network, no other processes to signal, a small disk in memory as working folder

@@ -1,4 +1,4 @@
-"""Grading: from the files that students hand in to their marks.
+"""Grades hand-ins: computes the marks of students from the files that they hand in.
 
 A judge checks the properties of every answer, such as "values are right", and its cost, such as the
 cycles of a schedule. The points follow from
@@ -39,7 +39,7 @@ from ascend_lab.limits import TABLE_BYTES, read_file
 JUDGE_S = 30
 """Time limit of the judge for one answer."""
 SLOW_ANSWERS = 2
-"""After so many answers of one hand-in that took the judge too long, it judges no others of it."""
+"""After this many answers of one hand-in took the judge too long, its others are not judged."""
 UNJUDGED = "no answer that can be judged"
 ROUNDING = 1e-9
 """Relative difference allowed below a bound: sums in another order differ in the last digits."""
@@ -63,7 +63,7 @@ class CaseResult:
 
     @property
     def faults(self) -> dict[str, str]:
-        """Property -> the reason why it does not hold."""
+        """Return a table: property -> the reason why it does not hold."""
         return {name: fault for name, fault in self.judged.properties.items() if fault}
 
     def share(self) -> float:
@@ -79,7 +79,7 @@ class CaseResult:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A student's mark: the points of each part of the assignment, and the results behind them."""
+    """A student's mark: the points of each part of the assignment, and the results of all cases."""
 
     student: str
     file: str
@@ -94,12 +94,12 @@ class Mark:
 
     @property
     def total(self) -> float:
-        """The points of all parts, less the points that lateness costs."""
+        """Return the points of all parts, less the points that lateness costs."""
         return tenths(max(0.0, sum(self.points.values()) - self.late_points))
 
     @property
     def ratio(self) -> float | None:
-        """Cost over certified optimum, geometric mean over timed cases; None if one fails."""
+        """Return cost / certified optimum, geometric mean over timed cases; None if one fails."""
         timed = [t for t in self.case_results if t.timed]
         if not timed or any(t.faults or not t.judged.cost for t in timed):
             return None
@@ -369,7 +369,7 @@ def mark(
         points = mark_of(task, case_results)
     except sandbox.RefusedError:
         raise
-    except Exception as error:  # our mistake on one hand-in must not stop the others
+    except Exception as error:  # a bug of this package on one hand-in must not stop the others
         notes.append(shown(f"could not be graded ({type(error).__name__}: {error})"))
         points = {part: 0.0 for part in task.points if part != "log"}
     if enrolled.log_points is not None:
@@ -569,7 +569,7 @@ def rerun_reasons(
 ) -> list[str]:
     """Return why the answers of an earlier report could not be used: another file or other cases.
 
-    Empty if all of them could. `row` is the student's line of the earlier grades.csv.
+    The list is empty if all could be used. `row` is the student's line of the earlier grades.csv.
     """
     if row["digest"] != mark.digest:
         return [f"another file: {row['digest']} -> {mark.digest}, run anew"]

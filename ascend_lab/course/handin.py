@@ -1,7 +1,7 @@
-"""Reading the files that students hand in, and comparing them with each other.
+"""Reads the files that students hand in, and compares them with each other.
 
 A hand-in is a script, a notebook or a zip, or a folder of these as Moodle, Canvas or Gradescope
-export it. Nothing here runs a hand-in or writes its files to disk. Of a notebook the last
+export it. Nothing here runs a hand-in or writes its files to disk. In a notebook the last
 definition of each required function counts, with the cells that it needs: lost tags, moved cells
 and copied cells do no harm. Each file is read within limits of size and time. A damaged file
 becomes a note of its student and does not affect the others.
@@ -37,7 +37,7 @@ from ascend_lab.lab.checks.grading import SOLUTION, CodeCell, needed_cells
 TEXT_BYTES = 1 << 20
 """Largest file of a hand-in."""
 SOURCE_BYTES = 1 << 18
-"""Largest Python source of a hand-in, in characters."""
+"""Largest Python source of a hand-in, in characters: 262,144."""
 ALL_BYTES = 32 << 20
 """Largest total of the files of one student."""
 ZIP_BYTES = 20 << 20
@@ -215,7 +215,7 @@ def _unzipped(path: Path, notes: list[str]) -> Iterator[tuple[str, bytes]]:
         return
     try:
         archive = zipfile.ZipFile(io.BytesIO(path.read_bytes()))
-    except Exception as error:  # damaged archives raise many kinds of errors
+    except Exception as error:  # damaged archives raise errors of many types
         notes.append(f"{label}: no zip that can be read ({_described(error)})")
         return
     with archive:
@@ -230,7 +230,7 @@ def _unzipped(path: Path, notes: list[str]) -> Iterator[tuple[str, bytes]]:
             try:
                 with archive.open(info) as file:
                     data = file.read(TEXT_BYTES)
-            except Exception as error:  # a damaged stream, a name that is no UTF-8, a password
+            except Exception as error:  # a damaged stream, a name not in UTF-8, a password
                 if isinstance(error, TimeoutError):
                     raise
                 notes.append(f"{shown(name)} in {label}: cannot be read ({_described(error)})")
@@ -316,7 +316,7 @@ def _is_exported(text: str) -> bool:
 
 
 def _notebook_of_export(text: str) -> dict[str, object]:
-    """Return the notebook that a script was exported from.
+    """Return the notebook from which a script was exported.
 
     Cells begin at lines `# In[1]:`, or at `# %%` if there are none of those. Calls of
     `get_ipython()` become magics (lines such as `%timeit`) again.

@@ -1,8 +1,8 @@
 """The program of the confined process that runs a hand-in's functions.
 
 `sandbox` starts it as `python -I -S -B inside.py` in an empty folder. It reads lines of JSON from
-its standard input, first the task and then call by call, and writes one line in reply to each to
-its standard output, first a report of which confinements the system grants. It contains no
+its standard input, first the task and then the calls. To each it replies with one line on its
+standard output; the first reply reports which confinements the system grants. It contains no
 reference answer and no judge, so a hand-in that changes this process can only change its own
 answers.
 """

@@ -1,4 +1,4 @@
-"""Removing the files that a hand-in left on the disk, also hostile ones.
+"""Removes the files that a hand-in left on the disk, even if they are made to resist removal.
 
 There may be folders nested ten thousand deep, folders without access rights, and links to other
 places: the removal does not recurse and follows no link. It runs after all processes of the hand-in

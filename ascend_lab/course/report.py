@@ -1,10 +1,10 @@
-"""The report of a graded assignment: tables, web pages and a log; and the archive for Gradescope.
+"""Writes the report of a graded assignment (tables, pages, a log), and the archive for Gradescope.
 
     grades.csv        one line per student: points of each part, total, late, digest of the file
     index.html        the instructor's page, self-contained: sortable, with charts of what failed
     students/ID.html  the student's page, students/ID.json as Gradescope reads it: no hidden case
-    leaderboard.csv   pseudonyms of those who gave one; similarity.csv, hints, no verdicts
-    log.jsonl         every case and answer: `grade --again` judges them again
+    leaderboard.csv   the pseudonyms that students gave; similarity.csv, pairs of similar texts
+    log.jsonl         every case and answer, which `grade --again` judges again
 
 No file contains a time of day: the same hand-ins give the same bytes. Texts of students are escaped
 everywhere, and charts are embedded as images, in which no script runs.
@@ -134,7 +134,7 @@ def leaderboard(marks: Sequence[Mark]) -> list[tuple[int, str, str]]:
 
 
 def gradescope_results(task: assignment.Assignment, mark: Mark) -> dict[str, Any]:
-    """Return a mark in Gradescope's format; of hidden cases only the failing properties."""
+    """Return a mark in Gradescope's format; for hidden cases only the failing properties."""
     tests = []
     for part, points in mark.points.items():
         faults = [f"{name}: {text}" for name, text in _fault_lines(task, mark, part)]
@@ -409,7 +409,7 @@ python3 -c "import sys; from ascend_lab.course.report import autograde
 autograde(sys.argv[1], '{name}')" "$root"
 """
 NAMED_HAND_INS_PER_DAY = 5
-"""After so many hand-ins of one day the faults of hidden cases are no longer named."""
+"""After this many hand-ins of one day the faults of hidden cases are no longer named."""
 
 
 def pack(task: assignment.Assignment, secret: str) -> bytes:
@@ -477,7 +477,7 @@ def autograde(root: str | Path, name: str) -> None:
         log = "".join(work.log for work in works)
         work = handin.HandIn(student, best.file, best.source, log, best.notes)
         results = gradescope_results(task, marked(task, work, Enrolled(student), secret))
-    except AscendLabError as error:  # of this machine or its folders: not a mark
+    except AscendLabError as error:  # caused by this machine or its folders: no mark is given
         results = {"output": f"not graded, tell your course: {error}", "tests": []}
     if _earlier_today(metadata) >= NAMED_HAND_INS_PER_DAY:
         for test in results["tests"]:

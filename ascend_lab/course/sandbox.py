@@ -1,4 +1,4 @@
-"""Running the functions of a hand-in in a confined process, and reading back plain data.
+"""Runs the functions of a hand-in in a confined process, and reads back plain data.
 
 One process per hand-in answers all calls, and is started again after a call that ended it. It has a
 clean environment, an empty folder, and limits on time, memory, files and output. If this process is
@@ -33,7 +33,7 @@ PR_SET_CHILD_SUBREAPER = 36
 STARTS = 4
 """How often the process of a hand-in is started before its remaining calls are given up."""
 PATIENCE_S = 3.0
-"""Seconds between messages that an answer takes long."""
+"""Seconds between messages that the user is still waiting for an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Session:
         }
 
     def _make_folder(self) -> str:
-        """Make the folder that the hand-in may write to, beside the one it may import from."""
+        """Make the folder that the hand-in may write to, next to the one it may import from."""
         self.folder.chmod(0o711)
         (self.folder / "shelf").mkdir()
         writable = self.folder / "own"
@@ -389,7 +389,7 @@ def _children() -> set[int]:
     for folder in Path("/proc").glob("[0-9]*") if sys.platform == "linux" else ():
         with contextlib.suppress(OSError, ValueError, IndexError):
             fields = (folder / "stat").read_text("ascii", "replace").rpartition(")")[2].split()
-            # Behind "number (name)" stand the state and the number of the parent.
+            # After "number (name)" come the state and the number of the parent.
             if int(fields[1]) == parent:
                 children.add(int(folder.name))
     return children

@@ -1,7 +1,7 @@
-"""A digest of all files that decide marks: those of the assignment, and of this package.
+"""Computes a digest of all files that decide marks: those of the assignment and of this package.
 
-Where hand-ins are confined they cannot write to these files. Where they are not, comparing the
-digests before and after grading shows whether one of them did.
+Confined hand-ins cannot write to these files. If hand-ins are not confined, comparing the digests
+before and after grading shows whether one of them changed a file.
 """
 
 import hashlib

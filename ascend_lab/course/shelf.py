@@ -1,9 +1,9 @@
-"""The folder from which a hand-in imports: links to everything that is open to it.
+"""Fills the folder from which a hand-in imports with links to the modules that it may use.
 
 Besides the standard library, the import path of a hand-in has one folder. It links to all installed
-packages, and to those modules of this package that the assignment does not close. So closed modules
-are not on the path. Where the system has Landlock (see `confine`), their files cannot be opened by
-path either.
+packages, and to those modules of this package that the assignment does not close, that is, forbid.
+So closed modules are not on the path. Where the system has Landlock (see `confine`), their files
+cannot be opened by path either.
 """
 
 import os
@@ -44,7 +44,7 @@ class Shelf:
 
 
 def fill(folder: Path, denied: Sequence[str]) -> Shelf:
-    """Fill a folder with links to all modules that are open, and return what `inside.py` must know.
+    """Fill a folder with links to all modules not in `denied`; return what `inside.py` must know.
 
     On a system without links (Windows without the right to make them) the import path holds the
     folders of installed packages, and only an import finder refuses the modules in `denied`.

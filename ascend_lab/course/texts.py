@@ -1,4 +1,4 @@
-"""Printing texts that come from a hand-in: shortened, and without control characters."""
+"""Prepares texts from a hand-in for printing: shortens them, and escapes control characters."""
 
 MAX_LENGTH = 400
 

@@ -1,4 +1,4 @@
-"""Calls between two processes over lines of JSON, with arguments and results that are objects.
+"""Calls functions in another process over lines of JSON, with objects as arguments and results.
 
 The grader and the confined process of a hand-in exchange such lines when a check of the book calls
 a student's function with more than plain data. Numbers, texts, lists, tables, arrays and frozen
@@ -74,7 +74,7 @@ class Wire:
         self.send = send
         self.hear = hear
         self.place = place
-        self.far = roots is not None  # whether this is the process of the hand-in, which trusts us
+        self.far = roots is not None  # whether this is the hand-in's process: it trusts the grader
         self.roots = roots or {}
         self.objects: dict[int, Any] = {}
         self.numbers: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Deployment of a trained model: compression, image pre-processing, a runtime and a server.
+"""Deploys trained models: compression, image pre-processing, a simulated runtime and servers.
 
 - `compress`: quantisation, pruning and low-rank decomposition, and their loss of accuracy.
 - `media`: the conversion of a camera's bytes into a network's input.

@@ -1,4 +1,4 @@
-"""The time of one step of a language model on a machine, and the plan that makes it shortest.
+"""Predicts the time of one step of a language model on a machine, and finds the quickest plan.
 
 A step computes new tokens for a batch of sequences: one token of each in decoding, all tokens of
 the prompts in a prefill. A plan says how the model is divided among devices.

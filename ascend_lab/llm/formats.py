@@ -1,4 +1,4 @@
-"""The number format of a decoder decides which kernels compute a product with its weights.
+"""Selects the kernels that compute a product with a decoder's weights, by its number format.
 
     bf16, fp16  weights and activations in two bytes: one product
     w8a8        weights in int8 with a scale for each column; each token is quantised to int8 with
@@ -25,8 +25,8 @@ WIDE_BYTES = 2
 CUBE_AND_VECTOR = "cube and vector"
 """The unit of kernels that start cube and vector cores together.
 
-Grouped products are of that kind, and int8 products whose vector cores rescale the cube's sums tile
-by tile: GroupedMatmul and QuantBatchMatmulV3 of CANN's operator library.
+Examples are grouped products, and int8 products whose vector cores rescale the cube's sums tile by
+tile: GroupedMatmul and QuantBatchMatmulV3 of CANN's operator library.
 """
 INT4 = "int4"
 GROUP = 128

@@ -1,4 +1,4 @@
-"""The graphs that one device computes for a layer of a decoder.
+"""Builds the graphs that one device computes for a layer of a decoder.
 
 A layer is two graphs, attention and feed-forward part, and the results of each are added up over
 the devices. A graph begins by adding that sum to the residual stream (AddRmsNorm in the vendor's
@@ -405,7 +405,7 @@ def head_graph(decoder: Decoder, shard: Shard, rows: int, scored: int) -> Graph:
     """Return the graph of the last norm and of the scores of a device's words for some rows."""
     net = GraphBuilder(f"{decoder.name}.head")
     x = _normed_sum(net, rows, decoder.hidden)
-    # A prompt of 100 words needs the scores behind its last word only: one of its 100 rows.
+    # A prompt of 100 words needs only the scores after its last word: one of its 100 rows.
     chosen = net.gather(x, net.input("last", (scored,), "int32"))
     net.output(_linear(net, chosen, shard.words, "head"))
     return net.build()

@@ -1,4 +1,4 @@
-"""The list of kernels that one layer of a decoder starts on one device, in order.
+"""Lists the kernels that one layer of a decoder starts on one device, in order.
 
 A layer is: norm, attention, sum over the devices, norm, feed-forward part, sum over the devices.
 The norm's kernel also adds to the residual stream (AddRmsNorm of CANN's library), so the list has
@@ -116,7 +116,7 @@ class LayerCalls:
     def _attention_macs(self, heads: int, numbers_per_key: int) -> float:
         """Return the multiplications of q k^T and p v over the keys that queries attend to."""
         tokens = self.load.tokens
-        # A prompt of 4 tokens: 1 + 2 + 3 + 4 = 10 keys. One new token behind 4095: 4095 + 1 = 4096
+        # A prompt of 4 tokens: 1 + 2 + 3 + 4 = 10 keys. One new token after 4095: 4095 + 1 = 4096
         # keys; for 8 sequences, 32 heads and 128 + 128 numbers a key that is 268 million
         # multiplications.
         visible_keys = tokens * self.load.context + tokens * (tokens + 1) / 2

@@ -1,4 +1,4 @@
-"""A machine for a language model: a chip, the links between chips, and the gap between kernels.
+"""Defines a machine for a language model: chip, links between chips, and gap between kernels.
 
 For example, `machine_of("Ascend910B2", "", Plan(tp=8))` is a server of eight Ascend910B2 whose
 kernels wait in the device's queue, so that 0.9 us pass between two of them.
@@ -45,7 +45,7 @@ GAPS: Mapping[str, Gap] = MappingProxyType(
         "eager": Gap(20e-6, "ours", "assumed"),
     }
 )
-"""Mode -> the gap. In graph mode all kernels of a step are in the device's queue beforehand."""
+"""Mode -> its gap. In graph mode all kernels of a step are in the device's queue beforehand."""
 CLUSTER_ALIASES: Mapping[str, str] = MappingProxyType(
     {"a2-server": "910b-server", "a2": "910b-roce"}
 )

@@ -1,4 +1,4 @@
-"""The memory that a decoder takes on a device, and the largest batch that fits.
+"""Computes the memory that a decoder takes on a device, and the largest batch that fits.
 
 Weights take the same room for every batch. Each sequence adds the pages of its cache and its share
 of the activations, so that
@@ -23,7 +23,7 @@ SCORE_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What the fullest device stores and the size of its memory, in bytes.
+    """The bytes that the fullest device stores, and the size of its memory in bytes.
 
     `largest_batch` counts the sequences of all data-parallel groups together.
     """

@@ -1,7 +1,7 @@
-"""The structure of a language model as a table of sizes, and its number of weights.
+"""Describes the structure of a language model by a table of sizes, and counts its weights.
 
 A decoder is a stack of layers. Each layer has an attention and a feed-forward part. The attention
-is one of two kinds: heads that share keys in groups (Llama, Qwen), or heads that share one latent
+is of one of two types: heads share keys in groups (Llama, Qwen), or heads share one latent
 vector per token (DeepSeek). The feed-forward part is one block for all tokens, or a mixture of
 experts.
 
@@ -277,5 +277,5 @@ def _record(record_class: type[Any], entries: Mapping[str, Any], where: str) -> 
 
 
 def _is_integer(value: object) -> bool:
-    """Return whether a value is an integer: `isinstance(True, int)` holds, but true is none."""
+    """Tell whether a value is an integer; True is not, although `isinstance(True, int)` holds."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""A plan divides a decoder among devices; a load is the work of one step.
+"""Defines a plan, which divides a decoder among devices, and a load, the work of one step.
 
     tp  tensor parallel: heads and widths are cut, and each layer's results are added up
     dp  data parallel: there are `dp` groups of `tp` devices, each with sequences of its own
@@ -34,17 +34,17 @@ class Plan:
 
     @property
     def devices(self) -> int:
-        """All devices: tp dp pp."""
+        """Return the number of all devices: tp dp pp."""
         return self.tp * self.dp * self.pp
 
     @property
     def stage_devices(self) -> int:
-        """Devices of a pipeline stage: tp dp."""
+        """Return the number of devices of a pipeline stage: tp dp."""
         return self.tp * self.dp
 
     @property
     def expert_parts(self) -> int:
-        """Devices among which one expert is cut: tp dp / ep."""
+        """Return the number of devices among which one expert is cut: tp dp / ep."""
         # tp 4, dp 8, ep 16: 32 devices, and every expert is cut among 2 of them.
         return self.stage_devices // self.ep
 
@@ -71,7 +71,7 @@ class Load:
 
     @property
     def keys(self) -> int:
-        """Keys that the last new token of a sequence attends to."""
+        """Return the number of keys to which the last new token of a sequence attends."""
         # 4095 tokens in the cache and 1 new one: 4096 keys.
         return self.context + self.tokens
 

@@ -1,7 +1,7 @@
-"""Estimates for published measurements of language models.
+"""Estimates the times of published measurements of language models.
 
 A row of published measurements has attributes that state the model, the plan (tp, ep, dp), the
-phase and the load (batch and context, or batch, prompt and output). Two kinds of rows are not the
+phase and the load (batch and context, or batch, prompt and output). Two types of rows are not the
 time of one step:
 
     metric    microseconds per output token of a server: it serves `batch` requests at a time, reads
@@ -10,8 +10,8 @@ time of one step:
     accepted  time per output token with speculative decoding: a step has 1 + mtp queries and yields
               1 + accepted tokens
 
-After a step that guesses `mtp` tokens, a draft model runs `mtp` times: it has one layer, of the
-kind of the model's last, and the model's head (DeepSeek-V3, section 2.2). With `micro_batches` a
+After a step that guesses `mtp` tokens, a draft model runs `mtp` times: it has one layer, built like
+the model's last one, and the model's head (DeepSeek-V3, section 2.2). With `micro_batches` a
 prefill is cut into parts, and messages of one part overlap with the kernels of another.
 """
 
@@ -44,7 +44,7 @@ SAME_SIZES_AS: Mapping[str, str] = {
 CHIP_OF_SERIES: Mapping[str, str] = {"A2": "Ascend910B2", "A3": "Ascend910C"}
 """First word of the chip's name in a source -> the preset that is timed."""
 SLOWER_DIE = "560T"
-"""Mark of an A3 card of 560 TFLOP/s in fp16, whose two dies have half of that each.
+"""The text by which a row states an A3 card of 560 TFLOP/s in fp16: each of its two dies has half.
 
 The die is Ascend910_9362: 20 cores at 1.5 GHz, 168 MiB of L2. Sources: Ascend/msmodeling @1e5a50b1,
 tensor_cast/device.py (245.8 TFLOP/s in bf16, that is 20 cores x 8192 x 1.5 GHz); hicann/runtime,
@@ -66,7 +66,7 @@ UNSUPPORTED_FEATURES: Mapping[str, str] = {
     "qwen3.5": "layers of linear attention with a state",
     "wan": "steps that remove noise from a video",
 }
-"""Beginning of a model's title -> what the tables of `models` cannot describe."""
+"""Beginning of a model's title -> the feature that the tables of `models` cannot describe."""
 SERVER_METRIC = "us per output token of the server"
 
 
@@ -245,12 +245,12 @@ def _overlapped_s(model: Model, load: Load, step: Step) -> float:
             if call.name.startswith("shared."):
                 timed = model.timer.call_time(call)
                 shared_s += repeats * (timed.time_s - timed.start_s)
-    # 5 ms of shared experts beside 12 ms of messages: 5 ms are saved
+    # 5 ms of shared experts overlap with 12 ms of messages: 5 ms are saved
     return min(shared_s, step.ledger["links"])
 
 
 def _draft_of(model: Model) -> Model:
-    """Return the draft model of one layer, of the kind of the model's last, that guesses tokens."""
+    """Return the draft model that guesses tokens: one layer, built like the model's last one."""
     decoder = model.decoder
     experts = decoder.experts
     if experts is not None:
@@ -287,7 +287,7 @@ def _decode_load(attributes: Mapping[str, Any], queries: int, marks: list[str]) 
     batch = _number(attributes, "batch")
     if "context" in attributes:
         return decode(batch, _number(attributes, "context"), queries)
-    # Answers of 200 tokens: on average 100 of them stand in the cache.
+    # Answers of 200 tokens: on average 100 of them are in the cache.
     middle = _number(attributes, "output") // 2
     longest = re.fullmatch(r"(\d+) at most", str(attributes.get("prompt", "")))
     if longest is None:

@@ -1,4 +1,4 @@
-"""The times of the kernels that route tokens to the experts of a mixture-of-experts layer.
+"""Times the kernels that route tokens to the experts of a mixture-of-experts layer.
 
 A layer with experts starts these kernels (vLLM on Ascend, fused_moe: experts_selector.py,
 token_dispatcher.py and moe_mlp.py; CANN's operators in brackets):

@@ -1,4 +1,4 @@
-"""The TOML file of a server of a language model, and its simulation (`serve-sim`).
+"""Reads the TOML file that describes a server of a language model, and simulates the server.
 
     [model]     llm = "zoo:qwen3_8b", chip; optional: cluster, tp, ep, dp, pp, format, mode
     [arrivals]  rate_per_s (Poisson); without it all requests arrive at the start
@@ -84,7 +84,7 @@ class LlmScenario:
 
 
 def is_file_of_llm(path: str | Path) -> bool:
-    """Return whether a scenario's file serves a language model."""
+    """Tell whether a scenario's file describes a server of a language model."""
     model = toml_of(path, f"{path}: a TOML file of a scenario", InputError).get("model")
     return isinstance(model, dict) and "llm" in model
 

@@ -1,4 +1,4 @@
-"""A search for the plan and batch with the most tokens per second under a latency limit.
+"""Searches for the plan and batch with the most tokens per second under a latency limit.
 
 The grid has all tp, ep and dp that use all devices and divide the decoder, and batches that are
 powers of two times dp. A point is skipped without timing it if its lower bound

@@ -1,4 +1,4 @@
-"""The times of the many steps that a server asks for, interpolated between few timed ones.
+"""Interpolates the times of the many steps of a simulated server from a few timed ones.
 
 A simulated server takes thousands of steps of all sizes. `Model` times the points of a grid of
 powers of two, each once, and a step's time is interpolated between its neighbours:
@@ -6,8 +6,8 @@ powers of two, each once, and a step's time is interpolated between its neighbou
     decode   bilinear in batch and mean context
     prefill  linear in the tokens of the prompts
 
-A step that does both fetches the weights once and starts each kernel once. With the shared seconds
-of either (weights, starts and gaps):
+A step that does both fetches the weights once and starts each kernel once. Both parts would spend
+seconds on this (weights, starts and gaps), which they share in one step:
 
     time = decode + prefill - min(shared seconds of decode, shared seconds of prefill)
 """
@@ -65,7 +65,7 @@ class Steps:
         return sum(part.time_s for part in costs) - min(part.shared_s for part in costs)
 
     def pages(self) -> int:
-        """Return the number of cache pages that fit beside the weights and activations.
+        """Return the number of cache pages that fit into memory with the weights and activations.
 
         Raises `CapacityError` if not even one page fits.
         """

@@ -1,4 +1,4 @@
-"""The time of one step of a language model on a machine, and a ledger of where it goes.
+"""Times one step of a language model on a machine, with a ledger: the seconds of each cause.
 
 The kernels of a layer run one after another on every device. After attention and after the
 feed-forward part, the devices of a group add up their results. So
@@ -65,17 +65,17 @@ class Step:
 
     @property
     def time_s(self) -> float:
-        """Seconds of the step: the sum of its ledger."""
+        """Return the seconds of the step: the sum of its ledger."""
         return sum(self.ledger.values())
 
     @property
     def tokens_per_s(self) -> float:
-        """New tokens of all sequences per second."""
+        """Return the new tokens of all sequences per second."""
         return self.load.batch * self.load.tokens / self.time_s
 
     @property
     def bottleneck(self) -> str:
-        """A sentence that names the largest entry of the ledger and a remedy."""
+        """Return a sentence that names the largest entry of the ledger and a remedy."""
         largest = max(LEDGER, key=lambda entry: self.ledger[entry])
         share = self.ledger[largest] / self.time_s
         return f"{share:.0%} of the step is {BOTTLENECK_TEXTS[largest]}"

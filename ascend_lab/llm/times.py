@@ -1,4 +1,4 @@
-"""The times of single kernels on a chip, and of collectives between devices.
+"""Times single kernels on a chip, and collectives between devices.
 
 A layer of a language model starts about twenty kernels, and all layers start the same ones: each is
 timed once and looked up afterwards. A time includes the start of the task on the device. Waits

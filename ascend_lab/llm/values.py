@@ -1,4 +1,4 @@
-"""The words that a decoder generates when it is divided among devices by a plan.
+"""Generates the words of a decoder that is divided among devices by a plan.
 
 `step` gives the time of a step, this module its values: it evaluates the graphs of every device on
 that device's slices of the weights and its pages of the cache. Devices exchange their results by
@@ -63,7 +63,7 @@ def feed_of(
     """Return the inputs of a step of shape (sequences, tokens), and reserve slots for new tokens.
 
     `additions` maps a sequence's number to its new words. The rows of shorter sequences and of
-    missing sequences are padded; the keys of padding go to a spare page behind those of the cache.
+    missing sequences are padded; the keys of padding go to a spare page after those of the cache.
     """
     size, tokens = shape
     spare_page = cache.blocks

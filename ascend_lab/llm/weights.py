@@ -1,4 +1,4 @@
-"""Random weights of a decoder, cut into the slices that each device of a plan stores.
+"""Draws random weights of a decoder, cut into the slices that each device of a plan stores.
 
 The full tensors depend on the seed only, not on the plan, and are cut to the shapes of
 `plan.shard_of`: so all plans compute the same function.

@@ -1,12 +1,12 @@
-"""Measured kernels that are no operator of ours, as small graphs of operators that are.
+"""Builds small graphs for measured kernels that are not operators of this package (chains).
 
 A builder takes a row's work and returns the graph that computes the same function. The graph is
-compiled and fused as a network is. Its time is that of its kernels, each with its start on the
-device and without the host, because the sources add up the tasks of a chain in the same way. Where
-our fusion makes one kernel of it, one kernel is timed. A builder may also return the work of one
-operator, which is timed as that.
+compiled and fused like a network. Its time is that of its kernels, each with its launch on the
+device and without the host, because the sources add up the tasks of a chain in the same way. If
+our fusion makes one kernel of the graph, one kernel is timed. A builder may also return the work
+of one operator, which is timed as that operator.
 
-Some chains are cut into kernels as the source's was, not by our fusion: `KERNELS` says where.
+Some chains are cut into the kernels of the source instead of by our fusion: `KERNELS` says how.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from ascend_lab.compiler import Graph, Node
 Builder = Callable[[Work], Graph | Programs | Work]
 """Work of a row -> a graph, programs or a call of an operator that computes the same.
 
-Raises `AscendLabError` for what it cannot.
+Raises `AscendLabError` for work that it cannot express.
 """
 
 Cut = Callable[[Work, Graph], Sequence[Sequence[Node]]]
@@ -33,19 +33,19 @@ CHAINS: Mapping[str, Builder] = {
 }
 """The table's name for a kernel, as in `cb/swi_glu/3` -> its builder."""
 KERNELS: Mapping[str, Cut] = {**vector.KERNELS}
-"""The table's name -> what cuts the graph into kernels; without one our fusion does."""
+"""The table's name -> the function that cuts the graph into kernels; our fusion is the default."""
 ESTIMATES = attention.ESTIMATES
-"""The table's name -> what times a kernel that is neither operator nor graph of ours."""
+"""The table's name for a kernel that is neither operator nor graph here -> what times it."""
 GROUPS: Mapping[str, Callable[[Work], groups.Groups | groups.WideWeights]] = groups.BUILDERS
 """The table's name for a product whose kernel is written by hand -> its builder."""
 CASE_NAMES = {"gather": "gather_elements"}
-"""Names that a case has for a kernel, where an operator of ours with that name does otherwise."""
+"""A case's name for a kernel -> our name, where our operator of the case's name differs."""
 ALSO_OPERATORS: Mapping[str, Sequence[str]] = {**vector.ALSO_OPERATORS}
-"""Names that operators of ours have, too -> the words, one of which makes a row a chain."""
+"""Names that our operators have, too -> the attributes, any of which makes a row a chain."""
 
 
 def is_chain(work: Work) -> bool:
-    """Tell whether a row is timed as a chain."""
+    """Tell whether a row is timed as a chain of kernels, built by one of these builders."""
     words = ALSO_OPERATORS.get(work.operator)
     return work.operator in CHAINS and (
         words is None or not work.attributes.keys().isdisjoint(words)

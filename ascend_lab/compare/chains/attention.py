@@ -1,4 +1,4 @@
-"""Measured attention in the words of our operators: causal rows, latent heads, selected keys."""
+"""Maps measured attention to our operators: causal rows, latent heads, selected keys."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 FLASH = "flash_attention"
 TILE = 512
-"""Rows of q, and keys, of a tile of the measured kernels; they skip tiles that are masked whole.
+"""Rows of q, and keys, in a tile of the measured kernels; fully masked tiles are skipped.
 
 Source: hicann/ops-transformer, attention/fused_infer_attention_score/op_host/arch22, sizes of the
 basic block in m and in s2 where there are more than 16 queries.
 """
 FEW_QUERIES = 16
-"""Queries up to which the measured kernels cut otherwise (same source)."""
+"""The measured kernels use other tile sizes for up to this many queries (same source)."""
 TILING_BYTES = 1596
 """What every core reads before it begins: sizes, and what each core owns, as arrays of 26.
 
@@ -34,20 +34,21 @@ LINE_BYTES = 64
 """A line of the scalar unit's cache (Ascend C, DataCacheCleanAndInvalid)."""
 SKIPPED = f"causal: masked tiles of {TILE} keys skipped as measured, a mask added to the others"
 LIBRARY = f"blocks of {TILE} rows dealt whole, tiling data read first, as in the library's kernel"
-"""Marks."""
+"""The remark on rows that are timed with the library's tiles."""
 
 
 # -- one kernel ------------------------------------------------------------------------------------
 def is_causal(work: Work) -> bool:
-    """Tell whether a row's queries see the keys before them only."""
+    """Tell whether a row's attention is causal: a query sees no keys after its own position."""
     return work.attributes.get("causal") in (True, 1)
 
 
 def as_called(work: Work) -> Work:
-    """Return a row of flash attention as the library is called.
+    """Return a row of flash attention with the shapes of a call of the library.
 
-    A causal one needs no mask: a query sees the keys up to its own. Heads that share keys, stacked
-    as rows of q in the table, stand apart: a query knows its place then.
+    Causal attention needs no mask tensor: a query sees the keys up to its own. Heads that share
+    keys are stacked as rows of q in the table; here they are separate heads, so that a query's
+    position follows from its row.
     """
     if not is_causal(work) or len(work.shapes) not in (3, 4):
         return work
@@ -127,10 +128,10 @@ def tiling_read_s(chip: Chip) -> float:
 
 
 def latent(work: Work) -> Work:
-    """Return multi-head latent attention as one call: q and k are a latent part and a turned one.
+    """Return multi-head latent attention as one call: q and k join a latent and a rotary part.
 
-    Inputs are q latent, q turned, k latent, k turned, v latent. All heads share one key, which is
-    as wide as both parts, (512 + 64), and its value, 512.
+    Inputs are latent q, rotary q, latent k, rotary k, latent v. All heads share one key, as wide
+    as both parts (512 + 64), and one value, 512 wide.
     Source: DeepSeek-AI 2024, "DeepSeek-V2" (multi-head latent attention, weights absorbed).
     """
     _check_count(work, 5)
@@ -141,7 +142,7 @@ def latent(work: Work) -> Work:
 
 
 def _check_count(work: Work, count: int) -> None:
-    """Raise `InputError` unless a row has so many inputs, each with batch, tokens, heads, size."""
+    """Raise `InputError` unless a row has `count` inputs of 4 axes: batch, tokens, heads, size."""
     if len(work.shapes) != count or any(len(shape) != 4 for shape in work.shapes):
         needed = f"{work.operator}: {count} inputs of four axes"
         raise InputError(needed, str(work.shapes), "correct that row")
@@ -157,7 +158,7 @@ def _heads_first(work: Work, shape: Shape) -> Shape:
     return (batch, third, second, size) if layout == "BSND" else (batch, second, third, size)
 
 
-# -- keys that every query selects -----------------------------------------------------------------
+# -- each query selects some of the keys -----------------------------------------------------------
 def selected_shape(work: Work) -> FlashShape:
     """Return attention to selected keys: the heads of a query are rows, its keys a matrix.
 
@@ -183,7 +184,7 @@ def selected_shape(work: Work) -> FlashShape:
 
 
 def _dtype(work: Work) -> str:
-    """Return the number format of q in our words."""
+    """Return our name of the number format of q."""
     from ascend_lab.operators.dsl.tensor import ALIASES
 
     return ALIASES.get(work.dtypes[0], work.dtypes[0])
@@ -193,9 +194,9 @@ def selected(work: Work, chip: Chip) -> Estimate:
     """Time attention to selected keys: vector cores gather rows while the cube multiplies others.
 
     Each half of a tile's rows is moved by one vector core to UB and on to a ring in L2, where the
-    cube finds them. The first tile comes before the first product; all others hide behind the
-    products, unless the vector core's own copies take longer than all else. A row of v is the front
-    of a row of k, gathered once.
+    cube reads them. The first tile is gathered before the first product; all others overlap with
+    products, unless the vector core's copies take longer than the products. A row of v is the first
+    part of a row of k, and is gathered with it.
 
     Source: hicann/ops-transformer, attention/sparse_flash_attention/op_kernel/arch22 (MergeKv).
     """
@@ -250,7 +251,7 @@ def table_bytes(work: Work) -> int:
 def selected_bound_s(shape: FlashShape, chip: Chip) -> float:
     """Return the least seconds of the products, and of the bytes of q and of one query's keys."""
     products_s = shape.ops / chip.peak_ops_per_s(shape.dtype)
-    # the bound counts the keys of one query only: all queries may select the same
+    # the bound counts the keys of only one query, because all queries may select the same keys
     read = (shape.batch * shape.rows + shape.keys) * shape.depth * 2
     return max(products_s, read / chip.device_memory.rate_bytes_per_s)
 
@@ -258,7 +259,7 @@ def selected_bound_s(shape: FlashShape, chip: Chip) -> float:
 def moves_s(work: Work, chip: Chip) -> float:
     """Return the seconds of the slices or transposes whose times were added to the kernel's.
 
-    Slice*4 cuts q and k into a latent part, as wide as v, and a turned one. Transpose*2 changes the
+    Slice*4 cuts q and k into a latent part, as wide as v, and a rotary one. Transpose*2 changes the
     order of heads and tokens of q and of the result.
     """
     q, k, v, _ = work.shapes
@@ -287,4 +288,4 @@ def _alone_s(name: str, shape: Shape, work: Work, chip: Chip, words: Mapping[str
 BUILDERS: Mapping[str, Callable[[Work], Work]] = {"mla": latent}
 """The table's name for a kernel -> the call of an operator that computes it."""
 ESTIMATES: Mapping[str, Callable[[Work, Chip], Estimate]] = {"sparse_flash_attention": selected}
-"""The table's name for a kernel -> what times it, where it is neither operator nor graph."""
+"""The table's name for a kernel that is neither operator nor graph -> what times it."""

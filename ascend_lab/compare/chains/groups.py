@@ -1,11 +1,11 @@
-"""Grouped products: kernels of ours that no graph compiles to, with what stands around them.
+"""Builds measured grouped products: handwritten kernels, with graphs for the steps around them.
 
     grouped_matmul               y[rows of g] = x[rows of g] w[g] + bias[g]
     grouped_matmul_swiglu_quant  bytes of silu(a) b, (a, b) = (x[rows of g] w[g]) scale[g] token
     weight_quant_batch_matmul    y = x ((w + offset) scale) + bias, w in int8
 
 A mixture of experts sends each row to one expert g; rows are sorted, so that the rows of an expert
-lie together: with rows = (3, 0, 5) rows 0 .. 2 meet w[0], none w[1], and rows 3 .. 7 w[2]. The
+are adjacent: with counts (3, 0, 5) rows 0 .. 2 are multiplied by w[0] and rows 3 .. 7 by w[2]. The
 product is a kernel of `ops.grouped`, or of `kernels.weight_quant` where weights in int8 are widened
 on the way. Conversions of its operands and steps on its result are graphs, which are compiled.
 """
@@ -38,10 +38,10 @@ SCALE = Operand("scale", "channel", "fp32")
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """A grouped product, its epilogue, and the graphs of kernels before and behind it.
+    """A grouped product, its epilogue, and the graphs of the kernels before and after it.
 
     products         the same work as a graph of separate products, for the bound
-    operand_graph    writes the kernel's operands a and b; `together` in its launch, or before
+    operand_graph    writes the kernel's operands a and b, in its launch if `together`, else before
     result_graph     reads the kernel's result as its input "y"
     """
 
@@ -53,13 +53,13 @@ class Groups:
     together: bool = False
 
     def kernel(self, chip: Chip) -> isa.Kernel:
-        """Return the kernel; raises as `default_grouped`."""
+        """Return the kernel; raises what `default_grouped` raises."""
         return default_grouped(self.shape, chip, self.epilogue)
 
 
 @dataclass(frozen=True, slots=True)
 class WideWeights:
-    """A product with int8 weights in one kernel, with no graph before or behind it."""
+    """A product with int8 weights in a single kernel, with no graph before or after it."""
 
     shape: WeightQuantShape
     products: Graph
@@ -68,7 +68,7 @@ class WideWeights:
     together: bool = False
 
     def kernel(self, chip: Chip) -> isa.Kernel:
-        """Return the kernel; raises as `weight_quant_launch`."""
+        """Return the kernel; raises what `weight_quant_launch` raises."""
         return isa.as_kernel(weight_quant_launch(self.shape, chip))
 
 
@@ -79,7 +79,7 @@ def _shape(work: Work, out: str) -> GroupedShape:
     """
     sizes = [len(shape) for shape in work.shapes[:2]]
     rows = work.attributes.get("rows")
-    # a table's row with a single group has a number here, not a tuple of one
+    # a table's row with a single group has a number here instead of a tuple
     rows = (rows,) if isinstance(rows, int) else rows
     counts_are_integers = isinstance(rows, tuple) and all(type(count) is int for count in rows)
     if sizes != [2, 3] or not isinstance(rows, tuple) or not counts_are_integers:
@@ -87,7 +87,7 @@ def _shape(work: Work, out: str) -> GroupedShape:
         raise InputError(needed, f"{work.shapes[:2]}, rows={shown(rows)}", "correct that row")
     (total, k), (groups, *sides) = work.shapes[:2]
     turned = bool(work.attributes.get("trans_b", False))
-    # trans_b: w lies as (n, k)
+    # with trans_b, w is stored as (n, k)
     depth, columns = sides[::-1] if turned else sides
     groups_in_row = work.attributes.get("groups", groups)
     if (depth, len(rows), sum(rows), groups_in_row) != (k, groups, total, groups):
@@ -109,9 +109,9 @@ def _products(work: Work, shape: GroupedShape) -> Graph:
 
 
 def grouped_matmul(work: Work) -> Groups:
-    """Return x[rows of g] w[g], and plus bias[g] where there is a third input (groups, n).
+    """Return x[rows of g] w[g], plus bias[g] if there is a third input (groups, n).
 
-    Operands whose rows are no multiple of 32 bytes are converted to fractals first: the cube's
+    Operands whose rows are not a multiple of 32 bytes are converted to fractals first: the cube's
     loads move whole blocks of 32 bytes.
     """
     known_words(work, ("groups", "rows", "trans_b"))
@@ -142,7 +142,7 @@ def grouped_matmul(work: Work) -> Groups:
 def swiglu_quant(work: Work) -> Groups:
     """Return silu(a) b in int8 and a scale per row: x, w in int8, scales (groups, n) and (rows,).
 
-    The weights lie row by row and are first converted to fractals, as in the measured chain.
+    The weights are stored row by row and first converted to fractals, as in the measured chain.
     """
     known_words(work, ("groups", "rows"))
     dtypes = one_dtype_each(work)
@@ -161,7 +161,10 @@ def swiglu_quant(work: Work) -> Groups:
 
 
 def _in_blocks(tensors: Mapping[str, tuple[TensorType, str]]) -> Graph | None:
-    """Return a graph that converts tensors NAME_rows to NAME in a layout; None without tensors."""
+    """Return a graph that converts NAME_rows to NAME for each of `tensors`; None if there are none.
+
+    Each entry gives the type of a tensor and its layout.
+    """
     nodes = list[Node]()
     types = dict[str, TensorType]()
     for name, (kind, layout) in tensors.items():
@@ -173,7 +176,7 @@ def _in_blocks(tensors: Mapping[str, tuple[TensorType, str]]) -> Graph | None:
 
 def _gated(work: Work, shape: GroupedShape) -> Graph:
     """Return the graph of q and s: q s = silu(y1 token) (y2 token), q in int8, s per row."""
-    # each group's rows are filled up to whole fractals of 16
+    # each group's rows are padded to a multiple of 16, the height of a fractal
     rows = shape.whole.m
     half = shape.n // 2
     net = GraphBuilder(work.operator, "fp32")
@@ -214,8 +217,8 @@ def as_groups(work: Work) -> Work:
 def weight_quant(work: Work) -> WideWeights:
     """Return y = x ((w + offset) scale) + bias: x (m, k) in fp16 or bf16, w (k, n) in int8.
 
-    A scale follows w, then an offset, a bias, or both. If there is one input more than the scale,
-    its format tells which: a bias is fp32, an offset never.
+    A scale follows w, then an offset, a bias, or both. If there is one input after the scale, its
+    format tells which it is: a bias is fp32, an offset never is.
     """
     known_words(work, ())
     dtypes = one_dtype_each(work)
@@ -241,7 +244,7 @@ def weight_quant(work: Work) -> WideWeights:
 
 
 def spans(shape: GroupedShape) -> list[tuple[int, int]]:
-    """Return (first row, end) of each group in the result, whose groups are whole fractals."""
+    """Return (first row, end) of each group in the result, where groups are padded to fractals."""
     # rows = (3, 0, 5) have heights 1, 0, 1: the groups are rows 0-15, none, and 16-31
     ends = accumulate((height * isa.FRACTAL for height in shape.heights), initial=0)
     return list(pairwise(ends))

@@ -1,13 +1,13 @@
-"""Products with what surrounds them in one measured kernel, as graphs.
+"""Builds graphs of measured kernels that hold a matrix product and the steps around it.
 
     quant_matmul                y = (x w + bias) scale [token]                   x, w in int8
     grouped-int8, matmul-relu   y = x w, then what `epilogue` names, one after another
     mla_prolog                  queries and keys of latent attention, made from hidden states
     conv_3d_backprop_filter     dw = sum over images of dy x, one plane of taps after another
 
-Scales and biases are constants, what is multiplied are inputs, so that no compiler computes it
-beforehand. Inputs of the cube lie as it reads them, as those of an operator do that is timed alone;
-its results stay as it writes them.
+Scales and biases are constants; the factors of products are inputs, so that no compiler computes
+the product beforehand. Inputs of the cube have the layout that it reads, as for an operator that
+is timed alone; its results keep the layout that it writes.
 """
 
 import math
@@ -23,7 +23,7 @@ from ascend_lab.machine.chip import BLOCK_BYTES
 
 FLOATS = ("fp16", "bf16")
 SCALE = Seeded(1, 1e-3, 1e-2)
-"""Of sums of bytes: they lie in the range of fp16 then."""
+"""Scales of sums of int8 products, which bring the sums into the range of fp16."""
 WHOLE_BIAS = Seeded(2, 100.0)
 FLOAT_BIAS = Seeded(3)
 
@@ -45,7 +45,7 @@ def one_dtype_each(work: Work) -> tuple[str, ...]:
 
 
 def in_fractals(graph: Graph, layouts: Mapping[str, str]) -> Graph:
-    """Return a graph some inputs of which lie in other layouts."""
+    """Return a graph in which the inputs named in `layouts` have those layouts."""
     types = dict(graph.types)
     for name, layout in layouts.items():
         types[name] = replace(types[name], layout=layout)
@@ -55,7 +55,7 @@ def in_fractals(graph: Graph, layouts: Mapping[str, str]) -> Graph:
 def product_of(work: Work) -> tuple[Shape, Shape]:
     """Return x and w of a product of two matrices, or of batches of them.
 
-    All rows of x are those of one matrix where w is one. Raises `InputError` for other shapes.
+    If w is a single matrix, the rows of a batch x form one matrix. Raises `InputError` for others.
     """
     x, w = work.shapes[:2]
     # (4, 128, 64) by (64, 32): 512 rows by one matrix
@@ -75,11 +75,11 @@ def column(work: Work, shape: Shape, columns: int, dtype: str) -> TensorType:
     return TensorType((columns,), dtype)
 
 
-# -- bytes times bytes -----------------------------------------------------------------------------
+# -- int8 times int8 -------------------------------------------------------------------------------
 def quant_matmul(work: Work) -> Graph:
     """Return y = (x w + bias) scale, then times a number per row: x (.., m, k), w (.., k, n).
 
-    `with` names the inputs behind x and w, joined by "+": scale, bias, pertoken.
+    The attribute `with` names the inputs after x and w, joined by "+": scale, bias, pertoken.
     """
     known_words(work, ("out_dtype", "with"))
     dtypes = one_dtype_each(work)
@@ -108,9 +108,9 @@ CUBE_READS = {"x": "FRACTAL_NZ", "w": "FRACTAL_ZN"}
 
 
 def _in_blocks(shape: Shape) -> bool:
-    """Return whether rows of bytes begin at whole blocks, so that a load brings them as it goes.
+    """Tell whether rows of int8 begin at multiples of a block, so that the cube loads them as is.
 
-    Others are converted first, by a kernel of ours.
+    Other rows are converted first, by a kernel of their own.
     """
     return shape[-1] % BLOCK_BYTES == 0
 
@@ -144,16 +144,16 @@ def _dequantised(net: GraphBuilder, work: Work, sums: Value, operands: Given, ou
     return net.build()
 
 
-# -- one product and what it names -----------------------------------------------------------------
+# -- one product and the steps in its attribute `epilogue` -----------------------------------------
 STEPS = ("dequantise", "relu", "gelu", "cast")
 DESCRIBING = ("base", "single", "mix", "depth", "cores")
-"""Words on how a measured kernel was written; the model sees to the cores."""
+"""Attributes on how a measured kernel was written; only `cores` is used, by the model."""
 
 
 def with_epilogue(work: Work) -> Graph:
     """Return y = x w and the steps that `epilogue` names: x (m, k), w (k, n) of one format.
 
-    Sums of bytes are dequantised by column to fp32 first; a cast goes to fp16, or to the format of
+    Sums of int8 products are scaled by column to fp32 first; a cast goes to fp16, or the format of
     x.
     """
     measured_words = [word for word in work.attributes if word.endswith(("_us", "_share"))]
@@ -185,7 +185,7 @@ def with_epilogue(work: Work) -> Graph:
 
 # -- latent attention, up to its queries and keys --------------------------------------------------
 HALF = 2
-"""Rotary embedding turns the first half of a row against the second."""
+"""Number of parts of a row: rotary embedding rotates the first half with the second."""
 
 
 def mla_prolog(work: Work) -> Graph:
@@ -255,7 +255,7 @@ def filter_gradient(work: Work) -> Graph:
     """Return dw (planes of taps) of a 3-D convolution: x (n, c, d, h, w), dy (n, k, d', h', w').
 
     A plane of taps is the weight gradient of images: dw[t] = sum over frames f of dy[f] with
-    x[f stride + t dilation - pad]. Images of a frame lie together, as blocks of channels do.
+    x[f stride + t dilation - pad]. Images of a frame are adjacent, like blocks of channels.
     """
     known_words(work, ("strides", "pads", "dilations", "filter"))
     if len(work.shapes) != 2 or len(work.dtypes) != 1 or work.dtypes[0] not in FLOATS:
@@ -278,7 +278,7 @@ def filter_gradient(work: Work) -> Graph:
         shift: [f for f in range(frames) if 0 <= f * stride[0] + shift < depth] for shift in shifts
     }
     planes: dict[int, Value] = {}
-    # most frames first: what they were converted to is cut for the others
+    # the shift with most frames first: the others use slices of its converted frames
     for shift in sorted(shifts, key=lambda shift: -len(used[shift])):
         count = len(used[shift])
         if not count:

@@ -1,4 +1,4 @@
-"""Measured kernels that work on rows: norms, losses, rotary embedding, routing, resizing, picking.
+"""Builds measured kernels on rows: norms, losses, rotary embedding, routing, resizing, gathers.
 
 Names of builders are those of the measured tables. Values of index tensors (which expert, which
 position) do not change the time; a row gives only their number, so they become inputs.
@@ -83,7 +83,7 @@ def _gather_axis(work: Work, rank: int) -> int:
 
 # -- norms and losses ------------------------------------------------------------------------------
 def group_norm(work: Work) -> Programs:
-    """SiLU of the norm over groups of channels: x (n, c, ...), scale (c), bias (c).
+    """Return SiLU of the norm over groups of channels: x (n, c, ...), scale (c), bias (c).
 
     The measured kernel is GroupNormSilu; that SiLU was on is taken from its name.
     """
@@ -105,7 +105,7 @@ def group_norm(work: Work) -> Programs:
 
 
 def add_rms_norm_dynamic_quant(work: Work) -> Graph:
-    """x1 + x2, its RMS norm times gamma in int8, and the scale of each row.
+    """Return x1 + x2, its RMS norm times gamma in int8, and the scale of each row.
 
     x1, x2 (rows, n), gamma (n); scale = max |norm| / 127, q = round(norm / scale).
     """
@@ -119,7 +119,7 @@ def add_rms_norm_dynamic_quant(work: Work) -> Graph:
     normal = draft.rms_norm(total, gamma)
     largest = draft.reduce_max(draft.abs(normal), axis=-1, keepdims=True)
     if work.dtypes[0] != "fp32":
-        # Cast late: the norm lies in memory in its own two bytes, and is divided in fp32.
+        # Cast late: the norm is stored in its own 16-bit format, and divided in fp32.
         normal = draft.cast(normal, dtype="fp32")
         largest = draft.cast(largest, dtype="fp32")
     # a row with a largest element of 2.54 gets scale 0.02: 2.54 becomes 127
@@ -129,7 +129,7 @@ def add_rms_norm_dynamic_quant(work: Work) -> Graph:
 
 
 def cross_entropy_loss(work: Work) -> Graph:
-    """-log softmax(x)[i, class[i]] of x (rows, classes), or the mean over rows.
+    """Return -log softmax(x)[i, class[i]] of x (rows, classes), or the mean over rows.
 
     The logarithm of row i's class is element i * classes + class[i] of the flattened log-softmax.
     Labels of int64 are read as int32, the only indices that our kernels take.
@@ -273,10 +273,10 @@ class _RotaryChain:
 
 # -- mixtures of experts ---------------------------------------------------------------------------
 def moe_re_routing(work: Work) -> Programs:
-    """Tokens (and a scale of each), grouped by rank, put in the order of experts.
+    """Return tokens (and a scale of each) that are grouped by rank, in the order of experts.
 
     Tokens (count, hidden); counts (ranks, experts), of int64 read as int32; scales (count) in fp32.
-    Counts are taken as equal: a row does not say what they are.
+    Counts are assumed to be equal, because a row does not state them.
     """
     _check(work, 2, 3)
     count, hidden = _shape_of(work, 0, 2)
@@ -296,7 +296,7 @@ def moe_re_routing(work: Work) -> Programs:
 
 
 def moe_finalize_routing(work: Work) -> Graph:
-    """y[i] = skips + sum over k of scale[i, k] * (x[place[k, i]] + bias[expert[i, k]]).
+    """Return y[i] = skips + sum over k of scale[i, k] * (x[place[k, i]] + bias[expert[i, k]]).
 
     Inputs: x (.., hidden), places (k * tokens), one or two skips (tokens, hidden), then optionally
     bias (experts, hidden), scales (tokens, k), experts (tokens, k). If there is a bias and only one
@@ -385,7 +385,7 @@ def _interpolated(
     Rows are counted from each of `starts`: the first row of each image.
     """
     low = np.floor(positions).astype(np.int64)
-    # the last pixel has no neighbour behind it: it is its own
+    # the last pixel has no neighbour after it and is used as its own neighbour
     high = np.minimum(low + 1, int(np.ceil(np.max(positions))))
     share = np.broadcast_to(positions - low, (len(starts), len(positions))).reshape(-1, 1)
     lower_rows = draft.gather(x, draft.constant((starts + low).reshape(-1).astype(np.int32)))
@@ -400,7 +400,7 @@ def _interpolated(
 
 
 def unsorted_segment_sum(work: Work) -> Graph:
-    """y[s] = sum of all rows u[i] with index[i] = s; inputs as of scatter_add: y, index, u.
+    """Return y[s] = sum of all rows u[i] with index[i] = s; inputs as in scatter_add: y, index, u.
 
     y starts from zeros: u[0] - u[0] (0 for finite u), padded to all segments.
     """
@@ -425,7 +425,7 @@ def unsorted_segment_sum(work: Work) -> Graph:
 
 
 def gather_elements(work: Work) -> Graph:
-    """y[i, j] = x[index[i, j], j] along axis 0, and correspondingly along the others.
+    """Return y[i, j] = x[index[i, j], j] along axis 0, and correspondingly along the others.
 
     x is read as a table of single elements. With the row-major strides of x, the number of the
     element is index * stride[axis] + the sum of position * stride over all other axes.

@@ -1,7 +1,7 @@
-"""Measured kernels of the vector unit: activations, lists of tensors, norms, quantised rows.
+"""Builds graphs of measured vector kernels: activations, tensor lists, norms, quantised rows.
 
-Narrow formats are computed in fp32 and rounded once at the end, as our operators do it and the
-vendor's kernels, too. What the graphs leave out is said at each builder.
+Narrow formats are computed in fp32 and rounded once at the end, as in our operators and in the
+vendor's kernels. Each builder says what its graph leaves out.
 """
 
 import math
@@ -28,7 +28,7 @@ LARGEST_PRODUCT = 8
 """Whole powers up to here are products, as in p-norms of 3 or 5; others e^(p ln x)."""
 
 
-# -- what a row says -------------------------------------------------------------------------------
+# -- attributes and formats of a row ---------------------------------------------------------------
 def _refuse_others(work: Work, *words: str) -> None:
     """Raise `UnsupportedError` for an attribute that the graph does not know."""
     for word, value in work.attributes.items():
@@ -50,7 +50,7 @@ def _number(work: Work, word: str, usual: float | None = None) -> float:
 
 
 def _dtypes(work: Work, count: int) -> tuple[str, ...]:
-    """Return a number format for each of `count` tensors, of which one may stand for all."""
+    """Return a number format for each of `count` tensors; a row may give one format for all."""
     dtypes = tuple(FORMATS.get(dtype, dtype) for dtype in work.dtypes)
     if len(dtypes) == 1:
         dtypes = dtypes * count
@@ -78,10 +78,10 @@ def _narrow(net: GraphBuilder, x: Any, dtype: str) -> Any:
 def mish(work: Work) -> Graph:
     """Return y = x tanh(ln(1 + e^x)) of one tensor, without overflow.
 
-    As the vendor's kernel does it: both quotients for all numbers, then a choice by the sign of x.
+    Like the vendor's kernel it computes two quotients for all numbers, then selects by x's sign.
     With e = e^-|x| and s = e^-2|x| they are (1 + 2 e) / (1 + 2 e + 2 s) above 0 and
-    (2 e + s) / (2 + 2 e + s) below. That takes 22 instructions; softplus, tanh and a product of
-    ours take 15.
+    (2 e + s) / (2 + 2 e + s) below. That takes 22 instructions; our softplus, tanh and product
+    would take 15.
     Source: CANN toolkit, TBE operator Mish in its default mode (tbe/impl/dynamic/mish.py).
     """
     _refuse_others(work)
@@ -110,15 +110,15 @@ def _two_powers(net: GraphBuilder, x: Any, sign: float) -> tuple[Any, Any]:
 
 
 OF_A_POWER = ("base", "scale", "shift")
-"""Words of a row that make it more than the operator exp."""
+"""Attributes of a row that make it more than the operator exp."""
 
 
 def exp(work: Work) -> Graph:
     """Return y = base^(scale x + shift), a base of -1 meaning e.
 
     Scale, shift and ln(base) are tensors of one element, as for the measured kernels Mul and Add:
-    their values change no time, and a scale of 1 is multiplied by, too. The measured chain has no
-    product by ln(base) where base is e or 1; for 1 a scale and a shift of 0 give 1^x = e^0.
+    their values do not change the time, and even a scale of 1 is multiplied. The measured chain has
+    no product by ln(base) if base is e or 1; for 1 a scale and a shift of 0 give 1^x = e^0.
     """
     _refuse_others(work, *OF_A_POWER)
     base = _number(work, "base", -1.0)
@@ -137,10 +137,10 @@ def exp(work: Work) -> Graph:
 
 
 def masked_scale(work: Work) -> Graph:
-    """Return y = x mask scale; the mask is in a format of its own, the scale a tensor of one.
+    """Return y = x mask scale; the mask has its own format, the scale is a tensor of one element.
 
-    A product of two formats is in the wider one, of fp16 and bf16 in fp32, as in PyTorch, from
-    which the kernels were called; a float is wider than any whole number.
+    A product of two formats is in the wider one, and that of fp16 and bf16 in fp32, as in PyTorch,
+    from which the kernels were called; a float format counts as wider than any integer format.
     """
     _refuse_others(work, "scale")
     if len(work.shapes) != 2:
@@ -160,7 +160,7 @@ def masked_scale(work: Work) -> Graph:
 def addcdiv(work: Work) -> Graph:
     """Return y = x1 + scalar x2 / x3 of three lists of tensors, one list after the other.
 
-    The tensors of a list stand in a row in one tensor: one program serves a list, whatever the
+    The tensors of a list are concatenated into one tensor: one program serves a list of any
     shapes. The scalar may be NaN and is a tensor of one element.
     """
     _refuse_others(work, "scalar", "tensors")
@@ -200,10 +200,10 @@ def _halves(net: GraphBuilder, x: Any) -> tuple[Any, Any]:
 def swi_glu(work: Work) -> Graph:
     """Return y = silu(left half) right half of a tensor cut along an axis.
 
-    It is read as (rows, 2, n): rows are what lies before the axis, one if that is the first. Of an
-    odd size the last element is sliced off first. Where a row of an even size names Slice, it is
-    not said what was sliced: a last axis longer by one, because what is cut off other axes leaves
-    neighbours, which need no kernel.
+    It is read as (rows, 2, n): rows are the product of the axes before the cut axis, 1 if that is
+    the first. If the axis has an odd size, the last element is sliced off first. A row of an even
+    size that names the kernel Slice does not say what was sliced: we assume a last axis longer by
+    one, because a slice of other axes is contiguous and needs no kernel.
     """
     _refuse_others(work, "axis")
     shape = _only_shape(work)
@@ -247,8 +247,8 @@ def _glu_axis(work: Work) -> int:
 def foreach_norm(work: Work) -> Graph:
     """Return (sum |x|^p)^(1 / p) of each tensor of a list; p may be infinite.
 
-    With p = 0 numbers that are not 0 are counted. Where one kernel served the list and the shapes
-    are equal, the tensors are the rows of one.
+    With p = 0 numbers that are not 0 are counted. If one kernel served the list and the shapes are
+    equal, the tensors become the rows of one matrix.
     """
     _refuse_others(work, "p", "tensors")
     count = work.attributes.get("tensors", len(work.shapes))
@@ -303,7 +303,7 @@ def _to_the(net: GraphBuilder, x: Any, power: float) -> Any:
     return net.rec(result) if power < 0 else result
 
 
-# -- where the largest is --------------------------------------------------------------------------
+# -- the index of the largest number ---------------------------------------------------------------
 def arg_max(work: Work) -> Graph:
     """Return the index of the first largest number along an axis, int32.
 
@@ -330,7 +330,7 @@ def arg_max(work: Work) -> Graph:
 
 # -- quantised rows --------------------------------------------------------------------------------
 def _quantised_rows(net: GraphBuilder, x: Any, shape: Shape) -> None:
-    """Declare what leaves rows in fp32, along the last axis: int8 of a shape, scales of each row.
+    """Declare the outputs for rows in fp32, along the last axis: int8 of a shape, a scale per row.
 
     scale = max |row| / 127, q = round(x / scale).
     """
@@ -357,8 +357,8 @@ def dequant_swiglu_quant(work: Work) -> Graph:
     """Return silu(one half of a row) times the other in int8, and a scale for each row.
 
     A matrix (rows, columns) of int32 comes with factors (1, columns) and (rows,), by which it is
-    multiplied first; any may come with a factor (1, columns / 2) for what is to be quantised. The
-    matrix is read as (rows, 2, columns / 2).
+    multiplied first; every matrix may come with a factor (1, columns / 2), which multiplies the
+    result before it is quantised. The matrix is read as (rows, 2, columns / 2).
     """
     _refuse_others(work, "activate_left")
     shapes = work.shapes
@@ -396,12 +396,12 @@ def one_program(work: Work, graph: Graph) -> Sequence[Sequence[Node]]:
 
 
 def _as_named(work: Work, graph: Graph) -> Sequence[Sequence[Node]]:
-    """Return one kernel, or one for each node where the row names several."""
+    """Return one kernel, or one for each node if the row names several kernels."""
     return [[node] for node in graph.nodes] if work.kernels else [graph.nodes]
 
 
 def _each_tensor(work: Work, graph: Graph) -> Sequence[Sequence[Node]]:
-    """Return a kernel for each input: its nodes are its own, and lead to one result."""
+    """Return a kernel for each input, with the nodes from this input to its result."""
     group_of: dict[str, list[Node]] = {name: [] for name in graph.inputs}
     for node in graph.nodes:
         group = group_of[node.inputs[0]]
@@ -411,7 +411,7 @@ def _each_tensor(work: Work, graph: Graph) -> Sequence[Sequence[Node]]:
 
 
 def _sliced_before(work: Work, graph: Graph) -> Sequence[Sequence[Node]]:
-    """Return one kernel, or two where the row names Slice, which comes first."""
+    """Return one kernel, or two if the row names Slice, which comes first."""
     if not _names_slice(work):
         return [graph.nodes]
     place = next(i for i, node in enumerate(graph.nodes) if node.op == "slice")
@@ -419,7 +419,7 @@ def _sliced_before(work: Work, graph: Graph) -> Sequence[Sequence[Node]]:
 
 
 def _cast_behind(work: Work, graph: Graph) -> Sequence[Sequence[Node]]:
-    """Return one kernel, or two where the row names several: the last node is a Cast."""
+    """Return one kernel, or two if the row names several: then the last one is a Cast."""
     return [graph.nodes[:-1], graph.nodes[-1:]] if work.kernels else [graph.nodes]
 
 
@@ -434,9 +434,9 @@ KERNELS = {
     "dynamic_quant": one_program,
     "dequant_swiglu_quant": one_program,
 }
-"""The same names -> what cuts their graphs into kernels."""
+"""The same names -> the functions that cut their graphs into kernels."""
 ALSO_OPERATORS = {"exp": OF_A_POWER}
-"""Names that operators of ours have, too -> the words that make a row a chain."""
+"""Names that our operators have, too -> the attributes that make a row a chain of kernels."""
 BUILDERS = {
     "arg_max": arg_max,
     "mish": mish,

@@ -1,4 +1,4 @@
-"""Smaller models: calibrated, quantised, trained so, deployed; pruned, sparse, of low rank."""
+"""Compresses models: quantisation (with calibration or training), pruning, sparsity, low rank."""
 
 # fmt: off
 # isort: off

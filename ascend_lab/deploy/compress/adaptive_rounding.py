@@ -1,12 +1,12 @@
-"""AdaRound (arXiv 2004.10568): weights rounded up or down so that a layer's output is right.
+"""AdaRound (arXiv 2004.10568): rounds weights up or down so that a layer's output stays close.
 
     q = floor(w / s) + h(a)         h(a) = clip(1.2 sigmoid(a) - 0.1, 0, 1)
 
 Rounding each weight to the nearest is best for the weight, but not for the sum that it is part of:
 two weights of 0.4 steps, read together, come to 0.8 and should not both become 0. So a is learned,
-one number a weight, by gradient descent on the squared error of the layer's output. To that a push
-is added, sum(1 - |2h - 1|^beta), which is least where h is 0 or 1; beta falls from 20, where it
-hardly acts on numbers in the middle, to 2.
+one number per weight, by gradient descent on the squared error of the layer's output. A penalty is
+added, sum(1 - |2h - 1|^beta), called the push, which is least where h is 0 or 1; beta falls from
+20, where it hardly acts on numbers in the middle, to 2.
 """
 
 import math
@@ -26,9 +26,9 @@ from ascend_lab.operators.ops import gradient
 def with_rounded_weights(
     quantised: Quantised, values: Mapping[str, list[Values]], plans: Mapping[str, LayerPlan]
 ) -> Quantised:
-    """Return the graph with the weights of some layers put on their grid by AdaRound.
+    """Return the graph with the weights of some layers rounded to multiples of scales by AdaRound.
 
-    Those are the layers whose plan asks for it; `values` are samples of what layers read, by name.
+    These are the layers whose plan asks for it; `values` holds samples of tensors by name.
     """
     graph = quantised.graph
     rounded_weights = dict[str, Values]()
@@ -41,7 +41,7 @@ def with_rounded_weights(
         constants = [graph.constants[name].array() for name in node.inputs[1:]]
         target = output_of(node, [x, *constants])
         scales = weight_scales(layer, node, graph)
-        # the weights also have to make up for the rounding of what the layer reads
+        # the weights also have to compensate for the rounding of the layer's input
         reads = [fake_quantise(x, layer.scale, layer.offset, layer.bits), *constants]
         rounded_weights[node.inputs[1]] = adaptive_rounding(
             node, reads, target, scales, layer.weight_bits, rounding
@@ -57,9 +57,9 @@ def adaptive_rounding(
     bits: int,
     rounding: Rounding,
 ) -> Values:
-    """Return weights on the grid of their scales that bring a layer's output close to a target.
+    """Return weights, multiples of their scales, that bring a layer's output close to a target.
 
-    `arrays` are what the node reads, the quantised input first; `scales` broadcast with weights.
+    `arrays` are the inputs of the node, the quantised one first; `scales` broadcast with weights.
     """
     x, weights, *biases = (array.astype(np.float64) for array in arrays)
     steps = weights / scales
@@ -87,7 +87,7 @@ def adaptive_rounding(
         push = _push_slope(h, h_slope, step, rounding)
         a_slope = w_slope * scales * inside * h_slope + push
         a, state = optimizer.update(a, a_slope, state, step + 1)
-    # what is not pushed to a side wholly is decided at one half
+    # weights that were not pushed all the way to 0 or 1 are rounded at one half
     rounded: Values = np.clip(floor + (gate(a)[0] >= 0.5), low, high) * scales
     return rounded.astype(np.float32)
 

@@ -1,12 +1,12 @@
-"""Balance (DMQ; SmoothQuant, arXiv 2211.10438): large channels of x are moved into the weights.
+"""Balance (DMQ; SmoothQuant, arXiv 2211.10438): moves the size of large input channels to weights.
 
     y = x w = (x / f) (f w)         one factor for each input channel c
     f_c = max|x_c|^m / max|w_c|^(1-m)
 
 One scale serves all channels of x: a channel of numbers up to 100 leaves others, up to 1, only one
-level in a hundred. With the strength m = 0.5 and weights up to 1 everywhere its factor is 10, that
-of the others 1: then x is up to 10 there, and so are its weights. Neither has an easy range, but
-both lose far less than x did.
+level in a hundred. With the strength m = 0.5 and weights up to 1 everywhere the factor of this
+channel is 10, that of the others 1: then this channel of x and its weights are both up to 10. Both
+ranges are wider than others, but both lose far less precision than x did.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ def balanced(
 ) -> tuple[Graph, dict[str, tuple[float, ...]]]:
     """Return the graph with x / f before some layers and f in their weights, and the factors.
 
-    Those are the layers whose plan has a strength; samples say how large their input channels are.
+    These are the layers whose plan has a strength; samples say how large their input channels are.
     """
     to_balance = [
         (node, axes)
@@ -46,7 +46,7 @@ def balanced(
     values = tensor_values(graph, feeds, (node.inputs[0] for node, _ in to_balance))
     factors: dict[str, tuple[float, ...]] = {}
     for node, (x_axis, w_axis) in to_balance:
-        # over all feeds, the largest |x| of each input channel
+        # the largest |x| of each input channel over all feeds
         x_largest = np.max([largest_along(x, x_axis) for x in values[node.inputs[0]]], axis=0)
         weights = graph.constants[node.inputs[1]].array()
         strength = plans[node.name].strength or 0.0
@@ -72,8 +72,8 @@ def balance_factors(x_largest: Values, w_largest: Values, strength: float = 0.5)
         return np.ones_like(x)
     factors = np.ones_like(x)
     factors[in_both] = x[in_both] ** strength / w[in_both] ** (1 - strength)
-    # Without x any factor is free of harm to x: the weights may grow as large as others became, and
-    # without weights x may.
+    # If a channel of x is 0, no factor harms x: its weights may grow to the largest of all others;
+    # if its weights are 0, the channel of x may.
     balanced_x = (x / factors)[in_both].max()
     balanced_w = (w * factors)[in_both].max()
     factors[no_x & ~no_w] = balanced_w / w[no_x & ~no_w]

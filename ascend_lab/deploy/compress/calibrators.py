@@ -1,4 +1,4 @@
-"""Calibration rules: which range of an activation the whole numbers should cover.
+"""Calibration rules, which choose the range of an activation that the whole numbers cover.
 
 A wide range cuts nothing off but makes the steps between levels coarse; a narrow one has fine
 steps but clips the tails. Each rule weighs the two differently:
@@ -12,13 +12,13 @@ tensorrt      2048 bins of |x|, every candidate: least divergence (TensorRT)
 entropy       a window about 0 that grows: least divergence (ONNX Runtime)
 
 A rule gets the batches in fp32, the number of bits, and whether an offset is allowed. All rules
-join the batches to one array, but for hfmg, which merges their histograms.
+join the batches to one array, except hfmg, which merges their histograms.
 
 The divergence is that of Kullback and Leibler, D(P||Q) = sum p ln(p / q). P is the histogram with
 the mass that is clipped added to its end bins. Q is the same mass put into as many levels as the
 whole numbers have, and spread evenly again over those bins of a level that are not empty.
 
-form       window                mass cut off       levels                 empty bins
+method     window                mass cut off       levels                 empty bins
 AMCT       both sides, 20 steps  in P and in Q      255 of unequal widths  +1e-4; others gain too
 TensorRT   of |x|, every bin     in P only          128 of unequal widths  ignored
 ORT        about 0, every bin    in P only          equal widths, a rest   +1e-4; others lose it
@@ -83,9 +83,9 @@ def minmax(batches: Batches, bits: int, asymmetric: bool) -> Scale:
 def percentile(
     batches: Batches, bits: int, asymmetric: bool, percent: float = 99.999, bins: int = 2048
 ) -> Scale:
-    """Return the scale that clips the tails: beyond a percentile of |x|, or equal shares of both.
+    """Return the scale that clips |x| beyond a percentile, or with an offset both tails equally.
 
-    With an offset, 99.999 % leaves 0.0005 % at each end.
+    With an offset, 99.999 % clips 0.0005 % at each end.
     """
     return scale_between(
         *percentile_range(_joined(batches), percent, bins, not asymmetric), bits, asymmetric
@@ -108,7 +108,7 @@ def percentile_range(
     counts, edges = histogram(abs(x) if absolute else x, bins, start, largest)
     edges = edges.astype(np.float32)
     share = np.cumsum(counts / counts.sum())
-    # What is clipped is one tail of |x|, or half of it at each of two ends: 200 = 2 x 100 %.
+    # The clipped part is one tail of |x|, or half of it at each of two ends: 200 = 2 x 100 %.
     tail = (100 - percent) / (100 if absolute else 200)
     high_edge = float(edges[np.searchsorted(share, 1 - tail)])
     low_edge = -high_edge if absolute else float(edges[np.searchsorted(share, tail)])
@@ -135,7 +135,7 @@ def ifmr(
     low = min(x[low_rank - 1], np.float32(0))
     largest = max(high, -low)
     # Steps between the ends: 255 of 8 bits with an offset. Without one they are counted from 0:
-    # 127 up to the largest number, but 128 if that is negative, because -128 exists and 128 not.
+    # 127 up to the largest number, but 128 if it is negative, because int8 has -128 but not 128.
     levels = 2**bits - 1 if asymmetric else 2 ** (bits - 1) - (abs(high) >= abs(low))
     best = (math.inf, 1.0, low)  # squared error, step, lower end
     for end in np.asarray(ratios, np.float32) * (high if asymmetric else largest):
@@ -186,8 +186,8 @@ def rebinned(
     old_edges = old_ends[0] + np.arange(bins) * old_width
     first_bin = ((old_edges - new_ends[0]) // new_width).astype(int)
     last_bin = np.minimum((old_edges + old_width - new_ends[0]) // new_width, bins - 1).astype(int)
-    # The share of an old bin below the upper edge of the first new bin that it touches; where that
-    # holds the old bin wholly, the share is not used.
+    # The share of an old bin below the upper edge of the first new bin that it touches; if the new
+    # bin contains the whole old bin, the share is not used.
     low_share = (new_ends[0] + (first_bin + 1) * new_width - old_edges) / (old_width or 1.0)
     low_counts = np.where(first_bin == last_bin, counts, (counts * low_share).astype(int))
     wider = np.bincount(first_bin, low_counts, bins) + np.bincount(
@@ -200,9 +200,9 @@ def tail_cuts(counts: Values) -> list[tuple[int, int]]:
     """Return the ranges of bins (first, last) that cutting visits, down to a quarter of the bins.
 
     At each step one end moves far enough to drop one in 100,000 samples: the end whose tail is
-    thinner, so that it has to move further. Of equal ones the upper end moves. Up to 100,000
-    samples one sample is dropped at a time, and the upper end always moves: the first bin holds the
-    least number and is never empty.
+    thinner, so that it has to move further. If both move equally far, the upper end moves. With up
+    to 100,000 samples one sample is dropped at a time, and the upper end always moves: the first
+    bin holds the least number and is never empty.
     """
     min_bins = math.ceil(len(counts) / 4)
     drop = max(1, math.ceil(counts.sum() / 100_000))
@@ -232,8 +232,8 @@ def tail_cuts(counts: Values) -> list[tuple[int, int]]:
 def best_range(counts: Values, levels: int) -> tuple[int, int]:
     """Return the range of bins with the least squared error among those of `tail_cuts`.
 
-    Of equal ones the first. Ranges shrink: once clipping alone costs more than the best range, no
-    later one is better.
+    Of equally good ranges it is the first. Ranges shrink: once clipping alone costs more than the
+    best range, no later one is better.
     """
     moments = moments_of(counts)
     bins = len(counts)
@@ -267,7 +267,7 @@ def moments_of(counts: Values) -> Callable[[Values], list[Values]]:
     def moments(t: Values) -> list[Values]:
         bins = t.astype(int)
         integrals = [t**k / k for k in (1, 2, 3)]
-        # all bins below t, and of the bin that t lies in the part up to t
+        # all bins below t, and the part up to t of the bin that contains t
         return [
             full_bins[bins] + padded[bins] * (integral - power[bins])
             for full_bins, integral, power in zip(sums, integrals, powers, strict=True)
@@ -279,7 +279,7 @@ def moments_of(counts: Values) -> Callable[[Values], list[Values]]:
 def histogram_loss(
     moments: Callable[[Values], list[Values]], bins: int, first_bin: int, last_bin: int, levels: int
 ) -> float:
-    """Return the squared error of a histogram if so many levels cover its first to last bin evenly.
+    """Return the squared error of a histogram if `levels` levels cover first to last bin evenly.
 
     A level with the centre c costs sum x^2 - 2 c sum x + c^2 sum 1 over its numbers; numbers
     outside the range belong to the two end levels.
@@ -301,7 +301,7 @@ def histogram(x: Values, bins: int, low: float, high: float) -> tuple[Values, Va
 
 
 def divergence(p: Values, q: Values) -> float:
-    """Return D(P||Q) of two histograms in nats; infinite where Q lacks what P has."""
+    """Return D(P||Q) of two histograms in nats; infinite if Q is 0 in a bin where P is not."""
     p_share = p / p.sum()
     q_share = q / q.sum()
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -326,7 +326,7 @@ def levelled(mass: Values, seen: Values, edges: Values) -> Values:
 def _gained(counts: Values) -> Values:
     """Return counts with empty bins at 1e-4, and the other bins raised by 1e-4 zeros / nonzeros.
 
-    That the others gain as well is AMCT's form; ONNX Runtime's takes it from them (`_lost`).
+    In AMCT the other bins gain as well; ONNX Runtime takes the 1e-4 from them (`_lost`).
     """
     empty = counts == 0
     extra = EMPTY * empty.sum() / max(1, (~empty).sum())
@@ -334,7 +334,7 @@ def _gained(counts: Values) -> Values:
 
 
 def tensorrt_threshold(counts: Values, levels: int = 128) -> int:
-    """Return how many bins of |x| to keep: the last number of those with the least divergence."""
+    """Return how many bins of |x| to keep: the last number among those of least divergence."""
     bins = counts.astype(float)
     # After a ReLU half of all numbers are exactly 0, which any scale represents without an error:
     # they must not decide (as in Nvidia's Model Optimizer).
@@ -344,8 +344,8 @@ def tensorrt_threshold(counts: Values, levels: int = 128) -> int:
     for cut in cuts:
         inside = bins[:cut]
         q = levelled(inside, inside > 0, np.ceil(np.arange(levels + 1) * (cut / levels)))
-        # Q is made of the kept bins alone, while P has what is clipped in its last bin: the more is
-        # clipped, the more they differ.
+        # Q is made of the kept bins alone, while P has the clipped counts in its last bin: the more
+        # is clipped, the more they differ.
         p = inside.copy()
         p[-1] += bins[cut:].sum()
         losses.append(divergence(p, q) if q.any() else np.inf)
@@ -427,7 +427,7 @@ def kl(batches: Batches, bits: int, asymmetric: bool) -> Scale:
 
 
 def tensorrt(batches: Batches, bits: int, asymmetric: bool, bins: int = 2048) -> Scale:
-    """Return the scale that clips |x| where the divergence is least, in TensorRT's form."""
+    """Return the scale that clips |x| at the least divergence, as in TensorRT."""
     x = _joined(batches)
     low = float(x.min())
     high = float(x.max())
@@ -447,8 +447,8 @@ def entropy(
 ) -> Scale:
     """Return the scale of the window about 0 with the least divergence, in ONNX Runtime's form.
 
-    Its defaults there, 128 bins and 128 levels, leave one candidate, which is min-max; 2048 bins
-    give the rule something to choose from.
+    The defaults of ONNX Runtime, 128 bins and 128 levels, leave one candidate, which is min-max;
+    2048 bins give the rule more candidates.
     """
     return scale_between(*entropy_range(_joined(batches), bins, levels), bits, asymmetric)
 

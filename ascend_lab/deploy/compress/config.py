@@ -1,6 +1,6 @@
-"""How each layer is to be quantised: a plan, in Python or as AMCT's simplified configuration file.
+"""Plans how each layer is to be quantised: in Python or by AMCT's simplified configuration file.
 
-The file is protobuf text, read by `protobuf_text` against a table of the keys that mean something.
+The file is protobuf text, which `protobuf_text` reads with a table of the keys that have an effect.
 
     batch_num: 2
     skip_layers: "fc"
@@ -34,7 +34,7 @@ TYPES: Mapping[str, tuple[str, ...]] = {
     "MatMul": ("matmul", "batch_matmul"),
     "Gemm": ("gemm", "matmul"),
 }
-"""Operators by the names that frameworks, ONNX and this library have for types of layers."""
+"""Type of a layer, as frameworks, ONNX or this library name it -> our operators."""
 STRENGTHS = 0.2, 0.8
 """The least and the largest strength of a balance: see `balance`."""
 
@@ -75,15 +75,15 @@ class LayerPlan:
 
     @property
     def with_offset(self) -> bool:
-        """Tell whether activations get an offset: never by a rule that knows none."""
+        """Tell whether activations get an offset: never with a rule that has none."""
         return self.asymmetric and self.method not in SYMMETRIC
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do with each layer: its plan by name, else by its type, else the common one.
+    """The plan of each layer: by its name, else by its type, else the common one.
 
-    `fold`: batch norms are folded into layers, but for those of the names in `unfolded`. `batches`
+    With `fold` batch norms are folded into layers, except into those named in `unfolded`. `batches`
     limits the samples.
     """
 
@@ -97,7 +97,7 @@ class Plan:
     batches: int | None = None
 
     def of(self, node: Node) -> LayerPlan | None:
-        """Return the plan of a layer; None if it is to stay as it is."""
+        """Return the plan of a layer; None if it is to stay in floating point."""
         if node.name in self.skip_layers or any(node.op in TYPES[t] for t in self.skip_types):
             return None
         if node.name in self.layers:
@@ -106,7 +106,7 @@ class Plan:
         return next((p for t, p in self.types.items() if node.op in TYPES[t]), self.common)
 
     def check(self, graph: Graph) -> None:
-        """Raise `InputError` for a layer or a type of layers that is named and not there."""
+        """Raise `InputError` if the plan names a layer or a type that the graph does not have."""
         names = {node.name for node in graph.nodes}
         for name in (*self.layers, *self.skip_layers, *self.unfolded):
             if name not in names:
@@ -119,7 +119,7 @@ class Plan:
 
 
 # -- the file -------------------------------------------------------------------------------------
-# Tables of keys as `protobuf_text` reads them; a text in place of a kind says why a key is refused.
+# Tables of keys for `protobuf_text`; a text in place of a type says why a key is refused.
 _ACTIVATION = {"asymmetric": bool, "dst_type": ("INT8", "INT16")}
 # AMCT calls shares of the numbers percentiles: 0.999999, not 99.9999
 _PERCENT = Range(float, 0.5, 1)
@@ -157,20 +157,20 @@ _FILE: Mapping[str, Any] = {
     "version": "the file has one form here",
 }
 BINS = (1024, 2048, 4096, 8192)
-"""Numbers of bins that AMCT's file may ask `hfmg` for."""
+"""Numbers of bins that AMCT's file may state for `hfmg`."""
 
 
 def read_config(path: str | Path, common: LayerPlan | None = None) -> Plan:
-    """Return the plan of a file on disk; raises as `parse_config`."""
+    """Return the plan of a file on disk; raises the errors of `parse_config`."""
     data = read_file(path, "a configuration file", TABLE_BYTES)
     return parse_config(data.decode("utf-8", "replace"), common, str(path))
 
 
 def parse_config(text: str, common: LayerPlan | None = None, where: str = "config") -> Plan:
-    """Return the plan of a file's text; what it leaves open is as in `common`.
+    """Return the plan of a file's text; settings that it does not state are those of `common`.
 
-    Raises `InputError` naming the key for one that is unknown or a value that cannot be,
-    `UnsupportedError` for a key of the published form that has no meaning here.
+    Raises `InputError` naming the key if it is unknown or its value is invalid, and
+    `UnsupportedError` for a key of AMCT's format that has no effect here.
     """
     message = read_text(text, _FILE, where)
     common_plan = replace(common or LayerPlan())
@@ -179,7 +179,7 @@ def parse_config(text: str, common: LayerPlan | None = None, where: str = "confi
     # from the widest to the narrowest: defaults, the whole file, the common layer, types and names
     base = _layer(message.get("common_config", {}), common_plan, where)
 
-    # what an override leaves open is as in the common layer
+    # settings that an override does not state are those of the common layer
     by_type = _overrides(message, "override_layer_types", "layer_type", base, where)
     by_name = _overrides(message, "override_layer_configs", "layer_name", base, where)
     return Plan(
@@ -210,7 +210,7 @@ def _overrides(
 
 
 def _layer(message: Mapping[str, Any], plan: LayerPlan, where: str) -> LayerPlan:
-    """Return a plan changed by what a calibration config says."""
+    """Return a plan changed by the settings of a calibration config."""
     # each pair says the same thing in two ways: the rule for activations, and that for weights
     for pair in (("ifmr_quantize", "hfmg_quantize"), ("arq_quantize", "ada_quantize")):
         if all(key in message for key in pair):

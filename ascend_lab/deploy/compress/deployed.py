@@ -1,7 +1,7 @@
-"""The network that goes to the chip: its layers in whole numbers, and what it costs there.
+"""Deploys a quantised network to a chip with layers in whole numbers, and gives its cost there.
 
 `deploy` puts every layer's scales into the graph and folds them: sums are computed in int32 and
-requantised in the epilogue of the layer that computes them. A QDQ file comes to the same when it is
+requantised in the epilogue of the layer that computes them. A QDQ file gives the same when it is
 compiled. Values differ from those of the fake-quantised graph by rounding only, one step of a
 tensor's scale at most.
 """
@@ -19,8 +19,8 @@ from ascend_lab.machine.chip import Chip
 def deploy(graph: Graph, layers: Sequence[LayerScales]) -> Graph:
     """Return the graph with some layers on whole numbers; others stay in floating point.
 
-    The graph is one made ready (`Quantised.graph`). Raises `InputError` for a layer it has not, and
-    `UnsupportedError` for activations in other than 8 bits or weights in more.
+    The graph must be prepared (`Quantised.graph`). Raises `InputError` for a layer that it lacks,
+    and `UnsupportedError` for activations not in 8 bits or weights of more than 8 bits.
     """
     nodes = {node.name: node for node in graph.nodes}
     for layer in layers:
@@ -43,7 +43,7 @@ def deploy(graph: Graph, layers: Sequence[LayerScales]) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What a network costs on a chip: time, bytes of weights, bytes over the memory interface."""
+    """The cost of a network on a chip: time, bytes of weights, bytes over the memory interface."""
 
     time_s: float
     weight_bytes: int
@@ -54,7 +54,7 @@ class Bill:
 
 
 def bill(graph: Graph, chip: Chip | str) -> Bill:
-    """Return the bill of a graph, in fp16 where it is in floating point; raises as compiling."""
+    """Return a graph's costs, with floating point as fp16; raises the compiler's errors."""
     stages = compile_stages(graph, chip)
     times = stages.timeline()
     # as they are compiled, with what pads them to blocks
@@ -70,5 +70,5 @@ def bill(graph: Graph, chip: Chip | str) -> Bill:
 
 
 def ledger(graph: Graph, layers: Sequence[LayerScales], chip: Chip | str) -> tuple[Bill, Bill]:
-    """Return the bills of a network in fp16 and deployed in int8, for one batch on one chip."""
+    """Return the costs of a network in fp16 and deployed in int8, for one batch on one chip."""
     return bill(graph, chip), bill(deploy(graph, layers), chip)

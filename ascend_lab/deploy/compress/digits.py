@@ -1,4 +1,4 @@
-"""A small real task to try quantisation on: 1,797 scanned digits of 8 x 8 pixels.
+"""A small real task for trying quantisation: classifying 1,797 scanned digits of 8 x 8 pixels.
 
 Two networks learn it in seconds: a convolutional one and a transformer. The images come with
 scikit-learn (Alpaydin and Kaynak, UCI, 1998); nothing is downloaded.
@@ -20,7 +20,7 @@ from ascend_lab.errors import UnsupportedError
 BATCH = 50
 TRAIN = 1250
 TEST = 500
-"""Images to learn from, the first ones, and to test on, the last ones, by other writers."""
+"""Number of test images: the last ones, by other writers than the first ones, for training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Digits:
 def load_digits() -> tuple[Digits, Digits]:
     """Return the images to train on and those to test on; pixels are from 0 to 1.
 
-    Raises `UnsupportedError` where scikit-learn is not installed.
+    Raises `UnsupportedError` if scikit-learn is not installed.
     """
     # The table is read without importing scikit-learn, which takes longer than training on it.
     package = find_spec("sklearn")
@@ -98,7 +98,7 @@ def transformer(width: int = 24) -> Graph:
 
     image = net.reshape(net.input("image", (BATCH, 1, 8, 8)), shape=(tokens, 8))
     x = linear(image, 8, width, "rows")
-    # attention does not know an order: a vector for each of the eight places tells it the row
+    # attention ignores the order of rows: a vector added to each of the eight tells which it is
     places = net.constant((np.eye(8, width) * 0.5).astype(np.float32), name="places")
     x = net.add(net.reshape(x, shape=(BATCH, 8, width)), places)
     x = net.reshape(x, shape=(tokens, width))
@@ -119,7 +119,7 @@ def transformer(width: int = 24) -> Graph:
 
 # -- training and testing -------------------------------------------------------------------------
 def trained(graph: Graph, data: Digits, steps: int = 250, rate: float = 0.005) -> Graph:
-    """Return a network after so many steps of Adam."""
+    """Return a network trained by `steps` steps of Adam at the learning rate `rate`."""
     loss = cross_entropy(data.labels)
     values, _ = fit(graph, data.feeds, loss, trained_weights(graph), Schedule(steps, rate))
     return with_values(graph, values)

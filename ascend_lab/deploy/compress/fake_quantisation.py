@@ -1,6 +1,6 @@
-"""The network in fp32 that computes what its quantised self would: "fake quantisation".
+"""Fake quantisation: builds a network in fp32 with the rounding errors of the quantised one.
 
-Before each layer x is rounded to the levels of its scale and clipped, as numbers that stay floats:
+Before each layer its input x is rounded to the levels of its scale and clipped, but stays in fp32:
 
     x' = (clip(round(x / scale) + offset) - offset) scale
 
@@ -31,7 +31,7 @@ from ascend_lab.deploy.compress.scales import (
 
 
 def fake_quantised(quantised: Quantised) -> Graph:
-    """Return the graph that rounds what layers read as whole numbers would, in fp32.
+    """Return the graph in fp32 that rounds the inputs of layers as whole numbers would be.
 
     Raises `InputError` for scales of a layer that the graph has not.
     """
@@ -57,7 +57,7 @@ def fake_quantised(quantised: Quantised) -> Graph:
             rounded_bias = constant_of(whole_bias * bias_scales(layer))
             reads[2] = draft.add(rounded_bias, f"{node.inputs[2]}_fake")
         draft.become(node, node.op, reads, node.attrs)
-    # an addition beside a layer reads the same rounded tensor, as it will in bytes on the chip
+    # an addition with the same input reads the same rounded tensor, as it will in bytes on the chip
     shared_layers = [name for name, layer in layers.items() if layer.shared]
     for addition, name in formats.summands(graph, shared_layers):
         layer = layers[name]
@@ -68,7 +68,7 @@ def fake_quantised(quantised: Quantised) -> Graph:
 
 
 def _rounded_input(draft: Draft, node: Node, layer: LayerScales) -> str:
-    """Insert the rounding of what a layer reads; return the name of the rounded tensor.
+    """Insert the rounding of a layer's input; return the name of the rounded tensor.
 
     The offset cancels: clip(round(x / scale) + offset) - offset is round(x / scale), clipped to
     limits from which the offset has been taken away.

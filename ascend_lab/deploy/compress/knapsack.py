@@ -1,14 +1,14 @@
-"""Which layer in which format: the least time within a budget of error, exactly.
+"""Chooses a number format for each layer: the least time within a budget of error, exactly.
 
     minimise sum of time(layer, format)   where   sum of error(layer, format) <= budget
 
-This is a multiple-choice knapsack: of each layer exactly one option is taken. Dynamic programming
-goes layer by layer and keeps states (time, error) of the layers passed, unless
+This is a multiple-choice knapsack: exactly one option is taken for each layer. Dynamic programming
+goes layer by layer and keeps states (time, error) of the layers so far. It drops a state if
 
-- another state is no worse in both, or
-- even with fractions of layers for the rest it cannot be faster than a mix that is known.
+- another state is not worse in both, or
+- even with fractions of options for the other layers it cannot be faster than a known mix.
 
-What is left is exact. Source: Kellerer, Pferschy, Pisinger: Knapsack Problems (2004), chapter 11.
+So the result is exact. Source: Kellerer, Pferschy, Pisinger: Knapsack Problems (2004), chapter 11.
 """
 
 import math
@@ -22,10 +22,10 @@ from ascend_lab.compiler import ir
 from ascend_lab.errors import InputError
 
 MAX_STATES = 2_000_000
-"""States kept at once; more is refused."""
+"""Most states that are kept at once; a problem that needs more is refused."""
 
 
-# -- what to choose from --------------------------------------------------------------------------
+# -- the options of each layer --------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Option:
     """A format for a layer: its seconds, and the squared error it adds to the output."""
@@ -58,7 +58,7 @@ class Mix:
 
 
 def mix_of(layers: Sequence[Layer], choices: Sequence[int]) -> Mix:
-    """Return the mix that takes for each layer the option of that number."""
+    """Return the mix with the option number `choices[i]` for layer i."""
     options = [layer.options[choice] for layer, choice in zip(layers, choices, strict=True)]
     formats = {layer.name: option.format for layer, option in zip(layers, options, strict=True)}
     return Mix(
@@ -70,9 +70,9 @@ def mix_of(layers: Sequence[Layer], choices: Sequence[int]) -> Mix:
 
 # -- the search -----------------------------------------------------------------------------------
 def fastest(layers: Sequence[Layer], budget: float) -> Mix:
-    """Return the mix of least time with at most `budget` of error, of equal ones least error.
+    """Return the mix of least time with at most `budget` of error; of equals that of least error.
 
-    Raises `InputError` where even the most exact formats are over the budget.
+    Raises `InputError` if even the most exact formats exceed the budget.
     """
     least_error = math.fsum(min(o.error for o in layer.options) for layer in layers)
     if not budget >= least_error * (1 - 1e-12):
@@ -81,7 +81,7 @@ def fastest(layers: Sequence[Layer], budget: float) -> Mix:
     hulls = _remaining_hulls(layers)
     known_time = _greedy_time(layers, budget)
     # Sums of floats depend on their order in the last digits: states within these margins of a
-    # bound are not thrown away, so that rounding cannot lose the best one.
+    # bound are kept, so that rounding cannot lose the best one.
     time_margin = 1e-9 * (known_time + budget)
     error_margin = 1e-12 * budget
     times = np.zeros(1)
@@ -96,7 +96,7 @@ def fastest(layers: Sequence[Layer], budget: float) -> Mix:
         new_errors = (errors[:, None] + option_errors).ravel()
         error_left = budget + error_margin - new_errors
         hull_errors, hull_times = hulls[number + 1]
-        # the least time of the layers to come, fractions allowed; infinite if none fits
+        # the least time of the later layers, with fractions of options; infinite if none fits
         remaining_times = np.where(
             error_left < hull_errors[0], np.inf, np.interp(error_left, hull_errors, hull_times)
         )
@@ -114,7 +114,7 @@ def fastest(layers: Sequence[Layer], budget: float) -> Mix:
 def _choices(steps: Sequence[tuple[ir.Values, ir.Values]], state: int) -> list[int]:
     """Return the option of each layer on the way to a last state, walking back from it.
 
-    Each step has, for the states it kept, the state before and the option taken.
+    Each step holds, for the states that it kept, the previous state and the option taken.
     """
     choices = []
     for previous_states, options in reversed(steps):
@@ -124,7 +124,7 @@ def _choices(steps: Sequence[tuple[ir.Values, ir.Values]], state: int) -> list[i
 
 
 def _undominated(times: ir.Values, errors: ir.Values) -> ir.Values:
-    """Return the places of states that no other beats or equals in both, by time."""
+    """Return the indices of states that no other beats or equals in both, sorted by time."""
     # by time, a state is worth keeping if its error is below all errors of faster states
     order = np.lexsort((errors, times))
     least_before = np.minimum.accumulate(np.append(np.inf, errors[order]))[:-1]
@@ -135,7 +135,7 @@ def _undominated(times: ir.Values, errors: ir.Values) -> ir.Values:
 def _hull(layer: Layer) -> list[tuple[float, float]]:
     """Return the options on the lower convex hull of (error, time), by error.
 
-    With fractions of options every point on the hull's edges can be had, and none below them.
+    With fractions of options every point on the hull's edges can be reached, and none below them.
     """
     points: list[tuple[float, float]] = []
     for error, time in sorted((o.error, o.time_s) for o in layer.options):
@@ -152,16 +152,16 @@ def _hull(layer: Layer) -> list[tuple[float, float]]:
 
 
 def _remaining_hulls(layers: Sequence[Layer]) -> list[tuple[ir.Values, ir.Values]]:
-    """Return, for each number of layers passed, the least time of those to come over their error.
+    """Return the least time of the later layers over their error, for each number of layers done.
 
     Each is a falling curve of corners (errors, times) between which times are interpolated: it
-    starts with the most exact options, and takes the exchange that saves most time for its error
-    first.
+    starts with the most exact options; the first exchange of an option is the one that saves most
+    time for its error.
     """
     hulls = [(np.zeros(1), np.zeros(1))]
     error = 0.0
     time = 0.0
-    exchanges: list[tuple[float, float, float]] = []  # seconds saved for an error, both apart
+    exchanges: list[tuple[float, float, float]] = []  # (ratio, added error, saved seconds)
     for layer in reversed(layers):
         corners = _hull(layer)
         error = error + corners[0][0]
@@ -176,7 +176,7 @@ def _remaining_hulls(layers: Sequence[Layer]) -> list[tuple[ir.Values, ir.Values
 
 
 def _greedy_time(layers: Sequence[Layer], budget: float) -> float:
-    """Return the time of some mix within the budget: the exchanges that save most come first."""
+    """Return the time of a greedy mix within the budget: exchanges that save most come first."""
     chosen = [min(layer.options, key=lambda o: (o.error, o.time_s)) for layer in layers]
     error_left = budget - math.fsum(option.error for option in chosen)
     exchanges = [

@@ -1,4 +1,4 @@
-"""The layers of a graph that can be quantised, and what each of them reads.
+"""Finds the layers of a graph that can be quantised, and the tensors that each of them reads.
 
 A layer is a convolution or a product of fp32 tensors whose weights are constant. `Quantised` is a
 graph together with the scales of its layers.
@@ -25,7 +25,7 @@ HEAVY = (*CONVOLUTIONS, *PRODUCTS, *ATTENTION)
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """A graph in fp32 made ready (norms folded, balanced, rounded), and the scales of its layers.
+    """A graph in fp32, prepared (norms folded, balanced, rounded), and the scales of its layers.
 
     Nodes without scales stay in floating point.
     """
@@ -61,7 +61,7 @@ def why_not(node: Node, graph: Graph) -> str:
 
 
 def by_node(quantised: Quantised) -> dict[str, LayerScales]:
-    """Return the scales by layer; raise `InputError` for a layer the graph has not."""
+    """Return the scales by layer; raise `InputError` for a layer that the graph does not have."""
     graph = quantised.graph
     names = {node.name for node in layers_of(graph)}
     for layer in quantised.layers:
@@ -70,12 +70,12 @@ def by_node(quantised: Quantised) -> dict[str, LayerScales]:
     return {layer.name: layer for layer in quantised.layers}
 
 
-# -- what a layer reads ---------------------------------------------------------------------------
+# -- the inputs of a layer ------------------------------------------------------------------------
 def channel_axis(node: Node, graph: Graph) -> int | None:
     """Return the axis of a layer's weights along which its output channels lie.
 
-    None for a transposed convolution in groups, whose channels lie along two axes, and for weights
-    that are several matrices, which ONNX Runtime multiplies with one scale only.
+    The result is None for a transposed convolution in groups, whose channels lie along two axes,
+    and for weights that are several matrices, for which ONNX Runtime allows only one scale.
     """
     if node.op in ("conv2d", "depthwise_conv2d"):
         return 0  # weights (k, c, r, s)
@@ -91,7 +91,7 @@ def channel_axis(node: Node, graph: Graph) -> int | None:
 def input_axes(node: Node, graph: Graph) -> tuple[int, int] | None:
     """Return the axes of a layer's input and weights along which input channels lie.
 
-    None for a convolution in groups: its weights see only some of the channels.
+    The result is None for a convolution in groups: its weights see only some of the channels.
     """
     # x (m, k) w (k, n): k is the last axis of x and the last but one of w
     if node.op in PRODUCTS:
@@ -124,7 +124,7 @@ def bias_of(node: Node, graph: Graph) -> Values | None:
 
 # -- values and constants -------------------------------------------------------------------------
 def tensor_values(graph: Graph, feeds: Feeds, names: Iterable[str]) -> dict[str, list[Values]]:
-    """Return what the named tensors of a graph hold, one array for each feed."""
+    """Return the values of the named tensors of a graph, one array for each feed."""
     # two layers may read the same tensor, which is then an output once
     unique_names = tuple(dict.fromkeys(names))
     runs = [evaluate(replace(graph, outputs=unique_names), feed) for feed in feeds]
@@ -132,7 +132,7 @@ def tensor_values(graph: Graph, feeds: Feeds, names: Iterable[str]) -> dict[str,
 
 
 def output_of(node: Node, arrays: Sequence[Values], kind: type = np.float64) -> Values:
-    """Return what a node alone computes from arrays, in a format."""
+    """Return the output that a single node computes from arrays, in the number format `kind`."""
     operator = operator_of(node.op)
     converted: list[Values] = [array.astype(kind) for array in arrays]
     return np.asarray(operator.formula(*converted, **operator.settings(node.attrs)))

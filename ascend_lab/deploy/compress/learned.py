@@ -1,7 +1,7 @@
-"""Training a graph by gradient descent, with the rounding of its layers in it or without.
+"""Trains a graph by gradient descent, with or without the rounding of its layers.
 
-    retrain    the whole network with a loss on its output, as it rounds (QAT)
-    distil     each quantised layer alone, to give what it gave before rounding; needs no labels
+    retrain    the whole network with rounding (QAT) and a loss on its output
+    distil     each quantised layer alone, to give its output before rounding; needs no labels
 
 Gradients come from the tape of `cluster.parallel.values`, which records each operator as it is
 computed and applies the operator's own gradient rule on the way back.
@@ -24,7 +24,7 @@ from ascend_lab.deploy.compress.learned_rounding import (
 )
 
 Loss = Callable[[Values, int], tuple[float, Values]]
-"""From an output and the number of its feed to the loss and the slope with respect to it."""
+"""From an output and the number of its feed to the loss and its gradient for the output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Schedule:
     seed: int = 0
 
 
-# -- a graph on the tape --------------------------------------------------------------------------
+# -- a graph recorded on the tape -----------------------------------------------------------------
 def run_on_tape(
     graph: Graph,
     tape: Tape,
@@ -157,7 +157,7 @@ def squared(targets: Sequence[Values]) -> Loss:
 def retrain(
     quantised: Quantised, feeds: Feeds, loss: Loss, *, steps: int, rate: float = 1e-3
 ) -> tuple[Quantised, list[float]]:
-    """Train a quantised graph as it rounds (QAT); return it with what was learned, and losses."""
+    """Train a quantised graph with its rounding (QAT); return the trained graph and the losses."""
     graph = quantised.graph
     roundings = roundings_of(quantised)
     values, losses = fit(
@@ -171,15 +171,15 @@ def retrain(
 def distil(
     quantised: Quantised, feeds: Feeds, *, steps: int, rate: float = 3e-4
 ) -> tuple[Quantised, dict[str, list[float]]]:
-    """Train each quantised layer alone to give what it gives without rounding.
+    """Train each quantised layer alone to give its output without rounding.
 
-    The teacher is the same graph without rounding, and each layer reads what the teacher's reads:
-    so no layer has to make up for the errors of those before it. Returns the graph and the losses
+    The teacher is the same graph without rounding, and each layer reads the teacher's tensors: so
+    no layer has to compensate for errors of earlier layers. Returns the graph and the losses
     of each layer. No labels are needed.
     """
     graph = quantised.graph
     nodes = [graph.node(layer.name) for layer in quantised.layers]
-    # what each layer reads and gives without rounding, on every feed: inputs and targets below
+    # inputs and outputs of each layer without rounding, on every feed: inputs and targets below
     names = {name for node in nodes for name in (node.inputs[0], node.output)}
     teacher = tensor_values(graph, feeds, names)
     roundings = roundings_of(quantised, fresh=False)
@@ -202,7 +202,7 @@ def distil(
 
 
 def _graph_of_one(graph: Graph, node: Node) -> Graph:
-    """Return a graph of one node, whose input is what the node reads first."""
+    """Return a graph of one node, whose input is the node's first input."""
     return replace(
         graph,
         inputs=node.inputs[:1],

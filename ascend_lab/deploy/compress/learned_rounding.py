@@ -1,8 +1,8 @@
-"""Learned quantisation ranges: rounding as part of a network that is trained (QAT).
+"""Learned quantisation ranges: rounding within a network during training (QAT).
 
 Forward, a layer reads rounded numbers. Backward, rounding has no useful slope, since it is flat
-almost everywhere; the straight-through estimator takes 1 inside the range and 0 outside. Where the
-range ends is learned together with the weights:
+almost everywhere; the straight-through estimator takes 1 inside the range and 0 outside. The ends
+of the range are learned together with the weights:
 
     input (ULQ)      low and high; s = (high - low) / (2^b - 1), offset -2^(b-1) - round(low / s)
     weights (LSQ)    the step s, one a channel; its slope is divided by sqrt(numbers x largest q)
@@ -38,7 +38,7 @@ from ascend_lab.deploy.compress.scales import (
 def ulq(x: Values, low: float, high: float, bits: int = 8) -> Values:
     """Return x rounded and clipped to the range from low to high.
 
-    The offset is added before rounding, as AMCT does: `scales.quantise` adds it behind.
+    The offset is added before rounding, as in AMCT; `scales.quantise` adds it after rounding.
     """
     scale = scale_between(low, high, bits, True)
     kind = x.dtype.type
@@ -90,13 +90,13 @@ def lsq_slopes(
     return g * inside, step_slope / np.sqrt(numbers * high)
 
 
-# -- a layer on the tape --------------------------------------------------------------------------
+# -- the rounding of one layer, recorded for gradients --------------------------------------------
 @dataclass(frozen=True, slots=True)
 class LearnedRounding:
-    """The rounding of what one layer reads, as steps of a tape that gradients flow back through.
+    """The rounding of one layer's input and weights, recorded on a tape for the gradients.
 
-    `layer` says where learning starts, `axis` where the output channels of the weights lie. With
-    `fresh` the steps of weights start from their mean size, otherwise from the record.
+    `layer` holds the scales from which learning starts, `axis` is the axis of the weights' output
+    channels. With `fresh` the steps of weights start from their mean size, otherwise from `layer`.
     """
 
     layer: LayerScales
@@ -152,7 +152,7 @@ class LearnedRounding:
         ]
 
     def layer_scales(self, parameters: Mapping[str, Values]) -> LayerScales:
-        """Return the layer's record with the scales that its learned numbers amount to."""
+        """Return the layer's record with the scales given by its learned numbers."""
         low, high = (float(parameters[self.name(end)]) for end in ("low", "high"))
         scale = scale_between(low, high, self.layer.bits, True)
         steps = tuple(parameters[self.name("steps")].astype(np.float32).tolist())
@@ -160,7 +160,7 @@ class LearnedRounding:
 
 
 def in_bounds(name: str, value: Values) -> Values:
-    """Return a learned number brought back to where it makes sense after a step of training.
+    """Return a learned number clipped to its valid range after a step of training.
 
     A range keeps 0 inside (low <= 0 <= high) and a step stays positive.
     """

@@ -1,4 +1,4 @@
-"""Low rank: a k1 x k2 convolution becomes a k1 x 1 and a 1 x k2 one with few channels between.
+"""Low-rank decomposition: splits a k1 x k2 convolution into a k1 x 1 and a 1 x k2 convolution.
 
 The weights (K features, C channels, k1, k2) are unfolded into a matrix and cut to a rank r by a
 truncated singular value decomposition, W = U S V^T with the r largest singular values only. The
@@ -7,8 +7,8 @@ first convolution takes U sqrt(S), the second sqrt(S) V^T:
     weights        K C k1 k2   ->   r (C k1 + K k2)        or r (C k2 + K k1), columns first
     256, 256, 3, 3, r = 128:   589,824   ->   196,608
 
-The rank is that which an analytic variational Bayes estimate (EVBMF) finds above the noise, limited
-to two shares of the rows and rounded to 16. Sources: Nakajima et al., JMLR 14 (2013) 1-37; github
+An analytic variational Bayes estimate (EVBMF) gives the rank above the noise, which is limited to a
+range of shares of the rows and rounded to 16. Sources: Nakajima et al., JMLR 14 (2013) 1-37; github
 hicann/amct, amct_tensor_decompose/src/tensor_decomposition.cpp.
 """
 
@@ -25,15 +25,16 @@ from ascend_lab.operators.ops.convolution import geometry
 UNIT = 16
 """Ranks are multiples of 16, the side of the cube's blocks: fewer channels would not be faster."""
 THRESHOLD = 2.5129
-"""tau = 2.5129 sqrt(alpha): where a component begins to be worth more than noise."""
+"""Factor of tau = 2.5129 sqrt(alpha), from which the limit between component and noise follows."""
 WIDE = 256
 DIVISORS = (6, 4)
-"""The rank is at most rows / 6, but rows / 4 where both sides have 256 channels or more."""
+"""The rank is from rows / 7 to rows / 6, or from rows / 5 to rows / 4 if both sides have at least
+256 channels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Thin:
-    """A convolution to be split: which side of the channels and of the kernel is the smaller."""
+    """The sizes of a convolution to be split: its channels, features, and the kernel's sides."""
 
     features: int
     channels: int
@@ -41,7 +42,7 @@ class Thin:
 
     @property
     def kind(self) -> str:
-        """FC or SC: features fewer than channels or not; FK or SK: rows no more than columns."""
+        """Return FC if features < channels, else SC; then FK if rows <= columns, else SK."""
         channel_side = "FC" if self.features < self.channels else "SC"
         return channel_side + ("FK" if self.kernel[0] <= self.kernel[1] else "SK")
 
@@ -52,7 +53,7 @@ class Thin:
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """Sizes of the unfolded weights: (min C min k, max C max k)."""
+        """Return the sizes of the unfolded weights: (min C min k, max C max k)."""
         sides = sorted((self.features, self.channels))
         taps = sorted(self.kernel)
         return sides[0] * taps[0], sides[1] * taps[1]
@@ -64,7 +65,7 @@ class Thin:
 
 
 def thin_of(graph: Graph, node: Node) -> Thin | None:
-    """Return a convolution with its sizes if it is to be split; None where that would not pay."""
+    """Return the sizes of a convolution that is to be split; None if splitting would not pay."""
     if node.op != "conv2d" or node.inputs[1] not in graph.constants:
         return None
     settings = ir.operator_of(node.op).settings(node.attrs)
@@ -79,7 +80,7 @@ def thin_of(graph: Graph, node: Node) -> Thin | None:
 
 # -- the rank -------------------------------------------------------------------------------------
 def evbmf_rank(matrix: ir.Values) -> int:
-    """Return how many components of a matrix stand out of noise, whose variance is estimated.
+    """Return how many components of a matrix stand out from noise, whose variance is estimated.
 
     A component stands out if its singular value g has g^2 / (columns noise) above the limit
     (1 + tau) (1 + alpha / tau), with alpha = rows / columns and tau = 2.5129 sqrt(alpha). Raises
@@ -116,7 +117,7 @@ def _noise(squares: ir.Values, rows: int, columns: int, limit: float) -> float:
         needed = "scipy, to estimate noise"
         raise InputError(needed, "not installed", "pip install 'ascend-lab[exact]'") from error
     alpha = rows / columns
-    # more components than this cannot stand out: those behind it are noise
+    # more components than this cannot stand out: the later ones are noise
     last_candidate = min(math.ceil(rows / (1 + alpha)) - 1, rows) - 1
     tail = squares[min(max(last_candidate, 0) + 1, rows - 1) :]
     # The noise is large enough to keep those below the limit, and as large as their mean; it is at
@@ -141,11 +142,11 @@ def _noise(squares: ir.Values, rows: int, columns: int, limit: float) -> float:
 
 
 def rank_of(thin: Thin, estimate: int) -> int:
-    """Return the rank to cut to, from an estimate: in bounds, a multiple of 16.
+    """Return the rank to use, from an estimate: within the bounds of `DIVISORS`, a multiple of 16.
 
     Rounding to the nearest multiple must not lose more than a tenth: 20 becomes 32, not 16.
     """
-    # 256 to 256 channels, 3 x 3: 768 rows, so the rank lies from 153 to 192 whatever was estimated
+    # 256 to 256 channels, 3 x 3: 768 rows, so the rank is from 153 to 192 whatever the estimate
     rows = thin.matrix[0]
     divisor = DIVISORS[min(thin.features, thin.channels) >= WIDE]
     bounded = min(max(estimate, rows // (divisor + 1)), rows // divisor)

@@ -1,14 +1,14 @@
-"""Mixed precision: the layers of a network that go to int8, chosen by time and error.
+"""Mixed precision: chooses by time and error which layers of a network are computed in int8.
 
     published    the layers whose outputs change most go back to fp16, their number by bisection
     exact        the least time at no more error than that: a knapsack, see `knapsack`
 
-A layer's time is that of the kernel it is computed in, in fp16 and deployed in int8, launch
-included; its error is the squared relative error of its own output when it alone is quantised.
-Kernels between layers of different formats belong to no layer, so the network itself is timed with
-each choice: of the exact mix, the published one and no int8 at all, the fastest is taken.
+A layer's time is that of its kernel in fp16 or in int8, launch included; its error is the squared
+relative error of its own output when it alone is quantised. Kernels between layers of different
+formats belong to no layer, so the network is timed with each choice, and the fastest is taken: the
+exact mix, the published mix, or no int8 at all.
 
-Errors are added: a layer's error is what it does to the output's squared error alone. That holds
+Errors are added, as if each layer alone contributed its error to that of the output. That holds
 while the errors of layers are small and independent, so that their squares add up. The published
 bisection assumes that fewer quantised layers are never worse. Both can be wrong; the error of the
 network that was chosen is measured. Source: github hicann/amct, accuracy_based_auto_calibration.
@@ -35,14 +35,14 @@ from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import Chip
 
 CUBE = ("convolution", "product")
-"""Traits of operators that the cube computes."""
+"""Properties of operators that the cube computes."""
 
 
-# -- as published ---------------------------------------------------------------------------------
+# -- the published choice -------------------------------------------------------------------------
 def similarity(exact: ir.Values, approximate: ir.Values) -> float:
     """Return 0.5 + 0.5 cos(exact, approximate), from 0 to 1.
 
-    The cosine does not exist for zeros: exact zeros give 1, others approximated by zeros give 0.
+    The cosine is undefined for zeros: the result is 1 if `exact` is zero, 0 if only the other is.
     """
     u, v = (np.asarray(array, np.float64).ravel() for array in (exact, approximate))
     if not u.any():
@@ -53,7 +53,7 @@ def similarity(exact: ir.Values, approximate: ir.Values) -> float:
 
 
 def put_back(ranking: Sequence[str], accepts: Callable[[frozenset[str]], bool]) -> frozenset[str]:
-    """Return which layers of a ranking, least similar first, go back to float: by bisection.
+    """Return by bisection the layers that go back to float; the ranking has the worst first.
 
     `accepts` says whether a set of layers in float is good enough. Raises `InputError` if all of
     them are not.
@@ -77,7 +77,7 @@ def put_back(ranking: Sequence[str], accepts: Callable[[frozenset[str]], bool]) 
 def published_mix(layers: Sequence[Layer], back: frozenset[str], exact: str = "fp16") -> Mix:
     """Return the mix with the layers in `back` in the `exact` format, if they have it.
 
-    All others take their fastest.
+    All other layers take their fastest format.
     """
     choices = []
     for layer in layers:
@@ -94,9 +94,9 @@ def bisected(layers: Sequence[Layer], ranking: Sequence[str], budget: float) -> 
     return published_mix(layers, back)
 
 
-# -- what a network says --------------------------------------------------------------------------
+# -- times and errors of layers -------------------------------------------------------------------
 def layer_times(graph: Graph, layers: Sequence[LayerScales], chip: Chip | str) -> dict[str, float]:
-    """Return the seconds of the kernels that compute some layers; 0 where a layer has none."""
+    """Return the seconds of the kernels that compute some layers; 0 for one without a kernel."""
     stages = compile_stages(graph, chip)
     times = {op.name: op.time_s for op in stages.timeline().operators}
     time_s_by_layer = {layer.name: 0.0 for layer in layers}
@@ -115,7 +115,7 @@ def layer_times(graph: Graph, layers: Sequence[LayerScales], chip: Chip | str) -
 def layer_errors(quantised: Quantised, feeds: Feeds) -> dict[str, float]:
     """Return sum (y' - y)^2 / sum y^2 of each layer's output, quantised alone, over all samples.
 
-    A layer whose output is all zero has none.
+    A layer whose output is all zero has the error 0.
     """
     graph = quantised.graph
     layers = by_node(quantised)
@@ -123,7 +123,7 @@ def layer_errors(quantised: Quantised, feeds: Feeds) -> dict[str, float]:
     names = tuple(dict.fromkeys(node.inputs[0] for node in nodes))
     sums = {node.name: np.zeros(2) for node in nodes}
     for feed in feeds:
-        # all that layers read, in one run without rounding: so each layer's error is its own
+        # the inputs of all layers, from one run without rounding: each layer's error is its own
         values = evaluate(replace(graph, outputs=names), feed)
         for node in nodes:
             layer = layers[node.name]
@@ -173,7 +173,7 @@ def ranking_of(quantised: Quantised, feeds: Feeds) -> tuple[str, ...]:
 # -- the choice -----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The published mix and the exact one at no more error, and the network's time with each.
+    """The published mix, an exact mix with no more error, and the network's time with each.
 
     `float_s` is its time with no layer in int8.
     """
@@ -187,7 +187,7 @@ class Choice:
 
     @property
     def best(self) -> Mix:
-        """The mix whose network is fastest: never slower than the published one, or than none."""
+        """Return the mix whose network is fastest: published, exact, or no layer in int8."""
         candidates = [
             (self.exact_s, self.exact),
             (self.published_s, self.published),
@@ -197,20 +197,20 @@ class Choice:
 
     @property
     def time_s(self) -> float:
-        """Seconds of the network with the best mix."""
+        """Return the seconds of the network with the best mix."""
         return min(self.exact_s, self.published_s, self.float_s)
 
 
 def mixed_graph(quantised: Quantised, mix: Mix) -> Graph:
-    """Return the network with the layers in int8 that a mix says, the others in floating point."""
+    """Return the network with the layers of a mix in int8, and the others in floating point."""
     in_int8 = [layer for layer in quantised.layers if mix.formats.get(layer.name) == "int8"]
     return deploy(quantised.graph, in_int8) if in_int8 else quantised.graph
 
 
 def choose(quantised: Quantised, feeds: Feeds, chip: Chip | str, share: float = 0.3) -> Choice:
-    """Return formats for the layers of a network that keep `share` of the error of all in int8.
+    """Return formats for layers with at most `share` of the error of all layers in int8.
 
-    The exact mix has at most the error of the published one. Raises as compiling.
+    The exact mix has at most the error of the published one. Raises the compiler's errors.
     """
     layers = options_of(quantised, feeds, chip)
     # option 0 of a layer is fp16, option 1 int8

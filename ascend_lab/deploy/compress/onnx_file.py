@@ -1,15 +1,15 @@
-"""A quantised network as an ONNX file: pairs are written into the model that it comes from.
+"""Writes a quantised network as an ONNX file: adds QDQ pairs to the model from which it comes.
 
-A pair is QuantizeLinear (Q) and DequantizeLinear (DQ) behind each other: DQ(Q(x)) is x rounded to
-the levels of a scale. Constants are stored as whole numbers and only need DQ.
+A pair is QuantizeLinear (Q) followed by DequantizeLinear (DQ): DQ(Q(x)) is x rounded to the levels
+of a scale. Constants are stored as whole numbers and only need DQ.
 
     before                                after
     Conv x w b                            Conv DQ(Q(x)) DQ(whole w) DQ(whole b)
-    BatchNormalization behind it          gone: w and b have taken it in
+    BatchNormalization after it           removed: it is part of w and b
     a layer that is balanced              Div x factors, then as above
-    Add t y, where t is read in bytes     Add DQ(Q(t)) y
+    Add t y, if a layer reads t in bytes  Add DQ(Q(t)) y
 
-All else stays as the model has it: names, types, sizes that are open, operators of any kind.
+Everything else stays as in the model: names, types, open sizes, all other operators.
 
 Runtimes that know the pattern compute the layer on whole numbers; ONNX Runtime does so exactly on
 x64 processors without VNNI only with "session.x64quantprecision" set to "1".
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 WIDTHS = {8: np.int8, 16: np.int16}
 """Formats of whole numbers by their bits."""
 PAIRS_SINCE = {8: 13, 16: 21}
-"""The first operator set with pairs of so many bits, scales per channel included."""
+"""Bits -> the first operator set with pairs of that width, including scales per channel."""
 
 
 def qdq_model(
@@ -58,10 +58,10 @@ def qdq_model(
 ) -> ModelProto:
     """Return a model with pairs for a quantised graph.
 
-    They are written into a copy of `source`, the model that `source_graph` was read from; without
-    it, into the quantised graph exported to ONNX. Weights of fewer than 8 bits lie in int8. Raises
-    `UnsupportedError` for activations in other than 8 or 16 bits, for a layer that is no operator
-    of the source, and as `export_onnx`.
+    They are written into a copy of `source`, the model from which `source_graph` was read; without
+    it, into the quantised graph exported to ONNX. Weights of fewer than 8 bits are stored in int8.
+    Raises `UnsupportedError` for activations of a width other than 8 or 16 bits and for a layer
+    that is not an operator of the source, and the errors of `export_onnx`.
     """
     from onnx import ModelProto
 
@@ -79,7 +79,7 @@ def qdq_model(
 
 
 def upgraded(model: ModelProto, bits: int = 8) -> ModelProto | None:
-    """Return the model in an operator set that has pairs; None where it cannot be converted."""
+    """Return the model in an operator set that has pairs; None if it cannot be converted."""
     from onnx import version_converter
 
     needed_version = PAIRS_SINCE[bits]
@@ -103,7 +103,7 @@ def qdq_opset(model: ModelProto) -> int:
 
 @dataclass(frozen=True)
 class _WholeNumbers:
-    """Whole numbers and their scales: one, or one for each place along an axis."""
+    """Whole numbers and their scales: a single one, or one for each index along an axis."""
 
     values: ir.Values
     scales: ir.Values
@@ -111,7 +111,7 @@ class _WholeNumbers:
 
 
 class _PairWriter:
-    """A model whose layers get pairs; new nodes stand at its end until `written` sorts them."""
+    """A model whose layers get pairs; new nodes are appended, and `written` sorts them."""
 
     def __init__(self, model: ModelProto, quantised: Quantised, source_graph: Graph) -> None:
         self.model = model
@@ -140,7 +140,7 @@ class _PairWriter:
 
     # -- names and tensors ------------------------------------------------------------------------
     def unused_name(self, stem: str) -> str:
-        """Return a name that nothing has, and take it."""
+        """Return an unused name, and mark it as used."""
         name = stem
         count = 0
         while name in self.names:
@@ -158,7 +158,7 @@ class _PairWriter:
         return name
 
     def node(self, op: str, inputs: list[str], output: str, **attrs: Any) -> str:
-        """Add a node of one output; return that."""
+        """Add a node with one output; return the output's name."""
         from onnx import helper
 
         name = self.unused_name(output)
@@ -167,7 +167,7 @@ class _PairWriter:
 
     # -- batch norms ------------------------------------------------------------------------------
     def remove_folded_norms(self) -> dict[str, ir.Values | None]:
-        """Take out the norms folded into layers; return the new bias of each of these layers.
+        """Remove the norms that are folded into layers; return the new bias of each such layer.
 
         With scale g and shift t for each channel, norm(w x + b) is (g w) x + (g b + t).
         """
@@ -183,7 +183,7 @@ class _PairWriter:
             norm = self.places.of(node, "BatchNormalization")
             if layer is None or norm is None:
                 raise self.missing(conv)
-            # the layer writes what its norm wrote, so that readers need not change
+            # the layer writes the tensor that its norm wrote, so that readers need not change
             layer.output[0] = norm.output[0]
             self.graph.node.remove(norm)
             biases[conv.name] = self.bias_with_norm(conv.name, node.name)
@@ -191,9 +191,9 @@ class _PairWriter:
         return biases
 
     def bias_with_norm(self, conv: str, norm: str) -> ir.Values | None:
-        """Return the bias of a layer that has taken in a norm; None if it has none.
+        """Return the bias of a layer into which a norm is folded; None if it has none.
 
-        A depthwise convolution of the graph has no bias: the norm became an addition behind it.
+        A depthwise convolution of the graph has no bias: the norm became an addition after it.
         """
         layer = self.quantised_graph.node(conv)
         behind = [n for n in self.quantised_graph.nodes if n.name == norm and n.op == "add"]
@@ -206,7 +206,7 @@ class _PairWriter:
 
     # -- layers -----------------------------------------------------------------------------------
     def write_layer(self, node: Node, norm_biases: Mapping[str, ir.Values | None]) -> None:
-        """Let a layer read whole numbers, or the weights that its norm has changed."""
+        """Let a layer read whole numbers, or else the weights changed by its folded norm."""
         operator = self.places.layer(node)
         if operator is None:
             raise self.missing(node)
@@ -214,7 +214,7 @@ class _PairWriter:
         has_norm = node.name in norm_biases
         bias = norm_biases[node.name] if has_norm else bias_of(node, self.quantised_graph)
         layer = self.layers.get(node.name)
-        if layer is None:  # it stays in floats, but has taken in its norm
+        if layer is None:  # it stays in floats, but its norm is folded into it
             operator.input[1] = self.store(f"{node.inputs[1]}_folded", weights)
             bias_name = self.store(f"{node.name}_bias", bias) if bias is not None else None
         else:
@@ -229,12 +229,12 @@ class _PairWriter:
     def whole_weights(
         self, node: Node, layer: LayerScales, weights: ir.Values, axis: int | None
     ) -> str:
-        """Store a layer's weights as whole numbers; return the name of what stands for them."""
+        """Store a layer's weights as whole numbers; return the name of their dequantised tensor."""
         scales = np.asarray(layer.weight_scales, np.float32)
         scale_axis = axis if scales.size > 1 else None
         steps = broadcast_along(scales, scale_axis, weights.ndim)
         values = quantise(weights, steps, 0, layer.weight_bits)
-        # weights of fewer bits, such as 4, lie in bytes too
+        # weights of fewer bits, such as 4, are stored in bytes, too
         dtype = WIDTHS.get(layer.weight_bits, np.int8)
         numbers = _WholeNumbers(values.astype(dtype), scales, scale_axis)
         return self.dequantised(numbers, f"{node.inputs[1]}_dequantised")
@@ -242,7 +242,7 @@ class _PairWriter:
     def whole_bias(
         self, node: Node, layer: LayerScales, bias: ir.Values | None, has_norm: bool
     ) -> str | None:
-        """Store a layer's bias in whole numbers if int32 holds it; None where nothing changes."""
+        """Store a layer's bias in whole numbers if int32 holds it; None if it is unchanged."""
         if bias is None:
             return None
         steps = bias_in_steps(bias, layer)
@@ -254,7 +254,7 @@ class _PairWriter:
         return self.dequantised(numbers, f"{name}_dequantised")
 
     def weights_of(self, node: Node, operator: NodeProto) -> tuple[ir.Values, int | None]:
-        """Return a layer's weights as its operator has them, and the axis of its channels."""
+        """Return a layer's weights in the shape its operator needs, and the axis of channels."""
         values = self.quantised_graph.constants[node.inputs[1]].array()
         axis = channel_axis(node, self.quantised_graph)
         rank = values.ndim
@@ -276,7 +276,7 @@ class _PairWriter:
         return values, axis
 
     def balanced_input(self, node: Node, operator: NodeProto, layer: LayerScales) -> str:
-        """Return what a layer reads, divided by its factors if the model does not do so yet."""
+        """Return the name of a layer's input, divided by its factors unless the model does that."""
         x = str(operator.input[0])
         source_node = {source.name: source for source in self.source_graph.nodes}.get(node.name)
         divided_already = source_node is not None and source_node.inputs[0] == node.inputs[0]
@@ -311,7 +311,7 @@ class _PairWriter:
         return self.pair_names[key]
 
     def dequantised(self, numbers: _WholeNumbers, name: str) -> str:
-        """Store whole numbers and write the DQ that reads them; return what it writes."""
+        """Store whole numbers and write the DQ that reads them; return the name of its output."""
         scales = numbers.scales.reshape(-1 if numbers.axis is not None else ())
         parameters = [
             self.store(f"{name}/whole", numbers.values),
@@ -322,7 +322,7 @@ class _PairWriter:
         return self.node("DequantizeLinear", parameters, name, **attrs)
 
     def pair_summands(self) -> None:
-        """Let additions read the pair that a layer beside them reads: so a residual moves bytes."""
+        """Let an addition read the pair of a layer of the same input: residuals become bytes."""
         shared_layers = [name for name, layer in self.layers.items() if layer.shared]
         for addition, name in formats.summands(self.quantised_graph, shared_layers):
             node = self.quantised_graph.node(addition)
@@ -335,7 +335,7 @@ class _PairWriter:
 
 
 def _tidy(model: ModelProto) -> None:
-    """Sort a model's nodes so that each stands behind what it reads; drop what no output needs."""
+    """Sort a model's nodes so that each follows its inputs; drop nodes that no output needs."""
     from onnx import GraphProto
 
     from ascend_lab.compiler.onnx.host import all_reads
@@ -344,7 +344,7 @@ def _tidy(model: ModelProto) -> None:
     ordered = GraphProto(node=sound_nodes(model))
     needed = {entry.name for entry in graph.output}
     needed_nodes = list[Any]()
-    # from the outputs backward: a node is needed if somebody behind it reads what it writes
+    # from the outputs backward: a node is needed if a needed node reads its output
     for node in reversed(ordered.node):
         if needed.intersection(node.output):
             needed_nodes.append(node)

@@ -1,7 +1,7 @@
-"""The layers of a graph, found in the ONNX model that it was read from.
+"""Finds the layers of a graph in the ONNX model from which it was read.
 
-A layer is found by the title of its node, by the title of the operator that it is a part of, or by
-the tensor that it writes: reading a model keeps these, while passes may change everything else.
+A layer is found by the name of its node, by the name of the ONNX operator that it is a part of, or
+by the tensor that it writes: reading keeps these, while passes may change everything else.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-"""Operators of ONNX that are layers of weights and may read pairs."""
+"""ONNX operators that have weights and may read pairs of QuantizeLinear and DequantizeLinear."""
 OTHERS = ("RNN", "GRU", "LSTM", "Einsum", "Attention")
 """Other operators of ONNX that multiply."""
 
 
 def _outer(name: str) -> str:
-    """Return the title of the operator that a graph's node is a part of: "lstm" of "lstm/sums"."""
+    """Return the name of the operator that a graph's node is a part of: "lstm" of "lstm/sums"."""
     return name.rpartition("/")[0]
 
 
 class Places:
-    """An index of a model's operators, to find the one that a node of its graph comes from."""
+    """An index of a model's operators, to find the operator from which a graph's node comes."""
 
     def __init__(self, model: ModelProto) -> None:
-        """Index the nodes by title and by what they write."""
+        """Index the nodes by name and by the tensors that they write."""
         self.titles = {title(node): node for node in model.graph.node}
         self.makers = {name: node for node in model.graph.node for name in node.output if name}
 
@@ -46,11 +46,11 @@ class Places:
             yield self.makers[node.output]
 
     def of(self, node: Node, *ops: str) -> NodeProto | None:
-        """Return the operator of a type in `ops` that a graph's node comes from, or None."""
+        """Return the operator of a type in `ops` from which a graph's node comes, or None."""
         return next((n for n in self.candidates(node) if n.op_type in ops), None)
 
     def layer(self, node: Node) -> NodeProto | None:
-        """Return the operator of weights that a layer comes from, or None."""
+        """Return the operator with weights from which a layer comes, or None."""
         return self.of(node, *LAYERS)
 
 
@@ -66,11 +66,11 @@ class LeftOut:
 def left_out(
     model: ModelProto, graph: Graph, plan: Plan
 ) -> tuple[tuple[LeftOut, ...], frozenset[str]]:
-    """Return what of a model stays in floating point, and the layers that a plan has to skip.
+    """Return the operators that stay in floating point, and the layers that a plan has to skip.
 
-    To be skipped are layers of the graph (made ready to be quantised) without an operator of their
-    own in the model. A recurrent network, for instance, is many products in a graph and one
-    operator in a file: there is nowhere to write its scales.
+    A plan has to skip layers of the graph (prepared for quantisation) that have no operator of
+    their own in the model. A recurrent network, for instance, is many products in a graph and one
+    operator in a file: the file has no place for its scales.
     """
     places = Places(model)
     not_in_file = set[str]()
@@ -79,7 +79,7 @@ def left_out(
     for node in graph.nodes:
         if node.op not in HEAVY:
             continue
-        # what a reader of the report looks for is the operator of the file, not the graph's node
+        # readers of the report look for the operator of the file, not for the graph's node
         owner = next(places.candidates(node), None)
         name, op = (title(owner), owner.op_type) if owner is not None else (node.name, node.op)
         reason = why_not(node, graph)
@@ -92,7 +92,7 @@ def left_out(
             reasons.setdefault(name, LeftOut(name, op, reason))
         else:
             quantised_names.add(name)
-    # Of what is left, the graph has no node: constants were computed when it was made ready.
+    # The graph has no nodes for the other operators: constants were computed during preparation.
     for operator in model.graph.node:
         name = title(operator)
         if (

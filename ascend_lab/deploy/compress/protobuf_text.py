@@ -1,11 +1,11 @@
-"""Protobuf's text form, read against a table of the keys that it may have.
+"""Reads protobuf's text format, checked against a table of the allowed keys.
 
     batch_num: 2
     common_config { arq_quantize { channel_wise: true } }
 
-A table maps each key to what it holds: `str`, `bool`, `int`, `float`, a `Range`, a tuple of words
-to choose from, a table of its own, a list with one of these in it (the key may be repeated), or a
-text: why the key is refused. With the table
+A table maps each key to the type of its value: `str`, `bool`, `int`, `float`, a `Range`, a tuple of
+words to choose from, another table, a list with one of these in it (the key may be repeated), or a
+text, which is the reason why the key is refused. With the table
 
     {"batch_num": Range(int, 1, 100), "common_config": {"arq_quantize": {"channel_wise": bool}}}
 
@@ -23,9 +23,9 @@ from ascend_lab.limits import Range, number_of, shown, whole_of
 Table = Mapping[str, Any]
 Message = dict[str, Any]
 DEEPEST = 16
-"""Messages inside each other."""
+"""Greatest depth of messages nested in each other."""
 FEW = 8
-"""Keys that the error about an unknown one lists."""
+"""How many keys the error about an unknown key lists."""
 _TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*)|(?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
     r"""|(?P<word>[-+.\w]+)|(?P<mark>[{}<>:;,\[\]])"""
@@ -39,15 +39,15 @@ _READERS: Mapping[type, tuple[str, Callable[[str], Any]]] = {
     int: ("a whole number", whole_of),
     float: ("a finite number", number_of),
 }
-"""What errors call each kind, and what reads a word of it: None for a word that is none."""
+"""Type -> its name in errors, and the reader of a word, which returns None for other words."""
 
 
 def read_text(text: str, table: Table, where: str) -> Message:
-    """Return what a text says, by the keys of a table; keys that may be repeated as lists.
+    """Return the values in a text by key; the values of a key that may be repeated are a list.
 
-    Raises `InputError` for a text in another form, a key with another kind of value, and an unknown
-    key; `UnsupportedError` for a key the table refuses. All name the key and the line; `where` is
-    what they call the text.
+    Raises `InputError` for a text in another format, a key with a value of another type, and an
+    unknown key; `UnsupportedError` for a key that the table refuses. All name the key and the line;
+    `where` is the name of the text in messages.
     """
     reader = _Reader(text, where)
     message = reader.message(table, "")
@@ -57,10 +57,10 @@ def read_text(text: str, table: Table, where: str) -> Message:
 
 
 class _Reader:
-    """A recursive-descent reader: one method for each form, and one token looked at in advance.
+    """A recursive-descent reader: one method for each construct, with one token of lookahead.
 
-    `token` is the next one, "" at the end. `line` is that of the token taken last, which an error
-    is about, and `next_line` that of the next.
+    `token` is the next token, "" at the end. `line` is the line of the token taken last, which
+    errors name, and `next_line` that of the next token.
     """
 
     def __init__(self, text: str, where: str) -> None:
@@ -88,7 +88,7 @@ class _Reader:
         return InputError(f"{self.where}: line {self.line}: {needed}", got, remedy)
 
     def take(self, *choices: str) -> str:
-        """Return the token, which must be one of `choices` (or any, without them), and step on."""
+        """Return the token, which must be one of `choices` if there are any, and read the next."""
         token = self.token
         self.line = self.next_line if token else self.line
         if not token or (choices and token not in choices):
@@ -132,7 +132,7 @@ class _Reader:
         return self.error(needed, shown(key), "correct it or drop it")
 
     def values(self, key: str, kind: Any) -> list[Any]:
-        """Return what stands behind a key: one value, or those of a list in brackets."""
+        """Return the values after a key: one value, or those of a list in brackets."""
         # a message needs no colon: `crop { ... }`, but `width: 4`
         if self.token == ":":
             self.take()
@@ -152,7 +152,7 @@ class _Reader:
         return values
 
     def value(self, key: str, kind: Any) -> Any:
-        """Return one value of a kind."""
+        """Return one value of the type `kind`."""
         if isinstance(kind, Mapping):
             end = "}" if self.take("{", "<") == "{" else ">"
             message = self.message(kind, end)

@@ -1,15 +1,16 @@
-"""Channels taken out of a network: the same values as with them set to 0, in a smaller graph.
+"""Pruning: removes channels of a network; the smaller graph computes as if they were 0.
 
 A channel's score is the L2 norm of its weights divided by their number, mapped to 0..1 in each
-layer. Some channels can only go together: in y = conv1(x) + conv2(x) channel 3 of both sums makes
-channel 3 of y. Their scores are added, and the lowest go. Source: github hicann/amct, graph_based
-(balanced L2 norm filter pruning).
+layer. Some channels can only be removed together: in y = conv1(x) + conv2(x) channel 3 of both
+terms makes channel 3 of y. Their scores are added, and the lowest are removed. Source: github
+hicann/amct, graph_based (balanced L2 norm filter pruning).
 
-Channels are followed through the graph. A *set* is what one layer writes; *segments* say which sets
-the channels of a tensor come from, in order. Behind a concatenation of sets a (64 channels) and b
-(32) the segments are (a, 1), (b, 1); when an image of 7 x 7 pixels is then flattened they are
-(a, 49), (b, 49), since each channel becomes 49 neighbours. A set stays whole if it reaches an
-output, an operator that does not work channel by channel, or one that makes other numbers of zeros.
+Channels are followed through the graph. A *set* is the channels that one layer writes; *segments*
+list the sets from which the channels of a tensor come, in order. After a concatenation of sets a
+(64 channels) and b (32) the segments are (a, 1), (b, 1); when an image of 7 x 7 pixels is then
+flattened they are (a, 49), (b, 49), since each channel becomes 49 neighbours. A set is not pruned
+if it reaches an output, an operator that does not work channel by channel, or one that turns zeros
+into other numbers.
 """
 
 import math
@@ -28,18 +29,18 @@ LAYERS = ("conv2d", "depthwise_conv2d", "matmul", "gemm")
 FOLLOWED = ("max_pool2d", "avg_pool2d", "global_avg_pool", "global_max_pool", "batch_norm")
 """Operators whose output has the channels of their input, and zeros where that has zeros."""
 Segments = tuple[tuple[str, int], ...]
-"""Channels of a tensor in order: (a set, how many neighbours each of its channels became)."""
+"""Channels of a tensor in order: (a set, number of neighbours that each channel became)."""
 Removed = Mapping[str, tuple[int, ...]]
-"""Channels that go, by their set."""
+"""Set -> the channels of it that are removed."""
 Change = Callable[[Values, Values, int], Values]
-"""What is done to an array whose channels along an axis stay or go."""
+"""A change of an array, given which of its channels along an axis are kept."""
 
 
-# -- which channels go ----------------------------------------------------------------------------
+# -- the channels to remove -----------------------------------------------------------------------
 def pruned_count(channels: int, ratio: float, *, aligned: bool = True) -> int:
-    """Return how many channels go: round(n ratio), fewer if the others are to fill blocks of 16.
+    """Return how many channels to remove: round(n ratio), or fewer so that the rest fills blocks.
 
-    Of 64 channels at the ratio 0.3, 19 go; aligned, 48 stay and 16 go.
+    Of 64 channels at the ratio 0.3, 19 are removed; if aligned to blocks of 16, 16 are removed.
     """
     if not 0 <= ratio < 1:
         raise InputError("a ratio from 0 to below 1", str(ratio), "prune less")
@@ -64,18 +65,19 @@ def balanced_scores(weights: Values) -> Values:
 
 
 def lowest(scores: Values, ratio: float, *, aligned: bool = True) -> tuple[int, ...]:
-    """Return the channels that go, in order; of equal ones the first."""
+    """Return the channels to remove, in order; of channels with equal scores the first."""
     count = pruned_count(len(scores), ratio, aligned=aligned)
     return tuple(sorted(np.argsort(scores, kind="stable")[:count].tolist()))
 
 
-# -- which channels go together -------------------------------------------------------------------
+# -- channels that can only be removed together ---------------------------------------------------
 @dataclass(slots=True)
 class Channels:
-    """The sets of channels of a graph: their sizes, which belong together, and which must stay.
+    """The sets of channels of a graph: their sizes, which are tied, and which must stay.
 
-    Sets that belong together are a tree: `parents` leads from a set to the one it was tied to
-    (union-find). `weights` are the weights that write each set, `segments` the channels by tensor.
+    Tied sets, which lose the same channels, form a tree: `parents` maps a set to the set to which
+    it was tied (union-find). `weights` holds the weights that write each set, `segments` the
+    channels of each tensor.
     """
 
     graph: Graph
@@ -86,7 +88,7 @@ class Channels:
     segments: dict[str, Segments] = field(default_factory=dict)
 
     def root(self, name: str) -> str:
-        """Return the set that stands for all those tied to a set."""
+        """Return the set that represents all sets tied to a set."""
         while name in self.parents:
             name = self.parents[name]
         return name
@@ -97,7 +99,7 @@ class Channels:
         return ((name, 1),)
 
     def begin(self, names: Sequence[str]) -> None:
-        """Begin a set for each of some tensors, none of whose channels may go."""
+        """Begin a set for each of some tensors, whose channels may not be removed."""
         for name in names:
             if len(self.graph.types[name].shape) > 1:
                 self.segments[name] = self.new(name, self.graph.types[name].shape[1])
@@ -113,7 +115,7 @@ class Channels:
         return sum(self.sizes[key] * repeats for key, repeats in segments)
 
     def tie(self, segments: Segments, other_segments: Segments) -> bool:
-        """Tie the sets of two tensors, place by place; False if they are cut differently.
+        """Tie the sets of two tensors in order; return False if their segments differ in size.
 
         (a, 1), (b, 1) of 64 and 32 channels cannot be tied to one set of 96.
         """
@@ -143,7 +145,7 @@ def channels_of(graph: Graph) -> Channels:
     channels.begin(graph.inputs)
     for node in graph.nodes:
         segments = _written_channels(channels, node)
-        # what cannot be followed must find all channels it reads, and starts anew behind
+        # a node that cannot be followed needs all channels it reads, and its outputs are new sets
         if segments is None:
             channels.stop(*node.inputs)
             channels.begin(node.outputs)
@@ -177,7 +179,7 @@ def _written_channels(channels: Channels, node: Node) -> Segments | None:
 
 
 def _flattens(graph: Graph, node: Node) -> bool:
-    """Tell whether a reshape is (n, c, h, w) to (n, c h w), so that a channel is h w neighbours."""
+    """Tell whether a reshape is (n, c, h, w) to (n, c h w): a channel becomes h w neighbours."""
     old_shape = graph.types[node.inputs[0]].shape
     return graph.types[node.output].shape == (old_shape[0], math.prod(old_shape[1:]))
 
@@ -226,7 +228,7 @@ def _elementwise_channels(channels: Channels, node: Node, segments: Segments) ->
             return None
         else:
             zeros.append(graph.constants[name].array().ravel().astype(np.float64)[:1])
-    # zeros are put through the operator itself, with its constants, to see what it makes of them
+    # the operator itself is applied to zeros, with its constants, to see whether they stay zeros
     with np.errstate(all="ignore"):
         value = operator_of(node.op).formula(*zeros, **operator_of(node.op).settings(node.attrs))
     if np.any(np.asarray(value) != 0):
@@ -237,12 +239,12 @@ def _elementwise_channels(channels: Channels, node: Node, segments: Segments) ->
     return segments
 
 
-# -- what is cut ----------------------------------------------------------------------------------
+# -- removing channels ----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Pruned:
     """A smaller graph, one of the old size with the same values, and which channels were removed.
 
-    `masked` has zeros where `graph` has nothing: it shows that pruning changes no value.
+    `masked` has zeros for the channels that `graph` lacks, to check that both give equal values.
     """
 
     graph: Graph
@@ -256,7 +258,7 @@ def prune(
     """Return the graph without the channels of least score, the same share of each set.
 
     `keep` names layers whose channels all stay. Raises `InputError` for a ratio outside 0..1, a
-    name that is no layer, or weights that are not finite.
+    name that is not a layer, or weights that are not finite.
     """
     names = {node.name for node in graph.nodes}
     if keep - names:
@@ -294,7 +296,7 @@ def _staying(channels: Channels, removed: Removed, segments: Segments) -> Values
 
 
 def _masked(keep: Values, array: Values, axis: int) -> Values:
-    """Return an array with zeros for channels that go along an axis.
+    """Return an array with zeros for the removed channels along an axis.
 
     The arguments are those of `np.compress`, which leaves these channels out instead.
     """
@@ -306,7 +308,7 @@ def _masked(keep: Values, array: Values, axis: int) -> Values:
 def _changed_constants(
     channels: Channels, removed: Removed, node: Node, change: Change
 ) -> dict[int, Values]:
-    """Return a node's constants changed where channels go, by place."""
+    """Return the constants of a node that change as channels are removed, by input number."""
     graph = channels.graph
     arrays = dict[int, Values]()
     ends = [channels.segments.get(name) for name in (node.inputs[0], node.output)]

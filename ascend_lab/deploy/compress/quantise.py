@@ -1,6 +1,6 @@
-"""A trained graph in eight bits: make it ready, run samples through it, choose scales.
+"""Quantises a trained graph to eight bits: prepares it, runs samples through it, chooses scales.
 
-    made ready -> (balanced) -> scales of what each layer reads -> scales of weights -> (rounded)
+    made ready -> (balanced) -> scales of inputs of layers -> scales of weights -> (rounded)
 
 "Made ready" means that constants are computed and batch norms folded into the convolutions before
 them. The steps in brackets are done for the layers whose plan asks for them.
@@ -36,17 +36,17 @@ TINY = 2.0**-10
 RAISED = 2.0**20
 """Rules know no scale below FLT_EPSILON, 1.2e-7; numbers up to 2^-20 in 8 bits need 7.5e-9."""
 IDLE_STEPS = 2.0**18
-"""Steps that the bias of a channel with only zero weights is written in."""
+"""Steps into which the bias of a channel with only zero weights is divided."""
 HALF_STEP = 0.501
-"""Half a step, and a little for what rounding in fp32 adds."""
+"""Half a step, and a small margin for rounding in fp32."""
 
 
 # -- making ready ---------------------------------------------------------------------------------
 def made_ready(graph: Graph, plan: Plan) -> Graph:
     """Return the graph with constants computed and, if the plan says so, batch norms folded.
 
-    So the weights of a layer are a constant, whatever made them, unless they are whole numbers
-    already.
+    So the weights of a layer are one constant, even if nodes computed them, unless they are whole
+    numbers already.
     """
 
     def compute_constant(draft: Draft, node: Node) -> bool:
@@ -57,7 +57,7 @@ def made_ready(graph: Graph, plan: Plan) -> Graph:
         excluded = conv is not None and conv.name in plan.unfolded
         return not excluded and images.into_convolution(draft, node)
 
-    # Exporters often write weights as constants that are transposed or cast on the way to a layer.
+    # Exporters often write weights as constants that nodes transpose or cast before the layer.
     graph = rewrite.sweep(compute_constant)(graph)[0]
     if not plan.fold:
         return graph
@@ -66,10 +66,10 @@ def made_ready(graph: Graph, plan: Plan) -> Graph:
 
 
 def _norm_before_reshape(draft: Draft, node: Node) -> bool:
-    """Move a batch norm of rows before the reshape that made rows of an image.
+    """Move a batch norm of rows before the reshape from an image to rows; tell whether it moved.
 
-    A convolution of rows (n, c, w) is computed as one of images (n, c, 1, w), reshaped behind: only
-    if the norm stands right behind the convolution can it be folded.
+    A convolution of rows (n, c, w) is computed as one of images (n, c, 1, w), followed by a
+    reshape: the norm can be folded only if it directly follows the convolution.
     """
     row = draft.only(node.inputs[0], "reshape")
     conv = draft.maker(row.inputs[0]) if row is not None else None
@@ -113,8 +113,8 @@ def batches_of(graph: Graph, arrays: Mapping[str, Any]) -> Feeds:
 def quantise_graph(graph: Graph, feeds: Feeds, plan: Plan | None = None) -> Quantised:
     """Return a graph made ready and the scales of its layers, chosen on samples.
 
-    Raises `InputError` for a plan that names what is not there, samples that do not fit, numbers
-    that are not finite, and a graph without a layer to quantise.
+    Raises `InputError` for a plan with unknown names, samples that do not fit, numbers that are not
+    finite, and a graph without a layer to quantise.
     """
     plan = plan or Plan()
     plan.check(graph)
@@ -170,14 +170,14 @@ def _scales_of_layers(
 
 
 def covers(scale: Scale, values: Values) -> bool:
-    """Tell whether a scale's range covers values: rounded by half a step, never clipped."""
+    """Tell whether a scale clips no value: each is off by half a step at most."""
     # where numbers are clipped, the error is more than half a step
     errors = np.abs(scale.fake_quantise(values) - values)
     return bool(errors.max(initial=0.0) <= scale.scale * HALF_STEP)
 
 
 def _input_scale(values: list[Values], plan: LayerPlan) -> Scale:
-    """Return the scale of what a layer reads, by the rule of its plan.
+    """Return the scale of a layer's input, by the rule of its plan.
 
     Tiny numbers are multiplied before the rule sees them, and the scale is divided again.
     """
@@ -199,7 +199,7 @@ def _weight_scales(
 ) -> tuple[float, ...]:
     """Return the scales of a layer's weights: by range, or by divergence if rounding is learned.
 
-    They are widened where the bias of the layer would leave int32: see `fitting`.
+    They are widened if the bias of the layer would exceed int32: see `fitting`.
     """
     weights = rule.checked(graph.constants[node.inputs[1]].array(), f"weights of {node.name}")
     axis = channel_axis(node, graph) if plan.channel_wise else None
@@ -217,7 +217,7 @@ def _weight_scales(
 def fitting(
     scales: Values, largest: Values, bits: int, bias: Values | None, input_scale: float
 ) -> Values:
-    """Return scales of weights mended for tiny weights, and wide enough for a bias in int32.
+    """Return scales of weights corrected for tiny weights, and wide enough for a bias in int32.
 
     `largest` are the largest |w| of each channel. A bias b is added to sums of products, so it is
     written in steps of those: b / (input_scale x weight scale) must not leave int32.
@@ -231,15 +231,15 @@ def fitting(
         return scales.astype(np.float32).astype(np.float64)
     bias_size = np.abs(bias.astype(np.float64))
     if len(scales) == len(bias_size):
-        # A channel of zero weights is nothing but its bias, and takes its steps from that.
+        # A channel of zero weights has only its bias, which determines its steps.
         idle = (largest == 0) & (bias_size > 0)
         scales = np.where(idle, bias_size / (input_scale * IDLE_STEPS), scales)
         scales = np.maximum(scales, bias_size / (input_scale * BIAS_STEPS))
     elif not largest.any():
         largest_bias = max(float(bias_size.max(initial=0.0)), EPSILON)
         scales = np.full(1, largest_bias / (input_scale * IDLE_STEPS))
-    # One scale for many channels is not widened for the bias of one, which would cost the others:
-    # a bias that does not fit then stays in floats.
+    # A scale of many channels is not widened for the bias of one, as the others would lose
+    # precision: a bias that does not fit then stays in floats.
     return scales.astype(np.float32).astype(np.float64)
 
 
@@ -249,14 +249,14 @@ def with_records(
 ) -> Quantised:
     """Return a graph made ready for scales that are known: norms folded, layers balanced.
 
-    Weights are not rounded by AdaRound again. Raises `InputError` for layers the graph has not.
+    Weights are not rounded by AdaRound again. Raises `InputError` for layers not in the graph.
     """
     plan = plan or Plan()
     layers = tuple(layers)
     graph = made_ready(graph, plan)
     factors = {layer.name: layer.balance for layer in layers if layer.balance}
     quantised = Quantised(with_balance(graph, factors), layers)
-    by_node(quantised)  # raises for layers the graph has not
+    by_node(quantised)  # raises for layers that are not in the graph
     return quantised
 
 
@@ -277,7 +277,7 @@ def at_batch(quantised: Quantised, graph: Graph, plan: Plan) -> Quantised:
 
 
 def output_error(graph: Graph, approximate: Graph, feeds: Feeds) -> float:
-    """Return how far the outputs are off: sqrt(sum (y' - y)^2 / sum y^2) over all feeds."""
+    """Return the relative error of the outputs: sqrt(sum (y' - y)^2 / sum y^2) over all feeds."""
     noise = 0.0
     total = 0.0
     for feed in feeds:

@@ -1,10 +1,11 @@
-"""Record files: the scales of a network's layers as text, in the form of AMCT's tools.
+"""Reads and writes record files: the scales of a network's layers as text, in AMCT's format.
 
     record { key: "conv1" value { scale_d: 0.02 offset_d: -128 scale_w: 0.004 offset_w: 0 ... } }
 
-The letters stand for data (what a layer reads) and weights. A network is quantised once and its
-records are kept; with them the same scales can be put into the graph again, for another batch size
-or another chip. Keys: scale_offset_record_pytorch.proto in github hicann/amct.
+AMCT is CANN's compression toolkit. The suffixes _d and _w stand for data (the layer's input) and
+weights. A network is quantised once and its records are kept; with them the same scales can be put
+into the graph again, for another batch size or another chip. Keys:
+scale_offset_record_pytorch.proto in github hicann/amct.
 """
 
 from collections.abc import Iterable, Mapping
@@ -49,10 +50,10 @@ def parse_records(text: str, where: str = "record file") -> tuple[LayerScales, .
         if not name or missing or name in layers:
             got = f"{name}: no {missing[0]}" if missing else f"{name or 'a record without'} twice"
             raise InputError(f"{where}: records with key, scale_d, scale_w, each once", got)
-        # the form allows offsets of weights; here each is 0, or they are left out
+        # the format allows offsets of weights; here each must be 0 or left out
         if any(value.get("offset_w", ())):
             raise InputError(f"{where}: {name}: offset_w of 0", "another", "weights are symmetric")
-        # `dst_type` is for both, unless the types of activations and weights are given apart
+        # `dst_type` is for both, unless activations and weights have types of their own
         common_type = value.get("dst_type", "INT8")
         layers[name] = LayerScales(
             name,
@@ -67,13 +68,13 @@ def parse_records(text: str, where: str = "record file") -> tuple[LayerScales, .
 
 
 def read_records(path: str | Path) -> tuple[LayerScales, ...]:
-    """Return the layers of a record file on disk; raises as `parse_records`."""
+    """Return the layers of a record file on disk; raises the errors of `parse_records`."""
     data = read_file(path, "a record file", TABLE_BYTES)
     return parse_records(data.decode("utf-8", "replace"), str(path))
 
 
 def records_text(layers: Iterable[LayerScales]) -> str:
-    """Return the record file of some layers; `parse_records` of it gives them back."""
+    """Return the text of a record file, from which `parse_records` restores the layers."""
     lines = []
     for layer in layers:
         # names of nodes may hold quotes and backslashes

@@ -1,11 +1,12 @@
-"""Samples of a model's inputs, cut into feeds along the axis that is the batch.
+"""Cuts samples of a model's inputs into feeds along the axis of the batch.
 
-A model may leave sizes open: ("batch", 3, 224, 224). Which open size is the batch?
+A feed is the arrays of all inputs for one run. A model may leave sizes open:
+("batch", 3, 224, 224). Which open size is the batch?
 
-- It has a name such as "batch", or stands first in some input.
-- It stands at most once in any input: the n of a mask (n, n) is no batch, and the mask goes in
-  whole.
-- Where all sizes of all outputs are stated, nothing is a batch.
+- It has a name such as "batch", or is the first size of some input.
+- It occurs at most once in any input: the n of a mask (n, n) is not a batch, and the mask is not
+  cut.
+- If all sizes of all outputs are stated, there is no batch.
 
 Inputs without the batch are given once for all feeds, or once for each feed along a first axis of
 their own.
@@ -22,20 +23,20 @@ from ascend_lab.compiler.onnx.tensors import BATCH_NAME
 from ascend_lab.errors import InputError
 
 Sizes = Sequence[int | str]
-"""The sizes of a tensor as a model states them; "" for one that is open and has no name."""
+"""The sizes of a tensor as a model states them; "" stands for an open size without a name."""
 ROWS = 16
-"""Samples of a feed where the model leaves their number open."""
+"""Samples in a feed if the model leaves their number open."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The axis of each input along which its samples lie; an input without one has None."""
+    """For each input the axis along which samples lie, or None if it has no batch."""
 
     axes: Mapping[str, int | None]
 
 
 def batch_of(inputs: Mapping[str, Sizes], outputs: Sequence[Sizes | None]) -> Batch:
-    """Return where the batch stands in a model's inputs; `outputs` are their sizes, if stated."""
+    """Return the axes of the batch in a model's inputs; `outputs` holds stated sizes of outputs."""
     closed = [s is not None and all(isinstance(n, int) for n in s) for s in outputs]
     if outputs and all(closed):
         return Batch(dict.fromkeys(inputs))
@@ -62,13 +63,13 @@ def batch_of(inputs: Mapping[str, Sizes], outputs: Sequence[Sizes | None]) -> Ba
 def feeds_of(
     inputs: Mapping[str, Sizes], batch: Batch, arrays: Mapping[str, Any], flag: str = "samples"
 ) -> list[dict[str, Values]]:
-    """Return arrays of many samples as feeds of 16; samples that fill no feed are left out.
+    """Return arrays of many samples as feeds of 16; the rest that fills no feed is left out.
 
-    40 samples are two feeds of 16, and 5 samples are one feed of 5. `flag` is what messages call
-    the arrays: the option of a command that named their file.
+    40 samples are two feeds of 16, and 5 samples are one feed of 5. `flag` is the name of the
+    arrays in messages: the option of a command that named their file.
 
     Raises `InputError` for arrays of shapes that the inputs do not have, for inputs with different
-    numbers of samples, and for none.
+    numbers of samples, and for zero samples.
     """
     parts: dict[str, list[Values]] = {}
     counts: dict[str, int] = {}
@@ -113,7 +114,7 @@ def _whole(name: str, sizes: Sizes, array: Values) -> list[Values]:
         return list(array)
     if array.ndim == len(sizes) and _fits(sizes, array.shape):
         return [array]
-    # whole batches one behind another: only the first axis may be longer than the model says
+    # whole batches one after another: only the first axis may be longer than in the model
     head = sizes[0] if sizes else 0
     same_rest = array.ndim == len(sizes) and _fits(sizes[1:], array.shape[1:])
     if same_rest and isinstance(head, int) and head and array.shape[0] >= head:

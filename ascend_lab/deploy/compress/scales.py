@@ -1,4 +1,4 @@
-"""The arithmetic of quantisation: real numbers v as whole numbers q of b bits.
+"""The arithmetic of quantisation, which represents real numbers v by whole numbers q of b bits.
 
     quantise      q = clip(round(v / scale) + offset, -2^(b-1), 2^(b-1) - 1)     halves to even
     dequantise    v is about (q - offset) scale
@@ -48,7 +48,7 @@ class Scale:
 
 
 def integer_range(bits: int) -> tuple[int, int]:
-    """Return the least and the largest signed number of so many bits: -128 and 127 of 8."""
+    """Return the least and the largest signed number of `bits` bits: -128 and 127 for 8 bits."""
     return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
 
 
@@ -63,7 +63,7 @@ def quantise(values: Values, scale: Any, offset: Any = 0, bits: int = 8) -> Valu
 
 
 def fake_quantise(values: Values, scale: Any, offset: Any = 0, bits: int = 8) -> Values:
-    """Return (q - offset) scale: values rounded and clipped as quantising does, still real numbers.
+    """Return (q - offset) scale: real numbers, rounded and clipped as by quantisation.
 
     This is "fake quantisation": the network computes in floats with the errors of whole numbers.
     """
@@ -75,7 +75,7 @@ def fake_quantise(values: Values, scale: Any, offset: Any = 0, bits: int = 8) ->
 
 def scale_between(low: float, high: float, bits: int = 8, asymmetric: bool = False) -> Scale:
     """Return the scale and offset whose levels just cover the numbers from low to high."""
-    half = 2 ** (bits - 1)  # 128 of 8 bits
+    half = 2 ** (bits - 1)  # 128 for 8 bits
     start = np.float32(low)
     end = np.float32(high)
     if asymmetric:
@@ -101,7 +101,7 @@ def channel_scales(weights: Values, axis: int | None, bits: int = 8) -> tuple[fl
 
 
 def broadcast_along(numbers: Any, axis: int | None, rank: int) -> Values:
-    """Return numbers shaped to broadcast along an axis of a tensor of some rank.
+    """Return numbers shaped to broadcast along an axis of a tensor with `rank` axes.
 
     Three numbers along axis 1 of 4 have the shape (1, 3, 1, 1); a single number has the shape ().
     """
@@ -115,7 +115,7 @@ def checked(values: Any, name: str = "values") -> Values:
     """Return numbers in fp32.
 
     Raises `InputError` for an empty array, for anything but real numbers, and for numbers that are
-    not finite or have squares that fp32 cannot hold. `name` is what the message calls the array.
+    not finite or have squares that fp32 cannot hold. `name` is the array's name in the message.
     """
     array = np.asarray(values)
     if array.dtype.kind not in "iuf" or not array.size:
@@ -147,8 +147,8 @@ class LayerScales:
 
     `scale` and `offset` are those of its input; weights are symmetric, with the offset 0. `balance`
     divides the input, channel by channel, and multiplies the weights, before both are quantised; ()
-    where nothing is balanced. `shared`: the layer's input is also a summand of an addition, which
-    then reads the same whole numbers, so that a residual connection moves bytes and not floats.
+    if nothing is balanced. `shared` means that the layer's input is also a summand of an addition,
+    which then reads the same whole numbers: a residual connection moves bytes instead of floats.
     """
 
     name: str
@@ -168,7 +168,7 @@ class LayerScales:
             if not 2 <= bits <= 16:
                 raise InputError(f"{self.name}: {key} from 2 to 16", str(bits))
         half = 2 ** (self.bits - 1)
-        # the offset is the whole number that stands for 0, so it is one of them
+        # the offset is the whole number that represents 0, so it must be in the range of these
         if not -half <= self.offset < half:
             raise InputError(f"{self.name}: an offset in {self.bits} bits", str(self.offset))
 

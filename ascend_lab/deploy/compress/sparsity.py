@@ -1,12 +1,13 @@
-"""Structured sparsity 4:2: of four neighbouring input channels two weights are kept.
+"""Structured sparsity 4:2: keeps two of the weights of each four neighbouring input channels.
 
 The two of largest size stay. Packed, four weights take two bytes and two indexes of two bits:
 
     X Y stand for kept weights      0 X 0 Y   ->   X Y  and indexes 01, 10
 
-Index 0 is the place of the first weight that is not 0 among elements 0..2, index 1 that of the last
-among elements 1..3, counted from element 1; 0 where there is none. Where both name one element, the
-second kept weight is 0: 0 X 0 0 is packed as X 0 with indexes 01, 00.
+Index 0 is the position of the first nonzero weight among elements 0..2, index 1 that of the last
+nonzero weight among elements 1..3, counted from element 1; an index is 0 if there is no such
+weight. If both name one element, the second kept weight is 0: 0 X 0 0 is packed as X 0 with
+indexes 01, 00.
 
 Sources: github hicann/amct, graph_based (the rule of the mask); hicann/ge, docs, atc_tools,
 CLI_options/--sparsity.md (indexes, packed sizes, chips).
@@ -22,7 +23,7 @@ from ascend_lab.machine.chip import Chip, load_chip
 
 GROUP = 4
 KEPT = 2
-"""Weights of a group, and those of them that stay."""
+"""Number of weights in a group, and how many of them are kept."""
 LEAST_CHANNELS = 3
 """Layers of fewer input channels are left alone."""
 LAYERS = {"conv2d": 1, "matmul": 0, "gemm": 0}
@@ -30,15 +31,15 @@ LAYERS = {"conv2d": 1, "matmul": 0, "gemm": 0}
 CHIPS = ("Ascend910B1", "Ascend910B2", "Ascend910B3", "Ascend910B4", "Ascend910C")
 """Chips whose cube reads packed weights (A2, A3, 200I/500 A2 by the source)."""
 INDEX_BITS = 2
-"""Bits of an index; a group's first index lies in the lower bits, the first group of a byte too."""
+"""Bits of an index; the first index of a group and the first group of a byte use the lower bits."""
 
 
 # -- masks ----------------------------------------------------------------------------------------
 def mask_of(weights: ir.Values, axis: int = 1) -> ir.Values:
     """Return 1 for the two weights of largest |w| in each group of 4 along an axis, else 0.
 
-    A last group of fewer is filled up with zeros; of equal weights the later is kept. Fewer than 3
-    channels keep all. Raises `InputError` for numbers that are not finite.
+    A last group of fewer is padded with zeros; of equal weights the later is kept. With fewer than
+    3 channels all weights are kept. Raises `InputError` for numbers that are not finite.
     """
     size = np.abs(np.asarray(weights, np.float64))
     if size.ndim == 0 or not np.isfinite(size).all():
@@ -65,7 +66,7 @@ class Packed:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of both: two weights and four bits for every four weights."""
+        """Return the bytes of both: two weights and four bits of indexes for every four weights."""
         return self.kept.size + self.index_bytes().size
 
     def index_bytes(self) -> ir.Values:
@@ -79,9 +80,9 @@ class Packed:
 
 
 def pack(rows: ir.Values) -> Packed:
-    """Pack int8 rows (rows, channels); raise `InputError` where a group has more than two weights.
+    """Pack int8 rows (rows, channels); raise `InputError` if a group has over two nonzero weights.
 
-    Channels are filled up to a multiple of 4.
+    Channels are padded to a multiple of 4.
     """
     rows_array = np.asarray(rows)
     if rows_array.ndim != 2 or rows_array.dtype != np.int8:
@@ -111,7 +112,7 @@ def pack(rows: ir.Values) -> Packed:
 
 
 def unpack(packed: Packed, channels: int) -> ir.Values:
-    """Return the rows (rows, channels) that were packed; `channels` leaves out what filled them."""
+    """Return the rows (rows, channels) that were packed, without the padding of channels."""
     groups = np.zeros((*packed.kept.shape[:2], GROUP), np.int8)
     for number in (0, 1):
         weights = packed.kept[..., number : number + 1]
@@ -154,7 +155,7 @@ def sparsified(graph: Graph) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class SparseCost:
-    """Bytes of a network's int8 weights, dense and packed, and what the smaller traffic saves.
+    """Bytes of a network's int8 weights, dense and packed, and the seconds that packing saves.
 
     `saved_s` counts the bytes that need not cross the memory interface; the rate of the cube on
     packed weights is not published, and none is assumed.
@@ -166,7 +167,7 @@ class SparseCost:
 
 
 def sparse_cost(graph: Graph, chip: Chip | str) -> SparseCost:
-    """Return what 4:2 saves on a chip; raise `UnsupportedError` where the cube cannot read it."""
+    """Return the savings by 4:2 on a chip; raise `UnsupportedError` if its cube cannot read it."""
     chip = load_chip(chip) if isinstance(chip, str) else chip
     if chip.family not in CHIPS:
         raise UnsupportedError(
@@ -180,7 +181,7 @@ def sparse_cost(graph: Graph, chip: Chip | str) -> SparseCost:
         rows = int(np.prod(shape)) // channels
         groups = -(-channels // GROUP)
         dense_bytes += rows * channels
-        # each kept weight is a byte and has an index, of which four are a byte
+        # each kept weight takes a byte and an index, and four indexes take a byte
         kept = rows * groups * KEPT
         packed_bytes += kept + -(-kept // GROUP)
     saved_bytes = max(dense_bytes - packed_bytes, 0)

@@ -1,7 +1,7 @@
 """Image pre-processing on Ascend chips: from a camera's bytes to a network's input.
 
 AIPP (AI pre-processing) converts, crops and normalises frames while they are read into the core.
-DVPP (digital vision pre-processing) has the decoders and resizers beside the cores.
+DVPP (digital vision pre-processing) has the decoders and resizers outside the cores.
 
 - `colours` (CSC: colour space conversion), `resizing`: the arithmetic of pixels in these units.
 - `aipp`, `aipp_config`, `parameter_block`: AIPP with its settings in Python, in a configuration

@@ -71,17 +71,17 @@ class Aipp:
 
     @property
     def frame_bytes(self) -> int:
-        """Bytes of one frame."""
+        """Return the bytes of one frame."""
         return int(self.width * self.height * BYTES_PER_PIXEL[self.input_format])
 
     @property
     def channels(self) -> int:
-        """Channels of the result unless the network asks for another number."""
+        """Return the channels of the result unless the network asks for another number."""
         return min(PLANES[self.input_format], 3)
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height of the result."""
+        """Return the width and height of the result."""
         width, height = self.scaled or (self.crop[2:] if self.crop else (self.width, self.height))
         above, below, left_of, right_of = self.padding
         return width + left_of + right_of, height + above + below

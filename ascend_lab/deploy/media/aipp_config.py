@@ -1,4 +1,4 @@
-"""The configuration file of AIPP (image pre-processing), in the text format of protobuf.
+"""Reads the configuration file of AIPP (image pre-processing), in the text format of protobuf.
 
     aipp_op { aipp_mode: static  input_format: YUV420SP_U8  crop: true  crop_size_w: 224 ... }
 
@@ -38,7 +38,7 @@ _MATRIX = [[f"matrix_r{row}c{column}" for column in range(3)] for row in range(3
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of an `aipp_op`: the kind of its value, its default and its mode ("" is for both).
+    """A key of an `aipp_op`: the type of its value, its default and its mode ("" is for both).
 
     `kind` is a type, a tuple of words or a range of numbers, as `protobuf_text` takes them.
     """
@@ -72,7 +72,7 @@ def _keys() -> dict[str, Key]:
         keys[f"crop_size_{axis}"] = Key(size, 0)
         keys[f"resize_output_{axis}"] = Key(size, 0, "reserved")
     keys |= {f"{side}_padding_size": Key(PADDING_RANGE, 0) for side in _SIDES}
-    # An entry counts 1/256, so 16 bits reach from -128 to 128. Defaults depend on the format.
+    # Entries are in units of 1/256: 16 bits reach from -128 to 128. Defaults depend on the format.
     entry = Range(int, -(2**15), 2**15 - 1)
     keys |= {key: Key(entry, None) for row in _MATRIX for key in row}
     # The defaults are those of narrow BT.601: luma begins at 16, chroma is centred at 128.
@@ -114,7 +114,7 @@ def read_config(path: str | Path) -> tuple[AippOp, ...]:
 def parse_config(text: str, where: str = "AIPP") -> tuple[AippOp, ...]:
     """Return the operations of a text, in order; raises `InputError` naming the key at fault."""
     table = {"aipp_op": [{name: key.kind for name, key in KEYS.items()}]}
-    # `read_text` checks kinds and ranges and names the line; modes are checked below.
+    # `read_text` checks types and ranges and names the line; modes are checked below.
     messages = read_text(text, table, where).get("aipp_op", ())
     with naming(where):
         return _operations(messages)

@@ -1,4 +1,4 @@
-"""The number of cards that a stream of pictures needs, with the rates of DVPP.
+"""Computes the number of cards that a stream of pictures needs, from the rates of DVPP.
 
 DVPP (digital vision pre-processing) has a chip's media units, for example its JPEG decoders. A card
 is one chip, modelled as stations in a row: media units, the copy from the host and the network,
@@ -64,7 +64,7 @@ class Station:
 
     @property
     def rate_per_s(self) -> float:
-        """Pictures per second of all servers together."""
+        """Return the pictures per second of all servers together."""
         return self.servers / self.time_s
 
 

@@ -148,7 +148,7 @@ def _with_aipp(graph: Graph, op: AippOp, name: str, chip: Chip | None) -> Graph:
         attrs["settings"] = astuple(settings)
         types[name] = TensorType((n, settings.frame_bytes), "uint8")
     else:
-        # The first block has the vendor's name, further ones have a number behind it.
+        # The first block has the vendor's name; the names of further ones end in a number.
         block = next(
             b for b in (BLOCK_INPUT, *(f"{BLOCK_INPUT}_{i}" for i in range(99))) if b not in types
         )

@@ -1,4 +1,4 @@
-"""The parameter block of dynamic AIPP (image pre-processing), which a program writes before a run.
+"""Packs and unpacks the parameter block of dynamic AIPP (image pre-processing) for each run.
 
 A network with dynamic AIPP takes the block as one more input: 64 bytes for the batch, then 96 bytes
 for each image. So cameras with different sizes or formats can share one network. All numbers are

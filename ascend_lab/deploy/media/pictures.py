@@ -1,4 +1,4 @@
-"""The memory layout of decoded pictures, from the JPEG decoder (JPEGD) to the resizer (VPC).
+"""Describes decoded pictures in memory, from the JPEG decoder (JPEGD) to the resizer (VPC).
 
 The decoder pads the width and the height of a picture, and the padding has undefined values. A
 program that reads the buffer must know the true size, or else a resize mixes padding into the
@@ -55,7 +55,7 @@ class Picture:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the buffer."""
+        """Return the bytes of the buffer."""
         return int(self.stride_w * self.stride_h * self.factor)
 
 

@@ -1,10 +1,10 @@
-"""The file format of offline models: a header, a table and partitions with checksums.
+"""Reads and writes the file format of offline models: header, table, partitions with checksums.
 
     header   magic, version, entries, length, SHA-256 of header and table
-    table    for each partition: kind, gear, offset, size, checksum
+    table    for each partition: type (`Kind`), gear, offset, size, checksum
     bodies   each at an offset that is a multiple of 64, padded with zeros
 
-A gear is the model compiled for one batch size. The design follows CANN's offline model
+A gear is the model compiled for one batch size. The design follows CANN's offline models
 (`ge::ModelFileHeader` and its partitions), but the format is not compatible. `writer` writes such a
 file, `offline` reads it.
 
@@ -49,7 +49,7 @@ REMEDY = "compile the model again"
 
 
 class Kind(IntEnum):
-    """The kind of a partition; graph, tasks and memory exist once for each gear."""
+    """The type of a partition; graph, tasks and memory exist once for each gear."""
 
     META = 0
     WEIGHTS = 1
@@ -127,7 +127,7 @@ def checksum(data: bytes | memoryview) -> bytes:
 
 
 def pack_parts(parts: Sequence[tuple[Kind, int, Sequence[Values]]]) -> memoryview:
-    """Return a file of partitions; each is given as kind, gear and a list of byte arrays."""
+    """Return a file of partitions; each is given as type, gear and a list of byte arrays."""
     sizes = [sum(map(len, pieces)) for _, _, pieces in parts]
     bodies_start = _HEADER.size + _ENTRY.size * len(parts)
     # n + -n % 64 rounds n up to a multiple of 64: 100 + -100 % 64 = 100 + 28 = 128.

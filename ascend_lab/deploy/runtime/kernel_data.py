@@ -1,6 +1,6 @@
-"""The conversion of kernels to JSON data of an offline model, and back.
+"""Converts kernels to the JSON data of an offline model, and back.
 
-A program becomes its text, such as "vadd ...", and everything else numbers and names.
+A program is stored as its text, such as "vadd ...", and everything else as numbers and names.
 """
 
 from collections.abc import Mapping

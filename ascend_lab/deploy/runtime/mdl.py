@@ -62,7 +62,7 @@ class Tensor:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all elements."""
+        """Return the bytes of all elements."""
         return int(np.prod(self.dims, dtype=np.int64)) * self.dtype.itemsize
 
 
@@ -130,7 +130,7 @@ def get_desc(desc: Desc, model: Model) -> None:
 
 
 def _destroyer(handle_class: type[Handle]) -> Callable[[Any], None]:
-    """Return the function that destroys handles of a kind."""
+    """Return the function that destroys handles of the class `handle_class`."""
 
     def destroy(handle: Any) -> None:
         proc = process()

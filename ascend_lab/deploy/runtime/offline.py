@@ -1,4 +1,4 @@
-"""Inference with an offline model, which was compiled to a file, or with one compiled on demand.
+"""Runs inference with an offline model, which was compiled to a file, or compiles on demand.
 
 `load_offline` maps a file of `compile_offline` into memory and verifies all its checksums; graphs
 and kernels are decoded when they are first used. An offline model needs no ONNX file. Compiling
@@ -53,7 +53,7 @@ class Gear:
 
     @cached_property
     def times(self) -> dict[str, Any]:
-        """Simulated times: `summary` and `table` of `ascend-lab simulate`, `events` and `tasks`."""
+        """Return simulated times: `events`, `tasks`, and `summary` and `table` as in `simulate`."""
         data = self.model.json(file.Kind.TASKS, self.number)
         with file.refuse_forged_data(self.model.where):
             # The checksum does not prove that the types are right: a forger can compute it, too.
@@ -66,7 +66,7 @@ class Gear:
 
     @cached_property
     def memory(self) -> dict[str, Any]:
-        """The memory plan: work_bytes, weight_bytes, and (address, bytes) of every tensor."""
+        """Return the memory plan: work_bytes, weight_bytes, and (address, bytes) by tensor."""
         plan = self.model.json(file.Kind.MEMORY, self.number)
         with file.refuse_forged_data(self.model.where):
             for key in ("work_bytes", "weight_bytes"):
@@ -75,7 +75,7 @@ class Gear:
 
     @cached_property
     def imported(self) -> Imported:
-        """The original graph of the model, with the element types of its inputs and outputs."""
+        """Return the original graph, with the element types of its inputs and outputs."""
         data = self._graphs
         with file.refuse_forged_data(self.model.where):
             # The file has two graphs: "source" with the original nodes and formats, and
@@ -91,7 +91,7 @@ class Gear:
 
     @cached_property
     def compiled(self) -> Compiled:
-        """The graph that was compiled, and its kernels in order."""
+        """Return the compiled graph, and its kernels in order."""
         data = self._graphs
         chip = self.model.chip
         with file.refuse_forged_data(self.model.where):
@@ -181,7 +181,7 @@ class OfflineModel:
 
     @cached_property
     def meta(self) -> dict[str, Any]:
-        """Name, chip, number format, options, gears and index of the weights."""
+        """Return name, chip, number format, options, gears and index of the weights."""
         data = self.json(file.Kind.META)
         with file.refuse_forged_data(self.where):
             file.need(_is_text_list([data["name"], data["chip"], data["chip_checksum"]]), "names")
@@ -192,7 +192,7 @@ class OfflineModel:
 
     @cached_property
     def gears(self) -> tuple[Gear, ...]:
-        """The gears of the model, one for each batch; a single one for fixed sizes."""
+        """Return the gears of the model, one for each batch; a single one for fixed sizes."""
         with file.refuse_forged_data(self.where):
             return tuple(
                 Gear(self, i, row["batch"], {n: tuple(s) for n, s in row["inputs"].items()})
@@ -201,7 +201,7 @@ class OfflineModel:
 
     @cached_property
     def kernels(self) -> tuple[Any, ...]:
-        """The kernels of all gears."""
+        """Return the kernels of all gears."""
         with file.refuse_forged_data(self.where):
             rows = file.json_of(file.unpacked(self.part(file.Kind.KERNELS)))
             kernels = tuple(map(kernel_of, rows))
@@ -212,7 +212,7 @@ class OfflineModel:
 
     @cached_property
     def chip(self) -> Chip:
-        """The chip with the cores that are used; raises `InputError` if its numbers changed."""
+        """Return the chip with the used cores; raises `InputError` if its numbers changed."""
         try:
             return self.check_chip(self.given_chip or load_chip(self.meta["chip"]))
         except ChipError:
@@ -320,7 +320,7 @@ class Inference:
     """
 
     def __init__(self, model: str | Path, chip: Chip | str, *, kernels: bool = True) -> None:
-        """`model` is an ONNX file or `zoo:NAME`, compiled online, or a file of an offline model."""
+        """Take an ONNX file or `zoo:NAME`, to be compiled at a call, or an offline model's file."""
         self.chip = load_chip(chip) if isinstance(chip, str) else chip
         self.online = not file.is_offline(model)
         self.kernels = kernels

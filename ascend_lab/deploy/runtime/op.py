@@ -1,4 +1,4 @@
-"""Operators that are called as functions, without a graph: `y = op.matmul(a, b)`.
+"""Calls operators as functions, without a graph: `y = op.matmul(a, b)`.
 
 The first call with some shapes, formats and attributes compiles the operator as a graph of one
 node. Later calls find it in a cache that drops the least recently used operator, like AscendCL's
@@ -49,7 +49,7 @@ class Cache:
 
     @property
     def size(self) -> int:
-        """The number of operators in the cache, at most `limit`."""
+        """Return the number of operators in the cache, at most `limit`."""
         return len(self.entries)
 
     def get(

@@ -1,4 +1,4 @@
-"""A report on which nodes of an ONNX model can be compiled, like ATC's `check_result.json`.
+"""Reports which nodes of an ONNX model can be compiled, like ATC's `check_result.json`.
 
 The codes are those of ATC's `--mode=3` (CANN documentation): 0 success, 1 the type of the operator
 is not supported, 2 a parameter is invalid, 9 a name is repeated. A repeated name is reported, but

@@ -1,4 +1,4 @@
-"""The state of the runtime between `acl.init` and `acl.finalize`: devices, memory and handles.
+"""Holds the state of the runtime between `acl.init` and `acl.finalize`: devices, memory, handles.
 
 A handle is an object such as a stream or an event that one call creates and another destroys.
 New memory is filled with poison, bytes of ones, which are NaN in every floating-point format. A
@@ -97,7 +97,7 @@ class Block:
 
     @cached_property
     def data(self) -> Bytes:
-        """The bytes, allocated on the host when they are first used."""
+        """Return the bytes, which are allocated on the host when they are first used."""
         return np.full(self.size_bytes, POISON, np.uint8)
 
 
@@ -129,14 +129,14 @@ class Process:
         return handle
 
     def get(self, kind: type[HandleKind], handle: Any, code: Code = Code.INVALID) -> HandleKind:
-        """Return a handle; raises `AclError` if it is of another kind or destroyed."""
-        # A program may still have the object of a destroyed handle: its number is gone.
+        """Return a handle; raises `AclError` if it is of another type than `kind` or destroyed."""
+        # A program may still have the object of a destroyed handle, but its number is not in use.
         if isinstance(handle, kind) and self.live.get(handle.number) is handle:
             return handle
         raise AclError(code, f"a {kind.__name__.lower()} that lives", str(handle))
 
     def handles_of(self, kind: type[HandleKind]) -> list[HandleKind]:
-        """Return all handles of a kind that have not been destroyed."""
+        """Return all handles of the type `kind` that have not been destroyed."""
         return [handle for handle in self.live.values() if isinstance(handle, kind)]
 
     def in_context(

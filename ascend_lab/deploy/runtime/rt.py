@@ -298,7 +298,7 @@ def memcpy_async(
     handle = proc.stream(stream)
     pinned = proc.pinned.values()
     _copy(handle, dst, dest_max, src, size_bytes, kind)
-    # With memory that is not pinned, an asynchronous copy of AscendCL is synchronous.
+    # With memory that is not pinned, AscendCL's asynchronous copy is synchronous.
     host_memory = [_host_bytes(side) for side in (dst, src) if not isinstance(side, int)]
     if not all(any(np.shares_memory(side, block) for block in pinned) for side in host_memory):
         synchronize_stream(handle)
@@ -412,7 +412,7 @@ def unsubscribe_report(thread: int, stream: Stream | None = None) -> None:
 def launch_callback(
     function: Callable[[Any], object], user_data: Any, block: int, stream: Stream | None = None
 ) -> None:
-    """Call a function of the host when a stream gets here; with BLOCK the stream waits for it."""
+    """Call a function of the host when a stream gets here; if `block`, the stream waits for it."""
     proc = process()
     handle = proc.stream(stream)
     need(block in (NO_BLOCK, BLOCK), "0 (no block) or 1 (block)", repr(block))

@@ -175,7 +175,7 @@ class Streams:
 
     @property
     def now_s(self) -> float:
-        """The simulated time."""
+        """Return the simulated time in seconds."""
         return self._agenda.now_s
 
     # -- issuing ----------------------------------------------------------------------------------

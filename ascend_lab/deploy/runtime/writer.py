@@ -1,4 +1,4 @@
-"""The writer of offline models: one file with a network compiled for several batch sizes.
+"""Writes offline models: one file with a network compiled for several batch sizes.
 
 The network compiled for one batch is a gear. A gear has the original graph, the compiled graph, its
 tasks with their times, and its memory plan. All gears share the kernels, which are programs as
@@ -169,7 +169,7 @@ def _gear_graphs(
 def _kernel_constant(task: Task, graph: Graph, name: str) -> Values:
     """Return a constant in the form in which the task's kernel reads it."""
     assert task.lowered is not None
-    # A kernel without a form of its own reads a constant as its layout stores it, with padding.
+    # A kernel without its own form of a constant reads it as its layout stores it, with padding.
     constant = graph.constants[task.value(name)]
     form = task.lowered.forms.get(name)
     return form(constant.array()) if form else lower.packed(constant.type, constant.array())

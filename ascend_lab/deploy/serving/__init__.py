@@ -1,4 +1,4 @@
-"""Serving of models: a discrete-event simulation, queueing theory, and a real HTTP server.
+"""Serves models: a discrete-event simulation of servers, queueing theory, and an HTTP server.
 
 `simulate_serving` simulates a server of networks, `converse` one of a language model; `theory` has
 formulas to compare with, and `loopback` a server that answers requests of the KServe protocol.

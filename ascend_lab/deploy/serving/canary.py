@@ -1,4 +1,4 @@
-"""A canary release: a new version of a model gets a growing share of the users, or is withdrawn.
+"""Simulates a canary release: a new version gets a growing share of users or is withdrawn.
 
 A router splits users by a hash, so that a user sees one version as long as the share is constant,
 and users of the new version keep it when the share grows. After every window of answers of the new
@@ -60,7 +60,7 @@ class Rollout:
 
     @property
     def share(self) -> float:
-        """The present share of users of the new version."""
+        """Return the present share of users of the new version."""
         return 0.0 if self.ended == "rolled back" else self.canary.stages[self.stage]
 
     def route(self, job: int) -> int:

@@ -1,4 +1,4 @@
-"""A simulated scheduler of a language model's server: which requests read prompts or decode.
+"""Simulates a scheduler of a language model's server: which requests read prompts or decode.
 
 A step that reads p prompt tokens and decodes b requests with k cached tokens in all takes
 `start_s + p prompt_token_s + b decode_s + k cached_token_s`. Every decoding request gets a token in
@@ -57,7 +57,7 @@ class Request:
 
     @property
     def unread(self) -> int:
-        """Tokens to read before the next one is produced: one while it decodes, else a prompt.
+        """Return the tokens to read before the next is produced: one in decoding, else a prompt.
 
         After a preemption, tokens that were produced already have to be read, too.
         """
@@ -66,7 +66,7 @@ class Request:
 
     @property
     def decodes(self) -> bool:
-        """Whether the last produced token is the only one to be read."""
+        """Tell whether the last produced token is the only one to be read."""
         return self.produced > 0 and self.unread == 1
 
 
@@ -185,7 +185,7 @@ class _Scheduler:
             self.running.remove(request)
             self.cache.drop(request.number)
 
-    # -- who decodes -------------------------------------------------------------------------------
+    # -- requests that decode ----------------------------------------------------------------------
     def _grow_decoding(self, decoding: list[Request]) -> list[Request]:
         """Return the requests that get a token; the latest requests may be preempted."""
         served = []
@@ -216,7 +216,7 @@ class _Scheduler:
         self.waiting.appendleft(request)
         self.log.preemptions += 1
 
-    # -- who reads ---------------------------------------------------------------------------------
+    # -- requests whose prompts are read -----------------------------------------------------------
     def _should_read_prompts(self, decoding: int) -> bool:
         """Return whether the next step reads waiting prompts instead of decoding."""
         if self.engine.policy == "static":
@@ -233,7 +233,7 @@ class _Scheduler:
         """Return whether a waiting request may begin without preempting others."""
         if len(self.running) >= self.engine.max_batch:
             return False
-        if self.engine.policy == "static":  # all of their answers will fit: nobody is preempted
+        if self.engine.policy == "static":  # answers must fit as well, as nobody is preempted
             size = self.engine.block_tokens
             ends = [
                 blocks_of(member.prompt + member.output, size)
@@ -246,8 +246,8 @@ class _Scheduler:
     def _choose_prompts(self, budget: int) -> list[tuple[Request, int]]:
         """Fill a step with prompts up to a budget of tokens; return each with its tokens.
 
-        Prompts are read as a whole, and one above the budget alone in its step. With "split" they
-        are read in parts, begun prompts first.
+        Prompts are read as a whole; a prompt longer than the budget is read alone in its step. With
+        "split" they are read in parts, and prompts that were begun come first.
         """
         reads: list[tuple[Request, int]] = []
         split = self.engine.policy == "split"

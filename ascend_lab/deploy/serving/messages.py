@@ -1,4 +1,4 @@
-"""The bodies of inference requests and answers: JSON, optionally followed by tensors as bytes.
+"""Reads and writes the bodies of inference requests: JSON, optionally with tensors as bytes.
 
     {"id": "7", "inputs": [{"name": "x", ..., "parameters": {"binary_data_size": 16}}]}<16 bytes>
 
@@ -234,7 +234,7 @@ def _flag(parameters: dict[str, Any], name: str, *, default: bool) -> bool:
 
 
 class _BinaryTail:
-    """The bytes behind the JSON, which the inputs take in order."""
+    """The bytes after the JSON, which the inputs take in order."""
 
     def __init__(self, data: memoryview, announced: bool) -> None:
         self.data = data
@@ -242,7 +242,7 @@ class _BinaryTail:
 
     @property
     def unused_bytes(self) -> int:
-        """The number of bytes that no input has taken."""
+        """Return the number of bytes that no input has taken."""
         return len(self.data)
 
     def take(self, size: object, where: str) -> memoryview:

@@ -1,4 +1,4 @@
-"""The service times of a simulated server, from simulated runs of a model on a chip.
+"""Computes the service times of a simulated server from simulated runs of a model on a chip.
 
 Some batch sizes of a network are simulated. Others are interpolated, and a line is fitted:
 

@@ -1,4 +1,4 @@
-"""Preparation of a model for the HTTP server: which graph computes which request.
+"""Prepares a model for the HTTP server: decides which graph computes which request.
 
     Are rows independent?    yes: a graph for each of 1, 2, 4, ... rows    (requests are batched)
     Are all sizes fixed?     yes: one graph                                (one request at a time)
@@ -62,7 +62,7 @@ class Model:
 
     @property
     def batched(self) -> bool:
-        """Whether rows of several requests may run together."""
+        """Tell whether rows of several requests may run together."""
         return self.max_batch > 0
 
     def rows_of(self, inputs: Arrays) -> int:
@@ -219,7 +219,7 @@ def _runner(graph: Graph, chip: str | None) -> Runner:
     return lambda inputs: run_tasks(compiled, inputs, graph.outputs)
 
 
-# -- as `run` does it -----------------------------------------------------------------------------
+# -- models that need a graph for each request, as in `ascend-lab run` ----------------------------
 class PerRequestModel:
     """A model that is imported for each request, or placed on AI core, AI CPU and host.
 
@@ -228,7 +228,7 @@ class PerRequestModel:
     """
 
     def __init__(self, source: Source, chip: str | None, error: UnsupportedError) -> None:
-        """`error` is the reason why no single graph exists for the model."""
+        """Keep `error`, the reason why no single graph exists for the model."""
         self.source = source
         self.chip = chip
         self.error = error

@@ -1,4 +1,4 @@
-"""The paged cache of a language model's keys and values (Kwon et al., 2023, arXiv 2309.06180).
+"""Paged cache of a language model's keys and values (Kwon et al., 2023, arXiv 2309.06180).
 
 Keys and values of a sequence are stored in blocks of a fixed number of tokens, anywhere in memory.
 The sequence's table lists its blocks in order. Sequences with a common prefix share blocks, and
@@ -106,6 +106,6 @@ class BlockCache:
 
     @property
     def wasted_tokens(self) -> int:
-        """Free slots in the last blocks of all tables."""
+        """Return the number of free slots in the last blocks of all tables."""
         # 9 tokens in three blocks of 4 leave -9 % 4 = 3 free slots.
         return sum(-length % self.block_tokens for length in self.lengths.values())

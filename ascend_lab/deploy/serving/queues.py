@@ -1,4 +1,4 @@
-"""The simulated queues and instances of one served model.
+"""Simulates the queues and instances of one served model.
 
     arrive -> queue of its level -> batcher -> free instance -> done
                   | full, timeout               | fails: its requests return to the front
@@ -259,7 +259,7 @@ class Station:
         elif failure.instance in self.free:
             self.free.remove(failure.instance)
         else:
-            return  # dead already
+            return  # it has failed already
         self.agenda.at(now + failure.repair_s, self._repair_instance, failure.instance)
         self._start_batches(now)
 

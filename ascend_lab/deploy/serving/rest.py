@@ -100,9 +100,9 @@ class Service:
             raise RefusedError(404, f"{self.name} has no version {shown(path['version'])} now")
         return self.batcher
 
-    # -- what it is -------------------------------------------------------------------------------
+    # -- metadata and statistics ------------------------------------------------------------------
     def ready(self, request: Any) -> Any:
-        """Return that the model is ready; raises `RefusedError` if it is not."""
+        """Return the answer that the model is ready; raises `RefusedError` if it is not."""
         return {"ready": bool(self.batcher_of(request.path_params))}
 
     def metadata(self, request: Any) -> Any:
@@ -150,7 +150,7 @@ class Service:
             [*(statistics.metrics(0) for statistics in older), newest.metrics(waiting)]
         )
 
-    # -- what it computes -------------------------------------------------------------------------
+    # -- inference --------------------------------------------------------------------------------
     async def infer(self, request: Any) -> Any:
         """Return the model's outputs for the tensors of a request, as body and headers."""
         start_ns = time.perf_counter_ns()
@@ -189,7 +189,7 @@ class Service:
             plain = messages.unpacked(body, encoding, self.body_bytes)
             return messages.read_request(plain, length, batcher.model)
 
-        # 10 KB may decompress to 10 MB: a compressed body counts as long.
+        # 10 KB may decompress to 10 MB: every compressed body is treated as a long one.
         is_long = len(body) > THREAD_BODY_BYTES or bool(encoding)
         asked: Asked = await self._in_thread(read) if is_long else read()
         parts["compute_input"].add(time.perf_counter_ns() - start_ns)
@@ -370,7 +370,7 @@ def _routes(service: Service, library: Any) -> list[Any]:
 
 async def _no_route(request: Any, error: Any) -> Any:
     """Answer a request to an unknown path, or with a method that the path does not have."""
-    # of /v2/systemsharedmemory/status the second word names the extension
+    # in /v2/systemsharedmemory/status the second word names the extension
     extension = request.url.path.strip("/").split("/")[1:2]
     text = f"{request.method} {shown(request.url.path)}: {error.detail}"
     if extension and extension[0] in NOT_OFFERED:

@@ -1,4 +1,4 @@
-"""The records that describe a simulated server: arrivals, service times, steps and versions.
+"""Defines the records of a simulated server: arrivals, service times, steps and versions.
 
 For example, 20 requests a second at a server whose batches of b take 5 + 2 b milliseconds.
 """

@@ -1,4 +1,4 @@
-"""The reader of a serving scenario from a TOML file, which checks all keys and numbers.
+"""Reads a serving scenario from a TOML file, and checks all keys and numbers.
 
 The help of `ascend-lab serve-sim` explains the tables in `SCHEMA`.
 """

@@ -1,8 +1,8 @@
 """A discrete-event simulation of a server: of one model, of an ensemble, or of two versions.
 
-Arrivals, service times, levels and failures have random streams of their own, so that two policies
-can be compared on the same requests (common random numbers). The first requests warm the system up
-and are not measured. `interval` gives the confidence interval of a mean.
+Arrivals, service times, levels (priorities) and failures have separate random streams, so that two
+policies can be compared on the same requests (common random numbers). The first requests warm the
+system up and are not measured. `interval` gives the confidence interval of a mean.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from ascend_lab.errors import InputError
 BATCH_MEANS = 20
 """Groups of consecutive samples, whose means are treated as independent."""
 STUDENT_T_99 = 2.8609
-"""Two-sided 99 % quantile of Student's t with GROUPS - 1 degrees of freedom."""
+"""Two-sided 99 % quantile of Student's t with `BATCH_MEANS` - 1 degrees of freedom."""
 
 
 # -- results --------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def latencies(values: Floats) -> dict[str, float]:
 
 
 def _mean(values: Any) -> float:
-    """Return the mean of samples, nan of none."""
+    """Return the mean of samples, or nan if there are none."""
     return float(np.mean(values)) if len(values) else float("nan")
 
 

@@ -1,4 +1,4 @@
-"""The statistics and metrics of a served model, in the formats of Triton.
+"""Counts the requests and batches of a served model, for statistics and metrics as in Triton.
 
     statistics: https://github.com/triton-inference-server/server, docs/protocol
                 (extension_statistics.md)
@@ -18,7 +18,7 @@ from typing import Any
 PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
 REJECTED = "REJECTED"
 OTHER = "OTHER"
-"""Reasons of failures: the queue was full, or any other reason."""
+"""The reason of failures other than a full queue."""
 
 
 @dataclass(slots=True)

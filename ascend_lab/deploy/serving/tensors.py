@@ -1,4 +1,4 @@
-"""Conversion between arrays and the tensors of requests and answers, in JSON or in bytes.
+"""Converts arrays to and from the tensors of requests and answers, in JSON or in bytes.
 
 A `Port` is one input or output of a model in the terms of KServe v2. It converts a tensor
 
@@ -219,8 +219,8 @@ class Port:
 
 
 def describe_values(values: list[Any], kinds: set[type]) -> str:
-    """Return number and kind of a list's values in words, or "" for lists and objects in it."""
-    # The widest kind stands for all: [1, 2.5] is "2 fractions", [1, "a"] "2 values, text among
+    """Return number and type of a list's values in words, or "" for lists and objects in it."""
+    # The widest type stands for all: [1, 2.5] is "2 fractions", [1, "a"] "2 values, text among
     # them".
     for kind in (str, float, int, bool):
         if kind in kinds and kinds <= VALUE_NAMES.keys():
@@ -248,7 +248,7 @@ def describe_nesting(data: object) -> str:
     return f"lists of {' x '.join(sizes)}" if len(sizes) > 1 else f"a list of {sizes[0]}, uneven"
 
 
-# -- out ------------------------------------------------------------------------------------------
+# -- writing --------------------------------------------------------------------------------------
 def json_text(array: np.ndarray) -> str:
     """Return the values of an array as a flat JSON list; null stands for nan and infinity."""
     flat = array.ravel()
