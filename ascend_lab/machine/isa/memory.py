@@ -1,4 +1,4 @@
-"""Addresses as data: affine expressions of loop variables, buffers, and strided regions of them.
+"""Addresses as data: affine expressions of loop variables, buffers, and strided buffer regions.
 
 Element (i0, i1) of a region with strides (s0, s1) lies at offset + i0 s0 + i1 s1 of its buffer; the
 offset is affine in the variables of the loops around, e.g. 256*i + 16*j + 8.

@@ -1,8 +1,8 @@
-"""Rules for the operands of an instruction: memories, alignment, shapes, number formats.
+"""Checks the operands of an instruction: memories, alignment, shapes, number formats.
 
-One section per kind of instruction: moves, vector instructions on whole blocks, mmad, other vector
-instructions. Every check raises a subclass of `ProgramError` that says what is needed, what was
-given, and a remedy.
+It has one section per type of instruction: moves, vector instructions on whole blocks, mmad, and
+other vector instructions. Every check raises a subclass of `ProgramError` that says what is needed,
+what was given, and a remedy.
 """
 
 import math

@@ -1,15 +1,16 @@
-"""The sanitizer: find races, uninitialised reads, deadlocks and misused flags in a program.
+"""The sanitizer finds races, uninitialised reads, deadlocks and misused flags in a program.
 
 Happens-before is computed with one vector clock per pipe, from two rules: the instructions of a
 pipe run in order, and a wait comes after the set it waits for. Two accesses to the same byte, one
 of them a write, are a race unless one of them happens before the other.
 
-Nothing orders the cores of a launch: what one core writes, no other core may touch. There are two
+Nothing orders the cores of a launch: no core may touch what another core writes. There are two
 exceptions: in a mix launch flags order the cores of an AI core, and atomic adds of several cores to
-the same bytes are no race with each other.
+the same bytes do not race with each other.
 
 A copy that picks its row by an index counts as touching every row that it may pick. A load needs
-all of these rows initialised; a store may have written any of them, and initialises none.
+all of these rows initialised. A store may have written any of them, so that none of them counts as
+initialised afterwards.
 """
 
 from bisect import bisect_left

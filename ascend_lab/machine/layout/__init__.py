@@ -1,14 +1,14 @@
-"""Kernels that move data: layout conversions, slices, concatenations, pads.
+"""Builds kernels that only move data: layout conversions, slices, concatenations, pads.
 
 A layout says where each element of a tensor is stored; `maps` describes layouts as address maps.
 The kernels in this file copy from GM to GM through UB, on all vector cores.
 
-A job copies a box, an affine view of one tensor, to an affine view of another tensor, or fills a
-view with a number. If the chip's copies need whole 32-byte blocks in UB, each tile is cut into
-boxes of whole blocks, and the remaining elements are copied one by one by the scalar unit, each at
-the latency of L2. A chip with padding copies needs no such cut. Fills are copied from a tile in UB
-that holds the number. The values are right for every size; the time is good only for runs of whole
-blocks.
+A job copies a box (a multidimensional range of elements, one counter per dimension) from one tensor
+to another, at an affine address in each, or fills a box with a number. If the chip's copies need
+whole 32-byte blocks in UB, each tile is cut into boxes of whole blocks, and the remaining elements
+are copied one by one by the scalar unit, each at the latency of L2. A chip whose copies can pad the
+last block needs no such cut. Fills are copied from a tile in UB that holds the number. The values
+are right for every size; the time is good only for runs of whole blocks.
 """
 
 import math

@@ -276,7 +276,7 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Elements source + sum(i * d.source) that go to target + sum(i * d.target)."""
+    """A set of elements to copy, from source + sum(i * d.source) to target + sum(i * d.target)."""
 
     dims: tuple[Dim, ...]
     source: int

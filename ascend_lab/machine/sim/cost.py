@@ -1,4 +1,4 @@
-"""The cost of an instruction in cycles, and the traffic of a launch, on which copies depend.
+"""Computes the cycles of an instruction, and the memory traffic of a launch, which copies need.
 
 An instruction occupies its pipe for
 
@@ -43,7 +43,7 @@ class Surroundings:
     `active_cores` share L2 and memory. `memory_share` is, by tensor, the share of the bytes read
     that comes from memory. `memory_slowdown` >= 1 stretches copies from memory if memory is the
     limit. In a mix launch `kinds` counts the cube cores and the vector cores; a core shares L2 and
-    memory only with those of its kind.
+    memory only with cores of its type.
     """
 
     active_cores: int = 1

@@ -1,4 +1,4 @@
-"""The L2 cache, whose contents stay from one kernel to the next.
+"""Simulates the L2 cache, whose contents stay from one kernel to the next.
 
 Device memory is divided into pieces (192 KB for an L2 of 48 MB), and L2 evicts the piece that was
 least recently used. A write makes bytes dirty. Dirty bytes are written to memory when their piece
@@ -288,7 +288,7 @@ def _without(cached: CachedRange, low: int, stop: int) -> Iterator[CachedRange]:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """An L2 that is a buffer: during one kernel it holds the tensors `names` and no others."""
+    """An L2 used as a buffer: during one kernel it holds the tensors `names` and no others."""
 
     names: frozenset[str]
 
@@ -322,7 +322,7 @@ class DeviceMemory:
     def holding(
         cls, chip: Chip, tensors: Sequence[isa.Buffer], names: Collection[str]
     ) -> "DeviceMemory":
-        """Return a chip's memory after L2 has read those of the `tensors` that `names` lists."""
+        """Return a chip's memory after L2 has read the `tensors` whose names are in `names`."""
         memory = cls.of(chip)
         addresses = memory.addresses(tensors)
         listed = [b for b in tensors if b.name in names]
@@ -336,8 +336,8 @@ class DeviceMemory:
     def addresses(self, buffers: Sequence[isa.Buffer]) -> dict[str, int]:
         """Return the first byte of every tensor.
 
-        Raises `SimulationError` if a tensor has no room at its address, or if an address is of no
-        tensor of this kernel.
+        Raises `SimulationError` if a tensor has no room at its address, or if this kernel has no
+        tensor with the name of an address.
         """
         names = [buffer.name for buffer in buffers]
         if unknown := sorted(self.tensors.keys() - set(names)):

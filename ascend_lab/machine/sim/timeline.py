@@ -1,10 +1,10 @@
-"""The result of a simulation: cycles, busy shares, bytes, energy, the time of every instruction.
+"""Results of a simulation: cycles, busy shares, bytes, energy, the time of every instruction.
 
 The time of a kernel is the sum of its start, its phases, and a barrier over all cores between any
 two phases. There are five kinds of start. The host starts a "cold" kernel, the device's queue a
 "queued" one. Inside a super kernel the start is a barrier after the previous kernel: "inside" if
-the same kind of core goes on, "across" if the kinds of core differ, and "both" if cube and vector
-cores work together before it as well as after it.
+both kernels use the same type of core, "across" if the types differ, and "both" if each of the two
+kernels uses cube and vector cores together.
 """
 
 import json
@@ -307,8 +307,9 @@ class KernelTimeline(Timed):
     """Time of a kernel: the timelines of its `phases`, and their sums.
 
     Pipes of different phases with the same name count as one. The kernel begins `early_cycles`
-    before the barrier in front of it ends. If it needs cube and vector cores, a launch takes
-    `mix_cycles` more. `hits` are the shares of its tensors that L2 held at their first read.
+    before the end of the barrier that separates it from the previous kernel. If it needs cube and
+    vector cores, a launch takes `mix_cycles` more. `hits` are the shares of its tensors that L2
+    held at their first read.
     """
 
     name: str
@@ -374,7 +375,7 @@ class KernelTimeline(Timed):
 
     @property
     def bound_by(self) -> str:
-        """The limit in most of the cycles: "launch", "sync", "memory", or a pipe."""
+        """The limit that holds for most of the cycles: "launch", "sync", "memory", or a pipe."""
         if self.launch_cycles > self.cycles:
             return "launch"
         # phases of 800 and 300 cycles bound by MTE2 outweigh one of 900 bound by the cube
@@ -435,6 +436,6 @@ def trace_events(timeline: Timeline) -> list[dict[str, Any]]:
 
 
 def write_trace(timeline: Timeline, file: str | Path) -> None:
-    """Write the trace to `file`; raise `InputError` if that cannot be done."""
+    """Write the trace to `file`; raise `InputError` if the file cannot be written."""
     data = {"traceEvents": trace_events(timeline), "displayTimeUnit": "ns"}
     output.write_whole(file, json.dumps(data))
