@@ -1,4 +1,4 @@
-"""Clusters of NPUs: topologies, collective operations on real arrays, and their times.
+"""Simulates clusters of NPUs: topologies, collective operations on real arrays, and their times.
 
 Begin with these:
 
@@ -106,7 +106,7 @@ def closed(
     limit_bytes: float = BUCKET_BYTES,
     first_bytes: float = FIRST_BYTES,
 ) -> Segments:
-    """Return the buckets of gradients, given the cumulative sums of their bytes, from 0 on.
+    """Return the buckets of gradients, given the cumulative sums of their bytes, which start at 0.
 
     A bucket is closed once it holds `limit_bytes`, the first one once it holds `first_bytes`.
     """
@@ -174,13 +174,13 @@ def make(
 ) -> Schedule:
     """Return the schedule of a collective for `ranks` ranks, or for one rank on each device.
 
-    With `chunks` the tensor is sent in so many parts. The stages of a hierarchical collective and
+    The tensor is sent in `chunks` equal parts. The stages of a hierarchical collective and
     the hops of a chain then overlap; other algorithms run chunk after chunk. `groups` are the ranks
     of each server, for the algorithms in `LEVELS`; by default those of the topology, or one server.
-    In "hierarchical(4:mesh,nhr)" each four ranks of a server count as a server, mesh is used inside
-    and nhr between them. By default it is mesh or tree inside; between 2^k servers it is
-    halving-doubling, otherwise ring, as in HCCL on the 910. Raises `ClusterError` for unknown names
-    and for counts that do not fit.
+    In "hierarchical(4:mesh,nhr)" every four ranks of a server count as a server of their own; mesh
+    is used inside these groups and nhr between them. By default it is mesh or tree inside; between
+    2^k servers it is halving-doubling, otherwise ring, as in HCCL on the 910. Raises `ClusterError`
+    for unknown names and for counts that do not fit.
     """
     op = op_name(op)
     parsed = parse_name(op, algorithm)
@@ -372,7 +372,7 @@ def _applies(op: str, name: str, servers: Rows) -> bool:
 
 
 def _quickest(candidates: Sequence[Prepared], size_bytes: float) -> Prepared:
-    """Return the quickest candidate, the first of equals.
+    """Return the quickest candidate, or the first of several that are equally quick.
 
     Candidates are timed in the order of their lower bounds, until the bound of the next is above
     the best time.

@@ -425,7 +425,7 @@ class KernelBuilder:
     def runs(self, elements: int, lanes: int) -> Iterator[tuple[int, tuple[int, int]]]:
         """Yield (first element, (repeats, lanes)) for `elements` contiguous elements.
 
-        The first entry has all whole repeats, the second one the lanes that remain.
+        An entry has at most `max_repeat` whole repeats; the last one may be the lanes that remain.
 
         300 elements with 128 lanes (fp16): (0, (2, 128)), then (256, (1, 44)).
         """

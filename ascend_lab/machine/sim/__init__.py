@@ -189,7 +189,7 @@ def _members(teams: Sequence[tuple[Part, ...]]) -> list[_Member]:
 
 
 def compile_crews(launch: Launch, chip: Chip, costs: Mapping[int, Cost]) -> tuple[Compiled, ...]:
-    """Compile a mix launch: one program for each AI core type, or one for all AI cores together.
+    """Compile a mix launch: one program for each group of equal AI cores, or one for all AI cores.
 
     There is one for all if AI cores wait for each other. Raises `SyncError` for a flag that nobody
     sets, `SimulationError` for one that is set in two modes.
