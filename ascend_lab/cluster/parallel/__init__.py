@@ -128,7 +128,7 @@ def _divisors(n: int) -> list[int]:
 
 
 def _powers(samples: int, stages: int) -> list[int]:
-    """Return the possible numbers of micro-batches: powers of two, at least one per stage."""
+    """Return the powers of two that divide `samples`; below `stages` at most the largest one."""
     # 12 samples: micro-batches 1, 2 and 4; with 4 stages only 4 keeps every stage busy.
     powers = [2**k for k in range(MAX_MICRO_BATCHES.bit_length()) if samples and not samples % 2**k]
     return [m for m in powers if m >= stages or m == powers[-1]]

@@ -55,7 +55,7 @@ class GraphModel:
 
     @cached_property
     def update_s_per_parameter(self) -> float:
-        """Seconds the optimiser takes a parameter: a large one's update, simulated."""
+        """Seconds per parameter of the optimiser's update, from the simulation of a large one."""
         update_s = train.update_s(UPDATE_PARAMETERS, self.chip, self.optimizer, self.dtype)
         return update_s / UPDATE_PARAMETERS
 
