@@ -1,9 +1,9 @@
-"""The driver of a search: it measures the points that the search proposes and tells it their costs.
+"""Runs a search: measures the points that it proposes and sends their costs back to it.
 
 A search is a generator: it yields a batch of points and is sent their costs, until the budget is
 spent or nothing is left to try. `drive` runs it and returns a `Trace` of all trials. The budget
-counts different candidates. Costs come back in the order of the points, whichever worker measured
-them, so that a seed determines the result for any number of workers.
+limits the number of different candidates. Costs come back in the order of the points, whichever
+worker measured them, so that a seed determines the result for any number of workers.
 
 In this file: `Settings` (what a user may choose), progress bars, `drive`, and `replay`, which runs
 a search on a recorded space.

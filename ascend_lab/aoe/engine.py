@@ -1,4 +1,4 @@
-"""Tune a whole network for a chip: return the tuned network and how far it is from its lower bound.
+"""Tunes a whole network for a chip, and compares the result with a lower bound on its time.
 
 Job 1 (subgraph) cuts tensors into slices that fit into the L2 cache. Job 2 (operators) searches a
 schedule for every distinct kernel. Both first ask the knowledge bank, which stores the results of
@@ -276,7 +276,7 @@ def tune_network(
         run = _OperatorRun(settings, knowledge, workers, session.progress, deadline)
         try:
             run.tune(chosen, sizes)
-        except KeyboardInterrupt:  # a search ends by itself on Ctrl-C: this came between two
+        except KeyboardInterrupt:  # a search handles Ctrl-C itself: this came between two searches
             run.interrupted = True
     # An operator without a result was either refused, for a reason known here, or not reached.
     not_reached_note = "interrupted" if run.interrupted else NOT_REACHED
@@ -305,7 +305,7 @@ class _OperatorRun:
         self.interrupted = False
 
     def tune(self, operators: Sequence[Tunable], sizes: Mapping[str, int]) -> None:
-        """Take each operator from the bank or search it, the one with most to gain first.
+        """Take each operator from the bank or search it, starting with the largest possible gain.
 
         `sizes` maps the key of a piece to the number of instructions of its default kernel. Under a
         time limit, an operator is left out if too little time remains to check its values.
@@ -325,7 +325,7 @@ class _OperatorRun:
                     self.progress("bounds", number, len(unknown), "")
         except TimeUpError:
             return
-        # The one with most to gain first: if the time ends early, the least is lost.
+        # The operator with most to gain comes first: if the time ends early, the least is lost.
         queue.sort(key=lambda pair: -pair[1])
         queued_gain = sum(gain for _, gain in queue)
         for number, (operator, gain) in enumerate(queue, 1):
@@ -366,7 +366,7 @@ class _OperatorRun:
         return f"{key_of(operator).digest} {MODEL_VERSION} {self.settings}"
 
     def _search(self, operator: Tunable, limit_s: float | None, place: str) -> None:
-        """Search one operator for at most `limit_s` seconds; keep its result, and in the bank."""
+        """Search one operator for at most `limit_s` seconds; store its result, also in the bank."""
         run_id = self._run_id(operator)
         earlier = {t.point: (t.cost, t.note) for t in self.knowledge.trials(run_id)}
         label = f"{place} {operator.op}"

@@ -1,4 +1,4 @@
-"""Convert results of operator tuning to entries of the knowledge bank, and entries to results.
+"""Converts results of operator tuning to entries of the knowledge bank, and entries to results.
 
 If the bank has an entry for the same operator, shape and chip, a later run times its schedule again
 and uses it. If not, the schedules of similar shapes are the first points of the search.

@@ -1,4 +1,4 @@
-"""The distinct kernels of a network as tuning tasks, and the check of a tuned kernel's values.
+"""Lists the distinct kernels of a network as tuning tasks, and checks a tuned kernel's values.
 
 An operator is timed alone, so what L2 holds when it starts must be assumed. An input counts as
 present if at least half of its bytes hit L2 when the whole network is simulated. All candidates and

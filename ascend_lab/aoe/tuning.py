@@ -1,4 +1,4 @@
-"""Tune one operator: search its schedules, check the best one's values, bound what is left to gain.
+"""Tunes one operator: searches its schedules, checks the best one, bounds the possible gain.
 
 The result is the fastest candidate that computes the same values as the default schedule, and a
 lower bound: no schedule of the space takes fewer cycles. A kernel of 1,050 cycles with a bound of
@@ -197,7 +197,8 @@ def tune_operator(
         return untuned(operator, str(error))
     except TimeUpError:
         return untuned(operator, NOT_REACHED)
-    # The user's search, else the one that suits the kind of operator, "mcts" for the vector unit.
+    # The search that the user named, else the default for the type of operator: "mcts" for the
+    # vector unit.
     search_name = settings.search or job.search
     trace = drive(
         _search(search_name, job, settings),

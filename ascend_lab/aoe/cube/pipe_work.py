@@ -1,4 +1,4 @@
-"""The work of each pipe under every tiling, and the lower bounds in closed form that follow.
+"""Computes each pipe's work under every tiling, and from it lower bounds in closed form.
 
 For every pipe
 
@@ -10,9 +10,9 @@ uses) / s is another bound. The sums leave out two costs, the rounding up to who
 extra cost of short tiles, so they stay below the simulator's.
 
 On chips that couple a vector unit with the cube, a finished tile leaves L0C piece by piece through
-UB, where the epilogue is computed. On the others the fix pipe does all of it in one copy.
+UB, where the epilogue is computed. On the other chips the fix pipe does both in one copy.
 
-Names of the work (units, stages, taps, bundles, ...) are those of `CoreWork`.
+The terms units, stages, taps and bundles are defined in `work.CoreWork`.
 """
 
 from collections.abc import Collection
@@ -76,7 +76,7 @@ class DrainWork:
 def drain_work_of(
     job: CubeWork, epilogue: Epilogue | None, out_dtype: str, warm: Collection[str] = ()
 ) -> DrainWork:
-    """Return the drain of each tiling; L2 holds all operands of the epilogue if one is `warm`."""
+    """Return the drain work of each tiling; if one epilogue operand is `warm`, L2 holds all."""
     chip = job.chip
     work = job.work
     sums_dtype = ACCUMULATOR[job.dtype]
@@ -117,10 +117,10 @@ class _OperandCosts(NamedTuple):
 
 
 def _operand_costs(job: CubeWork, is_warm: bool, channel_reads: Array) -> _OperandCosts:
-    """Return the costs of reading operands; if `is_warm`, L2 holds all of them.
+    """Return the costs of reading the epilogue's operands; if `is_warm`, L2 holds all of them.
 
-    Otherwise tiles of operands come from device memory, and of the copies of numbers per channel
-    one in `channel_reads`, all others from L2.
+    Otherwise tiles of operands come from device memory. Of `channel_reads` copies of numbers per
+    channel, one comes from device memory and all others come from L2.
     """
     chip = job.chip
     path = chip.path("GM", "UB" if chip.combined else "L1")
@@ -208,7 +208,7 @@ def weights_stay_in_l0b(job: CubeWork) -> Mask:
 
 
 def shared_slots(job: CubeWork) -> Array:
-    """Return how many slots a convolution's rows and weights share in L1; 0 where they do not."""
+    """Return how many slots a convolution's rows and weights share in L1; 0 if they share none."""
     work = job.work
     slots_are_shared: Mask = (
         job.is_conv & (work.stage < work.units) & (work.a_l1 == 2) & (work.b_l1 == 2)

@@ -1,11 +1,11 @@
-"""The plan of a gradient split: the best split, baselines to compare with, forms for frameworks.
+"""Plans which gradients share an all-reduce: best split, baselines, settings for frameworks.
 
 The baselines are other ways to split, by name:
 
 | name | rule | source |
 |---|---|---|
 | one_bucket | everything in one all-reduce | |
-| per_layer | one all-reduce a gradient | |
+| per_layer | one all-reduce per gradient | |
 | hccl_default | 96.54 % of the bytes, then 3.46 % | HCCL's Python API, gradient splitting |
 | ddp_25mb | 25 MiB, the first 1 MiB; closed when reached | PyTorch DDP, `reducer.hpp` |
 | best_threshold | the best single bucket size, tried in steps of a factor 1.41 | |

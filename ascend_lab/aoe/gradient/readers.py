@@ -1,4 +1,4 @@
-"""Read the gradients of a training step from a file, with their sizes and ready times.
+"""Reads the gradients of a training step from a file, with their sizes and ready times.
 
 - A CSV table: a header, then one row per gradient in backward order. The columns are `name`,
   `ready_us`, `bytes` and, if wanted, `dtype`; `ready_us` must not fall from row to row. The columns

@@ -1,4 +1,4 @@
-"""Gradient splits if all-reduces disturb each other and the backward pass: evaluation and search.
+"""Evaluates and searches gradient splits if all-reduces slow each other and the backward pass.
 
 Dynamic programming (`splits`) assumes one all-reduce at a time that slows nothing down. Here up to
 `streams` all-reduces run at once, in the order of their buckets. Their startups do not disturb each

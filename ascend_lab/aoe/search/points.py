@@ -1,4 +1,4 @@
-"""Searches from point to point: exhaustive, random, iterated local search, annealing, genetic.
+"""Search methods on complete points: exhaustive, random, local search, annealing, genetic.
 
 Iterated local search (H. R. Lourenco, O. C. Martin, T. Stuetzle, "Iterated Local Search", 2003):
 walk to better neighbours until there is none, then jump some decisions away and walk again.

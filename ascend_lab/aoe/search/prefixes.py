@@ -1,4 +1,4 @@
-"""Searches over prefixes: branch and bound, and Monte-Carlo tree search.
+"""Search methods on prefixes of points: branch and bound, and Monte-Carlo tree search.
 
 A prefix has values for the first decisions of a point. Both searches grow a tree whose nodes are
 prefixes: the children of (128,) are (128, 16), (128, 32), ... What is decided first restricts the

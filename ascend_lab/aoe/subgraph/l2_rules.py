@@ -1,4 +1,4 @@
-"""What L2 holds while the kernels of a slice run: a rule for caches, and one for buffers.
+"""Estimates what L2 holds while the kernels of a slice run: for caches, and for buffers.
 
 A rule is called with the kernel launches of a slice in order. For each it says which tensors the
 launch finds in L2, and how many bytes are written to memory meanwhile. Tensors are in L2 as a whole

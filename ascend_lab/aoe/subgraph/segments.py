@@ -1,4 +1,4 @@
-"""Segments of a network: how each of them may be sliced, and what a slicing costs.
+"""Lists the ways to slice each segment of a network, and estimates their costs.
 
 Cut points divide a network into units; a segment is one unit or several consecutive ones. The graph
 is sliced after rewriting and the choice of number formats, and before layouts are assigned: every

@@ -1,4 +1,4 @@
-"""Rewrite a graph so that it computes the same values in slices.
+"""Rewrites a graph so that it computes the same values in slices.
 
 A `SlicePlan` names regions of the graph, and for each the axis that is cut, the sizes of the slices
 and their order. Every operator has a slice rule, which gives the ranges of its inputs that a range
@@ -375,7 +375,7 @@ class _Slices:
             self.append("concat", slices, {"axis": axis}, name, self.draft.types[name])
 
     def uncut_names(self) -> dict[str, str]:
-        """Return the name of each slice -> that of the tensor it is a slice of."""
+        """Return, by the name of each slice, the name of the tensor that it is cut from."""
         uncut_names = {}
         for name, pieces in self.pieces.items():
             for _, _, piece_name in pieces:
