@@ -26,7 +26,7 @@ def key_of(operator: Tunable) -> BankKey:
 
 
 def features_of(operator: Tunable) -> tuple[float, ...]:
-    """Return the base-2 logarithms of all sizes of what an operator reads and writes."""
+    """Return the base-2 logarithms of all tensor sizes that an operator reads and writes."""
     graph = operator.piece.graph
     # A product of (512, 1024) by (1024, 256) into (512, 256) has the features 9, 10, 10, 8, 9, 8.
     # Twice the rows (1024, 1024) change two of them by 1.

@@ -385,7 +385,7 @@ def bank_at(path: str | Path) -> Knowledge:
 
 
 def repeat_tune(environ: Mapping[str, str]) -> bool:
-    """Return the value of `REPEAT_TUNE`, "True" or "False" in capitals or not; False if unset."""
+    """Return the value of `REPEAT_TUNE`, "True" or "False" in any case; False if it is not set."""
     value = environ.get(REPEAT_VARIABLE, "") or "False"
     if value.lower() not in ("true", "false"):
         raise InputError(f"{REPEAT_VARIABLE} as True or False", repr(value), "unset it")

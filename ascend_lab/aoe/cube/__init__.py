@@ -413,7 +413,7 @@ class TableJob:
         return []
 
     def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
-        """Return the cycles of the products at the cubes' peak, and whether all was timed."""
+        """Return the cycles of the products at the cubes' peak, and whether all points ran."""
         chip = self.operator.chip
         # macs / (macs per cycle and core * cores), rounded up
         busy = -(-self.macs // (chip.macs_per_cycle(self.shape.dtype) * chip.core_count))

@@ -324,7 +324,7 @@ class TopologyCosts:
         return self._cost(op, plan, axis)(size_bytes)
 
     def transfer(self, plan: Plan, size_bytes: float) -> float:
-        """Return the seconds from a stage to the next, all pipelines at once, the slowest hop."""
+        """Return the seconds of the slowest transfer to a next stage, while all pipelines send."""
         return self._cost("transfer", plan, "pipeline")(size_bytes)
 
     def _cost(self, op: str, plan: Plan, axis: str) -> Interpolated:
