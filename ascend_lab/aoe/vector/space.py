@@ -153,8 +153,11 @@ def _parts(s: Schedule, phase: Phase, way: str) -> Sequence[int]:
 
 AS_DEFAULT = "default"
 IN_PARTS = "parts of rows"
-"""Ways for all nests at once: those of the default, where no way makes the same ones; and the
-default itself, where it takes long rows in parts, which the decisions about a nest cannot say."""
+"""Two ways for all nests at once.
+
+The first one gives the nests of the default schedule, if no other way does. The second one is the
+default with long rows in parts, which no decisions about a nest can express.
+"""
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,7 @@ class Grouping:
     def __init__(self, default: Schedule, quickest: Schedule) -> None:
         """Take two default schedules; raise `UnsupportedError` for products of the cube.
 
-        In `default` tiles are whole rows; in `quickest` they may be parts of rows.
+        `quickest` may process long rows in parts, `default` does not.
         """
         # The automatic schedule begins with the same groups, so that its result is among the
         # groupings.
