@@ -13,8 +13,8 @@ chip and number of cores, which are in its name, and has one entry per line:
     depthA1 / stepM stepKa  slots of L1; dbL0A, dbL0B, dbL0C those of L0
     singleCoreM singleCoreN part of C that a core computes in one round: our core grid
     iterateOrder            0: along m first
-    tilingEnable ones digit: 2 one core splits K, 3 and 4 several cores share K; tens digit: 1 A, 2
-    B stays in L1
+    tilingEnable            ones digit: 2 one core splits K, 3 and 4 several cores share K;
+                            tens digit: 1 A stays in L1, 2 B does
 
 Properties that our schedules cannot express are dropped and listed in `Translated.lost`: the order
 of tiles in L2 and of cores, and different steps of A and B along K. If one core splits K, the

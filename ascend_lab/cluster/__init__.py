@@ -79,7 +79,7 @@ __all__ = [
 ]
 
 Cost = Callable[[float], float]
-"""Bytes to seconds."""
+"""A function from bytes to seconds."""
 Segments = tuple[tuple[int, int], ...]
 """(first, last) gradient of each bucket, both included, counted from 0 in backward order."""
 BUCKET_BYTES = 25 * 2**20
@@ -160,7 +160,7 @@ class Interpolated:
 # -- a collective by name -------------------------------------------------------------------------
 Groups = Sequence[Sequence[int]]
 MAX_ROUNDS = 2**17
-"""Most rounds times chunks of a schedule: more would take minutes to build."""
+"""Largest product of rounds and chunks of a schedule: more would take minutes to build."""
 
 
 def make(

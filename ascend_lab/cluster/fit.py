@@ -24,13 +24,13 @@ Fitted = tuple[float, float, float]
 """alpha, beta, sum of squared relative errors."""
 MAX_BANDS = 4
 MANY = 20
-"""With more sizes than these, bands end at so many only, and several are left out at once."""
+"""Largest number of possible ends of bands, and of folds of a cross-validation."""
 CLEARLY = 2.0
-"""Standard errors by which more bands must predict better to be taken."""
+"""Standard errors by which the gain from more bands must exceed 0."""
 FINE = 0.01
-"""Relative error below which a smaller one is no gain."""
+"""Relative error below which further improvement counts little."""
 SINGULAR = 1e-12
-"""Relative determinant below which latency and rate cannot be told apart."""
+"""Relative determinant below which latency and rate cannot be determined separately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,9 +292,9 @@ OWN = ("bytes", "ranks", "time_s")
 DEEPBENCH = ("num_floats", "num_procs", "mean_time_ms")
 FLOAT_BYTES = 4
 MAX_ROWS = 2000
-"""Errors on rows left out take many fits: more rows would take minutes."""
+"""Largest number of rows: cross-validation needs many fits and would take minutes with more."""
 LARGEST = 1e18
-"""Of any number in a table: beyond it a slip of units or of the pen."""
+"""Largest credible number in a table: a larger one is a mistake, for example in the unit."""
 
 
 def read_table(

@@ -34,7 +34,7 @@ SERVER_DEVICES = 8
 HALF_DEVICES = 4
 """NPUs of one HCCS full mesh in a 910 server."""
 TEACHING = 5e-6, 1e-10
-"""alpha and beta in round numbers: 5 us and 10 GB/s."""
+"""alpha and beta of the simple shapes, in round numbers: 5 us and 10 GB/s."""
 ETHERNET_BETA_S_PER_BYTE = 8 / 25e9
 ETHERNET_ALPHA_S = 30e-6
 """TCP through two hosts: all-reduce on 16 servers by 10G Ethernet starts in 908 us = 2 * 15 alpha
@@ -318,9 +318,9 @@ TIMES = ("gamma_s_per_byte", "call_s", "round_s")
 KEYS = ("name", "devices", "switches", "servers", *TIMES, "links")
 LINK_KEYS = ("from", "to", "alpha_us", "alpha_s", "gbytes_per_s", "beta_s_per_byte", "one_way")
 DEVICE_LIMIT = 1024
-"""Also of switches: routes are kept for every pair."""
+"""Largest number of devices, and of switches: routes are stored for every pair."""
 LARGEST = 1e15
-"""Of any number in a file: beyond it a slip of units."""
+"""Largest credible number in a file: a larger one is a mistake in the unit."""
 
 
 def read_topology(file: str) -> Topology:
@@ -474,9 +474,9 @@ def _check_reach(file: str, topology: Topology) -> None:
 
 # -- as text and as plain data --------------------------------------------------------------------
 SHOWN = 12
-"""Kinds of links in the text at most; the data have every link."""
+"""Largest number of link types in the text form; the data form has every link."""
 Kind = tuple[str, float, float]
-"""What a link joins, its latency in seconds, its bytes a second."""
+"""A type of link: the nodes that it connects, latency in seconds, bytes per second."""
 
 
 def kind_of(topology: Topology, link: int) -> Kind:

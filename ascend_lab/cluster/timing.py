@@ -38,9 +38,9 @@ Places = tuple[int, ...]
 """The device of every rank."""
 MAX_MESSAGES = 2**17
 MAX_USES = 2**23
-"""Messages of a round, links that all different rounds use: more would take minutes to time."""
+"""Largest number of messages in a round, and of links in all patterns, to be timed in minutes."""
 BUS_FACTOR = {"all_reduce": 2.0, "reduce_scatter": 1.0, "all_gather": 1.0, "all_to_all": 1.0}
-"""Bytes over the busiest wire / size, times p / (p - 1): the convention of nccl-tests."""
+"""(Bytes over the busiest link / size) * p / (p - 1), as nccl-tests defines it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def placed(ranks: int, topology: Topology, placement: Sequence[int] | None = Non
 
 # -- fluid flows -----------------------------------------------------------------------------------
 EPSILON = 1e-9
-"""Shares and moments that differ relatively by less are one."""
+"""Rates and times whose relative difference is smaller count as equal."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -375,7 +375,7 @@ def prepare(schedule: Schedule, topology: Topology, places: Places) -> Prepared:
 
 
 _prepared = lru_cache(maxsize=16)(prepare)
-"""The last schedules timed: the next size of one costs next to nothing."""
+"""The schedules that were timed last, cached: timing another size is then quick."""
 
 
 def timed(op: str, ready: Prepared, size_bytes: float, root: int = 0) -> CollectiveTime:

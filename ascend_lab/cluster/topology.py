@@ -26,11 +26,11 @@ from ascend_lab.limits import shown
 
 Floats = NDArray[np.float64]
 Path = tuple[int, ...]
-"""Numbers of links."""
+"""A path, as the indices of its links."""
 Tree = dict[int, tuple[float, int]]
-"""Of every node reached: what it costs, and the last link on the way (-1 at the start)."""
+"""For every node that is reached: cost and last link of the path (-1 at the start)."""
 LONGEST_S = 1e9
-"""Latencies, and seconds a byte, beyond this are slips of units."""
+"""Largest credible latency or time per byte: a larger one is a mistake in the unit."""
 ROUTE_BYTES = 2**20
 
 

@@ -25,17 +25,17 @@ from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.operators.kernels import GemmShape, gemm_launch
 
 Product = tuple[int, int, int]
-"""Rows, inner, columns."""
+"""The sizes of a matrix product: rows, inner size, columns."""
 Build = Callable[[int], Graph]
-"""Batch -> network."""
+"""Builds the network for a batch."""
 KNOTS = (1, 8, 32)
 """Micro-batches that are simulated."""
 UPDATE_PARAMETERS = 2**20
-"""Size of the parameter whose update tells the optimiser's seconds a parameter."""
+"""Size of the parameter from whose update the optimiser's time per parameter is computed."""
 WHOLE = ("layer_norm", "rms_norm")
 PRODUCTS = ("matmul", "gemm")
 VOCABULARY = 8192
-"""Rows from which an embedding's table is cut."""
+"""Embedding tables with at least this many rows are cut."""
 
 
 @dataclass(frozen=True)

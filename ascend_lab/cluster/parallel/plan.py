@@ -17,11 +17,11 @@ from ascend_lab.errors import ClusterError, InputError
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 AXES = ("tensor", "data", "pipeline")
-"""From the innermost outwards, unless a plan says otherwise: neighbours exchange most."""
+"""The default order of axes, the innermost first: neighbouring devices exchange the most."""
 HALF_BYTES = 2
 """Bytes of a number in fp16 or bf16."""
 STATE_BYTES = {"sgd": 8, "adam": 12}
-"""Optimiser state a parameter, fp32: master copy and momentum; Adam has two moments."""
+"""Bytes of fp32 optimiser state per parameter: master copy and momentum, or Adam's two moments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ PER_SAMPLE = (
     *("forward_s", "backward_s", "activation_bytes", "input_bytes", "boundary_bytes"),
     "exchange_bytes",
 )
-"""What of a unit grows with the micro-batch."""
+"""The fields of a unit that grow with the micro-batch."""
 
 
 class Model(Protocol):

@@ -44,7 +44,7 @@ Kind = Literal["slice", "all_to_all", "all_gather"]
 Cost = Callable[[str, int, float], float]
 """(operation, devices in a group, bytes) -> seconds.
 
-Bytes are those a device holds: of the result for an all-gather, of the input otherwise.
+The bytes are those of a device's array: the result of an all-gather, the input otherwise.
 """
 
 

@@ -1,9 +1,8 @@
-"""A step of training as a graph of operators: forward, backward and the update of the parameters.
+"""Defines a training step as a graph of operators: forward, backward, update of the parameters.
 
-Here are the record of such a graph (`TrainingGraph`) and the choices that shape one: which
-constants are trained, which tensors are computed a second time to save memory, which number format
-it computes in, and which optimiser updates the parameters. `run_step` computes a step on NumPy
-arrays.
+`TrainingGraph` is such a graph. The functions here choose which constants are trained, which
+tensors are computed a second time to save memory, the number format of the computation, and the
+optimiser. `run_step` computes a step on NumPy arrays.
 """
 
 import re

@@ -48,14 +48,14 @@ HEURISTIC_SHARE = 0.25
 """Part of a time limit spent on the heuristics before the solver starts."""
 FEW_SWEEPS = 20
 SWEEPS = 200
-"""Sweeps of the heuristics when the solver follows without a time limit, and otherwise."""
+"""Numbers of sweeps of the heuristics: before a solver without time limit, and otherwise."""
 REPAIRS = 3
 ROUNDING = 1e-9
-"""Relative trust in the solver's bound, which is a floating-point number."""
+"""Assumed relative error of the solver's bound, which is a floating-point number."""
 INFEASIBLE = 2
 """Status of SciPy's `milp` for a program that is proven to have no solution."""
 Found = tuple[int, tuple[int, ...], str, int]
-"""Cost, strategies, what found them, peak usage."""
+"""A solution that was found: cost, strategies, method, peak usage."""
 
 
 @dataclass(frozen=True, slots=True)

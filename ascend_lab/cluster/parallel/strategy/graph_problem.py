@@ -37,16 +37,18 @@ WITHOUT_BIAS = {"gemm": "matmul", "conv2d": "conv2d"}
 """Operators that add a bias to a sum, and the operator that only sums."""
 IMAGE_OPS = ("conv2d", "depthwise_conv2d")
 TRAINING = 3
-"""Forward and backward together, in units of forward: backward does about twice the work."""
+"""Work of forward and backward / work of forward: backward does about twice the work."""
 FLOATS = ("fp16", "bf16", "fp32")
 STATE_BYTES = 16
-"""Of a trained number: value and gradient, both in fp32 or in fp16 with an fp32 copy, two moments.
+"""Bytes of state per trained number: value, gradient, two moments.
+
+Value and gradient are in fp32, or in fp16 with an fp32 copy of the value.
 
 S. Rajbhandari et al., ZeRO, SC 2020, section 3.1.
 """
 NS = 1e9
 MAX_DEVICES = 32
-"""The layouts to search grow faster than the factorial of the halvings."""
+"""Largest number of devices: the layouts grow faster than the factorial of the halvings."""
 
 
 # -- costs of communication and work ---------------------------------------------------------------
@@ -337,7 +339,7 @@ def _edges(
     halvings: int,
     cost: Cost,
 ) -> tuple[Edge, ...]:
-    """Return an edge for each tensor and reader, if both operators have several strategies."""
+    """Return an edge for each tensor and reader whose table of costs is not all zero."""
     table = _tables(cost)
     edges = []
     for u, v, port, slot in joints(operators):

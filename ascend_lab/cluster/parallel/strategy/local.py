@@ -30,9 +30,9 @@ from ascend_lab.cluster.parallel.strategy.problem import Costs, Problem, Reduced
 
 RAISE = 1.1
 LOWER = 0.97
-"""Factors of a row's price after a sweep that exceeds it, or does not."""
+"""Factors by which a limit's price rises after a sweep that exceeds it, and falls otherwise."""
 ATTEMPTS = 3
-"""Orders of the nodes tried until one leads to an allowed choice; the first is the problem's."""
+"""Most orders of the nodes to try until one leads to an allowed choice, the problem's first."""
 Positions = dict[int, int]
 
 
@@ -271,7 +271,7 @@ def halving(given: graph_problem.GraphProblem, own_costs: bool = False) -> tuple
 
 
 Weigh = Callable[[_Round, int, int], float]
-"""The cost of cutting an operator a way in a round."""
+"""Returns the cost of cutting an operator along a way in a round."""
 
 
 def _more(counts: graph_problem.Counts, way: int) -> graph_problem.Counts:

@@ -28,7 +28,7 @@ from ascend_lab.errors import ClusterError, InputError
 from ascend_lab.limits import json_of, read_file, shown
 
 FORBIDDEN = 10**17
-"""A cost from here on means: this choice must not be made."""
+"""A cost of at least this much means that the choice is forbidden."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def peak_usage(nodes: Sequence[Node], used: Sequence[int]) -> tuple[int, int]:
 
 # -- from JSON, plain or compressed, every number checked ------------------------------------------
 LARGEST = 2**63 - 1
-"""The contest promises numbers of 64 bits."""
+"""Largest number in a problem: the contest promises integers of 64 bits."""
 
 
 def read_problem(path: str | Path) -> Problem:
@@ -210,7 +210,7 @@ def _whole(value: Any, name: str, least: int) -> int:
 Costs = NDArray[np.float64]
 Whole = NDArray[np.int64]
 Folded = tuple[int, Costs, tuple[tuple[int, Costs], ...]]
-"""A node that is gone: its costs, and its table against each neighbour it had then."""
+"""A folded node: its number, its costs, and its table with each neighbour at that time."""
 
 
 @dataclass(slots=True)

@@ -30,7 +30,7 @@ from ascend_lab.operators import ops
 
 Values = np.ndarray
 Ranked = list[Values]
-"""One array a rank."""
+"""One array per rank."""
 SEND = Schedule("broadcast", "send", 2, 1, (Round.of([0], [1], [[0]]),))
 """One message from one rank to another."""
 
@@ -211,7 +211,7 @@ def same(arrays: Sequence[Values], tolerance: float = 1e-12) -> bool:
 
 # -- the tape --------------------------------------------------------------------------------------
 VIEWS = ("reshape", "transpose")
-"""Operators whose output is their input, seen otherwise."""
+"""Operators whose output is a view of their input."""
 
 
 class Var:
@@ -328,7 +328,7 @@ def exchange(tape: Tape, x: Var, group: Group) -> Var:
 
 # -- a model: a sequence of pieces, each a forward program over ranks ------------------------------
 SEQUENCE = 1
-"""Activations are (batch, sequence, width)."""
+"""The sequence axis of activations, which are (batch, sequence, width)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from ascend_lab.cluster.parallel.values.group import (
 from ascend_lab.errors import ClusterError
 
 MASKED = -10000.0
-"""Added to the scores of later positions."""
+"""Number that is added to the attention scores of later positions, to mask them."""
 
 
 def transformer(
@@ -69,7 +69,7 @@ class Routing:
 TWO_OF_FOUR = Routing()
 VOCABULARY = 24
 LENGTH = 8
-"""Words and sequence length of the small models here; `sentences` has the same defaults."""
+"""Default vocabulary and sequence length of the models and of `sentences`."""
 
 
 def experts_transformer(
