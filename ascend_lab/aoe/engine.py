@@ -39,7 +39,7 @@ SLICING_SHARE = 0.9
 OperatorFilter = Callable[[Tunable], bool]
 """Returns whether the user wants an operator tuned."""
 MIN_SEARCH_S = 1.0
-"""The search of an operator gets at least so many seconds, even if its share is smaller."""
+"""The search of an operator gets at least this many seconds, even if its share is smaller."""
 CHECK_S_PER_INSTRUCTION = 40e-6
 """Assumed time to compute a kernel's values, per instruction: 25,000 instructions take 1 s."""
 _TOO_LATE_MESSAGE = "reading and compiling took the time limit of {:g} s: nothing was tuned"
@@ -194,8 +194,8 @@ class _TuningRun:
         # At the end the same network is compiled again and saved. If the first compile took 20 s,
         # 10 s are reserved for that.
         deadline = self.deadline.reserving(RESERVED_SHARE * (time.monotonic() - started))
-        # A limit shorter than the first compile leaves nothing to tune with: the network is
-        # returned as is.
+        # A limit shorter than the first compile leaves no time for tuning: the network is returned
+        # unchanged.
         late = (_TOO_LATE_MESSAGE.format(settings.time_limit_s),) if deadline.has_passed else ()
         compiled = baseline
         sliced = None
@@ -336,8 +336,8 @@ class _OperatorRun:
             self.progress(OVERALL, number, len(queue) + 2, "")
             if is_limited:
                 remaining_s = self.deadline.remaining_s
-                # With 10 s left, an operator with 3 of 4 ms still to gain gets 7.5 s. What it does
-                # not use is shared by the next ones: `remaining_s` is measured anew each time.
+                # With 10 s left, an operator with 3 of 4 ms still to gain gets 7.5 s. Time that it
+                # does not use goes to the next operators: `remaining_s` is measured each time.
                 share = gain / queued_gain if queued_gain else 1.0
                 # The check runs two kernels, the tuned one and at most the default, of about as
                 # many instructions.

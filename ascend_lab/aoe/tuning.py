@@ -40,7 +40,7 @@ class Job(Protocol):
     def measure(self) -> Measure:
         """A function from a point of the space to the cycles of its kernel, launch included.
 
-        The simulated L2 holds at the start what it holds in the network.
+        At the start the simulated L2 holds the same tensors as in the network.
         """
 
     @property
@@ -310,8 +310,8 @@ def _proven(
     if proof.point not in {t.point for t in trace.trials}:
         proof_trial = Trial(len(trace.trials), proof.point, proof.cycles, "branch and bound")
         trace = replace(trace, trials=(*trace.trials, proof_trial))
-    # The space holds no schedules that divide K among cores. A proof about the space says nothing
-    # of them, so that their own lower bound limits the result.
+    # The space has no schedules that divide K among cores. A proof about the space does not cover
+    # them, so that their separate lower bound limits the result.
     lower_bound = min(proof.lower_bound, job.divided_k_bound)
     return trace, int(lower_bound), proof.cycles <= lower_bound
 

@@ -46,7 +46,7 @@ from ascend_lab.output import write_whole
 
 ENDING = "_runtime_kb.json"
 DTYPES = {0: "fp32", 1: "fp16", 2: "int8", 3: "int32", 27: "bf16"}
-"""Numbers of types in a key (ge::DataType)."""
+"""Number formats by their code in a key (ge::DataType)."""
 PROBLEM = ("m", "k", "n", "a_dtype", "out_dtype")
 KNOWLEDGE = {
     "usedCoreNum": "used_cores",
@@ -68,9 +68,9 @@ KNOWLEDGE = {
     "dbL0C": "db_l0c",
     "tilingEnable": "enable",
 }
-"""Words of a MatMulV3 tiling that mean something here, and how a table calls them."""
+"""Fields of a MatMulV3 tiling that are used here -> their columns in a table."""
 MAY_BE_ZERO = ("a_dtype", "out_dtype", "iterateOrder", "tilingEnable")
-"""Numbers of an entry that name a choice; all others count something."""
+"""Fields of an entry that encode a choice and may be 0; all others are positive counts."""
 
 
 # -- entries of the vendor's files -----------------------------------------------------------------
@@ -338,9 +338,9 @@ def _held(decision: Decision, chip: Chip) -> Held:
 
 
 EQUAL = 0.01
-"""Share by which a tiling of the space may be slower than what it stands for."""
+"""Share by which a tiling of the space may be slower than the vendor's tiling it represents."""
 TRIED = 4
-"""Tilings of the least bounds that are timed beside the default: the tuner's first trials."""
+"""Number of tilings with the lowest bounds that are timed in addition to the default."""
 
 
 def summary(comparisons: Sequence[Held]) -> dict[str, Any]:
@@ -393,7 +393,7 @@ def lines(totals: Mapping[str, Any]) -> list[str]:
 
 # -- conversion to entries of our bank and back ----------------------------------------------------
 WRITTEN = "cann"
-"""Word of an entry's schedule under which the vendor's line is kept as it was."""
+"""Key in an entry's schedule under which the vendor's original line is stored."""
 
 
 def bank_entry(decision: Decision, chip: Chip | None = None) -> BankEntry | None:

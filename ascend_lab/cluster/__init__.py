@@ -129,8 +129,8 @@ class Interpolated:
     """A cost as a function of bytes, interpolated linearly between 1, 4, 16, ... KiB.
 
     The costs at these sizes are computed when first needed. The interpolation is exact where the
-    cost is alpha + n beta. Where the quickest algorithm changes between two sizes, it is too high,
-    by less than the difference of the algorithms.
+    cost is alpha + n beta. If the quickest algorithm changes between two sizes, the result is too
+    high, by less than the difference of the algorithms.
     """
 
     exact: Cost
@@ -329,7 +329,7 @@ def islands(topology: Topology, places: Places, servers: Rows) -> int | None:
 def variants(op: str, name: str, servers: Rows, split: int | None = None) -> tuple[str, ...]:
     """Return the full names of an algorithm that are worth trying with these servers.
 
-    With `split`, groups of so many ranks take the place of servers.
+    With `split`, groups of `split` ranks take the place of servers.
     """
     if name == "chain":
         return ("chain", *(f"chain*{c}" for c in CHAIN_CHUNKS))

@@ -41,7 +41,7 @@ ETHERNET_ALPHA_S = 30e-6
 (Shi et al. 2019, MG-WFBP)."""
 BYTES_PER_ADD = 3
 POD_SERVER_DIES = 16
-"""Dies of one server of an A3 pod: eight packages of two, each a device of its own."""
+"""Dies of one server of an A3 pod: eight packages of two dies, each of which is a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,8 @@ def _cable(a: int, b: int, kind: model.Link, hops: int = 1, lanes: int = 1) -> t
 
     The latency of the link is divided by `hops`, the number of such cables on a path.
     """
-    # RoCE of a 910A: 1.5 us from NPU to NPU over one switch, so 0.75 us a hop; 12.5 GB/s a port.
+    # RoCE of a 910A: 1.5 us from NPU to NPU over one switch, so 0.75 us per hop; 12.5 GB/s per
+    # port.
     return both_ways(a, b, kind.latency_s / hops, 1.0 / (kind.rate_bytes_per_s * lanes))
 
 
@@ -161,7 +162,7 @@ def _room(name: str, count: int, chip: Chip, network: Sequence[str] = ()) -> Top
     hosts: list[str] = []
     links: list[Link] = []
     for i, group in enumerate(groups):
-        # A full mesh of 8 needs 7 links a device. The 910A has 3: enough for a mesh of 4.
+        # A full mesh of 8 needs 7 links per device. The 910A has 3: enough for a mesh of 4.
         if chip.links["hccs"].count < SERVER_DEVICES - 1:
             links += _two_meshes(group, chip, (count + len(hosts), count + len(hosts) + 1))
             hosts += [f"host{i}.0", f"host{i}.1"]
@@ -391,7 +392,7 @@ def _links(where: str, entry: Any, nodes: dict[str, int]) -> list[Link]:
     if key == "gbytes_per_s":
         if beta == 0:
             raise ClusterError(f"{where}: gbytes_per_s above 0", "0", "leave a dead link out")
-        # 25 GB/s: 1e-9 / 25 = 4e-11 s a byte.
+        # 25 GB/s: 1e-9 / 25 = 4e-11 s per byte.
         beta = 1e-9 / beta
     one_way = entry.get("one_way", False)
     if not isinstance(one_way, bool):

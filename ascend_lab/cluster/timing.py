@@ -417,7 +417,8 @@ def _bounds(op: str, topology: Topology, places: Places, root: int) -> tuple[flo
     ports = max(len(topology.leaving[device]) for device in places)
     if not ports:
         return max(bounds), math.inf
-    # star:8, one port a device: 2^3 = 8 ranks know after 3 alphas of 5 us, so nothing beats 15 us.
+    # star:8, one port per device: after 3 alphas of 5 us 2^3 = 8 ranks can know, so the bound is 15
+    # us.
     steps = 1 if op == "reduce" else math.ceil(math.log(len(places), 1 + ports) - 1e-9)
     return max(bounds), steps * _least_alpha_s(topology)
 

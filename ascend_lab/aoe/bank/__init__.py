@@ -324,7 +324,7 @@ def bank_file(*, make: bool = True) -> Path:
     folder, are created. Raises `InputError` naming the variable.
     """
     cache = os.environ.get(CACHE_VARIABLE, "")
-    # A folder that a user names and that is missing is probably a typing error.
+    # If a folder that the user names is missing, its name is probably misspelt.
     if root := os.environ.get(ROOT_VARIABLE, ""):
         return _usable(Path(root), ROOT_VARIABLE) / FILE_NAME
     if cache:
@@ -363,8 +363,8 @@ def open_knowledge(*, resume: bool = True) -> Knowledge:
 def bank_at(path: str | Path) -> Knowledge:
     """Open a bank for reading: a custom bank, an export of one (.jsonl), or "builtin".
 
-    The built-in bank answers what the file does not. Rows and lines that cannot be read as entries
-    are skipped with a warning. Raises `InputError` if the file cannot be read.
+    For keys that the file does not have, the built-in bank is used. Rows and lines that cannot be
+    read as entries are skipped with a warning. Raises `InputError` if the file cannot be read.
     """
     if str(path) == "builtin":
         return Knowledge(None)

@@ -126,7 +126,7 @@ class Store:
         return "update" if current else "add"
 
     def export_jsonl(self, file: str | Path) -> int:
-        """Write all entries to `file`, one JSON object a line; return their number."""
+        """Write all entries to `file`, one JSON object per line; return their number."""
         entries = self.entries()
         records.write_lines(file, entries)
         return len(entries)

@@ -74,7 +74,7 @@ def point_of(space: CubeSpace, schedule: gemm_schedule.GemmSchedule) -> Point:
 
 @dataclass(frozen=True, slots=True)
 class CubeMeasure(CubeProblem):
-    """Maps a point to the cycles of one launch, host overhead included.
+    """Measures a point: returns the cycles of one launch, host overhead included.
 
     Images of convolutions are stored as NC1HWC0 planes. `own` is the operator's default schedule if
     it differs from the best one by the closed-form bounds.
@@ -111,7 +111,7 @@ class CubeMeasure(CubeProblem):
         """Return the cycles of a point."""
         kernel = as_kernel(self.launch(point))
         roles = _kind(self.shape).roles
-        # tensors of a convolution have names of their own, x and weight; `warm` calls them a and b
+        # the tensors of a convolution are named x and weight; `warm` calls them a and b
         in_l2 = {b.name for b in kernel.tensors if roles.get(b.name, base_name(b)) in self.warm}
         return warm_cycles(kernel, self.chip, in_l2)
 
@@ -124,17 +124,17 @@ class CubeMeasure(CubeProblem):
 
 
 START_COUNT = 16
-"""So many points with the lowest bounds are timed before the search breeds others."""
+"""Number of points with the lowest bounds that are timed before the search proposes others."""
 MAX_WALKED = 1024
-"""The bounds of so many tilings are tightened by a walk, to find those points."""
+"""Number of tilings whose bounds are tightened by a walk, to find those points."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedMeasure(CubeMeasure):
-    """A measure for epilogues that read an operand of the cube again, as in y = x + conv(x).
+    """Measures points of operators whose epilogue reads a cube operand again: y = x + conv(x).
 
-    It times the lowered piece. The tensor is fetched once for both uses, and for the bounds it is
-    in `warm`: they count no fetch of it, and so remain lower bounds.
+    It times the whole kernel after lowering. The tensor is fetched once for both uses. For the
+    bounds it counts as `warm` (in L2): they contain no fetch of it, and so remain lower bounds.
     """
 
     operator: operators.Tunable | None = None
@@ -251,7 +251,7 @@ class CubeJob:
 
 
 FIRST_CHUNK = 512
-"""The first walk tightens the bounds of so many tilings at once, each later one twice as many."""
+"""Number of tilings whose bounds the first walk tightens; each later walk takes twice as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +278,8 @@ class Proof:
 class _BranchAndBound:
     """Branch and bound over the rows of a table.
 
-    Rows wait in `order`, sorted by their closed-form bounds, until a walk tightens the bounds and
-    moves the rows to `heap`. A row at the top of the heap is simulated.
+    Rows of the table are first in `order`, sorted by their closed-form bounds. A walk tightens the
+    bounds of some rows and moves them to `heap`. The row at the top of the heap is simulated next.
     """
 
     def __init__(self, space: CubeSpace, bounds: Bounds, timed: workers.Measure) -> None:

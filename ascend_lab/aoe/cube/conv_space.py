@@ -42,7 +42,7 @@ CONV_NAMES = (
 
 
 STRIP, STACKED = map(space.TEXT_GENES["window"].index, ("strip", "stacked"))
-"""Kinds of windows by number, after flat ones."""
+"""Numbers of the window types "strip" and "stacked"; 0 is "flat"."""
 
 
 def conv_space(
@@ -177,8 +177,8 @@ def _depths(shape: ConvShape, chip: Chip, table: Columns, ratio: float) -> Colum
     # the stage of the whole depth must not be thinned out: with it an operand can stay in L1
     stages = np.union1d(space.thinned(space.even_sizes(c1), ratio), [c1])
     lists = []
-    # K tiles of a stage; where whole K tiles cover a longer stage, that one represents it: with one
-    # tap, K tiles of 2 cover 4 channel blocks, not 3
+    # K tiles of a stage; if whole K tiles also cover a longer stage, only the longer one is in the
+    # table: with one tap, K tiles of 2 cover 4 channel blocks, so that 3 is left out
     for stage in stages:
         k = space.thinned(space.even_sizes(int(stage) * taps), ratio)
         lists.append(

@@ -300,8 +300,8 @@ class Busy:
     """The cycles of work of each pipe on one core.
 
     MTE2 loads A, B and the epilogue's operands (`load_*`); MTE1 feeds A and B from L1 to L0
-    (`feed_*`); the cube multiplies; V or the fix pipe drains L0C; MTE3 stores to GM where that is
-    a hop of its own. `a_copies` and `b_copies` count the loads from GM.
+    (`feed_*`); the cube multiplies; V or the fix pipe drains L0C; MTE3 stores to GM on chips where
+    the drain ends in UB. `a_copies` and `b_copies` count the loads from GM.
     """
 
     load_a: Floats
@@ -390,7 +390,7 @@ def _loads(job: CubeWork) -> tuple[Floats, Floats, Array, Array]:
     staged_b_copies = work.bundles * b_tile_reads * np.where(work.keeps_b, 1, stages)
     a_copies = np.where(work.bypass_a, a_tile_reads * turns, staged_a_copies)
     b_copies = np.where(work.bypass_b, b_tile_reads * turns, staged_b_copies)
-    # past L1, B comes one row of fractals at a time, each with a startup of its own
+    # if B bypasses L1, it is copied one row of fractals at a time, each with a separate startup
     b_copy_starts = np.where(work.bypass_b, b_tile_reads * depth, staged_b_copies)
     a_bytes = work.bundles * a_reads_per_tile * work.unit_sum * work.units
     b_bytes = work.bundles * b_reads_per_tile * work.core_n * depth * fractal_bytes

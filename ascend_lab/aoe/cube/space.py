@@ -10,8 +10,8 @@ The space leaves out only tilings that cannot win:
   3 and of 4 both give 2 tiles to a core, so 4 is left out.
 - If two slots fit, one slot is left out: with two no wait gets longer, and the flags of the second
   slot cost a few cycles at most.
-- The loop order changes nothing where no operand stays in L1, all tiles are equal, and everything
-  fits L2.
+- Only one loop order is kept if no operand stays in L1, all tiles are equal, and everything fits
+  L2: the order then has no effect.
 - K tiles and stages divide K as evenly as possible, with one size for each number of parts.
 """
 
@@ -305,7 +305,7 @@ def _orders_and_slots(
         genes = {n: np.full_like(table["m"], v) for n, v in zip(LOOP_GENES, choice, strict=True)}
         t = table | genes
         agreements = [t[name] == column for name, column in _canonical(shape, t).items()]
-        # order nm is left out where it changes nothing, unless B stays in L1 with it
+        # order nm is left out if it has no effect, unless B stays in L1 with it
         agreements += [~alike] if choice[0] and not choice[1] else []
         canonical_rows = rows_at(t, np.all(agreements, axis=0))
         parts.append(with_l1_slots(canonical_rows, chip, *slot_bytes(shape, canonical_rows)))
@@ -313,7 +313,7 @@ def _orders_and_slots(
 
 
 def _order_is_irrelevant(shape: GemmShape, chip: Chip, demand: Demand | None, t: Columns) -> Mask:
-    """Tell where the loop order changes nothing: equal tiles on the largest core, all in L2."""
+    """Tell where the loop order has no effect: equal tiles on the largest core, all in L2."""
     m1, k1, n1 = shape.fractals
     stored = demand.stored_bytes + demand.loaded_bytes if demand else DTYPE_BYTES[shape.out_dtype]
     total_bytes = (m1 + n1) * k1 * area_of(shape.dtype) + m1 * n1 * FRACTAL * FRACTAL * stored

@@ -49,7 +49,7 @@ class TileList:
     """Tiles along m, the lists of many tilings end to end.
 
     A tile has `fractals`, `pixels`, and `unit_bytes` to load for each unit of depth. `runs` counts
-    its stretches of contiguous pixels in memory, each of which takes a copy of its own.
+    its stretches of contiguous pixels in memory, each of which needs a separate copy.
     """
 
     fractals: Array
@@ -339,7 +339,7 @@ def _pixels(shape: ConvShape, t: Columns) -> tuple[TileList, Columns]:
         # the images of a batch have the same tiles: their lists are joined
         all_tiles = [np.tile(column, seen.n) for column in listed]
         tile_counts = np.array(chunks(len(all_tiles[0]), 1, rows), np.intp)
-        # each row of cores takes a contiguous stretch of tiles; find the one with most to load
+        # each row of cores takes a contiguous stretch of tiles; find the row with the most to load
         ends: Array = np.cumsum(tile_counts)
         # with tile counts (3, 2) the ends are 3 and 5, the sums begin at 0 and 3
         loads: Array = np.add.reduceat(all_tiles[2], ends - tile_counts)

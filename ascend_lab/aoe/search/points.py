@@ -246,8 +246,8 @@ class Genetic:
 
     - first: points of the first generation
     - measured: points of every later generation, of which `immigrants` are random
-    - population: only so many of the best points may become parents
-    - tournament: a parent is the best of so many points drawn from the population
+    - population: the number of best points that may become parents
+    - tournament: the number of random points of the population of which the best becomes a parent
     - children: number of children, of which a share `crossover` has two parents
     - screened: the children to measure are chosen by a model of the costs, else at random
     - caution: those with the lowest mean - k * deviation of the predicted cost are chosen; k rises

@@ -72,8 +72,9 @@ class Cache:
                 self._use(name, size + self.contents.get(name, 0))
                 self.dirty[name] = self.contents[name]
             written_bytes = self._evict()
-            # What this slice wrote and nobody reads again is dropped without a write to memory.
-            # Weights and inputs stay until something evicts them: the next slice reads them again.
+            # Tensors that this slice wrote and no later kernel reads are dropped without a write to
+            # memory. Weights and inputs stay until something evicts them: the next slice reads them
+            # again.
             inner = written.difference(needed_after).intersection({*launch.reads, *launch.writes})
             self.forget([name for name in inner if not remaining_reads[name]])
             yield L2Hits(hits, written_bytes)

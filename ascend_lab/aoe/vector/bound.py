@@ -21,7 +21,7 @@ from ascend_lab.operators.dsl import emit_folds, schedule, stages
 from ascend_lab.operators.dsl.tensor import Call, Expr, Read, Tensor, leaves
 
 ELEMENT_BYTES = 4
-"""The largest element: what the scalar unit moves at a time."""
+"""Bytes of the largest element that the scalar unit moves at a time."""
 
 
 def vector_bound(outputs: Tensor | Sequence[Tensor], chip: Chip, warm: Collection[str] = ()) -> int:

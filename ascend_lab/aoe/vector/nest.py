@@ -325,11 +325,11 @@ class NestSpace:
 # -- ladders: short lists of values worth trying ---------------------------------------------------
 
 TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-"""Tiles a share is cut into: each number about a half above the one before."""
+"""Numbers of tiles per share to try; each is about 1.5 times the previous one."""
 FINE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
-"""The same where a nest has one axis to cut: each number about a sixth above the one before."""
+"""The same for nests with one axis to cut; each is about 7/6 of the previous one."""
 WIDTHS = 8
-"""Widths of a tile, at most; twice as many where a nest has one axis to cut."""
+"""Largest number of tile widths to try; twice as many if a nest has one axis to cut."""
 OUTERS = (1, 2, 4, 8, 16)
 
 

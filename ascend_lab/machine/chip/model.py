@@ -238,7 +238,7 @@ def chip_table(chips: Iterable[Chip]) -> list[str]:
 
 
 def chip_lines(chip: Chip) -> list[str]:
-    """Return every number of a chip, one a line: key, value, trust, source."""
+    """Return every number of a chip, one per line: key, value, trust, source."""
     lines = [f"{chip.name}: {chip.summary}"]
     lines += [
         f"  {key:<44} {fact.value:<16.9g} {fact.trust:<10} {fact.source}"

@@ -302,15 +302,15 @@ def vector(
     compare: str | None = None,
     rounding: str | None = None,
 ) -> Instruction:
-    """Make a vector instruction on UB: regions are (repeat, lanes...), at most 256 bytes a repeat.
+    """Make a vector instruction on UB: regions are (repeat, lanes...), up to 256 bytes a repeat.
 
     `mask` has a bit per lane (default: all lanes write). `scalar` belongs to vadds, vmuls, vmaxs,
     vmins, vdup and vaxpy (dst + src * scalar). `compare` (gt ge lt le eq ne) belongs to vcmp, which
     writes 1 or 0; `rounding` (rint floor ceil trunc) to a vconv into whole numbers.
-    Reductions: vcadd, vcmax, vcmin write one element a repeat; vcgadd, vcgmax one a 32-byte block.
-    vsel takes (a, b) and a mask, or (cond, a, b): a where cond is not 0. vbrcb spreads element i of
-    (n,) over block i of (n, C0). vtranspose transposes 16 x 16 blocks of 2-byte elements, one a
-    repeat; the rows of a block may lie apart.
+    Reductions: vcadd, vcmax, vcmin write one element per repeat; vcgadd, vcgmax one per 32-byte
+    block. vsel takes (a, b) and a mask, or (cond, a, b): a where cond is not 0. vbrcb spreads
+    element i of (n,) over block i of (n, C0). vtranspose transposes 16 x 16 blocks of 2-byte
+    elements, one a repeat; the rows of a block may lie apart.
     """
     number = None if scalar is None else float(scalar)
     # rint (to the nearest even) is the default of vconv, and defaults are not stored

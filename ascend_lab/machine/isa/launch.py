@@ -10,7 +10,7 @@ CrossCoreWaitFlag (developer documentation).
 A ring of slots in GM passes tiles between the cube core and the vector cores of an AI core. The
 producer waits for an empty slot, stores a tile and reports that it is ready; the consumer waits for
 the report, loads the tile and reports that the slot is empty. The tiles stay in L2. Source of the
-protocol: hw-native-sys/pto-isa, TPush.hpp (with one message a tile).
+protocol: hw-native-sys/pto-isa, TPush.hpp (with one message per tile).
 """
 
 from collections import Counter

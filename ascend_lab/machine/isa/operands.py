@@ -285,7 +285,7 @@ def _check_brcb(chip: Chip, dst: Region, src: Region) -> None:
 
 
 def _check_transpose(chip: Chip, dst: Region, src: Region) -> None:
-    """Check blocks of 16 x 16 elements of 2 bytes, one a repeat; a row is one 32-byte block."""
+    """Check blocks of 16 x 16 elements of 2 bytes, one per repeat; a row is one 32-byte block."""
     if dst.buffer.itemsize != 2:
         needed = "vtranspose: elements of 2 bytes"
         raise PathError(needed, dst.buffer.dtype, "transpose other formats with a strided copy")

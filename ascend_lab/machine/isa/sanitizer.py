@@ -49,10 +49,10 @@ from ascend_lab.machine.isa.shadow import (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fault: its kind, a message, and the text of the instruction at which it was found.
+    """One fault: its type (`kind`), a message, and the text of the instruction that caused it.
 
-    Kinds: out-of-bounds, illegal, overlap, uninitialised-read, race, deadlock, event-overflow,
-    leak.
+    The types are out-of-bounds, illegal, overlap, uninitialised-read, race, deadlock,
+    event-overflow and leak.
     """
 
     kind: str
@@ -104,7 +104,7 @@ def sanitize(
 
 
 class _Report:
-    """Findings by kind and instruction, so that a fault in a loop is reported once."""
+    """Findings by type and instruction, so that a fault in a loop is reported once."""
 
     def __init__(self) -> None:
         self.findings: dict[tuple[str, str], Finding] = {}
@@ -384,7 +384,7 @@ def _written_lanes(instruction: Instruction, dst: Region) -> NDArray[np.bool_] |
 #   in place: both begin at the same byte, no repeat reads what an earlier repeat has written, and
 #     in an instruction that works lane by lane no lane writes what another lane of the same repeat
 #     reads.
-# Example: vadds with 128 fp16 lanes a repeat, whose dst begins 64 elements after src, is unsafe:
+# Example: vadds with 128 fp16 lanes per repeat, whose dst begins 64 elements after src, is unsafe:
 # repeat 0 writes elements 64..191 of the source, of which repeat 1 reads those from 128 on.
 Lanes = tuple[tuple[int, ...], tuple[int, ...], int, int, int, bool]
 """Sizes, strides in bytes, bytes of an element, elements a repeat, mask (-1: all lanes), and
@@ -460,8 +460,8 @@ def _first_clash(written: Lanes, read: Lanes, gap: int) -> int | None:
     writer = first_writer[read_bytes - low]
     bad = writer >= 0
     if gap == 0:
-        # In place a byte may be written by its own lane or in a later repeat; bad are reads by a
-        # later lane, and by an earlier lane of the same repeat.
+        # In place a byte may be written by its own lane or in a later repeat. Reads by a later lane
+        # are faults, and so are reads by an earlier lane of the same repeat.
         per_repeat = written[3] if written[5] else 1
         same_repeat = readers // per_repeat == writer // per_repeat
         bad &= (readers > writer) | ((readers < writer) & same_repeat)

@@ -21,13 +21,13 @@ from ascend_lab.machine.isa.program import CROSS
 from ascend_lab.machine.sim.cost import Cost, Surroundings, costs_of
 
 BEGIN, END, WORK, SET, WAIT, STOP = range(6)
-"""Kinds of step: WORK, SET, WAIT; the engines add BEGIN and END of a loop, STOP at a code's end."""
+"""Types of step: WORK, SET, WAIT; the engines add BEGIN and END of a loop, STOP at a code's end."""
 MAX_EVENTS = 100_000_000
 """Largest number of steps to simulate: a record of each, 4 numbers of 8 bytes, takes 3.2 GB."""
 
 
 class Step(NamedTuple):
-    """One static step: its pipe, kind, event number (-1 for work) and source instruction."""
+    """One static step: its pipe, type, event number (-1 for work) and source instruction."""
 
     pipe: int
     kind: int
@@ -326,7 +326,7 @@ class Record:
 
 
 _Row = tuple[int, int, int, int, int]
-"""A row of the code: kind, event, cycles, latency, step number.
+"""A row of the code: type of step, event, cycles, latency, step number.
 
 For an END the second number is the position where the loop begins, the third its trip count.
 """

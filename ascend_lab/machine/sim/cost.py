@@ -38,7 +38,7 @@ from ascend_lab.machine.isa import (
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the time of an instruction depends on, apart from the instruction itself.
+    """The conditions on which the time of an instruction depends: other cores, and L2's contents.
 
     `active_cores` share L2 and memory. `memory_share` is, by tensor, the share of the bytes read
     that comes from memory. `memory_slowdown` >= 1 stretches copies from memory if memory is the

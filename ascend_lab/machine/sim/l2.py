@@ -39,7 +39,7 @@ If the last two are equal, the range is clean.
 class Access:
     """A phase reads or writes the bytes `address_bytes` .. `address_bytes + size_bytes - 1` once.
 
-    `is_last` says that nobody reads them again.
+    `is_last` says that the bytes are not read again.
     """
 
     name: str
@@ -84,7 +84,7 @@ class L2:
         """Run one phase: all accesses in parallel, reads before writes of the same position.
 
         In a phase much larger than L2 only two parts matter: the beginning, which evicts all older
-        contents, and the end, whose data L2 holds afterwards. Between the two nothing hits: these
+        contents, and the end, whose data L2 holds afterwards. Between the two no access hits: these
         pieces are counted and not visited one by one.
         """
         nonempty = [a for a in accesses if a.size_bytes > 0]
@@ -106,7 +106,7 @@ class L2:
         return Outcome(hits, written)
 
     def discard(self, address_bytes: int, size_bytes: int) -> None:
-        """Drop bytes that nobody reads again, without writing the dirty ones to memory."""
+        """Drop bytes that are not read again, without writing the dirty ones to memory."""
         low = address_bytes
         stop = address_bytes + size_bytes
         pieces = self._pieces
