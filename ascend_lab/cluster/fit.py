@@ -1,9 +1,10 @@
 """Fits the latency and the rate of links to measured times of all-reduces.
 
-The ring law, t = 2 (p - 1) alpha + 2 (p - 1) / p n beta, is linear in alpha and beta. The fit
-minimises the sum of squared relative errors, with alpha and beta >= 0. Protocols change with the
-size of the tensor, so the sizes may be divided into bands (ranges of at least two measured sizes),
-each with its own alpha and beta. The number of bands is chosen by cross-validation, which compares
+For n bytes on p ranks the time of a ring all-reduce is t = 2 (p - 1) alpha + 2 (p - 1) / p n beta
+(the "ring law"), which is linear in the latency alpha and the time per byte beta. The fit minimises
+the sum of squared relative errors, with alpha and beta >= 0. Protocols change with the size of the
+tensor, so the sizes may be divided into bands (ranges of at least two measured sizes), each with
+its own alpha and beta. The number of bands is chosen by cross-validation, which compares
 predictions with rows that the fit has not seen. A larger size never gets a smaller prediction.
 """
 

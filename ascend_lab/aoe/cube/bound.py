@@ -529,7 +529,7 @@ class Bounds:
 
 
 def _memory_cycles(job: CubeWork, drain_work: DrainWork, warm: Collection[str]) -> Floats:
-    """Return the cycles in which device memory moves the bytes that every tiling must move.
+    """Return the cycles that device memory takes for the bytes of each tiling.
 
     (bytes of operands not in L2 + max(0, result bytes - L2 bytes)) / memory rate
     """

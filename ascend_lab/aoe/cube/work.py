@@ -1,7 +1,7 @@
 """Computes the work of the busiest core under every tiling of a table, as arrays.
 
 The arrays hold sizes, trip counts and costs of loads. Its tiles of pixels (or rows of A) are listed
-one after another in `Sides`; `first` is the index at which a tiling's list begins.
+one after another in a `TileList`; `first` is the index at which a tiling's list begins.
 """
 
 from collections.abc import Collection

@@ -1,7 +1,7 @@
 """The layout of a loop nest: how its axes are divided into shares and tiles, and what it needs.
 
 A nest is the loops in which one or more stages of a vector operator are computed together. A
-layout takes on-chip memory (UB) and event ids of a core.
+layout needs on-chip memory (UB) and event ids of a core.
 """
 
 from collections.abc import Mapping

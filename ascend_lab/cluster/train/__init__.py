@@ -8,10 +8,10 @@ parameters as constants in the number format of the computation, in the layout t
 needs (as a graph engine stores its variables). It writes the gradients in that format, row-major,
 in which they are exchanged. The second graph is the update. It reads gradients, fp32 master weights
 and optimiser states, and writes the new weights and states and the copies for the next step. Each
-of these is a single tensor for all parameters, as in fused optimisers (torch_npu, NpuFused
-optimisers), and so are the running averages of all batch norms. One kernel updates all parameters,
-another one all averages. `step_timeline` then schedules a data-parallel step on two lanes: compute,
-and exchange of gradients.
+of these is stored in a single tensor for all parameters, as in fused optimisers (torch_npu,
+NpuFused optimisers), and so are the running averages of all batch norms. One kernel updates all
+parameters, another one all averages. `step_timeline` then schedules a data-parallel step on two
+lanes: compute, and exchange of gradients.
 """
 
 import inspect

@@ -215,8 +215,8 @@ def compile_training(
 ) -> Stages:
     """Return a training graph after every stage on a chip, given as a `Chip` or by name.
 
-    Raises as `graph.compile_stages`; a step in fp32 raises an error, because no cube computes fp32
-    products.
+    Raises as `compiler.compile_stages`; a step in fp32 raises an error, because no cube computes
+    fp32 products.
     """
     chip = load_chip(chip) if isinstance(chip, str) else chip
     again = "recompute" in step.phases.values()
