@@ -37,7 +37,7 @@ from ascend_lab.operators import kernels
 from ascend_lab.operators.kernels.epilogue import Epilogue
 
 PIPES = ("load", "feed", "cube", "drain", "store")
-"""MTE2, MTE1, M, what empties L0C (V or FIX), MTE3."""
+"""The pipes MTE2, MTE1 and M, the pipe that empties L0C (V or FIX), and MTE3."""
 LOOPS = ("k", "stage", "inner", "outer", "bundle")
 
 
@@ -383,7 +383,7 @@ class Walk:
             & ~w.bypass_b
             & (~w.keeps_b | (last & (~w.keeps_b_throughout | (p["outer"] == self.outer - 1))))
         )
-        # the operand that an outer loop keeps is given back last: where A is kept, B goes first
+        # the operand that an outer loop keeps is freed last: if A is kept, B is freed first
         b_first = b & w.keeps_a & ~w.keeps_b
         for name, where in (("b1", b_first), ("a1", a), ("b1", b & ~b_first)):
             f = np.where(self.shares_slots & (name == "b1"), 0, self.flag)

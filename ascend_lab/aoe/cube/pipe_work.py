@@ -237,7 +237,7 @@ def l1_to_l0_cycles(job: CubeWork, m: Array, n: Array, depth: Array) -> tuple[Ar
 def vector_cycles(drain_work: DrainWork, chip: Chip, count: Array, run: Array) -> Array:
     """Return the cycles of all steps of the epilogue on a piece of `count` blocks of `run`.
 
-    A kernel may pad the blocks to whole repeats where that is quicker: the result is the minimum.
+    A kernel may pad the blocks to whole repeats if that is quicker: the result is the minimum.
     """
     # a repeat of 256 bytes holds 128 elements of fp16
     whole_repeats = ceil_div_array(run, chip.vector_bytes_per_repeat // 2) * (

@@ -64,7 +64,7 @@ def per_layer(table: Table, cost: Cost) -> Split:
 
 
 def hccl_default(table: Table, cost: Cost) -> Split:
-    """Return two buckets, cut where the first is closest to 96.54 % of the bytes."""
+    """Return two buckets, of which the first is as close as possible to 96.54 % of the bytes."""
     sums = table.sums_bytes
     # Of sizes 10, 60, 25, 5 the running sums are 10, 70, 95, 100 %: 95 is nearest to 96.54.
     cut = int(np.argmin(np.abs(sums[1:] - HCCL_FIRST_SHARE * sums[-1])))

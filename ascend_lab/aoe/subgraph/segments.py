@@ -85,8 +85,8 @@ def cut_points(graph: Graph, road: Road = DEFAULT_ROAD) -> list[int]:
 
     There is no cut before an elementwise node, which is fused with its predecessor, nor within a
     group of nodes that are fused when they share a launch. If more than `MAX_CUT_POINTS` positions
-    remain, those that a single tensor crosses are used first; then the longest gaps are divided
-    where the fewest bytes cross.
+    remain, those that a single tensor crosses are used first; then the longest gaps are divided at
+    the position that the fewest bytes cross.
     """
     nodes = graph.nodes
     # A network of n nodes has positions 0 .. n; a cut at i separates node i - 1 from node i.

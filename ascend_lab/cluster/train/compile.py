@@ -206,8 +206,8 @@ TRAINING = graphs.Road(
     layouts=Layouts(images_in_blocks),
     ordered=False,
 )
-"""The road of a step: number formats and the order of its nodes are its own, and sums of channels
-stay with the images."""
+"""The compiler options of a training step: number formats and the order of nodes are kept, and
+sums over images stay in the layout of the images."""
 
 
 def compile_training(

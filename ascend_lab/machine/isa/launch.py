@@ -360,7 +360,7 @@ def pipes_by_cross_flag(program: Program) -> dict[tuple[int, int], set[str]]:
 
 
 def ai_cores_wait_for_each_other(launch: Launch) -> bool:
-    """Tell whether a mix launch has flags of mode 0, by which different AI cores wait."""
+    """Tell whether a mix launch has flags of mode 0, with which AI cores wait for each other."""
     programs = [part.program for part in launch.parts if launch.mix]
     return any(mode == 0 for program in programs for mode, _ in pipes_by_cross_flag(program))
 

@@ -44,7 +44,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault at `byte` of a space, and the step or core (0: unknown) that it conflicts with."""
+    """One fault at `byte` of a space, with the step or core (0: unknown) that it conflicts with."""
 
     kind: Literal["uninitialised", "unordered", "core wrote", "core read"]
     byte: int

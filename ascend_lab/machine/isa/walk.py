@@ -21,7 +21,7 @@ Pick = Callable[[Sequence[str]], str]
 
 
 def first(pipes: Sequence[str]) -> str:
-    """Pick the first pipe that can go on."""
+    """Return the first of the pipes that can go on; the default `pick` of a walk."""
     return pipes[0]
 
 
@@ -112,7 +112,7 @@ class _Pipe:
 
     @property
     def at_barrier(self) -> bool:
-        """Whether the pipe stands at a barrier on all pipes."""
+        """Whether the next step of the pipe is a barrier on all pipes."""
         return self.next is not None and self.next[0].pipe == "ALL" and self.next[0].op not in CROSS
 
 

@@ -146,7 +146,7 @@ def _place(region: Region) -> Place:
 
 
 class _Core:
-    """Memory of one core: GM tensors shared with the others, on-chip spaces of its own."""
+    """The memory of one core: GM tensors, shared with other cores, and its own on-chip memories."""
 
     def __init__(self, chip: Chip, tensors: dict[str, Values], places: dict[int, Place]) -> None:
         self.chip = chip

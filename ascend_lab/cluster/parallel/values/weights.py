@@ -174,7 +174,7 @@ def added(old: Ranked | None, new: Ranked) -> Ranked:
 def count_elements(
     weights: Mapping[Any, Ranked], grads: Mapping[Any, Ranked], states: Mapping[Any, list[State]]
 ) -> dict[str, int]:
-    """Return numbers of elements on the first rank: parameters, gradients, state."""
+    """Return the numbers of elements on the first rank, by parameters, gradients and state."""
     parameters = sum(copies[0].size for copies in weights.values())
     gradients = sum(copies[0].size for copies in grads.values())
     state = sum(a.size for copies in states.values() for a in copies[0])
@@ -257,7 +257,7 @@ class Replicas:
         return [weight for weight, _ in updates], [state for _, state in updates]
 
     def clear(self) -> None:
-        """Forget the gradients."""
+        """Delete the gradients of the last step."""
         self.grads = {}
 
     def whole_weights(self) -> dict[str, Ranked]:
@@ -269,7 +269,7 @@ class Replicas:
         return self.grads
 
     def element_counts(self) -> dict[str, int]:
-        """Return numbers of elements on the first rank: parameters, gradients, state."""
+        """Return the numbers of elements on the first rank, by parameters, gradients and state."""
         return count_elements(self.weights, self.grads, self.states)
 
 
@@ -404,7 +404,7 @@ class Sharded(Replicas):
                 self.weights.update(self._gathered(flat, new_shards))
 
     def clear(self) -> None:
-        """Forget the gradients."""
+        """Delete the gradients of the last step."""
         super().clear()
         self.shard_grads = {}
 
@@ -431,7 +431,7 @@ class Sharded(Replicas):
         return self._with_parts(self.grads, self.shard_grads)
 
     def element_counts(self) -> dict[str, int]:
-        """Return numbers of elements on the first rank: parameters, gradients, state."""
+        """Return the numbers of elements on the first rank, by parameters, gradients and state."""
         local_counts = count_elements(self.shards, self.shard_grads, self.shard_states)
         return {
             kind: count + local_counts[kind] for kind, count in super().element_counts().items()
