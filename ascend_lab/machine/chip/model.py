@@ -97,11 +97,11 @@ class Chip:
     kernels reach; `memory_peak_bytes_per_s` is the peak rate of the interface.
 
     Starting a task takes `queued_launch_s` on the device, which a profiler counts as a part of the
-    task. A start by the host takes `launch_overhead_s` in all; a kernel that follows another one
-    inside the same launch (a super kernel) takes `barrier_s`. If cube and vector cores work
-    together, the start takes `mix_start_s` more, and a flag between them arrives after
-    `cross_flag_cycles` (0 if a core has both units). A large kernel of the vendor's library takes
-    `library_fetch_s` more for each of its cores (0 if the file has no number); our kernels do not.
+    task. A start by the host takes `launch_overhead_s` in all; one that follows another kernel
+    inside the same launch takes `barrier_s`. If cube and vector cores work together, the start
+    takes `mix_start_s` more, and a flag between them arrives after `cross_flag_cycles` (0 if a core
+    has both units). A large kernel of the vendor's library takes `library_fetch_s` more for each of
+    its cores (0 if the file has no number); our kernels do not.
     """
 
     # The fields are in the order of a chip file's sections. They are more than twelve because a
