@@ -1,4 +1,4 @@
-"""Tuners, named after CANN's AOE: search for fast schedules and bound what is left to gain.
+"""Tuners, named after CANN's AOE: they search for fast schedules and bound the possible gain.
 
 Begin with these:
 

@@ -1,12 +1,12 @@
-"""The driver of a search: it measures the points that the search proposes and tells it their costs.
+"""Runs a search: measures the points that it proposes and sends their costs back to it.
 
 A search is a generator: it yields a batch of points and is sent their costs, until the budget is
 spent or nothing is left to try. `drive` runs it and returns a `Trace` of all trials. The budget
-counts different candidates. Costs come back in the order of the points, whichever worker measured
-them, so that a seed determines the result for any number of workers.
+limits the number of different candidates. Costs come back in the order of the points, whichever
+worker measured them, so that a seed determines the result for any number of workers.
 
-In this file: `Settings` (what a user may choose), progress bars, `drive`, and `replay`, which runs
-a search on a recorded space.
+This file contains `Settings` (the options of a user), progress bars, `drive`, and `replay`, which
+runs a search on a recorded space.
 """
 
 import math
@@ -33,13 +33,13 @@ SEPARATE_JOBS = {"4": "gradient"}
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a user may choose about a tuning run.
+    """The options of a tuning run.
 
     - budget: different candidates per operator
-    - time_limit_s: for the whole network, divided among its operators by what they can still gain
+    - time_limit_s: for the whole network, divided among its operators by their possible gains
     - trial_limit_s: for one candidate
     - early_stop: do not build a candidate whose lower bound is this many times the best cost
-    - search: name of a search, in place of the one that suits each operator
+    - search: name of a search for all operators, in place of the default for each type
     - repeat: tune again even if the bank has a result
     - deeper, deeper_s: branch and bound follows the search of a cube operator to prove its result
       optimal; it tries at most `budget` kernels, or with `deeper` any number within `deeper_s`
@@ -95,7 +95,7 @@ UNITS = {
     "values": "check",
     "save": "file",
 }
-"""What is counted under a label; all other labels count trials."""
+"""The units that are counted under a label; all other labels count trials."""
 
 
 class Bars:
@@ -119,7 +119,7 @@ class Bars:
         """Show `done` of at most `total`, and the lowest cost reported in `best` so far."""
         if not self.on:
             return
-        # Two bars at most: the whole run in the first line, and below it what is being tuned.
+        # Two bars at most: the whole run in the first line, and below it the operator being tuned.
         if label == OVERALL:
             self.overall = self.overall or self._bar(label, total, "step", 0)
             self.overall.total = total

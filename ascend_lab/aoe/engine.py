@@ -1,4 +1,4 @@
-"""Tune a whole network for a chip: return the tuned network and how far it is from its lower bound.
+"""Tunes a whole network for a chip, and compares the result with a lower bound on its time.
 
 Job 1 (subgraph) cuts tensors into slices that fit into the L2 cache. Job 2 (operators) searches a
 schedule for every distinct kernel. Both first ask the knowledge bank, which stores the results of
@@ -39,7 +39,7 @@ SLICING_SHARE = 0.9
 OperatorFilter = Callable[[Tunable], bool]
 """Returns whether the user wants an operator tuned."""
 MIN_SEARCH_S = 1.0
-"""The search of an operator gets at least so many seconds, even if its share is smaller."""
+"""The search of an operator gets at least this many seconds, even if its share is smaller."""
 CHECK_S_PER_INSTRUCTION = 40e-6
 """Assumed time to compute a kernel's values, per instruction: 25,000 instructions take 1 s."""
 _TOO_LATE_MESSAGE = "reading and compiling took the time limit of {:g} s: nothing was tuned"
@@ -194,8 +194,8 @@ class _TuningRun:
         # At the end the same network is compiled again and saved. If the first compile took 20 s,
         # 10 s are reserved for that.
         deadline = self.deadline.reserving(RESERVED_SHARE * (time.monotonic() - started))
-        # A limit shorter than the first compile leaves nothing to tune with: the network is
-        # returned as is.
+        # A limit shorter than the first compile leaves no time for tuning: the network is returned
+        # unchanged.
         late = (_TOO_LATE_MESSAGE.format(settings.time_limit_s),) if deadline.has_passed else ()
         compiled = baseline
         sliced = None
@@ -276,7 +276,7 @@ def tune_network(
         run = _OperatorRun(settings, knowledge, workers, session.progress, deadline)
         try:
             run.tune(chosen, sizes)
-        except KeyboardInterrupt:  # a search ends by itself on Ctrl-C: this came between two
+        except KeyboardInterrupt:  # a search handles Ctrl-C itself: this came between two searches
             run.interrupted = True
     # An operator without a result was either refused, for a reason known here, or not reached.
     not_reached_note = "interrupted" if run.interrupted else NOT_REACHED
@@ -305,7 +305,7 @@ class _OperatorRun:
         self.interrupted = False
 
     def tune(self, operators: Sequence[Tunable], sizes: Mapping[str, int]) -> None:
-        """Take each operator from the bank or search it, the one with most to gain first.
+        """Take each operator from the bank or search it, starting with the largest possible gain.
 
         `sizes` maps the key of a piece to the number of instructions of its default kernel. Under a
         time limit, an operator is left out if too little time remains to check its values.
@@ -325,7 +325,7 @@ class _OperatorRun:
                     self.progress("bounds", number, len(unknown), "")
         except TimeUpError:
             return
-        # The one with most to gain first: if the time ends early, the least is lost.
+        # The operator with most to gain comes first: if the time ends early, the least is lost.
         queue.sort(key=lambda pair: -pair[1])
         queued_gain = sum(gain for _, gain in queue)
         for number, (operator, gain) in enumerate(queue, 1):
@@ -336,8 +336,8 @@ class _OperatorRun:
             self.progress(OVERALL, number, len(queue) + 2, "")
             if is_limited:
                 remaining_s = self.deadline.remaining_s
-                # With 10 s left, an operator with 3 of 4 ms still to gain gets 7.5 s. What it does
-                # not use is shared by the next ones: `remaining_s` is measured anew each time.
+                # With 10 s left, an operator with 3 of 4 ms still to gain gets 7.5 s. Time that it
+                # does not use goes to the next operators: `remaining_s` is measured each time.
                 share = gain / queued_gain if queued_gain else 1.0
                 # The check runs two kernels, the tuned one and at most the default, of about as
                 # many instructions.
@@ -366,7 +366,7 @@ class _OperatorRun:
         return f"{key_of(operator).digest} {MODEL_VERSION} {self.settings}"
 
     def _search(self, operator: Tunable, limit_s: float | None, place: str) -> None:
-        """Search one operator for at most `limit_s` seconds; keep its result, and in the bank."""
+        """Search one operator for at most `limit_s` seconds; store its result, also in the bank."""
         run_id = self._run_id(operator)
         earlier = {t.point: (t.cost, t.note) for t in self.knowledge.trials(run_id)}
         label = f"{place} {operator.op}"

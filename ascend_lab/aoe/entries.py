@@ -1,4 +1,4 @@
-"""Convert results of operator tuning to entries of the knowledge bank, and entries to results.
+"""Converts results of operator tuning to entries of the knowledge bank, and entries to results.
 
 If the bank has an entry for the same operator, shape and chip, a later run times its schedule again
 and uses it. If not, the schedules of similar shapes are the first points of the search.
@@ -26,7 +26,7 @@ def key_of(operator: Tunable) -> BankKey:
 
 
 def features_of(operator: Tunable) -> tuple[float, ...]:
-    """Return the base-2 logarithms of all sizes of what an operator reads and writes."""
+    """Return the base-2 logarithms of all tensor sizes that an operator reads and writes."""
     graph = operator.piece.graph
     # A product of (512, 1024) by (1024, 256) into (512, 256) has the features 9, 10, 10, 8, 9, 8.
     # Twice the rows (1024, 1024) change two of them by 1.

@@ -1,8 +1,8 @@
-"""The distinct kernels of a network as tuning tasks, and the check of a tuned kernel's values.
+"""Lists the distinct kernels of a network as tuning tasks, and checks a tuned kernel's values.
 
-An operator is timed alone, so what L2 holds when it starts must be assumed. An input counts as
-present if at least half of its bytes hit L2 when the whole network is simulated. All candidates and
-the default schedule start from the same state.
+An operator is timed alone, so that the contents of L2 at its start must be assumed. An input counts
+as present if at least half of its bytes hit L2 when the whole network is simulated. All candidates
+and the default schedule start from the same state.
 """
 
 import math
@@ -163,7 +163,7 @@ Values = np.ndarray
 POSITIVE_ONLY = frozenset(("log", "sqrt", "rsqrt", "pow"))
 """Operators that are only tested with positive numbers."""
 TOLERANCE = {"fp32": 1e-4, "fp16": 4e-3, "bf16": 3e-2}
-"""Largest allowed difference, relative to the largest value: sums in another order round anew."""
+"""Largest allowed difference relative to the largest value: the order of sums changes rounding."""
 
 
 def difference_of(operator: Tunable, choice: Choice, seed: int = 0) -> str:
@@ -248,7 +248,7 @@ def run(
             form = lowered.forms.get(buffer.name)
             array = inputs[base]
             tensors[buffer.name] = form(array) if form else packed(piece.type(base), array)
-    # The memory is not zero at the start: a kernel that reads what nobody wrote fails the check.
+    # The memory is not zero at the start: a kernel that reads uninitialised memory fails the check.
     memory = sim.execute(lowered.kernel, tensors, operator.chip)
     results = {}
     for name in piece.graph.outputs:  # padding of a layout is not compared

@@ -305,7 +305,7 @@ HEADER_FIELDS = {
 }
 """Keys of the first line; the options of `slicing.NETWORK_OPTIONS` may follow."""
 DEFAULT_PLAN = SlicePlan()
-"""No tensor is sliced and every kernel has a launch of its own."""
+"""The plan in which no tensor is sliced and every kernel has a separate launch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +388,7 @@ def as_named_in(
     other form is left out.
     """
     renamed = dict(choices)
-    # With another number of kernels, the order says nothing about which correspond.
+    # If the numbers of kernels differ, their order does not show which kernels correspond.
     if len(read_back.tasks) != len(tuned.tasks):
         return renamed
     for read_task, tuned_task in zip(read_back.tasks, tuned.tasks, strict=True):

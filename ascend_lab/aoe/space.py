@@ -32,7 +32,7 @@ Point = tuple[Value, ...]
 
 
 class Space(Protocol):
-    """What a search needs to know of a space."""
+    """The interface of a search space."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -317,7 +317,7 @@ def _values(name: str, cells: Sequence[str], where: str) -> Sequence[Value]:
         return cells
     if len(present) < len(cells):
         wrong_index = numbers.index(None)
-        # the header is row 1, so that the first cell stands in row 2
+        # the header is row 1, so that the first cell is in row 2
         got = f"{cells[wrong_index]!r} in row {wrong_index + 2} of {where}"
         raise InputError(f"numbers in the column {name}", got)
     # "16.0" counts as 16, so that a tiling read from a table is made of integers.

@@ -1,4 +1,4 @@
-"""Tune one operator: search its schedules, check the best one's values, bound what is left to gain.
+"""Tunes one operator: searches its schedules, checks the best one, bounds the possible gain.
 
 The result is the fastest candidate that computes the same values as the default schedule, and a
 lower bound: no schedule of the space takes fewer cycles. A kernel of 1,050 cycles with a bound of
@@ -40,7 +40,7 @@ class Job(Protocol):
     def measure(self) -> Measure:
         """A function from a point of the space to the cycles of its kernel, launch included.
 
-        The simulated L2 holds at the start what it holds in the network.
+        At the start the simulated L2 holds the same tensors as in the network.
         """
 
     @property
@@ -197,7 +197,8 @@ def tune_operator(
         return untuned(operator, str(error))
     except TimeUpError:
         return untuned(operator, NOT_REACHED)
-    # The user's search, else the one that suits the kind of operator, "mcts" for the vector unit.
+    # The search that the user named, else the default for the type of operator: "mcts" for the
+    # vector unit.
     search_name = settings.search or job.search
     trace = drive(
         _search(search_name, job, settings),
@@ -309,8 +310,8 @@ def _proven(
     if proof.point not in {t.point for t in trace.trials}:
         proof_trial = Trial(len(trace.trials), proof.point, proof.cycles, "branch and bound")
         trace = replace(trace, trials=(*trace.trials, proof_trial))
-    # The space holds no schedules that divide K among cores. A proof about the space says nothing
-    # of them, so that their own lower bound limits the result.
+    # The space has no schedules that divide K among cores. A proof about the space does not cover
+    # them, so that their separate lower bound limits the result.
     lower_bound = min(proof.lower_bound, job.divided_k_bound)
     return trace, int(lower_bound), proof.cycles <= lower_bound
 

@@ -1,24 +1,26 @@
-"""The vendor's runtime knowledge bank: read, written back, and held against our own tuner.
+"""Reads and writes the runtime knowledge bank of CANN, and compares its tilings with our tuner's.
 
-CANN asks a bank before its own tiling rules. A file of it is for one operator, chip and number of
-cores, which its name says, and holds an entry a line:
+CANN looks a tiling up in this bank before it uses its own tiling rules. A file is for one operator,
+chip and number of cores, which are in its name, and has one entry per line:
 
     Ascend910B2_24_AiCore_MatMulV3_runtime_kb.json
     {"id": 7, "op": "MatMulV3", "version": 0, "info_dict": {"m": 512, ...}, "knowledge": {...}}
 
-`info_dict` is the problem, `knowledge` the tiling, and no time stands anywhere. In our terms:
+`info_dict` is the problem and `knowledge` the tiling; times are not stored. In our terms:
 
     baseM baseN baseK       the tile of L0
-    stepKa stepKb           tiles along K that one load brings to L1; ours has one number for both
+    stepKa stepKb           tiles along K that one load brings to L1; we have one number for both
     depthA1 / stepM stepKa  slots of L1; dbL0A, dbL0B, dbL0C those of L0
-    singleCoreM singleCoreN part of C that a core takes at a time, dealt out in rounds: our grid
+    singleCoreM singleCoreN part of C that a core computes in one round: our core grid
     iterateOrder            0: along m first
-    tilingEnable            ones: 2 one core splits K, 3 and 4 cores share K; tens: 1 A, 2 B is kept
+    tilingEnable            ones digit: 2 one core splits K, 3 and 4 several cores share K;
+                            tens digit: 1 A stays in L1, 2 B does
 
-What ours cannot say is dropped from the tiling and told (`Translated.lost`): the order of tiles in
-L2 and of cores, and two steps along K. One core that splits K is refused.
-Sizes of a key are rounded up to 16 rows, columns and numbers of K. Sources: hicann/ops-nn,
-gemm_tuning_tiling.h and matmul_v3_base_tiling.cpp (GetTilingFromRepo), for names and meaning.
+Properties that our schedules cannot express are dropped and listed in `Translated.lost`: the order
+of tiles in L2 and of cores, and different steps of A and B along K. If one core splits K, the
+tiling is rejected. The sizes m, n and k of a key are rounded up to multiples of 16. Sources:
+hicann/ops-nn, gemm_tuning_tiling.h and matmul_v3_base_tiling.cpp (GetTilingFromRepo), for names and
+meaning.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,7 +46,7 @@ from ascend_lab.output import write_whole
 
 ENDING = "_runtime_kb.json"
 DTYPES = {0: "fp32", 1: "fp16", 2: "int8", 3: "int32", 27: "bf16"}
-"""Numbers of types in a key (ge::DataType)."""
+"""Number formats by their code in a key (ge::DataType)."""
 PROBLEM = ("m", "k", "n", "a_dtype", "out_dtype")
 KNOWLEDGE = {
     "usedCoreNum": "used_cores",
@@ -66,18 +68,18 @@ KNOWLEDGE = {
     "dbL0C": "db_l0c",
     "tilingEnable": "enable",
 }
-"""Words of a MatMulV3 tiling that mean something here, and how a table calls them."""
+"""Fields of a MatMulV3 tiling that are used here -> their columns in a table."""
 MAY_BE_ZERO = ("a_dtype", "out_dtype", "iterateOrder", "tilingEnable")
-"""Numbers of an entry that name a choice; all others count something."""
+"""Fields of an entry that encode a choice and may be 0; all others are positive counts."""
 
 
-# -- entries as they are written -------------------------------------------------------------------
+# -- entries of the vendor's files -----------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A problem and the tiling that the vendor's bank has for it.
+    """One entry of the vendor's bank: a problem and its tiling.
 
-    `sizes` are (m, k, n), `dtypes` those of A and of C; `knowledge` are numbers by the vendor's
-    words; `line` is the entry as it was written.
+    `sizes` are (m, k, n), `dtypes` the number formats of A and of C. `knowledge` maps the vendor's
+    names to numbers, and `line` is the text of the entry.
     """
 
     chip: str
@@ -90,9 +92,9 @@ class Decision:
 
     @property
     def shape(self) -> GemmShape:
-        """The product; sums of bytes stay int32, as what dequantises them follows the cube.
+        """The shape of the product; int8 inputs give int32 sums, which are dequantised later.
 
-        Raises `InputError` for formats that no cube here multiplies.
+        Raises `InputError` for formats that our cube model does not multiply.
         """
         dtype, out_dtype = self.dtypes
         return GemmShape(*self.sizes, dtype, "int32" if dtype == "int8" else out_dtype)
@@ -101,7 +103,7 @@ class Decision:
 def read_decisions(path: str | Path) -> list[Decision]:
     """Return the entries of a file, a runtime bank or a table with the columns of `KNOWLEDGE`.
 
-    Raises `InputError` naming the line at fault.
+    Raises `InputError`, which names the wrong line.
     """
     data = limits.read_file(path, "a runtime knowledge bank, or a table", limits.TABLE_BYTES)
     if Path(path).name.endswith(ENDING):
@@ -116,14 +118,14 @@ def read_decisions(path: str | Path) -> list[Decision]:
 
 
 def write_decisions(decisions: Iterable[Decision], path: str | Path) -> int:
-    """Write entries that were read from a runtime bank, as they were; return how many."""
+    """Write entries that were read from a runtime bank, unchanged; return their number."""
     lines = [decision.line for decision in decisions if decision.line]
     write_whole(path, "".join(f"{line}\n" for line in lines))
     return len(lines)
 
 
 def _named(name: str) -> tuple[str, int]:
-    """Return chip and cores that a bank's file name says: CHIP_CORES_AiCore_OPERATOR and ENDING."""
+    """Return chip and cores from a bank's file name, CHIP_CORES_AiCore_OPERATOR + ENDING."""
     chip, _, tail = name.partition("_")
     cores = tail.partition("_")[0]
     if not cores.isdigit() or "_AiCore_" not in name:
@@ -132,7 +134,7 @@ def _named(name: str) -> tuple[str, int]:
 
 
 def _from_line(line: str, where: str, chip: str, core_count: int) -> Decision:
-    """Return the entry of a line of JSON."""
+    """Return the entry in a line of JSON."""
     entry = limits.json_of(line, where, "correct that line")
     if not isinstance(entry, dict):
         raise InputError(f"{where}: an object", limits.shown(line), "correct it")
@@ -168,7 +170,7 @@ def _whole(data: Mapping[str, Any], name: str, where: str) -> int:
 
 
 def _from_row(row: Mapping[str, str], where: str) -> Decision:
-    """Return the entry of a row of a table."""
+    """Return the entry in a row of a table."""
     try:
         sizes = int(row["m"]), int(row["k"]), int(row["n"])
         words = {word: int(row[column] or 0) for word, column in KNOWLEDGE.items()}
@@ -185,10 +187,10 @@ def _from_row(row: Mapping[str, str], where: str) -> Decision:
     return Decision(chip, cores, operator, sizes, dtypes, words)
 
 
-# -- in our terms ----------------------------------------------------------------------------------
+# -- translation to our schedules ------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """A tiling in our terms, and by name what of the vendor's it cannot say."""
+    """A tiling as our schedule, and the names of the vendor's properties that it cannot express."""
 
     schedule: GemmSchedule
     lost: tuple[str, ...] = ()
@@ -197,8 +199,8 @@ class Translated:
 def translated(decision: Decision, chip: Chip) -> Translated:
     """Return a decision as our schedule.
 
-    Raises `UnsupportedError` for one core that splits K, which no kernel of ours does, and as
-    `check_schedule` if the chip has no room.
+    Raises `UnsupportedError` if a single core splits K, which none of our kernels does, and raises
+    as `check_schedule` if the tiling does not fit the chip's memories.
     """
     shape = decision.shape
     words = decision.knowledge
@@ -209,11 +211,11 @@ def translated(decision: Decision, chip: Chip) -> Translated:
         raise UnsupportedError(needed, "one core that splits K", "no kernel here does that")
     # K of 4,096 with singleCoreK 1,024: four cores share each sum.
     parts = -(-shape.k // words["singleCoreK"]) if splits in (3, 4) and words["singleCoreK"] else 1
-    # Where the entry does not say so, an operand is kept if one load along K brings all of it.
+    # If the entry does not state it, an operand is kept in L1 if one load along K brings all of it.
     keep = {1: "a", 2: "b"}.get(kept_operand, "") or _whole_side(decision)
     order = {"a": "mn", "b": "nm"}.get(keep, "mn" if words["iterateOrder"] else "nm")
     steps = {"a": words["stepKa"], "b": words["stepKb"]}
-    steps.pop(keep, None)  # what stays in L1 has no steps
+    steps.pop(keep, None)  # an operand that stays in L1 has no steps
     rows, columns = _grid(decision, max(1, min(words["usedCoreNum"], chip.core_count) // parts))
     schedule = GemmSchedule(
         words["baseM"],
@@ -228,7 +230,7 @@ def translated(decision: Decision, chip: Chip) -> Translated:
         b_l1_slots=_slots(words["depthB1"], words["stepN"] * words["stepKb"]),
         a_l0_slots=words["dbL0A"],
         b_l0_slots=words["dbL0B"],
-        c_l0_slots=1 if words["dbL0C"] == 1 else 0,  # two where they fit: some entries ask for more
+        c_l0_slots=1 if words["dbL0C"] == 1 else 0,  # 0: two if they fit; some entries ask for more
         split_k=parts,
     )
     check_schedule(shape, schedule, chip)
@@ -237,7 +239,7 @@ def translated(decision: Decision, chip: Chip) -> Translated:
 
 
 def _whole_side(decision: Decision) -> str:
-    """Return the operand whose one load along K brings all of it, "" if none or both do."""
+    """Return the operand ("a" or "b") of which one load along K brings all; "" if none or both."""
     words = decision.knowledge
     depth = {name: words[f"stepK{name}"] * words["baseK"] for name in "ab"}
     sides = [name for name in "ab" if depth[name] >= decision.sizes[1]]
@@ -245,7 +247,7 @@ def _whole_side(decision: Decision) -> str:
 
 
 def _slots(depth: int, stage: int) -> int:
-    """Return the number of L1 buffers, 1 or 2, that a depth in tiles amounts to."""
+    """Return the number of L1 buffers, 1 or 2, for a depth given in tiles."""
     return 2 if depth >= 2 * max(stage, 1) else 1
 
 
@@ -253,7 +255,7 @@ def _grid(decision: Decision, cores: int) -> tuple[int, int]:
     """Return the grid of at most `cores` cores that computes all parts in the fewest rounds."""
     words = decision.knowledge
     shape = decision.shape
-    # Parts of C along m and n, each of what one core takes at a time.
+    # The numbers of parts of C along m and n; a core computes one part at a time.
     down = -(-shape.m // max(words["singleCoreM"], words["baseM"]))
     across = -(-shape.n // max(words["singleCoreN"], words["baseN"]))
     best = (1, 1)
@@ -268,14 +270,15 @@ def _grid(decision: Decision, cores: int) -> tuple[int, int]:
     return best
 
 
-# -- held against ours -----------------------------------------------------------------------------
+# -- comparison with our tuner ---------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A decision beside ours; `refused` says why there is none. Cycles are cold, start included.
+    """A vendor's tiling compared with ours; `refused` says why a comparison is impossible.
 
-    `in_space`: nothing of it is lost, and its tiling in the tuner's space, which evens tiles out,
-    is no slower, up to `EQUAL`. `share` is the part of that space whose bound is below theirs:
-    with 0.01, 99 % are certainly no better.
+    Cycles start from an empty L2 and include the launch. `in_space` says that no property is lost,
+    and that the nearest tiling of the tuner's space, which has tiles of even size, is not slower,
+    up to `EQUAL`. `share` is the part of that space whose lower bound is below the vendor's cycles:
+    with 0.01, 99 % of the space is certainly not faster.
     """
 
     decision: Decision
@@ -288,12 +291,12 @@ class Held:
 
     @property
     def factor(self) -> float | None:
-        """Theirs / ours."""
+        """Cycles of the vendor's tiling / cycles of ours."""
         return self.theirs / self.ours if self.theirs and self.ours else None
 
 
 def held_against(decisions: Iterable[Decision], chip: Chip | None = None) -> Iterator[Held]:
-    """Yield each decision beside our best, on `chip` or on the preset that it names."""
+    """Yield the comparison of each decision with our best, on `chip` or the preset it names."""
     for decision in decisions:
         try:
             yield _held(decision, chip or _chip(decision))
@@ -302,7 +305,7 @@ def held_against(decisions: Iterable[Decision], chip: Chip | None = None) -> Ite
 
 
 def _chip(decision: Decision) -> Chip:
-    """Return the preset that a decision names, with the cores of its bank."""
+    """Return the preset that a decision names, with the number of cores of its bank."""
     if decision.chip not in PRESETS:
         names = ", ".join(PRESETS)
         raise InputError(f"chip: one of {names}", decision.chip, "none is guessed")
@@ -316,14 +319,14 @@ def _held(decision: Decision, chip: Chip) -> Held:
     theirs = warm_cycles(product_kernel(shape, chip, translation.schedule), chip, ())
     measure = CubeMeasure(shape, chip, None, frozenset())
     unsplit = replace(translation.schedule, split_k=1)
-    space = cube_space(shape, chip, default=unsplit)  # large ones are thinned out but for this one
+    space = cube_space(shape, chip, default=unsplit)  # thinning keeps this one
     nearest = measure(point_of(space, unsplit))
     bounds = Bounds(measure, space.genes).closed_form
     best = warm_cycles(product_kernel(shape, chip, default_product(shape, chip)), chip, ())
-    # The tuner itself would begin with these: their bounds leave most room for a quick kernel.
+    # The tuner itself would begin with these tilings, which have the lowest bounds.
     for row in np.argsort(bounds, kind="stable")[:TRIED]:
         best = min(best, int(measure(space.point(int(row)))))
-    splits_k = translation.schedule.split_k > 1  # the default has that way, the space has not
+    splits_k = translation.schedule.split_k > 1  # the space has no such schedules
     return Held(
         decision,
         theirs,
@@ -335,13 +338,13 @@ def _held(decision: Decision, chip: Chip) -> Held:
 
 
 EQUAL = 0.01
-"""Share by which a tiling of the space may be slower than what it stands for."""
+"""Share by which a tiling of the space may be slower than the vendor's tiling it represents."""
 TRIED = 4
-"""Tilings of the least bounds that are timed beside the default: the tuner's first trials."""
+"""Number of tilings with the lowest bounds that are timed in addition to the default."""
 
 
 def summary(comparisons: Sequence[Held]) -> dict[str, Any]:
-    """Return counts and shares of decisions held against ours, ready for JSON."""
+    """Return counts and shares of the comparisons, ready for JSON."""
     timed = [comparison for comparison in comparisons if comparison.factor is not None]
     factors = np.array([comparison.factor for comparison in timed], np.float64)
 
@@ -388,16 +391,16 @@ def lines(totals: Mapping[str, Any]) -> list[str]:
     return text
 
 
-# -- into our bank, and out again ------------------------------------------------------------------
+# -- conversion to entries of our bank and back ----------------------------------------------------
 WRITTEN = "cann"
-"""Word of an entry's schedule under which the vendor's line is kept as it was."""
+"""Key in an entry's schedule under which the vendor's original line is stored."""
 
 
 def bank_entry(decision: Decision, chip: Chip | None = None) -> BankEntry | None:
-    """Return a decision as an entry of our bank; None where it is slower than our default.
+    """Return a decision as an entry of our bank; None if it is slower than our default.
 
-    The problem is the product alone, its second operand constant, as networks have it: its key is
-    that of such an operator. Raises what translating and lowering raise.
+    The problem is a product without epilogue whose second operand is constant, as in networks, so
+    that the entry has the key of such an operator. Raises what translating and lowering raise.
     """
     chip = chip or _chip(decision)
     operator = _operator(decision.shape, chip)
@@ -422,7 +425,7 @@ def bank_entry(decision: Decision, chip: Chip | None = None) -> BankEntry | None
 
 
 def _operator(shape: GemmShape, chip: Chip) -> Tunable:
-    """Return a product as networks have it as a tuning task."""
+    """Return the tuning task of a product with a constant second operand, as in networks."""
     draft = GraphBuilder("product", shape.dtype)
     x = draft.input("x", (shape.m, shape.k))
     draft.output(draft.matmul(x, draft.weight((shape.k, shape.n), "w")))
@@ -431,7 +434,7 @@ def _operator(shape: GemmShape, chip: Chip) -> Tunable:
 
 
 def written_lines(entries: Iterable[BankEntry]) -> list[str]:
-    """Return the vendor's lines of entries that came from its bank, as they were."""
+    """Return the vendor's original lines of the entries that came from its bank."""
     return [
         entry.schedule[WRITTEN]
         for entry in entries

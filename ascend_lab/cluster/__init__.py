@@ -1,4 +1,4 @@
-"""Clusters of NPUs: topologies, collective operations on real arrays, and their times.
+"""Simulates clusters of NPUs: topologies, collective operations on real arrays, and their times.
 
 Begin with these:
 
@@ -79,7 +79,7 @@ __all__ = [
 ]
 
 Cost = Callable[[float], float]
-"""Bytes to seconds."""
+"""A function from bytes to seconds."""
 Segments = tuple[tuple[int, int], ...]
 """(first, last) gradient of each bucket, both included, counted from 0 in backward order."""
 BUCKET_BYTES = 25 * 2**20
@@ -106,7 +106,7 @@ def closed(
     limit_bytes: float = BUCKET_BYTES,
     first_bytes: float = FIRST_BYTES,
 ) -> Segments:
-    """Return the buckets of gradients, given the cumulative sums of their bytes, from 0 on.
+    """Return the buckets of gradients, given the cumulative sums of their bytes, which start at 0.
 
     A bucket is closed once it holds `limit_bytes`, the first one once it holds `first_bytes`.
     """
@@ -129,8 +129,8 @@ class Interpolated:
     """A cost as a function of bytes, interpolated linearly between 1, 4, 16, ... KiB.
 
     The costs at these sizes are computed when first needed. The interpolation is exact where the
-    cost is alpha + n beta. Where the quickest algorithm changes between two sizes, it is too high,
-    by less than the difference of the algorithms.
+    cost is alpha + n beta. If the quickest algorithm changes between two sizes, the result is too
+    high, by less than the difference of the algorithms.
     """
 
     exact: Cost
@@ -160,7 +160,7 @@ class Interpolated:
 # -- a collective by name -------------------------------------------------------------------------
 Groups = Sequence[Sequence[int]]
 MAX_ROUNDS = 2**17
-"""Most rounds times chunks of a schedule: more would take minutes to build."""
+"""Largest product of rounds and chunks of a schedule: more would take minutes to build."""
 
 
 def make(
@@ -174,13 +174,13 @@ def make(
 ) -> Schedule:
     """Return the schedule of a collective for `ranks` ranks, or for one rank on each device.
 
-    With `chunks` the tensor is sent in so many parts. The stages of a hierarchical collective and
+    The tensor is sent in `chunks` equal parts. The stages of a hierarchical collective and
     the hops of a chain then overlap; other algorithms run chunk after chunk. `groups` are the ranks
     of each server, for the algorithms in `LEVELS`; by default those of the topology, or one server.
-    In "hierarchical(4:mesh,nhr)" each four ranks of a server count as a server, mesh is used inside
-    and nhr between them. By default it is mesh or tree inside; between 2^k servers it is
-    halving-doubling, otherwise ring, as in HCCL on the 910. Raises `ClusterError` for unknown names
-    and for counts that do not fit.
+    In "hierarchical(4:mesh,nhr)" every four ranks of a server count as a server of their own; mesh
+    is used inside these groups and nhr between them. By default it is mesh or tree inside; between
+    2^k servers it is halving-doubling, otherwise ring, as in HCCL on the 910. Raises `ClusterError`
+    for unknown names and for counts that do not fit.
     """
     op = op_name(op)
     parsed = parse_name(op, algorithm)
@@ -329,7 +329,7 @@ def islands(topology: Topology, places: Places, servers: Rows) -> int | None:
 def variants(op: str, name: str, servers: Rows, split: int | None = None) -> tuple[str, ...]:
     """Return the full names of an algorithm that are worth trying with these servers.
 
-    With `split`, groups of so many ranks take the place of servers.
+    With `split`, groups of `split` ranks take the place of servers.
     """
     if name == "chain":
         return ("chain", *(f"chain*{c}" for c in CHAIN_CHUNKS))
@@ -372,7 +372,7 @@ def _applies(op: str, name: str, servers: Rows) -> bool:
 
 
 def _quickest(candidates: Sequence[Prepared], size_bytes: float) -> Prepared:
-    """Return the quickest candidate, the first of equals.
+    """Return the quickest candidate, or the first of several that are equally quick.
 
     Candidates are timed in the order of their lower bounds, until the bound of the next is above
     the best time.

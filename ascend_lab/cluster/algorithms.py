@@ -1,11 +1,11 @@
-"""The algorithms of collectives: which rank sends which block to which rank in each round.
+"""Builds the algorithms of collectives: which rank sends which block to which rank, by round.
 
-Each algorithm is a template: rounds of messages over ranks 0 .. p - 1 and slots, each of which
-stands for blocks of the tensor. A ring all-gather of 3 ranks, for example, has 2 rounds, and in the
-first of them rank r sends slot r to rank r + 1. Reductions are templates read backwards, `applied`
-uses a template for several groups of ranks at once, and `chunked` sends a tensor through it in
-chunks. Ring, halving and doubling follow Thakur, Rabenseifner and Gropp (2005), mesh and NHR
-(nonuniform hierarchical ring) the cost formulas of HCCL.
+Each algorithm is a template: rounds of messages between ranks 0 .. p - 1. A message carries slots;
+a slot represents one or more blocks of the tensor. A ring all-gather of 3 ranks, for example, has 2
+rounds, and in the first of them rank r sends slot r to rank r + 1. Reductions are templates read
+backwards, `applied` uses a template for several groups of ranks at once, and `chunked` sends a
+tensor through it in chunks. Ring, halving and doubling follow Thakur, Rabenseifner and Gropp
+(2005), mesh and NHR (nonuniform hierarchical ring) the cost formulas of HCCL.
 
 Algorithms in two levels work inside servers and along rails: rail i joins the i-th ranks of all
 servers. An all-reduce adds inside servers of g ranks first, so that each rank sends only n / g
@@ -25,7 +25,7 @@ Stages = tuple[Rounds, ...]
 
 # -- from templates to schedules -------------------------------------------------------------------
 def as_reduction(rounds: Rounds) -> Rounds:
-    """Return a distribution read backwards, which is a reduction.
+    """Return the rounds of a distribution read backwards, which are a reduction.
 
     In a distribution every rank receives a slot once, so the messages of a slot form a tree. The
     same tree from the leaves to the root adds up the slot.
@@ -34,7 +34,7 @@ def as_reduction(rounds: Rounds) -> Rounds:
 
 
 def reversed_rounds(rounds: Rounds) -> Rounds:
-    """Return a scatter read backwards, which gathers the slots at one rank; nothing is added."""
+    """Return the rounds of a scatter read backwards: a gather of the slots at one rank."""
     return tuple(Round.of(r.targets, r.sources, r.blocks) for r in reversed(rounds))
 
 
@@ -93,9 +93,9 @@ def ring_gather(p: int, step: int = 1) -> Rounds:
 
 
 def double_ring_gather(p: int) -> Rounds:
-    """Gather two blocks per rank, the even ones round the ring one way, the odd ones the other way.
+    """Gather two blocks per rank: even blocks go round the ring one way, odd blocks the other way.
 
-    Two ranks have only one way, and one message carries both blocks.
+    With two ranks both ways are the same, and one message carries both blocks.
     """
     if p <= 2:
         return tuple(replace(r, blocks=2 * r.blocks + np.arange(2)) for r in ring_gather(p))
@@ -138,9 +138,9 @@ def nhr_gather(p: int) -> Rounds:
 
 
 def fold_ranks(p: int) -> tuple[Ints, Ints, Ints]:
-    """Return (active ranks, folded ranks, their neighbours): the active ones are a power of two.
+    """Return (active ranks, folded ranks, their neighbours), with a power of two of active ranks.
 
-    A folded rank hands its data to an active neighbour and gets the result from it at the end.
+    A folded rank sends its data to an active neighbour and gets the result from it at the end.
     """
     active_count = 2 ** (p.bit_length() - 1)
     # Of 6 ranks 4 stay (0, 2, 4, 5); ranks 1 and 3 fold into ranks 0 and 2.
@@ -150,7 +150,7 @@ def fold_ranks(p: int) -> tuple[Ints, Ints, Ints]:
 
 
 def doubling_gather(p: int) -> Rounds:
-    """Gather by exchanging all slots so far with the ranks at distances p/2, p/4 .. 1.
+    """Gather by exchanging all slots gathered so far with the ranks at distances p/2, p/4 .. 1.
 
     If p is not a power of two, some ranks are folded: such a rank gives its slot to its left
     neighbour and gets all others from it at the end.
@@ -186,7 +186,7 @@ GATHERS: dict[str, Callable[[int], Rounds]] = {
     "halving-doubling": doubling_gather,
     "nhr": nhr_gather,
 }
-"""Name -> the all-gather as a function of p, with p slots."""
+"""All-gathers by name, as functions of p; they have p slots."""
 
 
 def reduce_scatter(name: str, p: int) -> Rounds:
@@ -255,7 +255,7 @@ def star_cast(p: int) -> Rounds:
 
 
 def star_scatter(p: int) -> Rounds:
-    """Send each rank its slot from rank 0 at once."""
+    """Send each rank its slot from rank 0, all in one round."""
     leaves = np.arange(1, p)
     return (Round.of(np.zeros_like(leaves), leaves, leaves[:, None]),) if p > 1 else ()
 
@@ -302,8 +302,8 @@ def cast(name: str, p: int) -> tuple[int, Rounds]:
 def collect(name: str, p: int) -> tuple[int, Rounds]:
     """Return the number of slots and the rounds of a reduction to rank 0.
 
-    A tensor in one piece goes up the tree of the broadcast. One in slots is reduce-scattered, and
-    then the finished slots are gathered at rank 0.
+    A tensor in one piece is reduced along the tree of the broadcast, backwards. A tensor in slots
+    is reduce-scattered, and then the finished slots are gathered at rank 0.
     """
     if name in TENSOR_CASTS:
         return 1, as_reduction(TENSOR_CASTS[name](p))
@@ -313,7 +313,7 @@ def collect(name: str, p: int) -> tuple[int, Rounds]:
 
 # -- all-to-all: block s * p + d goes from rank s to rank d ---------------------------------------
 def mesh_exchange(p: int) -> Rounds:
-    """Send all blocks at once."""
+    """Send all blocks directly, in one round."""
     sources, targets = pairs(p)
     return (Round.of(sources, targets, (sources * p + targets)[:, None]),) if p > 1 else ()
 
@@ -453,8 +453,8 @@ def _rooted(op: str, groups: Ints, root: int, inside: str, between: str) -> tupl
 def _exchange(groups: Ints) -> Rounds:
     """Return an all-to-all in two levels.
 
-    Inside each server, a block is first handed to the rank on the rail of its target; then it is
-    sent along the rail. The first is one round of a mesh, the second is pairwise.
+    Inside each server, a block is first sent to the rank on the rail of its target, in one round of
+    a mesh. Then it is sent along the rail, in pairwise rounds.
     """
     servers, server_ranks = groups.shape
     p = groups.size
@@ -486,7 +486,7 @@ def _pipeline_gather(groups: Ints) -> Rounds:
     """Return an all-gather by a ring along the rails that overlaps with a mesh inside servers.
 
     In each round the mesh spreads the blocks that arrived by the rails in the round before. m
-    servers take (m - 1) max(between, inside) + inside, as the pipeline of HCCL.
+    servers take (m - 1) max(between, inside) + inside, as in the pipeline algorithm of HCCL.
     """
     servers, server_ranks = groups.shape
     rail = applied(ring_gather(servers), groups.T, groups.T[:, :, None])

@@ -1,9 +1,11 @@
-"""Latency and rate from measured all-reduces, per band of sizes, judged on rows left out.
+"""Fits the latency and the rate of links to measured times of all-reduces.
 
-The ring law, t = 2 (p - 1) alpha + 2 (p - 1) / p n beta, is linear in alpha and beta. They are
-fitted, not negative, to the least sum of squared relative errors. Protocols change with size, so
-sizes may be cut into bands of two sizes or more; how many is decided by errors on left-out sizes.
-A prediction is never less than for a smaller size.
+For n bytes on p ranks the time of a ring all-reduce is t = 2 (p - 1) alpha + 2 (p - 1) / p n beta
+(the "ring law"), which is linear in the latency alpha and the time per byte beta. The fit minimises
+the sum of squared relative errors, with alpha and beta >= 0. Protocols change with the size of the
+tensor, so the sizes may be divided into bands (ranges of at least two measured sizes), each with
+its own alpha and beta. The number of bands is chosen by cross-validation, which compares
+predictions with rows that the fit has not seen. A larger size never gets a smaller prediction.
 """
 
 import math
@@ -23,13 +25,13 @@ Fitted = tuple[float, float, float]
 """alpha, beta, sum of squared relative errors."""
 MAX_BANDS = 4
 MANY = 20
-"""With more sizes than these, bands end at so many only, and several are left out at once."""
+"""Largest number of possible ends of bands, and of folds of a cross-validation."""
 CLEARLY = 2.0
-"""Standard errors by which more bands must predict better to be taken."""
+"""Standard errors by which the gain from more bands must exceed 0."""
 FINE = 0.01
-"""Relative error below which a smaller one is no gain."""
+"""Relative error below which further improvement counts little."""
 SINGULAR = 1e-12
-"""Relative determinant below which latency and rate cannot be told apart."""
+"""Relative determinant below which latency and rate cannot be determined separately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Measured:
     time_s: float
 
     def __post_init__(self) -> None:
-        """Check that the numbers can be true."""
+        """Check that the numbers are possible; raise `InputError` otherwise."""
         row = f"{self.size_bytes:g} bytes on {self.ranks} ranks in {self.time_s:g} s"
         finite = math.isfinite(self.size_bytes) and math.isfinite(self.time_s)
         if not (finite and self.size_bytes > 0 and self.time_s > 0 and self.ranks > 1):
@@ -50,7 +52,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Sizes from `bytes_from` to `bytes_to`, and the alpha and beta that hold there."""
+    """A range of sizes from `bytes_from` to `bytes_to`, with the alpha and beta that hold there."""
 
     bytes_from: float
     bytes_to: float
@@ -58,7 +60,7 @@ class Band:
     beta_s_per_byte: float
 
     def time_s(self, size_bytes: float, ranks: int) -> float:
-        """Return what the ring law says with this band's alpha and beta."""
+        """Return the seconds that the ring law gives with this band's alpha and beta."""
         # alpha 5 us, beta 1 ns/B, 8 ranks, 1 MB: 14 * 5 us + 1.75 ms = 1.82 ms.
         on_alpha, on_beta = _law(size_bytes, ranks)
         return on_alpha * self.alpha_s + on_beta * self.beta_s_per_byte
@@ -66,7 +68,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """A measured row and what a fit that never saw its size (or its ranks) predicts for it."""
+    """A measured row, and the prediction of a fit that has not seen its size (or its ranks)."""
 
     row: Measured
     predicted_s: float
@@ -79,40 +81,40 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveFit:
-    """Bands in rising order; outside the measured sizes the nearest band holds on."""
+    """A fit: its bands in rising order; outside the measured sizes the nearest band applies."""
 
     bands: tuple[Band, ...]
 
     def time_s(self, size_bytes: float, ranks: int) -> float:
-        """Return predicted seconds; non-decreasing in size, 0 for nothing or one rank."""
+        """Return the predicted seconds, which never fall as sizes grow; 0 for one rank."""
         if size_bytes <= 0 or ranks < 2:
             return 0.0
         band = self.band_of(size_bytes)
-        # A band may begin with a smaller latency: the end of the bands below it is a floor, since
-        # more bytes never take less time.
+        # A band may begin with a smaller latency than the band below it has at its end. More bytes
+        # never take less time: the prediction is at least the one at the end of each band below.
         below = [b.time_s(b.bytes_to, ranks) for b in self.bands if b.bytes_to < band.bytes_to]
         return max([band.time_s(size_bytes, ranks), *below])
 
     def band_of(self, size_bytes: float) -> Band:
-        """Return the band a size falls in, the nearest if in none."""
+        """Return the band that contains a size, or the nearest band if none does."""
         return next((b for b in self.bands if size_bytes < b.bytes_to), self.bands[-1])
 
     def cost(self, ranks: int) -> Callable[[float], float]:
-        """Return seconds as a function of bytes for so many ranks."""
+        """Return the predicted seconds for `ranks` ranks, as a function of the bytes."""
         return lambda size_bytes: self.time_s(size_bytes, ranks)
 
 
 def _law(size_bytes: float, ranks: int) -> tuple[float, float]:
-    """Return how often alpha and beta count in the ring law."""
+    """Return the factors of alpha and beta in the ring law."""
     # 8 ranks, 1 MB: 14 alphas, and 1.75 MB that pass each link.
     return 2.0 * (ranks - 1), 2.0 * (ranks - 1) / ranks * size_bytes
 
 
 # -- fitting --------------------------------------------------------------------------------------
 def fit_collective(rows: Sequence[Measured]) -> CollectiveFit:
-    """Return the bands that explain the rows; raise `InputError` if these cannot tell two numbers.
+    """Return the fit to the rows; raise `InputError` if they do not determine alpha and beta.
 
-    Needed are two rows at least that differ in bytes / ranks: only then alpha and beta differ.
+    At least two rows must differ in bytes / ranks: otherwise one equation has two unknowns.
     """
     if not _tells_two(rows):
         needed = "rows of two or more sizes, or of one size on two or more counts of ranks"
@@ -127,10 +129,11 @@ def _tells_two(rows: Sequence[Measured]) -> bool:
 
 
 def _band_count(rows: Sequence[Measured]) -> int:
-    """Return the fewest bands that more bands do not beat clearly on rows left out.
+    """Return the smallest number of bands that no larger number clearly improves on.
 
-    Left out are the sizes and the counts of ranks, one after another; clearly is by more than two
-    standard errors of the gain in log(error + 1 %), which no single row decides.
+    This is decided by cross-validation over the sizes and over the numbers of ranks. A gain is
+    clear if it exceeds two standard errors of the gain in log(error + 1 %), so that no single row
+    decides.
     """
     sizes = {row.size_bytes for row in rows}
     max_bands = min(MAX_BANDS, (len(sizes) - 1) // 2)
@@ -148,7 +151,7 @@ def _band_count(rows: Sequence[Measured]) -> int:
         logs[:, i] = np.log(np.pad(errors, (0, max_bands - len(errors)), mode="edge") + FINE)
     for count in range(max_bands - 1):
         gains = logs[count] - logs[count + 1 :]
-        # More bands always fit the fitted rows better; only a gain on rows left out counts.
+        # More bands always fit the fitted rows better, so only a gain on the other rows counts.
         slack = CLEARLY * np.std(gains, axis=1, ddof=1) / math.sqrt(len(folds))
         if not (gains.mean(axis=1) > slack).any():
             return count + 1
@@ -156,9 +159,10 @@ def _band_count(rows: Sequence[Measured]) -> int:
 
 
 def _folds(rows: Sequence[Measured], by: str) -> list[tuple[list[Measured], list[Measured]]]:
-    """Return for each size (or count of ranks) the other rows and its own.
+    """Return the folds of a cross-validation as (rows to fit, rows left out).
 
-    Of more than `MANY` values every so-manieth is left out together.
+    Each fold leaves out one size (or number of ranks). If there are more than `MANY` values, each
+    of `MANY` folds leaves out every `MANY`-th value.
     """
     values = sorted({getattr(row, by) for row in rows})
     # 5 sizes make 5 folds of one size; 50 sizes make 20 folds of two or three.
@@ -173,7 +177,7 @@ def _folds(rows: Sequence[Measured], by: str) -> list[tuple[list[Measured], list
 
 
 def _fits(rows: Sequence[Measured], most: int) -> list[CollectiveFit]:
-    """Return the best fit with one band, with two, ..., all of two sizes or more."""
+    """Return the best fits with 1, 2, ... up to `most` bands, each of at least two sizes."""
     sizes = sorted({row.size_bytes for row in rows})
     sums = _Sums.of(rows, sizes)
     count = len(sizes)
@@ -187,7 +191,8 @@ def _fits(rows: Sequence[Measured], most: int) -> list[CollectiveFit]:
         for end in edges
         if end >= start + narrow
     }
-    # Dynamic programming: the least error of the sizes before `end` in so many bands, and starts.
+    # Dynamic programming: the least error of the sizes before `end`, by number of bands, and where
+    # the bands start.
     best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
     fits = []
     for _ in range(max(1, min(most, count // 2))):
@@ -216,7 +221,7 @@ def _with_bands(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sums:
-    """Sums over the sizes before each, of the relative terms x = (on alpha, on beta) / t.
+    """Prefix sums over the sizes of x = (factor of alpha, factor of beta) / measured time.
 
     `products` (sizes + 1, 3) of x0 x0, x0 x1, x1 x1; `terms` (sizes + 1, 2) of x; `counts` of rows.
     """
@@ -258,10 +263,10 @@ class _Sums:
 
 # -- judging --------------------------------------------------------------------------------------
 def held_out(rows: Sequence[Measured], by: str = "size_bytes") -> list[HeldOut]:
-    """Predict every row from a fit, bands and all, to the rows of other sizes (or "ranks").
+    """Predict every row by a fit to the rows of other sizes (or of other `ranks`, if `by` says so).
 
-    With many sizes a twentieth of them is left out at a time. Empty where the table has one size
-    (count of ranks) only or the rest cannot be fitted.
+    The number of bands is chosen anew in each fit. With many sizes a twentieth of them is left out
+    at a time. The result is empty if the remaining rows do not determine alpha and beta.
     """
     judged = []
     for fitted_rows, left_out in _folds(rows, by):
@@ -273,12 +278,12 @@ def held_out(rows: Sequence[Measured], by: str = "size_bytes") -> list[HeldOut]:
 
 
 def predicted(fit: CollectiveFit, row: Measured) -> HeldOut:
-    """Return a row beside what a fit says."""
+    """Return a measured row together with the prediction of a fit."""
     return HeldOut(row, fit.time_s(row.size_bytes, row.ranks))
 
 
 def mape(judged: Iterable[HeldOut]) -> float | None:
-    """Return the mean relative error, or None of no rows."""
+    """Return the mean relative error, or None if there are no rows."""
     errors = [item.error for item in judged]
     return float(np.mean(errors)) if errors else None
 
@@ -288,19 +293,19 @@ OWN = ("bytes", "ranks", "time_s")
 DEEPBENCH = ("num_floats", "num_procs", "mean_time_ms")
 FLOAT_BYTES = 4
 MAX_ROWS = 2000
-"""Errors on rows left out take many fits: more rows would take minutes."""
+"""Largest number of rows: cross-validation needs many fits and would take minutes with more."""
 LARGEST = 1e18
-"""Of any number in a table: beyond it a slip of units or of the pen."""
+"""Largest credible number in a table: a larger one is a mistake, for example in the unit."""
 
 
 def read_table(
     file: str | Path, *, device: str | None = None, max_ranks: int | None = None
 ) -> list[Measured]:
-    """Return the rows of a CSV file: of one device where it names several, of so many ranks.
+    """Return the rows of a CSV file, of one `device` only and of at most `max_ranks` ranks.
 
     Columns: bytes, ranks, time_s; or those of Baidu's DeepBench, num_floats, num_procs and
-    mean_time_ms, in any case. Other columns, and lines that begin with #, are passed over. Raises
-    `InputError` with file and line.
+    mean_time_ms, in upper or lower case. Other columns, and lines that begin with #, are ignored.
+    Raises `InputError` with file and line.
     """
     name = str(file)
     lines = csv_of(read_file(name, "a CSV file", TABLE_BYTES), name)
@@ -328,7 +333,7 @@ def read_table(
 
 
 def _one_device(name: str, rows: list[tuple[int, dict[str, str]]], device: str | None) -> None:
-    """Refuse a table of several devices with none chosen, or a device it has not."""
+    """Raise `InputError` unless the table has the chosen device, or has only one device."""
     devices = sorted({row["device"] for _, row in rows if row.get("device")})
     if device is None and len(devices) > 1:
         raise InputError(f"{name}: rows of one device", ", ".join(devices), "choose one device")

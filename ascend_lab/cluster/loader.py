@@ -1,15 +1,16 @@
-"""Topologies by name or from a TOML file, and as text and data.
+"""Loads cluster topologies by name or from a TOML file, and prints them.
 
-By name: servers of NPUs as built, clusters of them, and three shapes to think with. Rates and
-latencies of links are the chip's own (`ascend_lab/machine/chip/presets`, with sources). Of the A2
-and A3 series it is known how much of a link's rate arrives, and what a collective costs before its
-bytes flow: `rates.toml` says so, with sources. Of the first generation it is not: links carry what
-they are rated at, a call and a round cost nothing. What no source states is assumed as follows. A
-rate holds in each direction. HCCS and PCIe cost their latency a link; the chip's RoCE latency is
-from NPU to NPU over one switch, half of it a hop. Switches are never the bottleneck. Adding a
-received byte reads two bytes and writes one: gamma = 3 / memory rate.
+The names are those of real NPU servers, of clusters of them, and of three simple shapes (ring,
+star, full mesh). Rates and latencies of links come from the chip files
+(`ascend_lab/machine/chip/presets`, with sources). For the A2 and A3 series, `rates.toml` states the
+share of a link's rate that is reached and the fixed costs of a collective, with sources. For the
+first generation no such numbers are known: links reach their rated rate, and calls and rounds have
+no fixed cost. Where no source states a number, these assumptions hold. A rate holds in each
+direction. Each HCCS or PCIe link adds its latency; the chip's RoCE latency is from NPU to NPU over
+one switch, half of it per hop. Switches are never the bottleneck. Adding a received byte reads two
+bytes and writes one: gamma = 3 / memory rate.
 
-A file is checked entry by entry; its keys stand in book/bring_your_own.md, with an example.
+A file is checked entry by entry; book/bring_your_own.md describes its keys, with an example.
 """
 
 import math
@@ -33,19 +34,19 @@ SERVER_DEVICES = 8
 HALF_DEVICES = 4
 """NPUs of one HCCS full mesh in a 910 server."""
 TEACHING = 5e-6, 1e-10
-"""alpha and beta in round numbers: 5 us and 10 GB/s."""
+"""alpha and beta of the simple shapes, in round numbers: 5 us and 10 GB/s."""
 ETHERNET_BETA_S_PER_BYTE = 8 / 25e9
 ETHERNET_ALPHA_S = 30e-6
 """TCP through two hosts: all-reduce on 16 servers by 10G Ethernet starts in 908 us = 2 * 15 alpha
 (Shi et al. 2019, MG-WFBP)."""
 BYTES_PER_ADD = 3
 POD_SERVER_DIES = 16
-"""Dies of one server of an A3 pod: eight packages of two, each a device of its own."""
+"""Dies of one server of an A3 pod: eight packages of two dies, each of which is a device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A named topology: most devices (0: no N), builder, one line, where the numbers come from."""
+    """A named topology: largest number of devices (0: fixed), builder, summary and source."""
 
     name: str
     limit: int
@@ -59,7 +60,7 @@ def load_topology(text: str | Path) -> Topology:
 
     Raises `ClusterError` for unknown names, counts outside the preset's range and wrong files.
     """
-    # "910a-roce:64" is the kind 910a-roce and the count 64; "910b-server" has no count.
+    # "910a-roce:64" is the preset 910a-roce with the count 64; "910b-server" has no count.
     name = str(text)
     if name.endswith(".toml"):
         return read_topology(name)
@@ -86,14 +87,18 @@ def _built(kind: str, count: int) -> Topology:
 
 
 def usage(kind: str) -> str:
-    """Return how a preset is written: with :N where it takes a count."""
+    """Return how a preset's name is written, with ":N" if it takes a number of devices."""
     return f"{kind}:N" if TOPOLOGIES[kind].limit else kind
 
 
 # -- servers and clusters -------------------------------------------------------------------------
 def _cable(a: int, b: int, kind: model.Link, hops: int = 1, lanes: int = 1) -> tuple[Link, Link]:
-    """Return a cable of `lanes` of the chip's links that has its latency over `hops` of them."""
-    # RoCE of a 910A: 1.5 us from NPU to NPU over one switch, so 0.75 us a hop; 12.5 GB/s a port.
+    """Return both directions of a cable made of `lanes` links of a chip.
+
+    The latency of the link is divided by `hops`, the number of such cables on a path.
+    """
+    # RoCE of a 910A: 1.5 us from NPU to NPU over one switch, so 0.75 us per hop; 12.5 GB/s per
+    # port.
     return both_ways(a, b, kind.latency_s / hops, 1.0 / (kind.rate_bytes_per_s * lanes))
 
 
@@ -102,7 +107,7 @@ def _mesh(devices: range, kind: model.Link) -> list[Link]:
 
 
 def _two_meshes(group: range, chip: Chip, hosts: tuple[int, int]) -> list[Link]:
-    """Return two full meshes of up to four; every NPU on its host by PCIe, the hosts joined."""
+    """Return two full meshes of up to four NPUs, each NPU linked to its host, the hosts linked."""
     pcie = chip.links["pcie"]
     links = list(_cable(*hosts, pcie))
     for host, mesh in zip(hosts, (group[:HALF_DEVICES], group[HALF_DEVICES:]), strict=True):
@@ -113,7 +118,7 @@ def _two_meshes(group: range, chip: Chip, hosts: tuple[int, int]) -> list[Link]:
 
 @cache
 def rates() -> Mapping[str, model.Fact]:
-    """Return what `rates.toml` knows, with source and trust, by dotted key ("share.hccs")."""
+    """Return the numbers of `rates.toml`, with source and trust, by dotted key ("share.hccs")."""
     data = tomllib.loads(Path(__file__).with_name("rates.toml").read_text("utf-8"))
     sources = data.pop("sources")
     rates_by_name = {}
@@ -125,9 +130,9 @@ def rates() -> Mapping[str, model.Fact]:
 
 
 def _achieved(topology: Topology, direct: str, by_switch: str) -> Topology:
-    """Return a topology of the A2 or A3 series with what its links and collectives achieve.
+    """Return an A2 or A3 topology with the achieved rates of its links and the fixed costs.
 
-    `direct` and `by_switch` say of what kind the links between devices are, and all others.
+    `direct` names the type of the links between devices, `by_switch` the type of all other links.
     """
     measured = rates()
     links = []
@@ -143,10 +148,11 @@ def _achieved(topology: Topology, direct: str, by_switch: str) -> Topology:
 
 
 def _room(name: str, count: int, chip: Chip, network: Sequence[str] = ()) -> Topology:
-    """Return servers of eight (the last may be smaller), wired inside, and network switches.
+    """Return servers of eight NPUs (the last may be smaller), with their links, and switches.
 
-    NPUs with three HCCS links (910A) form two meshes, joined over their hosts; those with seven
-    one mesh. Switches are numbered: the two hosts of every server, then those of `network`.
+    NPUs with three HCCS links (910A) form two meshes, connected over their hosts; NPUs with seven
+    links form one mesh. Nodes after the devices are the two hosts of every server, then the
+    switches named in `network`.
     """
     groups = [
         # 20 NPUs are servers of 8, 8 and 4.
@@ -156,7 +162,7 @@ def _room(name: str, count: int, chip: Chip, network: Sequence[str] = ()) -> Top
     hosts: list[str] = []
     links: list[Link] = []
     for i, group in enumerate(groups):
-        # A full mesh of 8 needs 7 links a device. The 910A has 3: enough for a mesh of 4.
+        # A full mesh of 8 needs 7 links per device. The 910A has 3: enough for a mesh of 4.
         if chip.links["hccs"].count < SERVER_DEVICES - 1:
             links += _two_meshes(group, chip, (count + len(hosts), count + len(hosts) + 1))
             hosts += [f"host{i}.0", f"host{i}.1"]
@@ -174,7 +180,7 @@ def _gamma(chip: Chip) -> float:
 
 
 def _roce(name: str, count: int, chip: Chip, rails: int) -> Topology:
-    """Return servers whose NPU d has its port on rail switch d mod `rails`; a spine joins those."""
+    """Return servers whose NPU d is linked to switch d mod `rails`; a spine links the switches."""
     used = min(rails, count)
     names = [f"rail{r}" for r in range(used)] + (["spine"] if used > 1 else [])
     inside = _room(f"{name}:{count}", count, chip, names)
@@ -201,10 +207,10 @@ def _roce_910b(count: int) -> Topology:
 
 
 def _pod(count: int) -> Topology:
-    """Return dies of A3 servers: joined two by two, each at its server's switch, those at a spine.
+    """Return the dies of A3 servers, linked in pairs; a switch per server, and a spine above them.
 
-    A server has a switch for each port of a die, and a message is spread over all of them: here
-    they are one, with the rate of all ports. The network above has no less.
+    A real server has a switch for each port of a die and spreads a message over all of them. They
+    are modelled as one switch with the rate of all ports. The network above has the same rate.
     """
     chip = load_chip("Ascend910C")
     measured = rates()
@@ -212,8 +218,8 @@ def _pod(count: int) -> Topology:
     near_s = measured["a3.near_latency_s"].value
     far_s = measured["a3.far_latency_s"].value
     port = replace(hccs, latency_s=near_s)
-    # Near: two hops of 0.25 us under one switch. Far: those two and two hops of 2.5 us through the
-    # spine, together the 5.5 us measured.
+    # Inside a server a message takes two hops of 0.25 us over one switch. Between servers it takes
+    # these two and two hops of 2.5 us through the spine, together the 5.5 us measured.
     up = replace(hccs, latency_s=(far_s - near_s) / 2)
     sio_rate = measured["a3.sio_rate_bytes_per_s"].value
     sio_s = measured["a3.sio_latency_s"].value
@@ -240,7 +246,7 @@ def _pod(count: int) -> Topology:
 
 
 def _ethernet(count: int) -> Topology:
-    """Return 910 servers with one card each, on the first host, to one switch."""
+    """Return 910 servers around one switch, each linked by one network card at its first host."""
     room = _room(f"ethernet-25g:{count}", count, load_chip("Ascend910A"), ["ethernet"])
     switch = count + len(room.switches) - 1
     cards = range(len(room.groups))
@@ -313,16 +319,17 @@ TIMES = ("gamma_s_per_byte", "call_s", "round_s")
 KEYS = ("name", "devices", "switches", "servers", *TIMES, "links")
 LINK_KEYS = ("from", "to", "alpha_us", "alpha_s", "gbytes_per_s", "beta_s_per_byte", "one_way")
 DEVICE_LIMIT = 1024
-"""Also of switches: routes are kept for every pair."""
+"""Largest number of devices, and of switches: routes are stored for every pair."""
 LARGEST = 1e15
-"""Of any number in a file: beyond it a slip of units."""
+"""Largest credible number in a file: a larger one is a mistake in the unit."""
 
 
 def read_topology(file: str) -> Topology:
-    """Return the topology a TOML file describes.
+    """Return the topology that a TOML file describes.
 
-    Raises `ClusterError` naming file and entry: no such file, no TOML, unknown keys or nodes,
-    times that are not numbers >= 0, no devices, devices without a way between them.
+    Raises `ClusterError`, which names file and entry, if the file is missing or not TOML, has
+    unknown keys or nodes, times that are not numbers >= 0, no devices, or devices without a path
+    between them.
     """
     data = toml_of(file, "a readable topology file", ClusterError)
     _known(file, data, KEYS)
@@ -377,7 +384,7 @@ def _known(where: str, entry: Any, keys: Sequence[str]) -> None:
 
 
 def _links(where: str, entry: Any, nodes: dict[str, int]) -> list[Link]:
-    """Return the links of one entry: each of `from` with each of `to`."""
+    """Return the links of one entry: each node in `from` is linked to each node in `to`."""
     _known(where, entry, LINK_KEYS)
     key, alpha_s = _one_of(where, entry, "alpha_us", "alpha_s")
     alpha_s *= 1e-6 if key == "alpha_us" else 1.0
@@ -385,7 +392,7 @@ def _links(where: str, entry: Any, nodes: dict[str, int]) -> list[Link]:
     if key == "gbytes_per_s":
         if beta == 0:
             raise ClusterError(f"{where}: gbytes_per_s above 0", "0", "leave a dead link out")
-        # 25 GB/s: 1e-9 / 25 = 4e-11 s a byte.
+        # 25 GB/s: 1e-9 / 25 = 4e-11 s per byte.
         beta = 1e-9 / beta
     one_way = entry.get("one_way", False)
     if not isinstance(one_way, bool):
@@ -420,7 +427,7 @@ def _ends(where: str, entry: dict[str, Any], key: str, nodes: dict[str, int]) ->
 
 
 def _one_of(where: str, entry: dict[str, Any], *pair: str) -> tuple[str, float]:
-    """Return the one key of two that an entry has, and its number."""
+    """Return which of the two keys in `pair` an entry has, and the number there."""
     present = [key for key in pair if key in entry]
     if len(present) != 1:
         got = " and ".join(present) or "neither"
@@ -449,14 +456,14 @@ def _servers(
 
 
 def _check_reach(file: str, topology: Topology) -> None:
-    """Refuse devices that device 0 cannot reach or that cannot reach it."""
+    """Raise `ClusterError` if a device cannot be reached from device 0 or cannot reach it."""
     onward = defaultdict[int, set[int]](set)
     back = defaultdict[int, set[int]](set)
     for link in topology.links:
         onward[link.source].add(link.target)
         back[link.target].add(link.source)
     # Two searches from device 0, along the links and against them: if it reaches all, and all reach
-    # it, then each device reaches each other, by way of device 0.
+    # it, then every device reaches every other through device 0.
     for edges, verb, opposite in ((onward, "to", "from"), (back, "from", "to")):
         seen = {0}
         todo = [0]
@@ -472,13 +479,13 @@ def _check_reach(file: str, topology: Topology) -> None:
 
 # -- as text and as plain data --------------------------------------------------------------------
 SHOWN = 12
-"""Kinds of links in the text at most; the data have every link."""
+"""Largest number of link types in the text form; the data form has every link."""
 Kind = tuple[str, float, float]
-"""What a link joins, its latency in seconds, its bytes a second."""
+"""A type of link: the nodes that it connects, latency in seconds, bytes per second."""
 
 
 def kind_of(topology: Topology, link: int) -> Kind:
-    """Return a link's kind; nodes are named without their numbers: npu, host, rail."""
+    """Return the type of a link, in which nodes are named without numbers: npu, host, rail."""
     cable = topology.links[link]
     ends = sorted(family(topology.label(node)) for node in (cable.source, cable.target))
     rate = float(topology.rate_bytes_per_s[link])
@@ -492,13 +499,13 @@ def family(label: str) -> str:
 
 
 def link_kinds(topology: Topology) -> dict[Kind, int]:
-    """Return how many links, each a direction, there are of each kind."""
+    """Return the number of directed links of each type."""
     kinds = Counter(kind_of(topology, i) for i in range(len(topology.links)))
     return dict(sorted(kinds.items()))
 
 
 def topology_dict(topology: Topology) -> dict[str, Any]:
-    """Return a topology as plain data: nodes, servers, every link, bisection, gamma."""
+    """Return a topology as a dictionary for JSON: nodes, servers, links, bisection, gamma."""
     label = topology.label
     return {
         "name": topology.name,
@@ -520,7 +527,7 @@ def topology_dict(topology: Topology) -> dict[str, Any]:
 
 
 def topology_text(topology: Topology) -> list[str]:
-    """Return a topology as lines: counts, bisection, kinds of links."""
+    """Return lines of text that describe a topology: counts, bisection, types of links."""
     kinds = list(link_kinds(topology).items())
     gamma_ps = topology.gamma_s_per_byte * 1e12
     counts = f"{topology.size} devices in {len(topology.groups)} servers"

@@ -1,4 +1,4 @@
-"""A collective as data: rounds of messages between ranks, each message some blocks of the tensor.
+"""A collective as data: rounds of messages between ranks, which carry blocks of the tensor.
 
 For example a ring all-gather of 4 ranks: in each of 3 rounds rank r sends one block to rank r + 1.
 The same object is executed on arrays (`execute`) and timed on a topology (`cluster.timing`). Within
@@ -95,9 +95,9 @@ class Schedule:
     """A collective operation of `ranks` ranks by one algorithm, as rounds of messages.
 
     The tensor is divided into `blocks` equal blocks. In all_reduce, reduce_scatter and reduce every
-    rank starts with all blocks, in all_gather rank r with those of `share(r)`, in broadcast only
-    the root has any. After reduce_scatter rank r has the sum of `share(r)`. In all_to_all, block
-    s * ranks + d goes from rank s to rank d.
+    rank starts with all blocks. In all_gather rank r starts with the blocks of `share(r)`, and in
+    broadcast only the root has blocks. After reduce_scatter rank r has the sum of `share(r)`. In
+    all_to_all, block s * ranks + d goes from rank s to rank d.
     """
 
     op: str
@@ -201,7 +201,7 @@ class AlgorithmName(NamedTuple):
 
 
 def op_name(text: str) -> str:
-    """Return the operation of a spelling: "all_reduce" for allreduce, all-reduce, All_Reduce."""
+    """Return the standard name of an operation: "all_reduce" for allreduce or All-Reduce."""
     plain = re.sub(r"[^a-z]", "", text.lower())
     for op in OPS:
         if plain == op.replace("_", ""):
@@ -317,7 +317,8 @@ def _result(schedule: Schedule, memory: Values, has_block: Mask, length: int, ra
     elif schedule.op == "all_to_all":
         flat = flat.reshape(ranks, -1)[:, : length // ranks]
     elif schedule.op == "reduce_scatter":
-        # 10 elements over 4 ranks: 3, 3, 3 and 1; the two zeros that filled up the last block go.
+        # 10 elements over 4 ranks: 3, 3, 3 and 1; the two zeros that filled up the last block are
+        # dropped.
         flat = flat[: max(0, length - rank * len(flat))]
     else:
         flat = flat[:length]
@@ -325,10 +326,10 @@ def _result(schedule: Schedule, memory: Values, has_block: Mask, length: int, ra
     return result
 
 
-# -- published costs: alpha a message, beta a byte sent, gamma a byte added ------------------------
-# From Thakur, Rabenseifner and Gropp (2005), Bruck et al. (1997) and the HCCL user guide. They
-# hold where every pair has a path of its own and a device sends to all others at once; `timing`
-# agrees there and differs where links are shared or messages queue for one link.
+# -- published costs: alpha per message, beta per byte sent, gamma per byte added ------------------
+# From Thakur, Rabenseifner and Gropp (2005), Bruck et al. (1997) and the HCCL user guide. They hold
+# if every pair has a path of its own and a device can send to all others at once. Then `timing`
+# agrees with them; it differs if links are shared or messages queue for a link.
 class LinkCosts(NamedTuple):
     """The costs of links that are all equal: seconds per message, per byte sent and byte added."""
 

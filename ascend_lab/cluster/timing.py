@@ -1,26 +1,26 @@
-"""How long a collective takes on a topology, and what no schedule beats.
+"""Computes the time of a collective on a topology, and a lower bound on all schedules.
 
-Round follows round. A message starts alpha (the sum along its path) after its round begins;
-messages that leave a device by the same link are issued one after another, alpha apart. Then its
-bytes flow, all messages of the round sharing the links (`finish_times`). What
-arrives to be added takes gamma a byte more.
+Rounds run one after another. A message starts alpha (the sum along its path) after its round
+begins; messages that leave a device by the same link are issued one after another, alpha apart.
+Then its bytes flow, all messages of the round sharing the links (`finish_times`). Received bytes
+that are added take gamma per byte more.
 
     round = start + max over messages (issue + alpha + bytes / fair rate)
             + max over ranks gamma * bytes
     time  = call + sum of the rounds
 
-What a call and the start of a round cost is the topology's (`call_s`, `round_s`; mostly 0).
+The topology states the cost of a call and of the start of a round (`call_s`, `round_s`).
 
 The barrier between rounds makes this an upper bound for schedules whose ranks could run ahead.
 
-Transfers are fluids. A flow takes its rate from every resource (link) on its way. Rates are max-min
-fair: no flow can go faster without slowing one that is not faster. They change only when a flow
-starts or ends, so time goes from event to event, whatever the bytes.
+Transfers are modelled as fluid flows. A flow uses its rate on every link of its path. Rates are
+max-min fair: no flow can go faster without slowing down another flow that is at most as fast. They
+change only when a flow starts or ends, so the simulation steps from one such event to the next.
 
 A schedule is prepared for a topology so that timing it for one more size is cheap. Rounds between
-the same devices with the same counts of blocks are one pattern, worked out once. Where messages
-that share links start together, their times are straight lines in the size; only the others go
-through the events for each size.
+the same devices with the same counts of blocks form one pattern, which is analysed once. If
+messages that share links start together, their times are linear in the size; only the other
+messages need an event simulation for each size.
 """
 
 import math
@@ -38,16 +38,16 @@ Places = tuple[int, ...]
 """The device of every rank."""
 MAX_MESSAGES = 2**17
 MAX_USES = 2**23
-"""Messages of a round, links that all different rounds use: more would take minutes to time."""
+"""Largest number of messages in a round, and of links in all patterns, to be timed in minutes."""
 BUS_FACTOR = {"all_reduce": 2.0, "reduce_scatter": 1.0, "all_gather": 1.0, "all_to_all": 1.0}
-"""Bytes over the busiest wire / size, times p / (p - 1): the convention of nccl-tests."""
+"""(Bytes over the busiest link / size) * p / (p - 1), as nccl-tests defines it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTime:
-    """A collective timed: seconds in all and of each round, and the least any schedule needs.
+    """The time of a collective: total seconds, seconds of each round, and a lower bound.
 
-    In all are also those before the first round.
+    The total includes the time before the first round. No schedule is quicker than the bound.
     """
 
     op: str
@@ -60,12 +60,12 @@ class CollectiveTime:
 
     @property
     def algorithm_bandwidth(self) -> float:
-        """Bytes / seconds; 0 where no time passes."""
+        """Bytes / seconds, or 0 if the collective takes no time."""
         return self.size_bytes / self.time_s if self.time_s else 0.0
 
     @property
     def bus_bandwidth(self) -> float:
-        """Bytes a second on the busiest wire of an ideal schedule."""
+        """Bytes per second on the busiest link of an ideal schedule."""
         # 100 MB all-reduced by 8 ranks in 1 ms: 100 GB/s * 2 * 7/8 = 175 GB/s on the wire.
         share = (self.ranks - 1) / self.ranks
         factor = BUS_FACTOR[self.op] * share if self.op in BUS_FACTOR else 1.0
@@ -80,8 +80,9 @@ def time_collective(
 ) -> CollectiveTime:
     """Time a schedule of `size_bytes` (all_to_all: one rank's send buffer; all_gather: the result).
 
-    `placement[r]` is the device of rank r (default r). Nothing to move takes no time. Raises
-    `ClusterError` for negative sizes, wrong placements and devices no path joins.
+    `placement[r]` is the device of rank r (default r). If there is nothing to move, the time is 0.
+    Raises `ClusterError` for negative sizes, wrong placements, and devices without a path between
+    them.
     """
     places = placed(schedule.ranks, topology, placement)
     return timed(schedule.op, _prepared(schedule, topology, places), size_bytes, schedule.root)
@@ -97,9 +98,9 @@ def placed(ranks: int, topology: Topology, placement: Sequence[int] | None = Non
     return places
 
 
-# -- fluids ----------------------------------------------------------------------------------------
+# -- fluid flows -----------------------------------------------------------------------------------
 EPSILON = 1e-9
-"""Shares and moments that differ relatively by less are one."""
+"""Rates and times whose relative difference is smaller count as equal."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,19 +113,22 @@ class Uses:
 
     @staticmethod
     def of(paths: Sequence[Sequence[int]]) -> "Uses":
-        """Return the uses of flows that take these resources."""
+        """Return the uses of flows, given for each flow the resources on its path."""
         lengths = np.array([len(path) for path in paths], np.intp)
         flat = np.array([r for path in paths for r in path], np.intp)
         return Uses(np.repeat(np.arange(len(paths)), lengths), flat, len(paths))
 
     def only(self, kept: Mask) -> "Uses":
-        """Return the uses of some of the flows, numbered anew in order."""
+        """Return the uses of the flows in `kept` only, numbered anew in order."""
         number = np.cumsum(kept) - 1
         keep = kept[self.flow]
         return Uses(number[self.flow[keep]], self.resource[keep], int(kept.sum()))
 
     def components(self) -> Ints:
-        """Return for every flow the least flow it shares resources with, if only through others."""
+        """Return for every flow the lowest number of a flow in its connected component.
+
+        Two flows are connected if they share a resource, directly or through other flows.
+        """
         # Flows by links (0), (0, 1), (1), (2): flow 2 shares nothing with flow 0, but both share
         # with flow 1, so the labels are 0, 0, 0, 3.
         label = np.arange(self.count)
@@ -143,9 +147,9 @@ class Uses:
 def fair_rates(uses: Uses, capacity: Floats, active: Mask | None = None) -> Floats:
     """Return max-min fair rates of the active flows (others 0) by progressive filling.
 
-    Of all resources the one with the least capacity a flow fills first and fixes the rate of its
-    flows; what they leave of the others is shared on. Flows that use nothing, or only
-    resources without limit, are infinitely fast.
+    The resource with the least capacity per flow fills first and fixes the rate of its flows. The
+    capacity that remains on the other resources is shared in the same way. Flows that use nothing,
+    or only resources without limit, are infinitely fast.
     """
     rate = np.zeros(uses.count)
     open_flow = np.ones(uses.count, bool) if active is None else active.copy()
@@ -172,12 +176,12 @@ def fair_rates(uses: Uses, capacity: Floats, active: Mask | None = None) -> Floa
 
 
 def finish_times(starts_s: Floats, sizes: Floats, uses: Uses, capacity: Floats) -> Floats:
-    """Return when each flow ends that starts at `starts_s` with `sizes` to carry.
+    """Return the end time of each flow, which starts at `starts_s` and carries `sizes` bytes.
 
-    A flow of size 0 ends when it starts; one on a resource of capacity 0 never does (infinity).
+    A flow of size 0 ends when it starts; a flow on a resource of capacity 0 never ends (infinity).
     """
     # A link of 10 bytes/s and two flows of 10 bytes that start at 0 s and 1 s end at 1 s and 2 s:
-    # the first is over when the second begins.
+    # the first flow is over when the second begins.
     ends = np.array(starts_s, float)
     remaining = np.array(sizes, float)
     waiting = remaining > 0
@@ -211,9 +215,9 @@ def finish_times(starts_s: Floats, sizes: Floats, uses: Uses, capacity: Floats) 
 # -- prepared for many sizes ----------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """Messages between devices: `counts` blocks each, their links, and when their bytes start.
+    """Messages between devices: the blocks in each (`counts`), their links, and their start times.
 
-    `rates` are the links' bytes a second; `added` is the most blocks one rank adds.
+    `rates` are the links' bytes per second; `added` is the largest number of blocks a rank adds.
     """
 
     counts: Floats
@@ -224,14 +228,15 @@ class Pattern:
 
     @cached_property
     def slopes_s(self) -> Floats:
-        """Seconds a block byte of every message, were all to start at once."""
+        """Seconds per byte of a block for every message, if all messages started together."""
         return finish_times(np.zeros(len(self.starts_s)), self.counts, self.uses, self.rates)
 
     @cached_property
     def bent(self) -> tuple[Ints, Uses]:
-        """The messages whose time is no straight line, and their links.
+        """The messages whose time is not linear in the size, and their links.
 
-        They share links, if only through others, with ones that start elsewhen.
+        They share links, directly or through other messages, with messages that start at another
+        time.
         """
         label = self.uses.components()
         first_start = np.full(self.uses.count, np.inf)
@@ -242,11 +247,11 @@ class Pattern:
         return np.flatnonzero(bent), self.uses.only(bent)
 
     def ends_s(self, block_bytes: float) -> Floats:
-        """Return when each message has arrived."""
+        """Return the arrival time of each message, in seconds from the start of the round."""
         ends: Floats = self.starts_s + self.slopes_s * block_bytes
         bent, uses = self.bent
-        # A straight line holds while all flows that share links start together. The others are
-        # simulated for this size: which of them overlap depends on how long each takes.
+        # The time is linear in the size if all flows that share links start together. The others
+        # are simulated for this size: which of them overlap depends on how long each takes.
         if len(bent):
             starts = self.starts_s[bent]
             sizes = self.counts[bent] * block_bytes
@@ -254,7 +259,7 @@ class Pattern:
         return ends
 
     def floor(self, topology: Topology) -> tuple[float, float, float]:
-        """Return the last start, the first start, and seconds a block byte of the busiest link.
+        """Return (last start, first start, seconds per block byte of the busiest link).
 
         The round takes at least max(last, first + busiest * block bytes).
         """
@@ -267,7 +272,7 @@ class Pattern:
         return float(self.starts_s.max()), float(self.starts_s.min()), busiest
 
     def time_s(self, block_bytes: float, topology: Topology) -> float:
-        """Return how long the round takes: the slowest message, then the busiest rank's adding."""
+        """Return the seconds of the round: the slowest message, then the additions of a rank."""
         adding_s = self.added * block_bytes * topology.gamma_s_per_byte
         return float(self.ends_s(block_bytes).max(initial=0.0)) + adding_s
 
@@ -285,7 +290,7 @@ def pattern_of(step: Round, topology: Topology, places: Places) -> Pattern:
 
 
 def routed(step: Round, topology: Topology, places: Places) -> tuple[list[Path], Floats]:
-    """Return the links of every message and when its first byte flows.
+    """Return the links of every message and the time at which its first byte flows.
 
     Messages that leave by the same link are issued one after another, alpha apart.
     """
@@ -303,9 +308,9 @@ def routed(step: Round, topology: Topology, places: Places) -> tuple[list[Path],
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """A schedule's patterns on a topology and which of them each round is.
+    """A schedule prepared for a topology: its patterns, and the pattern of each round.
 
-    `floors`: (rounds, 4), the patterns' `floor` and the blocks their busiest rank adds.
+    `floors` is an array (rounds, 4): each pattern's `floor`, and the most blocks a rank adds.
     """
 
     algorithm: str
@@ -317,7 +322,7 @@ class Prepared:
     floors: Floats
 
     def floor_s(self, size_bytes: float) -> float:
-        """Return seconds this schedule cannot go below, without going through any events."""
+        """Return a lower bound on the seconds of this schedule, without an event simulation."""
         block_bytes = size_bytes / self.parts
         last_start, first_start, busiest, added = self.floors.T
         adding = added * self.topology.gamma_s_per_byte * block_bytes
@@ -342,7 +347,7 @@ class Prepared:
 
 
 def prepare(schedule: Schedule, topology: Topology, places: Places) -> Prepared:
-    """Return the schedule prepared; raise `ClusterError` if there is too much in it to be timed."""
+    """Return the schedule prepared for timing; raise `ClusterError` if it is too large for it."""
     pattern_numbers: dict[tuple[bytes, ...], int] = {}
     patterns: list[Pattern] = []
     which = np.zeros(len(schedule.rounds), np.int64)
@@ -370,11 +375,11 @@ def prepare(schedule: Schedule, topology: Topology, places: Places) -> Prepared:
 
 
 _prepared = lru_cache(maxsize=16)(prepare)
-"""The last schedules timed: the next size of one costs next to nothing."""
+"""The schedules that were timed last, cached: timing another size is then quick."""
 
 
 def timed(op: str, ready: Prepared, size_bytes: float, root: int = 0) -> CollectiveTime:
-    """Time a prepared schedule beside its bound; `ClusterError` for sizes that are none."""
+    """Return a prepared schedule's time and lower bound; raise `ClusterError` for a wrong size."""
     if not (math.isfinite(size_bytes) and size_bytes >= 0):
         raise ClusterError("a size of at least 0 bytes", str(size_bytes), "correct it")
     name = ready.algorithm
@@ -391,11 +396,12 @@ def timed(op: str, ready: Prepared, size_bytes: float, root: int = 0) -> Collect
 # -- bounds ---------------------------------------------------------------------------------------
 @lru_cache(maxsize=512)
 def _bounds(op: str, topology: Topology, places: Places, root: int) -> tuple[float, float]:
-    """Return seconds a byte and seconds of latency: no schedule goes below either.
+    """Return lower bounds for all schedules: seconds per byte, and seconds of latency.
 
-    Bandwidth: what each rank, and each server, must send and receive, and for all_reduce
-    2 (m - 1) n bytes over the links of all m (Patarasuk and Yuan 2009). Latency: with d links
-    out of a device, k alphas inform at most (1 + d)^k ranks; to reduce, all may send at once.
+    The bandwidth bound counts the bytes that each rank, and each server, must send and receive. An
+    all_reduce must send 2 (m - 1) n bytes over the links of all m ranks (Patarasuk and Yuan 2009).
+    The latency bound: with d links out of a device, k alphas inform at most (1 + d)^k ranks; in a
+    reduction all may send at once.
     """
     used = set(places)
     servers = [group for group in topology.groups if used.intersection(group)]
@@ -411,7 +417,8 @@ def _bounds(op: str, topology: Topology, places: Places, root: int) -> tuple[flo
     ports = max(len(topology.leaving[device]) for device in places)
     if not ports:
         return max(bounds), math.inf
-    # star:8, one port a device: 2^3 = 8 ranks know after 3 alphas of 5 us, so nothing beats 15 us.
+    # star:8, one port per device: after 3 alphas of 5 us 2^3 = 8 ranks can know, so the bound is 15
+    # us.
     steps = 1 if op == "reduce" else math.ceil(math.log(len(places), 1 + ports) - 1e-9)
     return max(bounds), steps * _least_alpha_s(topology)
 
@@ -419,7 +426,10 @@ def _bounds(op: str, topology: Topology, places: Places, root: int) -> tuple[flo
 def _parts_s_per_byte(
     op: str, share: Floats, ranks: int, home: Floats, out: Floats, into: Floats
 ) -> float:
-    """Return seconds a byte if each part has this share of the ranks; the root is at `home`."""
+    """Return seconds per byte if each part of the devices has this `share` of the ranks.
+
+    `home` is 1 for the part that holds the root, else 0; `out`, `into` are the parts' rates.
+    """
     full_tensor = np.ones(len(share))
     # 2 of 8 ranks on a server each send 6/8 of their tensor out of it: 8 * 1/4 * 3/4 = 1.5.
     crossing = ranks * share * (1 - share)
@@ -438,10 +448,10 @@ def _parts_s_per_byte(
 
 
 def _cuts(topology: Topology, parts: Sequence[Sequence[int]]) -> tuple[Floats, Floats]:
-    """Return the bytes a second that can leave and that can reach each part of the devices.
+    """Return the rates, in bytes per second, out of and into each part of the devices.
 
-    Links carry what they are rated at: what arrives of it may come to be more than is known.
-    A switch whose devices are all of one part belongs to it.
+    Links count with their rated rate, because the bound must hold even if more of it is achieved
+    than is known. A switch belongs to a part if all devices at it do.
     """
     part_of_node = np.full(topology.size + len(topology.switches), -1)
     for number, devices in enumerate(parts):
@@ -468,7 +478,7 @@ def _cuts(topology: Topology, parts: Sequence[Sequence[int]]) -> tuple[Floats, F
 
 
 def _least_alpha_s(topology: Topology) -> float:
-    """Return a latency no message between two devices can beat."""
+    """Return a lower bound on the latency of a message between two devices."""
     least_alpha = {(True, True): math.inf, (True, False): math.inf, (False, True): math.inf}
     # A way from device to device is one direct link or at least a link up and a link down: in a
     # star with 2.5 us a link no message is faster than 5 us.

@@ -1,12 +1,12 @@
-"""The machine room as data: devices, switches, directed links; routes, and the flow across.
+"""Cluster topologies as data: devices, switches and directed links, and the routes over them.
 
 Nodes are numbers: devices 0 .. p-1, then switches. A message of n bytes over one link takes
 alpha + n beta seconds; over a path the alphas add and the slowest link sets the rate.
 
-A message takes a direct link if there is one; else the quickest path through switches; else, where
-switches do not lead there, the quickest path over anything, devices passing messages on. "Quickest"
-is for `ROUTE_BYTES`, every link counted with alpha + n beta; equal paths are decided by the numbers
-of their first and last links.
+A message takes a direct link if there is one, otherwise the quickest path through switches. If no
+such path exists, it takes the quickest path through any nodes, and devices pass it on. The quickest
+path is that of a message of n = `ROUTE_BYTES` bytes, where every link costs alpha + n beta. Of
+equally quick paths the numbers of their first and last links decide.
 """
 
 import heapq
@@ -26,11 +26,11 @@ from ascend_lab.limits import shown
 
 Floats = NDArray[np.float64]
 Path = tuple[int, ...]
-"""Numbers of links."""
+"""A path, as the indices of its links."""
 Tree = dict[int, tuple[float, int]]
-"""Of every node reached: what it costs, and the last link on the way (-1 at the start)."""
+"""For every node that is reached: cost and last link of the path (-1 at the start)."""
 LONGEST_S = 1e9
-"""Latencies, and seconds a byte, beyond this are slips of units."""
+"""Largest credible latency or time per byte: a larger one is a mistake in the unit."""
 ROUTE_BYTES = 2**20
 
 
@@ -38,7 +38,7 @@ ROUTE_BYTES = 2**20
 class Link:
     """One direction of a cable: from node to node, latency, seconds per byte.
 
-    `share`: of the rate that the cable is rated at, the part that arrives; in beta already.
+    `share` is the achieved part of the cable's rated rate; beta already includes it.
     """
 
     source: int
@@ -52,9 +52,9 @@ class Link:
 class Topology:
     """Devices, switches, links; `groups` are the devices of each server, in order.
 
-    `gamma_s_per_byte` is what a device takes to add one received byte to its own; `call_s` passes
-    before the first round of a collective, `round_s` before the messages of each.
-    Raises `ClusterError` for links that lead nowhere and for times that are not numbers >= 0.
+    A device takes `gamma_s_per_byte` to add one received byte to its own. A collective takes
+    `call_s` before its first round, and `round_s` before the messages of each round. Raises
+    `ClusterError` for links that lead nowhere and for times that are not numbers >= 0.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Topology:
 
     @property
     def size(self) -> int:
-        """Devices."""
+        """The number of devices."""
         return len(self.devices)
 
     def label(self, node: int) -> str:
@@ -109,12 +109,12 @@ class Topology:
 
     @cached_property
     def alpha_s(self) -> Floats:
-        """Latency of every link."""
+        """The latency of every link, in seconds."""
         return np.array([link.alpha_s for link in self.links])
 
     @cached_property
     def rate_bytes_per_s(self) -> Floats:
-        """Bytes a second of every link; infinite where beta is 0."""
+        """The achieved rate of every link in bytes per second; infinite where beta is 0."""
         betas = np.array([link.beta_s_per_byte for link in self.links])
         with np.errstate(divide="ignore", over="ignore"):
             # beta = 1e-10 s/B is 10 GB/s.
@@ -122,15 +122,15 @@ class Topology:
 
     @cached_property
     def rated_bytes_per_s(self) -> Floats:
-        """Bytes a second that every link is rated at: no less than arrive."""
-        # A cable rated at 28 GB/s of which 17 arrive has share 0.607 and beta 1 / 17 GB/s: 17 /
-        # 0.607 = 28.
+        """The rated rate of every link in bytes per second, which is at least the achieved one."""
+        # A cable rated at 28 GB/s that achieves 17 GB/s has share 0.607 and beta 1 / 17 GB/s: its
+        # rated rate is 17 / 0.607 = 28.
         rated: Floats = self.rate_bytes_per_s / np.array([link.share for link in self.links])
         return rated
 
     @cached_property
     def between(self) -> dict[tuple[int, int], int]:
-        """The link from one node to another: of several the one with the least beta, then alpha."""
+        """The link from one node to another; of several, that with the least beta, then alpha."""
         link_numbers: dict[tuple[int, int], int] = {}
         numbered = enumerate(self.links)
         # Sorted by (beta, alpha), `setdefault` keeps the first and therefore the quickest link of a
@@ -141,14 +141,14 @@ class Topology:
 
     @cached_property
     def leaving(self) -> tuple[tuple[int, ...], ...]:
-        """For every node the links that leave it, one to each neighbour."""
+        """For every node, the links that leave it: one to each neighbour."""
         outgoing: list[list[int]] = [[] for _ in range(self.size + len(self.switches))]
         for (source, _), i in self.between.items():
             outgoing[source].append(i)
         return tuple(map(tuple, outgoing))
 
     def without(self, *dead: tuple[int, int]) -> "Topology":
-        """Return the topology after links between these nodes, (source, target), have died."""
+        """Return the topology without the links between the node pairs `dead`, (source, target)."""
         gone = set(dead)
         remaining = tuple(link for link in self.links if (link.source, link.target) not in gone)
         if len(remaining) == len(self.links):
@@ -156,7 +156,7 @@ class Topology:
         return replace(self, links=remaining)
 
     def route(self, source: int, target: int) -> Path:
-        """Return the links from one device to another; raise `ClusterError` if there is no way."""
+        """Return the links from one device to another; raise `ClusterError` without a path."""
         return self._router.route(source, target)
 
     @cached_property
@@ -164,7 +164,7 @@ class Topology:
         return _Router(self)
 
     def bisection_bytes_per_s(self) -> float:
-        """Return the rate from the first half of the devices to the second: a maximum flow.
+        """Return the maximum flow from the first half of the devices to the second half.
 
         The halves follow the numbering, so that servers stay whole where their count is even.
         """
@@ -189,7 +189,7 @@ def checked(what: str, value: Any, most: float = LONGEST_S) -> float:
     return float(value)
 
 
-# -- shapes to think with -------------------------------------------------------------------------
+# -- simple shapes --------------------------------------------------------------------------------
 def both_ways(a: int, b: int, alpha_s: float, beta_s_per_byte: float) -> tuple[Link, Link]:
     """Return the two directions of a cable."""
     return Link(a, b, alpha_s, beta_s_per_byte), Link(b, a, alpha_s, beta_s_per_byte)
@@ -198,7 +198,7 @@ def both_ways(a: int, b: int, alpha_s: float, beta_s_per_byte: float) -> tuple[L
 def star(
     count: int, alpha_s: float, beta_s_per_byte: float, gamma_s_per_byte: float = 0.0
 ) -> Topology:
-    """Return devices around one switch: alpha and beta hold from device to device."""
+    """Return `count` devices around one switch; alpha and beta hold from device to device."""
     # A message crosses two links, device to switch to device: alphas add, so each link has half.
     costs = (alpha_s / 2, beta_s_per_byte, gamma_s_per_byte)
     return _joined("star", count, costs, lambda n: ((d, n) for d in range(n)), ("switch",))
@@ -207,7 +207,7 @@ def star(
 def full_mesh(
     count: int, alpha_s: float, beta_s_per_byte: float, gamma_s_per_byte: float = 0.0
 ) -> Topology:
-    """Return devices with a link from each to each."""
+    """Return `count` devices, each linked directly to every other."""
     costs = (alpha_s, beta_s_per_byte, gamma_s_per_byte)
     return _joined("mesh", count, costs, lambda n: combinations(range(n), 2))
 
@@ -215,7 +215,7 @@ def full_mesh(
 def ring(
     count: int, alpha_s: float, beta_s_per_byte: float, gamma_s_per_byte: float = 0.0
 ) -> Topology:
-    """Return devices in a circle, each linked to the next both ways."""
+    """Return `count` devices in a circle, each linked to the next in both directions."""
     costs = (alpha_s, beta_s_per_byte, gamma_s_per_byte)
     # Two devices need one cable, not 0-1 and 1-0; one device needs none.
     return _joined("ring", count, costs, lambda n: ((a, (a + 1) % n) for a in range(n - (n <= 2))))
@@ -228,7 +228,7 @@ def _joined(
     pairs: Callable[[int], Iterable[tuple[int, int]]],
     switches: tuple[str, ...] = (),
 ) -> Topology:
-    """Return devices joined pair by pair; `costs` are alpha, beta, gamma."""
+    """Return nodes that are linked pair by pair; `costs` are alpha, beta and gamma."""
     if not isinstance(count, int) or count < 1:
         raise ClusterError("a count of devices of at least 1", repr(count), "give one")
     devices = tuple(f"npu{i}" for i in range(count))
@@ -238,7 +238,7 @@ def _joined(
 
 # -- routes ---------------------------------------------------------------------------------------
 class _Router:
-    """The routes of one topology, each found once."""
+    """Finds the routes of one topology, each only once."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -279,7 +279,7 @@ class _Router:
         return tuple(reversed(path))
 
     def _through_switches(self, source: int, target: int) -> list[tuple[float, Path]]:
-        """Join each of the source's links to a switch, that one's tree, and the target's links."""
+        """Return (cost, path) for the ways from the source over switches to the target."""
         paths = []
         for first_link in self.topology.leaving[source]:
             switch = self.topology.links[first_link].target
@@ -292,7 +292,7 @@ class _Router:
         return paths
 
     def _tree(self, start: int, *, anything: bool) -> Tree:
-        """Return the quickest ways from a node to every node (Dijkstra), or to switches only."""
+        """Return the quickest paths from a node, over all nodes or switches only (Dijkstra)."""
         key = (start, anything)
         if key in self.trees:
             return self.trees[key]
@@ -306,7 +306,7 @@ class _Router:
             done[node] = (cost, last_link)
             for i in topology.leaving[node]:
                 target = topology.links[i].target
-                # Devices do not forward where a way through switches alone exists.
+                # Devices do not forward messages if a path through switches alone exists.
                 if target not in done and (anything or target >= topology.size):
                     begin = i if first_link < 0 else first_link
                     heapq.heappush(queue, (cost + self.costs[i], target, begin, i))
@@ -346,7 +346,7 @@ def max_flow(topology: Topology, sources: Iterable[int], targets: Iterable[int])
 
 
 def _shortest(left: dict[int, dict[int, float]]) -> list[tuple[int, int]]:
-    """Return the edges of a shortest path with room from source to sink, backwards; or none."""
+    """Return the edges of a shortest path with free capacity, from sink to source; [] if none."""
     came: dict[int, int] = {}
     queue = deque([SOURCE])
     while queue and SINK not in came:

@@ -1,4 +1,4 @@
-"""The machine: chips, programs for their cores, a simulator of values and times, and layouts.
+"""A model of Ascend NPUs: chips, programs for their cores, a simulator, and tensor layouts.
 
 - `chip`: chips as TOML files; every number has its source and says how far it can be trusted.
 - `isa`: instructions and loops, the builder of kernels, and a sanitizer that finds races.

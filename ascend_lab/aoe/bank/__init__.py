@@ -1,8 +1,9 @@
 """The knowledge bank: a database of the best schedules, so that no operator is searched twice.
 
-There are two banks. The custom bank is the user's file; it lies in the folder that `TUNE_BANK_PATH`
-or else `ASCEND_CACHE_PATH` names, or else in the home folder. The built-in bank comes with the
-package and is only read. A schedule is looked up in the custom bank first.
+There are two banks. The custom bank is the user's file; it is in the folder that the environment
+variable `TUNE_BANK_PATH` or else `ASCEND_CACHE_PATH` names, or else in the home folder. The
+built-in bank comes with the package and is only read. A schedule is looked up in the custom bank
+first.
 
 A lookup is a hit or a miss. After a miss, or if `REPEAT_TUNE` asks for it after a hit, the operator
 is searched. CANN's report counts what happened::
@@ -75,7 +76,7 @@ NO_ENTRIES_REMEDY = "export a bank that has some: `aoe bank export FILE.jsonl`"
 _T = TypeVar("_T")
 
 
-# -- the built-in bank: a compressed file, one list a line, problems as hashes ---------------------
+# -- the built-in bank: a compressed file, one list per line, problems as hashes -------------------
 
 BUILTIN_FILE = Path(__file__).with_name("builtin.jsonl.gz")
 _HEADER = {"format": "ascend_lab built-in knowledge bank", "version": 1}
@@ -307,7 +308,7 @@ def repo_summary(outcomes: Iterable[Outcome]) -> Mapping[str, int]:
     return {**summary, "total_num": counts.total()}
 
 
-# -- where the custom bank lies --------------------------------------------------------------------
+# -- the path of the custom bank -------------------------------------------------------------------
 
 ROOT_VARIABLE = "TUNE_BANK_PATH"
 CACHE_VARIABLE = "ASCEND_CACHE_PATH"
@@ -319,11 +320,11 @@ def bank_file(*, make: bool = True) -> Path:
     """Return the path of the custom bank; with `make` its folder is created.
 
     The folder that `TUNE_BANK_PATH` names must exist and be readable and writable; it is never
-    created. The folders `aoe_data` in `ASCEND_CACHE_PATH` and `.ascend_lab/aoe` in the home folder
-    are. Raises `InputError` naming the variable.
+    created. The other folders, `aoe_data` in `ASCEND_CACHE_PATH` and `.ascend_lab/aoe` in the home
+    folder, are created. Raises `InputError` naming the variable.
     """
     cache = os.environ.get(CACHE_VARIABLE, "")
-    # A folder that a user names and that is missing is probably a typing error.
+    # If a folder that the user names is missing, its name is probably misspelt.
     if root := os.environ.get(ROOT_VARIABLE, ""):
         return _usable(Path(root), ROOT_VARIABLE) / FILE_NAME
     if cache:
@@ -362,8 +363,8 @@ def open_knowledge(*, resume: bool = True) -> Knowledge:
 def bank_at(path: str | Path) -> Knowledge:
     """Open a bank for reading: a custom bank, an export of one (.jsonl), or "builtin".
 
-    The built-in bank answers what the file does not. Rows and lines that cannot be read as entries
-    are skipped with a warning. Raises `InputError` if the file cannot be read.
+    For keys that the file does not have, the built-in bank is used. Rows and lines that cannot be
+    read as entries are skipped with a warning. Raises `InputError` if the file cannot be read.
     """
     if str(path) == "builtin":
         return Knowledge(None)
@@ -384,7 +385,7 @@ def bank_at(path: str | Path) -> Knowledge:
 
 
 def repeat_tune(environ: Mapping[str, str]) -> bool:
-    """Return the value of `REPEAT_TUNE`, "True" or "False" in capitals or not; False if unset."""
+    """Return the value of `REPEAT_TUNE`, "True" or "False" in any case; False if it is not set."""
     value = environ.get(REPEAT_VARIABLE, "") or "False"
     if value.lower() not in ("true", "false"):
         raise InputError(f"{REPEAT_VARIABLE} as True or False", repr(value), "unset it")

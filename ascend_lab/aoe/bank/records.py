@@ -85,7 +85,7 @@ def explained(file: Path, doing: str) -> Iterator[None]:
         name = getattr(error, "sqlite_errorname", None)
         if name is None:  # an error of the program: a closed connection, a wrong thread
             raise
-        # SQLITE_IOERR_WRITE is a kind of SQLITE_IOERR
+        # SQLITE_IOERR_WRITE is a special case of SQLITE_IOERR
         kind = name.removeprefix("SQLITE_").partition("_")[0]
         reason, remedy = _REASONS.get(kind, _DAMAGED)
         raise BankError(reason, action, " ".join(str(error).split()), remedy) from error
@@ -284,7 +284,7 @@ def better(a: BankEntry, b: BankEntry) -> BankEntry:
 def nearest(
     entries: Iterable[BankEntry], key: BankKey, features: Sequence[float], count: int
 ) -> list[BankEntry]:
-    """Return the `count` entries of the same kind, operator and chip closest to `features`.
+    """Return the `count` entries of the same `kind`, operator and chip closest to `features`.
 
     The distance is the sum of squared differences of the features. Among equally distant entries
     those for the same numbers of the chip come first, then those for the closest number of cores.
@@ -330,7 +330,7 @@ def _wrong(record: str, name: str, needed: str, got: object) -> BankError:
     return BankError("record", f"{record}.{name} must be {needed}", repr(got)[:80])
 
 
-# -- JSON Lines: one entry a line, to look at, to send and to keep in version control --------------
+# -- JSON Lines: one entry per line, to read, to send and to keep in version control ---------------
 
 MAX_LINES_FILE_BYTES = 2**28
 """Larger files of entries are refused before they are read."""
@@ -420,7 +420,7 @@ def read_file(file: str | Path) -> bytes:
         return Path(file).read_bytes()
 
 
-# -- trials of running searches, a row each --------------------------------------------------------
+# -- trials of running searches, one row per trial -------------------------------------------------
 
 
 def point_text(trial: Trial) -> str:

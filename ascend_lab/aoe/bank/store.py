@@ -1,4 +1,4 @@
-"""The custom bank's file: the best entry of each key, and the trials of unfinished searches.
+"""Reads and writes the custom bank's file: the best entry of each key, and unfinished trials.
 
 The file is a SQLite database in write-ahead mode: a commit appends to `<file>-wal`, and survives if
 the process is killed right after it. Several processes on one machine may write to the file; they
@@ -126,7 +126,7 @@ class Store:
         return "update" if current else "add"
 
     def export_jsonl(self, file: str | Path) -> int:
-        """Write all entries to `file`, one JSON object a line; return their number."""
+        """Write all entries to `file`, one JSON object per line; return their number."""
         entries = self.entries()
         records.write_lines(file, entries)
         return len(entries)
@@ -262,7 +262,7 @@ def connect(file: Path, write: bool) -> tuple[sqlite3.Connection, int]:
             return _open_with_retries(file), 0
         except sqlite3.OperationalError as error:
             kinds = sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY
-            # the low byte of an error code is its kind
+            # the low byte of an error code is its general type
             if error.sqlite_errorcode & 0xFF not in kinds or not file.is_file():
                 raise
         return _read_into_memory(file)
@@ -297,7 +297,7 @@ def _open_with_retries(file: Path) -> sqlite3.Connection:
         try:
             return _open(file)
         except sqlite3.OperationalError as error:
-            # the low byte is the kind of error: SQLITE_BUSY_RECOVERY is a kind of SQLITE_BUSY
+            # the low byte is the general type of error: SQLITE_BUSY for SQLITE_BUSY_RECOVERY
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up_s:
                 raise
             time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Tuning jobs for operators of the cube: the cycles of a tiling, first candidates, and proofs."""
+"""Tunes the operators of the cube unit: times a tiling, picks first candidates, proves optima."""
 
 import heapq
 import math
@@ -67,24 +67,24 @@ def schedule_of(shape: Shape, point: Point) -> gemm_schedule.GemmSchedule:
 
 
 def point_of(space: CubeSpace, schedule: gemm_schedule.GemmSchedule) -> Point:
-    """Return the point of a schedule, or the nearest one where the space has no such tiling."""
+    """Return the point of a schedule, or the nearest point if the space lacks its tiling."""
     row = _kind(space.shape).row(space.shape, space.chip, schedule)
     return completed(space, [word_of(name, int(row[name][0])) for name in space.names])
 
 
 @dataclass(frozen=True, slots=True)
 class CubeMeasure(CubeProblem):
-    """Maps a point to the cycles of one launch, host overhead included.
+    """Measures a point: returns the cycles of one launch, host overhead included.
 
-    Images of convolutions fill NC1HWC0 planes. `own` is the operator's default schedule where that
-    is not the one of the closed form.
+    Images of convolutions are stored as NC1HWC0 planes. `own` is the operator's default schedule if
+    it differs from the best one by the closed-form bounds.
     """
 
     own: gemm_schedule.GemmSchedule | None = None
 
     @property
     def demand(self) -> Demand | None:
-        """The room that the epilogue needs."""
+        """The on-chip memory that the epilogue needs."""
         return demand_of(self.epilogue, self.chip, ACCUMULATOR[self.shape.dtype])
 
     @property
@@ -93,8 +93,9 @@ class CubeMeasure(CubeProblem):
         return self.own or _kind(self.shape).default(self.shape, self.chip, self.epilogue)
 
     def space(self) -> CubeSpace:
-        """Return all tilings."""
-        # the space has no schedule that divides K: then it gets the closed form's default instead
+        """Return the space of all tilings."""
+        # the space has no schedule that divides K among cores: then the closed form gives the
+        # default
         default_row = self.own if self.own and self.own.split_k == 1 else True
         return cube_space(self.shape, self.chip, self.demand, default=default_row)
 
@@ -110,12 +111,12 @@ class CubeMeasure(CubeProblem):
         """Return the cycles of a point."""
         kernel = as_kernel(self.launch(point))
         roles = _kind(self.shape).roles
-        # tensors of a convolution have names of their own, x and weight; `warm` calls them a and b
+        # the tensors of a convolution are named x and weight; `warm` calls them a and b
         in_l2 = {b.name for b in kernel.tensors if roles.get(b.name, base_name(b)) in self.warm}
         return warm_cycles(kernel, self.chip, in_l2)
 
     def bound(self, point: Point) -> float:
-        """Return cycles that the point does not go below, without building its kernel."""
+        """Return a lower bound on the point's cycles, without building its kernel."""
         genes = zip(_kind(self.shape).names, point, strict=True)
         # the bounds are computed for tables: this one has a single row
         table = {n: np.array([number_of(n, value)], np.int64) for n, value in genes}
@@ -123,17 +124,17 @@ class CubeMeasure(CubeProblem):
 
 
 START_COUNT = 16
-"""So many points with the lowest bounds are timed before the search breeds others."""
+"""Number of points with the lowest bounds that are timed before the search proposes others."""
 MAX_WALKED = 1024
-"""The bounds of so many tilings are tightened by a walk, to find those points."""
+"""Number of tilings whose bounds are tightened by a walk, to find those points."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedMeasure(CubeMeasure):
-    """A measure for epilogues that read an operand of the cube again, as in y = x + conv(x).
+    """Measures points of operators whose epilogue reads a cube operand again: y = x + conv(x).
 
-    It times the lowered piece. The tensor is fetched once for both uses, and for the bounds it is
-    in `warm`: they count no fetch of it, and so remain lower bounds.
+    It times the whole kernel after lowering. The tensor is fetched once for both uses. For the
+    bounds it counts as `warm` (in L2): they contain no fetch of it, and so remain lower bounds.
     """
 
     operator: operators.Tunable | None = None
@@ -162,7 +163,8 @@ class CubeJob:
         self.divided_k_bound = self._divided_k_bound()
         self.space: CubeSpace = self.measure.space()
         self.bounds = Bounds(self.measure, self.space.genes)
-        # walking is dear, so only the 1024 tilings with the lowest closed forms are walked at once
+        # a walk (see `bound`) is slow: only the 1024 tilings with the lowest closed forms are
+        # walked
         self.lower_bounds = self.bounds.closed_form.copy()
         nearest = np.argsort(self.lower_bounds, kind="stable")[:MAX_WALKED]
         self.lower_bounds[nearest] = self.bounds.walk(nearest)
@@ -204,7 +206,7 @@ class CubeJob:
 
     @property
     def default(self) -> Point:
-        """The point of the tiling that is taken without a search."""
+        """The point of the tiling that is used without a search."""
         return point_of(self.space, self.measure.default)
 
     def points(self, choices: Sequence[lower.Choice]) -> list[Point]:
@@ -221,7 +223,7 @@ class CubeJob:
         return [self.default, *map(self.space.point, least)]
 
     def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
-        """Return cycles that no tiling of the space beats, and whether the best one was found."""
+        """Return a lower bound on the cycles of all tilings, and whether the best one was found."""
         lower_bounds, best = self._untimed_bounds(
             # a point that could not be built has no time: it keeps its bound
             {t.point: t.cost for t in trials if t.cost < np.inf}
@@ -233,7 +235,7 @@ class CubeJob:
         """Return the untimed points whose bound is below the best time, the lowest bound first."""
         lower_bounds, best = self._untimed_bounds(costs)
         rows = np.flatnonzero(lower_bounds < best)
-        # few enough to walk them all: tighter bounds drop some more
+        # few enough to walk them all: the tighter bounds exclude some more
         if len(rows) <= 2 * MAX_WALKED:
             self.lower_bounds[rows] = lower_bounds[rows] = self.bounds.walk(rows)
             rows = rows[lower_bounds[rows] < best]
@@ -249,7 +251,7 @@ class CubeJob:
 
 
 FIRST_CHUNK = 512
-"""The first walk tightens the bounds of so many tilings at once, each later one twice as many."""
+"""Number of tilings whose bounds the first walk tightens; each later walk takes twice as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +270,7 @@ class Proof:
 
     @property
     def gap(self) -> float:
-        """How far above the bound the best is at most: cycles / lower_bound - 1."""
+        """How far the best point is above the bound: cycles / lower_bound - 1."""
         # 10,500 cycles above a bound of 10,000: 5 %
         return self.cycles / self.lower_bound - 1.0
 
@@ -276,8 +278,8 @@ class Proof:
 class _BranchAndBound:
     """Branch and bound over the rows of a table.
 
-    Rows wait in `order`, sorted by their closed-form bounds, until a walk tightens the bounds and
-    moves the rows to `heap`. A row at the top of the heap is simulated.
+    Rows of the table are first in `order`, sorted by their closed-form bounds. A walk tightens the
+    bounds of some rows and moves them to `heap`. The row at the top of the heap is simulated next.
     """
 
     def __init__(self, space: CubeSpace, bounds: Bounds, timed: workers.Measure) -> None:
@@ -365,9 +367,9 @@ def tiling_of(dtype: str, point: Point) -> gemm_schedule.GemmSchedule:
 
 
 class TableJob:
-    """A job whose space is a list of tilings, those that the default is chosen from.
+    """A job whose space is a short list of tilings, from which also the default is chosen.
 
-    `found` holds the tilings of each kind of window, each tried in every loop order of `orders`.
+    `found` holds the tilings of each type of window, each tried in every loop order of `orders`.
     The only lower bound is that of the cubes' peak rate.
     """
 
@@ -411,7 +413,7 @@ class TableJob:
         return []
 
     def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
-        """Return the cycles of the products at the cubes' peak, and whether all was timed."""
+        """Return the cycles of the products at the cubes' peak, and whether all points ran."""
         chip = self.operator.chip
         # macs / (macs per cycle and core * cores), rounded up
         busy = -(-self.macs // (chip.macs_per_cycle(self.shape.dtype) * chip.core_count))

@@ -1,4 +1,4 @@
-"""Certified lower bounds on the simulated cycles of every tiling of a space.
+"""Computes certified lower bounds on the simulated cycles of every tiling of a space.
 
 There are three, each tighter and more expensive than the one before: closed forms for the whole
 table; a walk through the kernels of some tilings at once; and the simulator itself. All include the
@@ -9,8 +9,9 @@ waits and durations of a kernel's pipes. Where it leaves out a detail (room in U
 a tile, the latency of operands per channel), a wait is missing and none is added. So its times are
 at most those of the simulator, and in most kernels equal to them.
 
-Of 60 products and convolutions of random shapes, chips and epilogues, 57 are proven optimal within
-200 trials with the walk and 32 with closed forms alone, which take 4.7 times as long to tune.
+In a test with 60 products and convolutions of random shapes, chips and epilogues, 57 were proven
+optimal within 200 trials with the walk, and 32 with closed forms alone, which took 4.7 times as
+long.
 """
 
 from collections.abc import Collection
@@ -36,7 +37,7 @@ from ascend_lab.operators import kernels
 from ascend_lab.operators.kernels.epilogue import Epilogue
 
 PIPES = ("load", "feed", "cube", "drain", "store")
-"""MTE2, MTE1, M, what empties L0C (V or FIX), MTE3."""
+"""The pipes MTE2, MTE1 and M, the pipe that empties L0C (V or FIX), and MTE3."""
 LOOPS = ("k", "stage", "inner", "outer", "bundle")
 
 
@@ -382,7 +383,7 @@ class Walk:
             & ~w.bypass_b
             & (~w.keeps_b | (last & (~w.keeps_b_throughout | (p["outer"] == self.outer - 1))))
         )
-        # the operand that an outer loop keeps is given back last: where A is kept, B goes first
+        # the operand that an outer loop keeps is freed last: if A is kept, B is freed first
         b_first = b & w.keeps_a & ~w.keeps_b
         for name, where in (("b1", b_first), ("a1", a), ("b1", b & ~b_first)):
             f = np.where(self.shares_slots & (name == "b1"), 0, self.flag)
@@ -522,15 +523,15 @@ class Bounds:
 
     @cached_property
     def turns(self) -> Array:
-        """Turns of the cube on one core, per row."""
+        """The turns of the cube on one core, for each row."""
         w = self.job.work
         return pipe_work.turns_of(self.job) * w.m_tiles * w.n_tiles * w.bundles
 
 
 def _memory_cycles(job: CubeWork, drain_work: DrainWork, warm: Collection[str]) -> Floats:
-    """Return the cycles device memory needs: each cold operand read once, results beyond L2's size.
+    """Return the cycles that device memory takes for the bytes of each tiling.
 
-    (cold bytes + max(0, result bytes - L2 bytes)) / memory rate
+    (bytes of operands not in L2 + max(0, result bytes - L2 bytes)) / memory rate
     """
     chip = job.chip
     elements = job.out_pixels * job.out_blocks * isa.FRACTAL

@@ -1,12 +1,12 @@
-"""The space of a convolution's tilings.
+"""Builds the search space of a convolution's tilings, as a table of decisions (genes).
 
-The genes in the order of decision: core grid, kind of window, tile of pixels and of output
+The genes in the order of decision: core grid, type of window, tile of pixels and of output
 channels, loop order, channel blocks in a stage, K tile, slots of L1 and of L0. Sizes are in
 fractals.
 
 Pixel tiles divide the image as evenly as possible or hold whole rows of it. As in a product, the
 smallest of the channel tiles that give every core the same number of tiles represents the others,
-and two slots represent one where both fit. Stages and K tiles divide the depth as evenly as
+and if two slots fit, one slot is left out. Stages and K tiles divide the depth as evenly as
 possible.
 """
 
@@ -42,7 +42,7 @@ CONV_NAMES = (
 
 
 STRIP, STACKED = map(space.TEXT_GENES["window"].index, ("strip", "stacked"))
-"""Kinds of windows by number, after flat ones."""
+"""Numbers of the window types "strip" and "stacked"; 0 is "flat"."""
 
 
 def conv_space(
@@ -71,7 +71,7 @@ def conv_space(
         table = cross_product(table, {"order": np.arange(2)})
         table = rows_at(table, canonical_order(shape, table) == table["order"])
         table = space.with_l1_slots(table, chip, table["a"], table["b"])
-        # `check_conv` also asks that the K tiles of all slots fit L1, as those of a product do
+        # `check_conv` also requires that the K tiles of all slots fit L1, as those of a product do
         tiles = (table["a_l1"] * table["m"] + table["b_l1"] * table["n"]) * table["k"]
         table = rows_at(table, tiles * area_of(shape.dtype) <= chip.buffers["L1"])
         if len(table["m"]) < most:
@@ -81,7 +81,7 @@ def conv_space(
 
 
 def pixel_tiles(shape: ConvShape, max_tile: int, ratio: float, *, strip: bool) -> Array:
-    """Return the heights of pixel tiles, in fractals."""
+    """Return the heights of pixel tiles to try, in fractals (blocks of 16 pixels)."""
     oh, ow = shape.out_hw
     if strip:
         # a strip lies in one row: 56 columns are 4 fractals, in tiles of 4, 2 or 1
@@ -96,7 +96,7 @@ def pixel_tiles(shape: ConvShape, max_tile: int, ratio: float, *, strip: bool) -
 
 
 def _pixel_options(shape: ConvShape, chip: Chip, max_tile: int, ratio: float) -> Columns:
-    """Return the (window, m, rows) of all ways to divide the pixels over rows of cores."""
+    """Return a table (window, m, rows) of all ways to divide the pixels over rows of cores."""
     options = set()
     kinds = {0: True, STRIP: not shape.lanes, STACKED: stacked(shape) != shape}
     for window in (kind for kind, is_possible in kinds.items() if is_possible):
@@ -113,7 +113,7 @@ def _pixel_options(shape: ConvShape, chip: Chip, max_tile: int, ratio: float) ->
 
 
 def _channel_options(shape: ConvShape, chip: Chip, max_tile: int, ratio: float) -> Columns:
-    """Return the (cols, n) of all ways to divide bundles and channels over columns of cores."""
+    """Return a table (cols, n) of all ways to divide channels over columns of cores."""
     bundle = bundles_of(shape)
     options = set()
     for cols in space.core_counts(chip.core_count, ratio):
@@ -130,9 +130,10 @@ def _channel_options(shape: ConvShape, chip: Chip, max_tile: int, ratio: float) 
 
 
 def column_shares(bundle: Bundles, cols: int) -> tuple[int, int]:
-    """Return how many shares the bundles are divided into, and the columns that divide each bundle.
+    """Return (shares of the bundles, columns of cores that divide the channels of each bundle).
 
-    8 columns for 2 bundles: 2 shares, and 4 columns divide the channels of a bundle.
+    A bundle is a set of channel groups that are computed together. 8 columns for 2 bundles: 2
+    shares, and 4 columns divide the channels of a bundle.
     """
     shares = len(chunks(bundle.count, 1, min(cols, bundle.count)))
     return shares, max(1, cols // shares)
@@ -176,8 +177,8 @@ def _depths(shape: ConvShape, chip: Chip, table: Columns, ratio: float) -> Colum
     # the stage of the whole depth must not be thinned out: with it an operand can stay in L1
     stages = np.union1d(space.thinned(space.even_sizes(c1), ratio), [c1])
     lists = []
-    # K tiles of a stage; where whole K tiles cover a longer stage, that one represents it: with one
-    # tap, K tiles of 2 cover 4 channel blocks, not 3
+    # K tiles of a stage; if whole K tiles also cover a longer stage, only the longer one is in the
+    # table: with one tap, K tiles of 2 cover 4 channel blocks, so that 3 is left out
     for stage in stages:
         k = space.thinned(space.even_sizes(int(stage) * taps), ratio)
         lists.append(
@@ -192,12 +193,12 @@ def _depths(shape: ConvShape, chip: Chip, table: Columns, ratio: float) -> Colum
 
 
 def shape_for_window(shape: ConvShape, window: int) -> tuple[ConvShape, bool]:
-    """Return the convolution as a kind of window sees it, and whether its tiles are strips."""
+    """Return the convolution for a type of window, and whether its tiles are strips of a row."""
     return stacked(shape) if window == STACKED else shape, window == STRIP
 
 
 def _by_window(shape: ConvShape, t: Columns, value: Callable[[ConvShape, bool, int], int]) -> Array:
-    """Return the value of each row's tile of pixels, by its height and kind of window."""
+    """Return a value for each row of the table, from its pixel tile's height and window type."""
     distinct, _, row = space.distinct_rows([t["window"], t["m"]])
     values = [
         value(*shape_for_window(shape, window), m)
@@ -207,7 +208,7 @@ def _by_window(shape: ConvShape, t: Columns, value: Callable[[ConvShape, bool, i
 
 
 def l1_bytes(shape: ConvShape, t: Columns) -> tuple[Array, Array, Array]:
-    """Return the bytes of one slot of rows and one of weights, and their sum: the least L1."""
+    """Return the bytes of a slot of rows, of a slot of weights, and their sum, the least L1."""
     pixel = shape.pixel_bytes
     area = area_of(shape.dtype)
     window = _by_window(

@@ -1,4 +1,4 @@
-"""The work of each pipe under every tiling, and the lower bounds in closed form that follow.
+"""Computes each pipe's work under every tiling, and from it lower bounds in closed form.
 
 For every pipe
 
@@ -10,9 +10,9 @@ uses) / s is another bound. The sums leave out two costs, the rounding up to who
 extra cost of short tiles, so they stay below the simulator's.
 
 On chips that couple a vector unit with the cube, a finished tile leaves L0C piece by piece through
-UB, where the epilogue is computed. On the others the fix pipe does all of it in one copy.
+UB, where the epilogue is computed. On the other chips the fix pipe does both in one copy.
 
-Names of the work (units, stages, taps, bundles, ...) are those of `CoreWork`.
+The terms units, stages, taps and bundles are defined in `work.CoreWork`.
 """
 
 from collections.abc import Collection
@@ -76,7 +76,7 @@ class DrainWork:
 def drain_work_of(
     job: CubeWork, epilogue: Epilogue | None, out_dtype: str, warm: Collection[str] = ()
 ) -> DrainWork:
-    """Return the drain of each tiling; L2 holds all operands of the epilogue if one is `warm`."""
+    """Return the drain work of each tiling; if one epilogue operand is `warm`, L2 holds all."""
     chip = job.chip
     work = job.work
     sums_dtype = ACCUMULATOR[job.dtype]
@@ -117,10 +117,10 @@ class _OperandCosts(NamedTuple):
 
 
 def _operand_costs(job: CubeWork, is_warm: bool, channel_reads: Array) -> _OperandCosts:
-    """Return the costs of reading operands; if `is_warm`, L2 holds all of them.
+    """Return the costs of reading the epilogue's operands; if `is_warm`, L2 holds all of them.
 
-    Otherwise tiles of operands come from device memory, and of the copies of numbers per channel
-    one in `channel_reads`, all others from L2.
+    Otherwise tiles of operands come from device memory. Of `channel_reads` copies of numbers per
+    channel, one comes from device memory and all others come from L2.
     """
     chip = job.chip
     path = chip.path("GM", "UB" if chip.combined else "L1")
@@ -208,7 +208,7 @@ def weights_stay_in_l0b(job: CubeWork) -> Mask:
 
 
 def shared_slots(job: CubeWork) -> Array:
-    """Return how many slots a convolution's rows and weights share in L1; 0 where they do not."""
+    """Return how many slots a convolution's rows and weights share in L1; 0 if they share none."""
     work = job.work
     slots_are_shared: Mask = (
         job.is_conv & (work.stage < work.units) & (work.a_l1 == 2) & (work.b_l1 == 2)
@@ -237,7 +237,7 @@ def l1_to_l0_cycles(job: CubeWork, m: Array, n: Array, depth: Array) -> tuple[Ar
 def vector_cycles(drain_work: DrainWork, chip: Chip, count: Array, run: Array) -> Array:
     """Return the cycles of all steps of the epilogue on a piece of `count` blocks of `run`.
 
-    A kernel may pad the blocks to whole repeats where that is quicker: the result is the minimum.
+    A kernel may pad the blocks to whole repeats if that is quicker: the result is the minimum.
     """
     # a repeat of 256 bytes holds 128 elements of fp16
     whole_repeats = ceil_div_array(run, chip.vector_bytes_per_repeat // 2) * (
@@ -300,8 +300,8 @@ class Busy:
     """The cycles of work of each pipe on one core.
 
     MTE2 loads A, B and the epilogue's operands (`load_*`); MTE1 feeds A and B from L1 to L0
-    (`feed_*`); the cube multiplies; V or the fix pipe drains L0C; MTE3 stores to GM where that is
-    a hop of its own. `a_copies` and `b_copies` count the loads from GM.
+    (`feed_*`); the cube multiplies; V or the fix pipe drains L0C; MTE3 stores to GM on chips where
+    the drain ends in UB. `a_copies` and `b_copies` count the loads from GM.
     """
 
     load_a: Floats
@@ -390,7 +390,7 @@ def _loads(job: CubeWork) -> tuple[Floats, Floats, Array, Array]:
     staged_b_copies = work.bundles * b_tile_reads * np.where(work.keeps_b, 1, stages)
     a_copies = np.where(work.bypass_a, a_tile_reads * turns, staged_a_copies)
     b_copies = np.where(work.bypass_b, b_tile_reads * turns, staged_b_copies)
-    # past L1, B comes one row of fractals at a time, each with a startup of its own
+    # if B bypasses L1, it is copied one row of fractals at a time, each with a separate startup
     b_copy_starts = np.where(work.bypass_b, b_tile_reads * depth, staged_b_copies)
     a_bytes = work.bundles * a_reads_per_tile * work.unit_sum * work.units
     b_bytes = work.bundles * b_reads_per_tile * work.core_n * depth * fractal_bytes

@@ -1,4 +1,4 @@
-"""Tables of genes, and the space of a matrix product's tilings that grows gene by gene.
+"""Builds the search space of a matrix product's tilings, as a table of decisions (genes).
 
 A table has a column for each gene and a row for each tiling. The genes in the order of decision:
 core grid, L0 tile, loop order, which operand stays in L1, which bypasses L1, K tile, K tiles in a
@@ -8,10 +8,10 @@ The space leaves out only tilings that cannot win:
 - Of all tile sizes that give every core the same number of tiles, the smallest represents the
   others, because each of its instructions is as short or shorter. 10 fractals on 2 cores: tiles of
   3 and of 4 both give 2 tiles to a core, so 4 is left out.
-- Two slots represent one where both fit: no wait gets longer, and the flags of the second slot
-  cost a few cycles at most.
-- The loop order changes nothing where no operand stays in L1, all tiles are equal, and everything
-  fits L2.
+- If two slots fit, one slot is left out: with two no wait gets longer, and the flags of the second
+  slot cost a few cycles at most.
+- Only one loop order is kept if no operand stays in L1, all tiles are equal, and everything fits
+  L2: the order then has no effect.
 - K tiles and stages divide K as evenly as possible, with one size for each number of parts.
 """
 
@@ -81,7 +81,7 @@ def thinned(values: Array, ratio: float) -> Array:
 
 
 def core_counts(core_count: int, ratio: float) -> list[int]:
-    """Return how many cores may share a side, thinned out; 1 and all of them are there."""
+    """Return the numbers of cores to try along a side, thinned out; 1 and all are included."""
     counts: list[int] = np.union1d(
         thinned(np.arange(1, core_count + 1), ratio), [core_count]
     ).tolist()
@@ -140,7 +140,7 @@ def with_column(table: Columns, name: str, lists: Sequence[Array], which: Array)
 class CubeSpace(TableSpace):
     """All tilings of one cube operator on one chip; `genes` are the columns by name, as numbers.
 
-    `chip.buffers` are those left to the operands after the epilogue has taken its `demand`.
+    `chip.buffers` are the bytes that remain for the operands after the epilogue's `demand`.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ def gemm_space(
 
 
 def area_of(dtype: str) -> int:
-    """Bytes of a fractal of an operand."""
+    """Return the bytes of a fractal of an operand."""
     return FRACTAL * c0_of(dtype) * DTYPE_BYTES[dtype]
 
 
@@ -305,7 +305,7 @@ def _orders_and_slots(
         genes = {n: np.full_like(table["m"], v) for n, v in zip(LOOP_GENES, choice, strict=True)}
         t = table | genes
         agreements = [t[name] == column for name, column in _canonical(shape, t).items()]
-        # order nm is left out where it changes nothing, unless B stays in L1 with it
+        # order nm is left out if it has no effect, unless B stays in L1 with it
         agreements += [~alike] if choice[0] and not choice[1] else []
         canonical_rows = rows_at(t, np.all(agreements, axis=0))
         parts.append(with_l1_slots(canonical_rows, chip, *slot_bytes(shape, canonical_rows)))
@@ -313,7 +313,7 @@ def _orders_and_slots(
 
 
 def _order_is_irrelevant(shape: GemmShape, chip: Chip, demand: Demand | None, t: Columns) -> Mask:
-    """Tell where the loop order changes nothing: equal tiles on the largest core, all in L2."""
+    """Tell where the loop order has no effect: equal tiles on the largest core, all in L2."""
     m1, k1, n1 = shape.fractals
     stored = demand.stored_bytes + demand.loaded_bytes if demand else DTYPE_BYTES[shape.out_dtype]
     total_bytes = (m1 + n1) * k1 * area_of(shape.dtype) + m1 * n1 * FRACTAL * FRACTAL * stored
@@ -407,7 +407,7 @@ def gemm_row(shape: GemmShape, _: Chip, schedule: GemmSchedule) -> Columns:
     n = schedule.base_n // FRACTAL
     rows = chunks(m1, m, schedule.grid_rows)
     cols = chunks(n1, n, schedule.grid_cols)
-    k = min(max(schedule.base_k // c0_of(shape.dtype), 1), k1)  # schedules of other formats too
+    k = min(max(schedule.base_k // c0_of(shape.dtype), 1), k1)  # also for other number formats
     genes: dict[str, int | str] = {
         "rows": len(rows),
         "cols": len(cols),
@@ -421,10 +421,10 @@ def gemm_row(shape: GemmShape, _: Chip, schedule: GemmSchedule) -> Columns:
         **{name: getattr(schedule, f"{name}_slots") for name in SLOT_GENES},
     }
     row = {name: np.array([number_of(name, genes[name])], np.int64) for name in GEMM_NAMES}
-    for name in "ab":  # slots nobody uses
+    for name in "ab":  # slots that are not used
         row[f"{name}_l1"] = np.where(uses(row, "bypass", name), 2, row[f"{name}_l1"])
     row |= _canonical(shape, row)
-    # an operand that stops being kept may change what else is the same
+    # if an operand is no longer kept, other genes may have become irrelevant
     return row | _canonical(shape, row)
 
 

@@ -1,7 +1,7 @@
-"""The work of one core under every tiling of a table, as arrays: sizes, trip counts, load costs.
+"""Computes the work of the busiest core under every tiling of a table, as arrays.
 
-The core is one with the most work. Its tiles of pixels (or rows of A) are listed one after another
-in `Sides`; `first` is the index at which a tiling's list begins.
+The arrays hold sizes, trip counts and costs of loads. Its tiles of pixels (or rows of A) are listed
+one after another in a `TileList`; `first` is the index at which a tiling's list begins.
 """
 
 from collections.abc import Collection
@@ -49,7 +49,7 @@ class TileList:
     """Tiles along m, the lists of many tilings end to end.
 
     A tile has `fractals`, `pixels`, and `unit_bytes` to load for each unit of depth. `runs` counts
-    its stretches of contiguous pixels in memory, each of which takes a copy of its own.
+    its stretches of contiguous pixels in memory, each of which needs a separate copy.
     """
 
     fractals: Array
@@ -71,12 +71,14 @@ class Load:
 class CoreWork:
     """The work of one core, an array entry for each tiling.
 
-    The core computes `m_tiles` x `n_tiles` tiles, `bundles` times. Its `core_n` blocks of columns
-    are in tiles of `n`, the last of `n_last`. The depth has `units` of `taps` fractals of K, with
-    `stage` units in a stage and `k` fractals in a K tile. `n_is_outer` means order nm. `keeps_a`
-    and `keeps_b` tell which operand an outer loop keeps in L1, `keeps_b_throughout` that B stays
-    for all m tiles in order mn; `bypass_a` and `bypass_b` tell which operand bypasses L1. `a_l1` ..
-    `b_l0` are numbers of slots. `ragged` cores begin at various positions of several images.
+    The core computes `m_tiles` x `n_tiles` tiles, `bundles` times (a bundle is a set of channel
+    groups; products have one). Its `core_n` blocks of columns are in tiles of `n`, the last of
+    `n_last`. The depth has `units` of `taps` fractals of K: a unit is a channel block with all taps
+    of the kernel, or in a product one fractal. A stage, the part of the depth in an L1 slot, has
+    `stage` units; a K tile has `k` fractals. `n_is_outer` means order nm. `keeps_a` and `keeps_b`
+    tell which operand an outer loop keeps in L1, `keeps_b_throughout` that B stays for all m tiles
+    in order mn; `bypass_a` and `bypass_b` tell which operand bypasses L1. `a_l1` .. `b_l0` are
+    numbers of slots. `ragged` cores begin at various positions of several images.
     """
 
     rows: Array
@@ -130,7 +132,7 @@ class CubeWork:
 
 
 def load_of(chip: Chip, reads: Array, once: Array | int, cores: Array) -> Load:
-    """Return the cost of loading `reads` bytes of which `once` are distinct, as the simulator does.
+    """Return the cost of loading `reads` bytes, `once` of them distinct, as in the simulator.
 
     The first read of a byte comes from device memory and all others from L2, so the mean cost of a
     byte is f * memory + (1 - f) * L2 with f = once / reads. All cores share both rates.
@@ -170,7 +172,7 @@ def gemm_work(shape: GemmShape, chip: Chip, t: Columns, warm: Collection[str] = 
     keep_a = uses(t, "keep", "a")
     keep_b = uses(t, "keep", "b")
     tile_list, first = _tile_list(core_m, t["m"], area)
-    # A is read once for every tile of n; where it stays in L1, once for every column of cores
+    # A is read once for every tile of n; if it stays in L1, once for every column of cores
     reads_a = m1 * k1 * area * np.where(keep_a, t["cols"], n_all)
     reads_b = n1 * k1 * area * np.where(keep_b, t["rows"], m_all)
     nowhere = np.zeros(len(cores), bool)
@@ -211,7 +213,7 @@ def gemm_work(shape: GemmShape, chip: Chip, t: Columns, warm: Collection[str] = 
 
 
 def _tile_list(owned_fractals: Array, tile: Array, area: int) -> tuple[TileList, Array]:
-    """List the tiles of every (own, tile) pair: full ones, then the tail.
+    """List the tiles of every pair (fractals owned, tile height): full tiles, then the tail.
 
     10 fractals in tiles of 4 are listed as 4, 4, 2.
     """
@@ -337,7 +339,7 @@ def _pixels(shape: ConvShape, t: Columns) -> tuple[TileList, Columns]:
         # the images of a batch have the same tiles: their lists are joined
         all_tiles = [np.tile(column, seen.n) for column in listed]
         tile_counts = np.array(chunks(len(all_tiles[0]), 1, rows), np.intp)
-        # each row of cores takes a contiguous stretch of tiles; find the one with most to load
+        # each row of cores takes a contiguous stretch of tiles; find the row with the most to load
         ends: Array = np.cumsum(tile_counts)
         # with tile counts (3, 2) the ends are 3 and 5, the sums begin at 0 and 3
         loads: Array = np.add.reduceat(all_tiles[2], ends - tile_counts)

@@ -1,11 +1,11 @@
-"""The plan of a gradient split: the best split, baselines to compare with, forms for frameworks.
+"""Plans which gradients share an all-reduce: best split, baselines, settings for frameworks.
 
 The baselines are other ways to split, by name:
 
 | name | rule | source |
 |---|---|---|
 | one_bucket | everything in one all-reduce | |
-| per_layer | one all-reduce a gradient | |
+| per_layer | one all-reduce per gradient | |
 | hccl_default | 96.54 % of the bytes, then 3.46 % | HCCL's Python API, gradient splitting |
 | ddp_25mb | 25 MiB, the first 1 MiB; closed when reached | PyTorch DDP, `reducer.hpp` |
 | best_threshold | the best single bucket size, tried in steps of a factor 1.41 | |
@@ -64,7 +64,7 @@ def per_layer(table: Table, cost: Cost) -> Split:
 
 
 def hccl_default(table: Table, cost: Cost) -> Split:
-    """Return two buckets, cut where the first is closest to 96.54 % of the bytes."""
+    """Return two buckets, of which the first is as close as possible to 96.54 % of the bytes."""
     sums = table.sums_bytes
     # Of sizes 10, 60, 25, 5 the running sums are 10, 70, 95, 100 %: 95 is nearest to 96.54.
     cut = int(np.argmin(np.abs(sums[1:] - HCCL_FIRST_SHARE * sums[-1])))

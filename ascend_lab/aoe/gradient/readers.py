@@ -1,4 +1,4 @@
-"""Read the gradients of a training step from a file, with their sizes and ready times.
+"""Reads the gradients of a training step from a file, with their sizes and ready times.
 
 - A CSV table: a header, then one row per gradient in backward order. The columns are `name`,
   `ready_us`, `bytes` and, if wanted, `dtype`; `ready_us` must not fall from row to row. The columns
@@ -64,7 +64,7 @@ def _gradient(where: str, name: str, ready_s: float, size: float, dtype: str) ->
     # 1e6 is a whole number of bytes, 0.5 is not
     if not (0 <= size <= MAX_BYTES and size == int(size)):
         raise InputError(f"{where}: a whole number of bytes, at least 0", str(size), "round it")
-    # where no row has a format, any single one will do: no bucket is cut at a change
+    # if no row has a format, any single one will do: no bucket is cut at a change of format
     return Gradient(name, ready_s, int(size), dtype or "fp16")
 
 

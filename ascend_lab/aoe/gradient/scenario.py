@@ -1,4 +1,4 @@
-"""Gradient splits if all-reduces disturb each other and the backward pass: evaluation and search.
+"""Evaluates and searches gradient splits if all-reduces slow each other and the backward pass.
 
 Dynamic programming (`splits`) assumes one all-reduce at a time that slows nothing down. Here up to
 `streams` all-reduces run at once, in the order of their buckets. Their startups do not disturb each
@@ -67,7 +67,7 @@ def evaluate(
     """Return the time in seconds at which backward is over and everything is sent.
 
     It is the mean over the samples. With one stream, no slowdown and no noise it is the end that
-    `plan` minimises.
+    `planning.plan` minimises.
     """
     table = splits.table_of(rows)
     return scorer(table, scenario)(cluster.checked(segments, table.count))
@@ -184,7 +184,7 @@ def improve(
     """Search for the best split in a scenario, by trying at most `budget` splits.
 
     The first ones are the results of dynamic programming and the baselines, so that the result is
-    not worse than these, if the budget suffices to try them. Raises as `plan`.
+    not worse than these, if the budget suffices to try them. Raises as `planning.plan`.
     """
     if budget < 1:
         raise errors.InputError("a budget of at least 1", str(budget), "raise it")

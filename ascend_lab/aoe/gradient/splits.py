@@ -1,4 +1,4 @@
-"""The best split of a sequence of gradients into buckets, by dynamic programming.
+"""Finds the best split of a sequence of gradients into buckets, by dynamic programming.
 
 A bucket is a run of consecutive gradients that one all-reduce sends. A split is a tuple of buckets,
 each given as (first, last), both inclusive and counted from 0: ((0, 2), (3, 3)) for 4 gradients.

@@ -1,4 +1,4 @@
-"""Read the gradients of one backward pass from a trace of the PyTorch profiler.
+"""Reads the gradients of one backward pass from a trace of the PyTorch profiler.
 
 A trace in Chrome's format, written by Kineto (`ParamCommsUtils.hpp`, `saveNcclMeta` in
 `profiler/util.cpp`), contains these events:
@@ -124,7 +124,7 @@ def _source(
     _check_shapes(path, timed)
     accumulations = [e for e in shaped if e.get("name") == ACCUMULATE_NAME]
     older = [e for e in shaped if str(e.get("name")).endswith(":all_reduce")]
-    # kinds of events, the one with the most exact times first
+    # types of events, starting with the most exact times
     sources: list[tuple[list[Event], Callable[[str, int, Event], Row]]] = [
         (kernels, _reduce_row),
         # with a device these times only say when the host issued work: the last choice then

@@ -1,4 +1,4 @@
-"""Search methods: each proposes points of a space, learns their costs, and proposes the next ones.
+"""Search methods: each proposes points of a space, learns their costs, then proposes more points.
 
 Every search is a function or a callable object with one signature: it takes (space, random
 generator, points to try first) and yields batches of points; the driver (`aoe.drive`) sends their

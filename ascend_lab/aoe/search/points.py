@@ -1,4 +1,4 @@
-"""Searches from point to point: exhaustive, random, iterated local search, annealing, genetic.
+"""Search methods on complete points: exhaustive, random, local search, annealing, genetic.
 
 Iterated local search (H. R. Lourenco, O. C. Martin, T. Stuetzle, "Iterated Local Search", 2003):
 walk to better neighbours until there is none, then jump some decisions away and walk again.
@@ -246,8 +246,8 @@ class Genetic:
 
     - first: points of the first generation
     - measured: points of every later generation, of which `immigrants` are random
-    - population: only so many of the best points may become parents
-    - tournament: a parent is the best of so many points drawn from the population
+    - population: the number of best points that may become parents
+    - tournament: the number of random points of the population of which the best becomes a parent
     - children: number of children, of which a share `crossover` has two parents
     - screened: the children to measure are chosen by a model of the costs, else at random
     - caution: those with the lowest mean - k * deviation of the predicted cost are chosen; k rises

@@ -1,8 +1,8 @@
-"""Searches over prefixes: branch and bound, and Monte-Carlo tree search.
+"""Search methods on prefixes of points: branch and bound, and Monte-Carlo tree search.
 
 A prefix has values for the first decisions of a point. Both searches grow a tree whose nodes are
-prefixes: the children of (128,) are (128, 16), (128, 32), ... What is decided first restricts the
-later decisions.
+prefixes: the children of (128,) are (128, 16), (128, 32), ... Earlier decisions restrict the later
+ones.
 
 Branch and bound expands the prefix with the lowest certified bound first (A. H. Land, A. G. Doig,
 "An Automatic Method of Solving Discrete Programming Problems", 1960).
@@ -98,7 +98,7 @@ class BranchAndBound:
 
 # -- Monte-Carlo tree search ----------------------------------------------------------------------
 ELITE_COUNT = 10
-"""So many of the best points lend their later decisions to other prefixes."""
+"""Number of best points whose later decisions are tried with other prefixes."""
 
 
 @dataclass(slots=True)

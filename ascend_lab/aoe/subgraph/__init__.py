@@ -4,14 +4,16 @@ A convolution may write 40 MB for 32 images, more than L2 holds; the next operat
 from memory. If both are computed for 4 images at a time, each slice of 5 MB is still in L2 when it
 is read. The tuner looks for the slices, for one launch or many, and for prefetching of weights.
 
-The network is a sequence of units, and a segment is one or more consecutive units that are sliced
-alike (see `segments`). A chain divides the units into segments. Dynamic programming gives the chain
-with the least sum of segment costs, which are estimates. Similar chains are then timed on the whole
-network, the most promising first; whenever one is faster, the search goes on from it. The unsliced
-network is timed as well, so that the result is never slower.
+Cut points divide the network into a sequence of units (runs of nodes), and a segment is one or more
+consecutive units that are sliced in the same way (see `segments`). A chain divides the units into
+segments. Dynamic programming gives the chain with the least sum of segment costs, which are
+estimates. Similar chains are then timed on the whole network, the most promising first; whenever
+one is faster, the search goes on from it. The unsliced network is timed as well, so that the result
+is never slower.
 
-Not searched: slices, if the whole network fits into L2; several super kernels (either all kernels
-share one launch, or none do); other orders of the slices, and stored halos.
+If the whole network fits into L2, no slices are searched. The search leaves out several super
+kernels (either all kernels share one launch, or none do), other orders of the slices, and stored
+halos.
 """
 
 import math

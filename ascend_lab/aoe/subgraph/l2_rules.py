@@ -1,4 +1,4 @@
-"""What L2 holds while the kernels of a slice run: a rule for caches, and one for buffers.
+"""Estimates what L2 holds while the kernels of a slice run: for caches, and for buffers.
 
 A rule is called with the kernel launches of a slice in order. For each it says which tensors the
 launch finds in L2, and how many bytes are written to memory meanwhile. Tensors are in L2 as a whole
@@ -72,8 +72,9 @@ class Cache:
                 self._use(name, size + self.contents.get(name, 0))
                 self.dirty[name] = self.contents[name]
             written_bytes = self._evict()
-            # What this slice wrote and nobody reads again is dropped without a write to memory.
-            # Weights and inputs stay until something evicts them: the next slice reads them again.
+            # Tensors that this slice wrote and no later kernel reads are dropped without a write to
+            # memory. Weights and inputs stay until something evicts them: the next slice reads them
+            # again.
             inner = written.difference(needed_after).intersection({*launch.reads, *launch.writes})
             self.forget([name for name in inner if not remaining_reads[name]])
             yield L2Hits(hits, written_bytes)

@@ -1,13 +1,13 @@
-"""Segments of a network: how each of them may be sliced, and what a slicing costs.
+"""Lists the ways to slice each segment of a network, and estimates their costs.
 
 Cut points divide a network into units; a segment is one unit or several consecutive ones. The graph
 is sliced after rewriting and the choice of number formats, and before layouts are assigned: every
 operator can then be lowered, no layout hides an axis, and equal slices become equal kernels, which
 are lowered once.
 
-The cost of a segment is an estimate. It is timed alone, in one launch; L2 is assumed to hold at the
-start what remains after its inputs were written in order, and nothing else (see `l2_rules`). So the
-costs of consecutive segments can be added. In the real network L2 holds other tensors as well,
+The cost of a segment is an estimate. It is timed alone, in one launch; At its start L2 is assumed
+to hold only those tensors that remain after its inputs were written in order (see `l2_rules`). So
+the costs of consecutive segments can be added. In the real network L2 holds other tensors as well,
 which is why the tuner times promising plans on the whole network.
 """
 
@@ -44,7 +44,7 @@ from ascend_lab.machine.sim import time_launch, timeline, traffic_of
 MAX_L2_RATIO = 4.0
 """A slice may need up to this many times the size of L2: a part of its reads still hits."""
 MAX_SIZES_PER_AXIS = 3
-"""So many sizes of slices are tried along an axis of rows, the largest first."""
+"""Number of slice sizes that are tried along an axis of rows, the largest first."""
 MAX_IMAGE_SLICES = 64
 """Largest number of slices along the batch."""
 MAX_ROW_SLICES = 8
@@ -83,10 +83,10 @@ def compile_part(part: Graph, network: Graph, chip: Chip, road: Road = DEFAULT_R
 def cut_points(graph: Graph, road: Road = DEFAULT_ROAD) -> list[int]:
     """Return the positions at which a network may be cut, including 0 and the end.
 
-    No cut stands before an elementwise node, which is fused with its predecessor, nor within a
+    There is no cut before an elementwise node, which is fused with its predecessor, nor within a
     group of nodes that are fused when they share a launch. If more than `MAX_CUT_POINTS` positions
-    remain, those that a single tensor crosses are used first; then the longest gaps are divided
-    where the fewest bytes cross.
+    remain, those that a single tensor crosses are used first; then the longest gaps are divided at
+    the position that the fewest bytes cross.
     """
     nodes = graph.nodes
     # A network of n nodes has positions 0 .. n; a cut at i separates node i - 1 from node i.
@@ -119,7 +119,7 @@ def cut_points(graph: Graph, road: Road = DEFAULT_ROAD) -> list[int]:
         longest = max(gaps, key=len)
         if not longest:
             break
-        # Only the middle third: a cut beside another one would make a segment of a single node.
+        # Only the middle third: a cut next to another one would make a segment of a single node.
         third = len(longest) // 3
         middle = longest[third : len(longest) - third]
         cuts = sorted([*cuts, min(middle, key=lambda i: crossing_bytes[i])])
@@ -377,7 +377,7 @@ class Segments:
                 yield Phase(LaunchTraffic(reads, writes), launch, i == 0, names)
 
     def _rows_cost(self, first: int, stop: int, slicing: Slicing) -> float:
-        """Return the cost of a segment whose rows are cut, timed as a network of its own."""
+        """Return the cost of a segment whose rows are cut, timed as a separate network."""
         part = self.part(first, stop)
         try:
             cut = sliced(part, SlicePlan((self.region(first, stop, slicing),)))

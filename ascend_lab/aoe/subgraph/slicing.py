@@ -1,4 +1,4 @@
-"""Rewrite a graph so that it computes the same values in slices.
+"""Rewrites a graph so that it computes the same values in slices.
 
 A `SlicePlan` names regions of the graph, and for each the axis that is cut, the sizes of the slices
 and their order. Every operator has a slice rule, which gives the ranges of its inputs that a range
@@ -54,8 +54,8 @@ class Region:
     - order: "depth" computes the whole region for one slice before the next slice; "zigzag"
       computes one layer for all slices before the next layer, every other layer backwards, so that
       it starts with the slice that the layer before has just written
-    - halo: rows that two slices need, as at the border of a 3 x 3 kernel, are computed twice
-      ("recompute") or kept in memory ("store")
+    - halo: whether rows that two slices need, for example because of a 3 x 3 kernel, are computed
+      twice ("recompute") or stored in memory ("store")
     """
 
     first: str
@@ -108,7 +108,7 @@ class SlicePlan:
     - one_launch: all kernels run as one super kernel, with barriers in place of launches
     - prefetch: load weights into L2 before their kernel runs
     - inside: fusion and layouts are chosen for kernels that start at a barrier inside one launch,
-      not with a launch of their own; only with `one_launch`
+      not for kernels with a separate launch each; only with `one_launch`
     """
 
     regions: tuple[Region, ...] = ()
@@ -134,7 +134,7 @@ class SlicePlan:
         return cls(tuple(regions), **{name: options[name] is True for name in NETWORK_OPTIONS})
 
     def road(self, chip: Chip, road: Road = DEFAULT_ROAD) -> Road:
-        """Return the compiler's options (`Road`) under which the plan's kernels are chosen.
+        """Return the compiler options (`Road`) under which the plan's kernels are chosen.
 
         With `inside` a kernel starts at a barrier of all cores; on chips with separate vector
         cores, at a barrier of cube and vector cores, as is usual there.
@@ -375,7 +375,7 @@ class _Slices:
             self.append("concat", slices, {"axis": axis}, name, self.draft.types[name])
 
     def uncut_names(self) -> dict[str, str]:
-        """Return the name of each slice -> that of the tensor it is a slice of."""
+        """Return, by the name of each slice, the name of the tensor that it is cut from."""
         uncut_names = {}
         for name, pieces in self.pieces.items():
             for _, _, piece_name in pieces:

@@ -1,4 +1,4 @@
-"""Vector operators as jobs of the tuner: their space, where a search starts, and their bound."""
+"""Tunes the operators of the vector unit: their search space, first candidates, and bound."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -17,7 +17,10 @@ PATIENCE = 48
 
 
 class VectorJob:
-    """Elementwise work, reductions and what combines them, by a chain of primitives."""
+    """A tuning job for elementwise operators, reductions, and combinations of the two.
+
+    Its schedules are sequences of scheduling primitives, such as split and fuse.
+    """
 
     search = "mcts"
 
@@ -29,17 +32,17 @@ class VectorJob:
         self.space: VectorSpace = self.measure.space()
 
     def choice(self, point: Point) -> Choice:
-        """Return the steps of a point."""
-        # Steps and not numbers are stored: they can be replayed by any version that has the
-        # primitives.
+        """Return the scheduling steps of a point as a choice."""
+        # Steps are stored, not the numbers of the point: any version that has the primitives can
+        # replay them.
         return Choice(steps=self.space.build(point).to_json())
 
     def start(self) -> Sequence[Point]:
-        """Return the default, and the default without parts of rows."""
+        """Return the default schedule, and the default without tiles that are a part of a row."""
         return self.space.default_points
 
     def points(self, choices: Sequence[Choice]) -> list[Point]:
-        """Return nothing: steps name the loops of their own shape."""
+        """Return nothing: steps refer to the loops of one shape and do not fit another."""
         return []
 
     @cached_property
@@ -48,6 +51,6 @@ class VectorJob:
         return vector_bound(self.outputs, self.operator.chip, self.operator.warm)
 
     def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
-        """Return the bound, and whether all of the space was timed."""
-        count_limit = min(COUNTED, 1 << len(trials).bit_length())  # more of them were not all timed
+        """Return the lower bound, and whether the best trial is proven optimal."""
+        count_limit = min(COUNTED, 1 << len(trials).bit_length())  # a larger one was not all timed
         return self.operator.bounded(self.least_cycles, trials, self.space.counted(count_limit))

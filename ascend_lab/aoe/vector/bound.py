@@ -1,13 +1,14 @@
-"""A certified lower bound on the cycles of every schedule of a vector operator.
+"""Computes a certified lower bound on the cycles of every schedule of a vector operator.
 
-Whatever the schedule, every input byte that is needed is loaded, every operation is done, every
-output byte is stored, by at most all cores. Per pipe, summed over the phases:
+Under every schedule, the cores together load every needed input byte, do every operation and store
+every output byte. Summed over the phases, each pipe takes at least
 
     loads  >= bytes from memory / memory rate + bytes in L2 / L2 rate, or at the rate of all ports
     vector >= sum over operations of head + slope * repeats / cores
     stores >= bytes / L2 rate, or at the rate of all ports
 
-and some core must load before it computes and compute before it stores: the pipes' starts add up.
+Some core must load before it computes and compute before it stores, so that the times of the first
+load, operation and store add up.
 """
 
 import math
@@ -20,11 +21,11 @@ from ascend_lab.operators.dsl import emit_folds, schedule, stages
 from ascend_lab.operators.dsl.tensor import Call, Expr, Read, Tensor, leaves
 
 ELEMENT_BYTES = 4
-"""The largest element: what the scalar unit moves at a time."""
+"""Bytes of the largest element that the scalar unit moves at a time."""
 
 
 def vector_bound(outputs: Tensor | Sequence[Tensor], chip: Chip, warm: Collection[str] = ()) -> int:
-    """Return cycles, launch included, that no schedule beats; L2 may hold the `warm` tensors."""
+    """Return a lower bound on the cycles, launch included, if L2 holds the `warm` tensors."""
     state = schedule.create_schedule(outputs, chip).state
     need = _needed(state)
     loads, stores = _moved(state, chip, need, warm)
@@ -34,7 +35,7 @@ def vector_bound(outputs: Tensor | Sequence[Tensor], chip: Chip, warm: Collectio
     first_load = _least_copy(chip, "GM", "UB", share)
     last_store = _least_copy(chip, "UB", "GM")
     ends = [s for s in state.stages if s.output]
-    # something to do for every output, whatever is inlined
+    # every output needs some work, whichever stages are inlined
     computed = all(isinstance(s, stages.Stage) and not s.is_copy for s in ends)
     least_op_cycles = min((op.least_cycles for op in ops), default=0) if computed else 0
     tail = min((op.cost.tail_cycles for op in ops), default=0) if least_op_cycles else 0
@@ -51,18 +52,18 @@ def vector_bound(outputs: Tensor | Sequence[Tensor], chip: Chip, warm: Collectio
     return math.ceil(max(times) - 1e-6) + start_cycles(chip, "cold")
 
 
-# -- what has to be there --------------------------------------------------------------------------
+# -- the bytes that have to be moved ---------------------------------------------------------------
 
 
 def _needed(state: stages.State) -> dict[str, int]:
-    """Return how many elements of every tensor are needed, at least."""
+    """Return the least number of elements that are needed of every tensor."""
     need: dict[str, int] = {}
     for stage in reversed(state.stages):
         size = math.prod(stage.shape)
         if stage.output:
             need[stage.name] = size
-        # What is needed in part may be computed in part: its sources are then not certain to be
-        # needed.
+        # A tensor that is needed in part may be computed in part; then it is not certain that its
+        # sources are needed.
         if isinstance(stage, stages.Fixed) or need.get(stage.name, 0) < size:
             continue
         for read in stage.reads:
@@ -71,12 +72,12 @@ def _needed(state: stages.State) -> dict[str, int]:
 
 
 def _distinct(state: stages.State, stage: stages.Stage, read: Read) -> int:
-    """Return how many elements of its source a read reaches, at least."""
+    """Return the least number of different elements of its source that a read reaches."""
     extents = {a.name: a.extent for a in (*stage.axes, *stage.reduce)}
     names = [n for i in read.index for n, _ in i.terms]
     counts = [max((extents[n] for n, _ in i.terms), default=1) for i in read.index]
-    # An axis that occurs twice, as in x[i, i], reaches only the diagonal: at least the longest
-    # axis.
+    # If an axis occurs twice, as in x[i, i], the read reaches only the diagonal: the length of the
+    # longest axis is a lower bound.
     if len(set(names)) < len(names):
         return max(counts, default=1)
     shape = read.view or state.find(read.source).shape
@@ -92,7 +93,7 @@ def _cold_bytes(state: stages.State, need: Mapping[str, int], warm: Collection[s
 def _memory_cycles(
     state: stages.State, chip: Chip, need: Mapping[str, int], warm: Collection[str]
 ) -> float:
-    """Return the cycles device memory needs: for inputs, and for results L2 cannot hold.
+    """Return the cycles of device memory for inputs, and for results that L2 cannot hold.
 
     The phase that writes a result writes all of it to memory if it touches more than L2 holds.
     """
@@ -108,10 +109,10 @@ def _memory_cycles(
 
 
 def _read_bytes(state: stages.State, warm: Collection[str]) -> dict[str, int]:
-    """Return what the phase in which all of a tensor is computed reads from GM, at least.
+    """Return, by tensor, the least bytes from GM read by the phase that computes all of it.
 
-    Each operand it reads there, or computes: all of it, if all is needed. With tensors `warm` in
-    L2 nothing is sure.
+    The phase reads each operand from GM or computes it itself; if the whole operand is needed, all
+    its bytes count. If L2 holds `warm` tensors, nothing is certain and the bytes are 0.
     """
     least_bytes = dict.fromkeys((i.name for i in state.inputs), 0)
     for stage in state.stages:
@@ -136,7 +137,7 @@ def _moved(
 ) -> tuple[float, float]:
     """Return the cycles of loads and of stores on the busiest core."""
     cores = chip.core_count * chip.vector_cores_per_core
-    # On chips without padded copies the scalar unit may move single elements beside the copies.
+    # On chips without padded copies the scalar unit may move single elements while copies run.
     by_hand = cores * ELEMENT_BYTES / _scalar_wait(chip) if chip.combined else 0.0
     cold_bytes = _cold_bytes(state, need, warm)
     warm_bytes = sum(
@@ -146,7 +147,7 @@ def _moved(
     memory, l2 = (chip.shared_rate_bytes_per_cycle(level, 1) for level in ("memory", "L2"))
     into = cores * chip.path("GM", "UB").rate_bytes_per_cycle
     back = cores * chip.path("UB", "GM").rate_bytes_per_cycle
-    # The rate of a load is that of all cores' ports together or that of its level, whichever is
+    # The rate of a load is that of all cores' ports together or that of L2 or memory, whichever is
     # lower.
     loads = cold_bytes / (min(into, memory) + by_hand) + warm_bytes / (
         min(into, max(l2, memory)) + by_hand
@@ -157,19 +158,19 @@ def _moved(
 
 
 def _scalar_wait(chip: Chip) -> int:
-    """Return the cycles the scalar unit takes for an element of GM."""
+    """Return the cycles that the scalar unit takes for an element of GM."""
     return max(chip.l2.latency_cycles // max(chip.scalar_cycles, 1), 1) * chip.scalar_cycles
 
 
 def _latency(chip: Chip, share: float) -> float:
-    """Return the cycles until a load can be seen, of which `share` comes from memory."""
+    """Return the cycles until a load is visible, of whose bytes a `share` comes from memory."""
     extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
     path = chip.path("GM", "UB").latency_cycles
     return path + chip.l2.latency_cycles + math.floor(share * max(extra, 0))
 
 
 def _least_copy(chip: Chip, src: str, dst: str, share: float = 0.0) -> float:
-    """Return the cycles of the shortest copy, and until a load can be seen."""
+    """Return the cycles of the shortest copy, including those until a load is visible."""
     path = chip.path(src, dst)
     latency = _latency(chip, share) if src == "GM" else 0
     copy = path.startup_cycles + math.ceil(BLOCK_BYTES / path.rate_bytes_per_cycle) + latency
@@ -177,10 +178,11 @@ def _least_copy(chip: Chip, src: str, dst: str, share: float = 0.0) -> float:
 
 
 def _fresh_share(state: stages.State, warm: Collection[str]) -> float:
-    """Return the share of all loaded bytes that comes from memory, at least.
+    """Return a lower bound on the share of all loaded bytes that comes from memory.
 
-    A byte is loaded once by every operation that needs it, and again where guarded tiles overlap,
-    which they do by less than their size. What is repeated along an axis may be loaded more often.
+    A byte is loaded once by every operation that needs it, and again if tiles overlap: a last tile
+    that is moved back to be whole overlaps its neighbour by less than its size. A tensor that is
+    broadcast along an axis may be loaded more often.
     """
     times: dict[str, float] = {}
     for stage in reversed(state.stages):
@@ -198,12 +200,12 @@ def _fresh_share(state: stages.State, warm: Collection[str]) -> float:
     return min((1.0 / (2.0 * times[i.name]) for i in state.inputs if i.name in times), default=0.0)
 
 
-# -- what has to be computed -----------------------------------------------------------------------
+# -- the operations that have to be done -----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """An operation on `repeats` times 256 bytes, shared by all cores."""
+    """An operation on `repeats` blocks of 256 bytes, divided among all cores."""
 
     cost: VectorCost
     repeats: float
@@ -211,7 +213,7 @@ class _Operation:
     def cycles(self, chip: Chip, share: float = 0.0, tiles: int = 1) -> float:
         """Return the cycles on a core with a `share` of the work, by default an equal share.
 
-        It pays for a head once a tile, and every 255 repeats.
+        It pays the head of an instruction once per tile, and again after every 255 repeats.
         """
         repeats_here = self.repeats * max(share, 1 / (chip.core_count * chip.vector_cores_per_core))
         # One instruction does at most 255 repeats: 1,000 repeats in 2 tiles are at least 4
@@ -221,13 +223,13 @@ class _Operation:
 
     @property
     def least_cycles(self) -> int:
-        """Cycles until the result of one repeat can be seen."""
+        """The cycles until the result of one repeat is visible."""
         return self.cost.head_cycles + self.cost.slope_cycles + self.cost.tail_cycles
 
 
 @dataclass(frozen=True, slots=True)
 class NestWork:
-    """What every layout of a nest does: its operations; a load before them and a store after."""
+    """The work of a loop nest under every layout: a load, its operations, and a store."""
 
     chip: Chip
     operations: tuple[_Operation, ...]
@@ -239,7 +241,7 @@ class NestWork:
 
 
 def nest_work(state: stages.State, chip: Chip, names: Collection[str]) -> NestWork:
-    """Return the work of a nest of these stages; all else comes to them through memory."""
+    """Return the work of a nest with the stages `names`; all other tensors are read from GM."""
     ops = tuple(op for name, op in _operations(state, chip, _needed(state)) if name in names)
     loads = all(state.stage(name).reads for name in names)
     load_cycles = _least_copy(chip, "GM", "UB") if loads else 0.0
@@ -250,7 +252,7 @@ def nest_work(state: stages.State, chip: Chip, names: Collection[str]) -> NestWo
 def _operations(
     state: stages.State, chip: Chip, need: Mapping[str, int]
 ) -> Iterator[tuple[str, _Operation]]:
-    """Yield the stage and each operation that every schedule does, copies left out."""
+    """Yield (stage, operation) for the operations that every schedule does, without copies."""
     used: dict[str, list[bool]] = {i.name: [True] * len(i.shape) for i in state.inputs}
     for stage in state.stages:
         if isinstance(stage, stages.Fixed):
@@ -266,7 +268,7 @@ def _operations(
 
 
 def _depends(expr: Expr, used: Mapping[str, Sequence[bool]]) -> set[str]:
-    """Return the axes on which a value really depends: not those along which it is repeated."""
+    """Return the axes on which a value depends, without axes along which it is broadcast."""
     names: set[str] = set()
     for read in leaves(expr):
         assert isinstance(read, Read)
@@ -282,7 +284,7 @@ def _calls(
 ) -> Iterator[_Operation]:
     if not isinstance(expr, Call):
         return
-    for arg in dict.fromkeys(expr.args):  # equal ones are computed once
+    for arg in dict.fromkeys(expr.args):  # equal arguments are computed once
         yield from _calls(stage, arg, used, chip)
     if expr.op == "vcopy":
         return
@@ -294,13 +296,13 @@ def _calls(
 
 
 def _folding(stage: stages.Stage, axes: Collection[str], chip: Chip) -> _Operation:
-    """Return the cheapest fold: a repeat removes at most one element a lane, whatever folds it.
+    """Return the cheapest fold (reduction): a repeat removes at most one element per lane.
 
-    `vadd` removes one of each lane, `vcgadd` all but one of each block, `vcadd` all but one.
+    `vadd` removes one element per lane, `vcgadd` all but one of each block, `vcadd` all but one.
     """
     kept = math.prod(a.extent for a in stage.axes if a.name in axes)
     folded = math.prod(a.extent for a in stage.reduce if a.name in axes)
-    # Of 512 numbers 511 must go: 511 lanes of fp16 are 4 repeats.
+    # Of 512 numbers 511 must be removed: 511 lanes of fp16 are 4 repeats.
     size = kept * (folded - 1) * DTYPE_BYTES[stage.expr.dtype]
     repeats = size / chip.vector_bytes_per_repeat
     names = [

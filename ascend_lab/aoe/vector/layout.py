@@ -1,4 +1,8 @@
-"""How one nest is laid out: the numbers, and what they take of a core."""
+"""The layout of a loop nest: how its axes are divided into shares and tiles, and what it needs.
+
+A nest is the loops in which one or more stages of a vector operator are computed together. A
+layout needs on-chip memory (UB) and event ids of a core.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,11 +15,12 @@ from ascend_lab.operators.dsl.stages import Stage, State
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Numbers of a nest.
+    """The numbers that describe how a nest's axes are divided.
 
-    `cuts`: (axis, elements a core takes, elements of a tile); `folds`: (stage.axis, width) of the
-    folds walked in parts; `depth`: slots of every tile that is loaded or stored; `guard`: the axis
-    whose last tile is moved back so that it is whole, or nothing.
+    - cuts: for each axis that is divided, (axis, elements per core, elements of a tile)
+    - folds: (stage.axis, width) of the reductions that are computed in parts of `width` elements
+    - depth: the number of slots of every tile that is loaded or stored
+    - guard: the axis whose last tile is moved back so that it is whole, or ""
     """
 
     cuts: tuple[tuple[str, int, int], ...]
@@ -24,21 +29,21 @@ class Layout:
     guard: str = ""
 
     def sizes(self, extents: Mapping[str, int]) -> tuple[int, ...]:
-        """Return what the bytes grow with: widths of axes and folds of `extents`, and slots."""
+        """Return the numbers with which bytes in UB grow: widths of axes and folds, and slots."""
         folds = {**extents, **dict(self.folds)}
         return (*(width for _, _, width in self.cuts), *folds.values(), self.depth)
 
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """Stages computed in one nest, and the axes of its root that may be cut."""
+    """Stages that are computed in one loop nest, and the axes of its root that may be cut."""
 
     phase: auto_fuse.Phase
     rows: tuple[str, ...]
 
 
 def lay(s: schedule.Schedule, nest: Nest, layout: Layout) -> schedule.Schedule:
-    """Return the schedule with one more nest laid out; `ScheduleError` for impossible numbers."""
+    """Return the schedule with a layout for one more nest; raise `ScheduleError` if impossible."""
     phase = nest.phase
     bound = []
     loops = []
@@ -74,13 +79,13 @@ def lay(s: schedule.Schedule, nest: Nest, layout: Layout) -> schedule.Schedule:
 
 
 def read_layout(state: State, phase: auto_fuse.Phase) -> Layout:
-    """Return the numbers of a nest that is laid out already: the inverse of `lay`."""
+    """Return the layout of a nest that has one already: the inverse of `lay`."""
     root = state.stage(phase.root)
     cuts = []
     for axis in root.axes:
         outer = [x for x in root.loops if x.root == axis.name]
         share = next((x.width for x in outer if x.name in root.bound), axis.extent)
-        # the last loop over parts of an axis says the width of a tile
+        # the last loop over parts of an axis gives the width of a tile
         widths = [x.width for x in outer[:-1] if x.name not in root.bound]
         cuts.append((axis.name, share, min([share, *widths[-1:]])))
     folds = []
@@ -92,14 +97,14 @@ def read_layout(state: State, phase: auto_fuse.Phase) -> Layout:
     return Layout(tuple(cuts), tuple(folds), root.depth)
 
 
-# -- what a nest takes of a core before its program is written -------------------------------------
+# -- estimates of the memory and queues of a nest, before its program is written -------------------
 
 
 def nest_needs(laid: State, root: str, chip: Chip) -> tuple[int, int, int]:
-    """Return bytes of UB with one slot a tile, bytes of every further slot, and queues."""
+    """Return (bytes of UB with one slot per tile, bytes of every further slot, queues)."""
     done = schedule.complete(laid, root)
     sizes = []
-    # Bytes grow in a straight line with the slots: two points give the slope.
+    # Bytes grow linearly with the slots: two points give the slope.
     for depth in (1, 2):
         stages = (replace(s, depth=depth) if isinstance(s, Stage) else s for s in done.stages)
         sizes.append(boxes.ub_bytes(replace(done, stages=tuple(stages)), root, chip))
@@ -107,7 +112,7 @@ def nest_needs(laid: State, root: str, chip: Chip) -> tuple[int, int, int]:
 
 
 def queues(done: State) -> int:
-    """Return the most queues of a completed nest between two pipes: one a place that is filled."""
+    """Return the largest number of queues between two pipes in a nest; a queue per filled tile."""
     places: dict[tuple[bool, bool], set[object]] = {}
     for stage in done.stages:
         if isinstance(stage, Stage) and stage.scope == "UB":

@@ -1,4 +1,4 @@
-"""How long a schedule of a vector operator takes: its kernel is written and simulated."""
+"""Measures the schedules of a vector operator: writes the kernel and simulates it."""
 
 import pickle
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from ascend_lab.operators.ops.matmul import warm_cycles
 
 @dataclass(frozen=True)
 class VectorMeasure:
-    """Point -> cycles of one launch of the kernel, its host overhead included.
+    """Maps a point to the cycles of one launch of its kernel, host overhead included.
 
-    Every phase starts on a cold L2, or with `warm` the first one on an L2 that holds these tensors
-    and later ones on what is left there.
+    Every phase starts with an empty L2. With `warm`, L2 holds these tensors before the first phase,
+    and each later phase finds what the earlier ones left.
     """
 
     outputs: tuple[Tensor, ...]
@@ -25,19 +25,19 @@ class VectorMeasure:
     warm: frozenset[str] | None = None
 
     def __call__(self, point: Point) -> float:
-        """Return the cycles of a point; raises `AscendLabError` where it cannot be built."""
+        """Return the cycles of a point; raises `AscendLabError` if it cannot be built."""
         return _cycles(self, point)
 
     def space(self) -> VectorSpace:
-        """Return the space, made once in a process."""
+        """Return the space, which is built once per process."""
         return _space(self)
 
     def __hash__(self) -> int:
-        """Hash outputs, chip name, and what L2 holds."""
+        """Hash outputs, chip name, and the tensors in L2."""
         return hash((self.outputs, self.chip.name, self.warm))
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Send everything as bytes: a worker unpacks them once, not for every point."""
+        """Pickle the measure as bytes: a worker unpacks them once, not for every point."""
         return _unpacked, (pickle.dumps((self.outputs, self.chip, self.warm)),)
 
 
@@ -53,7 +53,7 @@ def _space(measure: VectorMeasure) -> VectorSpace:
 
 @lru_cache(maxsize=1024)
 def _cycles(measure: VectorMeasure, point: Point) -> float:
-    """Return the cycles of a point, remembered: one search after another asks for the same."""
+    """Return the cycles of a point; they are cached, because several searches ask for them."""
     # Every candidate is written out and simulated: a vector kernel has too many special cases for a
     # formula.
     kernel = lower(measure.space().build(point))

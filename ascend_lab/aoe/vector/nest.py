@@ -1,4 +1,4 @@
-"""The decisions about one nest, and which numbers are legal after those taken before."""
+"""The search space of one loop nest: its decisions, and their legal values after earlier ones."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,29 +16,35 @@ from ascend_lab.operators.dsl.lower import lower_stage
 from ascend_lab.operators.dsl.stages import Stage
 
 DECISIONS = ("spread", "share", "share2", "cut", "width", "outer", "fold", "depth", "tail")
-"""Axes the cores lie along; elements of each that one core takes; the axis cut into tiles, and the
-width of a tile along it and along the next axis outside; elements a fold takes at a time; slots of
-a tile; what happens to the last tile. Axes further out have width 1, those further in are whole."""
+"""The decisions about a nest, in order.
+
+- spread: the axes that are divided among the cores; share, share2: the elements per core along each
+- cut: the axis that is cut into tiles; width, outer: the size of a tile along it and along the next
+  outer axis. Along axes further out a tile has width 1, along axes further in it is whole.
+- fold: the elements that a reduction takes at a time
+- depth: the slots of a tile
+- tail: how the last tile is treated
+"""
 LEAST: Point = ("", 0, 0, "", 0, 1, 1, 1, "cut")
-"""What the decisions still to be taken are at least."""
+"""The least value of each decision, assumed for decisions that are still open."""
 CUT = DECISIONS.index("cut")
 FOLD = DECISIONS.index("fold")
 FOLDS = 4
-"""Widths of folds, at most: the widest that fit, and the least."""
+"""The largest number of fold widths to try: the widest that fit, and the narrowest."""
 SURE = 0.9
-"""Layouts estimated to take more of UB than this are written once to see whether they fit."""
+"""A layout whose estimate exceeds this share of UB is written out to see whether it fits."""
 DEPTHS = (2, 3, 1)
 SMALL_BYTES = 65536
-"""Results that take less may be left to a few cores."""
+"""Results of fewer bytes may be computed by only a few cores."""
 WHOLE = "default"
-"""The spread that stands for the whole layout of the default, where no decisions give it."""
+"""The value of "spread" for the default's layout, if no decisions give that layout."""
 
 
 class NestSpace:
-    """All layouts of one nest of a schedule in which no nest is laid out yet."""
+    """All layouts of one nest of a schedule in which no nest has a layout yet."""
 
     def __init__(self, schedule: dsl.Schedule, nest: Nest, default: Layout | None = None) -> None:
-        """Take the schedule, the nest, and how the default lays it out, if it has such a nest."""
+        """Take the schedule, the nest, and the nest's layout in the default schedule, if any."""
         self.schedule = schedule
         self.nest = nest
         state = schedule.state
@@ -66,15 +72,16 @@ class NestSpace:
         self._roomy: dict[object, list[tuple[int, ...]]] = {}
         self._count = 0
         self._counted = False
-        # The layout of the automatic schedule is an option even where no ladder has its numbers.
+        # The layout of the automatic schedule is an option even if the lists of values lack its
+        # numbers.
         self.default = default
         self.default_point: Point | None = None
-        if default is not None:  # its own numbers become options where they are not yet
+        if default is not None:  # its numbers become options if they are not options yet
             point = self._decisions(default)
             self.default_point = point if self.layout(point) == default else (WHOLE, *LEAST[1:])
 
     def _decisions(self, layout: Layout) -> Point:
-        """Return the decisions that come nearest to given numbers."""
+        """Return the decisions whose layout is nearest to `layout`."""
         spread = [(n, share) for n, share, _ in layout.cuts if share < self.extents[n]][:2]
         numbers = [*(share for _, share in spread), 0, 0][:2]
         names = "+".join(n for n, _ in spread)
@@ -95,7 +102,7 @@ class NestSpace:
 
     # -- decisions to numbers ---------------------------------------------------------------------
     def layout(self, point: Point) -> Layout:
-        """Return the numbers the decisions stand for."""
+        """Return the layout of a point."""
         spread, share, share2, cut, width, outer, fold, depth, tail = (*point, *LEAST[len(point) :])
         if spread == WHOLE:
             assert self.default is not None
@@ -104,8 +111,8 @@ class NestSpace:
         shares = self.extents | dict(core_shares)
         widths = dict(shares)
         if cut:
-            # Axes outside the cut one have width 1, but the nearest may take several rows: with a
-            # cut along columns and outer = 4, a tile is 4 rows by `width` columns.
+            # A tile has width 1 along axes outside the cut axis, except the nearest one: with a cut
+            # along columns and outer = 4, a tile is 4 rows by `width` columns.
             outside = self.outside(cut)
             widths |= dict.fromkeys(outside, 1)
             widths |= {n: min(outer, shares[n]) for n in outside[-1:]}
@@ -115,13 +122,13 @@ class NestSpace:
         return Layout(cuts, folds, depth, cut if tail == "guard" else "")
 
     def outside(self, cut: str) -> list[str]:
-        """Return the axes outside of one that may be cut too."""
+        """Return the axes outside the axis `cut` that may be cut too."""
         names = list(self.extents)
         return [n for n in names[: names.index(cut)] if n in self.nest.rows]
 
-    # -- what is legal ----------------------------------------------------------------------------
+    # -- legality ---------------------------------------------------------------------------------
     def good(self, prefix: Point) -> bool:
-        """True if decisions, the open ones at their least, have room in UB and can be written."""
+        """Tell whether a layout fits UB and can be written, with open decisions at their least."""
         point = (*prefix, *LEAST[len(prefix) :])
         folds = [point[FOLD]] if len(prefix) > FOLD else self.fold_ladder
         return any(self._legal(self.layout((*point[:FOLD], f, *point[FOLD + 1 :]))) for f in folds)
@@ -129,7 +136,7 @@ class NestSpace:
     def _legal(self, layout: Layout) -> bool:
         pattern = self._pattern(layout)
         sizes = layout.sizes(self.folds)
-        # What fits with larger tiles of the same kind fits with smaller ones: no new program is
+        # If a layout with larger tiles of the same pattern fits, this one fits: no new program is
         # written.
         for larger in self._roomy.get(pattern, ()):
             if all(a <= b for a, b in zip(sizes, larger, strict=True)):
@@ -140,7 +147,7 @@ class NestSpace:
         if taken_bytes > chip.buffers["UB"] or event_ids > chip.event_ids:
             return False
         # whether a nest can be written depends on which axes are cut, and whether at whole blocks
-        # The estimate leaves out a few blocks: near the limit the program itself must say whether
+        # The estimate leaves out a few blocks: near the limit the program is written to see whether
         # it fits.
         tight = taken_bytes > SURE * chip.buffers["UB"]
         kind: object = layout if tight else pattern
@@ -166,10 +173,10 @@ class NestSpace:
             return False
 
     def needs(self, layout: Layout) -> tuple[int, int]:
-        """Return the bytes of UB and the event ids of a layout; shares make no difference."""
+        """Return the bytes of UB and the event ids of a layout, which do not depend on shares."""
         cuts = tuple((n, self.extents[n], w) for n, _, w in layout.cuts)
-        # Shares and slots are left out of the key: a core's tile needs the same room whatever its
-        # share.
+        # Shares and slots are not in the key: a tile needs the same memory with every share of the
+        # core.
         plain = Layout(cuts, layout.folds)
         if plain not in self._needs:
             state = lay(self.schedule, self.nest, plain).state
@@ -179,12 +186,12 @@ class NestSpace:
 
     @cached_property
     def has_points(self) -> bool:
-        """True if the nest has a layout at all."""
+        """Tell whether the nest has at least one layout."""
         return self._reaches(()) if self.default is None else self.lowers(self.default)
 
     @property
     def open_decisions(self) -> set[int]:
-        """The places of the decisions that may have a choice."""
+        """The indices of the decisions that may have more than one option."""
         long = [n for n in self.nest.rows if self.extents[n] > 1]
         names = {"spread", "share", "cut", "width", "depth"}
         names |= {"share2", "outer"} if len(long) > 1 else set()
@@ -192,7 +199,7 @@ class NestSpace:
         names |= {"tail"} if any(n != self.last for n in long) else set()
         return {DECISIONS.index(name) for name in names}
 
-    # -- all of them ------------------------------------------------------------------------------
+    # -- all layouts ------------------------------------------------------------------------------
     def points(self, prefix: Point = ()) -> Iterator[Point]:
         """Yield all layouts that begin with `prefix`, as decisions."""
         if len(prefix) == len(DECISIONS):
@@ -226,7 +233,7 @@ class NestSpace:
         return tuple(values)
 
     def _spread(self, prefix: Point) -> Iterator[str]:
-        # An axis that no core can have a share of is not one the cores lie along.
+        # An axis that cannot be divided among cores is no option.
         free = [n for n in self.extents if self._shares(n, self.cores)]
         for count in (1, 2):
             for axes in combinations(free, count):
@@ -237,7 +244,7 @@ class NestSpace:
             yield ""
 
     def _reaches(self, prefix: Point) -> bool:
-        """True if every decision after `prefix` has an option, taking the first of each."""
+        """Tell whether taking the first option of each later decision completes `prefix`."""
         # From the axis that is cut on, every prefix with a legal cut has a legal completion.
         while len(prefix) <= CUT:
             options = iter(getattr(self, f"_{DECISIONS[len(prefix)]}")(prefix))
@@ -258,7 +265,7 @@ class NestSpace:
         outer_axis, _, inner_axis = prefix[0].partition("+")
         if not inner_axis:
             return [0]
-        # 32 cores, 8 of them along rows: 4 are left for each stretch of columns.
+        # 32 cores, 8 of them along rows: 4 remain for the columns of each share of rows.
         cores_left = self.cores // -(-self.extents[outer_axis] // prefix[1])
         return [
             n
@@ -267,7 +274,7 @@ class NestSpace:
         ]
 
     def _shares(self, axis: str, cores: int, least_cores: int = 0) -> list[int]:
-        """Return the shares of one core along an axis, for few cores only where little is done."""
+        """Return the elements per core to try along an axis; few cores only for small results."""
         if axis not in self.nest.rows or (axis == self.last and self.apart):
             return []
         unit = self.unit if axis == self.last and not self.by_elements else 1
@@ -286,7 +293,7 @@ class NestSpace:
         if not cut:
             return (0,)
         share = self.layout(prefix).cuts[list(self.extents).index(cut)][1]
-        # Along a row, tiles begin at blocks of 32 bytes; along other axes anywhere.
+        # Along a row, tiles begin at blocks of 32 bytes; along other axes they may begin anywhere.
         units = (self.unit, self.repeat) if cut == self.last else (1, 1)
         fine = len(self.nest.rows) == 1
         return width_ladder(share, *units, fine, lambda w: self.good((*prefix, w)))
@@ -300,7 +307,7 @@ class NestSpace:
 
     def _fold(self, prefix: Point) -> Sequence[int]:
         fitting = [w for w in self.fold_ladder if self.good((*prefix, w))]
-        # The widest that fit, and the narrowest: what lies between differs little.
+        # The widest that fit, and the narrowest: the widths between these differ little.
         return (*fitting[:FOLDS], *fitting[FOLDS:][-1:])
 
     def _depth(self, prefix: Point) -> list[int]:
@@ -315,32 +322,33 @@ class NestSpace:
         return ("cut", "guard") if share % width else ("cut",)
 
 
-# -- ladders of numbers worth trying ---------------------------------------------------------------
+# -- ladders: short lists of values worth trying ---------------------------------------------------
 
 TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-"""Tiles a share is cut into: each number about a half above the one before."""
+"""Numbers of tiles per share to try; each is about 1.5 times the previous one."""
 FINE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
-"""The same where a nest has one axis to cut: each number about a sixth above the one before."""
+"""The same for nests with one axis to cut; each is about 7/6 of the previous one."""
 WIDTHS = 8
-"""Widths of a tile, at most; twice as many where a nest has one axis to cut."""
+"""Largest number of tile widths to try; twice as many if a nest has one axis to cut."""
 OUTERS = (1, 2, 4, 8, 16)
 
 
 def result_bytes(stage: Stage) -> int:
-    """Return the bytes of the result of a stage, or of the operand it folds if that is larger."""
+    """Return the bytes of a stage's result, or of the operand that it reduces if that is larger."""
     read = max((DTYPE_BYTES[r.dtype] for r in stage.reads), default=1)
     result = math.prod(stage.shape) * DTYPE_BYTES[stage.dtype]
     return max(result, math.prod(stage.shape) * math.prod(a.extent for a in stage.reduce) * read)
 
 
 def share_ladder(extent: int, cores: int, unit: int, fewest_cores: int) -> list[int]:
-    """Return what one core may take of an axis in multiples of `unit`, for most cores first.
+    """Return the elements per core to try along an axis, multiples of `unit`, most cores first.
 
-    For all `cores`, three quarters, a half, a quarter and so on, but not for fewer than
-    `fewest_cores`; and for the largest number of cores that get equal shares.
+    The numbers of cores are all `cores`, three quarters, a half, a quarter and so on, but at least
+    `fewest_cores`; and the largest number of cores that get equal shares.
     """
     blocks = ceil_div(extent, unit)
-    # For 32 cores: 32, 24, 16, 8, 4, 2, 1. Fewer cores may be quicker where each would do little.
+    # For 32 cores: 32, 24, 16, 8, 4, 2, 1. Fewer cores may be quicker if each would have little
+    # work.
     halves = {cores >> n for n in range(cores.bit_length())} | {3 * cores // 4}
     counts = {n for n in halves if n >= fewest_cores}
     counts |= {max((d for d in range(1, min(cores, blocks) + 1) if blocks % d == 0), default=0)}
@@ -353,13 +361,13 @@ def share_ladder(extent: int, cores: int, unit: int, fewest_cores: int) -> list[
 def width_ladder(
     share: int, unit: int, repeat: int, fine: bool, good: Callable[[int], bool]
 ) -> list[int]:
-    """Return widths of tiles below a share, the widest that fits first."""
+    """Return the tile widths to try within a share, the widest that fits first."""
     narrowest = min(unit, share)
     if narrowest >= share or not good(narrowest):
         return []
     low = 1
     high = ceil_div(share, unit)
-    while low < high:  # the least number of tiles that fit, by bisection
+    while low < high:  # the least number of tiles for which a tile fits, by bisection
         middle = (low + high) // 2
         fits = good(min(share, ceil_div(ceil_div(share, middle), unit) * unit))
         low, high = (low, middle) if fits else (middle + 1, high)
@@ -376,7 +384,7 @@ def width_ladder(
 
 
 def aligned(width: int, unit: int, repeat: int) -> int:
-    """Return a width filled up to whole blocks, or to whole repeats where that adds little."""
+    """Return a width rounded up to whole blocks, or to whole repeats if that adds little."""
     # 1,000 numbers in fp16 become 1,008, whole blocks of 16; 2,000 become 2,048, whole repeats of
     # 128.
     step = repeat if width >= 8 * repeat else unit
@@ -384,7 +392,7 @@ def aligned(width: int, unit: int, repeat: int) -> int:
 
 
 def outer_ladder(share: int, good: Callable[[int], bool]) -> list[int]:
-    """Return widths along the next axis outside: rows that share one tile."""
+    """Return the tile widths to try along the next outer axis: the rows in one tile."""
     widths = [1]
     for width in (*OUTERS[1:], share):
         if widths[-1] < width <= share and good(width):
@@ -393,7 +401,7 @@ def outer_ladder(share: int, good: Callable[[int], bool]) -> list[int]:
 
 
 def fold_ladder(extents: Mapping[str, int], unit: int) -> tuple[int, ...]:
-    """Return how many elements folds may take at a time: all, half, ..., in whole blocks."""
+    """Return how many elements a reduction may take at a time: all, half, ... in whole blocks."""
     width = largest_fold(extents)
     widths = [width]
     while width > min(unit, 2):
@@ -409,7 +417,7 @@ def fold_ladder(extents: Mapping[str, int], unit: int) -> tuple[int, ...]:
 
 
 def largest_fold(extents: Mapping[str, int]) -> int:
-    """Return the elements of the largest fold, all its axes together; 1 without folds."""
+    """Return the elements of the largest fold (reduction) over all its axes; 1 without folds."""
     elements: dict[str, int] = {}
     for name, extent in extents.items():
         stage = name.split(".")[0]
@@ -418,7 +426,7 @@ def largest_fold(extents: Mapping[str, int]) -> int:
 
 
 def fold_widths(extents: Mapping[str, int], elements: int) -> tuple[tuple[str, int], ...]:
-    """Return the widths of folds that take `elements` at a time, inner axes filled first."""
+    """Return the width of each fold axis if `elements` are taken at a time, inner axes first."""
     widths: list[tuple[str, int]] = []
     unfilled: dict[str, int] = {}
     for name, extent in reversed(list(extents.items())):
@@ -431,6 +439,6 @@ def fold_widths(extents: Mapping[str, int], elements: int) -> tuple[tuple[str, i
 
 
 def along_lanes(stage: Stage) -> bool:
-    """True if a fold walks its source along the axis that lies contiguously."""
+    """Tell whether a fold reduces its source along the contiguous axis."""
     last_axis = stage.reduce[-1].name
     return any(dict(r.index[-1].terms).get(last_axis) == 1 for r in stage.reads if r.index)

@@ -1,6 +1,7 @@
-"""The decision space of a vector operator: which stages share a nest, then nest by nest.
+"""The search space of a vector operator: which stages share a loop nest, and each nest's layout.
 
-The first decisions group the stages, and cut folds into partial ones.
+A stage computes one tensor. The first decisions group the stages into nests, and divide reductions
+(folds) into partial ones. Then follow the decisions about each nest.
 """
 
 import math
@@ -23,13 +24,18 @@ from ascend_lab.operators.dsl.schedule import Schedule, Step, create_schedule, m
 from ascend_lab.operators.dsl.stages import Stage, State
 
 WAYS = ("fused", "stages", "inlined", "folds")
-"""All stages of a group in one nest; one nest a stage; values that are no folds computed where
-they are used; that, and one nest a fold."""
+"""The ways to divide a group of stages into nests.
+
+- fused: all stages in one nest
+- stages: a nest for each stage
+- inlined: stages that are not folds are computed where their values are used
+- folds: the same, with a nest for each fold
+"""
 APART = " apart"
-"""Ending of a way that keeps the axes of the tensors as they are, instead of merging neighbours."""
+"""Suffix of a way that keeps the axes of the tensors separate instead of merging neighbours."""
 LINE_BYTES = 512
 PARTS = 4
-"""Numbers of partial folds worth trying, at most."""
+"""The largest number of different counts of partial folds to try."""
 COUNTED = 10_000
 """Spaces with more points than this are not counted: nests alone can have thousands of layouts."""
 
@@ -37,9 +43,9 @@ COUNTED = 10_000
 def regroup(
     s: Schedule, phase: Phase, grouping: str, parts: int
 ) -> tuple[Schedule, tuple[Nest, ...]]:
-    """Return the schedule with a group of stages as nests, and these, nothing laid out yet.
+    """Return the schedule with a group of stages divided into nests without layouts, and the nests.
 
-    Raises `ScheduleError` where the way does not apply.
+    Raises `ScheduleError` if the grouping does not apply.
     """
     base = grouping.removesuffix(APART)
     merge = not grouping.endswith(APART)
@@ -48,7 +54,7 @@ def regroup(
     cut = False
     for nest_phase in phases:
         partial = ""
-        # Only a nest with one fold is cut: the parts of two folds would need two nests.
+        # Only a nest with a single fold is divided: the parts of two folds would need two nests.
         fold = _own_fold(s, nest_phase) if parts > 1 else None
         if fold is not None and parts in part_counts(s, fold):
             axis = max(fold.reduce, key=lambda a: a.extent)
@@ -64,7 +70,7 @@ def regroup(
     nests = []
     for nest_phase in nest_phases:
         if moves_only(s.state, s.state.stage(nest_phase.root)) and not nest_phase.tiles:
-            continue  # a strided copy has a kernel of its own
+            continue  # a strided copy has a separate kernel
         s = merge_axes(s, nest_phase) if merge else s
         rows = tuple(row_axes(s.state, nest_phase))
         if not rows and (nest_phase.tiles or nest_phase.outputs):
@@ -91,15 +97,15 @@ def _phases(s: Schedule, phase: Phase, grouping: str) -> tuple[Schedule, list[Ph
 
 
 def _own_fold(s: Schedule, phase: Phase) -> Stage | None:
-    """Return the only fold of a nest."""
+    """Return the fold of a nest if it has exactly one, else None."""
     folds = [s.state.stage(n) for n in (*phase.tiles, phase.root) if s.state.stage(n).fold]
     return folds[0] if len(folds) == 1 and len(phase.tiles) < 2 else None
 
 
 def part_counts(s: Schedule, stage: Stage) -> tuple[int, ...]:
-    """Return into how many parts a fold may be cut so that idle cores get work, most first."""
+    """Return the numbers of parts of a fold that give idle cores work, the largest first."""
     cores = core_count(s)
-    # As many cores as results have work without partial folds: 64 rows keep 32 cores busy.
+    # Without partial folds at most one core per result has work: 64 rows keep 32 cores busy.
     units = math.prod(stage.shape)
     if keeps_lanes(stage):
         units = max(1, units * DTYPE_BYTES[stage.expr.dtype] // LINE_BYTES)
@@ -108,13 +114,13 @@ def part_counts(s: Schedule, stage: Stage) -> tuple[int, ...]:
     if units >= cores or size < LINE_BYTES or any(a.name == "p" for a in stage.reduce):
         return ()
     divisors = [d for d in range(min(cores, extent // 2), 1, -1) if extent % d == 0]
-    # Of 12 divisors every third: 4 numbers of parts, the largest first.
+    # Of 12 divisors every third is taken: 4 numbers of parts, the largest first.
     step = max(1, -(-len(divisors) // PARTS))
     return tuple(divisors[::step])
 
 
 def ways(s: Schedule, phase: Phase) -> dict[str, tuple[int, ...]]:
-    """Return the ways that apply to a group, each with the numbers of partial folds."""
+    """Return the ways that apply to a group (see `WAYS`), each with its numbers of parts."""
     structures: dict[str, tuple[tuple[Nest, ...], State]] = {}
 
     def is_flat(nests: tuple[Nest, ...], state: State) -> bool:
@@ -129,7 +135,7 @@ def ways(s: Schedule, phase: Phase) -> dict[str, tuple[int, ...]]:
             structures[way] = nests, merged.state
         with suppress(AscendLabError):
             apart, nests = regroup(s, phase, way + APART, 1)
-            # where every nest has one axis, tiles of it do what its tensors' axes allow
+            # if every nest has one merged axis, its tiles cover all choices of the separate axes
             one_axis = way in structures and is_flat(*structures[way])
             if (nests, apart.state) not in structures.values() and not one_axis:
                 structures[way + APART] = nests, apart.state
@@ -147,24 +153,30 @@ def _parts(s: Schedule, phase: Phase, way: str) -> Sequence[int]:
 
 AS_DEFAULT = "default"
 IN_PARTS = "parts of rows"
-"""Ways for all nests at once: those of the default, where no way makes the same ones; and the
-default itself, where it takes long rows in parts, which the decisions about a nest cannot say."""
+"""Two ways for all nests at once.
+
+The first one gives the nests of the default schedule, if no other way does. The second one is the
+default with long rows in parts, which no decisions about a nest can express.
+"""
 
 
 @dataclass(frozen=True)
 class Structure:
-    """A schedule in which stages are grouped but no nest is laid out, and its nests."""
+    """A schedule whose stages are grouped but whose nests have no layout, and its nests."""
 
     schedule: Schedule
     nests: tuple[NestSpace, ...] = ()
 
 
 class Grouping:
-    """The ways to group the stages of a tensor program: two decisions a group, way and parts."""
+    """The ways to group the stages of a tensor program: two decisions per group, way and parts."""
 
     def __init__(self, default: Schedule, quickest: Schedule) -> None:
-        """Take the defaults without parts of rows and with them; refuse products of the cube."""
-        # The automatic schedule begins with the same groups: its result can be found among the
+        """Take two default schedules; raise `UnsupportedError` for products of the cube.
+
+        `quickest` may process long rows in parts, `default` does not.
+        """
+        # The automatic schedule begins with the same groups, so that its result is among the
         # groupings.
         start, phases = fuse_stages(create_schedule(default.outputs, default.chip))
         if any(isinstance(s, Stage) and s.is_cube for s in start.state.stages):
@@ -201,13 +213,13 @@ class Grouping:
         return legal if head else (*legal, *self._whole)
 
     def heads(self, head: Point = ()) -> list[Point]:
-        """Return all groupings that begin with `head`."""
+        """Return all groupings whose first decisions are `head`."""
         if len(head) == len(self.names):
             return [head]
         return [h for value in self.options(head) for h in self.heads((*head, value))]
 
     def structure(self, head: Point) -> Structure | None:
-        """Return the stages as `head` groups them; None where that cannot be lowered."""
+        """Return the structure of a grouping `head`; None if it cannot be lowered."""
         if head not in self._known:
             outer = self.structure(head[:-2]) if len(head) <= len(self.names) else None
             parts_by_way = self._ways[len(head) // 2 - 1][1] if outer else {}
@@ -227,12 +239,12 @@ class Grouping:
         return Structure(s, (*outer.nests, *nests))
 
     def _nest(self, s: Schedule, nest: Nest) -> NestSpace:
-        """Return the space of a nest; the default's layout is in it if it has the same nest."""
+        """Return the space of a nest, with the default's layout if the default has this nest."""
         stages = [
             s.state.stage(n) for n in (*nest.phase.tiles, *nest.phase.outputs, nest.phase.root)
         ]
         shapes = {r.source: s.state.find(r.source).shape for x in stages for r in x.reads}
-        # Nests of the same stages over the same shapes share a space, in whatever grouping they
+        # Nests of the same stages over the same shapes share a space, in all groupings where they
         # occur.
         key = (nest, tuple(stages), tuple(shapes.items()))
         if key not in self._spaces:
@@ -261,7 +273,7 @@ class Grouping:
 
 
 def _stripped(default: Schedule) -> tuple[Schedule, tuple[Nest, ...]]:
-    """Return a schedule without its layouts, and the nests these belong to."""
+    """Return a schedule without its layouts, and its nests."""
     keep: list[Step] = []
     follow = [s.primitive for s in default.steps[1:]]
     for step, next_primitive in zip_longest(default.steps, follow):
@@ -285,23 +297,23 @@ def _stripped(default: Schedule) -> tuple[Schedule, tuple[Nest, ...]]:
     return bare, tuple(nests)
 
 
-# -- a point: a grouping, and the decisions about each of its nests --------------------------------
+# -- a point is a grouping and the decisions about each of its nests -------------------------------
 class VectorSpace:
-    """Every schedule that the decisions can say; built step by step, as a search looks at it.
+    """The space of all schedules of a vector operator; it is built only as far as a search needs.
 
     The first decisions group the stages (a way and a number of partial folds per group), then
-    `DECISIONS` follow for the first nest, the second, and so on; a grouping with fewer nests than
-    others leaves the last ones at their only value.
+    `DECISIONS` follow for the first nest, the second, and so on; if a grouping has fewer nests than
+    others, the decisions for the missing nests have a single value.
     """
 
     def __init__(self, outputs: dsl.Tensor | Sequence[dsl.Tensor], chip: Chip) -> None:
-        """Find the groupings; raise what `auto_schedule` raises, and for products of the cube."""
+        """Find the groupings; raises as `auto_schedule`, and for products of the cube."""
         self.outputs = (outputs,) if isinstance(outputs, dsl.Tensor) else tuple(outputs)
         self.chip = chip
         self.default = dsl.auto_schedule(self.outputs, chip)
         self.grouping = Grouping(dsl.auto_schedule(self.outputs, chip, parts=False), self.default)
         self._head = len(self.grouping.names)
-        # Few enough to list: up to eight ways and five numbers of parts a group.
+        # Few enough to list: up to eight ways and five numbers of parts per group.
         heads = self.grouping.heads()
         nests = list(zip_longest(*(self.structure(h).nests for h in heads)))
         opened = [set[int]().union(*(n.open_decisions for n in slot if n)) for slot in nests]
@@ -315,7 +327,7 @@ class VectorSpace:
 
     # -- points and schedules ---------------------------------------------------------------------
     def structure(self, point: Point) -> Structure:
-        """Return the stages as a point groups them; raise `InputError` if it is not legal."""
+        """Return the structure that a point chooses; raise `InputError` if it is not legal."""
         structure = (
             self.grouping.structure(point[: self._head]) if len(point) >= self._head else None
         )
@@ -333,12 +345,12 @@ class VectorSpace:
         return nests
 
     def joined(self, head: Point, owns: Sequence[Point]) -> Point:
-        """Return the point of a grouping and of the decisions about each of its nests."""
+        """Return the point with grouping `head` and the decisions `owns` about its nests."""
         pairs = zip_longest(self._slots, owns, fillvalue=LEAST)
         return (*head, *(decisions[at] for slot, decisions in pairs for at in slot))
 
     def build(self, point: Point) -> Schedule:
-        """Return the schedule of a point; `AscendLabError` for a point of another space."""
+        """Return the schedule of a point; raise `AscendLabError` for a point of another space."""
         if len(point) != len(self.names):
             raise InputError(f"{len(self.names)} decisions", str(len(point)), "complete the point")
         s = self.structure(point).schedule
@@ -348,7 +360,7 @@ class VectorSpace:
 
     @property
     def default_points(self) -> tuple[Point, ...]:
-        """The points of the default schedule, and of the one without parts of rows."""
+        """The points of the default schedule, and of the default without parts of rows."""
         heads = dict.fromkeys((self.grouping.default_head, self.grouping.plain_head))
         nests = (self.structure(head).nests for head in heads)
         decisions = ([n.default_point or LEAST for n in nest_spaces] for nest_spaces in nests)
@@ -359,9 +371,9 @@ class VectorSpace:
         """The point of the default schedule."""
         return self.default_points[0]
 
-    # -- the contract of a space ------------------------------------------------------------------
+    # -- the interface of a space (see `aoe.space.Space`) -----------------------------------------
     def options(self, prefix: Point) -> tuple[Value, ...]:
-        """Return the legal values of the decision after `prefix`, remembered for searches."""
+        """Return the legal values of the decision after `prefix`; they are cached."""
         values = self._options.get(prefix)
         if values is None:
             values = self._options[prefix] = self._found(prefix)
@@ -379,11 +391,11 @@ class VectorSpace:
         return nests[number].options(_filled(slot, taken)[:at])
 
     def sample(self, rng: np.random.Generator) -> Point:
-        """Return a random point: every decision in turn, each option with the same chance."""
+        """Return a random point: each decision takes one of its options with equal probability."""
         return random_completion(self, (), rng)
 
     def key(self, point: Point) -> Hashable:
-        """Return what a point builds: its grouping and the numbers of every nest."""
+        """Return a key of the schedule that a point builds: grouping and layouts."""
         return (
             point[: self._head],
             *(nest.layout(decisions) for nest, decisions in self.parts(point)),
@@ -391,11 +403,11 @@ class VectorSpace:
 
     @property
     def size(self) -> int | None:
-        """Number of points; None above `COUNTED`."""
+        """The number of points; None above `COUNTED`."""
         return self.counted(COUNTED)
 
     def counted(self, limit: int) -> int | None:
-        """Return the number of points; None if they are more than `limit`."""
+        """Return the number of points; None if there are more than `limit`."""
         total = 0
         for head in self.grouping.heads():
             points = 1
@@ -410,7 +422,7 @@ class VectorSpace:
     def points(self) -> Iterator[Point]:
         """Yield all points, grouping by grouping."""
         for head in self.grouping.heads():
-            # Decisions about one nest do not narrow those about another: all combinations are
+            # Decisions about one nest do not restrict those about another: all combinations are
             # legal.
             nests = [list(nest.points()) for nest in self.structure(head).nests]
             for chosen in product(*nests):
@@ -418,6 +430,6 @@ class VectorSpace:
 
 
 def _filled(slot: Sequence[int], values: Sequence[Value]) -> Point:
-    """Return all decisions about a nest, those without a choice and those still open at least."""
+    """Return all decisions about a nest; missing decisions get their least value."""
     value_at = dict(zip(slot, values, strict=False))
     return tuple(value_at.get(at, value) for at, value in enumerate(LEAST))

@@ -1,8 +1,8 @@
-"""Parallel plans: who computes and keeps what, memory and time of it, and the search for the best.
+"""Searches for the quickest parallel plan of a training step, and gives its time and memory.
 
 A `Plan` cuts a model over the axes data, tensor, pipeline (and experts); `plan_time` says how long
-a step takes and what a device keeps; `best_plans` tries all plans for some devices: those that fit,
-the quickest first.
+a step takes and what a device keeps; `best_plans` tries all plans for a number of devices and
+returns those that fit into memory, the quickest first.
 """
 
 # fmt: off
@@ -34,9 +34,10 @@ VIRTUAL = (2, 4)
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The quickest plans that fit, sorted; `tried` and `too_large` count plans but for placements.
+    """The quickest plans that fit into memory, the quickest first.
 
-    `least_bytes` is the least any plan needs on its fullest device.
+    `tried` counts all plans and `too_large` those that do not fit; plans that differ only in the
+    order of their axes count once. `least_bytes` is the least memory with which some plan fits.
     """
 
     plans: tuple[PlanTime, ...]
@@ -67,11 +68,11 @@ def best_plans(
     memory_bytes: float = float("inf"),
     keep: int = 20,
 ) -> Ranking:
-    """Return the `keep` quickest plans of `devices` devices for a batch; equal times by memory.
+    """Return the `keep` quickest plans for a batch on `devices` devices; ties go to less memory.
 
-    Plans that need more than `memory_bytes` a device are dropped; the others are timed by rising
-    bounds until no bound is below the last one kept. Raises `ClusterError` for counts the topology
-    does not have or the batch does not allow.
+    Plans that need more than `memory_bytes` a device are dropped. The others are timed in the order
+    of their lower bounds, until the next bound is above the time of the last plan that is kept.
+    Raises `ClusterError` if the topology has too few devices or the batch cannot be divided.
     """
     if not 1 <= devices <= topology.size:
         needed = f"{topology.name}: from 1 to {topology.size} devices"
@@ -101,10 +102,11 @@ def best_plans(
 
 
 def shapes(devices: int, batch: int, tensor: Sequence[int], units: int) -> Iterator[Plan]:
-    """Yield all plans but for the order of axes: degrees that multiply to the devices.
+    """Yield all plans in the default order of axes; their degrees multiply to `devices`.
 
-    Micro-batches are powers of two; ZeRO comes with a data axis, sequence with a tensor axis;
-    interleaving with a pipeline. GPipe is not tried: it takes as long as 1F1B and keeps more.
+    The numbers of micro-batches are powers of two. ZeRO is tried if there is a data axis, sequence
+    parallelism if there is a tensor axis, and interleaving if there is a pipeline. GPipe is not
+    tried: it takes as long as 1F1B and needs more memory.
     """
     # 2 devices, batch 4, tensor degrees 1 and 2, 8 units: 40 plans, from "D2 T1 P1" to "D1 T2 P1 m4
     # sequence recompute".
@@ -126,7 +128,7 @@ def _divisors(n: int) -> list[int]:
 
 
 def _powers(samples: int, stages: int) -> list[int]:
-    """Return the powers of two that divide the samples of a pipeline; fewer than stages starve."""
+    """Return the powers of two that divide `samples`; below `stages` at most the largest one."""
     # 12 samples: micro-batches 1, 2 and 4; with 4 stages only 4 keeps every stage busy.
     powers = [2**k for k in range(MAX_MICRO_BATCHES.bit_length()) if samples and not samples % 2**k]
     return [m for m in powers if m >= stages or m == powers[-1]]
@@ -143,8 +145,8 @@ def _schedules(stages: int, micro_batches: int, units: int) -> list[tuple[str, i
 
 
 def placements(plan: Plan) -> list[Plan]:
-    """Return the plan with every order of its axes that puts devices elsewhere."""
-    # D2 T2 P2 has 6 orders; D4 T1 P1 has one, because an axis of 1 device moves nobody.
+    """Return the plan with every order of its axes that assigns the devices differently."""
+    # D2 T2 P2 has 6 orders; D4 T1 P1 has one, because an axis of 1 device changes no assignment.
     plans: dict[tuple[str, ...], Plan] = {}
     for order in permutations(AXES):
         key = tuple(axis for axis in order if getattr(plan, axis) > 1)

@@ -1,11 +1,12 @@
-"""A network of the zoo or an ONNX file as plans see it: its training step simulated, cut in units.
+"""Prepares a network for parallel plans: its training step is simulated and cut into units.
 
-A unit ends where one tensor alone carries the forward pass. The kernels of a profile belong to the
-part whose nodes they compute, forward or backward. Kernels are timed at micro-batches of 1, 8 and
-32; others are on the straight lines through these. Tensor parallelism (transformers only) cuts the
-matrices of products, heads and vocabularies: a product's share is its kernel simulated anew with
-1/t of its columns, other cut kernels take 1/t, norms take the whole unless the sequence is cut too.
-Backward kernels take the shares of forward's.
+A unit is a run of layers that stay on one pipeline stage. It ends where a single tensor carries the
+forward pass. The kernels of a profile belong to the unit whose nodes they compute, forward or
+backward. Kernels are timed at micro-batches of 1, 8 and 32; times for other micro-batches are
+interpolated linearly. Tensor parallelism on t devices (transformers only) cuts the weight matrices,
+the attention heads and the vocabulary. A product is simulated again with 1/t of its columns, other
+cut kernels take 1/t of their time, and norms take their whole time unless the sequence is cut too.
+Backward kernels are reduced like the forward kernels.
 """
 
 import math
@@ -24,25 +25,25 @@ from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.operators.kernels import GemmShape, gemm_launch
 
 Product = tuple[int, int, int]
-"""Rows, inner, columns."""
+"""The sizes of a matrix product: rows, inner size, columns."""
 Build = Callable[[int], Graph]
-"""Batch -> network."""
+"""Builds the network for a batch."""
 KNOTS = (1, 8, 32)
 """Micro-batches that are simulated."""
 UPDATE_PARAMETERS = 2**20
-"""Size of the parameter whose update tells the optimiser's seconds a parameter."""
+"""Size of the parameter from whose update the optimiser's time per parameter is computed."""
 WHOLE = ("layer_norm", "rms_norm")
 PRODUCTS = ("matmul", "gemm")
 VOCABULARY = 8192
-"""Rows from which an embedding's table is cut."""
+"""Embedding tables with at least this many rows are cut."""
 
 
 @dataclass(frozen=True)
 class GraphModel:
-    """A network by name and a builder that takes the batch; see the module for what it assumes.
+    """A network for parallel plans: its name, and a function that builds its graph for a batch.
 
-    With `layers` the builder gives a network of 3 equal layers, of which the middle one stands for
-    all but two (`train.profile`).
+    With `layers` the function builds a network of only 3 equal layers, the middle one of which
+    stands for all layers but the first and the last (see `train.profile_layers`).
     """
 
     name: str
@@ -54,7 +55,7 @@ class GraphModel:
 
     @cached_property
     def update_s_per_parameter(self) -> float:
-        """Seconds the optimiser takes a parameter: a large one's update, simulated."""
+        """Seconds per parameter of the optimiser's update, from the simulation of a large one."""
         update_s = train.update_s(UPDATE_PARAMETERS, self.chip, self.optimizer, self.dtype)
         return update_s / UPDATE_PARAMETERS
 
@@ -66,7 +67,7 @@ class GraphModel:
         return tuple(2**k for k in range(7) if (head_divisor % 2**k == 0 and head_divisor) or not k)
 
     def tensor_degrees(self) -> tuple[int, ...]:
-        """Return the powers of two that divide the heads of all attentions; (1,) without."""
+        """Return the powers of two that divide all numbers of heads; (1,) without attention."""
         return self._degrees
 
     def units(self, micro_batch: int, tensor: int, sequence: bool) -> tuple[Unit, ...]:
@@ -79,7 +80,7 @@ class GraphModel:
 
 
 def model_of(name: str, chip: Chip, *, optimizer: str = "adam", dtype: str = "fp16") -> GraphModel:
-    """Return a model of the zoo as plans see it; raise `InputError` for an unknown name."""
+    """Return a model of the zoo for parallel plans; raise `InputError` for an unknown name."""
     layers = train.equal_layers(name)
     if not layers:
         return GraphModel(name, zoo.find(name), chip, optimizer, dtype)
@@ -96,7 +97,7 @@ def model_of(name: str, chip: Chip, *, optimizer: str = "adam", dtype: str = "fp
 @lru_cache(maxsize=512)
 def _units(model: GraphModel, micro_batch: int, tensor: int, sequence: bool) -> tuple[Unit, ...]:
     if micro_batch not in KNOTS:
-        # beyond 32 the line from 8 to 32 goes on
+        # beyond 32 the line from 8 to 32 is extrapolated
         high = next((k for k in KNOTS if k > micro_batch), KNOTS[-1])
         low = KNOTS[KNOTS.index(high) - 1]
         ends = (_units(model, k, tensor, sequence) for k in (low, high))
@@ -122,11 +123,11 @@ def _parts(
 
 
 def repeated(parts: Sequence["Part"], layers: int) -> tuple["Part", ...]:
-    """Return the parts of a network of 3 layers with the middle layer's often enough."""
+    """Return the parts of a network of `layers` layers, given those of a network of 3 layers."""
     names = [unit.name.partition(":")[2] for unit in parts]
     middle = f"{train.layer_prefix(names)}1."
     places = [i for i, name in enumerate(names) if name.startswith(middle)]
-    # 12 layers from a sample of 3: the middle layer's parts are put in 9 times more.
+    # 12 layers from a sample of 3: the middle layer's parts are repeated 9 more times.
     members = [parts[i] for i in places]
     return (*parts[: places[0]], *members * (layers - train.SAMPLE), *parts[places[0] :])
 
@@ -137,15 +138,16 @@ def attention_heads(graph: Graph) -> list[int]:
     return [shape[1] for shape in shares if len(shape) == 4]
 
 
-# -- cutting across: tensor parallelism -----------------------------------------------------------
+# -- tensor parallelism ---------------------------------------------------------------------------
 def _sliced(part: "Part", tensor: int, sequence: bool, model: GraphModel) -> Unit:
-    """Return a unit as one of `tensor` devices has it.
+    """Return the share of a part that one of `tensor` devices computes, as a unit.
 
-    A unit with cut weights takes one all-reduce of its boundary each way, two if it both attends
-    and holds more than attention's four products: 4 a transformer block a step.
+    A unit with cut weights needs one all-reduce of its boundary tensor forward and one backward. It
+    needs two each way if it contains attention and more than attention's four products: 4 for each
+    transformer block and step.
     """
     share = 1.0
-    if tensor > 1:  # the time of products with 1/t of their columns / that of the whole ones
+    if tensor > 1:  # time of products with 1/t of their columns / time of the whole products
         # 1/t of the columns can take more than 1/t of the time: narrow tiles reuse less.
         uncut_s, cut_s = (
             sum(_product_s(m, k, -(-n // t), model.dtype, model.chip) for m, k, n in part.products)
@@ -184,8 +186,8 @@ def _product_s(m: int, k: int, n: int, dtype: str, chip: Chip) -> float:
 class Part:
     """A unit before it is cut: its bytes and seconds, split by how tensor parallelism cuts them.
 
-    Seconds are (forward, backward) of products, of other kernels that are cut, and of those that
-    are not; `products` are those with weights.
+    Seconds are pairs (forward, backward): for products, for other kernels that are cut, and for
+    kernels that are not cut. `products` are the products with weights.
     """
 
     name: str
@@ -223,9 +225,9 @@ def parts_of(graph: Graph, profile: train.StepProfile, dtype: str) -> tuple[Part
 
 
 def _unit_nodes(typed: Graph, leaves: Sequence[str]) -> list[list[Node]]:
-    """Return the nodes of each unit: they end where one tensor that carries gradients is alive.
+    """Return the nodes of each unit; a unit ends where only one tensor with gradients is alive.
 
-    Units without parameters are joined to those before.
+    Units without parameters are joined to the units before them.
     """
     leaf_names = set(leaves)
     units = list[list[Node]]([[]])
@@ -271,7 +273,7 @@ def _kept_tensors(graph: Graph, dtype: str) -> Mapping[str, int]:
 def _seconds(
     profile: train.StepProfile, place: Mapping[str, int], typed: Graph
 ) -> list[dict[str, list[float]]]:
-    """Return, per unit, (forward, backward) seconds by kind: product, cut, whole."""
+    """Return, per unit, the seconds (forward, backward) by group: product, cut, whole."""
     count = max(place.values()) + 1
     seconds = [{k: [0.0, 0.0] for k in ("product", "cut", "whole")} for _ in range(count)]
     ops = {node.name: node.op for node in typed.nodes}
@@ -279,19 +281,18 @@ def _seconds(
     for row in profile.operators:
         if row.phase == "update":
             continue
-        # A kernel that no forward node names stays with the unit
-        # before it.
+        # A kernel whose name contains no forward node stays with the unit before it.
         bases = [base for name in row.nodes if (base := _base(name, place))]
         unit = place[bases[0]] if bases else unit
         sharding = "whole" if any(ops[b] in WHOLE for b in bases) else "cut"
         kind = "product" if any(ops[b] in PRODUCTS for b in bases) else sharding
-        # False and True as an index: forward at 0, backward at 1.
+        # The index False is 0 (forward), True is 1 (backward).
         seconds[unit][kind][row.phase == "backward"] += row.time_s
     return seconds
 
 
 def _base(name: str, place: Mapping[str, int]) -> str:
-    """Return the forward node a node of the step belongs to: w.grad.matmul to w; "" for none."""
+    """Return the forward node that a node of the step belongs to: w for w.grad.matmul, or ""."""
     # w.grad.matmul, w.grad, w: the first of these that is a forward node.
     while name and name not in place:
         name = name.rpartition(".")[0]
@@ -357,6 +358,6 @@ def _is_cut(typed: Graph, node: Node, weight: str) -> bool:
 
 def _product(typed: Graph, node: Node) -> Product:
     out = typed.types[node.output].shape
-    # (5, 2) transposed times (5, 4): the depth 5 is the first factor's last but one size.
+    # (5, 2) transposed times (5, 4): the depth 5 is the first factor's second-to-last size.
     inner = typed.in_types(node)[0].shape[-2 if node.attr("trans_a") else -1]
     return math.prod(out[:-1]), inner, out[-1]

@@ -1,8 +1,9 @@
-"""A parallel plan: devices along each axis, who computes what when, and what each of them keeps.
+"""Parallel plans: the devices along each axis, the order of pipeline tasks, and device memory.
 
-Along the axis pipeline, stages pass micro-batches on. A device works through its own list of tasks
-in order. A forward waits for the stage before, a backward for the stage behind (the last stage's
-for its own forward); between devices an activation or its gradient travels `transfer_s`.
+Along the axis "pipeline", each stage passes micro-batches on to the next. A device works through
+its own list of tasks in order. A forward task waits for the previous stage, a backward task for the
+next stage (in the last stage, for its own forward task). Sending an activation or its gradient
+between devices takes `transfer_s`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,22 +17,23 @@ from ascend_lab.errors import ClusterError, InputError
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 AXES = ("tensor", "data", "pipeline")
-"""From the innermost outwards, unless a plan says otherwise: neighbours exchange most."""
+"""The default order of axes, the innermost first: neighbouring devices exchange the most."""
 HALF_BYTES = 2
 """Bytes of a number in fp16 or bf16."""
 STATE_BYTES = {"sgd": 8, "adam": 12}
-"""Optimiser state a parameter, fp32: master copy and momentum; Adam has two moments."""
+"""Bytes of fp32 optimiser state per parameter: master copy and momentum, or Adam's two moments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Devices = data * tensor * pipeline; `expert` devices of the data axis share the experts.
+    """A plan for data * tensor * pipeline devices; `expert` of the data axis share the experts.
 
-    `sequence`: what tensor parallelism computes alike everywhere is cut along the tokens instead
-    ({cite}`korthikanti2022`). `zero_stage`: 1 spreads the optimiser's state over the data axis, 2
-    the gradients too, 3 the weights too ({cite}`zero2020`). `recompute`: keep only what each layer
-    reads and compute it once more on the way back ({cite}`chen2016sublinear`). `axes`: the order
-    in which devices are counted, the fastest first. Raises `ClusterError` for what cannot be.
+    With `sequence`, operators that all tensor ranks would repeat are cut along the tokens instead
+    ({cite}`korthikanti2022`). `zero_stage` 1 distributes the optimiser's state over the data axis,
+    2 also the gradients, 3 also the weights ({cite}`zero2020`). With `recompute` a device keeps
+    only the inputs of each layer and computes the layer again in the backward pass
+    ({cite}`chen2016sublinear`). `axes` is the order in which devices are numbered, the fastest axis
+    first. Raises `ClusterError` for impossible plans.
     """
 
     data: int = 1
@@ -47,7 +49,7 @@ class Plan:
     axes: tuple[str, ...] = AXES
 
     def __post_init__(self) -> None:
-        """Check counts, names, and what excludes what."""
+        """Check counts, names, and options that exclude each other."""
         counts = (self.data, self.tensor, self.pipeline, self.expert, self.micro_batches)
         if min(*counts, self.virtual) < 1:
             raise ClusterError("a plan with counts of at least 1", self.label, "raise them")
@@ -65,7 +67,7 @@ class Plan:
 
     @property
     def devices(self) -> int:
-        """Devices in all."""
+        """The number of devices."""
         return self.data * self.tensor * self.pipeline
 
     @property
@@ -86,7 +88,7 @@ class Plan:
         return " ".join(text for text, is_shown in parts if is_shown)
 
     def micro_batch(self, batch: int) -> int:
-        """Return the samples of one micro-batch; raise `ClusterError` if they do not come out."""
+        """Return the samples of a micro-batch; raise `ClusterError` if `batch` does not divide."""
         pieces = self.data * self.micro_batches
         if batch % pieces or batch < pieces:
             needed = f"{self.label}: a batch that is a multiple of {pieces}"
@@ -100,20 +102,21 @@ class Plan:
         """
         # D2 T2 P2 in the order tensor, data, pipeline: tensor groups (0, 1), (2, 3), (4, 5), (6,
         # 7); data groups (0, 2), (1, 3), (4, 6), (5, 7); pipelines (0, 4), (1, 5), (2, 6), (3, 7).
-        where = [*reversed(self.axes)]  # the first axis counts fastest
+        where = [*reversed(self.axes)]  # along the first axis device numbers rise by 1
         numbers = np.arange(self.devices).reshape([getattr(self, name) for name in where])
         rows = numbers.transpose([where.index(a) for a in AXES if a != axis] + [where.index(axis)])
         return list(map(tuple, rows.reshape(-1, getattr(self, axis)).tolist()))
 
 
-# -- what a plan needs to know of a network --------------------------------------------------------
+# -- the description of a network that a plan needs ------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Layers that stay on one stage, as one device of a tensor group sees one micro-batch.
+    """Layers that stay on one stage: sizes and times on one device for one micro-batch.
 
-    `parameters` are the device's own; `activation_bytes` is kept from forward to backward,
-    `input_bytes` of it is what the unit reads, `boundary_bytes` what it hands on. Each way, it
-    takes `exchanges` all-reduces of `exchange_bytes` in its tensor group.
+    The device is one of a tensor group and holds `parameters` of the unit. It keeps
+    `activation_bytes` from forward to backward, of which `input_bytes` are the unit's inputs, and
+    passes `boundary_bytes` on to the next unit. Forward and backward each take `exchanges`
+    all-reduces of `exchange_bytes` in the tensor group.
     """
 
     name: str
@@ -127,7 +130,7 @@ class Unit:
     exchange_bytes: float = 0.0
 
     def towards(self, other: "Unit", share: float) -> "Unit":
-        """Return the unit on the straight line from this one to another of another micro-batch."""
+        """Return the linear interpolation from this unit (`share` 0) to `other` (`share` 1)."""
         pairs = ((name, getattr(self, name), getattr(other, name)) for name in PER_SAMPLE)
         return replace(self, **{name: a + (b - a) * share for name, a, b in pairs})
 
@@ -136,15 +139,15 @@ PER_SAMPLE = (
     *("forward_s", "backward_s", "activation_bytes", "input_bytes", "boundary_bytes"),
     "exchange_bytes",
 )
-"""What of a unit grows with the micro-batch."""
+"""The fields of a unit that grow with the micro-batch."""
 
 
 class Model(Protocol):
-    """A network that plans can cut."""
+    """The interface of a network that plans can cut."""
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The network's name."""
         ...
 
     @property
@@ -154,21 +157,21 @@ class Model(Protocol):
 
     @property
     def update_s_per_parameter(self) -> float:
-        """Seconds the optimiser takes a parameter."""
+        """Seconds of the optimiser's update per parameter."""
         ...
 
     def units(self, micro_batch: int, tensor: int, sequence: bool) -> tuple[Unit, ...]:
-        """Return the units in order; raise `ClusterError` for what the network does not allow."""
+        """Return the units in order; raise `ClusterError` for a degree that is not allowed."""
         ...
 
     def tensor_degrees(self) -> tuple[int, ...]:
-        """Return the tensor degrees the network allows; 1 is always there."""
+        """Return the tensor degrees that the network allows, which always include 1."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FixedModel:
-    """Units of one sample each, all of it in proportion to the micro-batch; tensor degree 1."""
+    """A model whose units are proportional to the micro-batch; only tensor degree 1 is allowed."""
 
     name: str
     samples: tuple[Unit, ...]
@@ -176,7 +179,7 @@ class FixedModel:
     optimizer: str = "adam"
 
     def units(self, micro_batch: int, tensor: int, sequence: bool) -> tuple[Unit, ...]:
-        """Return the units times the micro-batch."""
+        """Return the units, given for one sample, multiplied by the micro-batch."""
         if tensor > 1 or sequence:
             raise ClusterError(f"{self.name}: tensor degree 1", str(tensor), "use a transformer")
         return tuple(
@@ -185,12 +188,12 @@ class FixedModel:
         )
 
     def tensor_degrees(self) -> tuple[int, ...]:
-        """Return 1."""
+        """Return (1,)."""
         return (1,)
 
 
 def split_units(costs: Sequence[float], pieces: int) -> list[range]:
-    """Return consecutive ranges of units, one a piece, the dearest as cheap as possible.
+    """Return consecutive ranges of units, one per piece, with the least maximum cost.
 
     Exact dynamic programming over prefixes, O(pieces * units^2). Raises `ClusterError` if there
     are fewer units than pieces.
@@ -202,8 +205,9 @@ def split_units(costs: Sequence[float], pieces: int) -> list[range]:
     prefix = np.concatenate([[0.0], np.cumsum(costs)])
     range_costs = prefix[:, None] - prefix[None, :]
     range_costs[np.tri(n + 1, dtype=bool).T] = np.inf  # a piece starts before it ends
-    # best[end]: the dearest piece, as cheap as possible, when the first `end` units are cut in as
-    # many pieces as there were passes. Costs 4, 1, 1, 2 in two pieces: [4] and [1, 1, 2], at 4.
+    # best[end]: the least possible cost of the most expensive piece if the first `end` units are
+    # cut into as many pieces as there were passes. Costs 4, 1, 1, 2 in two pieces: [4] and [1, 1,
+    # 2], cost 4.
     best = np.full(n + 1, np.inf)
     best[0] = 0.0
     cut = []
@@ -217,13 +221,13 @@ def split_units(costs: Sequence[float], pieces: int) -> list[range]:
     return [range(start, end) for end, start in pairwise(edges)][::-1]
 
 
-# -- the order of a pipeline: who computes what when ----------------------------------------------
+# -- the schedule of a pipeline: the order of each device's tasks ---------------------------------
 FORWARD = "forward"
 BACKWARD = "backward"
 
 
 class Task(NamedTuple):
-    """One micro-batch through one stage, one way; virtual stage s is on device s mod P."""
+    """The forward or backward of one micro-batch in virtual stage s, which is on device s mod P."""
 
     stage: int
     micro_batch: int
@@ -231,7 +235,7 @@ class Task(NamedTuple):
 
 
 class TimedTask(NamedTuple):
-    """A task and when its device works on it."""
+    """A task with the times at which its device begins and ends it."""
 
     task: Task
     device: int
@@ -241,7 +245,7 @@ class TimedTask(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PipelineTime:
-    """A schedule timed: all tasks, when the last ends, work and held micro-batches per device."""
+    """A timed schedule: its tasks, its end, and the work and held micro-batches by device."""
 
     tasks: tuple[TimedTask, ...]
     end_s: float
@@ -250,23 +254,23 @@ class PipelineTime:
 
     @property
     def bubble(self) -> float:
-        """Share of the devices' time in which they wait."""
-        # 4 stages, 8 micro-batches, forward 1 s, backward 2 s: each works 24 s of 33 s, so 27 % is
-        # bubble.
+        """The share of the devices' time in which they wait (the pipeline bubble)."""
+        # 4 stages, 8 micro-batches, forward 1 s, backward 2 s: each device works 24 s of 33 s, so
+        # that the bubble is 27 %.
         return 1.0 - sum(self.busy_s) / (len(self.busy_s) * self.end_s) if self.end_s else 0.0
 
     def last_backward(self, device: int) -> TimedTask:
-        """Return the last backward of a device: its gradients are complete when it ends."""
+        """Return the last backward task of a device, at whose end its gradients are complete."""
         return max((t for t in self.tasks if t.device == device), key=lambda t: t.end_s)
 
 
 def orders(schedule: str, stages: int, micro_batches: int, virtual: int = 1) -> list[list[Task]]:
-    """Return each device's tasks in the order it takes them.
+    """Return each device's tasks in the order in which the device runs them.
 
     "gpipe" ({cite}`gpipe2019`): all forwards, then all backwards. "1f1b" ({cite}`pipedream2019`):
-    device i starts with P - 1 - i forwards, then takes one of each in turn. "interleaved"
-    ({cite}`megatron2021`): 1F1B over `virtual` stages a device; wants a multiple of P
-    micro-batches. Raises `ClusterError` for other names and counts.
+    device i starts with P - 1 - i forwards, then alternates between a forward and a backward.
+    "interleaved" ({cite}`megatron2021`): 1F1B with `virtual` stages per device; the number of
+    micro-batches must be a multiple of P. Raises `ClusterError` for other names and counts.
     """
     if schedule not in SCHEDULES:
         raise ClusterError(f"a schedule of {', '.join(SCHEDULES)}", repr(schedule), "choose one")
@@ -295,7 +299,7 @@ def orders(schedule: str, stages: int, micro_batches: int, virtual: int = 1) -> 
 
 
 def _turn(k: int, stages: int, virtual: int) -> tuple[int, int]:
-    """Return (chunk, micro-batch) of a device's k-th forward: P micro-batches a chunk in turn."""
+    """Return (chunk, micro-batch) of a device's k-th forward; chunks alternate every P forwards."""
     if virtual == 1:
         return 0, k
     # 2 stages of 2 chunks: micro-batches 0 and 1 through chunk 0, then both through chunk 1, and
@@ -310,10 +314,10 @@ def run_pipeline(
     backward_s: Sequence[float],
     transfer_s: Sequence[float] = (),
 ) -> PipelineTime:
-    """Time each device's list; `forward_s[s]`, `backward_s[s]` are of virtual stage s.
+    """Time each device's list of tasks, which take `forward_s[s]` or `backward_s[s]` in stage s.
 
-    `transfer_s[s]` is the way from stage s to s + 1, or back (default 0). Raises `ClusterError`
-    for lists that wait for each other forever.
+    Stages are virtual stages. `transfer_s[s]` is the transfer time from stage s to s + 1, or back
+    (default 0). Raises `ClusterError` for lists that wait for each other forever.
     """
     ends: dict[Task, float] = {}
     clock = [0.0] * len(lists)
@@ -346,7 +350,7 @@ def run_pipeline(
 def _ready(
     task: Task, last: int, ends: dict[Task, float], transfer_s: Sequence[float]
 ) -> float | None:
-    """Return when what a task reads is there, or None if what makes it has not been timed."""
+    """Return the time at which a task's input exists, or None if its producer is not timed yet."""
     forward = task.phase == FORWARD
     if forward and task.stage == 0:
         return 0.0
@@ -360,7 +364,7 @@ def _ready(
 
 
 def peak_held(tasks: Sequence[Task]) -> dict[int, int]:
-    """Return, per virtual stage of a device, the micro-batches held when it holds most in all.
+    """Return how many micro-batches each virtual stage holds when the device holds the most.
 
     A micro-batch is held from its forward to the end of its backward.
     """
@@ -383,7 +387,7 @@ def bubble_share(stages: int, micro_batches: int, virtual: int = 1) -> float:
 # -- memory ---------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes of one device of a stage, by what they are for."""
+    """Bytes of memory of one device of a stage, by purpose."""
 
     weights_bytes: float
     gradients_bytes: float
@@ -392,22 +396,23 @@ class DeviceMemory:
 
     @property
     def total_bytes(self) -> float:
-        """All of them; workspaces of kernels are not counted."""
+        """The sum of all bytes; workspaces of kernels are not counted."""
         state = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
         return state + self.activations_bytes
 
     def as_dict(self) -> dict[str, float]:
-        """Return them by name, ready for JSON."""
+        """Return the bytes by purpose, ready for JSON."""
         return {**asdict(self), "total_bytes": self.total_bytes}
 
 
 def state_bytes(
     parameters: float, sharers: int, zero_stage: int = 0, optimizer: str = "adam"
 ) -> tuple[float, float, float]:
-    """Return weights, gradients and optimiser state of a device in mixed precision.
+    """Return the bytes of a device's weights, gradients and optimiser state in mixed precision.
 
-    2 + 2 bytes a parameter in fp16 and K in fp32, K = 12 for Adam (16 in all); ZeRO stage 1
-    divides K by the `sharers`, 2 the gradients too, 3 the weights too ({cite}`zero2020`).
+    A parameter takes 2 bytes and its gradient 2 bytes in fp16, and K bytes in fp32, K = 12 for Adam
+    (16 in all). ZeRO stage 1 divides K by the `sharers`, stage 2 also the gradients, stage 3 also
+    the weights ({cite}`zero2020`).
     """
     if optimizer not in STATE_BYTES:
         raise InputError(f"an optimiser of {', '.join(STATE_BYTES)}", repr(optimizer), "choose one")
@@ -427,20 +432,21 @@ def stage_memory(
 ) -> DeviceMemory:
     """Return the memory of a device with these chunks (virtual stages) of units.
 
-    `held[i]`: micro-batches of chunk i held when most are. Kept is what each unit writes for its
-    backward; with recomputation only what units read, and one unit's activations whole.
+    `held[i]` is the number of micro-batches of chunk i at the time of highest memory. For each of
+    them a device keeps the activations of every unit; with recomputation only the units' inputs,
+    and all activations of a single unit.
     """
     units = [unit for chunk in chunks for unit in chunk]
     parameters = sum(u.parameters for u in units)
     weights, gradients, state = state_bytes(parameters, plan.data, plan.zero_stage, optimizer)
-    if plan.zero_stage == 3:  # one unit's weights are brought together
+    if plan.zero_stage == 3:  # the weights of one unit are gathered at a time
         weights += HALF_BYTES * max((u.parameters for u in units), default=0) * (1 - 1 / plan.data)
     activations = 0.0
     for i, chunk in enumerate(chunks):
         kept = sum(u.input_bytes if plan.recompute else u.activation_bytes for u in chunk)
         activations += held.get(i, 0) * kept
     if plan.recompute:
-        # While one unit is recomputed, all of its activations exist again, beside the inputs of the
-        # others.
+        # While one unit is recomputed, all its activations exist again, in addition to the inputs
+        # of the others.
         activations += max((u.activation_bytes - u.input_bytes for u in units), default=0.0)
     return DeviceMemory(weights, gradients, state, activations)

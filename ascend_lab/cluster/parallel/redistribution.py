@@ -1,15 +1,15 @@
-"""Tensor layouts on a matrix of devices, and the steps from one layout to another.
+"""Describes how tensors are cut over devices, and finds the steps from one layout to another.
 
-As in MindSpore, devices stand in a matrix and a map says which of its axes cut each dimension of
-the tensor. Axes of the matrix are numbered from the right: of (4, 2), axis 0 has 2 devices and axis
-1 has 4. Device numbers are row-major. Devices that differ only along an axis the map does not
-name hold the same slice.
+As in MindSpore, the devices form a matrix (of any rank), and a tensor map says which axes of the
+matrix cut each dimension of the tensor. Axes of the matrix are numbered from the right: of (4, 2),
+axis 0 has 2 devices and axis 1 has 4. Device numbers are row-major. Devices that differ only along
+an axis that is not in the map hold the same slice.
 
 A step slices, exchanges (all-to-all) or gathers along one axis. The greedy rule (mindspore,
-redistribution_operator_infer.cc): cut what can be cut without moving anything, exchange an axis
-between dimensions, gather what the target does not cut; if nothing of that applies, gather the
-first dimension that is wrong. It never looks at sizes. The exact search is Dijkstra's, over all
-layouts that these steps reach.
+redistribution_operator_infer.cc): first cut what can be cut without moving data, else exchange an
+axis between two dimensions, else gather a dimension that the target does not cut; if none of these
+applies, gather the first dimension that is wrong. The rule never considers sizes. The exact search
+is Dijkstra's algorithm over all layouts that these steps reach.
 """
 
 import heapq
@@ -44,17 +44,17 @@ Kind = Literal["slice", "all_to_all", "all_gather"]
 Cost = Callable[[str, int, float], float]
 """(operation, devices in a group, bytes) -> seconds.
 
-Bytes are those a device holds: of the result for an all-gather, of the input otherwise.
+The bytes are those of a device's array: the result of an all-gather, the input otherwise.
 """
 
 
 # -- layouts --------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Device matrix, the axes that cut each dimension (major first), and the whole shape.
+    """A tensor layout: device matrix, the axes that cut each dimension, and the whole shape.
 
-    Raises LayoutError for an axis that does not exist or is used twice, and for a dimension that
-    does not divide evenly.
+    The axes of a dimension are listed with the outermost cut first. Raises LayoutError for an axis
+    that does not exist or is used twice, and for a dimension that does not divide evenly.
     """
 
     device_matrix: tuple[int, ...]
@@ -85,17 +85,17 @@ class Layout:
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Into how many parts each dimension is cut."""
+        """The number of parts of each dimension."""
         return tuple(math.prod(map(self.extent, dim)) for dim in self.tensor_map)
 
     @property
     def slice_shape(self) -> tuple[int, ...]:
-        """Shape of what one device holds."""
+        """The shape of the slice that one device holds."""
         return tuple(n // parts for n, parts in zip(self.shape, self.parts, strict=True))
 
     @property
     def slice_elements(self) -> int:
-        """Elements one device holds."""
+        """The number of elements that one device holds."""
         return math.prod(self.slice_shape)
 
     def extent(self, axis: int) -> int:
@@ -104,12 +104,12 @@ class Layout:
         return self.device_matrix[-1 - axis]
 
     def stride(self, axis: int) -> int:
-        """Return how far neighbours along an axis are apart."""
+        """Return the difference of the device numbers of two neighbours along an axis."""
         # Matrix (4, 2): neighbours along axis 0 are 1 apart, along axis 1 they are 2 apart.
         return math.prod(self.device_matrix[len(self.device_matrix) - axis :])
 
     def coordinate(self, device: int, axis: int) -> int:
-        """Return the place of a device along an axis."""
+        """Return the position of a device along an axis."""
         return device // self.stride(axis) % self.extent(axis)
 
     def group(self, device: int, axis: int) -> tuple[int, ...]:
@@ -120,7 +120,7 @@ class Layout:
         return tuple(first_device + place * self.stride(axis) for place in range(self.extent(axis)))
 
     def slices(self, device: int) -> tuple[slice, ...]:
-        """Return the part of each dimension that a device holds."""
+        """Return the range of each dimension that a device holds."""
         slices = []
         for dim, size in zip(self.tensor_map, self.slice_shape, strict=True):
             place = 0
@@ -133,10 +133,10 @@ class Layout:
 
 
 def all_layouts(device_matrix: Sequence[int], shape: Sequence[int]) -> Iterator[Layout]:
-    """Yield every layout of a shape on a device matrix, orders of axes in a dimension included."""
+    """Yield every layout of a shape on a device matrix, with axes of a dimension in every order."""
     axes = range(len(device_matrix))
-    # Matrix (2, 2), two dimensions: each axis cuts none (-1), dimension 0 or 1, so 9 choices, of
-    # which 2 have both axes on one dimension, in two orders each: 11 layouts.
+    # Matrix (2, 2), two dimensions: each axis cuts no dimension (-1), dimension 0 or 1. In 2 of
+    # these 9 choices both axes cut the same dimension, in two possible orders: 11 layouts.
     for homes in product((-1, *range(len(shape))), repeat=len(device_matrix)):
         per_dim = [[a for a in axes if homes[a] == dim] for dim in range(len(shape))]
         for orders in product(*(permutations(own) for own in per_dim)):
@@ -152,7 +152,8 @@ class Step:
     """One step along a device axis, and the layouts before and after it.
 
     `slice` cuts dimension `dim` further, `all_gather` joins its parts again; `all_to_all` joins
-    `dim` and cuts `to_dim` (-1 otherwise). The axis is always the last that cuts a dimension.
+    `dim` and cuts `to_dim` (-1 for the other two). The axis is always the innermost cut of its
+    dimension.
     """
 
     kind: Kind
@@ -164,32 +165,33 @@ class Step:
 
     @property
     def group_size(self) -> int:
-        """Devices that exchange data with each other."""
+        """The number of devices that exchange data with each other."""
         return self.before.extent(self.axis)
 
     def received_bytes(self, item_bytes: int) -> float:
-        """Return the bytes every device receives."""
+        """Return the bytes that every device receives."""
         slice_bytes = self.before.slice_elements * item_bytes
         peers = self.group_size - 1
-        # Among 4 devices an all-to-all brings 3 quarters of a slice, an all-gather 3 slices more.
+        # Of 4 devices each receives three quarters of a slice in an all-to-all, 3 slices in an
+        # all-gather.
         share = {"slice": 0.0, "all_to_all": peers / self.group_size, "all_gather": peers}
         return slice_bytes * share[self.kind]
 
     def time_s(self, item_bytes: int, cost: Cost) -> float:
-        """Return the seconds a cost model gives; a slice moves nothing and counts as free."""
+        """Return the seconds by a cost model; a slice step moves no data and takes no time."""
         if self.kind == "slice" or self.group_size == 1:
             return 0.0
         layout = self.after if self.kind == "all_gather" else self.before
         return cost(self.kind, self.group_size, float(layout.slice_elements * item_bytes))
 
     def __str__(self) -> str:
-        """Return it in words: all_gather(dim 0, axis 1)."""
+        """Return the step in words: all_gather(dim 0, axis 1)."""
         dims = f"dim {self.dim}" + (f" -> {self.to_dim}" if self.kind == "all_to_all" else "")
         return f"{self.kind}({dims}, axis {self.axis})"
 
 
 def step(before: Layout, kind: Kind, dim: int, axis: int = -1, to_dim: int = -1) -> Step:
-    """Return a step from a layout; LayoutError if it cannot be done there.
+    """Return a step from a layout; raise LayoutError if the layout does not allow it.
 
     `axis` is needed for a slice; the others use the last axis that cuts `dim`.
     """
@@ -205,7 +207,7 @@ def step(before: Layout, kind: Kind, dim: int, axis: int = -1, to_dim: int = -1)
 
 
 def steps_from(before: Layout) -> Iterator[Step]:
-    """Yield every step that can be done from a layout."""
+    """Yield every step that a layout allows."""
     used = {axis for dim in before.tensor_map for axis in dim}
     free = [axis for axis in range(len(before.device_matrix)) if axis not in used]
     sizes = before.slice_shape
@@ -221,7 +223,7 @@ def steps_from(before: Layout) -> Iterator[Step]:
 
 
 def execute(steps: Sequence[Step], arrays: Sequence[Values]) -> list[Values]:
-    """Return what every device holds after the steps, from what each holds before them."""
+    """Return the array of every device after the steps, given the arrays before them."""
     current = list(arrays)
     for transition in steps:
         current = [_received(transition, device, current) for device in range(len(current))]
@@ -244,14 +246,14 @@ Price = Callable[[Step], float]
 
 
 class Path(NamedTuple):
-    """Steps from a source, and their total price."""
+    """A sequence of steps from a source, and its total price."""
 
     total: float
     steps: tuple[Step, ...]
 
 
 def price(item_bytes: int, cost: Cost | None = None) -> Price:
-    """Return what a step costs: seconds of a cost model, or bytes received where there is none."""
+    """Return a function that prices a step: in seconds by `cost`, or else in bytes received."""
     if cost is None:
         return lambda one: one.received_bytes(item_bytes)
     return lambda one: one.time_s(item_bytes, cost)
@@ -262,8 +264,8 @@ def redistribute(
 ) -> tuple[Step, ...]:
     """Return the cheapest steps from source to target: in seconds by `cost`, else in bytes.
 
-    Of equally cheap sequences a shortest one. LayoutError if the layouts have different tensors or
-    device matrices.
+    Of equally cheap sequences it is a shortest one. Raises LayoutError if the layouts have
+    different shapes or device matrices.
     """
     _comparable(source, target)
     return cheapest(source, price(item_bytes, cost))[target.tensor_map].steps
@@ -301,7 +303,7 @@ def cheapest(source: Layout, cost: Price) -> dict[Map, Path]:
 
 
 def greedy(source: Layout, target: Layout) -> tuple[Step, ...]:
-    """Return the steps of the greedy rule; LayoutError as `redistribute`."""
+    """Return the steps of the greedy rule; raises as `redistribute`."""
     _comparable(source, target)
     steps = list[Step]()
     at = source
@@ -312,11 +314,11 @@ def greedy(source: Layout, target: Layout) -> tuple[Step, ...]:
 
 
 def _next(at: Layout, target: Layout) -> Step:
-    """Return the step the greedy rule takes next."""
+    """Return the next step of the greedy rule."""
     used, target_axes = ({a for dim in layout.tensor_map for a in dim} for layout in (at, target))
     pairs = list(enumerate(zip(at.tensor_map, target.tensor_map, strict=True)))
-    # Map ((1,), ()) with the goal ((1, 0), ()): dimension 0 is right as far as it goes and grows by
-    # axis 0. If axis 0 cuts nothing, a slice does it; if it is the last cut of dimension 1, an all-
+    # Map ((1,), ()) with the goal ((1, 0), ()): dimension 0 is a prefix of its goal and needs axis
+    # 0. If axis 0 cuts nothing, a slice does it; if it is the last cut of dimension 1, an all-
     # to-all; otherwise some dimension must be gathered first.
     growing = {
         dim: goal[len(axes)]
@@ -339,10 +341,11 @@ def _next(at: Layout, target: Layout) -> Step:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The greedy rule beside the optimum over all ordered pairs of layouts of one tensor.
+    """The greedy rule compared with the optimum over all ordered pairs of layouts of one tensor.
 
-    `worse` counts pairs where greedy costs more; `excess` is its total cost over the optimal
-    total, minus 1; `worst` the largest ratio of a pair, `example` a pair that has it.
+    `worse` counts the pairs for which greedy costs more. `excess` is (total greedy cost) / (total
+    optimal cost) - 1. `worst` is the largest ratio of any pair, and `example` a pair with that
+    ratio.
     """
 
     pairs: int
@@ -358,7 +361,7 @@ def compare(
     item_bytes: int = 2,
     cost: Cost | None = None,
 ) -> Comparison:
-    """Run both searches between all pairs of layouts of a tensor; keep matrices small."""
+    """Compare both searches on all pairs of layouts of a tensor; slow for large matrices."""
     value = price(item_bytes, cost)
     layouts = list(all_layouts([size for size in device_matrix if size > 1], shape))
     worse = 0

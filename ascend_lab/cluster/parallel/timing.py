@@ -1,12 +1,13 @@
-"""The step time of a plan: stages' work, what groups exchange, the pipeline, gradients, update.
+"""Computes the time of a training step under a parallel plan, and the memory of each device.
 
     forward of a stage  = its units' work + exchanges of tensor groups
-    backward of a stage = the same, backward, + its forward again if it recomputes
-    step = pipeline, + gradients that the last backward does not hide, + update
+    backward of a stage = the same for backward, + its forward again if it recomputes
+    step = pipeline + gradient exchange that the last backward does not hide + update
 
-Exchanges of tensor groups are never hidden. Gradients of a unit travel from the end of its last
-backward on, one after another. ZeRO 3 gathers weights ahead of each unit, both ways; ZeRO 2 and 3
-scatter gradients after every micro-batch, behind the compute.
+Exchanges of tensor groups never overlap with compute. The gradients of a unit are sent when its
+last backward has ended, one unit after another. ZeRO 3 gathers the weights of each unit ahead of
+its forward and its backward; ZeRO 2 and 3 reduce-scatter gradients after every micro-batch. Both
+overlap with compute.
 """
 
 from collections.abc import Sequence
@@ -36,24 +37,25 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 class Costs(Protocol):
-    """Seconds of communication of a plan on a topology."""
+    """The interface for the seconds of a plan's communication."""
 
     def collective(self, op: str, plan: Plan, axis: str, size_bytes: float) -> float:
-        """Return the seconds of an operation that all groups along an axis run at once."""
+        """Return the seconds of a collective that all groups along an axis run at the same time."""
         ...
 
     def transfer(self, plan: Plan, size_bytes: float) -> float:
-        """Return the seconds in which stages hand tensors to their neighbours."""
+        """Return the seconds in which all stages send a tensor to the next stage."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PlanTime:
-    """A plan timed: the step, its parts on the busiest device, and memory per stage's device.
+    """The time of a plan: the step, its parts on the slowest device, and memory by stage.
 
-    `compute_s` is the work of the slowest device, `exchange_s` its tensor exchanges, `exposed_s`
-    what gradients and updates add to the pipeline's end, `waits_s` the rest of the step: waiting
-    for other stages, and traffic of ZeRO 2 and 3 that no work hides.
+    `compute_s` is the work of the slowest device and `exchange_s` its exchanges in tensor groups.
+    `exposed_s` is the time that gradients and updates take after the end of the pipeline. `waits_s`
+    is the rest of the step: waiting for other stages, and traffic of ZeRO 2 and 3 that compute does
+    not hide.
     """
 
     plan: Plan
@@ -68,21 +70,21 @@ class PlanTime:
 
     @property
     def memory_bytes(self) -> float:
-        """Bytes of the device that needs most."""
+        """The bytes of the device that needs the most memory."""
         return max(m.total_bytes for m in self.memory)
 
     @property
     def waits_s(self) -> float:
-        """Step - work - exchanges - exposed."""
+        """The step time without compute, exchanges and exposed time."""
         return max(0.0, self.pipeline_s - self.compute_s - self.exchange_s)
 
     @property
     def samples_per_s(self) -> float:
-        """Batch / step."""
+        """Samples of the batch per second of the step."""
         return self.batch / self.step_s
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as plain data, ready for JSON."""
+        """Return the plan and its times as a dictionary for JSON."""
         names = (
             "step_s",
             "samples_per_s",
@@ -105,14 +107,14 @@ class PlanTime:
 # -- a model cut into stages ----------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A model cut as a plan says: the units of every virtual stage, and what devices hold."""
+    """A model cut by a plan: the units of every virtual stage, and the micro-batches it holds."""
 
     plan: Plan
     chunks: tuple[tuple[Unit, ...], ...]
     held: tuple[dict[int, int], ...]
 
     def of_device(self, device: int) -> list[tuple[Unit, ...]]:
-        """Return the chunks of a pipeline device."""
+        """Return the chunks (virtual stages) of a pipeline device."""
         return list(self.chunks[device :: self.plan.pipeline])
 
     def units_of(self, device: int) -> list[Unit]:
@@ -126,16 +128,16 @@ class Cut:
 
     @property
     def bound_s(self) -> float:
-        """Seconds no step is shorter than: a device's work, and the way to it and back."""
+        """A lower bound on the step: a device's work, and a micro-batch's way to it and back."""
         plan = self.plan
         path_s = 0.0
         busiest_s = 0.0
         for device in range(plan.pipeline):
             work = self.work_s(device)
             busiest_s = max(busiest_s, plan.micro_batches * work + path_s)
-            # The first micro-batch reaches stage s after the forwards of the s stages ahead of it,
-            # and its backward leaves s through their backwards: their work for one micro-batch, on
-            # top of its own.
+            # The first micro-batch reaches stage s after the forwards of the s stages before it,
+            # and its gradient then passes through their backwards. So the bound is the work of
+            # stage s, plus the work of these stages for one micro-batch.
             path_s += work if plan.virtual == 1 else 0.0
         return busiest_s
 
@@ -150,9 +152,9 @@ class Cut:
 
 
 def cut_model(plan: Plan, model: Model, batch: int) -> Cut:
-    """Return a model cut into the plan's virtual stages, the slowest as quick as possible.
+    """Return a model cut into the plan's virtual stages, with the slowest as fast as possible.
 
-    Raises `ClusterError` for batches and models that do not divide so.
+    Raises `ClusterError` for batches and models that cannot be divided in this way.
     """
     units = model.units(plan.micro_batch(batch), plan.tensor, plan.sequence)
     ranges = _ranges(tuple(u.forward_s + u.backward_s for u in units), plan.pipeline * plan.virtual)
@@ -172,7 +174,7 @@ def _held(schedule: str, stages: int, micro: int, virtual: int) -> tuple[dict[in
 # -- the step -------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class _Traffic:
-    """What the units of a plan take to communicate; equal sizes are asked for once."""
+    """The communication times of a plan's units; equal sizes are timed only once."""
 
     plan: Plan
     costs: Costs
@@ -185,13 +187,13 @@ class _Traffic:
         return self.known[key]
 
     def exchange_s(self, unit: Unit) -> float:
-        """Return the seconds tensor groups exchange in a unit, one way.
+        """Return the seconds of a unit's tensor-group exchanges in one direction.
 
         Sequence parallelism turns each all-reduce into a reduce-scatter and an all-gather.
         """
         if self.plan.tensor == 1 or not unit.exchanges:
             return 0.0
-        # On a ring of p devices either way sends 2 (p - 1) / p bytes for each byte of the tensor.
+        # On a ring of p devices both variants send 2 (p - 1) / p bytes for each byte of the tensor.
         ops = ("reduce_scatter", "all_gather") if self.plan.sequence else ("all_reduce",)
         return unit.exchanges * sum(self.timed(op, "tensor", unit.exchange_bytes) for op in ops)
 
@@ -202,11 +204,11 @@ class _Traffic:
         return self.timed(op, "data", float(HALF_BYTES * unit.parameters))
 
     def gather_s(self, unit: Unit) -> float:
-        """Return the seconds in which ZeRO 3 brings a unit's weights together."""
+        """Return the seconds in which ZeRO 3 gathers a unit's weights; 0 for other plans."""
         return self.gradient_s("all_gather", unit) if self.plan.zero_stage == 3 else 0.0
 
     def scatter_s(self, unit: Unit) -> float:
-        """Return the seconds in which ZeRO 2 and 3 add up a unit's gradients each micro-batch."""
+        """Return the seconds in which ZeRO 2 and 3 reduce-scatter a unit's gradients; else 0."""
         return self.gradient_s("reduce_scatter", unit) if self.plan.zero_stage >= 2 else 0.0
 
 
@@ -222,7 +224,7 @@ def plan_time(
     lists = orders(plan.schedule, plan.pipeline, plan.micro_batches, plan.virtual)
     timed = plans.run_pipeline(lists, ahead, back, transfers)
     step_s = max(_finished_s(cut, model, traffic, timed, d) for d in range(plan.pipeline))
-    # Forward and backward exchange once each, and a forward that is computed again does so again.
+    # Forward and backward exchange once each, and a forward that is recomputed exchanges again.
     passes = 3 if plan.recompute else 2
     work, exchanges = max(
         (cut.work_s(d), passes * sum(map(traffic.exchange_s, cut.units_of(d))))
@@ -257,14 +259,18 @@ def _backward_s(units: Sequence[Unit], traffic: _Traffic) -> float:
 def _two_lanes(
     compute_s: Sequence[float], gather_s: Sequence[float], scatter_s: Sequence[float]
 ) -> float:
-    """Return when the units are computed, each after its gather and before its reduce-scatter."""
-    # Compute 2 s and 2 s, gathers 1 s and 1 s: only the first gather shows, 5 s in all. Scatters of
-    # 1 s and 3 s instead: the last one is not hidden, 4 + 3 = 7 s.
+    """Return the end of a sequence of units: each is gathered, computed, then reduce-scattered.
+
+    One lane computes and the other one communicates; the two overlap.
+    """
+    # Compute 2 s and 2 s, gathers 1 s and 1 s: only the first gather is not hidden, 5 s in all.
+    # Scatters of 1 s and 3 s instead: the last one is not hidden, 4 + 3 = 7 s.
     gather_end = compute_end = scatter_end = 0.0
     for unit_s, gather, scatter in zip(compute_s, gather_s, scatter_s, strict=True):
         gather_end += gather
         compute_end = max(compute_end, gather_end) + unit_s
-        # A unit without a reduce-scatter (a forward pass) must not wait for the lane.
+        # A unit without a reduce-scatter (in a forward pass) must not wait for the communication
+        # lane.
         scatter_end = max(scatter_end, compute_end) + scatter if scatter else scatter_end
     # Gathers and reduce-scatters share the links, so their sum is a bound as well.
     return max(compute_end, scatter_end, sum(gather_s) + sum(scatter_s))
@@ -273,7 +279,7 @@ def _two_lanes(
 def _finished_s(
     cut: Cut, model: Model, traffic: _Traffic, timed: plans.PipelineTime, device: int
 ) -> float:
-    """Return when a device has updated its parameters (and gathered them again, ZeRO 1 and 2)."""
+    """Return when a device has updated (and in ZeRO 1 and 2 gathered) its parameters."""
     plan = cut.plan
     backward = timed.last_backward(device)
     chunks = cut.of_device(device)
@@ -281,7 +287,7 @@ def _finished_s(
     gradient_ready_s = backward.start_s
     lane_end_s = 0.0
     final = backward.task.stage // plan.pipeline
-    # The gradients of every chunk but the final one are complete when its last task starts.
+    # The gradients of all other chunks are complete when the device's last task starts.
     for chunk in sorted(range(len(chunks)), key=lambda c: c == final):
         for unit in chunks[chunk][::-1]:
             if chunk == final:
@@ -300,13 +306,13 @@ def _finished_s(
     return end_s
 
 
-# -- what groups of devices take where the plan puts them -----------------------------------------
+# -- times of collectives for groups of devices on a topology -------------------------------------
 @dataclass(frozen=True)
 class TopologyCosts:
-    """Times of collectives of all groups of an axis at once; those found are remembered.
+    """Times of collectives that all groups of an axis run at once; results are cached.
 
-    The first group stands for all; the groups that have devices in its servers run beside it and
-    share the links. Sizes in between are interpolated.
+    Only the first group is timed, together with the groups that have devices in the same servers
+    and share its links. Times are interpolated between a few sizes.
     """
 
     topology: Topology
@@ -314,15 +320,15 @@ class TopologyCosts:
     _prepared: dict[tuple[str, Groups, str], Prepared] = field(default_factory=dict)
 
     def collective(self, op: str, plan: Plan, axis: str, size_bytes: float) -> float:
-        """Return the seconds of an operation along an axis, the best algorithm for its size."""
+        """Return the seconds of a collective along an axis by the best algorithm for its size."""
         return self._cost(op, plan, axis)(size_bytes)
 
     def transfer(self, plan: Plan, size_bytes: float) -> float:
-        """Return the seconds from a stage to the next, all pipelines at once, the slowest hop."""
+        """Return the seconds of the slowest transfer to a next stage, while all pipelines send."""
         return self._cost("transfer", plan, "pipeline")(size_bytes)
 
     def _cost(self, op: str, plan: Plan, axis: str) -> Interpolated:
-        """Return a cost by the shape of the plan, and by the groups, which other shapes share."""
+        """Return the cost function of a collective; plans with equal groups share it."""
         key = (op, axis, plan.data, plan.tensor, plan.pipeline, plan.axes)
         if key not in self._costs:
             groups = self.beside(plan.groups(axis))
@@ -331,7 +337,7 @@ class TopologyCosts:
         return self._costs[key]
 
     def beside(self, groups: Sequence[tuple[int, ...]]) -> Groups:
-        """Return the first group and those that have devices in its servers."""
+        """Return the first group and the groups that have devices in the same servers."""
         homes = {d: i for i, group in enumerate(self.topology.groups) for d in group}
         # 910a-roce:16 as D8 T2: of 8 tensor groups (0, 1), (2, 3), ... the four on server 0 run
         # together.
@@ -367,9 +373,9 @@ class TopologyCosts:
 
 
 def side_by_side(schedule: Schedule, count: int) -> Schedule:
-    """Return `count` groups that run the same schedule at once, as one to be timed.
+    """Return one schedule in which `count` groups run `schedule` at the same time, for timing.
 
-    Group g's rank r is rank g * ranks + r. Only its rounds mean something: sizes count its blocks.
+    Rank r of group g is rank g * ranks + r. Only the rounds of the result are meaningful.
     """
     # Two rings of 2 ranks: the first round sends 1 -> 0, 0 -> 1, 3 -> 2 and 2 -> 3 at once.
     ranks = np.arange(count * schedule.ranks).reshape(count, -1)

@@ -1,14 +1,17 @@
-"""Training: the step as a graph, its precision, recomputation, and what it costs.
+"""Computes the time of a training step on one device, and when each gradient is ready.
 
-How long a training step takes on one device, and when each gradient is there.
+The submodules build the step as a graph, with mixed precision and recomputation (`step`,
+`autodiff`), and compile it (`compile`).
 
-`profile_training` times two graphs. Forward and backward read parameters as constants in the format
-they compute in, which lie as each kernel reads them (as a graph engine keeps its variables), and
-end with the gradients, row-major, in that format: so they are exchanged. The update then reads
-gradients, fp32 masters and states, and writes them and the copies for the next step: each of them
-lies as one tensor, as fused optimisers keep them (torch_npu, NpuFused optimisers), and so do the
-running averages of all batch norms. One kernel updates all parameters, one all averages.
-`step_timeline` then puts a data-parallel step on two lanes: compute, and exchange of gradients.
+`profile_training` times two graphs. The first graph is forward and backward. It reads the
+parameters as constants in the number format of the computation, in the layout that each kernel
+needs (as a graph engine stores its variables). It writes the gradients in that format, row-major,
+in which they are exchanged. The second graph is the update. It reads gradients, fp32 master weights
+and optimiser states, and writes the new weights and states and the copies for the next step. Each
+of these is stored in a single tensor for all parameters, as in fused optimisers (torch_npu,
+NpuFused optimisers), and so are the running averages of all batch norms. One kernel updates all
+parameters, another one all averages. `step_timeline` then schedules a data-parallel step on two
+lanes: compute, and exchange of gradients.
 """
 
 import inspect
@@ -60,7 +63,7 @@ PHASES = ("forward", "backward", "update")
 
 @dataclass(frozen=True, slots=True)
 class GradientRow:
-    """One gradient: its parameter, when it is written counted from the start of backward, bytes."""
+    """One gradient: its parameter, its bytes, and its time from the start of backward."""
 
     name: str
     ready_s: float
@@ -69,7 +72,7 @@ class GradientRow:
 
 @dataclass(frozen=True, slots=True)
 class OperatorRow:
-    """One kernel of the step: the nodes it computes, forward, backward or update, its time."""
+    """One kernel of the step: the nodes that it computes, its phase and its time."""
 
     nodes: tuple[str, ...]
     phase: str
@@ -78,9 +81,10 @@ class OperatorRow:
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """A step on one device: seconds of each phase, gradients in the order they are written.
+    """A step on one device: seconds of each phase, and gradients in the order of writing.
 
-    Recomputation counts as backward. `memory_bytes` crossed the memory interface before the update.
+    Recomputation counts as backward. `memory_bytes` are the bytes that forward and backward move
+    over the memory interface.
     """
 
     name: str
@@ -106,7 +110,7 @@ class StepProfile:
 def profile_training(
     graph: Graph, chip: Chip | str, *, optimizer: str = "sgd", dtype: str = "fp16"
 ) -> StepProfile:
-    """Return the profile of a training step of a forward graph, batch as the graph has it.
+    """Return the profile of a training step of a forward graph with its batch.
 
     `optimizer`: "sgd" (with momentum) or "adam", on fp32 masters. Gradients are exchanged in
     `dtype`, fp16 or bf16. Raises as `training_graph` and `compile_stages`.
@@ -135,7 +139,7 @@ def profile_training(
 def _operators(
     step: TrainingGraph, compiled: Compiled, times: NetworkTimeline
 ) -> tuple[OperatorRow, ...]:
-    """Return the kernels with the phase of their nodes; nodes without one are of the one before."""
+    """Return the kernels with their phases; a kernel without a phase has that of the one before."""
     rows = []
     phase = "forward"
     tasks = [task for task in compiled.tasks if task.lowered is not None]
@@ -146,7 +150,7 @@ def _operators(
 
 
 def phase_of(step: TrainingGraph, name: str) -> str:
-    """Return the phase of a node, also of one that a rewrite named after another; "" if unknown."""
+    """Return the phase of a node, also if a rewrite has derived its name; "" if unknown."""
     node_phase = step.phases.get(name, "")
     if not node_phase:
         marks = {".update.": "update", ".grad.": "backward", ".again": "backward"}
@@ -157,7 +161,7 @@ def phase_of(step: TrainingGraph, name: str) -> str:
 def _gradients(
     step: TrainingGraph, compiled: Compiled, rows: Sequence[OperatorRow], dtype: str
 ) -> tuple[GradientRow, ...]:
-    """Return the gradients, by the end of the last kernel that writes them."""
+    """Return the gradients, sorted by the end of the kernels that write them."""
     ends = {}
     clock = 0.0
     for row in rows:
@@ -175,7 +179,7 @@ def _gradients(
 
 
 def _written_s(graph: Graph, name: str, ends: Mapping[str, float]) -> float:
-    """Return when a tensor is written; a view is there when what it views is."""
+    """Return the time at which a tensor is written; for a view, that of the viewed tensor."""
     node = graph.producers.get(name)
     if node is None:
         return 0.0
@@ -187,7 +191,7 @@ def _written_s(graph: Graph, name: str, ends: Mapping[str, float]) -> float:
 # -- update ---------------------------------------------------------------------------------------
 @lru_cache(4096)
 def update_s(elements: int, chip: Chip, optimizer: str, dtype: str = "fp16") -> float:
-    """Return the seconds in which parameters in one tensor are updated, from a cold L2."""
+    """Return the seconds to update `elements` parameters in one tensor, with an empty L2."""
     rule = optimiser(optimizer)
     assert rule is not None
     net = GraphBuilder("update")
@@ -195,14 +199,14 @@ def update_s(elements: int, chip: Chip, optimizer: str, dtype: str = "fp16") -> 
     grad = net.input("grad", (elements,), dtype)
     states = [net.input(name, (elements,)) for name in rule.states]
     updated = net.add_node(rule.operator.name, weight, net.cast(grad, dtype="fp32"), *states)
-    # Adam, 10^6 parameters: 12 MB of weights, means and squares in fp32 and 2 MB of gradients in
-    # fp16 go in; new ones and 2 MB of fp16 copies come out.
+    # Adam, 10^6 parameters: it reads 12 MB of weights, means and squares in fp32 and 2 MB of
+    # gradients in fp16, and writes 12 MB of new ones and 2 MB of fp16 copies.
     net.output(*updated, net.cast(updated[0], dtype=dtype))
     return _alone_s(net, chip)
 
 
 def averages_s(step: TrainingGraph, chip: Chip) -> float:
-    """Return the seconds in which the running averages of all batch norms, one tensor, are new."""
+    """Return the seconds to update the running averages of all batch norms, in one tensor."""
     elements = sum(averages(step).values())
     if not elements:
         return 0.0
@@ -222,16 +226,16 @@ def _alone_s(net: GraphBuilder, chip: Chip) -> float:
 
 
 # -- networks of equal layers ----------------------------------------------------------------------
-# The layers of a transformer are equal, so are their kernels and, but for the first and the last,
-# what they find in L2. Profiling 3 instead of 24 takes an eighth of the time.
+# The layers of a transformer have equal kernels, which, except in the first and last layer, find
+# the same data in L2. Profiling 3 layers instead of 24 takes an eighth of the time.
 SAMPLE = 3
 """Layers that are profiled: first, middle, last."""
 
 
 def layer_prefix(names: Sequence[str]) -> str:
-    """Return what the layers of a network of three are called: "layer" of layer0., 1., 2.
+    """Return the common prefix of the layers of a network: "layer" for layer0., layer1., layer2.
 
-    Raises `InputError` where nothing is numbered so.
+    Raises `InputError` if no names are numbered in this way.
     """
     layers_by_prefix: dict[str, set[str]] = {}
     for name in names:
@@ -257,7 +261,7 @@ def profile_layers(
     optimizer: str = "sgd",
     dtype: str = "fp16",
 ) -> StepProfile:
-    """Return the profile of `build(layers)` from that of `build(3)`; raises as both parts do."""
+    """Return the profile of the network `build(layers)`, extrapolated from that of `build(3)`."""
     chip = load_chip(chip) if isinstance(chip, str) else chip
     graph = build(min(SAMPLE, layers))
     profile = profile_training(graph, chip, optimizer=optimizer, dtype=dtype)
@@ -273,7 +277,7 @@ def profile_layers(
     width = DTYPE_BYTES[dtype]
     gradient_count = profile.gradient_bytes // width
     added = sum(row.size_bytes for row in layer_rows) // width
-    # Only the update depends on the count of all parameters at once, so it is simulated for both.
+    # The update depends on the total number of parameters, so it is simulated for both networks.
     updates = [
         update_s(n, chip, optimizer, dtype)
         for n in (gradient_count, gradient_count + added_layers * added)
@@ -298,7 +302,7 @@ def _renamed(name: str, prefix: str, old: int, new: int) -> str:
 def _all_gradients(
     rows: Sequence[GradientRow], prefix: str, more: int, period_s: float
 ) -> tuple[GradientRow, ...]:
-    """Return the rows of all layers: backward comes to the last first, each a period after."""
+    """Return the gradients of all layers, each layer `period_s` after the one above it."""
     layer_rows = [row for row in rows if row.name.startswith(f"{prefix}1.")]
     begin = min((row.ready_s for row in layer_rows), default=0.0)
     all_rows = []
@@ -310,7 +314,7 @@ def _all_gradients(
                 name = _renamed(row.name, prefix, 1, 1 + more - k)
                 all_rows.append(replace(row, name=name, ready_s=row.ready_s + k * period_s))
         else:
-            # What backward writes after the middle layer waits for all the layers added to it.
+            # Gradients after the middle layer are delayed by all the added layers.
             later = more * period_s if row.ready_s >= begin else 0.0
             name = _renamed(row.name, prefix, 2, 2 + more)
             all_rows.append(replace(row, name=name, ready_s=row.ready_s + later))
@@ -318,7 +322,7 @@ def _all_gradients(
 
 
 def _all_operators(rows: Sequence[OperatorRow], prefix: str, more: int) -> tuple[OperatorRow, ...]:
-    """Return the kernels with the middle layer's, forward and backward, `more` times again."""
+    """Return the kernels, in which those of the middle layer are repeated `more` times."""
 
     def moved(row: OperatorRow, old: int, new: int) -> OperatorRow:
         return replace(row, nodes=tuple(_renamed(n, prefix, old, new) for n in row.nodes))
@@ -345,7 +349,7 @@ def _all_operators(rows: Sequence[OperatorRow], prefix: str, more: int) -> tuple
 # starts when all have. Compute and communication do not slow each other here.
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What a lane does from start to end."""
+    """One activity of a lane, with start and end."""
 
     lane: str
     name: str
@@ -355,9 +359,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class StepTimeline:
-    """A step's spans, its end, seconds of compute and of communication, and the tail.
+    """The timeline of a step: its spans and end, seconds of compute and communication, tail.
 
-    `tail_s` passes between the end of backward and the arrival of the last bucket.
+    `tail_s` is the time from the end of backward to the arrival of the last bucket.
     """
 
     name: str
@@ -369,7 +373,7 @@ class StepTimeline:
 
     @property
     def exposed_s(self) -> float:
-        """Communication during which nothing is computed: step - compute."""
+        """The time in which only communication takes place: step - compute."""
         return self.step_s - self.compute_s
 
     def lane(self, name: str) -> tuple[Span, ...]:
@@ -380,9 +384,10 @@ class StepTimeline:
 def step_timeline(
     profile: StepProfile, cost: cluster.Cost, segments: Sequence[tuple[int, int]] | None = None
 ) -> StepTimeline:
-    """Return a step whose gradients travel in these segments (default: buckets of 25 MiB).
+    """Return the timeline of a step in which each segment of gradients is one all-reduce.
 
-    Raises `InputError` unless the segments are all gradients in order.
+    The default segments are buckets of 25 MiB. Raises `InputError` unless the segments contain all
+    gradients in order.
     """
     rows = profile.gradients
     cuts = bucketed(rows) if segments is None else cluster.checked(segments, len(rows))
@@ -407,7 +412,7 @@ def step_timeline(
 
 
 def bucketed(rows: Sequence[GradientRow], *limits_bytes: int) -> cluster.Segments:
-    """Return the buckets that `closed` makes of gradients in the order they are written."""
+    """Return the buckets of gradients, as `cluster.closed` forms them with these limits."""
     return cluster.closed([0, *accumulate(row.size_bytes for row in rows)], *limits_bytes)
 
 

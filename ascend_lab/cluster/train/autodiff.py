@@ -1,12 +1,13 @@
-"""A training step as one graph: forward, backward in reverse order, update of the parameters.
+"""Builds the graph of a training step from a forward graph by reverse-mode differentiation.
 
     training_graph(forward) reads   data, targets, parameters, states
                             writes  loss, new parameters, new states (or gradients)
 
-Reverse mode: each node's rule turns the gradients of its outputs into those of its inputs; where a
-tensor is read several times, they are added. Backward walks the forward nodes from the last to the
-first, so that each parameter's gradient is there as soon as it can be. All of it is written on a
-`Tape`, a graph builder that knows phases, and computes again what was not kept.
+The rule of each operator computes the gradients of its inputs from those of its outputs; if several
+nodes read a tensor, their gradients are added. The backward pass visits the forward nodes from the
+last to the first, so that each parameter's gradient is computed as early as possible. The graph is
+written on a `Tape`, a graph builder that marks the phase of each node and computes tensors again
+that were not kept.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,7 +67,7 @@ def training_graph(
 
 
 class _Step:
-    """The step being written: the tape, and which tensor stands for what."""
+    """A step under construction: the tape, and the tensors by their names in the forward graph."""
 
     def __init__(
         self, given: Graph, dtype: str, names: tuple[str, ...], recompute: Sequence[str] | int
@@ -105,7 +106,7 @@ class _Step:
         self.net.input(name, constant.type.shape, "fp32")
 
     def _constants(self, node: Node) -> None:
-        """Declare the constants a node reads: copies of parameters, statistics, others as such."""
+        """Declare the constants that a node reads; parameters are read through their copies."""
         net = self.net
         for place, name in enumerate(node.inputs):
             if net.known(name) or name not in self.typed.constants:
@@ -121,7 +122,7 @@ class _Step:
                 net.constant(constant.data, constant.type, name)
 
     def _normed(self, node: Node) -> Node:
-        """Return a batch norm with the batch's statistics; momentum 0 returns those themselves."""
+        """Return a batch norm that uses the batch's statistics, and returns them (momentum 0)."""
         outs = node.outputs[:1]
         batch = tuple(self.net.unique(f"{node.name}.batch_{key}") for key in ("mean", "variance"))
         for place, statistic in zip(steps.STATISTICS, batch, strict=True):
@@ -133,7 +134,7 @@ class _Step:
     def losses(self) -> list[Value]:
         """Append the loss; return the losses of the rows of each output."""
         net = self.net
-        # An output that hangs on no parameter (a mask that is passed on, say) has no gradient: no
+        # An output that depends on no parameter (for example a mask that is passed on) gets no
         # loss.
         outs = [name for name in self.typed.outputs if name in self.wanted]
         outputs = [self._rows(net.value(name)) for name in outs]
@@ -168,7 +169,7 @@ class _Step:
 
     # -- backward ---------------------------------------------------------------------------------
     def backward(self, rows: list[Value], loss_scale: float) -> None:
-        """Append the rules of all nodes, last to first."""
+        """Append the gradients of all nodes, from the last node to the first."""
         net = self.net
         net.phase = "backward"
         for row in rows:
@@ -185,7 +186,7 @@ class _Step:
                 self._add(node, gradients(net, node, grads, needs_grad))
 
     def _add(self, node: Node, found: list[Value | None]) -> None:
-        """Add gradients to those that the tensors have from other readers."""
+        """Add the gradients `found` to those that a node's inputs have from other readers."""
         for name, grad in zip(node.inputs, found, strict=True):
             if grad is not None:
                 # A tensor with two readers (a residual) has two gradients, which add up.
@@ -193,14 +194,15 @@ class _Step:
                 self.grads[name] = grad if previous is None else self.net.add(previous, grad)
 
     def _merged(self) -> dict[str, Value]:
-        """Return one gradient per parameter; one that is read in two formats adds them up."""
+        """Return one gradient per parameter: the sum of two if it is read in two formats."""
         merged: dict[str, Value] = {}
         for leaf, name in self.leaves.items():
             if leaf in self.grads:
                 grad = self.grads[leaf]
                 self.net.prefix = f"{name}.grad"
                 if name in merged:
-                    # A weight read in fp16 by a product and in fp32 by a norm, say: added in fp32.
+                    # For example a weight that a product reads in fp16 and a norm in fp32: added in
+                    # fp32.
                     grad = self.net.add(self.net.wide(merged[name]), self.net.wide(grad))
                 merged[name] = grad
         return merged
@@ -209,7 +211,7 @@ class _Step:
     def finish(
         self, found: steps.Optimiser | None, scale: float, strict: bool
     ) -> steps.TrainingGraph:
-        """Append the updates; return the graph with what its names mean."""
+        """Append the updates; return the graph with the roles of its tensors."""
         net = self.net
         grads = self._merged()
         missing = [name for name in self.names if name not in grads]
@@ -240,7 +242,8 @@ class _Step:
             net.input(state, weight.shape, weight.type.dtype)
             self.initial[state] = Constant(weight.type, Fill(0.0))
         net.prefix = f"{name}.update"
-        # The loss scale is taken out after the cast, where dividing cannot underflow.
+        # The gradient is divided by the loss scale after the cast to fp32, where it cannot
+        # underflow.
         unscaled = net.scaled(net.in_format(grad, weight.type.dtype), 1.0 / scale)
         arguments = (weight, unscaled, *map(net.value, states))
         results = net.add_node(found.operator.name, *arguments, **found.attrs)
@@ -249,7 +252,7 @@ class _Step:
         }
 
     def _running(self, name: str, batch: str) -> str:
-        """Append a running statistic: share m of the old, 1 - m of the batch's; return its name."""
+        """Append a running statistic, m * old + (1 - m) * batch; return the name of the new one."""
         net = self.net
         net.prefix = f"{name}.update"
         # Old 2, batch 3: 0.9 * 2 + 0.1 * 3 = 2.1.
@@ -273,7 +276,7 @@ class _Step:
         slopes = {name: names.get(grads[name].name, grads[name].name) for name in ready}
         outs = [] if any(p in new for p in parameters) else [grads[name].name for name in ready]
         graph = graphs.pruned(net.finished([self.loss, *outs, *new.values()], names))
-        # A parameter that no gradient reaches is an input that nothing reads: it goes.
+        # A parameter without a gradient is an input that no node reads: it is removed.
         unused = set(self.names) - set(parameters)
         graph = replace(graph, inputs=tuple(name for name in graph.inputs if name not in unused))
         return steps.TrainingGraph(
@@ -293,9 +296,9 @@ class _Step:
 
 # -- the tape -------------------------------------------------------------------------------------
 class Tape(GraphBuilder, Writer):
-    """A builder whose nodes carry a phase; `prefix` is what unnamed nodes are called after.
+    """A graph builder whose nodes have a phase; names of unnamed nodes begin with `prefix`.
 
-    Tensors in `dropped` are not kept for backward: `kept` writes their producers once more.
+    Tensors in `dropped` are not kept for backward: `kept` appends their producers again.
     """
 
     def __init__(self, name: str, dtype: str, dropped: frozenset[str] = frozenset()) -> None:
@@ -311,14 +314,14 @@ class Tape(GraphBuilder, Writer):
 
     # -- nodes ------------------------------------------------------------------------------------
     def add_node(self, op: str, *inputs: Value, name: str = "", **attrs: Any) -> Any:
-        """Append a node of the present phase, as `GraphBuilder.add_node` does."""
+        """Append a node of the current phase, as `GraphBuilder.add_node` does."""
         title = name or (f"{self.prefix}.{op}" if self.prefix else op)
         outputs = super().add_node(op, *inputs, name=self.unique(title), **attrs)
         self._record(self._nodes[-1])
         return outputs
 
     def copy(self, node: Node) -> None:
-        """Append a node with the names it has."""
+        """Append a node without changing its names."""
         kinds = infer(node.op, [self._types[name] for name in node.inputs], node.attrs)
         for name, kind in zip(node.outputs, kinds, strict=True):
             self._add(name, kind)
@@ -332,11 +335,11 @@ class Tape(GraphBuilder, Writer):
             self._makers.update(dict.fromkeys(node.outputs, node))
 
     def kind(self, name: str) -> TensorType:
-        """Return the type of a tensor, without computing it again."""
+        """Return the type of a tensor; a dropped tensor is not computed again for it."""
         return self._types[name]
 
     def known(self, name: str) -> bool:
-        """Tell whether a tensor has that name."""
+        """Tell whether a tensor with this name exists."""
         return name in self._types
 
     def value(self, name: str) -> Value:
@@ -344,7 +347,7 @@ class Tape(GraphBuilder, Writer):
         return Value(name, self._types[name])
 
     def number(self, value: float, shape: Shape, dtype: str) -> Value:
-        """Return the constant that holds one number everywhere; equal ones are one."""
+        """Return a constant filled with one number; equal constants are shared."""
         key = (value, shape, dtype)
         if key not in self._fills:
             self._fills[key] = self.constant(Fill(value), TensorType(shape, dtype), "number")
@@ -352,11 +355,11 @@ class Tape(GraphBuilder, Writer):
 
     # -- recomputation ----------------------------------------------------------------------------
     def kept(self, name: str) -> Value:
-        """Return a tensor of the forward pass: kept, or computed again at its first use."""
+        """Return a tensor of the forward pass, which is kept or computed again at its first use."""
         if name not in self.dropped:
             return self.value(name)
         # Depth first without recursion: a tensor whose inputs were dropped too waits until these
-        # are computed again. Only what this tensor hangs on is recomputed.
+        # are computed again. Only the tensors on which this one depends are recomputed.
         ahead = [name]
         while ahead:
             node = self._makers[ahead[-1]]
@@ -387,7 +390,7 @@ class Tape(GraphBuilder, Writer):
         return sorted(grads, key=lambda name: order.get(grads[name].name, -1))
 
     def telling(self, grads: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
-        """Return names that say what a tensor is, w.grad or w.new; one that is both is w.grad."""
+        """Return descriptive names of tensors, w.grad or w.new; a tensor that is both is w.grad."""
         written = {name for node in self._nodes for name in node.outputs}
         origins: dict[str, str] = {}
         for ending, pairs in (("grad", grads), ("new", new)):
@@ -412,7 +415,7 @@ class Tape(GraphBuilder, Writer):
 def gradients(
     net: Tape, node: Node, grads: tuple[Value | None, ...], wanted: tuple[bool, ...]
 ) -> list[Value | None]:
-    """Append what computes the gradients of a node's inputs; None where none is needed or exists.
+    """Append the gradients of a node's inputs and return them; None for each that is not needed.
 
     Raises `UnsupportedError` for an operator without a rule.
     """

@@ -1,13 +1,13 @@
-"""Batch norm beside convolutions: sums of channels and numbers per channel stay in NC1HWC0.
+"""Compiles a training step: keeps batch norms in NC1HWC0, rewrites gradients of convolutions.
 
-An image (n, c1, h, w, c0) is folded over n, h and w whatever its channels do, and what is left,
-(1, c, 1, 1), lies there as (1, c1, 1, 1, c0): it broadcasts without moving. The forward operator
-becomes what the vendor's two kernels compute, a reduction and an update,
+A batch norm sums an image (n, c1, h, w, c0) over n, h and w, for all channels at once. The result,
+(1, c, 1, 1), is stored as (1, c1, 1, 1, c0), so that it broadcasts without a layout conversion. The
+forward operator becomes the computation of the vendor's two kernels, a reduction and an update,
 
     mean, variance          y = x a + b,  a = scale / sqrt(variance + epsilon),  b = bias - mean a
 
-so that the image is read twice and written once, or once and once where a convolution in front sums
-what it stores: fusion decides by time.
+The image is read twice and written once, or, if the convolution before it also sums its result,
+read once and written once. Fusion chooses the faster variant.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,22 +26,22 @@ from ascend_lab.operators.ops import convolution, formats
 from ascend_lab.operators.ops.expressions import Pair, reach
 
 FOLDED = ((0,), (2,), (3,), (0, 3), (2, 3), (0, 2, 3))
-"""Axes of images that blocks of channels do not cut."""
+"""Axes of images that may be summed without touching the channels."""
 ALSO_LANES = ("greater", "less", "rsqrt", "select", "sign")
-"""Lane by lane too; rsqrt follows an addition of epsilon, so that padding stays finite."""
+"""More elementwise operators; epsilon is added before rsqrt, so that padding stays finite."""
 FOLDS = ("reduce_sum", "reduce_mean")
 
 
 def images_in_blocks(graph: Graph) -> Graph:
-    """Return the graph with layouts, as `assign_layouts`; folds over images stay in NC1HWC0."""
+    """Return the graph with layouts, as `assign_layouts`; sums over images stay in NC1HWC0."""
     return _Images(graph).assign()
 
 
 class _Images(Assigner):
-    """Layouts as for any graph, and folds and selections of images in the layout they have."""
+    """Assigns layouts as usual, but keeps sums over and selections of images in their layout."""
 
     def inherited_layout(self, node: Node) -> str:
-        """Return the layout that a node takes over, NC1HWC0 also for folds over images."""
+        """Return the layout that a node inherits, which is NC1HWC0 also for sums over images."""
         data_inputs = [n for n in node.inputs if n not in self.graph.constants]
         image = any("NC1HWC0" in self.names_by_layout[n] for n in data_inputs)
         if image and node.op in FOLDS and node.attr("keepdims", False):
@@ -55,7 +55,7 @@ class _Images(Assigner):
 
 
 def batch_norms_apart(graph: Graph) -> Graph:
-    """Return the graph with every batch norm of images by batch statistics in its parts."""
+    """Return the graph with every batch norm that uses batch statistics divided into its parts."""
     edit = Draft(graph)
     for node in edit:
         image = len(edit.types[node.inputs[0]].shape) == 4
@@ -86,7 +86,7 @@ def _apart(edit: Draft, node: Node) -> None:
 
 
 def _column(edit: Draft, name: str, norm: str) -> str:
-    """Return numbers per channel as (1, c, 1, 1); a constant stays one."""
+    """Return numbers per channel in the shape (1, c, 1, 1); a constant stays a constant."""
     shape = (1, edit.types[name].shape[0], 1, 1)
     if name not in edit.constants:
         return edit.insert("reshape", (name,), {"shape": shape}, f"{norm}.reshape")
@@ -96,9 +96,9 @@ def _column(edit: Draft, name: str, norm: str) -> str:
 
 
 def casts_apart(graph: Graph) -> Graph:
-    """Return the graph with a widening cast for each of its readers: inside a kernel it is free.
+    """Return the graph with a separate widening cast for each reader, which is free in its kernel.
 
-    Shared, it would be a kernel of its own that writes twice the bytes it reads.
+    A shared cast would be a separate kernel, which writes twice the bytes that it reads.
     """
     edit = Draft(graph)
     for node in edit:
@@ -116,15 +116,15 @@ def casts_apart(graph: Graph) -> Graph:
 
 
 # -- the gradient of an image as a plain convolution -----------------------------------------------
-# A transposed convolution's kernel has weights packed when it was compiled, one part per phase of
-# the stride. With weights that are computed, it is a convolution with stride 1 of the gradient,
-# zeros between its pixels, with the weights turned upside down and inputs and outputs exchanged:
-#     dx = conv2d(stretched(grad), flipped(weight), pad = reach - 1 - pad)
+# The kernel of a transposed convolution needs weights that were packed at compile time, one part
+# per phase of the stride. With computed weights it is replaced by a convolution with stride 1 of
+# the gradient, with zeros between its pixels, by the weights rotated by 180 degrees, with input and
+# output channels exchanged: dx = conv2d(stretched(grad), flipped(weight), pad = reach - 1 - pad)
 def as_convolutions(graph: Graph) -> Graph:
     """Return the graph with transposed convolutions of one group rewritten.
 
-    Those with constant weights stay but for 1x1 ones with a stride: most of their phases have no
-    tap, and would multiply zeros.
+    Those with constant weights stay, except 1x1 convolutions with a stride: most of their phases
+    have no tap and would multiply zeros.
     """
     edit = Draft(graph)
     for node in edit:
@@ -142,7 +142,7 @@ def as_convolutions(graph: Graph) -> Graph:
 
 
 def _convolution(edit: Draft, node: Node) -> str:
-    """Append the convolution; return its output, "" where the padding exceeds the kernel's."""
+    """Append the convolution; return its output, or "" if the padding exceeds its kernel's."""
     attrs = ir.operator_of(node.op).settings(node.attrs)
     step, pads, spread = convolution.geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
     grad, weight = node.inputs
@@ -169,13 +169,13 @@ def stretched(edit: Draft, x: str, step: Pair, extra: Pair, name: str) -> str:
     size = ((high - 1) * step[0] + 1 + extra[0], (wide - 1) * step[1] + 1 + extra[1])
     if size == (high, wide):
         return x
-    # a stride is at most the size: both axes then read each pixel once
+    # the stride is at most the size, so that each pixel is read once along both axes
     attrs = {"kernel": 1, "stride": step, "size": size}
     return edit.insert("avg_pool2d_grad", (x,), attrs, f"{name}.stretched")
 
 
 def flipped(edit: Draft, weight: str, name: str) -> str:
-    """Append weights (k, c, r, s) as (c, k, r, s), the last two axes turned around."""
+    """Append weights (k, c, r, s) as (c, k, r, s), with the last two axes reversed."""
     kind = edit.types[weight]
     k, c, r, s = kind.shape
     if weight in edit.constants and (r, s) == (1, 1):
@@ -195,10 +195,10 @@ def flipped(edit: Draft, weight: str, name: str) -> str:
     return edit.insert("transpose", (shaped,), {"perm": (2, 3, 0, 1)}, title)
 
 
-# -- the road of a training graph ------------------------------------------------------------------
-# The number formats are already those of the step, so no conversion runs: it would make the fp32
-# masters fp16 too. Merging equal expressions would merge recomputed activations with the first
-# ones and keep them in memory after all, so it is left out where something is recomputed.
+# -- the compiler passes of a training graph -------------------------------------------------------
+# The step already has its number formats, so the conversion pass is left out: it would also convert
+# the fp32 master weights to fp16. Merging equal expressions would merge recomputed activations with
+# the first ones and keep them in memory after all, so it is left out where something is recomputed.
 MERGING = "CommonSubexpressionEliminationPass"
 TRAINING = graphs.Road(
     dtype="",
@@ -206,8 +206,8 @@ TRAINING = graphs.Road(
     layouts=Layouts(images_in_blocks),
     ordered=False,
 )
-"""The road of a step: number formats and the order of its nodes are its own, and sums of channels
-stay with the images."""
+"""The compiler options of a training step: number formats and the order of nodes are kept, and
+sums over images stay in the layout of the images."""
 
 
 def compile_training(
@@ -215,7 +215,8 @@ def compile_training(
 ) -> Stages:
     """Return a training graph after every stage on a chip, given as a `Chip` or by name.
 
-    Raises as `graph.compile_stages`; a step in fp32 has matrix products that no cube computes.
+    Raises as `compiler.compile_stages`; a step in fp32 raises an error, because no cube computes
+    fp32 products.
     """
     chip = load_chip(chip) if isinstance(chip, str) else chip
     again = "recompute" in step.phases.values()
@@ -226,7 +227,7 @@ def compile_training(
 
 # -- forward and backward alone, as the profile times them -----------------------------------------
 LONGEST_STAY = 2500
-"""Nodes up to which tensors are kept in fractals wherever that saves conversions."""
+"""Largest number of nodes for which tensors are kept in fractal layouts to save conversions."""
 
 
 def compile_step(step: TrainingGraph, chip: Chip) -> Compiled:
@@ -237,7 +238,7 @@ def compile_step(step: TrainingGraph, chip: Chip) -> Compiled:
 
 
 def weights_in_place(step: TrainingGraph) -> Graph:
-    """Return forward and backward, with the parameters' copies as constants: no cast each step."""
+    """Return forward and backward with the parameters' fp16 copies as constants, without casts."""
     graph = step.graph
     constants = dict(step.graph.constants)
     nodes = []
@@ -259,20 +260,20 @@ def weights_in_place(step: TrainingGraph) -> Graph:
 
 
 def averages(step: TrainingGraph) -> Mapping[str, int]:
-    """Return the new running averages of a step, and how many numbers each is."""
+    """Return the new running averages of a step, each with its number of elements."""
     nodes = [node for node in step.graph.nodes if step.phases.get(node.name) == "update"]
     names = {name for node in nodes for name in node.outputs}
     return {n: step.graph.types[n].elements for n in step.graph.outputs if n in names}
 
 
 def own_outputs(step: TrainingGraph) -> list[str]:
-    """Return the outputs of a step that are no running averages."""
+    """Return the outputs of a step other than running averages."""
     apart = averages(step)
     return [name for name in step.graph.outputs if name not in apart]
 
 
 def promptly(graph: Graph) -> Graph:
-    """Return the graph with conversions of outputs behind what they convert, not at the end."""
+    """Return the graph in which each output's layout conversion directly follows its producer."""
     outs = set(graph.outputs)
     late: dict[str, list[Node]] = {}
     for node in graph.nodes:

@@ -1,9 +1,8 @@
-"""A step of training as a graph of operators: forward, backward and the update of the parameters.
+"""Defines a training step as a graph of operators: forward, backward, update of the parameters.
 
-Here are the record of such a graph (`TrainingGraph`) and the choices that shape one: which
-constants are trained, which tensors are computed a second time to save memory, which number format
-it computes in, and which optimiser updates the parameters. `run_step` computes a step on NumPy
-arrays.
+`TrainingGraph` is such a graph. The functions here choose which constants are trained, which
+tensors are computed a second time to save memory, the number format of the computation, and the
+optimiser. `run_step` computes a step on NumPy arrays.
 """
 
 import re
@@ -52,10 +51,10 @@ class TrainingGraph:
 
 
 # -- which constants training changes --------------------------------------------------------------
-# A floating-point constant is a parameter if its data are `Seeded` (models of the zoo draw
-# weights so, and nothing else), or if they are an array in a place where weights stand (`weights`
-# of the operator), or one number per channel that is added or multiplied. Constants filled with
-# one number (masks, scales), statistics of batch norms and arrays of several axes that are added
+# A floating-point constant is a parameter if its data are `Seeded` (random numbers, which models of
+# the zoo use only for weights), or if they are an array at an input that takes weights (`weights`
+# of the operator), or one number per channel that is added or multiplied. Constants filled with one
+# number (masks, scales), statistics of batch norms and arrays of several axes that are added
 # (masks, fixed positions) are not.
 STATISTICS = (3, 4)
 """Positions of the inputs of a batch norm that are running averages: mean and variance."""
@@ -144,8 +143,8 @@ def live_tensors(graph: Graph, parameters: Sequence[str]) -> Iterator[tuple[Node
     live: set[str] = set()
     for i, node in enumerate(graph.nodes):
         live.update(name for name in node.outputs if name in differentiable and name in last_use)
-        # A residual block: while its branch is computed, the block's input is alive beside the
-        # branch; after the addition only the sum is, and there the network can be cut.
+        # A residual block: while its branch is computed, the block's input is alive as well; after
+        # the addition only the sum is alive, and there the network can be cut.
         live -= {name for name in live if last_use[name] <= i}
         yield node, live
 

@@ -1,12 +1,12 @@
-"""Chips as data: presets such as the Ascend910B2, and a loader for chip files of your own.
+"""Loads the description of a chip: a preset such as the Ascend910B2, or a file of your own.
 
 A chip file is TOML. Every number states its source and how far it can be trusted:
 
     [clock]
     hz = { value = 1.8e9, source = "...", trust = "published" }
 
-The loader checks each entry and returns a `Chip`. A file may name another chip as its `base` and
-state only what differs.
+The loader checks each entry and returns a `Chip`. A file may name another chip as its `base`; then
+it contains only the entries that differ.
 """
 
 import math
@@ -292,7 +292,7 @@ def _record(reader: Reader, kind: type[Record], key: str, /, **texts: Any) -> Re
 
 
 def _memory(reader: Reader, key: str, *kinds: str) -> Memory:
-    """Read a memory that all cores share; its kind is by default the first of `kinds`."""
+    """Read a memory that all cores share; its type is by default the first of `kinds`."""
     kind = reader.table(key).get("kind", kinds[0])
     if kind not in kinds:
         raise reader.error(f"{key}.kind", " or ".join(kinds), kind, "correct it")
@@ -317,9 +317,9 @@ def _launches(
     """Read the costs of starting kernels; two of them have defaults from other numbers of the file.
 
     A queued start costs by default as much as a cold one. The barrier inside a super kernel costs
-    by default as much as that between the phases of a kernel. Combined cores cannot set flags of
-    each other and synchronise through memory: every core stores a word, then reads the words of all
-    cores until they are there.
+    by default as much as that between the phases of a kernel. Combined cores cannot set each
+    other's flags, so that they synchronise through memory: every core stores a word, then reads the
+    words of all cores until they are there.
     """
     cold = reader.number("launch.overhead_s")
     clock_hz = reader.number("clock.hz")
@@ -345,7 +345,7 @@ def _launches(
     has_fetch = "library_fetch_s" in reader.table("launch")
     return {
         "launch_overhead_s": cold,
-        # No start costs more than a cold one, also if a file lowers the cold start only.
+        # No start costs more than a cold one, even if a file lowers only the cold start.
         "queued_launch_s": min(cold, launch_s["queued_s"]),
         "barrier_s": min(cold, launch_s["barrier_s"]),
         "mix_start_s": 0.0 if reader.data["combined"] else reader.number("launch.mix_s"),

@@ -1,4 +1,4 @@
-"""The records of a chip and its parts (`Chip`, `Path`, `Memory`, `VectorCost`), and their text."""
+"""The data classes of a chip and its parts (`Chip`, `Path`, `Memory`), and how they are printed."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -41,7 +41,7 @@ class Path:
     """A legal data path: the pipe that drives it, its rate, and what an instruction on it costs.
 
     A copy of n bytes occupies the pipe for `startup_cycles + n / rate_bytes_per_cycle` and its
-    result is visible `latency_cycles` later. `unit` is the kind of core that owns the path.
+    result is visible `latency_cycles` later. `unit` is the type of core that owns the path.
     """
 
     pipe: str
@@ -80,7 +80,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One kind of link between devices: rate per direction, startup time, and number of links."""
+    """One type of link between devices: rate per direction, startup time, and number of links."""
 
     rate_bytes_per_s: float
     latency_s: float
@@ -91,10 +91,10 @@ class Link:
 class Chip:
     """An NPU as data: cores, clock, cube, vector unit, buffers, paths, memories, links.
 
-    `facts` has every number once more with its source and trust, under its key in the file
-    ("clock.hz", "path.GM->L1.rate_bytes_per_cycle"); `sources` explains the names of the sources. A
-    chip whose file has no AI CPU has a rate of 0 for it. The rate of `device_memory` is the one
-    that kernels reach; `memory_peak_bytes_per_s` is the peak rate of the interface.
+    `facts` repeats every number with its source and trust level, under its key in the file
+    ("clock.hz", "path.GM->L1.rate_bytes_per_cycle"); `sources` explains the names of the sources.
+    If the file describes no AI CPU, its rate is 0. The rate of `device_memory` is the one that
+    kernels reach; `memory_peak_bytes_per_s` is the peak rate of the interface.
 
     Starting a task takes `queued_launch_s` on the device, which a profiler counts as a part of the
     task. A start by the host takes `launch_overhead_s` in all; one that follows another kernel
@@ -242,7 +242,7 @@ def chip_table(chips: Iterable[Chip]) -> list[str]:
 
 
 def chip_lines(chip: Chip) -> list[str]:
-    """Return every number of a chip, one a line: key, value, trust, source."""
+    """Return every number of a chip, one per line: key, value, trust, source."""
     lines = [f"{chip.name}: {chip.summary}"]
     lines += [
         f"  {key:<44} {fact.value:<16.9g} {fact.trust:<10} {fact.source}"

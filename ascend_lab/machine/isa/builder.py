@@ -1,6 +1,6 @@
-"""Write a kernel the way Ascend C does: queues of tiles; the builder inserts the flags.
+"""Builds programs the way Ascend C does: with queues of tiles, for which it inserts the flags.
 
-A kernel allocates a slot, fills it, enqueues it; another pipe dequeues it, uses it and frees it.
+One pipe allocates a slot, fills it and enqueues it; another pipe dequeues, uses and frees it.
 Each of the four steps emits one flag instruction. Which slot of a queue a step means is known only
 when the loops around it are closed: it depends on how many slots one pass of each loop uses.
 """
@@ -31,7 +31,7 @@ Place = tuple[str, int | str]
 
 
 def place_of(buffer: Buffer) -> Place:
-    """Return the place of a buffer, by which a loop finds the regions of a queue and its views."""
+    """Return the key of a buffer's memory: a queue and its views have the same key."""
     return buffer.space, buffer.name if buffer.space == "GM" else buffer.address
 
 
@@ -92,7 +92,7 @@ T = TypeVar("T")
 
 
 class Slots(Generic[T]):
-    """Slots that a producer fills and a consumer empties, and the flags between the two.
+    """Slots of a queue, which a producer fills and a consumer empties, and the flags between them.
 
     `flags` holds the instruction that each step emits ("alloc", "enqueue", "dequeue", "free"),
     `counts` how often each was emitted. `members` are further buffers whose slots are filled and
@@ -152,10 +152,10 @@ Start = tuple[Buffer | Tile, Affine | int]
 
 
 class Queue(Slots[Tile]):
-    """`depth` slots passed from one pipe to another: full flags one way, empty flags back.
+    """A queue of `depth` slots from one pipe to another: full flags go one way, empty flags back.
 
-    `middle`, if there is one, is the event from the producer to a pipe that works on the slot in
-    between; that pipe then raises `full`.
+    `middle` is None or the event from the producer to a third pipe, which works on the slot before
+    the consumer does; then the third pipe raises `full`.
     """
 
     def __init__(
@@ -423,7 +423,9 @@ class KernelBuilder:
         self.copy(dst, src, index=index, pitch=pitch, bound=bound, **options)
 
     def runs(self, elements: int, lanes: int) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Yield (first element, (repeats, lanes)) over a run: whole repeats, then the last lanes.
+        """Yield (first element, (repeats, lanes)) for `elements` contiguous elements.
+
+        An entry has at most `max_repeat` whole repeats; the last one may be the lanes that remain.
 
         300 elements with 128 lanes (fp16): (0, (2, 128)), then (256, (1, 44)).
         """

@@ -1,4 +1,4 @@
-"""The instruction set: one constructor per instruction, and the rules of a chip that it checks.
+"""The instruction set: one constructor per instruction, which checks it against the chip's rules.
 
 `check_instruction` looks at one instruction alone (paths, alignment, shapes, formats),
 `check_program` at the loops around it, which decide whether every access stays in its buffer.
@@ -42,7 +42,7 @@ def check_instruction(chip: Chip, instruction: Instruction) -> Instruction:
 
 
 def _check_work(chip: Chip, instruction: Instruction) -> None:
-    """Check an instruction that moves or computes: operands, pipe, and the rules of its kind."""
+    """Check an instruction that moves or computes: operands, pipe, and the rules of its type."""
     dst, src = _operands(instruction)
     op = instruction.op
     pipe = "M" if op == "mmad" else "V"
@@ -262,7 +262,7 @@ def fixpipe(
 ) -> Instruction:
     """Move a tile from L0C to GM or L1 on pipe FIX: scale, optional ReLU, cast to dst's format.
 
-    Only chips with separate cube and vector cores have this pipe; others copy L0C to UB on pipe V.
+    Only chips with separate cube and vector cores have pipe FIX; others copy L0C to UB on pipe V.
     """
     attrs = _without_none(relu=int(relu) or None, scale=float(scale) if scale != 1.0 else None)
     return check_instruction(chip, Instruction("fixpipe", "FIX", dst, (src,), attrs))
@@ -278,7 +278,7 @@ def vdeq(
     relu: bool = False,
     offset: int = 0,
 ) -> Instruction:
-    """Dequantise int32 sums from L0C to UB: dst = (sums + bias) * scale, with one of each a column.
+    """Dequantise int32 sums from L0C to UB: dst = (sums + bias) * scale, with a scale per column.
 
     Regions are (blocks, rows, halves, 16). With 2 halves two fractals of 16 columns lie side by
     side and make the 32 channels of an int8 block. A result in int8 is rounded, shifted by
@@ -302,15 +302,15 @@ def vector(
     compare: str | None = None,
     rounding: str | None = None,
 ) -> Instruction:
-    """Make a vector instruction on UB: regions are (repeat, lanes...), at most 256 bytes a repeat.
+    """Make a vector instruction on UB: regions are (repeat, lanes...), up to 256 bytes a repeat.
 
     `mask` has a bit per lane (default: all lanes write). `scalar` belongs to vadds, vmuls, vmaxs,
     vmins, vdup and vaxpy (dst + src * scalar). `compare` (gt ge lt le eq ne) belongs to vcmp, which
     writes 1 or 0; `rounding` (rint floor ceil trunc) to a vconv into whole numbers.
-    Reductions: vcadd, vcmax, vcmin write one element a repeat; vcgadd, vcgmax one a 32-byte block.
-    vsel takes (a, b) and a mask, or (cond, a, b): a where cond is not 0. vbrcb spreads element i of
-    (n,) over block i of (n, C0). vtranspose transposes 16 x 16 blocks of 2-byte elements, one a
-    repeat; the rows of a block may lie apart.
+    Reductions: vcadd, vcmax, vcmin write one element per repeat; vcgadd, vcgmax one per 32-byte
+    block. vsel takes (a, b) and a mask, or (cond, a, b): a where cond is not 0. vbrcb spreads
+    element i of (n,) over block i of (n, C0). vtranspose transposes 16 x 16 blocks of 2-byte
+    elements, one a repeat; the rows of a block may lie apart.
     """
     number = None if scalar is None else float(scalar)
     # rint (to the nearest even) is the default of vconv, and defaults are not stored
@@ -341,12 +341,12 @@ def scalar(
 
 
 def set_flag(chip: Chip, event: programs.Event) -> Instruction:
-    """Pipe event.src raises a flag for pipe event.dst once its earlier instructions finished."""
+    """Let pipe event.src raise a flag for pipe event.dst once its earlier instructions are done."""
     return check_instruction(chip, Instruction("set_flag", event.src, event=event))
 
 
 def wait_flag(chip: Chip, event: programs.Event) -> Instruction:
-    """Pipe event.dst waits until pipe event.src has raised the flag, and lowers it."""
+    """Let pipe event.dst wait until pipe event.src has raised the flag; the wait lowers it."""
     return check_instruction(chip, Instruction("wait_flag", event.dst, event=event))
 
 
@@ -373,7 +373,7 @@ ON_ANY_CORE = ("barrier", "scalar", *CROSS)
 
 
 def check_program(chip: Chip, program: Program) -> Program:
-    """Return `program` if every access stays inside its buffer and one kind of core can run it all.
+    """Return `program` if every access stays inside its buffer and one type of core can run it all.
 
     Raises `CapacityError` with the element touched and the size, `PathError` for cube and vector
     work in one program on a chip with separate cores, `ProgramError` for names that are used twice
@@ -388,7 +388,7 @@ def check_program(chip: Chip, program: Program) -> Program:
             check_bounds(programs.reach_of(instruction, region), ranges, instruction.op)
         if instruction.op not in ON_ANY_CORE:
             units.add(unit_of(chip, instruction))
-    # cube and vector are separate kinds of core only on split chips; elsewhere every unit is "core"
+    # only chips with separate cores distinguish cube and vector; elsewhere every unit is "core"
     if len(units - {"core"}) > 1:
         needed = f"{program.name}: cube and vector work in separate programs on {chip.name}"
         got = "both in one program"
@@ -397,7 +397,7 @@ def check_program(chip: Chip, program: Program) -> Program:
 
 
 def unit_of(chip: Chip, instruction: Instruction) -> str:
-    """Return the kind of core that runs an instruction: "core", "cube" or "vector".
+    """Return the type of core that runs an instruction: "core", "cube" or "vector".
 
     It is "core" on chips whose cores have both a cube and a vector unit.
     """
@@ -412,9 +412,10 @@ def unit_of(chip: Chip, instruction: Instruction) -> str:
 
 
 def program_unit(chip: Chip, program: Program) -> str:
-    """Return the kind of core a program runs on ("core", "cube" or "vector").
+    """Return the type of core that a program runs on ("core", "cube" or "vector").
 
-    The first instruction that only one kind can run decides: `check_program` refuses a mixture.
+    The first instruction that only one type can run decides, because `check_program` rejects a
+    program that needs both.
     """
     for instruction, _ in program.instructions():
         if instruction.event is None and instruction.op not in ON_ANY_CORE:

@@ -1,16 +1,16 @@
-"""Launches: which programs run on which cores, and flags and rings between cores.
+"""Launches and kernels: which program runs on which core, and how cores signal each other.
 
 In a mix launch the cube core and the vector cores of an AI core work together. Each core has 16
 counters of 4 bits, one per cross-core flag. A cross_set of mode 2 by the cube core adds 1 to the
 counter of each of its vector cores. In the other direction the vector cores must all have set the
-flag before 1 is added to the counter of the cube core. Mode 1 works among the vector cores of one
-AI core, mode 0 among all cores of one kind. Source: Ascend C, CrossCoreSetFlag and
+flag before 1 is added to the counter of the cube core. Mode 1 synchronises the vector cores of one
+AI core, mode 0 all cores of one type (cube or vector). Source: Ascend C, CrossCoreSetFlag and
 CrossCoreWaitFlag (developer documentation).
 
 A ring of slots in GM passes tiles between the cube core and the vector cores of an AI core. The
 producer waits for an empty slot, stores a tile and reports that it is ready; the consumer waits for
 the report, loads the tile and reports that the slot is empty. The tiles stay in L2. Source of the
-protocol: hw-native-sys/pto-isa, TPush.hpp (with one message a tile).
+protocol: hw-native-sys/pto-isa, TPush.hpp (with one message per tile).
 """
 
 from collections import Counter
@@ -34,7 +34,7 @@ Share = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One program and the cores that run it: a binding of its params per core."""
+    """One program and the cores that run it: for each core, the values of the program's params."""
 
     program: Program
     bindings: tuple[Binding, ...] = ((),)
@@ -123,10 +123,10 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Launches that run one after another as phases; between two phases all cores synchronise.
+    """A kernel: launches that run one after another as phases, with a barrier between two phases.
 
-    A phase may read what any core wrote to GM in an earlier phase: a first phase computes partial
-    sums, a second one adds them up. The host launches the kernel once.
+    A phase may read what any core wrote to GM in an earlier phase: for example, a first phase
+    computes partial sums and a second one adds them up. The host launches the kernel once.
     """
 
     name: str
@@ -183,12 +183,12 @@ def as_kernel(program: Runnable) -> Kernel:
 
 
 def binding_of(values: Mapping[str, int]) -> Binding:
-    """Return a params binding from a mapping."""
+    """Return the values of params, given by name, as a tuple of (name, value) pairs."""
     return tuple(sorted(values.items()))  # sorted: equal bindings are equal tuples
 
 
 def renamed(launch: Launch, names: Mapping[str, str], **windows: tuple[int, int]) -> Launch:
-    """Return the launch with GM tensors under other names, or as parts of larger tensors.
+    """Return a launch whose GM tensors have other names, or have become parts of larger tensors.
 
     `names` maps old names to new ones. A keyword `x=(first, elements)` makes tensor `x` the part
     from element `first` on of a tensor of `elements` elements.
@@ -236,12 +236,12 @@ def spread(
     *,
     apart: Sequence[int] = (),
 ) -> Launch:
-    """Return a launch over a grid of cores; `axes[param]` lists the shares of the cores along it.
+    """Return a launch over a grid of cores; `axes[param]` lists the cores' shares along one axis.
 
     All shares along an axis are equal, except that the last may be smaller. Cores with equal shares
-    run the same program, which `program(*shares)` returns; its params are bound to each core's
-    position in the grid. `apart` is a further axis of shares along which every position gets a
-    program of its own: `program(*shares, (position, first element, end))`.
+    run the same program, which `program(*shares)` returns; the params of a core are its position in
+    the grid. `apart` is a further axis, along which every position gets a separate program:
+    `program(*shares, (position, first element, end))`.
 
     If `program` returns a tuple (cube core's program, vector cores' programs ...), the launch is a
     mix launch. A vector program with a param `aiv` gets the number of its vector core in it.
@@ -317,8 +317,9 @@ def check_cross(chip: Chip, instruction: Instruction) -> Instruction:
 def cross_set(chip: Chip, mode: int, pipe: str, flag: int) -> Instruction:
     """Add 1 to counter `flag` of other cores, once all earlier work on `pipe` has finished.
 
-    Mode 2 goes from a cube core to its vector cores, or from these, when all have set the flag, to
-    the cube core. Mode 1 is among the vector cores of an AI core, mode 0 among all cores of a kind.
+    In mode 2 a cube core signals its vector cores; in the other direction the cube core is
+    signalled once all its vector cores have set the flag. Mode 1 synchronises the vector cores of
+    an AI core, mode 0 all cores of one type.
     """
     attrs = (("mode", mode), ("id", flag))
     return check_cross(chip, Instruction("cross_set", pipe, attrs=attrs))
@@ -359,7 +360,7 @@ def pipes_by_cross_flag(program: Program) -> dict[tuple[int, int], set[str]]:
 
 
 def ai_cores_wait_for_each_other(launch: Launch) -> bool:
-    """Tell whether a mix launch has flags of mode 0, by which different AI cores wait."""
+    """Tell whether a mix launch has flags of mode 0, with which AI cores wait for each other."""
     programs = [part.program for part in launch.parts if launch.mix]
     return any(mode == 0 for program in programs for mode, _ in pipes_by_cross_flag(program))
 
@@ -413,7 +414,7 @@ def check_launch(chip: Chip, launch: Launch) -> None:
 
 
 class Counters:
-    """The flag counters of several cores; `team` cores make an AI core, the cube core first.
+    """The flag counters of several cores; each `team` cores form an AI core, the cube core first.
 
     `senders_to[receiver, mode]` lists the cores whose sets a core waits for, `receivers_of[sender,
     mode]` those that wait for its sets. `sets` counts per (receiver, mode, flag, sender), `waits`
@@ -465,10 +466,9 @@ def core_name(core: int, team: int) -> str:
 # -- a ring of slots -------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """A ring of `slots` tiles of `elements` in GM, for each of `cores` AI cores.
+    """A ring buffer in GM: `slots` tiles of `elements` elements for each of `cores` AI cores.
 
-    `ready` is the id of the flag that reports a full slot, `empty` of the one that reports an empty
-    slot.
+    The flag with the id `ready` reports a full slot, the flag with the id `empty` an empty slot.
     """
 
     name: str

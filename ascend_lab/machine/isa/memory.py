@@ -1,4 +1,4 @@
-"""Addresses as data: affine expressions of loop variables, buffers, and strided regions of them.
+"""Addresses as data: affine expressions of loop variables, buffers, and strided buffer regions.
 
 Element (i0, i1) of a region with strides (s0, s1) lies at offset + i0 s0 + i1 s1 of its buffer; the
 offset is affine in the variables of the loops around, e.g. 256*i + 16*j + 8.
@@ -178,7 +178,7 @@ class Buffer:
     """A named array in one memory space: a GM tensor, or `slots` equal pieces of on-chip memory.
 
     `elements` counts one slot; slot s starts at byte `address + s * slot_bytes`. A GM tensor has
-    one slot (the slots of a ring excepted), and an address space of its own that begins at 0.
+    one slot (a ring has several), and a separate address space that begins at 0.
     """
 
     name: str
@@ -244,7 +244,7 @@ class Buffer:
 
 
 def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a contiguous array: (2, 3, 4) has (12, 4, 1), each the product of sizes behind."""
+    """Return the strides of a contiguous array: (12, 4, 1) for the sizes (2, 3, 4)."""
     # from the last size to the second: the outermost size is a factor of no stride
     strides = [1]
     for size in shape[:0:-1]:

@@ -1,8 +1,8 @@
-"""Rules for the operands of an instruction: memories, alignment, shapes, number formats.
+"""Checks the operands of an instruction: memories, alignment, shapes, number formats.
 
-One section per kind of instruction: moves, vector instructions on whole blocks, mmad, other vector
-instructions. Every check raises a subclass of `ProgramError` that says what is needed, what was
-given, and a remedy.
+It has one section per type of instruction: moves, vector instructions on whole blocks, mmad, and
+other vector instructions. Every check raises a subclass of `ProgramError` that says what is needed,
+what was given, and a remedy.
 """
 
 import math
@@ -285,7 +285,7 @@ def _check_brcb(chip: Chip, dst: Region, src: Region) -> None:
 
 
 def _check_transpose(chip: Chip, dst: Region, src: Region) -> None:
-    """Check blocks of 16 x 16 elements of 2 bytes, one a repeat; a row is one 32-byte block."""
+    """Check blocks of 16 x 16 elements of 2 bytes, one per repeat; a row is one 32-byte block."""
     if dst.buffer.itemsize != 2:
         needed = "vtranspose: elements of 2 bytes"
         raise PathError(needed, dst.buffer.dtype, "transpose other formats with a strided copy")

@@ -46,8 +46,8 @@ SOURCES: Mapping[str, tuple[int, ...]] = {
 class Event:
     """A flag from pipe `src` to pipe `dst`.
 
-    With `count` 1 it is one hardware id. With `count` n the ids `id` to `id + n - 1` are used in
-    rotation, one per slot of a queue: the k-th wait belongs to the k-th set.
+    With `count` 1 the flag uses one hardware id. With `count` n it uses the ids `id` to `id + n -
+    1` in rotation, one per slot of a queue: the k-th wait belongs to the k-th set.
     """
 
     src: str

@@ -1,15 +1,16 @@
-"""The sanitizer: find races, uninitialised reads, deadlocks and misused flags in a program.
+"""The sanitizer finds races, uninitialised reads, deadlocks and misused flags in a program.
 
 Happens-before is computed with one vector clock per pipe, from two rules: the instructions of a
 pipe run in order, and a wait comes after the set it waits for. Two accesses to the same byte, one
 of them a write, are a race unless one of them happens before the other.
 
-Nothing orders the cores of a launch: what one core writes, no other core may touch. There are two
+Nothing orders the cores of a launch: no core may touch what another core writes. There are two
 exceptions: in a mix launch flags order the cores of an AI core, and atomic adds of several cores to
-the same bytes are no race with each other.
+the same bytes do not race with each other.
 
 A copy that picks its row by an index counts as touching every row that it may pick. A load needs
-all of these rows initialised; a store may have written any of them, and initialises none.
+all of these rows initialised. A store may have written any of them, so that none of them counts as
+initialised afterwards.
 """
 
 from bisect import bisect_left
@@ -48,10 +49,10 @@ from ascend_lab.machine.isa.shadow import (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fault: its kind, a message, and the text of the instruction at which it was found.
+    """One fault: its type (`kind`), a message, and the text of the instruction that caused it.
 
-    Kinds: out-of-bounds, illegal, overlap, uninitialised-read, race, deadlock, event-overflow,
-    leak.
+    The types are out-of-bounds, illegal, overlap, uninitialised-read, race, deadlock,
+    event-overflow and leak.
     """
 
     kind: str
@@ -103,7 +104,7 @@ def sanitize(
 
 
 class _Report:
-    """Findings by kind and instruction, so that a fault in a loop is reported once."""
+    """Findings by type and instruction, so that a fault in a loop is reported once."""
 
     def __init__(self) -> None:
         self.findings: dict[tuple[str, str], Finding] = {}
@@ -383,7 +384,7 @@ def _written_lanes(instruction: Instruction, dst: Region) -> NDArray[np.bool_] |
 #   in place: both begin at the same byte, no repeat reads what an earlier repeat has written, and
 #     in an instruction that works lane by lane no lane writes what another lane of the same repeat
 #     reads.
-# Example: vadds with 128 fp16 lanes a repeat, whose dst begins 64 elements after src, is unsafe:
+# Example: vadds with 128 fp16 lanes per repeat, whose dst begins 64 elements after src, is unsafe:
 # repeat 0 writes elements 64..191 of the source, of which repeat 1 reads those from 128 on.
 Lanes = tuple[tuple[int, ...], tuple[int, ...], int, int, int, bool]
 """Sizes, strides in bytes, bytes of an element, elements a repeat, mask (-1: all lanes), and
@@ -459,8 +460,8 @@ def _first_clash(written: Lanes, read: Lanes, gap: int) -> int | None:
     writer = first_writer[read_bytes - low]
     bad = writer >= 0
     if gap == 0:
-        # In place a byte may be written by its own lane or in a later repeat; bad are reads by a
-        # later lane, and by an earlier lane of the same repeat.
+        # In place a byte may be written by its own lane or in a later repeat. Reads by a later lane
+        # are faults, and so are reads by an earlier lane of the same repeat.
         per_repeat = written[3] if written[5] else 1
         same_repeat = readers // per_repeat == writer // per_repeat
         bad &= (readers > writer) | ((readers < writer) & same_repeat)

@@ -1,4 +1,4 @@
-"""The sanitizer's shadow memory: the last step that touched each piece of memory, for each pipe.
+"""The sanitizer's shadow memory: it stores the last step of each pipe on each piece of memory.
 
 The numbers of steps (stamps) are stored in NumPy arrays laid out like the memory itself, so that
 checking a tile takes a few array operations. Steps are numbered from 1 over all cores of a launch;
@@ -44,7 +44,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault at `byte` of a space, and the step or core (0: unknown) that it conflicts with."""
+    """One fault at `byte` of a space, with the step or core (0: unknown) that it conflicts with."""
 
     kind: Literal["uninitialised", "unordered", "core wrote", "core read"]
     byte: int
@@ -54,7 +54,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class ShadowView:
-    """The pieces of a space that one access touches: a view into any of the space's arrays."""
+    """The pieces of a space that one access touches, as a view into any of the space's arrays."""
 
     offset: int
     shape: tuple[int, ...]

@@ -1,9 +1,9 @@
-"""Step through programs in an order that real cores could take.
+"""Yields the instructions of programs one by one, in an order that real cores could take.
 
 Each pipe runs its instructions in order; between pipes only flags and barriers decide the order. A
 core that waits for other cores issues no further instruction until the wait is over; its pipes
-finish what was issued before. The issuing unit is modelled as one more pipe, ISSUE, whose stream
-holds only the barriers and the waits for other cores.
+finish what was issued before. The unit that issues instructions is modelled as one more pipe,
+ISSUE. Its stream holds only the barriers and the waits for other cores.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ Pick = Callable[[Sequence[str]], str]
 
 
 def first(pipes: Sequence[str]) -> str:
-    """Pick the first pipe that can go on."""
+    """Return the first of the pipes that can go on; the default `pick` of a walk."""
     return pipes[0]
 
 
@@ -112,7 +112,7 @@ class _Pipe:
 
     @property
     def at_barrier(self) -> bool:
-        """Whether the pipe stands at a barrier on all pipes."""
+        """Whether the next step of the pipe is a barrier on all pipes."""
         return self.next is not None and self.next[0].pipe == "ALL" and self.next[0].op not in CROSS
 
 

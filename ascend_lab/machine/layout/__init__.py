@@ -1,14 +1,14 @@
-"""Kernels that move data: layout conversions, slices, concatenations, pads.
+"""Builds kernels that only move data: layout conversions, slices, concatenations, pads.
 
 A layout says where each element of a tensor is stored; `maps` describes layouts as address maps.
 The kernels in this file copy from GM to GM through UB, on all vector cores.
 
-A job copies a box, an affine view of one tensor, to an affine view of another tensor, or fills a
-view with a number. If the chip's copies need whole 32-byte blocks in UB, each tile is cut into
-boxes of whole blocks, and the remaining elements are copied one by one by the scalar unit, each at
-the latency of L2. A chip with padding copies needs no such cut. Fills are copied from a tile in UB
-that holds the number. The values are right for every size; the time is good only for runs of whole
-blocks.
+A job copies a box (a multidimensional range of elements, one counter per dimension) from one tensor
+to another, at an affine address in each, or fills a box with a number. If the chip's copies need
+whole 32-byte blocks in UB, each tile is cut into boxes of whole blocks, and the remaining elements
+are copied one by one by the scalar unit, each at the latency of L2. A chip whose copies can pad the
+last block needs no such cut. Fills are copied from a tile in UB that holds the number. The values
+are right for every size; the time is good only for runs of whole blocks.
 """
 
 import math
@@ -58,7 +58,7 @@ MIN_TILE_BYTES = 2048
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Elements offset + sum(i_d * strides[d]) of the GM tensor `tensor`; strides may be <= 0."""
+    """The elements offset + sum(i_d * strides[d]) of a GM tensor; strides may be 0 or negative."""
 
     tensor: str
     strides: tuple[int, ...]
@@ -182,7 +182,7 @@ def conversion_launch(
     """Convert tensor `x` (layout `source`) into tensor `y` (layout `target`) on all vector cores.
 
     `shape` is the logical shape. Values equal `convert`, padding of `y` is zero. Raises
-    `LayoutError`, and `CapacityError` where UB cannot hold a tile.
+    `LayoutError`, and `CapacityError` if UB cannot hold a tile.
     """
     maps = address_map(source, shape, dtype), address_map(target, shape, dtype)
     return maps_launch(*maps, chip, f"{source}_to_{target}")
@@ -338,11 +338,11 @@ def _cut_over_cores(job: Job, cores: int, c0: int, backwards: bool) -> _CutJob:
 
 # -- one core -------------------------------------------------------------------------------------
 class MoveWriter:
-    """Writes the program of one core: a queue of tiles for copies, and a tile per fill value.
+    """Writes the program of one core, with a queue of tiles for copies and a tile per fill value.
 
     A tile holds at most `tile_elements`. Its size is rounded up to whole blocks, and boxes are cut
     so that a tile's elements fill whole blocks. With `by_lanes` the size is rounded down and boxes
-    are cut at multiples of C0 steps, which suits boxes whose inner counters are C0 already.
+    are cut at multiples of C0 steps, which suits boxes whose inner counter already has C0 steps.
     """
 
     def __init__(

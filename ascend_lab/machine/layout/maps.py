@@ -1,4 +1,4 @@
-"""Layouts as address maps: where each element of an array is stored.
+"""Describes layouts as address maps, which give the address of each element of an array.
 
 Every logical axis is cut into pieces; the pieces, permuted, are the axes of a row-major array.
 
@@ -154,8 +154,8 @@ def address_map(
     """Return the address map of an array of logical `shape` in layout `name`.
 
     Images and weights have the logical shape (N, C, H, W) in every layout, other arrays (..., rows,
-    columns). C0 is 32 bytes / element size: 16 in fp16, 32 in int8. `c0` is another value where the
-    hardware has one: fractals in L0C have 16 columns for every accumulator format. Raises
+    columns). C0 is 32 bytes / element size: 16 in fp16, 32 in int8. `c0` replaces this value if the
+    hardware uses another one: fractals in L0C have 16 columns for every accumulator format. Raises
     `LayoutError`.
     """
     form = format_of(name)
@@ -222,7 +222,7 @@ def _counter(
 
 
 def address(layout: AddressMap, index: Index) -> Any:
-    """Return where an element is stored, in elements from the start of the storage.
+    """Return the address of an element, counted in elements from the start of the storage.
 
     `index` has one number per logical axis, or arrays that broadcast: then the result is an int64
     array. Raises `LayoutError` for an index outside the logical shape.
@@ -267,7 +267,7 @@ def element_at(layout: AddressMap, place: int) -> tuple[int, ...] | None:
 # -- two maps composed ----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """One counter of a box: `count` steps, each `source` and `target` elements further."""
+    """One counter of a box: `count` steps, which advance `source` and `target` elements each."""
 
     count: int
     source: int
@@ -276,7 +276,7 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Elements source + sum(i * d.source) that go to target + sum(i * d.target)."""
+    """A set of elements to copy, from source + sum(i * d.source) to target + sum(i * d.target)."""
 
     dims: tuple[Dim, ...]
     source: int
@@ -459,7 +459,7 @@ def unpack(layout: AddressMap, stored: Values) -> Values:
 
 
 def convert(stored: Values, source: AddressMap, target: AddressMap) -> Values:
-    """Return an array stored in layout `source` as `target` stores it; raises as `pack` does."""
+    """Convert an array stored in layout `source` to layout `target`; raises as `pack` does."""
     check_pair(source, target)
     return pack(target, unpack(source, stored))
 

@@ -9,10 +9,10 @@ phases left, also those of kernels that were timed before on the same memory: a 
 a loop over its kernels.
 
 Cores that signal each other are timed as one program, in which their flags connect their pipes. A
-cross_set raises a flag for every pipe of the core that it signals; at a cross_wait every pipe of
-the core waits for its flag. So no pipe begins an instruction after a cross_wait before that wait is
-over. Cores with equal programs take the same time: one AI core of each kind is timed, and one of
-its vector cores if these have equal programs.
+cross_set raises one flag for each pipe of the core that it signals. At a cross_wait every pipe of
+the waiting core waits for its flag, so that none begins a later instruction before the wait is
+over. Cores with equal programs take the same time: of AI cores with equal programs only one is
+timed, and in it only one of vector cores with equal programs.
 """
 
 import gc
@@ -85,7 +85,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A core that is timed, also in place of equal ones: name, number among all cores, program."""
+    """A core that is timed, in place of all equal ones: its name, number and program."""
 
     name: str
     place: int
@@ -93,7 +93,7 @@ class _Member:
 
 
 class _Crew(Compiler):
-    """Compiles the programs of cores that signal each other, `team` cores to an AI core.
+    """Compiles the programs of cores that signal each other; each `team` cores form an AI core.
 
     On the 910B a team is one cube core and two vector cores: numbers 3, 4, 5 are AI core 1.
     """
@@ -115,7 +115,7 @@ class _Crew(Compiler):
         self.pipe_names = {m.place: m.program.pipes for m in members}
 
     def compiled(self) -> Compiled:
-        """Return all programs, a nest that runs once for each."""
+        """Return all programs as one, in which each is a nest that runs once."""
         nests = list[int | Nest]()
         for member in self.members:
             self.member = member
@@ -175,7 +175,7 @@ class _Crew(Compiler):
 
 
 def _members(teams: Sequence[tuple[Part, ...]]) -> list[_Member]:
-    """Return the cores to time in some AI cores: the cube core, and of equal vector cores one."""
+    """Return the cores to time: of each AI core the cube core, and one of equal vector cores."""
     members = []
     for number, team in enumerate(teams):
         suffix = f"@{number}" if len(teams) > 1 else ""
@@ -189,9 +189,9 @@ def _members(teams: Sequence[tuple[Part, ...]]) -> list[_Member]:
 
 
 def compile_crews(launch: Launch, chip: Chip, costs: Mapping[int, Cost]) -> tuple[Compiled, ...]:
-    """Compile a mix launch: one program for each team of parts, or one for all of them.
+    """Compile a mix launch: one program for each group of equal AI cores, or one for all AI cores.
 
-    It is one for all if AI cores wait for each other. Raises `SyncError` for a flag that nobody
+    There is one for all if AI cores wait for each other. Raises `SyncError` for a flag that nobody
     sets, `SimulationError` for one that is set in two modes.
     """
     if ai_cores_wait_for_each_other(launch):
@@ -208,9 +208,9 @@ MIN_NEW_OBJECTS = 500_000
 
 @contextmanager
 def few_collections() -> Iterator[None]:
-    """Let Python's garbage collector run rarely inside, where hundreds of programs are built.
+    """Let Python's garbage collector run rarely in a `with` block that builds many programs.
 
-    It visits all living objects, so that it takes longer the more programs there are.
+    The collector visits all living objects, so that it takes longer the more programs there are.
     """
     threshold, *others = gc.get_threshold()  # a threshold of 0: the user has switched it off
     gc.set_threshold(max(threshold, MIN_NEW_OBJECTS) if threshold else 0, *others)
@@ -357,7 +357,7 @@ def simulate_kernel(
 
 
 def units_of(kernel: Kernel, chip: Chip) -> frozenset[str]:
-    """Return the kinds of cores that a kernel needs; one that needs two starts as a mix kernel."""
+    """Return the types of cores that a kernel needs; with two types it starts as a mix kernel."""
     parts = (part for phase in kernel.phases for part in phase.parts)
     return frozenset(program_unit(chip, part.program) for part in parts)
 
@@ -383,10 +383,10 @@ def _time_warm(
 
 
 def least_signal_cycles(chip: Chip) -> float:
-    """Return the least cycles until a core knows that another core, of any kind, has written data.
+    """Return the least cycles until a core knows that another core, of any type, has written data.
 
-    It knows at a launch, after a barrier over all cores or the barrier of a super kernel, or, if
-    the chip has them, from a flag between cores.
+    A core can know it from a launch, from a barrier over all cores, from the barrier inside a super
+    kernel, or, if the chip has them, from a flag between cores.
     """
     barrier, launch = (s * chip.clock_hz for s in (chip.barrier_s, chip.queued_launch_s))
     # Loads of weights before a barrier hide up to half of it. Before a flag they hide nothing:
@@ -398,8 +398,8 @@ def least_signal_cycles(chip: Chip) -> float:
 def outgoing_rate(chip: Chip, sources: Collection[str], targets: Collection[str] = ()) -> float:
     """Return the most bytes per cycle that a core can move out of the buffers `sources`.
 
-    Its pipes work in parallel: the rates are added of each pipe's fastest path from one of the
-    `sources` to one of the `targets` (empty: any).
+    The pipes work in parallel, so that their rates add up. The rate of a pipe is that of its
+    fastest path from one of the `sources` to one of the `targets` (empty: to any buffer).
     """
     pipes: dict[str, float] = {}
     for (source, target), path in chip.paths.items():

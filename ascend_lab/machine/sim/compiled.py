@@ -1,9 +1,9 @@
-"""The reference simulator: it lets every pipe step through its instructions, one event at a time.
+"""The reference simulator: every pipe steps through its instructions, one event at a time.
 
 The time of a program depends on its pipes, flags and loops, and on the cycles of each instruction.
-`Compiler` reduces a program to these. `run_reference` then defines time in this package: the fast
-simulator (`fast`) must give the same cycles. The same function runs on Python lists and, if Numba
-is installed, compiled on arrays.
+`Compiler` reduces a program to these. The result of `run_reference` is by definition the time of a
+program: the fast simulator (`fast`) must give the same cycles. The same function runs on Python
+lists and, if Numba is installed, compiled on arrays.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,13 +21,13 @@ from ascend_lab.machine.isa.program import CROSS
 from ascend_lab.machine.sim.cost import Cost, Surroundings, costs_of
 
 BEGIN, END, WORK, SET, WAIT, STOP = range(6)
-"""Kinds of step: WORK, SET, WAIT; the engines add BEGIN and END of a loop, STOP at a code's end."""
+"""Types of step: WORK, SET, WAIT; the engines add BEGIN and END of a loop, STOP at a code's end."""
 MAX_EVENTS = 100_000_000
 """Largest number of steps to simulate: a record of each, 4 numbers of 8 bytes, takes 3.2 GB."""
 
 
 class Step(NamedTuple):
-    """One static step: its pipe, kind, event number (-1 for work) and source instruction."""
+    """One static step: its pipe, type, event number (-1 for work) and source instruction."""
 
     pipe: int
     kind: int
@@ -109,7 +109,7 @@ class Compiler:
         self.tail_latency: list[int] = []
 
     def alone(self, program: Program) -> Compiled:
-        """Return the timed form of one program."""
+        """Return one program in compiled form."""
         self.begin(program.pipes)
         return self.finish(self.tree(program.body))
 
@@ -218,7 +218,7 @@ class Compiler:
         return steps + [self.step(p, WORK, -1, cycles, 0) for p in pipes]
 
     def finish(self, tree: tuple[int | Nest, ...], cores: int = 0) -> Compiled:
-        """Return the timed form of all programs added so far."""
+        """Return all programs added so far in compiled form."""
         return Compiled(
             tuple(self.names),
             tuple(self.events),
@@ -234,7 +234,7 @@ class Compiler:
 
 
 def compile_program(program: Program, chip: Chip, surroundings: Surroundings) -> Compiled:
-    """Return the timed form of `program`; the durations are those of `instruction_cost`."""
+    """Return `program` in compiled form; the durations are those of `instruction_cost`."""
     return Compiler(chip, costs_of([program], chip, surroundings)).alone(program)
 
 
@@ -326,7 +326,7 @@ class Record:
 
 
 _Row = tuple[int, int, int, int, int]
-"""A row of the code: kind, event, cycles, latency, step number.
+"""A row of the code: type of step, event, cycles, latency, step number.
 
 For an END the second number is the position where the loop begins, the third its trip count.
 """

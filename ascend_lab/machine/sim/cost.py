@@ -1,4 +1,4 @@
-"""The cost of an instruction in cycles, and the traffic of a launch, on which copies depend.
+"""Computes the cycles of an instruction, and the memory traffic of a launch, which copies need.
 
 An instruction occupies its pipe for
 
@@ -38,12 +38,12 @@ from ascend_lab.machine.isa import (
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the time of an instruction depends on, apart from the instruction itself.
+    """The conditions on which the time of an instruction depends: other cores, and L2's contents.
 
     `active_cores` share L2 and memory. `memory_share` is, by tensor, the share of the bytes read
     that comes from memory. `memory_slowdown` >= 1 stretches copies from memory if memory is the
     limit. In a mix launch `kinds` counts the cube cores and the vector cores; a core shares L2 and
-    memory only with those of its kind.
+    memory only with cores of its type.
     """
 
     active_cores: int = 1

@@ -1,4 +1,4 @@
-"""The fast simulators: linear algebra over (max, +), and a walk that skips repeating loop passes.
+"""Fast simulators: linear algebra over (max, +), and a walk that skips repeating loop passes.
 
 One pass of a loop body maps the times of pipes and raised flags to new times, each a maximum of
 sums: y_i = max_j (A_ij + x_j). That is a matrix product in the (max, +) semiring. So n passes are
@@ -193,7 +193,7 @@ class _Runner:
 def run_batch(
     program: Compiled, cycles: Array, latency: Array, tail_latency: Array, counts: Array
 ) -> Array:
-    """Return cycles (candidates,) of one structure under many durations and trip counts.
+    """Return the cycles of one program for each candidate, a set of durations and trip counts.
 
     `cycles` and `latency` are (steps, candidates), `tail_latency` (pipes, candidates), `counts`
     (loops, candidates). Raises `NotComposableError` where only the reference engine applies.

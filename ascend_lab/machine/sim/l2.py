@@ -1,4 +1,4 @@
-"""The L2 cache, whose contents stay from one kernel to the next.
+"""Simulates the L2 cache, whose contents stay from one kernel to the next.
 
 Device memory is divided into pieces (192 KB for an L2 of 48 MB), and L2 evicts the piece that was
 least recently used. A write makes bytes dirty. Dirty bytes are written to memory when their piece
@@ -39,7 +39,7 @@ If the last two are equal, the range is clean.
 class Access:
     """A phase reads or writes the bytes `address_bytes` .. `address_bytes + size_bytes - 1` once.
 
-    `is_last` says that nobody reads them again.
+    `is_last` says that the bytes are not read again.
     """
 
     name: str
@@ -84,7 +84,7 @@ class L2:
         """Run one phase: all accesses in parallel, reads before writes of the same position.
 
         In a phase much larger than L2 only two parts matter: the beginning, which evicts all older
-        contents, and the end, whose data L2 holds afterwards. Between the two nothing hits: these
+        contents, and the end, whose data L2 holds afterwards. Between the two no access hits: these
         pieces are counted and not visited one by one.
         """
         nonempty = [a for a in accesses if a.size_bytes > 0]
@@ -106,7 +106,7 @@ class L2:
         return Outcome(hits, written)
 
     def discard(self, address_bytes: int, size_bytes: int) -> None:
-        """Drop bytes that nobody reads again, without writing the dirty ones to memory."""
+        """Drop bytes that are not read again, without writing the dirty ones to memory."""
         low = address_bytes
         stop = address_bytes + size_bytes
         pieces = self._pieces
@@ -288,7 +288,7 @@ def _without(cached: CachedRange, low: int, stop: int) -> Iterator[CachedRange]:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """An L2 that is a buffer: during one kernel it holds the tensors `names` and no others."""
+    """An L2 used as a buffer: during one kernel it holds the tensors `names` and no others."""
 
     names: frozenset[str]
 
@@ -322,7 +322,7 @@ class DeviceMemory:
     def holding(
         cls, chip: Chip, tensors: Sequence[isa.Buffer], names: Collection[str]
     ) -> "DeviceMemory":
-        """Return a chip's memory after L2 has read those of the `tensors` that `names` lists."""
+        """Return a chip's memory after L2 has read the `tensors` whose names are in `names`."""
         memory = cls.of(chip)
         addresses = memory.addresses(tensors)
         listed = [b for b in tensors if b.name in names]
@@ -336,8 +336,8 @@ class DeviceMemory:
     def addresses(self, buffers: Sequence[isa.Buffer]) -> dict[str, int]:
         """Return the first byte of every tensor.
 
-        Raises `SimulationError` if a tensor has no room at its address, or if an address is of no
-        tensor of this kernel.
+        Raises `SimulationError` if a tensor has no room at its address, or if this kernel has no
+        tensor with the name of an address.
         """
         names = [buffer.name for buffer in buffers]
         if unknown := sorted(self.tensors.keys() - set(names)):

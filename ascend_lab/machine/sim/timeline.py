@@ -1,10 +1,10 @@
-"""The result of a simulation: cycles, busy shares, bytes, energy, the time of every instruction.
+"""Results of a simulation: cycles, busy shares, bytes, energy, the time of every instruction.
 
 The time of a kernel is the sum of its start, its phases, and a barrier over all cores between any
-two phases. There are five kinds of start. The host starts a "cold" kernel, the device's queue a
+two phases. There are five types of start. The host starts a "cold" kernel, the device's queue a
 "queued" one. Inside a super kernel the start is a barrier after the previous kernel: "inside" if
-the same kind of core goes on, "across" if the kinds of core differ, and "both" if cube and vector
-cores work together before it as well as after it.
+both kernels use the same type of core, "across" if the types differ, and "both" if each of the two
+kernels uses cube and vector cores together.
 """
 
 import json
@@ -28,13 +28,14 @@ NOT_WORK = ("barrier", "cross_set")
 """Instructions that take a pipe's time but do not count as busy."""
 Key = TypeVar("Key", bound=Hashable)
 Start = Literal["cold", "queued", "inside", "across", "both"]
-"""Kinds of start of a kernel, see the docstring of the module."""
+"""Types of start of a kernel, see the docstring of the module."""
 
 
 def start_cycles(chip: Chip, start: Start, mix_cycles: int = 0) -> int:
-    """Return the cycles of starting a kernel, plus `mix_cycles` if it is a launch of its own."""
-    # "across" takes as long as two barriers: one kind of core signals the other kind, whose cores
-    # then signal each other. "both" takes a third: these signal the cores that they work with.
+    """Return the cycles of starting a kernel, plus `mix_cycles` if it is launched separately."""
+    # "across" takes as long as two barriers: cores of one type signal those of the other type,
+    # which then signal each other. "both" takes a third barrier: these signal the cores that they
+    # work with.
     costs = {
         "cold": chip.launch_overhead_s,
         "queued": chip.queued_launch_s,
@@ -226,7 +227,7 @@ class Timeline(Timed):
         for index, (number, start, end, cause) in enumerate(rows):
             step = program.steps[number]
             source = program.sources[step.source]
-            # a wait takes its issue cycles in any case; what it took beyond them is a stall
+            # a wait takes its issue cycles in any case; the cycles beyond them are a stall
             stall = end - start - program.cycles[number] if step.kind == WAIT else 0
             name = source.op if source.event is None else f"{source.op} {source.event}"
             event = str(program.events[step.event]) if stall else ""
@@ -247,12 +248,12 @@ class Timeline(Timed):
 
     @cached_property
     def critical_path(self) -> tuple[Span, ...]:
-        """The chain of spans that decides the end: each could only end after the one before it."""
+        """The chain of spans that decides the end: each could end only after the previous one."""
         tails = dict(zip(self.compiled.pipes, self.compiled.tail_latency, strict=True))
         spans = self.spans
         if not spans:
             return ()
-        # Backwards from the span whose result is visible last, to the one that waited for nothing.
+        # Backwards from the span whose result is visible last, to a span that did not wait.
         # of two spans that end at the same time the later one counts
         index = max(range(len(spans)), key=lambda i: (spans[i].end + tails[spans[i].pipe], i))
         chain = []
@@ -307,8 +308,9 @@ class KernelTimeline(Timed):
     """Time of a kernel: the timelines of its `phases`, and their sums.
 
     Pipes of different phases with the same name count as one. The kernel begins `early_cycles`
-    before the barrier in front of it ends. If it needs cube and vector cores, a launch takes
-    `mix_cycles` more. `hits` are the shares of its tensors that L2 held at their first read.
+    before the end of the barrier that separates it from the previous kernel. If it needs cube and
+    vector cores, a launch takes `mix_cycles` more. `hits` are the shares of its tensors that L2
+    held at their first read.
     """
 
     name: str
@@ -374,7 +376,7 @@ class KernelTimeline(Timed):
 
     @property
     def bound_by(self) -> str:
-        """The limit in most of the cycles: "launch", "sync", "memory", or a pipe."""
+        """The limit that holds for most of the cycles: "launch", "sync", "memory", or a pipe."""
         if self.launch_cycles > self.cycles:
             return "launch"
         # phases of 800 and 300 cycles bound by MTE2 outweigh one of 900 bound by the cube
@@ -435,6 +437,6 @@ def trace_events(timeline: Timeline) -> list[dict[str, Any]]:
 
 
 def write_trace(timeline: Timeline, file: str | Path) -> None:
-    """Write the trace to `file`; raise `InputError` if that cannot be done."""
+    """Write the trace to `file`; raise `InputError` if the file cannot be written."""
     data = {"traceEvents": trace_events(timeline), "displayTimeUnit": "ns"}
     output.write_whole(file, json.dumps(data))

@@ -1,4 +1,4 @@
-"""Execute programs for their values, with NumPy arrays in the hardware's number formats.
+"""Executes programs for their values, on NumPy arrays in the hardware's number formats.
 
 On-chip memory is one byte array per space. At the start every byte is 0xFF, which is NaN in fp16
 and fp32 (the memory is "poisoned"): a wrong address or a missing copy then gives a wrong result,
@@ -47,11 +47,11 @@ def execute(
 ) -> dict[str, Values]:
     """Run a program on arrays and return every GM tensor after it, by name.
 
-    Phases run in order over the same GM tensors. `tensors` gives those that are read (any shape, C
-    order, right element count); missing ones start poisoned. With `seed`, pipes advance in a random
-    order that the flags allow: without races the values are the same. `overflow` is called when a
-    finite number leaves the range of its format. Raises `InputError` for wrong tensors, `SyncError`
-    on deadlock.
+    Phases run in order over the same GM tensors. `tensors` gives the tensors that are read, in any
+    shape with the right number of elements, in C order; a missing tensor starts with every byte
+    0xFF. With `seed`, pipes advance in a random order that the flags allow: without races the
+    values are the same. `overflow` is called when a finite number leaves the range of its format.
+    Raises `InputError` for wrong tensors, `SyncError` on deadlock.
     """
     kernel = as_kernel(program)
     events = kernel.event_count
@@ -146,7 +146,7 @@ def _place(region: Region) -> Place:
 
 
 class _Core:
-    """Memory of one core: GM tensors shared with the others, on-chip spaces of its own."""
+    """The memory of one core: GM tensors, shared with other cores, and its own on-chip memories."""
 
     def __init__(self, chip: Chip, tensors: dict[str, Values], places: dict[int, Place]) -> None:
         self.chip = chip
@@ -181,7 +181,7 @@ class _Core:
         try:
             return np.ndarray(region.sizes, dtype, flat, start * dtype.itemsize, strides)
         except ValueError:
-            # The region is partly outside its slot: whether that does harm, the values will show.
+            # The region is partly outside its slot; the values will show whether that does harm.
             return as_strided(flat.view(dtype)[start:], region.sizes, strides)
 
 

@@ -1,15 +1,17 @@
-"""Strategies of operators on many devices: the problem, exact and heuristic answers.
+"""Chooses how each operator is cut over many devices: exactly, or by heuristics.
 
-`solve` answers exactly with HiGHS through SciPy, by the heuristics without it. As a mixed-integer
-linear program, x[v, s] is 1 where node v takes strategy s; y[e, i, j] is the share of edge e at
-group i of its source and group j of its target. Minimise the sum of costs times x and y such that
+`solve` finds the optimum with HiGHS through SciPy, or uses heuristics if SciPy is missing. The
+problem is a mixed-integer linear program: x[v, s] is 1 if node v takes strategy s, and y[e, i, j]
+is the share of edge e at group i of its source's strategies and group j of its target's. Minimise
+the sum of costs times x and y such that
 
     sum over s of x[v, s] = 1
-    sum over j of y[e, i, j] = sum over s in group i of x[source, s]      (and alike for targets)
+    sum over j of y[e, i, j] = sum over s in group i of x[source, s]      (same for targets)
     sum over the nodes of a row of usage[v, s] x[v, s] <= room of the row
 
-Only x must be whole: then y is too. Strategies whose lines in a table differ by a constant form a
-group: the constant moves into the node's cost, and one y serves all of them.
+Only x must be an integer: then y is one too. Strategies whose rows (or columns) in the cost table
+of an edge differ by a constant form a group: the constant is added to the node's cost, and one y
+serves the whole group.
 """
 
 # fmt: off
@@ -46,22 +48,22 @@ HEURISTIC_SHARE = 0.25
 """Part of a time limit spent on the heuristics before the solver starts."""
 FEW_SWEEPS = 20
 SWEEPS = 200
-"""Sweeps of the heuristics when the solver follows without a time limit, and otherwise."""
+"""Numbers of sweeps of the heuristics: before a solver without time limit, and otherwise."""
 REPAIRS = 3
 ROUNDING = 1e-9
-"""Relative trust in the solver's bound, which is a floating-point number."""
+"""Assumed relative error of the solver's bound, which is a floating-point number."""
 INFEASIBLE = 2
 """Status of SciPy's `milp` for a program that is proven to have no solution."""
 Found = tuple[int, tuple[int, ...], str, int]
-"""Cost, strategies, what found them, peak usage."""
+"""A solution that was found: cost, strategies, method, peak usage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """One strategy per node, what it costs and uses, and what is known about the optimum.
+    """One strategy per node, with its cost and usage, and a bound on the optimum.
 
-    `proven`: no choice costs less, up to the billionth part that floating point allows;
-    `lower_bound`: none costs less than this; `method` is what found it: "milp" or "messages".
+    `proven` says that no choice costs less, up to a relative error of 1e-9. No choice costs less
+    than `lower_bound`. `method` is the method that found the solution: "milp" or "messages".
     """
 
     cost: int
@@ -74,7 +76,7 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """Largest possible distance to the optimum, as a share of the bound."""
+        """The largest possible distance to the optimum, as a share of the bound."""
         if self.proven:
             return 0.0
         # Cost 105 above a bound of 100: a gap of 5 %, though the cost may be the optimum.
@@ -82,7 +84,7 @@ class Solution:
         return above / self.lower_bound if self.lower_bound > 0 else math.inf
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the solution as a dictionary for JSON."""
         return {**asdict(self), "strategies": list(self.strategies)}
 
 
@@ -92,7 +94,7 @@ def solve(
     """Return the best strategies found, proven optimal where the solver finishes in time.
 
     "auto" uses SciPy's solver if it is installed, "heuristic" never, "exact" raises
-    UnsupportedError without it. ClusterError if no choice is allowed, or none was found.
+    UnsupportedError without it. Raises ClusterError if no choice is allowed, or none was found.
     """
     limit_s = math.inf if time_limit_s is None else time_limit_s
     ends = time.monotonic() + limit_s
@@ -121,7 +123,7 @@ def solve(
         )
     cost, strategies, how, peak = min(solutions)
     trust = 1e-6 + ROUNDING * abs(cost)
-    least = math.ceil(lower - trust)  # all costs are whole, so a bound a fraction below is as good
+    least = math.ceil(lower - trust)  # all costs are integers, so the bound can be rounded up
     proven = least >= cost or lower >= cost - trust
     bound = cost if proven else least
     return Solution(cost, strategies, bound, proven, peak, problem.usage_limit, how)
@@ -133,17 +135,17 @@ def _exact(
     ends: float,
     offer: Callable[[dict[int, int] | None, str], None],
 ) -> float:
-    """Offer what the solver finds and return its lower bound.
+    """Call `offer` with each solution that the solver finds, and return its lower bound.
 
-    What a choice already found makes too dear is left out. Where the solver's tolerance lets a
-    choice exceed a row by a little, the row is tightened.
+    Strategies that must cost more than the best choice in `found` are left out. If the solver's
+    tolerance lets a choice slightly exceed a memory limit, the limit is tightened.
     """
     if found:
         small = small.below(found[0][0])
     try:
         answer = solve_milp(small, ends - time.monotonic())
     except ClusterError:
-        if found:  # there is one: the solver's arithmetic failed on huge costs
+        if found:  # a solution exists: the solver's arithmetic failed on huge costs
             return -math.inf
         raise
     lower = answer.lower_bound
@@ -169,14 +171,14 @@ def _exact(
 # -- the program ----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Positions of the best choice found (None: none), and a cost no choice goes below."""
+    """The best choice found, as positions (None: nothing found), and a lower bound on all costs."""
 
     positions: dict[int, int] | None
     lower_bound: float
 
 
 class _Matrix:
-    """Coefficients of equations, collected triple by triple."""
+    """The coefficients of linear equations, collected as (row, column, value)."""
 
     def __init__(self) -> None:
         self.parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
@@ -204,7 +206,8 @@ def scipy_available() -> bool:
 def solve_milp(small: Reduced, time_limit_s: float = math.inf) -> Answer:
     """Solve a reduced problem; UnsupportedError without SciPy, ClusterError if proven impossible.
 
-    Out of time, the answer has the best choice found so far, if any, and the bound reached.
+    After the time limit, the answer has the best choice found so far, if any, and the bound
+    reached.
     """
     if not scipy_available():
         raise UnsupportedError(
@@ -233,12 +236,12 @@ def _solved(
     choices: int,
     time_limit_s: float,
 ) -> Any:
-    """Hand the program to HiGHS and return SciPy's result; columns of cost inf stay 0."""
+    """Solve the program by HiGHS and return SciPy's result; columns of cost inf stay 0."""
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     columns = len(costs)
     rhs = np.zeros(equal.count)
-    # A node's 0/1 columns, one a strategy, add up to 1: exactly one is chosen.
+    # A node's 0/1 columns, one per strategy, add up to 1: exactly one strategy is chosen.
     rhs[: len(offsets)] = 1.0
     constraints = [LinearConstraint(equal.build(columns), rhs, rhs)]
     if small.rows:
@@ -268,8 +271,8 @@ def _formulate(small: Reduced) -> tuple[Costs, _Matrix, dict[int, int], int]:
         equal.add(np.full(len(node_costs), equal.count), span, 1.0)
         equal.count += 1
         choices += len(node_costs)
-    # Columns 0 .. choices - 1 are the x, one a strategy; those of the y follow, one for each pair
-    # of groups that is allowed.
+    # Columns 0 .. choices - 1 are the x, one per strategy. The columns of the y follow, one for
+    # each allowed pair of groups.
     columns = choices
     tables = []
     for (u, v), table in small.edges.items():
@@ -310,7 +313,7 @@ def _grouped(table: Costs, left: Costs, right: Costs) -> tuple[Costs, np.ndarray
 
 
 def _memory(small: Reduced, offsets: dict[int, int], columns: int) -> tuple[Any, float, Any]:
-    """Return matrix, lower and upper bounds of the rows of memory, in a unit near the room."""
+    """Return the matrix, lower and upper bounds of the memory limits, scaled to about 1000."""
     used = _Matrix()
     limits = []
     for nodes, room in small.rows:

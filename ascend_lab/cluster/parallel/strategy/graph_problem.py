@@ -1,16 +1,17 @@
-"""A strategy problem from a graph to be trained: how to cut every operator over 2^k devices.
+"""Builds the strategy problem of a graph: how to cut every operator over 2^k devices.
 
-A way halves the work of an operator, read off its slice rules: along a free axis of the output, or
-along a reduction, which leaves partial sums. A sharding says how many times each way is used; what
-is left of the k halvings replicates. Device axes are given to the ways in order, the leftmost of
-the matrix (2, ..., 2) first.
+A way halves the work of an operator, along a free axis of its output or along a reduction, which
+leaves partial sums; the ways follow from the operator's slice rules. A sharding says how many times
+each way is used. The remaining ones of the k halvings replicate the operator. The axes of the
+device matrix (2, ..., 2) are assigned to the ways in order, from left to right.
 
 The cost of a strategy, in nanoseconds of one training step, is the operator's own time divided by
-the parts it is cut into, plus what its devices must add up among themselves: forward the partial
-sums of a cut reduction, backward the gradient of every input that the cut does not divide (a weight
-under a cut batch, an activation under cut output channels). An edge costs the redistribution of
-the tensor, forward and backward. Nothing overlaps. Usage is bytes per device: weights with their
-gradients and Adam's moments, and the output, which is kept for the backward pass.
+the parts it is cut into, plus the all-reduces among its devices: forward of the partial sums of a
+cut reduction, backward of the gradient of every input that is not divided by the cut (a weight if
+the batch is cut, an activation if the output channels are cut). The cost of an edge is the
+redistribution of its tensor, forward and backward. Compute and communication do not overlap. Usage
+is bytes per device: weights with their gradients and Adam's moments, and the output, which is kept
+for the backward pass.
 """
 
 import math
@@ -36,23 +37,25 @@ WITHOUT_BIAS = {"gemm": "matmul", "conv2d": "conv2d"}
 """Operators that add a bias to a sum, and the operator that only sums."""
 IMAGE_OPS = ("conv2d", "depthwise_conv2d")
 TRAINING = 3
-"""Forward and backward together, in units of forward: backward does about twice the work."""
+"""Work of forward and backward / work of forward: backward does about twice the work."""
 FLOATS = ("fp16", "bf16", "fp32")
 STATE_BYTES = 16
-"""Of a trained number: value and gradient, both in fp32 or in fp16 with an fp32 copy, two moments.
+"""Bytes of state per trained number: value, gradient, two moments.
+
+Value and gradient are in fp32, or in fp16 with an fp32 copy of the value.
 
 S. Rajbhandari et al., ZeRO, SC 2020, section 3.1.
 """
 NS = 1e9
 MAX_DEVICES = 32
-"""The layouts to search grow faster than the factorial of the halvings."""
+"""Largest number of devices: the layouts grow faster than the factorial of the halvings."""
 
 
 # -- costs of communication and work ---------------------------------------------------------------
 def on_topology(topology: Topology) -> Cost:
-    """Return the seconds of a collective of the first devices of a topology, quickest algorithm.
+    """Return a cost function: seconds of a collective on the first devices of a topology.
 
-    Groups are charged as if alone: those that run at the same time do not share links.
+    The quickest algorithm counts. Groups that run at the same time are assumed to share no links.
     """
 
     @lru_cache(None)
@@ -65,9 +68,10 @@ def on_topology(topology: Topology) -> Cost:
 
 
 def roofline(chip: Chip) -> Callable[[Graph, GraphNode], float]:
-    """Return the seconds of an operator in training: the larger of arithmetic and memory traffic.
+    """Return a function that gives the seconds of an operator's training step by the roofline.
 
-    At the chip's peaks, so it is a bound from below.
+    It is the larger of the times for arithmetic and for memory traffic at the chip's peak rates,
+    and so a lower bound.
     """
     peak = chip.peak_ops_per_s("fp16")
     memory_bytes_per_s = chip.device_memory.rate_bytes_per_s
@@ -84,9 +88,10 @@ def roofline(chip: Chip) -> Callable[[Graph, GraphNode], float]:
 # -- ways to cut an operator ----------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to cut an operator: the axis of each output and input it divides (-1: none).
+    """One way to cut an operator: the axis that it divides of each output and input (-1: none).
 
-    `summed`: the outputs are partial sums. Pieces are multiples of `grain` along output 0's axis.
+    `summed` says that the outputs are partial sums. Parts are multiples of `grain` along the axis
+    of output 0.
     """
 
     name: str
@@ -98,9 +103,9 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Cuttable:
-    """A node of a graph with the ways to cut it, and the shapes these ways divide.
+    """A node of a graph with the ways to cut it, and the shapes of its inputs and outputs.
 
-    A tensor of it is named by its side, "inputs" or "outputs", and its index there.
+    Its tensors are identified by a side, "inputs" or "outputs", and an index.
     """
 
     node: GraphNode
@@ -109,12 +114,12 @@ class Cuttable:
     outputs: tuple[Shape, ...]
 
     def axes(self, counts: Counts, side: str, index: int) -> list[tuple[int, int]]:
-        """Return the axis of a tensor that each way divides (-1: none) and how often it does."""
+        """Return, for each way, the axis of a tensor that it divides (-1: none) and how often."""
         counted_ways = zip(self.ways, counts, strict=True)
         return [(getattr(loop_axis, side)[index], count) for loop_axis, count in counted_ways]
 
     def fits(self, counts: Counts) -> bool:
-        """Tell whether every tensor divides evenly when each way is used so often."""
+        """Tell whether every tensor divides evenly if each way is used `counts` times."""
         return not any(
             axis >= 0 and shape[axis] % ((loop_axis.grain if side == "outputs" else 1) << count)
             for side in ("outputs", "inputs")
@@ -125,7 +130,7 @@ class Cuttable:
         )
 
     def shardings(self, halvings: int) -> Iterator[Counts]:
-        """Yield how often each way is used, in all that fit with at most `halvings` in total."""
+        """Yield the counts of all shardings that fit, with at most `halvings` halvings in total."""
         # Two ways on 4 devices: (0, 0), (0, 1), (0, 2), (1, 0), (1, 1) and (2, 0).
         for counts in product(range(halvings + 1), repeat=len(self.ways)):
             if sum(counts) <= halvings and self.fits(counts):
@@ -145,13 +150,13 @@ class Cuttable:
         return Layout((2,) * halvings, tuple(map(tuple, maps)), shape)
 
     def parts(self, counts: Counts, side: str, index: int) -> int:
-        """Return the parts a tensor is cut into; devices beyond hold it alike, or partial sums."""
+        """Return the number of parts of a tensor; further devices hold copies or partial sums."""
         # Rows cut twice and the sum once, on 8 devices: the output is in 4 parts, each on 2
         # devices.
         return 1 << sum(count for axis, count in self.axes(counts, side, index) if axis >= 0)
 
     def held_elements(self, counts: Counts, side: str, index: int) -> float:
-        """Return the elements of a tensor that one device holds."""
+        """Return the number of elements of a tensor that one device holds."""
         shape: Shape = getattr(self, side)[index]
         return math.prod(shape) / self.parts(counts, side, index)
 
@@ -159,8 +164,9 @@ class Cuttable:
 def cuttable(graph: Graph, node: GraphNode) -> Cuttable:
     """Return a node with its ways: free output axes in order, then reductions by a sum.
 
-    In networks with convolutions the height and width of images are not cut: that would exchange
-    borders, which redistribution does not know. MindSpore's search leaves them out as well.
+    In networks with convolutions the height and width of images are not cut, because devices would
+    have to exchange borders of images, which redistribution cannot do. MindSpore's search leaves
+    them out as well.
     """
     inputs = tuple(kind.shape for kind in graph.in_types(node))
     outputs = tuple(kind.shape for kind in graph.out_types(node))
@@ -181,7 +187,7 @@ def cuttable(graph: Graph, node: GraphNode) -> Cuttable:
 
 
 def _sums(node: GraphNode, inputs: tuple[Shape, ...]) -> tuple[ops.Reduction, ...]:
-    """Return the reductions of an operator that adds a bias: those of the sum before it."""
+    """Return the reductions of an operator; if it adds a bias, those of the sum before that."""
     plain = WITHOUT_BIAS.get(node.op)
     if plain is None or len(inputs) != 3:
         return ()
@@ -200,7 +206,7 @@ class Joint(NamedTuple):
 
 
 def joints(operators: Sequence[Cuttable]) -> Iterator[Joint]:
-    """Yield every tensor that one operator writes and another reads, by its reader."""
+    """Yield every tensor that one operator writes and another one reads, in order of readers."""
     place = {out: (v, i) for v, op in enumerate(operators) for i, out in enumerate(op.node.outputs)}
     for target, op in enumerate(operators):
         for slot, name in enumerate(op.node.inputs):
@@ -212,7 +218,7 @@ def joints(operators: Sequence[Cuttable]) -> Iterator[Joint]:
 # -- the problem ----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class GraphProblem:
-    """A problem whose node v is operator v, strategy s its sharding s: a count for each way."""
+    """A strategy problem made from a graph: node v is operator v, strategy s its sharding s."""
 
     problem: Problem
     operators: tuple[Cuttable, ...]
@@ -220,7 +226,7 @@ class GraphProblem:
     halvings: int
 
     def chosen(self, strategies: tuple[int, ...]) -> dict[str, dict[str, int]]:
-        """Return the parts of each way that is used, by the operator's name."""
+        """Return, by operator name, the number of parts along each way that is used."""
         degrees = {}
         for op, options, strategy in zip(self.operators, self.shardings, strategies, strict=True):
             pairs = zip(op.ways, options[strategy], strict=True)
@@ -237,7 +243,7 @@ def problem_of(
     work_s: Callable[[Graph, GraphNode], float],
     usage_limit_bytes: int | None = None,
 ) -> GraphProblem:
-    """Return the strategy problem of training a graph on 2^k devices, 32 at most.
+    """Return the strategy problem of training a graph on 2^k devices, at most 32.
 
     `cost(operation, devices, bytes)` gives seconds of all_reduce, all_gather and all_to_all,
     `work_s(graph, node)` seconds of an operator, forward and backward, on one device.
@@ -252,7 +258,7 @@ def problem_of(
     nodes = []
     for op, options in zip(operators, shardings, strict=True):
         own_s = work_s(graph, op.node)
-        # 3 halvings divide the work by 8; what they cost in communication comes on top.
+        # 3 halvings divide the work by 8; the cost of their communication is added.
         times = [own_s / (1 << sum(c)) + inner_s(graph, op, c, cost) for c in options]
         used = [usage_bytes(graph, op, c) for c in options]
         nodes.append(Node(0, 1, tuple(round(t * NS) for t in times), tuple(used)))
@@ -262,7 +268,7 @@ def problem_of(
 
 
 def data_parallel(given: GraphProblem) -> tuple[int, ...]:
-    """Return the strategies that cut the first axis of every output, as far as it goes."""
+    """Return the strategies that cut the first axis of every output as often as possible."""
     choices = []
     for op, options in zip(given.operators, given.shardings, strict=True):
         cuts = [
@@ -287,14 +293,14 @@ def inner_s(graph: Graph, op: Cuttable, counts: Counts, cost: Cost) -> float:
     weights: dict[int, float] = {}
     for index, name in enumerate(op.node.inputs):
         parts = op.parts(counts, "inputs", index)
-        # A batch cut in 8 divides the activation (8 parts, group 1: nothing to add up) but not the
-        # weight (1 part, group 8: its gradient is all-reduced among all 8).
+        # A batch cut into 8 divides the activation (8 parts, groups of 1: nothing to add up) but
+        # not the weight (1 part, a group of 8, which all-reduces its gradient).
         group = everyone // parts
         if group == 1 or not has_gradient(graph, op.node, index):
             continue
         kind = graph.types[name]
         shard_bytes = kind.elements * DTYPE_BYTES[kind.dtype] / parts
-        if name in graph.constants:  # an operator's weights travel together
+        if name in graph.constants:  # an operator's weights share one all-reduce
             weights[group] = weights.get(group, 0.0) + shard_bytes
         else:
             total += cost("all_reduce", group, shard_bytes)
@@ -311,7 +317,7 @@ def has_gradient(graph: Graph, node: GraphNode, index: int) -> bool:
 
 
 def usage_bytes(graph: Graph, op: Cuttable, counts: Counts) -> int:
-    """Return the bytes a device holds for an operator: its weights' copies and its output."""
+    """Return the bytes per device for an operator: weights, gradients, moments and output."""
     total = 0
     for index, name in enumerate(op.node.inputs):
         if name in graph.constants:
@@ -333,7 +339,7 @@ def _edges(
     halvings: int,
     cost: Cost,
 ) -> tuple[Edge, ...]:
-    """Return an edge per tensor and operator that reads it, of two or more strategies each."""
+    """Return an edge for each tensor and reader whose table of costs is not all zero."""
     table = _tables(cost)
     edges = []
     for u, v, port, slot in joints(operators):
@@ -358,7 +364,7 @@ Table = Callable[[tuple[Layout, ...], tuple[Layout, ...], int, bool], tuple[int,
 
 
 def _tables(cost: Cost) -> Table:
-    """Return the function that makes the table of an edge, there and back if asked."""
+    """Return a function that computes the cost table of an edge; `back` adds the backward pass."""
 
     @lru_cache(None)
     def times_s(source: Layout, item_bytes: int) -> dict[object, float]:
@@ -379,13 +385,13 @@ def _tables(cost: Cost) -> Table:
 
 
 def _cut_dimensions(layouts: Sequence[Layout]) -> tuple[list[int], int]:
-    """Return the dimensions that any layout cuts, and the elements of all others together."""
+    """Return the dimensions that some layout cuts, and the product of all other sizes."""
     shape = layouts[0].shape
     kept = [dim for dim in range(len(shape)) if any(layout.tensor_map[dim] for layout in layouts)]
     return kept, math.prod(n for dim, n in enumerate(shape) if dim not in kept)
 
 
 def _only(own: Layout, kept: list[int]) -> Layout:
-    """Return a layout without the dimensions that no candidate cuts; they count as one item."""
+    """Return a layout with only the dimensions `kept`; the others count as parts of an item."""
     maps = tuple(own.tensor_map[dim] for dim in kept)
     return Layout(own.device_matrix, maps, tuple(own.shape[dim] for dim in kept))

@@ -1,21 +1,22 @@
-"""Strategies without a solver: messages and prices of memory, and the rules that others use.
+"""Heuristics for strategy problems: message passing, and the rules of other systems.
 
-Messages: a sweep visits the nodes in order, then in reverse. Each node tells the next ones, for
-every one of their strategies, what it would cost at best on its side; then it takes the strategy
-that is best for what its chosen neighbours took and the others told (tree-reweighted message
-passing: V. Kolmogorov, TPAMI 28(10), 2006). Memory enters as a price per row: raised while the row
-is exceeded, lowered while it is not. In the end single nodes change as long as that helps and
-memory allows.
+Message passing: a sweep visits the nodes in order, then in reverse. Each node chooses its best
+strategy, given the strategies of the neighbours that have already chosen and the messages of the
+others. It then sends a message to the next nodes: for each of their strategies, the least cost on
+its own side (tree-reweighted message passing: V. Kolmogorov, TPAMI 28(10), 2006). Each memory limit
+has a price per byte, which rises while the limit is exceeded and falls while it is not. At the end
+single nodes are changed as long as that lowers the cost within the limits.
 
-To compare with: greedy takes nodes by weight descending; each takes the strategy with the least
-cost of its own and towards the neighbours that have already chosen.
+Two rules serve as baselines. The greedy rule visits the nodes by descending weight; each takes the
+strategy with the least cost, its own plus that of the edges to neighbours that have already chosen.
 
-Recursive halving cuts every operator in two, log2(devices) times, and never looks back: the rule of
-MindSpore's double-recursive search (mindspore, rec_core: rec_partition.cc and rec_cost.cc). In each
-round the operators, heaviest first, take the cut with the least cost of their own plus
-redistribution towards neighbours that this round has already cut. Costs are elements: half of the
-one tensor that the cut of a product or convolution leaves whole (a quarter of that for rows),
-nothing for other operators, and 16 times a tensor whose cuts differ. Memory is ignored.
+Recursive halving cuts every operator in two, log2(devices) times, and never revises a cut: the rule
+of MindSpore's double-recursive search (mindspore, rec_core: rec_partition.cc and rec_cost.cc). In
+each round the operators, heaviest first, take the cut with the least cost of their own plus
+redistribution towards neighbours that this round has already cut. Costs are counted in elements:
+half of the one tensor that is not divided by the cut of a product or convolution (for a cut of
+rows, a quarter of that), 0 for other operators, and 16 times the size of a tensor that its two
+operators cut differently. Memory is ignored.
 """
 
 import time
@@ -29,18 +30,18 @@ from ascend_lab.cluster.parallel.strategy.problem import Costs, Problem, Reduced
 
 RAISE = 1.1
 LOWER = 0.97
-"""Factors of a row's price after a sweep that exceeds it, or does not."""
+"""Factors by which a limit's price rises after a sweep that exceeds it, and falls otherwise."""
 ATTEMPTS = 3
-"""Orders of the nodes tried until one leads to an allowed choice; the first is the problem's."""
+"""Most orders of the nodes to try until one leads to an allowed choice, the problem's first."""
 Positions = dict[int, int]
 
 
 @dataclass(frozen=True)
 class Landscape:
-    """Nodes in order of the sweep, their costs and tables with a large number for inf, memory.
+    """A reduced problem prepared for sweeps, with a large number in place of infinite costs.
 
-    `rank`: the place of each node in the order. `share`: the part of a node's cost that each of its
-    messages carries.
+    `rank` is the position of each node in the order of the sweep, `share` the part of a node's cost
+    that each of its messages contains.
     """
 
     rank: dict[int, int]
@@ -53,15 +54,15 @@ class Landscape:
     forbidden: float
 
     def cost(self, at: Positions) -> float:
-        """Return the cost of a choice, without what was folded."""
+        """Return the cost of a choice, without the constant cost of folded nodes."""
         total = sum(float(costs[at[node]]) for node, costs in self.costs.items())
         for u, tables in self.links.items():
-            # A table is stored at both of its nodes, and counted at one of them.
+            # A table is stored at both of its nodes, and counted only at one of them.
             total += sum(float(table[at[u], at[v]]) for v, table in tables.items() if u < v)
         return total
 
     def used(self, at: Positions) -> Costs:
-        """Return what a choice uses of every row of memory."""
+        """Return the usage of a choice in each memory limit."""
         used = np.zeros(len(self.rooms))
         for node, usage in self.usages.items():
             used[self.rows_of[node]] += usage[at[node]]
@@ -90,7 +91,7 @@ def search(
 
 
 def landscape(small: Reduced, order: tuple[int, ...]) -> Landscape:
-    """Return a reduced problem as the heuristics need it."""
+    """Return a reduced problem as a `Landscape`, for sweeps in the given order."""
     finite = [t[np.isfinite(t)] for t in (*small.costs.values(), *small.edges.values())]
     # More than any allowed choice can cost: 2 nodes of at most 5 and a table of at most 7 give 35.
     forbidden = 1.0 + 2 * sum(float(np.abs(costs_or_table).max()) for costs_or_table in finite)
@@ -122,9 +123,9 @@ def landscape(small: Reduced, order: tuple[int, ...]) -> Landscape:
 
 
 def _sweeps(land: Landscape, sweeps: int, ends: float) -> Positions | None:
-    """Return the best allowed choice met while messages and prices settle.
+    """Return the best allowed choice that the sweeps find; None if they find none.
 
-    The first one comes from the least usage of every node, so that there is one in no time.
+    The first choice takes the least usage of every node, so that an allowed one is found at once.
     """
     best: Positions | None = None
     best_cost = land.forbidden
@@ -161,7 +162,7 @@ def _sweeps(land: Landscape, sweeps: int, ends: float) -> Positions | None:
 def _sweep(
     land: Landscape, priced: dict[int, Costs], messages: dict[tuple[int, int], Costs], forward: bool
 ) -> Positions:
-    """Renew the messages in one direction and return the choice made on the way."""
+    """Update the messages in one direction, and return the choice made on the way."""
     at: Positions = {}
     rank = land.rank
     for node in rank if forward else reversed(rank):
@@ -169,7 +170,7 @@ def _sweep(
         for neighbour, table in land.links[node].items():
             incoming = messages[neighbour, node]
             total = total + incoming
-            # Neighbours that have chosen count with their choice, others with what they told.
+            # Neighbours that have chosen count with their choice, the others with their messages.
             choice = choice + (table[:, at[neighbour]] if neighbour in at else incoming)
         at[node] = int(np.argmin(choice))
         node_share = land.share[node] * total
@@ -194,27 +195,27 @@ def descend(land: Landscape, start: Positions) -> Positions:
         for neighbour, table in land.links[node].items():
             total = total + table[:, at[neighbour]]
         room = (land.rooms[rows] - used[rows]).min(initial=np.inf)
-        # A strategy fits if it needs at most the room of the fullest row more than the present one.
+        # A strategy fits if its extra usage is at most the free room of each limit.
         fits = usage - usage[at[node]] <= max(room, 0.0)
         best = int(np.argmin(np.where(fits, total, np.inf)))
         if total[best] < total[at[node]]:
             used[rows] += usage[best] - usage[at[node]]
             at[node] = best
-            # For the neighbours another strategy may be best now.
+            # After the change another strategy may be best for the neighbours.
             todo.update(land.links[node])
     return at
 
 
-# -- rules to compare with -------------------------------------------------------------------------
+# -- baselines -------------------------------------------------------------------------------------
 REDISTRIBUTION = 16.0
 ROWS = 0.25
 PRODUCTS = ("matmul", "batch_matmul", "gemm")
 
 
 def greedy(problem: Problem) -> tuple[int, ...]:
-    """Return the greedy choice, heaviest by largest usage; memory is not looked at.
+    """Return the greedy choice, in which nodes with the largest usage choose first.
 
-    Like the rule it imitates, it may exceed the limit: `evaluate` tells.
+    Memory is ignored, as in the original rule, so that the choice may exceed the limit.
     """
     nodes = problem.nodes
     totals = [np.array(node.costs, np.float64) for node in nodes]
@@ -240,7 +241,7 @@ def greedy(problem: Problem) -> tuple[int, ...]:
 # -- recursive halving ----------------------------------------------------------------------------
 @dataclass(slots=True)
 class _Round:
-    """Cuts before a round, cuts so far, and the way each operator took in it (-1: none)."""
+    """One round of halving: counts before it, counts so far, and each operator's way (-1: none)."""
 
     before: list[graph_problem.Counts]
     counts: list[graph_problem.Counts]
@@ -250,8 +251,8 @@ class _Round:
 def halving(given: graph_problem.GraphProblem, own_costs: bool = False) -> tuple[int, ...]:
     """Return the strategies of recursive halving on a problem made from a graph.
 
-    With `own_costs` the rule is the same but weighs the problem's own costs, not MindSpore's: what
-    then remains to the optimum comes from never looking back.
+    With `own_costs` the rule uses the costs of the problem, not those of MindSpore. The remaining
+    distance to the optimum is then due to cuts that are never revised.
     """
     operators = given.operators
     places = [{c: i for i, c in enumerate(options)} for options in given.shardings]
@@ -270,7 +271,7 @@ def halving(given: graph_problem.GraphProblem, own_costs: bool = False) -> tuple
 
 
 Weigh = Callable[[_Round, int, int], float]
-"""The cost of cutting an operator a way in a round."""
+"""Returns the cost of cutting an operator along a way in a round."""
 
 
 def _more(counts: graph_problem.Counts, way: int) -> graph_problem.Counts:
@@ -280,13 +281,13 @@ def _more(counts: graph_problem.Counts, way: int) -> graph_problem.Counts:
 
 
 def _open(op: graph_problem.Cuttable) -> list[int]:
-    """Return the ways MindSpore considers: of a convolution only the batch."""
+    """Return the ways that MindSpore considers: for a convolution only the batch."""
     image = op.node.op in graph_problem.IMAGE_OPS
     return [i for i, loop_axis in enumerate(op.ways) if not image or loop_axis.outputs[0] == 0]
 
 
 def _inner(op: graph_problem.Cuttable, counts: graph_problem.Counts, way: int) -> float:
-    """Return the published cost of a cut: what it leaves whole, in elements of a device's part."""
+    """Return MindSpore's cost of a cut inside an operator, in elements of a device's part."""
     if op.node.op not in (*PRODUCTS, *graph_problem.IMAGE_OPS):
         return 0.0
     total_s = 0.0
@@ -298,7 +299,7 @@ def _inner(op: graph_problem.Cuttable, counts: graph_problem.Counts, way: int) -
 
 
 def _weight(op: graph_problem.Cuttable) -> float:
-    """Return what operators are sorted by: a product's dearest cut, a convolution's cheapest."""
+    """Return an operator's weight: cost of a product's dearest cut, a convolution's cheapest."""
     costs = [_inner(op, (0,) * len(op.ways), loop_axis) for loop_axis in _open(op)]
     # only the order in which operators choose depends on it
     pick = max if op.node.op in PRODUCTS else min
@@ -306,7 +307,7 @@ def _weight(op: graph_problem.Cuttable) -> float:
 
 
 def _published(operators: tuple[graph_problem.Cuttable, ...]) -> Weigh:
-    """Return MindSpore's cost of a cut, towards neighbours cut in the same round too."""
+    """Return a function that gives MindSpore's cost of a cut, with edges to cut neighbours."""
     edges_of: list[list[graph_problem.Joint]] = [[] for _ in operators]
     for joint in graph_problem.joints(operators):
         edges_of[joint.source].append(joint)
@@ -333,13 +334,13 @@ def _published(operators: tuple[graph_problem.Cuttable, ...]) -> Weigh:
 
 
 def _axis(op: graph_problem.Cuttable, way: int, side: str, index: int) -> int:
-    """Return the axis of a tensor that a way cuts; -1: none."""
-    # two tensors of which neither is cut agree: -1 equals -1
+    """Return the axis of a tensor that a way cuts, or -1 if it cuts none."""
+    # if neither operator cuts the tensor they agree: -1 equals -1
     return -1 if way < 0 else int(getattr(op.ways[way], side)[index])
 
 
 def _own(given: graph_problem.GraphProblem, places: list[dict[graph_problem.Counts, int]]) -> Weigh:
-    """Return the same weighing with the problem's own node and edge costs."""
+    """Return a function as in `_published`, but with the costs of the problem."""
     nodes = given.problem.nodes
     edges = given.problem.edges
     edges_of: list[list[int]] = [[] for _ in nodes]

@@ -1,4 +1,4 @@
-"""A strategy problem, and a smaller one with the same optimum.
+"""Defines strategy problems, reads them from files, and reduces them without losing the optimum.
 
 The form is that of the ASPLOS 2025 contest on intra-operator parallelism
 (github.com/asplos-contest/2025, IOPDDL.md): choose one strategy s_v for every node v to minimise
@@ -7,10 +7,11 @@ The form is that of the ASPLOS 2025 contest on intra-operator parallelism
 
 such that at every time t the usages of the nodes with lower <= t < upper stay within the limit.
 
-`reduce_problem` makes it smaller: parallel edges are added up, usages lose their minimum, moments
-that can never exceed the limit are dropped, strategies that no optimum needs are removed, and nodes
-with at most two neighbours whose memory does not matter are folded into these. `restore` gives the
-folded nodes their best strategy.
+`reduce_problem` makes it smaller: parallel edges are added up, the minimum is subtracted from each
+node's usages and from the limit, times at which the limit cannot be exceeded are dropped, and
+strategies that no optimum needs are removed. A node with at most two neighbours whose memory does
+not matter is folded: it is removed, and its costs move to the edge between its neighbours.
+`restore` gives the folded nodes their best strategy.
 """
 
 from collections import defaultdict
@@ -27,12 +28,12 @@ from ascend_lab.errors import ClusterError, InputError
 from ascend_lab.limits import json_of, read_file, shown
 
 FORBIDDEN = 10**17
-"""A cost from here on means: this choice must not be made."""
+"""A cost of at least this much means that the choice is forbidden."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Strategies of one operator: cost and usage of each; live at times lower <= t < upper."""
+    """One operator: cost and usage of each of its strategies; live at times lower <= t < upper."""
 
     lower: int
     upper: int
@@ -51,7 +52,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Nodes, edges and the usage no moment may exceed (None: no limit); plain integers."""
+    """Nodes, edges and the limit of the usage at any time (None: no limit), all in integers."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -61,9 +62,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What a choice of strategies costs, its largest usage and when, and whether it is allowed.
+    """The evaluation of a choice of strategies: its cost, and its largest usage and when.
 
-    `forbidden` counts the costs in it that must not be chosen.
+    `forbidden` counts the forbidden costs that it contains.
     """
 
     cost: int
@@ -74,7 +75,7 @@ class Evaluation:
 
 
 def evaluate(problem: Problem, strategies: Sequence[int]) -> Evaluation:
-    """Price one strategy per node in exact integers; InputError for a choice that is none."""
+    """Evaluate one strategy per node in exact integers; raise InputError for a wrong choice."""
     nodes = problem.nodes
     if len(strategies) != len(nodes):
         raise InputError(f"{len(nodes)} strategies, one per node", str(len(strategies)))
@@ -93,7 +94,7 @@ def evaluate(problem: Problem, strategies: Sequence[int]) -> Evaluation:
 
 
 def peak_usage(nodes: Sequence[Node], used: Sequence[int]) -> tuple[int, int]:
-    """Return (time, usage) of the first moment at which most is in use; (0, 0) without nodes."""
+    """Return (time, usage) of the first time with the largest usage; (0, 0) without nodes."""
     # A node of 5 bytes live at 0 <= t < 3 is +5 at time 0 and -5 at time 3; running sums are the
     # usage.
     changes: dict[int, int] = {}
@@ -111,11 +112,11 @@ def peak_usage(nodes: Sequence[Node], used: Sequence[int]) -> tuple[int, int]:
 
 # -- from JSON, plain or compressed, every number checked ------------------------------------------
 LARGEST = 2**63 - 1
-"""The contest promises numbers of 64 bits."""
+"""Largest number in a problem: the contest promises integers of 64 bits."""
 
 
 def read_problem(path: str | Path) -> Problem:
-    """Read a problem from a .json or .json.gz file; InputError names what is wrong and where."""
+    """Read a problem from a .json or .json.gz file; raise InputError, which names the place."""
     data = json_of(read_file(path, "a readable problem file"), str(path))
     try:
         return parse_problem(data)
@@ -124,7 +125,7 @@ def read_problem(path: str | Path) -> Problem:
 
 
 def parse_problem(data: Any) -> Problem:
-    """Check the decoded JSON of a problem and return it; InputError names the wrong place."""
+    """Return the problem in decoded JSON; raise InputError, which names the wrong place."""
     problem = _object(data, "the whole file", ("problem",))["problem"]
     fields = _object(problem, "problem", ("nodes", "edges"))
     nodes = _nodes(_object(fields["nodes"], "nodes", ("intervals", "costs", "usages")))
@@ -209,15 +210,16 @@ def _whole(value: Any, name: str, least: int) -> int:
 Costs = NDArray[np.float64]
 Whole = NDArray[np.int64]
 Folded = tuple[int, Costs, tuple[tuple[int, Costs], ...]]
-"""A node that is gone: its costs, and its table against each neighbour it had then."""
+"""A folded node: its number, its costs, and its table with each neighbour at that time."""
 
 
 @dataclass(slots=True)
 class Reduced:
-    """Costs (inf: forbidden) and usages by node, tables by pair of nodes, limits of memory.
+    """A reduced problem: costs (inf: forbidden), usages, cost tables of edges, memory limits.
 
-    `choices` maps positions to strategies of the problem; `links[u][v]` is the table of u's
-    positions (rows) by v's; each of `rows` is (nodes, room): their usages must not exceed it.
+    A position is the index of a strategy that remains. `choices` maps positions to strategies of
+    the problem. `links[u][v]` is the cost table of u's positions (rows) by v's. Each of `rows` is a
+    memory limit (nodes, room): the usages of these nodes must not exceed `room` in total.
     """
 
     costs: dict[int, Costs]
@@ -230,13 +232,13 @@ class Reduced:
 
     @property
     def edges(self) -> dict[tuple[int, int], Costs]:
-        """Each table once, by (smaller node, larger node)."""
+        """The tables, each once, by (smaller node, larger node)."""
         return {(u, v): t for u, tables in self.links.items() for v, t in tables.items() if u < v}
 
     def restore(self, positions: dict[int, int]) -> tuple[int, ...]:
-        """Return a strategy for every node of the problem, the folded ones chosen best."""
+        """Return a strategy for every node of the problem, the best one for each folded node."""
         restored = dict(positions)
-        # The node folded last has only neighbours that are decided by now: it comes first.
+        # The node that was folded last comes first: all its neighbours are decided by now.
         for node, costs, tables in reversed(self.folded):
             total = costs + sum(
                 (table[:, restored[neighbour]] for neighbour, table in tables), np.zeros(1)
@@ -245,7 +247,7 @@ class Reduced:
         return tuple(int(self.choices[node][restored[node]]) for node in sorted(restored))
 
     def forget(self, node: int) -> dict[int, Costs]:
-        """Take a node out and return its tables, rows its own positions."""
+        """Remove a node and return its tables, whose rows are the node's positions."""
         neighbours = self.links.pop(node)
         for neighbour in neighbours:
             del self.links[neighbour][node]
@@ -253,21 +255,21 @@ class Reduced:
         return neighbours
 
     def join(self, u: int, v: int, table: Costs) -> None:
-        """Add a table between two nodes to what is there."""
+        """Add a table to the table between two nodes, if one exists; else store it."""
         previous = self.links[u].get(v)
         self.links[u][v] = table if previous is None else previous + table
         self.links[v][u] = self.links[u][v].T
 
     @property
     def lower_bound(self) -> float:
-        """Sum of every node's and every table's least cost: nothing costs less."""
+        """The sum of the least costs of all nodes and tables: a lower bound on every choice."""
         parts = (*self.costs.values(), *self.edges.values())
         return self.constant + sum(float(table.min()) for table in parts)
 
     def below(self, cost: float) -> "Reduced":
-        """Return the problem without what cannot be part of a choice of at most `cost`.
+        """Return the problem without entries that no choice of at most `cost` can contain.
 
-        That is every cost which alone lifts the lower bound above it; it becomes inf.
+        These are the costs that alone raise the lower bound above `cost`; they become inf.
         """
         bound = self.lower_bound
         slack = cost - bound + 1.0 + 1e-9 * (abs(cost) + abs(bound))
@@ -285,7 +287,7 @@ class Reduced:
 
 
 def reduce_problem(problem: Problem) -> Reduced:
-    """Return the smaller problem; ClusterError if it shows that no choice is allowed."""
+    """Return the reduced problem; raise ClusterError if it shows that no choice is allowed."""
     small = _tables(problem)
     while _without_partners(small) or _dominated(small):
         pass
@@ -303,8 +305,8 @@ def _tables(problem: Problem) -> Reduced:
     usages = {}
     for v in nodes:
         used = np.array(problem.nodes[v].usages, np.int64)
-        # Usages 3 and 5 become 0 and 2; the 3 that is used in any case is taken off the limit in
-        # `_rows`.
+        # Usages 3 and 5 become 0 and 2; the 3 that is used in any case is subtracted from the limit
+        # in `_rows`.
         usages[v] = used - used.min()
     choices = {v: np.arange(len(costs[v])) for v in nodes}
     small = Reduced(costs, usages, choices, {v: {} for v in nodes}, _rows(problem))
@@ -320,7 +322,7 @@ def _tables(problem: Problem) -> Reduced:
 
 
 def _rows(problem: Problem) -> list[tuple[tuple[int, ...], int]]:
-    """Return the largest sets of nodes live at once that can exceed the limit, and their room."""
+    """Return the largest sets of nodes live at once that can exceed the limit, with their room."""
     limit = problem.usage_limit
     if limit is None:
         return []
@@ -335,7 +337,7 @@ def _rows(problem: Problem) -> list[tuple[tuple[int, ...], int]]:
     row_by_live: dict[tuple[int, ...], int] = {}
     for time, next_time in zip_longest(times, times[1:]):
         live = (live - set(ends[time])) | set(starts[time])
-        # A set is largest where some node has just begun and the next change ends one.
+        # A set is largest if a node has just become live and the next event is the end of a node.
         if not starts[time] or (next_time is not None and not ends[next_time]):
             continue
         peak = sum(max(problem.nodes[v].usages) for v in live)
@@ -351,7 +353,7 @@ def _rows(problem: Problem) -> list[tuple[tuple[int, ...], int]]:
 
 
 def _keep(small: Reduced, node: int, good: NDArray[np.bool_]) -> bool:
-    """Keep some strategies of a node; tell whether that removed any."""
+    """Keep only the strategies `good` of a node; tell whether that removed any."""
     if good.all():
         return False
     if not good.any():
@@ -383,7 +385,7 @@ def _without_partners(small: Reduced) -> bool:
 
 
 def _dominated(small: Reduced) -> bool:
-    """Remove strategies that another replaces at no cost and usage, whatever the rest does."""
+    """Remove strategies that can always be replaced by another one without more cost or usage."""
     bound = {node for nodes, _ in small.rows for node in nodes}
     removed = False
     for node, costs in small.costs.items():
@@ -392,11 +394,11 @@ def _dominated(small: Reduced) -> bool:
         for table in small.links[node].values():
             for index, line in enumerate(table):
                 with np.errstate(invalid="ignore"):
-                    # inf - inf is NaN: both choices are forbidden beside that neighbour, so neither
-                    # is worse.
+                    # inf - inf is NaN: both choices are forbidden with that neighbour's strategy,
+                    # so neither is worse.
                     extra = table - line
                 worse[index] += np.where(np.isnan(extra), -np.inf, extra).max(axis=1)
-        # worse[i, j]: what taking j instead of i can add at most
+        # worse[i, j]: the largest cost that taking j instead of i can add
         dominates = worse <= 0
         if node in bound:
             used = small.usages[node]
@@ -408,7 +410,7 @@ def _dominated(small: Reduced) -> bool:
 
 
 def _fold(small: Reduced) -> None:
-    """Fold nodes of at most two neighbours whose usage bounds nothing, as long as there are any."""
+    """Fold nodes with at most two neighbours that are in no memory limit, until none is left."""
     bound = {node for nodes, _ in small.rows for node in nodes}
     todo = [node for node in small.costs if node not in bound]
     while todo:
@@ -428,7 +430,8 @@ def _fold(small: Reduced) -> None:
             ).min(axis=1)
         else:
             first_table, second_table = (tables[n] for n in neighbours)
-            # The cheapest strategy of the folded node for each pair of its neighbours' strategies.
+            # The cost of the cheapest strategy of the folded node, for each pair of its neighbours'
+            # strategies.
             through = [
                 (row[:, None] + costs[:, None] + second_table).min(axis=0) for row in first_table.T
             ]

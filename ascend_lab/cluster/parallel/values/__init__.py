@@ -1,7 +1,7 @@
-"""Parallel plans executed on arrays: small models, real messages, the values of one device.
+"""Executes parallel plans on NumPy arrays, to check that they give the values of one device.
 
-`train_single` is the reference; `train(model, batches, optimizer, plan)` reproduces it on many
-ranks and counts what they send.
+`train_single` trains a small model on one device; `train(model, batches, optimizer, plan)` must
+reproduce its values on many ranks, and counts the messages that they send.
 """
 
 # fmt: off
@@ -36,11 +36,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What training gave: a loss and all gradients a step, the parameters after the last one.
+    """The result of training: loss and gradients of each step, and the final parameters.
 
-    `traffic` counts messages; `held` elements on the first rank of the first stage when the last
-    backward pass has ended: parameters, gradients, state. Of each stage: `flights` the most
-    micro-batches, `outputs` the most elements of operators' outputs held for the backward pass.
+    `traffic` counts messages. `held` counts the elements of parameters, gradients and optimiser
+    state on the first rank of the first stage when the last backward pass has ended. For each
+    stage, `flights` is the largest number of micro-batches, and `outputs` the largest number of
+    elements of operator outputs, that were held for the backward pass at one time.
     """
 
     losses: tuple[float, ...]
@@ -62,7 +63,7 @@ def passed(
 ) -> tuple[float, dict[str, Ranked]]:
     """Return the sum of all tokens' losses, and `seed` times its gradient for every weight.
 
-    All pieces are on every rank; gradients are of each rank's own tokens.
+    Every rank runs all pieces (layers) of the model; its gradients are those of its own tokens.
     """
     tape = Tape()
     x = Var(inputs)
@@ -87,7 +88,7 @@ def loss_and_gradients(
 
 
 def train_single(model: Model, batches: Sequence[Batch], optimizer: Optimizer) -> Run:
-    """Train on one device: what every plan must reproduce. One step a batch."""
+    """Train on one device, one step per batch; every plan must reproduce the result."""
     weights = model.weights
     states = {key: optimizer.start(weight) for key, weight in weights.items()}
     losses = []
@@ -110,11 +111,11 @@ def train(
     segments: cluster.Segments | None = None,
     order: Sequence[Sequence[Task]] | None = None,
 ) -> Run:
-    """Take one step a batch under a plan; raise `ClusterError` where something does not divide.
+    """Train under a plan, one step per batch; raise `ClusterError` if a size does not divide.
 
-    `segments`: gradients all-reduced together, in backward order; `order`: each stage's tasks,
-    instead of those of the plan's schedule. The plan's `recompute` and `axes` matter for time and
-    memory, not for values: they are ignored here.
+    `segments` says which gradients, in backward order, are all-reduced together. `order` lists each
+    stage's tasks, in place of the plan's schedule. The plan's `recompute` and `axes` are ignored,
+    because they affect only time and memory.
     """
     trainer = _Trainer(model, optimizer, Sharding(plan, segments), order)
     losses = []
@@ -133,9 +134,9 @@ def train(
     )
 
 
-# -- the machine behind every plan ----------------------------------------------------------------
+# -- execution of a plan --------------------------------------------------------------------------
 class _Chunk:
-    """Consecutive pieces on the data x tensor ranks of one stage."""
+    """Consecutive pieces (layers) on the data x tensor ranks of one pipeline stage."""
 
     def __init__(
         self,
@@ -152,7 +153,7 @@ class _Chunk:
         self.flights: dict[int, tuple[Tape, Var, Var]] = {}  # by micro-batch: first and last value
 
     def forward(self, micro: int, x: Ranked, targets: Ranked) -> Ranked:
-        """Run the pieces and keep what the backward pass needs."""
+        """Run the pieces on a micro-batch and store what the backward pass needs."""
         tape = Tape()
         chunk_input = Var(x)
         chunk_output = chunk_input
@@ -165,7 +166,7 @@ class _Chunk:
         return chunk_output.values
 
     def backward(self, micro: int, grads: Ranked) -> Ranked | None:
-        """Return the gradient of the chunk's input, if it has one; weights keep theirs."""
+        """Return the gradient of the chunk's input, or None; gradients of weights are stored."""
         tape, chunk_input, chunk_output = self.flights.pop(micro)
         tape.backward(chunk_output, grads)
         return chunk_input.grads
@@ -207,7 +208,7 @@ class _Trainer:
         self.held: dict[str, int] = {}
 
     def pass_through(self, batch: Batch) -> float:
-        """Run every stage's tasks, each as soon as its input is there; return the mean loss."""
+        """Run every stage's tasks, each as soon as its input exists; return the mean loss."""
         inputs = self._shared(batch.inputs)
         targets = self._shared(batch.targets)
         inbox = {Task(0, m, FORWARD): x for m, x in enumerate(inputs)}
@@ -229,7 +230,7 @@ class _Trainer:
         losses: list[Ranked],
         tokens: int,
     ) -> None:
-        """Run a task and put its result where the next one finds it."""
+        """Run a task and put its result into `inbox`, where the next task finds it."""
         chunk = task.stage
         micro = task.micro_batch
         last_chunk = len(self.chunks) - 1
@@ -244,7 +245,7 @@ class _Trainer:
             inbox[Task(chunk + 1, micro, FORWARD)] = self._send(out)
         else:
             losses.append(out)
-            # mean over all tokens of the batch: gradients of parts are simply added
+            # the loss is the mean over all tokens of the batch, so that gradients of parts add up
             inbox[Task(last_chunk, micro, BACKWARD)] = [
                 np.full_like(rank_loss, 1 / tokens) for rank_loss in out
             ]
@@ -253,7 +254,7 @@ class _Trainer:
         return send(arrays, self.traffic) if self.plan.pipeline > 1 else arrays
 
     def _count(self, stage: int) -> None:
-        """Note the most micro-batches, and elements of outputs, that a stage has held."""
+        """Update the largest numbers of micro-batches and output elements that a stage has held."""
         # two stages of two chunks: stage 0 has chunks 0 and 2
         stage_chunks = self.chunks[stage :: self.plan.pipeline]
         tapes = [tape for chunk in stage_chunks for tape, _, _ in chunk.flights.values()]
@@ -261,14 +262,14 @@ class _Trainer:
         self.outputs[stage] = max(self.outputs[stage], sum(tape.elements for tape in tapes))
 
     def _shared(self, array: Values) -> list[Ranked]:
-        """Return each micro-batch of each rank."""
+        """Return the part of an array for each micro-batch and rank."""
         # 8 rows on 2 data ranks, 2 micro-batches: 2 rows each
         rows = parts(array, self.groups["data"], 0, "a batch")
         micro = self.plan.micro_batches
         return [[part(r, micro, m, 0, "a rank's batch") for r in rows] for m in range(micro)]
 
     def update(self, number: int) -> dict[str, Values]:
-        """Add gradients up, take the optimiser's step, return the gradients."""
+        """Sum the gradients over ranks, take the optimiser's step, and return the gradients."""
         stores = [chunk.store for chunk in self.chunks]
         self.held = stores[0].element_counts()
         for store in stores:
@@ -280,7 +281,7 @@ class _Trainer:
         return gradients
 
     def assembled(self, stores: Sequence[dict[str, Ranked]]) -> dict[str, Values]:
-        """Return full arrays from ranks' parts; raise `ClusterError` if copies differ."""
+        """Return whole arrays, joined from ranks' parts; raise `ClusterError` if copies differ."""
         ranked = {key: arrays for store in stores for key, arrays in store.items()}
         assembled = {}
         for piece in self.model.pieces:
@@ -306,7 +307,7 @@ class _Trainer:
 # -- mixed precision ------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class MixedRun:
-    """A loss, a scale, whether the step was skipped, and the share of zero gradients, each step."""
+    """The result of `train_mixed`, with the loss, scale, skip and share of zeros of each step."""
 
     losses: tuple[float, ...]
     scales: tuple[float, ...]
@@ -323,7 +324,7 @@ def train_mixed(
     ranks: int = 1,
     scale: DynamicLossScale | None = None,
 ) -> MixedRun:
-    """Train data parallel in fp16; each rank has its part of the fp32 masters (ZeRO stage 1).
+    """Train data-parallel in fp16; each rank has a part of the fp32 master weights (ZeRO stage 1).
 
     The loss is multiplied by a scale so that small gradients do not vanish in fp16, and gradients
     are divided by it in fp32. A gradient that overflows, which shows only in some ranks' part of
@@ -362,7 +363,7 @@ def train_mixed(
 
 
 def vanishing(gradients: Mapping[str, Values], scale: float = 1.0) -> float:
-    """Return the share of gradients other than 0 that are 0 in fp16 after scaling."""
+    """Return the share of the nonzero gradients that become 0 in fp16 after scaling."""
     flat = flatten(list(gradients.values()))
     with np.errstate(all="ignore"):
         return float(np.mean((flat[flat != 0] * scale).astype(np.float16) == 0))

@@ -1,10 +1,11 @@
-"""Ranks that talk: every message of a plan goes through an executed schedule and is counted.
+"""Simulates communicating ranks on arrays, with automatic differentiation across them.
 
-All ranks live in one process and move in step: a quantity is a list with one array a rank.
+Every collective executes its schedule and is counted. All ranks run in one process and in lockstep:
+a quantity is a list with one array per rank.
 
-A tape differentiates what they do. Operators and their gradients are the operator library's; what
-is added here is the pair of communication steps: whatever a step moves forward, its conjugate moves
-back.
+A tape records the operations for the backward pass. Operators and their gradients come from the
+operator library. This module adds the communication steps, each with the step that is needed
+backward:
 
     forward                 backward
     copy (nothing)          all-reduce
@@ -13,7 +14,7 @@ back.
     reduce-scatter          all-gather
     all-to-all              all-to-all
 
-A model is a row of pieces that run on such a tape.
+A model is a sequence of pieces (layers) that run on such a tape.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,17 +30,17 @@ from ascend_lab.operators import ops
 
 Values = np.ndarray
 Ranked = list[Values]
-"""One array a rank."""
+"""One array per rank."""
 SEND = Schedule("broadcast", "send", 2, 1, (Round.of([0], [1], [[0]]),))
 """One message from one rank to another."""
 
 
 @dataclass(slots=True)
 class Count:
-    """Calls of one operation; bytes of the tensors given to it, and bytes a rank then sent.
+    """Counts of one operation: its calls, the bytes of its tensors, and the bytes that a rank sent.
 
-    Both byte counts are of the busiest rank, added up over pipeline stages. The tensor is the input
-    of all_reduce, reduce_scatter, all_to_all and send, the output of all_gather.
+    Both byte counts are those of the busiest rank, added up over pipeline stages. The tensor is the
+    input of all_reduce, reduce_scatter, all_to_all and send, the output of all_gather.
     """
 
     calls: int = 0
@@ -49,12 +50,12 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What was communicated: counts by (group, operation)."""
+    """All communication that took place: a `Count` for each (group, operation)."""
 
     counts: dict[tuple[str, str], Count] = field(default_factory=dict)
 
     def of(self, group: str, op: str) -> Count:
-        """Return the count of an operation on a group; zeros if there was none."""
+        """Return the count of an operation on a group; all zeros if it was never called."""
         return self.counts.get((group, op), Count())
 
     def note(self, group: str, op: str, size_bytes: int, sent_bytes: int) -> None:
@@ -69,7 +70,7 @@ class Traffic:
         return sum(c.sent_bytes for (name, _), c in self.counts.items() if name == group)
 
     def __str__(self) -> str:
-        """Return a table, one line an operation."""
+        """Return a table with one line per operation."""
         lines = [f"{'group':10}{'operation':16}{'calls':>6}{'tensor bytes':>14}{'sent bytes':>12}"]
         for (group, op), count in sorted(self.counts.items()):
             numbers = f"{count.calls:6}{count.size_bytes:14,}{count.sent_bytes:12,}"
@@ -81,9 +82,9 @@ class Traffic:
 class Group:
     """A way to cut all ranks into equal teams that communicate at the same time.
 
-    `members`: the ranks of each team; together every rank once. With one rank a team nothing is
-    sent and nothing counted, so that a program for many ranks is also the program for one.
-    Operations that have no `algorithm` of this name take their first.
+    `members` lists the ranks of each team; every rank is in one team. In teams of one rank nothing
+    is sent or counted, so that a program for many ranks also runs on one. An operation without an
+    algorithm named `algorithm` uses its first algorithm.
     """
 
     name: str
@@ -93,7 +94,7 @@ class Group:
 
     @property
     def ranks(self) -> int:
-        """Ranks of one team."""
+        """The number of ranks in a team."""
         return len(self.members[0])
 
     def place(self, rank: int) -> int:
@@ -106,7 +107,7 @@ class Group:
         return [f.reshape(a.shape) for f, a in zip(reduced, arrays, strict=True)]
 
     def all_to_all(self, arrays: Ranked) -> Ranked:
-        """Send part i of axis 0 to rank i of the team; return what came, by sender, on axis 0."""
+        """Send part i of axis 0 to rank i of the team; return the received parts, by sender."""
         part(arrays[0], self.ranks, 0, 0)
         exchanged = self._run("all_to_all", [a.ravel() for a in arrays])
         return [f.reshape(a.shape) for f, a in zip(exchanged, arrays, strict=True)]
@@ -116,13 +117,13 @@ class Group:
         return self._along("all_gather", arrays, axis)
 
     def reduce_scatter(self, arrays: Ranked, axis: int = 0) -> Ranked:
-        """Return on every rank its part along an axis of the sum over its team."""
+        """Return on every rank its part, along an axis, of the sum over its team."""
         part(arrays[0], self.ranks, 0, axis)
         return self._along("reduce_scatter", arrays, axis)
 
     def _along(self, op: str, arrays: Ranked, axis: int) -> Ranked:
-        # Schedules join flat arrays one behind the other, which is along axis 0: the axis comes to
-        # the front.
+        # Schedules join flat arrays one after another, that is, along axis 0: so the axis is moved
+        # to the front.
         fronts = [np.moveaxis(a, axis, 0) for a in arrays]
         gathered = self._run(op, [f.ravel() for f in fronts])
         shaped = [
@@ -152,7 +153,7 @@ def _schedule(op: str, algorithm: str, ranks: int) -> Schedule:
 
 
 def _sent_bytes(schedule: Schedule, size_bytes: int) -> int:
-    """Return what the busiest rank sends when the tensor has `size_bytes`."""
+    """Return the bytes that the busiest rank sends for a tensor of `size_bytes`."""
     blocks = np.zeros(schedule.ranks, np.int64)
     for step in schedule.rounds:
         # a rank that sends twice in a round counts twice: `blocks[sources] += counts` would not
@@ -162,7 +163,7 @@ def _sent_bytes(schedule: Schedule, size_bytes: int) -> int:
 
 
 def send(arrays: Ranked, traffic: Traffic, name: str = "stage") -> Ranked:
-    """Pass every rank's array to its opposite number of the next (or previous) stage."""
+    """Send every rank's array to the rank with the same number in the next or previous stage."""
     traffic.note(name, "send", arrays[0].nbytes, arrays[0].nbytes)
     # The receiver's array (zeros) only says how much is coming.
     flat = [a.ravel() for a in arrays]
@@ -171,7 +172,7 @@ def send(arrays: Ranked, traffic: Traffic, name: str = "stage") -> Ranked:
 
 
 def grid(sizes: dict[str, int], traffic: Traffic, algorithm: str = "ring") -> dict[str, Group]:
-    """Return one group an axis for ranks numbered row by row in a grid with named axes."""
+    """Return one group per axis, for ranks numbered row by row in a grid with named axes."""
     shape = tuple(sizes.values())
     numbers = np.arange(int(np.prod(shape))).reshape(shape)
     groups = {}
@@ -183,7 +184,7 @@ def grid(sizes: dict[str, int], traffic: Traffic, algorithm: str = "ring") -> di
 
 
 def part(array: Values, ranks: int, rank: int, axis: int, what: str = "an axis") -> Values:
-    """Return a rank's equal part of an array along an axis; `ClusterError` if none is equal."""
+    """Return a rank's part of an array along an axis; raise `ClusterError` if parts are unequal."""
     size = array.shape[axis]
     if size % ranks:
         needed = f"{what} divisible by {ranks} ranks"
@@ -196,7 +197,7 @@ def part(array: Values, ranks: int, rank: int, axis: int, what: str = "an axis")
 
 
 def parts(array: Values, group: Group, axis: int, what: str = "an axis") -> Ranked:
-    """Return for every rank its part of one array along an axis."""
+    """Return every rank's part of one array along an axis."""
     count = sum(len(team) for team in group.members)
     return [part(array, group.ranks, group.place(r), axis, what) for r in range(count)]
 
@@ -210,11 +211,11 @@ def same(arrays: Sequence[Values], tolerance: float = 1e-12) -> bool:
 
 # -- the tape --------------------------------------------------------------------------------------
 VIEWS = ("reshape", "transpose")
-"""Operators whose output is their input, seen otherwise."""
+"""Operators whose output is a view of their input."""
 
 
 class Var:
-    """A quantity on the tape: `values` and, after the backward pass, `grads`, one array a rank."""
+    """A quantity on the tape: `values` and, after the backward pass, `grads`, per rank."""
 
     __slots__ = ("grads", "values")
 
@@ -228,7 +229,7 @@ class Var:
         return self.values[0].shape
 
     def add(self, grads: Ranked) -> None:
-        """Add to the gradient."""
+        """Add `grads` to the gradient of this variable."""
         # A variable that two steps read, as around a residual, gets two gradients, which add up.
         previous = self.grads
         # not added in place: the same arrays may be the gradient of another variable
@@ -238,7 +239,7 @@ class Var:
 
 
 class Tape:
-    """The steps of a forward pass, each with what undoes it; `backward` runs them in reverse."""
+    """Records the backward step of every forward operation; `backward` runs them in reverse."""
 
     def __init__(self) -> None:
         self.steps: list[Callable[[], None]] = []
@@ -249,14 +250,14 @@ class Tape:
     ) -> Var:
         """Return a variable; `slope(grads)` gives one gradient (or None) for each input.
 
-        `new`: the output needs memory of its own (it is not another view of an input).
+        `new` says that the output needs memory, because it is not a view of an input.
         """
         var = Var(out)
         if new and not any(np.may_share_memory(out[0], variable.values[0]) for variable in inputs):
             self.elements += out[0].size
 
         def back() -> None:
-            # nothing of the loss depends on this output
+            # the loss does not depend on this output
             if var.grads is None:
                 return
             slopes = slope(var.grads)
@@ -270,12 +271,13 @@ class Tape:
     def apply(self, name: str, *inputs: Var, **attrs: Any) -> Var:
         """Apply an operator of the library on every rank."""
         operator = ops.get(name)
-        # Inputs x and w on ranks 0 and 1: ((x0, w0), (x1, w1)), one tuple of operands a rank.
+        # Inputs x and w on ranks 0 and 1: ((x0, w0), (x1, w1)), one tuple of operands per rank.
         arguments = list(zip(*(var.values for var in inputs), strict=True))
         out = [operator.reference(*arrays, **attrs) for arrays in arguments]
 
         def slope(grads: Ranked) -> list[Ranked | None]:
-            # read again: a gathered parameter was dropped and gathered anew in the meantime
+            # read the values only now: a gathered parameter may have been dropped and gathered
+            # again
             arrays = zip(*(var.values for var in inputs), strict=True)
             rows = [
                 ops.gradient(operator, [g], xs, [y], **attrs)
@@ -295,38 +297,38 @@ class Tape:
 
 
 def copy_in(tape: Tape, x: Var, group: Group) -> Var:
-    """Enter a region where ranks do different work on equal x: all-reduce on the way back."""
+    """Begin a region in which ranks do different work on equal x: all-reduce x's gradient."""
     return tape.record([x], x.values, lambda g: [group.all_reduce(g)])
 
 
 def sum_out(tape: Tape, x: Var, group: Group) -> Var:
-    """Leave it: add up the partial results, nothing on the way back."""
+    """End such a region: add up the partial results; the backward pass copies gradients."""
     # d(a + b) / da = 1: each addend has the gradient of the sum
     return tape.record([x], group.all_reduce(x.values), lambda g: [g])
 
 
 def gather_in(tape: Tape, x: Var, group: Group, axis: int) -> Var:
-    """Enter it with x split along an axis: all-gather, and reduce-scatter on the way back."""
+    """Begin such a region with x split along an axis: all-gather; backward, reduce-scatter."""
     return tape.record(
         [x], group.all_gather(x.values, axis), lambda g: [group.reduce_scatter(g, axis)]
     )
 
 
 def scatter_out(tape: Tape, x: Var, group: Group, axis: int) -> Var:
-    """Leave it with the sum split along an axis: reduce-scatter, and all-gather back."""
+    """End such a region with the sum split along an axis: reduce-scatter; backward, all-gather."""
     return tape.record(
         [x], group.reduce_scatter(x.values, axis), lambda g: [group.all_gather(g, axis)]
     )
 
 
 def exchange(tape: Tape, x: Var, group: Group) -> Var:
-    """Send part i of axis 0 to rank i: its own conjugate."""
+    """Send part i of axis 0 to rank i; the backward pass is an all-to-all as well."""
     return tape.record([x], group.all_to_all(x.values), lambda g: [group.all_to_all(g)])
 
 
-# -- a model: a row of pieces, each a forward program over ranks -----------------------------------
+# -- a model: a sequence of pieces, each a forward program over ranks ------------------------------
 SEQUENCE = 1
-"""Activations are (batch, sequence, width)."""
+"""The sequence axis of activations, which are (batch, sequence, width)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +341,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Net:
-    """What a piece sees while it runs: the tape, its weights, the groups, and how x is split."""
+    """The context in which a piece runs: the tape, its weights, the groups, and how x is split."""
 
     tape: Tape
     weights: Mapping[str, Var]
@@ -360,13 +362,13 @@ class Net:
         return copy_in(self.tape, x, self.groups["tensor"])
 
     def leave(self, x: Var) -> Var:
-        """End it: x is each rank's part of a sum."""
+        """End a tensor-parallel region, in which x is each rank's part of a sum."""
         if self.sequence:
             return scatter_out(self.tape, x, self.groups["tensor"], SEQUENCE)
         return sum_out(self.tape, x, self.groups["tensor"])
 
     def linear(self, x: Var, weight: str, bias: str | None = None) -> Var:
-        """Return x w, or x w + bias, with the rank's own columns or rows of w."""
+        """Return x w, or x w + bias, where w are the rank's columns or rows of the weight."""
         y = self.apply("batch_matmul", x, self[weight])
         return y if bias is None else self.apply("add", y, self[bias])
 
@@ -377,7 +379,7 @@ class Net:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A layer: full weights, how they may be cut, and its program.
+    """A layer of a model: its full weights, how they may be cut, and its forward program.
 
     `forward(net, x, targets)` returns y; the last piece of a model returns the loss of each token.
     """
@@ -390,7 +392,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Pieces in order; the first takes the inputs of a batch, the last gives losses."""
+    """A sequence of pieces; the first reads the inputs of a batch, the last returns the losses."""
 
     pieces: tuple[Piece, ...]
 
@@ -407,7 +409,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Inputs (batch, ...) and targets, the class of each token, with the same leading axes."""
+    """A batch: inputs (batch, ...), and targets, which give the class of each token."""
 
     inputs: Values
     targets: Values

@@ -1,18 +1,19 @@
-"""Small models and data to train: transformer language models, plain and with layers of experts.
+"""Small transformer language models and training data, to test parallel plans on arrays.
 
-Weights before the non-linearity are cut by columns, those after it by rows, so that half a layer
-needs one sum forward (`leave`) and one backward (`enter`): 2 + 2 all-reduces of (batch, sequence,
-width) a layer. Logits (batch, sequence, vocabulary) are never gathered: ranks exchange three
-numbers a token, the maximum, the sum of exponentials and the target's logit. Shoeybi et al.,
-"Megatron-LM", 2019, section 3. With `sequence` the tensor between the halves is split along the
-sequence and every all-reduce becomes a reduce-scatter and an all-gather of the same bytes:
-Korthikanti et al., "Reducing activation recomputation", 2022, section 4.2.
+Tensor parallelism cuts the weights before a non-linearity by columns and the weights after it by
+rows. Attention and MLP then each need one sum over ranks forward (`leave`) and one backward
+(`enter`): 2 + 2 all-reduces of (batch, sequence, width) per layer. Logits (batch, sequence,
+vocabulary) are never gathered: ranks exchange three numbers per token: the maximum, the sum of
+exponentials and the target's logit. Shoeybi et al., "Megatron-LM", 2019, section 3. With `sequence`
+the tensor between attention and MLP is split along the sequence, and every all-reduce becomes a
+reduce-scatter and an all-gather of the same bytes: Korthikanti et al., "Reducing activation
+recomputation", 2022, section 4.2.
 
-In a layer of experts each token is computed by the one or two that a router picks for it. Experts
-are spread over ranks that each hold other sentences, so tokens travel to their experts and back:
-two all-to-alls forward, two backward. Each sentence may send `capacity` tokens to an expert; later
-ones are dropped and pass only through the residual. Counting by sentence makes the result
-independent of the number of ranks. Lepikhin et al., "GShard", 2020; Fedus et al., "Switch
+In a layer of experts each token is computed by the one or two that a router picks for it. The
+experts are distributed over ranks with different sentences, so that tokens are sent to their
+experts and back: two all-to-alls forward, two backward. Each sentence may send `capacity` tokens to
+an expert; later ones are dropped and pass only through the residual. Counting by sentence makes the
+result independent of the number of ranks. Lepikhin et al., "GShard", 2020; Fedus et al., "Switch
 transformers", 2021.
 """
 
@@ -35,7 +36,7 @@ from ascend_lab.cluster.parallel.values.group import (
 from ascend_lab.errors import ClusterError
 
 MASKED = -10000.0
-"""Added to the scores of later positions."""
+"""Number that is added to the attention scores of later positions, to mask them."""
 
 
 def transformer(
@@ -46,7 +47,7 @@ def transformer(
     length: int = 8,
     seed: int = 0,
 ) -> Model:
-    """Return a causal language model: embedding, layers of 4 x width hidden units, head."""
+    """Return a causal language model: embedding, layers with 4 x width hidden units, head."""
     rng = np.random.default_rng(seed)
     inner = (layer(f"layer{i}", width, heads, 4 * width, rng) for i in range(layers))
     embedding = embed("embed", vocabulary, length, width, rng)
@@ -55,7 +56,7 @@ def transformer(
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How tokens are spread over experts: each to its `top` likeliest of `experts`.
+    """How tokens are distributed: each token goes to its `top` likeliest of `experts` experts.
 
     An expert takes at most `factor` times an even share of a sequence's tokens.
     """
@@ -68,7 +69,7 @@ class Routing:
 TWO_OF_FOUR = Routing()
 VOCABULARY = 24
 LENGTH = 8
-"""Words and sequence length of the small models here; `sentences` has the same defaults."""
+"""Default vocabulary and sequence length of the models and of `sentences`."""
 
 
 def experts_transformer(
@@ -90,7 +91,7 @@ def experts_transformer(
 def sentences(
     batches: int = 3, batch: int = 8, length: int = 8, vocabulary: int = 24, seed: int = 1
 ) -> list[comm.Batch]:
-    """Return batches of a language where word w is mostly followed by 3 w + 1 modulo the words."""
+    """Return batches of a language in which word (3 w + 1) mod `vocabulary` mostly follows w."""
     rng = np.random.default_rng(seed)
     sequences = []
     for _ in range(batches):
@@ -115,14 +116,14 @@ ATTENTION_SHARDS = {
 
 
 def normal(rng: np.random.Generator, *shape: int) -> Values:
-    """Return random matrices (..., rows, columns) of variance 1 / rows."""
+    """Return random matrices of shape (..., rows, columns) whose entries have variance 1 / rows."""
     # Then x w has about the variance of x: a sum of `rows` products, each of variance 1 / rows.
     weights: Values = rng.normal(size=shape) / np.sqrt(shape[-2])
     return weights
 
 
 def norm_weights(name: str, width: int, rng: np.random.Generator) -> dict[str, Values]:
-    """Return scale and bias of a layer norm, near 1 and 0."""
+    """Return the scale (near 1) and the bias (near 0) of a layer norm."""
     return {
         f"{name}.scale": 1.0 + 0.1 * rng.normal(size=width),
         f"{name}.bias": 0.1 * rng.normal(size=width),
@@ -200,10 +201,10 @@ def layer(name: str, width: int, heads: int, hidden: int, rng: np.random.Generat
 
 # -- a layer of experts ---------------------------------------------------------------------------
 def route(chances: Values, top: int, capacity: int) -> Values:
-    """Return which token goes where: (batch, sequence, expert, slot), ones and zeros.
+    """Return the routing as an array of ones and zeros: (batch, sequence, expert, slot).
 
     `chances` are (batch, sequence, expert). First choices take slots before second ones, earlier
-    tokens before later ones; a token that finds all slots taken is dropped there.
+    tokens before later ones; a token that finds all slots of an expert taken is not computed by it.
     """
     experts = chances.shape[-1]
     choices = np.argsort(-chances, axis=-1, kind="stable")[..., :top]
@@ -221,7 +222,7 @@ def route(chances: Values, top: int, capacity: int) -> Values:
 
 
 def capacity_of(tokens: int, experts: int, top: int, factor: float) -> int:
-    """Return the slots of one expert for a sentence: factor times an even share, rounded up."""
+    """Return the slots of an expert per sentence: `factor` times an even share, rounded up."""
     # 8 tokens, each to 2 of 4 experts, factor 1.25: 1.25 * 2 * 8 / 4 = 5 slots.
     return max(1, math.ceil(factor * top * tokens / experts))
 
@@ -260,7 +261,7 @@ def experts_layer(
 
 
 def _gates(net: Net, chances: Var, top: int) -> Var:
-    """Return the weight of each expert: its chance; of several, their share of the chosen ones'."""
+    """Return each token's weight per expert: chances, normalised if several experts are chosen."""
     if top == 1:
         return chances
     # argsort twice gives ranks: chances 0.2, 0.5, 0.3 have the ranks 2, 0, 1.
@@ -273,7 +274,7 @@ def _gates(net: Net, chances: Var, top: int) -> Var:
 
 
 def _dispatch(tape: comm.Tape, y: Var, sent: Ranked) -> Var:
-    """Return each expert's tokens: (expert, batch, slot, width)."""
+    """Return the tokens of each expert as an array (expert, batch, slot, width)."""
 
     def slope(grads: Ranked) -> list[Ranked]:
         return [[np.einsum("bsec,ebch->bsh", m, g) for m, g in zip(sent, grads, strict=True)]]
@@ -290,7 +291,7 @@ def _computed(net: Net, rows: Var) -> Var:
     (experts, batch, slots, width) = rows.shape
     local_experts = experts // group.ranks
     # With 4 experts on 2 ranks, the exchange brings (sender, expert of this rank, ...) in rows.
-    # One batched product an expert needs (expert of this rank, tokens of all senders).
+    # The batched product needs the order (expert of this rank, tokens of all senders).
     x = exchange(net.tape, rows, group)
     # 4 experts on 2 ranks: (2 senders, 2 experts, tokens) becomes (2 experts, 2 senders, tokens).
     x = _turned(net, x, group.ranks, local_experts, batch * slots)
@@ -309,7 +310,7 @@ def _turned(net: Net, x: Var, major: int, minor: int, rows: int) -> Var:
 
 
 def _combine(tape: comm.Tape, rows: Var, gates: Var, sent: Ranked) -> Var:
-    """Return each token's sum of gate times expert output: (batch, sequence, width)."""
+    """Return the sum of gate x expert output for each token: (batch, sequence, width)."""
     spread = [m * g[..., None] for m, g in zip(sent, gates.values, strict=True)]
 
     def slope(grads: Ranked) -> list[Ranked]:
@@ -326,7 +327,7 @@ def _combine(tape: comm.Tape, rows: Var, gates: Var, sent: Ranked) -> Var:
 
 # -- a vocabulary that is cut among the tensor ranks ----------------------------------------------
 def embed(name: str, vocabulary: int, length: int, width: int, rng: np.random.Generator) -> Piece:
-    """Return the piece tokens -> table[token] + position."""
+    """Return the first piece, which maps a token to table[token] + position."""
 
     def forward(net: Net, tokens: Var, targets: Ranked) -> Var:
         y = net.leave(_rows(net.tape, net["table"], tokens, net.groups["tensor"]))
@@ -339,9 +340,9 @@ def embed(name: str, vocabulary: int, length: int, width: int, rng: np.random.Ge
 
 
 def _rows(tape: comm.Tape, table: Var, tokens: Var, group: comm.Group) -> Var:
-    """Return the table's rows for the tokens this rank has, zeros for the others."""
+    """Return the table's row for each token whose row this rank holds, and zeros for the others."""
     rows = table.shape[0]
-    # 24 words on 2 ranks: word 15 is row 3 of rank 1, and row 15 (not there) of rank 0.
+    # 24 words on 2 ranks: word 15 is row 3 of rank 1; rank 0 does not have it.
     local = [t - group.place(r) * rows for r, t in enumerate(tokens.values)]
     mine = [(n >= 0) & (n < rows) for n in local]
     selected = [
@@ -360,7 +361,7 @@ def _rows(tape: comm.Tape, table: Var, tokens: Var, group: comm.Group) -> Var:
 
 
 def _positions(net: Net, length: int) -> Var:
-    """Return the rows of "position" for the part of the sequence a rank has."""
+    """Return the rows of "position" for each rank's part of the sequence."""
     position = net["position"]
     ranks = range(len(net["position"].values))
     places = [net.groups["tensor"].place(r) if net.sequence else 0 for r in ranks]
@@ -403,8 +404,8 @@ def cross_entropy(tape: comm.Tape, logits: Var, targets: Ranked, group: comm.Gro
     local_max = [v.max(-1)[None] for v in wide]
     global_max = [m.max(0)[..., None] for m in group.all_gather(local_max)]
     power = [np.exp(v - m) for v, m in zip(wide, global_max, strict=True)]
-    # Three numbers a token cross: the maximum, the sum of exponentials, the target's logit. With 24
-    # words on 2 ranks, 12 logits stay where they are.
+    # Three numbers per token are sent: the maximum, the sum of exponentials, the target's logit.
+    # With 24 words on 2 ranks, the 12 logits of each rank are not sent.
     total = group.all_reduce([p.sum(-1) for p in power])
     target = group.all_reduce([(v * o).sum(-1) for v, o in zip(wide, ones, strict=True)])
     losses = [np.log(s) + m[..., 0] - t for s, m, t in zip(total, global_max, target, strict=True)]

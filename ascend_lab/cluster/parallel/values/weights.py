@@ -1,11 +1,12 @@
-"""Where weights, gradients and optimiser state live: on every data rank, or cut among them.
+"""Stores weights, gradients and optimiser state: replicated on all data ranks, or sharded (ZeRO).
 
-Replicas keep everything and all-reduce gradients (ZeRO stage 0). Sharded, the weights of a piece
-are one flat vector, padded to a multiple of the ranks; each rank updates its part. Stages 1 and 2
-reduce-scatter gradients and all-gather new parameters: the bytes of one all-reduce. Stage 3 (FSDP)
-keeps only parts: a piece is gathered before its forward pass, dropped, and gathered again before
-its backward pass, which adds 50 % to the bytes.
-Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", 2020.
+Without sharding (ZeRO stage 0) every rank keeps everything and gradients are all-reduced. With
+sharding, the weights of a piece (layer) form one flat vector, padded to a multiple of the number of
+ranks, and each rank updates its part. Stages 1 and 2 reduce-scatter gradients and all-gather new
+parameters: the bytes of one all-reduce. In stage 3 (FSDP) a rank keeps only its part of the
+weights: a piece is gathered before its forward pass, dropped, and gathered again before its
+backward pass, which adds 50 % to the bytes. Rajbhandari et al., "ZeRO: memory optimizations toward
+training trillion parameter models", 2020.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,10 +33,10 @@ from ascend_lab.operators import ops
 State = tuple[Values, ...]
 
 
-# -- optimisers: element by element, so that a part of a weight is enough --------------------------
+# -- optimisers: they work element by element, so that each rank can update a part of a weight -----
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """An optimiser: an operator of the library, and how many numbers of state a weight has."""
+    """An optimiser: an operator of the library, and the numbers of state per weight."""
 
     operator: ClassVar[str]
     state_size: ClassVar[int]
@@ -46,7 +47,7 @@ class _Rule:
         return tuple(np.zeros_like(weight) for _ in range(self.state_size))
 
     def update(self, weight: Values, grad: Values, state: State, step: int) -> tuple[Values, State]:
-        """Return weight and state after a step, counted from 1."""
+        """Return weight and state after step number `step`, counted from 1."""
         operator = ops.get(self.operator)
         settings = asdict(self)
         if self.needs_step:
@@ -57,7 +58,7 @@ class _Rule:
 
 @dataclass(frozen=True, slots=True)
 class Sgd(_Rule):
-    """Stochastic gradient descent with momentum: one number of state a weight."""
+    """Stochastic gradient descent with momentum: one number of state per weight."""
 
     operator = "sgd_momentum"
     state_size = 1
@@ -67,7 +68,7 @@ class Sgd(_Rule):
 
 @dataclass(frozen=True, slots=True)
 class Adam(_Rule):
-    """Adam: mean and mean square of the gradient, two numbers of state a weight."""
+    """Adam: mean and mean square of the gradient, two numbers of state per weight."""
 
     operator = "adam"
     state_size = 2
@@ -80,19 +81,19 @@ class Adam(_Rule):
 Optimizer = Sgd | Adam
 
 
-# -- what a plan does to one weight ----------------------------------------------------------------
+# -- how a plan divides one weight -----------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """How a plan shards each weight, and the gradients that are all-reduced together.
+    """How a plan shards each weight, and which gradients are all-reduced together.
 
-    `segments` None: each weight's gradient alone.
+    If `segments` is None, the gradient of each weight is all-reduced by itself.
     """
 
     plan: Plan
     segments: cluster.Segments | None = None
 
     def __post_init__(self) -> None:
-        """Check that choices fit together."""
+        """Check that the choices fit together; raise an error otherwise."""
         if self.segments and self.plan.zero_stage:
             needed = "segments only where gradients are all-reduced"
             raise errors.ClusterError(needed, f"ZeRO stage {self.plan.zero_stage}", "drop one")
@@ -101,7 +102,7 @@ class Sharding:
             raise errors.ClusterError(needed, "a split sequence", "drop one")
 
     def groups(self, traffic: comm.Traffic) -> dict[str, Group]:
-        """Return the groups of a stage's ranks; "data" is "replica" x "expert"."""
+        """Return the groups of a stage's ranks by axis; "data" combines "replica" and "expert"."""
         plan = self.plan
         # 8 data ranks with expert = 4: 2 replicas of the experts, each spread over 4 ranks.
         inner = {"tensor": self.plan.tensor}
@@ -109,13 +110,13 @@ class Sharding:
         return {**grid({**outer, **inner}, traffic), **grid({"data": plan.data, **inner}, traffic)}
 
     def shard(self, piece: Piece, name: str) -> Shard | None:
-        """Return how a weight is cut, or None if every rank of a stage has all of it."""
+        """Return how a weight is cut, or None if every rank of a stage has the whole weight."""
         shard = piece.shards.get(name)
         is_replicated = shard is None or (shard.group == "expert" and self.plan.expert == 1)
         return None if is_replicated else shard
 
     def reduction_groups(self, piece: Piece, name: str) -> tuple[str, ...]:
-        """Return the groups whose ranks each have only part of a weight's gradient."""
+        """Return the groups over which a weight's gradient must be summed."""
         shard = self.shard(piece, name)
         # With a split sequence each tensor rank sees other tokens: the gradient of a weight that
         # all of them hold (a norm's scale) is a sum over them.
@@ -126,9 +127,9 @@ class Sharding:
     def local_weights(
         self, pieces: Sequence[Piece], groups: Mapping[str, Group]
     ) -> dict[str, Ranked]:
-        """Return "piece.weight" -> every rank's part.
+        """Return every rank's part of each weight, by "piece.weight".
 
-        Raises `ClusterError` for an axis that does not divide.
+        Raises `ClusterError` for an axis that does not divide evenly.
         """
         shards = {}
         for piece in pieces:
@@ -143,7 +144,7 @@ class Sharding:
         return shards
 
     def segments_of(self, count: int) -> cluster.Segments:
-        """Return the segments of `count` gradients; raise `InputError` unless they cover them."""
+        """Return the segments of `count` gradients; raise `InputError` if one is missing."""
         if self.segments is None:
             return tuple((i, i) for i in range(count))
         return cluster.checked(self.segments, count)
@@ -151,29 +152,29 @@ class Sharding:
 
 # -- flat vectors ---------------------------------------------------------------------------------
 def flatten(arrays: Sequence[Values], multiple: int = 1) -> Values:
-    """Return arrays one behind the other, zeros at the end up to a multiple of elements."""
+    """Return the arrays joined to one vector, padded with zeros to a multiple of `multiple`."""
     flat = np.concatenate([a.ravel() for a in arrays])
     # 10 elements for 4 ranks are padded to 12: -10 % 4 = 2.
     return np.pad(flat, (0, -len(flat) % multiple))
 
 
 def unflatten(flat: Values, shapes: Sequence[tuple[int, ...]]) -> list[Values]:
-    """Return arrays of given shapes from one behind the other."""
-    # Shapes (2, 3) and (4,): ends 6 and 10; what stands behind 10 is padding.
+    """Return the arrays of given shapes that `flatten` has joined to one vector."""
+    # Shapes (2, 3) and (4,) end at elements 6 and 10; everything after 10 is padding.
     ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
     cut = np.split(flat[: ends[-1]], ends[:-1])
     return [a.reshape(shape) for a, shape in zip(cut, shapes, strict=True)]
 
 
 def added(old: Ranked | None, new: Ranked) -> Ranked:
-    """Return the sums on every rank, of `new` alone where there is nothing yet."""
+    """Return old + new on every rank, or `new` if `old` is None."""
     return [a + b for a, b in zip(old, new, strict=True)] if old else new
 
 
 def count_elements(
     weights: Mapping[Any, Ranked], grads: Mapping[Any, Ranked], states: Mapping[Any, list[State]]
 ) -> dict[str, int]:
-    """Return numbers of elements on the first rank: parameters, gradients, state."""
+    """Return the numbers of elements on the first rank, by parameters, gradients and state."""
     parameters = sum(copies[0].size for copies in weights.values())
     gradients = sum(copies[0].size for copies in grads.values())
     state = sum(a.size for copies in states.values() for a in copies[0])
@@ -218,12 +219,12 @@ class Replicas:
         """Do nothing: replicas keep their weights after a piece's forward pass."""
 
     def keep(self, key: str, var: Var) -> None:
-        """Add a weight's gradient of one micro-batch."""
+        """Add the gradient of a weight from one micro-batch to the stored sum."""
         if var.grads is not None:
             self.grads[key] = added(self.grads.get(key), var.grads)
 
     def reduce(self) -> None:
-        """Sum gradients over all ranks that saw other tokens; over data ranks, by segments."""
+        """Sum gradients over all ranks that saw other tokens; over data ranks, per segment."""
         for axis in ("tensor", "replica"):
             keys = [key for key in self.states if axis in self.reduction_groups[key]]
             if keys:
@@ -234,7 +235,7 @@ class Replicas:
             self._sum(keys[start : end + 1], self.groups["data"])
 
     def _sum(self, keys: list[str], group: Group) -> None:
-        """Replace gradients by their sums over a group, from one all-reduce of all together."""
+        """Replace gradients by their sums over a group, with one all-reduce for all of them."""
         arrays = [self.grads[key] for key in keys]
         shapes = [copies[0].shape for copies in arrays]
         flat = group.all_reduce([flatten(rank) for rank in zip(*arrays, strict=True)])
@@ -256,7 +257,7 @@ class Replicas:
         return [weight for weight, _ in updates], [state for _, state in updates]
 
     def clear(self) -> None:
-        """Forget the gradients."""
+        """Delete the gradients of the last step."""
         self.grads = {}
 
     def whole_weights(self) -> dict[str, Ranked]:
@@ -268,7 +269,7 @@ class Replicas:
         return self.grads
 
     def element_counts(self) -> dict[str, int]:
-        """Return numbers of elements on the first rank: parameters, gradients, state."""
+        """Return the numbers of elements on the first rank, by parameters, gradients and state."""
         return count_elements(self.weights, self.grads, self.states)
 
 
@@ -286,7 +287,7 @@ class FlatGroup:
 
 
 class Sharded(Replicas):
-    """Replicated weights are sharded, as far as plan.zero_stage says.
+    """Weights that are sharded over the data ranks, as far as the plan's `zero_stage` says.
 
     Stage 1 shards the optimiser's state, stage 2 gradients too, stage 3 parameters too.
     """
@@ -316,8 +317,8 @@ class Sharded(Replicas):
     def _flats(self, piece: Piece) -> tuple[FlatGroup, ...]:
         keys = [f"{piece.name}.{name}" for name in piece.weights]
         flats = []
-        # Weights that are summed over other groups (experts, say, over replicas only) need a vector
-        # of their own.
+        # Weights whose gradients are summed over other groups (experts: over replicas only) need a
+        # separate vector.
         for groups in dict.fromkeys(self.reduction_groups[key] for key in keys):
             group_keys = tuple(key for key in keys if self.reduction_groups[key] == groups)
             shapes = tuple(self.weights[key][0].shape for key in group_keys)
@@ -346,7 +347,7 @@ class Sharded(Replicas):
             del self.weights[key]
 
     def fetch(self, tape: Tape, piece: Piece) -> dict[str, Var]:
-        """Return a piece's weights; from stage 2 on its gradients are scattered at once."""
+        """Return a piece's weights; from stage 2 on, its gradients are reduce-scattered at once."""
         flats = self.flats_by_piece[piece.name]
         if self.zero_stage > 1:
             # the tape runs backwards: this step runs after all steps of the piece
@@ -357,7 +358,7 @@ class Sharded(Replicas):
         return super().fetch(tape, piece)
 
     def release(self, tape: Tape, piece: Piece, variables: dict[str, Var]) -> None:
-        """Stage 3: drop a piece's weights now, and gather them again before its backward pass."""
+        """In stage 3, drop a piece's weights now and gather them again before its backward pass."""
         if self.zero_stage < 3:
             return
         flats = self.flats_by_piece[piece.name]
@@ -384,7 +385,7 @@ class Sharded(Replicas):
                 del self.grads[key]
 
     def reduce(self) -> None:
-        """Finish the sums: stage 1 scatters here, once; then the groups inside a replica."""
+        """Finish the sums: stage 1 reduce-scatters here; then sum over groups inside a replica."""
         if self.zero_stage == 1:
             self._scatter(self.flats)
         for flat in self.flats:
@@ -403,14 +404,14 @@ class Sharded(Replicas):
                 self.weights.update(self._gathered(flat, new_shards))
 
     def clear(self) -> None:
-        """Forget the gradients."""
+        """Delete the gradients of the last step."""
         super().clear()
         self.shard_grads = {}
 
     def _with_parts(
         self, whole: dict[str, Ranked], shards: dict[FlatGroup, Ranked]
     ) -> dict[str, Ranked]:
-        """Return whole arrays for the reader, without any message between ranks."""
+        """Return whole arrays, for inspection only: no messages between ranks are counted."""
         merged = dict(whole)
         for flat, flat_shards in shards.items():
             members_by_rank = {r: members for members in self._group(flat).members for r in members}
@@ -430,7 +431,7 @@ class Sharded(Replicas):
         return self._with_parts(self.grads, self.shard_grads)
 
     def element_counts(self) -> dict[str, int]:
-        """Return numbers of elements on the first rank: parameters, gradients, state."""
+        """Return the numbers of elements on the first rank, by parameters, gradients and state."""
         local_counts = count_elements(self.shards, self.shard_grads, self.shard_states)
         return {
             kind: count + local_counts[kind] for kind, count in super().element_counts().items()
