@@ -104,7 +104,7 @@ class Chip:
     its cores (0 if the file has no number); our kernels do not.
 
     `family` is the preset that the chip is made from: Ascend910B2 for your own file with that base.
-    What no number says follows it, such as the kernels that the vendor's library has.
+    It decides what the numbers do not state, such as which kernels the vendor's library has.
     """
 
     # The fields are in the order of a chip file's sections. They are more than twelve because a
