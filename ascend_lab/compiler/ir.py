@@ -51,7 +51,7 @@ class TensorType:
 
     @property
     def elements(self) -> int:
-        """Logical elements."""
+        """Number of elements, padding not included."""
         return math.prod(self.shape)
 
     @property
@@ -221,7 +221,7 @@ class Graph:
         return sum(kind.elements for kind in read if kind.dtype in formats.FLOATS)
 
     def renamed(self, name: str) -> "Graph":
-        """Return the same graph under another name."""
+        """Return the same graph with another name."""
         return replace(self, name=name)
 
     def __repr__(self) -> str:
@@ -236,7 +236,7 @@ class Graph:
         return to_text(self)
 
 
-# -- the text form; `graph.evaluate` reads it back ------------------------------------------------
+# -- the text form; `text_form.from_text` reads it ------------------------------------------------
 MAX_WRITTEN = 64
 """Most elements of a constant that the text form writes out."""
 _IDENTIFIER = re.compile(r"[A-Za-z_][\w.]*$")
@@ -306,7 +306,7 @@ TRANS_DATA = Operator(
 )
 """The node between two layouts: the same elements at other addresses."""
 GRAPH_ONLY: dict[str, Operator] = {TRANS_DATA.name: TRANS_DATA}
-"""Operators that only compilers put into graphs; other packages may add theirs."""
+"""Operators that only compilers put into graphs, by name; other packages may add their own."""
 
 
 def operator_of(op: str) -> Operator:
@@ -442,8 +442,8 @@ def pixels(graph: Graph, node: Node) -> int:
 
 
 def only_reader(graph: Graph, node: Node) -> Node | None:
-    """Return the one node that reads what `node` writes, unless others or the outputs do too."""
-    # an output of the graph is also read outside
+    """Return the only reader of a node's output; None for several, or for an output of the graph."""
+    # an output of the graph is also read from outside the graph
     if len(node.outputs) > 1 or node.output in graph.outputs:
         return None
     # mul(x, x) counts as one reader
@@ -460,6 +460,9 @@ def moves_before(graph: Graph, name: str) -> list[Node]:
 
 
 def moves_after(graph: Graph, node: Node) -> list[Node]:
-    """Return the chain of `MOVES` that starts after a node, each the only reader of the last."""
+    """Return the chain of `MOVES` that starts after a node, each the only reader of the one before.
+
+    The list is empty if the node's result has another reader, or a reader that computes.
+    """
     reader = only_reader(graph, node)
     return [reader, *moves_after(graph, reader)] if reader and reader.op in MOVES else []
