@@ -442,7 +442,7 @@ def pixels(graph: Graph, node: Node) -> int:
 
 
 def only_reader(graph: Graph, node: Node) -> Node | None:
-    """Return the only reader of a node's output; None for several, or for an output of the graph."""
+    """Return the only reader of a node's output; None for several or for a graph's output."""
     # an output of the graph is also read from outside the graph
     if len(node.outputs) > 1 or node.output in graph.outputs:
         return None
@@ -460,9 +460,9 @@ def moves_before(graph: Graph, name: str) -> list[Node]:
 
 
 def moves_after(graph: Graph, node: Node) -> list[Node]:
-    """Return the chain of `MOVES` that starts after a node, each the only reader of the one before.
+    """Return the chain of `MOVES` after a node, each the only reader of the one before it.
 
-    The list is empty if the node's result has another reader, or a reader that computes.
+    The list is empty if the node's result has several readers, or a reader that computes.
     """
     reader = only_reader(graph, node)
     return [reader, *moves_after(graph, reader)] if reader and reader.op in MOVES else []

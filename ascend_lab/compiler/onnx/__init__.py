@@ -271,7 +271,7 @@ def _is_int64(ctx: Context) -> bool:
 
 
 def _convert_node(ctx: Context) -> Sequence[Result]:
-    """Return what the node writes: computed now if all inputs are known and small, else converted."""
+    """Return what the node writes: computed now if its inputs are known and small, or converted."""
     try:
         folded_result = elementwise.folded(ctx)
         if folded_result is not None:
