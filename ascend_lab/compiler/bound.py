@@ -474,7 +474,7 @@ class _Work:
         return latest
 
     def _inputs_ready(self, node: Node, ready: Mapping[str, Times]) -> Times:
-        """Return when a node may begin: once a number of each input is ready; for a join, of one."""
+        """Return when a node may begin: once each input has a number; for a join, once one has."""
         windows = self.needs.windows.get(node.name, ())
         is_constant = (
             node.op in BY_ROW and self.graph.types[node.output].shape[node.attr("axis", -1)] < 2

@@ -24,7 +24,7 @@ The `ledger` explains a time: it splits the time into its lower bound and terms 
 
 Pipes of a phase work at the same time, so their cycles do not add up. The ledger goes through the
 terms in order and gives each the cycles by which it exceeds all terms before it: nothing counts
-twice, and no term is negative. The term of the unit that limits the bound comes first. A phase of 100 cycles
+twice, and no term is negative. The term that limits the bound comes first. A phase of 100 cycles
 whose cube works 60 and whose vector units work 80 gives 60 to the cube, 20 to the vector units and
 20 to the waits. At the end the bound's seconds are subtracted from the terms, in the same order.
 

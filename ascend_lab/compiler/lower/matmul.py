@@ -45,7 +45,7 @@ def is_turned(node: Node, kinds: Sequence[TensorType]) -> bool:
 
 
 def is_plain(piece: Piece) -> bool:
-    """Tell whether the hand-written kernel computes a product: two matrices, first not transposed."""
+    """Tell whether the hand-written kernel computes a product: no batch, first not transposed."""
     node = piece.graph.nodes[0]
     ranks = [len(piece.type(n).shape) for n in node.inputs]
     return ranks == [2, 2] and not node.attr("trans_a", False)

@@ -89,7 +89,7 @@ def lower_mixed(piece: Piece, chip: Chip) -> Lowered:
 
 
 def vector_outputs(piece: Piece) -> tuple[list[te.Tensor], dict[str, Form]]:
-    """Return what a piece computes as tensor expressions, and how its constants are packed."""
+    """Return a piece's outputs as tensor expressions, and how its constants are packed."""
     graph = piece.graph
     forms: dict[str, Form] = {}
     tensors: dict[str, te.Tensor] = {}
@@ -151,7 +151,7 @@ def _row(x: te.Tensor) -> tuple[int, int]:
 
 
 def _fold(fold: Callable[..., te.Tensor], x: te.Tensor) -> te.Tensor:
-    """Return the rows of `x` reduced: first over the fractals, to 16 lanes a row, then over these."""
+    """Return the rows of `x` reduced: over the fractals to 16 lanes a row, then over the lanes."""
     blocks, lanes = _row(x)
     return fold(fold(x, blocks, keepdims=True), lanes, keepdims=True)
 

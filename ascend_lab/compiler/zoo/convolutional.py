@@ -64,7 +64,7 @@ def _squeezenet(
 ) -> Value:
     """Return SqueezeNet (Iandola et al. 2016).
 
-    `stem` is kernel and features of the first layer, `pooled` the fire modules before a pooling.
+    `stem` is kernel and features of the first layer, `pooled` the fire modules after a pooling.
     """
     x = net.conv_act(x, stem[1], stem[0], stride=2, pad=(0, 0), name="conv1")
     for i, (squeezed, expanded) in enumerate(SQUEEZED, 2):
