@@ -98,7 +98,7 @@ class Problem:
         return self.placed({w.name: min(w.seconds, key=RANKS.__getitem__) for w in self.works})
 
     def exact(self) -> Placement:
-        """Return a placement of least time; of several, the one with most operators on the device."""
+        """Return a placement of least time; of several, one with most operators on the device."""
         cut = _Cut()
         writer = {tensor: work.name for work in self.works for tensor in work.writes}
         for work in self.works:
@@ -154,7 +154,7 @@ class _Cut:
         return set(self._reached(sink, back=True))
 
     def _reached(self, start: str, *, back: bool = False) -> dict[str, int]:
-        """Return the distances from `start` along edges with capacity left; `back`: against them."""
+        """Return distances from `start` along edges with capacity left; `back`: against them."""
         level = {start: 0}
         queue = deque([start])
         while queue:

@@ -44,7 +44,7 @@ OUTPUTS = "graph outputs"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Nodes that run one after another: a graph compiled for the core, or nodes of other engines."""
+    """Nodes that run one after another: a graph compiled for the core, or nodes elsewhere."""
 
     nodes: tuple[NodeProto, ...]
     imported: Imported | None
@@ -98,7 +98,7 @@ class Hosted:
         return h.run_on_host(model, known)
 
     def timeline(self) -> NetworkTimeline:
-        """Return the times of all parts and copies in order; parts on the core begin with L2 empty."""
+        """Return the times of all parts and copies in order; L2 is empty before each core part."""
         operators: list[OperatorTime] = []
         # a tensor is copied when the first operator on the other side needs it
         copied: set[str] = set()

@@ -277,7 +277,7 @@ def with_tilings(compiled: Compiled) -> Compiled:
 
 
 def _smaller(tiling: GemmSchedule) -> GemmSchedule | None:
-    """Return a tiling that needs less memory: fewer steps, then half a side; None if none is left."""
+    """Return a tiling with fewer steps, else with half a side, to save memory; None if neither."""
     if tiling.step_k > 1:
         return replace(tiling, step_k=tiling.step_k // 2)
     m = tiling.base_m // FRACTAL

@@ -76,7 +76,7 @@ class Rule:
     needs_shared_launch: bool = False
 
     def propose(self, graph: Graph, node: Node) -> Group:
-        """Return the proposed group, () for none; raise `InputError` if it is not a list of nodes."""
+        """Return the proposed group, () for none; raise `InputError` unless it lists nodes."""
         # rules may come from users: what they return is checked before the compiler relies on it
         proposed = self.match(graph, node) or ()
         if not isinstance(proposed, list | tuple) or not all(isinstance(n, Node) for n in proposed):

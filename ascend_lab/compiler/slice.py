@@ -73,7 +73,7 @@ class Walk:
 
 
 def walk(graph: Graph, rules: Rules, axes: Mapping[str, int], wanted: Mapping[str, Range]) -> Walk:
-    """Return what these ranges of the outputs need; raise `ShapeError` if a tile has only padding."""
+    """Return what these ranges of the outputs need; raise `ShapeError` if it is only padding."""
     need = dict(wanted)
     parts = {}
     # backward: all readers of a tensor have said which range they need before its writer is cut
@@ -167,7 +167,7 @@ def tile_graph_of(graph: Graph, rows: Walk, cols: Walk, name: str) -> Graph:
 
 
 def _part(draft: Draft, tensor: str, rows: Range, columns: Range) -> str:
-    """Return the tensor with these rows and columns of an image; readers of equal ranges share it."""
+    """Return the tensor with these rows and columns of an image; equal ranges share a tensor."""
     (top, bottom) = rows
     (left, right) = columns
     kind = draft.types[tensor]

@@ -381,7 +381,7 @@ def _paces(
 
 
 def _bias_moved(shape: kernels.ConvShape, epilogue: Epilogue, chip: Chip) -> Epilogue:
-    """Return an epilogue of int32 sums; if that is faster by over a cycle, the cube adds the bias."""
+    """Return an epilogue of int32 sums; the cube adds the bias if this saves over a cycle."""
     deq = epilogue.deq
     if deq is None or not deq.bias or not chip.combined:
         return epilogue
