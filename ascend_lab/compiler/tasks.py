@@ -36,7 +36,7 @@ CUBE_OPS = (*CONVOLUTIONS, *PRODUCTS, "conv_transpose2d", "conv2d_grad_weight", 
 
 @dataclass(frozen=True, slots=True)
 class CpuKernel(isa.Kernel):
-    """An operator on the AI CPU, without a program: its tensors, and why no NPU kernel computes it."""
+    """An operator on the AI CPU, without a program: its tensors, and why it has no NPU kernel."""
 
     reads: tuple[Buffer, ...]
     writes: tuple[Buffer, ...]

@@ -1,4 +1,4 @@
-"""Defines the layers from which the models are built, with seeded weights and exporters' names.
+"""Defines the layers from which the models are built, with seeded weights.
 
 Every parameter is a `Seeded` constant: no number is drawn before it is read. The scales keep
 activations near 1 at any depth. Weights of convolutions and fully connected layers have variance

@@ -60,7 +60,7 @@ DOWN_EXPANSION = 4
 
 
 def _tokens_look(net: Net, x: Value, t: Value, name: str) -> Value:
-    """Append the attention of tokens to an image that is its own keys and values."""
+    """Append the attention of tokens to an image, which itself serves as keys and values."""
     n, c, h, w = x.shape
     q = linear(net, t, c, name=f"{name}.q")
     q = heads(net, q, n, MAP_HEADS, (0, 2, 1, 3), name=f"{name}.q")
@@ -221,7 +221,7 @@ KEY = 32
 
 
 def _relative(net: Net, side: int, step: int, name: str) -> Value:
-    """Append biases (heads, queries, keys): a parameter for each head and distance in rows, columns.
+    """Append biases (heads, queries, keys): a parameter for each head, row and column distance.
 
     There is a query at every `step`-th pixel of a square of `side` pixels, a key at each pixel.
     """
@@ -335,7 +335,7 @@ def _attended(
 
 
 def _attention(net: Net, x: Value, halved: bool, name: str) -> Value:
-    """Append talking-head attention plus a depthwise filter of the values, at half size if `halved`."""
+    """Append talking-head attention and a depthwise filter of values; `halved`: at half size."""
     c = x.shape[1]
     value_width = HEADS * 4 * KEY
     start = x
