@@ -36,7 +36,7 @@ MULTIPLIES = {
 }
 """The index of the second factor of operators that multiply, for `moved_bytes`."""
 WIDER_TYPES = 22
-"""The operator set in which many operators were extended to bfloat16 and did not change else."""
+"""The operator set in which many operators got bfloat16 and changed in nothing else."""
 OLD_IR = 8
 """A version of the file format that every runtime reads."""
 INSTALL = "pip install onnxruntime"
@@ -175,7 +175,7 @@ class _Host:
 
 
 def _in_oldest_words(model: ModelProto, onnx: Any) -> ModelProto | None:
-    """Return an equal model with the oldest possible operator version; None if it is that already.
+    """Return an equal model with the oldest possible operator version; None if it has that.
 
     A runtime may lack kernels for the newest version of an operator, or refuse files that name a
     version newer than itself, although each operator in it is old.

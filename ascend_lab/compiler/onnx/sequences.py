@@ -63,13 +63,13 @@ def _repeated(ctx: Context, x: Value, times: int) -> Value:
 
 
 def _known_bias(ctx: Context, q: Shape, keys: int, past: int) -> Values | None:
-    """Return 0 for the keys a query may see, -inf for others (n or 1, 1, s, keys); None if all."""
+    """Return a bias (n or 1, 1, s, keys), 0 for visible keys, else -inf; None if all are visible."""
     lengths = np.array(ctx.ints(6)) if ctx.has(6) else None
     if lengths is not None and (past or lengths.shape != (q[0],)):
         ctx.unsupported("one length for each of the batch, no past", str(lengths.shape))
     offset = past if lengths is None else (lengths - q[2]).reshape(-1, 1, 1, 1)
-    # 2 queries behind 3 keys of the past stand at keys 3 and 4: causal, they see keys 0 .. 3 and 0
-    # .. 4.
+    # 2 queries after 3 past keys are at positions 3 and 4: if causal, they see keys 0 .. 3 and
+    # 0 .. 4
     at = np.arange(q[2]).reshape(-1, 1) + offset
     key = np.arange(keys)
     left, right = (ctx.attr(f"{side}_window_size") for side in ("left", "right"))
@@ -236,7 +236,7 @@ _CELLS: dict[str, tuple[Cell, int, int, tuple[str, ...]]] = {
 
 @converter("RNN", "GRU", "LSTM", types=_TYPES, since=7)
 def _unrolled(ctx: Context) -> tuple[Value, ...]:
-    """Return all hidden states and the last states, in the layout asked for."""
+    """Return all hidden states and the last states, in the node's `layout`."""
     cell, gates, states, default = _CELLS[ctx.op]
     if ctx.attr("input_forget"):
         ctx.unsupported("input_forget = 0", "1")
@@ -245,7 +245,7 @@ def _unrolled(ctx: Context) -> tuple[Value, ...]:
     x = ctx.emit("transpose", x, perm=(1, 0, 2)) if turned else x
     steps, batch, _ = x.shape
     directions, rows, _ = ctx.shape(1)
-    # LSTM weights of 4 gates and 128 hidden units have 512 rows.
+    # LSTM weights of 4 gates and 128 hidden units have 512 rows
     hidden = rows // gates
     turns_of = {"forward": (1,), "reverse": (-1,), "bidirectional": (1, -1)}
     order = turns_of.get(ctx.attr("direction"), ())
@@ -336,7 +336,7 @@ def _linear_attention(ctx: Context) -> Sequence[Result]:
         if beta is not None:
             difference = ctx.emit("sub", value, ctx.emit("batch_matmul", key, state))
             value = ctx.emit("mul", difference, _row(ctx, beta, step))
-        # (n, heads, 1, d) transposed times (n, heads, 1, e): the outer product (n, heads, d, e).
+        # (n, heads, 1, d) transposed times (n, heads, 1, e): the outer product (n, heads, d, e)
         learned = ctx.emit("batch_matmul", key, value, trans_a=True)
         state = ctx.emit("add", state, learned)
         # several readers share a state, as in grouped attention

@@ -48,13 +48,13 @@ def _dropout(ctx: Context) -> Sequence[Result]:
 
 @converter("Reshape", since=5)
 def _reshape(ctx: Context) -> Result:
-    """Take sizes as they are; 0 keeps one (unless allowzero), -1 is what is left."""
+    """Return a reshape; size 0 keeps the input's size (unless allowzero), -1 is computed."""
     x = ctx.tensor(0)
     target = ctx.ints(1)
     zero_keeps_size = not ctx.attr("allowzero")
     if any(n == 0 and i >= len(x.shape) for i, n in enumerate(target)) and zero_keeps_size:
         ctx.unsupported(f"0 only for the {len(x.shape)} axes of the input", str(target))
-    # (2, 3, 4) to (0, -1): 0 keeps the 2, -1 is 24 / 2 = 12.
+    # (2, 3, 4) to (0, -1): 0 keeps the 2, -1 is 24 / 2 = 12
     sizes = [x.shape[i] if n == 0 and zero_keeps_size else n for i, n in enumerate(target)]
     # exported with a batch of 1, imported with 4: x begins with 4, so (1, 10) becomes (4, 10)
     if ctx.rebatch and sizes and sizes[0] == ctx.rebatch[0] and x.shape[:1] == ctx.rebatch[1:]:

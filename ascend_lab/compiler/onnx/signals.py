@@ -146,7 +146,7 @@ def _axes(ctx: Context, attrs: dict[str, Any]) -> dict[int, _Axis]:
 
 
 def _from_sizes(ctx: Context, shape: list[int], policy: str) -> tuple[list[int], list[float]]:
-    """Return sizes and scales: as asked for, or of one scale that keeps the proportions."""
+    """Return sizes and scales: those stated, or with one scale that keeps the aspect ratio."""
     sizes = list(ctx.ints(3))
     if len(sizes) != len(shape) or min(*sizes, *shape) < 1:
         ctx.unsupported("a size of at least 1 for each axis", f"{sizes} for {shape}")
@@ -237,9 +237,9 @@ def _sure(ctx: Context, change: _Axis, at: Values, how: str, mixes: bool) -> Non
 
 
 def _weights(at: Values, change: _Axis, attrs: dict[str, Any]) -> Values:
-    """Return the matrix (out, size) of an interpolation; beyond the ends the last pixel counts."""
+    """Return the matrix (out, size) of an interpolation; the border pixel repeats outside."""
     cubic = attrs["mode"] == "cubic"
-    # Scale 1/2 with antialias: each pixel mixes neighbours up to 2 pixels away, not 1.
+    # scale 1/2 with antialias: each pixel mixes neighbours up to 2 pixels away, not 1
     squeeze = min(change.scale, 1.0) if attrs["antialias"] else 1.0
     reach = math.ceil((2 if cubic else 1) / squeeze) + 1
     result = np.zeros((len(at), change.length))

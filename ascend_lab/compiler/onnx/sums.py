@@ -34,7 +34,7 @@ def _matmul(ctx: Context) -> draft.Value:
     b = ctx.input(1)
     if not a.shape or not b.shape:
         ctx.unsupported("operands of at least 1 axis", f"{a.shape} and {b.shape}")
-    # (5,) times (5, 7): (1, 5) (5, 7) = (1, 7), and (7,) in the end.
+    # (5,) times (5, 7): (1, 5) (5, 7) = (1, 7), and (7,) in the end
     matrix_a = a if len(a.shape) > 1 else ctx.reshape(a, (1, *a.shape))
     matrix_b = b if len(b.shape) > 1 else ctx.reshape(b, (*b.shape, 1))
     is_matrix_product = len(matrix_a.shape) == len(matrix_b.shape) == 2
@@ -46,8 +46,8 @@ def _matmul(ctx: Context) -> draft.Value:
 
 
 # -- Einsum ---------------------------------------------------------------------------------------
-# Operands are multiplied from the left, two at a time. A letter that both have is a batch axis if it
-# is needed later, otherwise the product sums over it; letters of one operand are rows or columns.
+# Operands are multiplied from the left, two at a time. A letter that both have is a batch axis if
+# it is needed later, otherwise the product sums over it; letters of one are rows or columns.
 LabelledTensor = tuple[draft.Value, str]
 """A tensor and a letter for each of its axes."""
 _ELLIPSIS_LABELS = "0123456789"
@@ -347,7 +347,7 @@ def _fill(ctx: Context, like: draft.Value, shape: kinds.Shape, number: float) ->
 @converter("InstanceNormalization", types=(kinds.FLOATS,), since=6)
 @converter("GroupNormalization", types=(kinds.FLOATS,))
 def _group_norm(ctx: Context) -> draft.Value:
-    """Scale and bias are one per channel, before opset 21 of groups one per group."""
+    """Return a group norm; scale and bias are one number per channel, before opset 21 per group."""
     x = ctx.input(0)
     shape = ctx.shape(0)
     is_instance_norm = ctx.op == "InstanceNormalization"
@@ -357,7 +357,7 @@ def _group_norm(ctx: Context) -> draft.Value:
     groups = c if is_instance_norm else ctx.attr("num_groups")
     if groups < 1 or c % groups:
         ctx.unsupported(f"groups that divide {c} channels", str(groups))
-    # (2, 32, 14, 14) in 8 groups: rows (2, 8, 784) of 4 channels, each normed by itself.
+    # (2, 32, 14, 14) in 8 groups: rows (2, 8, 784) of 4 channels, each normalised alone
     rows = ctx.emit("reshape", x, shape=(n, groups, math.prod(shape[1:]) // groups))
     scale, bias = (_fill(ctx, x, rows.shape[-1:], number) for number in (1.0, 0.0))
     normalised = ctx.emit("layer_norm", rows, scale, bias, epsilon=ctx.attr("epsilon"))

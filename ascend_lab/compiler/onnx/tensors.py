@@ -340,12 +340,12 @@ def _without_symbols(name: str, sizes: Sizes, size_of_symbol: Mapping[str, int])
 
 
 def pinned_tensor(name: str, elem: str, sizes: Sizes, value: Any) -> Tensor:
-    """Return a graph input whose value is given before the graph is built."""
+    """Return a graph input as a known tensor, with a value given before the graph is built."""
     array = np.asarray(value)
     dtype = NUMPY[elem]
     if array.dtype.kind not in "biuf" and array.dtype != dtype:
         raise InputError(f"input {name} in {elem}", str(array.dtype), "pass numbers")
-    # 2.0 may be pinned as int64, 2.5 may not: the cast has to leave it equal.
+    # 2.0 may be given for int64, 2.5 may not: the cast must not change the value
     cast = array.astype(dtype)
     if dtype.kind in "biu" and not np.array_equal(cast, array):
         raise InputError(f"input {name} in {elem}", f"values of {array.dtype}", "pass whole ones")

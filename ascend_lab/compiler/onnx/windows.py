@@ -267,13 +267,13 @@ def _global_pool(ctx: Context) -> Value:
 
 @converter("LpPool", types=(FLOATS,), since=2)
 def _lp_pool(ctx: Context) -> Value:
-    """Take the p-th root of the sum of |x|^p over each window: a convolution with ones."""
+    """Return the p-th root of the sum of |x|^p over each window, by a convolution with ones."""
     x = ctx.input(0)
     if ctx.attr("ceil_mode"):
         ctx.unsupported("ceil_mode = 0", "1")
     powers = _powered(ctx, x)
     kernel = ctx.attr("kernel_shape")
-    window_of(ctx, kernel, x.shape[2:])  # refuses a kernel too large to be made
+    window_of(ctx, kernel, x.shape[2:])  # raises an error for a kernel that is too large
     # a group for each channel and weights of 1: each window is summed channel by channel
     ones = ctx.constant_array(np.ones((x.shape[1], 1, *kernel)), x.type.dtype, "ones")
     return _root(ctx, convolved(ctx, powers, ones, groups=x.shape[1]))
@@ -302,7 +302,7 @@ def _root(ctx: Context, x: Value) -> Value:
 
 
 def _pool_window(ctx: Context) -> Window:
-    """Return the window; in ceiling mode with the elements that the last one covers after the pads.
+    """Return the window; in ceiling mode its `extra` is what the last one covers after the pads.
 
     A last window that would start after the image's last pixel is dropped.
     """

@@ -67,7 +67,7 @@ class Asked:
 
     @property
     def gaps(self) -> bool:
-        """Whether windows of SAME leave elements out: a stride beyond the kernel."""
+        """Whether windows of SAME skip elements: the stride is larger than the kernel."""
         kernel = self.attr("kernel_shape") or ()
         strides = self.attr("strides") or (1,) * len(kernel)
         if not kernel:  # a convolution's kernel is known from its weights: any stride may skip
@@ -77,7 +77,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A row: which evaluator is wrong for which operators, what it does wrong, and in which cases."""
+    """A row: the evaluator that is wrong, for which operators, what it does, and in which cases."""
 
     evaluator: str
     ops: tuple[str, ...]

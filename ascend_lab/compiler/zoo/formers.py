@@ -11,7 +11,7 @@ from ascend_lab.compiler.ir import Graph
 from ascend_lab.compiler.zoo.blocks import Net, family
 from ascend_lab.compiler.zoo.transformers import SPREAD, heads, linear, mlp, norm, rows_of
 
-# -- Mobile-Former: an image and a few learned tokens -----------------------------------------------
+# -- Mobile-Former: an image and a few learned tokens ---------------------------------------------
 FORMER = {
     "26m": (4, 8, 3, 128, 1024, "3,12,2 3,12 D6,24 3,24 D6,48 4,48 6,64 D6,96 6,96"),
     "52m": (1, 8, 3, 128, 1024, "3,12,2 3,12 D6,24 3,24 D6,48 4,48 6,64 D6,96 6,96"),
