@@ -63,7 +63,7 @@ def _repeated(ctx: Context, x: Value, times: int) -> Value:
 
 
 def _known_bias(ctx: Context, q: Shape, keys: int, past: int) -> Values | None:
-    """Return a bias (n or 1, 1, s, keys), 0 for visible keys, else -inf; None if all are visible."""
+    """Return a bias (n or 1, 1, s, keys): 0 for visible keys, else -inf; None without masking."""
     lengths = np.array(ctx.ints(6)) if ctx.has(6) else None
     if lengths is not None and (past or lengths.shape != (q[0],)):
         ctx.unsupported("one length for each of the batch, no past", str(lengths.shape))

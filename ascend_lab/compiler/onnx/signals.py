@@ -15,7 +15,7 @@ from ascend_lab.compiler.onnx.tensors import FLOATS, GRAPH_TYPES, INTEGERS, Valu
 CROP = "tf_crop_and_resize"
 ROWS = 2**16
 WEIGHTS = 2**26
-"""Most elements of the matrix that interpolates along one axis."""
+"""`ROWS` and `WEIGHTS`: most rows and most elements of the matrix that resizes an axis."""
 
 
 def _mixed(ctx: Context, x: Value, axis: int, weights: Values) -> Value:

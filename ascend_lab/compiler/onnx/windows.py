@@ -91,7 +91,7 @@ def _sizes(ctx: Context, key: str, rank: int) -> Shape:
 def _pads(
     ctx: Context, kernel: Shape, stride: Shape, dilation: Shape, size: Shape
 ) -> tuple[Pair, ...]:
-    """Return pads (before, after) per axis: given ones, or those for ceil(size / stride) outputs."""
+    """Return pads (before, after) per axis: given, or computed for ceil(size / stride) outputs."""
     rank = len(size)
     auto_pad = ctx.attr("auto_pad")
     pads = ctx.attr("pads")
