@@ -45,9 +45,9 @@ CURVES = {
 
 A cube computes sums of products and a path out of L0C scales; neither computes these functions.
 vexp, vln, vmul   an exponential, a logarithm, a product of two computed numbers
-over              a reciprocal: the quicker of vrec and vdiv
-share             a quotient: a reciprocal and vmul, or vdiv, whichever is quicker
-least             the quickest instruction that the chip has
+over              a reciprocal: the faster of vrec and vdiv
+share             a quotient: a reciprocal and vmul, or vdiv, whichever is faster
+least             the fastest instruction that the chip has
 passed            one more instruction, the quickest, on chips where the cube shares the vector
                   pipe: the cube may have computed it, but its result passes through that pipe
 low, high         a limit: the quickest instruction, or none where a path out of L0C clips
@@ -211,7 +211,7 @@ class _Work:
 
         Results. (1) Every sum leaves L0C once, in two bytes, or in one if the graph has int8. (2)
         Sums that are only added to others may be added inside L0C: one of them leaves. (3) All
-        paths out of L0C together have the rate `l0c_rate`. Where a vector core of its own reads the
+        paths out of L0C together have the rate `l0c_rate`. Where a separate vector core reads the
         sum for a function, the sum takes the paths to that core: `l0c_to_vector_rate`.
 
         On chips with one core for cube and vector work, sums leave on the vector pipe: their cycles
@@ -224,7 +224,7 @@ class _Work:
                 # products whose sums are added up before they leave belong together
                 groups.setdefault(self._last_in_l0c(node.output), []).append(node)
         for_either = list[tuple[int, float, float]]()
-        # small groups leave L0C, or one vector step a tap computes them
+        # sums of small groups leave L0C, or the vector unit computes them, one step for each tap
         rate = max(self.l0c_rate, self.chip.vector_bytes_per_repeat * self.chip.core_count)
         for group_end, nodes in groups.items():
             cubes = [node for node in nodes if self._on_cube(node)]
@@ -423,7 +423,7 @@ class _Work:
         return max(self._work_done() if since else 0.0, self._late_weights(), *ends)
 
     def more_launches(self) -> int:
-        """Return how many kernels at least follow the first if none uses both kinds of cores.
+        """Return how many kernels must follow the first one if no kernel uses both types of cores.
 
         A tensor that the cube makes and a vector unit reads, or the other way round, crosses into a
         later kernel. `ready` holds, for each tensor, the index of the first kernel that has it on

@@ -279,7 +279,7 @@ def _makers_and_readers(graph: ir.Graph, overflows: Sequence[Overflow]) -> list[
     """Return the names of the nodes that write or read a tensor that overflows.
 
     Later rewrites name a node after the one it replaces: `attn_fp16` comes from `attn`. So the node
-    with the longest name that the overflowing one starts with stands for it.
+    with the longest name with which the overflowing node's name begins is taken.
     """
     nodes = {node.name: node for node in graph.nodes}
     names_to_keep: dict[str, None] = {}

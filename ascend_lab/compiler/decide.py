@@ -206,7 +206,7 @@ def is_quicker(
     Each is timed with its conversions: see `_with_conversions`.
     """
     cycles = clock.total_cycles(candidate[0], _with_conversions(*candidate))
-    limit = cycles + 1  # an equal number of cycles is no gain
+    limit = cycles + 1  # equally many cycles do not make it faster
     return cycles < clock.total_cycles(current[0], _with_conversions(*current), limit)
 
 

@@ -204,7 +204,7 @@ def checked_inputs(
 def as_type(name: str, value: Any, expected: ir.TensorType, *, wide: bool = False) -> ir.Values:
     """Return an array in a tensor's format; raise `InputError` unless its shape and dtype fit.
 
-    `wide` asks for int64 where the type says int32.
+    With `wide` the array is int64 where the type is int32.
     """
     array = np.asarray(value)
     if array.shape != expected.shape:

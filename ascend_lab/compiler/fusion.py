@@ -17,7 +17,7 @@ no rule takes are fused by the kind of their operators, up to the post-dominator
     cube        elementwise                 (sums leave through the vector unit)
     elementwise elementwise, reduce
     reduce      elementwise, reduce         (rows stay on chip; the scheduler cuts phases)
-    other       nothing: it moves data or has a kernel of its own
+    other       nothing: it moves data or has a hand-written kernel
 
 Source: CANN documentation, UB fusion patterns; GE, buffer_fusion_constant.h.
 """
@@ -159,7 +159,7 @@ def immediate_post_dominators(graph: Graph) -> Mapping[str, str | None]:
     """Return for each node, by name, its immediate post-dominator; None if it has none.
 
     Node d post-dominates n if every path from n to an output passes d. Fusing n with everything up
-    to d leaves no result in between that a node outside reads. In
+    to d means that no node outside reads a result in between. In
 
         n -> a -> d,  n -> b -> d
 
@@ -296,7 +296,7 @@ def _times(counts: Mapping[str, Count]) -> dict[str, dict[str, str]]:
 
 
 def unfused(graph: Graph) -> Fused:
-    """Return every node as a group of its own."""
+    """Return every node as a separate group."""
     return Fused(tuple((node,) for node in graph.nodes))
 
 

@@ -41,7 +41,7 @@ class TensorType:
 
     The shape is the logical one in every layout; a layout in blocks stores padding, too. A block
     of int8 has 32 channels and one of fp16 has 16: both fill 32 bytes. A block of fp32 or int32 has
-    the 16 channels that the cube writes, 64 bytes. ":16" behind a layout keeps blocks of 16
+    the 16 channels that the cube writes, 64 bytes. ":16" after a layout means blocks of 16
     channels where the number format would have 32, as for int8 just cast from fp16.
     """
 
@@ -62,8 +62,8 @@ class TensorType:
 
     @property
     def map(self) -> AddressMap:
-        """Where every element lies."""
-        # a scalar has the shape (): it lies like one element of a row
+        """The address map: where in memory every element is stored."""
+        # a scalar has the shape (): it is stored like a row of one element
         return formats.map_of(self.layout, self.shape or (1,), self.dtype)
 
     @property
@@ -159,7 +159,7 @@ class Graph:
 
     `narrowed` names int32 tensors that are int64 in the model. `evaluate` computes them in 64 bits;
     a kernel holds 32, and numbers beyond those raise an error. `elements` keeps, by the names of
-    inputs and outputs, the model's element types that no format here stands for, int64 and bool,
+    inputs and outputs, the model's element types for which graphs have no format, int64 and bool,
     so that an exported file has them again.
     """
 
@@ -185,7 +185,7 @@ class Graph:
 
     @cached_property
     def readers(self) -> Mapping[str, tuple[Node, ...]]:
-        """The nodes that read each name, in graph order, each once; () for names nobody reads."""
+        """The nodes that read each name, in graph order, each once; () for names without readers."""
         readers: dict[str, list[Node]] = {name: [] for name in self.types}
         for node in self.nodes:
             # mul(x, x) reads x twice and is one reader

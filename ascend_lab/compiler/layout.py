@@ -82,7 +82,7 @@ class Assigner:
         return replace(self.graph, nodes=nodes, types=self.draft.types, outputs=outputs)
 
     def convert(self, name: str, layout: str) -> str:
-        """Return the tensor in a layout; append a conversion if there is none yet."""
+        """Return the tensor in a layout; append a conversion if the graph does not have it yet."""
         forms = self.names_by_layout[name]
         if layout not in forms:
             forms[layout] = self.append_conversion(name, next(iter(forms.values())), layout)
@@ -281,7 +281,7 @@ def _on_cube(node: Node) -> bool:
     return node.has("convolution") or node.op == "conv_transpose2d"
 
 
-# -- what lies in the padding ---------------------------------------------------------------------
+# -- numbers in the padding -----------------------------------------------------------------------
 def padding_after(graph: Graph, node: Node, known: Mapping[str, Bounds]) -> Bounds:
     """Return the bounds of the padding after an elementwise node; infinite or NaN on overflow.
 

@@ -7,7 +7,7 @@ The file has a header, then a row for each buffer. Columns may be in any order:
   at which the buffer is alive, upper - 1; ends of `gaps` are then last times, too.
 * `alignment`: the offset is a multiple of it.
 * `offset`: the given place of the buffer; -1 or an empty cell leaves it free.
-* `gaps`: `6-8 11-12@0:4`, times when the buffer needs no bytes, or only those behind the @.
+* `gaps`: `6-8 11-12@0:4`, times when the buffer needs no bytes, or only those after the @.
 * `hint`: an offset that a search may try first; it is checked, but not used.
 """
 

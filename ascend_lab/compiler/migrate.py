@@ -259,7 +259,7 @@ def _verdicts(graph: Graph, rewritten: Graph, titles: Mapping[str, NodeProto]) -
 
 
 def _source_of(name: str, titles: Mapping[str, NodeProto]) -> str:
-    """Return the node of the model that a node of the graph stands for.
+    """Return the title of the model's node from which a node of the graph comes.
 
     A pass names new nodes TITLE/part or TITLE_part, after the node that they replace: mm, in three,
     is mm_rows, mm_product and mm.

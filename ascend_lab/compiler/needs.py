@@ -29,7 +29,7 @@ Masks = tuple[Mask, ...]
 PRODUCTS = ("matmul", "batch_matmul", "gemm", "attention_scores", "attention_context")
 ATTENTION = ("attention", "flash_attention")
 BY_ROW = ("softmax", "log_softmax", "masked_softmax", "layer_norm", "rms_norm")
-"""Operators that compute each result from the row along one axis in which it lies."""
+"""Operators that compute each result from a whole row, along one axis, of their operand."""
 NUMBER = 1
 CHANNELS = 2
 ROW = 3
@@ -218,7 +218,7 @@ class Needs:
         """Yield the needs of a node whose slice rules say which input axes follow an output axis.
 
         Rows 2 and 3 of a product (8, 100) x (100, 5) need rows 2 and 3 of the first factor, and all
-        of its 100 columns: no output axis stands for these.
+        of its 100 columns: no output axis follows these.
         """
         rules = rules_of(self.graph, node)
         for place, name in enumerate(node.inputs):
@@ -343,7 +343,7 @@ class Needs:
         candidates: set[str] = set()
         for node in nodes:
             source = self.graph.producers.get(node.inputs[0])
-            # behind an explicit `pad`, border taps may meet zeros only
+            # after an explicit `pad`, border taps may read only zeros
             padded = source is not None and source.op == "pad"
             if (
                 node.name in self.windows and not node.has("pooling") and not padded

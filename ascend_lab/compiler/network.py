@@ -239,8 +239,8 @@ def _with_start(
 def _start_of_kernels(compiled: Compiled, first: Start) -> dict[str, Start]:
     """Return how each kernel starts; an operator on the AI CPU or AIPP ends a super kernel.
 
-    Inside a super kernel the barrier depends on which cores wait for which: "inside" if the
-    kinds of cores stay the same, "across" if they change, "both" if both kernels use two kinds.
+    Inside a super kernel the barrier depends on the types of cores, cube or vector: "inside" if
+    both kernels use the same, "across" if they differ, "both" if both kernels use both types.
     """
     scopes = {i: scope for scope in compiled.scopes for i in range(*scope)}
     starts: dict[str, Start] = {}
@@ -257,7 +257,7 @@ def _start_of_kernels(compiled: Compiled, first: Start) -> dict[str, Start]:
         # outside a super kernel every kernel is started by itself, whatever its cores
         scope = scopes.get(i)
         units = last_units if scope is None else sim.units_of(kernel, compiled.chip)
-        # two kinds of cores in each of the two kernels: 2 + 2
+        # two types of cores in each of the two kernels: 2 + 2
         kind_count = len(units) + len(last_units)
         barrier: Start = "both" if kind_count > 3 else "across" if units != last_units else "inside"
         starts[task.name] = barrier if scope is not None and scope == last_scope else start

@@ -91,7 +91,7 @@ def constants_beyond(graph: ir.Graph, dtype: str) -> list[Overflow]:
     """
     overflows = []
     for name, constant in graph.constants.items():
-        # a constant that nobody reads does no harm
+        # a constant without readers does no harm
         readers = graph.readers.get(name, ())
         if not readers or not formats.is_float(constant.type.dtype):
             continue

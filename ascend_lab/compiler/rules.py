@@ -17,7 +17,7 @@ kernel (`Fusion`) brings its own lowering, too. Modules of `ascend_lab.fused` ho
 
 Another list, TEMPLATES (`operators.ops.operator`), is for single operators, in a graph or not.
 
-If a module is missing, nothing proposes its groups, and each node becomes a kernel of its own: the
+If a module is missing, its groups are not proposed, and each of their nodes becomes one kernel: the
 network is slower, its values are the same.
 """
 
@@ -98,9 +98,9 @@ class Fusion:
         lower                  writes the kernel of a piece from these parts
         unfused                yields the same nodes as separate kernels, one division after the
                                other: [(1 x 1, relu), (depthwise, relu)], then each node alone
-        times_all_unfused      time every division and compare with the quickest; otherwise with
-                               the first one that the chip has kernels for
-        without_extra_result   the group without the result that it adds beside the main one (the
+        times_all_unfused      True: compare with the fastest of these divisions; False: with the
+                               first one for which the chip has kernels
+        without_extra_result   the group without the result that it has besides the main one (the
                                means), which must pay by itself; () if no result was added
         no_tuning_reason       why the operator tuner cannot choose anything here; "" if it can
         lower_tiled            writes the kernel with a tiling that the tuner chose; may be None

@@ -292,7 +292,7 @@ def _priced_start(piece: Piece, chip: Chip, start: Start) -> Start:
     """Return the start that is assumed when a kernel is chosen; it matters to mix kernels only.
 
     A mix kernel (on cube and vector cores) inside a super kernel starts with a barrier "across"
-    both kinds of cores. All other kernels are cached with one start, which saves entries.
+    both types of cores. All other kernels are cached with one start, which saves entries.
     """
     first_node, *followers = piece.graph.nodes
     may_mix = first_node.has("product") or (bool(followers) and first_node.has("convolution"))

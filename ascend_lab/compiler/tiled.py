@@ -56,7 +56,7 @@ class Tiled:
 
         For a network without multiply-accumulates it is the share of `work`.
         """
-        # pooling alone has no products: elements stand for its work
+        # a network of poolings has no multiply-accumulates: `work` counts its elements
         count = macs if macs(self.graph) else work
         return sum(_sum(step, count) for step in self.steps) / max(1, count(self.graph)) - 1.0
 

@@ -119,7 +119,7 @@ def by_cube(
     """Return the kernel of a convolution on the cube.
 
     Without a tiling the default one and a few others are timed, and the fastest is taken. `beside`
-    is a second convolution whose sums are added, and, in int8, the node that scales its sums.
+    holds a second convolution whose sums are added, and, in int8, the node that scales its sums.
     """
     best = write_conv(piece, chip, vector=False, tiling=tiling, beside=beside)
     if tiling:

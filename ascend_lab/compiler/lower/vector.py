@@ -66,7 +66,7 @@ def lower_mixed(piece: Piece, chip: Chip) -> Lowered:
     """
     byte_tensors = mixed_blocks(piece)
     graph = piece.graph
-    # ":16" behind a layout keeps blocks of 16 channels in bytes, too
+    # ":16" after a layout means blocks of 16 channels also for int8
     types = {
         n: replace(t, layout=f"{t.layout}:16") if t.layout in CUBE_LAYOUTS else t
         for n, t in graph.types.items()
@@ -134,7 +134,7 @@ def expressions(
             op = IMAGE_FOLDS[op]
             attrs = {"axis": (2, 3), "keepdims": True}
         operands = [by_name[n] for n in node.inputs]
-        # In fractals a row lies on two axes, which the operator's own expression does not know.
+        # in fractals a row is spread over two axes: the operator's usual expression has one
         if main.layout == "FRACTAL_NZ" and op in ROW_WISE:
             result: Any = ROW_WISE[op](*operands, **attrs)
         else:
@@ -379,7 +379,7 @@ def digits_moved(
 
 
 def _of_axes(kind: TensorType) -> list[tuple[Digits, ...]]:
-    """Return the pieces of each axis, largest step first; refuse layouts that pad."""
+    """Return the pieces of each axis, largest step first; raise an error if the layout pads."""
     layout = kind.map
     if layout.padding_bytes:
         raise UnsupportedError("whole blocks", str(kind), "convert it on its own")

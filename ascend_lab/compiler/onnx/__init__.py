@@ -197,7 +197,7 @@ class _Importer:
         )
         start = self.net.node_count
         results = tensors_of(ctx)
-        # optional outputs that a converter does not compute may stand there if nobody reads them
+        # a node may name optional outputs that its converter does not compute if no node reads them
         for name in node.output[len(results) :]:
             if name in self.read:
                 ctx.unsupported(f"{len(results)} outputs", f"{name} is used")
@@ -355,7 +355,7 @@ def _inlined(ctx: Context) -> list[Tensor]:
             ctx.unsupported(needed, str(ctx.attr(key)))
     body = _body(ctx)
     opset = body.opset_import[0].version
-    # Formal names of the function's body stand for what the node reads: X for "conv3/out".
+    # the function's formal inputs are the node's inputs: X is "conv3/out"
     tensor_of_name = dict(zip(body.input, ctx.inputs, strict=False))
     for node in body.node:
         signature = file.find(node, opset)

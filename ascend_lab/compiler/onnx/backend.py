@@ -70,7 +70,7 @@ class PreparedModel(BackendRep):
         return outputs
 
     def _named(self, inputs: Any) -> dict[str, Values]:
-        """Return the inputs by name, as arrays; refuse sequences and optionals."""
+        """Return the inputs by name, as arrays; raise an error for sequences and optionals."""
         needed = f"inputs {', '.join(self.inputs)}"
         # one array, or a list of arrays in the model's order
         if not isinstance(inputs, Mapping):

@@ -410,7 +410,7 @@ def _check_64_bits(ctx: Context, integers: Values, *arrays: Values) -> None:
         "Abs",
     ):
         return
-    # 2^62 + 2^62 wraps to -2^63 in int64, and is 9.2e18 in fp64: far apart, so it is refused.
+    # 2^62 + 2^62 wraps to -2^63 in int64, and is 9.2e18 in fp64: far apart, so this is an error
     fp64_values = _element_by_element(ctx, *(array.astype(np.float64) for array in arrays))
     if not np.allclose(fp64_values, integers.astype(np.float64), rtol=1e-9, atol=0.5):
         got = f"numbers from {fp64_values.min():g} to {fp64_values.max():g}"

@@ -112,7 +112,7 @@ class _Host:
     def part(
         self, names: tuple[str, ...], nodes: Sequence[NodeProto], wanted: Sequence[str]
     ) -> None:
-        """Compute consecutive nodes by their common evaluator; if it refuses, halve their number."""
+        """Compute nodes by their common evaluator; if it raises an error, compute each half."""
         try:
             self.values.update(self.ask(names[0], nodes, wanted))
         except Exception as error:  # evaluators raise any type of exception

@@ -123,7 +123,7 @@ class _Conversion:
             attrs = {k: self.dtype if v == self.source else v for k, v in attrs.items()}
         if keeps_sums:
             attrs = {**attrs, "out_dtype": self.source}
-        # a cast reads whatever is there; all others read what their operator's rule asks for
+        # a cast reads any format; all other operators read the formats that their rule states
         if node.op == "cast":
             formats = tuple(self.draft.types[name].dtype for name in node.inputs)
         else:

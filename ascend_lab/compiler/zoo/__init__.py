@@ -129,7 +129,7 @@ def build(name: str, *args: Any, **settings: Any) -> ir.Graph:
     try:
         return builder(*args, **settings)
     except TypeError as error:
-        # Python names a wrong argument in the text only; any other TypeError is a fault of ours
+        # Python names a wrong argument only in the text; any other TypeError is a bug in a builder
         if "argument" not in str(error):
             raise
         arguments = ", ".join(n for n in builder.__annotations__ if n != "return")
@@ -274,7 +274,7 @@ def load_model(
 ) -> onnx.Imported:
     """Return the graph of an ONNX file or of `zoo:NAME`, and its ONNX element types.
 
-    `shapes`, and the arrays `given` by input name, set the sizes that the model leaves open; inputs
+    `shapes`, and the arrays `given` by input name, set the model's symbolic sizes; inputs
     whose values decide shapes are fixed to the given values. Raises `InputError` for an unknown
     name, and as `import_onnx`.
     """

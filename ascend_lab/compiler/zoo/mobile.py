@@ -463,7 +463,7 @@ def _multi_query(net: Net, x: Value, text: str, name: str) -> Value:
 def _mobilenet_v4(
     stem: int, stages: str, net: Net, x: Value, classes: int, width: float = 1.0
 ) -> Value:
-    """Return MobileNet V4 (Qin et al. 2024); a width below 1 leaves the stem as it is."""
+    """Return MobileNet V4 (Qin et al. 2024); a width below 1 does not change the stem."""
     x = net.conv_norm(x, rounded(stem * max(1.0, width)), 3, stride=2, name="stem")
     for s, stage in enumerate(stages.split(" | "), 1):
         sizes, _, blocks = stage.partition(": ")
