@@ -185,7 +185,7 @@ class Graph:
 
     @cached_property
     def readers(self) -> Mapping[str, tuple[Node, ...]]:
-        """The nodes that read each name, in graph order, each once; () for names without readers."""
+        """The nodes that read each name, in graph order, each once; () if there are none."""
         readers: dict[str, list[Node]] = {name: [] for name in self.types}
         for node in self.nodes:
             # mul(x, x) reads x twice and is one reader

@@ -283,7 +283,7 @@ def cycles_started(piece: Piece, chip: Chip, start: Start, *, warm: bool = False
     """
     price = _priced_start(piece, chip, start)
     cycles, mix_cycles = _cycles(piece, chip, _dependencies(piece), warm, price)
-    # inside a super kernel a mix kernel starts on "both" kinds of cores
+    # inside a super kernel a mix kernel starts with a barrier over "both" types of cores
     start = "both" if start == "across" and mix_cycles else start
     return cycles + start_cycles(chip, start, mix_cycles)
 

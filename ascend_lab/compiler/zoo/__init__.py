@@ -255,7 +255,7 @@ def why_lines(rows: Iterable[dict[str, Any]]) -> list[str]:
 
 # -- a file, or `zoo:NAME` -----------------------------------------------------------------------
 ZOO_PREFIX = "zoo:"
-# a graph holds int64 and bool as int32, too: int32 must stand for ONNX's own int32
+# a graph holds int64 and bool as int32, too: here int32 must mean ONNX's int32
 ONNX_ELEMENTS = {dtype: elem for elem, dtype in FORMATS.items() if elem not in ("int64", "bool")}
 """The ONNX element type of each number format."""
 
