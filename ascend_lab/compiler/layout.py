@@ -323,8 +323,8 @@ def _bounds(graph: Graph, name: str, out: TensorType, known: Mapping[str, Bounds
 def leaves_unknown_padding(graph: Graph, node: Node, weight_layout: str) -> bool:
     """Tell whether a product may leave numbers, not zeros, in the columns that pad its result.
 
-    If b is read transposed, the result's columns are b's rows. Rows that pad a matrix `written` in
-    fractals may hold anything, and row-wise operators may later be moved to fractals, too.
+    If b is read transposed, the result's columns are b's rows. Rows that pad a matrix which a node
+    wrote in fractals may hold anything, and row-wise operators may later be moved to fractals, too.
     """
     b = node.inputs[1]
     maker = graph.producers.get(b)
