@@ -16,7 +16,8 @@ Every pass and rule of this package is either in `NAMED` or in `OURS`; a test ch
 No number here comes from a measured network.
 
 What the vendor does not publish is not guessed: the tilings of batched products, of vector
-operators and of pooling, and the memory plan, are those of this package.
+operators and of pooling, and the memory plan, are those of this package. So the times may be too
+short or too long there.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -103,7 +104,7 @@ OURS: Mapping[tuple[str, str], str] = {
 """Passes and rules that only this package has, and what the vendor has instead."""
 ATTENTION = ((GRAPH, "FlashAttentionFusionPass"),)
 FUSED_ATTENTION = "Ascend910B"
-"""CANN 7 has the attention kernel for chips whose names begin with this."""
+"""CANN 7 has the attention kernel for chips of this family."""
 
 
 def switches(chip: Chip) -> Switches:

@@ -320,6 +320,7 @@ class LayerQuantisation:
 def quantise(graph: ir.Graph, scales: Mapping[str, float] | None = None) -> tuple[ir.Graph, int]:
     """Return the graph with products and convolutions with constant weights in int8, and how many.
 
+    These are counted as layers; the other nodes keep their number format.
     `scales` holds a scale for each tensor that these layers read; with None, scales are measured
     on seeded inputs. Additions that read such a tensor read it quantised, too.
     """
