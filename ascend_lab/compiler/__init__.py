@@ -1,13 +1,13 @@
-"""Graphs of operators: build or import, rewrite, lay out, fuse, lower, plan memory, time.
+"""The graph compiler: from a network's graph of operators to kernels, memory plan and time.
 
 Begin with these:
 
 - `GraphBuilder`: write a graph by hand; `zoo` has networks, `onnx` reads files.
 - `Graph`, `Node`, `TensorType`: what a graph consists of.
-- `evaluate`, `random_inputs`: what it computes, in NumPy.
+- `evaluate`, `random_inputs`: what a graph computes, in NumPy, and inputs to try it with.
 - `compile_stages`, `compile_graph`: the graph after every stage, or after the last.
-- `run_compiled`: what its kernels compute; `simulate_graph`: how long they take.
-- `bound_of`: the time that no schedule goes below.
+- `run_compiled`: what the graph's kernels compute; `simulate_graph`: how long they take.
+- `bound_of`: a lower bound of the graph's time, which holds for every schedule.
 - `fusion_rule`: add a rule of your own.
 
 A convolution and a ReLU become one kernel, whose values are those of the graph:

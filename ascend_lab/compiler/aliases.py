@@ -1,6 +1,6 @@
-"""Finds views: tensors whose bytes are bytes of another tensor, so that they need no kernel.
+"""Finds views: tensors that lie inside another tensor's memory, so that they need no kernel.
 
-A reshape of row-major memory is a view: the source under another name. So are conversions,
+A reshape of row-major memory is a view: the source with another name. So are conversions,
 transposes and chains of them that leave every element at its address, such as those that split a
 matrix in fractals into the heads of an attention.
 
@@ -9,7 +9,7 @@ blocks along the outermost axis longer than 1: the images of a batch, or the blo
 of a single image; in C1NHWC0, the blocks of channels of all images.
 
 A concat along such an axis is a view in the opposite direction: its operands are written directly
-into their place in the result, provided that each has memory of its own to give up.
+into their place in the result, provided that none of them is a view, an input or a constant.
 """
 
 from collections.abc import Collection, Mapping
@@ -31,7 +31,7 @@ CUTTING_OPS = ("slice", "split")
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """The place of a tensor: `offset_bytes` behind the start of `owner`."""
+    """The place of a tensor: `offset_bytes` after the start of the tensor `owner`."""
 
     owner: str
     offset_bytes: int = 0
@@ -51,7 +51,7 @@ class _Aliases:
         self.between: set[str] = set()
 
     def add(self, node: Node) -> None:
-        """Note the aliases of a node if it is a view."""
+        """Store the aliases of a node if it is a view."""
         if node.name in self.between:
             return
         if node.op == "concat" and self._join(node):
@@ -114,7 +114,7 @@ class _Aliases:
 
 
 def aliases(graph: Graph, views: Collection[str]) -> Mapping[str, Alias]:
-    """Return the place of every tensor without memory of its own; `views` names the nodes."""
+    """Return the place of every tensor that a view in `views`, names of nodes, puts in another."""
     collector = _Aliases(graph)
     for node in graph.nodes:
         if node.name in views:
@@ -150,7 +150,7 @@ def _views(graph: Graph) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(collector.views | collector.between), frozenset(collector.between)
 
 
-# -- bytes that stay where they are ---------------------------------------------------------------
+# -- moves that keep addresses --------------------------------------------------------------------
 def keeps_addresses(source: TensorType, target: TensorType) -> bool:
     """Tell whether two types put every element at the same address, without padding.
 
@@ -186,7 +186,7 @@ def _ends_in_place(graph: Graph, chain: list[Node]) -> bool:
 
 
 def _runs(layout: AddressMap) -> list[tuple[int, int, int, int]]:
-    """Return a layout's pieces without those of length 1, with neighbours of one axis joined.
+    """Return a layout's pieces without those of length 1; adjacent pieces of an axis are merged.
 
     Blocks of 4 x 16 channels that follow each other without a gap are one piece of 64 channels.
     """

@@ -1,18 +1,18 @@
-"""Seconds that no schedule, fusion, slicing or order of a network's operators goes below.
+"""A lower bound of a network's time: it holds for every schedule, fusion, slicing and order.
 
     time >= max(cube, vector, results, memory, chain) + launch
 
 Each term is a lower bound by itself, for any number of kernels. All of them rest on one assumption:
 whoever computes the graph computes each result that is needed at least once, by the definition of
-its operator. The proof of each term stands beside the method that computes it:
+its operator. The proof of each term is in the docstring of the method that computes it:
 
     term      lower bound of                                        proof
     cube      steps of the cubes                                    `_Work.products`
-    vector    instructions of the vector units                      `_Work.compared`
+    vector    instructions of the vector units                      `_Work.functions`
     results   bytes that leave L0C                                  `_Work.products`
     memory    bytes that cross the interface of device memory       `_Work.memory_bytes`
     chain     the longest chain of dependent steps, any cores       `_Work.chain`
-    launch    what starts the first kernel, or a mix kernel         `_Work.more_launches`
+    launch    start of the first kernel and of those that follow    `_Work.more_launches`
 
 Values of constants count as arbitrary: algebra (Winograd, the product of two weights) is a pass and
 not a schedule. So the bound is that of the graph after passes, in the number format in which it
@@ -44,10 +44,10 @@ CURVES = {
 """Operators that only a vector unit computes, with the fewest instructions for a result.
 
 A cube computes sums of products and a path out of L0C scales; neither computes these functions.
-vexp, vln, vmul   one exponential, logarithm, product of two computed numbers
-over              a reciprocal: the quicker of vrec and vdiv
-share             a quotient: a reciprocal and vmul, or vdiv, whichever is quicker
-least             the quickest instruction that the chip has
+vexp, vln, vmul   an exponential, a logarithm, a product of two computed numbers
+over              a reciprocal: the faster of vrec and vdiv
+share             a quotient: a reciprocal and vmul, or vdiv, whichever is faster
+least             the fastest instruction that the chip has
 passed            one more instruction, the quickest, on chips where the cube shares the vector
                   pipe: the cube may have computed it, but its result passes through that pipe
 low, high         a limit: the quickest instruction, or none where a path out of L0C clips
@@ -61,7 +61,7 @@ SUMMED = ("add", "sub", "reshape", "trans_data", "transpose")
 Times = tuple[float, ...]
 """Cycles until a number is where the cube reads, where the vector unit reads, and in memory."""
 NOW: Times = (0.0, 0.0, 0.0)
-"""Of constants, which are everywhere from the start."""
+"""The times of constants: they may be in every buffer from the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Bound:
 
     @property
     def time_s(self) -> float:
-        """Seconds in all."""
+        """Seconds of work and launch."""
         return self.work_s + self.launch
 
 
@@ -106,7 +106,8 @@ def bound_of(graph: Graph, chip: Chip) -> Bound:
     work.functions()
     cube, vector, leaving = (sum(load.cycles[unit] for load in work.loads) for unit in range(3))
     if not chip.combined:
-        # chips with vector cores: a small group is a step for each tap there, or leaves L0C here
+        # chips with vector cores: a small group costs a vector step for each tap, or, on the
+        # cube, cycles to leave L0C
         candidates = [
             (count * taps * work.cheapest_cycles / work.lanes, leave_cycles)
             for taps, count, leave_cycles in either
@@ -132,7 +133,7 @@ def bound_of(graph: Graph, chip: Chip) -> Bound:
 def _balanced(
     vector: float, path: float, either: Sequence[tuple[float, float]]
 ) -> tuple[float, float]:
-    """Return the cycles of the vector unit and of the path, after work for either is shared out.
+    """Share work that may go to either between vector unit and path; return the cycles of both.
 
     `either` holds (cycles on the vector unit, cycles on the path) of work that may go to either,
     sorted by their ratio: the work that suits the vector unit best comes first. All of it starts on
@@ -151,7 +152,7 @@ def _balanced(
 class _Load(NamedTuple):
     """Cycles that a tensor takes on cubes, vector units and the paths out of L0C.
 
-    They come after the start of the node that writes `node`, a tensor.
+    None of this work begins before the node whose output is called `node`.
     """
 
     node: str
@@ -160,7 +161,7 @@ class _Load(NamedTuple):
 
 
 class _Work:
-    """The work that a graph needs, and its least costs, in cycles in which all cores work."""
+    """The work that a graph needs and its least cost, in cycles with all cores working."""
 
     def __init__(self, graph: Graph, chip: Chip) -> None:
         self.graph = graph
@@ -197,10 +198,10 @@ class _Work:
 
     # -- cube ---------------------------------------------------------------------------------
     def products(self) -> list[tuple[int, float, float]]:
-        """Note the cycles of products and of sums that leave L0C; return work for either unit.
+        """Add the cycles of products and of sums that leave L0C; return work for either unit.
 
-        That is small groups on chips with vector cores: (products of a result, results, cycles to
-        leave L0C if the cube computes them).
+        Work for either unit is that of convolutions in groups of few channels: (products of a
+        result, results, cycles to leave L0C if the cube computes them).
 
         Cube. (1) A step of m0 x k0 x n0 adds to at most m0 n0 sums. (2) A sum of k products needs
         at least ceil(k / k0) steps, whatever else shares them: rows of other images, columns of
@@ -210,7 +211,7 @@ class _Work:
 
         Results. (1) Every sum leaves L0C once, in two bytes, or in one if the graph has int8. (2)
         Sums that are only added to others may be added inside L0C: one of them leaves. (3) All
-        paths out of L0C together have the rate `l0c_rate`. Where a vector core of its own reads the
+        paths out of L0C together have the rate `l0c_rate`. Where a separate vector core reads the
         sum for a function, the sum takes the paths to that core: `l0c_to_vector_rate`.
 
         On chips with one core for cube and vector work, sums leave on the vector pipe: their cycles
@@ -223,14 +224,14 @@ class _Work:
                 # products whose sums are added up before they leave belong together
                 groups.setdefault(self._last_in_l0c(node.output), []).append(node)
         for_either = list[tuple[int, float, float]]()
-        # small groups leave L0C, or one vector step a tap computes them
+        # sums of small groups leave L0C, or the vector unit computes them, one step for each tap
         rate = max(self.l0c_rate, self.chip.vector_bytes_per_repeat * self.chip.core_count)
         for group_end, nodes in groups.items():
             cubes = [node for node in nodes if self._on_cube(node)]
             for node in cubes:
                 m0, k0, n0 = self.chip.cube_shape(self.graph.types[node.inputs[0]].dtype)
                 steps = self.needs.sums(node, k0)
-                if len(nodes) > 1:  # one's incomplete last step may serve another's
+                if len(nodes) > 1:  # sums of two nodes may share a step that neither fills
                     steps = self.needs.sums(node, 1) / k0
                 # only needed and different results are computed
                 needed_share = (
@@ -289,7 +290,7 @@ class _Work:
 
     # -- vector units -------------------------------------------------------------------------
     def functions(self) -> None:
-        """Note the cycles of functions on the vector units.
+        """Add the cycles of functions on the vector units to `loads`.
 
         (1) No cube and no path out of it computes the functions of `CURVES` or the maximum of
         several numbers. (2) So each needed result takes one lane of every instruction of its
@@ -386,13 +387,14 @@ class _Work:
 
         1. Waits. A result needs some number of each of its inputs (of a join: of one). The number
            goes from where it was made to where the next unit reads it: each copy starts up, pipes
-           signal each other with two flags, cores of the other kind are told, L2 adds its latency.
-           Barriers count nothing: a core may go on with what it has made itself.
-        2. Work and waits, at products of which each result needs every number that the product
+           signal each other with two flags, a cube core signals vector cores or they signal it, and
+           L2 adds its latency. Barriers count nothing: a core may go on with its own results.
+        2. Work and waits, at products whose every result needs every number that the product
            reads, such as the fully connected layer of one image. Before its first result all work
-           on its input is done, and the last number of that has come: from another core, through
-           memory, unless one core did all the work. Readers of the product start later, so that
-           several such times add up. Images of a batch do not wait for each other: none counts.
+           on its input is done, and the last number of the input has come: from another core,
+           through memory, unless one core did all the work. Readers of the product start later, so
+           several such times add up. In a batch of several images no product counts here: the
+           images do not wait for each other.
         3. Work and weights that are read late: see `_late_weights`.
         """
         distances = shortest_latencies(self.chip)
@@ -421,7 +423,7 @@ class _Work:
         return max(self._work_done() if since else 0.0, self._late_weights(), *ends)
 
     def more_launches(self) -> int:
-        """Return how many kernels at least follow the first if none uses both kinds of cores.
+        """Return how many kernels must follow the first one if no kernel uses both types of cores.
 
         A tensor that the cube makes and a vector unit reads, or the other way round, crosses into a
         later kernel. `ready` holds, for each tensor, the index of the first kernel that has it on
@@ -442,13 +444,14 @@ class _Work:
         return int(max(uses_both, *(ready.get(name, NOW)[2] for name in self.graph.outputs)))
 
     def _late_weights(self) -> float:
-        """Return when the weights have been read that are used after a tensor's last number.
+        """Return the cycles until all weights used after a tensor's last number have been read.
 
         (1) Take a tensor through which everything passes. One of its numbers comes last, when all
-        work before it is done. (2) What depends on this number still meets the weights of later
-        layers. (3) Some of them may be in L2, if that is a cache, and in buffers: those of the one
-        core that has the number on combined chips, as others hear of it at a barrier, which empties
-        their buffers; those of all cores where flags tell them. (4) The rest is read from memory.
+        work before it is done. (2) What depends on this number is still multiplied with the weights
+        of later layers. (3) Some of these weights may be in L2, if that is a cache, and in buffers.
+        On chips with one core for cube and vector work only the core that has the number may hold
+        some: the others learn of it at a barrier, which empties their buffers. On other chips cores
+        signal by flags, and all may hold some. (4) The other weights are read from memory.
         """
         chip = self.chip
         positions = {n: at for at, node in enumerate(self.graph.nodes) for n in node.outputs}
@@ -471,7 +474,7 @@ class _Work:
         return latest
 
     def _inputs_ready(self, node: Node, ready: Mapping[str, Times]) -> Times:
-        """Return when a node may begin: with a number of all its inputs, or of one (a join)."""
+        """Return when a node may begin: once each input has a number; for a join, once one has."""
         windows = self.needs.windows.get(node.name, ())
         is_constant = (
             node.op in BY_ROW and self.graph.types[node.output].shape[node.attr("axis", -1)] < 2
@@ -519,7 +522,7 @@ class _Work:
             b + min(w cores + way,                 one core does all the work, or
                     w + (1 - 1 / cores) * trip)    some numbers come from other cores
 
-        with the trip from there to memory and from memory here, `distance[2] + back`.
+        where trip is the way from the writer to memory and from memory to the reader.
         """
         needed_whole = set(node.inputs[:1]) if node else set[str]()
         outside_l0c = needed_whole.copy()

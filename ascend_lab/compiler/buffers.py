@@ -1,12 +1,12 @@
-"""Buffers with lifetimes, for which a memory plan finds offsets.
+"""Defines buffers with lifetimes, for which a memory plan finds offsets.
 
 A buffer needs size_bytes during the half-open time [lower, upper): 8 bytes in [0, 3) are needed at
 the times 0, 1 and 2. Nothing here depends on graphs.
 
 A buffer may have further conditions, as in MiniMalloc (Moffitt 2023, doi:10.1145/3623278.3624752):
-its own alignment, a given offset, and gaps, times within its life when it needs no bytes or only a
-window of them. In the plane of time and address, a buffer with gaps is a row of rectangles that
-share one offset.
+its own alignment, a given offset, and gaps: times within its life when it needs no bytes or only a
+range of them. In the plane of time and address, a buffer with gaps consists of several rectangles
+that share one offset.
 """
 
 from collections.abc import Hashable
@@ -59,7 +59,7 @@ class Buffer:
     offset: int | None = None
 
     def __post_init__(self) -> None:
-        # half-open: [3, 3) would be a life of no time at all
+        # half-open: [3, 3) would be empty
         if self.upper <= self.lower:
             got = f"buffer {self.id} from {self.lower} to {self.upper}"
             raise GraphError("a lifetime that ends after it starts", got)
@@ -76,7 +76,7 @@ class Buffer:
 
     def _check_gaps(self) -> None:
         """Raise GraphError unless the gaps are in order, inside the lifetime and the size."""
-        # gaps may touch: the next begins where the last ended, or later
+        # gaps may touch: each begins where the one before ended, or later
         free_from = self.lower
         for gap in self.gaps:
             where = f"buffer {self.id}: {gap.lower}-{gap.upper}@{gap.first}:{gap.last}"
@@ -104,5 +104,5 @@ class Buffer:
             rectangles.append(Rectangle(gap.lower, gap.upper, gap.first, gap.last))
             begin = gap.upper
         rectangles.append(Rectangle(begin, self.upper, 0, self.size_bytes))
-        # a gap at the very start or one without bytes leaves an empty rectangle
+        # a gap at the start of the life, or one that needs no bytes, leaves an empty rectangle
         return [r for r in rectangles if r.lower < r.upper and r.first < r.last]

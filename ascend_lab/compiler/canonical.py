@@ -3,19 +3,19 @@
 gemm(a, b, c)          matmul, add
 batch_norm             mul and add by constants per channel
 attention              flash attention (one kernel, scores stay on the core), or products, softmax
-(.., k) @ (k, n)       one product of flat matrices, reshapes around it
+(.., k) @ (k, n)       one product of two matrices, with reshapes before and after
 products of one x      one product (`merged_products`)
-elementwise(reshape)   reshape(elementwise): elementwise work directly behind a product can fuse
-moves of channels      what special kernels do to them (`rules.operator_rewrites`)
+elementwise(reshape)   reshape(elementwise): an elementwise node right after a product can fuse
+other patterns         rewrites that special kernels bring (`rules.operator_rewrites`)
 
-The products are queries, keys and values of an attention, for example:
+Products of one x are, for example, queries, keys and values of an attention:
 
     x @ A, x @ B, x @ C  ->  x @ [A B C], and slices of its columns
 
 That saves launches, reads x once, and a wide result keeps more cores busy. Columns of fractals are
 outermost in memory, so that the slices are views. Elementwise nodes that follow all of the products
 alike, such as a bias, are merged with them. Convolutions of a single image with equal windows are
-merged, too. If a concat reads them they are not: the concat already costs nothing, as each of them
+merged, too, unless a concat reads them: the concat already costs nothing, as each convolution
 writes its part of the result in place.
 """
 
@@ -70,8 +70,8 @@ def _attention(draft: Draft, node: Node, chip: Chip) -> str:
     k, v = (_with_query_heads(draft, name, node) for name in (k, v))
     shape = draft.type(node.output).shape
     if grouped_heads(*(draft.type(name).shape for name in (q, k, v))) > 1:
-        # one matrix for all heads: in one batch axis the kernel does not take them for groups of
-        # heads, whose rows it would stack
+        # with two batch axes the kernel would take the heads for groups and stack their rows: give
+        # it a single batch axis, and a mask that matches
         masks = [_full_mask(draft, name, node) for name in masks]
         q, k, v, *masks = (_in_one_batch(draft, name) for name in (q, k, v, *masks))
     if node.attr("causal", False) and not _has_kernel(draft, (q, k, v, *masks), node.attrs, chip):
@@ -113,13 +113,13 @@ def _has_kernel(draft: Draft, inputs: Sequence[str], attrs: Attrs, chip: Chip) -
     types = [draft.type(n) for n in inputs]
     call = operator.call([t.shape for t in types], [t.dtype for t in types], attrs)
     has_mask = len(inputs) > 3
-    # rows of a mask that do not end at a block can be padded only if they are constant
+    # the rows of a mask can be padded to whole blocks only if the mask is constant
     ragged = has_mask and types[3].shape[-1] % 16 and inputs[3] not in draft.constants
     return not ragged and operator.template_for(call, chip) is not None
 
 
 def _with_query_heads(draft: Draft, name: str, node: Node) -> str:
-    """Return keys or values with a matrix for each head of the queries, or one for all."""
+    """Return keys or values with one matrix for each head of the queries, or one for all heads."""
     shape = draft.type(name).shape
     batch = draft.type(node.output).shape[:-2]
     if math.prod(shape[:-2]) in (1, math.prod(batch)):
@@ -135,11 +135,11 @@ def _with_query_heads(draft: Draft, name: str, node: Node) -> str:
 
 
 def _causal_mask(draft: Draft, node: Node, masks: Sequence[str]) -> str:
-    """Return a mask of the keys behind each query, added to the node's own mask."""
+    """Return a mask of the keys that come after each query, added to the node's own mask."""
     kind = draft.type(node.output)
     queries = draft.type(node.inputs[0]).shape[-2]
     keys = draft.type(node.inputs[1]).shape[-2]
-    # the lowest number of fp16: softmax makes it 0, as it does -infinity
+    # the lowest number of fp16: softmax turns it into 0, as it does with -infinity
     lowest = -65504.0
     data = np.where(causal_mask(queries, keys), 0.0, lowest)
     mask = draft.add(Constant(TensorType((queries, keys), kind.dtype), data), f"{node.name}_causal")
@@ -207,7 +207,7 @@ def _gemm(draft: Draft, node: Node) -> str:
 
 
 def _batched_shapes(draft: Draft, node: Node) -> tuple[tuple[int, ...], ...]:
-    """Return the operands' shapes with all batch axes written out; () if that is done already."""
+    """Return the operands' shapes broadcast to equal batch axes; () if nothing has to change."""
     batch = draft.type(node.output).shape[:-2]
     shapes = [draft.type(n).shape for n in node.inputs]
     # `_flatten` takes products with one constant matrix
@@ -247,7 +247,7 @@ def _batch_norm(draft: Draft, node: Node, affine: images.Affine) -> str:
     return draft.insert("add", (scaled, shift), {}, f"{node.name}_add")
 
 
-# -- products on flat matrices --------------------------------------------------------------------
+# -- products of matrices -------------------------------------------------------------------------
 def _flatten_products(graph: Graph) -> Graph:
     """Turn every (.., m, k) @ constant (k, n) into one product (.. m, k) @ (k, n)."""
     draft = Draft(graph)
@@ -267,7 +267,10 @@ def _flatten_products(graph: Graph) -> Graph:
 
 
 def _move_reshapes_down(graph: Graph) -> Graph:
-    """Move reshapes that only split rows behind elementwise nodes that read nothing else."""
+    """Move reshapes that only split rows to after the elementwise nodes that read them.
+
+    These nodes may read nothing else but constants that broadcast along rows.
+    """
     draft = Draft(graph)
     flat_names = dict[str, str]()
     # reshapes of a matrix (m, n) to (.., n): only the rows are split
@@ -280,7 +283,7 @@ def _move_reshapes_down(graph: Graph) -> Graph:
     for node in draft:
         if not node.has("lanes") or not any(n in flat_names for n in node.inputs):
             continue
-        # a constant row broadcasts in the flat shape, too
+        # a constant row broadcasts to the shape before the reshape, too
         row_constants = {
             n for n in node.inputs if n in draft.constants and len(draft.type(n).shape) <= 1
         }
@@ -296,7 +299,7 @@ def _move_reshapes_down(graph: Graph) -> Graph:
 
 # -- products of one tensor ----------------------------------------------------------------------
 def merged_products(graph: Graph, chip: Chip) -> Graph:
-    """Return the graph with one product in place of all that read the same tensor alike."""
+    """Return the graph with one product in place of several that read the same tensor."""
     families: dict[tuple[object, ...], list[Node]] = {}
     for node in graph.nodes:
         if node.op in ("matmul", "conv2d") and _can_merge(graph, node):
@@ -305,7 +308,7 @@ def merged_products(graph: Graph, chip: Chip) -> Graph:
             families.setdefault((*key, *sorted(node.attrs.items())), []).append(node)
     draft = Draft(graph)
     for nodes in families.values():
-        # slices are views at multiples of 16 columns: one result with other widths may come last
+        # slices are views at multiples of 16 columns: only the last result may have another width
         ragged = [node for node in nodes if graph.types[node.output].shape[1] % BLOCK]
         family = [node for node in nodes if node not in ragged] + ragged[:1]
         chains = _common_chains(graph, family)

@@ -5,19 +5,19 @@
     stage    what it decides                                          where
     passes   what is computed: rewrites, number format, operators     passes, canonical
     layout   how every tensor lies in memory                          layout
-    fuse     which nodes become one kernel, a piece                   fusion
+    fuse     which nodes become one kernel: a piece of the graph      fusion
     lower    the kernel of every piece                                lower, tasks
-    time     kernels one after another, on one L2                     placement, network
+    time     the kernels run one by one and share the L2 cache        placement, network
 
 A `Road` holds the choices of each stage. The command `simulate` and the tuner take the default
 road; comparisons of techniques switch stages off; training has its own rewrites and its own layout
 of images.
 
 Two decisions need times before the last stage: whether a group is faster as one fused kernel, and
-whether rows are faster in fractals. `decide` makes them: it lowers and times the candidates alone,
-and the stage `lower` finds these kernels in a cache.
+whether matrices are faster in fractals (blocks of 16 x 16 numbers) than in rows. `decide` makes
+both: it lowers and times the candidates, and the stage `lower` finds these kernels in a cache.
 
-The `ledger` explains a time: it splits it into its lower bound and terms for what lies above it:
+The `ledger` explains a time: it splits the time into its lower bound and terms for the rest:
 
     time = bound + launches + cube + cube fill + memory + vector + copies
          + AI CPU + barriers + waits
@@ -123,7 +123,7 @@ class Road:
     - keep: names of nodes that stay in fp32
     - ordered: sort nodes by `in_order`, so that the order in a file does not matter; a training
       step keeps its own order, in which backward frees what forward kept
-    - apart: rewrites of operators without a kernel, before those of `canonical`
+    - apart: more rewrites of operators that have no kernel, run before those of `canonical`
 
     Layouts and kernels:
 
@@ -241,7 +241,7 @@ def in_format(graph: ir.Graph, dtype: str, keep: frozenset[str] = frozenset()) -
 
 
 MAX_ROUNDS = 16
-"""How often at most `nodes_to_keep` computes the model; a round takes as long as `evaluate`.
+"""Most times that `nodes_to_keep` computes the model; each round takes as long as `evaluate`.
 
 Each round finds the overflows that the infinities of the last round hid. A network that needs more
 than 16 is badly scaled as a whole.
@@ -279,7 +279,7 @@ def _makers_and_readers(graph: ir.Graph, overflows: Sequence[Overflow]) -> list[
     """Return the names of the nodes that write or read a tensor that overflows.
 
     Later rewrites name a node after the one it replaces: `attn_fp16` comes from `attn`. So the node
-    with the longest name that the overflowing one starts with stands for it.
+    with the longest name with which the overflowing node's name begins is taken.
     """
     nodes = {node.name: node for node in graph.nodes}
     names_to_keep: dict[str, None] = {}
@@ -369,7 +369,7 @@ def ledger(times: network.NetworkTimeline, bound: Bound) -> dict[str, float]:
 
 
 def _subtract(terms: dict[str, float], seconds: float, order: tuple[str, ...]) -> float:
-    """Subtract seconds from the terms, in order, none below 0; return how many could be."""
+    """Subtract seconds from the terms, in order, none below 0; return the seconds subtracted."""
     remaining_s = seconds
     for name in order:
         subtracted_s = min(terms[name], remaining_s)
@@ -405,10 +405,10 @@ def ledger_table(*ledgers: Mapping[str, float]) -> list[str]:
 
 
 def _split_phase_time(phase: Timeline, order: tuple[str, ...], cycles_of: Counter[str]) -> None:
-    """Attribute a phase's cycles to the terms in order, to each its excess over the previous.
+    """Add a phase's cycles to the terms in order; each gets what exceeds all terms before it.
 
-    If the cube works 60 cycles, the vector unit 80, and the phase takes 100, they and the waits get
-    60, 20 and 20 cycles.
+    If the cube works 60 cycles, the vector unit 80, and the phase takes 100, then the cube gets 60,
+    the vector unit 20 and the waits 20 cycles.
     """
     chip = phase.chip
     attributed = 0.0

@@ -15,7 +15,7 @@ def parameters(graph: ir.Graph) -> int:
     """Return the trainable parameters of a model of the zoo, counted as published.
 
     Every `Seeded` constant that some node reads counts once, even if several nodes share it.
-    Running statistics of batch norms, masks and other constants that are no weights do not count.
+    Running statistics of batch norms, masks and other constants that are not weights do not count.
     """
     names_read = {
         name
@@ -33,8 +33,8 @@ def node_macs(graph: ir.Graph, node: ir.Node) -> int:
     out_elements = graph.types[node.output].elements
     if node.op in ("conv2d", "depthwise_conv2d"):
         return out_elements * math.prod(kinds[1].shape[1:])
-    # a convolution's output sums Ci / groups * Kh * Kw products; each input of a transposed one is
-    # in Co / groups * Kh * Kw
+    # each output of a convolution sums Ci / groups * Kh * Kw products; each input of a transposed
+    # convolution takes part in Co / groups * Kh * Kw products
     if node.op == "conv_transpose2d":
         return kinds[0].elements * math.prod(kinds[1].shape[1:])
     if node.op in ("matmul", "batch_matmul", "gemm"):
@@ -54,7 +54,7 @@ def macs(graph: ir.Graph) -> int:
 def published_macs(graph: ir.Graph) -> int:
     """Return the multiply-accumulates of a model of the zoo, counted as published.
 
-    Products with a fixed matrix do not count: papers take the interpolation of a resize as free.
+    Products with a fixed matrix do not count: papers do not count the interpolation of a resize.
     """
     fixed_matrices = {
         name for name, c in graph.constants.items() if not isinstance(c.data, ir.Seeded)

@@ -1,7 +1,8 @@
-"""Decisions that need times before the network is lowered: groups, rows in fractals, small pixels.
+"""Makes decisions that need times before the network is lowered: which groups to fuse, and whether
+row-wise operators such as a layer norm read fractals.
 
-The candidates are lowered and timed here, with what starts them in a network: a launch from the
-device's queue, or a barrier inside a super kernel. Kernels are remembered, so that the candidate
+The candidates are lowered and timed here, with the start that they have in a network: a launch from
+the device's queue, or a barrier inside a super kernel. Kernels are cached, so that the candidate
 that is taken is not lowered again.
 """
 
@@ -57,8 +58,8 @@ class Clock:
     def total_cycles(self, graph: ir.Graph, groups: Sequence[Group], limit: float = NEVER) -> float:
         """Return the cycles of kernels one after another, or a number of at least `limit`.
 
-        Lowering is what takes time: kernels are lowered until the sum of their cycles, and of the
-        lower bounds of those behind them, reaches the limit.
+        Lowering takes long: kernels are lowered only until their cycles, plus lower bounds for the
+        kernels that remain, reach the limit.
         """
         bounds = [self.least_cycles(graph, group) for group in groups]
         cycles: float = sum(bounds)
@@ -76,10 +77,10 @@ class Clock:
         compare_all: bool,
         limit: float = NEVER,
     ) -> float:
-        """Return the cycles of the quickest way to compute nodes in several kernels.
+        """Return the cycles of the fastest way to compute nodes in several kernels.
 
-        Without `compare_all` it is the first way that the chip has. With it, ways are compared
-        until one takes less than `limit`; more need not be known.
+        Without `compare_all`, the first of the `ways` that the chip has kernels for is taken. With
+        it, ways are compared until one takes less than `limit`: that decides.
         """
         best = NEVER
         for groups in ways:
@@ -91,9 +92,9 @@ class Clock:
 
 # -- groups that become one kernel -----------------------------------------------------------------
 def pays(graph: ir.Graph, group: Group, chip: Chip, start: Start = "queued") -> bool:
-    """Tell whether a group becomes one kernel no slower than its nodes apart, starts counted."""
+    """Tell whether one kernel for a group is no slower than several, starts included."""
     if not aliases.moves_inside_chains(graph).isdisjoint(n.name for n in group):
-        # a move inside a view costs nothing, and would cost something in a kernel
+        # a move that is part of a view costs nothing, but would cost cycles in a kernel
         return False
     piece = lower.piece_of(graph, group)
     special = special_form(graph, group)
@@ -104,7 +105,7 @@ def pays(graph: ir.Graph, group: Group, chip: Chip, start: Start = "queued") -> 
     is_followed = reader and reader.has("lanes") and not image_and_scale(graph, reader)
     products = sum(node.has("convolution", "product") for node in group)
     if is_followed and products > 1:
-        # what follows two products needs a kernel of its own
+        # nodes after two products need their own kernel
         return False
     if smaller and not pays(graph, smaller, chip, start):
         return False
@@ -114,7 +115,7 @@ def pays(graph: ir.Graph, group: Group, chip: Chip, start: Start = "queued") -> 
             return True
     except AscendLabError:
         return False
-    # a special kernel says itself what it is timed against
+    # the definition of a special kernel says what it is timed against
     mixed = special is None and any(phase.mix for phase in kernel.phases)
     # a mix kernel starts later and saves little but trips to L2, and a convolution alone may run on
     # cube or vector cores: both are judged as they run in a network, on a warm L2
@@ -131,7 +132,7 @@ def pays(graph: ir.Graph, group: Group, chip: Chip, start: Start = "queued") -> 
 
 
 def _splits(graph: ir.Graph, group: Group) -> Iterator[Sequence[Group]]:
-    """Yield the kernels that there would be without a group, the most likely ones first."""
+    """Yield divisions of a group into the kernels that would replace it, the likeliest first."""
     views = aliases.view_nodes(graph)
     if special := special_form(graph, group):
         fusion, groups = special
@@ -148,11 +149,11 @@ def _halves(group: Group) -> Iterator[Sequence[Group]]:
 
 # -- layouts ---------------------------------------------------------------------------------------
 def stay_in_fractals(graph: ir.Graph, chip: Chip, start: Start = "queued") -> ir.Graph:
-    """Return the graph with row-wise operators on fractals where the programs say so.
+    """Return the graph with row-wise operators on fractals where that is faster.
 
-    A layer norm between two matrix products may be quickest row-major, but going there and back
-    takes two conversions, each started; one in front of products may be quicker behind a conversion
-    than before it: both ways are timed.
+    A layer norm between two matrix products may be faster row-major, but that takes two conversions
+    of layout, each a kernel. If it reads row-major memory and products read its result, the
+    conversion may come before or after it. Both ways are timed.
     """
     clock = Clock(chip, start)
     for name in [node.name for node in graph.nodes if node.op in ROW_WISE]:
@@ -165,7 +166,8 @@ def stay_in_fractals(graph: ir.Graph, chip: Chip, start: Start = "queued") -> ir
 def _on_fractals(graph: ir.Graph, node: ir.Node) -> tuple[ir.Graph, str] | None:
     """Return the graph with one operator on fractals, and its name there.
 
-    None if its operand does not come from fractals, nor its result go there, or a row has padding.
+    Returns None if neither the operand nor any reader of the result is in fractals, or if a row
+    has padding.
     """
     x = node.inputs[0]
     kind = graph.types[node.output]
@@ -173,7 +175,7 @@ def _on_fractals(graph: ir.Graph, node: ir.Node) -> tuple[ir.Graph, str] | None:
     rank = len(kind.shape)
     source = graph.producers.get(x)
     constants = all(n in graph.constants for n in node.inputs[1:])
-    # a row is folded along its last axis; zeros that pad it to 16 would be folded, too
+    # rows are reduced along the last axis; zeros that pad it to 16 would be included
     if kind.shape[-1] % 16 or not constants or node.attr("axis", -1) % rank != rank - 1:
         return None
     goes_to = {n.attr("layout") for n in graph.readers[node.output] if n.op == "trans_data"}
@@ -191,7 +193,7 @@ def _on_fractals(graph: ir.Graph, node: ir.Node) -> tuple[ir.Graph, str] | None:
     for reader in graph.readers[node.output]:
         if reader.op == "trans_data" and reader.attr("layout") == "FRACTAL_NZ":
             draft.replace(reader.output, y)
-    # row-major readers keep a conversion; without such readers it is dead and leaves
+    # row-major readers read a conversion; without such readers `finish` removes it as unused
     draft.replace(node.output, draft.insert("trans_data", (y,), {"layout": "ND"}, f"{y}.ND"))
     return draft.finish(), y
 
@@ -204,15 +206,15 @@ def is_quicker(
     Each is timed with its conversions: see `_with_conversions`.
     """
     cycles = clock.total_cycles(candidate[0], _with_conversions(*candidate))
-    limit = cycles + 1  # an equal number of cycles is no gain
+    limit = cycles + 1  # equally many cycles do not make it faster
     return cycles < clock.total_cycles(current[0], _with_conversions(*current), limit)
 
 
 def _with_conversions(graph: ir.Graph, name: str) -> list[tuple[ir.Node, ...]]:
     """Return the kernels of an operator and of the conversions that it alone needs.
 
-    A quantise in front of a conversion runs in its kernel, and the scaling of sums of bytes in that
-    of the operator. Conversions come first: they are quick to lower, and may exceed the limit.
+    A quantise before a conversion runs in the conversion's kernel, and the scaling of int8 sums in
+    the operator's. Conversions come first: they are fast to lower, and may reach the limit alone.
     """
     node = graph.node(name)
     maker = graph.producers.get(node.inputs[0])

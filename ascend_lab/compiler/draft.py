@@ -1,6 +1,6 @@
-"""Builds graphs: `GraphBuilder` writes a new one by hand, `Draft` rewrites one that exists.
+"""Builds graphs: `GraphBuilder` writes a new graph by hand, `Draft` rewrites an existing one.
 
-By hand a node is one call of the method that is named after its operator:
+To add a node by hand, call the method that is named after its operator:
 
     net = GraphBuilder("net")
     x = net.input("x", (1, 3, 32, 32))
@@ -32,7 +32,7 @@ class Value:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its logical shape."""
+        """The tensor's logical shape, without padding."""
         return self.type.shape
 
 
@@ -41,8 +41,8 @@ def free_name(
 ) -> str:
     """Return "y" for the base name "y" if no name in `taken` equals it, else "y_1", "y_2", ...
 
-    `taken_below` remembers for each name the first number that may be free, so that 1,000 nodes of
-    one name do not search from 0. It is right as long as names are added and never removed.
+    `taken_below` remembers for each name the first number that may be free, so that 1,000 nodes
+    with one name do not search from 0. It stays right if names are added and never removed.
     """
     number = 0 if taken_below is None else taken_below[base_name]
     while any(
@@ -69,7 +69,7 @@ class GraphBuilder:
         self._numbers: Counter[str] = Counter()
 
     def unique(self, base_name: str) -> str:
-        """Return the base name, with a number appended if a tensor has that name."""
+        """Return the base name, with a number appended if a tensor already has that name."""
         return free_name(base_name, self._types, self._reserved, taken_below=self._numbers)
 
     def _add(self, name: str, kind: ir.TensorType) -> Value:
@@ -86,7 +86,7 @@ class GraphBuilder:
     def constant(
         self, data: ir.Data, kind: ir.TensorType | None = None, name: str = "const"
     ) -> Value:
-        """Declare a constant: an array, or data of a stated type."""
+        """Declare a constant: an array, or other data with the type `kind`; return its value."""
         if kind is None:
             array = np.asarray(data)
             kind = ir.TensorType(array.shape, format_of(array))
@@ -97,7 +97,7 @@ class GraphBuilder:
     def weight(
         self, shape: Sequence[int], name: str = "weight", *, scale: float | None = None
     ) -> Value:
-        """Declare seeded weights: normal, variance 2 / inputs of each output (He et al. 2015)."""
+        """Declare seeded normal weights, variance 2 / inputs of an output (He et al. 2015)."""
         name = self.unique(name)
         fan_in = math.prod(shape[1:]) if len(shape) > 1 else shape[0]
         # the seed is a hash of the names: the same network has the same weights on every machine
@@ -169,11 +169,11 @@ def given_attrs(op: str, attrs: dict[str, Any]) -> dict[str, Any]:
 
 
 SMALL_ELEMENTS = 4096
-"""Constants of up to so many elements are computed at once, larger ones when they are read."""
+"""Constants of at most this many elements are computed at once, larger ones when they are read."""
 
 
 class Draft:
-    """A graph being rewritten: for every tensor its maker, and how many nodes read it.
+    """A graph being rewritten; knows for every tensor the node that writes it and its readers.
 
     The draft starts with the graph's nodes, or with `nodes`: () to write all of them anew. `finish`
     sorts the nodes, drops those that nobody reads and verifies the result.
@@ -221,7 +221,10 @@ class Draft:
         return None if title is None else self.current(title)
 
     def only(self, name: str, *ops: str) -> ir.Node | None:
-        """Return the node that writes a tensor if it is one of `ops` and has a single reader."""
+        """Return the node that writes a tensor with a single reader, if its operator is in `ops`.
+
+        Without `ops` any operator will do. Returns None if there is no such node.
+        """
         node = self.maker(name)
         fits = node is not None and (not ops or node.op in ops) and len(node.outputs) == 1
         return node if fits and self.uses[self.resolve(name)] == 1 else None
@@ -240,7 +243,7 @@ class Draft:
         if constant is None or constant.type.dtype not in ("fp16", "bf16", "fp32"):
             return None
         if isinstance(constant.data, ir.Fill):
-            # as the format rounds it: 0.1 in fp16 is 0.09997559
+            # rounded to the constant's format: 0.1 in fp16 is 0.09997559
             return float(
                 replace(constant, type=ir.TensorType((1,), constant.type.dtype)).array()[0]
             )
@@ -252,7 +255,7 @@ class Draft:
         return float(values[0]) if bool(np.all(values == values[0])) else None
 
     def new_name(self, base_name: str) -> str:
-        """Return a tensor and node name that is free."""
+        """Return a name that neither a tensor nor a node has yet."""
         return free_name(base_name, self.types, self.nodes, self.reserved)
 
     # -- adding ---------------------------------------------------------------------------------
@@ -267,7 +270,7 @@ class Draft:
     def insert(
         self, op: str, inputs: Sequence[str], attrs: Mapping[str, Any] | None = None, name: str = ""
     ) -> str:
-        """Add a node with types inferred; return its first output."""
+        """Add a node and infer its types; return the name of its first output."""
         resolved = tuple(map(self.resolve, inputs))
         kinds = ir.infer(op, [self.types[n] for n in resolved], attrs or {})
         title = self.new_name(name or op)
@@ -284,7 +287,7 @@ class Draft:
         if kind.shape == shape:
             return name
         if constant is None:
-            # an equal `expand` that exists is shared
+            # if the graph has an equal `expand` already, its result is used
             expansions = (n for n in self.nodes.values() if (n.op, n.inputs) == ("expand", (name,)))
             equal_expansions = [n.output for n in expansions if n.attrs["shape"] == shape]
             return (
@@ -332,7 +335,7 @@ class Draft:
     ) -> bool:
         """Let a node compute something else; with `last_node` it also takes that node's place.
 
-        So a chain from `node` to `last_node` becomes one node: exp, sum and div become a softmax.
+        With `last_node` a chain becomes one node: exp, sum and div become a softmax. Returns True.
         """
         # the last node's outputs, so that readers of the chain need no change
         resolved = tuple(map(self.resolve, inputs))
@@ -347,10 +350,10 @@ class Draft:
         return True
 
     def forward(self, node: ir.Node, value: str) -> bool:
-        """Let readers of a node's output read `value`, and remove the node.
+        """Let readers of a node's output read `value`, and remove the node; return True if done.
 
-        Names of the graph's outputs stay. Returns False, and does nothing, where that is not
-        possible: `value` is an input, a constant or another output.
+        An output of the graph must keep its name. Where that is impossible, as `value` is an input,
+        a constant or another output, nothing changes and the method returns False.
         """
         old_name = node.output
         new_name = self.resolve(value)
@@ -478,8 +481,8 @@ def in_order(graph: ir.Graph) -> ir.Graph:
 
     The order is depth first from the outputs: everything that a node's first operand needs, then
     everything that its second operand needs, ..., then the node. So one branch is finished before
-    the next one begins, and the tensors that it left in L2 are read soon. Neither the order of a
-    file nor the names in it matter. Nodes that no output needs come last, in the order given.
+    the next one begins, and its tensors are read soon, while L2 still holds them. Neither the order
+    of a file nor the names in it matter. Nodes that no output needs come last, in the order given.
     """
     order: list[ir.Node] = []
     placed = set[str]()

@@ -1,7 +1,7 @@
-"""Which engine runs an operator: the published rule, and the cheapest of all placements.
+"""Chooses the engine of each operator, by the published rule or by a placement of least time.
 
-The rule of the graph engine: every operator takes the engine of the lowest rank that supports it,
-whatever its neighbours do and whatever it takes there. The exact placement minimises
+By the rule of the vendor's graph engine, every operator takes the engine of the lowest rank that
+supports it, regardless of its neighbours and of its time there. The exact placement minimises
 
     sum of the operators' seconds + sum of the copies' seconds between host and device
 
@@ -25,16 +25,16 @@ HOST = "host CPU"
 
 
 RANKS = {CORE: 1, CPU: 3, MEDIA: 5, HOST: 10}
-"""The lower, the sooner the published rule takes an engine: AIcoreEngine, DNN_VM_AICPU_ASCEND,
+"""The published rule takes the engine of lowest rank: AIcoreEngine, DNN_VM_AICPU_ASCEND,
 DNN_VM_DVPP, DNN_VM_HOST_CPU (CANN graph engine, docs/zh/design/features/engine.md).
 """
 HOST_OVERHEAD_S = 5e-6
 HOST_RATE_BYTES_PER_S = 1e10
 COPY_OVERHEAD_S = 1e-5
 TRUST = "assumed"
-"""Of the server's processor: no source gives these numbers for operators.
+"""How sure the host's numbers above are: no source gives them for operators.
 
-The driver's part of a copy comes on top of the chip's PCIe link.
+The driver's time for a copy is added to the time on the chip's PCIe link.
 """
 
 
@@ -49,7 +49,7 @@ def copy_s(chip: Chip, size_bytes: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """An operator to place: the seconds on every engine that supports it, what it reads, writes."""
+    """An operator to place: its seconds on every engine that supports it, and its tensors."""
 
     name: str
     seconds: Mapping[str, float]
@@ -57,7 +57,7 @@ class Work:
     writes: tuple[str, ...]
 
     def best(self, on_host: bool) -> tuple[float, str]:
-        """Return the least seconds on a side and the engine; infinite if none there supports it."""
+        """Return the least seconds on host or device, and the engine; infinity if none is able."""
         sides = [(s, e) for e, s in self.seconds.items() if (e == HOST) == on_host]
         return min(sides, default=(math.inf, ""))
 
@@ -73,14 +73,14 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Operators in order, and the seconds of copying each tensor; tensors without are free."""
+    """Operators in order, and the seconds of copying each tensor; others are copied for free."""
 
     works: Sequence[Work]
     copy_s: Mapping[str, float] = field(default_factory=dict)
 
     def placed(self, engines: Mapping[str, str]) -> Placement:
         """Return a placement with its copies and its time."""
-        # True: written on the host. Tensors that no operator writes are weights, on both sides.
+        # True: written on the host; tensors that no operator writes are weights, on both sides
         side = {tensor: engines[work.name] == HOST for work in self.works for tensor in work.writes}
         # a tensor is copied once, however many operators of the other side read it
         copies = dict.fromkeys(
@@ -94,11 +94,11 @@ class Problem:
         return Placement(dict(engines), tuple(copies), works_s + moved_s)
 
     def cheapest_engine(self) -> Placement:
-        """Return what the published rule does."""
+        """Return the placement by the published rule."""
         return self.placed({w.name: min(w.seconds, key=RANKS.__getitem__) for w in self.works})
 
     def exact(self) -> Placement:
-        """Return a placement of least time; of several one with the most on the device."""
+        """Return a placement of least time; of several, one with most operators on the device."""
         cut = _Cut()
         writer = {tensor: work.name for work in self.works for tensor in work.writes}
         for work in self.works:
@@ -106,13 +106,13 @@ class Problem:
             cut.edge("device", work.name, work.best(on_host=True)[0])
             cut.edge(work.name, "host", work.best(on_host=False)[0])
             for tensor in work.reads:
-                # endless edges tie a tensor's copy to each reader: one copy serves all of them
+                # edges of infinite capacity tie a tensor's copy to its readers: one copy for all
                 if tensor in writer and tensor in self.copy_s:
                     cut.edge(f"to host {tensor}", work.name, math.inf)
                     cut.edge(work.name, f"to device {tensor}", math.inf)
         for tensor, name in writer.items():
             if tensor in self.copy_s:
-                # paid where the writer and some reader are on different sides
+                # the copy is paid if the writer and some reader are on different sides
                 cut.edge(name, f"to host {tensor}", self.copy_s[tensor])
                 cut.edge(f"to device {tensor}", name, self.copy_s[tensor])
         on_host = cut.sink_side("device", "host")
@@ -122,8 +122,8 @@ class Problem:
 class _Cut:
     """A network of capacities and its minimum cut.
 
-    Capacities are whole femtoseconds: rounding of floats would leave remainders of 1e-20 s, which
-    the search for paths would take for room.
+    Capacities are integers, in femtoseconds: with floats, rounding would leave capacities of
+    1e-20 s, and the search for paths would use these.
     """
 
     ENDLESS = 10**24
@@ -132,16 +132,16 @@ class _Cut:
         self.left: dict[str, dict[str, int]] = {}
 
     def edge(self, start: str, end: str, seconds: float) -> None:
-        """Add the seconds paid if start stays with the source and end with the sink."""
+        """Add an edge: its seconds are paid if start is on the source's side, end on the sink's."""
         room = self.ENDLESS if math.isinf(seconds) else round(seconds * 1e15)
         to = self.left.setdefault(start, {})
         to[end] = to.get(end, 0) + room
-        # the way back has room for what flows forward, to undo it
+        # the reverse edge can undo a flow: its capacity grows as the forward edge is used
         self.left.setdefault(end, {}).setdefault(start, 0)
 
     def sink_side(self, source: str, sink: str) -> set[str]:
-        """Return the smallest set of nodes that a least cut leaves with the sink (Dinic 1970)."""
-        # each round fills all shortest paths; a round later the shortest is longer
+        """Return the smallest sink side of any minimum cut, by Dinic's algorithm (1970)."""
+        # each round fills all shortest paths, so that the shortest path of the next is longer
         while sink in (level := self._reached(source)):
             following = {node: iter(list(self.left[node])) for node in level}
             while path := self._path(source, sink, level, following):
@@ -149,12 +149,12 @@ class _Cut:
                 for a, b in path:
                     self.left[a][b] -= room
                     self.left[b][a] += room
-        # the smallest set: what the sink still reaches against the flow. All others stay on the
-        # device, which is the choice among cuts of equal cost.
+        # the smallest set: nodes from which the sink can still be reached. All others stay on the
+        # device, which is preferred among cuts of equal cost.
         return set(self._reached(sink, back=True))
 
     def _reached(self, start: str, *, back: bool = False) -> dict[str, int]:
-        """Return the distance of each node along edges with room, or against them."""
+        """Return distances from `start` along edges with capacity left; `back`: against them."""
         level = {start: 0}
         queue = deque([start])
         while queue:
@@ -169,7 +169,7 @@ class _Cut:
     def _path(
         self, source: str, sink: str, level: Mapping[str, int], following: Mapping[str, object]
     ) -> list[tuple[str, str]]:
-        """Return a path of rising levels, [] if no more is left; dead ends are not seen again."""
+        """Return a path along rising levels, [] if none is left; dead ends are tried only once."""
         path: list[tuple[str, str]] = []
         node = source
         while node != sink:
@@ -181,6 +181,6 @@ class _Cut:
             else:
                 if not path:
                     return []
-                # a dead end: one step back, and on with the next end there
+                # a dead end: go back a step and try the next edge there
                 node = path.pop()[0]
         return path

@@ -1,6 +1,6 @@
 """Computes the values of a graph in NumPy, as the reference for passes, kernels and importers.
 
-Each node is computed in fp64, whole numbers in int64, and rounded once to the type of its result:
+Each node is computed in fp64 (integers in int64) and rounded once to the type of its result:
 1/3 in an fp16 graph is 0.33325195.
 """
 
@@ -17,7 +17,7 @@ from ascend_lab.operators.ops.casts import ROUNDINGS
 
 
 def evaluate(graph: ir.Graph, inputs: Mapping[str, Any]) -> dict[str, ir.Values]:
-    """Return the outputs by name: each node in fp64 (whole numbers int64), rounded to its type.
+    """Return the outputs by name; each node is computed in fp64 or int64, rounded to its type.
 
     Tensors that are int64 in the model (`Graph.narrowed`) are int64 here, too. Raises `InputError`
     for inputs that are missing or of another shape, and `GraphError` naming a node whose whole
@@ -38,7 +38,7 @@ def evaluate(graph: ir.Graph, inputs: Mapping[str, Any]) -> dict[str, ir.Values]
         results = dict(zip(node.outputs, values, strict=True))
         outputs |= {name: value for name, value in results.items() if name in output_names}
         live |= results
-        # drop the tensors that this node has read last
+        # drop the tensors whose last reader is this node
         for name in dict.fromkeys(node.inputs):
             unfinished_readers[name] -= 1
             if not unfinished_readers[name]:
@@ -104,7 +104,7 @@ GROWING_OPS = (
     *("add", "sub", "mul", "neg", "abs", "square", "pow", "scatter_add", "reduce_sum"),
     *("reduce_prod", "matmul", "batch_matmul"),
 )
-"""Operators whose results may be larger than all they read; others choose, move or compare."""
+"""Operators whose results may exceed all operands; others choose, move or compare numbers."""
 
 
 def _int64_values(
@@ -177,7 +177,7 @@ def _check_cast(node: ir.Node, values: ir.Values, dtype: str) -> None:
 
 
 def _range_text(values: ir.Values) -> str:
-    """Return the smallest and largest number in words, or "NaN" if some are."""
+    """Return the smallest and largest number as text, or "NaN" if there is a NaN."""
     if np.isnan(values).any():
         return "NaN"
     return f"numbers from {values.min()} to {values.max()}"
@@ -202,9 +202,9 @@ def checked_inputs(
 
 
 def as_type(name: str, value: Any, expected: ir.TensorType, *, wide: bool = False) -> ir.Values:
-    """Return an array in a tensor's format; raise `InputError` unless its shape and kind fit.
+    """Return an array in a tensor's format; raise `InputError` unless its shape and dtype fit.
 
-    `wide` asks for int64 where the type says int32.
+    With `wide` the array is int64 where the type is int32.
     """
     array = np.asarray(value)
     if array.shape != expected.shape:

@@ -1,4 +1,4 @@
-"""Fusion: which nodes of a graph become one kernel.
+"""Fusion: decides which nodes of a graph become one kernel.
 
     before    conv -> GM -> add -> GM -> relu -> GM        three kernels, three starts
     after     (conv, add, relu) -> GM                      one kernel, one start
@@ -11,13 +11,13 @@ on their own: where conv + add + relu does not fit, conv + add may, or add + rel
 
 Names follow the published passes of the vendor's compiler, so that its switch files work here.
 Users add rules with the decorator `fusion_rule`; a later rule comes before earlier ones. Nodes that
-no rule takes are fused by kind of operator, up to the post-dominator:
+no rule takes are fused by the kind of their operators, up to the post-dominator:
 
     kind        may be followed, in its kernel, by
     cube        elementwise                 (sums leave through the vector unit)
     elementwise elementwise, reduce
     reduce      elementwise, reduce         (rows stay on chip; the scheduler cuts phases)
-    other       nothing: it moves data or has a kernel of its own
+    other       nothing: it moves data or has a hand-written kernel
 
 Source: CANN documentation, UB fusion patterns; GE, buffer_fusion_constant.h.
 """
@@ -40,7 +40,7 @@ from ascend_lab.machine.sim.timeline import Start
 
 Kind = Literal["cube", "elementwise", "reduce", "other"]
 AUTOMATIC = "AutomaticUbFusion"
-"""The name of the fusion by dominators, which comes after all rules."""
+"""The name under which fusion by post-dominators, which comes after all rules, is switched off."""
 # the limit of the vendor's graph engine (GE)
 MAX_GROUP = 29
 """Most operators of a group."""
@@ -54,7 +54,7 @@ FOLLOWERS: Mapping[Kind, tuple[Kind, ...]] = {
 
 # -- rules ----------------------------------------------------------------------------------------
 def elementwise_chain(graph: Graph, node: Node) -> list[Node]:
-    """Return the elementwise nodes behind a node, each the only reader of the one before.
+    """Return the elementwise nodes after a node, each the only reader of the one before.
 
     A result with two readers has to go to memory in any case, so the chain ends there.
     """
@@ -72,14 +72,14 @@ def moves(graph: Graph, node: Node) -> Sequence[Node] | None:
     # a reshape at the end is a view: it needs no kernel
     while chain and chain[-1].op == "reshape":
         chain.pop()
-    # a copy of several moves has no instruction that writes padding
+    # one copy for several moves cannot write padding
     while chain and graph.types[chain[-1].output].map.padding_bytes:
         chain.pop()
     return chain
 
 
 def _headed(name: str, head: str, *followers: str) -> Rule:
-    """Return the rule: `head`, then elementwise nodes (exactly `followers` if given)."""
+    """Return the rule that proposes `head` and elementwise nodes (exactly `followers` if given)."""
 
     def match(graph: Graph, node: Node) -> Sequence[Node] | None:
         if node.op != head:
@@ -92,7 +92,7 @@ def _headed(name: str, head: str, *followers: str) -> Rule:
     return Rule(name, match)
 
 
-# Rules of special kernels are inserted before this one, rules of users in front of all.
+# Rules of special kernels are inserted before this one, rules of users before all others.
 FIRST_PLAIN = "ConfusionTransposeTransDataFusionPass"
 RULES: list[Rule] = [
     Rule(FIRST_PLAIN, moves),
@@ -104,12 +104,12 @@ RULES: list[Rule] = [
     _headed("ATbeMatMulElemwiseFusionPass", "matmul"),
     _headed("TbeBatchMatmulElementWiseFusionPass", "batch_matmul"),
 ]
-"""The rules in order of priority; `fuse` tries the first first."""
+"""The rules in order of priority; `fuse` tries them in this order."""
 
 
 def rules() -> list[Rule]:
     """Return all rules in order of priority, those of special kernels included."""
-    # in order: a user's rules, those of special kernels, ours
+    # in this order: rules of users, rules of special kernels, the rules of this module
     first_plain = next(i for i, rule in enumerate(RULES) if rule.name == FIRST_PLAIN)
     return [*RULES[:first_plain], *special_rules(), *RULES[first_plain:]]
 
@@ -118,7 +118,7 @@ def fusion_rule(name: str) -> Callable[[Match], Match]:
     """Register a function `match(graph, node) -> nodes or None` as the rule of highest priority.
 
     The graph is the one after passes, with layouts (`Stages.laid_out`): a sigmoid and a product
-    may have become a silu there. Rules are asked in order of priority, node by node; nodes that an
+    may have become a silu there. Rules run in order of priority, each on all nodes; nodes that an
     earlier rule took are not proposed again. A proposal may take effect in parts.
     Raises `InputError` if there is a rule of that name.
     """
@@ -144,7 +144,7 @@ def rules_restored() -> Iterator[None]:
 
 # -- groups by kind, up to the post-dominator -----------------------------------------------------
 def kind_of(node: Node) -> Kind:
-    """Return the kind of a node, on which it depends what may follow it in a kernel."""
+    """Return the kind of a node, which decides what may follow the node in a kernel."""
     if node.has("convolution", "product"):
         return "cube"
     if node.has("reduction"):
@@ -159,7 +159,7 @@ def immediate_post_dominators(graph: Graph) -> Mapping[str, str | None]:
     """Return for each node, by name, its immediate post-dominator; None if it has none.
 
     Node d post-dominates n if every path from n to an output passes d. Fusing n with everything up
-    to d leaves no result in between that a node outside reads. In
+    to d means that no node outside reads a result in between. In
 
         n -> a -> d,  n -> b -> d
 
@@ -170,7 +170,7 @@ def immediate_post_dominators(graph: Graph) -> Mapping[str, str | None]:
     depth: dict[str | None, int] = {None: 0}
 
     def common(first_name: str | None, second_name: str | None) -> str | None:
-        # the deeper of the two goes up a step, until they meet
+        # replace the deeper of the two by its parent until they are equal
         while first_name != second_name and first_name is not None and second_name is not None:
             if depth[first_name] >= depth[second_name]:
                 first_name = dominator_of[first_name]
@@ -182,7 +182,7 @@ def immediate_post_dominators(graph: Graph) -> Mapping[str, str | None]:
     for node in reversed(graph.nodes):
         readers = [r.name for name in node.outputs for r in graph.readers[name]]
         common_node: str | None = None
-        # an output of the graph is wanted outside: nothing post-dominates its node
+        # an output of the graph is read from outside: nothing post-dominates its node
         if readers and outputs.isdisjoint(node.outputs):
             common_node = readers[0]
             for reader in readers[1:]:
@@ -222,7 +222,7 @@ def automatic_groups(graph: Graph, taken: Iterable[str]) -> list[list[Node]]:
     group = {node.name: [node] for node in graph.nodes}
 
     def fusable(node: Node, path: Sequence[Node]) -> bool:
-        """Tell whether `node` and its path may be one kernel: kinds follow, layouts agree."""
+        """Tell whether the kinds and layouts of `node` and its path allow one kernel."""
         node_group = group[node.name]
         # sums of the cube leave through the vector unit, which can only do elementwise work then
         cube = any(kinds[n.name] == "cube" for n in node_group)
@@ -250,7 +250,7 @@ def automatic_groups(graph: Graph, taken: Iterable[str]) -> list[list[Node]]:
 
 
 def _blocks(graph: Graph, node: Node) -> str:
-    """Return the layout that a node writes, without the channels of a block after the colon."""
+    """Return the layout that a node writes, without a block size such as the ":4" of NC1HWC0:4."""
     return graph.types[node.output].layout.partition(":")[0]
 
 
@@ -296,7 +296,7 @@ def _times(counts: Mapping[str, Count]) -> dict[str, dict[str, str]]:
 
 
 def unfused(graph: Graph) -> Fused:
-    """Return every node as a group of its own."""
+    """Return every node as a separate group."""
     return Fused(tuple((node,) for node in graph.nodes))
 
 
@@ -334,7 +334,7 @@ class _Fuser:
         self.place = {node.name: i for i, node in enumerate(graph.nodes)}
 
     def propose(self, name: str, nodes: Sequence[Node]) -> None:
-        """Take the longest prefix of a proposal that pays, then that of what remains, and so on.
+        """Take the longest prefix of a proposal that pays, then go on with the remaining nodes.
 
         Raises `InputError` for nodes of another graph.
         """
@@ -347,7 +347,8 @@ class _Fuser:
             return
         effect = 0
         while len(remaining) > 1:
-            # conv, add, relu; else conv, add; else conv alone, and add, relu are tried next
+            # try (conv, add, relu), then (conv, add); if neither pays, conv stays alone, and
+            # (add, relu) is tried next
             counts = range(len(remaining), 1, -1)
             count = next(
                 (c for c in counts if pays(self.graph, remaining[:c], self.chip, self.start)), 1

@@ -1,14 +1,14 @@
-"""ONNX models that no graph holds whole: what has no kernel runs on the AI CPU or on the host.
+"""Runs ONNX models that do not fit into one graph: nodes without a kernel run on AI CPU or host.
 
     model -> values on the host -> sizes of every tensor -> seconds of every node on every engine
-          -> parts as the published rule has them -> what the core takes of each node there
-          -> least placement -> parts: graphs for the core, nodes for the others, copies between
+          -> parts by the published rule -> seconds of each node on the core, inside its part
+          -> placement of least time -> parts: graphs for the core, nodes for others, copies between
 
-A node that the importer or the compiler refuses is taken as it stands: ONNX Runtime computes it, or
-the reference evaluator of ONNX, whichever `witnesses` calls right. Sizes that depend on values (the
-places of NonZero) are those of the inputs given: other inputs, another placement. The AI CPU takes
-tensors of numbers; strings, sequences and branches are the host's. What comes in and goes out lies
-on the device, as for networks without such nodes; what is constant lies on both sides.
+A node that the importer or the compiler refuses is computed by ONNX Runtime or by the reference
+evaluator of ONNX, whichever `witnesses` says is correct. Sizes that depend on values (the result of
+NonZero) are those for the given inputs: other inputs may lead to another placement. The AI CPU runs
+operators on tensors of numbers; strings, sequences and branches run on the host. The model's inputs
+and outputs are on the device, as for other networks; constants are on both sides.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OUTPUTS = "graph outputs"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Nodes that run one after another: a graph compiled for the core, or nodes of the others."""
+    """Nodes that run one after another: a graph compiled for the core, or nodes elsewhere."""
 
     nodes: tuple[NodeProto, ...]
     imported: Imported | None
@@ -53,7 +53,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
-    """A placed model; `reasons` says for each node off the core why, by its title."""
+    """A placed model; `reasons` says, by its title, why a node does not run on the core."""
 
     name: str
     chip: Chip
@@ -63,11 +63,11 @@ class Hosted:
     placement: Placement
     reasons: Mapping[str, str]
     values: Mapping[str, Any]
-    """Every tensor for the inputs given, as the host computes it."""
+    """The values of all tensors for the given inputs, computed on the host."""
 
     @property
     def wanted(self) -> list[str]:
-        """Return the tensors that leave their part, or may."""
+        """Return the tensors that other parts may read, and the outputs of the model."""
         outputs = [entry.name for entry in self.model.graph.output]
         return [*outputs, *(name for work in self.problem.works for name in work.reads)]
 
@@ -77,8 +77,8 @@ class Hosted:
         return {n: engine for n, engine in self.placement.engines.items() if engine != CORE}
 
     def run(self) -> dict[str, h.Values]:
-        """Return the outputs: the core's parts as graphs, the rest on the host."""
-        # forget what placing computed: each part has to write its results itself
+        """Return the outputs, with the core's parts evaluated as graphs, the rest on the host."""
+        # leave out the values that placing computed: each part has to write its results itself
         later = {name for part in self.parts for node in part.nodes for name in node.output}
         values = {name: value for name, value in self.values.items() if name not in later}
         for part in self.parts:
@@ -91,14 +91,14 @@ class Hosted:
         if part.imported is not None:
             graph = part.imported.graph
             kinds = part.imported.output_types
-            # numbers that a graph does not hold: then the host computes the part
+            # if a graph cannot hold some numbers, the host computes the part
             with suppress(AscendLabError):
                 results = evaluate(graph, {name: known[name] for name in graph.inputs})
                 return {n: np.asarray(results[n]).astype(NUMPY[kind]) for n, kind in kinds.items()}
         return h.run_on_host(model, known)
 
     def timeline(self) -> NetworkTimeline:
-        """Return the time of everything in order; each part of the core begins with a cold L2."""
+        """Return the times of all parts and copies in order; L2 is empty before each core part."""
         operators: list[OperatorTime] = []
         # a tensor is copied when the first operator on the other side needs it
         copied: set[str] = set()
@@ -115,7 +115,7 @@ class Hosted:
         return NetworkTimeline(self.name, self.chip, tuple(operators), 0)
 
     def summary(self) -> dict[str, Any]:
-        """Return the times as a network's, and in its totals what ran where, and why."""
+        """Return the times as a network's summary; its totals add what ran where, and why."""
         times = self.timeline()
         data = times.summary()
         rule = self.problem.cheapest_engine()
@@ -137,7 +137,7 @@ class Hosted:
         return data
 
     def lines(self) -> list[str]:
-        """Return in words what is off the core, why, and what the published rule would take."""
+        """Return lines of text: what runs off the core, why, and the time by the published rule."""
         off = self.off_core
         title_of = {node.name: node.op_type for part in self.parts for node in part.nodes}
         off_core_lines = [
@@ -185,7 +185,7 @@ class Hosted:
     def _outside(
         self, name: str, title: str, engine: str, size: int, seconds: tuple[float, float]
     ) -> OperatorTime:
-        # the host has memory of its own; on the device every byte is taken to miss L2
+        # the host has its own memory; on the device every byte is assumed to miss L2
         missed = 0 if engine == HOST else size
         moved = (size, 0, 0, missed, 0.0, engine)
         return OperatorTime(name, title, CpuTimeline(name, self.chip, (), *moved, seconds=seconds))
@@ -201,10 +201,10 @@ def place_model(
 ) -> Hosted:
     """Return any ONNX model placed on a chip and its host, for some inputs or random ones.
 
-    `media_pixels_per_s` is the rate of a media unit, which resizes images of bytes; 0 is for chips
+    `media_pixels_per_s` is the rate of a media unit, which resizes uint8 images; 0 is for chips
     without one.
-    Raises `InputError` and `GraphError` for files that are no sound model, `UnsupportedError` for
-    one that neither ONNX Runtime nor the reference evaluator computes.
+    Raises `InputError` or `GraphError` if `source` is not a valid model, and `UnsupportedError` for
+    a model that neither ONNX Runtime nor the reference evaluator computes.
     """
     if dtype not in DTYPES:
         raise InputError(f"a dtype among {', '.join(DTYPES)}", dtype, "choose one")
@@ -217,7 +217,7 @@ def place_model(
 
 
 class _Placer:
-    """The steps of a placement: what each node costs where, the cut, the parts."""
+    """Places a model: the seconds of each node on each engine, the minimum cut, the parts."""
 
     def __init__(
         self, model: ModelProto, chip: Chip, values: Mapping[str, Any], dtype: str, media: float
@@ -248,7 +248,7 @@ class _Placer:
                 self.nodes.append(node)
 
     def place(self) -> Hosted:
-        """Return the placement; a part that the compiler refuses whole leaves the core."""
+        """Return the placement; nodes of a part that the compiler refuses leave the core."""
         works = [
             Work(INPUTS, {CORE: 0.0}, (), tuple(self.inputs)),
             *(self._work(node) for node in self.nodes),
@@ -260,17 +260,17 @@ class _Placer:
             for name in work.writes
             if h.is_numbers(self.values[name])
         }
-        # first the published rule, for the parts that it makes; then the cut, with the seconds of
-        # the core as they are inside these parts
+        # first the published rule, which makes parts; then the cut, with the seconds that nodes
+        # take on the core inside these parts
         rule = self._settled(Problem(works, copy_s), Problem.cheapest_engine)
         problem = Problem(self._together(rule), copy_s)
         rule = replace(rule, problem=problem, placement=problem.placed(rule.placement.engines))
         exact = self._settled(problem, Problem.exact)
-        # the cut is exact for seconds node by node; parts may still be quicker by the rule
+        # the cut minimises the sum of single nodes' times; as parts, the rule's may be faster
         return min(exact, rule, key=lambda found: found.timeline().time_s)
 
     def _settled(self, problem: Problem, choose: Callable[[Problem], Placement]) -> Hosted:
-        """Return a placement whose parts the compiler takes: what it refuses leaves the core."""
+        """Return a placement whose parts all compile: nodes that are refused leave the core."""
         while True:
             placement = choose(problem)
             try:
@@ -293,10 +293,10 @@ class _Placer:
             )
 
     def _together(self, rule: Hosted) -> list[Work]:
-        """Return the operators, those of the core at what their part's kernels take of them.
+        """Return the operators; on the core, their seconds are those of the kernels in their part.
 
-        Alone an operator pays for conversions and launches that it shares in a part. A kernel's
-        seconds go to the last of its nodes, those of a conversion to the node before.
+        An operator that runs alone pays for conversions and launches that it shares in a part. A
+        kernel's seconds go to the last of its nodes, those of a conversion to the node before it.
         """
         shares: dict[str, float] = {}
         for part in rule.parts:
@@ -315,7 +315,7 @@ class _Placer:
         ]
 
     def _work(self, node: NodeProto) -> Work:
-        """Return what a node costs on every engine that takes it."""
+        """Return a node's seconds on every engine that supports it."""
         moved = h.moved_bytes(node, self.values)
         seconds = {HOST: engines.HOST_OVERHEAD_S + moved / engines.HOST_RATE_BYTES_PER_S}
         names = [name for name in (*h.all_reads(node), *node.output) if name]
@@ -326,7 +326,7 @@ class _Placer:
             rate = self.chip.ai_cpu_rate_bytes_per_s
             seconds[CPU] = self.chip.ai_cpu_overhead_s + moved / rate
         image: Any = ends_of[0] if ends_of and h.is_numbers(ends_of[0]) else None
-        # a media unit resizes images of bytes, grey or in three colours
+        # a media unit resizes uint8 images with one or three channels
         picture = image is not None and image.dtype == np.uint8 and image.ndim == 4
         if node.op_type == "Resize" and self.media_rate and picture and image.shape[1] in (1, 3):
             pixels = max(end.shape[2] * end.shape[3] for end in (ends_of[0], ends_of[-1]))
@@ -347,13 +347,16 @@ class _Placer:
         return Work(node.name, seconds, reads, tuple(name for name in node.output if name))
 
     def _groups(self, placement: Placement) -> list[tuple[bool, list[NodeProto]]]:
-        """Return the nodes in parts, core and others in turn, each after all it reads."""
+        """Return the nodes in parts, alternately for the core and for other engines.
+
+        Each node comes after those whose results it reads.
+        """
         place: dict[str, int] = {}
         groups: dict[int, list[NodeProto]] = {}
         for node in self.nodes:
             on_core = placement.engines[node.name] == CORE
-            # places alternate: even ones are the core's, odd ones the others'. A node goes to the
-            # first place of its kind that is not in front of what it reads.
+            # parts alternate: even ones are the core's, odd ones the others'. A node goes to the
+            # first part of its parity that does not come before those that it reads from.
             at = max((place.get(name, 0) for name in h.all_reads(node)), default=0)
             at += at % 2 == on_core
             place.update((name, at) for name in node.output)
@@ -369,7 +372,7 @@ class _Placer:
             raise _RefusedError({node.name for node in nodes}, str(error)) from error
 
     def _compiled(self, nodes: tuple[NodeProto, ...]) -> Part:
-        """Return nodes as a graph and its kernels; what steers shapes is pinned."""
+        """Return nodes as a graph and its kernels; inputs that decide shapes are fixed."""
         ids = {id(node) for node in nodes}
         later = [n for node in self.nodes if id(node) not in ids for n in h.all_reads(node)]
         reads, writes = h.ends(nodes, [*self.outputs, *later])
@@ -384,4 +387,4 @@ class _Placer:
 
 
 class _RefusedError(Exception):
-    """A part that the compiler does not take: the titles of its nodes, and why."""
+    """A part that does not compile: the titles of its nodes, and why."""

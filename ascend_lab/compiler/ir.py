@@ -41,7 +41,7 @@ class TensorType:
 
     The shape is the logical one in every layout; a layout in blocks stores padding, too. A block
     of int8 has 32 channels and one of fp16 has 16: both fill 32 bytes. A block of fp32 or int32 has
-    the 16 channels that the cube writes, 64 bytes. ":16" behind a layout keeps blocks of 16
+    the 16 channels that the cube writes, 64 bytes. ":16" after a layout means blocks of 16
     channels where the number format would have 32, as for int8 just cast from fp16.
     """
 
@@ -51,7 +51,7 @@ class TensorType:
 
     @property
     def elements(self) -> int:
-        """Logical elements."""
+        """Number of elements, padding not included."""
         return math.prod(self.shape)
 
     @property
@@ -62,8 +62,8 @@ class TensorType:
 
     @property
     def map(self) -> AddressMap:
-        """Where every element lies."""
-        # a scalar has the shape (): it lies like one element of a row
+        """The address map: where in memory every element is stored."""
+        # a scalar has the shape (): it is stored like a row of one element
         return formats.map_of(self.layout, self.shape or (1,), self.dtype)
 
     @property
@@ -159,7 +159,7 @@ class Graph:
 
     `narrowed` names int32 tensors that are int64 in the model. `evaluate` computes them in 64 bits;
     a kernel holds 32, and numbers beyond those raise an error. `elements` keeps, by the names of
-    inputs and outputs, the model's element types that no format here stands for, int64 and bool,
+    inputs and outputs, the model's element types for which graphs have no format, int64 and bool,
     so that an exported file has them again.
     """
 
@@ -185,7 +185,7 @@ class Graph:
 
     @cached_property
     def readers(self) -> Mapping[str, tuple[Node, ...]]:
-        """The nodes that read each name, in graph order, each once; () for names nobody reads."""
+        """The nodes that read each name, in graph order, each once; () if there are none."""
         readers: dict[str, list[Node]] = {name: [] for name in self.types}
         for node in self.nodes:
             # mul(x, x) reads x twice and is one reader
@@ -221,7 +221,7 @@ class Graph:
         return sum(kind.elements for kind in read if kind.dtype in formats.FLOATS)
 
     def renamed(self, name: str) -> "Graph":
-        """Return the same graph under another name."""
+        """Return the same graph with another name."""
         return replace(self, name=name)
 
     def __repr__(self) -> str:
@@ -236,7 +236,7 @@ class Graph:
         return to_text(self)
 
 
-# -- the text form; `graph.evaluate` reads it back ------------------------------------------------
+# -- the text form; `text_form.from_text` reads it ------------------------------------------------
 MAX_WRITTEN = 64
 """Most elements of a constant that the text form writes out."""
 _IDENTIFIER = re.compile(r"[A-Za-z_][\w.]*$")
@@ -306,7 +306,7 @@ TRANS_DATA = Operator(
 )
 """The node between two layouts: the same elements at other addresses."""
 GRAPH_ONLY: dict[str, Operator] = {TRANS_DATA.name: TRANS_DATA}
-"""Operators that only compilers put into graphs; other packages may add theirs."""
+"""Operators that only compilers put into graphs, by name; other packages may add their own."""
 
 
 def operator_of(op: str) -> Operator:
@@ -442,8 +442,8 @@ def pixels(graph: Graph, node: Node) -> int:
 
 
 def only_reader(graph: Graph, node: Node) -> Node | None:
-    """Return the one node that reads what `node` writes, unless others or the outputs do too."""
-    # an output of the graph is also read outside
+    """Return the only reader of a node's output; None for several or for a graph's output."""
+    # an output of the graph is also read from outside the graph
     if len(node.outputs) > 1 or node.output in graph.outputs:
         return None
     # mul(x, x) counts as one reader
@@ -460,6 +460,9 @@ def moves_before(graph: Graph, name: str) -> list[Node]:
 
 
 def moves_after(graph: Graph, node: Node) -> list[Node]:
-    """Return the chain of `MOVES` that starts after a node, each the only reader of the last."""
+    """Return the chain of `MOVES` after a node, each the only reader of the one before it.
+
+    The list is empty if the node's result has several readers, or a reader that computes.
+    """
     reader = only_reader(graph, node)
     return [reader, *moves_after(graph, reader)] if reader and reader.op in MOVES else []

@@ -1,7 +1,7 @@
 """Gives every tensor of a graph its layout: the cube's operators choose, elementwise ones follow.
 
 In conv, relu, softmax, the convolution reads and writes NC1HWC0 (blocks of 16 channels), the relu
-keeps that, and the softmax gets row-major memory through a conversion.
+keeps that layout, and a conversion gives the softmax row-major memory.
 
 The graph is walked forward. Each node says which layouts it reads and writes: convolutions and
 pooling NC1HWC0, matrix products fractals. Elementwise operators, and joins and cuts at whole blocks
@@ -72,7 +72,7 @@ class Assigner:
         self.unknown_padding: set[str] = set()
 
     def assign(self, layout: str | None = "ND") -> Graph:
-        """Return the graph with its outputs in `layout`; None leaves each as it was written."""
+        """Return the graph with its outputs in `layout`; None leaves each in its own layout."""
         for node in self.graph.nodes:
             self.add(node)
         outputs = self.graph.outputs
@@ -82,14 +82,14 @@ class Assigner:
         return replace(self.graph, nodes=nodes, types=self.draft.types, outputs=outputs)
 
     def convert(self, name: str, layout: str) -> str:
-        """Return the tensor in a layout; append a conversion if there is none yet."""
+        """Return the tensor in a layout; append a conversion if the graph does not have it yet."""
         forms = self.names_by_layout[name]
         if layout not in forms:
             forms[layout] = self.append_conversion(name, next(iter(forms.values())), layout)
         return forms[layout]
 
     def operand(self, node: Node, place: int, layout: str) -> str:
-        """Return an operand as a node reads it.
+        """Return the name of an operand in the layout in which a node reads it.
 
         Constants that lowering packs for their kernel stay as they are: weights and broadcast
         operands. It does not pack a constant image, which a `trans_data` node converts.
@@ -183,9 +183,9 @@ class Assigner:
         return (layout,) * count, f"{layout}:16" if reads_small_pixels else layout
 
     def quantised_layouts(self, node: Node) -> tuple[Sequence[str], str]:
-        """Return the layouts that a quantise or dequantise reads and writes: those of its operand.
+        """Return the layouts that a quantise or dequantise reads and writes: its operand's layout.
 
-        A block then has 32 channels in int8.
+        In int8, a block of that layout has 32 channels.
         """
         blocks = ("NC1HWC0", "FRACTAL_NZ")
         layout = next(
@@ -202,7 +202,7 @@ class Assigner:
         return tuple(reads), layout
 
     def inherited_layout(self, node: Node) -> str:
-        """Return the blocked layout that a node can take over from its operands, else ND."""
+        """Return the blocked layout that a node can take from its operands, else "ND"."""
         activations = [n for n in node.inputs if n not in self.graph.constants]
         blocks = ("NC1HWC0", "FRACTAL_NZ")
         layout = next(
@@ -220,7 +220,7 @@ class Assigner:
         return layout if self.cuts_blocks(node, activations, layout) else "ND"
 
     def broadcasts_in_layout(self, node: Node, layout: str) -> bool:
-        """Tell whether a node can be computed on its operands as a blocked layout stores them.
+        """Tell whether a node can be computed on operands stored in a blocked layout.
 
         All operands must broadcast to the result in its stored shape. On fractals with padded
         columns only `add` may compute: 0 + 0 keeps the padding zero.
@@ -281,7 +281,7 @@ def _on_cube(node: Node) -> bool:
     return node.has("convolution") or node.op == "conv_transpose2d"
 
 
-# -- what lies in the padding ---------------------------------------------------------------------
+# -- numbers in the padding -----------------------------------------------------------------------
 def padding_after(graph: Graph, node: Node, known: Mapping[str, Bounds]) -> Bounds:
     """Return the bounds of the padding after an elementwise node; infinite or NaN on overflow.
 
@@ -323,8 +323,8 @@ def _bounds(graph: Graph, name: str, out: TensorType, known: Mapping[str, Bounds
 def leaves_unknown_padding(graph: Graph, node: Node, weight_layout: str) -> bool:
     """Tell whether a product may leave numbers, not zeros, in the columns that pad its result.
 
-    If b is read transposed, the result's columns are b's rows. Rows that pad a matrix `written` in
-    fractals may hold anything, and row-wise operators may later be moved to fractals, too.
+    If b is read transposed, the result's columns are b's rows. Rows that pad a matrix which a node
+    wrote in fractals may hold anything, and row-wise operators may later be moved to fractals, too.
     """
     b = node.inputs[1]
     maker = graph.producers.get(b)
@@ -340,7 +340,7 @@ def cancel_trans_data(graph: Graph) -> Graph:
     """Return the graph with chains of conversions shortened, and equal ones merged.
 
     x -> A -> B becomes x -> B. If B is the layout of x, it becomes x itself, unless x has padding:
-    the way there and back would fill that with zeros.
+    the two conversions would fill that with zeros.
     """
     draft = Draft(graph)
     conversions: dict[tuple[str, str], str] = {}
@@ -368,7 +368,7 @@ def cancel_trans_data(graph: Graph) -> Graph:
 
 # -- two layouts of images ------------------------------------------------------------------------
 def images_outermost(graph: Graph) -> Graph:
-    """Return a graph in which no image has its blocks of channels outermost."""
+    """Return the graph with all images in NC1HWC0, none in C1NHWC0."""
     types = {
         name: replace(kind, layout=IMAGES) if kind.layout == BLOCKS else kind
         for name, kind in graph.types.items()

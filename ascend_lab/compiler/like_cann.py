@@ -1,23 +1,23 @@
-"""The compiler that was measured: rules, tilings and launches that the vendor's documents give.
+"""Compiles as the vendor's compiler CANN does, with the rules, tilings and launches it documents.
 
-`graph.compile` is our compiler. What others measured was compiled by CANN, which has other rules:
-it fuses what its list of passes names, cuts a product as a published function says, and knows
-nothing of the kernels that are ideas of this package. `cann_road` is a `Road` like any other, with
+`compile` is this package's compiler. Published measurements are of networks compiled by CANN, which
+has other rules: it fuses what its list of passes names, tiles a product by a published function,
+and lacks the kernels that are ideas of this package. `cann_road` returns a `Road` with these:
 
     stage    what CANN does                                         source
     passes   those of `NAMED` in scope GraphFusion                  its documents, `canndev`
     layout   first layers read pixels of 4 channels only if asked   enable_small_channel, off
     fuse     those of `NAMED` in scope UBFusion                     UB fusion patterns, GE
     lower    basic blocks of MatMulV3, also for convolutions        ops-nn, `matmul_v3_base_tiling`
-    time     one trigger by the host, then a queue (as ours)        aclmdlExecute; sink mode
-             a cache that nobody tells what is read last            GE, `l2_cache_kernel_launch`
+    time     one trigger by the host, then a queue (as here)        aclmdlExecute; sink mode
+             no hints to the cache about last reads                 GE, `l2_cache_kernel_launch`
 
-Every pass and rule of this package stands in `NAMED` or in `OURS`, and a test holds that so.
+Every pass and rule of this package is either in `NAMED` or in `OURS`; a test checks that.
 No number here comes from a measured network.
 
-What the vendor does not publish is not guessed: the tiling of batched products, of vector operators
-and of pooling is ours, and so is the plan of memory. The road is then too quick, or too slow, and
-`compare` says by how much.
+What the vendor does not publish is not guessed: the tilings of batched products, of vector
+operators and of pooling, and the memory plan, are those of this package. So the times may be too
+short or too long there.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -89,7 +89,7 @@ NAMED: Mapping[tuple[str, str], str] = {
     (UB, "TbeBatchMatmulElementWiseFusionPass"): DOCUMENT,
     (UB, "AutomaticUbFusion"): "hicann/ge, buffer_fusion: auto fusion of one-op patterns",
 }
-"""Passes and rules that a document of the vendor names, and which."""
+"""Passes and rules, by (scope, name), that a document of the vendor names, and which document."""
 OURS: Mapping[tuple[str, str], str] = {
     (GRAPH, "FlashAttentionFusionPass"): "CANN 7.0.RC1 has it for the 910B alone, 6.0 not at all",
     (UB, "FlashAttentionTransposeFusionPass"): "no document has moves inside of attention",
@@ -101,15 +101,15 @@ OURS: Mapping[tuple[str, str], str] = {
         "tbe_aipp_conv_relu_maxpooling_fusion_pass refuses"
     ),
 }
-"""Ideas of this package, and what the vendor has instead."""
+"""Passes and rules that only this package has, and what the vendor has instead."""
 ATTENTION = ((GRAPH, "FlashAttentionFusionPass"),)
 FUSED_ATTENTION = "Ascend910B"
-"""Chips for which CANN 7 has the kernel of attention: names that begin so."""
+"""CANN 7 has the attention kernel for chips of this family."""
 
 
 def switches(chip: Chip) -> Switches:
-    """Return all passes and rules, those without a document of the vendor off."""
-    # a name in neither list stays on: a test refuses such names
+    """Return switches that turn off all passes and rules that no document of the vendor names."""
+    # a name in neither list stays on: a test fails if there is one
     named = dict.fromkeys(NAMED, True) | dict.fromkeys(OURS, False)
     named |= dict.fromkeys(ATTENTION, chip.family.startswith(FUSED_ATTENTION))
     return Switches(named)
@@ -119,23 +119,23 @@ def switches(chip: Chip) -> Switches:
 BLOCK = 128
 LONG_BLOCK = 256
 DEPTH_BYTES = 128
-"""Sides of the basic block in elements, and bytes of K in it."""
+"""Sides of the basic block in elements, `BLOCK` x `LONG_BLOCK`, and its bytes along K."""
 LARGE_L0C_BYTES = 256 * 1024
 LEAST_SIDE = 256
-"""Products with a shorter side are balanced like those of few blocks."""
+"""Products with a side below this many elements are balanced like those of few blocks."""
 
 
 def product_tiling(shape: GemmShape, chip: Chip) -> GemmSchedule:
     """Return the basic-block tiling of a product.
 
-    The block of L0 is 128 x 256, of 128 bytes of K; with 256 KiB of L0C 256 x 256, whose sums then
-    have no second buffer. Where m or n is below 256, or blocks are fewer than cores, the sides of a
-    block are what balances the product over the cores. Half of L1 is for each operand, in two
-    buffers, and of the two numbers of blocks along K the smaller counts for both. Blocks of C are
-    dealt to the cores in rounds.
+    The block of L0 is 128 x 256, with 128 bytes of K; with 256 KiB of L0C it is 256 x 256, and the
+    sums have no second buffer. If m or n is below 256, or there are fewer blocks than cores, the
+    sides of a block are chosen to balance the product over the cores. Each operand gets half of L1,
+    in two buffers; both get the smaller of their numbers of blocks along K. Blocks of C are
+    distributed to the cores in rounds.
     Source: hicann/ops-nn, matmul_v3_base_tiling.cpp (SetBaseBlockTiling, BalanceBaseBlockTiling,
-    CalL1Tiling): the rules, in our words. Not taken: transposed operands swap the sides, whole
-    operands in L1, K split among cores, tiles for L2.
+    CalL1Tiling). Left out: the sides are not swapped for transposed operands, no operand is kept
+    whole in L1, K is not split among cores, and there are no tiles for L2.
     """
     # 1000 x 64 x 512 in fp16: 63 x 4 x 32 fractals of 16 x 16
     m1, k1, n1 = shape.fractals
@@ -152,7 +152,7 @@ def tiling_of_operator(
     )
     shape = GemmShape(m, k, n, dtypes[0])
     tiling = product_tiling(shape, chip)
-    # the vendor's block is for the largest buffers: on a smaller chip the longer side is halved
+    # the vendor's block is made for the largest buffers: on smaller chips its longer side is halved
     while True:
         try:
             check_schedule(shape, tiling, chip)
@@ -168,8 +168,8 @@ def tiling_of_operator(
 def convolution_tiling(shape: ConvShape, chip: Chip) -> GemmSchedule:
     """Return the same tiling for a convolution: pixels are rows of the product, taps its depth.
 
-    No rule is published for these chips, and that of the cube's other operator is taken: an
-    assumption. Tiles do not span images.
+    No rule for convolutions is published for these chips: using that of products is an assumption.
+    Tiles do not span images.
     """
     product = shape.gemm
     m1, k1, n1 = product.fractals
@@ -183,9 +183,9 @@ def _tiling(m1: int, n1: int, k1: int, chip: Chip, dtype: str, images: int = 1) 
     large = chip.buffers["L0C"] >= LARGE_L0C_BYTES
     base_m = min((LONG_BLOCK if large else BLOCK) // FRACTAL, m1)
     base_n = min(LONG_BLOCK // FRACTAL, n1)
-    # blocks of C, which are the units that cores take
+    # the number of blocks of C, which are distributed to the cores
     blocks = images * ceil_div(m1, base_m) * ceil_div(n1, base_n)
-    # a block counts for a whole core, however few rows of it are filled
+    # a block takes a whole core, even if few of its rows are filled
     short = min(m1, n1) * FRACTAL < LEAST_SIDE
     if short or blocks < chip.core_count:
         # 8 blocks on 20 cores would leave 12 idle: smaller blocks
@@ -211,14 +211,14 @@ def _tiling(m1: int, n1: int, k1: int, chip: Chip, dtype: str, images: int = 1) 
 
 
 def _grids(cores: int) -> Iterator[tuple[int, int]]:
-    """Yield every grid of at most so many cores."""
+    """Yield every grid (rows, columns) of at most this many cores."""
     for rows in range(1, cores + 1):
         for columns in range(1, cores // rows + 1):
             yield rows, columns
 
 
 def _balanced(m1: int, n1: int, cores: int) -> tuple[int, int]:
-    """Return the grid whose largest share of fractals is least, and of equal ones the squarest."""
+    """Return the grid whose largest share of fractals is smallest; of equal ones the squarest."""
 
     def cost(grid: tuple[int, int]) -> tuple[int, int]:
         rows = ceil_div(m1, grid[0])
@@ -233,7 +233,7 @@ def _dealt(rows: int, columns: int, cores: int) -> tuple[int, int]:
     """Return the grid of cores that works through the blocks of C in the fewest rounds."""
 
     def rounds(grid: tuple[int, int]) -> tuple[int, int]:
-        # of equally many rounds the grid with fewer cores
+        # if two grids need equally many rounds, take the one with fewer cores
         return ceil_div(rows, grid[0]) * ceil_div(columns, grid[1]), grid[0] * grid[1]
 
     return min(_grids(cores), key=rounds)
@@ -241,7 +241,7 @@ def _dealt(rows: int, columns: int, cores: int) -> tuple[int, int]:
 
 # -- the road --------------------------------------------------------------------------------------
 def tiling_of(piece: Piece, chip: Chip) -> GemmSchedule | None:
-    """Return what a published rule says of a piece's product or convolution; None: none does."""
+    """Return the published tiling of a piece's product or convolution; None if there is none."""
     head = piece.graph.nodes[0]
     if head.op in CONVOLUTIONS and piece.graph.nodes[0].inputs[1] in piece.constants:
         return convolution_tiling(conv_shape_of(piece, head, piece.type(head.output).dtype), chip)
@@ -254,15 +254,15 @@ def tiling_of(piece: Piece, chip: Chip) -> GemmSchedule | None:
 
 
 def with_tilings(compiled: Compiled) -> Compiled:
-    """Return a compiled network with the published tilings; where a kernel cannot take one, ours.
+    """Return a compiled network with the published tilings, where kernels can take them.
 
-    Of a block whose results do not fit the unified buffer the longer side is halved.
+    If the results of a block do not fit the unified buffer, the block's longer side is halved.
     """
     choices: dict[str, Choice] = {}
     for task in compiled.tasks:
         if task.lowered is None or isinstance(task.lowered.kernel, CpuKernel):
             continue
-        # repeated blocks of a network are one piece
+        # repeated blocks of a network are equal pieces: one look is enough
         if task.piece.key in choices:
             continue
         tiling = tiling_of(task.piece, compiled.chip)
@@ -278,7 +278,7 @@ def with_tilings(compiled: Compiled) -> Compiled:
 
 
 def _smaller(tiling: GemmSchedule) -> GemmSchedule | None:
-    """Return a tiling that needs less room: fewer steps, then half a side; None: the last one."""
+    """Return a tiling with fewer steps, else with half a side, to save memory; None if neither."""
     if tiling.step_k > 1:
         return replace(tiling, step_k=tiling.step_k // 2)
     m = tiling.base_m // FRACTAL
@@ -291,9 +291,9 @@ def _smaller(tiling: GemmSchedule) -> GemmSchedule | None:
 
 
 def cann_road(chip: Chip, dtype: str = "fp16", *, small_channel: bool = False) -> Road:
-    """Return the road of CANN to a chip.
+    """Return the `Road` that compiles for a chip as CANN does.
 
-    `small_channel`: the first layer reads pixels of 4 channels, as enable_small_channel=1 asks.
+    With `small_channel` the first layer reads pixels of 4 channels, as enable_small_channel=1 asks.
     """
     # off by default in CANN
     left_out = frozenset() if small_channel else frozenset({SMALL_FIRST_LAYERS})

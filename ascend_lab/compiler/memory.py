@@ -1,9 +1,9 @@
-"""Memory planning: an offset for every buffer, so that none alive at one time share a byte.
+"""Memory planning: gives every buffer an offset, so that buffers alive at one time share no byte.
 
-Heuristics place buffers one by one: fast and good, without a guarantee. Where they end above the
-goal and OR-tools is installed, its solver CP-SAT looks for a lower plan (`packing`).
+Heuristics place buffers one by one: fast and good, without a guarantee. If their best plan is above
+the goal and OR-tools is installed, its solver CP-SAT looks for a lower plan (`packing`).
 `hot_first` prefers addresses that were freed last: their lines are still in the cache, where the
-next buffer overwrites them. An address that nobody has used for long costs an eviction.
+next buffer overwrites them. An address that has not been used for long costs an eviction.
 """
 
 import math
@@ -23,8 +23,8 @@ from ascend_lab.errors import GraphError, UnsupportedError
 class Plan:
     """An offset in bytes for every buffer.
 
-    height_bytes is the memory that the plan takes, lower_bound_bytes a bound for every plan, both
-    with sizes rounded up to the alignment. `optimal`: no plan has a smaller height.
+    `height_bytes` is the memory that the plan takes, `lower_bound_bytes` a bound for every plan,
+    both with sizes rounded up to the alignment. `optimal` means that no plan has a smaller height.
     """
 
     offsets: Mapping[Hashable, int]
@@ -48,7 +48,8 @@ def rounded(buffers: Iterable[Buffer], alignment_bytes: int) -> list[Buffer]:
     """Return the buffers with sizes rounded up to the alignment.
 
     Plain buffers are stacked on each other, so that rounded sizes keep all offsets aligned. If any
-    buffer has further conditions this no longer holds: then each carries the alignment itself.
+    buffer has a given offset, gaps or an alignment, that does not suffice: then each buffer gets
+    the alignment as a condition.
     """
     if alignment_bytes < 1:
         raise GraphError("an alignment of at least 1 byte", str(alignment_bytes))
@@ -71,9 +72,9 @@ def peak_live_bytes(buffers: Sequence[Buffer]) -> int:
 
 
 def least_height_bytes(buffers: Sequence[Buffer]) -> int:
-    """Return a lower bound of the height: peak of live bytes, largest end of a single buffer.
+    """Return a lower bound of the height: peak of live bytes or the largest end of one buffer.
 
-    A buffer lies wholly in the memory, even if its gaps never leave more than a part of it alive.
+    The whole buffer must lie in the memory, even if only parts of it are ever alive at one time.
     """
     ends = [(b.offset or 0) + b.size_bytes for b in buffers if b.size_bytes]
     return max(peak_live_bytes(buffers), *ends, 0)
@@ -151,15 +152,15 @@ def events_of(buffers: Sequence[Buffer | Rectangle]) -> list[tuple[bool, int]]:
 
 
 def simulate_writes(buffers: Sequence[Buffer], plan: Plan) -> None:
-    """Play the lifetimes over real bytes: each buffer writes its pattern and checks it at death.
+    """Check a plan in a real array: each buffer writes its number at birth and checks it at death.
 
-    The memory starts poisoned, and a dead buffer's bytes are poisoned again.
-    Raises GraphError when a pattern was overwritten or lies outside the memory.
+    Bytes of no live buffer hold a special number.
+    Raises GraphError when a number was overwritten or a buffer lies outside the memory.
     """
     poison = 0xFFFF
     placed = [(b, r) for b in buffers for r in b.rectangles]
-    # per byte the number of the rectangle that wrote it last: two bytes a number keep a plan of
-    # 1 GiB at 2 GiB here
+    # for each byte the number of the rectangle that wrote it last, in two bytes: a plan of 1 GiB
+    # takes 2 GiB here
     memory = np.full(plan.height_bytes, poison, np.uint16)
     for is_birth, k in events_of([r for _, r in placed]):
         b, r = placed[k]
@@ -172,7 +173,7 @@ def simulate_writes(buffers: Sequence[Buffer], plan: Plan) -> None:
         place[:] = k % poison if is_birth else poison
 
 
-# -- short rules ----------------------------------------------------------------------------------
+# -- heuristics -----------------------------------------------------------------------------------
 Order = Callable[[Buffer], tuple[int, ...]]
 ENDLESS = 1 << 62
 ORDERS: dict[str, Order] = {
@@ -180,7 +181,7 @@ ORDERS: dict[str, Order] = {
     "start": lambda b: (b.lower, -b.size_bytes),
     "life": lambda b: (b.lower - b.upper, -b.size_bytes),
 }
-"""Sort keys: the largest first, the earliest born (as at run time), the longest-lived."""
+"""Sort keys by name: the largest first, the earliest born (as at run time), the longest-lived."""
 
 
 def place(buffers: Sequence[Buffer], order: Order, *, tightest: bool = False) -> Offsets:
@@ -249,15 +250,15 @@ def height(buffers: Iterable[Buffer], offsets: Offsets) -> int:
 UNITS = 1 << 20
 """Largest number of units into which memory is divided; the unit grows with the memory."""
 LOOKS = 1 << 28
-"""Largest number of units that all buffers together look at: each looks at all units."""
+"""Most looks at a unit by all buffers together, as each buffer looks at all units."""
 
 
 def hot_first(buffers: Sequence[Buffer], slack: float = 0.25) -> Offsets:
     """Place buffers in order of birth, each in the free window that was freed last on average.
 
-    The memory to choose from is (1 + slack) times the peak of live bytes; where no window in it is
-    large enough, it grows by what is needed. The rule is greedy: it may leave pieces too small for
-    later buffers, so compare `reuse_distance_bytes` before you trust it. Raises GraphError for
+    The memory to choose from is (1 + slack) times the peak of live bytes; if no window in it is
+    large enough, it grows as needed. The rule is greedy and may leave pieces too small for later
+    buffers: compare its `reuse_distance_bytes` with that of other plans. Raises GraphError for
     buffers with an alignment, an offset or gaps.
     """
     special = [b.id for b in buffers if not b.is_plain]
@@ -333,7 +334,7 @@ def _hottest(freed: np.ndarray, live: np.ndarray, count: int) -> int:
     return start if taken[start] == 0 else -1
 
 
-# -- the front door -------------------------------------------------------------------------------
+# -- planning -------------------------------------------------------------------------------------
 HEURISTICS: dict[str, Callable[[Sequence[Buffer]], Offsets]] = {
     **{f"greedy-by-{name}": partial(place, order=order) for name, order in ORDERS.items()},
     "best-fit": partial(place, order=ORDERS["start"], tightest=True),
@@ -411,12 +412,12 @@ def lowered_by_search(
 ) -> Plan:
     """Return the lowest plan that a packer finds between the lower bound and the plan `start`.
 
-    It is asked for the goal first, then by halving: with a bound of 8, a goal of 8 and a plan of
-    16, no answer for 8 leads to the question for 12.
+    The packer is asked for a plan of `goal_bytes` first, then the range is bisected: with a bound
+    and a goal of 8 and a plan of 16, no plan for 8 leads to the question for 12.
     """
     end_s = time.perf_counter() + time_limit_s
     best = start
-    # no plan is lower than this: the bound, or one above the last capacity refused
+    # no plan is lower than this: the bound, or one byte above the last capacity without a plan
     proven_bytes = start.lower_bound_bytes
     target_bytes = goal_bytes
     while best.height_bytes > max(goal_bytes, proven_bytes):
@@ -424,7 +425,7 @@ def lowered_by_search(
         if remaining_s <= 0:
             break
         try:
-            # some time stays for a question that is easier than the goal
+            # keep some time for a larger capacity, which is easier
             offsets = packer(buffers, target_bytes, ANSWER_SHARE * remaining_s)
         except TimeoutError:
             target_bytes = (target_bytes + best.height_bytes) // 2

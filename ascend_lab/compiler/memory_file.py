@@ -1,14 +1,14 @@
-"""Buffers from a CSV file in the form of MiniMalloc (Moffitt 2023, doi:10.1145/3623278.3624752).
+"""Reads buffers from a CSV file as MiniMalloc's (Moffitt 2023, doi:10.1145/3623278.3624752).
 
-A header, then a row a buffer. Columns may stand in any order:
+The file has a header, then a row for each buffer. Columns may be in any order:
 
 * `id` (or `buffer`, `buffer_id`), `lower` (or `begin`, `start`), `upper`, `size`: always.
-  Lifetimes are half-open. `end` stands for `upper` where the last time belongs to the life: it is
-  upper - 1, also in `gaps`.
+  They are required. Lifetimes are half-open. A column `end` in place of `upper` holds the last time
+  at which the buffer is alive, upper - 1; ends of `gaps` are then last times, too.
 * `alignment`: the offset is a multiple of it.
-* `offset`: the buffer lies there; -1 leaves it free. An empty cell of these columns asks nothing.
-* `gaps`: `6-8 11-12@0:4`, times when the buffer needs no bytes, or only those behind the @.
-* `hint`: where a search may look first; plans here are not the better for it, so it is not used.
+* `offset`: the given place of the buffer; -1 or an empty cell leaves it free.
+* `gaps`: `6-8 11-12@0:4`, times when the buffer needs no bytes, or only those after the @.
+* `hint`: an offset that a search may try first; it is checked, but not used.
 """
 
 import re
@@ -31,10 +31,10 @@ OTHER_NAMES = {
 MAX_FILE_BYTES = 2**20
 MAX_ROWS = 10_000
 MOST = 2**40
-"""Times and sizes beyond this are refused, so that no sum leaves 64 bits."""
+"""Larger times and sizes are refused, so that all sums fit in 64 bits."""
 MAX_ALIGNMENT = 2**30
 MAX_GAPS = 1000
-"""Of one buffer."""
+"""Largest number of gaps of one buffer."""
 _GAP = re.compile(
     r"([+-]?[0-9]{1,18})-([+-]?[0-9]{1,18})(?:@([0-9]{1,18}):([0-9]{1,18}))?", re.ASCII
 )
@@ -44,7 +44,7 @@ def read_csv(path: str | Path) -> list[Buffer]:
     """Return the buffers of a file.
 
     Raises InputError, with the line, for a file that cannot be read or is too large, a missing or
-    unknown column, a number that is none, a lifetime that is empty, and an id that stands twice.
+    unknown column, text in place of a number, an empty lifetime, and an id that occurs twice.
     """
     numbered = csv_of(read_file(path, "a CSV file", MAX_FILE_BYTES), path)
     words = numbered[0][1] if numbered else []
@@ -61,7 +61,7 @@ def read_csv(path: str | Path) -> list[Buffer]:
         cells = dict(zip(names, row, strict=True))
         try:
             buffer = _buffer(cells, past_the_end, where)
-        # `Buffer` knows no lines of files: the line is added here
+        # `Buffer` does not know the line of the file: it is added to the message here
         except GraphError as error:
             raise InputError(error.needed, f"{error.got} in {where}", "correct it") from error
         if buffer.id in buffers:
@@ -71,7 +71,7 @@ def read_csv(path: str | Path) -> list[Buffer]:
 
 
 def _columns(words: list[str], path: str | Path) -> list[str]:
-    """Return the name of each column as it stands in REQUIRED or OPTIONAL."""
+    """Return the name of each column as REQUIRED or OPTIONAL spell it."""
     names = [OTHER_NAMES.get(word, word) for word in words]
     if not set(REQUIRED) <= set(names):
         needed = f"a header with {','.join(REQUIRED)}"
@@ -87,7 +87,7 @@ def _columns(words: list[str], path: str | Path) -> list[str]:
 
 
 def _buffer(cells: Mapping[str, str], past_the_end: int, where: str) -> Buffer:
-    """Return the buffer of a row; `past_the_end`: 1 where upper ends are inside the life."""
+    """Return the buffer of a row; `past_the_end` is 1 if the file gives last times, else 0."""
 
     def number(name: str, default: str = "") -> int:
         return _number(cells.get(name) or default, name, where)
@@ -98,7 +98,7 @@ def _buffer(cells: Mapping[str, str], past_the_end: int, where: str) -> Buffer:
         raise InputError(f"alignment of at most {MAX_ALIGNMENT}", f"{alignment} in {where}")
     if offset < -1:
         raise InputError("offset from 0, or -1 for any", f"{offset} in {where}", "correct it")
-    # checked, so that a damaged column is reported, and then not used
+    # the hint is checked, so that a damaged column is reported, but not used
     number("hint", "-1")
     return Buffer(
         cells["id"],

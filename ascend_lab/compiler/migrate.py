@@ -1,17 +1,17 @@
-"""Migration of an ONNX model to a chip: what becomes of every node, and the model rewritten.
+"""Migrates an ONNX model to a chip: reports what becomes of every node and rewrites the model.
 
     verdict      what becomes of the node
     direct       one operator of the library
     rewritten    one operator that a pass changes, or fuses into others
     composed     several operators
     folded       nothing: its result is known before the graph runs, or it changes nothing
-    host         it runs on the AI CPU or the host: no graph holds it
+    host         it runs on the AI CPU or the host: it has no operator in a graph
     unsupported  no engine computes it
 
-Counts add up to the model's nodes. Where all nodes enter a graph, the migrated model is that graph
-after the passes, written again, unless that takes longer on the chip than the source; otherwise it
-is the source, its constants computed and what nothing reads dropped. Either keeps the names and
-types of inputs and outputs; open sizes are fixed.
+The counts of all verdicts add up to the model's nodes. If a graph can hold all nodes, the migrated
+model is that graph after the passes, exported to ONNX. If it cannot, or if the exported model takes
+longer on the chip, the migrated model is the source with its constants computed and its unused
+nodes dropped. Both keep the names and types of inputs and outputs; symbolic sizes are fixed.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ ADVICE = {
     "Dropout": "export in evaluation mode",
     "GridSample": "precompute the grid and gather, or resize where it is regular",
 }
-"""What to do about an operator off the core; for others their types say it."""
+"""Advice for operators that run outside the AI core, by ONNX operator."""
 WIDE_TYPES = "export in float32 and int32: 64-bit numbers have no kernels"
 TEXT = "leave texts and lists outside: turn them into numbers before the network"
 PAYS = 1e-6
-"""Share of the time by which a rewritten model may be slower: sums of times are rounded."""
+"""A rewritten model may be slower by this share of the time: sums of times are rounded."""
 PADDED = 0.25
-"""Share of zeros in a stored tensor from which the report mentions its padding."""
+"""The report mentions tensors whose padding is at least this share of the stored tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """The report on a model as plain data, and the migrated model; None if it cannot run."""
+    """The report on a model as plain data, and the migrated model, None if it cannot run."""
 
     report: Mapping[str, Any]
     model: ModelProto | None
@@ -83,8 +83,8 @@ def migrate(
 ) -> Migration:
     """Return the report on a model and the migrated model; values are compared on random inputs.
 
-    A .pt2 file of torch.export is exported to ONNX first. Raises `InputError` and `GraphError` for
-    what is no sound model, `UnsupportedError` for sizes left open.
+    A .pt2 file of torch.export is exported to ONNX first. Raises `InputError` or `GraphError` if
+    `source` is not a valid model, and `UnsupportedError` for symbolic sizes that are not set.
     """
     # a program of torch.export; an ONNX model may come as bytes
     is_program = not isinstance(source, bytes) and Path(source).suffix == ".pt2"
@@ -106,7 +106,7 @@ def migrate(
     imported = None
     try:
         imported = import_model(model_given, shapes=sizes)
-        # a random index would lie outside of the table that it points into
+        # an index drawn at random could lie outside of the table that it points into
         feed |= _indices_inside(imported)
         compiled = compile_graph(imported.graph, chip, dtype=dtype)
     except InputError:
@@ -116,10 +116,10 @@ def migrate(
     else:
         model, became = _after_passes(imported, compiled, data, titles)
         before_s = simulate_graph(compiled).time_s
-        # the migrated model is read again as a user would: what its export adds counts, too
+        # the migrated model is imported as a user would: nodes added by the export count, too
         after_s = _time_s(model, chip, dtype)
         data["time_s"] = {"before": before_s, "after": after_s}
-        # passes aim at the device's kernels; in another compiler's hands they may cost time
+        # passes are made for this compiler's kernels; exported, their result may be slower
         if after_s > before_s * (1 + PAYS):
             model = _as_it_was(model_given, feed)
             became = _verdicts(imported.graph, imported.graph, titles)
@@ -133,7 +133,7 @@ def migrate(
 
 
 def _say_kept(data: dict[str, Any], before_s: float, after_s: float) -> None:
-    """Note in the report that the source's nodes stay, as the rewritten ones take longer."""
+    """Write in the report that the source's nodes stay, as the rewritten ones take longer."""
     data["passes"] = {}
     data["kept"] = (
         f"the nodes as they were: rewritten {after_s * 1e6:.2f} us instead of "
@@ -143,7 +143,7 @@ def _say_kept(data: dict[str, Any], before_s: float, after_s: float) -> None:
 
 
 def _time_s(model: ModelProto, chip: Chip, dtype: str) -> float:
-    """Return the time of a migrated model, infinite if the compiler does not take it."""
+    """Return the time of a migrated model; infinity if it does not compile."""
     try:
         return simulate_graph(compile_graph(import_model(model).graph, chip, dtype=dtype)).time_s
     except AscendLabError:
@@ -176,7 +176,7 @@ def _with_ends(model: ModelProto, source: ModelProto) -> ModelProto:
 
 
 def _indices_inside(imported: Imported) -> dict[str, Any]:
-    """Return random whole numbers for the inputs that take them, indices inside what they index."""
+    """Return random integers for integer inputs; those used as indices lie inside their tables."""
     arrays = random_inputs(imported.graph)
     return {
         name: tensors.in_type(arrays[name], kind)
@@ -186,14 +186,14 @@ def _indices_inside(imported: Imported) -> dict[str, Any]:
 
 
 Became = dict[tuple[str, str, tuple[str, ...]], list[str]]
-"""Titles of nodes by operator, verdict and what stands in their place."""
+"""Names of the model's nodes by (operator, verdict, operators that replace it)."""
 
 
 def _rows(
     became: Became, errors: Mapping[str, float], titles: Mapping[str, NodeProto], source: ModelProto
 ) -> list[dict[str, Any]]:
-    """Return a row for every operator and what it became, the gravest first."""
-    # verdicts are listed from the lightest to the gravest
+    """Return a row for every operator and what it became, the worst verdict first."""
+    # `VERDICTS` lists verdicts from best to worst
     order = {verdict: i for i, verdict in enumerate(VERDICTS)}
     rows = [
         {
@@ -233,7 +233,10 @@ def _after_passes(
 
 
 def _verdicts(graph: Graph, rewritten: Graph, titles: Mapping[str, NodeProto]) -> Became:
-    """Return what nodes became in a graph and after its passes: both call theirs by title."""
+    """Return what nodes became in a graph and after its passes.
+
+    The names of the nodes in both graphs begin with the title of the model's node.
+    """
     both_stages: list[dict[str, list[str]]] = [defaultdict(list), defaultdict(list)]
     for ops, stage in zip(both_stages, (graph, rewritten), strict=True):
         for node in stage.nodes:
@@ -241,7 +244,7 @@ def _verdicts(graph: Graph, rewritten: Graph, titles: Mapping[str, NodeProto]) -
     became: Became = defaultdict(list)
     for name, entry in titles.items():
         ops_before, ops_after = (ops.get(name, []) for ops in both_stages)
-        # several operators are a composition; none is a constant, or a node that changes nothing
+        # several operators are "composed"; none means that the node is constant or has no effect
         if len(ops_before) == 1:
             verdict, by = (
                 ("direct", ops_after)
@@ -256,7 +259,7 @@ def _verdicts(graph: Graph, rewritten: Graph, titles: Mapping[str, NodeProto]) -
 
 
 def _source_of(name: str, titles: Mapping[str, NodeProto]) -> str:
-    """Return the node of the model that a node of the graph stands for.
+    """Return the title of the model's node from which a node of the graph comes.
 
     A pass names new nodes TITLE/part or TITLE_part, after the node that they replace: mm, in three,
     is mm_rows, mm_product and mm.
@@ -285,7 +288,7 @@ def _placed(
     except UnsupportedError as refusal:
         data["refused"] = str(error if isinstance(error, UnsupportedError) else refusal)
         for node in source.graph.node:
-            # the compiler's error names one node; the others could have run
+            # the compiler's error names only the first node that fails: the others may compile
             named = str(error).startswith(f"node {model_file.title(node)}")
             ours = model_file.full_name(node) in CONVERTERS and not named
             elsewhere = "host" if defs.has(node.op_type, node.domain) else "unsupported"
@@ -304,7 +307,7 @@ def _placed(
         became[op, "host", (engine,)].append(name)
         reason = hosted.reasons.get(name, "cheaper there: its neighbours, or a launch")
         data["moved"].append({"node": name, "op": op, "engine": engine, "reason": reason})
-    # nodes on no engine were computed beforehand from constants
+    # nodes without an engine were computed from constants in advance
     for node in (node for node in source.graph.node if node.name not in placed_nodes):
         became[node.op_type, "folded", ()].append(node.name)
     data["placement"] = hosted.summary()["placement"]
@@ -336,7 +339,7 @@ def _typed(model: ModelProto, graph: Graph, imported: Imported) -> ModelProto:
         )
         if tensor.elem_type == element_type and model_name == name:
             continue
-        # a graph computes in fp16 or int32 where the source's ends are float or int64
+        # the graph has fp16 or int32 where inputs and outputs of the source are float or int64
         inner = f"{name}.inner"
         cast = onnx.helper.make_node(
             "Cast",
@@ -368,7 +371,7 @@ def _errors(
     data: dict[str, Any],
     imported: Imported | None,
 ) -> dict[str, float]:
-    """Return the largest error of each node's first output, and note those of the outputs."""
+    """Return the largest error of each node's first output; add the outputs' errors to `data`."""
     if model is None:
         return {}
     expected = h.run_on_host(source, feed, everything=True)
@@ -385,7 +388,7 @@ def _errors(
 
 
 def _error(migrated: Any, source: Any) -> float:
-    """Return the largest difference as a share of the largest finite number; 0 for equal texts.
+    """Return the largest difference as a share of the largest finite number; 0 for equal strings.
 
     NaN or the same infinity in both counts as equal; in one of them alone the error is infinite.
     """

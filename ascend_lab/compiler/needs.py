@@ -1,4 +1,6 @@
-"""Which elements of its tensors a graph needs, whatever computes them: from the outputs backward.
+"""Finds which elements of its tensors a graph needs, from its outputs back to its inputs.
+
+`bound` uses this: no schedule can leave out work on needed elements.
 
 A need is one mask for each axis, or None for an axis of which every index is needed: an element is
 needed if the masks of all axes contain its indices. In a matrix (4, 6), masks (None, [0, 0, 1, 1,
@@ -6,7 +8,7 @@ needed if the masks of all axes contain its indices. In a matrix (4, 6), masks (
 replaced by a part of it, and an operator without a rule here needs nothing: a need may be too
 small, never too large, as a lower bound requires.
 
-A second count is how many numbers of a tensor may differ: repeated ones are computed only once.
+The module also counts how many numbers of a tensor may differ: repeated ones are computed once.
 """
 
 from collections import Counter
@@ -27,11 +29,11 @@ Masks = tuple[Mask, ...]
 PRODUCTS = ("matmul", "batch_matmul", "gemm", "attention_scores", "attention_context")
 ATTENTION = ("attention", "flash_attention")
 BY_ROW = ("softmax", "log_softmax", "masked_softmax", "layer_norm", "rms_norm")
-"""Operators that compute each result from the row along one axis in which it lies."""
+"""Operators that compute each result from a whole row, along one axis, of their operand."""
 NUMBER = 1
 CHANNELS = 2
 ROW = 3
-"""How much depends on a given number, at least: one number, all channels of a pixel, a row."""
+"""At least how much depends on a given number: one number, all channels of a pixel, or a row."""
 WHOLE = (
     *PRODUCTS,
     *ATTENTION,
@@ -46,9 +48,9 @@ WHOLE = (
 )
 """Operators that need every element of their inputs, though none of their traits says so."""
 FOLLOWS = (*PRODUCTS, *ATTENTION, *BY_ROW, "trans_data", "transpose")
-"""Operators of which a result needs what the slice rules say, and no less.
+"""Operators whose results need exactly the elements that the slice rules name.
 
-Rules of other operators may ask for more than is needed, such as a hull of windows with gaps.
+Rules of other operators may name too many: for windows with gaps, the elements between, too.
 """
 
 
@@ -56,7 +58,7 @@ Rules of other operators may ask for more than is needed, such as a hull of wind
 class Windows:
     """Windows along an axis.
 
-    counts        how many windows hold 0, 1, 2, ... elements that are no padding
+    counts        how many windows hold 0, 1, 2, ... elements that are not padding
     all_read      every element is in some window
     all_taps      every tap of the kernel meets some element
     least_share   smallest share of the taps that an element meets
@@ -70,7 +72,7 @@ class Windows:
 
 @lru_cache(1024)
 def along(size: int, window: slicing.Window, count: int) -> Windows:
-    """Return `count` windows along an axis of `size` elements; padding is no element.
+    """Return `count` windows along an axis of `size` elements; padding does not count as one.
 
     5 elements, a window of 3, stride 1, one padded element on each side: `counts` are {2: 2, 3: 3},
     for the first and the last window hold two elements and the three between them three.
@@ -103,7 +105,7 @@ def slides(node: Node) -> bool:
 
 
 def _windows(graph: Graph, node: Node) -> tuple[Windows, Windows]:
-    """Return the windows along rows and columns, as the slice rules of the node have them."""
+    """Return the windows along rows and columns that the slice rules of the node state."""
     image = graph.types[node.inputs[0]].shape
     out = graph.types[node.output].shape
     rules = rules_of(graph, node)
@@ -181,7 +183,7 @@ class Needs:
         return self._need_for(node, out or (None,) * rank)
 
     def whole(self, node: Node) -> Iterable[str]:
-        """Return the inputs of which a node needs every element to compute all its results."""
+        """Return the inputs that a node needs whole to compute all its results."""
         if node.name in self.windows:
             windows = self.windows[node.name]
             needed_whole = (
@@ -216,7 +218,7 @@ class Needs:
         """Yield the needs of a node whose slice rules say which input axes follow an output axis.
 
         Rows 2 and 3 of a product (8, 100) x (100, 5) need rows 2 and 3 of the first factor, and all
-        of its 100 columns: no output axis stands for these.
+        of its 100 columns: no output axis follows these.
         """
         rules = rules_of(self.graph, node)
         for place, name in enumerate(node.inputs):
@@ -245,10 +247,10 @@ class Needs:
 
     def _distinct_results(self, node: Node, size: int) -> int:
         """Return how many results of a node may differ, 0 if unknown; repeats are computed once."""
-        # of the inputs: how many numbers may differ, and how many there are
+        # for each input: how many numbers may differ, and how many there are
         distinct = [self.distinct.get(n, self.graph.types[n].elements) for n in node.inputs]
         sizes = [self.graph.types[n].elements for n in node.inputs]
-        if node.op in ("gather", "embedding", "one_hot"):  # which rows, a compiler cannot know
+        if node.op in ("gather", "embedding", "one_hot"):  # the indices are known at run time only
             return size if not self.varies.isdisjoint(node.inputs[-1:]) else 0
         if node.op == "concat":
             # an operand that is joined twice counts once
@@ -273,7 +275,7 @@ class Needs:
 
     # -- products -------------------------------------------------------------------------------
     def sums(self, node: Node, depth: int) -> float:
-        """Return the sums that a node computes, each times the steps of `depth` products in it.
+        """Return the steps of all sums of a node, if one step adds up to `depth` products to a sum.
 
         A product (32, 100) x (100, 8) has 256 sums of 100 products: 256 for depth 100, 1,792 for
         depth 16, as ceil(100 / 16) = 7. Returns 0 for nodes that a vector unit may compute as well,
@@ -337,11 +339,11 @@ class Needs:
         return [(taps, size) for taps, size in pairs if size]
 
     def weights(self, nodes: Sequence[Node]) -> set[str]:
-        """Return the constants of which products need every number."""
+        """Return the constants that products and convolutions among `nodes` need whole."""
         candidates: set[str] = set()
         for node in nodes:
             source = self.graph.producers.get(node.inputs[0])
-            # behind an explicit `pad`, border taps may meet zeros only
+            # after an explicit `pad`, border taps may read only zeros
             padded = source is not None and source.op == "pad"
             if (
                 node.name in self.windows and not node.has("pooling") and not padded
@@ -352,7 +354,7 @@ class Needs:
 
     # -- order ----------------------------------------------------------------------------------
     def later(self, weights: Collection[str]) -> dict[str, float]:
-        """Return tensors through which everything passes, with bytes of weights used after each.
+        """Return the tensors through which all data flow, with bytes of weights used after each.
 
         Whichever number of such a tensor is the last, these bytes of `weights` are multiplied with
         numbers that depend on it: see `_spread`. The method walks forward from one such tensor to
@@ -391,7 +393,7 @@ class Needs:
         return bytes_after
 
     def _bottlenecks(self) -> set[str]:
-        """Return the tensors, needed whole, after which no other tensor made so far is read."""
+        """Return tensors needed whole; after each of them, no tensor made before it is read."""
         last_read = {name: at for at, node in enumerate(self.graph.nodes) for name in node.inputs}
         last_read |= dict.fromkeys(self.graph.outputs, len(self.graph.nodes))
         passed = set[str]()
@@ -407,9 +409,9 @@ class Needs:
     def _spread(self, node: Node, given: Mapping[str, int]) -> int:
         """Return how much of a node's result depends, at least, on given parts of its inputs.
 
-        `given` holds, by input, one of 0 (nothing), `NUMBER`, all `CHANNELS` of a pixel, and a
-        `ROW` along the last axis; so is the result. `NUMBER` stands for any single number, wherever
-        it is, if nothing more is known. A convolution without groups turns a number into
+        `given` holds for each input 0 (nothing), `NUMBER`, `CHANNELS` (all those of a pixel) or
+        `ROW` (along the last axis); the result is one of these, too. `NUMBER` stands for a single
+        number at an unknown place. A convolution without groups turns a number into
         `CHANNELS`: each of its filters multiplies that number.
         """
         if len(node.outputs) > 1 or not self.is_whole(node.output):

@@ -1,9 +1,9 @@
-"""How long a network takes: its kernels one after another, on one L2.
+"""Times a compiled network: its kernels run one after another and share one L2 cache.
 
     time = sum over kernels of (start + cycles / clock)
 
-The host starts the first kernel, the device's queue starts the others. Between two kernels of a
-super kernel there is only a barrier over all cores.
+The host starts the first kernel, the device's queue starts the others. A super kernel holds several
+kernels in one launch: between two of them there is only a barrier over all cores.
 
 Each kernel finds in L2 what earlier kernels left there: the bytes of a tensor come from L2 if they
 are still in it, else from device memory. Every weight has its own address; activations share
@@ -30,7 +30,7 @@ DEFAULT_PLAN_METHOD = "greedy-by-size"
 
 @dataclass(frozen=True, slots=True)
 class OperatorTime:
-    """One kernel of a network: its nodes' operators, and its timeline."""
+    """One kernel of a network: its name, the operators that it computes, and its timeline."""
 
     name: str
     type: str
@@ -70,7 +70,7 @@ class OperatorTime:
 
 @dataclass(frozen=True, slots=True)
 class NetworkTimeline:
-    """The times of all kernels of a network; views take no time."""
+    """The times of all kernels of a network; nodes that only rename or reshape data take none."""
 
     name: str
     chip: Chip
@@ -122,7 +122,7 @@ class NetworkTimeline:
 
     @property
     def launch_s(self) -> float:
-        """Seconds of all launches, also of the AI CPU, without barriers inside super kernels."""
+        """Seconds of all launches, also on the AI CPU, without barriers inside super kernels."""
         timelines = (op.timeline for op in self.operators)
         cycles = sum(t.launch_cycles for t in timelines if t.start in ("cold", "queued"))
         return cycles / self.chip.clock_hz
@@ -142,7 +142,7 @@ class NetworkTimeline:
         return sum(op.time_s for op in self.on_ai_cpu)
 
     def by_type(self) -> dict[str, float]:
-        """Return the seconds per kind of kernel, the longest first."""
+        """Return the seconds for each type of kernel, the longest first."""
         seconds: dict[str, float] = {}
         for op in self.operators:
             seconds[op.type] = seconds.get(op.type, 0.0) + op.time_s
@@ -180,7 +180,9 @@ def simulate_graph(
     first: Start = "cold",
     hints: bool = True,
 ) -> NetworkTimeline:
-    """Time a compiled network, its activations where the plan says (default: `plan_network`).
+    """Return the times of a compiled network, with activations at the addresses of `plan`.
+
+    Without a plan, `plan_network` makes one.
 
     L2 starts empty, or with the inputs `written` just before, in this order. A part of a network
     sets two more: `passed` names the outputs that later parts read, and `first` is how the first
@@ -193,7 +195,7 @@ def simulate_graph(
     places = places_of(compiled, (plan or plan_network(compiled, DEFAULT_PLAN_METHOD)).offsets)
     l2 = sim.L2.of(chip)
     starts = _start_of_kernels(compiled, first)
-    # a launch on both kinds of cores costs more, once: only its first kernel pays
+    # a launch on cube and vector cores costs more, once: its first kernel takes longer
     mix_starters = _first_kernels_of_mix_launches(compiled, starts)
     prefetch = Prefetch(compiled, places) if compiled.prefetch and chip.l2.kind == "cache" else None
     use_hints = hints and compiled.hints
@@ -237,8 +239,8 @@ def _with_start(
 def _start_of_kernels(compiled: Compiled, first: Start) -> dict[str, Start]:
     """Return how each kernel starts; an operator on the AI CPU or AIPP ends a super kernel.
 
-    Inside a super kernel the barrier depends on which cores wait for which: "inside" if the
-    kinds of cores stay the same, "across" if they change, "both" if both kernels use two kinds.
+    Inside a super kernel the barrier depends on the types of cores, cube or vector: "inside" if
+    both kernels use the same, "across" if they differ, "both" if both kernels use both types.
     """
     scopes = {i: scope for scope in compiled.scopes for i in range(*scope)}
     starts: dict[str, Start] = {}
@@ -255,7 +257,7 @@ def _start_of_kernels(compiled: Compiled, first: Start) -> dict[str, Start]:
         # outside a super kernel every kernel is started by itself, whatever its cores
         scope = scopes.get(i)
         units = last_units if scope is None else sim.units_of(kernel, compiled.chip)
-        # two kinds of cores in each of the two kernels: 2 + 2
+        # two types of cores in each of the two kernels: 2 + 2
         kind_count = len(units) + len(last_units)
         barrier: Start = "both" if kind_count > 3 else "across" if units != last_units else "inside"
         starts[task.name] = barrier if scope is not None and scope == last_scope else start
@@ -286,7 +288,8 @@ def early_cycles(task: Task, chip: Chip) -> int:
     In a super kernel a core signals that it has finished the previous kernel and goes on: it loads
     the first tile of each of its weights, which depend on no other kernel. It waits at the barrier
     only before it loads what other cores have written. All cores overlap at least the minimum over
-    cores. A core that first waits for its partner in the AI core does not count: the partner does.
+    cores. A vector core that first waits for the cube core of its AI core, or the cube core that
+    first waits for a vector core, is left out of the minimum: only the other one counts.
     """
     assert task.lowered is not None
     core_parts = task.lowered.kernel.phases[0].parts

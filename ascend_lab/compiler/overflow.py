@@ -29,7 +29,7 @@ class Overflow:
     share: float | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the overflow as plain data."""
         return {
             "node": self.node,
             "op": self.op,
@@ -57,7 +57,7 @@ def overflow_of(
     """Return a node's exact values that overflow the format of an output, None if all fit.
 
     Attention masks add the lowest number of a format, -65504 in fp16, to the scores of forbidden
-    keys. The sum may be -infinity, and softmax makes 0 of either: that is no overflow.
+    keys. The sum may be -infinity; softmax turns both into 0, so this does not count as overflow.
     """
     for exact, dtype in zip(exact_values, dtypes, strict=True):
         if dtype not in LARGEST_FINITE or not exact.size:
@@ -84,14 +84,14 @@ MASKING_OPS = frozenset({"add", "sub", "select"})
 
 
 def constants_beyond(graph: ir.Graph, dtype: str) -> list[Overflow]:
-    """Return the constants of a model whose finite numbers a format does not hold.
+    """Return the constants of a model that hold finite numbers beyond a format's range.
 
-    Kernels read the largest number of the format instead. In a mask, that is as good: the softmax
-    of -65504 is 0, as is that of -1e9. So negative constants that only mask are not returned.
+    Kernels read the format's largest number instead. In a mask this changes nothing: the softmax of
+    -65504 is 0, as is that of -1e9. So negative constants that are only masks are not returned.
     """
     overflows = []
     for name, constant in graph.constants.items():
-        # a constant that nobody reads does no harm
+        # a constant without readers does no harm
         readers = graph.readers.get(name, ())
         if not readers or not formats.is_float(constant.type.dtype):
             continue
@@ -107,7 +107,7 @@ def constants_beyond(graph: ir.Graph, dtype: str) -> list[Overflow]:
 
 
 def overflows_in(graph: ir.Graph, inputs: Mapping[str, Any], dtype: str) -> list[Overflow]:
-    """Return the nodes of a graph whose floats would leave a narrower format."""
+    """Return the nodes of a graph whose floats would overflow a narrower format."""
     # all tensors become outputs, so that evaluation returns their values
     names = (*graph.inputs, *graph.producers)
     values = evaluate(replace(graph, outputs=names), inputs)
@@ -125,8 +125,8 @@ def overflows_in(graph: ir.Graph, inputs: Mapping[str, Any], dtype: str) -> list
 def not_finite_from(graph: ir.Graph, inputs: Mapping[str, Any]) -> str | None:
     """Return the origin of infinities or NaN in a graph's outputs; None if all are finite.
 
-    The origin is the first node that reads finite numbers only and writes others; if there is none,
-    an input or a weight.
+    The origin is the first node that reads only finite numbers and writes infinities or NaN; if
+    there is none, it is an input or a weight.
     """
     values = evaluate_all(graph, inputs)
     not_finite = {

@@ -1,7 +1,7 @@
-"""A memory plan within a capacity by CP-SAT, the constraint solver of OR-tools.
+"""Finds a memory plan within a capacity by CP-SAT, the constraint solver of OR-tools.
 
-A buffer is a rectangle, address by time; one with gaps is several that share an offset. OR-tools is
-optional (`pip install ascend-lab[exact]`).
+A buffer is a rectangle, address by time; a buffer that is partly dead at times consists of several
+rectangles that share an offset. OR-tools is optional (`pip install ascend-lab[exact]`).
 """
 
 import math
@@ -20,9 +20,9 @@ def cpsat_available() -> bool:
 def pack_cpsat(
     buffers: Sequence[Buffer], capacity_bytes: int, time_limit_s: float, seed: int = 0
 ) -> Offsets | None:
-    """Return offsets within the capacity, or None when there are none.
+    """Return offsets within the capacity, or None if it is proven that there are none.
 
-    Raises TimeoutError without an answer.
+    Raises TimeoutError if the time ends without an answer.
     """
     from ortools.sat.python import cp_model
 
@@ -51,8 +51,8 @@ def pack_cpsat(
         lives.append(model.new_fixed_size_interval_var(section[r.lower], width, f"{name} time"))
         widths.append(width)
     model.add_no_overlap_2d(spans, lives)
-    # at no address do they need more time than there is: this follows from the line above, but the
-    # solver is far slower without it
+    # at no address are the lifetimes together longer than the total time: this follows from the
+    # line above, but the solver is far slower without it
     model.add_cumulative(spans, widths, len(section) - 1)
     solver = cp_model.CpSolver()
     # several threads would race, and the plan would differ from run to run
@@ -91,7 +91,8 @@ def _start_variables(
 def _common_unit_bytes(buffers: Sequence[Buffer]) -> int:
     """Return the largest unit in which sizes, windows, offsets and alignments are whole numbers.
 
-    A plan pushed down as far as it goes has all offsets in it, so nothing is lost.
+    If every buffer of a plan is moved down as far as possible, all offsets are multiples of this
+    unit: no plan is lost.
     """
     unit = 0  # gcd(0, n) = n
     for b in buffers:

@@ -1,8 +1,8 @@
-"""Places a compiled network's tensors: an address in device memory for each, and what L2 holds.
+"""Gives each tensor of a compiled network an address in device memory, and models what L2 holds.
 
 Task i reads and writes at time i. A tensor lives from the task that writes it to the last task that
-reads it; inputs live from the start, outputs to the end. A view is bytes of its source. The result
-of a join without a copy lives from the time when its first operand is written. An elementwise
+reads it; inputs live from the start, outputs to the end. A view shares its source's memory. A
+concat without a copy lives from the time when its first operand is written. An elementwise
 kernel may write its result over an operand that nobody reads later: the same core reads each tile
 before it writes it. Constants have memory of their own, outside the plan.
 
@@ -19,7 +19,7 @@ operator, in order, it does four things:
 4. keep each output, in order, if a place and enough pages are left; else it goes to memory.
 
 It never keeps weights, inputs and outputs of the network, or tensors of the AI CPU. It evicts and
-fetches nothing. The workspace of a kernel is an output that nobody reads.
+fetches nothing. The workspace of a kernel counts as an output that no operator reads.
 """
 
 from collections import Counter
@@ -61,7 +61,7 @@ def node_spans(graph: Graph) -> dict[str, Range]:
 
 
 def live_bytes(graph: Graph) -> list[int]:
-    """Return the bytes of the activations alive while each node runs, with its own results."""
+    """Return for each node the bytes of the activations alive while it runs, results included."""
     # differences between neighbouring nodes; their running sum is the number of live bytes
     change = [0] * (max(len(graph.nodes), 1) + 1)
     for name, (first_node, last_node) in node_spans(graph).items():
@@ -72,9 +72,9 @@ def live_bytes(graph: Graph) -> list[int]:
 
 
 def peak_bytes(graph: Graph) -> int:
-    """Return the most bytes alive along the nodes in order: activations, and all weights.
+    """Return the largest number of bytes alive while the nodes run in order, weights included.
 
-    Every node counts a tensor of its own; fusion, in-place results and views will save some.
+    Each node's result counts as new memory; fusion, in-place results and views will save some.
     """
     return weight_bytes(graph) + max(live_bytes(graph))
 
@@ -86,7 +86,7 @@ KERNEL_PIXELS = 2**24
 def too_large(graph: Graph, limit_bytes: int, most_pixels: int | None = KERNEL_PIXELS) -> list[int]:
     """Return the positions of nodes that need too many bytes alive or write too many pixels.
 
-    `most_pixels` limits one convolution, all images of a batch together; None: any number.
+    `most_pixels` limits the pixels of one convolution, all images of a batch together.
     """
     free_bytes = limit_bytes - weight_bytes(graph)
     live_at = live_bytes(graph)
@@ -99,17 +99,17 @@ def too_large(graph: Graph, limit_bytes: int, most_pixels: int | None = KERNEL_P
 
 # -- lifetimes ------------------------------------------------------------------------------------
 def aliases_of(compiled: Compiled) -> Mapping[str, Alias]:
-    """Return, for every tensor without memory of its own, its place inside another one."""
+    """Return, for every tensor that lies inside another tensor's memory, its place there."""
     return aliases(compiled.graph, {t.nodes[0] for t in compiled.tasks if t.lowered is None})
 
 
 def owners(compiled: Compiled) -> dict[str, str]:
-    """Return, for every tensor without memory of its own, the tensor that owns its memory."""
+    """Return, for every tensor that lies inside another tensor's memory, that other tensor."""
     return {name: alias.owner for name, alias in aliases_of(compiled).items()}
 
 
 def buffers_of(compiled: Compiled) -> list[Buffer]:
-    """Return all activations and workspaces as buffers whose time is the number of a task."""
+    """Return all activations and workspaces as buffers; their times are positions of tasks."""
     graph = compiled.graph
     owner = owners(compiled)
     sizes = tensor_bytes(compiled)
@@ -129,7 +129,7 @@ def buffers_of(compiled: Compiled) -> list[Buffer]:
 
 
 def workspaces(task: Task) -> tuple[str, ...]:
-    """Return the network's names of tensors that only one kernel uses, own constants included."""
+    """Return the names of tensors that only this task's kernel uses, its constants included."""
     if task.lowered is None:
         return ()
     graph_tensors = {*task.piece.graph.inputs, *task.piece.graph.outputs}
@@ -138,7 +138,7 @@ def workspaces(task: Task) -> tuple[str, ...]:
 
 
 def tensor_bytes(compiled: Compiled) -> dict[str, int]:
-    """Return the bytes of every tensor, by its type; of workspaces, by their kernel."""
+    """Return the bytes of every tensor from its type, and of every workspace from its kernel."""
     types = compiled.graph.types
     stated = {name: kind.size_bytes for name, kind in types.items()}
     return {**{n: size for n, size in _buffer_bytes(compiled) if n not in types}, **stated}
@@ -250,8 +250,8 @@ def allocate(
 ) -> list[frozenset[str]]:
     """Return the tensors that a buffer of `size_bytes` holds during each operator.
 
-    The module's docstring has the algorithm. `sizes` are bytes by name; tensors in `never` stay in
-    memory.
+    The module's docstring has the algorithm. `sizes` are bytes by name; tensors in `memory_only`
+    stay in memory.
     """
     readers = Counter(name for use in uses for name in set(use.reads))
     pages_of: dict[str, int] = {}
@@ -318,7 +318,7 @@ def kernels_in_memory(
 
 
 def uses_of(compiled: Compiled) -> dict[str, Use]:
-    """Return the activations that each kernel reads and writes; owners stand for views."""
+    """Return the activations that each kernel reads and writes; for a view, its source."""
     graph = compiled.graph
     owner = owners(compiled)
 
@@ -328,7 +328,7 @@ def uses_of(compiled: Compiled) -> dict[str, Use]:
 
     uses = {}
     for task in compiled.tasks:
-        if task.lowered is not None:  # constants of its own are not written
+        if task.lowered is not None:  # the kernel's own constants are not written
             extra = {task.value(name) for name in task.lowered.extra}
             written_inside = (name for name in workspaces(task) if name not in extra)
             uses[task.name] = Use(
@@ -340,7 +340,7 @@ def uses_of(compiled: Compiled) -> dict[str, Use]:
 def _buffer_contents(
     compiled: Compiled, written: Sequence[str], passed: Sequence[str]
 ) -> dict[str, frozenset[str]]:
-    """Return, by kernel, the tensors in L2 if that is a buffer; {} for a cache."""
+    """Return, by kernel, the tensors that L2 holds if it is a buffer; {} if it is a cache."""
     chip = compiled.chip
     graph = compiled.graph
     owner = owners(compiled)
@@ -362,7 +362,7 @@ def _buffer_contents(
 
 
 def _last_reads(compiled: Compiled, places: Places) -> dict[str, dict[str, tuple[int, int]]]:
-    """Return, by kernel, the tensors that nobody needs after it, with (address, bytes)."""
+    """Return, by kernel, (address, bytes) of the tensors that no later kernel needs."""
     graph = compiled.graph
     owner = owners(compiled)
     last_task = dict[str, str]()
@@ -370,7 +370,7 @@ def _last_reads(compiled: Compiled, places: Places) -> dict[str, dict[str, tuple
         names = (*task.reads, *task.writes, *workspaces(task))
         last_task.update((owner.get(name, name), task.name) for name in names)
     needed_later = {owner.get(n, n) for n in graph.outputs}
-    # an operand that its reader overwrites: the lines hold the result
+    # if a kernel overwrites its operand, the operand's lines then hold the result
     reused = {source for source, _ in in_place_pairs(compiled)}
     dead_after: dict[str, dict[str, tuple[int, int]]] = {}
     for name, task_name in last_task.items():
@@ -385,7 +385,7 @@ class Prefetch:
 
     Memory is idle during the start of a kernel, and while a kernel runs without using it:
     cycles * rate - bytes moved. In this time the weights of later kernels are fetched, in order,
-    as far as L2 has room beside the tensors of the kernel that runs:
+    as far as the tensors of the running kernel leave room in L2:
 
         inputs + outputs + workspace + fetched weights <= L2
 
@@ -414,7 +414,7 @@ class Prefetch:
         rate = self.chip.device_memory.rate_bytes_per_s / self.chip.clock_hz
         self._idle_bytes += start_cycles * rate
         rank = self._rank[task.name]
-        # too late for weights of kernels that have run; the queue's next weight is its last entry
+        # drop the weights of kernels that have run; the next weight is the last entry of the list
         while self._queue and self._queue[-1][0] < rank:
             self._queue.pop()
         room = self.chip.l2.size_bytes - self._working - sum(self._ready.values())

@@ -1,4 +1,4 @@
-"""Fusion rules: which nodes of a graph one kernel may compute, and how special kernels plug in.
+"""Defines fusion rules (which nodes one kernel may compute) and how special kernels plug in.
 
 Fusion saves trips through global memory (GM). A convolution and its relu on 1 MB of sums:
 
@@ -15,9 +15,9 @@ kernel (`Fusion`) brings its own lowering, too. Modules of `ascend_lab.fused` ho
     OPERATOR_REWRITES   graphs in other operators, before layouts
     LAYOUT_REWRITES     graphs in other layouts
 
-One more list is for operators, in a graph or alone: TEMPLATES (`operators.ops.operator`).
+Another list, TEMPLATES (`operators.ops.operator`), is for single operators, in a graph or not.
 
-If a module is missing, nothing proposes its groups, and each node becomes a kernel of its own: the
+If a module is missing, its groups are not proposed, and each of their nodes becomes one kernel: the
 network is slower, its values are the same.
 """
 
@@ -38,29 +38,29 @@ if TYPE_CHECKING:
     from ascend_lab.operators.kernels import GemmSchedule
 
 Group = Sequence[Node]
-"""Nodes, in the order of the graph, that one kernel may compute: (conv2d, relu), say."""
+"""Nodes, in the order of the graph, that one kernel may compute, e.g. (conv2d, relu)."""
 Match = Callable[[Graph, Node], Group | None]
-"""From a node to the group that begins with it or is found around it; None if there is none."""
+"""Returns, for a node, the group that begins with or contains it; None if there is none."""
 RowKernels = Callable[["Piece", Chip], Iterator["Lowered"]]
-"""From a piece that the vector unit computes row by row to special kernels for the same piece.
+"""Yields special kernels for a piece that the vector unit computes row by row.
 
-The compiler times them against the vector unit's kernel and takes the quickest.
+The compiler times them and the vector unit's kernel, and takes the fastest.
 """
 PieceKernel = Callable[["Piece", Chip, Callable[["Piece"], "Lowered"]], "Lowered | None"]
-"""From a piece to its special kernel, which replaces the usual one without being timed against it.
+"""Returns, for a piece, a special kernel that replaces the usual one, without comparing times.
 
-The callable among the arguments lowers a piece in the usual way. None: the usual kernel stays.
+The callable among the arguments lowers a piece in the usual way. None means the usual kernel.
 """
 OperatorRewrite = Callable[[Graph, Chip, bool], Graph]
-"""From a graph to one in other operators.
+"""Returns, for a graph, an equal graph of other operators.
 
-The flag says whether two added convolutions may be one kernel (rule `JOINT`): it makes some
-rewritings pay that do not pay otherwise.
+The flag says whether two convolutions and the addition of their results may be one kernel (rule
+`JOINT`): some rewrites are faster only then.
 """
 JOINT = "JointConvolutionFusionPass"
-"""The name of the rule that makes two convolutions that are added one kernel."""
+"""The name of the rule that makes two convolutions and their addition one kernel."""
 SMALL_FIRST_LAYERS = "SmallFirstLayers"
-"""The name of the rewriting that lets first layers read pixels of 4 channels."""
+"""The name of the rewrite that lets first layers read images with 4 channels a pixel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Rule:
     needs_shared_launch: bool = False
 
     def propose(self, graph: Graph, node: Node) -> Group:
-        """Return the group the rule proposes, () for none; raise `InputError` if it is no group."""
+        """Return the proposed group, () for none; raise `InputError` unless it lists nodes."""
         # rules may come from users: what they return is checked before the compiler relies on it
         proposed = self.match(graph, node) or ()
         if not isinstance(proposed, list | tuple) or not all(isinstance(n, Node) for n in proposed):
@@ -89,19 +89,21 @@ class Rule:
 class Fusion:
     """A special kernel: the nodes it computes, its lowering, the kernels it is timed against.
 
-    For example a tandem computes a 1 x 1 convolution, a relu, a depthwise convolution, a relu:
+    For example, a kernel for a 1 x 1 convolution, a relu, a depthwise convolution and a relu has
+    these fields:
 
-        parts                  (1 x 1, relu), (depthwise, relu), (): the third holds the channel
-                               means if the kernel adds them up as well; () for another group
+        parts                  returns (1 x 1, relu), (depthwise, relu), (); the third part holds
+                               the nodes of channel means if the kernel computes these, too;
+                               returns () for a group that the kernel does not compute
         lower                  writes the kernel of a piece from these parts
         unfused                yields the same nodes as separate kernels, one division after the
                                other: [(1 x 1, relu), (depthwise, relu)], then each node alone
-        times_all_unfused      time every division and compare with the quickest; otherwise with
-                               the first one that the chip has kernels for
-        without_extra_result   the group without the result that it adds beside the main one (the
+        times_all_unfused      True: compare with the fastest of these divisions; False: with the
+                               first one for which the chip has kernels
+        without_extra_result   the group without the result that it has besides the main one (the
                                means), which must pay by itself; () if no result was added
-        no_tuning_reason       why the operator tuner has nothing to choose here; "" if it has
-        lower_tiled            writes the kernel with a tiling that the tuner chose, if it has
+        no_tuning_reason       why the operator tuner cannot choose anything here; "" if it can
+        lower_tiled            writes the kernel with a tiling that the tuner chose; may be None
     """
 
     rule: Rule
@@ -111,15 +113,16 @@ class Fusion:
     no_tuning_reason: str = ""
     lower_tiled: Callable[[Piece, Chip, Sequence[Group], GemmSchedule], Lowered] | None = None
     times_all_unfused: bool = False
-    # () from the default: the kernel adds no result, so nothing has to pay by itself
+    # by default (): the kernel has no second result
     without_extra_result: Callable[[Sequence[Group]], Group] = lambda _: ()
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutRewrite:
-    """A named function from a graph with layouts to a quicker one.
+    """A named function that returns, for a graph with layouts, a faster one.
 
-    `apply` is told how kernels start ("queued", say): a start that costs more favours few kernels.
+    `apply` also gets how kernels start, e.g. "queued": if starts cost more, fewer kernels are
+    faster.
     """
 
     name: str
@@ -135,29 +138,29 @@ def special_rules() -> tuple[Rule, ...]:
     """Return the rules of special kernels in order of priority."""
     rules = list[Rule]()
     for module in plugins():
-        # within a module, groups for the head's own kernel are tried before special kernels
+        # in each module, groups for the first node's usual kernel come before special kernels
         rules += getattr(module, "RULES", ())
         rules += [fusion.rule for fusion in getattr(module, "FUSIONS", ())]
     return tuple(rules)
 
 
 def piece_kernels() -> tuple[PieceKernel, ...]:
-    """Return the writers that may replace a usual kernel; the first that returns one decides."""
+    """Return the functions that may replace a usual kernel; the first result is taken."""
     return listed("PIECE_KERNELS")
 
 
 def row_kernels() -> tuple[RowKernels, ...]:
-    """Return the writers of kernels that compete with the vector unit's for rows."""
+    """Return the functions that yield kernels to compare with the vector unit's for rows."""
     return listed("ROW_KERNELS")
 
 
 def operator_rewrites() -> tuple[OperatorRewrite, ...]:
-    """Return the rewritings that apply before layouts are assigned."""
+    """Return the rewrites that apply before layouts are assigned."""
     return listed("OPERATOR_REWRITES")
 
 
 def layout_rewrites() -> tuple[LayoutRewrite, ...]:
-    """Return the rewritings that apply once every tensor has a layout."""
+    """Return the rewrites that apply once every tensor has a layout."""
     return listed("LAYOUT_REWRITES")
 
 
@@ -166,7 +169,7 @@ def special_form(graph: Graph, group: Group) -> tuple[Fusion, Sequence[Group]] |
     # a group may fit several special kernels: the first in the list computes it
     for fusion in fusions():
         parts = fusion.parts(graph, group)
-        # () says that the group is of another form
+        # () means that this special kernel does not compute the group
         if parts:
             return fusion, parts
     return None

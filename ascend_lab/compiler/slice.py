@@ -1,4 +1,4 @@
-"""The slicer: the range of every tensor that a piece of the outputs needs.
+"""Computes, for a part of a graph's outputs, the range of every tensor that it needs.
 
 An operator's slice rule maps an axis of its result to axes of its operands, and a range of the
 result to the ranges that it needs: rows 8 .. 15 after a 3 x 3 convolution need rows 7 .. 16. A walk
@@ -64,16 +64,16 @@ class Walk:
     parts: Mapping[str, Cut]
 
     def own(self, name: str, span: Range) -> Range:
-        """Return a range of a tensor, counted from the first entry that the piece has."""
+        """Return a range of a tensor, counted from the first entry of the piece's range."""
         return span[0] - self.need[name][0], span[1] - self.need[name][0]
 
     def width(self, name: str) -> int:
-        """Return how many entries of a tensor the piece has."""
+        """Return how many entries of a tensor the piece needs."""
         return self.need[name][1] - self.need[name][0]
 
 
 def walk(graph: Graph, rules: Rules, axes: Mapping[str, int], wanted: Mapping[str, Range]) -> Walk:
-    """Return what these ranges of the outputs need; raise `ShapeError` for padding only."""
+    """Return what these ranges of the outputs need; raise `ShapeError` if it is only padding."""
     need = dict(wanted)
     parts = {}
     # backward: all readers of a tensor have said which range they need before its writer is cut
@@ -129,9 +129,9 @@ def tile_key(graph: Graph, walked: Walk, axis: int) -> object:
 
 
 def tile_graph_of(graph: Graph, rows: Walk, cols: Walk, name: str) -> Graph:
-    """Return the graph of one kind of tile, with its outputs in the order of the whole graph's.
+    """Return the graph of a tile, with its outputs in the order of the whole graph's.
 
-    Rows and columns are independent, so that a pair of walks describes a tile. If readers need
+    Rows and columns are independent: a walk for each of them describes the tile. If readers need
     different ranges of a tensor, a `slice` cuts out what each needs.
     """
     draft = Draft(graph, nodes=())
@@ -145,7 +145,7 @@ def tile_graph_of(graph: Graph, rows: Walk, cols: Walk, name: str) -> Graph:
             (*t.shape[:2], r[ROWS][1] - r[ROWS][0], *t.shape[3:]) if ROWS in r else t.shape
             for t, r in zip(graph.in_types(node), by_rows.ranges, strict=True)
         ]
-        # the rules for columns, of a node whose rows are cut already
+        # the node's rules for columns, after its rows have been cut
         rules = operator_of(node.op).slice_rules(shapes, by_rows.attrs)
         by_columns = cut(rules, shapes, by_rows.attrs, COLUMNS, cols.need[node.output])
         reads = tuple(
@@ -167,7 +167,7 @@ def tile_graph_of(graph: Graph, rows: Walk, cols: Walk, name: str) -> Graph:
 
 
 def _part(draft: Draft, tensor: str, rows: Range, columns: Range) -> str:
-    """Return the tensor with these rows and columns of an image, one for all readers."""
+    """Return the tensor with these rows and columns of an image; equal ranges share a tensor."""
     (top, bottom) = rows
     (left, right) = columns
     kind = draft.types[tensor]
@@ -190,7 +190,7 @@ Box = tuple[Range, Range]
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One tile: its kind, and the rows and columns that it reads and writes of each image."""
+    """One tile: its graph, and the rows and columns that it reads and writes of each image."""
 
     kind: int
     reads: Mapping[str, Box]
@@ -199,7 +199,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Consecutive nodes that run whole, or once for every tile, each by the graph of its kind."""
+    """Consecutive nodes that run whole, or once for every tile; equal tiles share a graph."""
 
     graph: Graph
     kinds: tuple[Graph, ...] = ()
@@ -214,7 +214,7 @@ def obstacle(graph: Graph, node: Node) -> str:
         rules = rules_of(graph, node)
     except AscendLabError as error:
         return str(error)
-    # an operand that broadcasts along rows only would be cut along columns only
+    # an operand that broadcasts along only one of rows and columns would be cut along the other
     cut_inputs = []
     for axis in (ROWS, COLUMNS):
         rule = rules.axes[axis]
@@ -253,12 +253,12 @@ class Grid:
     def bounds(self, axis: int, count: int) -> list[dict[str, Range]]:
         """Return what each of about `count` tiles along an axis writes of every output.
 
-        Borders between tiles are at multiples of one entry of the coarsest tensor: behind a stride
-        of 2, at even rows. So most tiles are of one kind. The last tile takes the remainder.
+        Borders between tiles are at multiples of one entry of the coarsest tensor: with a stride
+        of 2, at even rows. So most tiles are equal. The last tile takes the remainder.
         """
         types = self.graph.types
         names = self.graph.outputs
-        # entries of the coarsest tensor, and how many of each output one of them stands for
+        # entries of the coarsest tensor; each corresponds to one or more entries of an output
         coarse = min(types[n].shape[axis] for node in self.graph.nodes for n in node.outputs)
         size = {n: types[n].shape[axis] for n in names}
         grain = {n: -(-size[n] // coarse) for n in names}
@@ -312,15 +312,15 @@ class Grid:
         grids = list[tuple[int, int]]()
         rows = 1 if self.fits(*self.most) else best
         while rows <= min(self.most[0], best):
-            # no more columns than would still beat, or equal, the best grid so far
+            # more columns than this would make more tiles than the best grid so far
             cols = self.columns(rows, min(self.most[1], best // rows))
             if cols and rows * cols <= best:
                 grids = [g for g in grids if g[0] * g[1] == rows * cols] + [(rows, cols)]
                 best = rows * cols
-            # beyond 8 rows in steps of an eighth: fewer grids to try
+            # beyond 8 rows the steps grow by an eighth, to try fewer grids
             rows = max(rows + 1, rows * 9 // 8)
         high, wide = self.most
-        # of equals the one with most rows of tiles: whole rows lie side by side in memory
+        # of equal grids, take the one with most rows of tiles: a tile's rows are then longer runs
         # length of all borders, in units of the finest grid: 2 x 3 tiles have less halo than 1 x 6
         borders = {g: (g[0] * wide + g[1] * high, -g[0]) for g in grids}
         return self.step(*min(grids, key=borders.__getitem__)) if grids else None

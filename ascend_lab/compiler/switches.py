@@ -1,12 +1,12 @@
-"""The file of switches with which a user turns passes and fusion rules off.
+"""Reads the file of switches with which a user turns passes and fusion rules off.
 
-It has one of the two forms of `fusion_switch.cfg`:
+The file has one of the two forms of the vendor's `fusion_switch.cfg`:
 
     SoftmaxFusionPass:off
 
     {"Switch": {"GraphFusion": {"ALL": "off", "SoftmaxFusionPass": "on"}, "UBFusion": {...}}}
 
-`ALL` sets what is not named. Source: CANN documentation, --fusion_switch_file.
+`ALL` sets all names that the file does not list. Source: CANN documentation, --fusion_switch_file.
 """
 
 from collections.abc import Mapping
@@ -23,13 +23,13 @@ FORM = '{"Switch": {"GraphFusion": {...}, "UBFusion": {...}}}'
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """On or off by scope and name; what no file names is on."""
+    """Switches by scope and name; a name that is not listed is on."""
 
     named: Mapping[tuple[str, str], bool] = field(default_factory=dict)
 
     def is_on(self, name: str, scope: str = "UBFusion") -> bool:
-        """Tell whether a rule runs."""
-        # the name itself, else ALL of its scope, else on
+        """Tell whether a pass or rule runs."""
+        # the switch of the name, else ALL of its scope, else on
         return self.named.get((scope, name), self.named.get((scope, "ALL"), True))
 
 
@@ -55,7 +55,7 @@ def _from_json(text: str) -> Switches:
     scopes = document.get("Switch") if isinstance(document, dict) else None
     if not isinstance(scopes, dict) or not all(isinstance(v, dict) for v in scopes.values()):
         raise InputError(FORM, text.strip()[:60], "correct the JSON")
-    # an empty scope of another name does no harm
+    # an empty scope with an unknown name is ignored
     wrong = next((s for s, names in scopes.items() if names and s not in SCOPES), None)
     if wrong is not None:
         raise InputError(f"a scope {' or '.join(SCOPES)}", wrong, "rename it")

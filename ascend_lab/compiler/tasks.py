@@ -1,6 +1,6 @@
 """Compiles groups of nodes to tasks, one kernel each, in the order in which they run.
 
-Equal groups are lowered once. The AI CPU, ordinary processor cores beside the NPU's, computes the
+Equal groups are lowered once. The AI CPU (ordinary processor cores on the NPU chip) computes the
 operators without a kernel:
 
     time = launch + (bytes read + bytes written) / rate
@@ -31,12 +31,12 @@ from ascend_lab.plugins import plugins
 AI_CPU = "AI CPU"
 AIPP = "AIPP"
 CUBE_OPS = (*CONVOLUTIONS, *PRODUCTS, "conv_transpose2d", "conv2d_grad_weight", "flash_attention")
-"""Operators with many multiplications a byte: too slow on the AI CPU to be placed there."""
+"""Operators with many multiplications per byte: the AI CPU is too slow for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuKernel(isa.Kernel):
-    """An operator on the AI CPU: its tensors, and why no NPU kernel computes it; no program."""
+    """An operator on the AI CPU, without a program: its tensors, and why it has no NPU kernel."""
 
     reads: tuple[Buffer, ...]
     writes: tuple[Buffer, ...]
@@ -49,7 +49,7 @@ class CpuKernel(isa.Kernel):
 
     @property
     def tensors(self) -> tuple[Buffer, ...]:
-        """GM tensors, each once."""
+        """The tensors in device memory, each once."""
         return (*self.reads, *self.writes)
 
 
@@ -65,7 +65,7 @@ class CpuTimeline(sim.KernelTimeline):
     engine: str = AI_CPU
     core_count: int = 1
     seconds: tuple[float, float] | None = field(default=None, kw_only=True)
-    """Seconds of launch and work, given for the host, which the chip file does not describe."""
+    """Seconds of launch and work of an operator on the host; None on the AI CPU."""
 
     @property
     def cycles(self) -> int:
@@ -82,14 +82,14 @@ class CpuTimeline(sim.KernelTimeline):
 
     @property
     def launch_cycles(self) -> int:
-        """Cycles until the AI CPU starts; the core's own loader has nothing to start."""
+        """Cycles until the AI CPU starts; 0 for AIPP, the core's image loader."""
         # AIPP, the loader of images, is part of the core: no launch
         launch_s = self.chip.ai_cpu_overhead_s * (self.engine == AI_CPU)
         return round((self.seconds[0] if self.seconds else launch_s) * self.chip.clock_hz)
 
     @property
     def busy_cycles(self) -> Mapping[str, int]:
-        """Cycles of work by engine, in the form that kernels have for pipes."""
+        """Cycles of work by engine; a kernel has them by pipe."""
         return {self.engine: self.cycles}
 
     @property
@@ -104,14 +104,14 @@ class CpuTimeline(sim.KernelTimeline):
 
     @property
     def bound_by(self) -> str:
-        """Return "launch" or the AI CPU."""
+        """What takes longest: "launch", or the name of the engine."""
         return "launch" if self.launch_cycles > self.cycles else self.engine
 
 
 def on_ai_cpu(piece: Piece, chip: Chip, error: errors.AscendLabError) -> Lowered:
     """Return a single operator that no kernel computes, placed on the AI CPU.
 
-    `error` is the one that lowering raised. It is raised again where the AI CPU cannot help:
+    `error` is the one that lowering raised. It is raised again if the AI CPU cannot help:
     floating-point work of the cube, bf16 on a chip without it, a fault in the graph, a chip file
     without an AI CPU.
     """
@@ -176,7 +176,7 @@ CACHE_SIZE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One kernel of a network, or a view: a view has no kernel, it renames bytes that exist.
+    """One kernel of a network, or a view; a view has no kernel, it gives existing bytes a new name.
 
     An operator on the AI CPU has a `CpuKernel`.
     """
@@ -210,7 +210,7 @@ class Compiled:
       barriers between tasks; an operator on the AI CPU ends the launch
     - prefetch: load weights into L2, if that is a cache, before their kernel runs
     - spilled: tensors that are never kept in a buffer
-    - bare: memory holds constants only in the form in which kernels read them
+    - bare: the compiled network holds no values of constants, only their packed forms
     - hints: tell the cache when a tensor is read for the last time
     """
 
@@ -227,7 +227,7 @@ class Compiled:
 def compile_tasks(
     graph: ir.Graph, chip: Chip, groups: Sequence[Sequence[ir.Node]], start: Start = "queued"
 ) -> Compiled:
-    """Compile groups of nodes, in order, to one task each; `start` is how kernels start.
+    """Return groups of nodes compiled, in order, to one task each; `start` is how kernels start.
 
     Raises `GraphError` naming the node.
     """
@@ -249,7 +249,7 @@ def _task(graph: ir.Graph, chip: Chip, group: Sequence[ir.Node], start: Start) -
                 needed = f"{group[0].name}: {error.needed}"
                 raise type(error)(needed, error.got, error.remedy) from error
     names = tuple(node.name for node in group)
-    # moves that an operator of the cube does in passing are not named
+    # moves that are part of a cube operator's kernel are not in the title
     by_cube = any(node.op in CUBE_OPS for node in group)
     title = "+".join(node.op for node in group if not (by_cube and node.op in ir.MOVES))
     return Task(names[-1], title, names, piece, lowered)
@@ -283,16 +283,16 @@ def cycles_started(piece: Piece, chip: Chip, start: Start, *, warm: bool = False
     """
     price = _priced_start(piece, chip, start)
     cycles, mix_cycles = _cycles(piece, chip, _dependencies(piece), warm, price)
-    # inside a super kernel a mix kernel starts on "both" kinds of cores
+    # inside a super kernel a mix kernel starts with a barrier over "both" types of cores
     start = "both" if start == "across" and mix_cycles else start
     return cycles + start_cycles(chip, start, mix_cycles)
 
 
 def _priced_start(piece: Piece, chip: Chip, start: Start) -> Start:
-    """Return the start whose cost counts when a kernel is chosen; it matters to mix kernels only.
+    """Return the start that is assumed when a kernel is chosen; it matters to mix kernels only.
 
-    A mix kernel, one that runs on cube and vector cores, pays a start "across" both kinds of cores
-    inside a super kernel. All other kernels are cached under one start, which saves entries.
+    A mix kernel (on cube and vector cores) inside a super kernel starts with a barrier "across"
+    both types of cores. All other kernels are cached with one start, which saves entries.
     """
     first_node, *followers = piece.graph.nodes
     may_mix = first_node.has("product") or (bool(followers) and first_node.has("convolution"))
@@ -304,9 +304,9 @@ Dependencies = tuple[tuple[Operator, ...], tuple[ModuleType, ...]]
 
 
 def _dependencies(piece: Piece) -> Dependencies:
-    """Return the nodes' operators and the special kernels that a kernel depends on.
+    """Return the operators and special kernels that a kernel depends on, as part of a cache key.
 
-    An operator that is registered again is lowered again.
+    So a node is lowered again after its operator has been registered again.
     """
     return tuple(ir.operator_of(node.op) for node in piece.graph.nodes), plugins()
 
@@ -323,7 +323,7 @@ def _lowered(
         return _lowered(other_piece, chip, choice, dependencies, start)
 
     lowered = lower(piece, chip, choice, start, cached)
-    # constants may be packed for the kernel; activations must lie as their layout says
+    # constants may be packed for the kernel; activations must have their type's layout
     activations = {*piece.graph.inputs, *piece.graph.outputs} - piece.constants
     for buffer in lowered.kernel.tensors:
         if buffer.name in activations:

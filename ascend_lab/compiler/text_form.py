@@ -36,7 +36,7 @@ _NODE = re.compile(rf"(\w+)\(({_NAMES})\)(?: \{{(.*)\}})? ({_NAME})$")
 
 
 def from_text(text: str, data: Mapping[str, ir.Values] | None = None) -> ir.Graph:
-    """Return the verified graph of a text form; `data` holds the arrays the text leaves out.
+    """Return the verified graph of a text form; `data` holds, by name, the arrays not in the text.
 
     Raises `GraphError` naming the line.
     """
@@ -100,7 +100,7 @@ class _LineReader:
         names = self.types(match[1])
         expression = match[2]
         node = _NODE.match(expression)
-        # all else is a constant: numbers in brackets, `data`, fill(...) or seeded(...)
+        # every other line is a constant: numbers in brackets, `data`, fill(...) or seeded(...)
         if node is None:
             (name,) = names
             self.constants[name] = ir.Constant(self.known[name], self.constant(name, expression))

@@ -1,12 +1,12 @@
-"""Networks whose feature maps do not fit: which part to compute in tiles, and how long that takes.
+"""Chooses which part of a network to compute in tiles if memory is too small, and times it.
 
     bytes(tile) = weights + tensors resident while tiles are computed + peak of one tile
-    time = sum over steps of (time of the step, or sum over kinds of tiles * (copies + kernels))
+    time = sum over steps of (time of the step, or of all its tiles: copies + kernels)
 
-Resident are the tensors that the tiled part reads and writes, whole, and those that later nodes
-still need. A tile's inputs are copied out of the whole tensors in device memory, its outputs back
-into them; a copy back is timed as the copy that reads the same piece. Every step and tile meets a
-cold L2. Transfers between host and device are not counted, as for networks that are not tiled.
+The resident tensors are those that the tiled part reads and writes, whole, and those that later
+nodes still need. A tile's inputs are copied out of the whole tensors in device memory, its outputs
+back into them; a copy back is timed as the copy that reads the same piece. L2 is empty at the start
+of every step and tile. Transfers between host and device are not counted, as elsewhere.
 """
 
 from collections import Counter
@@ -27,15 +27,18 @@ from ascend_lab.machine.chip import Chip
 from ascend_lab.operators.ops.slicing import Range
 
 BALANCE = 256
-"""Multiply-accumulates in the time an element takes to device memory: near those of the chips."""
+"""Multiply-accumulates in the time in which device memory moves an element, roughly.
+
+`work` adds them for each element that a graph writes.
+"""
 INNER_ENDS = 4
-"""Most places tried where a tiled part may end, but for the first and the last."""
+"""Most places between the first and the last at which a tiled part is tried to end."""
 
 
 # -- what tiles cost -----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Tiled:
-    """A network as steps within a limit; `peak_bytes` is what the steps need, weights included."""
+    """A network as a list of steps; `peak_bytes` is the memory they need, weights included."""
 
     graph: Graph
     steps: tuple[Step, ...]
@@ -49,17 +52,17 @@ class Tiled:
 
     @property
     def halo_share(self) -> float:
-        """Multiply-accumulates computed again as a share of the network's: tiled / whole - 1.
+        """Share of multiply-accumulates that tiles compute again: tiled / whole - 1.
 
-        Of a network without any it is the share of elements.
+        For a network without multiply-accumulates it is the share of `work`.
         """
-        # pooling alone has no products: elements stand for its work
+        # a network of poolings has no multiply-accumulates: `work` counts its elements
         count = macs if macs(self.graph) else work
         return sum(_sum(step, count) for step in self.steps) / max(1, count(self.graph)) - 1.0
 
 
 def work(graph: Graph) -> int:
-    """Return what a graph costs in multiply-accumulates, elements written at their balance."""
+    """Return a graph's multiply-accumulates, plus `BALANCE` for each element that it writes."""
     written = sum(graph.types[n].elements for node in graph.nodes for n in node.outputs)
     return macs(graph) + BALANCE * written
 
@@ -78,7 +81,7 @@ def _extra(step: Step) -> int:
 
 # -- which part -----------------------------------------------------------------------------------
 def tile_graph(graph: Graph, limit_bytes: int, *, most_pixels: int | None = None) -> Tiled:
-    """Return the graph as steps whose peak is within a limit; tiles only where it must.
+    """Return the graph as steps whose peak is within a limit; only large nodes are tiled.
 
     `most_pixels` bounds the pixels, of all images together, that one convolution writes.
     Raises `CapacityError` that says which node does not fit and why it cannot be tiled.
@@ -112,7 +115,10 @@ def _whole(graph: Graph, start: int, end: int) -> list[Step]:
 
 
 def _runs(graph: Graph, large: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of consecutive nodes that may share tiles; refuse a large node in none."""
+    """Yield the ranges of consecutive nodes that may share tiles.
+
+    Raises `CapacityError` for a large node that is in no such range.
+    """
     start = 0
     written = set[str]()
     for i, node in enumerate(graph.nodes):
@@ -162,7 +168,7 @@ def _parts(
         try:
             candidates.append([_part(graph, *ends, limit, pixels) for ends in ends_of_parts])
         except CapacityError as error:
-            # the first error speaks of the whole run: it is the one to report
+            # the first error is about the whole run: that one is reported
             problem = problem or error
     if not candidates:
         raise problem or AssertionError
@@ -170,16 +176,16 @@ def _parts(
 
 
 def _part(graph: Graph, start: int, last: int, end: int, limit: int, pixels: int | None) -> _Part:
-    """Return the part from `start`, past `last`, at most to `end`, that computes least again.
+    """Return the part from node `start` to a node after `last` that computes least again.
 
-    It ends behind the last large node, or where few bytes cross, and never in front of an
-    elementwise node, which is fused with what it follows.
+    It ends at `end` at the latest: right after the last large node or where the tensors alive are
+    small, but never before an elementwise node, which is fused with the node before it.
     """
     weights = weight_bytes(graph)
     alive = placement.node_spans(graph)
     candidates = list[_Part]()
     least_bytes = list[int]()
-    # an elementwise node is fused with the node in front of it, if no border lies between
+    # an elementwise node is fused with the node before it if both are in the same part
     stops = [s for s in range(last + 1, end) if not graph.nodes[s].has("lanes")]
     for stop in _ends(graph, alive, start, [*stops, end]):
         sub = part_of(graph, graph.nodes[start:stop], f"{graph.name}.{start}")
@@ -204,14 +210,14 @@ def _part(graph: Graph, start: int, last: int, end: int, limit: int, pixels: int
             f"{limit} B",
             "use a chip with more memory or a smaller input",
         )
-    # of equal ones the shortest: more of the network runs whole
+    # of equally good parts the shortest: more of the network runs without tiles
     return min(candidates, key=lambda part: (_extra(part.step), part.stop))
 
 
 def _ends(graph: Graph, alive: Mapping[str, Range], start: int, stops: Sequence[int]) -> list[int]:
-    """Return the first and the last stop, and some at which fewer bytes cross than beside them.
+    """Return the first and the last stop, and some at which the bytes that cross have a minimum.
 
-    The bytes that cross are written from node `start` on and needed at the stop or behind it.
+    Bytes cross a stop if nodes from `start` on write them and nodes at or after the stop read them.
     """
 
     def crossing(stop: int) -> int:
@@ -220,7 +226,7 @@ def _ends(graph: Graph, alive: Mapping[str, Range], start: int, stops: Sequence[
         return sum(graph.types[n].size_bytes for n in needed if n not in graph.inputs)
 
     cost = [crossing(stop) for stop in stops]
-    # local minima, such as behind a pooling; every n-th of them where there are many
+    # local minima, such as after a pooling; only every n-th of them if there are many
     low = [stops[i] for i in range(1, len(cost) - 1) if cost[i - 1] > cost[i] <= cost[i + 1]]
     inner = low[:: -(-len(low) // INNER_ENDS)] if low else []
     return sorted({stops[0], *inner, stops[-1]})
@@ -229,19 +235,19 @@ def _ends(graph: Graph, alive: Mapping[str, Range], start: int, stops: Sequence[
 # -- how long -------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class TiledTimeline(NetworkTimeline):
-    """The times of a tiled network; `operators` repeats what runs for every tile."""
+    """The times of a tiled network; `operators` lists each kernel of a tile once for each tile."""
 
     tiled: Tiled
     fused: fusion.Fused
 
     def repeated(self) -> list[tuple[OperatorTime, int]]:
         """Return every kernel once, and how often it runs."""
-        # tiles of one kind share the object, so that it stands for the kind
+        # equal tiles share their `OperatorTime` objects: the id tells which kernels are equal
         counts = Counter(map(id, self.operators))
         return [(op, counts[i]) for i, op in {id(op): op for op in self.operators}.items()]
 
     def summary(self) -> dict[str, object]:
-        """Return the numbers as plain data: each kernel once, with its count and all its time."""
+        """Return the numbers as plain data: each kernel once, with its count and total time."""
         rows = [
             {**op.summary(), "time_s": op.time_s * count, "count": count}
             for op, count in self.repeated()
@@ -257,8 +263,9 @@ def tile_for(
 ) -> Tiled:
     """Return a graph with layouts as steps within the chip's memory, or within a limit.
 
-    Raises `CapacityError` if tiles do not help. Without need for tiles `tile_count` is 0. Tiles end
-    at any column, pixels of 4 channels at every fourth: in tiles, first layers read whole blocks.
+    Raises `CapacityError` if tiles do not help. If no tiles are needed, `tile_count` is 0.
+    Tiles may end at any column, but in images stored with 4 channels only at every fourth one;
+    so first layers in tiles read images in blocks of 16 channels.
     """
     limit = chip.device_memory.size_bytes if limit_bytes is None else limit_bytes
     laid_out = images_outermost(front.laid_out)
@@ -274,9 +281,9 @@ def tile_for(
 def simulate_within(
     front: Front, chip: Chip, limit_bytes: int | None = None, road: Road = DEFAULT_ROAD
 ) -> tuple[NetworkTimeline, fusion.Fused]:
-    """Time a network whole where it fits the chip's memory, or a limit, else in tiles.
+    """Return the time of a network, in tiles if it exceeds the chip's memory or the limit.
 
-    Returns the fusion report too. Raises `CapacityError` if neither fits.
+    Also returns the report on fusion. Raises `CapacityError` if it does not fit in tiles either.
     """
     limit = chip.device_memory.size_bytes if limit_bytes is None else limit_bytes
     try:
@@ -295,7 +302,10 @@ def simulate_within(
 
 
 def simulate_tiled(tiled: Tiled, chip: Chip, road: Road = DEFAULT_ROAD) -> TiledTimeline:
-    """Time a tiled graph with layouts; raises as `compile_tasks` and `simulate_graph`."""
+    """Return the time of a tiled graph with layouts.
+
+    Raises as `compile_tasks` and `simulate_graph`.
+    """
     work = _Timer(chip, road)
     for step in tiled.steps:
         work.add(step)
@@ -315,7 +325,7 @@ def simulate_tiled(tiled: Tiled, chip: Chip, road: Road = DEFAULT_ROAD) -> Tiled
 
 
 class _Timer:
-    """The kernels of the steps so far, each tile's in order."""
+    """Collects the times of the kernels of all steps and tiles, in order."""
 
     def __init__(self, chip: Chip, road: Road) -> None:
         self.chip = chip
@@ -344,7 +354,7 @@ class _Timer:
         self.written_back_bytes += times.written_back_bytes
 
     def timed(self, graph: Graph, prefix: str = "") -> NetworkTimeline:
-        """Return the times of a graph on its own, its operators' names behind a prefix."""
+        """Return the times of a graph on its own, with a prefix before the operators' names."""
         fused = self.road.fuse(graph, self.chip)
         for name, count in fused.counts.items():
             self.counts[name] = self.counts.get(name, fusion.Count()) + count

@@ -1,4 +1,4 @@
-"""Runs the kernels of a compiled graph on arrays, and detects numbers that their formats lose.
+"""Runs the kernels of a compiled graph on arrays, and detects numbers that overflow their format.
 
 int64    kernels compute in 32 bits and wrap around. A node whose results are int64 in the model is
          also computed exactly, and a number beyond 32 bits raises an error with the node's name.
@@ -31,14 +31,14 @@ def run_tasks(
 ) -> dict[str, ir.Values]:
     """Return the outputs as the kernels compute them, in the kernels' number formats.
 
-    Rewrites give outputs other names, in the same order: `names` are those of the result. The nodes
+    Rewrites rename outputs but keep their order: `names` are the keys of the result. The nodes
     whose numbers exceed their format are appended to `overflows`, if that is given. Raises
     `GraphError` naming the node where 32 bits do not hold the model's int64 numbers.
     """
     graph = compiled.graph
     stored_values = {}
     for name, array in evaluate.checked_inputs(graph, inputs).items():
-        # stored as the kernels read it: in blocks, in fractals, padded
+        # the layout that the kernels read: blocks or fractals, with padding
         stored_values[name] = packed(graph.types[name], array)
         if overflows is not None:
             entry = ir.Node(name, "input", (), (name,))
@@ -102,7 +102,7 @@ def _overflows_of_task(
 
 
 def overflows_of(graph: ir.Graph, inputs: Mapping[str, Any]) -> list[overflow.Overflow]:
-    """Return which nodes of a graph in its formats overflow for some inputs, without kernels."""
+    """Return the nodes of a graph that overflow for these inputs, computed without kernels."""
     arrays = evaluate.checked_inputs(graph, inputs)
     live = {name: packed(graph.types[name], array) for name, array in arrays.items()}
     return _overflows_of_nodes(graph, graph.nodes, live)[0]
@@ -111,7 +111,7 @@ def overflows_of(graph: ir.Graph, inputs: Mapping[str, Any]) -> list[overflow.Ov
 def _overflows_of_nodes(
     graph: ir.Graph, nodes: Sequence[ir.Node], live: Mapping[str, ir.Values]
 ) -> tuple[list[overflow.Overflow], dict[str, ir.Values]]:
-    """Return which nodes overflow when each is computed exactly, and all that they read or write.
+    """Return which nodes overflow when each is computed exactly, and the values of all tensors.
 
     What a node writes is rounded to its format before the next reads it.
     """
@@ -172,14 +172,14 @@ def _run_task(
     inputs = task.piece.graph.inputs
 
     def stored(value: str, name: str = "") -> ir.Values:
-        """Return an input as it lies in memory; constants are packed as the kernel asks."""
+        """Return an input as stored in memory; constants are packed as the kernel requires."""
         if value in live:
             return live[value]
         constant = graph.constants[value]
         form = task.lowered.forms.get(name) if task.lowered else None
         return form(constant.array()) if form else packed(constant.type, constant.array())
 
-    # a view: it writes nothing, its result is part of its operand
+    # a view writes nothing: its result is part of its operand
     if task.lowered is None:
         node = graph.node(task.name)
         return _view_values(graph, node, [stored(name) for name in node.inputs])
@@ -187,10 +187,10 @@ def _run_task(
     if isinstance(kernel, CpuKernel):
         node = graph.node(task.name)
         return run_cpu(graph, node, [stored(name) for name in node.inputs])
-    # small tensors of the kernel's own, such as tables of indices
+    # small constants that belong to the kernel, such as tables of indices
     tensors = dict(task.lowered.extra)
     for buffer in kernel.tensors:
-        # "x.1" is a second tensor of the input "x", of another form
+        # "x.1" is the input "x" once more, stored in another form
         if buffer.name.partition(".")[0] in inputs:
             tensors[buffer.name] = stored(task.value(buffer.name), buffer.name)
     memory = sim.execute(kernel, tensors, compiled.chip, overflow=overflow)
@@ -213,7 +213,7 @@ def _view_values(
 
 
 def run_cpu(graph: ir.Graph, node: ir.Node, stored: Sequence[ir.Values]) -> dict[str, ir.Values]:
-    """Return what a node writes, from and to flat arrays as they lie in memory."""
+    """Return the outputs of a node on the AI CPU; operands and outputs are stored, flat arrays."""
     arrays = [logical(kind, flat) for kind, flat in zip(graph.in_types(node), stored, strict=True)]
     results = evaluate.compute(graph, node, arrays)
     return {
@@ -222,5 +222,5 @@ def run_cpu(graph: ir.Graph, node: ir.Node, stored: Sequence[ir.Values]) -> dict
 
 
 def logical(kind: ir.TensorType, flat: ir.Values) -> ir.Values:
-    """Return a tensor's elements in its shape, from the flat array that lies in memory."""
+    """Return a tensor's elements in its shape, from the flat array stored in memory."""
     return (flat if kind.layout == "ND" else unpack(kind.map, flat)).reshape(kind.shape)

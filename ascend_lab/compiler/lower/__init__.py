@@ -1,6 +1,7 @@
-"""Lowering: from a piece of a graph to its kernel, by default or as a tuner chose.
+"""Lowering: writes the kernel of a piece of a graph, with default tiles or those a tuner chose.
 
-Special kernels plug in (`compiler.rules`): they are asked first.
+A piece is the group of nodes that fusion made one kernel. Other packages add special kernels
+(`compiler.rules`): each of these is tried first, and returns None for a piece it cannot compute.
 """
 
 from collections.abc import Callable
@@ -46,16 +47,17 @@ def lower(
     start: Start = "queued",
     known: Callable[[Piece], Lowered] | None = None,
 ) -> Lowered:
-    """Return the kernel of a piece, by default or as a tuner chose, to be started so.
+    """Return the kernel of a piece, with the default tiles or with the tuner's `choice`.
 
-    `known` returns that of another piece, if kernels are remembered. Raises a typed error if it
-    cannot be written for the chip.
+    `start` is how the kernel will be started. A special kernel may contain the kernels of other
+    pieces: `known` returns those, e.g. from a cache; without it they are lowered here. Raises a
+    typed error if the kernel cannot be written for the chip.
     """
 
     def lower_other(other: Piece) -> Lowered:
         return known(other) if known else lower(other, chip, choice, start)
 
-    # the first special kernel that knows the piece is taken; the clock is not asked
+    # the first special kernel that accepts the piece is taken, without comparing times
     for write in piece_kernels():
         special = write(piece, chip, lower_other)
         if special is not None:
@@ -64,7 +66,7 @@ def lower(
 
 
 def _by_steps(piece: Piece, chip: Chip, choice: Choice) -> Lowered:
-    """Return the kernel of a chosen schedule, which knows nothing of blocks of two sizes."""
+    """Return the kernel of a chosen schedule; its steps cannot mix blocks of 16 and 32 channels."""
     if byte_tensors := vector.mixed_blocks(piece):
         needed = "blocks of one size for the steps of a schedule"
         raise UnsupportedError(needed, f"bytes in {', '.join(byte_tensors)}", "leave it as it is")
@@ -72,7 +74,7 @@ def _by_steps(piece: Piece, chip: Chip, choice: Choice) -> Lowered:
 
 
 def _lowered(piece: Piece, chip: Chip, choice: Choice | None, start: Start) -> Lowered:
-    """Return the kernel of a piece whose images lie as kernels have them."""
+    """Return the kernel of a piece, after all special kernels have declined it."""
     _check_formats(piece, chip)
     nodes = piece.graph.nodes
     op = nodes[0].op  # the head of a group decides which unit computes it
@@ -115,7 +117,10 @@ def by_template(piece: Piece, chip: Chip) -> bool:
 
 
 def _from_template(piece: Piece, chip: Chip) -> Lowered | None:
-    """Return the template's kernel, unless it changes an input: the expression copies first."""
+    """Return the kernel of an operator's template, None if there is no such kernel.
+
+    An operator that changes its input in place gets none: the vector kernel copies the input first.
+    """
     node, *followers = piece.graph.nodes
     return None if followers or node.has("in place") else vector.lower_template(piece, chip)
 
@@ -130,17 +135,17 @@ def _check_formats(piece: Piece, chip: Chip) -> None:
             where = f"{piece.names.get(node.output, node.op)} ({node.op})"
             check_chip(where, operator.types, main, chip)
             if operator.types.unit == "cube" and main == "fp32":
-                # in a graph, blocks of fp32 are the 16 lanes that the cube writes: it reads 8
+                # a graph's blocks of fp32 have 16 lanes, as the cube writes them; it reads 8
                 needed = f"{where} in a graph: {' or '.join(d for d in chip.cube if d != main)}"
                 raise TypeMismatchError(needed, main, "cast the inputs, or run it on its own")
 
 
 # -- rows in fractals ------------------------------------------------------------------------------
 def _lower_rows(piece: Piece, chip: Chip) -> Lowered:
-    """Return a kernel of the vector unit, or a quicker special one."""
+    """Return the plain kernel of the vector unit, or a special one that takes fewer cycles."""
     plain = vector.lower_vector(piece, chip)
     special = [kernel for write in row_kernels() for kernel in write(piece, chip)]
     if not special:
         return plain
-    # of equals the first: the plain kernel stays where nothing is gained
+    # `min` returns the first of equals: the plain kernel, unless a special one is faster
     return min((plain, *special), key=lambda lowered: near_cycles(lowered.kernel, piece, chip))

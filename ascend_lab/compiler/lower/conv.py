@@ -1,4 +1,7 @@
-"""Convolutions, plain and transposed, with what follows them lane by lane, on NC1HWC0 images."""
+"""Lowers convolutions and transposed convolutions on NC1HWC0 images to kernels.
+
+The elementwise operators after a convolution run in the same kernel as its epilogue.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -28,10 +31,10 @@ from ascend_lab.operators.ops.expressions import narrow
 from ascend_lab.operators.ops.formats import numpy_type
 
 PACKED = "packed"
-"""Name of the kernel's own tensor of packed weights, (C1, r, s, 16)."""
+"""Name of the tensor (C1, r, s, 16) in which a kernel stores the weights that it packs."""
 TILE = 64
 HEAD_CYCLES = 12
-"""About: fractals of a tile of sums of a core with more; cycles that begin work on a tile."""
+"""Rough numbers: `TILE` fractals of sums in a full tile, `HEAD_CYCLES` to begin work on a tile."""
 
 
 def conv_shape_of(piece: Piece, node: ir.Node, out_dtype: str) -> kernels.ConvShape:
@@ -43,17 +46,17 @@ def conv_shape_of(piece: Piece, node: ir.Node, out_dtype: str) -> kernels.ConvSh
     dtype = piece.type(node.inputs[0]).dtype
     sides = (*pads[0], *pads[1])
     value = node.attr("pad_value", 0)
-    # images of 3 channels lie with 4 numbers a pixel, all others with 16 in fp16
+    # images of 3 channels are stored with 4 numbers a pixel, all others (fp16) with 16
     lanes = isa.SMALL_C0 if piece.type(node.inputs[0]).layout == ir.SMALL_PIXELS else 0
     shape = kernels.ConvShape(n, c, h, w, k, r, t, step, sides, dtype, out_dtype, spread, groups)
     return thinned(replace(shape, pad_value=value, lanes=lanes) if value or lanes else shape)
 
 
 def in_pairs(shape: kernels.ConvShape) -> kernels.ConvShape:
-    """Return a convolution with features, or groups, added until they fill blocks of 32."""
+    """Return a convolution whose features (or groups) are padded until they fill blocks of 32."""
     if shape.groups == 1:
         return replace(shape, k=isa.ceil_div(shape.k, PAIR) * PAIR)
-    # whole bundles: groups of 4 channels, 8 of which fill 32 channels, come 8 at a time
+    # narrow groups are computed several at a time: of 4 channels each, 8 groups fill 32 channels
     bundle_groups = bundles_of(shape).groups
     groups = isa.ceil_div(shape.groups, bundle_groups) * bundle_groups
     c, k = (size // shape.groups * groups for size in (shape.c, shape.k))
@@ -64,7 +67,7 @@ def in_pairs(shape: kernels.ConvShape) -> kernels.ConvShape:
 
 
 def by_vector(shape: kernels.ConvShape) -> bool:
-    """Tell whether every channel is a group of its own: work for the vector unit."""
+    """Tell whether every channel is its own group (depthwise): the vector unit can compute it."""
     return shape.groups == shape.c == shape.k and (shape.dtype, shape.out_dtype) == ("fp16",) * 2
 
 
@@ -74,17 +77,16 @@ def lower_conv(
     tiling: kernels.GemmSchedule | None = None,
     start: Start = "queued",
 ) -> Lowered:
-    """Return the convolution at the head of a piece, its bias and the rest as its epilogue.
+    """Return the kernel of a piece that begins with a convolution; the rest is its epilogue.
 
-    Where every channel is a group of its own there are two ways, on the cube with zeros between the
-    channels of a block, and on the vector unit: the faster one is taken, and so it is where tiles
-    may go on in the next image. A given tiling is for the cube. What starts the kernel costs more
-    where vector cores do what follows the cube.
+    A depthwise convolution can run on the cube, with zeros between the channels of a block, or on
+    the vector unit: the faster one is taken. With a given tiling it runs on the cube. The times
+    include the `start`, which takes longer if vector cores compute the epilogue.
     """
     node = piece.graph.nodes[0]
     is_depthwise = by_vector(conv_shape_of(piece, node, piece.output.dtype))
     is_constant = node.inputs[1] in piece.constants
-    # Weights that another kernel computes can be packed on the chip for the vector unit only.
+    # weights that another kernel computes can be packed on the chip only for the vector unit
     if piece.type(node.inputs[1]).layout != "FRACTAL_Z":
         if not is_constant and is_depthwise:
             return write_conv(piece, chip, vector=True)
@@ -95,7 +97,7 @@ def lower_conv(
     failure = None
     writers = partial(write_conv, piece, chip, vector=True), partial(by_cube, piece, chip, None)
     for write in writers:
-        # one unit may lack the room, or an operation of the epilogue, that the other has
+        # one unit may lack memory or an operation of the epilogue, where the other does not
         try:
             candidates.append(write())
         except AscendLabError as error:
@@ -114,9 +116,10 @@ def by_cube(
     tiling: kernels.GemmSchedule | None,
     beside: Sequence[ir.Node] = (),
 ) -> Lowered:
-    """Return the convolution on the cube; without a tiling, promising others are timed, too.
+    """Return the kernel of a convolution on the cube.
 
-    `beside` is a second convolution whose sums are added, with what scales them if it is of bytes.
+    Without a tiling the default one and a few others are timed, and the fastest is taken. `beside`
+    holds a second convolution whose sums are added, and, in int8, the node that scales its sums.
     """
     best = write_conv(piece, chip, vector=False, tiling=tiling, beside=beside)
     if tiling:
@@ -138,22 +141,22 @@ def by_cube(
 def _promising(
     piece: Piece, chip: Chip, beside: Sequence[ir.Node]
 ) -> Iterator[kernels.GemmSchedule]:
-    """Yield tilings of a convolution beside the default: for an image in L2, for all together."""
+    """Yield tilings other than the default: one for an image in L2, one across all images."""
     shape, epilogue, _ = conv_job(piece, chip, beside=beside)
     image = piece.type(piece.graph.nodes[0].inputs[0])
     if 2 * image.size_bytes <= chip.l2.size_bytes:
-        # the image hits L2: reading it twice may cost less than small tiles
+        # if the image is in L2, reading it twice may cost less than small tiles
         image_in_l2 = conv_schedules.schedule_for_l2(shape, chip, epilogue)
         if image_in_l2 is not None:
             yield image_in_l2
-    # 7 x 7 pixels fill 49 of 64 rows; tiles that go on in the next image fill nearly all
+    # 7 x 7 pixels fill 49 of 64 rows; tiles that continue in the next image fill nearly all
     across_images = conv_schedules.stacked_schedule(shape, chip, epilogue)
     if across_images is not None:
         yield across_images
 
 
 def _timed(lowered: Lowered, piece: Piece, chip: Chip) -> Lowered:
-    """Return a kernel with its cycles where L2 holds what other kernels wrote."""
+    """Return a kernel with its cycles, timed with L2 holding what other kernels wrote."""
     if lowered.near is not None:
         return lowered
     timeline = sim.simulate_kernel(lowered.kernel, chip, near_memory(lowered.kernel, piece, chip))
@@ -161,20 +164,20 @@ def _timed(lowered: Lowered, piece: Piece, chip: Chip) -> Lowered:
 
 
 def _near_total(lowered: Lowered, chip: Chip, start: Start) -> int:
-    """Return the cycles of a timed kernel with what starts it."""
+    """Return the cycles of a timed kernel, those of its start included."""
     assert lowered.near is not None
     cycles, mix_cycles = lowered.near
     return cycles + start_cycles(chip, start, mix_cycles)
 
 
 def _all_hit_cycles(lowered: Lowered, piece: Piece, chip: Chip) -> int:
-    """Return the cycles of a kernel that finds all it reads in L2."""
+    """Return the cycles of a kernel if L2 holds everything that it reads."""
     memory = sim.DeviceMemory.holding(chip, lowered.kernel.tensors, {*piece.graph.inputs})
     return sim.simulate_kernel(lowered.kernel, chip, memory).cycles
 
 
 def near_cycles(kernel: isa.Kernel, piece: Piece, chip: Chip) -> int:
-    """Return the cycles of a kernel in the device's queue that finds in L2 what others wrote."""
+    """Return the cycles of a queued kernel if L2 holds what other kernels wrote for it."""
     timeline = sim.simulate_kernel(kernel, chip, near_memory(kernel, piece, chip))
     return timeline.cycles + start_cycles(chip, "queued", timeline.mix_cycles)
 
@@ -188,7 +191,10 @@ def write_conv(
     pool: kernels.ConvShape | None = None,
     beside: Sequence[ir.Node] = (),
 ) -> Lowered:
-    """Return the kernel of a convolution on one unit; `pool`: windows whose largest it keeps."""
+    """Return the kernel of a convolution on the cube or, with `vector`, on the vector unit.
+
+    With `pool` the kernel also computes the maximum pooling with these windows.
+    """
     y = piece.graph.outputs[0]
     shape, epilogue, operands = conv_job(piece, chip, vector=vector, beside=beside)
     if pool:
@@ -216,7 +222,7 @@ def write_conv(
 
 
 def refuse_computed(piece: Piece, weight: str) -> None:
-    """Raise `UnsupportedError` for weights that are no constants, which nothing has packed."""
+    """Raise `UnsupportedError` for weights that are not constants: only those can be packed."""
     if weight not in piece.constants:
         got = f"{piece.names[weight]}: {piece.type(weight)}"
         raise UnsupportedError("constant weights, or neither groups nor phases", got, "fix them")
@@ -231,13 +237,13 @@ def pack_launch(kind: ir.TensorType, weight: str, chip: Chip) -> isa.Launch:
 
 
 def _depthwise_weights(array: ir.Values) -> ir.Values:
-    # (c, 1, 3, 3) as an image (1, c, 3, 3): 16 channels of a tap lie side by side.
+    # (c, 1, 3, 3) becomes an image (1, c, 3, 3): 16 channels of a tap are adjacent
     image = array.reshape(1, array.shape[0], *array.shape[2:])
     return pack(address_map("NC1HWC0", image.shape, "fp16"), image).reshape(-1)
 
 
 def packed_weights(shape: kernels.ConvShape, array: ir.Values) -> ir.Values:
-    """Pack the weights; added ones are 0."""
+    """Return the weights packed for the cube; those of padded features are 0."""
     # 20 features of bytes are computed as 32: `in_pairs` has added 12
     array = np.pad(array, ((0, shape.k - len(array)), (0, 0), (0, 0), (0, 0)))
     return pack_weights(shape, array.astype(numpy_type(shape.dtype), copy=False))
@@ -251,24 +257,25 @@ def conv_job(
     cube_adds: bool | None = None,
     beside: Sequence[ir.Node] = (),
 ) -> tuple[kernels.ConvShape, Epilogue | None, dict[str, Form]]:
-    """Return the convolution at the head of a piece, what follows it, and operands' forms.
+    """Return a piece's convolution, the epilogue after it, and the forms of its operands.
 
-    Where sums pass UB they are rounded to the result's format on the way, and a bias is added to
-    that: half the vector work, two roundings instead of one. Or the cube adds it, none of both,
-    where that is quicker (default) or wished and the bias leaves room in L1.
+    Sums that pass UB are rounded to the result's format on the way, and the vector unit adds a bias
+    to the rounded sums: half the work of adding it in fp32, but two roundings. The cube can add the
+    bias instead, without either cost. It does so if that is faster, or, with `cube_adds`, whenever
+    the bias fits into a quarter of L1.
     """
     node, *followers = piece.graph.nodes
     bias = node.inputs[2:3]
     conv_dtype = piece.type(node.output).dtype
     second = conv_shape_of(piece, beside[0], conv_dtype) if beside else None
-    # sums of bytes are int32, and what follows scales them
+    # int8 convolutions sum in int32, and the next node scales the sums
     if followers and followers[0].op in ep.DEQUANTISING and not bias:
         return _whole_job(piece, chip, second, *beside[1:])
     if not followers and not bias:
         return replace(conv_shape_of(piece, node, piece.output.dtype), beside=second), None, {}
     epilogue, forms = _after(piece, chip, bias, vector=vector)
     shape = replace(conv_shape_of(piece, node, epilogue.out_dtype), beside=second)
-    # split chips have a table for the bias, which costs nothing: there is no choice
+    # chips with vector cores have a bias table, which costs nothing: there is no choice
     may_move = cube_adds is not False and chip.combined and shape.dtype == shape.out_dtype
     if bias and may_move and not vector:
         without_bias, other_forms = _after(piece, chip)
@@ -281,7 +288,10 @@ def conv_job(
 
 
 def follows_free(piece: Piece, alone: Piece, chip: Chip) -> bool:
-    """Tell whether a convolution takes as long `alone`: a fix pipe does what follows in passing."""
+    """Tell whether `piece` takes as long as `alone`, the same convolution with fewer followers.
+
+    True if the fix pipe computes the rest while it moves the sums, at no cost.
+    """
     heads = tuple(node for node in piece.graph.nodes if node.has("convolution"))
     if chip.combined or heads != piece.graph.nodes[:1]:
         return False
@@ -290,7 +300,7 @@ def follows_free(piece: Piece, alone: Piece, chip: Chip) -> bool:
     if epilogue is None or epilogue_alone is None or shape != shape_alone or by_vector(shape):
         return False
     sums = isa.ACCUMULATOR[shape.dtype]
-    # a ReLU behind a bias asks for no room and no cycles beyond those of the bias
+    # a ReLU after a bias needs no memory and no cycles beyond those of the bias
     both = (epilogue, epilogue_alone)
     demand, demand_alone = (epilogue_plan.demand_of(e, chip, sums) for e in both)
     return demand == demand_alone and not any(unsupported_reason(e, chip, sums) for e in both)
@@ -299,7 +309,10 @@ def follows_free(piece: Piece, alone: Piece, chip: Chip) -> bool:
 def _after(
     piece: Piece, chip: Chip, added: Sequence[str] = (), *, vector: bool = False
 ) -> tuple[Epilogue, dict[str, Form]]:
-    """Return what follows the first node of a piece, numbers per channel `added`, and forms."""
+    """Return the epilogue of the nodes after the first one, and the forms of its operands.
+
+    `added` names constants with one number per channel that are added first, such as a bias.
+    """
     node, *followers = piece.graph.nodes
     conv_type = piece.type(node.output)
     wide = isa.ACCUMULATOR[piece.type(node.inputs[0]).dtype]
@@ -307,7 +320,7 @@ def _after(
     main = replace(conv_type, layout="NC1HWC0", dtype="fp16")
     sums = te.placeholder(main.map.piece_shape, "fp16" if vector else wide, "sums")
     tensors, operands = ep.operands_of(piece, followers, main)
-    # On combined chips sums are rounded as they pass to UB; the fix pipe adds a bias to wide sums.
+    # combined chips round sums on their way to UB; elsewhere the fix pipe adds a bias to fp32 sums
     y = narrow(sums, conv_type.dtype) if chip.combined or vector else sums
     for name in added:
         column = te.placeholder(ep.channels(main), y.dtype, name)
@@ -322,11 +335,11 @@ def _after(
 def _whole_job(
     piece: Piece, chip: Chip, beside: kernels.ConvShape | None, beside_scale: ir.Node | None = None
 ) -> tuple[kernels.ConvShape, Epilogue | None, dict[str, Form]]:
-    """Return a convolution of bytes, what follows its int32 sums, and operands' forms."""
+    """Return an int8 convolution, the epilogue of its int32 sums, and the forms of operands."""
     node, scaled = piece.graph.nodes[:2]
     epilogue, main = ep.whole_epilogue(piece, "NC1HWC0", beside_scale)
     shape = conv_shape_of(piece, node, epilogue.out_dtype)
-    # a result in bytes has blocks of 32 channels, two of the 16 that the cube writes
+    # an int8 result has blocks of 32 channels: two of the blocks of 16 that the cube writes
     if epilogue.width == PAIR:
         shape = in_pairs(shape)
         beside = in_pairs(beside) if beside else None
@@ -342,11 +355,12 @@ def _whole_job(
 def _paces(
     shape: kernels.ConvShape, ways: tuple[Epilogue, Epilogue], chip: Chip
 ) -> tuple[float, float]:
-    """Return the cycles a fractal of sums with a bias added behind the cube, and by it.
+    """Return cycles per fractal of sums if the vector unit adds the bias, and if the cube does.
 
-    The vector unit and the cube, then one step deeper, take turns on a tile of sums: who has more
-    to do sets the pace; behind the last tile the vector unit works alone, in vain for groups, whose
-    loads to L0 set the pace. The second way takes for ever where the bias fills much of L1.
+    Cube and vector unit work on different tiles of sums at the same time: the one with more work
+    sets the pace. If the cube adds the bias, it needs one more step per fractal. After the last
+    tile the vector unit works alone; this time is left out for convolutions in groups, where loads
+    to L0 dominate. The second number is infinite if the bias fills more than a quarter of L1.
     """
     paces = list[float]()
     depth = units_of(shape).total_depth
@@ -367,10 +381,7 @@ def _paces(
 
 
 def _bias_moved(shape: kernels.ConvShape, epilogue: Epilogue, chip: Chip) -> Epilogue:
-    """Return an epilogue of int32 sums, the bias left to the cube where that pays.
-
-    The vector unit is spared more than a step; who has more to do then may be the other.
-    """
+    """Return an epilogue of int32 sums; the cube adds the bias if this saves over a cycle."""
     deq = epilogue.deq
     if deq is None or not deq.bias or not chip.combined:
         return epilogue
@@ -388,11 +399,11 @@ def _bias_moved(shape: kernels.ConvShape, epilogue: Epilogue, chip: Chip) -> Epi
 
 # -- transposed convolutions ----------------------------------------------------------------------
 def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
-    """Return a transposed convolution: one plain one per phase of the stride, each its weights.
+    """Return a transposed convolution as one plain convolution for each phase of the stride.
 
-    With a group per channel and weights that are computed it runs on the vector unit instead: taps
-    are added where they fall; as forward there, products and sums are fp16 and round once each.
-    What follows is the epilogue of each phase.
+    Each phase has some of the weights, and the nodes that follow as its epilogue. A depthwise one
+    with computed weights runs on the vector unit instead, which adds each tap's products to the
+    pixels that they belong to; there products and sums are rounded to fp16 one by one.
     """
     node, *followers = piece.graph.nodes
     (x, weight) = node.inputs
@@ -433,6 +444,6 @@ def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
 
 
 def _phase_weights(shape: kernels.DeconvShape, name: str, array: ir.Values) -> ir.Values:
-    # all tensors are packed together, and the weights of one phase taken: the image does not matter
+    # `pack_deconv` packs image and weights together: the image may be any, as only weights are used
     image = np.zeros((shape.n, shape.c, shape.h, shape.w), array.dtype)
     return kernels.pack_deconv(shape, image, array)[name].reshape(-1)

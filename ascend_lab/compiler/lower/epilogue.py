@@ -1,9 +1,9 @@
-"""Elementwise operators behind a cube operator as the epilogue of its kernel.
+"""Turns the elementwise operators after a cube operator into the epilogue of its kernel.
 
 An epilogue is what the kernel of a cube operator does to its sums on their way out: with bias and
-ReLU behind a convolution, it adds a number per channel and then takes the maximum with 0. The
-operators' tensor expressions are walked in order: each vector operation becomes a step; a broadcast
-or copy is only a new name for its source.
+ReLU after a convolution, it adds a number per channel and then takes the maximum with 0. Each
+vector operation of the operators' tensor expressions becomes a step, in order; a broadcast or copy
+is only a new name for its source.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -102,8 +102,8 @@ def whole_epilogue(
 ) -> tuple[Epilogue, TensorType]:
     """Return the epilogue of an int8 cube operator, and the type of its tiles.
 
-    Node 1 of the piece dequantises its int32 sums; `beside`, if given, those of the second cube
-    operator. Raises `UnsupportedError` for any other node.
+    Node 1 of the piece dequantises its int32 sums; `beside`, if given, dequantises those of a
+    second cube operator. Raises `UnsupportedError` for any other node in these places.
     """
     scaling_node, *followers = piece.graph.nodes[1:]
     dtype = piece.type(scaling_node.output).dtype
@@ -163,7 +163,7 @@ def operands_of(
         if name not in piece.graph.inputs:
             continue
         tensor_type = piece.type(name)
-        # one number for each channel is loaded once; a tile of its own goes with each tile of sums
+        # one number per channel is loaded once; other operands load a tile with each tile of sums
         has_channel_shape = tensor_type.elements == 1 or is_channel(tensor_type.shape, tile_type)
         is_per_channel = has_channel_shape and name in piece.constants
         if not is_per_channel and tensor_type.shape != tile_type.shape:
@@ -190,8 +190,8 @@ def channels(tile_type: TensorType) -> tuple[int, ...]:
 
 def is_channel(shape: tuple[int, ...], tile_type: TensorType) -> bool:
     """Tell whether an operand has one number per channel (images) or column (matrices)."""
-    # Beside an image of 40 channels (40, 1, 1) fits and (40,) does not; beside a matrix of 40
-    # columns (40,) fits.
+    # for an image of 40 channels, (40, 1, 1) has one number per channel and (40,) has not; for a
+    # matrix of 40 columns, (40,) has one number per column
     sizes = (1,) * (len(tile_type.shape) - len(shape)) + tuple(shape)
     return all(
         n == (tile_type.shape[i] if i == _channel_axis(tile_type) else 1)

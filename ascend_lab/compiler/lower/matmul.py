@@ -1,4 +1,4 @@
-"""Matrix products on fractals, with what follows them lane by lane."""
+"""Lowers matrix products on fractals to kernels; elementwise operators after them are fused."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ from ascend_lab.operators.ops.expressions import narrow
 
 def operand_layouts(node: Node, kinds: Sequence[TensorType]) -> tuple[str, str]:
     """Return how the cube reads the operands of a product: (rows, k) and (k, columns)."""
-    # the kernel of weight gradients reads both operands as they lie
+    # the kernel of weight gradients reads both operands without a transposition
     if is_turned(node, kinds):
         return "FRACTAL_NZ", "FRACTAL_NZ"
     # ZN of a matrix is NZ of its transpose: reading an operand transposed costs nothing more
@@ -35,8 +35,8 @@ def operand_layouts(node: Node, kinds: Sequence[TensorType]) -> tuple[str, str]:
 def is_turned(node: Node, kinds: Sequence[TensorType]) -> bool:
     """Tell whether a product is a^T b of two matrices: the gradient of a dense layer's weights.
 
-    It sums over rows, as a convolution's weight gradient sums over pixels, and that kernel reads
-    both operands as they lie; rows must not be padded.
+    It sums over rows as a convolution's weight gradient sums over pixels: the kernel of the latter
+    computes it without transposing an operand. The number of rows must need no padding.
     """
     a, b = kinds[:2]
     turned = bool(node.attr("trans_a", False)) and not node.attr("trans_b", False)
@@ -45,7 +45,7 @@ def is_turned(node: Node, kinds: Sequence[TensorType]) -> bool:
 
 
 def is_plain(piece: Piece) -> bool:
-    """Tell whether the hand-written kernel computes a product: two matrices, the first as is."""
+    """Tell whether the hand-written kernel computes a product: no batch, first not transposed."""
     node = piece.graph.nodes[0]
     ranks = [len(piece.type(n).shape) for n in node.inputs]
     return ranks == [2, 2] and not node.attr("trans_a", False)
@@ -54,10 +54,10 @@ def is_plain(piece: Piece) -> bool:
 def lower_product(
     piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None = None, start: Start = "queued"
 ) -> Lowered:
-    """Return the product at the head of a piece, the rest as its epilogue, by default or tiled.
+    """Return the kernel of a piece that begins with a product; the rest is its epilogue.
 
-    The second operand of a product of a tensor with itself is called "name.b": a constant is packed
-    once for each side.
+    Without a `tiling` a default is chosen. In a product of a tensor x0 with itself the second
+    operand is called "x0.b": a constant is packed once for each side.
     """
     node = piece.graph.nodes[0]
     (a, b) = node.inputs
@@ -83,7 +83,7 @@ def lower_product(
         )
         tiling = matmul.default_product(shape, chip, epilogue, finish, warm, start)
     operands: Iterable[Operand] = epilogue.operands if epilogue else ()
-    # with K divided among cores a second phase adds the parts up, and then does what follows
+    # with K divided among cores a second phase adds up the parts, then computes the epilogue
     if tiling.split_k > 1:
         operands = ep.operands_of(piece, piece.graph.nodes[1:], main)[1].values()
     elif epilogue and epilogue.width == PAIR:
@@ -98,11 +98,14 @@ def lower_product(
 def _matrix_forms(
     piece: Piece, names: tuple[str, str], types: Sequence[TensorType]
 ) -> dict[str, Form]:
-    """Return how constant operands are packed; `UnsupportedError` for others not as the cube's."""
+    """Return how constant operands are packed.
+
+    Raises `UnsupportedError` for another operand that is not in the layout that the cube reads.
+    """
     forms: dict[str, Form] = {}
     layouts = operand_layouts(piece.graph.nodes[0], types)
     for name, kind, layout in zip(names, types, layouts, strict=True):
-        tensor = name.partition(".")[0]  # x0.b is the second operand of x0 @ x0
+        tensor = name.partition(".")[0]  # "x0.b" is the second operand of x0 @ x0
         if tensor in piece.constants:
             padded_kind = kind
             if name == names[1] and piece.output.dtype == "int8":  # whole blocks of 32 columns
@@ -114,14 +117,14 @@ def _matrix_forms(
 
 
 def _likely_held(piece: Piece, name: str, chip: Chip) -> bool:
-    """Tell whether L2 likely has an operand: written just before, and at most half of L2."""
+    """Tell whether L2 likely holds an operand: just written, and at most half as large as L2."""
     kind = piece.type(name)
     size_bytes = kind.elements * DTYPE_BYTES[kind.dtype]
     return name not in piece.constants and 2 * size_bytes <= chip.l2.size_bytes
 
 
 def product_job(piece: Piece, chip: Chip) -> tuple[kernels.GemmShape, Epilogue | None]:
-    """Return the product at the head of a plain piece, and what follows it."""
+    """Return the product of a piece for which `is_plain` holds, and its epilogue."""
     node = piece.graph.nodes[0]
     (m, k) = piece.type(node.inputs[0]).shape
     out = piece.type(node.output)
@@ -135,21 +138,21 @@ def product_job(piece: Piece, chip: Chip) -> tuple[kernels.GemmShape, Epilogue |
 
 
 def in_pairs(kind: TensorType, turned: bool) -> TensorType:
-    """Return the type of a second operand with columns added until they fill blocks of 32."""
+    """Return the type of a second operand, its columns padded to blocks of 32."""
     sides = list(kind.shape)
-    # (64, 40) becomes (64, 64); stored turned, (40, 64) becomes (64, 64) as well.
+    # (64, 40) becomes (64, 64); stored transposed, (40, 64) becomes (64, 64) as well
     sides[0 if turned else -1] = isa.ceil_div(sides[0 if turned else -1], PAIR) * PAIR
     return replace(kind, shape=tuple(sides))
 
 
 def packed_with_zeros(kind: TensorType, array: Values) -> Values:
-    """Return a constant as it lies in memory, zeros behind it up to the type's shape."""
+    """Return a constant as stored in memory, padded with zeros to the type's shape."""
     pads = [(0, size - length) for size, length in zip(kind.shape, array.shape, strict=True)]
     return packed(kind, np.pad(array, pads) if any(zeros for _, zeros in pads) else array)
 
 
 def batched_output(piece: Piece, names: tuple[str, str] | None = None) -> te.Tensor:
-    """Return the expression of a batch of products, its operands under `names`."""
+    """Return the tensor expression of a batch of products whose operands are called `names`."""
     product, *followers = piece.graph.nodes
     a, b = names or product.inputs
     if [n.op for n in followers] not in ([], ["relu"]):
@@ -163,9 +166,10 @@ def batched_output(piece: Piece, names: tuple[str, str] | None = None) -> te.Ten
 
 
 def _turned(piece: Piece, names: tuple[str, str], chip: Chip, forms: dict[str, Form]) -> Lowered:
-    """Return a^T b as the weight gradient of a 1 x 1 convolution; rows are pixels, 16 in a line.
+    """Return a^T b, computed as the weight gradient of a 1 x 1 convolution.
 
-    There the gradient is a, the image is b: the result is (N1, K1, 16, 16), FRACTAL_NZ.
+    a is the gradient and b the image; their rows are its pixels, 16 in a line. The result
+    (N1, K1, 16, 16) is FRACTAL_NZ.
     """
     if len(piece.graph.nodes) > 1:
         raise UnsupportedError("a product a^T b alone", str(piece.graph), "split it")
@@ -183,7 +187,10 @@ def _turned(piece: Piece, names: tuple[str, str], chip: Chip, forms: dict[str, F
 
 
 def _finish(piece: Piece, node: Node, shape: kernels.GemmShape) -> matmul.Finish | None:
-    """Return what is done to the whole sums where K is divided; None: K is not, for bytes."""
+    """Return the nodes after a product as a function of its complete sums, used if K is divided.
+
+    Returns None for int8 products with followers: their K is not divided.
+    """
     out = piece.type(node.output)
     nodes = piece.graph.nodes[1:]
     if shape.dtype == "int8" and nodes:
@@ -199,15 +206,15 @@ def _finish(piece: Piece, node: Node, shape: kernels.GemmShape) -> matmul.Finish
 
 
 def _main(out: TensorType) -> TensorType:
-    """Return how the tiles of a product lie: blocks of 16 columns, whatever the result's format."""
+    """Return the type of a product's tiles: blocks of 16 columns for every number format."""
     return TensorType(out.shape, "fp16", "FRACTAL_NZ")
 
 
 def _epilogue(piece: Piece, node: Node, chip: Chip) -> Epilogue:
-    """Return the epilogue of the nodes behind a product.
+    """Return the epilogue of the nodes after a product.
 
-    On split chips a bias right behind it is added to the wide sums, as the bias table does;
-    elsewhere the sums are rounded on their way to the vector unit.
+    On chips with vector cores a bias that follows at once is added to the fp32 sums, as the bias
+    table does; elsewhere the sums are rounded on their way to the vector unit.
     """
     out = piece.type(node.output)
     nodes = piece.graph.nodes[1:]
@@ -220,7 +227,7 @@ def _epilogue(piece: Piece, node: Node, chip: Chip) -> Epilogue:
     tensors[node.output] = narrow(sums, out.dtype)
     bias = _bias(piece, node)
     if bias and not chip.combined:
-        # the bias becomes fp32 like the sums, and one rounding follows in place of two
+        # the bias becomes fp32 like the sums, so that the result is rounded once, not twice
         column = te.placeholder(ep.channels(main), wide, bias)
         operands = {t: o for t, o in operands.items() if o.name != bias}
         operands[column] = Operand(bias, "channel", wide)
@@ -232,13 +239,13 @@ def _epilogue(piece: Piece, node: Node, chip: Chip) -> Epilogue:
 
 
 def _bias(piece: Piece, node: Node) -> str:
-    """Return the constant per column that the node behind a product adds to it, or ""."""
+    """Return the constant per column that the node after a product adds to it, or ""."""
     follower = piece.graph.nodes[1]
     summands = [n for n in follower.inputs if n != node.output]
     if follower.op != "add" or len(summands) != 1 or summands[0] not in piece.constants:
         return ""
     bias = summands[0]
-    # packed in the format of the sums, fp32, it is no operand of a second reader in fp16
+    # the bias is packed in fp32, the format of the sums: a second reader could not use it in fp16
     read_once = sum(bias in n.inputs for n in piece.graph.nodes) == 1
     per_column = ep.is_channel(piece.type(bias).shape, _main(piece.type(node.output)))
     return bias if read_once and per_column else ""

@@ -1,12 +1,12 @@
-"""A piece of a graph that becomes one kernel, the kernel, and how a tuner may choose it.
+"""Defines `Piece`, a part of a graph that becomes one kernel, `Lowered`, its kernel, and `Choice`.
 
-Names inside a piece are canonical (x0, x1, ... read; y0, ... written; v0, ... between), so that
-equal pieces, such as the repeated blocks of a residual network, print the same text and are lowered
-once.
+A tensor has a new name in a piece (x0, x1, ... are read, y0, ... written, v0, ... in between), so
+that equal pieces, such as the repeated blocks of a residual network, have the same text and are
+lowered once.
 
-An operand that broadcasts along an axis has one element there, so that in a layout, which cuts
-every axis into pieces, all its pieces of that axis have length 1: NumPy's rule holds for the stored
-shapes as it does for the logical ones, and elementwise work needs no other.
+An operand that broadcasts along an axis has one element there. A layout cuts every axis into
+pieces, and all pieces of that axis then have length 1: NumPy's rule for broadcasting holds for
+stored shapes as it does for logical ones.
 """
 
 import json
@@ -25,14 +25,14 @@ from ascend_lab.machine.chip import Chip
 from ascend_lab.operators import kernels
 
 Form = Callable[[Values], Values]
-"""From the logical array of a constant to the flat array that lies in device memory."""
+"""Turns the logical array of a constant into the flat array stored in device memory."""
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
     """A small graph, which of its inputs are constants, and what its names are in the network.
 
-    Pieces are equal if their keys are, whatever they are called in a network.
+    Pieces with equal keys are equal, whatever their names in a network are.
     """
 
     graph: Graph
@@ -62,7 +62,7 @@ class Piece:
         return self.graph.types[name]
 
     def part(self, nodes: Sequence[Node]) -> "Piece":
-        """Return some of its nodes as a piece under the same names."""
+        """Return some nodes of the piece as a piece with the same names."""
         written = {name for node in nodes for name in node.outputs}
         # a dictionary keeps the order, and each name once
         reads = dict.fromkeys(n for node in nodes for n in node.inputs if n not in written)
@@ -73,11 +73,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """The kernel of a piece: GM tensors bear canonical names.
+    """The kernel of a piece; its tensors in device memory have the piece's names.
 
-    `forms` says how constants are stored where that is not their type's layout; `extra` are small
-    tensors of the kernel's own; `tiling` is a product's, or one of stacked tiles. `near` are its
-    cycles, and those of a mix launch, on `near_memory`, where it was timed to be chosen.
+    `forms` says how constants are stored that are not in their type's layout; `extra` are small
+    constants of the kernel. `tiling` is set if the tiles matter later: for products, and for tiles
+    across images. `near` is set if the kernel was timed, on `near_memory`, to compare it with
+    others: its cycles, and those that a launch on cube and vector cores adds.
     """
 
     kernel: isa.Kernel
@@ -114,7 +115,7 @@ def choice_of(data: Mapping[str, Any], chip_name: str) -> Choice:
 
 
 def read_outside(graph: Graph, nodes: Sequence[Node]) -> list[str]:
-    """Return what nodes write that other nodes, or the graph's outputs, need."""
+    """Return the tensors that `nodes` write and that other nodes or the graph's outputs need."""
     inside = {node.name for node in nodes}
     return [
         name
@@ -125,7 +126,7 @@ def read_outside(graph: Graph, nodes: Sequence[Node]) -> list[str]:
 
 
 def piece_of(graph: Graph, nodes: Sequence[Node]) -> Piece:
-    """Return the nodes, given in order, as a piece; it writes what is read outside."""
+    """Return the nodes, given in order, as a piece; its outputs are the tensors read outside."""
     written = [name for node in nodes for name in node.outputs]
     results = read_outside(graph, nodes)
     reads = [n for node in nodes for n in node.inputs if n not in written]
@@ -146,35 +147,35 @@ def piece_of(graph: Graph, nodes: Sequence[Node]) -> Piece:
     )
     types = {inside: graph.types[name] for name, inside in names.items()}
     small = Graph("piece", inputs, tuple(names[n] for n in results), canonical, types)
-    # messages speak of the network's names: v2 is `conv1` there
+    # error messages use the network's names: there v2 is called `conv1`
     return Piece(small, constants, {inside: name for name, inside in names.items()})
 
 
 def near_memory(kernel: isa.Kernel, piece: Piece, chip: Chip) -> sim.DeviceMemory:
-    """Return L2 with what other kernels wrote for this one; no tensor fills half of it."""
-    # weights were used a whole network ago: they have left L2
+    """Return a memory whose L2 holds this kernel's activations of at most half its size each."""
+    # weights were last read in the previous run of the network: they have left L2
     activations = {*piece.graph.inputs} - piece.constants
     small = [b for b in kernel.tensors if 2 * b.size_bytes <= chip.l2.size_bytes]
     return sim.DeviceMemory.holding(chip, small, activations)
 
 
 def maps_between(one: TensorType, two: TensorType) -> tuple[layout.AddressMap, layout.AddressMap]:
-    """Return the maps of two layouts of one tensor, as of plain arrays.
+    """Return the address maps of two layouts of one tensor, both with the format "ND".
 
-    Here an axis is known by its place: channels of an image may be a batch of matrices.
+    So axes are matched by position: the channels of an image may be the batch of matrices.
     """
     return replace(one.map, format="ND"), replace(two.map, format="ND")
 
 
 def packed(kind: TensorType, array: Values) -> Values:
-    """Return a logical array as it lies in memory, flat."""
+    """Return a logical array as the flat array stored in memory."""
     stored = np.ascontiguousarray(array) if kind.layout == "ND" else layout.pack(kind.map, array)
     return stored.reshape(-1)
 
 
 def beside(shape: Sequence[int], main: TensorType) -> tuple[int, ...]:
-    """Return the stored shape of an operand of logical `shape` beside a tensor of type `main`."""
-    # a scale (1, 40, 1, 1) beside an image in NC1HWC0 is stored as (1, 3, 1, 1, 16)
+    """Return the stored shape of an operand of logical `shape` that broadcasts to type `main`."""
+    # a scale (1, 40, 1, 1) of an image in NC1HWC0 is stored as (1, 3, 1, 1, 16)
     sizes = _aligned(shape, main)
     return tuple(p.count if sizes[p.axis] == main.shape[p.axis] else 1 for p in main.map.pieces)
 
@@ -185,8 +186,8 @@ def pack_beside(array: Values, main: TensorType) -> Values:
     pads = []
     piece_counts = []
     stored_places = []
-    # each axis is padded to whole blocks and cut in its pieces, 40 channels as 48 = 3 x 16; then
-    # the pieces of all axes take the order in which they are stored
+    # each axis is padded to whole blocks and cut into pieces, 40 channels as 48 = 3 x 16; then the
+    # pieces of all axes are put in the order in which they are stored
     for axis, size in enumerate(sizes):
         pieces = main.map.of_axis(axis)
         counts = [p.count if size == main.shape[axis] else 1 for p in pieces]
@@ -198,15 +199,15 @@ def pack_beside(array: Values, main: TensorType) -> Values:
 
 
 def _aligned(shape: Sequence[int], main: TensorType) -> tuple[int, ...]:
-    """Return a shape with axes of 1 in front, as NumPy broadcasts: (40, 1, 1) is (1, 40, 1, 1)."""
+    """Return a shape with leading axes of 1, as NumPy adds them: (40, 1, 1) -> (1, 40, 1, 1)."""
     return (1,) * (len(main.shape) - len(shape)) + tuple(shape)
 
 
 def refuse_packed_twice(piece: Piece) -> None:
-    """Raise `UnsupportedError` if a cube operator's constant is read by what follows, too."""
+    """Raise `UnsupportedError` if a node after the cube operator reads the latter's constant."""
     nodes = piece.graph.nodes
     read_later = {name for node in nodes[1:] for name in node.inputs}
-    # (x @ w) * w: the cube reads w in fractals, the epilogue lane by lane
+    # (x @ w) * w: the cube reads w in fractals, the epilogue in the layout of the result
     read_twice = sorted(piece.constants.intersection(nodes[0].inputs) & read_later)
     if read_twice:
         constant = piece.names[read_twice[0]]

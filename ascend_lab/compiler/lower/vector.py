@@ -1,14 +1,14 @@
-"""Pieces for the vector unit, as one tensor expression each, and pieces that move data.
+"""Lowers pieces for the vector unit, as one tensor expression each, and pieces that move data.
 
 In a blocked layout the expression runs over the stored shape. That is right for elementwise work,
-whose lanes do not care where they lie, and for folds over axes that are not cut into blocks. In
-FRACTAL_NZ (.., N1, M1, M0, N0) a row is spread over the axes N1 and N0, without padding: a layer
-norm or softmax of rows folds both.
+where the position of an element does not matter, and for reductions over axes that are not cut into
+blocks. In FRACTAL_NZ (.., N1, M1, M0, N0) a row is spread over the axes N1 and N0, without padding:
+a layer norm or softmax of rows reduces both.
 
-Conversions and chains of moves: an address is a sum of digits times strides. A layout gives every
-axis its digits, a reshape reads all digits in a row and groups them anew, a transpose permutes
-axes. So a whole chain of moves is one list of (count, stride in the source, stride in the target),
-and one strided copy does it.
+Conversions of layouts and chains of reshapes and transposes become copies. An index consists of
+digits, and an address is the sum of digits times strides. A layout splits every axis into digits, a
+reshape groups all digits anew, a transpose permutes axes. So a whole chain is one list of (count,
+stride in the source, stride in the target), and one strided copy computes it.
 """
 
 import math
@@ -40,7 +40,7 @@ IMAGE_FOLDS = {"global_avg_pool": "reduce_mean", "global_max_pool": "reduce_max"
 def lower_vector(piece: Piece, chip: Chip, steps: str = "") -> Lowered:
     """Return the kernel of a piece without cube operators, scheduled by `steps` or by default.
 
-    Raises what scheduling raises.
+    Raises the errors of scheduling.
     """
     results, forms = vector_outputs(piece)
     schedule = te.replay(results, chip, steps) if steps else te.auto_schedule(results, chip)
@@ -50,22 +50,23 @@ def lower_vector(piece: Piece, chip: Chip, steps: str = "") -> Lowered:
 
 
 def mixed_blocks(piece: Piece) -> tuple[str, ...]:
-    """Return the bytes in blocks of 32 that a piece has beside numbers in blocks of 16."""
+    """Return the int8 tensors in blocks of 32 of a piece that also has tensors in blocks of 16."""
     graph = piece.graph
     blocked = [n for n in (*graph.inputs, *graph.outputs) if piece.type(n).layout in CUBE_LAYOUTS]
     byte_tensors = [n for n in blocked if DTYPE_BYTES[piece.type(n).dtype] == 1]
-    # bytes alone are no mixture: blocks of 32 fit blocks of 32
+    # if all tensors are int8, all blocks have 32 channels: nothing is mixed
     return tuple(byte_tensors) if len(byte_tensors) < len(blocked) else ()
 
 
 def lower_mixed(piece: Piece, chip: Chip) -> Lowered:
-    """Return the kernel of a piece with `mixed_blocks`: bytes are brought to blocks of 16 before.
+    """Return the kernel of a piece with `mixed_blocks`: it computes in blocks of 16 throughout.
 
-    Bytes it writes lie in blocks of 16 at first. Raises as `lower_vector`.
+    It first copies int8 inputs to blocks of 16, and at the end int8 outputs to blocks of 32. Raises
+    as `lower_vector`.
     """
     byte_tensors = mixed_blocks(piece)
     graph = piece.graph
-    # ":16" behind a layout keeps blocks of 16 channels in bytes, too
+    # ":16" after a layout means blocks of 16 channels also for int8
     types = {
         n: replace(t, layout=f"{t.layout}:16") if t.layout in CUBE_LAYOUTS else t
         for n, t in graph.types.items()
@@ -75,7 +76,7 @@ def lower_mixed(piece: Piece, chip: Chip) -> Lowered:
     loads = []
     stores = []
     for name, workspace in halves.items():
-        # a phase in front halves the blocks of an input, one behind joins those of an output
+        # a first phase halves the blocks of an input, a last phase joins those of an output
         maps = (replace(graph.types[name].map, format="ND"), replace(types[name].map, format="ND"))
         if name in graph.inputs:
             launch = maps_launch(*maps, chip, "halves")
@@ -88,12 +89,12 @@ def lower_mixed(piece: Piece, chip: Chip) -> Lowered:
 
 
 def vector_outputs(piece: Piece) -> tuple[list[te.Tensor], dict[str, Form]]:
-    """Return what a piece computes as tensor expressions, and how its constants are packed."""
+    """Return a piece's outputs as tensor expressions, and how its constants are packed."""
     graph = piece.graph
     forms: dict[str, Form] = {}
     tensors: dict[str, te.Tensor] = {}
     blocked = [t for t in graph.types.values() if t.layout != "ND"]
-    # the largest tensor in blocks says how all is laid out: the others broadcast to it
+    # all tensors get the layout of the largest one in blocks: the others broadcast to it
     main = max(blocked, key=lambda t: t.elements, default=piece.output)
     for name in graph.inputs:
         shape, form = operand(piece, name, main)
@@ -105,7 +106,7 @@ def vector_outputs(piece: Piece) -> tuple[list[te.Tensor], dict[str, Form]]:
 
 
 def operand(piece: Piece, name: str, main: TensorType) -> tuple[tuple[int, ...], Form | None]:
-    """Return the stored shape of an input beside `main`, and how to pack it if it is constant."""
+    """Return the stored shape of an input that broadcasts to `main`, and how to pack a constant."""
     kind = piece.type(name)
     if main.layout == "ND":
         return kind.shape or (1,), None
@@ -121,7 +122,7 @@ def operand(piece: Piece, name: str, main: TensorType) -> tuple[tuple[int, ...],
 def expressions(
     nodes: Sequence[Node], tensors: Mapping[str, te.Tensor], main: TensorType
 ) -> dict[str, te.Tensor]:
-    """Return the tensors of all names, the nodes' expressions built on the given ones."""
+    """Return the given tensors and the expressions that the nodes compute from them, by name."""
     by_name = dict(tensors)
     for node in nodes:
         op = node.op
@@ -133,7 +134,7 @@ def expressions(
             op = IMAGE_FOLDS[op]
             attrs = {"axis": (2, 3), "keepdims": True}
         operands = [by_name[n] for n in node.inputs]
-        # In fractals a row lies on two axes, which the operator's own expression does not know.
+        # in fractals a row is spread over two axes: the operator's usual expression has one
         if main.layout == "FRACTAL_NZ" and op in ROW_WISE:
             result: Any = ROW_WISE[op](*operands, **attrs)
         else:
@@ -150,7 +151,7 @@ def _row(x: te.Tensor) -> tuple[int, int]:
 
 
 def _fold(fold: Callable[..., te.Tensor], x: te.Tensor) -> te.Tensor:
-    """Return the rows of `x` folded, fractal onto fractal first: 16 lanes a row are left."""
+    """Return the rows of `x` reduced: over the fractals to 16 lanes a row, then over the lanes."""
     blocks, lanes = _row(x)
     return fold(fold(x, blocks, keepdims=True), lanes, keepdims=True)
 
@@ -160,7 +161,7 @@ def _layer_norm(
 ) -> te.Tensor:
     blocks, lanes = _row(x)
     # y = (x - mean) / sqrt(variance + epsilon) * scale + bias, both means over a row
-    # 768 columns are 48 blocks of 16 lanes: 1 / 768.
+    # 768 columns are 48 blocks of 16 lanes: the factor is 1 / 768
     share = 1.0 / (x.shape[blocks] * x.shape[lanes])
     mean = te.vmuls(_fold(te.reduce_sum, x), share)
     centred = te.vsub(x, te.broadcast(mean, x.shape))
@@ -186,13 +187,13 @@ ROW_WISE: dict[str, Callable[..., Any]] = {
 """Expressions on FRACTAL_NZ of operators that work along the last axis."""
 
 
-# -- what moves data -------------------------------------------------------------------------------
+# -- moving data -----------------------------------------------------------------------------------
 BLOCK = 16
 
 
 def named(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
-    """Return a kernel with its tensors renamed, workspaces out of the way."""
-    # a template's own tensor "x1" must not pass for the x1 of the piece
+    """Return a kernel with its tensors renamed; workspaces whose names clash get new names."""
+    # a template's own tensor "x1" must not be taken for the x1 of the piece
     clash = {
         t.name: f"{t.name}_work"
         for t in kernel.tensors
@@ -206,14 +207,15 @@ def named(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
 def lower_template(piece: Piece, chip: Chip, **settings_beside: object) -> Lowered | None:
     """Return the kernel of a single operator's template on stored shapes.
 
-    `settings_beside` are passed to the template beside the operator's own attributes.
+    `settings_beside` are passed to the template in addition to the operator's attributes.
 
-    None if it has none, or images lie row by row that it wants in blocks.
+    Returns None if the operator has no template, or if it has only one for images in blocks and the
+    images are row-major.
     """
     (node,) = piece.graph.nodes
     operator = operator_of(node.op)
     types = [piece.type(n) for n in node.inputs]
-    # images that lie row by row are no input of a template that wants them in blocks
+    # row-major images cannot be the input of a template for images in blocks
     templates = [
         t for t in operator.templates() if t.layout != "NC1HWC0" or types[0].layout != "ND"
     ]
@@ -232,7 +234,7 @@ def lower_template(piece: Piece, chip: Chip, **settings_beside: object) -> Lower
     reads = template.names(len(node.inputs))
     outs = ("y",) if "y" in kernel_names else tuple(f"y{i}" for i in range(len(node.outputs)))
     names = dict(zip((*outs, *reads), (*node.outputs, *node.inputs), strict=True))
-    # a template with one input, or inputs without names, reads constants as they lie
+    # a template with one input, or with inputs without names, reads constants unchanged
     forms = {
         name: partial(_fed, template, call, node.inputs.index(name), kernel_name)
         for kernel_name, name in names.items()
@@ -243,7 +245,7 @@ def lower_template(piece: Piece, chip: Chip, **settings_beside: object) -> Lower
 
 
 def _fed(template: Template, call: Call, place: int, name: str, array: Values) -> Values:
-    """Return a constant as the template feeds it; the other inputs do not matter."""
+    """Return a constant as the template stores it; the other inputs do not matter."""
     arrays = [np.zeros(s, array.dtype) for s in call.shapes]
     arrays[place] = array.reshape(call.shapes[place])
     return template.tensors(call, arrays)[name].reshape(-1)
@@ -252,9 +254,9 @@ def _fed(template: Template, call: Call, place: int, name: str, array: Values) -
 def blocked(
     node: Node, types: Sequence[TensorType], settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[tuple[int, ...]]]:
-    """Return attributes and shapes on stored tensors for operators that cut along axes.
+    """Return attributes and shapes that refer to the stored axes, for operators such as split.
 
-    Operators that take images in NC1HWC0 by themselves keep the logical ones.
+    Operators whose templates take images in NC1HWC0 keep logical attributes and shapes.
     """
     attrs = dict(settings)
     kind = types[0] if types else None
@@ -290,7 +292,7 @@ def _blocked_slice(
     if kind.layout == "FRACTAL_NZ":
         inner = len(kind.shape) - 2
         return {"begin": (*begin[:inner], 0, 0, 0, 0), "end": (*end[:inner], *stored[inner:])}
-    # of 40 channels, 16 to the end are the blocks 1 and 2, of which the last is filled up by zeros
+    # of 40 channels, those from 16 on are blocks 1 and 2; block 2 is padded with zeros
     end_block = end[1] // BLOCK if end[1] < kind.shape[1] else -(-kind.shape[1] // BLOCK)
     low = (begin[0], begin[1] // BLOCK)
     high = (end[0], end_block)
@@ -298,7 +300,10 @@ def _blocked_slice(
 
 
 def lower_weight_gradient(piece: Piece, chip: Chip) -> Lowered:
-    """Return a convolution's weight gradient: on the cube, or where that has no room on vectors."""
+    """Return the kernel of a convolution's weight gradient.
+
+    It runs on the cube, or on the vector unit if the cube's buffers are too small.
+    """
     by_cube = lower_template(piece, chip)
     if by_cube is not None:
         return by_cube
@@ -350,7 +355,7 @@ def lower_moves(piece: Piece, chip: Chip) -> Lowered:
 def digits_moved(
     graph: Graph, chain: Sequence[Node]
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Return each digit as (count, stride) where a chain of moves reads, and where it writes.
+    """Return the digits of a chain of moves as (count, stride): in its source, in its result.
 
     Raises `UnsupportedError` as `lower_moves`.
     """
@@ -374,7 +379,7 @@ def digits_moved(
 
 
 def _of_axes(kind: TensorType) -> list[tuple[Digits, ...]]:
-    """Return the pieces of each axis, largest step first; refuse layouts that pad."""
+    """Return the pieces of each axis, largest step first; raise an error if the layout pads."""
     layout = kind.map
     if layout.padding_bytes:
         raise UnsupportedError("whole blocks", str(kind), "convert it on its own")
@@ -394,7 +399,7 @@ def grouped(digits: Sequence[Digit], sizes: Sequence[int]) -> Axes:
         while missing > 1:
             digit = waiting.pop(0)
             count = math.gcd(missing, digit.count)
-            # a digit of 6 for an axis of 4: 2 of it would fit, and 2 more are not to be had
+            # a digit of 6 cannot fill an axis of 4: a part of 2 fits, but 6 / 2 = 3 does not
             if count == 1 or (count < digit.count and count < missing):
                 raise UnsupportedError("digits that divide the axes", str(sizes), "move apart")
             # the outer part of the digit belongs to this axis, the inner part to the next

@@ -1,7 +1,8 @@
-"""ONNX models in and out of graphs: `import_onnx`, and `import_model` that keeps the element types.
+"""Imports ONNX models as graphs and exports graphs: `import_onnx`, `import_model`, `export_onnx`.
 
-One node becomes tensors: folded, converted, or replaced by the body of its function. Many operators
-are functions of others; the standard holds their bodies, whose nodes are converted in their place.
+`import_model` also returns the ONNX element types of inputs and outputs. A node is computed at once
+if all its inputs are known and small; else its converter appends nodes to the graph. ONNX defines
+many operators as functions: the nodes of such a function's body are converted in its place.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load the exporter when it is asked for: it imports onnx."""
+    """Load the exporter when a name of it is first used: it imports the package onnx."""
     if name not in ("export_onnx", "save_onnx"):
         raise AttributeError(name)
     from ascend_lab.compiler.onnx import export
@@ -80,11 +81,11 @@ def import_onnx(
 ) -> ir.Graph:
     """Return an ONNX model as a graph; names and formats are the model's, int64 is int32.
 
-    `shapes` and `batch` pin symbolic sizes of inputs, `pinned` gives inputs a fixed value. A batch
-    also replaces a first size that the model fixes; constant reshapes that begin with the old one
-    then begin with the new. Raises
-    `InputError` for a file that is no sound model, `GraphError` for a malformed graph,
-    `UnsupportedError` for an operator, a case of one, or a type that is not supported.
+    `shapes` and `batch` set symbolic sizes of inputs, `pinned` gives inputs a fixed value. A batch
+    also replaces a first size that the model fixes; reshapes to a constant shape that begins with
+    the old batch then begin with the new one. Raises
+    `InputError` for a file that is not a valid model, `GraphError` for a malformed graph, and
+    `UnsupportedError` for an operator, attributes of an operator, or a type without support.
     """
     return import_model(source, shapes=shapes, batch=batch, pinned=pinned).graph
 
@@ -115,13 +116,13 @@ def import_pinning(
     shapes: Mapping[str, Sequence[int]] | None = None,
     batch: int | None = None,
 ) -> Imported:
-    """Return what `import_model` does, inputs that steer shapes pinned to the values given."""
+    """Return what `import_model` returns; inputs that decide shapes are fixed to their `values`."""
     pinned: dict[str, Any] = {}
     while True:
         try:
             return import_model(source, shapes=shapes, batch=batch, pinned=pinned)
         except NeedsConstant as error:
-            # pin what this node asks for, and begin again
+            # fix the inputs that decide this node's shape, and import the model again
             newly_pinned = {name: values[name] for name in error.names if name in values}
             if not newly_pinned.keys() - pinned.keys():
                 raise
@@ -129,7 +130,7 @@ def import_pinning(
 
 
 class _Importer:
-    """A model on its way into a graph: the tensors known so far by the model's names."""
+    """Converts a model's nodes one by one; holds the tensors made so far by the model's names."""
 
     def __init__(self, model: ModelProto, folder: Path | None) -> None:
         self.proto = model.graph
@@ -151,7 +152,7 @@ class _Importer:
     def enter(
         self, shapes: Mapping[str, Sequence[int]], batch: int | None, pinned: Mapping[str, Any]
     ) -> None:
-        """Declare the graph inputs that are no initialisers."""
+        """Declare the inputs of the graph: the model's inputs that are not initialisers."""
         entries = {entry.name: entry for entry in kinds.inputs_of(self.proto)}
         element_types = {name: kinds.element_of(entry) for name, entry in entries.items()}
         for name, value in pinned.items():
@@ -196,14 +197,14 @@ class _Importer:
         )
         start = self.net.node_count
         results = tensors_of(ctx)
-        # optional outputs that a converter does not compute may stand there if nobody reads them
+        # a node may name optional outputs that its converter does not compute if no node reads them
         for name in node.output[len(results) :]:
             if name in self.read:
                 ctx.unsupported(f"{len(results)} outputs", f"{name} is used")
         self._name(ctx, start, dict(zip(node.output, results, strict=False)))
 
     def _name(self, ctx: Context, first_node: int, results: Mapping[str, Tensor]) -> None:
-        """Enter the results under the model's names; the graph's tensors take them over."""
+        """Enter the results under the model's names, and give the graph's tensors these names."""
         # HardSwish may write "act/mul": the model calls that tensor "y", and so does the graph from
         # here.
         model_names: dict[str, str] = {}
@@ -241,11 +242,11 @@ class _Importer:
 
 # -- one node -------------------------------------------------------------------------------------
 _MALFORMED = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, MemoryError)
-"""What attributes of other kinds or sizes than the standard's lead to inside a converter."""
+"""What converters raise for attributes whose type or size the standard does not allow."""
 
 
 def tensors_of(ctx: Context) -> list[Tensor]:
-    """Return what a node writes; whole numbers computed from what is known are known, too."""
+    """Return what a node writes; integers computed from known integers are computed at once."""
     # the nodes from here on are those of this ONNX node
     start = ctx.net.node_count
     ctx.result = CONVERTERS[ctx.op].result or next((t.elem for t in ctx.inputs if t), "")
@@ -261,16 +262,16 @@ def tensors_of(ctx: Context) -> list[Tensor]:
 
 
 def _is_int64(ctx: Context) -> bool:
-    """Tell whether whole numbers inside a node are int64: those of the result, or what it reads.
+    """Tell whether a node computes in int64: whether its result or an operand has that type.
 
-    A cast to a shorter type keeps the last bits only, as the standard has it.
+    A cast to a shorter type keeps only the last bits, as the standard says.
     """
     reads = any(t is not None and t.elem == "int64" and t.known is None for t in ctx.inputs)
     return ctx.result == "int64" or (reads and ctx.op not in ("Cast", "CastLike"))
 
 
 def _convert_node(ctx: Context) -> Sequence[Result]:
-    """Return what the node writes: folded if all is known and small, else converted."""
+    """Return what the node writes: computed now if its inputs are known and small, or converted."""
     try:
         folded_result = elementwise.folded(ctx)
         if folded_result is not None:
@@ -300,7 +301,7 @@ def _convert_node(ctx: Context) -> Sequence[Result]:
 def _folded_integers(
     ctx: Context, start: int, results: Sequence[Result], is_int64: bool
 ) -> Sequence[Result]:
-    """Return whole numbers computed from what is known as known: shapes depend on them."""
+    """Compute integers whose operands are known and return them as constants: shapes need them."""
     new_names = [result.name for result in results if isinstance(result, draft.Value)]
     sizes = [
         t.elements if t.known is not None else kinds.MAX_FOLDED_ELEMENTS + 1
@@ -325,7 +326,7 @@ def _folded_integers(
 
 # -- functions of the standard --------------------------------------------------------------------
 _ALLOWED_WORDS = {"reduction": ("none", "sum", "mean"), "activation": ("none", "silu", "swish")}
-"""What attributes may say: bodies take another word for one of these."""
+"""The words that attributes may have; a function's body would treat any other as one of these."""
 _ELEMENTWISE = ("Celu", "Mish", "Shrink", "Softsign", "SwiGLU", "ThresholdedRelu")
 """Functions whose result has the shape of their input."""
 _NUMBERS = {name: number for number, (name, _) in kinds.ELEMENTS.items()}
@@ -354,7 +355,7 @@ def _inlined(ctx: Context) -> list[Tensor]:
             ctx.unsupported(needed, str(ctx.attr(key)))
     body = _body(ctx)
     opset = body.opset_import[0].version
-    # Formal names of the function's body stand for what the node reads: X for "conv3/out".
+    # the function's formal inputs are the node's inputs: X is "conv3/out"
     tensor_of_name = dict(zip(body.input, ctx.inputs, strict=False))
     for node in body.node:
         signature = file.find(node, opset)
@@ -369,7 +370,7 @@ def _inlined(ctx: Context) -> list[Tensor]:
         )
         tensor_of_name |= zip(node.output, tensors_of(inner), strict=False)
     results = [tensor for name in body.output if (tensor := tensor_of_name.get(name)) is not None]
-    if ctx.op in _ELEMENTWISE:  # constants of a body have one axis, what they meet may have none
+    if ctx.op in _ELEMENTWISE:  # a body's constants have one axis, the node's input may have none
         shape = np.broadcast_shapes(*(t.shape for t in ctx.inputs if t))
         results = [_tensor(ctx, shapes.reshaped(ctx, results[0], shape))]
     return results
@@ -383,7 +384,7 @@ def _tensor(ctx: Context, result: Result) -> Tensor:
 def inlined_lanes(ctx: Context) -> Sequence[Result]:
     """Convert the body of an elementwise function; its result has the shape of its operand.
 
-    Some bodies hold their numbers as lists of one, which make a scalar a list.
+    Some bodies hold constants as lists of one number: a scalar operand would become a list.
     """
     (result,) = _inlined(ctx)
     if result.shape == ctx.shape(0):
@@ -392,7 +393,7 @@ def inlined_lanes(ctx: Context) -> Sequence[Result]:
 
 
 def _body(ctx: Context) -> FunctionProto:
-    """Return the standard's function, made for the attributes and types of the node if it asks."""
+    """Return the standard's function; some are made for the node's attributes and types."""
     from onnx import FunctionProto, defs, helper
 
     schema: Any = defs.get_schema(ctx.op, ctx.opset)

@@ -1,10 +1,10 @@
-"""The standard backend interface of ONNX: any test suite written for it runs against our graphs.
+"""Implements ONNX's backend interface, so that test suites written for it test this package.
 
     from ascend_lab import onnx_backend
     outputs = onnx_backend.run_model(model, [x, w])
 
 Models are imported and evaluated in NumPy. Inputs that decide shapes (axes, a target shape) are
-not part of a graph: the model is imported again for each value they take, and kept.
+not part of a graph: the model is imported again for each value they take, and cached.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,14 +21,14 @@ from ascend_lab.errors import AscendLabError, GraphError, InputError, Unsupporte
 
 Values = np.ndarray
 KEPT = 8
-"""Imports kept for one model: one for each set of shapes and shape-steering values."""
+"""Imports cached for one model, one for each set of shapes and values that decide shapes."""
 
 
 class PreparedModel(BackendRep):
     """A model ready to run; `run` takes the inputs in the model's order, or by name."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        """Import the model now, unless sizes or shape-steering values come with the inputs."""
+        """Import the model now, unless sizes or values that decide shapes come with the inputs."""
         self.model = model
         entries = tensors.inputs_of(model.graph)
         self.inputs = tuple(entry.name for entry in entries)
@@ -50,7 +50,8 @@ class PreparedModel(BackendRep):
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Return the outputs in the model's order and types, also accessible by name.
 
-        Raises `UnsupportedError` for what no graph holds, `InputError` for inputs that do not fit.
+        Raises `UnsupportedError` for nodes that cannot be imported, and `InputError` for inputs
+        that do not fit.
         """
         feed = self._named(inputs)
         imported = self._imported(feed)
@@ -61,7 +62,7 @@ class PreparedModel(BackendRep):
                 raise UnsupportedError(needed, beyond, "scale them")
         try:
             results = evaluate(imported.graph, graph_inputs)
-        except GraphError as error:  # a sound graph, but an index outside its tensor
+        except GraphError as error:  # the graph is valid, but e.g. an index is outside its tensor
             raise UnsupportedError(error.needed, error.got, error.remedy) from error
         types = {name: tensors.NUMPY[imported.output_types[name]] for name in self.outputs}
         values = [results[name].astype(kind, copy=False) for name, kind in types.items()]
@@ -69,7 +70,7 @@ class PreparedModel(BackendRep):
         return outputs
 
     def _named(self, inputs: Any) -> dict[str, Values]:
-        """Return the inputs by name, as arrays; refuse sequences and optionals."""
+        """Return the inputs by name, as arrays; raise an error for sequences and optionals."""
         needed = f"inputs {', '.join(self.inputs)}"
         # one array, or a list of arrays in the model's order
         if not isinstance(inputs, Mapping):
@@ -97,15 +98,15 @@ class PreparedModel(BackendRep):
             imported = import_pinning(self.model, feed, shapes=shapes)
             # inputs that the graph no longer has were fixed: their values are in it
             self._steering |= feed.keys() - imported.input_types.keys()
-            # Dictionaries keep their order: the first key is the oldest import.
+            # dictionaries keep their order: the first key is the oldest import
             while len(self._imports) >= KEPT:
                 self._imports.pop(next(iter(self._imports)))
             self._imports[self._key(feed)] = imported
         return imported
 
     def _key(self, feed: Mapping[str, Values]) -> tuple[Any, ...]:
-        """Return what an import depends on: open sizes, and values that steer shapes."""
-        # An input that Reshape reads decides shapes: another value of it is another graph.
+        """Return what an import depends on: symbolic sizes, and values that decide shapes."""
+        # an input that Reshape reads decides shapes: another value of it gives another graph
         steering = ((name, feed[name]) for name in sorted(self._steering))
         sizes = ((name, feed[name].shape) for name in self._open)
         return (*sizes, *((name, a.shape, a.tobytes()) for name, a in steering))
@@ -116,8 +117,8 @@ class AscendLabBackend(Backend):
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Tell whether models run on a device: on "CPU" only, the chips here are simulated."""
-        # "CPU:0" is a device of kind CPU
+        """Tell whether models run on a device: only on "CPU", as the chips here are simulated."""
+        # "CPU:0" is a device of the type CPU
         return device.partition(":")[0] == "CPU"
 
     @classmethod
@@ -131,7 +132,7 @@ class AscendLabBackend(Backend):
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> PreparedModel:
-        """Return a model ready to run; raise like `graph.onnx.import_onnx`."""
+        """Return a model ready to run; raise as `import_onnx`."""
         if not cls.supports_device(device):
             raise UnsupportedError("device CPU", device, "chips are simulated on the CPU")
         return PreparedModel(model)
@@ -145,8 +146,8 @@ class AscendLabBackend(Backend):
         outputs_info: Any = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Return the outputs of one node, of the newest operator set unless `opset_version`."""
-        # Add(x, x) has one input; one that is left out has the name "".
+        """Return the outputs of one node of the newest operator set, or of `opset_version`."""
+        # Add(x, x) has one input; a missing input has the name ""
         names = list(dict.fromkeys(name for name in node.input if name))
         arrays = [np.asarray(value) for value in inputs]
         if len(names) != len(arrays):

@@ -1,12 +1,12 @@
-"""Converters of ONNX operators: the context from which a converter reads its node and writes.
+"""Defines converters of ONNX operators, and the `Context` in which a converter handles one node.
 
     @converter("LeakyRelu", types=(FLOATS,))
     def _leaky_relu(ctx: Context) -> Value:
         return ctx.emit("leaky_relu", ctx.input(0), alpha=ctx.attr("alpha"))
 
-Before a converter runs, nodes with attributes, numbers of inputs or element types that it does not
-declare are refused. So a converter computes each case it is given, or refuses. The builder of an
-imported graph keeps the model's names for the model's tensors.
+Nodes with attributes, numbers of inputs or element types that a converter does not declare raise an
+error before it runs. A converter handles every other node, or raises an error itself. The builder
+of an imported graph keeps the model's names for the model's tensors.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,26 +24,26 @@ from ascend_lab.errors import GraphError, InputError, UnsupportedError
 from ascend_lab.operators.ops.formats import numpy_type
 
 MAX_PINNED_ELEMENTS = 1024
-"""Most elements of a graph input whose values may be asked for while importing."""
+"""Most elements of a graph input whose values the import may need to know."""
 MAX_CONSTANT_ELEMENTS = 2**20
-"""Most elements of a constant whose values a converter may ask for."""
+"""Most elements of a constant whose values a converter may read."""
 
 
 class Builder(GraphBuilder):
-    """A graph under construction whose own names never take those in `reserved`."""
+    """A graph under construction; new names are never among those in `reserved`."""
 
     def __init__(self, name: str, reserved: Iterable[str]) -> None:
         super().__init__(name)
         self._reserved = frozenset(reserved)
         self._titles: set[str] = set()
         self.emitted: dict[int, tuple[Value, Any]] = {}
-        """id(tensor) -> (its constant in the graph, the tensor: kept so that the id is unique)."""
+        """By id(tensor): its constant in the graph, and the tensor, so that the id stays unique."""
         self._narrowed: set[str] = set()
         self.boolean_names: set[str] = set()
         """Names of numeric tensors that hold only 0 and 1: the model casts them from booleans."""
 
     def add_constant(self, data: Data, tensor_type: TensorType, name: str) -> Value:
-        """Declare a constant under the model's name for it, or a free one."""
+        """Declare a constant with the model's name for it, or with a free name."""
         can_keep_name = name in self._reserved and name not in self._types
         value = self._add(name if can_keep_name else self.unique(name), tensor_type)
         self._constants[value.name] = Constant(tensor_type, data)
@@ -84,14 +84,14 @@ class Builder(GraphBuilder):
         return frozenset(name for name in names if self._types[name].dtype == "int32")
 
     def mark_int64_results(self, start: int, others: Iterable[str] = ()) -> None:
-        """Note that int32 results of the nodes from `start` on, except `others`, are int64.
+        """Mark the int32 results of the nodes from `start` on, except `others`, as int64.
 
         They are int64 in the model; the graph computes them in 32 bits.
         """
         self._narrowed |= self._int32_names(self.written(start)).difference(others)
 
     def mark_int64_input(self, name: str) -> None:
-        """Note that a graph input is int64 in the model."""
+        """Mark a graph input as int64 in the model."""
         self._narrowed.add(name)
 
     def build(self) -> Graph:
@@ -110,11 +110,11 @@ class Builder(GraphBuilder):
 
         `model_names` maps present names to the model's; the result maps present names to the
         renamed values.
-        The node that writes the first is called `title`, its helpers after it.
+        The node that writes the first tensor is called `title`; the names of others begin with it.
         """
         written = set(self.written(start))
-        # A model's HardSwish "act" may be several nodes: the one that writes the output is called
-        # "act", a helper "act/muls".
+        # a model's HardSwish "act" may be several nodes: the one that writes the output is called
+        # "act", another one "act/muls"
         new_names = {
             old_name: name for old_name, name in model_names.items() if old_name in written
         }
@@ -136,8 +136,8 @@ class Builder(GraphBuilder):
         return {old_name: Value(name, self._types[name]) for old_name, name in new_names.items()}
 
     def copy(self, value: Value, name: str) -> Value:
-        """Return the same tensor under a name of its own: an output that no node writes."""
-        if not value.type.elements:  # nothing to copy, and reshape takes no empty tensor
+        """Return a copy of a tensor with a new name, for an output that no node writes."""
+        if not value.type.elements:  # nothing to copy, and reshape does not take empty tensors
             return self.add_constant(np.zeros(value.shape), value.type, name)
         title = kinds.free_name(name, self._titles)
         attrs = {"shape": value.shape}
@@ -147,7 +147,7 @@ class Builder(GraphBuilder):
 
 
 class NeedsConstant(UnsupportedError):  # noqa: N818 - what it says, not that it failed
-    """A shape, an axis or a bound is computed from graph inputs: import again with them pinned."""
+    """Raised if a shape, an axis or a bound depends on graph inputs: fix these and import again."""
 
     def __init__(self, where: str, names: tuple[str, ...]) -> None:
         """Build the message; `names` are the graph inputs whose values are needed."""
@@ -161,7 +161,7 @@ class NeedsConstant(UnsupportedError):  # noqa: N818 - what it says, not that it
 
 @dataclass(slots=True)
 class Context:
-    """One node during import."""
+    """One node during import: its inputs and attributes, and methods that append to the graph."""
 
     op: str
     name: str
@@ -174,7 +174,7 @@ class Context:
     """Element type of the outputs; a converter may set it."""
     folder: Path | None = None
     rebatch: tuple[int, int] | None = None
-    """The batch the model fixes, and the one it is imported with instead."""
+    """The batch that the model fixes, and the batch for which it is imported instead."""
     within: str = ""
     """The model's operator whose function body this node belongs to.
 
@@ -183,7 +183,7 @@ class Context:
 
     @property
     def where(self) -> str:
-        """The node as messages name it."""
+        """The node's name in messages."""
         inner = f", its {self.op}" if self.within else ""
         return f"node {self.name} ({self.within or self.op}){inner}"
 
@@ -193,7 +193,7 @@ class Context:
         return i < len(self.inputs) and self.inputs[i] is not None
 
     def tensor(self, i: int) -> kinds.Tensor:
-        """Return input i, in the graph or known; raise `GraphError` if it is left out."""
+        """Return input i, in the graph or known; raise `GraphError` if it is missing."""
         tensor = self.inputs[i] if i < len(self.inputs) else None
         if tensor is None:
             raise GraphError(f"{self.where}: input {i}", "none", "the standard requires it")
@@ -212,10 +212,10 @@ class Context:
         return self.cast(self.value(self.tensor(i)), dtype)
 
     def in_one_format(self, *indices: int) -> list[Value]:
-        """Return inputs (default: all) in one number format: booleans may differ in theirs."""
+        """Return inputs (default: all) in one number format; those of booleans may differ."""
         values = [self.input(i) for i in indices or range(len(self.inputs))]
-        # The boolean result of an fp16 comparison is stored as fp16, a boolean input as int32:
-        # both are cast to int32.
+        # the boolean result of an fp16 comparison is stored as fp16, a boolean input as int32:
+        # both are cast to int32
         formats = {v.type.dtype for v in values}
         if len(formats) > 1:
             if {self.elem(i) for i in indices or range(len(self.inputs))} != {"bool"}:
@@ -224,14 +224,14 @@ class Context:
         return values
 
     def cast(self, value: Value, dtype: str) -> Value:
-        """Return a value in a number format; the value itself if it has it or none is named."""
+        """Return a value cast to `dtype`; the value itself if it has that format or it is ""."""
         if not dtype or value.type.dtype == dtype:
             return value
         return self.emit("cast", value, dtype=dtype)
 
     # -- known inputs -----------------------------------------------------------------------------
     def const(self, i: int) -> kinds.Values:
-        """Return the values of input i; raise `NeedsConstant` if graph inputs decide them."""
+        """Return the values of input i; raise `NeedsConstant` if they depend on graph inputs."""
         tensor = self.tensor(i)
         if tensor.known is None:
             self.needs(i)
@@ -243,8 +243,8 @@ class Context:
 
     def needs(self, i: int) -> NoReturn:
         """Raise `NeedsConstant` for input i."""
-        # A shape computed from inputs "h" and "w": both must be pinned; large inputs, such as
-        # images, cannot be.
+        # a shape computed from inputs "h" and "w": both must be fixed; large inputs, such as
+        # images, cannot be
         names = tuple(sorted(self.tensor(i).roots))
         types = [self.net.type_of(name) for name in names]
         if not names or any(t.elements > MAX_PINNED_ELEMENTS for t in types):
@@ -252,7 +252,7 @@ class Context:
         raise NeedsConstant(f"{self.where}: input {i}", names)
 
     def ints(self, i: int) -> tuple[int, ...]:
-        """Return the whole numbers of input i (axes, a shape, pads), a scalar as one."""
+        """Return the integers of input i (axes, a shape, pads); for a scalar, one integer."""
         array = self.const(i)
         if array.dtype.kind not in "iu":
             raise GraphError(f"{self.where}: input {i} of whole numbers", str(array.dtype), "cast")
@@ -268,10 +268,10 @@ class Context:
 
     # -- attributes -------------------------------------------------------------------------------
     def attr(self, key: str) -> Any:
-        """Return an attribute, as given or the standard's default; None if the opset has none."""
+        """Return an attribute or the standard's default; None if the opset has neither."""
         return self.attrs.get(key)
 
-    # -- results and refusals ---------------------------------------------------------------------
+    # -- results and errors -----------------------------------------------------------------------
     def emit(self, op: str, *inputs: Value, **attrs: Any) -> Value:
         """Append a node of the operator library; return its (first) output."""
         return self.emit_all(op, *inputs, **attrs)[0]
@@ -282,14 +282,14 @@ class Context:
         return values if isinstance(values, tuple) else (values,)
 
     def value(self, tensor: kinds.Tensor) -> Value:
-        """Return a tensor as a value of the graph; a known one becomes a constant, once."""
+        """Return a tensor as a value of the graph; a known tensor becomes one constant."""
         if tensor.value is not None:
             return tensor.value
         assert tensor.known is not None
         dtype = kinds.FORMATS.get(tensor.elem)
         if dtype is None:
             self.unsupported(f"one of the types {', '.join(kinds.FORMATS)}", tensor.elem)
-        # A weight that two nodes read is one constant.
+        # a weight that two nodes read is one constant
         emitted = self.net.emitted.get(id(tensor))
         if emitted is None:
             data = self._data(tensor.known, tensor)
@@ -300,7 +300,7 @@ class Context:
         return emitted[0]
 
     def _data(self, data: kinds.Known, tensor: kinds.Tensor) -> Data:
-        """Return constant data in the graph's format; int64 beyond 32 bits is refused.
+        """Return constant data in the graph's format; raise an error for int64 beyond 32 bits.
 
         Small data are read now: passes look into arrays, but not into data that are read later.
         """
@@ -329,17 +329,17 @@ class Context:
 
     # -- shapes -----------------------------------------------------------------------------------
     def axis(self, axis: int, rank: int) -> int:
-        """Return an axis counted from 0; refuse one the tensor does not have."""
+        """Return an axis counted from 0; raise an error if the tensor does not have it."""
         if not -rank <= axis < rank:
             self.unsupported(f"an axis of a tensor of {rank} axes", str(axis))
         return axis % rank
 
     def reshape(self, x: Value, shape: kinds.Shape) -> Value:
-        """Return x in another shape; itself if it has it."""
+        """Return x in another shape; x itself if it has that shape."""
         return x if x.shape == shape else self.emit("reshape", x, shape=shape)
 
     def transpose(self, x: Value, perm: Sequence[int]) -> Value:
-        """Return x with its axes permuted; itself if none moves."""
+        """Return x with its axes permuted; x itself if their order stays."""
         order = tuple(int(p) for p in perm)
         return x if order == tuple(range(len(order))) else self.emit("transpose", x, perm=order)
 
@@ -348,7 +348,7 @@ class Context:
         axis %= len(x.shape)
         if (begin, end) == (0, x.shape[axis]):
             return x
-        # Axis 1 of (8, 512, 4), 128 to 256: begin (0, 128, 0), end (8, 256, 4).
+        # axis 1 of (8, 512, 4), 128 to 256: begin (0, 128, 0), end (8, 256, 4)
         begins = [0] * len(x.shape)
         ends = list(x.shape)
         begins[axis] = begin
@@ -361,12 +361,12 @@ class Context:
 
     def arange_along(self, size: int, axis: int, rank: int) -> Value:
         """Return 0, 1, ... size - 1 along one axis of a tensor of `rank` axes, size 1 elsewhere."""
-        # size 3, axis 1 of 3: 0, 1, 2 as (1, 3, 1), which broadcasts beside any tensor of 3 axes.
+        # size 3, axis 1 of 3: 0, 1, 2 as (1, 3, 1), which broadcasts to tensors with 3 axes
         shape = tuple(size if i == axis else 1 for i in range(rank))
         return self.constant_array(np.arange(size).reshape(shape), "int32", "counting")
 
     def with_elem(self, value: Value, elem: str) -> kinds.Tensor:
-        """Return an output of an element type of its own."""
+        """Return a value as an output with an element type other than `result`."""
         roots = frozenset().union(*(t.roots for t in self.inputs if t))
         return kinds.Tensor(elem, value.shape, value, roots=roots)
 
@@ -382,10 +382,10 @@ Convert = Callable[[Context], Result | Sequence[Result]]
 
 @dataclass(frozen=True, slots=True)
 class Converter:
-    """How nodes of one ONNX operator enter a graph; inputs and attributes are the standard's.
+    """The converter of one ONNX operator; its inputs and attributes are those of the standard.
 
-    `types` are the element types of each input, the last for all that follow; `result` the element
-    type of the outputs (None: that of the first input); `since` the first opset.
+    `types` are the element types of each input, the last also of all that follow; `result` is the
+    element type of the outputs (None: that of the first input); `since` is the first opset.
     """
 
     op: str
@@ -396,7 +396,7 @@ class Converter:
 
 
 CONVERTERS: dict[str, Converter] = {}
-"""Every ONNX operator that can be imported."""
+"""The converters of all ONNX operators that can be imported, by operator."""
 
 
 def converter(*names: str, **fields: Any) -> Callable[[Convert], Convert]:

@@ -1,6 +1,6 @@
-"""Operators element by element: activations, arithmetic, comparisons, logic, running sums.
+"""Imports elementwise ONNX operators: activations, arithmetic, comparisons, logic, running sums.
 
-Where all that a node reads is known and small, `folded` computes it at once, in NumPy.
+If all inputs of a node are known and small, `folded` computes the node at once, in NumPy.
 """
 
 import math
@@ -57,7 +57,7 @@ LIBRARY_OPERATORS = {
     "Min": "min",
     **COMPARISONS,
 }
-"""ONNX operators and those of the library that are the same, for reading and writing."""
+"""ONNX operators that one operator of the library equals; import and export both use this."""
 
 
 # -- one operand ----------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def _selu(ctx: Context) -> Value:
 
 @converter("PRelu", types=(FLOATS,), since=6)
 def _prelu(ctx: Context) -> Value:
-    """Return relu(x) + slope min(x, 0); in opset 6 slopes are one or one per channel."""
+    """Return relu(x) + slope min(x, 0); opset 6 has one slope, or one for each channel."""
     x = ctx.input(0)
     slope = ctx.input(1)
     if ctx.opset < 7 and slope.type.elements > 1 and len(x.shape) > 2:
@@ -119,7 +119,7 @@ def _swish(ctx: Context) -> Value:
 
 @converter("Gelu", types=(FLOATS,))
 def _gelu(ctx: Context) -> Value:
-    """Return the tanh form as it is; x (1 + erf(x / sqrt 2)) / 2 from its parts."""
+    """Return a gelu: the tanh form as one node, x (1 + erf(x / sqrt 2)) / 2 as several."""
     x = ctx.input(0)
     approximation = ctx.attr("approximate")
     if approximation == "tanh":
@@ -134,7 +134,7 @@ def _gelu(ctx: Context) -> Value:
 
 @converter("Sinh", "Cosh", types=(FLOATS,), since=9)
 def _hyperbolic(ctx: Context) -> Value:
-    """Half the difference, or sum, of e^x and e^-x."""
+    """Return sinh or cosh: half the difference, or sum, of e^x and e^-x."""
     x = ctx.input(0, "fp32")
     growing = ctx.emit("exp", x)
     decaying = ctx.emit("exp", ctx.emit("neg", x))
@@ -149,7 +149,7 @@ def _sine(ctx: Context) -> Value:
 
 @converter("Clip", types=(COMPUTED_TYPES,), since=6)
 def _clip(ctx: Context) -> Result:
-    """Limit to bounds: attributes before opset 11, known or computed scalars since."""
+    """Limit x to bounds: attributes before opset 11, since then inputs that hold one number."""
     unlimited: dict[str, float] = {"low": -math.inf, "high": math.inf}
     if ctx.opset < 11:
         return ctx.emit("clip", ctx.input(0), low=_bound(ctx, "min"), high=_bound(ctx, "max"))
@@ -227,7 +227,7 @@ def _second_operand(ctx: Context, dtype: str = "") -> Value:
 
 @converter("Mod", types=((*INTEGERS, "int8", "uint8"),))
 def _mod(ctx: Context) -> Value:
-    """Return the remainder, of y's sign or, with fmod, of x's."""
+    """Return the remainder of x / y, with the sign of y or, with the attribute fmod, of x."""
     x = ctx.input(0)
     y = ctx.input(1)
     # -7 and 3: -1 with fmod, 2 without.
@@ -237,7 +237,7 @@ def _mod(ctx: Context) -> Value:
 
 @converter("Pow", types=(FLOATS, NUMBERS), since=6)
 def _pow(ctx: Context) -> Result:
-    """Return powers; small whole exponents by multiplication, which is quicker."""
+    """Return powers; those with small integer exponents by multiplication, which is faster."""
     x = ctx.input(0)
     y = ctx.tensor(1)
     if y.known is None:
@@ -261,7 +261,7 @@ def _pow(ctx: Context) -> Result:
 @converter("Max", "Min", types=(COMPUTED_TYPES,), since=6)
 @converter("Mean", types=(FLOATS,), since=6)
 def _fold_left(ctx: Context) -> Result:
-    """Fold the inputs from the left; one input is the result itself."""
+    """Combine the inputs from left to right; a single input is the result itself."""
     count = len(ctx.inputs)
     if count == 1:
         return ctx.tensor(0)
@@ -276,7 +276,7 @@ def _fold_left(ctx: Context) -> Result:
 @converter("And", "Or", "Xor", types=(("bool",),), result="bool", since=7)
 @converter("Equal", types=(kinds.GRAPH_TYPES,), result="bool", since=7)
 def _logic(ctx: Context) -> Value:
-    """Truth is 1 and falsehood 0 in any format: and is the minimum, or the maximum."""
+    """Return a logical operation; true is 1 and false 0, so And is min and Or is max."""
     op = {"And": "min", "Or": "max", "Xor": "not_equal", "Equal": "equal"}[ctx.op]
     return ctx.emit(op, *ctx.in_one_format())
 
@@ -297,7 +297,10 @@ def _where(ctx: Context) -> Value:
 # -- running sums and products --------------------------------------------------------------------
 @converter("CumSum", "CumProd", types=(NUMBERS, INTEGERS), since=11)
 def _running_sum(ctx: Context) -> Value:
-    """Combine each element with the one 1, then 2, 4, ... places before it (Hillis and Steele)."""
+    """Return running sums or products by a parallel prefix scan (Hillis and Steele).
+
+    Each element is combined with the one 1 place before it, then 2, 4, ... places before it.
+    """
     x, op, none = ctx.input(0), *(("add", 0) if ctx.op == "CumSum" else ("mul", 1))
     axis = ctx.axis(int(ctx.scalar(1)), len(x.shape))
     if not x.type.elements:
@@ -313,7 +316,10 @@ def _running_sum(ctx: Context) -> Value:
 
 
 def _shifted(ctx: Context, x: Value, axis: int, step: int, fill_number: float) -> Value:
-    """Return x moved along an axis, back with `reverse`, a number filling its place."""
+    """Return x shifted by `step` along an axis, backward if `reverse` is set.
+
+    `fill_number` fills the places that become free.
+    """
     is_reverse = bool(ctx.attr("reverse"))
     size = x.shape[axis]
     pads = [(0, 0)] * len(x.shape)
@@ -328,7 +334,7 @@ def _shifted(ctx: Context, x: Value, axis: int, step: int, fill_number: float) -
 
 
 # -- folding: nodes whose inputs are all known and small, in NumPy ---------------------------------
-# ONNX's reference evaluator says the same, but takes 0.4 s to load.
+# ONNX's reference evaluator computes the same, but takes 0.4 s to load.
 UFUNCS: dict[str, np.ufunc] = {
     "Add": np.add,
     "Sub": np.subtract,
@@ -359,7 +365,7 @@ UFUNCS: dict[str, np.ufunc] = {
     "Xor": np.logical_xor,
     "Not": np.logical_not,
 }
-"""NumPy's name of operators that compute shapes, indices and masks element by element."""
+"""NumPy's functions for the elementwise operators that compute shapes, indices and masks."""
 FOLDED_MOVES = ("Range", "Concat", "Gather", "CumSum", "NonZero")
 
 
@@ -370,7 +376,7 @@ def _broadcast_elements(arrays: Sequence[Values]) -> int:
 
 
 def folded(ctx: Context) -> Tensor | None:
-    """Return the result of a node if all its inputs are known and small, and it is too."""
+    """Return the result of a node if its inputs are known and they and the result are small."""
     known_inputs = [t for t in ctx.inputs if t is not None and t.known is not None]
     if (
         not known_inputs
@@ -393,7 +399,7 @@ def folded(ctx: Context) -> Tensor | None:
 
 
 def _check_64_bits(ctx: Context, integers: Values, *arrays: Values) -> None:
-    """Raise `GraphError` where NumPy's int64 has wrapped: the same in fp64 is far from it."""
+    """Raise `GraphError` if NumPy's int64 overflowed: then the result in fp64 differs much."""
     if integers.dtype != np.int64 or ctx.op not in (
         "Add",
         "Sub",
@@ -404,7 +410,7 @@ def _check_64_bits(ctx: Context, integers: Values, *arrays: Values) -> None:
         "Abs",
     ):
         return
-    # 2^62 + 2^62 wraps to -2^63 in int64, and is 9.2e18 in fp64: far apart, so it is refused.
+    # 2^62 + 2^62 wraps to -2^63 in int64, and is 9.2e18 in fp64: far apart, so this is an error
     fp64_values = _element_by_element(ctx, *(array.astype(np.float64) for array in arrays))
     if not np.allclose(fp64_values, integers.astype(np.float64), rtol=1e-9, atol=0.5):
         got = f"numbers from {fp64_values.min():g} to {fp64_values.max():g}"
@@ -435,7 +441,7 @@ def _move_folded(ctx: Context, x: Values, *more: Values) -> Values | None:
         return np.array(np.nonzero(x), np.int64)
     if ctx.op == "Range":
         return _number_range(ctx, *(v.reshape(()).item() for v in (x, *more))).astype(x.dtype)
-    if ctx.op == "CumSum":  # exclusive sums leave the own element out, reverse ones run back
+    if ctx.op == "CumSum":  # exclusive: without the element itself; reverse: from the end
         axis = int(more[0].reshape(()).item())
         flipped = np.flip(x, axis) if ctx.attr("reverse") else x
         total = np.cumsum(flipped, axis, dtype=x.dtype)

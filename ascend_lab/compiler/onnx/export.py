@@ -1,7 +1,7 @@
-"""Writing a graph as an ONNX model.
+"""Writes a graph as an ONNX model.
 
-Most operators become one ONNX node; those ONNX lacks become a few, with the same values. ONNX
-knows no layouts: a `trans_data` becomes an Identity.
+Most operators become one ONNX node; those that ONNX lacks become several, with the same values.
+ONNX knows no layouts: a `trans_data` becomes an Identity.
 """
 
 import math
@@ -28,13 +28,13 @@ OPSET = 22
 """Operator set written: the first in which convolutions and pooling take bf16."""
 IR_VERSION = 10
 MAX_BYTES = 2**31 - 2**20
-"""A protobuf file holds less than 2 GiB."""
+"""Most bytes of a model's weights: a protobuf file holds less than 2 GiB."""
 FP32_WHOLE = 2**24
 """Whole numbers up to here are exact in fp32."""
 
 
 def export_onnx(graph: Graph, *, fill_nodes: bool = False) -> onnx.ModelProto:
-    """Return the graph as an ONNX model of operator set 22, weights inside.
+    """Return the graph as an ONNX model of operator set 22 that contains its weights.
 
     With `fill_nodes` constants with one number everywhere become ConstantOfShape nodes, so that
     the file stays small. Raises `UnsupportedError` for operators ONNX cannot express and for
@@ -102,16 +102,16 @@ def _infos(graph: Graph, names: Sequence[str]) -> list[onnx.ValueInfoProto]:
 
 # -- int64 and bool of a model ---------------------------------------------------------------------
 def _format(graph: Graph, name: str) -> str:
-    """Return the format of a tensor in the file: that of the graph, or int64 as in the model."""
+    """Return the format of a tensor in the file: the graph's, or int64 if the model had int64."""
     # A model's int64 shape is int32 in the graph and int64 again in the file.
     dtype = graph.types[name].dtype
     return "int64" if dtype == "int32" and name in graph.narrowed else dtype
 
 
 def _site(graph: Graph, node: Node, writer: Writer) -> Site:
-    """Return the site of a node, which computes in int64 if that is what it reads or writes.
+    """Return the site of a node: the node with its inputs and types, as a rule needs them.
 
-    Other whole numbers that it reads are cast, so that all of its types are one.
+    A node that reads or writes int64 computes in int64: its other integer inputs are cast to it.
     """
     settings = operator_of(node.op).settings(node.attrs)
     names = (*node.inputs, *node.outputs)
@@ -144,7 +144,7 @@ INT64 = export_writer.ONNX_TYPES["int64"]
 
 
 def _stated(graph: Graph, node: Node, site: Site, found: Sequence[str]) -> Sequence[str]:
-    """Return what a rule wrote, cast to int32 where it computed in int64 what is none."""
+    """Return a rule's results; int64 results that are int32 in the file are cast to int32."""
     kinds = [_format(graph, name) for name in node.outputs]
     return [
         name if kind.dtype == dtype else site.cast(name, dtype)
@@ -153,10 +153,10 @@ def _stated(graph: Graph, node: Node, site: Site, found: Sequence[str]) -> Seque
 
 
 def _keep_elements(made: onnx.GraphProto, graph: Graph) -> None:
-    """Let inputs and outputs have the element types of the model that the graph is from.
+    """Give inputs and outputs the element types of the model from which the graph was imported.
 
-    Inside they are in the graph's formats: a Cast stands behind each such input, and in front of
-    each such output.
+    The nodes compute in the graph's formats: a Cast follows each such input and precedes each such
+    output.
     """
     taken = set(graph.types) | {name for node in made.node for name in node.output}
     inner: dict[str, str] = {}
@@ -169,7 +169,7 @@ def _keep_elements(made: onnx.GraphProto, graph: Graph) -> None:
         if elem is None or fmt == export_writer.ONNX_TYPES[elem]:
             continue
         kind.elem_type = export_writer.ONNX_TYPES[elem]
-        if entry.name in inner:  # an input that is an output, too
+        if entry.name in inner:  # the tensor is an input and an output of the graph
             continue
         inner_name = inner[entry.name] = free_name(
             f"{entry.name}/{graph.types[entry.name].dtype}", taken
@@ -195,12 +195,12 @@ def _keep_elements(made: onnx.GraphProto, graph: Graph) -> None:
 
 # -- element by element ---------------------------------------------------------------------------
 def one(op: str, *keys: str, **attrs: Any) -> Rule:
-    """Return the rule of an operator that ONNX has as `op`, with the attributes `keys` as here."""
+    """Return the rule of an operator that ONNX calls `op`; the attributes `keys` are copied."""
     return lambda site: site.one(op, *site.inputs, **attrs, **{k: site.attrs[k] for k in keys})
 
 
 def compared(op: str) -> Rule:
-    """Return the rule of a comparison, whose truth ONNX writes as bool."""
+    """Return the rule of a comparison: ONNX writes bool, which is cast to the graph's format."""
     return lambda site: site.cast(site.one(op, *site.inputs), site.dtype)
 
 
@@ -266,9 +266,9 @@ def _with_number(site: Site) -> Result:
 
 @rule("cast")
 def _cast(site: Site) -> Result:
-    """Round and limit first: ONNX cuts digits off and leaves values out of range undefined.
+    """Return a cast; ONNX truncates and leaves overflows undefined, so round and limit first.
 
-    fp32 has no 2^31 - 1 to limit to: floats beyond int32 stay undefined.
+    fp32 cannot hold 2^31 - 1 as a limit: the casts of floats beyond int32 stay undefined.
     """
     source = site.dtype
     target = site.attrs["dtype"]
@@ -342,7 +342,7 @@ def _slice(site: Site) -> Result:
 
 @rule("pad")
 def _pad(site: Site) -> Result:
-    # ((1, 2), (3, 4)) is written 1, 3, 2, 4: all sides before, then all behind.
+    # ((1, 2), (3, 4)) is written 1, 3, 2, 4: the pads before each axis, then those after it.
     pads = [p[side] for side in (0, 1) for p in site.attrs["pads"]]
     value = site.writer.number(site.attrs["value"], site.dtype)
     return site.one("Pad", site.inputs[0], site.writer.ints(pads), value)
@@ -366,9 +366,12 @@ def _one_hot(site: Site) -> Result:
 
 @rule("scatter_update", "scatter_add")
 def _scatter(site: Site) -> Result:
-    """ONNX leaves open which of equal indices wins an update; its runtimes take the last."""
+    """Return a ScatterND; for repeated indices ONNX runtimes keep the last update, as here.
+
+    The standard itself leaves open which of the updates wins.
+    """
     x, indices, updates = site.inputs
-    # ScatterND wants index tuples: indices (5,) become (5, 1), tuples of one.
+    # ScatterND takes index tuples: indices of shape (5,) become (5, 1), tuples of one index.
     places = site.one("Unsqueeze", site.cast(indices, "int64"), site.writer.ints((-1,)))
     reduction = "add" if site.op == "scatter_add" else "none"
     return site.one("ScatterND", x, places, updates, reduction=reduction)
@@ -381,9 +384,10 @@ def _turned(site: Site, name: str, rank: int) -> str:
 
 @rule("matmul", "batch_matmul", "attention_context")
 def _matmul(site: Site) -> Result:
-    """Return a b, transposed as the attributes say; int8 sums to int32.
+    """Return the product a b, transposed as the attributes say; int8 is summed in int32.
 
-    Matrices of floats are a Gemm, which transposes itself: a weight two nodes share stays one.
+    Matrices of floats become a Gemm, which transposes its inputs itself: no transposed copy of a
+    weight is stored, and nodes can share it.
     """
     names = site.growing()
     turns = [site.attrs.get(key) for key in ("trans_a", "trans_b")]
@@ -450,9 +454,9 @@ def _convolution(site: Site) -> Result:
         op = "ConvTranspose"
         attrs["output_padding"] = pair("", a["output_padding"], least=0)
     border = a.get("pad_value", 0)
-    if border and any(attrs["pads"]):  # ONNX pads convolutions with 0 only
+    if border and any(attrs["pads"]):  # in ONNX a convolution can be padded only with 0
         top, left, bottom, right = attrs["pads"]
-        # Axes n, c, h, w: all sides before, then all behind; images and channels get none.
+        # axes n, c, h, w: the pads before each axis, then those after it; n and c get none
         around = site.writer.ints((0, 0, top, left, 0, 0, bottom, right))
         image = site.one("Pad", site.inputs[0], around, site.writer.number(border, site.dtype))
         attrs["pads"] = (0, 0, 0, 0)
@@ -463,9 +467,10 @@ def _convolution(site: Site) -> Result:
 
 
 def _whole_convolution(site: Site, op: str, attrs: dict[str, Any]) -> str:
-    """Return an int8 convolution in int32; ONNX has no transposed one, which passes through fp32.
+    """Return an int8 convolution summed in int32.
 
-    Raises `UnsupportedError` where its sums could leave what fp32 holds exactly.
+    ONNX has no transposed convolution of int8: it is computed in fp32. Raises `UnsupportedError` if
+    its sums could exceed the integers that fp32 holds exactly.
     """
     if op == "Conv":
         sums = site.one("ConvInteger", *site.inputs[:2], **attrs)

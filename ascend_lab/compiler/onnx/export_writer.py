@@ -1,7 +1,8 @@
-"""An ONNX graph being written: nodes and tensors with names that do not clash, one node's site.
+"""Writes nodes and tensors of an ONNX graph under unique names, for the rules of `export`.
 
-A rule emits nodes and returns the names they write. Operators that compute wider than they store
-(sums of fp16 products into fp32, scaling by a number that fp16 cannot hold) cast around the nodes.
+Each operator has a rule. It gets a `Site` (a node of the graph, with its inputs and types), emits
+ONNX nodes, and returns the names they write. Operators that compute in a wider format than they
+store (fp16 products summed in fp32, a factor that fp16 cannot hold) add casts.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -27,14 +28,14 @@ ONNX_TYPES = {
     "int64": 7,
     "bool": 9,
 }
-"""`TensorProto.DataType` of each format, and of int64 and bool, which no format says."""
+"""`TensorProto.DataType` of each format, and of int64 and bool, which graphs do not have."""
 
 
 class Writer:
-    """The nodes and initialisers so far; one operator's nodes stand between begin and finish."""
+    """Collects nodes and initialisers; the nodes of one operator lie between begin and finish."""
 
     def __init__(self, taken: Collection[str]) -> None:
-        from onnx import helper  # here: who imports models needs the rules, not onnx
+        from onnx import helper  # imported here, as users of the rules alone need no onnx
 
         self._onnx = helper
         self.nodes: list[onnx.NodeProto] = []
@@ -55,9 +56,9 @@ class Writer:
         return names
 
     def finish(self, found: Sequence[str], wanted: Sequence[str]) -> None:
-        """Let the nodes since `begin` write `wanted` where they wrote `found`."""
-        # A rule of two nodes, Sqrt and Reciprocal: the last one's output takes the name of the
-        # graph's tensor.
+        """Rename the tensors `found`, which the nodes since `begin` write, to `wanted`."""
+        # a rule of two nodes, Sqrt and Reciprocal: the output of the last one gets the name of the
+        # graph's tensor
         new_nodes = self.nodes[self._start :]
         new_names = {name for node in new_nodes for name in node.output}
         for name, target in zip(found, wanted, strict=True):
@@ -69,7 +70,7 @@ class Writer:
                 node.input[:] = [target if n == name else n for n in node.input]
                 node.output[:] = [target if n == name else n for n in node.output]
         for name in new_names.intersection(found):
-            # nothing bears the replaced names any longer: they are free again
+            # the replaced names are no longer used: they are free again
             self._names.discard(name)
 
     def tensor(self, name: str, array: np.ndarray, dtype: str) -> None:
@@ -80,7 +81,7 @@ class Writer:
 
     def fill(self, name: str, kind: TensorType, value: float) -> None:
         """Add a ConstantOfShape node that makes a tensor with one number everywhere."""
-        # one stored number instead of millions: a fill of (4096, 4096) stays a few bytes
+        # one stored number instead of millions: a fill of (4096, 4096) takes a few bytes
         element = np.full((1,), value, numpy_type(kind.dtype)).tobytes()
         number = self._onnx.make_tensor("value", ONNX_TYPES[kind.dtype], (1,), element, raw=True)
         shape = self.ints(kind.shape)
@@ -97,7 +98,7 @@ class Writer:
         return self._shared(np.asarray(values, np.int64).reshape(-1), "int64")
 
     def _shared(self, array: np.ndarray, dtype: str) -> str:
-        # The bytes tell 0.0 from -0.0, which compare equal.
+        # the key has the bytes, as 0.0 and -0.0 compare equal
         key = (dtype, array.shape, array.tobytes())
         if key not in self._known:
             self._known[key] = free_name(f"{dtype}_constant", self._names)
@@ -111,7 +112,7 @@ Result = str | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One node being exported: where to write, what it reads and writes, its attributes."""
+    """One node being exported: the writer, the node's inputs, outputs, types and attributes."""
 
     op: str
     writer: Writer
@@ -121,7 +122,7 @@ class Site:
     attrs: dict[str, Any]
 
     def one(self, op: str, *inputs: str, **attrs: Any) -> str:
-        """Append a node of one output; return its name."""
+        """Append a node with one output; return the output's name."""
         return self.writer.emit(op, *inputs, **attrs)[0]
 
     @property
@@ -135,24 +136,24 @@ class Site:
         return self.given[0].shape
 
     def cast(self, name: str, dtype: str) -> str:
-        """Append a Cast."""
+        """Append a Cast of a tensor to a format; return the result's name."""
         return self.one("Cast", name, to=ONNX_TYPES[dtype])
 
     def wide(self) -> list[str]:
-        """Return the inputs, those in fp16 or bf16 cast to fp32."""
+        """Return the names of the inputs; those in fp16 or bf16 are cast to fp32."""
         return [
             self.cast(name, "fp32") if kind.dtype in NARROW else name
             for name, kind in zip(self.inputs, self.given, strict=True)
         ]
 
     def growing(self) -> list[str]:
-        """Return the inputs, cast to fp32 where a narrow product becomes fp32."""
+        """Return the inputs, cast to fp32 if an fp16 or bf16 product has an fp32 result."""
         # ONNX's MatMul of fp16 gives fp16: for fp32 sums the factors are cast first
         grows = self.dtype in NARROW and self.wanted[0].dtype == "fp32"
         return self.wide() if grows else list(self.inputs)
 
     def back(self, name: str) -> str:
-        """Return an fp32 value in the node's output format."""
+        """Return an fp32 tensor cast to the node's output format."""
         dtype = self.wanted[0].dtype
         return name if dtype == "fp32" else self.cast(name, dtype)
 

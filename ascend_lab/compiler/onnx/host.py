@@ -1,4 +1,4 @@
-"""The host's processor: values of any ONNX model, and what is asked of nodes no graph holds."""
+"""Computes any ONNX model on the host, with ONNX Runtime, ONNX's reference evaluator or a graph."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ MULTIPLIES = {
     "QLinearMatMul": 3,
     "Gemm": 1,
 }
-"""Operators that read both factors of every multiplication, and which input is the second."""
+"""The index of the second factor of operators that multiply, for `moved_bytes`."""
 WIDER_TYPES = 22
-"""The version in which many operators got bfloat16, and nothing else."""
+"""The operator set in which many operators got bfloat16 and changed in nothing else."""
 OLD_IR = 8
 """A version of the file format that every runtime reads."""
 INSTALL = "pip install onnxruntime"
@@ -47,9 +47,9 @@ def run_on_host(
 ) -> dict[str, Any]:
     """Return a model's outputs by name, or with `everything` all tensors of its nodes.
 
-    Each node is computed by the first evaluator that has it right (`witnesses.FAULTS`); nodes that
-    follow one another and share it run as one model. Raises `UnsupportedError`, naming the node
-    and why, if none does.
+    Each node is computed by the first evaluator that is correct for it (`witnesses.FAULTS`);
+    consecutive nodes with the same evaluator run as one model. Raises `UnsupportedError`, naming
+    the node and the reason, if no evaluator computes it.
     """
     import onnx
     from onnx import inliner
@@ -70,12 +70,12 @@ def run_on_host(
 
 
 def _as_array(value: Any) -> Any:
-    """Return a NumPy number as an array of no axes: ONNX Runtime takes no other."""
+    """Return a NumPy scalar as an array without axes, which ONNX Runtime requires."""
     return np.asarray(value) if isinstance(value, np.generic) else value
 
 
 class _Host:
-    """A model on the host's processor: what is known so far, and who computes the rest."""
+    """Computes a model on the host: the values so far, and the evaluators of its nodes."""
 
     def __init__(
         self, onnx: Any, model: ModelProto, values: dict[str, Any], wanted: Sequence[str]
@@ -88,11 +88,11 @@ class _Host:
         self.has_runtime = importlib.util.find_spec("onnxruntime") is not None
 
     def compute(self, nodes: Sequence[NodeProto]) -> None:
-        """Compute nodes in order, neighbours of one evaluator together."""
+        """Compute nodes in order; consecutive nodes with the same evaluator run together."""
         parts: list[tuple[tuple[str, ...], list[NodeProto]]] = []
         for node in nodes:
             names = self.evaluators(node)
-            # a call of an evaluator costs more than a node: neighbours of one evaluator share it
+            # a call of an evaluator takes longer than a node: consecutive nodes share it
             if not parts or parts[-1][0][:1] != names[:1]:
                 parts.append((names, []))
             parts[-1][1].append(node)
@@ -102,7 +102,7 @@ class _Host:
             self.part(names, nodes_of_part, [*self.wanted, *reads])
 
     def evaluators(self, node: NodeProto) -> tuple[str, ...]:
-        """Return the installed evaluators that are right for a node; raise if there is none."""
+        """Return the installed evaluators that are correct for a node; raise if there is none."""
         right = witnesses.evaluators(node, self.opset)
         installed = tuple(name for name in right if name != RUNTIME or self.has_runtime)
         if installed:
@@ -112,19 +112,19 @@ class _Host:
     def part(
         self, names: tuple[str, ...], nodes: Sequence[NodeProto], wanted: Sequence[str]
     ) -> None:
-        """Compute neighbours by the evaluator they share; halve them until one is refused alone."""
+        """Compute nodes by their common evaluator; if it raises an error, compute each half."""
         try:
             self.values.update(self.ask(names[0], nodes, wanted))
-        except Exception as error:  # whatever an evaluator raises: it is the model's or its own
+        except Exception as error:  # evaluators raise any type of exception
             reason = f"{names[0]}: {_first_line(error)}"
         else:
             return
         if len(nodes) == 1:
             self.alone(nodes[0], self.evaluators(nodes[0])[1:], wanted, reason)
             return
-        # an evaluator does not say which node it refuses: of 64 nodes six halvings find it
+        # an evaluator does not say which node it refuses: six halvings find it among 64
         half = len(nodes) // 2
-        # the first half must also hand out what only the second one reads
+        # the first half must also return tensors that only the second half reads
         reads = [name for node in nodes[half:] for name in all_reads(node)]
         self.part(names, nodes[:half], [*wanted, *reads])
         self.part(names, nodes[half:], wanted)
@@ -132,7 +132,7 @@ class _Host:
     def alone(
         self, node: NodeProto, names: Sequence[str], wanted: Sequence[str], reason: str
     ) -> None:
-        """Compute one node by the first of further evaluators that takes it."""
+        """Compute one node by the first of the other evaluators that does not raise an error."""
         reasons = [reason]
         for name in names:
             try:
@@ -144,9 +144,9 @@ class _Host:
         raise self.refused(node, reasons)
 
     def ask(self, name: str, nodes: Sequence[NodeProto], wanted: Sequence[str]) -> dict[str, Any]:
-        """Return what nodes write, of that what is wanted, as one evaluator computes it."""
+        """Return the tensors in `wanted` that nodes write, computed by one evaluator."""
         reads, writes = ends(nodes, wanted)
-        # weights lie in the model of the part, values computed so far are fed to it
+        # weights are stored in the model of the part, values computed so far are its inputs
         sub = sub_model(self.model, nodes, reads, writes, self.values)
         stored = {tensor.name for tensor in sub.graph.initializer}
         feed = {name: self.values[name] for name in reads if name not in stored}
@@ -164,7 +164,7 @@ class _Host:
         return dict(zip(writes, results, strict=True))
 
     def refused(self, node: NodeProto, reasons: Sequence[str]) -> UnsupportedError:
-        """Return the error for a node that nobody installed computes rightly."""
+        """Return the error for a node that no installed evaluator computes correctly."""
         where = f"node {title(node)} ({node.op_type})"
         accused = next(witnesses.faults_within(node, self.opset, REFERENCE), None)
         if self.has_runtime or not (accused or node.domain not in STANDARD):
@@ -175,7 +175,7 @@ class _Host:
 
 
 def _in_oldest_words(model: ModelProto, onnx: Any) -> ModelProto | None:
-    """Return a model in the oldest version of operators that says the same; None if it is.
+    """Return an equal model with the oldest possible operator version; None if it has that.
 
     A runtime may lack kernels for the newest version of an operator, or refuse files that name a
     version newer than itself, although each operator in it is old.
@@ -186,9 +186,9 @@ def _in_oldest_words(model: ModelProto, onnx: Any) -> ModelProto | None:
             schema = onnx.defs.get_schema(node.op_type, version_of(model), "")
             if schema.since_version == WIDER_TYPES:
                 schema = onnx.defs.get_schema(node.op_type, WIDER_TYPES - 1, "")
-            # Opset 21 with Relu (since 14) and Add (since 14): the model says the same in opset 14.
+            # opset 21 with Relu (since 14) and Add (since 14): the model is the same in opset 14
             begins.append(schema.since_version)
-    # each operator needs the version in which its present form began: the newest of these
+    # each operator needs the version that introduced its present form: take the newest of these
     oldest = max(begins, default=version_of(model))
     if oldest == version_of(model) or any(list(inner_graphs(node)) for node in model.graph.node):
         return None
@@ -206,14 +206,14 @@ def _first_line(error: Exception) -> str:
 
 
 def _onnxruntime(model: ModelProto, names: list[str], feed: Mapping[str, Any]) -> list[Any]:
-    """Return the tensors as ONNX Runtime computes them, on one thread, its graph as it stands."""
+    """Return tensors computed by ONNX Runtime, on one thread and without optimisations."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     # errors are raised, and need not be printed as well
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    # rewrites would round elsewhere than the file says
+    # optimisations would round in other places than the model
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     data = model.SerializeToString()
     session = onnxruntime.InferenceSession(data, options, ["CPUExecutionProvider"])
@@ -223,7 +223,7 @@ def _onnxruntime(model: ModelProto, names: list[str], feed: Mapping[str, Any]) -
 
 
 def _in_kind(value: Any, kind: str) -> Any:
-    """Return a tensor of 8-bit floats as such: the runtime hands them out as bytes."""
+    """Return a tensor of 8-bit floats in its type: the runtime returns them as uint8."""
     from onnx import TensorProto, helper
 
     # "tensor(float8e4m3fn)" is FLOAT8E4M3FN
@@ -234,7 +234,7 @@ def _in_kind(value: Any, kind: str) -> Any:
 
 
 def _reference(model: ModelProto, names: list[str], feed: Mapping[str, Any]) -> list[Any]:
-    """Return the tensors as the reference evaluator computes them."""
+    """Return tensors computed by ONNX's reference evaluator."""
     import onnx.reference
 
     with np.errstate(all="ignore"):
@@ -243,7 +243,7 @@ def _reference(model: ModelProto, names: list[str], feed: Mapping[str, Any]) -> 
 
 
 def _own_graph(model: ModelProto, names: list[str], feed: Mapping[str, Any]) -> list[Any]:
-    """Return the tensors as a graph of ours computes them."""
+    """Return tensors computed by importing the model as a graph and evaluating that."""
     imported = import_pinning(model, feed, shapes={n: np.shape(v) for n, v in feed.items()})
     graph = imported.graph
     results = evaluate(graph, {name: feed[name] for name in graph.inputs})
@@ -252,7 +252,7 @@ def _own_graph(model: ModelProto, names: list[str], feed: Mapping[str, Any]) -> 
 
 # -- whole models, nodes and values ---------------------------------------------------------------
 def constants_of(model: ModelProto) -> dict[str, Any]:
-    """Return the initialisers' values by name; raise `InputError` for one whose sizes lie."""
+    """Return initialisers' values by name; raise `InputError` if size and data do not match."""
     from onnx import numpy_helper
 
     values = {}
@@ -266,9 +266,10 @@ def constants_of(model: ModelProto) -> dict[str, Any]:
 
 
 def whole_model(source: str | Path | bytes | ModelProto) -> ModelProto:
-    """Return a model whose operators nobody has looked at; raises as `import_onnx` for files.
+    """Return a model without checking that its operators can be imported.
 
-    Its nodes have titles of their own, its own functions are written out, external data are read.
+    Its nodes get unique names, its functions are replaced by their bodies, external data are read.
+    Raises as `import_onnx` for files.
     """
     import onnx
     from onnx import inliner, numpy_helper
@@ -286,10 +287,10 @@ def whole_model(source: str | Path | bytes | ModelProto) -> ModelProto:
     ordered = onnx.GraphProto(node=sound_nodes(model))
     del model.graph.node[:]
     model.graph.node.extend(ordered.node)
-    # names of nodes are optional in ONNX; here they are keys of engines and reasons
+    # names of nodes are optional in ONNX; here they are keys of dictionaries
     seen: Counter[str] = Counter()
     for node in model.graph.node:
-        # Two nodes "Relu" become Relu and Relu_1.
+        # two nodes "Relu" become Relu and Relu_1
         name = title(node)
         node.name = f"{name}_{seen[name]}" if seen[name] else name
         seen[name] += 1
@@ -297,13 +298,13 @@ def whole_model(source: str | Path | bytes | ModelProto) -> ModelProto:
 
 
 def all_reads(node: NodeProto) -> list[str]:
-    """Return the names a node reads, those that its branches take from outside included."""
+    """Return the names a node reads, including those that its branches read from outside."""
     reads = [name for name in node.input if name]
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):
             inner_names = {entry.name for entry in (*graph.input, *graph.initializer)}
             for inner in graph.node:
-                # what a branch does not write itself it takes from the graph around it
+                # a branch reads the tensors that it does not write from the graph around it
                 reads += [name for name in all_reads(inner) if name not in inner_names]
                 inner_names.update(inner.output)
             reads += [entry.name for entry in graph.output if entry.name not in inner_names]
@@ -311,7 +312,7 @@ def all_reads(node: NodeProto) -> list[str]:
 
 
 def ends(nodes: Sequence[NodeProto], wanted: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the names that nodes read from outside, and those they write that are wanted."""
+    """Return the names that nodes read from outside, and those in `wanted` that they write."""
     written = {name for node in nodes for name in node.output if name}
     reads = [name for node in nodes for name in all_reads(node) if name not in written]
     return list(dict.fromkeys(reads)), [n for n in dict.fromkeys(wanted) if n in written]
@@ -325,7 +326,7 @@ def sub_model(
     values: Mapping[str, Any],
     constants: set[str] | None = None,
 ) -> ModelProto:
-    """Return nodes as a model of their own, `constants` stored, the rest inputs."""
+    """Return some nodes as a model; `constants` are stored in it, other `reads` are inputs."""
     import onnx
 
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -362,12 +363,12 @@ def entry_of(name: str, value: Any) -> Any:
 
 
 def is_numbers(value: Any) -> bool:
-    """Tell whether a value is a tensor of numbers, not of texts, and no list."""
+    """Tell whether a value is a tensor of numbers, not one of strings and not a list."""
     return isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufV"
 
 
 def size_bytes(value: Any) -> int:
-    """Return the bytes of a tensor, of the texts or tensors of a list; 0 for none."""
+    """Return the bytes of a tensor, or of all strings or tensors in a list; 0 for None."""
     if isinstance(value, list | tuple):
         return sum(size_bytes(entry) for entry in value)
     if isinstance(value, np.ndarray) and value.dtype.kind == "O":
@@ -376,7 +377,7 @@ def size_bytes(value: Any) -> int:
 
 
 def moved_bytes(node: NodeProto, values: Mapping[str, Any]) -> int:
-    """Return the bytes a node reads and writes, both factors of every multiplication."""
+    """Return the bytes a node reads and writes; each multiplication reads its two factors."""
     reads = [values.get(name) for name in all_reads(node)]
     factors = [values.get(name) for name in node.input]
     writes = [values.get(name) for name in node.output if name]
@@ -387,7 +388,7 @@ def moved_bytes(node: NodeProto, values: Mapping[str, Any]) -> int:
         deep = w.shape[1:] if "Conv" in node.op_type else x.shape[-1:]
         pair_bytes = x.dtype.itemsize + w.dtype.itemsize
         # (8, 64) times (64, 32) in fp32: 256 results of 64 products, two factors of 4 bytes each,
-        # 131 kB, where the matrices alone are 10 kB.
+        # make 131 kB; the matrices alone are 10 kB
         read = max(read, y.size * math.prod(deep) * pair_bytes)
     return read + sum(size_bytes(value) for value in writes)
 
@@ -395,7 +396,7 @@ def moved_bytes(node: NodeProto, values: Mapping[str, Any]) -> int:
 def random_feed(
     model: ModelProto, shapes: Mapping[str, Sequence[int]], batch: int | None, seed: int
 ) -> dict[str, Values]:
-    """Return seeded inputs of a model's own element types: normal numbers, or 0 and 1."""
+    """Return seeded inputs in a model's element types: normal floats, 0 and 1 otherwise."""
     from onnx import helper
 
     rng = np.random.default_rng(seed)

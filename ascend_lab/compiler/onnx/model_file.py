@@ -1,6 +1,6 @@
-"""Reading a model file: limits before work, damaged files, what nodes and stored tensors say.
+"""Reads an ONNX file and checks it: limits, damaged files, nodes, attributes and stored tensors.
 
-What a node may say is ONNX's own schema in the model's opset: inputs, attributes, their defaults.
+ONNX's schema for the model's opset says which inputs and attributes a node may have.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 
 NEWEST_OPSET = 28
-"""The newest version of the standard's operators these converters were written for."""
+"""The newest version of the standard's operators for which the converters were written."""
 NEWEST_IR = 14
 """The newest version of the file format that is read."""
 MAX_BYTES = 2**31
 MAX_NODES = 20_000
-"""Of a file, and of the nodes in it: more is refused before any work."""
+"""The limits of a file's bytes and nodes; more raise an error before anything is converted."""
 
 
 def load(source: str | Path | bytes | ModelProto) -> tuple[ModelProto, Path | None]:
-    """Return the model and the folder its external data may lie in.
+    """Return the model and the folder of its external data.
 
-    Raises `InputError` for a file that cannot be read, is too large or is no model.
+    Raises `InputError` for a file that cannot be read, is too large or is not a model.
     """
     if not isinstance(source, str | Path | bytes):
         return source, None
@@ -85,7 +85,7 @@ def opset_of(model: ModelProto) -> int:
     if model.ir_version > NEWEST_IR:
         needed = f"ONNX files of IR version {NEWEST_IR} or older"
         raise UnsupportedError(needed, str(model.ir_version), "export anew")
-    # Both "" and "ai.onnx" name the standard's own domain.
+    # both "" and "ai.onnx" are names of the standard's domain
     versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
     if len(set(versions)) > 1:
         raise InputError("one version of the standard's operators", str(versions), "keep one")
@@ -98,10 +98,10 @@ def opset_of(model: ModelProto) -> int:
 
 # -- before any work: names written once, nothing missing, no cycle -------------------------------
 def checked_nodes(model: ModelProto, opset: int) -> Sequence[NodeProto]:
-    """Return the nodes in an order in which each reads what is there.
+    """Return the nodes in an order in which each reads only tensors that exist already.
 
-    Raises `UnsupportedError` for too many nodes or one that cannot be converted, `GraphError` for
-    names written twice, names nothing writes and cycles.
+    Raises `UnsupportedError` for too many nodes or one that cannot be converted, and `GraphError`
+    for names that are written twice or never, and for cycles.
     """
     nodes = sound_nodes(model)
     for node in model.graph.node:
@@ -110,7 +110,7 @@ def checked_nodes(model: ModelProto, opset: int) -> Sequence[NodeProto]:
 
 
 def sound_nodes(model: ModelProto) -> Sequence[NodeProto]:
-    """Return the nodes in order, whatever they compute; raises as `checked_nodes`."""
+    """Return the nodes in order, also those without a converter; else raises as `checked_nodes`."""
     graph = model.graph
     if len(graph.node) > MAX_NODES:
         raise UnsupportedError(f"at most {MAX_NODES} nodes", str(len(graph.node)), "split it")
@@ -118,14 +118,14 @@ def sound_nodes(model: ModelProto) -> Sequence[NodeProto]:
         raise UnsupportedError("dense initialisers", "a sparse one", "store it densely")
     nodes = (text for n in graph.node for text in (n.name, n.op_type, *n.input, *n.output))
     ends = (entry.name for entry in (*graph.input, *graph.output, *graph.initializer))
-    for name in (graph.name, *ends, *nodes):  # damaged files hold any bytes
+    for name in (graph.name, *ends, *nodes):  # in damaged files a name may hold any bytes
         if not isinstance(name, str) or not name.isprintable():
             raise InputError("names of printable text", repr(name)[:40], "export the model again")
     return _ordered(graph, _names(graph))
 
 
 def _names(graph: GraphProto) -> set[str]:
-    """Return the names there are before the first node; raise `GraphError` for repeats."""
+    """Return the names of inputs and initialisers; raise `GraphError` for repeated ones."""
     entries, weights, outs = (
         [entry.name for entry in entries_of_kind]
         for entries_of_kind in (graph.input, graph.initializer, graph.output)
@@ -153,7 +153,7 @@ def _names(graph: GraphProto) -> set[str]:
 
 
 def _ordered(graph: GraphProto, ready: set[str]) -> Sequence[NodeProto]:
-    """Return the nodes as they stand if that order works, else sorted."""
+    """Return the nodes in the file's order if that is topological, else sorted."""
     available = set(ready)
     sound = True
     for node in graph.node:
@@ -161,7 +161,7 @@ def _ordered(graph: GraphProto, ready: set[str]) -> Sequence[NodeProto]:
         available.update(node.output)
     if sound:
         return list(graph.node)
-    # Node 0 reads what node 2 writes: sorted, 2 stands before 0.
+    # if node 0 reads a tensor that node 2 writes, sorting puts 2 before 0
     writer = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
     reads = ([writer[n] for n in node.input if n in writer] for node in graph.node)
     missing = dict(enumerate(reads))
@@ -173,15 +173,15 @@ def _ordered(graph: GraphProto, ready: set[str]) -> Sequence[NodeProto]:
         raise GraphError("a model without cycles", text, "cut one edge") from None
 
 
-# -- what a node says, and what the standard says of it -------------------------------------------
+# -- attributes of a node, and the standard's schema ----------------------------------------------
 _KINDS = {1: "f", 2: "i", 3: "s", 4: "t", 6: "floats", 7: "ints", 8: "strings"}
-"""Field of `AttributeProto` by its number in `AttributeType`; graphs and others are refused."""
+"""Field of `AttributeProto` by its number in `AttributeType`; other types raise an error."""
 _LISTS = ("floats", "ints", "strings")
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """An operator in one opset: how many inputs, defaults (None or () without) and kinds."""
+    """An operator in one opset: numbers of inputs, and attributes' defaults and types."""
 
     least: int
     most: int
@@ -192,12 +192,12 @@ class Signature:
 
 @cache
 def signature(op: str, opset: int) -> Signature | None:
-    """Return what the standard says of an operator, or None if the opset has none."""
+    """Return the standard's signature of an operator, None if the opset does not have it."""
     from onnx import defs
 
     try:
         schema = defs.get_schema(op, opset)
-        if schema.deprecated and not schema.max_input:  # withdrawn, its form is the one before
+        if schema.deprecated and not schema.max_input:  # deprecated: take the version before
             schema = defs.get_schema(op, schema.since_version - 1)
     except defs.SchemaError:
         return None
@@ -207,7 +207,7 @@ def signature(op: str, opset: int) -> Signature | None:
     for name, attribute in stated.items():
         kinds[name] = int(attribute.type)
         default = attribute.default_value
-        # a list that is left out is empty; `Constant` tells its forms apart by what is there at all
+        # a missing list is empty, but not for `Constant`, which needs to know what is missing
         empty = () if _KINDS.get(kinds[name]) in _LISTS and op != "Constant" else None
         defaults[name] = read_with_kind(default, op)[1] if default.name else empty
     required = frozenset(n for n, a in schema.attributes.items() if a.required)
@@ -215,7 +215,7 @@ def signature(op: str, opset: int) -> Signature | None:
 
 
 def title(node: NodeProto) -> str:
-    """Return what messages call a node: its name, or the first tensor it writes."""
+    """Return a node's name in messages: its own, or that of the first tensor it writes."""
     return node.name or next((name for name in node.output if name), node.op_type)
 
 
@@ -230,12 +230,12 @@ def full_name(node: NodeProto) -> str:
 
 
 def find(node: NodeProto, opset: int) -> Converter:
-    """Return a node's converter; raise `UnsupportedError` with near operators if there is none."""
+    """Return a node's converter; raise `UnsupportedError`, with similar names, if it has none."""
     where = f"node {title(node)}"
     name = full_name(node)
     known_converter = CONVERTERS.get(name)
     if known_converter is not None and is_own(node):
-        return known_converter  # the standard says nothing of an operator of somebody's domain
+        return known_converter  # the standard has no schema for operators of other domains
     if known_converter is None:
         suggestions = difflib.get_close_matches(node.op_type, CONVERTERS, 3)
         remedy = (
@@ -262,19 +262,19 @@ def find(node: NodeProto, opset: int) -> Converter:
 def attributes(
     node: NodeProto, opset: int, outer: Mapping[str, Any] | None = None
 ) -> Mapping[str, Any]:
-    """Return the attributes of a node, defaults filled in; `outer` are those of its function.
+    """Return the attributes of a node with defaults; `outer` are those of the function around it.
 
-    Raises `UnsupportedError` for one that is not the operator's, `GraphError` for another kind.
+    Raises `UnsupportedError` for an unknown attribute, `GraphError` for one of another type.
     """
     where = f"node {title(node)} ({node.op_type})"
-    if is_own(node):  # of any name and kind, without defaults
+    if is_own(node):  # attributes of any name and type, without defaults
         return {a.name: read_with_kind(a, where)[1] for a in node.attribute}
     says = signature(node.op_type, opset)
     assert says is not None
     values = dict(says.defaults)
     for attribute in node.attribute:
         name = attribute.name
-        # inside a function an attribute may stand for one of the call
+        # inside a function an attribute may refer to one of the function's node
         if outer is not None and attribute.ref_attr_name:
             value = outer[attribute.ref_attr_name]
             values[name] = values[name] if value is None else value
@@ -296,7 +296,7 @@ def attributes(
 
 
 def _in_any_opset(op: str, name: str) -> bool:
-    """Tell whether some version of an operator has an attribute: exporters keep old ones."""
+    """Tell whether some version of an operator has an attribute, as exporters write old ones."""
     from onnx import defs
 
     schemas = defs.get_all_schemas_with_history()
@@ -304,9 +304,9 @@ def _in_any_opset(op: str, name: str) -> bool:
 
 
 def read_with_kind(attribute: AttributeProto, where: str) -> tuple[int, Any]:
-    """Return an attribute's kind and value: a number, text, a tuple, or the `TensorProto`."""
+    """Return an attribute's type and value: a number, a string, a tuple, or the `TensorProto`."""
     kind = int(attribute.type)
-    if kind == 0:  # files before IR version 2 leave the type out
+    if kind == 0:  # files before IR version 2 do not state the type
         set_fields = {descriptor.name for descriptor, _ in attribute.ListFields()}
         present = [n for n, field in _KINDS.items() if field in set_fields]
         kind = present[0] if len(present) == 1 else 0
@@ -321,17 +321,17 @@ def _decoded(value: Any) -> Any:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-# -- stored tensors: checked now, read when asked for ---------------------------------------------
+# -- stored tensors: checked now, read when needed ------------------------------------------------
 _FIELDS = {"float32": "float_data", "double": "double_data", "int64": "int64_data"}
 _FIELDS |= {"uint32": "uint64_data", "uint64": "uint64_data"}
-"""Field that holds numbers outside `raw_data`; all other types use `int32_data`."""
+"""Field of numbers that are not in `raw_data`, by type; other types use `int32_data`."""
 EXTERNAL = 1
 
 
 def tensor_of(proto: TensorProto, folder: Path | None) -> Tensor:
-    """Return a stored tensor, its size checked; its values are read when asked for.
+    """Return a stored tensor; its size is checked now, its values are read when needed.
 
-    Raises `InputError` for sizes that do not fit, `UnsupportedError` for element types.
+    Raises `InputError` if sizes do not match the data, `UnsupportedError` for unknown types.
     """
     where = f"tensor {proto.name or '(unnamed)'}"
     if proto.data_type not in ELEMENTS:
@@ -346,7 +346,7 @@ def tensor_of(proto: TensorProto, folder: Path | None) -> Tensor:
     count = math.prod(shape)
     if proto.HasField("raw_data"):
         got = len(proto.raw_data)
-        # (3, 4) of float16: 24 bytes.
+        # (3, 4) of float16: 24 bytes
         needed = count * NUMPY[elem].itemsize
     else:
         got = len(getattr(proto, _FIELDS.get(elem, "int32_data")))
@@ -364,9 +364,10 @@ def tensor_of(proto: TensorProto, folder: Path | None) -> Tensor:
 
 
 def _external(proto: TensorProto, folder: Path | None) -> Callable[[], Values]:
-    """Return the reader of a tensor in a file beside the model, its place checked now.
+    """Return a function that reads a tensor from another file; its location is checked now.
 
-    Read is from the folder of the model only: no absolute path, no way up, no link out.
+    The file must be in the folder of the model: absolute paths, ".." and links out of it raise an
+    error.
     """
     kind = NUMPY[ELEMENTS[proto.data_type][0]]
     shape = tuple(proto.dims)
@@ -404,13 +405,13 @@ def _number(where: str, text: str) -> int:
 
 
 def _inside(where: str, folder: Path, location: str) -> Path:
-    """Return the file; raise `InputError` unless it lies in the model's folder, links resolved."""
+    """Return the file; raise `InputError` unless, links resolved, it is in the model's folder."""
     relative = Path(location)
     needed = f"{where}: a file in the model's folder"
     bad = not location or "\0" in location or relative.is_absolute() or ".." in relative.parts
     if bad or location[:1] == "\\" or ":" in location[:2]:
         raise InputError(needed, repr(location)[:80], "move it")
-    # A file in the folder may be a link out of it: what counts is where it leads.
+    # a file in the folder may be a link to another folder: its target has to be inside, too
     path = (folder / relative).resolve()
     if not path.is_relative_to(folder.resolve()):
         raise InputError(needed, f"a link to {path}", "copy it")

@@ -1,6 +1,7 @@
-"""Operators that put tensors together, take them apart, and read or write at places.
+"""Imports ONNX operators that join, cut or rearrange tensors, or read and write at indices.
 
-Places are known, those of largest elements, or computed.
+The module has three groups: joins, slices, pads; the largest elements and reads at known indices
+(ArgMax, Compress); reads and writes at indices known at run time only (GatherND, TopK).
 """
 
 import math
@@ -16,7 +17,7 @@ from ascend_lab.compiler.onnx.context import Context, Result, converter
 
 @converter("Concat", since=4)
 def _concat(ctx: Context) -> Result:
-    """Put tensors one behind the other; those without elements add none."""
+    """Join tensors along an axis; tensors without elements are left out."""
     nonempty = [i for i in range(len(ctx.inputs)) if ctx.tensor(i).elements] or [0]
     if len(nonempty) == 1:
         return ctx.tensor(nonempty[0])
@@ -25,9 +26,9 @@ def _concat(ctx: Context) -> Result:
 
 @converter("Split", since=2)
 def _split(ctx: Context) -> Sequence[Result]:
-    """Cut into the sizes given, or into equal pieces of which the last may be smaller.
+    """Cut into pieces of given sizes, or of equal size; the last of these may be smaller.
 
-    Pieces without elements are known; only the others are nodes.
+    Pieces without elements become constants; the graph gets nodes only for the others.
     """
     (axis,) = shapes.axes_of(ctx, (ctx.attr("axis"),), len(ctx.shape(0)))
     size = ctx.shape(0)[axis]
@@ -58,7 +59,7 @@ def _split(ctx: Context) -> Sequence[Result]:
 
 @converter("Slice")
 def _slice(ctx: Context) -> Result:
-    """Cut; from opset 10 on the bounds are inputs. A negative step turns an axis round."""
+    """Cut a slice; since opset 10 its bounds are inputs. A negative step reverses an axis."""
     x = ctx.tensor(0)
     operands: list[kinds.Shape] = [ctx.attr(key) for key in ("starts", "ends", "axes")]
     if ctx.opset >= 10:
@@ -84,9 +85,9 @@ def _slice(ctx: Context) -> Result:
 
 
 def _clamped_slice(size: int, start: int, end: int, step: int) -> slice:
-    """Return the bounds clamped as Python does, a start before the first element at it.
+    """Return the bounds clamped as Python does; a start before the first element becomes 0.
 
-    An end in front of the first element, for a step below 0, is None.
+    With a negative step, an end before the first element becomes None.
     """
     # size 5: start -100 is 0, end 100 is 5; for a step of -1 from 4 to -6, all: 4, 3, 2, 1, 0.
     begin, stop, _ = slice(max(start, -size), end, step).indices(size)
@@ -113,7 +114,7 @@ def _gathered(ctx: Context, x: Value, places: kinds.Values, axis: int) -> Value:
 
 @converter("Gather", types=(kinds.GRAPH_TYPES, kinds.INTEGERS))
 def _gather(ctx: Context) -> Value:
-    """Pick slices; indices may count from the end, known ones are counted from 0 at once."""
+    """Pick slices; negative indices count from the end: known ones are replaced at once."""
     (axis,) = shapes.axes_of(ctx, (ctx.attr("axis"),), len(ctx.shape(0)))
     indices = ctx.tensor(1)
     if indices.known is not None:
@@ -140,7 +141,7 @@ def _expand(ctx: Context) -> Result:
 
 @converter("Tile", since=6)
 def _tile(ctx: Context) -> Result:
-    """Repeat: a new axis before each one, expanded, then joined with it."""
+    """Repeat a tensor: put a new axis before each axis, expand it, and merge the two."""
     x = ctx.input(0)
     repeats = ctx.ints(1)
     if len(repeats) != len(x.shape) or min(repeats, default=1) < 1:
@@ -157,7 +158,7 @@ def _tile(ctx: Context) -> Result:
 
 @converter("Pad", since=2)
 def _pad(ctx: Context) -> Result:
-    """Add elements of one value, or of the tensor's own; negative pads cut."""
+    """Pad with one value or with the tensor's own elements; negative pads cut elements off."""
     x = ctx.input(0)
     rank = len(x.shape)
     pads = ctx.attr("pads")
@@ -168,7 +169,7 @@ def _pad(ctx: Context) -> Result:
     axes = shapes.axes_of(ctx, ctx.ints(3), rank) if ctx.has(3) else tuple(range(rank))
     if len(pads) != 2 * len(axes):
         ctx.unsupported(f"{2 * len(axes)} pads", str(pads))
-    # the file has all pads before the axes, then all behind: (t, l, b, r)
+    # the file has the pads before each axis, then those after it: (top, left, bottom, right)
     sides = [(0, 0)] * rank
     for i, axis in enumerate(axes):
         sides[axis] = (pads[i], pads[len(axes) + i])
@@ -190,7 +191,7 @@ def _pad(ctx: Context) -> Result:
 def _padded_by_elements(
     ctx: Context, x: Value, widths: Sequence[tuple[int, int]], mode: object
 ) -> Result:
-    """Return a tensor padded with elements of its own, each axis gathered in the order needed."""
+    """Return a tensor padded with its own elements, by a gather along each axis."""
     if mode not in ("reflect", "edge", "wrap"):
         ctx.unsupported("mode constant, reflect, edge or wrap", str(mode))
     result = x
@@ -201,7 +202,7 @@ def _padded_by_elements(
                 f"axes of at most {kinds.MAX_FOLDED_ELEMENTS} elements",
                 str(pad_before + size + pad_after),
             )
-        # `reflect` leaves out the border itself, `wrap` does not: one element more
+        # `reflect` does not repeat the border element; `wrap` does, and can pad one element more
         if mode != "edge" and max(pad_before, pad_after) >= size + (mode == "wrap"):
             ctx.unsupported(
                 f"pads that axis {axis} of size {size} can fill", f"{pad_before}, {pad_after}"
@@ -215,7 +216,10 @@ def _padded_by_elements(
 
 @converter("DepthToSpace", "SpaceToDepth")
 def _depth_space(ctx: Context) -> Value:
-    """Let channels become pixels of a block, or these channels: before the old (DCR) or behind."""
+    """Turn channels into the pixels of a block, or pixels into channels.
+
+    The pixel's index comes before the channel's in mode DCR, and after it in mode CRD.
+    """
     x = ctx.input(0)
     block = ctx.attr("blocksize")
     mode = ctx.attr("mode") or "DCR"
@@ -246,18 +250,18 @@ def _depth_space(ctx: Context) -> Value:
     return ctx.emit("reshape", result, shape=shape)
 
 
-# -- places of largest elements, and known ones ----------------------------------------------------
+# -- indices of largest elements, known indices ----------------------------------------------------
 
 
 def _index_of_extreme(
     ctx: Context, x: Value, axis: int, extreme: str, takes_last: bool = False
 ) -> Value:
-    """Return the place of the largest or smallest element along an axis, kept with size 1."""
+    """Return the index of the largest or smallest element along an axis, which gets size 1."""
     size = x.shape[axis]
-    # (3, 7, 7): hits 0, 1, 1; places where hit are 1 and 2, of which the least is the first, 1.
+    # (3, 7, 7) has its maximum at indices 1 and 2; the smaller index, 1, is that of the first
     is_extreme = ctx.emit("equal", x, ctx.emit(extreme, x, axis=axis, keepdims=True))
     places = ctx.arange_along(size, axis, len(x.shape))
-    # Where no element equals the extreme, as with NaN, the place is still one of the axis.
+    # if no element equals the extreme, as with NaN, the index must still lie on the axis
     not_extreme = ctx.constant_array(np.array(0 if takes_last else size - 1), "int32", "missed")
     candidates = ctx.choose(is_extreme, places, not_extreme)
     return ctx.emit(
@@ -280,7 +284,10 @@ def _argmax(ctx: Context) -> Value:
 
 @converter("Hardmax", types=(kinds.FLOATS,))
 def _hardmax(ctx: Context) -> Value:
-    """Mark the first largest element with 1; before opset 13 of all axes from `axis` on."""
+    """Return 1 at the first largest element along `axis`, else 0.
+
+    Before opset 13 the largest element is taken over all axes from `axis` on.
+    """
     x = ctx.input(0)
     shape = ctx.shape(0)
     axis = ctx.axis(ctx.attr("axis"), len(shape))
@@ -290,7 +297,7 @@ def _hardmax(ctx: Context) -> Value:
         axis = 1
     place = _index_of_extreme(ctx, x, axis, "reduce_max")
     places = ctx.arange_along(x.shape[axis], axis, len(x.shape))
-    # Places 0, 1, 2 and the largest at 1: 0, 1, 0.
+    # indices 0, 1, 2 and the largest element at 1: 0, 1, 0
     one_hot = ctx.cast(ctx.emit("equal", places, place), x.type.dtype)
     return ctx.reshape(one_hot, shape)
 
@@ -308,7 +315,7 @@ def _compress(ctx: Context) -> Value:
 
 @converter("ReverseSequence", types=(kinds.GRAPH_TYPES, ("int64",)))
 def _reverse_sequence(ctx: Context) -> Value:
-    """Turn round the first `length` steps of each sequence: rows of a table picked anew."""
+    """Reverse the first steps of each sequence, as many as its length, by gathering rows."""
     x = ctx.input(0)
     lengths = ctx.ints(1)
     rank = len(x.shape)
@@ -319,15 +326,15 @@ def _reverse_sequence(ctx: Context) -> Value:
     # 4 6 7.
     places = np.arange(x.type.elements // int(np.prod(x.shape[2:]))).reshape(x.shape[:2])
     rows_of_batch = places if batch == 0 else places.T
-    # rows of a view: turning them changes `places`
+    # `rows_of_batch` is a view: reversing its rows changes `places`
     for row, length in zip(rows_of_batch, lengths, strict=True):
         row[:length] = row[:length][::-1].copy()
     flat = ctx.reshape(x, (places.size, *x.shape[2:]))
     return ctx.reshape(_gathered(ctx, flat, places.ravel(), 0), x.shape)
 
 
-# -- reads and writes at computed places ----------------------------------------------------------
-# Places become numbers of rows: the tensor is reshaped so that what an index names is one row.
+# -- reads and writes at computed indices ---------------------------------------------------------
+# Indices become row numbers: the tensor is reshaped so that what an index names is one row.
 # Negative indices count from the end.
 _TYPES = (kinds.GRAPH_TYPES, kinds.INTEGERS, kinds.GRAPH_TYPES)
 _MAX_COMPARISONS = 2**22
@@ -340,7 +347,7 @@ def _strides(shape: kinds.Shape) -> kinds.Values:
 
 
 def _nonnegative_indices(ctx: Context, indices: Value, sizes: kinds.Values) -> Value:
-    """Return indices counted from 0: those below 0 grow by the sizes."""
+    """Return indices counted from 0: the axis size is added to negative ones."""
     is_negative = ctx.emit("less", indices, ctx.constant_array(0, "int32", "zero"))
     shifted = ctx.emit("add", indices, ctx.constant_array(sizes, "int32", "sizes"))
     return ctx.choose(is_negative, shifted, indices)
@@ -354,7 +361,7 @@ def _element_numbers(ctx: Context, shape: kinds.Shape, axis: int) -> Value:
     ):
         ctx.unsupported(f"indices no larger than {shape} but for axis {axis}", str(indices.shape))
     strides = _strides(shape)
-    # Of (3, 4) along axis 1, index 2 in row 1: 1 * 4 + 2 * 1 = element 6.
+    # in a tensor (3, 4), index 2 along axis 1 in row 1 is element 1 * 4 + 2 * 1 = 6
     grid = np.indices(indices.shape).reshape(len(shape), *indices.shape)
     other_offsets = sum(
         (grid[i] * strides[i] for i in range(len(shape)) if i != axis), np.zeros(1, np.int64)
@@ -389,7 +396,7 @@ def _scatter_elements(ctx: Context) -> Value:
 
 
 def _scatter_operator(ctx: Context) -> str:
-    """Return the operator of a reduction."""
+    """Return the graph operator for a scatter's attribute `reduction`."""
     operators = {"none": "scatter_update", "add": "scatter_add"}
     operator = operators.get(ctx.attr("reduction") or "none")
     if operator is None or (operator == "scatter_add" and ctx.elem(0) not in kinds.NUMBERS):
@@ -432,10 +439,10 @@ def _gather_scatter_nd(ctx: Context) -> Value:
 
 @converter("TopK", types=(kinds.COMPUTED_TYPES, ("int64",)), since=10)
 def _top_k(ctx: Context) -> tuple[Result, ...]:
-    """Rank each element by those before it in order, then let rank r go to place r.
+    """Return the k largest (or smallest) elements and their indices, sorted.
 
-    Before an element stand all larger ones, and equal ones with a lower index. NaN, of which the
-    standard says nothing, counts as infinity.
+    An element's rank is the number of larger elements and of equal ones with a lower index; the
+    element of rank r is result r. NaN, which the standard does not mention, counts as infinity.
     """
     x = ctx.input(0)
     k = int(ctx.scalar(1))
@@ -453,13 +460,13 @@ def _top_k(ctx: Context) -> tuple[Result, ...]:
         numbers = ctx.choose(
             is_number, sorted_axis_last, ctx.constant_scalar(math.inf, x.type.dtype)
         )
-    # Every element beside every other one: (.., n, n) comparisons.
+    # every element is compared with every other: (.., n, n) comparisons
     column, row = (ctx.reshape(numbers, (*numbers.shape[:-1], *s)) for s in ((n, 1), (1, n)))
     precedes = ctx.emit("less" if ctx.attr("largest") == 0 else "greater", row, column)
     earlier = ctx.constant_array(np.tril(np.ones((n, n)), -1), "int32", "lower")
     precedes_equal = ctx.emit("mul", ctx.cast(ctx.emit("equal", row, column), "int32"), earlier)
     precedes_either = ctx.emit("add", ctx.cast(precedes, "int32"), precedes_equal)
-    # (3, 1, 3): ranks 0, 2, 1, as of equal numbers the first stands ahead.
+    # (3, 1, 3) has the ranks 0, 2, 1: of equal numbers the first comes first
     ranks = ctx.emit("reduce_sum", precedes_either, axis=-1, keepdims=True)
     hits = ctx.emit("equal", ranks, ctx.arange_along(k, 0, 1))
     sorted_values = ctx.reshape(sorted_axis_last, column.shape)

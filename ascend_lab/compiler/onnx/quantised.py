@@ -1,7 +1,7 @@
-"""Whole numbers: quotients cut toward zero, remainders, bits; and quantised tensors.
+"""Imports ONNX operators on integers (quotients, remainders, bits) and on quantised tensors.
 
-A graph divides in fp64 and rounds to the nearest whole number; one step back makes it a cut.
-Products and sums wrap at 32 bits, which leaves differences of near numbers exact.
+A graph divides in fp64 and rounds to the nearest integer; ONNX truncates toward zero, so quotients
+are corrected by 1. Products and sums wrap at 32 bits: differences of close numbers stay exact.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ _NARROW = ("int8", "uint8")
 
 
 def _opposed(ctx: Context, x: Value, y: Value) -> Value:
-    """Return 1 where two numbers have different signs, neither of them 0, else 0."""
+    """Return 1 where two numbers have different signs and neither is 0, else 0."""
     return ctx.emit("less", _sign(ctx, x, y), ctx.constant_array(0, "int32", "zero"))
 
 
@@ -25,47 +25,50 @@ def _sign(ctx: Context, x: Value, y: Value) -> Value:
 
 
 def divided(ctx: Context, x: Value, y: Value) -> tuple[Value, Value]:
-    """Return x / y cut toward zero, and the remainder, which has the sign of x; in int32."""
+    """Return x / y truncated toward zero, and the remainder with the sign of x, in int32."""
     x = ctx.cast(x, "int32")
     y = ctx.cast(y, "int32")
-    # -7 / 2: the nearest is -4 (halves to even), the remainder 1; against the sign of x, so one
-    # step back: -3 and -1.
+    # -7 / 2: the nearest integer is -4 (halves to even), with the remainder 1; its sign is not that
+    # of x, so both are corrected: -3 and -1
     nearest = ctx.emit("div", x, y)
     remainder = ctx.emit("sub", x, ctx.emit("mul", nearest, y))
-    # the nearest quotient is one too far from zero where the rest points the other way than x
+    # the rounded quotient is too far from zero by 1 if remainder and x have different signs
     step = ctx.emit("mul", _opposed(ctx, remainder, x), _sign(ctx, x, y))
     return ctx.emit("sub", nearest, step), ctx.emit("add", remainder, ctx.emit("mul", step, y))
 
 
 def modulo(ctx: Context, x: Value, y: Value) -> Value:
     """Return the remainder with the sign of y, in int32."""
-    # -7 modulo 2: the remainder -1 has the other sign than 2, so -1 + 2 = 1.
+    # -7 modulo 2: the remainder -1 has not the sign of 2, so it becomes -1 + 2 = 1
     remainder = divided(ctx, x, y)[1]
     y = ctx.cast(y, "int32")
     return ctx.choose(_opposed(ctx, remainder, y), ctx.emit("add", remainder, y), remainder)
 
 
 def wrapped(ctx: Context, x: Value, dtype: str) -> Value:
-    """Return the last eight bits of whole numbers as int8 or uint8, as the standard casts."""
+    """Return the last eight bits of integers as int8 or uint8, as the standard casts."""
     half = ctx.constant_array(128 if dtype == "int8" else 0, "int32", "half")
     raised = ctx.emit("add", ctx.cast(x, "int32"), half)
-    # 200 as int8: (200 + 128) and 255 = 72, less 128 is -56.
+    # 200 as int8: (200 + 128) and 255 = 72, minus 128 is -56
     low = ctx.emit("and", raised, ctx.constant_array(255, "int32", "byte"))
     return ctx.cast(ctx.emit("sub", low, half), dtype)
 
 
 @converter("BitwiseXor", types=(BITWISE_TYPES,), since=18)
 def _xor(ctx: Context) -> Value:
-    """Bits in either but not in both: x or y, less x and y."""
+    """Return the bits that are in one operand only: (x or y) - (x and y)."""
     x = ctx.input(0)
     y = ctx.input(1)
-    # 6 and 3: 7 - 2 = 5.
+    # 6 and 3: 7 - 2 = 5
     return ctx.emit("sub", ctx.emit("or", x, y), ctx.emit("and", x, y))
 
 
 @converter("BitShift", types=(BITWISE_TYPES,), since=11)
 def _shift(ctx: Context) -> Value:
-    """Multiply by a power of two, or divide and round down; too far shifts leave the sign only."""
+    """Return a shift: a product with a power of two, or a quotient by one, rounded down.
+
+    Shifts by the number of bits or more leave 0, or -1 for negative numbers shifted right.
+    """
     x = ctx.input(0, "int32")
     y = ctx.input(1, "int32")
     # a shift is a product with, or a quotient by, a power of two from a table
@@ -82,18 +85,18 @@ def _shift(ctx: Context) -> Value:
         moved = ctx.emit("mul", x, power)
         sign = zero
     else:
-        # -5 to the right by 1: (-5 - 1) / 2 = -3, rounded down as a shift does.
+        # -5 to the right by 1: (-5 - 1) / 2 = -3, rounded down as a shift does
         moved = ctx.emit("div", ctx.emit("sub", x, modulo(ctx, x, power)), power)
-        # a negative number shifted right for ever is -1
+        # a negative number shifted right by all its bits is -1
         sign = ctx.emit("neg", ctx.emit("less", x, zero))
     inside = ctx.emit("equal", y, places)
     shifted = ctx.choose(inside, moved, sign)
     return shifted if dtype == "int32" else wrapped(ctx, shifted, dtype)
 
 
-# -- quantised tensors: whole numbers that stand for (number - zero point) * scale ----------------
+# -- quantised tensors: integers q that mean (q - zero point) * scale -----------------------------
 def _spread(ctx: Context, i: int, shape: Shape) -> Value:
-    """Return a scale or zero point shaped to broadcast: for all, for each row, or for blocks."""
+    """Return a scale or zero point shaped to broadcast: one for all, each row or each block."""
     numbers = ctx.input(i)
     block = ctx.attr("block_size")
     if numbers.type.elements == 1 and not block:
@@ -106,7 +109,7 @@ def _spread(ctx: Context, i: int, shape: Shape) -> Value:
         if ctx.tensor(i).known is None:
             return ctx.reshape(numbers, sides)
         return ctx.constant_array(ctx.const(i).reshape(sides), numbers.type.dtype, "scales")
-    # 10 rows in blocks of 4 have 3 scales; row 9 takes scale 9 // 4 = 2.
+    # 10 rows in blocks of 4 have 3 scales; row 9 has scale 9 // 4 = 2
     block_shape = tuple(-(-n // block) if d == axis else n for d, n in enumerate(shape))
     if numbers.shape != block_shape:
         ctx.unsupported(f"scales {block_shape} for blocks of {block}", str(numbers.shape))
@@ -115,7 +118,7 @@ def _spread(ctx: Context, i: int, shape: Shape) -> Value:
 
 
 def _one_step(ctx: Context) -> tuple[float, int] | None:
-    """Return scale and zero point of a whole tensor, if they are known and can be attributes."""
+    """Return scale and zero point if there is one of each and they are known, else None."""
     operands = [i for i in (1, 2) if ctx.has(i)]
     if any(ctx.tensor(i).known is None or ctx.tensor(i).elements != 1 for i in operands):
         return None
@@ -159,7 +162,7 @@ def _dequantize(ctx: Context) -> Value:
         return ctx.emit("dequantise", ctx.input(0), scale=step[0], offset=step[1], dtype=dtype)
     scale = _spread(ctx, 1, ctx.shape(0))
     if not ctx.has(2) or (ctx.tensor(2).known is not None and not ctx.const(2).any()):
-        wide = ctx.cast(scale, "fp32")  # symmetric, a scale a channel
+        wide = ctx.cast(scale, "fp32")  # no zero point, one scale for each channel
         return ctx.emit("dequantise", ctx.input(0), wide, dtype=scale.type.dtype)
     x = ctx.input(0, "int32")
     if ctx.has(2):
@@ -168,9 +171,9 @@ def _dequantize(ctx: Context) -> Value:
 
 
 def _point(ctx: Context, zero: int, *, each: bool = False) -> Value | int:
-    """Return a zero point, 0 where there is none: a number if one is known, else in int32.
+    """Return a zero point: 0 if there is none, a number if it is known, else an int32 tensor.
 
-    Raises `UnsupportedError` for several, but with `each`.
+    Raises `UnsupportedError` for several zero points, unless `each` allows them.
     """
     if not ctx.has(zero):
         return 0
@@ -186,11 +189,11 @@ def _point(ctx: Context, zero: int, *, each: bool = False) -> Value | int:
 
 
 def _in_int8(ctx: Context, i: int, point: Value | int) -> tuple[Value, Value | int]:
-    """Return input i in int8, and its zero point there: those of uint8 are 128 lower."""
+    """Return input i in int8 and its zero point; for uint8 both are 128 lower."""
     x = ctx.input(i)
     if x.type.dtype == "int8":
         return x, point
-    # the cube multiplies signed bytes: (a - 128) - (point - 128) is the same difference
+    # the cube multiplies int8: (a - 128) - (point - 128) is the same difference
     half = ctx.constant_array(128, "int32", "half")
     moved = ctx.cast(ctx.emit("sub", ctx.cast(x, "int32"), half), "int8")
     return moved, point - 128 if isinstance(point, int) else ctx.emit("sub", point, half)
@@ -205,7 +208,7 @@ def _less(ctx: Context, total: Value, sums: Value, point: Value | int) -> Value:
 def _product(ctx: Context, factors: tuple[int, int], zeros: tuple[int, int]) -> Value:
     """Return sum (a - oa) (b - ob) of the inputs `factors` and their zero points `zeros`.
 
-    The cube multiplies bytes: sum a b - oa sum b - ob sum (a - oa).
+    The cube multiplies int8 numbers: the result is sum a b - oa sum b - ob sum (a - oa).
     """
     (i, j) = factors
     rows = ctx.shape(factors[0])
@@ -214,7 +217,7 @@ def _product(ctx: Context, factors: tuple[int, int], zeros: tuple[int, int]) -> 
     op = "matmul" if len(rows) == len(ctx.shape(j)) == 2 else "batch_matmul"
     a, low_a = _in_int8(ctx, i, _point(ctx, zeros[0], each=True))
     b, low_b = _in_int8(ctx, j, _point(ctx, zeros[1], each=True))
-    if not isinstance(low_a, int) and len(low_a.shape) == 1:  # one a row
+    if not isinstance(low_a, int) and len(low_a.shape) == 1:  # one zero point for each row
         low_a = ctx.reshape(low_a, (*low_a.shape, 1))
     total = ctx.emit(op, a, b)
     if low_a != 0:
@@ -236,9 +239,10 @@ def _matmul_integer(ctx: Context) -> Value:
 def _convolved(
     ctx: Context, factors: tuple[int, int], zeros: tuple[int, int], *bias: Value
 ) -> Value:
-    """Return the convolution in int32 of the inputs `factors` less their zero points `zeros`.
+    """Return the convolution in int32 of the inputs `factors` minus their zero points `zeros`.
 
-    The cube multiplies bytes: sum (x - ox) w - ow sum (x - ox), the last by ones for weights.
+    The cube multiplies int8 numbers: the result is sum (x - ox) w - ow sum (x - ox); the last sum
+    is a convolution whose weights are ones.
     """
     i, j = factors
     x, low = _in_int8(ctx, i, _point(ctx, zeros[0]))
@@ -246,7 +250,7 @@ def _convolved(
     total = _above(ctx, x, low, w, *bias)
     if points == 0:
         return total
-    if not isinstance(points, int) and points.shape:  # one a channel
+    if not isinstance(points, int) and points.shape:  # one zero point for each channel
         points = ctx.reshape(points, (points.type.elements, *(1,) * (len(w.shape) - 2)))
     # sum x over each window, as a convolution with ones
     ones = ctx.constant_array(np.ones(w.shape), "int8", "ones")
@@ -254,10 +258,10 @@ def _convolved(
 
 
 def _above(ctx: Context, x: Value, low: Value | int, w: Value, *bias: Value) -> Value:
-    """Return sum (x - low) w + bias of bytes, nothing around the image.
+    """Return sum (x - low) w + bias of int8 tensors, where padding counts as 0.
 
-    A zero point that is known stands around the image, in sums that are the bias of the layer; one
-    that is not is taken off times the sums of the weights that lie on the image.
+    A known zero point `low` pads the image, and the bias of the layer contains -low sum w. If it is
+    not known, low times the sums of the weights that lie on the image is subtracted.
     """
     if not isinstance(low, int):
         inside = ctx.constant_array(np.ones((1, *x.shape[1:])), "int8", "inside")
@@ -278,16 +282,17 @@ def _conv_integer(ctx: Context) -> Value:
 
 
 def _rescaled(ctx: Context, total: Value, axes_behind: tuple[int, int]) -> Value:
-    """Return sums in the output's scale: times a b / y, rounded, plus the zero point, limited.
+    """Return sums in the output's scale: times a b / y, rounded, plus the zero point, clipped.
 
-    Scales of one number a row or channel get so many axes behind it, a's and b's.
+    a, b and y are the scales. `axes_behind` are the axes to add after scales of a and of b that
+    have one number for each row or channel.
     """
     scales = []
     for i, behind in zip((1, 4, 6), (*axes_behind, 0), strict=True):
         scale = ctx.input(i, "fp32")
         is_single = scale.type.elements == 1
         scales.append(ctx.reshape(scale, () if is_single else (*scale.shape, *(1,) * behind)))
-    # Scales 0.02 and 0.01 of the factors, 0.05 of the result: sums times 0.004.
+    # scales 0.02 and 0.01 of the factors, 0.05 of the result: sums times 0.004
     ratio = ctx.emit("div", ctx.emit("mul", scales[0], scales[1]), scales[2])
     rounded = ctx.emit("round", ctx.emit("mul", ctx.cast(total, "fp32"), ratio))
     point = ctx.reshape(ctx.input(7, "fp32"), ())
@@ -310,7 +315,7 @@ def _qlinear_conv(ctx: Context) -> Value:
     return _rescaled(ctx, total, (0, len(ctx.shape(0)) - 2))
 
 
-# -- and back -------------------------------------------------------------------------------------
+# -- export ---------------------------------------------------------------------------------------
 def _as_whole(site: export_writer.Site, x: str, dtype: str) -> str:
     a = site.attrs
     step = site.writer.number(a["scale"] if "dtype" in a else 1.0, "fp32")
@@ -318,9 +323,9 @@ def _as_whole(site: export_writer.Site, x: str, dtype: str) -> str:
 
 
 def _as_float(site: export_writer.Site, x: str, dtype: str, *bias: str) -> str:
-    """Return (x + bias - offset) scale in fp32; a zero point of ONNX is a byte, 0 for int32."""
+    """Return (x + bias - offset) scale in fp32; ONNX's zero point has x's type, 0 for int32."""
     a = site.attrs
-    # A zero point of -7 is an int8, 200 is not; int32 never goes this way.
+    # a zero point of -7 fits in int8, 200 does not; int32 has no zero point
     lowest_byte = {"int8": -128, "uint8": 0}.get(dtype, 256)
     is_integer = float(a["offset"]).is_integer()
     if not bias and is_integer and lowest_byte <= a["offset"] < lowest_byte + 256:

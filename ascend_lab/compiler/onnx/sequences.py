@@ -1,8 +1,9 @@
-"""Layers over sequences: attention, and layers with a state, unrolled: every step becomes nodes.
+"""Imports ONNX operators over sequences: attention, RNN, GRU, LSTM, and linear attention.
 
-RNN, GRU, LSTM: with x the step's input and h the state before it, gates are x W^T + h R^T + biases;
-their order in the weights is the standard's: LSTM i o f c, GRU z r h. Linear attention: a state of
-keys times values, which forgets, learns and is read by queries.
+Recurrent layers are unrolled: every step becomes nodes. With x the step's input and h the state
+before it, the gates of RNN, GRU and LSTM are x W^T + h R^T + biases; their order in the weights is
+the standard's: LSTM i o f c, GRU z r h. The state of linear attention is a matrix: at each step it
+decays, the product of a key and a value is added, and a query reads it.
 """
 
 import math
@@ -15,14 +16,14 @@ from ascend_lab.compiler.onnx.context import Context, Result, converter
 from ascend_lab.compiler.onnx.tensors import FLOATS, Shape, Values
 
 # -- Attention ------------------------------------------------------------------------------------
-# Without a cap, a mask that may drop whole rows, or the scores as an output, a node becomes the
-# library's `attention`, which passes can rewrite; else its pieces one by one.
+# A node becomes the library's `attention`, which passes can rewrite, unless it has a soft cap, a
+# mask that may drop whole rows, or the scores as an output: then it becomes several operators.
 _INPUTS = (FLOATS, FLOATS, FLOATS, (*FLOATS, "bool"), FLOATS, FLOATS, ("int64",))
 
 
 @converter("Attention", types=_INPUTS, since=23)
 def _attention(ctx: Context) -> Sequence[Value]:
-    """Attend; softmax is at least as precise as any `softmax_precision` asks."""
+    """Return an attention's outputs; its softmax is at least as precise as `softmax_precision`."""
     queries, keys = (ctx.attr(f"{kind}_num_heads") or 0 for kind in ("q", "kv"))
     q, k, v = (_heads(ctx, ctx.input(i), n) for i, n in enumerate((queries, keys, keys)))
     if ctx.has(4) != ctx.has(5):
@@ -56,19 +57,19 @@ def _heads(ctx: Context, x: Value, heads: int) -> Value:
 def _repeated(ctx: Context, x: Value, times: int) -> Value:
     """Return each head `times` times in a row."""
     n, h, s, d = x.shape
-    # Heads a, b twice: a, a, b, b.
+    # heads a, b twice: a, a, b, b
     wide = ctx.emit("expand", ctx.reshape(x, (n, h, 1, s, d)), shape=(n, h, times, s, d))
     return ctx.reshape(wide, (n, h * times, s, d))
 
 
 def _known_bias(ctx: Context, q: Shape, keys: int, past: int) -> Values | None:
-    """Return 0 for the keys a query may see, -inf for others (n or 1, 1, s, keys); None if all."""
+    """Return a bias (n or 1, 1, s, keys): 0 for visible keys, else -inf; None without masking."""
     lengths = np.array(ctx.ints(6)) if ctx.has(6) else None
     if lengths is not None and (past or lengths.shape != (q[0],)):
         ctx.unsupported("one length for each of the batch, no past", str(lengths.shape))
     offset = past if lengths is None else (lengths - q[2]).reshape(-1, 1, 1, 1)
-    # 2 queries behind 3 keys of the past stand at keys 3 and 4: causal, they see keys 0 .. 3 and 0
-    # .. 4.
+    # 2 queries after 3 past keys are at positions 3 and 4: if causal, they see keys 0 .. 3 and
+    # 0 .. 4
     at = np.arange(q[2]).reshape(-1, 1) + offset
     key = np.arange(keys)
     left, right = (ctx.attr(f"{side}_window_size") for side in ("left", "right"))
@@ -85,7 +86,7 @@ def _known_bias(ctx: Context, q: Shape, keys: int, past: int) -> Values | None:
 
 
 def _mask(ctx: Context, keys: int, dtype: str) -> Value:
-    """Return what the mask adds to the scores; it may be shorter than the keys."""
+    """Return the numbers that a mask adds to the scores; the mask may be shorter than the keys."""
     mask = ctx.input(3)
     if not mask.shape or mask.shape[-1] > keys:
         ctx.unsupported(f"a mask over at most {keys} keys", str(mask.shape))
@@ -121,8 +122,8 @@ def _attended(
     biased = capped if added is None else ctx.emit("add", capped, added)
     shares = ctx.emit("softmax", biased, axis=-1)
     if added is not None and may_drop:
-        # A row in which every key is dropped has -inf only, and softmax makes it NaN: its shares
-        # are set to 0.
+        # a row in which every key is masked holds only -inf, and softmax gives NaN: its weights
+        # are set to 0
         row_max = ctx.emit("reduce_max", added, axis=-1, keepdims=True)
         none = ctx.emit("equal", row_max, ctx.constant_array(-math.inf, dtype, "none"))
         shares = ctx.emit("select", none, ctx.constant_array(0, dtype, "zero"), shares)
@@ -141,9 +142,9 @@ States = tuple[Value, ...]
 
 
 class _Layer:
-    """One direction of a layer: its weights, and how a pre-activation becomes an activation.
+    """One direction of a recurrent layer: its weights and activation functions.
 
-    `weights` and `biases` are those of the input and of the state before.
+    `weights` and `biases` are pairs: for the input, and for the state of the step before.
     """
 
     def __init__(self, ctx: Context, d: int, hidden: int, functions: tuple[str, ...]) -> None:
@@ -159,7 +160,7 @@ class _Layer:
         self.weights = _own(ctx, ctx.input(1), d), _own(ctx, ctx.input(2), d)
 
     def gate(self, values: Value, begin: int, end: int, axis: int = 1) -> Value:
-        """Return the part of gates begin to end."""
+        """Return the part of `values` that belongs to the gates from `begin` to `end`."""
         return self.ctx.part(values, axis, begin * self.hidden, end * self.hidden)
 
     def project(self, which: int, x: Value, begin: int, end: int) -> Value:
@@ -183,7 +184,7 @@ class _Layer:
         return self.ctx.emit(self.functions[which], limited)
 
     def peep(self, i: int, total: Value, c: Value) -> Value:
-        """Add the cell's share of gate i, if the layer lets gates see the cell."""
+        """Return `total` plus the cell state's part of gate i, if the layer has peepholes."""
         if self.peepholes is None:
             return total
         share = self.ctx.emit("mul", self.gate(self.peepholes, i, i + 1, 0), c)
@@ -200,7 +201,7 @@ def _gru_cell(layer: _Layer, x: Value, states: States) -> States:
     gates = layer.gates(x, h, 0, 2)
     update, reset = (layer.active(0, layer.gate(gates, i, i + 1)) for i in range(2))
     fresh = layer.project(0, x, 2, 3)
-    # r (h R + b), or (r h) R + b: exporters of PyTorch write the first, the paper has the second
+    # r (h R + b), or (r h) R + b: PyTorch exports the first, the paper has the second
     if ctx.attr("linear_before_reset"):
         from_state = ctx.emit("mul", reset, layer.project(1, h, 2, 3))
     else:
@@ -230,12 +231,12 @@ _CELLS: dict[str, tuple[Cell, int, int, tuple[str, ...]]] = {
     "GRU": (_gru_cell, 3, 1, ("sigmoid", "tanh")),
     "LSTM": (_lstm_cell, 4, 2, ("sigmoid", "tanh", "tanh")),
 }
-"""Step, gates, states and default functions of each kind."""
+"""For each operator: function of a step, gates, states, default activation functions."""
 
 
 @converter("RNN", "GRU", "LSTM", types=_TYPES, since=7)
 def _unrolled(ctx: Context) -> tuple[Value, ...]:
-    """Return all hidden states and the last states, in the layout asked for."""
+    """Return all hidden states and the last states, in the node's `layout`."""
     cell, gates, states, default = _CELLS[ctx.op]
     if ctx.attr("input_forget"):
         ctx.unsupported("input_forget = 0", "1")
@@ -244,7 +245,7 @@ def _unrolled(ctx: Context) -> tuple[Value, ...]:
     x = ctx.emit("transpose", x, perm=(1, 0, 2)) if turned else x
     steps, batch, _ = x.shape
     directions, rows, _ = ctx.shape(1)
-    # LSTM weights of 4 gates and 128 hidden units have 512 rows.
+    # LSTM weights of 4 gates and 128 hidden units have 512 rows
     hidden = rows // gates
     turns_of = {"forward": (1,), "reverse": (-1,), "bidirectional": (1, -1)}
     order = turns_of.get(ctx.attr("direction"), ())
@@ -259,11 +260,11 @@ def _unrolled(ctx: Context) -> tuple[Value, ...]:
         layer = _Layer(ctx, d, hidden, names[d * len(default) : (d + 1) * len(default)])
         now = tuple(_initial(ctx, 5 + i, d, (batch, hidden)) for i in range(states))
         hiddens = []
-        # a graph has no loops: each step is written out
+        # a graph has no loops: each step becomes nodes
         for step in range(steps)[::direction]:
             now = cell(layer, ctx.reshape(ctx.part(x, 0, step, step + 1), x.shape[1:]), now)
             hiddens.append(ctx.reshape(now[0], (1, 1, batch, hidden)))
-        # a layer that runs backward still lists its states in order of time
+        # a layer that runs backward still returns its states in order of time
         outs.append(_joined(ctx, hiddens[::direction], 0))
         lasts.append([ctx.reshape(s, (1, batch, hidden)) for s in now])
     all_outputs = _joined(ctx, outs, 1)
@@ -280,7 +281,7 @@ def _joined(ctx: Context, values: list[Value], axis: int) -> Value:
 
 def _functions(ctx: Context, default: tuple[str, ...]) -> tuple[str, ...]:
     """Return the library's names of the activation functions."""
-    activations = ctx.attr("activations")[: len(default)]  # an RNN's default is of two directions
+    activations = ctx.attr("activations")[: len(default)]  # the default lists two directions
     names = tuple(str(name).lower() for name in activations or default)
     if set(names) - set(_FUNCTIONS) or ctx.attr("activation_alpha") or len(names) != len(default):
         ctx.unsupported(f"activations {', '.join(_FUNCTIONS)}", ", ".join(names))
@@ -306,7 +307,10 @@ def _initial(ctx: Context, i: int, d: int, shape: tuple[int, int]) -> Value:
 # -- linear attention -----------------------------------------------------------------------------
 @converter("LinearAttention", types=(FLOATS,), since=27)
 def _linear_attention(ctx: Context) -> Sequence[Result]:
-    """Step by step in fp32: S = e^g S + k^T v, with a beta + k^T (beta (v - k e^g S)); q S."""
+    """Return q S for each step, computed in fp32, and the last state S.
+
+    A step makes the state e^g S + k^T v, or, with a beta, e^g S + k^T (beta (v - k e^g S)).
+    """
     rule, heads, readers = (ctx.attr(k) for k in ("update_rule", "kv_num_heads", "q_num_heads"))
     n, steps, width = ctx.shape(0)
     is_known = rule in ("linear", "gated", "delta", "gated_delta")
@@ -332,7 +336,7 @@ def _linear_attention(ctx: Context) -> Sequence[Result]:
         if beta is not None:
             difference = ctx.emit("sub", value, ctx.emit("batch_matmul", key, state))
             value = ctx.emit("mul", difference, _row(ctx, beta, step))
-        # (n, heads, 1, d) transposed times (n, heads, 1, e): the outer product (n, heads, d, e).
+        # (n, heads, 1, d) transposed times (n, heads, 1, e): the outer product (n, heads, d, e)
         learned = ctx.emit("batch_matmul", key, value, trans_a=True)
         state = ctx.emit("add", state, learned)
         # several readers share a state, as in grouped attention
@@ -346,7 +350,7 @@ def _linear_attention(ctx: Context) -> Sequence[Result]:
 
 
 def _steps(ctx: Context, i: int, heads: int) -> Value:
-    """Return an input (n, t, heads * d) as (n, t, heads, d) in fp32; of gates d follows."""
+    """Return an input (n, t, heads * d) as (n, t, heads, d) in fp32; d follows from its size."""
     x = ctx.input(i, "fp32")
     n, t, width = x.shape
     key_heads = heads or min(width, ctx.attr("kv_num_heads"))

@@ -1,4 +1,7 @@
-"""Operators that move no element: reshape, casts, constants; what is known stays known."""
+"""Imports ONNX operators on shapes and types: reshapes, transposes, casts, constants.
+
+Results that are computed from known tensors are known, too.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,7 +17,7 @@ from ascend_lab.errors import GraphError
 
 
 def reshaped(ctx: Context, tensor: Tensor, shape: Shape) -> Result:
-    """Return a tensor in another shape of as many elements."""
+    """Return a tensor in another shape with equally many elements."""
     if math.prod(shape) != tensor.elements:
         raise GraphError(f"{ctx.where}: {tensor.elements} elements", str(shape), "keep the number")
     if shape == tensor.shape:
@@ -33,8 +36,8 @@ def _identity(ctx: Context) -> Tensor:
 
 @converter("Dropout", since=6)
 def _dropout(ctx: Context) -> Sequence[Result]:
-    """Return the input: inference drops nothing; the mask says so."""
-    # training is chosen by an attribute below opset 7, by the third input from opset 12 on
+    """Return the input, and a mask of ones: inference drops nothing."""
+    # an attribute (before opset 7) or the third input (since opset 12) turns training on
     if ctx.opset < 7 and not ctx.attr("is_test"):
         ctx.unsupported("inference", "is_test = 0")
     if ctx.has(2) and ctx.scalar(2) and not (ctx.has(1) and ctx.scalar(1) == 0):
@@ -45,15 +48,15 @@ def _dropout(ctx: Context) -> Sequence[Result]:
 
 @converter("Reshape", since=5)
 def _reshape(ctx: Context) -> Result:
-    """Take sizes as they are; 0 keeps one (unless allowzero), -1 is what is left."""
+    """Return a reshape; size 0 keeps the input's size (unless allowzero), -1 is computed."""
     x = ctx.tensor(0)
     target = ctx.ints(1)
     zero_keeps_size = not ctx.attr("allowzero")
     if any(n == 0 and i >= len(x.shape) for i, n in enumerate(target)) and zero_keeps_size:
         ctx.unsupported(f"0 only for the {len(x.shape)} axes of the input", str(target))
-    # (2, 3, 4) to (0, -1): 0 keeps the 2, -1 is 24 / 2 = 12.
+    # (2, 3, 4) to (0, -1): 0 keeps the 2, -1 is 24 / 2 = 12
     sizes = [x.shape[i] if n == 0 and zero_keeps_size else n for i, n in enumerate(target)]
-    # exported for a batch of 1, imported for 4: x begins with 4, so that (1, 10) means (4, 10)
+    # exported with a batch of 1, imported with 4: x begins with 4, so (1, 10) becomes (4, 10)
     if ctx.rebatch and sizes and sizes[0] == ctx.rebatch[0] and x.shape[:1] == ctx.rebatch[1:]:
         sizes[0] = ctx.rebatch[1]
     if sizes.count(-1) > 1 or any(n < -1 for n in sizes):
@@ -72,7 +75,7 @@ def _flatten(ctx: Context) -> Result:
     axis = ctx.attr("axis")
     if not -len(x.shape) <= axis <= len(x.shape):
         ctx.unsupported(f"an axis of {x.shape}", str(axis))
-    # (2, 3, 4) at axis 2: (6, 4); at axis 0: (1, 24).
+    # (2, 3, 4) at axis 2: (6, 4); at axis 0: (1, 24)
     axis += len(x.shape) if axis < 0 else 0
     return reshaped(ctx, x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
 
@@ -96,7 +99,7 @@ def _unsqueeze(ctx: Context) -> Result:
     stated_axes = axes_given(ctx)
     if stated_axes is None:
         ctx.unsupported("axes", "none")
-    # Axes count in the result: (3, 4) with axes 0 and -1 is (1, 3, 4, 1).
+    # the axes are those of the result: (3, 4) with axes 0 and -1 becomes (1, 3, 4, 1)
     rank = len(x.shape) + len(stated_axes)
     axes = set(axes_of(ctx, stated_axes, rank))
     sizes = iter(x.shape)
@@ -104,7 +107,7 @@ def _unsqueeze(ctx: Context) -> Result:
 
 
 def axes_given(ctx: Context) -> Shape | None:
-    """Return the axes: an input from opset 13 on (18 for some), an attribute before; or None."""
+    """Return the axes, or None: an input since opset 13 (18 for some), an attribute before."""
     return ctx.ints(1) if ctx.has(1) else ctx.attr("axes") or None
 
 
@@ -112,7 +115,7 @@ def axes_of(ctx: Context, axes_stated: Shape, rank: int) -> Shape:
     """Return axes counted from 0, each once."""
     if any(not -rank <= a < rank for a in axes_stated):
         ctx.unsupported(f"axes from {-rank} to {rank - 1}", str(axes_stated))
-    # rank 4: -1 is 3.
+    # with 4 axes, -1 is axis 3
     nonnegative_axes = tuple(a % rank for a in axes_stated)
     if len(set(nonnegative_axes)) < len(nonnegative_axes):
         ctx.unsupported("each axis once", str(axes_stated))
@@ -136,7 +139,7 @@ def _transpose(ctx: Context) -> Result:
 
 @converter("Cast", "CastLike")
 def _cast(ctx: Context) -> Result:
-    """Cast as the standard: floats cut toward zero, whole numbers wrapped, all but 0 true."""
+    """Cast as the standard says: floats truncate, integers wrap, all numbers but 0 are true."""
     result = ctx.attr("to")
     if ctx.op == "Cast" and result not in kinds.ELEMENTS:
         ctx.unsupported("a numeric type", f"type {result}")
@@ -163,7 +166,7 @@ def _cast(ctx: Context) -> Result:
         return ctx.emit("cast", value, dtype=dtype, round="trunc")
     if elem in ("int8", "uint8") and x.elem not in (*kinds.FLOATS, "bool"):
         return quantised.wrapped(ctx, value, dtype)
-    if x.elem == "int64" and dtype == "int32":  # a node of its own: evaluation checks the numbers
+    if x.elem == "int64" and dtype == "int32":  # append a node, so that evaluation checks numbers
         return ctx.emit("cast", value, dtype=dtype)
     return ctx.cast(value, dtype)
 
@@ -193,7 +196,7 @@ def _recast(tensor: Tensor, elem: str) -> Tensor:
     return Tensor(elem, tensor.shape, known=cast_values)
 
 
-# -- known while importing: constants, shapes, ranges ---------------------------------------------
+# -- known during import: constants, shapes, ranges -----------------------------------------------
 @converter("Constant")
 def _constant(ctx: Context) -> Tensor:
     attrs = {key: value for key, value in ctx.attrs.items() if value is not None}
@@ -235,7 +238,7 @@ def _shape(ctx: Context) -> Tensor:
 
 @converter("Range", "NonZero", result="int64")
 def _refuse_unknown_size(ctx: Context) -> Tensor:
-    """Refuse: known operands are folded, the size of others depends on what is computed."""
+    """Raise an error: if the operands are not known, the size of the result is not either."""
     for i, tensor in enumerate(ctx.inputs):
         if tensor and tensor.known is None:
             ctx.needs(i)
@@ -257,7 +260,7 @@ def _eye_like(ctx: Context) -> Tensor:
 
 @converter("Trilu", types=(kinds.GRAPH_TYPES, kinds.ALL_TYPES))
 def _trilu(ctx: Context) -> draft.Value | Tensor:
-    """Keep one triangle: elsewhere 0 is selected."""
+    """Return a matrix with one triangle kept and 0 elsewhere."""
     x = ctx.tensor(0)
     k = int(ctx.scalar(1)) if ctx.has(1) else 0
     if len(x.shape) < 2:
@@ -277,9 +280,9 @@ def _trilu(ctx: Context) -> draft.Value | Tensor:
 
 @converter("OneHot", types=((*kinds.INTEGERS, *kinds.FLOATS), kinds.ALL_TYPES, kinds.GRAPH_TYPES))
 def _one_hot(ctx: Context) -> draft.Value:
-    """Mark classes counted from 0, or back from the last; an index outside marks none.
+    """Return a one-hot encoding; negative indices count from the end, others outside give zeros.
 
-    Indices are compared in fp32: numbers it rounds are larger than any depth accepted.
+    Indices are compared in fp32: integers that fp32 rounds are larger than any depth accepted.
     """
     depth = int(ctx.scalar(1))
     values = ctx.const(2).ravel()
@@ -294,14 +297,14 @@ def _one_hot(ctx: Context) -> draft.Value:
     index = ctx.input(0)
     if ctx.elem(0) in kinds.FLOATS:
         index = ctx.emit("cast", index, dtype="int32", round="trunc")
-    # Indices (2, 3), axis -1, depth 5: (2, 3, 1) is compared with (5,), which makes (2, 3, 5).
+    # indices (2, 3), axis -1, depth 5: (2, 3, 1) is compared with (5,), which gives (2, 3, 5)
     index_column = ctx.emit(
         "reshape", ctx.cast(index, "fp32"), shape=(*shape[:position], 1, *shape[position:])
     )
     classes = np.arange(depth).reshape((-1, *(1,) * (rank - 1 - position)))
     matches = [
         ctx.emit("equal", index_column, ctx.value(ctx.known_tensor(numbers, "float32")))
-        # Depth 5: index 4 meets 0 .. 4, index -1 the same class in -5 .. -1.
+        # depth 5: index 4 equals one of 0 .. 4, index -1 the same class in -5 .. -1
         for numbers in (classes, classes - depth)
     ]
     return ctx.emit("select", ctx.cast(ctx.emit("max", *matches), on.type.dtype), on, off)

@@ -1,4 +1,4 @@
-"""Resizing and Fourier transforms: each axis as a pick of rows or a product with a fixed matrix."""
+"""Imports ONNX's Resize and DFT: each axis becomes a gather or a product with a fixed matrix."""
 
 import math
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from ascend_lab.compiler.onnx.tensors import FLOATS, GRAPH_TYPES, INTEGERS, Valu
 CROP = "tf_crop_and_resize"
 ROWS = 2**16
 WEIGHTS = 2**26
-"""Rows and elements of the matrix that interpolates along one axis, at most."""
+"""`ROWS` and `WEIGHTS`: most rows and most elements of the matrix that resizes an axis."""
 
 
 def _mixed(ctx: Context, x: Value, axis: int, weights: Values) -> Value:
     """Return x with one axis multiplied by a matrix (out, size)."""
-    # (n, c, h, w), axis 2: (n, c, w, h), a product of n c w rows of h, and back.
+    # (n, c, h, w), axis 2: transpose to (n, c, w, h), multiply n c w rows of h, transpose back
     order = [*(i for i in range(len(x.shape)) if i != axis), axis]
     turned = ctx.transpose(x, order)
     lead = turned.shape[:-1]
@@ -31,7 +31,7 @@ def _mixed(ctx: Context, x: Value, axis: int, weights: Values) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """How one axis changes: lengths, the scale the model states, the part of it to keep."""
+    """How one axis is resized: its old and new size, the model's scale, and the range to crop."""
 
     length: int
     out: int
@@ -40,13 +40,13 @@ class _Axis:
     end: float = 1.0
 
     def coordinates(self, how: str, kind: type[np.floating[Any]]) -> Values:
-        """Return where each output element lies on the input axis, by the standard's formulas.
+        """Return each output element's coordinate on the input axis, by the standard's formulas.
 
-        `kind` is the float type they are computed in: fp32 decides which pixel is nearest in ONNX
-        Runtime and PyTorch, neighbours are weighed in fp64.
+        `kind` is the float type of the computation: fp32 for the nearest pixel, as ONNX Runtime and
+        PyTorch find it, fp64 for the weights of neighbours.
         """
-        # 2 pixels to 4: half_pixel lies at -0.25, 0.25, 0.75, 1.25, align_corners at 0, 1/3, 2/3,
-        # 1, asymmetric at 0, 0.5, 1, 1.5.
+        # 2 pixels to 4: half_pixel gives -0.25, 0.25, 0.75, 1.25, align_corners 0, 1/3, 2/3, 1,
+        # asymmetric 0, 0.5, 1, 1.5
         at = np.arange(self.out).astype(kind)
         scale = kind(self.scale)
         half = kind(0.5)
@@ -79,15 +79,15 @@ _HOW = (
     "asymmetric",
     "tf_half_pixel_for_nn",
 )
-"""Ways to place coordinates; the last belongs to opsets 11 and 12."""
+"""Values of coordinate_transformation_mode; the last exists in opsets 11 and 12 only."""
 
 
 _TIE = 1e-6
-"""How far from half a pixel ONNX Runtime still calls a coordinate in fp32 halfway."""
+"""Coordinates closer than this to half a pixel count as halfway, as in ONNX Runtime."""
 
 
 def _halved(x: Values) -> Values:
-    """Return coordinates in fp64, those on half a pixel that only rounding moved put back."""
+    """Return coordinates in fp64; those within `_TIE` of half a pixel are moved onto it."""
     wide = np.asarray(x, np.float64)
     half = np.floor(wide) + 0.5
     return np.where(np.abs(wide - half) <= _TIE, half, wide)
@@ -100,13 +100,13 @@ _NEAREST: dict[str, Callable[[Values], Values]] = {
     "ceil": np.ceil,
 }
 _DOWN_TO_VERSION_10 = "ceil"
-"""Which pixel version 10 takes where it makes an axis smaller; where larger, the one before."""
+"""The rounding of Resize version 10 if it makes an axis smaller; otherwise it rounds down."""
 
 
 @converter("Resize", types=(GRAPH_TYPES, FLOATS, FLOATS, ("int64",)), since=10)
 @converter("Upsample", types=(GRAPH_TYPES, FLOATS), since=7)
 def _resize(ctx: Context) -> Result:
-    """Resize by scales or to sizes; before opset 11 coordinates are at / scale."""
+    """Resize by scales or to sizes; before opset 11 a coordinate is the index / scale."""
     newest = signature("Resize", NEWEST_OPSET)
     attrs = {**(newest.defaults if newest else {}), **ctx.attrs}
     if ctx.op == "Resize" and ctx.opset >= 11:
@@ -146,7 +146,7 @@ def _axes(ctx: Context, attrs: dict[str, Any]) -> dict[int, _Axis]:
 
 
 def _from_sizes(ctx: Context, shape: list[int], policy: str) -> tuple[list[int], list[float]]:
-    """Return sizes and scales: as asked for, or of one scale that keeps the proportions."""
+    """Return sizes and scales: those stated, or with one scale that keeps the aspect ratio."""
     sizes = list(ctx.ints(3))
     if len(sizes) != len(shape) or min(*sizes, *shape) < 1:
         ctx.unsupported("a size of at least 1 for each axis", f"{sizes} for {shape}")
@@ -155,16 +155,16 @@ def _from_sizes(ctx: Context, shape: list[int], policy: str) -> tuple[list[int],
         return sizes, scales
     if policy not in ("not_larger", "not_smaller"):
         ctx.unsupported("a policy stretch, not_larger or not_smaller", str(policy))
-    # (4, 8) to at most (2, 2): scales 1/2 and 1/4, so 1/4 for both, (1, 2).
+    # (4, 8) to at most (2, 2): scales 1/2 and 1/4, so 1/4 for both, (1, 2)
     common = min(scales) if policy == "not_larger" else max(scales)
     return [math.floor(common * n + 0.5) for n in shape], [common] * len(shape)
 
 
 def _resized(ctx: Context, changes: dict[int, _Axis], attrs: dict[str, Any]) -> Result:
-    """Return x with every axis changed; what a crop leaves outside has a value of its own.
+    """Return x with every axis resized; elements outside a crop get the extrapolation value.
 
-    Where no size changes nothing is mixed either, whatever the scales say: so ONNX Runtime and
-    PyTorch have it.
+    If no size changes, nothing is interpolated, whatever the scales are, as in ONNX Runtime and
+    PyTorch.
     """
     x = ctx.input(0)
     coordinate_mode = attrs["coordinate_transformation_mode"]
@@ -201,7 +201,7 @@ def _resized(ctx: Context, changes: dict[int, _Axis], attrs: dict[str, Any]) -> 
 
 
 def _check_modes(ctx: Context, attrs: dict[str, Any]) -> None:
-    """Refuse modes that the standard does not have, or not in the node's version."""
+    """Raise an error for modes that the standard does not have in the node's version."""
     coordinate_mode, nearest, mode = (
         attrs[key] for key in ("coordinate_transformation_mode", "nearest_mode", "mode")
     )
@@ -218,7 +218,7 @@ def _check_modes(ctx: Context, attrs: dict[str, Any]) -> None:
 
 
 def _check_sizes(ctx: Context, changes: dict[int, _Axis], mixes: bool) -> None:
-    """Refuse more elements than a tensor may have, and weights that would take too long."""
+    """Raise an error for too many elements, or weights whose computation would take too long."""
     shape = [changes[i].out if i in changes else n for i, n in enumerate(ctx.input(0).shape)]
     check_size(ctx.where, tuple(shape))
     if mixes and any(c.out > ROWS or c.out * c.length > WEIGHTS for c in changes.values()):
@@ -227,7 +227,7 @@ def _check_sizes(ctx: Context, changes: dict[int, _Axis], mixes: bool) -> None:
 
 
 def _sure(ctx: Context, change: _Axis, at: Values, how: str, mixes: bool) -> None:
-    """Refuse crops whose edges decide differently in fp32 and in fp64."""
+    """Raise an error for crops whose edges select different elements in fp32 and in fp64."""
     ends = np.minimum(np.abs(at), np.abs(at - (change.length - 1)))
     edge = bool(((ends > 0) & (ends < 2.0**-16)).any())
     kept = change.scale == 1 and (change.start, change.end) != (0, 1)
@@ -237,15 +237,15 @@ def _sure(ctx: Context, change: _Axis, at: Values, how: str, mixes: bool) -> Non
 
 
 def _weights(at: Values, change: _Axis, attrs: dict[str, Any]) -> Values:
-    """Return the matrix (out, size) of an interpolation; beyond the ends the last pixel counts."""
+    """Return the matrix (out, size) of an interpolation; the border pixel repeats outside."""
     cubic = attrs["mode"] == "cubic"
-    # Scale 1/2 with antialias: each pixel mixes neighbours up to 2 pixels away, not 1.
+    # scale 1/2 with antialias: each pixel mixes neighbours up to 2 pixels away, not 1
     squeeze = min(change.scale, 1.0) if attrs["antialias"] else 1.0
     reach = math.ceil((2 if cubic else 1) / squeeze) + 1
     result = np.zeros((len(at), change.length))
     for row, x in enumerate(at):
         places = math.floor(x) + np.arange(-reach, reach + 2)
-        # At 0.25 between pixels 0 and 1 linear weights are 0.75 and 0.25.
+        # at 0.25 between pixels 0 and 1 linear weights are 0.75 and 0.25
         distance = np.abs(places - x) * squeeze
         share = _cubic(distance, attrs["cubic_coeff_a"]) if cubic else np.maximum(0, 1 - distance)
         if attrs["exclude_outside"]:
@@ -256,7 +256,7 @@ def _weights(at: Values, change: _Axis, attrs: dict[str, Any]) -> Values:
 
 def _cubic(t: Values, a: float) -> Values:
     """Return the weights of cubic convolution at distances t >= 0 (Keys 1981)."""
-    # a = -0.75: weights 1, 0.594, 0, -0.094 and 0 at distances 0, 0.5, 1, 1.5 and 2.
+    # a = -0.75: weights 1, 0.594, 0, -0.094 and 0 at distances 0, 0.5, 1, 1.5 and 2
     inner_weight = ((a + 2) * t - (a + 3)) * t * t + 1
     far = ((t - 5) * t + 8) * t * a - 4 * a
     result: Values = np.where(t <= 1, inner_weight, np.where(t < 2, far, 0.0))
@@ -276,7 +276,7 @@ def _dft(ctx: Context) -> Value:
     parts = x.shape[-1]
     n = x.shape[axis]
     half = bool(ctx.attr("onesided") and ctx.attr("inverse"))
-    # One side of 9 pairs is that of a signal of 2 * (9 - 1) = 16 numbers.
+    # a one-sided spectrum of 9 pairs belongs to a signal of 2 * (9 - 1) = 16 numbers
     length = int(ctx.scalar(1)) if ctx.has(1) else (2 * (n - 1) if half else n)
     if axis == rank - 1 or parts not in (1, 2) or not 0 < length <= _MOST or (half and parts == 1):
         ctx.unsupported(f"a signal axis of up to {_MOST} numbers or pairs", f"{x.shape}")
@@ -286,7 +286,7 @@ def _dft(ctx: Context) -> Value:
     order = (*(i for i in range(rank) if i not in (axis, rank - 1)), axis, rank - 1)
     turned = ctx.transpose(x, order)
     lead = turned.shape[:-2]
-    # 16 pairs (re, im) are a row of 32 numbers, times a matrix of 32 x 32.
+    # 16 pairs (re, im) are a row of 32 numbers, which a matrix of 32 x 32 multiplies
     mixed = _mixed(ctx, ctx.reshape(turned, (*lead, n * parts)), len(lead), matrix)
     wide = 1 if half else 2
     out = ctx.reshape(mixed, (*lead, len(matrix) // wide, wide))
@@ -297,14 +297,14 @@ def _fourier(ctx: Context, n: int, length: int, parts: int) -> Values:
     """Return the matrix from n pairs (or real numbers) to the transform's pairs."""
     inverse = bool(ctx.attr("inverse"))
     onesided = bool(ctx.attr("onesided"))
-    # 16 real numbers: 9 pairs, the others are their conjugates.
+    # 16 real numbers: 9 pairs, as the others are their conjugates
     outs = length // 2 + 1 if onesided and not inverse else length
     k, at = np.ogrid[:outs, : min(n, length)]
     turn = np.exp((2j if inverse else -2j) * np.pi * k * at / length)
     turn = turn / length if inverse else turn
-    if inverse and onesided:  # the other side is the mirror image: its conjugates
+    if inverse and onesided:  # the other half of the spectrum holds the conjugates
         turn = turn * np.where((at > 0) & (2 * at < length), 2, 1)
-    # (a + bi) (c + si) = (a c - b s) + (a s + b c) i: the matrix [[c, -s], [s, c]] on (a, b).
+    # (a + bi) (c + si) = (a c - b s) + (a s + b c) i: the matrix [[c, -s], [s, c]] times (a, b)
     rotations = np.stack([turn.real, -turn.imag, turn.imag, turn.real], -1).reshape(
         *turn.shape, 2, 2
     )

@@ -1,7 +1,7 @@
-"""What a node must say before an evaluator written in C++ sees it.
+"""Checks nodes before an evaluator written in C++ computes them.
 
-Those end the process, or never end, on some nodes that the standard does not allow: an input left
-out that must be there, more outputs than pieces. So this is looked at first, in Python.
+Such evaluators crash or hang on some nodes that the standard does not allow, e.g. with a required
+input missing, or with more outputs than pieces. So these nodes are found first, in Python.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 STANDARD = ("", "ai.onnx")
 """Names of the domain of the standard's operators."""
 MANY = 2**31 - 1
-"""What the standard's schemas say of an operator that takes any number of tensors."""
+"""Largest number of inputs or outputs in the schema of an operator that takes any number."""
 LARGEST_PLACE = 2**24
-"""Largest place in a tensor that an attribute may name."""
+"""Largest index in a tensor that an attribute may state."""
 
 
 def version_of(model: ModelProto) -> int:
-    """Return the version of the standard's operators that a model names, 1 for none."""
+    """Return the version of the standard's operators that a model states, 1 if it states none."""
     return next((int(o.version) for o in model.opset_import if o.domain in STANDARD), 1)
 
 
 def check_sound(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
     """Raise `GraphError` for the first node that the standard does not allow.
 
-    Nodes of branches and bodies are looked at as well; operators that nobody knows are not.
+    Nodes of branches and bodies are checked as well; unknown operators are not.
     """
     sizes = {tensor.name: math.prod(tensor.dims) for tensor in model.graph.initializer}
     opset = version_of(model)
@@ -53,7 +53,7 @@ def _check(node: NodeProto, opset: int, sizes: Mapping[str, int]) -> None:
 
 
 def _check_ends(node: NodeProto, opset: int) -> None:
-    """Refuse other numbers of inputs and outputs than the standard's; required ones left out."""
+    """Raise an error for wrong numbers of inputs or outputs, and for missing required inputs."""
     from onnx import defs
 
     try:
@@ -76,15 +76,15 @@ def _check_ends(node: NodeProto, opset: int) -> None:
             )
     option = defs.OpSchema.FormalParameterOption
     for place, name in enumerate(node.input):
-        # Concat has one formal input for any number: place 5 is of the last one's kind.
+        # Concat has one formal input for any number of inputs: input 5 follows that one
         formal = schema.inputs[min(place, len(schema.inputs) - 1)]
         if not name and formal.option != option.Optional:
             raise GraphError(f"{where}: input {place}, {formal.name}", "none", "correct the node")
 
 
 def _check_split(node: NodeProto, sizes: Mapping[str, int]) -> None:
-    """Refuse another number of outputs than of pieces."""
-    # split = [2, 3, 5] means 3 pieces, num_outputs = 4 means 4.
+    """Raise an error if a split has not as many outputs as pieces."""
+    # split = [2, 3, 5] means 3 pieces, num_outputs = 4 means 4
     stated = {a.name: a.i if a.name == "num_outputs" else len(a.ints) for a in node.attribute}
     pieces = stated.get("num_outputs", stated.get("split"))
     if len(node.input) > 1 and node.input[1] in sizes:
@@ -95,7 +95,7 @@ def _check_split(node: NodeProto, sizes: Mapping[str, int]) -> None:
 
 
 def _check_places(node: NodeProto) -> None:
-    """Refuse places outside any tensor."""
+    """Raise an error for attributes with indices that are too large for any tensor."""
     limits = {("GatherND", "batch_dims"): 16, ("TfIdfVectorizer", "ngram_indexes"): LARGEST_PLACE}
     for attribute in node.attribute:
         limit = limits.get((node.op_type, attribute.name))

@@ -1,6 +1,6 @@
-"""Sums: matrix products, sums of products named by letters, reductions, softmax and norms.
+"""Imports ONNX operators that sum: matrix products, Einsum, reductions, softmax and norms.
 
-Axes of reductions are an attribute in older opsets and an input in newer ones.
+The axes of a reduction are an attribute in older opsets and an input in newer ones.
 """
 
 import math
@@ -34,20 +34,20 @@ def _matmul(ctx: Context) -> draft.Value:
     b = ctx.input(1)
     if not a.shape or not b.shape:
         ctx.unsupported("operands of at least 1 axis", f"{a.shape} and {b.shape}")
-    # (5,) times (5, 7): (1, 5) (5, 7) = (1, 7), and (7,) in the end.
+    # (5,) times (5, 7): (1, 5) (5, 7) = (1, 7), and (7,) in the end
     matrix_a = a if len(a.shape) > 1 else ctx.reshape(a, (1, *a.shape))
     matrix_b = b if len(b.shape) > 1 else ctx.reshape(b, (*b.shape, 1))
     is_matrix_product = len(matrix_a.shape) == len(matrix_b.shape) == 2
     product = ctx.emit("matmul" if is_matrix_product else "batch_matmul", matrix_a, matrix_b)
-    # the axis that made a vector a matrix leaves again
+    # remove the axis that was added to a vector
     rows = product.shape[-2:-1] if len(a.shape) > 1 else ()
     columns = product.shape[-1:] if len(b.shape) > 1 else ()
     return ctx.reshape(product, (*product.shape[:-2], *rows, *columns))
 
 
 # -- Einsum ---------------------------------------------------------------------------------------
-# Operands are taken from the left, two at a time. A letter of both that is still needed is a batch
-# axis, one that is not is summed in the product; letters of one side are its rows or columns.
+# Operands are multiplied from the left, two at a time. A letter that both have is a batch axis if
+# it is needed later, otherwise the product sums over it; letters of one are rows or columns.
 LabelledTensor = tuple[draft.Value, str]
 """A tensor and a letter for each of its axes."""
 _ELLIPSIS_LABELS = "0123456789"
@@ -58,7 +58,7 @@ _ELLIPSIS_LABELS = "0123456789"
 def _einsum(ctx: Context) -> draft.Value:
     terms, result = _parse_equation(ctx)
     x: LabelledTensor = (ctx.input(0), terms[0])
-    # "ij,jk,kl->il": (ij, jk) first, where j goes and k stays, as kl still reads it.
+    # "ij,jk,kl->il": (ij, jk) first, which sums over j and keeps k, as kl needs it
     for i in range(1, len(terms)):
         x = _product_of(ctx, x, (ctx.input(i), terms[i]), set(result).union(*terms[i + 1 :]))
     value, names = _sum_unneeded(ctx, *x, set(result))
@@ -66,7 +66,7 @@ def _einsum(ctx: Context) -> draft.Value:
 
 
 def _parse_equation(ctx: Context) -> tuple[list[str], str]:
-    """Return the letters of each operand and of the result, ellipses written out."""
+    """Return the letters of each operand and of the result, with ellipses expanded."""
     equation = str(ctx.attr("equation")).replace(" ", "")
     left_side, arrow, result = equation.partition("->")
     terms = left_side.split(",")
@@ -74,16 +74,16 @@ def _parse_equation(ctx: Context) -> tuple[list[str], str]:
         ctx.unsupported(f"a term for each of {len(ctx.inputs)} inputs", equation)
     full_terms = [_expand_ellipsis(ctx, term, len(ctx.shape(i))) for i, term in enumerate(terms)]
     # axes of an ellipsis are aligned at the right, as in broadcasting
-    # "...ij" of a tensor of 4 axes is "10ij": axis names counted from the right, so that "...j" of
-    # 2 axes, "0j", meets its last one.
+    # "...ij" of a tensor with 4 axes is "10ij": digits count from the right, so that "...j" of a
+    # tensor with 2 axes, "0j", shares the axis 0
     ellipsis_labels = _ELLIPSIS_LABELS[
         : max(sum(c in _ELLIPSIS_LABELS for c in term) for term in full_terms)
     ][::-1]
     if arrow:
         result = result.replace("...", ellipsis_labels)
     else:
-        # without an arrow: letters that stand once, in the order of the alphabet
-        # "ij,jk": j stands twice, so the result is "ik".
+        # without an arrow the result has the letters that occur once, in alphabetical order:
+        # in "ij,jk" j occurs twice, so the result is "ik"
         letters = sorted("".join(full_terms))
         result = ellipsis_labels + "".join(
             c for c in letters if letters.count(c) == 1 and c not in _ELLIPSIS_LABELS
@@ -96,7 +96,7 @@ def _parse_equation(ctx: Context) -> tuple[list[str], str]:
 
 
 def _expand_ellipsis(ctx: Context, term: str, rank: int) -> str:
-    # "...ij" of 4 axes: the dots stand for 2.
+    # "...ij" of 4 axes: the ellipsis stands for 2
     ellipsis_rank = rank - len(term.replace("...", ""))
     if (ellipsis_rank and "..." not in term) or not 0 <= ellipsis_rank <= len(_ELLIPSIS_LABELS):
         ctx.unsupported(f"a letter for each of {rank} axes", term)
@@ -104,7 +104,7 @@ def _expand_ellipsis(ctx: Context, term: str, rank: int) -> str:
 
 
 def _sum_unneeded(ctx: Context, x: draft.Value, names: str, needed: set[str]) -> LabelledTensor:
-    """Sum over the axes nobody needs."""
+    """Return a tensor summed over the axes that are not in `needed`, and the remaining letters."""
     axes = tuple(i for i, name in enumerate(names) if name not in needed)
     kept_labels = "".join(name for name in names if name in needed)
     return (ctx.emit("reduce_sum", x, axis=axes), kept_labels) if axes else (x, names)
@@ -113,7 +113,7 @@ def _sum_unneeded(ctx: Context, x: draft.Value, names: str, needed: set[str]) ->
 def _product_of(
     ctx: Context, left: LabelledTensor, right: LabelledTensor, needed: set[str]
 ) -> LabelledTensor:
-    """Return the product of two operands, summed over what only they have."""
+    """Return the product of two operands, summed over the letters that are not in `needed`."""
     x, left_labels = _sum_unneeded(ctx, *left, needed | set(right[1]))
     y, right_labels = _sum_unneeded(ctx, *right, needed | set(left_labels))
     sizes: dict[str, int] = {}
@@ -133,7 +133,7 @@ def _product_of(
     )
 
     def matrices(x: draft.Value, names: str, *groups: str) -> draft.Value:
-        """Return an operand as a batch of matrices, its axes grouped; sizes of 1 stretch."""
+        """Return an operand as a batch of matrices, its axes grouped; sizes of 1 broadcast."""
         wide = tuple(sizes[name] for name in names)
         x = x if wide == x.shape else ctx.emit("expand", x, shape=wide)
         x = ctx.transpose(x, [names.index(name) for name in "".join(groups)])
@@ -149,11 +149,11 @@ def _product_of(
 
 # -- reductions -----------------------------------------------------------------------------------
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38}
-"""About the largest number of each type, which an infinite maximum is limited to."""
+"""Roughly the largest number of each type, to which an infinite maximum is clipped."""
 
 
 def _axes(ctx: Context) -> kinds.Shape:
-    """Return the axes to fold, all if none are named; () for noop_with_empty_axes."""
+    """Return the axes to reduce: all if none are named, but () with noop_with_empty_axes."""
     rank = len(ctx.shape(0))
     axes = shapes.axes_given(ctx)
     if not axes:
@@ -170,7 +170,7 @@ def _reduce(ctx: Context, op: str, value: draft.Value, *, keep: bool | None = No
 @converter("ReduceMean", types=(kinds.FLOATS, kinds.INTEGERS))
 @converter("ReduceMax", "ReduceMin", types=(kinds.GRAPH_TYPES, kinds.INTEGERS))
 def _reduction(ctx: Context) -> Result:
-    """Fold; without an axis to fold the input is the result, without elements the least value."""
+    """Return a reduction: the input itself without axes, a neutral value without elements."""
     if _reduces_nothing(ctx) and ctx.op in ("ReduceMax", "ReduceMin"):
         return _empty_extreme(ctx, 1 if ctx.op == "ReduceMax" else -1)
     op = f"reduce_{ctx.op.removeprefix('Reduce').lower()}"
@@ -178,19 +178,19 @@ def _reduction(ctx: Context) -> Result:
 
 
 def _reduces_nothing(ctx: Context) -> bool:
-    """Tell whether the axes to fold have no elements."""
+    """Tell whether the axes to reduce have no elements."""
     return any(ctx.shape(0)[a] == 0 for a in _axes(ctx))
 
 
 def _empty_extreme(ctx: Context, sign: int) -> kinds.Tensor:
-    """Return the result of a fold over nothing: -infinity, or the format's end, times a sign."""
+    """Return the maximum (sign 1) or minimum (-1) of no numbers: the least or largest number."""
     kind = kinds.NUMPY[ctx.elem(0)]
     axes = _axes(ctx)
     keepdims = ctx.attr("keepdims")
     shape = [1 if i in axes else n for i, n in enumerate(ctx.shape(0)) if keepdims or i not in axes]
     if ctx.elem(0) in kinds.FLOATS:
         return ctx.known_tensor(np.full(shape, -sign * np.inf), ctx.elem(0))
-    # The largest of no int8 is -128, the least is 127: so a fold of two parts is that of the whole.
+    # the maximum of no int8 is -128, the minimum 127: so empty parts do not change that of a whole
     low, high = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
     return ctx.known_tensor(np.full(shape, low if sign > 0 else high, kind), ctx.elem(0))
 
@@ -204,7 +204,7 @@ def _empty_extreme(ctx: Context, sign: int) -> kinds.Tensor:
     types=(kinds.FLOATS, kinds.INTEGERS),
 )
 def _composed_reduction(ctx: Context) -> Result:
-    """Fold with functions before and behind."""
+    """Return a reduction with functions before and after it, such as ReduceLogSumExp."""
     x = ctx.input(0)
     op = ctx.op.removeprefix("Reduce")
     if not _axes(ctx):
@@ -212,8 +212,8 @@ def _composed_reduction(ctx: Context) -> Result:
     if op == "LogSumExp" and _reduces_nothing(ctx):
         return _empty_extreme(ctx, 1)
     if op == "LogSumExp":
-        # max + log sum exp(x - max): no exponential overflows; a limit on the maximum keeps
-        # infinity - infinity, which is NaN, away
+        # max + log sum exp(x - max): no exponential overflows; the maximum is clipped, as
+        # infinity - infinity would be NaN
         largest: float = _LARGEST[ctx.elem(0)]
         maximum = ctx.emit(
             "clip", _reduce(ctx, "reduce_max", x, keep=True), low=-largest, high=largest
@@ -230,7 +230,7 @@ def _composed_reduction(ctx: Context) -> Result:
 
 @converter("Softmax", "LogSoftmax", types=(kinds.FLOATS,))
 def _softmax(ctx: Context) -> draft.Value:
-    """From opset 13 along one axis; before, over all axes from `axis` on as one."""
+    """Return a softmax: since opset 13 along one axis, before over all axes from `axis` on."""
     op = "softmax" if ctx.op == "Softmax" else "log_softmax"
     x = ctx.input(0)
     axis = ctx.attr("axis")
@@ -262,7 +262,10 @@ def _lp_norm(ctx: Context) -> draft.Value:
 # -- normalisation --------------------------------------------------------------------------------
 @converter("BatchNormalization", types=(kinds.FLOATS,), since=6)
 def _batch_norm(ctx: Context) -> Sequence[Result]:
-    """Normalise by the statistics given or, in training, by the batch's, averaged with them."""
+    """Normalise by the given statistics or, in training, by those of the batch.
+
+    In training the running statistics, also results, are averages of both.
+    """
     if ctx.attr("spatial") == 0:
         ctx.unsupported("one number per channel", "spatial = 0")
     if ctx.opset < 7 and not ctx.attr("is_test"):
@@ -279,7 +282,7 @@ def _batch_norm(ctx: Context) -> Sequence[Result]:
 
 @converter("LRN", types=(kinds.FLOATS,))
 def _lrn(ctx: Context) -> draft.Value:
-    """Divide by (bias + alpha mean of x^2 over `size` channels)^beta, zeros beyond the last."""
+    """Divide by (bias + alpha mean of x^2 over `size` channels)^beta, padded with zeros."""
     x = ctx.input(0)
     size = ctx.attr("size")
     if len(x.shape) < 2 or not 1 <= size <= 2 * x.shape[1] + 1:
@@ -321,13 +324,13 @@ def _normalised_shape(ctx: Context) -> kinds.Shape:
     axis = ctx.attr("axis")
     if not -len(shape) <= axis < len(shape) or ctx.attr("stash_type") != 1:
         ctx.unsupported(f"an axis of {shape}, stash_type 1", f"axis {axis}")
-    # (2, 128, 768) from axis -1 on: (768,).
+    # (2, 128, 768) from axis -1 on: (768,)
     return shape[axis % len(shape) :]
 
 
 def _expanded_parameter(ctx: Context, value: draft.Value, shape: kinds.Shape) -> draft.Value:
     """Return a scale broadcast to the normalised axes."""
-    # A scale (1, 1, 768) for an axis of 768: its leading 1s go.
+    # a scale (1, 1, 768) for an axis of 768: its leading axes of 1 are removed
     leading_sizes = value.shape[: max(0, len(value.shape) - len(shape))]
     trailing_shape = value.shape[len(leading_sizes) :]
     if any(n != 1 for n in leading_sizes) or np.broadcast_shapes(trailing_shape, shape) != shape:
@@ -344,7 +347,7 @@ def _fill(ctx: Context, like: draft.Value, shape: kinds.Shape, number: float) ->
 @converter("InstanceNormalization", types=(kinds.FLOATS,), since=6)
 @converter("GroupNormalization", types=(kinds.FLOATS,))
 def _group_norm(ctx: Context) -> draft.Value:
-    """Scale and bias are one per channel, before opset 21 of groups one per group."""
+    """Return a group norm; scale and bias are one number per channel, before opset 21 per group."""
     x = ctx.input(0)
     shape = ctx.shape(0)
     is_instance_norm = ctx.op == "InstanceNormalization"
@@ -354,7 +357,7 @@ def _group_norm(ctx: Context) -> draft.Value:
     groups = c if is_instance_norm else ctx.attr("num_groups")
     if groups < 1 or c % groups:
         ctx.unsupported(f"groups that divide {c} channels", str(groups))
-    # (2, 32, 14, 14) in 8 groups: rows (2, 8, 784) of 4 channels, each normed by itself.
+    # (2, 32, 14, 14) in 8 groups: rows (2, 8, 784) of 4 channels, each normalised alone
     rows = ctx.emit("reshape", x, shape=(n, groups, math.prod(shape[1:]) // groups))
     scale, bias = (_fill(ctx, x, rows.shape[-1:], number) for number in (1.0, 0.0))
     normalised = ctx.emit("layer_norm", rows, scale, bias, epsilon=ctx.attr("epsilon"))
@@ -370,8 +373,8 @@ def _group_norm(ctx: Context) -> draft.Value:
 def _mean_variance_norm(ctx: Context) -> draft.Value:
     """Return (x - m) / (s + 1e-9), m the mean over `axes` and s the standard deviation.
 
-    The standard writes s^2 = E[x^2] - m^2, whose digits cancel where m is large beside s, all of
-    them in fp16; the mean of (x - m)^2 is the same number without that.
+    The standard writes s^2 = E[x^2] - m^2, which loses digits if m is much larger than s, in fp16
+    all of them; the mean of (x - m)^2 equals it and does not.
     """
     x = ctx.input(0)
     rank = len(ctx.shape(0))

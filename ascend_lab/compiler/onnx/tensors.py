@@ -1,8 +1,8 @@
-"""Tensors while a model is imported, in the graph or known before it runs; and a model's inputs.
+"""Defines tensors during import (in the graph or known), their types, and a model's inputs.
 
-ONNX element types by name, and the number format that stands for each in a graph: int64 narrows to
-int32 (values are checked: see `Graph.narrowed`), bool is 0 or 1 in whatever format its producer
-had.
+Each ONNX element type has a number format in a graph: int64 becomes int32 (values are checked: see
+`Graph.narrowed`), bool becomes 0 or 1 in the format of the node that computes it. A tensor is known
+if its values do not depend on the inputs.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ FORMATS = {
     "uint8": "uint8",
     "bool": "int32",
 }
-"""Format in a graph; element types that are missing can be computed before it runs only."""
+"""Format in a graph by element type; tensors of other types must be known during import."""
 TYPES_WITHOUT_FORMAT = ("int64", "bool")
-"""Element types that no format says: a graph's files need to be told (`Graph.elements`)."""
+"""Element types that have no format of their own: the graph stores them in `Graph.elements`."""
 FLOATS = ("float32", "float16", "bfloat16")
 NUMBERS = (*FLOATS, "int32", "int64")
-"""Types a graph computes with; evaluation refuses int64 results that int32 does not hold."""
+"""Types with which a graph computes; evaluation raises an error for int64 beyond 32 bits."""
 COMPUTED_TYPES = (*NUMBERS, "int8", "uint8")
 """Types of arithmetic and comparisons."""
 GRAPH_TYPES = tuple(FORMATS)
 ALL_TYPES = tuple(NUMPY)
-"""Types a known tensor may have; those not in `ANY` must end before the graph runs."""
+"""Types that a known tensor may have; those without a format cannot become a graph's tensor."""
 INTEGERS = ("int64", "int32")
 BITWISE_TYPES = ("int32", "int8", "uint8")
-"""Types of whole numbers whose bits a graph holds: int64 does not fit."""
+"""Integer types for operators on bits: a graph holds only 32 bits of int64."""
 MAX_FOLDED_ELEMENTS = 2**18
 """Most elements of a tensor that is computed while importing."""
 MAX_ELEMENTS = 2**28
@@ -78,7 +78,7 @@ MAX_ELEMENTS = 2**28
 def in_type(values: Any, kind: str) -> Any:
     """Return an array in an ONNX element type, such as an output's.
 
-    Raises `GraphError` for whole numbers that the type does not hold.
+    Raises `GraphError` for integers that exceed the type.
     """
     array = np.asarray(values)
     if kind == "bool":
@@ -94,8 +94,8 @@ def in_type(values: Any, kind: str) -> Any:
 
 
 def beyond_32_bits(array: Values) -> str:
-    """Return the range of whole numbers that 32 bits do not hold; "" where they do."""
-    # int8 and int16 always fit; of uint32, 2^31 does not
+    """Return the range of integers that do not fit in 32 bits as text; "" if they fit."""
+    # int8 and int16 always fit; 2^31 in uint32 does not
     if array.dtype.kind not in "iu" or array.dtype.itemsize < 4 or not array.size:
         return ""
     low = int(array.min())
@@ -115,9 +115,9 @@ Known = Values | ir.Fill | Callable[[], Values]
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of the model: its type and either the graph's value or what is known of it.
+    """A tensor of the model: its type, and either the graph's value or known numbers.
 
-    `roots` names the graph inputs it is computed from, `name` an initialiser.
+    `roots` names the graph inputs from which it is computed, `name` is that of an initialiser.
     """
 
     elem: str
@@ -129,18 +129,18 @@ class Tensor:
 
     @property
     def elements(self) -> int:
-        """Its number of elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     def array(self) -> Values:
-        """Return the values of a known tensor; a fill or a lazy one is made now."""
+        """Return the values of a known tensor; a fill or a lazily read one is computed now."""
         if isinstance(self.known, ir.Fill):
             return np.full(self.shape, self.known.value, NUMPY[self.elem])
         array = self.known() if callable(self.known) else self.known
         return np.asarray(array, NUMPY[self.elem]).reshape(self.shape)
 
     def mapped(self, shape: Shape, change: Callable[[Values], Values]) -> Tensor:
-        """Return a known tensor moved or cut; a fill stays one, a lazy one is read when needed."""
+        """Return a known tensor moved or cut by `change`; lazily read tensors are not read yet."""
         mapped_known: Known
         if isinstance(self.known, ir.Fill):
             # one number everywhere: where elements move to makes no difference
@@ -153,7 +153,7 @@ class Tensor:
 
 
 def known(array: Any, elem: str | None = None) -> Tensor:
-    """Return a tensor known before the graph runs; `elem` casts."""
+    """Return an array as a known tensor, cast to the element type `elem` if that is given."""
     values = np.asarray(array, NUMPY[elem] if elem else None)
     type_name = elem or next(name for name, kind in NUMPY.items() if kind == values.dtype)
     return Tensor(type_name, values.shape, known=values)
@@ -176,18 +176,18 @@ NO_NAME = re.compile(
     r"|.*dynamic_axes_\d+|(p2o\.)?dynamicdimension\.\d+",
     re.IGNORECASE,
 )
-"""What exporters write where a size has no name; each stands for a size of its own."""
+"""What exporters write for a size without a name; equal ones need not be equal sizes."""
 BATCH_NAME = re.compile(r".*batch.*|n|b|bs", re.IGNORECASE)
 
 
 def inputs_of(graph: GraphProto) -> list[ValueInfoProto]:
-    """Return a model's inputs that are no initialisers."""
+    """Return a model's inputs that are not initialisers."""
     weights = {tensor.name for tensor in graph.initializer}
     return [entry for entry in graph.input if entry.name not in weights]
 
 
 def element_of(entry: ValueInfoProto) -> str:
-    """Return an input's element type; raise `UnsupportedError` for what no graph holds."""
+    """Return an input's element type; raise `UnsupportedError` if a graph cannot hold it."""
     kind = entry.type
     if not kind.HasField("tensor_type"):
         got = kind.WhichOneof("value") or "no type"
@@ -200,7 +200,7 @@ def element_of(entry: ValueInfoProto) -> str:
 
 
 def sizes_of(entry: ValueInfoProto) -> Sizes:
-    """Return the sizes as the model states them; what has no name, 0 and -1 are ""."""
+    """Return the sizes that the model states; "" for sizes without a name, 0 and -1."""
     kind = entry.type.tensor_type
     if not kind.HasField("shape"):
         return None
@@ -218,8 +218,8 @@ def pinned_shapes(
 ) -> dict[str, Shape]:
     """Return a shape of numbers for each input.
 
-    Raises `UnsupportedError` naming the input and a remedy if a size stays open, `InputError` for
-    names and sizes that do not fit the model.
+    Raises `UnsupportedError` naming the input and a remedy if a size remains unknown, `InputError`
+    for names and sizes that do not fit the model.
     """
     stated = {entry.name: sizes_of(entry) for entry in entries}
     for name in shapes:
@@ -241,8 +241,8 @@ def pinned_shapes(
         ):
             if not symbol or isinstance(symbol, int) or isinstance(size, str):
                 continue
-            # "batch" of two inputs must be one number: 2 (x axis 0) and 4 (mask axis 0) are
-            # refused.
+            # "batch" of two inputs must be one number: 2 (x axis 0) and 4 (mask axis 0) raise an
+            # error
             first_place = first_input.setdefault(symbol, f"{name} axis {axis}")
             if size_of_symbol.setdefault(symbol, size) != size:
                 got = f"{size_of_symbol[symbol]} ({first_place}) and {size} ({name} axis {axis})"
@@ -253,7 +253,7 @@ def pinned_shapes(
 
 
 def _with_stated_sizes(name: str, sizes: Sizes, stated: Sequence[int] | None) -> Sizes:
-    """Return the sizes with the caller's in place; fixed ones must agree."""
+    """Return the sizes with those that the caller states; sizes fixed in the model must agree."""
     if stated is None:
         return sizes
     stated_sizes = tuple(int(n) for n in stated)
@@ -282,12 +282,12 @@ def _with_batch(
     batch: int,
     given: Mapping[str, Any],
 ) -> dict[str, Sizes]:
-    """Return the sizes with the batch first wherever a first size is open, or all fixed agree.
+    """Return the sizes with the batch as first size, where that is symbolic or fixed alike in all.
 
-    Raises `InputError` naming the inputs where it is not clear which first sizes are the batch.
+    Raises `InputError` naming the inputs if it is not clear which first sizes are the batch.
     """
     first_sizes = {name: sizes[0] for name, sizes in stated.items() if sizes}
-    # First sizes "batch" and "seq": only "batch" looks like a batch's name, so it is the one.
+    # first sizes "batch" and "seq": the one whose name looks like a batch is taken
     symbols = {head for head in first_sizes.values() if isinstance(head, str) and head}
     if len(symbols) > 1:
         batch_symbols = {symbol for symbol in symbols if BATCH_NAME.fullmatch(symbol)}
@@ -309,16 +309,16 @@ def _with_batch(
 
 
 def fixed_batch(sizes_of_inputs: Mapping[str, Sizes]) -> int:
-    """Return the first size that a model fixes for all its inputs alike, or 0."""
-    # Inputs (1, 3, 224, 224) and (1, 10) fix a batch of 1; (1, 10) and (2, 10) fix none.
+    """Return the first size if a model fixes it and it is equal for all inputs, else 0."""
+    # inputs (1, 3, 224, 224) and (1, 10) fix a batch of 1; (1, 10) and (2, 10) do not fix one
     first_sizes = {sizes[0] for sizes in sizes_of_inputs.values() if sizes}
     first_size = first_sizes.pop() if len(first_sizes) == 1 else 0
     return first_size if isinstance(first_size, int) else 0
 
 
 def _without_symbols(name: str, sizes: Sizes, size_of_symbol: Mapping[str, int]) -> Shape:
-    """Return sizes with numbers for symbols; raise `UnsupportedError` where one stays open."""
-    # ("batch", 3, "h", "w") with batch = 1 known is (1, 3, "h", "w"): still open.
+    """Return sizes with numbers for symbols; raise `UnsupportedError` if one is unknown."""
+    # ("batch", 3, "h", "w") with batch = 1 is (1, 3, "h", "w"), with unknown sizes
     sizes_with_numbers = [
         size_of_symbol.get(s, s) if isinstance(s, str) else s for s in sizes or ()
     ]
@@ -340,12 +340,12 @@ def _without_symbols(name: str, sizes: Sizes, size_of_symbol: Mapping[str, int])
 
 
 def pinned_tensor(name: str, elem: str, sizes: Sizes, value: Any) -> Tensor:
-    """Return a graph input whose value is given before the graph is built."""
+    """Return a graph input as a known tensor, with a value given before the graph is built."""
     array = np.asarray(value)
     dtype = NUMPY[elem]
     if array.dtype.kind not in "biuf" and array.dtype != dtype:
         raise InputError(f"input {name} in {elem}", str(array.dtype), "pass numbers")
-    # 2.0 may be pinned as int64, 2.5 may not: the cast has to leave it equal.
+    # 2.0 may be given for int64, 2.5 may not: the cast must not change the value
     cast = array.astype(dtype)
     if dtype.kind in "biu" and not np.array_equal(cast, array):
         raise InputError(f"input {name} in {elem}", f"values of {array.dtype}", "pass whole ones")

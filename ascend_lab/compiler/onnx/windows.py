@@ -1,6 +1,7 @@
-"""Sliding windows of the standard: convolutions and pooling of rows and images.
+"""Imports ONNX operators with sliding windows: convolutions and pooling of rows and images.
 
-Pads, automatic pads, dilation, and the ceiling mode, whose last window may reach beyond the image.
+The module covers pads, automatic pads, dilation, and the ceiling mode, in which the last window may
+reach beyond the image.
 """
 
 import functools
@@ -23,14 +24,14 @@ _MAX_KERNEL_ELEMENTS = 64
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window over an image: sizes per axis, height and width; a row has height 1."""
+    """A window over an image: its sizes along height and width; a row is an image of height 1."""
 
     kernel: Pair
     stride: Pair
     pads: tuple[Pair, Pair]
     dilation: Pair
     extra: Pair = (0, 0)
-    """Elements behind the padded image that the last window of the ceiling mode reaches."""
+    """Elements after the padded image that the last window of the ceiling mode covers."""
 
     @property
     def reach(self) -> Pair:
@@ -41,7 +42,7 @@ class Window:
 
     @property
     def reached(self) -> tuple[Pair, Pair]:
-        """The pads with what the ceiling mode adds behind."""
+        """The pads, with the elements that the ceiling mode adds at the end."""
         (top, bottom), (left, right) = self.pads
         return (top, bottom + self.extra[0]), (left, right + self.extra[1])
 
@@ -90,12 +91,12 @@ def _sizes(ctx: Context, key: str, rank: int) -> Shape:
 def _pads(
     ctx: Context, kernel: Shape, stride: Shape, dilation: Shape, size: Shape
 ) -> tuple[Pair, ...]:
-    """Return (before, after) per axis: as given, or so that the output is ceil(size / stride)."""
+    """Return pads (before, after) per axis: given, or computed for ceil(size / stride) outputs."""
     rank = len(size)
     auto_pad = ctx.attr("auto_pad")
     pads = ctx.attr("pads")
     if auto_pad in ("NOTSET", ""):
-        # the file has all pads before the axes, then all behind
+        # the file has the pads before each axis, then those after it
         flat = pads or (0,) * (2 * rank)
         if len(flat) != 2 * rank:
             raise GraphError(f"{ctx.where}: {2 * rank} pads", str(flat), "correct it")
@@ -111,22 +112,22 @@ def _pads(
     pairs = []
     for k, s, d, n in zip(kernel, stride, dilation, size, strict=True):
         total = (-(-n // s) - 1) * s + (k - 1) * d + 1 - n
-        # 5 pixels, kernel 3, stride 2: 3 windows reach from 0 to 6, 2 pixels too far
-        # a stride beyond the kernel needs no pad for ceil(n / s) windows; below 0 it would cut
+        # 5 pixels, kernel 3, stride 2: 3 windows cover 7 pixels, so that 2 are padded
+        # with a stride above the kernel the total may be negative: then there are no pads
         pairs.append(_split_pads(max(total, 0), auto_pad))
     return tuple(pairs)
 
 
 def _split_pads(total_pad: int, auto_pad: str) -> Pair:
-    """Return pads before and after; the odd one behind for SAME_UPPER, else in front."""
-    # 3 pads are (1, 2) for SAME_UPPER and (2, 1) for SAME_LOWER.
+    """Return pads before and after; SAME_UPPER puts the odd one after, SAME_LOWER before."""
+    # 3 pads are (1, 2) for SAME_UPPER and (2, 1) for SAME_LOWER
     smaller = total_pad // 2
     larger = total_pad - total_pad // 2
     return (smaller, larger) if auto_pad == "SAME_UPPER" else (larger, smaller)
 
 
 def as_image(ctx: Context, value: Value) -> Value:
-    """Return (n, c, w) as (n, c, 1, w); an image stays itself."""
+    """Return (n, c, w) as (n, c, 1, w); an image does not change."""
     if len(value.shape) not in (3, 4):
         ctx.unsupported("tensors of 3 or 4 axes", str(value.shape))
     return ctx.reshape(value, (*value.shape[:2], *(1,) * (4 - len(value.shape)), *value.shape[2:]))
@@ -138,7 +139,7 @@ def as_row(ctx: Context, value: Value, rank: int) -> Value:
 
 
 def collapsed(value: Any) -> Any:
-    """Return equal sizes as one number, nested ones too: ((1, 1), (1, 1)) is 1."""
+    """Return equal sizes, also nested ones, as one number: ((1, 1), (1, 1)) becomes 1."""
     if isinstance(value, int):
         return value
     sizes = [collapsed(v) for v in value]
@@ -152,7 +153,7 @@ def convolved(
 ) -> Value:
     """Return the convolution of rows or images that the node's attributes describe.
 
-    `border` stands around the image, as what bytes have for 0.
+    `border` is the number that pads the image: in int8, the zero point.
     """
     window = window_of(ctx, weight.shape[2:], x.shape[2:])
     settings = {"groups": ctx.attr("group") if groups is None else groups, **window.settings()}
@@ -183,12 +184,12 @@ def _conv_transpose(ctx: Context) -> Value:
         ctx.attrs = {**ctx.attrs, "auto_pad": "NOTSET"}
     window = window_of(ctx, weight[2:], spatial)
     image_size = leading_ones + spatial
-    # 5 pixels, stride 2, kernel 3: (5 - 1) 2 + 3 = 11; SAME asks for 5 * 2 = 10, so one is cut off,
-    # behind for SAME_UPPER.
+    # 5 pixels, stride 2, kernel 3: (5 - 1) 2 + 3 = 11; SAME means 5 * 2 = 10, so that one is cut
+    # off, for SAME_UPPER at the end
     full_sizes = [
         (n - 1) * s + r for n, s, r in zip(image_size, window.stride, window.reach, strict=True)
     ]
-    # the output's size is given, and the pads follow from it: full size less the target
+    # the output's size is given, and the pads follow from it: full size minus target
     if output_shape or auto_pad.startswith("SAME"):
         target = tuple(n * s for n, s in zip(image_size, window.stride, strict=True))
         target = (
@@ -218,7 +219,7 @@ def _conv_transpose(ctx: Context) -> Value:
 # -- pooling --------------------------------------------------------------------------------------
 @converter("MaxPool", types=((*FLOATS, "int8", "uint8"),))
 def _max_pool(ctx: Context) -> Value:
-    """Take the largest of each window; bytes pass through fp32, which holds them exactly."""
+    """Return the maximum of each window; int8 is computed in fp32, which holds it exactly."""
     is_integer = ctx.elem(0) not in FLOATS
     window = _pool_window(ctx)
     x = as_image(ctx, ctx.input(0, "fp32" if is_integer else ""))
@@ -231,9 +232,9 @@ def _max_pool(ctx: Context) -> Value:
 
 @converter("AveragePool", types=(FLOATS,))
 def _average_pool(ctx: Context) -> Value:
-    """Average real elements, with count_include_pad zeros of the padding too.
+    """Return the average of each window's elements; with count_include_pad the padding counts.
 
-    Elements beyond the padding, which only the ceiling mode reaches, never count.
+    Elements after the padding, which only the ceiling mode covers, never count.
     """
     window = _pool_window(ctx)
     x = as_image(ctx, ctx.input(0))
@@ -266,14 +267,14 @@ def _global_pool(ctx: Context) -> Value:
 
 @converter("LpPool", types=(FLOATS,), since=2)
 def _lp_pool(ctx: Context) -> Value:
-    """Take the p-th root of the sum of |x|^p over each window: a convolution with ones."""
+    """Return the p-th root of the sum of |x|^p over each window, by a convolution with ones."""
     x = ctx.input(0)
     if ctx.attr("ceil_mode"):
         ctx.unsupported("ceil_mode = 0", "1")
     powers = _powered(ctx, x)
     kernel = ctx.attr("kernel_shape")
-    window_of(ctx, kernel, x.shape[2:])  # refuses a kernel too large to be made
-    # A group for each channel and weights of 1: each window is summed channel by channel.
+    window_of(ctx, kernel, x.shape[2:])  # raises an error for a kernel that is too large
+    # a group for each channel and weights of 1: each window is summed channel by channel
     ones = ctx.constant_array(np.ones((x.shape[1], 1, *kernel)), x.type.dtype, "ones")
     return _root(ctx, convolved(ctx, powers, ones, groups=x.shape[1]))
 
@@ -301,9 +302,9 @@ def _root(ctx: Context, x: Value) -> Value:
 
 
 def _pool_window(ctx: Context) -> Window:
-    """Return the window; the ceiling mode adds what its last window reaches beyond the padding.
+    """Return the window; in ceiling mode its `extra` is what the last one covers after the pads.
 
-    A last window that would start beyond the image and its padding before is dropped.
+    A last window that would start after the image's last pixel is dropped.
     """
     size = ctx.shape(0)[2:]
     if ctx.attr("ceil_mode") and ctx.attr("auto_pad") == "VALID":
@@ -317,7 +318,7 @@ def _pool_window(ctx: Context) -> Window:
         image_size, window.pads, window.reach, window.stride, strict=True
     ):
         # 6 pixels, kernel 3, stride 2, no pads: ceil(3 / 2) + 1 = 3 windows, and the last one, at
-        # 4, reaches 1 pixel too far.
+        # 4, ends 1 pixel after the image
         count = -(-(n + sum(pads) - reach) // step) + 1
         if (count - 1) * step >= n + pads[0]:
             count -= 1
@@ -326,7 +327,7 @@ def _pool_window(ctx: Context) -> Window:
 
 
 def _pads_fit_kernel(window: Window) -> bool:
-    """Tell whether each pad is smaller than the kernel, as the pooling operators ask."""
+    """Tell whether each pad is smaller than the kernel, as the pooling operators require."""
     return all(max(p) < k for p, k in zip(window.reached, window.kernel, strict=True))
 
 
@@ -336,7 +337,7 @@ def _pool_settings(window: Window) -> dict[str, Any]:
 
 
 def _element_counts(size: Shape, window: Window, include: bool) -> Values:
-    """Return how many elements each window of a dilated kernel averages: a mask convolved."""
+    """Return the number of elements in each window of a dilated kernel, to divide sums by."""
     mask = np.pad(np.ones(size), window.pads, constant_values=include)
     mask = np.pad(mask, tuple((0, n) for n in window.extra))
     ones = np.ones((1, 1, *window.kernel))
@@ -355,7 +356,7 @@ def _combined_slices(ctx: Context, x: Value, window: Window, op: str, border: fl
     if ctx.attr("pads") or any(map(any, window.reached)):
         x = ctx.emit("pad", x, pads=((0, 0), (0, 0), *window.reached), value=border)
     n, c, h, w = x.shape
-    # 7 rows and a reach of 5: windows start at rows 0, 1 and 2.
+    # 7 rows and windows that span 5: they start at rows 0, 1 and 2
     last_starts = [s - r for s, r in zip((h, w), window.reach, strict=True)]
     if min(last_starts) < 0:
         ctx.unsupported("a window no larger than the padded image", f"{window.reach}")

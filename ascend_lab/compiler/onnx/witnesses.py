@@ -1,10 +1,10 @@
-"""Who computes a node as the standard says: ONNX Runtime, its reference evaluator, our own graphs.
+"""Says which evaluators compute an ONNX node correctly: ONNX Runtime, ONNX's reference, or ours.
 
-Each of them is wrong, or silent, for some nodes. `FAULTS` is the one place that says for which: it
-decides from a node's attributes, its inputs that are left out and the version of its operator,
-never from sizes. Where an evaluator and the standard's text differ, the text decides; where it is
-open, two of three independent evaluators (PyTorch among them). The order is fixed: ONNX Runtime,
-then the reference evaluator, then a graph of our own, each unless a row accuses it.
+Ours means importing the node as a graph and evaluating that. Each evaluator is wrong, or fails, for
+some nodes; only the table `FAULTS` says for which. A row looks at a node's attributes, its missing
+inputs and the version of its operator, never at sizes. If an evaluator and the standard's text
+differ, the text decides; if the text is ambiguous, two of three independent evaluators (PyTorch is
+one) decide. The first evaluator without a fault is taken: ONNX Runtime, the reference, ours.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ WITNESSED = {
     "ai.onnx.preview": ("FlexAttention",),
     "ai.onnx.preview.training": ("Adagrad", "Adam", "Momentum"),
 }
-"""Operators of the standard's other domains for which it has tests, that the reference passes."""
+"""Operators of the standard's other domains whose tests the reference evaluator passes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A node as the rows of the table see it."""
+    """A node in the form that the rows of `FAULTS` read."""
 
     node: NodeProto
     opset: int
 
     def attr(self, name: str, default: Any = None) -> Any:
-        """Return an attribute as given, texts decoded, or `default`."""
+        """Return an attribute, with strings decoded, or `default` if the node does not have it."""
         from onnx import helper
 
         for attribute in self.node.attribute:
@@ -52,12 +52,12 @@ class Asked:
         return place < len(self.node.input) and bool(self.node.input[place])
 
     def writes(self, place: int) -> bool:
-        """Tell whether an output is asked for."""
+        """Tell whether the node writes an output, given by its position."""
         return place < len(self.node.output) and bool(self.node.output[place])
 
     @property
     def same(self) -> bool:
-        """Whether the pads are the standard's SAME."""
+        """Whether the attribute auto_pad is SAME_UPPER or SAME_LOWER."""
         return str(self.attr("auto_pad", "")).startswith("SAME")
 
     @property
@@ -67,17 +67,17 @@ class Asked:
 
     @property
     def gaps(self) -> bool:
-        """Whether windows of SAME leave elements out: a stride beyond the kernel."""
+        """Whether windows of SAME skip elements: the stride is larger than the kernel."""
         kernel = self.attr("kernel_shape") or ()
         strides = self.attr("strides") or (1,) * len(kernel)
-        if not kernel:  # of a convolution: its weights say it, so any stride may be too long
+        if not kernel:  # a convolution's kernel is known from its weights: any stride may skip
             return self.same and any(s > 1 for s in strides)
         return self.same and any(s > k for s, k in zip(strides, kernel, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A row: which evaluator is wrong for which operators, in which cases, and what it does."""
+    """A row: the evaluator that is wrong, for which operators, what it does, and in which cases."""
 
     evaluator: str
     ops: tuple[str, ...]
@@ -137,28 +137,28 @@ FAULTS: tuple[Fault, ...] = (
           lambda a: a.writes(3) and a.attr("qk_matmul_output_mode", 0)),
 )
 # fmt: on
-"""What each evaluator has wrong."""
+"""The known faults of each evaluator."""
 
 
 def evaluators(node: NodeProto, opset: int) -> tuple[str, ...]:
-    """Return the evaluators that are right for a node and all in its branches, in order."""
+    """Return the evaluators that are correct for a node and its branches, in order."""
     graphs = list(inner_graphs(node))
     if graphs:
         nodes = [inner for graph in graphs for inner in graph.node]
-        # An If is computed as a whole: only an evaluator that is right for each node of both
-        # branches may.
+        # an If is computed as a whole: the evaluator must be correct for each node of both
+        # branches
         shared = [set(evaluators(inner, opset)) for inner in nodes]
         return tuple(e for e in (RUNTIME, REFERENCE) if all(e in allowed for allowed in shared))
     if node.op_type in WITNESSED.get(node.domain, ()):
         return RUNTIME, REFERENCE
     if node.domain not in STANDARD:
         return (RUNTIME,)
-    # MaxPool with ceil_mode: the reference evaluator is accused, so ONNX Runtime or our own graph.
+    # keep the evaluators without a fault for this node
     return tuple(e for e in ORDER if fault_of(node, opset, e) is None)
 
 
 def fault_of(node: NodeProto, opset: int, evaluator: str) -> Fault | None:
-    """Return the row that accuses an evaluator of a node, or None."""
+    """Return the row that says that an evaluator is wrong for a node, or None."""
     asked = Asked(node, opset)
     for fault in FAULTS:
         if fault.evaluator == evaluator and node.op_type in fault.ops and fault.when(asked):
@@ -167,7 +167,7 @@ def fault_of(node: NodeProto, opset: int, evaluator: str) -> Fault | None:
 
 
 def faults_within(node: NodeProto, opset: int, evaluator: str) -> Iterator[tuple[NodeProto, Fault]]:
-    """Yield the nodes that an evaluator has wrong: the node, or those of its branches."""
+    """Yield the nodes for which an evaluator is wrong, with the row: the node or its branches'."""
     for graph in inner_graphs(node):
         for inner in graph.node:
             yield from faults_within(inner, opset, evaluator)

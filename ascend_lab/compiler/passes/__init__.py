@@ -1,6 +1,6 @@
-"""Passes: rewritings of a graph that keep what it computes, run in rounds until nothing changes.
+"""Passes: rewrites of a graph that keep what it computes, run in rounds until nothing changes.
 
-`run_passes(graph)` runs the default ones; `PASSES` holds all by name.
+`run_passes(graph)` runs the default passes; `PASSES` holds all of them by name.
 """
 
 # fmt: off

@@ -25,7 +25,7 @@ LARGEST_NUMBER = {"fp16": 65504.0, "bf16": 3.3895313892515355e38, "fp32": 3.4028
 QUANTISABLE_OPS = ("conv2d", "matmul", "gemm")
 INTEGER_LAYERS = "RequantFusionPass"
 fold = plugged(INTEGER_LAYERS)
-"""Quantised layers become integer layers; without this plug-in they compute in floats."""
+"""Turns quantised layers into integer layers; without this plug-in they compute in floats."""
 INT8_LARGEST = 127
 """Largest number used in int8. The range is symmetric around 0: -128 is not used."""
 
@@ -34,7 +34,7 @@ INT8_LARGEST = 127
 def convert(
     graph: ir.Graph, dtype: str, source: str = "fp32", keep: frozenset[str] = frozenset()
 ) -> tuple[ir.Graph, int]:
-    """Return the graph with everything in format `source` converted to `dtype`, and how many.
+    """Return the graph with all of format `source` in `dtype`, and the number of changes.
 
     Inputs, constants and outputs change, too. Some tensors stay as they are: operands whose format
     the operator fixes (statistics of a batch norm in fp32, indices), and the scales of int32 sums,
@@ -68,7 +68,7 @@ def convert(
 class _Conversion:
     """The graph converted so far.
 
-    `converted_names` has the tensor that holds another one in a format, by (name, format).
+    `converted_names` holds, by (tensor, format), the name of that tensor converted to the format.
     `changed_count` counts the inputs, constants and nodes that changed their format.
     """
 
@@ -82,7 +82,7 @@ class _Conversion:
         self.draft = Draft(graph, nodes=())
         self.converted_names: dict[tuple[str, str], str] = {}
         self.changed_count = 0
-        # the caller passes inputs in the new format: no cast in front of the network
+        # the caller passes inputs in the new format: the network does not cast them
         for name in graph.inputs:
             stays = any(reader.name in keep for reader in graph.readers[name])
             if graph.types[name].dtype == source and not stays:
@@ -123,7 +123,7 @@ class _Conversion:
             attrs = {k: self.dtype if v == self.source else v for k, v in attrs.items()}
         if keeps_sums:
             attrs = {**attrs, "out_dtype": self.source}
-        # a cast reads whatever is there; all others read what their operator's rule asks for
+        # a cast reads any format; all other operators read the formats that their rule states
         if node.op == "cast":
             formats = tuple(self.draft.types[name].dtype for name in node.inputs)
         else:
@@ -141,7 +141,7 @@ class _Conversion:
         self.draft.put(ir.Node(node.name, node.op, inputs, node.outputs, explicit_attrs), *kinds)
 
     def cast_output(self, name: str) -> None:
-        """Add a cast behind an output of the graph that is still in the old format."""
+        """Add a cast after an output of the graph that is still in the old format."""
         draft = self.draft
         # the output's name goes to the cast; its old tensor gets a new name
         wide_name = draft.new_name(f"{name}_{self.source}")
@@ -162,7 +162,7 @@ class _Conversion:
 def _node_names(graph: ir.Graph, keep: frozenset[str]) -> frozenset[str]:
     """Return the names of the nodes that `keep` names, directly or by one of their outputs.
 
-    Raises `InputError` for a name of neither kind.
+    Raises `InputError` for a name that is neither a node's nor an output's.
     """
     nodes = {out: node.name for node in graph.nodes for out in node.outputs}
     nodes |= {node.name: node.name for node in graph.nodes}
@@ -217,8 +217,8 @@ def scaled_sums(graph: ir.Graph, source: str) -> frozenset[str]:
     """Return the names of the nodes that cast and scale int32 sums, and that compute the scales.
 
     Sums of int8 products are too large for fp16 before they are scaled, and their scales are too
-    small for it: both stay in `source` up to the first node that does something else. Of other
-    int32 tensors only a factor that is a constant counts: they may be masks of large tensors.
+    small for it: both stay in `source` up to the first node that does something else. Other int32
+    tensors may be masks: of their factors only constants count as scales.
     """
     scaling_nodes: set[str] = set()
     # tensors with such sums: as int32, cast to `source`, or already scaled
@@ -259,7 +259,7 @@ def in_format(constant: ir.Constant, dtype: str) -> ir.Constant:
     """Return a constant in another format; floats saturate, large arrays convert when read."""
     kind = replace(constant.type, dtype=dtype)
     largest = LARGEST_NUMBER.get(dtype, np.inf)
-    # seeded numbers are near 1: rounded to the new type when they are drawn
+    # seeded numbers are near 1 and need no clipping: they are rounded when they are drawn
     if isinstance(constant.data, ir.Seeded) and dtype in FLOATS:
         return ir.Constant(kind, constant.data)
     # -1e9 of a mask becomes -65504 in fp16, which softmax still turns into 0
@@ -267,7 +267,7 @@ def in_format(constant: ir.Constant, dtype: str) -> ir.Constant:
         return ir.Constant(kind, ir.Fill(min(max(constant.data.value, -largest), largest)))
 
     def converted(values: ir.Values) -> ir.Values:
-        # infinities stay: they mean a mask; finite numbers stop at the largest of the format
+        # infinities stay, as masks have them; finite numbers are clipped to the format's range
         wide_values = values if values.dtype == np.float32 else values.astype(np.float64)
         return np.where(np.isinf(wide_values), wide_values, np.clip(wide_values, -largest, largest))
 
@@ -307,7 +307,7 @@ class LayerQuantisation:
     """How a layer is quantised: scale and offset of its input, scales of its weights.
 
     Weights have one scale, or one for each output channel. If `shared`, an addition that reads the
-    same input as the layer reads it quantised, too.
+    layer's input reads the quantised input instead, as the layer does.
     """
 
     scale: float
@@ -318,11 +318,11 @@ class LayerQuantisation:
 
 
 def quantise(graph: ir.Graph, scales: Mapping[str, float] | None = None) -> tuple[ir.Graph, int]:
-    """Run convolutions and products with constant weights in int8.
+    """Return the graph with products and convolutions with constant weights in int8, and how many.
 
-    `scales` has a scale for each tensor that they read; with None they are measured on seeded
-    inputs. Additions that read such a tensor read it quantised, too. Returns the graph and the
-    number of layers.
+    These are counted as layers; the other nodes keep their number format.
+    `scales` holds a scale for each tensor that these layers read; with None, scales are measured
+    on seeded inputs. Additions that read such a tensor read it quantised, too.
     """
     scale_of_input = measured_scales(graph) if scales is None else scales
     layer_scales = {
@@ -371,7 +371,7 @@ def insert_quantise_pairs(graph: ir.Graph, layers: Mapping[str, LayerQuantisatio
 
 def summands(graph: ir.Graph, layers: Collection[str]) -> list[tuple[str, str]]:
     """Return pairs (addition, layer) that read the same tensor; the addition broadcasts nothing."""
-    # of two layers that read the same tensor the first counts: in reversed order it is set last
+    # if two layers read a tensor, the first is returned: in reversed order it is set last
     readers = {graph.node(layer).inputs[0]: layer for layer in reversed(list(layers))}
     pairs = []
     for node in graph.nodes:

@@ -21,7 +21,7 @@ from ascend_lab.operators.ops import formats, pooling
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """y = a x + c per channel: constants, and the function from their arrays to (a, c)."""
+    """y = a x + c per channel: constants, and a function that computes (a, c) from their arrays."""
 
     sources: tuple[Constant, ...]
     factors: Callable[..., tuple[Any, Any]]
@@ -32,7 +32,10 @@ class Affine:
 
 
 def per_channel(draft: Draft, name: str, rank: int, channels: int) -> Constant | None:
-    """Return a constant with one number for each channel (axis 1), or one for all; else None."""
+    """Return a constant if it has one number for each channel (axis 1), or one for all.
+
+    Returns None for other tensors.
+    """
     constant = draft.constant(name)
     if constant is None or len(constant.type.shape) > rank:
         return None
@@ -73,7 +76,7 @@ def affine_of(draft: Draft, node: Node) -> tuple[str, Affine] | None:
 
 
 def into_convolution(draft: Draft, node: Node) -> bool:
-    """Fold a scale and shift into the convolution before it, if nobody else reads that."""
+    """Fold a scale and shift into the convolution before it, if that has no other reader."""
     affine = affine_of(draft, node)
     if affine is None:
         return node.op == "add" and _into_one(draft, node)
@@ -87,7 +90,7 @@ def into_convolution(draft: Draft, node: Node) -> bool:
         return False
     is_transposed = conv.op == "conv_transpose2d"
     is_depthwise = conv.op == "depthwise_conv2d"
-    # A batch norm scales and shifts, a `mul` scales only, an `add` shifts only.
+    # a batch norm scales and shifts, a `mul` only scales, an `add` only shifts
     scales = node.op not in ("add", "adds")
     shifts = node.op not in ("mul", "muls")
     # with groups, output channels of a transposed convolution are spread over both weight axes
@@ -107,7 +110,7 @@ def into_convolution(draft: Draft, node: Node) -> bool:
 
 
 def _into_one(draft: Draft, node: Node) -> bool:
-    """Give both biases of two added convolutions to the one with more kernel elements."""
+    """Move the sum of two added convolutions' biases to the one with more kernel elements."""
     convolutions = [conv for name in node.inputs if (conv := draft.only(name, "conv2d"))]
     if len(convolutions) < 2 or draft.type(convolutions[0].output) != draft.type(
         convolutions[1].output
@@ -230,7 +233,7 @@ def pad_conv(draft: Draft, node: Node) -> bool:
 def fully_connected(draft: Draft, node: Node) -> bool:
     """Turn a convolution over a window as large as the image into a matrix product (n, c h w).
 
-    One node becomes three: of use where matrix products are what is tuned, not to save nodes.
+    One node becomes three: this helps only where products are faster or tuned better.
     """
     x, weight = (draft.type(name) for name in node.inputs[:2])
     options = settings(node)
@@ -297,7 +300,7 @@ def pool_to_conv(draft: Draft, node: Node) -> bool:
     """Turn pooling into a strided convolution, to be trained again.
 
     The weights are all 1 / window: for average pooling that counts its padding the results are
-    the same; a maximum becomes a mean, and only training the new weights makes up for that.
+    the same; a maximum becomes a mean, so that the new weights have to be trained.
     """
     kind = draft.type(node.inputs[0])
     (kernel, stride, pads) = _window(node)

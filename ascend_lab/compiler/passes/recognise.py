@@ -27,7 +27,7 @@ def _plus(value: Any, number: float) -> Any:
 
 
 # -- norms ----------------------------------------------------------------------------------------
-# (x - mean) / sqrt(variance + epsilon) scale + bias, in patterns from the inside out
+# patterns of (x - mean) / sqrt(variance + epsilon) scale + bias, beginning with the inner terms
 _SHIFTED = ("sub", "x", ("reduce_mean", "x", {"axis": "$axis", "keepdims": True}))
 _MEAN_SQUARE = ("reduce_mean", ("square", _SHIFTED), {"axis": "$axis", "keepdims": True})
 _VARIANCE = ("adds", _MEAN_SQUARE, {"number": "$epsilon"})
@@ -49,14 +49,14 @@ def layer_norm(draft: Draft, node: Node) -> bool:
     kind = draft.type(bindings["x"])
     rank = len(kind.shape)
     axes = axes_of("layer_norm", bindings["axis"], kind.shape)
-    # a layer norm goes over the last axes; a mean over others is something else
+    # a layer norm takes the mean over the last axes; a mean over others does not match
     if axes != tuple(range(axes[0], rank)):
         return False
     parameter_type = TensorType(kind.shape[axes[0] :], kind.dtype)
     parameters = [
         _in_parameter_shape(draft, bindings[name], parameter_type) for name in ("scale", "bias")
     ]
-    # Axes 1 and 2 of 3: axis -2, counted from the end.
+    # axes 1 and 2 of 3 are the axes from -2 on
     attrs = {"axis": axes[0] - rank, "epsilon": bindings["epsilon"]}
     reads = (bindings["x"], *filter(None, parameters))
     return None not in parameters and draft.become(node, "layer_norm", reads, attrs)
@@ -121,9 +121,9 @@ def gelu(draft: Draft, node: Node) -> bool:
 
 @rewrites("GeluErfToTanhPass", "mul", "muls", stage="opt-in", values="changed")
 def gelu_erf(draft: Draft, node: Node) -> bool:
-    """Compute the erf form of gelu, x / 2 (1 + erf(x / sqrt(2))), by its tanh form.
+    """Replace the erf form of gelu, x / 2 (1 + erf(x / sqrt(2))), by its tanh form.
 
-    They are up to 0.0005 apart.
+    Their values differ by up to 0.0005.
     """
     bindings = match(draft, node, *GELU_ERF)
     return bindings is not None and draft.become(node, "gelu", [bindings["x"]])
@@ -148,7 +148,7 @@ def flat_product(draft: Draft, node: Node) -> bool:
         return False
     if len(a.shape) == 2:
         return draft.become(node, "matmul", node.inputs, node.attrs)
-    # (8, 12, 64) times (64, 32): one product (96, 64) (64, 32) instead of eight of 12 rows.
+    # (8, 12, 64) times (64, 32): one product (96, 64) (64, 32) instead of eight with 12 rows
     rows = (math.prod(a.shape[:-1]), a.shape[-1])
     flat = draft.insert("reshape", node.inputs[:1], {"shape": rows}, f"{node.name}_rows")
     product_rows = draft.insert(
@@ -178,7 +178,7 @@ def product_bias(draft: Draft, node: Node) -> bool:
 def _gemm(draft: Draft, node: Node, product: Node, bias: str, *, split: bool) -> bool:
     """Let one gemm compute product + bias if formats and shapes fit.
 
-    With `split` a reshape that splits the rows stands between product and bias.
+    With `split`, a reshape that splits the rows is between product and bias.
     """
     kind = draft.type(product.output)
     result = draft.type(node.output)
@@ -204,7 +204,7 @@ def _gemm(draft: Draft, node: Node, product: Node, bias: str, *, split: bool) ->
 # -- attention ------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """The operand of a softmax as far as it is recognised: scale q k^T + mask."""
+    """The recognised parts of a softmax's operand: scale q k^T + mask."""
 
     product: Node
     scale: float = 1.0
@@ -226,7 +226,7 @@ def attention(draft: Draft, node: Node) -> bool:
     transposed = scores.product.attr("trans_b", False)
     key_shape = kinds[1].shape
     if not transposed:
-        # k already is k^T: types are checked as if it were transposed back
+        # the product reads k^T: check the types with this transposed back to k
         kinds[1] = replace(kinds[1], shape=(*key_shape[:-2], key_shape[-1], key_shape[-2]))
     try:
         if infer("flash_attention", kinds, {"scale": 1.0})[0] != draft.type(node.output):
@@ -241,7 +241,7 @@ def attention(draft: Draft, node: Node) -> bool:
 
 
 def _scores_of(draft: Draft, weights: Node) -> _Scores | None:
-    """Walk back from the softmax over mask and scale to the product; None if there is none."""
+    """Follow operands back from the softmax over mask and scale to the product; None if absent."""
     shape = draft.type(weights.output).shape
     name = weights.inputs[0]
     if weights.op == "masked_softmax":
@@ -260,7 +260,7 @@ def _scores_of(draft: Draft, weights: Node) -> _Scores | None:
 
 
 def _scaled_product(draft: Draft, name: str) -> _Scores | None:
-    """Walk back over factors and divisors that are one number to the product."""
+    """Follow operands back over scalar factors and divisors to the product; None if absent."""
     scale = 1.0
     while True:
         node = draft.only(name, "muls", "div", "mul", "attention_scores", *PRODUCTS)
@@ -276,7 +276,7 @@ def _scaled_product(draft: Draft, name: str) -> _Scores | None:
                 if node_scale is None
                 else node_scale
             )
-            # `attention_scores` of depth 64 has scaled by 1 / sqrt(64) = 1 / 8 itself.
+            # `attention_scores` includes a scale, for depth 64 it is 1 / sqrt(64) = 1 / 8
             return _Scores(replace(node, attrs={"trans_b": True}), scale * node_scale)
         name = node.inputs[0]
         factor = node.inputs[-1]

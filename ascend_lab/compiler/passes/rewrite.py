@@ -33,7 +33,7 @@ RELATIVE_TOLERANCE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A rewriting of graphs with a name; `apply` returns the graph and how often it matched.
+    """A named rewrite of graphs; `apply` returns the graph and how often it matched.
 
     stage     when the pass runs: "prepare" (removes nodes without effect) and "fuse" (merges nodes
               that one kernel computes) by default, "opt-in" and "precision" only if named
@@ -59,7 +59,7 @@ class Pass:
 
 
 def sweep(rule: Rule, *ops: str) -> Apply:
-    """Return the rewriting that offers every node (of `ops`, if given) to a rule, once each."""
+    """Return the rewrite that calls a rule once for each node (of `ops`, if given)."""
 
     def apply(graph: Graph) -> tuple[Graph, int]:
         names = [node.name for node in graph.nodes if not ops or node.op in ops]
@@ -79,15 +79,15 @@ def sweep(rule: Rule, *ops: str) -> Apply:
 
 
 def having(apply: Apply, *ops: str) -> Apply:
-    """Return a rewriting that skips graphs without any of these operators."""
+    """Return a rewrite that skips graphs without any of these operators."""
     return lambda graph: apply(graph) if any(n.op in ops for n in graph.nodes) else (graph, 0)
 
 
 def plugged(name: str) -> Apply:
-    """Return the rewriting that special modules list under the name of a pass.
+    """Return the rewrite that modules of `ascend_lab.fused` list under the name of a pass.
 
-    Modules of `ascend_lab.fused` have lists GRAPH_REWRITES, pairs of such a name and a rewriting.
-    Without one the graph stays as it is.
+    Their lists GRAPH_REWRITES hold pairs of such a name and a rewrite. If no list has the name, the
+    graph does not change.
     """
 
     def apply(graph: Graph) -> tuple[Graph, int]:
@@ -139,7 +139,7 @@ def derived(
             return round_to(np.asarray(compute(*wide)), kind.dtype)
 
     constant = Constant(kind, data)
-    # the weights of a large layer take seconds to fold: whoever asks for the time needs no values
+    # the weights of a large layer take seconds to fold, and to time a network no values are needed
     if max([kind.elements, *(s.type.elements for s in sources)]) > small:
         return constant
     return Constant(kind, constant.array())
@@ -152,7 +152,7 @@ def match(draft: Draft, node: Node, *patterns: Pattern) -> Bindings | None:
     """
     for pattern in patterns:
         for bindings in _match_node(draft, node, pattern, {}):
-            # under "" the search notes which nodes of the match read each inner tensor
+            # under the key "" the search stores which nodes of the match read each inner tensor
             readers: Mapping[str, set[str]] = bindings.pop("", {})
             if all(draft.uses[name] == len(reader_names) for name, reader_names in readers.items()):
                 return bindings
@@ -202,7 +202,7 @@ def _match_tensor(
             yield {**bindings, pattern: name}
     elif isinstance(pattern, float):
         number = draft.number(name)
-        # fp16 holds 0.044715 as 0.04471: within 0.1 % it is the same constant.
+        # fp16 rounds 0.044715 to 0.04471: numbers within 0.1 % count as equal
         is_close = number is not None and math.isclose(number, pattern, rel_tol=RELATIVE_TOLERANCE)
         if is_close and not _widens(draft, reader, name):
             yield bindings
@@ -218,7 +218,7 @@ def _match_tensor(
 def _widens(draft: Draft, reader: Node, constant: str) -> bool:
     """Tell whether a constant operand gives a node's result a shape that no other operand has.
 
-    x of shape (3,) times [[2.0]] is of shape (1, 3), which nothing made of x alone would be.
+    x of shape (3,) times [[2.0]] has the shape (1, 3): an operator on x alone would give (3,).
     """
     shape = draft.type(reader.output).shape
     operands = [name for name in map(draft.resolve, reader.inputs) if name != constant]
@@ -229,7 +229,7 @@ def _match_attributes(
     options: Mapping[str, Any], pattern: Bindings, bindings: Bindings
 ) -> Bindings | None:
     """Return the bindings with the attributes that a pattern names; None if one does not fit."""
-    # a copy: the caller tries further ways from the same bindings
+    # a copy: the caller tries further matches with the same bindings
     bound = dict(bindings)
     for key, value in pattern.items():
         actual = options.get(key)
@@ -253,11 +253,11 @@ PASSES: dict[str, Pass] = {}
 USUAL: list[str] = []
 """Names of the passes that run by default; the package `passes` fills both."""
 MAX_ROUNDS = 100
-"""After so many rounds the passes are taken to undo each other; networks need a handful."""
+"""If passes still match after this many rounds, they undo each other; networks need about five."""
 
 
 def get_pass(name: str) -> Pass:
-    """Return a pass by name; raise `InputError` with the nearest name for an unknown one."""
+    """Return a pass by name; raise `InputError` with the most similar name for an unknown one."""
     if name not in PASSES:
         close_names = difflib.get_close_matches(name, PASSES, 1, 0.3)
         remedy = f"did you mean {close_names[0]}?" if close_names else "see PASSES"
@@ -287,7 +287,7 @@ class Step:
 class Report:
     """The steps of a run of passes, in order, without passes that matched nothing.
 
-    `settled`: no pass matches the last graph; false, too, if a limit of rounds ended the run.
+    `settled` is true if no pass matches the last graph, false if a limit of rounds ended the run.
     """
 
     start: Graph
@@ -320,7 +320,7 @@ def run_passes(
 ) -> tuple[Graph, Report]:
     """Return the graph after the passes, repeated until none matches, and the report.
 
-    `names`: None for `DEFAULT`. `rounds`: stop after so many, settled or not.
+    `names` lists the passes, by default those of `DEFAULT`. `rounds` limits the number of rounds.
     Passes verify the graphs they return. Raises `InputError` for an unknown name, `GraphError` for
     passes that never settle.
     """

@@ -59,7 +59,7 @@ def fold_constants(draft: Draft, node: Node) -> bool:
 
 def _folded_result(draft: Draft, node: Node, place: int, constants: list[Constant]) -> Constant:
     """Return output `place` of a node as a constant."""
-    # a graph of this one node: `evaluate.compute` rounds as the whole graph would
+    # `evaluate.compute` runs a graph of this node alone, and rounds as it would in the whole graph
     types = {name: draft.type(name) for name in (*node.inputs, *node.outputs)}
     single = Graph(node.name, (), node.outputs, (node,), types)
 
@@ -175,7 +175,7 @@ def _remove_neutral_operand(draft: Draft, node: Node) -> bool:
 
 
 def _operand_pairs(node: Node) -> list[tuple[str, str]]:
-    """Return the two operands, in both orders where the operator commutes."""
+    """Return the pair of operands, and the swapped pair if the operator commutes."""
     x, y = node.inputs
     return [(x, y), (y, x)] if node.has("commutes") else [(x, y)]
 
@@ -197,7 +197,7 @@ def _remove_expand(draft: Draft, node: Node) -> bool:
 
 @rewrites("GemmToMatMulPass", "gemm")
 def gemm_to_matmul(draft: Draft, node: Node) -> bool:
-    """Make a gemm without bias (beta or the bias is 0) and with alpha = 1 a matmul."""
+    """Turn a gemm with alpha = 1 and no bias (beta or the bias is 0) into a matmul."""
     options = settings(node)
     # gemm = alpha a b + beta c.
     has_no_bias = options["beta"] == 0 or draft.number(node.inputs[2]) == 0
@@ -244,7 +244,7 @@ def scalar_operand(draft: Draft, node: Node) -> bool:
 
 
 def _reciprocal(draft: Draft, node: Node) -> bool:
-    """Replace 1 / x, and x x by the square."""
+    """Replace 1 / x by the reciprocal of x, and x * x by the square of x."""
     x, y = node.inputs
     kind = draft.type(node.output)
     if node.op == "div" and draft.number(x) == 1.0 and draft.type(y) == kind:
@@ -261,7 +261,7 @@ def _reciprocal(draft: Draft, node: Node) -> bool:
     stage="prepare",
 )
 def algebra(draft: Draft, node: Node) -> bool:
-    """Apply exact identities: double negations, sums with negatives, limits of limits.
+    """Apply exact identities: double negations, sums with negatives, a clip of a clip.
 
     A ReLU behind max pooling moves in front of it, where the convolution's kernel computes it.
     """
@@ -331,13 +331,13 @@ def reassociation(draft: Draft, node: Node) -> bool:
         if not number or draft.type(node.inputs[0]) != draft.type(node.output):
             return False
         return draft.become(node, "muls", node.inputs[:1], {"number": 1 / number})
-    # with a second reader x a would be computed all the same
+    # if x a has a second reader, it has to be computed anyway
     source = draft.only(node.inputs[0], node.op)
     if source is None:
         return False
     inner_number = settings(source)["number"]
     outer_number = settings(node)["number"]
-    # (x 2) 3 = x 6; 1e200 twice would be infinite, and stays two nodes.
+    # (x 2) 3 = x 6; a factor of 1e200 twice would be infinite: these stay two nodes
     merged = inner_number + outer_number if node.op == "adds" else inner_number * outer_number
     return math.isfinite(merged) and draft.become(node, node.op, source.inputs, {"number": merged})
 
@@ -383,7 +383,7 @@ def _transpose_around_pointwise(draft: Draft, node: Node, order: tuple[int, ...]
     source = draft.only(pointwise.inputs[0], "transpose")
     if source is None:
         return False
-    # NCHW -> NHWC, relu, NHWC -> NCHW: the relu does not see the order, and both moves cancel
+    # NCHW -> NHWC, relu, NHWC -> NCHW: the order does not matter to the relu; both moves cancel
     inner_order = order_of(draft, source)
     draft.become(pointwise, pointwise.op, source.inputs, pointwise.attrs)
     merged_order = tuple(inner_order[axis] for axis in order)

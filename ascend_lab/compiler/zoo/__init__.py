@@ -2,8 +2,9 @@
 
 `build("resnet50", batch=2)` returns a graph; `ZOO` holds every builder by name; `load_model` takes
 a name as commands and servers do: "zoo:resnet50", or the path of an ONNX file. Structures and
-parameter counts are those published; the weights are seeded numbers, so that no file is read.
-`SOURCES` names the publication of each family, and the definition whose counts ours equal.
+parameter counts are those published; the weights are seeded random numbers, so that no file is
+read. `SOURCES` names the publication of each family, and the implementation that has the same
+parameter counts.
 """
 
 import csv
@@ -53,7 +54,7 @@ SOURCES = {
     "efficientformer": f"Li et al. 2022, arXiv 2206.01191; {_TIMM}",
     "efficientformer_v2": f"Li et al. 2023, arXiv 2212.08059; {_TIMM}",
 }
-"""By the beginning of a model's name; the longest one that fits counts."""
+"""The source of a model, by the beginning of its name; the longest key that fits is used."""
 _BUILDERS: tuple[Callable[..., ir.Graph], ...] = (
     c.alexnet,
     c.vgg16,
@@ -91,7 +92,7 @@ _NAME_OF_SPELLING = {_spelling_key(name): name for name in ZOO}
 
 
 def find(name: str) -> Callable[..., ir.Graph]:
-    """Return a model's builder function; raise `InputError` with near names for an unknown one."""
+    """Return a model's builder; raise `InputError` with similar names for an unknown one."""
     # "ResNet-50" and "resnet50" have the same letters.
     model = name if name in ZOO else _NAME_OF_SPELLING.get(_spelling_key(name), "")
     if not model:
@@ -118,7 +119,7 @@ def _builder_and_width(name: str) -> tuple[Callable[..., ir.Graph], dict[str, An
 
 
 def build(name: str, *args: Any, **settings: Any) -> ir.Graph:
-    """Return a model by name, arguments as its builder takes them.
+    """Return the graph of a model by name, built with its builder's arguments.
 
     A name may end with the width: mobilenet_v2_0_75. Raises `InputError` for an unknown model or
     argument.
@@ -128,7 +129,7 @@ def build(name: str, *args: Any, **settings: Any) -> ir.Graph:
     try:
         return builder(*args, **settings)
     except TypeError as error:
-        # Python names a wrong argument in the text only; any other TypeError is a fault of ours
+        # Python names a wrong argument only in the text; any other TypeError is a bug in a builder
         if "argument" not in str(error):
             raise
         arguments = ", ".join(n for n in builder.__annotations__ if n != "return")
@@ -158,7 +159,7 @@ def counts_of(
 
 
 def stored_counts() -> dict[str, dict[str, Any]]:
-    """Return `counts_of` every model with one image, from a table, as building all is slow."""
+    """Return `counts_of` every model for batch 1, read from a table, as building all is slow."""
     with data_path("zoo/counts.csv").open(encoding="utf-8", newline="") as file:
         rows = {row["name"]: row for row in csv.DictReader(file)}
     return {
@@ -204,7 +205,7 @@ def why(
     - cube_fill: products of the model / products that the cubes could do in the
       time
     - padded: products that the cubes do for each product of the model
-    - launch_share, vector_share: share of the time
+    - launch_share, vector_share: shares of the time, of launches and of kernels without a cube
 
     `sizes` are those of `sized`: batch, width, size. Raises as `sized` and `compile_stages`.
     """
@@ -254,7 +255,7 @@ def why_lines(rows: Iterable[dict[str, Any]]) -> list[str]:
 
 # -- a file, or `zoo:NAME` -----------------------------------------------------------------------
 ZOO_PREFIX = "zoo:"
-# a graph holds int64 and bool as int32, too: int32 must stand for ONNX's own int32
+# a graph holds int64 and bool as int32, too: here int32 must mean ONNX's int32
 ONNX_ELEMENTS = {dtype: elem for elem, dtype in FORMATS.items() if elem not in ("int64", "bool")}
 """The ONNX element type of each number format."""
 
@@ -273,7 +274,7 @@ def load_model(
 ) -> onnx.Imported:
     """Return the graph of an ONNX file or of `zoo:NAME`, and its ONNX element types.
 
-    `shapes`, and the arrays `given` by input name, set the sizes that the model leaves open; inputs
+    `shapes`, and the arrays `given` by input name, set the model's symbolic sizes; inputs
     whose values decide shapes are fixed to the given values. Raises `InputError` for an unknown
     name, and as `import_onnx`.
     """

@@ -1,4 +1,4 @@
-"""The layers of which the models are built, with seeded weights and the names that exporters use.
+"""Defines the layers from which the models are built, with seeded weights.
 
 Every parameter is a `Seeded` constant: no number is drawn before it is read. The scales keep
 activations near 1 at any depth. Weights of convolutions and fully connected layers have variance
@@ -19,7 +19,7 @@ from ascend_lab.errors import InputError
 from ascend_lab.operators.ops.formats import numpy_type
 
 Layers = Callable[..., Value]
-"""A function from a `Net`, its images and a number of classes to logits; some take a width."""
+"""Appends layers to a `Net`, from images to logits of a number of classes; some take a width."""
 
 NARROWEST = 0.05
 WIDEST = 8.0
@@ -32,7 +32,7 @@ class Net(GraphBuilder):
     """A graph builder whose methods are layers; a layer's `name` begins the names of its nodes."""
 
     epsilon = 1e-5
-    """That of batch norms; a model that was published with another one sets it."""
+    """The epsilon of batch norms; models published with another one set it."""
 
     def __getattr__(self, op: str) -> Callable[..., Value]:
         """Return the method that appends a node of an operator with one output."""
@@ -46,7 +46,7 @@ class Net(GraphBuilder):
     def seeded(
         self, name: str, shape: Sequence[int], scale: float, mean: float = 0.0, dtype: str = ""
     ) -> Value:
-        """Declare a parameter: normal, of given standard deviation and mean."""
+        """Declare a parameter: normal numbers with standard deviation `scale` around `mean`."""
         # the seed is a hash of model and parameter names: equal on every machine
         data = Seeded(zlib.crc32(f"{self.name}/{name}".encode()), scale, mean)
         return self.constant(data, TensorType(tuple(shape), dtype or self.dtype), name)
@@ -73,7 +73,7 @@ class Net(GraphBuilder):
         """
         height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
         pads = attrs.pop("pad", (height // 2, width // 2))
-        # 32 channels to 64, 3 x 3: (64, 32, 3, 3); in 4 groups (64, 8, 3, 3).
+        # 32 channels to 64, 3 x 3: (64, 32, 3, 3); in 4 groups (64, 8, 3, 3)
         shape = (features, x.shape[1] // attrs.get("groups", 1), height, width)
         operands = [x, self.weight(shape, f"{name}.weight")]
         if bias:
@@ -85,7 +85,7 @@ class Net(GraphBuilder):
 
     def norm(self, x: Value, *, name: str, scale: float = 1.0) -> Value:
         """Append a batch norm with given statistics; its parameters are fp32 in every model."""
-        # Name, standard deviation and mean of each parameter.
+        # name, standard deviation and mean of each parameter
         rows = (
             ("scale", 0.1 * scale, scale),
             ("bias", 0.05, 0.0),
@@ -113,9 +113,9 @@ class Net(GraphBuilder):
     ) -> Value:
         """Append convolution, batch norm, activation.
 
-        The norm has a bias, so that the convolution has none unless `conv` asks for one.
+        The norm has a bias; so the convolution has none unless `conv` sets one.
         """
-        # a bias in front of the norm would be subtracted again with the mean
+        # the norm would subtract a bias before it together with the mean
         y = self.conv(x, features, kernel, name=f"{name}.conv", **{"bias": False, **conv})
         y = self.norm(y, name=f"{name}.bn", scale=scale)
         return self.act(y, act, name=f"{name}.{act}")
@@ -132,7 +132,7 @@ class Net(GraphBuilder):
         return self.act(self.conv(x, features, kernel, name=name, **conv), act, name=f"{name}.act")
 
     def dense(self, x: Value, features: int, *, name: str, bias: bool = True) -> Value:
-        """Append a fully connected layer on (rows, inputs); weights lie (features, inputs)."""
+        """Append a fully connected layer on (rows, inputs), with weights (features, inputs)."""
         weight = self.weight((features, x.shape[1]), f"{name}.weight")
         if not bias:
             return self.matmul(x, weight, trans_b=True, name=name)
@@ -155,13 +155,13 @@ class Net(GraphBuilder):
 
     def head(self, x: Value, classes: int, *, name: str = "classifier", bias: bool = True) -> Value:
         """Append the mean of each channel and a fully connected layer."""
-        # (n, c, h, w) to (n, c, 1, 1) to (n, c).
+        # (n, c, h, w) to (n, c, 1, 1) to (n, c)
         means = self.flat(self.global_avg_pool(x, name="pool"))
         return self.dense(means, classes, name=name, bias=bias)
 
     def squeeze_excite(self, x: Value, squeezed: int, *, name: str, act: str, gate: str) -> Value:
-        """Append the scaling of channels by a small network of their means (Hu et al. 2018)."""
-        # (n, c, 1, 1) to (n, squeezed, 1, 1) and back: one factor for each channel of an image.
+        """Append the scaling of channels by factors computed from their means (Hu et al. 2018)."""
+        # (n, c, 1, 1) to (n, squeezed, 1, 1) and back: one factor for each channel of an image
         inner = self.conv_act(self.global_avg_pool(x), squeezed, name=f"{name}.fc1", act=act)
         outer = self.conv_act(inner, x.shape[1], name=f"{name}.fc2", act=gate)
         return self.mul(x, outer, name=f"{name}.mul")
@@ -176,7 +176,7 @@ class Net(GraphBuilder):
         self, q: Value, k: Value, mask: Value | None = None, *, name: str, **how: bool
     ) -> Value:
         """Append softmax(q k / sqrt(depth) + mask)."""
-        # k is (..., length, depth) if the product transposes it, else (..., depth, length).
+        # k is (..., length, depth) if the product transposes it, else (..., depth, length)
         depth = k.shape[-1 if how.get("trans_b") else -2]
         scores = self.batch_matmul(q, k, name=f"{name}.scores", **how)
         scores = self.muls(scores, number=1.0 / math.sqrt(depth), name=f"{name}.scale")
@@ -195,7 +195,7 @@ class Net(GraphBuilder):
     def resized(self, x: Value, weights: Values, *, name: str) -> Value:
         """Append the product of each image's height and width with a matrix (out, size)."""
         table = self.constant(weights.T.astype(numpy_type(self.dtype)), name=f"{name}.table")
-        # rows are resized, the image is transposed; so the second turn resizes its columns
+        # resize the last axis, then transpose the image; so the second round resizes the other axis
         for axis in ("width", "height"):
             n, c, h, w = x.shape
             rows = self.matmul(self.reshape(x, shape=(n * c * h, w)), table, name=f"{name}.{axis}")
@@ -211,7 +211,7 @@ class Net(GraphBuilder):
 def image_network(
     *, size: int = 224, multiple: int = 1, scaled: bool = False, name: str = ""
 ) -> Callable[[Layers], Callable[..., Graph]]:
-    """Return a decorator that makes a builder of the layers between images and logits.
+    """Return a decorator that turns a function that appends layers into a builder of a graph.
 
     The builder takes batch, size (a multiple of `multiple`), number format and classes; with
     `scaled` also the width, a factor of its channels. Its name is that of the layers, or `name`.

@@ -1,7 +1,7 @@
-"""Convolutional networks: chains, residuals, branches, shuffled or derived channels, and U-Net.
+"""Builders of convolutional networks: AlexNet to DenseNet, ShuffleNet, GhostNet and U-Net.
 
-At sizes other than 224 the first fully connected layer of AlexNet and VGG has as many inputs as the
-image has numbers there.
+For image sizes other than 224 the first fully connected layer of AlexNet and VGG has as many inputs
+as the last feature map has numbers.
 """
 
 import math
@@ -19,8 +19,8 @@ Block = Callable[[Net, Value, int, int, str], Value]
 
 
 def _stem(net: Net, x: Value, features: int, kernel: int = 7) -> Value:
-    """Append the convolution and the pooling in front of the blocks of many networks."""
-    # 224 pixels: 112 behind the convolution, 56 behind the pooling.
+    """Append the convolution and the pooling with which many networks begin."""
+    # 224 pixels: 112 after the convolution, 56 after the pooling
     x = net.conv_norm(x, features, kernel, stride=2, name="stem")
     return net.max_pool2d(x, kernel=3, stride=2, pad=1, name="stem.pool")
 
@@ -36,7 +36,7 @@ def _classifier(net: Net, x: Value, classes: int) -> Value:
 
 @image_network()
 def alexnet(net: Net, x: Value, classes: int) -> Value:
-    """Return AlexNet as Krizhevsky 2014 put it on one device: no groups, no LRN."""
+    """Return AlexNet in Krizhevsky's version of 2014: no groups, no local response norm."""
     x = net.conv_act(x, 64, 11, stride=4, pad=(2, 2), name="conv1")
     x = net.max_pool2d(x, kernel=3, stride=2, name="pool1")
     x = net.conv_act(x, 192, 5, name="conv2")
@@ -62,13 +62,16 @@ SQUEEZED = ((16, 64), (16, 64), (32, 128), (32, 128), (48, 192), (48, 192), (64,
 def _squeezenet(
     stem: tuple[int, int], pooled: tuple[int, ...], net: Net, x: Value, classes: int
 ) -> Value:
-    """Return SqueezeNet (Iandola et al. 2016): kernel and features of the stem, where it pools."""
+    """Return SqueezeNet (Iandola et al. 2016).
+
+    `stem` is kernel and features of the first layer, `pooled` the fire modules after a pooling.
+    """
     x = net.conv_act(x, stem[1], stem[0], stride=2, pad=(0, 0), name="conv1")
     for i, (squeezed, expanded) in enumerate(SQUEEZED, 2):
         if i in pooled:
             x = net.pool_up(x, 3, 2, name=f"pool{i}")
         x = net.conv_act(x, squeezed, name=f"fire{i}.squeeze")
-        # fire2: 16 features become 64 by 1 x 1 and 64 by 3 x 3, 128 side by side.
+        # fire2: 16 features become 64 by 1 x 1 and 64 by 3 x 3, concatenated to 128
         sides = [net.conv_act(x, expanded, k, name=f"fire{i}.expand{k}") for k in (1, 3)]
         x = net.concat(*sides, axis=1, name=f"fire{i}.concat")
     x = net.conv_act(x, classes, name="classifier")
@@ -88,7 +91,7 @@ SQUEEZENETS = family(
 
 # -- residual: ResNet-18 and ResNet-50 (He et al. 2016), as torchvision has them ------------------
 def _joined(net: Net, x: Value, y: Value, stride: int, name: str) -> Value:
-    """Append ReLU(y + x): the sum of a branch y and its input x, made as large as y."""
+    """Append ReLU(y + x) of a branch y and its input x, which a 1 x 1 brings to y's shape."""
     features = y.shape[1]
     if stride > 1 or x.shape[1] != features:
         x = net.conv_norm(x, features, 1, stride=stride, act="", name=f"{name}.downsample")
@@ -103,7 +106,10 @@ def _basic(net: Net, x: Value, width: int, stride: int, name: str) -> Value:
 
 
 def _bottleneck(net: Net, x: Value, width: int, stride: int, name: str, groups: int = 1) -> Value:
-    """Append 1 x 1 to `width` (2 `width` in groups), 3 x 3, 1 x 1 to 4 `width`, and a shortcut."""
+    """Append 1 x 1 to `width` channels, 3 x 3, 1 x 1 to 4 `width`, and a shortcut.
+
+    With `groups` the 3 x 3 convolution has 2 `width` channels in groups.
+    """
     # ResNeXt-50 32x4d, width 64: 128 channels in 32 groups of 4.
     inner_width = width if groups == 1 else 2 * width
     y = net.conv_norm(x, inner_width, 1, name=f"{name}.1")
@@ -153,12 +159,13 @@ INCEPTION = {
     "5a": (256, 160, 320, 32, 128, 128),
     "5b": (384, 192, 384, 48, 128, 128),
 }
-"""Features of the 1 x 1 branch; two branches' reductions and features; of the pooled branch."""
+"""Features of the 1 x 1 branch, then of the reduction and the 3 x 3 of two branches, then of the
+pooled branch."""
 
 
 def _inception(net: Net, x: Value, widths: tuple[int, ...], name: str) -> Value:
-    """Append four branches side by side: 1 x 1, two reduced 3 x 3, pooled 1 x 1."""
-    # 3a: 64 + 128 + 32 + 32 = 256 features side by side.
+    """Append four branches, concatenated: 1 x 1, two of 1 x 1 and 3 x 3, and pooled 1 x 1."""
+    # 3a: 64 + 128 + 32 + 32 = 256 features
     features_1x1, reduce_a, a, reduce_b, b, pooled = widths
 
     def layer(y: Value, features: int, kernel: int, branch: str) -> Value:
@@ -193,7 +200,7 @@ def inception_v1(net: Net, x: Value, classes: int) -> Value:
 
 # -- DenseNet -------------------------------------------------------------------------------------
 def _norm_conv(net: Net, x: Value, features: int, kernel: int, name: str) -> Value:
-    """Append batch norm, ReLU, convolution without bias: the order of DenseNet."""
+    """Append batch norm, ReLU and a convolution without bias, in this order as in DenseNet."""
     x = net.act(net.norm(x, name=f"{name}.bn"), "relu", name=f"{name}.relu")
     return net.conv(x, features, kernel, bias=False, name=f"{name}.conv")
 
@@ -207,7 +214,7 @@ def densenet121(net: Net, x: Value, classes: int) -> Value:
             # Block 1 of 6 layers ends with 64 + 6 * 32 = 256 channels; 128 go on.
             x = _norm_conv(net, x, x.shape[1] // 2, 1, f"transition{block - 1}")
             x = net.avg_pool2d(x, kernel=2, name=f"transition{block - 1}.pool")
-        parts = [x]  # each layer reads all before it, and adds 32 channels
+        parts = [x]  # each layer reads all tensors before it, and adds 32 channels
         for i in range(depth):
             name = f"block{block}.{i}"
             y = net.concat(*parts, axis=1, name=f"{name}.concat") if i else x
@@ -218,7 +225,7 @@ def densenet121(net: Net, x: Value, classes: int) -> Value:
     return net.head(x, classes)
 
 
-# -- cheap features: ShuffleNet V1 and V2 mix groups of channels, GhostNet V1 and V2 derive half ---
+# -- ShuffleNet V1 and V2 mix groups of channels, GhostNet V1 and V2 compute half of them cheaply --
 DEPTHS = (4, 8, 4)
 """Units of the three stages of both ShuffleNets."""
 SHUFFLE_V1 = {
@@ -239,7 +246,7 @@ SHUFFLE_V2 = {
     "_x1_5": ((176, 352, 704), 1024),
     "_x2_0": ((244, 488, 976), 2048),
 }
-"""Features of the stages and of the last convolution."""
+"""Features of the three stages, and of the last convolution, by model."""
 GHOST = (
     (3, 16, 16, 0, 1),
     (3, 48, 24, 0, 2),
@@ -258,7 +265,7 @@ GHOST = (
     (5, 960, 160, 0, 1),
     (5, 960, 160, 1, 1),
 )
-"""Kernel, expanded channels, features, whether squeeze and excite, stride."""
+"""Kernel, expanded channels, features, squeeze and excite (0 or 1), stride."""
 
 
 # -- ShuffleNet V1 --------------------------------------------------------------------------------
@@ -267,16 +274,16 @@ def _grouped(
 ) -> Value:
     """Append 1 x 1 in groups, shuffle, depthwise, 1 x 1 in groups, and a shortcut.
 
-    `groups` are those of the two 1 x 1. A unit that `halves` the size concatenates the mean of its
+    `groups` are those of the two 1 x 1. A block that `halves` the size concatenates the pooled
     input instead of adding the input.
     """
     reduce_groups, expand_groups = groups
-    # 240 features: 60 between the two 1 x 1.
+    # 240 features: 60 channels between the two 1 x 1
     inner = features // 4
     y = net.conv_norm(x, inner, groups=reduce_groups, name=f"{name}.reduce")
     y = net.channel_shuffle(y, expand_groups, name=name)
     y = net.depthwise(y, stride=2 if halves else 1, name=f"{name}.depthwise")
-    # the mean of the input, concatenated below, has its channels already
+    # the pooled input is concatenated below: only the other channels are computed here
     width = features - x.shape[1] if halves else features
     scale = 1.0 if halves else BRANCH
     y = net.conv_norm(y, width, groups=expand_groups, act="", scale=scale, name=f"{name}.expand")
@@ -294,7 +301,7 @@ def _shufflenet_v1(
     x = _stem(net, x, stem, 3)
     for stage, (width, depth) in enumerate(zip(features, DEPTHS, strict=True), 2):
         for i in range(depth):
-            # The stem's channels are few: the first 1 x 1 has one group, as published.
+            # the stem has few channels: the first 1 x 1 has one group, as published
             reduced = 1 if stage == 2 and i == 0 else groups
             x = _grouped(net, x, width, (reduced, groups), i == 0, f"stage{stage}.{i}")
     return net.head(x, classes, bias=False)
@@ -308,7 +315,10 @@ def _separable(net: Net, x: Value, width: int, stride: int, name: str) -> Value:
 
 
 def _unit(net: Net, x: Value, features: int, first: bool, name: str) -> Value:
-    """Append a unit: half the channels pass; in the first of a stage both halves shrink."""
+    """Append a block: half the channels pass unchanged, half go through three layers.
+
+    In the `first` block of a stage all channels go through both branches, which halve the size.
+    """
     # 116 channels: 58 pass, 58 go through three layers.
     width = features // 2
     if first:
@@ -322,7 +332,7 @@ def _unit(net: Net, x: Value, features: int, first: bool, name: str) -> Value:
 
 
 def _shufflenet_v2(features: tuple[int, ...], last: int, net: Net, x: Value, classes: int) -> Value:
-    """Return ShuffleNet V2 (Ma et al. 2018); without a width in its name x1.0."""
+    """Return ShuffleNet V2 (Ma et al. 2018); a name without a width means x1.0."""
     x = _stem(net, x, 24, 3)
     for stage, (width, depth) in enumerate(zip(features, DEPTHS, strict=True), 2):
         for i in range(depth):
@@ -333,8 +343,8 @@ def _shufflenet_v2(features: tuple[int, ...], last: int, net: Net, x: Value, cla
 
 # -- GhostNet V1 and V2 ---------------------------------------------------------------------------
 def _ghost(net: Net, x: Value, features: int, act: str, name: str, scale: float = 1.0) -> Value:
-    """Append a ghost module: 1 x 1 to half of the features, the other half depthwise from them."""
-    # 24 features: 12 by 1 x 1, and 12 depthwise from these, a filter for each.
+    """Append a ghost module: 1 x 1 computes half of the features, depthwise filters the rest."""
+    # 24 features: 12 by 1 x 1, and 12 by a depthwise filter on each of these
     primary_count = math.ceil(features / 2)
     primary = net.conv_norm(x, primary_count, act=act, scale=scale, name=f"{name}.primary")
     cheap = net.depthwise(primary, act=act, name=f"{name}.cheap")
@@ -346,15 +356,15 @@ def _ghost(net: Net, x: Value, features: int, act: str, name: str, scale: float 
 
 
 def _gated(net: Net, x: Value, y: Value, name: str) -> Value:
-    """Append y times a gate of x at half the size, along rows and columns (DFC attention)."""
+    """Append y times a gate that is computed from x at half the size (DFC attention)."""
     c = y.shape[1]
     size = y.shape[2]
     g = net.avg_pool2d(x, kernel=2, stride=2)
     g = net.conv_norm(g, c, act="", name=f"{name}.point")
     for direction, kernel in (("row", (1, 5)), ("column", (5, 1))):
         g = net.depthwise(g, kernel, name=f"{name}.{direction}")
-    # each pixel takes the gate of the pixel at half the size: a product with ones and zeros
-    # 4 pixels from 2: 0, 0, 1, 1.
+    # nearest-neighbour upsampling as a product with a matrix of ones and zeros
+    # 4 pixels take the gates of pixels 0, 0, 1, 1
     nearest = np.arange(size) * g.shape[2] // size
     return net.mul(y, net.resized(net.sigmoid(g), np.eye(g.shape[2])[nearest], name=f"{name}.up"))
 
@@ -362,7 +372,7 @@ def _gated(net: Net, x: Value, y: Value, name: str) -> Value:
 def _ghost_bottleneck(
     net: Net, x: Value, row: tuple[int, ...], width: float, gated: bool, name: str
 ) -> Value:
-    """Append two ghost modules, a depthwise layer between them where the size halves."""
+    """Append two ghost modules; a depthwise layer between them if the size is halved."""
     kernel, expanded, features, squeezes, stride = row
     inner, features = (rounded(n * width, 4) for n in (expanded, features))
     start = x
@@ -399,7 +409,7 @@ SHUFFLED: tuple[Callable[..., Graph], ...] = (
 )
 
 
-# -- U-Net: down, up, and the features of each level joined on the way up -------------------------
+# -- U-Net: down, then up, with the features of each level concatenated ---------------------------
 LEVELS = 4
 
 
@@ -411,7 +421,7 @@ def _double(net: Net, x: Value, features: int, name: str) -> Value:
 def _up(net: Net, x: Value, name: str) -> Value:
     """Append the transposed 2 x 2 convolution that doubles the size and halves the channels."""
     c = x.shape[1]
-    # at stride 2 each output pixel meets one tap of c channels: variance 1 / c
+    # at stride 2 each output pixel is a sum over one tap of c channels: variance 1 / c
     weight = net.weight((c, c // 2, 2, 2), f"{name}.weight", scale=1 / math.sqrt(c))
     bias = net.seeded(f"{name}.bias", (c // 2,), 0.02)
     return net.conv_transpose2d(x, weight, bias, stride=2, name=name)
@@ -438,7 +448,7 @@ def unet(
     x = net.images(batch, channels, size)
     skips = []
     for level in range(LEVELS):
-        # Width 64: 64, 128, 256 and 512 features on the way down, 1024 at the bottom.
+        # width 64: 64, 128, 256 and 512 features on the way down, 1024 at the lowest level
         x = _double(net, x, width << level, f"down{level}")
         skips.append(x)
         x = net.max_pool2d(x, kernel=2, name=f"down{level}.pool")

@@ -1,4 +1,4 @@
-"""Convolutions and attention side by side: Mobile-Former, EfficientFormer V1 and V2."""
+"""Builders of Mobile-Former, EfficientFormer V1 and V2, which mix convolutions and attention."""
 
 from collections.abc import Callable
 from itertools import product
@@ -11,7 +11,7 @@ from ascend_lab.compiler.ir import Graph
 from ascend_lab.compiler.zoo.blocks import Net, family
 from ascend_lab.compiler.zoo.transformers import SPREAD, heads, linear, mlp, norm, rows_of
 
-# -- Mobile-Former: learned tokens beside the image -----------------------------------------------
+# -- Mobile-Former: an image and a few learned tokens ---------------------------------------------
 FORMER = {
     "26m": (4, 8, 3, 128, 1024, "3,12,2 3,12 D6,24 3,24 D6,48 4,48 6,64 D6,96 6,96"),
     "52m": (1, 8, 3, 128, 1024, "3,12,2 3,12 D6,24 3,24 D6,48 4,48 6,64 D6,96 6,96"),
@@ -49,9 +49,10 @@ FORMER = {
         "2,24,1 D6,40 3,40 D6,72 3,72 D6,128 4,128 6,176 6,176 D6,240 6,240 6,240",
     ),
 }
-"""Groups, stem, tokens, their width, features of the head, blocks "expansion,features".
+"""Groups, channels of the stem, tokens, their width, features of the head, blocks as text.
 
-D halves the size. The first block, with its stride, has no tokens.
+A block is "expansion,features"; D halves the size. The first block, which also has a stride, does
+not use the tokens.
 """
 MAP_HEADS = 2
 TOKEN_HEADS = 4
@@ -59,7 +60,7 @@ DOWN_EXPANSION = 4
 
 
 def _tokens_look(net: Net, x: Value, t: Value, name: str) -> Value:
-    """Append the attention of tokens to an image that is its own keys and values."""
+    """Append the attention of tokens to an image, which itself serves as keys and values."""
     n, c, h, w = x.shape
     q = linear(net, t, c, name=f"{name}.q")
     q = heads(net, q, n, MAP_HEADS, (0, 2, 1, 3), name=f"{name}.q")
@@ -74,11 +75,11 @@ def _tokens_look(net: Net, x: Value, t: Value, name: str) -> Value:
 
 
 def _tokens_mix(net: Net, t: Value, n: int, name: str) -> Value:
-    """Append the attention of tokens to each other, and a small network for each."""
+    """Append the attention of tokens to each other, and an MLP on each token."""
     d = t.shape[1]
     q = linear(net, t, d, name=f"{name}.q")
     q = heads(net, q, n, TOKEN_HEADS, (0, 2, 1, 3), name=f"{name}.q")
-    # Tokens are their own keys and values: (n, heads, depth, tokens), read transposed as values.
+    # tokens are keys and values: (n, heads, depth, tokens), transposed where they are values
     k = heads(net, t, n, TOKEN_HEADS, (0, 2, 3, 1), name=f"{name}.k")
     context = net.batch_matmul(net.shares(q, k, name=name), k, trans_b=True)
     context = rows_of(net, context, name=name)
@@ -89,7 +90,7 @@ def _tokens_mix(net: Net, t: Value, n: int, name: str) -> Value:
 
 
 def _image_looks(net: Net, x: Value, t: Value, name: str) -> Value:
-    """Append an image and its attention to the tokens; its channels stay in front of its pixels."""
+    """Append the sum of an image and its attention to the tokens, in (n, channels, pixels)."""
     n, c, h, w = x.shape
     k, v = (
         heads(net, linear(net, t, c, name=part), n, MAP_HEADS, (0, 2, 3, 1), name=part)
@@ -101,25 +102,25 @@ def _image_looks(net: Net, x: Value, t: Value, name: str) -> Value:
 
 
 def _first(net: Net, t: Value, n: int) -> Value:
-    """Append the first token of each image, from the rows of all."""
+    """Append the first token of each image, cut from the rows of all tokens."""
     tokens = net.reshape(t, shape=(n, -1, t.shape[1]))
     token = net.slice(tokens, begin=(0, 0, 0), end=(n, 1, t.shape[1]))
     return net.reshape(token, shape=(n, t.shape[1]))
 
 
 def _dynamic_relu(net: Net, x: Value, t: Value, name: str) -> Value:
-    """Append max(a x, b x), whose slopes a and b of each channel the first token decides."""
+    """Append max(a x, b x); the first token decides the slopes a and b of each channel."""
     n, c = x.shape[:2]
     y = net.relu(linear(net, _first(net, t, n), t.shape[1] // 4, name=f"{name}.fc1"))
     y = net.muls(net.hard_sigmoid(linear(net, y, 2 * c, name=f"{name}.fc2")), number=2.0)
-    # y lies in 0 .. 2: a as it is and b - 1 in -1 .. 1; a = 1 and b - 1 = 0 make a plain ReLU.
+    # y has numbers in 0 .. 2: one slope is a, the other b - 1; a = 1 and b = 1 make a plain ReLU
     a, b = net.split(y, sizes=2, axis=1)
     slopes = (net.reshape(s, shape=(n, c, 1, 1)) for s in (a, net.adds(b, number=-1.0)))
     return net.max(*(net.mul(x, slope) for slope in slopes))
 
 
 def _point(net: Net, x: Value, features: int, groups: int, shuffled: int, name: str) -> Value:
-    """Append 1 x 1, in groups after or before a shuffle if there are several."""
+    """Append a 1 x 1 convolution; with several groups a channel shuffle comes before or after."""
     y = net.conv_norm(x, features, groups=groups, act="", name=name)
     return net.channel_shuffle(y, shuffled, name=name) if shuffled > 1 else y
 
@@ -139,7 +140,7 @@ def _former_block(
     """
     down = text[0] == "D"
     start = x
-    # "D6,24": halves the size, 6 times the channels inside, 24 behind.
+    # "D6,24": halves the size, 6 times the channels inside the block, 24 channels after it
     expansion, features = (int(n) for n in text.lstrip("D").split(","))
     channels = x.shape[1]
     g = groups
@@ -164,7 +165,7 @@ def _former_block(
 
 
 class FormerSizes(NamedTuple):
-    """A row of `FORMER`: numbers of a Mobile-Former, and its blocks as text."""
+    """A row of `FORMER`: the sizes of a Mobile-Former, and its blocks as text."""
 
     groups: int
     stem: int
@@ -175,7 +176,7 @@ class FormerSizes(NamedTuple):
 
 
 def _mobile_former(sizes: FormerSizes, net: Net, x: Value, classes: int) -> Value:
-    """Return Mobile-Former (Chen et al. 2022), named after its multiply-accumulates."""
+    """Return Mobile-Former (Chen et al. 2022); names contain the multiply-accumulates, e.g. 26m."""
     groups, stem, tokens, width, last_features, text = sizes
     n = x.shape[0]
     first_block, *blocks = text.split()
@@ -220,14 +221,14 @@ KEY = 32
 
 
 def _relative(net: Net, side: int, step: int, name: str) -> Value:
-    """Append biases (heads, queries, keys) by distance in rows and columns, one parameter each.
+    """Append biases (heads, queries, keys): a parameter for each head, row and column distance.
 
     There is a query at every `step`-th pixel of a square of `side` pixels, a key at each pixel.
     """
     # one parameter for each distance (rows, columns) and head
     table = net.seeded(f"{name}.table", (side * side, HEADS), SPREAD)
-    # side 2: pixels (0, 0), (0, 1), (1, 0), (1, 1); from the first to the last the distance is (1,
-    # 1), row 1 * 2 + 1 = 3 of the table.
+    # side 2: pixels (0, 0), (0, 1), (1, 0), (1, 1); the distance from the first to the last is
+    # (1, 1), row 1 * 2 + 1 = 3 of the table
     keys = np.array([*product(range(side), repeat=2)])
     queries = np.array([*product(range(0, side, step), repeat=2)])
     distances = np.abs(queries[:, None] - keys[None])
@@ -238,7 +239,7 @@ def _relative(net: Net, side: int, step: int, name: str) -> Value:
 
 
 def _pool_block(net: Net, x: Value, name: str) -> Value:
-    """Append x + (mean around - x), then two 1 x 1 layers, each scaled by channel."""
+    """Append x + (3 x 3 mean of x - x) and an MLP of 1 x 1 layers, each with a layer scale."""
     mean = net.avg_pool2d(x, kernel=3, stride=1, pad=1)
     x = net.branch(x, net.sub(mean, x), name=f"{name}.mix")
     y = net.conv_norm(x, 4 * x.shape[1], act="gelu", bias=True, name=f"{name}.fc1")
@@ -247,13 +248,13 @@ def _pool_block(net: Net, x: Value, name: str) -> Value:
 
 
 def _token_block(net: Net, x: Value, n: int, side: int, name: str) -> Value:
-    """Append attention with relative biases over rows of tokens, then a small network."""
+    """Append attention over tokens with biases by distance, then an MLP."""
     width = x.shape[1]
     value = 4 * KEY
     y = norm(net, x, 1e-5, name=f"{name}.norm1")
     y = linear(net, y, HEADS * (2 * KEY + value), name=f"{name}.qkv")
     y = heads(net, y, n, HEADS, (0, 2, 1, 3), name=f"{name}.qkv")
-    # 8 heads of 32 + 32 + 128 numbers: 1536 columns.
+    # 8 heads of 32 + 32 + 128 numbers: 1536 columns
     q, k, v = net.split(y, sizes=(KEY, KEY, value), axis=3)
     bias = _relative(net, side, 1, f"{name}.bias")
     shares = net.shares(q, k, bias, name=name, trans_b=True)
@@ -264,13 +265,13 @@ def _token_block(net: Net, x: Value, n: int, side: int, name: str) -> Value:
 
 
 def _two_heads(net: Net, x: Value, classes: int) -> Value:
-    """Append the mean of the class head and of the one that learned from a teacher."""
+    """Append the mean of two classifiers' logits, one of them trained by distillation."""
     logits = [net.dense(x, classes, name=name) for name in ("head", "head.distilled")]
     return net.muls(net.add(*logits), number=0.5, name="logits")
 
 
 def _stem4(net: Net, x: Value, width: int, act: str) -> Value:
-    """Append two 3 x 3 layers that halve the size."""
+    """Append two 3 x 3 layers, each of which halves the size."""
     x = net.conv_norm(x, width // 2, 3, stride=2, act=act, bias=True, name="stem1")
     return net.conv_norm(x, width, 3, stride=2, act=act, bias=True, name="stem2")
 
@@ -289,12 +290,12 @@ def _efficientformer(
         if stage > 1:
             x = net.conv_norm(x, width, 3, stride=2, act="", bias=True, name=f"down{stage}")
         # the last blocks of the last stage are attention, appended below
-        # L1, stage 4: 4 blocks, of which 1 is attention, so 3 pooling blocks here.
+        # L1, stage 4: 4 blocks, of which 1 is attention, so 3 pooling blocks here
         for i in range(depth - (attending if stage == len(widths) else 0)):
             x = _pool_block(net, x, f"stage{stage}.{i}")
     n, c, side, _ = x.shape
     x = net.transpose(net.reshape(x, shape=(n, c, side * side)), perm=(0, 2, 1))
-    # 224 pixels, 1/32: 7 x 7 tokens an image.
+    # 224 x 224 pixels: 7 x 7 tokens for each image
     x = net.reshape(x, shape=(n * side * side, c))
     for i in range(attending):
         x = _token_block(net, x, n, side, f"tokens.{i}")
@@ -314,7 +315,7 @@ def _attended(
 ) -> Value:
     """Append attention over pixels: (n, heads, value depth, queries).
 
-    The operands are queries, which stand on every `step`-th pixel, keys and values. With `talking`
+    The operands are queries (one at every `step`-th pixel), keys and values. With `talking`
     a 1 x 1 convolution mixes the heads before and after the softmax.
     """
     q, k, v = operands
@@ -334,7 +335,7 @@ def _attended(
 
 
 def _attention(net: Net, x: Value, halved: bool, name: str) -> Value:
-    """Append talking-head attention and a local filter of the values; `halved`: at half size."""
+    """Append talking-head attention and a depthwise filter of values; `halved`: at half size."""
     c = x.shape[1]
     value_width = HEADS * 4 * KEY
     start = x
@@ -349,7 +350,7 @@ def _attention(net: Net, x: Value, halved: bool, name: str) -> Value:
     if halved:
         small = y.shape[2]
         large = start.shape[2]
-        # 4 pixels from 2: positions 0, 0.25, 0.75 and 1.
+        # 4 pixels from 2: positions 0, 0.25, 0.75 and 1
         positions = np.clip((np.arange(large) + 0.5) * small / large - 0.5, 0, small - 1)
         # bilinear interpolation: a pixel between two others takes both, by distance
         weights = np.maximum(0.0, 1 - np.abs(positions[:, None] - np.arange(small)))
@@ -362,7 +363,7 @@ def _attention_down(net: Net, x: Value, features: int, name: str) -> Value:
     c = x.shape[1]
     key = HEADS * KEY // 2
     local_query = net.conv(x, c, 3, stride=2, groups=c, name=f"{name}.near")
-    # A mean over one pixel, at every second one: it only picks.
+    # average pooling over 1 pixel with stride 2 picks every second pixel
     picked = net.avg_pool2d(x, kernel=1, stride=2)
     q = _layer(net, net.add(local_query, picked), key, f"{name}.q")
     k = _layer(net, x, key, f"{name}.k")
@@ -390,7 +391,7 @@ def _efficientformer_v2(
             x = _layer(net, x, width, f"down{stage}", kernel=3, stride=2)
         for i, expansion in enumerate(expansions):
             name = f"stage{stage}.{i}"
-            # S0, stage 3, "433344" with 2 attending: blocks 4 and 5.
+            # S0, stage 3, "433344" with 2 attending: blocks 4 and 5
             if stage > 2 and i >= len(expansions) - attending:
                 y = _attention(net, x, stage == 3, f"{name}.attn")
                 x = net.branch(x, y, name=f"{name}.mix")

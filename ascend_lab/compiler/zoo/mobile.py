@@ -1,7 +1,9 @@
-"""Inverted residuals: MobileNet V1 to V4, MnasNet, EfficientNet V1 and V2, as tables of rows.
+"""Builders of mobile networks: MobileNet V1 to V4, MnasNet, EfficientNet V1 and V2.
 
-A depthwise convolution is a `conv2d` with as many groups as channels; which kernel computes it is
-for the compiler to choose. A width scales the channels of every row and rounds them to eights.
+Nearly all consist of inverted residuals: a 1 x 1 convolution to more channels, a depthwise one, and
+a 1 x 1 back to few. Each row of a table describes such a block. A depthwise convolution is a
+`conv2d` with as many groups as channels; the compiler chooses its kernel. A width scales the
+channels of every row and rounds them to multiples of 8.
 """
 
 import math
@@ -37,7 +39,7 @@ V2: Rows = (
     (3, 6, 160, 3, 2),
     (3, 6, 320, 1, 1),
 )
-"""Kernel, expansion, features, blocks, stride of the first: so in all tables of `Rows`."""
+"""In this and all tables of `Rows`: kernel, expansion, features, blocks, stride of the first."""
 R = "relu"
 H = "hard_swish"
 V3_LARGE = (
@@ -54,7 +56,7 @@ V3_LARGE = (
     (5, 672, 160, 1, H, 2),
     *((5, 960, 160, 1, H, 1),) * 2,
 )
-"""Kernel, expanded channels, features, whether squeeze and excite, activation, stride."""
+"""Kernel, expanded channels, features, squeeze and excite (0 or 1), activation, stride."""
 V3_SMALL = (
     (3, 16, 16, 1, R, 2),
     (3, 72, 24, 0, R, 2),
@@ -93,7 +95,7 @@ V1_SCALES = (
     (1.8, 2.6, 528),
     (2.0, 3.1, 600),
 )
-"""Width, depth and pixels of EfficientNet B0 to B7: the authors' table, not the powers of 1.1."""
+"""Width, depth and pixels of EfficientNet B0 to B7, from the authors' table."""
 EFFICIENT_V2: dict[str, Rows] = {
     "s": (
         (0, 1, 24, 2, 1),
@@ -130,7 +132,7 @@ EFFICIENT_V2: dict[str, Rows] = {
         (3, 6, 192, 8, 2),
     ),
 }
-"""A kernel of 0 is a fused residual."""
+"""Rows of EfficientNet V2 by model; a kernel of 0 means a fused residual, a 3 x 3 convolution."""
 V2_SCALES = {
     "s": (1.0, 1.0, 384),
     "m": (1.0, 1.0, 480),
@@ -145,7 +147,7 @@ V2_SCALES = {
 
 @dataclass(frozen=True, slots=True)
 class Inverted:
-    """An inverted residual: 1 x 1 up to `expanded`, depthwise, 1 x 1 down to `features`."""
+    """An inverted residual: 1 x 1 to `expanded` channels, depthwise, 1 x 1 to `features`."""
 
     expanded: int
     features: int
@@ -158,10 +160,10 @@ class Inverted:
 
 
 def inverted(net: Net, x: Value, block: Inverted, name: str) -> Value:
-    """Append an inverted residual, with the sum where size and channels stay."""
+    """Append an inverted residual; its input is added where size and channels stay the same."""
     start = x
     channels = x.shape[1]
-    # an expansion of 1, as in the first stage, needs no 1 x 1 up
+    # an expansion of 1, as in the first stage, needs no 1 x 1 convolution in front
     if block.expanded != channels:
         x = net.conv_norm(x, block.expanded, act=block.act, name=f"{name}.expand")
     x = net.depthwise(x, block.kernel, stride=block.stride, act=block.act, name=f"{name}.depthwise")
@@ -169,7 +171,7 @@ def inverted(net: Net, x: Value, block: Inverted, name: str) -> Value:
         x = net.squeeze_excite(
             x, block.squeezed, name=f"{name}.se", act=block.squeeze_act, gate=block.gate
         )
-    # only then have the input and the result one shape, and can be added
+    # input and result can be added only if they have the same shape
     stays = block.stride == 1 and channels == block.features
     x = net.conv_norm(
         x,
@@ -182,9 +184,9 @@ def inverted(net: Net, x: Value, block: Inverted, name: str) -> Value:
 
 
 def fused_residual(net: Net, x: Value, block: Inverted, name: str) -> Value:
-    """Append an inverted residual whose first two convolutions are one 3 x 3.
+    """Append an inverted residual whose first two convolutions are merged into one 3 x 3.
 
-    A block that does not expand is a single 3 x 3.
+    A block that does not expand is a single 3 x 3 convolution.
     """
     start = x
     stays = block.stride == 1 and x.shape[1] == block.features
@@ -206,7 +208,10 @@ def _staged(
     act: str = "relu6",
     squeezes: bool = False,
 ) -> Value:
-    """Append stages of residuals; they squeeze and excite to a quarter of a block's input."""
+    """Append stages of inverted residuals, whose channels `scaled` scales.
+
+    With `squeezes`, blocks squeeze and excite, with a quarter of the channels of a block's input.
+    """
     for stage, (kernel, expansion, features, blocks, first_stride) in enumerate(rows, 1):
         for i in range(blocks):
             channels = x.shape[1]
@@ -268,8 +273,8 @@ def _mobilenet_v3(
 ) -> Value:
     """Return MobileNet V3 (Howard et al. 2019) with `hidden` features in its first dense layer.
 
-    A width changes neither that layer nor the ratio of expansion of a row, nor, below 0.75, the
-    stem.
+    A width changes neither that layer nor a row's ratio of expansion; a width below 0.75 does not
+    change the first convolution (the stem) either.
     """
     net.epsilon = 1e-3
     last_features = 16
@@ -308,7 +313,7 @@ def _efficientnet(
 ) -> Value:
     """Return EfficientNet (Tan & Le 2019, 2021), `scales` times as wide and deep as its rows.
 
-    Rounding channels loses at most the share `most_lost`; in V2 it may lose any.
+    Rounding channels to multiples of 8 loses at most the share `most_lost` of them.
     """
     width, depth = scales
 
@@ -390,26 +395,30 @@ V4: dict[str, tuple[int, int, str]] = {
         ),
     ),
 }
-"""Pixels, stem, and stages "width: blocks"; the first block of a stage has stride 2.
+"""Pixels, channels of the stem, and stages as text "features: blocks" (first block: stride 2).
 
-A block is a/m/e: the kernels of a first and a middle depthwise layer (0: none) and the expansion;
-c3 or c1 a convolution, f3 a fused residual of expansion 4, q4/64/2 attention with 4 heads of 64 and
-one shared, here halved, map of keys and values. "96-64": 96 features, after c1 64.
+    a/m/e     inverted residual: kernels of the first and the middle depthwise layer (0: none), and
+              the expansion
+    c3, c1    a 3 x 3 or 1 x 1 convolution
+    f3        a fused residual of expansion 4
+    q4/64/2   attention with 4 heads of 64 channels, which share keys and values of half the size
+
+The features "96-64" are 96 for the first block and 64 after c1.
 """
 
 
 def _universal(net: Net, x: Value, text: str, features: int, stride: int, name: str) -> Value:
-    """Append a universal inverted bottleneck a/m/e; hybrids scale its branch by channel."""
+    """Append a universal inverted bottleneck, given as text a/m/e (see `V4`)."""
     start = x
     # "3/5/4": depthwise 3 x 3, 1 x 1 to 4 times the channels, depthwise 5 x 5, 1 x 1 back; "0/0/2"
-    # has the two 1 x 1 only.
+    # has only the two 1 x 1 convolutions.
     (first, middle, expansion) = (int(n) for n in text.split("/"))
     channels = x.shape[1]
     has_shortcut = stride == 1 and x.shape[1] == features
     # hybrid models scale each branch by a parameter per channel
     hybrid = "hybrid" in net.name
     if first:
-        # the middle layer, where there is one, has the stride: the first sees all pixels
+        # the stride is that of the middle layer if there is one: the first layer keeps all pixels
         x = net.depthwise(x, first, stride=1 if middle else stride, name=f"{name}.first")
     x = net.conv_norm(x, rounded(channels * expansion), name=f"{name}.expand")
     if middle:
@@ -437,7 +446,7 @@ def _multi_query(net: Net, x: Value, text: str, name: str) -> Value:
         if stride > 1:
             m = net.depthwise(m, stride=stride, name=f"{name}.{part}.down")
         m = net.conv(m, depth, bias=False, name=f"{name}.{part}")
-        # (n, 64, 7, 7) as (n, 64, 49): keys in columns.
+        # (n, 64, 7, 7) becomes (n, 64, 49): each column is a key
         maps.append(net.reshape(m, shape=(n, depth, -1)))
     # the heads' queries become rows of one matrix: all share the keys
     q = net.transpose(net.reshape(q, shape=(n, heads, depth, h * w)), perm=(0, 1, 3, 2))
@@ -454,7 +463,7 @@ def _multi_query(net: Net, x: Value, text: str, name: str) -> Value:
 def _mobilenet_v4(
     stem: int, stages: str, net: Net, x: Value, classes: int, width: float = 1.0
 ) -> Value:
-    """Return MobileNet V4 (Qin et al. 2024); a width below 1 leaves the stem as it is."""
+    """Return MobileNet V4 (Qin et al. 2024); a width below 1 does not change the stem."""
     x = net.conv_norm(x, rounded(stem * max(1.0, width)), 3, stride=2, name="stem")
     for s, stage in enumerate(stages.split(" | "), 1):
         sizes, _, blocks = stage.partition(": ")

@@ -1,8 +1,8 @@
-"""Transformers: BERT, GPT-2, ViT-B/16, MobileViT, of linear layers and attention in separate nodes.
+"""Builders of transformers: BERT, GPT-2, ViT-B/16 and MobileViT.
 
-The tokens of all sequences of a batch are the rows of one matrix (batch length, width). Attention
+The tokens of all sequences of a batch are the rows of one matrix (batch * length, width). Attention
 is five nodes on (batch, heads, length, depth): product, scale, mask, softmax, product, with
-transposes in front and behind; a pass may replace them by one `attention`. Weights are normal with
+transposes before and after; a pass may replace them by one `attention`. Weights are normal with
 standard deviation 0.02, the initial weights of BERT and GPT-2. GELU is the library's tanh form;
 BERT's original has the error function (they differ by < 0.0005).
 """
@@ -26,12 +26,12 @@ KINDS = 2
 GPT_WORDS = 50257
 GPT_POSITIONS = 1024
 DROPPED = -10000.0
-"""What a mask adds to the score of a token that is padding, or comes later."""
+"""The number that a mask adds to the score of a token that is padding, or comes later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Width of a token, layers, heads, tokens of one sequence, sequences of a batch."""
+    """Sizes of a transformer: width of a token, layers, heads, sequence length, batch."""
 
     width: int
     layers: int
@@ -71,7 +71,7 @@ def norm(net: Net, x: Value, epsilon: float, *, name: str) -> Value:
 
 
 def mlp(net: Net, x: Value, inner: int, act: str, *, name: str) -> Value:
-    """Append the two linear layers of a block, an activation between them."""
+    """Append the two linear layers of a block, with an activation between them."""
     y = net.act(linear(net, x, inner, name=f"{name}.1"), act, name=f"{name}.{act}")
     return linear(net, y, x.shape[1], name=f"{name}.2")
 
@@ -79,15 +79,18 @@ def mlp(net: Net, x: Value, inner: int, act: str, *, name: str) -> Value:
 def heads(
     net: Net, x: Value, batch: int, count: int, order: tuple[int, ...], *, name: str
 ) -> Value:
-    """Append rows (batch length, width) as heads of each sequence, the axes in an order."""
-    # BERT-base, batch 2, 128 tokens: (256, 768) as (2, 128, 12, 64), turned to (2, 12, 128, 64).
+    """Reshape rows (batch * length, width) to (batch, length, heads, depth) and transpose them.
+
+    `count` is the number of heads, `order` the permutation of the four axes.
+    """
+    # BERT-base, batch 2, 128 tokens: (256, 768) to (2, 128, 12, 64), then to (2, 12, 128, 64)
     shape = (batch, x.shape[0] // batch, count, x.shape[1] // count)
     parts = net.reshape(x, shape=shape, name=f"{name}.reshape")
     return net.transpose(parts, perm=order, name=f"{name}.transpose")
 
 
 def rows_of(net: Net, context: Value, *, name: str) -> Value:
-    """Append (batch, heads, length, depth) as rows (batch length, width)."""
+    """Transpose and reshape (batch, heads, length, depth) to rows (batch * length, width)."""
     batch, count, length, depth = context.shape
     rows = net.transpose(context, perm=(0, 2, 1, 3), name=f"{name}.transpose")
     return net.reshape(rows, shape=(batch * length, count * depth), name=f"{name}.reshape")
@@ -96,13 +99,16 @@ def rows_of(net: Net, context: Value, *, name: str) -> Value:
 def self_attention(
     net: Net, x: Value, size: Size, mask: Value | None, *, name: str, joined: bool = False
 ) -> Value:
-    """Append softmax(q k^T / sqrt(depth) + mask) v and linear layers; `joined`: q, k, v in one."""
+    """Append softmax(q k^T / sqrt(depth) + mask) v and its linear layers.
+
+    With `joined`, a single linear layer computes q, k and v.
+    """
     if joined:
         joined_qkv = linear(net, x, 3 * size.width, name=f"{name}.qkv")
         q, k, v = net.split(joined_qkv, sizes=3, axis=1, name=f"{name}.split")
     else:
         q, k, v = (linear(net, x, size.width, name=f"{name}.{part}") for part in "qkv")
-    # Keys are turned to (batch, heads, depth, length), so that q k needs no transposed operand.
+    # keys become (batch, heads, depth, length), so that the product needs no transposed operand
     parts = ((q, (0, 2, 1, 3), "q"), (k, (0, 2, 3, 1), "k"), (v, (0, 2, 1, 3), "v"))
     queries, keys, values = (
         heads(net, x, size.batch, size.heads, order, name=f"{name}.{part}")
@@ -122,10 +128,10 @@ def encoder_block(
     name: str,
     hidden: tuple[int, str] | None = None,
 ) -> Value:
-    """Append a block that norms before each half (GPT-2, ViT).
+    """Append a block with a layer norm before the attention and before the MLP (GPT-2, ViT).
 
-    `hidden` is the width of the MLP's hidden layer and its activation: 4 widths and GELU by
-    default.
+    `hidden` is the width of the MLP's hidden layer and its activation, by default 4 times the
+    width of a token and GELU.
     """
     y = norm(net, x, size.epsilon, name=f"{name}.norm1")
     y = self_attention(net, y, size, mask, name=f"{name}.attn", joined=True)
@@ -138,7 +144,7 @@ def encoder_block(
 
 # -- BERT (Devlin et al. 2019): uncased vocabulary, with the pooler -------------------------------
 def _embedded(net: Net, ids: Value, kinds: Value, size: Size, vocabulary: int) -> Value:
-    """Append word + position + sentence kind, normed: (tokens, width)."""
+    """Append the embedding: layer norm of word + position + sentence, (tokens, width)."""
     names = (("word", vocabulary), ("position", POSITIONS), ("kind", KINDS))
     words, places, sorts = (
         net.seeded(f"embeddings.{name}.weight", (rows, size.width), SPREAD) for name, rows in names
@@ -155,13 +161,13 @@ def _mask(net: Net, kept: Value, size: Size) -> Value:
     """Append (1 - mask) * -10000, shaped to be added to (batch, heads, length, length)."""
     column = net.reshape(kept, shape=(size.batch, 1, 1, size.length), name="mask.reshape")
     real = net.cast(column, dtype=net.dtype, name="mask.cast")
-    # A mask of 1, 1, 0 becomes 0, 0, -10000.
+    # a mask of 1, 1, 0 becomes 0, 0, -10000
     turned = net.adds(net.muls(real, number=-1.0, name="mask.neg"), number=1.0, name="mask.not")
     return net.muls(turned, number=DROPPED, name="mask")
 
 
 def _layer(net: Net, x: Value, size: Size, mask: Value, name: str) -> Value:
-    """Append attention and the two linear layers, each added to its input and then normed."""
+    """Append attention and the MLP; each is added to its input, and a layer norm follows."""
     y = self_attention(net, x, size, mask, name=f"{name}.attn")
     x = norm(net, net.add(y, x, name=f"{name}.add1"), size.epsilon, name=f"{name}.norm1")
     y = mlp(net, x, 4 * size.width, "gelu", name=f"{name}.mlp")
@@ -235,7 +241,7 @@ def gpt2_small(
     kind = TensorType((1, 1, length, length), dtype)
     mask = net.constant(partial(causal, length), kind, "causal_mask")
     places = net.seeded("wpe.weight", (GPT_POSITIONS, size.width), SPREAD)
-    # Of 1024 learned positions the first 128 for sequences of 128.
+    # sequences of 128 tokens use the first 128 of 1024 learned positions
     used = net.slice(places, begin=(0, 0), end=(length, size.width), name="wpe")
     x = net.add(net.embedding(words, ids, name="wte"), used, name="embedded")
     x = net.reshape(x, shape=(size.tokens, size.width), name="embedded.rows")
@@ -254,7 +260,7 @@ def vit_b16(
     if size % 16:
         raise InputError("vit_b16: a size divisible by 16", str(size), "pad the image")
     net = Net("vit_b16", dtype)
-    # 224 x 224 pixels are 14 x 14 patches, and one token for the class: 197
+    # 224 x 224 pixels are 14 x 14 patches; with one token for the class 197
     length = (size // 16) ** 2 + 1
     dims = check_size("vit_b16", Size(768, layers, 12, length, batch, 1e-6), 1 << 16)
     x = net.images(batch, 3, size)
@@ -278,10 +284,10 @@ PATCH = 2
 
 
 def _unfolded(net: Net, x: Value, order: tuple[int, ...]) -> Value:
-    """Append an image (n, d, h, w) as (n, d, patches, places), its axes in an order."""
+    """Reshape an image (n, d, h, w) to (n, d, patches, pixels of a patch), then transpose it."""
     n, d, h, w = x.shape
-    # (1, 96, 32, 32): (1536, 2, 16, 2), turned to (1536, 16, 2, 2), read as (1, 96, 256, 4): 256
-    # patches of 2 x 2 places.
+    # (1, 96, 32, 32): (1536, 2, 16, 2), transposed to (1536, 16, 2, 2), reshaped to (1, 96, 256, 4)
+    # with 256 patches of 2 x 2 pixels
     x = net.reshape(x, shape=(n * d * h // PATCH, PATCH, w // PATCH, PATCH))
     x = net.reshape(net.transpose(x, perm=(0, 2, 1, 3)), shape=(n, d, h * w // PATCH**2, PATCH**2))
     return net.transpose(x, perm=order)
@@ -296,13 +302,13 @@ def _folded(net: Net, x: Value, order: tuple[int, ...], shape: tuple[int, ...]) 
 
 
 def _block(net: Net, start: Value, width: int, layers: int, name: str) -> Value:
-    """Append local convolutions, transformers over patches, and the join with the input."""
+    """Append convolutions, transformer layers over patches, and a concatenation with the input."""
     channels = start.shape[1]
     x = net.conv_norm(start, channels, 3, act="silu", name=f"{name}.local")
     x = net.conv(x, width, bias=False, name=f"{name}.up")
     n, d, h, w = shape = x.shape
-    # pixels of equal place in their patch are one sequence
-    # (1, 144, 32, 32): 4 sequences of 256 tokens.
+    # pixels at the same position of all patches are one sequence
+    # (1, 144, 32, 32): 4 sequences of 256 tokens
     size = Size(d, 0, 4, h * w // PATCH**2, n * PATCH**2, 1e-5)
     x = net.reshape(_unfolded(net, x, (0, 3, 2, 1)), shape=(size.tokens, d))
     for i in range(layers):
@@ -344,7 +350,7 @@ LAYERS = (2, 4, 3)
 
 
 class ViTSizes(NamedTuple):
-    """A row of `VIT_SIZES`: numbers of a MobileViT."""
+    """A row of `VIT_SIZES`: the sizes of a MobileViT."""
 
     expansion: int
     features: tuple[int, ...]
@@ -373,10 +379,10 @@ def _mobilevit(sizes: ViTSizes, net: Net, x: Value, classes: int) -> Value:
 
 # -- MobileViT V2: attention whose cost grows with the tokens, not with their square --------------
 def _image_norm(net: Net, x: Value, name: str) -> Value:
-    """Append a group norm of one group: over all of an image, scaled by channel."""
+    """Append a group norm of one group: over the whole image, with a scale for each channel."""
     n, c = x.shape[:2]
-    # Layer norm over a whole image, (n, c h w): a group norm of one group but for scale and bias,
-    # which follow by channel.
+    # a layer norm over rows (n, c h w) is a group norm of one group without scale and bias: those
+    # follow, one number for each channel
     rows = net.reshape(x, shape=(n, -1))
     ones, zeros = (
         net.constant(Fill(number), TensorType(rows.shape[1:], net.dtype), f"{name}.{number:g}")
@@ -389,9 +395,12 @@ def _image_norm(net: Net, x: Value, name: str) -> Value:
 
 
 def _linear_attention(net: Net, x: Value, name: str) -> Value:
-    """Append attention by one score a token: its shares weigh the keys to a single context."""
+    """Append linear attention: each token has one score, and the context is one weighted sum.
+
+    The softmax of the scores weighs the keys.
+    """
     d = x.shape[1]
-    # One score, d keys and d values a token.
+    # each token has one score, d numbers of its key and d of its value
     y = net.conv(x, 1 + 2 * d, name=f"{name}.qkv")
     scores, keys, values = net.split(y, sizes=(1, d, d), axis=1)
     weighed = net.mul(keys, net.softmax(scores, axis=-1))
@@ -401,7 +410,7 @@ def _linear_attention(net: Net, x: Value, name: str) -> Value:
 
 
 def _block_v2(net: Net, x: Value, width: int, layers: int, name: str) -> Value:
-    """Append a depthwise layer and blocks of linear attention over the places of 2 x 2 patches."""
+    """Append a depthwise layer and blocks of linear attention over patches of 2 x 2 pixels."""
     c = x.shape[1]
     x = net.depthwise(x, act="silu", name=f"{name}.local")
     x = net.conv(x, width, bias=False, name=f"{name}.up")
