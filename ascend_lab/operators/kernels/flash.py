@@ -156,7 +156,7 @@ class _Writer:
         return self.k.finish()
 
     def _walk(self, previous: Place | None, place: Place | None, following: Place | None) -> None:
-        """Write the turns of the rows at `place`, with the last block before and the first after."""
+        """Write the turns of the rows at `place`, with the block before and the first one after."""
         full_blocks, last_fractals, _ = self.cut
         last_number = full_blocks - (not last_fractals)
         previous_block = previous and self._block(previous, last_number)

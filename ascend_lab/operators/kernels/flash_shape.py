@@ -181,7 +181,10 @@ def row_lanes(rows: int) -> int:
 
 
 def key_slots(shape: FlashShape, tiling: FlashTiling) -> int:
-    """Return the slots of K and V in L1: 4, or 3 where with 4 a block of rows would wait for its own Q.
+    """Return the slots of K and V in L1: 3 if a multiple of 4 blocks has all keys, else 4.
+
+    Q lies in the slot of its first block of keys. With 4 slots and a multiple of 4 blocks, the Q of
+    the next rows would need the slot in which the Q of these rows still lies.
     """
     return 3 + (ceil_div(shape.keys, tiling.keys) % 4 > 0)
 
@@ -294,7 +297,7 @@ def default_scale(depth: int) -> float:
 
 
 def mask_shares(scale: float) -> tuple[float, float]:
-    """Return two positive fp16 numbers whose sum is 1 / scale, so that infinities keep their sign."""
+    """Return two positive fp16 numbers with the sum 1 / scale, so that infinities keep signs."""
     # 1 / scale = 8 for depth 64: 7.992 in fp16, and 0.008 more: both are positive.
     mantissa, exponent = math.frexp(1.0 / scale)
     high = math.ldexp(math.ceil(mantissa * 2048) - 1, exponent - 11)
@@ -371,7 +374,7 @@ class Tensors:
         return matrix[0] * view.entry + matrix[1] * view.head
 
     def block(self, name: str, matrix: Matrix, rows: Span, columns: Span | None = None) -> Region:
-        """Return rows (counted in fractals) and `columns` of q, k, v or y: (columns / 16, rows x 16)."""
+        """Return rows (in fractals) and `columns` of q, k, v or y: (columns / 16, rows x 16)."""
         all_columns = self.lines(name, matrix, (rows[0] * FRACTAL, rows[1] * FRACTAL))
         if columns is None:
             return all_columns

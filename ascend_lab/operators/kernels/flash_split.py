@@ -501,7 +501,7 @@ class Products:
         self.ring.enqueue()
 
     def _product(self, at: Place, weights: isa.Tile, values: Fractals, width: int) -> None:
-        """Multiply the weights of a tile by some columns of its values, part by part of the keys."""
+        """Multiply the weights of a tile by some columns of its values, some keys at a time."""
         c = self.cube
         rows = at[1].size
         sums = c.c.alloc()

@@ -119,7 +119,7 @@ def drop_padding(s: State, rows: int, keys: int, ragged_keys: int) -> None:
 
 
 def take_peaks(s: State, out: Tile, rows: int, keys: int, block: Affine) -> None:
-    """Emit m' of the scores in UB, divided by STEP, and its high and low parts, 16 lanes of `out`."""
+    """Emit m' of the scores in UB, divided by STEP, and to `out` its high and low parts."""
     k = s.builder
     lanes_of_rows = flash_shape.row_lanes(rows * FRACTAL)
     best = (s.best, 0)
@@ -276,7 +276,7 @@ class Axis:
             yield Piece(Affine(self.full), self.first + self.full * self.each, self.rest, True)
 
     def turns(self, k: KernelBuilder, count: int, *shifts: int) -> Iterator[list[Piece]]:
-        """Yield the full pieces n + shift, one per shift, for n < `count`, in loops where possible."""
+        """Yield full pieces n + shift, one per shift, for all n < `count`, in loops if possible."""
         # Loops run inside a head, and must be cut where a shifted piece would carry into the next
         # head.
         head_pieces = self.full // self.heads or 1
