@@ -1,4 +1,7 @@
-"""Primitives that place values: cache_read, compute_at, inline; and `unchain` for folds."""
+"""Schedule primitives that decide where values are computed and kept: cache_read, inline, ...
+
+`unchain` lets the parts of a fold (a reduction) begin before an earlier fold has finished.
+"""
 
 from dataclasses import replace
 from typing import NamedTuple

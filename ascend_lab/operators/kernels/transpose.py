@@ -90,7 +90,7 @@ def transpose_launch(
 ) -> Launch:
     """Return the launch of y = x.transpose(perm) on all vector cores; x and y are row-major.
 
-    `method`: "strided" copies runs or single elements; "blocks" transposes tiles in UB, and needs both
+    `method`: "strided" copies runs or elements; "blocks" transposes tiles in UB, and needs both
     moved axes to be at least one unit long (16 x 16 for 2 bytes, 128 rows x 8 columns for 4, 32 x
     32 for 1); "auto" takes the one that `simulate` finds faster. Raises `ShapeError`, `InputError`.
     """
@@ -188,7 +188,7 @@ def block_launch(
 
 
 def _shares(count: int, step: int, cores: int) -> list[int]:
-    """Return each core's share of a counter, in multiples of `step`; the rest goes to the last core.
+    """Return each core's share of a counter, in multiples of `step`, with the rest on the last.
 
     So the last core also has the columns of the last, partial block: a block that is written twice
     is written by one core.
@@ -249,7 +249,7 @@ class _Strip:
 
 
 def _strips(size: int, unit: int, tile_units: int) -> Iterator[_Strip]:
-    """Yield tiles of `tile_units` units, a tile of the units left, and the end, of `size` elements."""
+    """Yield the tiles of `size` elements: those of `tile_units` units, the units left, the end."""
     # 150 in units of 16 and tiles of 4: 2 tiles of 4 units, 1 of 1 unit, then the unit that begins
     # at 134 and skips the 10 elements that are done.
     units, end = divmod(size, unit)

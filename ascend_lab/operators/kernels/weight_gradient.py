@@ -124,7 +124,7 @@ class _Writer:
         self.out = tiles.out_queue(k, out_dtype, m, c * shape.taps) if chip.combined else None
 
     def program(self, groups: isa.Share, band: isa.Share, bands: int) -> isa.Program:
-        """Return the program: sum each tile of dW in L0C over the pixels of a band, then store it."""
+        """Return the program: sum each tile of dW in L0C over a band's pixels, and store it."""
         k = self.k
         plan = self.plan
         taps = self.shape.taps
@@ -309,7 +309,7 @@ class _Writer:
             queue.free()
 
     def _views(self, c: int) -> Iterator[int]:
-        """Yield the first pixel in L1 for each column (c1, r, s) of dW: a block, shifted by a tap."""
+        """Yield the first pixel in L1 for each column (c1, r, s) of dW: a block, a tap's shift."""
         rows = self.rows
         columns = self.columns
         for block in range(c):

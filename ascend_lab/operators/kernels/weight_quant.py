@@ -81,9 +81,10 @@ class _Tiling:
 
 
 def _tiling(shape: WeightQuantShape, chip: Chip) -> _Tiling:
-    """Return tiles as high as L0C allows, so that weights are converted once, and as deep as UB does.
+    """Return tiles 8 fractals high, as wide as the columns of a core, and as deep as UB allows.
 
-    The cores divide the columns first, because each core converts the weights of its columns.
+    Cores divide the rows of x by tiles; further cores divide the columns, as each core converts the
+    weights of its own columns.
     """
     m1, k1, n1 = shape.fractals
     # Tiles are 8 fractals high: 128 rows of x.
