@@ -255,7 +255,7 @@ def blocks_to_elements(unit: Unit, fold: str, job: LaneFold) -> None:
     place = len(rows)
     blocks_per_repeat = unit.builder.chip.vector_bytes_per_repeat // BLOCK_BYTES
     blocks, ragged = divmod(job.lanes, block)
-    # What follows the row in its last block may be garbage: a mask leaves it out.
+    # The elements behind a row in its last block may be garbage: a mask leaves them out.
     masked = bool(ragged) and src.row == job.lanes
     full_repeats = blocks // blocks_per_repeat
     if full_repeats:

@@ -99,7 +99,7 @@ Copy = Callable[[Unit, Rows], None]
 
 
 def rows_of(dst: View, src: View, sizes: Sequence[int], block: int) -> Rows:
-    """Return the copy of a box, whose rows may be rounded up to `block` elements (0: not at all)."""
+    """Return the copy of a box, whose rows may be rounded up to `block` elements (0: not)."""
     # Rows that lie behind each other on both sides are one long row: nothing is ragged inside it.
     dims = coalesce(sizes, (dst, src)) or [(1, (1, 1))]
     to_view, from_view = with_dims((dst, src), dims)

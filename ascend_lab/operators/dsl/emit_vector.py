@@ -56,7 +56,7 @@ Dims = list[tuple[int, tuple[int, ...]]]
 
 
 def coalesce(sizes: Sequence[int], views: Sequence[View]) -> Dims:
-    """Return a box's axes without those of size 1, and with neighbours merged if all views allow."""
+    """Return a box's axes without those of size 1, with neighbours merged if all views allow."""
     dims: Dims = []
     for axis, size in enumerate(sizes):
         if size == 1:

@@ -1,4 +1,4 @@
-"""The TBE operations on whole tensors that move, reduce or multiply: reshape, reduce_sum, matmul."""
+"""TBE operations on whole tensors that move, reduce or multiply: reshape, reduce_sum, matmul."""
 
 import math
 from collections.abc import Sequence
@@ -73,8 +73,8 @@ def transpose(a: Tensor, perm: Sequence[int] | None = None) -> Tensor:
     # Only axes of size 1 change places: the elements keep their order.
     if moved == sorted(moved):
         return reshape(a, shape)
-    # If the innermost axis stays, rows are copied whole. Else every element moves, by a hand-written
-    # kernel.
+    # If the innermost axis stays, rows are copied whole. Else a hand-written kernel moves every
+    # element.
     if order[-1] == rank - 1:
         names = axis_names(rank)
         back = [order.index(d) for d in range(rank)]

@@ -303,14 +303,17 @@ def _check_free(state: State, stage: Stage, leaf: Leaf) -> None:
 
 
 def check_no_guests(state: State, stage: str, primitive: str) -> None:
-    """Raise `ScheduleError` if other tiles are computed in the nest that `primitive` would change."""
+    """Raise `ScheduleError` if other tiles are computed in the nest of `stage`."""
     for guest in state.guests(stage):
         needed = f"{primitive} {stage}: no tile computed in it"
         raise ScheduleError(needed, guest.name, "do this step earlier")
 
 
 def check_nest(state: State, s: Stage) -> None:
-    """Raise unless core loops are outermost and tiles are attached in front of vectorised loops."""
+    """Raise unless core loops are outermost and tiles are attached outside vectorised loops.
+
+    A guarded loop of a fold must not stand inside the fold's loops.
+    """
     for place, leaf in enumerate(s.loops):
         outside = s.loops[:place]
         if leaf.name in s.bound and any(x.name not in s.bound for x in outside):
