@@ -244,7 +244,7 @@ class _ByVector:
         fold_rows(k, self.sums, self.tile_pixels, self.lanes)
 
     def _widen(self, start: Affine, pixels: int, to: Buffer) -> None:
-        """Bring pixels to UB, their planes side by side, in fp32."""
+        """Load pixels to UB, their planes side by side, and convert them to fp32."""
         shape = (self.count, pixels, FRACTAL)
         by_pixels = (FRACTAL, self.lanes, 1)
         source = self.x.region(start, shape, (self.plane, FRACTAL, 1))

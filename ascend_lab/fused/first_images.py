@@ -49,7 +49,7 @@ from ascend_lab.operators.ops.quantised import fits_fp16
 # -- conversions of planes -------------------------------------------------------------------------
 def conversion(piece: Piece, chip: Chip, _: Callable[[Piece], Lowered]) -> Lowered | None:
     """Return the kernel of a conversion of images of few channels; None for other pieces."""
-    # one conversion by itself: a fused group has a kernel of its own
+    # only a single conversion: a fused group has another kernel
     (node, *followers) = piece.graph.nodes
     if followers or node.op != "trans_data":
         return None

@@ -322,7 +322,7 @@ class _NormWriter:
             write(Affine(self.full_blocks * self.block_columns), self.odd_columns)
 
     def _load(self, tile: Piece) -> None:
-        """Bring the rows of a tile to L1."""
+        """Load the rows of a tile to L1."""
         sizes = (self.shape.columns, tile.size * AREA)
         strides = (self.shape.rows * AREA, 1)
         source = self.gm["x"].region(tile.start * AREA, sizes, strides)

@@ -275,7 +275,7 @@ class Half:
         self.finish = finish
 
     def load_bias(self, col: Affine) -> None:
-        """Bring the bias of the core's blocks, which begin at `col`, to L1."""
+        """Load the bias of the core's blocks, which begin at `col`, to L1."""
         if self.bias and self.is_depthwise:
             self.bias.load(self.count, False, col, Affine())
         elif self.bias:

@@ -67,7 +67,7 @@ def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
     choices = []
     for used in range(1, cores + 1) if choice else ():
         outer_share = share(choice[0], used)
-        # 20 rows and 4,096 columns on 32 cores: with a row a core, 12 cores would be idle; with 16
+        # 20 rows and 4,096 columns on 32 cores: with one row per core 12 would be idle; with 16
         # cores along columns, 2 stretches of 10 rows, all 32 work.
         cores_left = max(1, cores // isa.ceil_div(choice[0].extent, outer_share))
         inner_share = share(choice[1], cores_left) if len(choice) > 1 else 1

@@ -147,7 +147,7 @@ def _shares(stage: Stage, leaf: Leaf) -> list[CoreShare]:
             raise errors.ScheduleError(needed, f"{coarser.name} is outside", "bind that one")
     full_steps, last_elements = divmod(extent, leaf.width)
     if stage.last_fold_extent and leaf.root == stage.axes[-1].name:
-        # The last step folds fewer elements, so its core needs a program of its own.
+        # The last step folds fewer elements, so its core needs a separate program.
         if leaf.width > 1:
             needed = f"{stage.name}: a core for each step of {leaf.root}, the last one is shorter"
             raise errors.ScheduleError(needed, f"{leaf.width} of them", "split by 1 before bind")

@@ -70,7 +70,7 @@ def reorder(state: State, stage: str, *axes: str) -> State:
 
 
 def tile(s: Schedule, stage: str, i: str, j: str, rows: int, columns: int) -> Schedule:
-    """Walk a matrix in tiles: split both axes and put the tile loops inside.
+    """Compute a matrix in tiles: split both axes and put the tile loops inside.
 
     before: `for i: for j: body`   after: `for i_o: for j_o: for i_i: for j_i: body`
     """

@@ -135,7 +135,7 @@ class Schedule:
 
 
 def create_schedule(outputs: Tensor | Sequence[Tensor], chip: Chip | str) -> Schedule:
-    """Return the empty schedule of one or several outputs: every stage a nest of its own in GM."""
+    """Return the empty schedule of one or several outputs: each stage is a separate nest in GM."""
     chip = load_chip(chip) if isinstance(chip, str) else chip
     tensors = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
     return Schedule(tensors, chip, (), with_conversions(nests.initial_state(tensors)))
@@ -302,7 +302,7 @@ def _compute_in_tile(state: State, stage: Stage, root: str) -> State:
             f"split {stage.attach[0]} instead",
         )
     # Loops from the first fold loop on belong to the tile: sums are stored once, after the fold.
-    # for i_o: for k_o (fold): the store stands behind k_o, inside i_o.
+    # for i_o: for k_o (fold): the store comes after the loop k_o, inside i_o.
     first_fold = next((n for n, x in enumerate(stage.loops[:count]) if x.reduce), count)
     outer_loops = stage.loops[:first_fold]
     inner_loops = stage.loops[first_fold:]

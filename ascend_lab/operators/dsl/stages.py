@@ -102,7 +102,7 @@ class Stage(Placed):
     For a matrix product on the cube unit the axes are rounded up to fractals (m = 100 becomes 112);
     `logical` is then the shape without padding, and `relu` says that negative sums become 0 on the
     way out of L0C. `last_fold_extent` belongs to the partial folds of `rfactor`, whose last axis
-    counts the parts of a row: if not 0, the last part is shorter and folds only so many elements.
+    counts the parts of a row: if not 0, it is the number of elements of the shorter last part.
     """
 
     output: bool = False

@@ -506,7 +506,7 @@ class _Writer(TileWalk):
         self.rows.enqueue()
 
     def _stage_weights(self, bundle: BundlePlace, n_span: Span, stage: Span) -> None:
-        """Copy the weights of a stage and of output blocks `n_span` to a slot of their own."""
+        """Copy the weights of a stage and of output blocks `n_span` to a separate slot."""
         self._copy_weights(bundle, n_span, stage, self.weights.alloc())
         self.weights.enqueue()
 

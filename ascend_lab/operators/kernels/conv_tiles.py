@@ -361,7 +361,7 @@ class WindowFeed(SlotFeed):
             kernel=(shape.r, shape.s),
             stride=shape.strides,
             pad=(rows.before, rows.after, columns.before, columns.after),
-            # Rows of m images take turns, so rows of one image are m apart: a dilation to load3d.
+            # Rows of m images are interleaved, so rows of one image are m apart: a dilation.
             dilation=(shape.dilations[0] * shape.mixed, shape.dilations[1]),
             m_start=self.window.m_start,
             pad_value=shape.pad_value,

@@ -73,7 +73,7 @@ def _read_range(size: int, stride: int, pad: int, reach: int, outputs: tuple[int
     """
     low = outputs[0] * stride - pad
     high = outputs[1] * stride - pad + reach - 1
-    # All rows lie below the image: start so many outputs earlier that the last real row is in. With
+    # If all rows lie below the image, start earlier, so that the last real row is included. With
     # 5 rows, a kernel of 1 and padding 3 output 8 reads row 5, which is padding: start at output 7.
     skipped = max(0, ceil_div(low - size + 1, stride))
     start = low - skipped * stride
@@ -418,7 +418,7 @@ class Pixels:
 
     @property
     def window(self) -> Window:
-        """What the tile reads of its own image."""
+        """The window that the tile reads in the first image."""
         return self.windows[0]
 
 

@@ -289,7 +289,7 @@ class _Writer:
         dims = [*plan.outer, plan.column, plan.row]
         self.sizes = [d.count for d in dims]
         self.sizes[along] = share[0]
-        # The core's share begins so many elements of x and of y after the first core's.
+        # The distance of the core's share from the first core's, along the counter.
         place = self.k.param("core", share[2]) * share[1]
         steps = dims[along].source, dims[along].target
         self.start = [low + place * step for low, step in zip(plan.start, steps, strict=True)]

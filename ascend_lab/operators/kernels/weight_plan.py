@@ -300,7 +300,7 @@ def _busy(shape: ConvShape, chip: Chip, tile: WeightPlan) -> int:
     size = fractals_of(shape, tile.stage)
     steps = isa.ceil_div(size, tile.depth)
     across = isa.ceil_div(n, columns_per_step(chip, tile))
-    # Each mmad has a head; a fractal product takes a cycle.
+    # Each mmad has start-up cycles; a product of two fractals takes one cycle.
     cube = steps * across * (chip.cube_head_cycles + 4) + tile.m * n * size
     mte1 = steps * (n + tile.m) * chip.path("L1", "L0B").startup_cycles
     return max(cube, mte1 + size * (2 * n + tile.m) + steps * across * 4)

@@ -428,7 +428,7 @@ def weight_shape(call: Call) -> kernels.ConvShape:
 
 
 def is_depthwise(shape: kernels.ConvShape) -> bool:
-    """Return whether every channel is a group of its own."""
+    """Return whether every channel is a separate group."""
     return 1 < shape.groups == shape.c == shape.k
 
 
