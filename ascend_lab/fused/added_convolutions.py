@@ -1,8 +1,9 @@
-"""Two convolutions whose results are added: where they are, and the problem they make together.
+"""Find two convolutions whose results are added, and describe them as one problem for a kernel.
 
     y = relu(conv(a) + conv(b))        a, b: images; both convolutions make images of one size
 
-`joint` makes them one kernel, a tuner divides that kernel, and a tandem leaves them alone.
+`joint` makes one kernel of them, the tuner searches its tiling, and `tandem` (a pointwise and a
+depthwise convolution in one kernel) does not touch them.
 """
 
 import math
@@ -19,9 +20,10 @@ from ascend_lab.operators.ops.formats import pair
 
 
 def added_convolutions(graph: Graph, node: Node) -> list[tuple[Node, ...]]:
-    """Return the two convolutions of one shape that a node adds and nobody else reads, or none.
+    """Return the two convolutions that a node adds, if no other node reads them; else [].
 
-    Of sums of bytes what scales them comes with its convolution.
+    Their results have one shape. If a convolution is in int8, the node that scales its int32 sums
+    is returned with it.
     """
     heads = [_head_of(graph, name) for name in node.inputs] if node.op == "add" else []
     alike = len({graph.types[name].shape for name in node.inputs}) == 1
@@ -29,9 +31,9 @@ def added_convolutions(graph: Graph, node: Node) -> list[tuple[Node, ...]]:
 
 
 def _head_of(graph: Graph, name: str) -> tuple[Node, ...]:
-    """Return the convolution that makes a summand, with what scales its sums of bytes, or ()."""
+    """Return the convolution that makes a summand, with the node that scales int32 sums, or ()."""
     maker = graph.producers.get(name)
-    # a summand that is read elsewhere, too, has to be stored: nothing is gained
+    # a summand that another node reads, too, has to be stored: nothing is gained
     if maker is None or only_reader(graph, maker) is None:
         return ()
     if maker.op == "dequantise":
@@ -42,15 +44,16 @@ def _head_of(graph: Graph, name: str) -> tuple[Node, ...]:
 
 
 def beside_of(piece: Piece) -> tuple[Piece, tuple[Node, ...]]:
-    """Return a piece without the convolution whose sums are added to its first's, and that one.
+    """Split off a piece's second convolution; return the rest of the piece, and its nodes.
 
-    It has one tap: of two such the one without a bias, or with the larger stride. Of sums of bytes
-    what scales them belongs to it.
+    The second convolution adds its sums to those of the first one. It has one tap; if both have
+    one, it is the one without a bias, or with the larger stride. If it is in int8, the node that
+    scales its int32 sums goes with it.
     """
     nodes = piece.graph.nodes
 
     def order(nodes: tuple[Node, ...]) -> tuple[int, int, int]:
-        # with a bias before without one, then 3 x 3 before 1 x 1: the last is done beside the first
+        # convolutions with a bias come first, then 3 x 3 before 1 x 1; the last one is split off
         conv = nodes[0]
         has_bias = len(nodes[-1].inputs) > 2
         taps = piece.type(conv.inputs[1]).shape[2:]
@@ -69,6 +72,6 @@ def beside_of(piece: Piece) -> tuple[Piece, tuple[Node, ...]]:
 
 
 def joint_job(piece: Piece, chip: Chip) -> tuple[ConvShape, Epilogue | None, Mapping[str, Form]]:
-    """Return a piece's convolution, with the one beside it if there is one, as `conv.conv_job`."""
+    """Return what `conv.conv_job` returns, for one convolution or for two that are added."""
     alone, second = beside_of(piece)
     return conv.conv_job(alone, chip, beside=second)

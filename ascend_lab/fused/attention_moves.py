@@ -4,12 +4,13 @@ A projection yields (batch, tokens, heads x width); attention wants (batch, head
 
     unfused        transpose q, k, v -> GM; attention -> GM; transpose y -> GM
     fused          attention steps over GM with the strides of the tensors as they lie
-    saved          four kernels, each of which reads and writes a whole tensor
+    saved          four transpose kernels, each of which reads and writes a whole tensor
 
 12 heads of width 64: one head's tokens are 64 elements after the transpose and 768 elements before
-it. A copy from GM with that stride costs the same number of bytes.
+it. A copy from GM with either stride moves the same number of bytes.
 
-This file finds the moves and tells the attention kernel (`flash_attention`) the strides, as views.
+This file finds the transposes and reshapes (moves) around attention and passes their strides to the
+attention kernel (`flash_attention`) as views.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,7 @@ ATTENTION = "flash_attention"
 
 
 def propose(graph: Graph, node: Node) -> Group | None:
-    """Propose attention with those moves around it that its kernel can replace by strides."""
+    """Propose attention with the moves before and after it that its kernel can do by strides."""
     # this rule starts at the attention; `around` looks in both directions
     if node.op != ATTENTION:
         return None
@@ -43,7 +44,7 @@ def propose(graph: Graph, node: Node) -> Group | None:
 
 
 def around(graph: Graph, node: Node) -> Iterator[tuple[str, list[Node], FlashView]]:
-    """Yield the moves in front of q, k, v and behind y that attention can do, each as a view."""
+    """Yield each operand (q, k, v or y) whose moves attention can do: name, moves, view."""
     for name, tensor in zip("qkvy", (*node.inputs[:3], node.output), strict=True):
         is_result = name == "y"
         chain = moves_after(graph, node) if is_result else moves_before(graph, tensor)
@@ -61,7 +62,7 @@ def around(graph: Graph, node: Node) -> Iterator[tuple[str, list[Node], FlashVie
 
 
 def parts_of(graph: Graph, nodes: Group) -> Sequence[Group]:
-    """Return (attention,) and the chains of moves around it; () for another group."""
+    """Return (attention,) and the chains of moves around it; () if it is no such group."""
     node = next((node for node in nodes if node.op == ATTENTION), None)
     if node is None or len(nodes) == 1:
         return ()
@@ -95,7 +96,10 @@ def lower(piece: Piece, chip: Chip, parts: Sequence[Group]) -> Lowered:
 
 
 def unfused(parts: Sequence[Group]) -> Iterator[Sequence[Group]]:
-    """Yield attention and a copy for each chain of moves, against which the kernel is timed."""
+    """Yield the groups of the unfused variant: attention, and one copy for each chain of moves.
+
+    The compiler times them against the fused kernel.
+    """
     yield parts
 
 

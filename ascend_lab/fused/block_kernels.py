@@ -5,20 +5,21 @@ A block is 16 channels. Two images of two blocks (image.block) lie in memory as
     NC1HWC0    0.0  0.1  1.0  1.1        the blocks of one image are one run of bytes
     C1NHWC0    0.0  1.0  0.1  1.1        a block of all images is one run of bytes
 
-    in NC1HWC0    join a, b -> a copy: b's blocks go between those of a, image by image
-    in C1NHWC0    join a, b -> nothing: b simply lies behind a in memory
-    saved         reading and writing all operands of a join (DenseNet joins in every layer)
+    in NC1HWC0    concat(a, b) is a copy: b's blocks go between those of a, image by image
+    in C1NHWC0    concat(a, b) is no work: b simply lies behind a in memory
+    saved         reading and writing all operands of a concatenation (DenseNet has one per layer)
 
 Kernels are written for NC1HWC0; in C1NHWC0 they differ only in their addresses. So this file takes
 the finished kernel and changes its addresses. With B elements in a plane, C blocks and N images:
 
     n (C B) + c B + i    ->    c (N B) + n B + i        n: image, c: block, i: place in the plane
 
-A kernel's address is a sum of a constant and terms of loops and axes, of which only the numbers are
-known, 200 for instance. Where C B = 100 and B = 50, 200 is two images; where C B = 400 and B = 50,
-it is four blocks. Each term is written in the mixed radix (n, c, i), and its digits are multiplied
-by the new strides. That is right as long as sums of digits never carry: c stays below C and i below
-B whatever the loops do.
+A kernel's address is a constant plus one term per loop or axis, a stride times the loop's counter.
+Only the values of the strides are known, 200 for instance, and not what they stand for. Where
+C B = 100 and B = 50, 200 is two images; where C B = 400 and B = 50, it is four blocks.
+Each term is written in the mixed radix (n, c, i), and its digits are multiplied by the new strides.
+That is right as long as sums of digits never carry: c stays below C and i below B whatever the
+loops do.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +42,7 @@ Of 3 images of 2 blocks of 50 elements: (100, 3, 50), (50, 2, 150), (1, 50, 1).
 def treats_blocks_alike(node: Node) -> bool:
     """Tell whether a node treats all channel blocks alike, so that their order does not matter.
 
-    A relu does, and a pooling: they work for any layout. A convolution sums over the blocks.
+    A relu or a pooling does, so it works in either layout. A convolution sums over the blocks.
     """
     return node.op in (*JOINS, *MOVES) or node.has("lanes", "image fold", "pooling")
 
@@ -72,7 +73,7 @@ def rewritten_for_c1nhwc0(piece: Piece, plain: Piece, lowered: Lowered, chip: Ch
 
 
 def _converted(piece: Piece, plain: Piece, kernel: isa.Kernel, chip: Chip) -> list[isa.Launch]:
-    """Return the phases of a kernel between conversions of its images, to NC1HWC0 and back."""
+    """Return launches that convert images to NC1HWC0, run the kernel, and convert results back."""
     names = [
         n for n in (*piece.graph.inputs, *piece.graph.outputs) if piece.type(n).layout == BLOCKS
     ]
@@ -96,7 +97,7 @@ def readdressed(piece: Piece, launch: isa.Launch) -> isa.Launch:
     """Return a launch for NC1HWC0 that reads and writes the piece's C1NHWC0 images in place.
 
     Only addresses in GM change. Raises `UnsupportedError` where a copy or a loop runs on from one
-    plane into the next, which lies elsewhere now.
+    plane into the next: in C1NHWC0 the next plane lies elsewhere.
     """
     steps_of = dict[str, Steps]()
     for name, tensor_type in piece.graph.types.items():
@@ -111,7 +112,7 @@ def readdressed(piece: Piece, launch: isa.Launch) -> isa.Launch:
         instruction = original
         for index, region in enumerate(original.regions):
             steps = steps_of.get(region.buffer.name, ())
-            # steps that join to one axis: the image lies in both layouts alike (one image, say)
+            # with one step only (a single image, say) both layouts place the numbers alike
             if region.space == "GM" and len(steps) > 1:
                 instruction = _instruction_at_new_addresses(instruction, index, steps, ranges)
         return instruction
@@ -125,9 +126,9 @@ def readdressed(piece: Piece, launch: isa.Launch) -> isa.Launch:
 
 
 def _steps(old_map: layout.AddressMap, new_map: layout.AddressMap) -> Steps:
-    """Return the stored axes of a map with their strides in another one.
+    """Return the stored axes of `old_map` as (stride there, count, stride in `new_map`).
 
-    Neighbours that are one run in both maps are joined: rows and columns of a plane, say.
+    Neighbouring axes that are contiguous in both maps become one: rows and columns of a plane, say.
     """
     strides = {(piece.axis, piece.step): piece.stride for piece in new_map.pieces}
     steps: list[tuple[int, int, int]] = []
@@ -161,7 +162,7 @@ def _instruction_at_new_addresses(
             elements_in_plane = old_stride // step if fits_plane else 1
             if 1 < elements_in_plane < size and size % elements_in_plane == 0:
                 regions = [_cut(region, axis, elements_in_plane) for region in regions]
-    # Only copies may have further axes. A copy with a "bound" picks its row at run time, so that
+    # Only copies may have more axes. A copy with a "bound" picks its row at run time, so that
     # its address is not known here.
     cut = len(regions[index].sizes) > len(original.regions[index].sizes)
     if (cut and original.op not in ("data_copy", "fixpipe")) or original.number("bound"):
@@ -172,7 +173,7 @@ def _instruction_at_new_addresses(
 
 
 def _cut(region: isa.Region, axis: int, inner_size: int) -> isa.Region:
-    """Return the same region with an axis as two, the inner one of `inner_size` elements."""
+    """Return the same region with one axis split in two, the inner one of `inner_size` elements."""
     sizes = list(region.sizes)
     strides = list(region.strides)
     sizes[axis : axis + 1] = sizes[axis] // inner_size, inner_size
@@ -186,7 +187,7 @@ def _region_at_new_addresses(
 ) -> isa.Region:
     """Return a region at its new addresses; raise `UnsupportedError` where digits would carry.
 
-    The digits of the constant and of each term are translated one by one. `low` and `high` are the
+    The digits of the constant and of each term are translated one by one. `low` and `high` hold the
     least and greatest digits that any sum of terms reaches: each must stay in 0 .. count - 1.
     """
     base_digits = _digits(region.offset.const, steps)
@@ -198,8 +199,8 @@ def _region_at_new_addresses(
 
     def added(value: int, times: int) -> int:
         digits = _digits(value, steps)
-        # A term that is added once at most (a loop of 2) has two possible addresses. Both are
-        # known, so that its digits are their difference and may be negative.
+        # A term that is added at most once (a loop of 2) gives two possible addresses. Both are
+        # known, so the term's digits are their difference and may be negative.
         if times == 1:
             sum_digits = _digits(region.offset.const + value, steps)
             digits = [total - base for base, total in zip(base_digits, sum_digits, strict=True)]
@@ -219,7 +220,7 @@ def _region_at_new_addresses(
 
 
 def _digits(value: int, steps: Steps) -> list[int]:
-    """Return an address as digits, one an axis: 230 is 2 x 100 + 0 x 50 + 30 x 1."""
+    """Return an address as digits, one per axis: 230 is 2 x 100 + 0 x 50 + 30 x 1."""
     digits = []
     for stride, _, _ in steps:
         digit, value = divmod(value, stride)

@@ -1,15 +1,16 @@
-"""Joins and cuts of images as views: which images get the layout C1NHWC0.
+"""Choose the images that get the layout C1NHWC0, in which concatenations and slices are views.
 
-In NC1HWC0 the channel blocks of one image lie together, so that a join of several images copies. In
+A "join" below is a concatenation along channels, a "cut" a slice of channels. In NC1HWC0 the
+blocks of 16 channels of one image lie together, so that joining batches of images needs a copy. In
 C1NHWC0 a block of all images is one run of bytes, and a join at whole blocks only places operands
 one behind the other:
 
     otherwise      a -> GM; b -> GM; join: GM -> UB -> GM, all of a and b
-    here           a -> first bytes of y; b -> the bytes behind: no kernel for the join
+    here           a -> first bytes of y; b -> the bytes behind them: no kernel for the join
     saved          in DenseNet-121 with 8 images the joins of all 58 layers
 
-The price: an image that comes or leaves in another layout is converted at its border, in smaller
-pieces. Both are timed. `block_kernels` adapts the kernels of the operators around.
+The price: where an image enters or leaves the region in this layout, it must be converted, in
+smaller copies. Both variants are timed. `block_kernels` adapts the kernels of the other operators.
 """
 
 from collections.abc import Callable, Set
@@ -28,14 +29,14 @@ from ascend_lab.machine.sim.timeline import Start
 def blocks_outermost(graph: Graph, chip: Chip, start: Start = "queued") -> Graph:
     """Return the graph in which joins and cuts of images are views wherever that is quicker.
 
-    With one image NC1HWC0 and C1NHWC0 are the same, and only `_nested` joins are tried. What is
-    timed is copies and conversions. Convolutions work plane by plane, a block of an image, and
-    other addresses of planes cost them nothing.
+    With one image NC1HWC0 and C1NHWC0 are the same, and only `_nested` joins are tried. Only copies
+    and conversions are timed: convolutions work plane by plane (a plane is one block of an image),
+    and other addresses of planes cost them nothing.
     """
     done = set[str]()
     for node in graph.nodes:
         kind = graph.types[node.output]
-        # images that lie alike are decided together, at their first join
+        # images that must share a layout are decided together, at their first join
         if node.output in done or node.op not in JOINS or kind.layout != IMAGES:
             continue
         names = _lying_alike(graph, node.output)
@@ -45,7 +46,7 @@ def blocks_outermost(graph: Graph, chip: Chip, start: Start = "queued") -> Graph
         # nothing gained unless a copy becomes a view
         if aliases.view_nodes(moved) - aliases.view_nodes(graph):
             cycles = [_copying_cycles(candidate, names, chip) for candidate in (moved, graph)]
-            # what depends on the layout, with it and without it
+            # the cycles that depend on the layout, with C1NHWC0 and without it
             graph = moved if cycles[0] < cycles[1] else graph
     return graph
 
@@ -115,7 +116,7 @@ def _copying_cycles(graph: Graph, images: Set[str], chip: Chip) -> float:
         if copies and not images.isdisjoint((*node.inputs, *node.outputs)):
             try:
                 piece = lower.piece_of(graph, (node,))
-                # what an operator before has written lies in L2, the network's inputs in memory
+                # the result of an earlier operator lies in L2, the network's inputs in memory
                 warm = not {*node.inputs} & {*graph.inputs}
                 total += tasks.cycles_started(piece, chip, "queued", warm=warm)
             except AscendLabError:

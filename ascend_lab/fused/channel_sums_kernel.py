@@ -1,14 +1,14 @@
 """Two sums over each channel of images in NC1HWC0, on the vector unit: sum(a) and sum(a b).
 
-In NC1HWC0 all pixels of a channel lie in the same one of 16 lanes. So tiles of any pixels are
-added lane by lane, in fp32, to a tile of sums; at the end its rows of 16 lanes are folded onto the
-first. Channel blocks, images and rows are divided over the cores. Each writes its partial sums; a
-second phase adds them and computes what is wanted of them:
+In NC1HWC0 all pixels of a channel lie in the same one of 16 lanes. So all tiles of pixels are
+added lane by lane, in fp32, to one tile of sums; at the end all its rows of 16 lanes are added to
+the first row. Channel blocks, images and rows are divided over the cores. Each core writes its
+partial sums; a second phase adds them and computes the results of the operator:
 
     a = b = x:        mean = sum(x) / m,  variance = sum(x x) / m - mean^2     (m per channel)
     a = grad, b = x:  dscale = (sum(a b) - mean sum(a)) / sqrt(variance + epsilon), dbias = sum(a)
 
-so that batch norm reads its images once for the statistics, and once for both gradients.
+So batch norm reads its images once for the statistics, and once for both gradients.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ SMALL = 4096
 
 @dataclass(frozen=True, slots=True)
 class ChannelSums:
-    """Images (n, c, h, w) in a 2-byte format; `epsilon` of the gradients, None: the statistics."""
+    """Images (n, c, h, w) in a 2-byte format; without `epsilon` statistics, else gradients."""
 
     n: int
     c: int
@@ -51,7 +51,7 @@ class ChannelSums:
 def channel_sums_kernel(job: ChannelSums, chip: Chip) -> isa.Kernel:
     """Return the kernel: x, or grad, x, mean and variance, to y0 and y1, one fp32 per channel.
 
-    Numbers per channel are stored as (1, C1, 1, 1, 16). Raises `CapacityError` where UB is small.
+    Numbers per channel are stored as (1, C1, 1, 1, 16). Raises `CapacityError` if UB is too small.
     """
     cores = chip.cores_of("vector")
     sizes = planes.dealt((job.blocks, job.n, job.h), cores, large_folds=True)
@@ -60,7 +60,7 @@ def channel_sums_kernel(job: ChannelSums, chip: Chip) -> isa.Kernel:
     partial_launch = planes.plane_launch(
         "partial", sizes, lambda share: _partial(job, share, bands, slots, chip)
     )
-    # Cores that have whole channel blocks: 12 blocks on 8 cores are 2 a core, so 6 cores.
+    # Each core takes whole channel blocks: 12 blocks on 8 cores are 2 per core, so 6 cores work.
     core_count = isa.ceil_div(job.blocks, isa.ceil_div(job.blocks, cores))
     channels = [C0 * size for size in tiles.chunks(job.blocks, 1, core_count)]
     final_launch = isa.spread(
@@ -71,17 +71,18 @@ def channel_sums_kernel(job: ChannelSums, chip: Chip) -> isa.Kernel:
 
 # -- first phase: partial sums --------------------------------------------------------------------
 def _tile_elements(job: ChannelSums, run: int, images: int, chip: Chip) -> tuple[int, int]:
-    """Return the elements of a tile and the images in it, the latter 1 where it is cut.
+    """Return the elements of a tile per image, and the images in it (1 if one image is cut).
 
-    Per element and image UB holds two slots and a copy in fp32, and two sums in fp32.
+    `run` is the elements of one image that a core adds up. For each element UB holds two queue
+    slots and an fp32 copy of every operand, and two sums in fp32.
     """
     # Statistics of fp16: 2 * 2 + 4 + 8 = 16 bytes an element; gradients of two images: 24.
     element_bytes = len(job.images) * (2 * DTYPE_BYTES[job.dtype] + 4) + 8
     max_elements = (chip.buffers["UB"] - SPARE_BYTES) // element_bytes
     max_elements = min(max_elements // LANES, chip.max_repeat) * LANES
     if run > max_elements:
-        # A run that is too long is cut into equal tiles: 100,000 elements and room for 16,384 are 7
-        # of 14,336.
+        # A run that is too long is cut into equal tiles: 100,000 elements where 16,384 fit become 7
+        # tiles of 14,336.
         return isa.ceil_div(isa.ceil_div(run, isa.ceil_div(run, max_elements)), LANES) * LANES, 1
     # Short runs of several images go together, but a core should have TILES tiles to overlap.
     tile_images = min(
@@ -93,14 +94,17 @@ def _tile_elements(job: ChannelSums, run: int, images: int, chip: Chip) -> tuple
 def _partial(
     job: ChannelSums, share: planes.Own, bands: int, slots: int, chip: Chip
 ) -> isa.Program:
-    """Add the tiles of one core, and their products with the other image, or themselves."""
+    """Return the program that sums one core's tiles, and their products with the other operand.
+
+    For statistics the other operand is the same image, so that the products are squares.
+    """
     k = isa.KernelBuilder("channel_sums", chip)
     row = job.w * C0
     total = job.blocks * C0
     plane = job.h * row
     band_start = share.rows[0] * row
     band_elements = share.rows[1] * row - band_start
-    # From an image to the next one, in elements; a band is `share.rows` of one plane.
+    # Elements from one image to the next; a band is `share.rows` rows of one plane.
     pitch = job.blocks * plane
     size, tile_images = _tile_elements(job, band_elements, share.images[0], chip)
     tensors = [k.tensor(x, job.dtype, job.n * pitch) for x in job.images]
@@ -150,7 +154,7 @@ def _add(
     sums: list[isa.Buffer],
     count: int,
 ) -> None:
-    """Add a tile to the sums, and its products with the other one, or with itself."""
+    """Add a tile to the sums, and its products with the other tile, or itself, to their sums."""
     slot = loaded.dequeue().slot
     a = (wide[0], 0)
     b = (wide[-1], 0)
@@ -165,7 +169,7 @@ def _add(
 def _tiles(
     k: isa.KernelBuilder, images: int, run: int, tile_images: int, size: int
 ) -> Iterator[tuple[isa.Affine, isa.Affine, tuple[int, int]]]:
-    """Yield the image and element where each tile starts and its (images, elements of each)."""
+    """Yield for each tile its first image, its first element and (images, elements of each)."""
     if size >= run:
         for at, count in tiles.segments(k, "image", images, tile_images):
             yield at, isa.Affine(), (count, run)
@@ -177,7 +181,7 @@ def _tiles(
 
 # -- second phase: sums of the cores' sums --------------------------------------------------------
 def _final(job: ChannelSums, slots: int, share: isa.Share, chip: Chip) -> isa.Program:
-    """Add the partial sums of a core's channels, and compute both results."""
+    """Return the program that adds partial sums of a core's channels and computes both results."""
     k = isa.KernelBuilder("channel_totals", chip)
     total = job.blocks * C0
     count = share[0]
@@ -257,7 +261,7 @@ def fold_rows(
     rows: int,
     width: int,
 ) -> None:
-    """Add all rows onto the first, half of them at a time."""
+    """Add all rows to the first one in place: the second half to the first half, and so on."""
     target = (place, 0)
     while rows > 1:
         # 7 rows: add the last 3 to the first 3, 4 remain; then 2, then 1.

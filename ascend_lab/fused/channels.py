@@ -1,19 +1,19 @@
-"""Moves of channels as products on the cube: joins, cuts and shuffles that are no views.
+"""Concatenations, slices and shuffles of channels that need copies, done as products on the cube.
 
-An image in NC1HWC0 keeps 16 channels of a pixel together. A join of two times 58 channels, or a
-shuffle of channels between groups (ShuffleNet), moves every number to another lane:
+An image in NC1HWC0 keeps 16 channels of a pixel together. A concatenation ("join") of two times 58
+channels, or a shuffle of channels between groups (ShuffleNet), moves numbers to other lanes:
 
-    unfused        blocks -> (n, c, h, w); join; transpose; cut; -> blocks      up to five copies
+    unfused        blocks -> (n, c, h, w); join; transpose; slice; -> blocks    up to five copies
     fused          blocks -> 1 x 1 convolution with weights 0 and 1 -> blocks   one kernel, or none
-    saved          the copies; if a 1 x 1 convolution follows, its weights take in the move
+    saved          the copies; if a 1 x 1 convolution follows, the move goes into its weights
 
     y[j] = x[p[j]]                    y = E x,  E[j, p[j]] = 1, a 1 x 1 convolution
     [x1 x2][p]                        y = E1 x1 + E2 x2: two convolutions that are added
     W (E x)                           (W E) x: the next convolution takes the move into its weights
 
 Only one term of each sum of E x is not zero, so that finite numbers keep their bits, except for the
-sign of zero. An infinity becomes NaN in every channel of its pixel, even in one that a cut drops,
-as 0 * infinity is NaN. Both ways are timed, from images in blocks to images in blocks.
+sign of zero. An infinity makes every channel of its pixel NaN, even an infinity in a channel that a
+slice drops, as 0 * infinity is NaN. Both ways are timed, from NC1HWC0 to NC1HWC0.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,8 +37,8 @@ class Family:
     """Nodes that only move channels of the images `sources`.
 
     counts     channels of each source
-    picks      for each tensor, the lane of a source from which every channel comes; its shape is
-               that of the axes between batch and rows. Lanes are numbered through all sources,
+    picks      for each tensor, the source lane that each channel comes from, as an array shaped
+               like the axes between batch and rows. Lanes are numbered across all sources,
                with their padding: sources of 20 and 16 channels have lanes 0 .. 31 and 32 .. 47
     results    images that are read outside the family
     """
@@ -57,9 +57,10 @@ class Family:
         return [low + np.arange(n) for low, n in zip(lows, self.counts, strict=True)]
 
     def breaks(self, name: str) -> bool:
-        """Tell whether a result is no view: not made of whole blocks, and last blocks, of a source.
+        """Tell whether a result is not a view, as it does not consist of whole blocks of a source.
 
-        Of 58 channels 16 .. 57 are a view (three blocks, the last with 10); 29 .. 57 are none.
+        A source's last block may be partial: channels 16 .. 57 of 58 are a view (three blocks, the
+        last one of 10 channels); channels 29 .. 57 are not.
         """
         picks = self.picks[name]
         ends = {lanes[-1] for lanes in self.lanes}
@@ -72,8 +73,8 @@ class Family:
 def channels_by_cube(graph: Graph, chip: Chip, joint: bool = True) -> Graph:
     """Return the graph in which the cube moves channels of images wherever that is quicker.
 
-    If two convolutions may be `joint` in one kernel, a convolution may take in a move of two
-    sources; else of one source only.
+    `joint` says that two added convolutions may become one kernel: then a move of two sources may
+    go into a convolution's weights, else a move of one source only.
     """
     draft = Draft(graph)
     # A convolution with two sources is two convolutions that are added: that needs `joint`.
@@ -89,7 +90,7 @@ def channels_by_cube(graph: Graph, chip: Chip, joint: bool = True) -> Graph:
 
 # -- what moves channels ---------------------------------------------------------------------------
 def _families(graph: Graph) -> list[Family]:
-    """Return all families: joins or single images, and the nodes behind that move channels."""
+    """Return all families: a join or a single image, and the nodes behind it that move channels."""
     family_of: dict[str, Family] = {}
     for node in graph.nodes:
         kind = graph.types[node.inputs[0]] if node.inputs else None
@@ -147,7 +148,7 @@ def _moved(graph: Graph, node: Node, picks: Values) -> list[Values]:
 
 
 def _of_images(graph: Graph, family: Family, chip: Chip) -> bool:
-    """Tell whether cube or pooling writes all sources of a family and reads all results."""
+    """Tell whether convolutions or pooling write all sources of a family and read all results."""
     # the products that replace the moves run on the cube
     fits = graph.types[family.sources[0]].dtype in chip.cube
     made_near_cube = all(_near_cube(graph, name, back=True) for name in family.sources)
@@ -182,9 +183,10 @@ The list is empty if not all readers can take it in: then a convolution of its o
 
 
 def _ways(graph: Graph, family: Family, max_sources: int) -> Ways:
-    """Return the results of a family that are no views, with the convolutions that take them in.
+    """Return the results of a family that are not views, each with convolutions that read it.
 
-    A convolution takes in a move of at most `max_sources` sources.
+    These are the convolutions into whose weights the move can go, from at most `max_sources`
+    sources.
     """
     replaced = Ways()
     for name in family.results:
@@ -213,7 +215,7 @@ def _takes_in(graph: Graph, node: Node, name: str) -> bool:
 
 
 def _pays(graph: Graph, family: Family, ways: Ways, chip: Chip) -> bool:
-    """Tell whether the products of a family take fewer cycles than its moves, with all starts.
+    """Tell whether the products of a family take fewer cycles than its moves, with kernel starts.
 
     A convolution that becomes a sum of two must still be one kernel: between two kernels the first
     sum would be rounded in memory.
@@ -268,7 +270,7 @@ def _to_products(draft: Draft, family: Family, ways: Ways) -> None:
             total = _sum(draft, family, picks, draft.constants[weight], bias, node.name)
             draft.replace(node.output, total)
         if not taking:
-            # E before its columns are spread over the sources: the identity
+            # E is the identity until `_sum` spreads its columns over the sources
             unit = TensorType((kind.shape[1], kind.shape[1], 1, 1), kind.dtype)
             ones = Constant(unit, np.eye(kind.shape[1]).reshape(unit.shape))
             draft.replace(name, _sum(draft, family, picks, ones, (), f"{name}_moved"))
@@ -277,7 +279,7 @@ def _to_products(draft: Draft, family: Family, ways: Ways) -> None:
 def _sum(
     draft: Draft, family: Family, picks: Values, weight: Constant, bias: Sequence[str], title: str
 ) -> str:
-    """Insert weight * x[picks] as a sum of one convolution for each source; return its name."""
+    """Insert weight * x[picks] as a sum of one convolution per source; return the sum's name."""
     total = ""
     # E = [E1 E2]: the columns of each source
     for source, lanes in zip(family.sources, family.lanes, strict=True):

@@ -1,4 +1,6 @@
-"""The kernel of squeeze and excite: from pixels to a gate per channel, by vector units, in fp32.
+"""The kernel that computes the gates of squeeze and excite, one per channel, on the vector units.
+
+The arithmetic is in fp32:
 
     hidden (images, mid) = f1(means (images, c) @ squeeze (c, mid) + bias1)
     gates (images, c)    = f2(hidden @ excite (mid, c) + bias2)
@@ -8,11 +10,12 @@
                    phase 2: all addends -> hidden -> a core's gates -> GM        one kernel
 
 The first product is linear, so a core need not know whole means: from some rows of some channels it
-computes what these add to hidden. In phase 2 each core adds up these few numbers, `parts`, on its
-own (16 cores x 48 hidden numbers are 3 KB) and computes the gates of its own channels. With `rows`
-the gates scale the weights of the convolution that follows at once (see `gates`).
+computes what these contribute to `hidden`. In phase 2 every core adds up these contributions,
+`parts` (16 cores x 48 hidden numbers are 3 KB), and computes the gates of its own channels. With
+`rows` the same kernel also scales the weights of the next convolution by the gates (see `gates`).
 
-A matrix times a vector is a lane-by-lane product, 64 columns a repeat, then sums of 8 lanes, twice.
+A matrix times a vector is a lane-by-lane product, 64 columns per repeat, then two steps that each
+sum 8 lanes.
 """
 
 from dataclasses import dataclass, replace
@@ -42,8 +45,8 @@ Place = tuple[Tile | Buffer, Affine | int]
 class Excitation:
     """Squeeze and excite of images (n, c, h, w) in fp16 with `mid` hidden numbers.
 
-    `functions` are f1 and f2. With `rows` the gates scale weights: each channel block has so many
-    rows of 16 of them.
+    `functions` are f1 and f2. If `rows` is not 0 the gates scale weights, of which each channel
+    block has `rows` rows of 16.
     """
 
     n: int
@@ -66,13 +69,13 @@ class Excitation:
 
 
 def excitation_launches(job: Excitation, chip: Chip) -> tuple[isa.Launch, isa.Launch]:
-    """Return both phases; raise `CapacityError` where UB is small.
+    """Return both phases; raise `CapacityError` if UB is too small.
 
     Tensors: x in NC1HWC0, squeeze (hidden, channels), excite (channels, hidden), fp32 bias1, bias2
     and `parts`; y, a gate per image and channel, or with `rows` these times `weight`.
     """
     sizes = _divided(job, chip)
-    # parts of one image: a part for each division of channels and of rows
+    # one image has a part for each share of channels and each share of rows
     part_count = len(sizes[0]) * len(sizes[2])
     squeeze_launch = plane_launch("squeeze", sizes, lambda share: _squeeze(job, share, sizes, chip))
     # the second phase has other shares: no rows are left to divide
@@ -85,9 +88,10 @@ def excitation_launches(job: Excitation, chip: Chip) -> tuple[isa.Launch, isa.La
 def _divided(job: Excitation, chip: Chip) -> tuple[list[int], list[int], list[int]]:
     """Divide channel blocks, images and rows over cores so that the busiest core ends first.
 
-    The estimate of a core's cycles: pixels to add up, one or (with a cube) 3 a cycle and block; of
-    the first product 4 cycles per hidden number and 64 channels; the parts that it adds in phase 2,
-    one per division of channels and rows; half a cycle per weight row of the second product.
+    Return the sizes of the shares along each of the three. The estimate of a core's cycles counts
+    the pixels of each block, one (with a cube 3) per cycle; 4 cycles per hidden number and 64
+    channels for the first product; the parts to add in phase 2, one per share of channels and rows;
+    and half a cycle per weight row of the second product.
     """
     cores = chip.cores_of("vector")
     pixels_per_cycle = 3 if chip.combined else 1
@@ -115,7 +119,7 @@ class _Matrix:
     """A matrix (rows, width) in UB in fp32, which is multiplied by vectors."""
 
     def __init__(self, k: KernelBuilder, name: str, rows: int, width: int) -> None:
-        """Allocate; `name` is that of its tensor."""
+        """Allocate buffers; `name` is the name of the matrix's tensor."""
         self.k = k
         self.rows = rows
         self.width = width
@@ -126,7 +130,7 @@ class _Matrix:
         self.products = k.buffer(f"{name}_products", "UB", "fp32", rows * LANES)
 
     def load(self, source: Region) -> None:
-        """Bring the matrix to UB and widen it to fp32; missing lanes of its sums are 0."""
+        """Copy the matrix to UB and convert it to fp32; unused lanes of its sums become 0."""
         k = self.k
         k.copy(self.narrow.alloc().region(0, source.sizes), source)
         self.narrow.enqueue()
@@ -136,7 +140,7 @@ class _Matrix:
         self.narrow.free()
 
     def times(self, vector: Buffer, to: Place) -> None:
-        """Write its product with a vector to `to`.
+        """Write the product of the matrix and a vector to `to`.
 
         64 columns at a time are multiplied lane by lane and added to 64 sums a row; the 64 sums of
         a row are then added up in two steps of 8: 64 -> 8 -> 1.
@@ -168,7 +172,7 @@ class _Matrix:
 
 # -- first phase: sums of pixels, and what they add to the hidden numbers -------------------------
 def _squeeze(job: Excitation, share: Own, sizes: tuple[list[int], ...], chip: Chip) -> isa.Program:
-    """Return the first phase of the cores with shares of one size."""
+    """Return the program of the first phase, for all cores whose shares have one size."""
     k = KernelBuilder("squeeze", chip)
     row = job.w * FRACTAL
     bands = len(sizes[2])
@@ -186,7 +190,7 @@ def _squeeze(job: Excitation, share: Own, sizes: tuple[list[int], ...], chip: Ch
     matrix = _Matrix(k, "squeeze", job.hidden, lanes)
     out = k.queue("parts_ub", "UB", "fp32", job.hidden, src="V", dst="MTE3")
     pixels = (share.rows[1] - share.rows[0]) * job.w
-    # the cube adds up 16 pixels at a time: below that the vector unit is left to do it
+    # the cube adds up 16 pixels at a time; fewer pixels are left to the vector unit
     summing_class = _ByCube if chip.combined and pixels >= FRACTAL else _ByVector
     planes = summing_class(k, x, (block_count, pixels, plane))
     matrix.load(squeeze.region(core * (block_pitch * FRACTAL), (job.hidden, lanes), (width, 1)))
@@ -194,7 +198,7 @@ def _squeeze(job: Excitation, share: Own, sizes: tuple[list[int], ...], chip: Ch
         image = batch + turn
         means_place = (planes.sums, 0)
         planes.add((image * job.blocks + core * block_pitch) * plane + first_row)
-        # divided by all pixels, not by those of the band: the bands' parts add up to the mean
+        # divided by all pixels of an image, not of the core's rows: the parts add up to the mean
         k.each("vmuls", lanes, means_place, means_place, scalar=1.0 / (job.h * job.w))
         matrix.times(planes.sums, (out.alloc(), 0))
         out.enqueue()
@@ -219,7 +223,7 @@ class _ByVector:
         (self.count, self.pixels, self.plane) = sizes
         lanes = self.lanes = self.count * FRACTAL
         pixels_that_fit = (k.chip.buffers["UB"] - k.used_bytes("UB")) // (PIXEL_BYTES * lanes)
-        # a quarter of the pixels, so that loads and sums overlap, unless that is a small tile
+        # 1 / TILES of the pixels, so that loads and sums overlap, but no tile under SMALL numbers
         useful_pixels = max(ceil_div(self.pixels, TILES), SMALL // lanes)
         tile_pixels = max(1, min(self.pixels, pixels_that_fit, useful_pixels))
         self.tile_pixels = tile_pixels
@@ -240,7 +244,7 @@ class _ByVector:
         fold_rows(k, self.sums, self.tile_pixels, self.lanes)
 
     def _widen(self, start: Affine, pixels: int, to: Buffer) -> None:
-        """Bring pixels to UB, their planes side by side, in fp32."""
+        """Load pixels to UB, their planes side by side, and convert them to fp32."""
         shape = (self.count, pixels, FRACTAL)
         by_pixels = (FRACTAL, self.lanes, 1)
         source = self.x.region(start, shape, (self.plane, FRACTAL, 1))
@@ -263,7 +267,7 @@ class _ByCube:
         self.k = k
         self.x = x
         (self.count, self.pixels, self.plane) = sizes
-        # 50 pixels: fractals at 0, 16, 32; 48 pixels: at 0 and 16; the last one is apart
+        # 50 pixels: fractals at 0, 16, 32; 48 pixels: at 0, 16; the last one is counted separately
         self.whole_fractals = ceil_div(self.pixels, FRACTAL) - 1
         self.depth, line = max(1, min(self.whole_fractals, LOAD_FRACTALS)), self.pixels * FRACTAL
         self.tile_planes = (
@@ -276,7 +280,7 @@ class _ByCube:
         self._make_ones()
 
     def _make_ones(self) -> None:
-        """Bring fractals of ones to L0A, to stay there, and behind them the last one with zeros."""
+        """Load fractals of ones to L0A, where they stay, and behind them the one with zeros."""
         k = self.k
         size = (self.depth + 1) * AREA
         ones_ub = k.queue("ones_ub", "UB", "fp16", 2 * AREA, src="V", dst="MTE3", depth=1)
@@ -352,10 +356,10 @@ class _ByCube:
 
 # -- second phase: gates ---------------------------------------------------------------------------
 class _Gates:
-    """The second phase of cores with shares of one size, which add up `part_count` parts."""
+    """The second phase, for cores with shares of one size; each core adds `part_count` parts."""
 
     def __init__(self, job: Excitation, share: Own, part_count: int, chip: Chip) -> None:
-        """Allocate everything."""
+        """Allocate all buffers and queues."""
         k = KernelBuilder("excite", chip)
         hidden = job.hidden
         blocks = share.channels[0]
@@ -386,7 +390,7 @@ class _Gates:
             )
 
     def program(self) -> isa.Program:
-        """Write the program: image by image, hidden numbers from all parts, gates from those."""
+        """Return the program: for each image the hidden numbers, from all parts, then the gates."""
         k = self.k
         hidden = self.job.hidden
         lanes = self.lanes
@@ -411,7 +415,7 @@ class _Gates:
         return k.finish()
 
     def _load(self, image: Affine, first_block: Affine) -> Tile:
-        """Bring the parts of an image, behind them the bias, and the weights to be scaled.
+        """Load the parts of an image, the bias behind them, and the weights to be scaled.
 
         The bias is one more row under the parts, so that one sum adds it, too.
         """
@@ -433,7 +437,7 @@ class _Gates:
         return self.loaded.dequeue()
 
     def _leave(self, gates: Buffer, block: Affine) -> None:
-        """Store gates, or the weights that they scale, from channel block `block` of all on."""
+        """Store gates, or the weights that they scale; `block` is the first channel block in GM."""
         k = self.k
         line = self.line
         rows = self.job.rows

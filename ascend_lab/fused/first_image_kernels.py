@@ -1,9 +1,9 @@
-"""Kernels that turn the image that enters a network from planes into pixels with their channels.
+"""Kernels that convert a network's input image from planes to pixels with their channels together.
 
 An RGB image comes as three planes, R R R ... G G G ... B B B ...; the cube wants the channels of a
 pixel side by side, padded with zeros to a block of 32 bytes:
 
-    otherwise      a copy that picks single numbers of 2 bytes; for int8 a kernel before it
+    otherwise      a copy that picks single numbers of 2 bytes; for int8 also a quantising kernel
     here           GM -> runs of planes -> UB, transposed 16 x 16 by `vtranspose` -> GM
     saved          copies move whole blocks of 32 bytes, 16 numbers, at once; for int8 one kernel
                    start, and writing and reading the quantised planes
@@ -21,7 +21,7 @@ Three kernels, one for each form of the result:
   The first turns each channel's 16 x 16 pixels; its rows go to places with 4 channels for each q.
   The second turns four of these q at a time: 4 pixels x 4 channels are one block.
 
-Cores divide the images, and if there are fewer images than cores, their pixels.
+The images are divided over the cores; with fewer images than cores, also the pixels of an image.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ TILE_PIXELS = 1024
 
 @dataclass(frozen=True, slots=True)
 class ByteImage:
-    """Images of fp16 planes to be quantised: q = round(x scale) + offset."""
+    """Images of fp16 planes to be quantised: q = round(x * scale) + offset."""
 
     images: int
     channels: int
@@ -153,11 +153,11 @@ def _steps(
 def _turn(
     k: KernelBuilder, steps: Buffer, turned: Buffer, pixels_out: isa.Tile, blocks: int
 ) -> None:
-    """Put the channels of each pixel side by side, and convert them to int8."""
+    """Transpose so that the channels of each pixel lie side by side, and convert them to int8."""
     with k.loop("block", blocks) as block:
         area = (block * AREA, (FRACTAL, FRACTAL))
         k.vector("vtranspose", turned.region(*area), steps.region(*area))
-    # a block of 256 numbers is 2 repeats of 128 halves
+    # a block of 256 numbers is 2 repeats of 128 fp16 numbers
     blocks_per_vconv = k.chip.max_repeat // 2
     for first_block in range(0, blocks, blocks_per_vconv):
         lanes = (2 * min(blocks_per_vconv, blocks - first_block), 8, FRACTAL)
@@ -165,7 +165,7 @@ def _turn(
         k.vector("vconv", half, turned.region(first_block * AREA, lanes))
 
 
-# -- halves of few channels ------------------------------------------------------------------------
+# -- 2-byte images of few channels -----------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class FewChannels:
     """Images of 2 to 16 channels in a 2-byte format, and the pixels of each."""
@@ -177,16 +177,16 @@ class FewChannels:
 
 
 def few_channels_launch(image: FewChannels, chip: Chip) -> isa.Launch:
-    """Return the kernel, x (n, c, pixels) to y (n, pixels, 16), channels that are not there 0.
+    """Return the kernel from x (n, c, pixels) to y (n, pixels, 16), with missing channels 0.
 
-    Raises `UnsupportedError` for more than 16 channels or one (15 of 16 planes that are turned
-    would be empty), fewer than 16 pixels or another format.
+    Raises `UnsupportedError` for more than 16 channels, for a single one (15 of the 16 planes that
+    are transposed would be empty), for fewer than 16 pixels, or for another format.
     """
     fits = 2 <= image.channels <= FRACTAL <= image.pixels
     if not fits or DTYPE_BYTES[image.dtype] != 2:
         got = f"{image.channels} channels, {image.pixels} pixels in {image.dtype}"
         raise UnsupportedError("2 to 16 channels and at least 16 pixels", got, "convert it so")
-    # a tile of 16 pixels at least, so that a core has about TILES of them to overlap
+    # tiles of at least 16 pixels; about TILES tiles per core, so that copies and work overlap
     cores = chip.cores_of("vector")
     pixel_bytes = FRACTAL * DTYPE_BYTES[image.dtype]
     tile_that_fits = chip.buffers["UB"] // (4 * pixel_bytes)  # two queues of two slots each
@@ -273,7 +273,7 @@ TILES = 4
 class SmallImage:
     """Images of up to 4 channels in a 2-byte format, and the pixels of each.
 
-    If `out_dtype` is int8 a result is round(x scale) + offset.
+    If `out_dtype` is int8 a result is round(x * scale) + offset.
     """
 
     images: int
@@ -296,7 +296,7 @@ class SmallImage:
 
 
 def small_image_launch(image: SmallImage, chip: Chip) -> isa.Launch:
-    """Return the kernel, x (n, c, pixels) to y (n, pixels, 4), channels that are not there 0.
+    """Return the kernel from x (n, c, pixels) to y (n, pixels, 4), with missing channels 0.
 
     Raises `UnsupportedError` for more than 4 channels, fewer than 256 pixels or another format.
     """
@@ -305,7 +305,7 @@ def small_image_launch(image: SmallImage, chip: Chip) -> isa.Launch:
         raise UnsupportedError("at most 4 channels and at least 256 pixels", got, "convert it so")
     cores = chip.cores_of("vector")
     planes = (3 if image.stored == "int8" else 2) * image.channels
-    # UB per block of 256 pixels: two slots of planes and of results, and the lines between
+    # UB per block of 256 pixels: two slots of planes and of results, and `turned` between them
     block_bytes = (planes + 3 * SMALL_C0) * AREA * DTYPE_BYTES[image.dtype]
     blocks = min(TILE_BLOCKS, chip.buffers["UB"] // block_bytes, image.pixels // AREA)
     tile = max(1, min(blocks, image.images * image.pixels // AREA // (TILES * cores))) * AREA
@@ -381,7 +381,7 @@ def _turn_bytes(
     buffers: Sequence[Buffer],
     blocks: int,
 ) -> None:
-    """Scale numbers in fp16, turn planes into pixels, convert these to int8."""
+    """Scale numbers in fp16, transpose planes to pixels, and convert these to int8."""
     (source, turned, to) = tiles
     (steps, halves) = buffers
     count = image.channels * blocks * AREA

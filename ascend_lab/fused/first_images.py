@@ -1,12 +1,12 @@
-"""The image that enters a network, converted to the layout that the first convolution reads.
+"""Convert the image that enters a network to the layout that the first convolution reads.
 
 An RGB image lies plane by plane, and the cube reads pixels with their channels side by side:
 
     otherwise      planes -> copy, number by number -> pixels of 16 channels, 13 of them 0
     here           planes -> vector unit transposes -> pixels of 16 channels, or of 4 (1 of them 0)
-    saved          a slow copy; with pixels of 4 channels three quarters of the image's bytes, and
-                   of the cube's work: 4 taps x 4 channels fill the 16 numbers of a fractal row that
-                   one tap of 3 channels would fill with 13 zeros
+    saved          a slow copy; with pixels of 4 channels also three quarters of the image's bytes
+                   and of the cube's work: 4 taps x 4 channels fill the 16 numbers of a fractal row,
+                   while one tap of 3 channels leaves 13 of them zero
 
 If the network begins with a quantisation to int8, the same kernel does that, too. This file finds
 the nodes; `first_image_kernels` writes the kernels.
@@ -49,7 +49,7 @@ from ascend_lab.operators.ops.quantised import fits_fp16
 # -- conversions of planes -------------------------------------------------------------------------
 def conversion(piece: Piece, chip: Chip, _: Callable[[Piece], Lowered]) -> Lowered | None:
     """Return the kernel of a conversion of images of few channels; None for other pieces."""
-    # one conversion by itself: a fused group has a kernel of its own
+    # only a single conversion: a fused group has another kernel
     (node, *followers) = piece.graph.nodes
     if followers or node.op != "trans_data":
         return None
@@ -104,7 +104,7 @@ def small_first_layers(graph: Graph, chip: Chip, start: Start = "queued") -> Gra
     return graph
 
 
-# -- bytes made and moved at once ------------------------------------------------------------------
+# -- quantisation and conversion in one kernel -----------------------------------------------------
 def propose(graph: Graph, node: Node) -> Group | None:
     """Propose a quantisation and the conversion of its int8 result, which one kernel does."""
     reader = only_reader(graph, node) if node.op == "quantise" else None
@@ -113,7 +113,7 @@ def propose(graph: Graph, node: Node) -> Group | None:
 
 
 def parts_of(graph: Graph, nodes: Group) -> Sequence[Group]:
-    """Return (quantisation,), (conversion,); () for another group."""
+    """Return (quantisation,), (conversion,); () if the group is not of this form."""
     fits = [node.op for node in nodes] == ["quantise", "trans_data"]
     return (nodes[:1], nodes[1:]) if fits else ()
 
@@ -121,8 +121,8 @@ def parts_of(graph: Graph, nodes: Group) -> Sequence[Group]:
 def lower(piece: Piece, chip: Chip, parts: Sequence[Group]) -> Lowered:
     """Return a kernel that quantises a tensor and stores its int8 values in a layout of blocks.
 
-    For an image this is one program; for another tensor it has two phases, which quantise it as it
-    lies and then move it. Raises `UnsupportedError` for other formats.
+    An image takes one phase; any other tensor takes two, which quantise it in its own layout and
+    then move it. Raises `UnsupportedError` unless fp16 in ND becomes int8.
     """
     ((node,), (move_node,)) = parts
     (x,) = piece.graph.inputs
@@ -135,8 +135,8 @@ def lower(piece: Piece, chip: Chip, parts: Sequence[Group]) -> Lowered:
     scale_is_half = fits_fp16(1 / settings["scale"])
     if scale_is_half and piece.output.layout == "NC1HWC0":
         n, c, h, w = kind.shape
-        # dividing by the scale is multiplying by 1
-        # scale
+        # The kernel multiplies by 1 / scale
+        # instead of dividing by the scale.
         image = ByteImage(n, c, h * w, 1 / settings["scale"], settings["offset"])
         kernel = as_kernel(byte_image_launch(image, chip))
         return Lowered(vector.named(kernel, {"x": x, "y": move_node.output}))

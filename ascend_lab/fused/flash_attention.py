@@ -1,13 +1,14 @@
 """Attention that never stores the scores in global memory: FlashAttention.
 
-Scores and shares of s queries and t keys are matrices of s x t, for each head:
+For s queries and t keys the scores q k^T and their softmax are s x t matrices, one for each head:
 
     unfused        q k^T -> GM; GM -> softmax -> GM; GM -> times v -> GM       three kernels
-    fused          a block of q, of k, of v -> scores, shares, sums -> GM      one kernel
-    saved          for 12 heads, 512 queries and keys in fp16 four trips of 6.3 MB
+    fused          blocks of q, k and v -> scores, softmax, times v -> GM      one kernel
+    saved          for 12 heads, 512 queries and keys in fp16: writing and reading 6.3 MB, twice
 
-On cores with a cube and a vector unit the kernel is `operators.kernels.flash`; on separate cores it
-is `operators.kernels.flash_split`. Where neither applies, the parts are kernels of their own.
+On cores that have both a cube and a vector unit the kernel is `operators.kernels.flash`; on chips
+with separate cube and vector cores it is `operators.kernels.flash_split`. Where neither applies,
+the three steps are separate kernels.
 
 Source: Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention with
 IO-Awareness".
@@ -32,13 +33,13 @@ from ascend_lab.operators.ops.operator import Call, Template
 
 
 def flash_shape(call: Call) -> FlashShape:
-    """Return a call as the kernel describes it, with all batch axes joined into one.
+    """Return the problem of a call as a `FlashShape`, with all batch axes joined into one.
 
-    A call may also have an attribute `views`, which says where its matrices lie in larger tensors;
-    then the number of heads matters and is kept.
+    A call may have an attribute `views`, which says where its matrices lie in larger tensors; only
+    then the number of heads is kept in the result.
     """
     q, k, v = call.shapes[:3]
-    group_heads = grouped_heads(q, k, v)  # heads whose rows are one matrix, query by query
+    group_heads = grouped_heads(q, k, v)  # query heads that share k and v: one taller matrix
     mask_kind = ""
     shared_tensors = [n for n, s in zip("qkv", (q, k, v), strict=True) if _single(s)]
     if len(call.shapes) > 3:
@@ -67,7 +68,7 @@ def flash_shape(call: Call) -> FlashShape:
 
 
 def _single(shape: Shape) -> bool:
-    """Tell whether there is one matrix for the whole batch."""
+    """Tell whether all batch axes are 1, so that there is one matrix for the whole batch."""
     return math.prod(shape[:-2]) == 1
 
 
@@ -89,7 +90,8 @@ def _applies(call: Call, chip: Chip) -> bool:
 def flash_kernel(shape: FlashShape, chip: Chip, tiling: FlashTiling | None = None) -> isa.Kernel:
     """Return the kernel for coupled cores, or the pipeline of separate cube and vector cores.
 
-    `tiling` applies to coupled cores only. Raises `CapacityError` where blocks do not fit.
+    Coupled cores have a cube and a vector unit each; `tiling` applies to them only. Raises
+    `CapacityError` where blocks do not fit.
     """
     if chip.combined:
         return isa.as_kernel(flash.flash_launch(shape, chip, tiling))
@@ -170,7 +172,7 @@ def _by_query(x: Values, heads: int) -> Values:
 
 
 def _by_head(x: Values, heads: int) -> Values:
-    """Return the inverse of `_by_query`: (..., h / heads, s * heads, d) as (..., h, s, d)."""
+    """Undo `_by_query`: return (..., h / heads, s * heads, d) as (..., h, s, d)."""
     if heads == 1:
         return x
     *lead, count, rows, columns = x.shape
@@ -180,7 +182,7 @@ def _by_head(x: Values, heads: int) -> Values:
 
 
 def _grouped_mask(mask: Values, call: Call, heads: int, *, one_row: bool) -> Values:
-    """Return a mask of grouped heads: for all of them alike, or a row for each row of q."""
+    """Return a mask for grouped heads: one row for all queries, or a row for each row of q."""
     *batch, count, rows, _ = call.outputs[0]
     if one_row:
         return mask

@@ -1,13 +1,13 @@
-"""Squeeze and excite: the gates of channels, and the convolution of the image they scale.
+"""Fuse squeeze and excite: the channel gates, and the convolution of the image that they scale.
 
-A gate is a number per image and channel, computed from the means of all channels:
+A gate is one factor per image and channel, computed from the means of all channels:
 
     g = f2(W2 f1(W1 mean(x) + b1) + b2)       y = W (g * x)
 
     unfused        mean -> GM; product, f1 -> GM; product, f2 -> GM; g * x -> GM; convolution -> GM
     fused          one kernel of three phases: partial W1 means; gates, and g * W; (g * W) x
-    saved          three or four kernel starts, and one pass over the image: y = (W diag(g)) x, so
-                   that gates scale the columns of W instead of the image
+    saved          three or four kernel starts, and one pass over the image: as y = (W diag(g)) x,
+                   the gates scale the columns of W instead of the image
 
 In EfficientNet-B0 an image of 96 x 56 x 56 = 301,056 numbers meets 24 x 96 = 2,304 weights; a later
 one of 1152 x 7 x 7 = 56,448 numbers meets 192 x 1152 = 221,184 weights, where scaling the image is
@@ -38,10 +38,10 @@ from ascend_lab.operators.kernels.epilogue import PLAIN, Epilogue
 
 # -- gates of squeeze and excite ------------------------------------------------------------------
 def lower(piece: Piece, chip: Chip, parts: Sequence[Group]) -> Lowered:
-    """Return the kernel of gates and, if nodes follow, of the convolution of a scaled image."""
+    """Return the kernel of the gates and, if a scale follows them, of the scaled convolution."""
     _, squeeze, excite, scaled_nodes = parts
     reads = [n for node in piece.graph.nodes for n in node.inputs]
-    # A constant has one stored form: it cannot be packed for two operators.
+    # A constant is stored in one packed form, so that two operators cannot share it.
     if read_twice := [piece.names[n] for n in sorted(piece.constants) if reads.count(n) > 1]:
         raise UnsupportedError("a constant packed in one way", read_twice[0], "cut here")
     shape, hidden_epilogue = _product(piece, squeeze, chip)
@@ -51,7 +51,7 @@ def lower(piece: Piece, chip: Chip, parts: Sequence[Group]) -> Lowered:
     sides = (job.hidden, job.blocks * FRACTAL)
     names = {"x": x}
     forms = dict[str, Form]()
-    # squeeze has (hidden, channels) weights, excite (channels, hidden): the same two sides
+    # squeeze has weights (hidden, channels), excite (channels, hidden)
     for node, number, size in ((squeeze[0], 1, sides), (excite[0], 2, sides[::-1])):
         _, weight, bias = node.inputs
         names |= {("squeeze", "excite")[number - 1]: weight, f"bias{number}": bias}
@@ -92,7 +92,7 @@ def _product(piece: Piece, nodes: Sequence[Node], chip: Chip) -> tuple[kernels.C
     product = piece.part([replace(node, inputs=node.inputs[:2]), *followers])
     shape, epilogue, _ = conv.conv_job(product, chip, vector=True)
     plain = (shape.r, shape.s, shape.stride, shape.pad, shape.groups, shape.dtype, shape.out_dtype)
-    # 1 x 1 taps, stride 1, no padding, one group: what a fully connected layer is
+    # 1 x 1 taps, stride 1, no padding and one group make a fully connected layer
     if plain != (1, 1, 1, 0, 1, "fp16", "fp16") or (epilogue and epilogue.operands):
         raise UnsupportedError("a plain product in fp16, no operand behind", str(shape), "cut here")
     return shape, epilogue or PLAIN
@@ -109,7 +109,7 @@ def _padded(sizes: tuple[int, ...], array: Values) -> Values:
     return padded.reshape(-1)
 
 
-# -- a convolution of what gates scale -------------------------------------------------------------
+# -- the convolution of the scaled image -----------------------------------------------------------
 def _lower_scaled(
     piece: Piece, chip: Chip, scaled_launches: Callable[[int], tuple[Launch, ...]]
 ) -> Lowered:
@@ -130,7 +130,7 @@ def _lower_scaled(
     shape, epilogue, packed_forms = conv.conv_job(
         replace(piece, graph=graph), chip, cube_adds=False
     )
-    # the groups are used up: one for each image
+    # groups stand for images here, so the convolution itself must have one group
     if shape.groups > 1 or shape.dtype != "fp16":
         raise UnsupportedError("one group in fp16", str(shape), "cut here")
     forms = dict(packed_forms)
@@ -151,12 +151,12 @@ def _lower_scaled(
 
 
 def _for_all(images: int, form: Form, array: Values) -> Values:
-    """Repeat numbers per channel for each image, which is a group of its own."""
+    """Repeat numbers per channel for each image, because each image is its own group."""
     return np.tile(form(array), images)
 
 
 def _padded_weights(shape: kernels.ConvShape, array: Values) -> Values:
-    """Pack weights for c and k in whole blocks of 16; what is added is 0."""
+    """Pack weights, with input and output channels padded by zeros to whole blocks of 16."""
     missing = shape.c - array.shape[1]
     return conv.packed_weights(shape, np.pad(array, ((0, 0), (0, missing), (0, 0), (0, 0))))
 
@@ -177,10 +177,10 @@ def propose(graph: Graph, node: Node) -> Group | None:
 def parts_of(graph: Graph, nodes: Group) -> Sequence[Group]:
     """Return (means), (product, activation), (product, activation), (scale, convolution, ...).
 
-    The first part is () if a tandem has written the means already, the last one if nothing follows
-    the gates. The result is () for a group of another form.
+    The first part is () if the kernel before has already written the means (`tandem` does), the
+    last part is () if nothing follows the gates. The result is () for a group of another form.
     """
-    # 1 if the group begins with the means, 0 if a tandem has them
+    # 1 if the group begins with the means, 0 if the kernel before has written them
     start = int(nodes[0].op == "global_avg_pool")
     products = [i for i, node in enumerate(nodes) if node.op == "conv2d"]
     if len(products) < 2 or products[0] != start:
@@ -203,8 +203,8 @@ def parts_of(graph: Graph, nodes: Group) -> Sequence[Group]:
 def unfused(parts: Sequence[Group]) -> Iterator[Sequence[Group]]:
     """Yield the kernels against which the fused one is timed.
 
-    First the gates as one kernel, the scale and the convolution as two more; then every product and
-    its activation as a kernel of its own.
+    The first variant has one kernel for the gates, and two for the scale and the convolution; in
+    the second every product and its activation is a separate kernel.
     """
     *gate_parts, scaled_nodes = parts
     chains = [chain for chain in gate_parts if chain]

@@ -1,13 +1,13 @@
-"""Quantise / dequantise pairs become integer layers; tensors between layers stay in bytes.
+"""Rewrite layers between dequantise and quantise nodes as integer layers with tensors in int8.
 
     unfused    q -> dequantise -> fp16 convolution -> quantise -> q
     fused      q -> int8 convolution, sums in int32 -> requantise in the epilogue -> q
-    saved      half of the bytes, half of the cube's cycles, two kernels a layer
+    saved      half of the bytes, half of the cube's cycles, two kernels per layer
 
     conv(dequantise(q), dequantise(w))           dequantise(conv(q, w))        sums in int32
     quantise(relu(dequantise(sums)))             requantise(sums)              in the epilogue
     reshape(dequantise(q)), transpose, ...       dequantise(reshape(q))
-    dequantise(q) + y                            add_dequantised(y, q)         a residual in bytes
+    dequantise(q) + y                            add_dequantised(y, q)         a residual in int8
     quantise(dequantise(q)), equal scales        q
 
 With x = sx (qx - ox) and w = sw qw: y = sx sw (sum qx qw - ox sum qw + qb), where
@@ -15,7 +15,7 @@ qb = round(b / (sx sw)) and padding of qx is ox. A layer whose sums might exceed
 floating point; a bias too large for int32 is added after the sums are dequantised.
 
 If a layer and an addition read the same float tensor, only the layer reads it in int8: quantised
-numbers saturate at the ends of their range; the summand of the addition must not.
+numbers saturate at the ends of their range, and an addition's summand must not saturate.
 Source: github hicann/amct, graph_based; the vendor's V100/V200RequantFusionPass.
 """
 
@@ -63,7 +63,7 @@ class Int8Tensor:
 
 
 def int8_behind(draft: Draft, name: str) -> Int8Tensor | None:
-    """Return the int8 tensor behind a dequantised one, if that has one scale; else None."""
+    """Return the int8 tensor that `name` was dequantised from, if it has one scale; else None."""
     node = draft.maker(name)
     if node is None or node.op != "dequantise" or len(node.inputs) > 1:
         return None
@@ -74,7 +74,10 @@ def int8_behind(draft: Draft, name: str) -> Int8Tensor | None:
 
 # -- uint8 ----------------------------------------------------------------------------------------
 def uint8_to_int8(draft: Draft, node: Node) -> bool:
-    """Turn uint8 into int8 with a zero point 128 lower, if only `dequantise` nodes read it."""
+    """Turn uint8 into int8 with a zero point 128 lower, if only `dequantise` nodes read it.
+
+    Return whether the node was rewritten.
+    """
     out = node.output
     readers = draft.graph.readers[node.output]
     only_dequantised = out not in draft.outputs and all(r.op == "dequantise" for r in readers)
@@ -96,8 +99,8 @@ def uint8_to_int8(draft: Draft, node: Node) -> bool:
 class _IntegerOperands:
     """The operands of a layer that can be computed in int32.
 
-    `channel_shape` is that of one number per channel of the result. `bias_stays_float`: in steps of
-    the sums the bias might exceed int32.
+    `channel_shape` is the shape of a tensor with one number per channel of the result.
+    `bias_stays_float` is set if the bias, in steps of the sums, might exceed int32.
     """
 
     x: Int8Tensor
@@ -109,7 +112,7 @@ class _IntegerOperands:
 
 
 def integer_layer(draft: Draft, node: Node) -> bool:
-    """Compute a convolution or product of int8 tensors in int32."""
+    """Compute a convolution or product of int8 tensors in int32; return whether it is done."""
     operands = _integer_operands(draft, node)
     if operands is None:
         return False
@@ -149,7 +152,7 @@ def _integer_operands(draft: Draft, node: Node) -> _IntegerOperands | None:
     bias = _bias(draft, node, channel_shape[0])
     if has_bias and bias is None:
         return None
-    # what the largest possible sum leaves for the bias
+    # the range of int32 that the largest possible sum leaves for the bias
     room = MAX_SUM - products * MAX_PRODUCT
     bias_stays_float = bias is not None and not _bias_fits(bias, scales, x.scale, room)
     return _IntegerOperands(x, weight, scales, bias, channel_shape, bias_stays_float)
@@ -179,7 +182,7 @@ def _insert_sums(
     if is_conv:
         channels = draft.type(x.name).shape[1]
         attrs["groups"] = options.get("groups", channels)
-        # padding stands for 0, which is the number ox in int8
+        # padding stands for the number 0, which is ox in int8
         attrs["pad_value"] = x.offset if np.any(options["pad"]) else 0
     op = "conv2d" if is_conv else "matmul" if node.op == "gemm" else node.op
     sums = draft.insert(op, (x.name, weight_name), attrs, f"{node.name}_sums")
@@ -191,7 +194,7 @@ def _insert_sums(
 
 
 def _bias_fits(bias: Constant, scales: Constant, step: float, room: int) -> bool:
-    """Tell whether sums with this bias, in steps of the sums, fit in int32."""
+    """Tell whether the bias, in steps of the sums, is at most `room`, so that sums fit in int32."""
     with np.errstate(all="ignore"):
         bias_steps = bias.array().astype(np.float64).reshape(-1) / (
             scales.array().astype(np.float64).reshape(-1) * step
@@ -238,7 +241,7 @@ def _weight(
 
 
 def _bias(draft: Draft, node: Node, channels: int) -> Constant | None:
-    """Return a constant bias in floats, dequantised if need be: one number, or one per channel."""
+    """Return a constant bias in floats, dequantised if needed: one number, or one per channel."""
     if len(node.inputs) < 3:
         return None
     name = node.inputs[2]
@@ -318,7 +321,7 @@ def _whole_bias(
 
 # -- between layers -------------------------------------------------------------------------------
 def move_int8(draft: Draft, node: Node) -> bool:
-    """Move int8 numbers instead of the floats that they stand for."""
+    """Let a reshape, transpose or other move work on int8 numbers instead of dequantised floats."""
     x = int8_behind(draft, node.inputs[0])
     if x is None:
         return False
@@ -361,10 +364,10 @@ def _is_fresh(draft: Draft, name: str) -> bool:
 
 
 def requantised(draft: Draft, node: Node) -> bool:
-    """Let a layer write int8.
+    """Let a layer write int8; return whether the graph was rewritten.
 
-    Its sums are requantised; or a quantise after an equal dequantise is dropped; or both summands
-    of an addition are scaled to the result.
+    Either its sums are requantised, or a quantise after an equal dequantise is dropped, or both
+    summands of an addition are scaled to the steps of the result.
     """
     target = Int8Tensor("", node.attr("scale", 1.0), node.attr("offset", 0))
     if node.attr("dtype", "int8") != "int8":
@@ -389,9 +392,10 @@ def requantised(draft: Draft, node: Node) -> bool:
 
 
 def _limited(draft: Draft, name: str, target: Int8Tensor) -> tuple[str, bool] | None:
-    """Return (operand, whether it is a ReLU) of a limit that saturating int8 makes superfluous.
+    """Return (operand, whether it is a ReLU) of a clip that int8 saturation makes superfluous.
 
-    The upper limit must be beyond 127 steps; the lower one beyond -128, or at 0, a ReLU.
+    The clip's upper limit must lie beyond step 127; its lower limit beyond step -128, or at 0,
+    which makes it a ReLU.
     """
     node = draft.only(name, "clip", *simplify.RELU_LIMITS)
     if node is None:
@@ -411,8 +415,8 @@ def _limited(draft: Draft, name: str, target: Int8Tensor) -> tuple[str, bool] | 
 def _scales_in_steps(draft: Draft, dequantise: Node, step: float) -> str:
     """Add the scales of dequantised sums divided by the step of the result; return the name."""
     scales = draft.constants[dequantise.inputs[1]]
-    # Sums in steps of 0.0002 and a result in steps of 0.05: a factor of 0.004 in place of two
-    # scalings.
+    # Sums in steps of 0.0002 and a result in steps of 0.05: one factor of 0.004 does the work of
+    # two scalings.
     factor = dequantise.attr("scale", 1.0) / step
     return draft.add(
         derived(scales.type, lambda v: v.astype(np.float64) * factor, scales),
@@ -473,7 +477,7 @@ def _residual_in_steps(draft: Draft, addition: Node, step: float, shift: float) 
     dequantise = draft.only(addition.inputs[0], "dequantise")
     if dequantise is None or len(dequantise.inputs) == 2:
         return False
-    # Steps of 0.1 in a result of steps of 0.05: each counts 2.
+    # A residual in steps of 0.1 and a result in steps of 0.05: the factor is 2.
     scale = addition.attr("scale", 1.0) / step
     shift += addition.attr("offset", 0.0) * scale
     if not _can_absorb_shift(draft, dequantise, step, shift):
@@ -501,7 +505,8 @@ def _can_absorb_shift(draft: Draft, dequantise: Node, step: float, shift: float)
 def _dequantise_in_result_steps(draft: Draft, dequantise: Node, step: float, shift: float) -> float:
     """Dequantise sums in steps of the result, minus `shift`; return the shift not yet subtracted.
 
-    With a bias, the shift is subtracted from it, rounded to whole sums: half a sum off at most.
+    A bias has the shift subtracted from it, rounded to whole steps of the sums, so that the error
+    is at most half such a step.
     """
     attrs: dict[str, Any] = {"dtype": dequantise.attr("dtype", "fp32")}
     inputs = dequantise.inputs
@@ -521,10 +526,10 @@ def _dequantise_in_result_steps(draft: Draft, dequantise: Node, step: float, shi
 
 
 def _merge_biases(draft: Draft, layers: Sequence[Node]) -> None:
-    """Let one of two added layers add both biases, half a step of its sums off at most.
+    """Let one of two added layers add both biases, with an error of half a step of its sums.
 
-    It is the layer with more taps, then with larger steps, unless its steps are too small for the
-    other's bias. `layers` are the `dequantise` nodes behind the two.
+    It is the layer with more taps, or else with larger steps, unless its steps are too small for
+    the other layer's bias. `layers` are the `dequantise` nodes behind the two.
     """
 
     def steps(dequantise: Node) -> Values:

@@ -2,15 +2,15 @@
 
 A residual block with a projection computes y = relu(W1 x1 + W2 x2):
 
-    unfused        conv W1 -> GM;  conv W2, add, relu -> GM            t = W1 x1 goes out and back
+    unfused        conv W1 -> GM;  conv W2, add, relu -> GM            t = W1 x1 is stored and read
     fused          L0C = W1 x1;  L0C += W2 x2;  relu on the way out -> GM
     saved          writing and reading t once, and one kernel start
 
 For 512 channels of 28 x 28 pixels in fp16 t is 2 x 512 x 784 bytes, about 0.8 MB, each way. The
-sum stays in fp32, so that one rounding less is the only difference of the values.
+sum stays in fp32, so that values differ only by one rounding less.
 
-The convolution's own kernel can take a second one beside the first (`conv.by_cube`); this file
-finds the nodes (`added_convolutions`) and says which of the two is the second.
+The convolution kernel itself can add a second convolution to the first (`conv.by_cube`); this file
+proposes the nodes (found by `added_convolutions`) and says which of the two is the second.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,13 +27,13 @@ from ascend_lab.operators.kernels import GemmSchedule
 
 def propose(graph: Graph, node: Node) -> Group | None:
     """Propose two convolutions that are added, their sum, and elementwise nodes."""
-    # Each head is a convolution with the nodes that may follow it, a batch norm folded in, say.
+    # Each head is a convolution, and in int8 also the node that scales its int32 sums.
     heads = added_convolutions(graph, node)
     return [*heads[0], *heads[1], node, *elementwise_chain(graph, node)] if heads else None
 
 
 def parts_of(graph: Graph, nodes: Group) -> Sequence[Group]:
-    """Return both convolutions, that of the first node in front, and the nodes behind; or ()."""
+    """Return both convolutions, the first node's one in front, and the nodes behind; else ()."""
     for node in nodes:
         heads = added_convolutions(graph, node)
         if heads and all(head[0] in nodes for head in heads):
@@ -43,7 +43,7 @@ def parts_of(graph: Graph, nodes: Group) -> Sequence[Group]:
 
 
 def lower(piece: Piece, chip: Chip, parts: Sequence[Group]) -> Lowered:
-    """Return the kernel with its default tiling, or a promising one that is quicker."""
+    """Return the kernel with its default tiling, or with another one that is quicker."""
     return lower_tiled(piece, chip, parts)
 
 
@@ -59,7 +59,8 @@ def lower_tiled(
 def unfused(parts: Sequence[Group]) -> Iterator[Sequence[Group]]:
     """Yield the kernels against which the fused one is timed.
 
-    The convolution in front would be one kernel with what follows; or both are alone, or all nodes.
+    The variants: one convolution alone, and the other with the add and the nodes behind it; both
+    convolutions alone; every node alone.
     """
     first, second, behind = parts
     yield [second, (*first, *behind)]

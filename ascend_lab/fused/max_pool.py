@@ -1,4 +1,4 @@
-"""Max pooling of fp16 images that shares what overlapping windows have in common.
+"""Max pooling of fp16 images that computes once what overlapping windows have in common.
 
 A 3 x 3 window is the largest of 3 columns, each of which is the largest of 3 neighbours in a row:
 

@@ -1,19 +1,22 @@
-"""Channel means of a tandem's result, added up while it is on its way out (squeeze and excite).
+"""Channel means of a tandem's result, added up while it is stored (for squeeze and excite).
+
+A tandem is a pointwise convolution and the depthwise one that reads it, in one kernel (`tandem`).
 
     unfused        tandem -> y in GM;  y from GM -> mean of every channel -> GM
     fused          tandem -> y in GM, and in L1 -> cube -> sums in UB ... -> means in GM
     saved          reading y once (144 channels of 56 x 56 in fp16: 0.9 MB) and a kernel start
 
-What leaves UB for GM goes to L1, too. The cube sums it one unit later, so that no pipe waits for
-this unit's last tile:
+A unit of work is some blocks of 16 channels in a band of rows of an image. Its result goes from UB
+to GM and also to L1. The cube sums it while the next unit is computed, so that no pipe waits for
+the unit's last tile:
 
     sums (images, 16 channels) = I (images, pixels) @ y (pixels, 16 channels)    for each block
 
-I[i, p] is 1 if pixel p belongs to image i. A tandem may treat several images as one whose rows take
-turns: two images with rows of 4 pixels have I = [11110000 11110000 ...; 00001111 00001111 ...].
-I is made from the tensor `ones`, 16 rows with a 1 on the diagonal; its row 17, all ones, serves
-a single image, and a bias that the cube adds. A unit of zeros stands before the first one, so that
-"sum the unit before" needs no special case. The sums of all units stay in UB to the end.
+I[i, p] is 1 if pixel p belongs to image i. A tandem may interleave the rows of several images:
+two images with rows of 4 pixels have I = [11110000 11110000 ...; 00001111 00001111 ...].
+I is made from the tensor `ones`, a 16 x 16 unit matrix; its 17th row, all ones, is used for
+a single image, and for a bias that the cube adds. A unit of zeros precedes the first one, so that
+"sum the previous unit" needs no special case. The sums of all units stay in UB until the end.
 """
 
 import math
@@ -40,9 +43,9 @@ def diagonal() -> NDArray[np.float16]:
 
 
 class Means:
-    """The sums of a core: in each band `units` units of `blocks` channel blocks.
+    """The channel sums of a core, which does `units` units of `blocks` channel blocks in each band.
 
-    A unit's slot in L1 has room for the longest band; zeros stand behind the last pixel.
+    A unit's slot in L1 has room for the longest band, with zeros behind the last pixel.
     """
 
     def __init__(
@@ -54,9 +57,9 @@ class Means:
         blocks: int,
         tile: int,
     ) -> None:
-        """Allocate buffers; raise `CapacityError` if the rows of I repeat too late.
+        """Allocate buffers; raise `CapacityError` if the pattern of I has too long a period.
 
-        A load brings the same fractals of I each time, so their pattern must repeat within one.
+        Each load uses the same fractals of I, so their pattern must repeat within one load.
         """
         shape = tandem.depth
         self.k = k
@@ -92,13 +95,13 @@ class Means:
             "own_l0", "L0A", "fp16", size if m > 1 else max(size, tile * AREA)
         )
         self.sums = sum_queue(k, "plane_sums", SUMS, 1, blocks)
-        # one place more than units: the unit of zeros is summed, too
+        # one place more than there are units, because the unit of zeros is summed, too
         self.totals = k.buffer("totals", "UB", SUMS, (len(bands) * units + 1) * self.size)
         self.zeros = k.buffer("zeros", "UB", "fp16", FRACTAL)
         self.out = k.buffer("means_ub", "UB", "fp16", units * self.size)
 
     def begin(self) -> None:
-        """Bring I to L0A and a row of zeros to UB, and enqueue the unit of zeros."""
+        """Load I to L0A and a row of zeros to UB, and enqueue the unit of zeros."""
         k = self.k
         rows = self.depth * FRACTAL // (self.images * self.width)
         sizes: tuple[int, ...] = (rows, self.images, self.width, FRACTAL)
@@ -134,12 +137,12 @@ class Means:
         return slot
 
     def place(self, area: Area, pixel: Affine) -> Area:
-        """Return the area of a slot for what also goes to `area` of GM, from `pixel` on."""
+        """Return where in a slot the pixels go that are also stored to `area` of GM."""
         pieces = ((0, pixel, area.pixels),)
         return replace(area, base=Affine(), pieces=pieces, plane=self.count * FRACTAL)
 
     def add(self, number: Affine) -> None:
-        """Sum the unit before unit `number`, which is in L1 by now."""
+        """Sum the unit before unit `number`: all its tiles are in L1 by now."""
         k = self.k
         n = self.blocks
         size = (FRACTAL, FRACTAL)
@@ -169,8 +172,9 @@ class Means:
     ) -> None:
         """Divide the sums by the number of pixels and store them.
 
-        `counts` are the images and groups of channel blocks of the core. Their units lie
-        `unit_strides` units apart: which of the two is the inner loop depends on the schedule.
+        `counts` are the images and the groups of channel blocks of the core. From one image, or
+        group, to the next the unit number grows by `unit_strides`, depending on which loop is the
+        inner one.
         """
         k = self.k
         count = self.units * self.size
@@ -178,8 +182,8 @@ class Means:
         # element 0 .. size - 1 of the totals belongs to the unit of zeros
         for band in range(1, bands):
             k.each("vadd", count, totals, totals, (self.totals, band * count + self.size))
-        # mean = sum
-        # pixels, in fp32; fp16 comes last
+        # The mean is sum / pixels, computed in fp32;
+        # the conversion to fp16 comes last.
         k.each("vmuls", count, totals, totals, scalar=1.0 / self.pixels)
         k.each("vconv", count, (self.out, 0), totals)
         k.barrier()

@@ -1,15 +1,16 @@
 """A product or convolution whose epilogue runs on the vector cores while the cube goes on.
 
-Where cube and vector cores are separate, the fix pipe takes what it can of an epilogue: bias,
-scale, ReLU, a conversion. The rest is split off:
+Where cube and vector cores are separate (910B), the cube core's fix pipe does what it can of the
+epilogue: bias, scale, ReLU, a conversion. The rest, a GELU for instance, runs on vector cores:
 
     unfused        cube -> GM;  GM -> GELU on vector cores -> GM          two kernels
     fused          cube -> ring of slots in L2 -> GELU -> GM             one kernel
     saved          the GELU runs while the cube makes the next tile; one kernel start
 
-The cube core stores every tile of sums to the ring, and each of its vector cores takes a share of
-the rows of a tile, does the steps on them and stores the result. Rows are pixels in a convolution:
-a product is one of 1 x 1 here, byte for byte. Source of the pattern: Ascend C, matmul_gelu example.
+The cube core stores each tile of sums to the ring. Each of its vector cores reads a share of the
+tile's rows, applies the rest of the epilogue and stores the result. In a convolution a row is a
+pixel: a product's tensors lie like those of a 1 x 1 convolution. Source of the pattern: Ascend C,
+matmul_gelu example.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from ascend_lab.operators.kernels.vector_tail import AREA, VectorTail
 def share_of(area: Area, number: isa.Affine | int, cores: int) -> tuple[Area, isa.Affine | int]:
     """Return where a vector core's share of a tile goes, and the first row of it in the tile.
 
-    An affine number of a core is for areas in one piece whose rows the `cores` share evenly.
+    `number` may be an affine expression only if the area is one piece and `cores` divides its rows.
     """
     # 100 rows on 2 vector cores: 50 each; 49 rows: 25 and 24.
     share_rows = -(-area.pixels // cores)
@@ -48,7 +49,7 @@ def share_of(area: Area, number: isa.Affine | int, cores: int) -> tuple[Area, is
 
 
 class TailWriter:
-    """Writes what vector core `number` does to its share of the tiles of AI core `core`."""
+    """Writes the epilogue's tail for vector core `number` of AI core `core`."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class TailWriter:
         )
 
     def _channels(self, tail: epilogue.Epilogue, tile_n: int) -> epilogue_emit.Group | None:
-        """Allocate numbers per channel: all of the core's where that is little, or a tile's."""
+        """Allocate numbers per channel: all those of the core if they are few, else of one tile."""
         operands = tail.of_kind("channel")
         core_columns = self.core_columns
         block_bytes = sum(tail.unit(o) * DTYPE_BYTES[o.dtype] for o in operands)
@@ -90,7 +91,7 @@ class TailWriter:
     def _tiles_of(
         self, tail: epilogue.Epilogue, m: int, n: int, channels: epilogue_emit.Group | None
     ) -> tuple[epilogue_emit.Finish, isa.Queue]:
-        """Allocate UB for as many blocks of a tile as fit; raise `CapacityError` if none does."""
+        """Allocate UB for as many blocks of a tile as fit; raise `CapacityError` if none fits."""
         k = self.k
         plan = self.plan
         start = self.plan.start
@@ -140,9 +141,10 @@ class TailWriter:
         first_block: isa.Affine,
         loaded: epilogue_emit.Channels | None,
     ) -> None:
-        """Do the steps on a share of the rows of the tile at `tile_area`, some blocks at a time.
+        """Write the epilogue steps on this core's rows of a tile, some blocks at a time.
 
-        `n` are its output blocks, counted from block `first_block` of the result.
+        `tile_area` is where the tile lies; `n` are its output blocks, counted from block
+        `first_block` of the result.
         """
         k = self.k
         cores = self.k.chip.vector_cores_per_core
@@ -167,7 +169,7 @@ class TailWriter:
         first_block: isa.Affine,
         loaded: epilogue_emit.Channels | None,
     ) -> None:
-        """Do the steps on blocks that arrive, and store them."""
+        """Load `count` blocks, write the epilogue steps on them, and store the results."""
         f = self.finish
         k = self.k
         start = self.plan.start

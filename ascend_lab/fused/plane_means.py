@@ -2,11 +2,11 @@
 
     otherwise      the vector unit casts to fp32 and adds, 64 numbers in 4 cycles
     here           sums (1, 16 channels) = ones (1, pixels) @ x (pixels, 16 channels)
-    saved          the cube sums 16 pixels of 16 channels a cycle, about 16 times as many
+    saved          the cube sums 16 pixels of 16 channels per cycle, about 16 times as many
 
-A plane is one channel block of one image, a matrix with a row of 16 channels per pixel. 15 of 16
-rows of the cube repeat the first: memory is slower still. The ones stay in L0A, planes are turned
-on their way to L0B, ragged ones end in zeros that are loaded.
+A plane is one channel block of one image, a matrix with a row of 16 channels per pixel. 15 of the
+cube's 16 rows repeat the first one, which costs nothing: loading takes longer anyway. The ones stay
+in L0A; planes are transposed on their way to L0B, and padded with zeros to whole fractals.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ LOADED = 64
 
 @dataclass(frozen=True, slots=True)
 class PlaneMeans:
-    """`planes` of `pixels` x 16 channels in a 2-byte format that the cube multiplies."""
+    """The job: `planes` planes of `pixels` x 16 channels in a 2-byte format of the cube."""
 
     planes: int
     pixels: int
@@ -62,13 +62,13 @@ def ones_and_zeros(dtype: DTypeLike) -> NDArray[Any]:
 
 
 def plane_means_launch(job: PlaneMeans, chip: Chip) -> Launch:
-    """Return the kernel: x and ones (`ones_and_zeros`) to y (planes, 16), planes over cores."""
+    """Return the kernel from x and `ones` (see `ones_and_zeros`) to y (planes, 16)."""
     sizes = chunks(job.planes, 1, chip.core_count)
     return spread("plane_means", {"core": sizes}, lambda share: _Writer(job, chip, share).program())
 
 
 class _Writer:
-    """The program of cores that own equally many planes."""
+    """Writes the program of the cores that own equally many planes."""
 
     def __init__(self, job: PlaneMeans, chip: Chip, share: Share) -> None:
         """Allocate everything."""
@@ -78,7 +78,7 @@ class _Writer:
         k = self.k
         dtype = job.dtype
         self.group = min(share[0], FRACTAL)
-        # Ones once in L0A, planes twice in L0B and four times in L1.
+        # L0A holds the ones once; L0B has two slots for planes, L1 has four.
         room = min(chip.buffers["L0A"], chip.buffers["L0B"] // 2, chip.buffers["L1"] // 8)
         max_fractals = min(LOADED, room // (2 * AREA))
         self.planes_per_load = min(max(1, max_fractals // job.fractals), self.group)
@@ -92,14 +92,14 @@ class _Writer:
         self.ones_l1 = k.buffer("ones_l1", "L1", dtype, AREA)
         self.ones_l0 = k.buffer("ones_l0", "L0A", dtype, self.depth * AREA)
         self.sums = sum_queue(k, "sums", "fp32", 1, self.group)
-        # The mean: sums in fp32 times 1 / pixels, rounded once.
+        # The mean is the fp32 sum times 1 / pixels, rounded once.
         steps = (Step("vmuls", ("sums",), 1.0 / job.pixels), Step("vconv", (0,), None, dtype))
         finish = new_finish(k, Epilogue((), steps, dtype), "fp32", Sizes(1, self.group, 1, 1, 0))
         assert finish is not None
         self.finish: Finish = finish
 
     def program(self) -> Program:
-        """Sum the planes of a core, 16 at a time."""
+        """Return the program that sums the planes of a core, 16 at a time."""
         k = self.k
         (count, pitch, cores) = self.share
         first_plane = k.param("core", cores) * pitch
@@ -114,7 +114,7 @@ class _Writer:
         return k.finish()
 
     def _group(self, first_plane: Affine, planes: int) -> None:
-        """Sum up to 16 planes from `first` on, and store their means."""
+        """Sum up to 16 planes from `first_plane` on, and store their means."""
         sums = self.sums.alloc()
         for at in range(0, planes, self.planes_per_load):
             indices = range(min(self.planes_per_load, planes - at))
@@ -133,7 +133,7 @@ class _Writer:
         drain(self.finish, self.sums, ((self.y, area),), Affine(), None)
 
     def _parts(self) -> Iterator[Span]:
-        """Yield (first fractal, fractals) of what is loaded of a plane at once."""
+        """Yield (first fractal, fractals) for each part of a plane that is loaded at once."""
         full_parts = self.job.pixels // FRACTAL // self.depth
         if self.job.fractals == self.depth:
             yield Affine(), self.depth
@@ -145,7 +145,7 @@ class _Writer:
             yield Affine(full_parts * self.depth), remainder
 
     def _feed(self, first_plane: Affine, planes: int, start: Affine, depth: int) -> None:
-        """Bring a part of some planes to L0B, turned; behind ragged ones come zeros."""
+        """Load `depth` fractals of each plane to L0B, transposed, zeros behind the last pixel."""
         k = self.k
         pixels = self.job.pixels
         pixels_left = pixels if start.terms else pixels - start.const * FRACTAL

@@ -6,8 +6,8 @@ The first layers of ResNet: 7 x 7 convolution, relu, 3 x 3 max pooling with a st
     fused          conv -> L0C -> relu and max in UB -> GM (64 x 56 x 56)
     saved          writing and reading 2 x 64 x 112 x 112 bytes = 1.6 MB each, one kernel start
 
-The price: windows overlap, so that a row of the convolution at the border of a tile is computed
-for both tiles. Only a core with cube and vector unit can do this: the sums never leave it.
+The price: windows overlap, so that a row of the convolution at the border of two tiles is computed
+for both. Only a core with both a cube and a vector unit can do this: the sums never leave the core.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ def propose(graph: Graph, node: Node) -> Group | None:
 
 
 def parts_of(graph: Graph, nodes: Group) -> Sequence[Group]:
-    """Return (convolution, elementwise nodes) and (max pooling,); () for another group."""
+    """Return (convolution, elementwise nodes) and (max pooling,); () if it is no such group."""
     # `parts` is asked about the groups of every rule, not of this one only
     fits = nodes[0].op in CONVOLUTIONS and nodes[-1].has("largest")
     return (nodes[:-1], nodes[-1:]) if fits else ()

@@ -1,10 +1,10 @@
-"""Layer norm whose sums the cube adds up, on cores that have a cube and a vector unit.
+"""Layer norm whose sums the cube computes, on cores that have both a cube and a vector unit.
 
     y = (x - m) / s * scale + bias       m, s: mean and deviation of each row of n columns
 
     otherwise      the vector unit alone: about 9 instructions for 64 numbers of a row
     here           the cube finds m, s and s y as products; the vector unit divides: 4 instructions
-    saved          vector work, while the cube, which has nothing to do in a layer norm, works
+    saved          vector work, which the cube takes over: in a plain layer norm the cube is idle
 
 The kernel is `row_norm_kernel`. It applies to matrices that lie in fractals (FRACTAL_NZ), as the
 products before and behind a layer norm have them, and is timed against the vector unit's kernel.

@@ -1,6 +1,7 @@
 """Layer norm of rows in fractals: the cube adds rows up, the vector unit divides by the deviation.
 
-For cores that have both units. X is a tile of rows of n columns, 1 a column of ones, ' transposes:
+It is for cores that have both units. X is a tile of rows of n columns, 1 a column of ones, and '
+means transposed; V is the vector unit:
 
     otherwise      V: sum of x, x - m, its square, their sum, / s, * scale, + bias: 9 instructions
                    for 64 numbers of a row
@@ -9,9 +10,9 @@ For cores that have both units. X is a tile of rows of n columns, 1 a column of 
                    cube    G = C C' + X C',  c = C 1            s^2 = 4 (m c - diag G) / n + eps
                    cube    D = X diag(scale) - m scale' + s bias'
                    V       y = D / s, rounded once
-    saved          V has left: two instructions, a copy, and one in fp16 for 64 numbers
+    saved          V keeps two instructions, a copy, and one instruction in fp16 per 64 numbers
 
-Why this is exact enough in fp16 operands and fp32 sums:
+Why this is exact enough with fp16 operands and fp32 sums:
 
 - X diag(scale): a 16 x 16 fractal times a diagonal one for every 16 columns; sums have one term.
 - m and s are fp32 numbers per row, and fp16 has 11 bits. Each becomes two fp16 numbers, high + low
@@ -19,9 +20,9 @@ Why this is exact enough in fp16 operands and fp32 sums:
   `scale` and `scale` / 2^11.
 - C is centred, so that a mean far from 0 costs no bits, and halved, so that it stays finite.
 - C = H + e is H = (m 1' - X) / 2 with a rounding error e. Since H^2 = 2 H C - C^2 + e^2 and
-  2 H = m 1' - X, the sum of H^2 is that of m C - X C - C^2 but for e^2, which is negligible.
+  2 H = m 1' - X, the sum of H^2 is that of m C - X C - C^2 plus that of e^2, which is negligible.
 
-Tiles of rows pass in a pipeline: while V divides one, the cube finds m and s of the next.
+Tiles of rows form a pipeline: while V divides one tile, the cube computes m and s of the next.
 
 Source: CANN's layer_norm (impl/layer_norm.py, `_check_vector_to_cube`) leaves the sums of such rows
 to the cube of Ascend910 and Ascend710, in fp16, for some lengths, 768 and 1024 among them.
@@ -74,13 +75,14 @@ def packed_scale(scale: Values) -> Values:
 
 
 def packed_bias(bias: Values) -> Values:
-    """Return fractals for 16 columns each: the numbers in row 0, and 2^-11 of them in row 1.
+    """Return fractals for 16 columns each: the bias in row 0, and 2^-11 times the bias in row 1.
 
-    Against a fractal whose even columns are high and whose odd ones are low numbers of m or s.
+    They are multiplied by fractals whose even columns hold the high parts of m or s, and whose odd
+    columns hold the low parts.
     """
     fractals = np.zeros((bias.size // FRACTAL, FRACTAL, FRACTAL), bias.dtype)
     fractals[..., 0] = bias.reshape(-1, FRACTAL)
-    # low numbers are 2^11 times too large, which this undoes
+    # low parts are stored 2^11 times too large, which this factor undoes
     fractals[..., 1] = fractals[..., 0] / HALF
     return fractals.reshape(-1)
 
@@ -88,7 +90,7 @@ def packed_bias(bias: Values) -> Values:
 def fixed_operands() -> Values:
     """Return three fractals: ones, -1/2 on the diagonal, -1/2 as `packed_bias` of it.
 
-    They are the right operands of X 1, of -X / 2 and of m 1' / 2, where -m is what the left has.
+    They are the right operands of X 1, of -X / 2 and of m 1' / 2, whose left operand holds -m.
     """
     ones = np.ones(AREA, np.float16)
     half = np.full(FRACTAL, -0.5, np.float16)
@@ -123,19 +125,19 @@ def norm_launches(shape: NormShape, chip: Chip) -> Iterator[isa.Launch]:
 
 
 def _block_columns(shape: NormShape, chip: Chip, rows: int) -> int:
-    """Return the columns of a block: equal blocks, four or more of them, that fit L0A."""
+    """Return the columns of a block, so that there are at least four blocks and L0A holds two."""
     # two slots in L0A, each with a block of x and the fractals of m and s (2 x rows)
     columns_that_fit = min(8, shape.columns // 4, chip.buffers["L0A"] // (4 * AREA * rows) - 2)
     return isa.ceil_div(shape.columns, isa.ceil_div(shape.columns, max(1, columns_that_fit)))
 
 
 def _cycles(shape: NormShape, core_rows: int, rows: int, block_columns: int) -> int:
-    """Estimate the cycles of a core beyond the work that every tile size has.
+    """Estimate the cycles of a core beyond the work that is the same for every tile size.
 
-    Each tile has about 700 cycles for m and s, and heads for its blocks of columns; the first tile
-    is loaded and summed with no other work to hide behind.
+    Each tile costs about 700 cycles for m and s, and start-up cycles for its blocks of columns; the
+    loads and sums of the first tile overlap with no other work.
     """
-    # per block of columns: instructions and copies that start anew
+    # start-up cycles of the instructions and copies of each block of columns
     heads = isa.ceil_div(shape.columns, block_columns) * (10 * min(block_columns, 4 * rows) + 40)
     return isa.ceil_div(core_rows, rows) * (700 + heads) + 32 * rows * shape.columns
 
@@ -213,18 +215,18 @@ class _NormWriter:
         self.halves = [k.buffer(n, "UB", "fp16", number_count) for n in ("high", "low")]
 
     def program(self, share: isa.Share) -> isa.Program:
-        """Write all tiles.
+        """Return the program of all tiles.
 
-        The first tile has the odd rows, if the share is no multiple of a tile. While a body divides
-        tile t, it finds m and s of tile t + 1 and loads tile t + 2; the last two bodies have fewer
-        tiles ahead and are written after the loop.
+        If the share is not a multiple of a tile, the first tile has the remaining rows. The loop
+        body divides tile t, computes m and s of tile t + 1 and loads tile t + 2; the last two
+        passes have fewer tiles ahead and are written after the loop.
         """
         size, pitch, count = share
         k = self.k
         tile_rows = min(self.rows, size)
         first_row = k.param("row", count) * pitch
         odd_rows = size % tile_rows
-        # full tiles only: the odd rows come first, in a tile of their own
+        # the loop has full tiles only: the remaining rows come before it, in a smaller tile
         axis = Axis("tile", size // tile_rows, tile_rows, 0, first_row + odd_rows)
         k.each("vdup", tile_rows * AREA, (self.diagonal, 0), scalar=0.0)
         first_tiles = [Piece(Affine(1), first_row, odd_rows)] if odd_rows else []
@@ -240,7 +242,7 @@ class _NormWriter:
         return k.finish()
 
     def _begin(self, tile: Piece, *later_tiles: Piece) -> None:
-        """Load constants, and find mean and deviation of the first tile."""
+        """Load constants, and compute mean and deviation of the first tile."""
         k = self.k
         ones = self.constants["ones"]
         self.ready.alloc()
@@ -271,13 +273,13 @@ class _NormWriter:
         self.ready.dequeue()
 
     def _body(self, tile: Piece, *later_tiles: Piece) -> None:
-        """Divide a tile, find mean and deviation of the next, and the sums of the one after that.
+        """Divide a tile, compute mean and deviation of the next, and the sums of the one after it.
 
         The division is cut into eighths of the columns, which V does where it would wait: two while
-        centred rows travel to the cube, five while the cube squares them, one at the end.
+        centred rows are copied to the cube, five while the cube squares them, one at the end.
         """
         mean_and_deviation = self.mean_and_deviation.dequeue()
-        # both are missing at the end of the share
+        # later tiles are None at the end of the share
         (next_tile, tile_behind) = (*later_tiles, None, None)[:2]
 
         def eighths(first_eighth: int, last_eighth: int) -> Work:
@@ -309,18 +311,18 @@ class _NormWriter:
 
     # -- steps ------------------------------------------------------------------------------------
     def _all(self, main: Work, write: Callable[[Affine, int], None]) -> None:
-        """Emit a step for all blocks of columns, in turns with other work; then the odd columns."""
+        """Emit a step for all blocks of columns, interleaved with `main`; last, the odd columns."""
         mixed(
             self.k,
             main,
             (self.full_blocks, lambda i: write(i * self.block_columns, self.block_columns)),
         )
         if self.odd_columns:
-            # columns that fill no block
+            # the remaining columns, fewer than a block
             write(Affine(self.full_blocks * self.block_columns), self.odd_columns)
 
     def _load(self, tile: Piece) -> None:
-        """Bring the rows of a tile to L1."""
+        """Load the rows of a tile to L1."""
         sizes = (self.shape.columns, tile.size * AREA)
         strides = (self.shape.rows * AREA, 1)
         source = self.gm["x"].region(tile.start * AREA, sizes, strides)
@@ -332,7 +334,7 @@ class _NormWriter:
         return Tile(self.x.buffer, self.x.counts["free"] + ahead)
 
     def _take(self, queue: Queue, *sources: Region) -> Tile:
-        """Bring fractals of L1 to a slot in L0, one behind the other."""
+        """Load regions of L1 to a slot in L0, one behind the other; return the slot."""
         to = queue.alloc()
         element = 0
         for source in sources:
@@ -350,7 +352,7 @@ class _NormWriter:
         self.out.free()
 
     def _sums(self, tile: Piece, ahead: int, main: Work = NOTHING) -> None:
-        """Emit X 1: the sum of each row, in 16 equal columns."""
+        """Emit X 1, the sum of each row, in 16 equal columns."""
         k = self.k
         rows = tile.size
         x = self._held(ahead)
@@ -386,7 +388,7 @@ class _NormWriter:
         self.mean.enqueue()
 
     def _take_sums(self, fractals: int) -> Region:
-        """Bring sums of the cube to UB; return 8 of the 16 equal lanes of their rows.
+        """Copy sums of the cube to UB; return 8 of the 16 equal lanes of their rows.
 
         `vcgmax` reduces 8 lanes to one: of 8 equal numbers it keeps that number.
         """
@@ -535,7 +537,7 @@ class _NormWriter:
             to = _blocks(d, i * rows, 1, rows)
             left_operand = _blocks(a, i * rows, rows, 1)
             k.mmad(to, left_operand, _blocks(b, i, 1, 1))
-        # n = 1 adds -m scale', n = 2 adds s bias'
+        # pass n = 1 adds -m scale', pass n = 2 adds s bias'
         for n in (1, 2):
             left_operand = _blocks(a, (size + n - 1) * rows, rows, 1)
             right_operand = _blocks(b, n * size, 1, size)
@@ -553,8 +555,8 @@ class _NormWriter:
     def _divide(self, tile: Piece, size: int) -> None:
         """Emit D / s in place.
 
-        One instruction does a column of fractals, or 4 rows of all columns: whichever takes fewer
-        instructions. A tile of 2 x 6 fractals: 6 columns, or 8 groups of 4 rows.
+        An instruction divides a column of fractals, or 4 rows of all columns; the form that takes
+        fewer instructions is used. A tile of 2 x 6 fractals takes 6 by columns, 8 by 4 rows each.
         """
         k = self.k
         groups = tile.size * AREA // LANES

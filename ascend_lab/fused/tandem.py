@@ -1,4 +1,4 @@
-"""Tandem: a pointwise (1 x 1) convolution and the depthwise one that reads it, in one kernel.
+"""Tandem: a pointwise (1 x 1) and a depthwise convolution, one after the other, in one kernel.
 
 An inverted residual block of MobileNetV2 widens 24 channels to 144, of 56 x 56 pixels:
 
@@ -9,8 +9,8 @@ An inverted residual block of MobileNetV2 widens 24 channels to 144, of 56 x 56 
 If squeeze and excite follows, the kernel also adds up the means of channels while the result is on
 its way out (`means`), which saves reading it once more.
 
-This file finds the nodes and lowers them; `tandem_shape` is the problem, `tandem_schedules` chooses
-how to divide it, `tandem_kernel` writes the program.
+This file finds the nodes and lowers them; `tandem_shape` describes the problem, `tandem_schedules`
+chooses how to divide it, `tandem_kernel` writes the program.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,14 +32,14 @@ from ascend_lab.machine.isa import Kernel, Launch, as_kernel, renamed
 
 
 def propose(graph: Graph, node: Node) -> Group | None:
-    """Propose 1 x 1 convolution, depthwise convolution, their elementwise nodes, channel means."""
+    """Propose a 1 x 1 and a depthwise convolution, their elementwise nodes, and channel means."""
     if not node.has("convolution") or graph.types[node.inputs[1]].shape[2:] != (1, 1):
         return None
     pointwise = [node, *elementwise_chain(graph, node)]
     reader = only_reader(graph, pointwise[-1])
     if reader is None or not reader.has("convolution"):
         return None
-    # it may read the result as weights, or as an addend
+    # the reader must read the result as its image, not as weights or as an addend
     if reader.inputs[0] != pointwise[-1].output:
         return None
     channels = graph.types[pointwise[-1].output].shape[1]
@@ -59,7 +59,7 @@ def propose(graph: Graph, node: Node) -> Group | None:
 
 
 def parts_of(graph: Graph, nodes: Group) -> Sequence[Group]:
-    """Return the pointwise nodes, the depthwise nodes, and the channel means; () if no tandem.
+    """Return pointwise nodes, depthwise nodes and channel means; () if the group is no tandem.
 
     (conv, relu, conv, relu, global_avg_pool) becomes (conv, relu), (conv, relu), (global_avg_pool);
     without means the third part is ().
@@ -137,7 +137,7 @@ def unfused(parts: Sequence[Group]) -> Iterator[Sequence[Group]]:
 
 
 def without_means(parts: Sequence[Group]) -> Group:
-    """Return the tandem without its means, if it has any: it must pay by itself."""
+    """Return the tandem without its means, () if it has none; it must pay even without them."""
     pointwise, depthwise, pools = parts
     return (*pointwise, *depthwise) if pools else ()
 

@@ -1,6 +1,6 @@
 """The program of a tandem: a pointwise convolution and the depthwise one that reads it.
 
-What lies between, the widest tensor of an inverted residual block, stays in L1. A channel of the
+The tensor between the two, the widest of an inverted residual block, stays in L1. A channel of the
 depthwise convolution reads one channel of the pointwise one, so that a core that owns a block of
 channels needs no other core:
 
@@ -9,16 +9,17 @@ channels needs no other core:
     fused      GM -x-> L1 -> cube -> epilogue -> UB -> L1 -> cube -> epilogue -> UB -> GM
                    all channels    pointwise       some channel blocks    depthwise
 
-Cores divide channel blocks, images and output rows. At the border of two cores' rows a 3 x 3 window
-sees a row of the other core: such rows are computed twice.
+The cores divide channel blocks, images and output rows. At the border of two cores' rows a 3 x 3
+window reads a row of the other core: such rows are computed twice.
 
-A unit of work is some channel blocks in a band of rows of an image. Tile by tile, the depthwise
-half of a unit takes turns with the pointwise half of the next: one has more work for the cube, the
-other for the vector unit. So planes in L1 have two slots. Either the rows of an image stay in L1
-for all channel blocks, or the weights of channel blocks for all images.
+A unit of work is some channel blocks in a band (a range of output rows) of an image. Each of the
+two convolutions is called a half. Tile by tile, the depthwise half of a unit alternates with the
+pointwise half of the next unit: one has more work for the cube, the other for the vector unit. So
+the planes between them have two slots in L1. Either the rows of an image stay in L1 for all channel
+blocks, or the weights of channel blocks stay for all images.
 
-With means (see `means`) the kernel also computes the mean of each channel of the result, for a
-squeeze and excitation behind it.
+With means (see `means`) the kernel also computes the mean of each channel of the result, for the
+squeeze and excitation that follows.
 
 Source: L1 fusion of the vendor's operator library; Sandler et al., MobileNetV2 (2018), section 5.
 """
@@ -73,13 +74,13 @@ def tandem_launch(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> Launc
 
 @dataclass(frozen=True, slots=True)
 class _TilePair:
-    """A tile of the depthwise half, and with it the pointwise tile of the same number.
+    """A tile of the depthwise half, and the pointwise tile with the same number.
 
     number              of the tile in its band
-    pixel, window       its first output pixel and what it sees, in the first pass of a loop
+    pixel, window       its first output pixel and the rows it reads, in the first pass of a loop
     input_row_shift     how many input rows further down the tile of this pass reads
     output_row_shift    how many output rows further down it writes
-    has_pointwise       there is a pointwise tile of this number: the depthwise half may have more
+    has_pointwise       whether there is such a pointwise tile: the depthwise half may have more
     is_last             it is the last tile of the band
     """
 
@@ -92,7 +93,7 @@ class _TilePair:
     is_last: bool
 
 
-# -- both on a core -------------------------------------------------------------------------------
+# -- both halves on a core ------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class _Unit:
     """A unit of work: some channel blocks in a band of an image.
@@ -120,7 +121,7 @@ class _TandemWriter:
     def __init__(self, tandem: Tandem, chip: Chip, schedule: TandemSchedule, share: Own) -> None:
         """Declare tensors and allocate queues.
 
-        The order matters: later allocations take the room that is left.
+        The order of allocations matters: later ones take the room that is left.
         """
         self.tandem = tandem
         self.schedule = schedule
@@ -148,13 +149,13 @@ class _TandemWriter:
         planes_size = self.blocks * plane_size
         self.planes_queue = k.queue("planes", "L1", "fp16", planes_size, src="MTE3", dst="MTE1")
         channels = (count, self.blocks)
-        # The depthwise half takes half of UB at most. The pointwise half, whose tiles are no
-        # smaller, takes what is then left.
+        # The depthwise half takes at most half of UB. The pointwise half, whose tiles are at least
+        # as large, takes the rest.
         pointwise_job, depthwise_job = tandem.halves
         self.depthwise_half = Half(k, depthwise_job, channels, tiles[1], self.y.elements, 2)
         self.pointwise_half = Half(k, pointwise_job, channels, tiles[0], self.y.elements, 1)
         self._allocate_weights(chip)
-        # a second slot for rows of x, so that the next rows come early, if there is room
+        # if there is room, a second slot for rows of x, so that the next rows are loaded early
         two_slots_bytes = 2 * c1 * plane_size * DTYPE_BYTES["fp16"]
         slots = 2 if two_slots_bytes <= chip.buffers["L1"] - k.used_bytes("L1") else 1
         self.rows_queue = k.queue(
@@ -174,7 +175,7 @@ class _TandemWriter:
             half.weights_l0b = k.queue(name, "L0B", "fp16", size, src="MTE1", dst="M", depth=slots)
 
     def _allocate_l0(self, chip: Chip, tiles: tuple[int, int]) -> None:
-        """Allocate L0A, with ones that a bias is multiplied by, and L0C."""
+        """Allocate L0A, with the ones by which a bias is multiplied, and L0C."""
         k = self.k
         halves = (self.pointwise_half, self.depthwise_half)
         cube_adds_bias = any(half.bias for half in halves)
@@ -195,7 +196,7 @@ class _TandemWriter:
         self.sums_queue = sum_queue(k, "sums", SUMS, max(tiles), self.blocks, slots)
 
     def _weight_slots(self, chip: Chip) -> tuple[int, int]:
-        """Return the slots in L0B for weights of each half: two if room and event ids allow."""
+        """Return the slots in L0B for weights of each half: two if room and event ids suffice."""
         pointwise_fractals = self.pointwise_half.weight_fractals
         depthwise_fractals = self.depthwise_half.weight_fractals
         free_fractals = (chip.buffers["L0B"] - self.k.used_bytes("L0B")) // FRACTAL_BYTES
@@ -230,7 +231,7 @@ class _TandemWriter:
                 unit = _Unit(band, core_block, Affine(), first_image, first_unit, channels)
                 self._pipeline(unit, images)
             if self.mean_sums:
-                # means lag a unit behind: the last unit is still to be summed
+                # means are summed one unit late: the last unit is still missing
                 self.mean_sums.add(Affine(len(self.bands) * groups * images))
                 image_blocks = self.tandem.depth.mixed * self.tandem.depth.blocks[1]
                 first_mean = first_image * image_blocks + core_block
@@ -239,7 +240,7 @@ class _TandemWriter:
         return k.finish()
 
     def _load_bias(self, core_block: Affine) -> None:
-        """Bring biases that the cube adds to L1, and ones to L0A through a slot of weights."""
+        """Load biases that the cube adds to L1, and ones to L0A through a slot of weights."""
         for half in (self.pointwise_half, self.depthwise_half):
             if half.bias:
                 half.load_bias(core_block)
@@ -260,7 +261,7 @@ class _TandemWriter:
             self.weights_queue.free()
 
     def _pipeline(self, unit: _Unit, images: int) -> None:
-        """Do the pointwise half of each unit in turns with the depthwise half of the one before.
+        """Alternate the pointwise half of each unit with the depthwise half of the unit before.
 
         With 2 images of 3 groups of blocks, whose rows stay (p: pointwise, d: depthwise half):
 
@@ -318,7 +319,7 @@ class _TandemWriter:
         last_unit(Affine(outer - 1), None, depthwise)
 
     def _take_turns(self, pointwise_unit: _Unit | None, depthwise_unit: _Unit | None) -> None:
-        """Do tiles of the pointwise half of a unit and of the depthwise half of another in turns.
+        """Alternate tiles of the pointwise half of one unit and of the depthwise half of another.
 
         One of them has more work for the cube, the other for the vector unit.
         """
@@ -335,24 +336,24 @@ class _TandemWriter:
                 if pointwise_tile and pair.has_pointwise:
                     pointwise_tile(pair)
                 if pair.is_last:
-                    # all planes of this unit are in L1: the depthwise half may start in the next
-                    # one
+                    # all planes of this unit are in L1: its depthwise half may start in the next
+                    # turn
                     pointwise_stack.close()
                 # only now: the last tiles of the depthwise unit's planes have arrived in L1 by then
                 if depthwise_unit and not depthwise_tile:
                     depthwise_tile = depthwise_stack.enter_context(self._depthwise(depthwise_unit))
                 if depthwise_tile:
                     depthwise_tile(pair)
-        # adds up the means of the unit before, whose tiles are already in L1
+        # add up the means of the unit before, whose tiles are already in L1
         if depthwise_unit and self.mean_sums:
             self.mean_sums.add(depthwise_unit.number)
 
     def _tiles(self, band: Band) -> Iterator[_TilePair]:
         """Loop over the tiles of a band.
 
-        A loop repeats tiles that differ by a shift. Not in a loop are: the first tile, at which the
-        depthwise half takes its operands; the last tile, at which the pointwise half ends; and the
-        tiles from the first pointwise tile that is not full on to the last one.
+        A loop repeats tiles that differ by a shift. These tiles are not in a loop: the first one,
+        at which the depthwise half takes its operands; the last one, at which the pointwise half
+        ends; and all those from the first pointwise tile on that is not full.
         """
         shape = band.depth
         tile = self.schedule.tile
@@ -469,7 +470,7 @@ class _TandemWriter:
 
     @contextmanager
     def _operands(self, half: Half, unit: _Unit) -> Iterator[tuple[Tile, Channels | None]]:
-        """Hold a unit's weights in L0B and numbers per channel in UB."""
+        """Hold a unit's weights in L0B, and its numbers per channel (scales, biases) in UB."""
         unit_blocks = unit.core_block + unit.block, self.blocks
         resident = unit.channels[half.is_depthwise]
         with (
@@ -480,13 +481,13 @@ class _TandemWriter:
 
     @contextmanager
     def _rows(self, unit: _Unit) -> Iterator[Tile]:
-        """Hold in L1 the rows that a band sees of an image, in all channels."""
+        """Hold in L1 the rows of an image that a band reads, in all channels."""
         yield unit.x or self._load_rows(unit)
         if not unit.x:
             self.rows_queue.free()
 
     def _load_rows(self, unit: _Unit) -> Tile:
-        """Bring a band's rows to L1; of mixed images these are rows of each, side by side."""
+        """Load a band's rows to L1; with several images as one, the rows of all of them."""
         point = self.tandem.point
         band = unit.band
         c1 = point.blocks[0]
@@ -505,13 +506,13 @@ class _TandemWriter:
 
     @contextmanager
     def _weights(self, unit: _Unit, half: Half) -> Iterator[Tile]:
-        """Hold in L0B the weights of a unit, and a bias behind them."""
+        """Hold in L0B the weights of a unit, followed by the bias if the cube adds it."""
         yield unit.weights_l0b or self._load_weights(unit, half)
         if not unit.weights_l0b:
             half.weights_l0b.free()
 
     def _load_weights(self, unit: _Unit, half: Half) -> Tile:
-        """Bring a unit's weights to L0B, and behind them the bias if the cube adds it."""
+        """Load a unit's weights to L0B, followed by the bias if the cube adds it."""
         source = half.weights(unit.core_block + unit.block)
         self.k.copy(self.weights_queue.alloc().region(0, source.sizes), source)
         self.weights_queue.enqueue()
@@ -528,5 +529,5 @@ class _TandemWriter:
 
 
 def _slots_later(tile: Tile | None, slots: int) -> Tile | None:
-    """Return the tile that many slots later in its queue."""
+    """Return the tile that is `slots` slots later in its queue; None for None."""
     return tile and replace(tile, slot=tile.slot + slots)

@@ -1,9 +1,11 @@
-"""How a tandem is divided: every plausible schedule estimated, the best few written, to be timed.
+"""Choose how a tandem is divided: estimate every plausible schedule, yield the best few kernels.
 
-    otherwise      each of two convolutions has a schedule of its own
+A tandem is a pointwise convolution and the depthwise one that reads it, in one kernel:
+
+    otherwise      each of the two convolutions has its own schedule
     here           one schedule for both, as they share cores, L1, L0 and UB
 
-The estimate is the time of the busiest pipe of a core, and of what nothing hides:
+The estimate is the time of the busiest pipe of a core, plus the work that overlaps with nothing:
 
     unit   = max(vector, cube, MTE1, MTE3)            a unit: some channel blocks of a band
     total  = max(GM traffic, units * unit)            whichever limits the core
@@ -43,11 +45,11 @@ FRACTAL_BYTES = isa.FRACTAL * LINE
 class _Work:
     """What a core does under a schedule.
 
-    units           groups of channel blocks, in every band of every image
-    row_loads       bands of all its images: each brings rows of x to L1
+    units           units of work: a group of channel blocks in one band of one image each
+    row_loads       bands of all its images, for each of which rows of x are loaded to L1
     pixels_between  pixels of a unit's planes between the two convolutions
     pixels_out      pixels of a unit's planes of the result
-    store_pieces    runs in which a unit's result is stored, if its images take turns; else 0
+    store_pieces    pieces in which a unit's result is stored if images are interleaved, else 0
     """
 
     units: int
@@ -60,7 +62,7 @@ class _Work:
 def tandem_launches(tandem: Tandem, chip: Chip) -> Iterator[isa.Launch]:
     """Yield the first `TIMED` kernels of the ranking that can be written.
 
-    Raises `CapacityError` if a row does not fit L1, `UnsupportedError` as `check_tandem`.
+    Raises `CapacityError` if a row does not fit L1, and `UnsupportedError` as `check_tandem` does.
     """
     check_tandem(tandem, chip)
     needed = f"for a tandem a row of {tandem.point.blocks[0]} channel blocks in L1"
@@ -99,7 +101,7 @@ def _schedules(tandem: Tandem, chip: Chip) -> Iterator[TandemSchedule]:
     # the mean of a channel needs all rows of an image on one core
     rows_to_divide = 1 if tandem.means else oh
     for images in tandem_shape.mixed_counts(shape):
-        # above that many pixels an image by itself wastes next to nothing in its last tile
+        # an image with more pixels wastes next to nothing in its last tile: no need to interleave
         if images > 1 and images * oh * ow > LARGEST_TILE:
             continue
         totals = (channel_blocks, shape.n // images, rows_to_divide)
@@ -113,7 +115,7 @@ def _schedules(tandem: Tandem, chip: Chip) -> Iterator[TandemSchedule]:
 def _divided(
     tandem: Tandem, chip: Chip, grid: tuple[int, int, int], blocks: int
 ) -> Iterator[TandemSchedule]:
-    """Yield the schedules of a grid and a number of blocks at once, in as few bands as fit L1.
+    """Yield the schedules of a grid with `blocks` blocks per unit, with as few bands as fit L1.
 
     More bands than needed only compute more rows twice.
     """
@@ -125,7 +127,7 @@ def _divided(
 
 
 def _grids(totals: tuple[int, int, int], cores: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the cores along channel blocks, images and rows, where no core has an empty share.
+    """Yield grids (cores along channel blocks, images and rows) in which no core's share is empty.
 
     10 blocks over 4 cores are shares of 3, 3, 3, 1; over 6 cores they would be 2, 2, 2, 2, 2, 0,
     which 5 cores do as quickly.
@@ -142,7 +144,7 @@ def _grids(totals: tuple[int, int, int], cores: int) -> Iterator[tuple[int, int,
 
 
 def _cores_in_use(total: int, cores: int) -> int:
-    """Return how many cores get a share if all shares but the last are equal."""
+    """Return how many cores get a share of `total` if all shares but the last are equal."""
     return isa.ceil_div(total, isa.ceil_div(total, cores))
 
 
@@ -169,34 +171,34 @@ def _work(tandem: Tandem, grid: tuple[int, int, int], bands: int, blocks: int) -
 
 
 def _fits(tandem: Tandem, chip: Chip, grid: tuple[int, int, int], bands: int, blocks: int) -> bool:
-    """Tell whether a band's rows of x and two slots of planes fit L1, and of results for means."""
+    """Tell whether L1 holds a band's rows of x, two slots of planes and, for means, of results."""
     work = _work(tandem, grid, bands, blocks)
     pixels = (tandem.point.blocks[0] + 2 * blocks) * work.pixels_between
     pixels += 2 * blocks * work.pixels_out if tandem.means else 0
-    # an eighth of L1 is left to weights
+    # an eighth of L1 is left for weights
     return pixels * LINE <= chip.buffers["L1"] * 7 / 8
 
 
 def _estimate(
     tandem: Tandem, chip: Chip, s: TandemSchedule, demands: tuple[Demand, Demand]
 ) -> float:
-    """Return about the cycles of the busiest core (see the formula at the top)."""
+    """Estimate the cycles of the busiest core (by the formula in the module's docstring)."""
     work = _work(tandem.of(s.images), s.grid, s.bands, s.blocks)
     unit_cycles = _unit_cycles(tandem, chip, s, work, demands)
     input_blocks = tandem.point.blocks[0]
-    # of a unit: pointwise weights, depthwise taps, and a fractal of bias for each
+    # bytes per unit: pointwise weights, depthwise taps, and a fractal of bias for each
     weight_bytes = s.blocks * (input_blocks + tandem.depth.taps + 2) * FRACTAL_BYTES
     l1_to_l0b_cycles = weight_bytes / chip.path("L1", "L0B").rate_bytes_per_cycle
     gm_rate = chip.path("GM", "L1").rate_bytes_per_cycle
     rows_cycles = input_blocks * work.pixels_between * LINE / gm_rate
-    # what stays is loaded once, the other operand for each unit
+    # the resident operand is loaded once, the other one for each unit
     group_count = work.units // work.row_loads
     row_loads = work.row_loads if s.resident == "rows" else work.units
     weight_loads = work.units if s.resident == "rows" else group_count
     gm_cycles = row_loads * rows_cycles + weight_loads * weight_bytes / gm_rate
     cycles = max(gm_cycles, work.units * unit_cycles)
-    # Weights of a unit come to L0B when those of the unit before are done with. The first half of
-    # the first unit and the second half of the last one overlap with nothing: half a unit more.
+    # Weights of a unit go to L0B once those of the unit before are used up. The first half of the
+    # first unit and the second half of the last one overlap with nothing: half a unit more.
     cycles += weight_loads * l1_to_l0b_cycles
     return cycles + rows_cycles + weight_bytes / gm_rate + unit_cycles / 2
 
@@ -210,7 +212,7 @@ def _unit_cycles(
     pixels = work.pixels_between, work.pixels_out
     fractals = [isa.ceil_div(count, isa.FRACTAL) for count in pixels]
     tiles = isa.ceil_div(fractals[1], s.tile)
-    # vector unit: cycles per element, and heads of the instructions of every tile
+    # vector unit: cycles per element, and start-up cycles of the instructions of every tile
     head_cycles = chip.vector_costs["default"].head_cycles
     vector_cycles = sum(
         count * isa.FRACTAL * s.blocks * demand.cycles
@@ -220,15 +222,15 @@ def _unit_cycles(
     # L0A has two slots; a tile of the depthwise half loads as many taps at once as a slot holds
     slot_fractals = chip.buffers["L0A"] // (2 * FRACTAL_BYTES) - s.tile // 2
     loads = tiles * (1 + s.blocks * isa.ceil_div(taps, max(1, slot_fractals // s.tile)))
-    # cube: a cycle per fractal product; sums over input blocks or taps, and a bias
+    # cube: one cycle per product of fractals; sums over input blocks or taps, and a bias
     cube_cycles = s.blocks * (fractals[0] * (input_blocks + 1) + fractals[1] * (taps + 1))
     cube_cycles += (loads + 2 * tiles) * chip.cube_head_cycles
-    # MTE1 feeds L0A: pointwise pixels serve all blocks, depthwise ones a block each
+    # MTE1 loads L0A: pointwise pixels are loaded once for all blocks, depthwise ones per block
     l1_to_l0a = chip.path("L1", "L0A")
     loaded_fractals = fractals[0] * input_blocks + s.blocks * fractals[1] * taps
     mte1_cycles = loaded_fractals * FRACTAL_BYTES / l1_to_l0a.rate_bytes_per_cycle
     mte1_cycles += loads * l1_to_l0a.startup_cycles
-    # MTE3 empties UB: planes between the two to L1, results to GM
+    # MTE3 copies from UB: planes between the two halves to L1, results to GM
     ub_to_gm = chip.path("UB", "GM")
     mte3_cycles = s.blocks * LINE * pixels[0] / chip.path("UB", "L1").rate_bytes_per_cycle
     mte3_cycles += s.blocks * LINE * pixels[1] / ub_to_gm.rate_bytes_per_cycle

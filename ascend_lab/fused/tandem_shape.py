@@ -1,12 +1,14 @@
-"""A tandem as a problem: its two convolutions, a schedule that divides them, and their checks.
+"""Describe a tandem: its two convolutions, the schedule that divides them, and checks of both.
 
-A 1 x 1 convolution (`point`) widens the channels; a depthwise one (`depth`) reads each of them:
+A tandem computes in one kernel a 1 x 1 convolution (`point`), which has more output than input
+channels, and a depthwise convolution (`depth`) of its result:
 
     unfused        x -> point -> GM -> depth -> y        two kernels
     fused          x -> point -> L1 -> depth -> y        one kernel (`tandem_kernel`)
 
-A core takes output rows in bands. For 8 output rows of a 3 x 3 depthwise convolution with a stride
-of 1 it computes 10 rows of the pointwise result: the rows at the border of two bands twice.
+A core takes its output rows in bands, ranges of rows. For 8 output rows of a 3 x 3 depthwise
+convolution with a stride of 1 it computes 10 rows of the pointwise result, so that rows at the
+border of two bands are computed twice.
 
 `Half`, below, is one of the two convolutions on a core.
 """
@@ -60,9 +62,10 @@ class Tandem:
         return (self.point, self.after_point), (self.depth, self.after_depth)
 
     def of(self, images: int) -> Tandem:
-        """Return the tandem with groups of `images` images as one, whose rows take turns.
+        """Return the tandem with the rows of every `images` images interleaved to one image.
 
-        16 images of 7 x 7 in fours: 4 images of 28 x 7, rows 0 0 0 0 1 1 1 1 ... of the four.
+        16 images of 7 x 7 in fours are 4 images of 28 x 7, with rows 0 0 0 0 1 1 1 1 ... of the
+        four.
         """
         n = self.depth.n // images
         point, depth = (replace(s, n=n, mixed=images) for s in (self.point, self.depth))
@@ -74,13 +77,13 @@ class TandemSchedule:
     """How a tandem is divided over cores, and over time on a core.
 
     grid      cores along channel blocks, images and output rows
-    bands     a core takes its rows in so many bands, one after the other
-    blocks    channel blocks that go together: a unit of work
+    bands     number of bands into which a core divides its rows
+    blocks    channel blocks that are computed together, in one unit of work
     tile      fractals of 16 output pixels in a tile
     resident  what stays in L1 or L0B for several units: "rows" of an image for all channel
               blocks, or "weights" of channel blocks for all images
-    images    images as one, whose rows take turns: 7 x 7 = 49 pixels fill 3.06 tiles of 16,
-              four images together 12.25
+    images    images whose rows are interleaved to one: 7 x 7 = 49 pixels are 3.06 fractals of 16
+              and take 4; four images together are 12.25 and take 13
     """
 
     grid: tuple[int, int, int]
@@ -154,10 +157,10 @@ def check_division(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> None
 
 
 def mixed_counts(shape: conv_shape.ConvShape) -> tuple[int, ...]:
-    """Return how many images may be one image whose rows take turns.
+    """Return the numbers of images whose rows may be interleaved to one image.
 
-    Of m images the next row of the same image is m rows further down: the window's dilation and
-    padding grow m times, and load3d takes 255 at most. With a stride of 2 no m works but 1.
+    With m images the next row of the same image is m rows further down: the window's dilation and
+    padding grow m times, and load3d takes at most 255. With a stride of 2 only m = 1 works.
     """
     # 3 x 3 with a padding of 1: up to 255 images as one
     halo = max(shape.dilations[0], *shape.pads[:2])
@@ -167,15 +170,15 @@ def mixed_counts(shape: conv_shape.ConvShape) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A band of output rows of a core, with the rows of the pointwise result that it sees.
+    """A band of output rows of a core, with the rows of the pointwise result that it reads.
 
         low           the first output row
-        first_seen    the first row between the two convolutions that these outputs see
+        first_seen    the first row of the pointwise result that these outputs read
         depth         the depthwise convolution of just those rows, padded at the image's border
         tile          fractals of pixels of a tile of the pointwise convolution: there are never
-                      more of these tiles than of output tiles, so that they can take turns
+                      more of these tiles than of output tiles, so that they can alternate
 
-    Rows count those of each image, if several are one.
+    With interleaved images the rows are counted per image.
     """
 
     low: int
@@ -190,9 +193,9 @@ class Band:
 
 
 def bands_of(tandem: Tandem, rows: tuple[int, int], schedule: TandemSchedule) -> list[Band]:
-    """Return the bands of rows low .. high-1.
+    """Return the bands of the output rows low .. high-1, where `rows` is (low, high).
 
-    Raises `UnsupportedError` for a band that sees nothing but padding.
+    Raises `UnsupportedError` for a band that reads nothing but padding.
     """
     (low, high) = rows
     shape = tandem.depth
@@ -210,7 +213,7 @@ def bands_of(tandem: Tandem, rows: tuple[int, int], schedule: TandemSchedule) ->
         depth = replace(
             shape, n=1, h=rows_seen.count, pad=(rows_seen.before, rows_seen.after, *shape.pads[2:])
         )
-        # as many pointwise tiles as depthwise ones, so that they can take turns
+        # as many pointwise tiles as depthwise ones, so that they can alternate
         turns = tiles_per_image(depth, schedule.tile)
         pixels = rows_seen.count * shape.w * shape.mixed
         bands.append(
@@ -219,7 +222,7 @@ def bands_of(tandem: Tandem, rows: tuple[int, int], schedule: TandemSchedule) ->
     return bands
 
 
-# -- one of the two on a core ---------------------------------------------------------------------
+# -- one of the two convolutions on a core --------------------------------------------------------
 AREA = FRACTAL * FRACTAL
 
 
@@ -227,7 +230,7 @@ class Half:
     """One of the two convolutions on a core: weights, bias, epilogue.
 
     is_depthwise       each channel block is read alone; a block has one diagonal fractal a tap
-    sum_depth          fractals that a sum is deep: taps, times input blocks if pointwise
+    sum_depth          depth of a sum in fractals: taps, times input blocks if pointwise
     weight_fractals    fractals of the weights of a unit, and of its bias behind them
     weights_l0b        the queue of these weights in L0B, which the program allocates
     """
@@ -244,7 +247,7 @@ class Half:
         """Allocate weights, bias and the buffers of the epilogue.
 
         `channels` are the channel blocks of the core and of a unit, `tile` fractals of pixels,
-        `stored` the elements of the result. The half may take a `shares`-th of what is free in UB.
+        `stored` the elements of the result. The half may take 1 / `shares` of what is free in UB.
         """
         (shape, epilogue) = job
         (count, blocks) = channels
@@ -272,7 +275,7 @@ class Half:
         self.finish = finish
 
     def load_bias(self, col: Affine) -> None:
-        """Bring the bias of the core's blocks, which begin at `col`, to L1."""
+        """Load the bias of the core's blocks, which begin at `col`, to L1."""
         if self.bias and self.is_depthwise:
             self.bias.load(self.count, False, col, Affine())
         elif self.bias:

@@ -2,9 +2,9 @@
 
 - `dsl`: tensor expressions (what to compute) and their schedules (how).
 - `ops`: the library: formula, types, slices, gradient and tests of each operator.
-- `kernels`: kernels written with the builder: products, convolutions, movers.
+- `kernels`: kernels written by hand: matrix products, convolutions, attention, copies.
 
-The softmax of 128 rows, its values against NumPy's, and its time:
+For example, compute the softmax of 128 rows, compare it with NumPy's, and estimate its time:
 
 >>> import numpy as np
 >>> from ascend_lab.machine import load_chip

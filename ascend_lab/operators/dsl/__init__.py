@@ -1,6 +1,7 @@
-"""Tensor expressions (what to compute) and schedules (how).
+"""The language of operators: tensor expressions (what to compute) and schedules (how to do it).
 
-Chapters write `from ascend_lab.operators import dsl as te`.
+The book's chapters import it as `from ascend_lab.operators import dsl as te`. An expression such as
+`te.vadd(a, b)` describes a tensor; `te.auto_schedule` turns it into loops over tiles for a chip.
 """
 
 # fmt: off

@@ -1,15 +1,19 @@
-"""The default schedule: the rule a good engineer would write down, without a search.
+"""The default schedule, found by fixed rules instead of a search.
 
-1. Fuse: elementwise stages disappear into their readers, folds and values used twice become tiles
-   of their reader, if a tile of whole rows fits in UB; otherwise a stage gets a phase of its own.
-2. Make one axis of neighbours that are contiguous in everything a phase touches.
-3. Share the outermost axes over all cores, in pieces of whole 32-byte blocks.
+A stage is one tensor with its loops, a fold a reduction (sum, max, ...), a nest the loops in which
+one or several stages are computed, and a phase a nest that runs by itself, before or after others.
+
+1. Fuse: elementwise stages are computed inside the stages that read them; folds and values that are
+   used twice become tiles in UB, if a tile of whole rows fits; other stages get their own phase.
+2. Join neighbouring axes that are contiguous in all tensors of a phase.
+3. Divide the outermost axes over all cores, in pieces of whole 32-byte blocks.
 4. Take the largest tile that fits twice (double buffers), but leave every core several tiles, so
    that loads, arithmetic and stores overlap.
 
-Where the vector unit cannot walk a fused nest (operands across the lanes, rows that cannot align),
-the next simpler way is taken: axes apart, then stages apart, then operands copied into order first.
-A matrix product follows the tiling rule of `kernels`, written as primitives.
+If the vector unit cannot compute a fused nest (operands across the lanes, rows that cannot be
+aligned), simpler ways are tried: without joined axes, then with one phase per stage, then with
+operands that are first copied into the order in which they are read. A matrix product follows the
+tiling rule of `kernels`, written as primitives.
 """
 
 import math
@@ -47,8 +51,8 @@ def auto_schedule(
 ) -> Schedule:
     """Return the default schedule of one or several outputs on a chip.
 
-    Products are tiled by the best tiling in closed form, or by the one given. Long rows go through
-    UB in parts, or are shared by the cores, where that is quicker, unless `parts` is False.
+    Products get the tiling with the best estimate, or `tiling` if it is given. Long rows are loaded
+    to UB in parts, or divided over cores, if that is quicker, unless `parts` is False.
     """
     schedule, phases = fuse_stages(create_schedule(outputs, chip))
     for phase in phases:
@@ -60,7 +64,7 @@ def auto_schedule(
 
 
 def _quickest(s: Schedule, phase: Phase, parts: bool) -> Schedule:
-    """Return what the simulator finds quickest: the usual way, or one for long rows."""
+    """Return the schedule that is quickest in simulation: the usual one, or one for long rows."""
     trials = [_first_that_lowers(s, phase)]
     long = auto_tile.long_rows(s.state, phase, auto_tile.SMALL_BYTES)
     schedulers: list[Callable[..., Schedule]] = [_quarter] * long
@@ -86,13 +90,12 @@ def _quickest(s: Schedule, phase: Phase, parts: bool) -> Schedule:
         return trials[0]
     cycles = [_cycles(trial, s, phase) for trial in trials]
     best = cycles.index(min(cycles))
-    # The usual schedule stays unless another one is clearly quicker: it is the one the book
-    # explains.
+    # The usual schedule, which the book explains, is kept unless another one is clearly quicker.
     return trials[best if cycles[best] < CLEARLY * cycles[0] else 0]
 
 
 def _shared(s: Schedule, phase: Phase, *, share: float) -> Schedule:
-    """Let cores share long rows, each of the nests in the number of tiles that is quickest."""
+    """Divide long rows over cores, with the quickest number of tiles for each of the nests."""
     s, nests, folds = share_rows(s, phase)
     for nest in nests:
         by_cycles: dict[int, Schedule] = {}
@@ -107,26 +110,26 @@ def _shared(s: Schedule, phase: Phase, *, share: float) -> Schedule:
 
 
 def _quarter(s: Schedule, phase: Phase, *, share: float) -> Schedule:
-    """Cut long rows into tiles of a quarter of UB, so that the first is there sooner."""
+    """Cut long rows into tiles of a quarter of UB, so that the first tile is loaded sooner."""
     return auto_tile.schedule_phase(s, phase, share=share / 4)
 
 
 def _launches(scheduled: Schedule, earlier: Schedule, phase: Phase) -> list[isa.Launch]:
-    """Return the launches of the nests that a way made of a phase."""
+    """Return the launches of those nests of `scheduled` that came from `phase` of `earlier`."""
     untouched = {x.name for x in earlier.state.stages} - set(phase.names)
     names = [x.name for x in scheduled.state.stages if x.name not in untouched]
     return [launch for name in names for launch in lower_stage(scheduled, name)]
 
 
 def _cycles(scheduled: Schedule, earlier: Schedule, phase: Phase) -> int:
-    """Return the cycles of what a way made of a phase, a barrier behind every launch."""
+    """Return the cycles of these launches, with a barrier behind each of them."""
     launches = _launches(scheduled, earlier, phase)
     launch_cycles = (sim.simulate(launch, scheduled.chip).cycles for launch in launches)
     return sum(launch_cycles) + len(launches) * scheduled.chip.all_cores_cycles
 
 
 def _first_that_lowers(s: Schedule, phase: Phase) -> Schedule:
-    """Return the schedule of the first way whose programs can be written for the chip."""
+    """Return the first schedule, from the usual to the simplest, that the chip can run."""
     fallback = _stages_apart if len(phase.names) > 1 else _in_order
     schedulers: list[Callable[[Schedule, Phase], Schedule]] = []
     for merge in (True, False):
@@ -149,14 +152,14 @@ def _first_that_lowers(s: Schedule, phase: Phase) -> Schedule:
 
 
 def _stages_apart(s: Schedule, phase: Phase) -> Schedule:
-    """Give every stage a phase of its own."""
+    """Schedule every stage of a phase as a separate phase."""
     for name in phase.names:
         s = _first_that_lowers(s, Phase(name))
     return s
 
 
 def _in_order(s: Schedule, phase: Phase) -> Schedule:
-    """Copy every operand into the order in which the stage walks it, then schedule the stage."""
+    """Copy every operand into the order in which the stage reads it, then schedule the stage."""
     for number in range(len(s.state.stage(phase.root).reads)):
         s = primitives_tiles.materialise(s, phase.root, number)
     return auto_tile.schedule_phase(s, phase)
@@ -164,7 +167,7 @@ def _in_order(s: Schedule, phase: Phase) -> Schedule:
 
 # -- matrix products ------------------------------------------------------------------------------
 def schedule_product(s: Schedule, name: str, tiling: GemmSchedule | None = None) -> Schedule:
-    """Schedule the matrix product `name` with a tiling (default: the best by closed-form rule)."""
+    """Schedule the matrix product `name` with a tiling, by default that with the best estimate."""
     stage = s.state.stage(name)
     a, b = (r.source for r in stage.reads)
     sizes = {x.name: x.extent for x in (*stage.axes, *stage.reduce)}
@@ -197,13 +200,13 @@ def schedule_product(s: Schedule, name: str, tiling: GemmSchedule | None = None)
     s = tensorize(s, sums, "m")
     for tile in (*a_tiles, *b_tiles):
         s = primitives_tiles.double_buffer(s, tile)
-    # Two tiles of 4-byte sums: while one leaves L0C, the cube adds into the other.
+    # Two tiles of 4-byte sums: while one is copied out of L0C, the cube adds to the other.
     twice = 2 * 4 * rows * columns <= s.chip.buffers["L0C"]
     return primitives_tiles.double_buffer(s, sums) if twice else s
 
 
 def share_of(chip: Chip, batch: int) -> Chip:
-    """Return the cores, and the share of the memories, that one product of a batch has."""
+    """Return a chip with the cores, and the share of memory rates, of one product of a batch."""
     cores = all_cores = chip.core_count
     if batch > 1:
         # g cores a product: the batch takes up(batch, cores // g) rounds, each 1 / g of the work.
@@ -251,7 +254,7 @@ def _outer(
 
 
 def _through_ub(s: Schedule, name: str, drained: str, rows: int, columns: int) -> Schedule:
-    """Drain L0C by as many fractal columns as fit twice in UB."""
+    """Copy sums out of L0C through UB, in pieces of as many fractal columns as fit twice in UB."""
     column = rows * isa.FRACTAL * DTYPE_BYTES[s.state.stage(name).dtype]
     count = max(1, min(columns // isa.FRACTAL, s.chip.buffers["UB"] // (2 * column)))
     loop = "n_i_o"
@@ -275,17 +278,17 @@ START = 16 * BLOCKS
 def stream_phase(
     s: Schedule, phase: Phase, *, keep: bool = False, share: float = 1.0, depth: int = 2
 ) -> Schedule:
-    """Schedule a nest of rows too wide for slots of whole ones: each goes through UB in parts.
+    """Schedule a nest whose rows are too wide for two slots in UB: each row is loaded in parts.
 
-    Values used twice are whole rows, and stay; what is loaded for them, for folds and for the
-    result is walked in parts of one width, `depth` slots each. Operands that several of them need
-    are loaded again, or stay too (`keep`).
+    Values that are used twice are kept as whole rows. Operands of these values, of folds and of the
+    result are loaded in parts of one width, with `depth` slots each. An operand that several of
+    them need is loaded again each time, or with `keep` is kept as a whole row, too.
     """
     merged = merge_axes(s, phase)
     original = phase
     s, phase = _kept(merged, phase) if keep else (merged, phase)
     names_before = {x.name for x in s.state.stages}
-    s = primitives_tiles.hoist(s, phase.root)  # once, what the result's parts of a row share
+    s = primitives_tiles.hoist(s, phase.root)  # computed once for all parts of a row
     shared = (x.name for x in s.state.stages if x.name not in names_before)
     phase = replace(phase, tiles=(*phase.tiles, *shared))
     rows = row_axes(s.state, phase)
@@ -311,7 +314,7 @@ def stream_phase(
     width = _widest_part(row_axis.extent, fits)
     if width:
         return auto_tile.arrange(s, phase, rows, sizes(width), depth)
-    # Not even the narrowest parts fit: the cheapest value of a whole row is computed again.
+    # If not even the narrowest parts fit, the cheapest value kept as a whole row is recomputed.
     recomputed = min((x for x in stages if not x.fold), key=lambda x: weight(x.expr), default=None)
     if recomputed is None:
         raise ScheduleError(f"parts of {phase.root} that fit in UB", str(PARTS), "cut its rows")
@@ -335,7 +338,7 @@ def _widest_part(row_elements: int, fits: Callable[[int], bool]) -> int:
 
 
 def _kept(s: Schedule, phase: Phase) -> tuple[Schedule, Phase]:
-    """Let inputs that the tiles of a phase read be tiles of it too, with a slot each."""
+    """Make inputs that the tiles of a phase read tiles of the phase, too, with one slot each."""
     tiles = list(phase.tiles)
     for source in [i.name for i in s.state.inputs]:
         readers = [r.name for r in s.state.readers(source) if r.name in phase.names]
@@ -352,10 +355,11 @@ def _is_wide(stage: Stage, axis: tensor.Axis) -> bool:
 
 # -- few rows --------------------------------------------------------------------------------------
 def share_rows(s: Schedule, phase: Phase) -> tuple[Schedule, list[Phase], set[str]]:
-    """Return a nest of few long rows as several: a core folds parts of rows, fold after fold.
+    """Split a nest of few long rows into several nests, in which each core folds a part of a row.
 
-    The next fold, and the result, begin with the parts of all cores; values are computed again.
-    Return the nests, and the folds that each of their cores does for itself (`with_folds`).
+    After each fold the next nest begins by folding the parts of all cores; elementwise values are
+    computed again. Return the schedule, the nests, and the folds that every core of a nest computes
+    for itself (see `with_folds`).
     """
     # Softmax of 4 rows on 32 cores: a core folds an eighth of a row, and the parts are folded
     # again.
@@ -393,7 +397,7 @@ def share_rows(s: Schedule, phase: Phase) -> tuple[Schedule, list[Phase], set[st
 
 
 def _part(extent: int, rows: int, cores: int) -> int:
-    """Return the part of a row that gives the busiest core least; what starts a part counts too."""
+    """Return the length of parts of a row that gives the busiest core the least work."""
     # Parts in whole blocks of 128: 4,096 elements in 3 parts are 1,408, 1,408 and 1,280.
     widths = (
         isa.ceil_div(isa.ceil_div(extent, parts), BLOCKS) * BLOCKS for parts in range(2, cores + 1)
@@ -403,7 +407,7 @@ def _part(extent: int, rows: int, cores: int) -> int:
 
 
 def with_folds(s: Schedule, phase: Phase, folds: set[str], share: float, tiles: int) -> Schedule:
-    """Schedule a nest in `tiles` tiles per core, with the folds it needs computed inside it."""
+    """Schedule a nest in `tiles` tiles per core, with `folds` computed inside it on every core."""
     inside = set(phase.names)
     own_folds = list[str]()
     for name in [x.name for x in reversed(s.state.stages) if x.name in folds]:

@@ -1,4 +1,7 @@
-"""What the default schedule fuses: stages into the nests of others, neighbouring axes into one."""
+"""Fusion in the default schedule: stages move into the loops of others, neighbouring axes join.
+
+A nest is the loops of one stage and of all stages computed inside them; a fold is a reduction.
+"""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +17,7 @@ from ascend_lab.operators.dsl.stages import Fixed, Stage, State, bare, fits_in
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A stage with a nest of its own, the tiles computed inside it, and further outputs."""
+    """A root stage with its own nest, the tiles computed inside it, and further outputs there."""
 
     root: str
     tiles: tuple[str, ...] = ()
@@ -27,9 +30,9 @@ class Phase:
 
 
 def fuse_stages(s: Schedule) -> tuple[Schedule, list[Phase]]:
-    """Inline what is used once, or cheap and used in several nests; return the phases of the rest.
+    """Inline stages that are used once, or are cheap; return the phases of all other stages.
 
-    A value used twice in one nest becomes a tile of it.
+    A value that is used twice in one nest becomes a tile of that nest.
     """
     for stage in s.state.stages:
         s = _inlined(s, stage) if _inlines(s.state, stage) else s
@@ -64,7 +67,7 @@ def _groups(state: State, cores: int) -> dict[str, str]:
 
 
 def _reads(state: State, name: str) -> list[tensor.Read] | None:
-    """Return all reads of a tensor; None if one is by a product or a kernel of its own."""
+    """Return all reads of a tensor; None if a product or a hand-written kernel reads it."""
     reads: list[tensor.Read] = []
     for reader in state.readers(name):
         if isinstance(reader, Fixed) or reader.is_cube:
@@ -74,9 +77,10 @@ def _reads(state: State, name: str) -> list[tensor.Read] | None:
 
 
 def _inlines(state: State, stage: Stage | Fixed, *, cheap: bool = False) -> bool:
-    """True for elementwise stages read once, and for plain copies, whoever reads them.
+    """True for elementwise stages that are read once, and for plain copies.
 
-    `cheap`: for those of one operation at most that nothing reads in another shape.
+    With `cheap` it is true for stages of at most one operation that no stage reads in another
+    shape, however often they are read.
     """
     reads = _reads(state, stage.name)
     if isinstance(stage, Fixed) or stage.output or stage.fold or stage.is_cube or reads is None:
@@ -109,10 +113,10 @@ def _root(state: State, stage: Stage | Fixed, groups: dict[str, str]) -> str:
 
 
 def _join_outputs(state: State, groups: dict[str, str], cores: int) -> dict[str, str]:
-    """Compute outputs of one shape that feed each other in one nest, the last one's.
+    """Let outputs of one shape that depend on each other be computed in the nest of the last one.
 
-    Numbers of rows, one each, are computed where the rows are, unless these are fewer than cores:
-    then apart, where cores share a row.
+    An output with one number per row joins the nest of the rows, unless there are fewer rows than
+    cores: then it gets its own nest, in which cores can share a row.
     """
     loops = [s for s in state.stages if isinstance(s, Stage)]
     roots = [s for s in loops if groups[s.name] == s.name and not s.is_cube and not s.fold]
@@ -135,7 +139,7 @@ def _join_outputs(state: State, groups: dict[str, str], cores: int) -> dict[str,
 def _only_read_in(state: State, output: Stage, target: Stage, groups: dict[str, str]) -> bool:
     """True if an output may join the nest of `target`: no other nest reads it.
 
-    The two must have something in common: the nest reads `output`, or both read one tensor.
+    The nest must read `output`, or both must read the same tensor.
     """
     readers = state.readers(output.name)
     if any(groups[r.name] != target.name for r in readers):
@@ -147,7 +151,7 @@ def _only_read_in(state: State, output: Stage, target: Stage, groups: dict[str, 
 
 # -- axes -----------------------------------------------------------------------------------------
 def merge_axes(s: Schedule, phase: Phase) -> Schedule:
-    """Fuse neighbours, from the innermost pair out, wherever all stages of the phase can."""
+    """Fuse neighbouring axes, from the innermost pair outwards, if all stages of the phase can."""
     # (8, 64, 100) elementwise: j and k become one axis of 6,400, then i joins: one axis of 51,200.
     for place in reversed(range(len(s.state.stage(phase.root).axes) - 1)):
         outer, inner = s.state.stage(phase.root).axes[place : place + 2]
@@ -161,7 +165,7 @@ def merge_axes(s: Schedule, phase: Phase) -> Schedule:
 
 
 def _fuse_everywhere(s: Schedule, names: Sequence[str], first: str, second: str) -> Schedule:
-    """Fuse two axes in all stages that have both, or in none: if one has, or reads by, just one."""
+    """Fuse two axes in all stages, or in none if some stage has, or reads with, only one."""
     trial = s
     for name in names:
         stage = trial.state.stage(name)
@@ -177,18 +181,19 @@ def _fuse_everywhere(s: Schedule, names: Sequence[str], first: str, second: str)
 
 
 def _mixes(stage: Stage, tiles: Sequence[str]) -> bool:
-    """True if a stage walks a fused axis of a tile in two loops, or under another shape.
+    """True if a stage reads a tile's fused axis by two loops, or under another shape.
 
-    The rows of the tile would not be aligned, or not be found.
+    The rows of the tile could then not be aligned, or not be addressed.
     """
     reads = [r for r in stage.reads if r.source in tiles]
     return any(r.view or any(len(i.terms) > 1 for i in r.index) for r in reads)
 
 
 def row_axes(state: State, phase: Phase) -> list[str]:
-    """Return the axes of the root that all its tiles depend on; these can be cut without waste.
+    """Return the root's axes on which all its tiles depend; cutting these repeats no work.
 
-    Outputs beside the root do, but those with one number a row not on the last axis.
+    Further outputs depend on all axes, except that those with one number per row do not depend on
+    the last axis.
     """
     root = state.stage(phase.root)
     for name in phase.outputs:

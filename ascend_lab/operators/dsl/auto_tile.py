@@ -1,4 +1,7 @@
-"""How large the tiles of a phase are, and which core computes which."""
+"""Choose the tile sizes of a phase for the default schedule, and divide the tiles over cores.
+
+A phase is the loop nest of a root stage with the tiles computed inside it; a fold is a reduction.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +36,7 @@ Widths = dict[str, int]
 
 
 class TileSizes(NamedTuple):
-    """Elements of a tile along each axis of its root, and of each fold axis at a time.
+    """Elements of a tile along each axis of its root, and elements of each fold axis per step.
 
     Fold axes are named with their stage, as "sum_1.k".
     """
@@ -51,7 +54,7 @@ def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
     """Return the elements of each axis that one core takes: whole blocks along the last one."""
     axes = s.state.stage(phase.root).axes
     cores = core_count(s)
-    # The last part of a row is shorter: every part is a core's own, because its program is another.
+    # The last part of a row is shorter and needs another program, so each part gets its own core.
     if s.state.stage(phase.root).last_fold_extent:
         row_shares = {axes[0].name: isa.ceil_div(axes[0].extent, cores // axes[-1].extent)}
         return {a.name: a.extent for a in axes} | row_shares | {axes[-1].name: 1}
@@ -64,7 +67,7 @@ def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
     choices = []
     for used in range(1, cores + 1) if choice else ():
         outer_share = share(choice[0], used)
-        # 20 rows and 4,096 columns on 32 cores: with a row a core, 12 cores would be idle; with 16
+        # 20 rows and 4,096 columns on 32 cores: with one row per core 12 would be idle; with 16
         # cores along columns, 2 stretches of 10 rows, all 32 work.
         cores_left = max(1, cores // isa.ceil_div(choice[0].extent, outer_share))
         inner_share = share(choice[1], cores_left) if len(choice) > 1 else 1
@@ -84,7 +87,7 @@ def long_rows(state: State, phase: Phase, least_bytes: int = SHARED_BYTES) -> bo
 
 
 def _share(extent: int, cores: int, unit: int) -> int:
-    """Return what one of `cores` takes of an axis: whole units, eight where it is long."""
+    """Return the elements of an axis for one of `cores`: whole units, in eights if it is long."""
     share = -(-extent // cores)
     if unit > 1:
         unit = 8 * unit if share >= 32 * unit else unit
@@ -118,7 +121,7 @@ def even(width: int, share: int, taken_bytes: int, unit: int, tiles: int) -> int
 
 
 def whole_tiles(extent: int, share: int, width: int) -> int:
-    """Return the share filled up to whole tiles, if that costs no core its work."""
+    """Return the share rounded up to whole tiles, if no core loses its work by that."""
     # Shares of 125 in tiles of 32 become 128: 1,000 rows are 8 shares in both cases, and only the
     # last tile of all is ragged.
     filled = min(isa.ceil_div(share, width) * width, extent)
@@ -134,13 +137,13 @@ def schedule_phase(
     tiles: int = TILES_PER_CORE,
     line_bytes: int = LINE_BYTES,
 ) -> Schedule:
-    """Schedule one nest: merge axes, choose tile sizes, share them over cores, fuse its tiles.
+    """Schedule one nest: merge axes, choose tile sizes, divide tiles over cores, fuse stages.
 
-    Tiles take at most a `share` of UB; a core has so many `tiles`, if they are not small. Folds
-    over rows keep `line_bytes` of a row together at least.
+    Tiles take at most a `share` of UB; a core has `tiles` tiles, if that does not make them small.
+    Folds over rows keep at least `line_bytes` of a row together.
     """
     if moves_only(s.state, s.state.stage(phase.root)) and not phase.tiles:
-        return s  # a strided copy has a kernel of its own
+        return s  # a strided copy has a hand-written kernel
     unmerged = s = _split_folds(s, phase)
     s = merge_axes(s, phase) if merge else s
     rows = row_axes(s.state, phase)
@@ -153,7 +156,7 @@ def schedule_phase(
 
 
 def _cuts_blocks(s: Schedule, phase: Phase, widths: Mapping[str, int]) -> bool:
-    """True if elementwise tiles leave the phase less than a block of its innermost axis."""
+    """True if elementwise tiles leave less than a block for the phase's innermost axis."""
     if phase.outputs or not phase.tiles or any(s.state.stage(n).fold for n in phase.tiles):
         return False
     row_axis = s.state.stage(phase.root).axes[-1]
@@ -161,7 +164,7 @@ def _cuts_blocks(s: Schedule, phase: Phase, widths: Mapping[str, int]) -> bool:
 
 
 def _apart(s: Schedule, phase: Phase) -> Schedule:
-    """Where not even one row fits: folds become phases, elementwise values are computed again."""
+    """Split a phase of which not one row fits: folds become phases, other values are recomputed."""
     if not phase.tiles and not phase.outputs:
         needed = f"a tile of {phase.root} that fits in UB"
         got = f"{s.chip.buffers['UB']} bytes on {s.chip.name}"
@@ -187,7 +190,7 @@ def _split_folds(s: Schedule, phase: Phase) -> Schedule:
 
 
 def _part_for_cores(s: Schedule, stage: Stage, extent: int) -> int:
-    """Return the part of a fold axis one core folds, or 0 where cutting it does not pay."""
+    """Return the elements of a fold axis that one core folds, or 0 if cutting it does not pay."""
     units = math.prod(stage.shape)
     itemsize = DTYPE_BYTES[stage.expr.dtype]
     size = math.prod(a.extent for a in stage.reduce) * units
@@ -241,7 +244,7 @@ def largest(
 
 
 def keeps_lanes(stage: Stage) -> bool:
-    """True if a fold walks its source along an axis that stays: lanes are not folded together."""
+    """True if the fold's source is contiguous along an axis that stays: no fold across lanes."""
     folded = {a.name for a in stage.reduce}
     lane = stage.axes[-1].name
     sources = [r for r in stage.reads if folded & {n for i in r.index for n, _ in i.terms}]
@@ -277,7 +280,7 @@ def tile_bytes(
     name = phase.root
     root = s.state.stage(phase.root)
     extents = {f"{x}.{a.name}": a.extent for x in phase.names for a in s.state.stage(x).reduce}
-    # Which loops and tiles there are depends on what is cut, not on the widths: the nest is cached.
+    # The loops and tiles depend on which axes are cut, not on the widths, so the nest is cached.
     parts = frozenset(n for n, width in folds.items() if width < extents[n])
     cut = any(widths[a.name] < max(a.extent, 2) for a in root.axes)
     nest = _completed(s, phase, cut, parts, depth)
@@ -289,9 +292,9 @@ def tile_bytes(
 
 @lru_cache(maxsize=16)
 def _completed(s: Schedule, phase: Phase, cut: bool, parts: frozenset[str], depth: int) -> State:
-    """Return the nest of tiles with loops over single elements of all axes, or none of them, cut.
+    """Return the completed nest with loops over single elements of all axes, or with none (`cut`).
 
-    Which tiles there are hangs on no more than this and the `parts` of folds, not on widths.
+    The tiles of a nest depend only on this and on the `parts` of folds, not on widths.
     """
     root = s.state.stage(phase.root)
     stages = map(s.state.stage, phase.names)
@@ -310,12 +313,12 @@ def arrange(
     depth: int = 2,
     tiles: int | None = TILES_PER_CORE,
 ) -> Schedule:
-    """Apply the steps for tiles of some sizes: shares of cores, loops, whole tiles inside.
+    """Apply the schedule steps for tiles of some sizes: shares of cores, loops, tiles inside.
 
-    A core gets about `tiles` tiles of equal widths; None: tiles of exactly these widths, all on one
-    core. The nest of 4,096 x 512 numbers on 8 cores, in tiles of 64 rows:
+    A core gets about `tiles` tiles of equal widths. With `tiles` None the tiles have exactly these
+    widths and are all on one core. For 4,096 x 512 numbers on 8 cores, in tiles of 64 rows:
 
-        for i_o in 8 (a core each): for i_i_o in 8: load, compute and store 64 x 512 numbers
+        for i_o in 8 (one core each): for i_i_o in 8: load, compute and store 64 x 512 numbers
     """
     folds = sizes.folds
     root = s.state.stage(phase.root)
@@ -392,7 +395,7 @@ def _cut(s: Schedule, name: str, leaf: str, width: int, outer: list[str]) -> tup
 def fold_loops(
     s: Schedule, name: str, axes: Sequence[tensor.Axis], folds: Mapping[str, int]
 ) -> tuple[Schedule, list[str], list[str]]:
-    """Split the axes of a stage that are walked in parts; return loops and tile loops."""
+    """Split the axes of a stage that are done in parts; return outer loops and loops in tiles."""
     loops: list[str] = []
     tiles: list[str] = []
     for axis in axes:
@@ -425,7 +428,7 @@ def attach_tiles(
 
 
 def _opened(s: Schedule, name: str, leaf: Leaf) -> Schedule:
-    """Open a loop of one step around a nest that has none, for tiles to hang on."""
+    """Add a loop of one step around a nest without loops, to which tiles can be attached."""
     state = s.state.put(replace(s.state.stage(name), vector_at=""))
     steps = tuple(x for x in s.steps if x.primitive != "vectorise" or x.arguments[0] != name)
     s = split(replace(s, state=state, steps=steps), name, leaf.name, leaf.extent)

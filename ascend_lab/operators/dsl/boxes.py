@@ -1,4 +1,4 @@
-"""Which part of a tensor a step of a nest needs, and how much of UB the tiles of a nest take."""
+"""Compute which part (box) of a tensor one step of a loop nest needs, and the UB its tiles take."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from ascend_lab.operators.dsl.stages import Stage, State, overwrites
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Indices start .. start + count - 1; the start may depend on the loops around."""
+    """The indices start .. start + count - 1; the start may depend on the enclosing loops."""
 
     start: Affine
     count: int
@@ -98,7 +98,7 @@ def needed(
             ranges = read_ranges if ranges is None else list(map(join, ranges, read_ranges))
     if ranges is None:
         raise ScheduleError(f"a reader of {stage.name}", "none", "drop it")
-    if stage.repeats:  # one element fills a block of every row, wherever its readers are
+    if stage.repeats:  # each row is one block of equal numbers, whatever its readers read
         ranges[-1] = Range(ZERO, stage.align)
     axis_ranges = {a.name: r for a, r in zip(stage.axes, ranges, strict=True)}
     is_last = bool(stage.last_fold_extent) and ranges[-1] == Range(Affine(stage.shape[-1] - 1), 1)
@@ -107,7 +107,7 @@ def needed(
 
 
 def _beside(stage: Stage, host: Stage, box: Box) -> list[Range]:
-    """Return the part of an output that belongs to the box of its host; an axis of 1 is entire."""
+    """Return the part of an output for a box of its host stage; an axis of size 1 is not cut."""
     pairs = zip(stage.axes, host.axes, strict=True)
     return [box[theirs.name] if ours.extent == theirs.extent else ONCE for ours, theirs in pairs]
 
@@ -123,8 +123,8 @@ def _boxes(
 ) -> tuple[dict[str, Box], dict[str, Box]]:
     """Return the box of each stage that its tile holds, and its `first_boxes`.
 
-    A loop over single elements is taken to have steps of `steps["stage.axis"]` elements, so that
-    one nest answers for all widths of its tiles.
+    A loop over single elements is treated as if it had steps of `steps["stage.axis"]` elements, so
+    that one nest serves for all tile widths.
     """
     members = list(reversed(schedule.members(state, root)))
     tile_boxes: dict[str, Box] = {}
@@ -170,11 +170,11 @@ def tile_sizes(state: State, stage: Stage, active: Mapping[str, Box]) -> tuple[i
 
 
 def ub_bytes(state: State, root: str, chip: Chip, steps: Mapping[str, int] = NO_STEPS) -> int:
-    """Return the bytes of UB a completed phase needs: slots of all tiles, and scratch.
+    """Return the bytes of UB that a completed phase needs: slots of all tiles, and scratch.
 
     Tiles that are loaded or stored have `depth` slots throughout. Tiles that only the vector unit
     touches count as scratch from where they are computed to their last reader, and only the peak of
-    scratch matters. A loop over single elements is taken to have steps of `steps["stage.axis"]`.
+    scratch matters. A loop over single elements is treated as in `_boxes`, by `steps`.
     """
     kept, active = _boxes(state, root, steps)
     order = [state.stage(name) for name in reversed(kept)]
@@ -187,8 +187,8 @@ def ub_bytes(state: State, root: str, chip: Chip, steps: Mapping[str, int] = NO_
         name = stage.name
         _, elements = row_steps(stage, tuple(kept[name][a.name].count for a in stage.axes))
         readers = state.readers(name)
-        # A tile that a copy fills or empties while the vector unit works needs its own slots all
-        # the time.
+        # A tile that a copy fills or empties while the vector unit works needs its own slots during
+        # the whole nest.
         loaded = stage.is_copy and state.find(stage.sources[0]).scope == "GM"
         slot_bytes = -(-elements * DTYPE_BYTES[stage.dtype] // BLOCK_BYTES) * BLOCK_BYTES
         if loaded or any(r.scope == "GM" for r in readers):
@@ -236,7 +236,7 @@ def _scratch_bytes(state: State, stage: Stage, box: Box, chip: Chip) -> int:
 
 
 def in_pieces(state: State, stage: Stage, sizes: Sequence[int], chip: Chip) -> int:
-    """Return how many bytes of one long row are computed at a time and folded, or 0 for all.
+    """Return how many bytes of one long row are computed and folded at a time, 0 for the whole row.
 
     The formula of a whole row may not fit in UB as scratch beside the row. A seventh of UB, in
     steps of 16 KiB (e.g. 16 KiB of 192 KiB), leaves room for its inner operations.

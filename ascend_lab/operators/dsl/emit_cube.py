@@ -1,10 +1,10 @@
-"""Phases that are no vector loops: matrix products, and kernels written by hand.
+"""Write the phases that are not vector loops: matrix products, and hand-written kernels.
 
-A product goes by fractals GM -> L1 -> L0, mmad, and out of L0C. Layouts, in fractals of 16 x C0: A
-(K1, M1, 16, C0), B (K1, N1, 16, C0), C (N1, M1, 16, 16), the same in GM, L1 and L0 except that L0A
-holds (M1, K1, 16, C0).
+A product copies fractals GM -> L1 -> L0, multiplies by mmad, and copies sums out of L0C. Layouts,
+in fractals of 16 x C0, are A (K1, M1, 16, C0), B (K1, N1, 16, C0) and C (N1, M1, 16, 16), the same
+in GM, L1 and L0, except that L0A holds (M1, K1, 16, C0).
 
-By hand are transpose, concat, pad, gather, scatter and layout conversion.
+Transpose, concat, pad, gather, scatter, conv2d and layout conversion have hand-written kernels.
 """
 
 import math
@@ -50,7 +50,7 @@ def _per(index: isa.Affine, unit: int) -> isa.Affine:
 def _fractal(
     matrix: fractals.Matrix, tile: OpenTile, ranges: Sequence[boxes.Range]
 ) -> tuple[isa.Affine, int]:
-    """Return at which fractal of a tile or tensor a box begins, and the fractals of a column."""
+    """Return the fractal of a tile or tensor where a box begins, and the fractals of a column."""
     major = matrix.major
     minor = matrix.minor
     starts = [r.start - start for r, start in zip(ranges, tile.starts, strict=True)]
@@ -73,7 +73,7 @@ def _sizes(matrix: fractals.Matrix, ranges: Sequence[boxes.Range]) -> tuple[int,
 
 
 def _load_l1(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
-    """GM -> L1: one burst per fractal column."""
+    """Write the copy GM -> L1: one burst per column of fractals."""
     matrix = fractals.matrix_of(
         fractals.product_of(tiles.state, stage), fractals.role_of(tiles.state, stage)
     )
@@ -87,7 +87,7 @@ def _load_l1(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
 
 
 def _load_l0(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
-    """L1 -> L0A or L0B: one load2d per row or column of fractals."""
+    """Write the copy L1 -> L0A or L0B: one load2d per row or column of fractals."""
     role = fractals.role_of(tiles.state, stage)
     matrix = fractals.matrix_of(fractals.product_of(tiles.state, stage), role)
     held = tiles.held[stage.sources[0]]
@@ -115,7 +115,7 @@ def _load_l0(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
 
 
 def _multiply(tiles: Tiles, stage: Stage, box: boxes.Box, folds: list[isa.Affine]) -> None:
-    """One mmad; it adds to C except in the first step of all loops over k."""
+    """Write one mmad; it adds to C except in the first step of all loops over k."""
     if stage.scope != "L0C" or not stage.tensorized:
         got = f"one in {stage.scope}"
         remedy = "cache_write it to L0C, cache_read its operands to L1, L0A and L0B, tensorize it"
@@ -145,7 +145,7 @@ def _multiply(tiles: Tiles, stage: Stage, box: boxes.Box, folds: list[isa.Affine
 
 
 def _drain(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
-    """L0C -> UB, L0C -> GM through the fix pipe, or UB -> GM, as columns of fractals."""
+    """Write the copy L0C -> UB, L0C -> GM (by the fix pipe) or UB -> GM, by columns of fractals."""
     read = fractals.plain_read(stage.expr)
     k = tiles.builder
     assert read is not None
@@ -176,7 +176,7 @@ Made = list[tuple[isa.Launch, dict[str, str]]]
 
 
 def handwritten(state: State, stage: Fixed, chip: Chip) -> tuple[isa.Launch, ...]:
-    """Return the launches of a stage that has a kernel of its own."""
+    """Return the launches of a stage that has a hand-written kernel."""
     maker = _MAKERS.get(stage.kind)
     if maker is None:
         kinds = ", ".join(_MAKERS)
@@ -235,7 +235,7 @@ def _convert(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
 
 
 def _conv2d(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
-    """Image and weights to the cube's layouts, the convolution, its result back to NCHW."""
+    """Convert image and weights to the cube's layouts, convolve, convert the result to NCHW."""
     if attrs["groups"] != 1:
         needed = "conv2d of one group"
         raise ScheduleError(needed, str(attrs["groups"]), 'use ops.compile("conv2d")')

@@ -1,4 +1,4 @@
-"""Folds by vector instructions: sum, max, min or product over some axes of a box.
+"""Write folds (reductions) as vector instructions: sum, max, min or product over axes of a box.
 
 A fold over rows combines whole slices, 128 elements a repeat in fp16. A fold along the lanes, the
 contiguous elements of a row, needs instructions that work across lanes: `vcgadd` makes one sum of
@@ -36,10 +36,10 @@ Sizes = Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class BoxFold:
-    """What a fold of a box does: dst[kept] = fold of src[folds, kept] over its first axes.
+    """A fold of a box: dst[kept] = fold of src[folds, kept] over its first axes.
 
-    With `add`, what `dst` holds already takes part. The column sums of a (100, 64) matrix have
-    folds (100,) and kept (64,).
+    With `add`, the present contents of `dst` are included in the fold. The column sums of a
+    (100, 64) matrix have folds (100,) and kept (64,).
     """
 
     dst: View
@@ -51,7 +51,7 @@ class BoxFold:
 
 @dataclass(frozen=True, slots=True)
 class LaneFold:
-    """What a fold along the lanes does: dst[rows] = fold of src[rows, lanes], contiguous lanes."""
+    """A fold along the lanes: dst[rows] = fold of src[rows, lanes], where lanes are contiguous."""
 
     dst: View
     src: View
@@ -60,8 +60,8 @@ class LaneFold:
 
 
 def start_of(fold: str, dtype: str) -> float:
-    """Return the number that changes no fold: 0, 1, or the format's least or largest."""
-    # -inf changes no maximum; whole numbers have no infinity, and begin with their least.
+    """Return the neutral number of a fold: 0, 1, or the format's least or largest number."""
+    # -inf changes no maximum; integer formats have no infinity, so their least number is used.
     largest = {"int32": 2147483647.0, "int8": 127.0, "uint8": 255.0}
     top = largest.get(dtype, math.inf)
     return {"sum": 0.0, "prod": 1.0, "max": -top, "min": top}[fold]
@@ -115,7 +115,7 @@ def _fold_rows(unit: Unit, fold: str, box: BoxFold) -> None:
         return
     size_bytes = math.prod(kept) * DTYPE_BYTES[src.dtype]
     short = size_bytes < SHORT * unit.builder.chip.vector_bytes_per_repeat
-    if len(folds) == 1 and short and folds[0] >= 4:  # a slice an instruction would mostly start up
+    if len(folds) == 1 and short and folds[0] >= 4:  # start-up would dominate short instructions
         _halving(unit, op, box)
         return
     # The longest axis innermost: its slices are one loop, the others are loops around it.
@@ -125,9 +125,10 @@ def _fold_rows(unit: Unit, fold: str, box: BoxFold) -> None:
 
 
 def _halving(unit: Unit, op: Op, box: BoxFold) -> None:
-    """Combine the second half of the slices with the first, again and again, in scratch.
+    """Combine the second half of the slices with the first half, repeatedly, in scratch.
 
-    Of 7 slices, 3 with the next 3 and the seventh with the first; then 1 with 1, and the third.
+    With 7 slices: 3 are combined with the next 3, and the seventh with the first; of the 3 results,
+    1 is combined with 1, and then with the third.
     """
     src = box.src
     kept = box.kept
@@ -156,7 +157,7 @@ def _halving(unit: Unit, op: Op, box: BoxFold) -> None:
 
 
 def _slices(unit: Unit, op: Op, box: BoxFold) -> None:
-    """Combine all slices into dst; without `add` it holds nothing yet, and two slices begin it."""
+    """Combine all slices into dst; without `add` the first instruction combines two slices."""
     src = box.src
     folds = box.folds
     if not folds:
@@ -202,11 +203,11 @@ def _lines(unit: Unit, dtype: str, rows: Sizes, width: int) -> View:
 
 
 def _by_groups(unit: Unit, fold: str, job: LaneFold) -> None:
-    """Let every block become one element, and again, until a row is one block; then its element.
+    """Fold every block to one element, repeatedly, until a row is one block; then fold that.
 
     A row of 1,000 numbers in fp16 has 63 blocks: 63 sums in 4 blocks, then 4 sums in 1 block.
-    `vcgadd` takes a cycle a repeat where `vadd` takes two. Rows of few blocks are first folded
-    block on block, eight rows a repeat.
+    `vcgadd` takes one cycle per repeat, while `vadd` takes two. Rows of few blocks are first
+    combined block by block, eight rows per repeat.
     """
     dtype = job.src.dtype
     rows = job.rows
@@ -233,7 +234,7 @@ def _by_groups(unit: Unit, fold: str, job: LaneFold) -> None:
 
 
 def _few_blocks(unit: Unit, op: str, rows: int, blocks: int) -> bool:
-    """True if rows are folded block on block in fewer cycles than each block by itself."""
+    """True if combining the blocks of rows first takes fewer cycles than folding each block."""
     chip = unit.builder.chip
     cost = chip.vector_costs[op]
     group = chip.vector_costs["vcgadd"]
@@ -254,7 +255,7 @@ def blocks_to_elements(unit: Unit, fold: str, job: LaneFold) -> None:
     place = len(rows)
     blocks_per_repeat = unit.builder.chip.vector_bytes_per_repeat // BLOCK_BYTES
     blocks, ragged = divmod(job.lanes, block)
-    # What follows the row in its last block may be garbage: a mask leaves it out.
+    # The elements behind a row in its last block may be garbage: a mask leaves them out.
     masked = bool(ragged) and src.row == job.lanes
     full_repeats = blocks // blocks_per_repeat
     if full_repeats:
@@ -277,7 +278,7 @@ def blocks_to_elements(unit: Unit, fold: str, job: LaneFold) -> None:
 
 
 def _last_blocks(unit: Unit, fold: str, job: LaneFold) -> None:
-    """Emit the fold of rows of at most a block each: eight rows a repeat."""
+    """Emit the fold of rows of at most one block each: eight rows per repeat."""
     dst = job.dst
     src = job.src
     lanes = job.lanes
@@ -316,8 +317,8 @@ def _last_blocks(unit: Unit, fold: str, job: LaneFold) -> None:
 def _product_across(unit: Unit, job: LaneFold) -> None:
     """Emit dst[rows] = product along the lanes, for which there is no instruction.
 
-    Chunks of a block are multiplied; then every lane of the block is spread over a block of its own
-    and these blocks are multiplied; a one-lane maximum writes the results.
+    First the blocks of a row are multiplied; then each lane of the product is copied to all lanes
+    of a separate block, and these blocks are multiplied; a one-lane maximum writes the results.
     """
     op = Op("vmul")
     src = job.src
@@ -344,7 +345,7 @@ def _product_across(unit: Unit, job: LaneFold) -> None:
 
 
 def _narrow(unit: Unit, op: Op, job: LaneFold, width: int) -> None:
-    """Emit dst[rows, width] = the chunks of `width` lanes of src combined."""
+    """Emit dst[rows, width] = the combination of all chunks of `width` lanes of src."""
     dst = job.dst
     src = job.src
     rows = job.rows
@@ -369,7 +370,7 @@ def _repeats(unit: Unit, op: str, job: LaneFold, mask: int | None = None) -> Non
     """Emit one cross-lane instruction per up to 255 rows of at most one repeat each."""
     dst = job.dst
     src = job.src
-    # `vcgadd` of 128 lanes leaves 8 numbers, one a block; `vcadd` leaves one.
+    # `vcgadd` of 128 lanes leaves 8 numbers, one per block; `vcadd` leaves one.
     results = job.lanes // c0_of(src.dtype) if op in GROUPS.values() else 1
     axes = range(len(job.rows))
     dims = coalesce(job.rows, (dst.take(axes), src.take(axes))) or [(1, (1, 0))]

@@ -1,4 +1,4 @@
-"""A formula on a tile by vector instructions: one operation after another.
+"""Write a formula on a tile as vector instructions, one operation after another.
 
 For y = exp(x) * 2 + x of a row, `vexp` writes to a scratch tile, `vmuls` overwrites it, and `vadd`
 writes y. A fold of the result follows (`emit_folds`).
@@ -33,8 +33,8 @@ class TileWork:
     """One step of a stage: out[data axes] = its formula, or its fold, over a box of `sizes`.
 
     `sizes` are those of the data axes, then those of the fold axes. With `add`, `out` holds the
-    fold of earlier steps, which takes part. `piece_bytes`, if not 0: the formula of a long row is
-    computed and folded in pieces of so many bytes, because the whole row has no room in scratch.
+    fold of earlier steps, which is included. If `piece_bytes` is not 0, the formula of a long row
+    is computed and folded in pieces of `piece_bytes`, because scratch has no room for a whole row.
     """
 
     stage: Stage
@@ -46,10 +46,10 @@ class TileWork:
 
 
 def compute_tile(unit: Unit, work: TileWork) -> bool:
-    """Emit the instructions of a step.
+    """Emit the instructions of a step; return whether the padding of rows in `out` is written, too.
 
-    Rows are computed up to whole blocks where all operands hold something there: 100 numbers in
-    fp16 as 112. True if `out` then does.
+    Rows are computed up to whole blocks if the padding of all operands may be read: 100 numbers in
+    fp16 are computed as 112.
     """
     stage = work.stage
     sizes = work.sizes
@@ -80,10 +80,10 @@ def compute_tile(unit: Unit, work: TileWork) -> bool:
 
 
 def _fold_pieces(unit: Unit, work: TileWork) -> None:
-    """Emit out = fold of a formula on one row: every block of a piece becomes one element.
+    """Emit out = fold of a formula on one row, where every block of a piece becomes one element.
 
-    A row of 4,096 numbers in fp16, in pieces of 512: each piece leaves 32 numbers, one a block, in
-    `lines`; 8 pieces leave 256, which are folded at the end.
+    A row of 4,096 numbers in fp16, in pieces of 512: each piece leaves 32 numbers, one per block,
+    in `lines`; 8 pieces leave 256 numbers, which are folded at the end.
     """
     stage = work.stage
     sizes = work.sizes
@@ -100,7 +100,7 @@ def _fold_pieces(unit: Unit, work: TileWork) -> None:
     kept = -(-count // block) * block
     lines, piece = (View(unit.take(dtype, n), dtype, 0, (1,)) for n in (kept, width))
     if kept > count:
-        # The last block of `lines` is not filled by pieces: it begins with what changes no fold.
+        # Pieces do not fill the last block of `lines`: it is initialised with neutral numbers.
         neutral = Op("vdup", start_of(stage.fold, dtype))
         apply(unit, neutral, lines.moved(0, kept - block), (), [block])
 
@@ -131,7 +131,7 @@ def _fold_pieces(unit: Unit, work: TileWork) -> None:
 
 
 def filled_up(sizes: Sizes, block: int, views: Sequence[View]) -> list[int] | None:
-    """Return the sizes with rows up to whole blocks, None if an operand may hold nothing there."""
+    """Return the sizes with rows rounded up to blocks; None if an operand has no padding there."""
     row = row_of(sizes)
     filled = -(-sizes[row] // block) * block
     # 100 numbers in fp16 are computed as 112 if each operand's row has 112 places that may be read.
@@ -149,7 +149,7 @@ def evaluate(unit: Unit, expr: Expr, out: View, views: Views, sizes: Sizes) -> N
     assert isinstance(expr, Call)
     spare = [out]
     values: dict[Expr, View] = dict(views.items())
-    # Depth first: what an operand needs is free again before the next operand is computed.
+    # Depth first: the scratch of one operand is free again before the next operand is computed.
     for arg in dict.fromkeys(expr.args):
         if arg in values:
             continue
@@ -171,7 +171,7 @@ def evaluate(unit: Unit, expr: Expr, out: View, views: Views, sizes: Sizes) -> N
 
 
 def _scratch(unit: Unit, dtype: str, sizes: Sizes, views: Views) -> View:
-    """Return a scratch tile for a box; its axes are in the order of the operands'."""
+    """Return a scratch tile for a box, with its axes in the same order as the operands' axes."""
     # The axis that is contiguous in an operand is contiguous in scratch, or lanes would not match.
     lanes = [a for a in range(len(sizes)) if any(v.strides[a] == 1 for v in views.values())]
     lane = max(lanes, key=lambda a: (sizes[a] > 1, a)) if lanes else len(sizes) - 1

@@ -1,9 +1,10 @@
-"""Copies of tiles between GM and UB: at most two axes an instruction, ragged rows by whole blocks.
+"""Write copies of tiles between GM and UB, in which rows need not be whole 32-byte blocks.
 
-A chip whose copies move whole 32-byte blocks only cannot move a row of 197 elements. It can move
-208: a load reads into the next row, a store writes into it, and the next row, stored later by the
-same pipe, puts that right. Only the last row of a tile may reach no further than its end. Its last
-block is moved as it ends in GM, at elements 181 .. 196, and the vector unit shifts it:
+On a chip whose copies move only whole 32-byte blocks, a row of 197 elements in fp16 cannot be
+copied exactly. It is copied as 208 elements: a load reads into the next row; a store writes into
+it, and the next row, stored later by the same pipe, corrects that. Only the last row of a tile must
+not reach beyond its end. Its last block is the one that ends with the row in GM, elements
+181 .. 196, and the vector unit shifts it in UB:
 
     UB row   ... 176 .. 191 | 181 ......... 196 |     in GM a block ends where the row ends
     UB row   ... 176 .. 191 | 192 .. 196 ...... |     what the operator computes with
@@ -23,10 +24,10 @@ BLOCKS = 8
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A copy of rows: (GM, UB) or (UB, GM) views, the sizes of their merged axes, and how.
+    """A copy of rows: (GM, UB) or (UB, GM) views, and the sizes of their merged axes.
 
-    Copies of whole blocks fill every row up to a multiple of `block` elements (0: they do not);
-    `rest` elements stand behind the last whole block.
+    Every row is copied up to a multiple of `block` elements (0: rows are copied exactly); `rest` is
+    the number of elements behind a row's last whole block.
     """
 
     dst: View
@@ -47,7 +48,7 @@ class Rows:
 
     @property
     def has_leftover(self) -> bool:
-        """True if elements are left that no copy of whole blocks moves."""
+        """True if some elements are not moved by any copy of whole blocks."""
         ragged = self.rest == self.counts[-1] or self.rest % c0_of(self.dst.dtype)
         return bool(ragged) and not self.by_blocks
 
@@ -58,7 +59,7 @@ class Rows:
 
     @property
     def many(self) -> int:
-        """Rows that one copy moves; loops run over the axes in front of them."""
+        """Rows that one copy moves; the axes outside of them are loops."""
         return self.counts[-2] if len(self.counts) > 1 else 1
 
     @property
@@ -68,18 +69,18 @@ class Rows:
 
     @property
     def in_one(self) -> bool:
-        """True if copies may run past a row into the next one: only the last rows need care."""
+        """True if copies may run past a row into the next one: only the last rows are special."""
         return self.step > 0 and (self.loads or self.step == self.counts[-1] == self.src.row)
 
     @property
     def last(self) -> int:
-        """How many rows at the end of a piece would reach beyond it, or may not reach further."""
+        """How many rows at the end of a piece must be copied specially, so as not to leave it."""
         if not self.in_one:
             return self.many
         return min(self.many, max(1, -(-(self.width - self.counts[-1]) // self.step)))
 
     def apart(self, unit: Unit) -> Iterator[list[tuple[int, View]]]:
-        """Yield the rows of a piece whose ends need care, each with the number of rows behind it.
+        """Yield the rows of a piece whose ends are special, each with the number of rows behind it.
 
         Last rows come first. All rows of a piece are written inside the same loops.
         """
@@ -98,7 +99,7 @@ Copy = Callable[[Unit, Rows], None]
 
 
 def rows_of(dst: View, src: View, sizes: Sequence[int], block: int) -> Rows:
-    """Return the copy of a box; `block`: what ragged rows may be filled up to (0: they may not)."""
+    """Return the copy of a box, whose rows may be rounded up to `block` elements (0: not)."""
     # Rows that lie behind each other on both sides are one long row: nothing is ragged inside it.
     dims = coalesce(sizes, (dst, src)) or [(1, (1, 1))]
     to_view, from_view = with_dims((dst, src), dims)
@@ -126,7 +127,7 @@ def main_part(unit: Unit, rows: Rows) -> None:
     counts = list(rows.counts)
     ragged = rows.rest % c0_of(rows.dst.dtype)
     if ragged and not padded:
-        # Rows shorter than a block have no whole block: all of them is left over.
+        # Rows shorter than a block have no whole block: all their elements are left over.
         if rows.rest == counts[-1]:
             return
         counts[-1] -= ragged
@@ -183,7 +184,7 @@ def ends_in_place(unit: Unit, rows: Rows) -> None:
 
 
 def ends_apart(unit: Unit, rows: Rows) -> None:
-    """Write the last elements of rows, as they end in GM, over their last block and what follows.
+    """Write each row's last elements, aligned as in GM, over its last block and the padding.
 
     Nothing reads the tile but the store.
     """
@@ -230,16 +231,16 @@ def _shift(
 
 
 def leftover(unit: Unit, rows: Rows) -> None:
-    """Emit, one by one on the scalar unit, the elements `main_part` left out.
+    """Emit copies, one by one on the scalar unit, of the elements that `main_part` left out.
 
-    Each waits for L2 once (its latency), as in the copies of `layout` and `kernels`.
+    Each element waits for the latency of L2 once, as in the copies of `layout` and `kernels`.
     """
     chip = unit.builder.chip
     counts = rows.counts
     count = rows.rest if rows.rest == counts[-1] else rows.rest % c0_of(rows.dst.dtype)
     if not rows.has_leftover:
         return
-    # A scalar load from GM waits for L2: 200 cycles of latency are so many scalar instructions.
+    # A scalar load from GM waits for L2: its latency is counted as scalar instructions.
     wait = chip.l2.latency_cycles // max(chip.scalar_cycles, 1)
     moved = [v.moved(len(counts) - 1, counts[-1] - count) for v in (rows.dst, rows.src)]
     for inner in unit.over([*counts[:-1], count], moved):

@@ -1,7 +1,7 @@
-"""Vector operations on whole boxes: operands as views, cut into instructions of 255 repeats.
+"""Write a vector operation on a whole box as instructions of at most 255 repeats.
 
-`apply` takes a box of any rank. A `View` is a piece of memory and its step along every axis of a
-box; the `Unit` has the scratch tiles and the loops of a kernel while it is written.
+`apply` takes a box of any rank. A `View` is an operand: a memory and its stride along every axis of
+the box. A `Unit` manages the scratch tiles and loops of a kernel while it is written.
 """
 
 import math
@@ -19,9 +19,11 @@ Memory = Buffer | Tile
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Elements offset + sum(index_d * strides[d]) of a memory; `blocks`: each element of the outer
-    axes fills one 32-byte block, the innermost axis repeats within it. Rows of `row` elements (0:
-    unknown) hold something, whatever it is, up to the next whole block.
+    """Elements offset + sum(index_d * strides[d]) of a memory.
+
+    With `blocks` each element of the outer axes fills one 32-byte block, and the innermost axis
+    repeats within it. The padding behind rows of `row` elements (0: unknown), up to the next whole
+    block, may be read.
     """
 
     memory: Memory
@@ -37,7 +39,7 @@ class View:
         return View(self.memory, self.dtype, offset, self.strides, self.blocks, self.row)
 
     def take(self, axes: Sequence[int]) -> "View":
-        """Return the view of some of the axes, the others at their start."""
+        """Return the view along some of the axes, with index 0 along the others."""
         return self.stepping(tuple(self.strides[a] for a in axes))
 
     def inner(self) -> "View":
@@ -54,7 +56,7 @@ Dims = list[tuple[int, tuple[int, ...]]]
 
 
 def coalesce(sizes: Sequence[int], views: Sequence[View]) -> Dims:
-    """Return the axes of a box, ones dropped, neighbours merged where all operands allow it."""
+    """Return a box's axes without those of size 1, with neighbours merged if all views allow."""
     dims: Dims = []
     for axis, size in enumerate(sizes):
         if size == 1:
@@ -77,10 +79,10 @@ def with_dims(views: Sequence[View], dims: Dims) -> list[View]:
 
 
 def rows_side_by_side(views: Sequence[View], sizes: Sequence[int], repeat_bytes: int) -> int:
-    """Return how many rows one repeat of an instruction can take, 1 where rows stay apart.
+    """Return how many rows one repeat of an instruction can take, 1 if it takes single rows.
 
-    Rows, along the last axis but one, are longer than a block and a fraction of a repeat, and lie
-    behind each other in the destination; some operand is the same for all.
+    It takes several if rows are longer than a block and a fraction of a repeat, lie one behind the
+    other in the destination, and some operand is the same for all rows.
     """
     if len(sizes) < 2 or any(v.blocks or v.strides[-1] != 1 for v in views):
         return 1
@@ -99,9 +101,9 @@ def rows_side_by_side(views: Sequence[View], sizes: Sequence[int], repeat_bytes:
 def block_steps(
     sizes: Sequence[int], unit: int, *, always: bool = False
 ) -> tuple[tuple[int, ...], int]:
-    """Row-major steps with rows at multiples of `unit`, and the elements they take.
+    """Return row-major strides with rows at multiples of `unit`, and the total elements.
 
-    A row is the innermost axis with more than one element; a single row is not filled up unless
+    A row is the innermost axis with more than one element; a single row is not rounded up unless
     `always`.
     """
     long = [d for d, n in enumerate(sizes) if n > 1]
@@ -126,7 +128,7 @@ class Unit:
     def take(self, dtype: str, elements: int) -> Buffer:
         """Return a scratch tile for at least `elements`; give it back with `give`.
 
-        It may be the bytes of one that held another format.
+        It may reuse the bytes of a tile in another format.
         """
         unit = BLOCK_BYTES // DTYPE_BYTES[dtype]
         rounded = -(-elements // unit) * unit
@@ -196,7 +198,7 @@ def apply(unit: Unit, op: Op, dst: View, srcs: Sequence[View], sizes: Sequence[i
     block_views = [_expand(unit, v, dims) if n else v for n, v in enumerate(views)]
     expanded = block_views
     box = [size for size, _ in dims]
-    if box[-1] > 1 and not any(v.blocks for v in block_views):  # axes may lie behind each other now
+    if box[-1] > 1 and not any(v.blocks for v in block_views):  # more axes may be mergeable now
         dims = coalesce(box, block_views)
         expanded = with_dims(block_views, dims)
         box = [size for size, _ in dims]
@@ -232,8 +234,8 @@ def _expand(unit: Unit, view: View, dims: Dims) -> View:
         needed = "vector operands of neighbouring elements"
         got = f"elements {step} apart"
         raise ScheduleError(needed, got, "transpose the tensor first, or vectorise another axis")
-    # x[i, j] - m[i]: m has one number a row, but an instruction reads lanes. `vbrcb` fills a block
-    # with each number, and the instruction repeats that block along the row.
+    # x[i, j] - m[i]: m has one number per row, but an instruction reads lanes. `vbrcb` fills a
+    # block with each number, and the instruction repeats that block along the row.
     outer = [d for d in range(len(dims) - 1) if view.strides[d]]
     sizes = [dims[d][0] for d in outer]
     c0 = c0_of(view.dtype)
@@ -251,7 +253,7 @@ def _expand(unit: Unit, view: View, dims: Dims) -> View:
 
 
 def _spread(unit: Unit, dst: View, src: View, sizes: Sequence[int]) -> None:
-    """Give every element of src a block of dst; rows of neighbours go together."""
+    """Fill a block of dst with each element of src; contiguous elements go together."""
     c0 = c0_of(src.dtype)
     dims = coalesce(sizes, (dst, src)) or [(1, (c0, 1))]
     step, source_step = dims[-1][1]
@@ -268,7 +270,7 @@ def _spread(unit: Unit, dst: View, src: View, sizes: Sequence[int]) -> None:
 def _emit_side_by_side(
     unit: Unit, op: Op, views: Sequence[View], sizes: Sequence[int], factor: int
 ) -> None:
-    """Emit with `factor` rows as one, operands that repeat copied as often side by side."""
+    """Emit with `factor` rows as one; operands that repeat are copied `factor` times in a row."""
     *outer, rows, lanes = sizes
     wide = factor * lanes
     tiles = []
@@ -298,7 +300,7 @@ def _emit_side_by_side(
 def _emit(unit: Unit, op: Op, views: Sequence[View], sizes: Sequence[int]) -> None:
     """Choose what an instruction repeats: lanes of a row, a chunk of lanes or a block of many rows.
 
-    What is left is looped over. The choice takes the fewest cycles.
+    The other axes become loops. The choice with the fewest cycles is taken.
     """
     chip = unit.builder.chip
     lanes = min(chip.vector_bytes_per_repeat // DTYPE_BYTES[v.dtype] for v in views)
@@ -317,7 +319,7 @@ def _emit(unit: Unit, op: Op, views: Sequence[View], sizes: Sequence[int]) -> No
     columns = -(-row_lanes // c0)
     chunks = full_repeats + tails
 
-    # Cycles of so many instructions = head for each + slope for each repeat.
+    # Cycles = start-up cycles per instruction + slope cycles per repeat.
     def cycles(instructions: int, repeats: int) -> int:
         cost = chip.vector_costs.get(op.name, chip.vector_costs["default"])
         starts = max(instructions, -(-repeats // chip.max_repeat))
@@ -339,7 +341,7 @@ def _emit(unit: Unit, op: Op, views: Sequence[View], sizes: Sequence[int]) -> No
 
 
 def _run(unit: Unit, op: Op, views: Sequence[View], count: int, row_lanes: int, lanes: int) -> None:
-    """Contiguous runs, row after row: whole repeats, then the last lanes."""
+    """Emit contiguous runs, row after row: whole repeats, then the last lanes."""
     full_repeats = row_lanes // lanes
     block = _block_of(views)
     for row in unit.over([count], views):
@@ -368,7 +370,7 @@ def _tails(lanes_left: int, block: int) -> Iterator[int]:
 def _rows(
     unit: Unit, op: Op, views: Sequence[View], count: int, row_lanes: int, lanes: int
 ) -> None:
-    """A block of rows: each instruction does one chunk of lanes in up to 255 rows."""
+    """Emit a block of rows: each instruction does one chunk of lanes in up to 255 rows."""
     block = _block_of(views)
     for at, rows_here in unit.parts(count, unit.builder.chip.max_repeat):
         down = [v.moved(0, at) for v in views]
@@ -398,7 +400,7 @@ def _strips(view: View, at: Affine | int, pitch: int | None, repeats: int, lanes
 def _columns(
     unit: Unit, op: Op, views: Sequence[View], count: int, row_lanes: int, lanes: int
 ) -> None:
-    """Rows block by block: a repeat takes one block of as many rows as it has blocks."""
+    """Emit rows block by block: a repeat takes one block from each of 8 rows."""
     chip = unit.builder.chip
     c0 = c0_of(views[0].dtype)
     blocks_per_repeat = chip.vector_bytes_per_repeat // BLOCK_BYTES

@@ -43,7 +43,7 @@ def reduce_axis(extent: int, name: str = "k") -> tensor.Axis:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A reduction as it stands in a formula: te.sum(a[i, k], axis=k)."""
+    """A reduction inside a formula: te.sum(a[i, k], axis=k)."""
 
     kind: str
     expr: Expr
@@ -151,7 +151,7 @@ def _element_function(op: str, result: str) -> Callable[[Expr], Call]:
     """Return the function of one element that the vector operation `op` computes."""
 
     def function(value: Expr) -> Call:
-        # te.exp(a) for te.exp(a[i, j]) is the usual slip
+        # writing te.exp(a) instead of te.exp(a[i, j]) is the most common mistake
         if isinstance(value, Tensor):
             needed = f"{op}: an element, such as a[i, j]"
             got = f"the tensor {value.label}"
@@ -303,7 +303,7 @@ def broadcast_shapes(a: Sequence[int], b: Sequence[int]) -> Shape:
     a_shape = (1,) * (rank - len(a)) + tuple(a)
     b_shape = (1,) * (rank - len(b)) + tuple(b)
     for x, y in zip(a_shape, b_shape, strict=True):
-        # 3 and 1 go together, 3 and 4 do not
+        # sizes 3 and 1 can be broadcast, 3 and 4 cannot
         if x != y and 1 not in (x, y):
             needed = "shapes that broadcast: equal sizes, or 1, from the right"
             got = f"{tuple(a)} and {tuple(b)}"

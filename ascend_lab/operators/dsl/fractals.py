@@ -1,8 +1,8 @@
-"""Matrix products: which operand a stage holds, its fractal layout, and conversions.
+"""Matrix products in schedules: which operand a stage holds, its fractal layout, and conversions.
 
 Inputs that only the cube reads, and outputs that only the cube writes, are kept in fractals by the
-caller (`run` packs and unpacks them). A tensor that other stages touch as well is row-major; a
-conversion phase stands between.
+caller (`run` packs and unpacks them). A tensor that other stages use as well is row-major, and a
+separate phase converts it.
 """
 
 import math
@@ -17,9 +17,10 @@ CUBE_SCOPES = ("L1", "L0A", "L0B", "L0C")
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Which dimensions of a tensor are a matrix for the cube, in the order it is stored.
+    """Which dimensions of a tensor form a matrix for the cube, in the order of storage.
 
-    `major` counts fractal columns (k, or n of C), `minor` fractal rows; units in elements.
+    `major` is the dimension along which fractal columns are counted (k, or n for C), `minor` that
+    of fractal rows; `major_unit` and `minor_unit` are the sides of a fractal in elements.
     """
 
     major: int
@@ -35,7 +36,7 @@ class Matrix:
 
 
 def role_of(state: State, stage: Stage) -> str:
-    """Return "A", "B" or "C" for the operand of a product that a stage holds, or nothing."""
+    """Return "A", "B" or "C" for the operand of a product that a stage holds; "" for others."""
     if stage.is_cube:
         return "C"
     if stage.scope in ("L0A", "L0B"):
@@ -104,9 +105,9 @@ def matrix_map(shape: tuple[int, ...], matrix: Matrix, dtype: str) -> layout.Add
 
 
 def with_conversions(state: State) -> State:
-    """Insert a conversion wherever a tensor of a matrix product is row-major on its other side.
+    """Insert conversions between products and stages that use the same tensor row-major.
 
-    A ReLU right behind a product belongs to it: it is applied on the way out of L0C.
+    A ReLU right behind a product is merged into it: it is applied on the way out of L0C.
     """
     for cube in state.cubes:
         state = _with_relu(state, cube)
@@ -135,7 +136,7 @@ def _with_relu(state: State, cube: Stage) -> State:
 
 
 def _operand(state: State, cube: str, source: str, role: str) -> State:
-    """Give a product a fractal copy of an operand, unless that is stored so already."""
+    """Give a product a fractal copy of an operand, unless the operand is stored in fractals."""
     stage = state.stage(cube)
     matrix = matrix_of(stage, role)
     entry = state.find(source)
@@ -158,7 +159,7 @@ def _operand(state: State, cube: str, source: str, role: str) -> State:
 
 
 def _stored_as(reader: Stage | Fixed, source: str) -> list[Matrix]:
-    """Return how a reader wants a tensor stored, once per operand; nothing if it is no product."""
+    """Return how a product reads a tensor, once per operand; an empty list for other readers."""
     if not isinstance(reader, Stage) or not reader.is_cube:
         return []
     pairs = zip(reader.reads, "AB", strict=True)

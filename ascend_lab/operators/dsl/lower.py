@@ -1,4 +1,7 @@
-"""From a schedule to a kernel: one phase per nest, one program for all cores of equal shares."""
+"""Lower a schedule to a kernel: one phase per loop nest, one program for all cores of equal shares.
+
+A tile is the part of a stage's tensor that lies in an on-chip buffer during one step of a loop.
+"""
 
 import math
 from collections import defaultdict
@@ -64,7 +67,7 @@ def _launches(
 ) -> tuple[isa.Launch, ...]:
     if isinstance(stage, Fixed):
         return emit_cube.handwritten(state, stage, chip)
-    # A copy between two tensors in GM needs no tile: a kernel of its own moves it.
+    # A copy between two tensors in GM needs no tile: a hand-written kernel moves it.
     if moves_only(state, stage):
         return (emit_cube.copied(state, stage, chip),)
     try:
@@ -144,7 +147,7 @@ def _shares(stage: Stage, leaf: Leaf) -> list[CoreShare]:
             raise errors.ScheduleError(needed, f"{coarser.name} is outside", "bind that one")
     full_steps, last_elements = divmod(extent, leaf.width)
     if stage.last_fold_extent and leaf.root == stage.axes[-1].name:
-        # The last step folds fewer elements, so its core needs a program of its own.
+        # The last step folds fewer elements, so its core needs a separate program.
         if leaf.width > 1:
             needed = f"{stage.name}: a core for each step of {leaf.root}, the last one is shorter"
             raise errors.ScheduleError(needed, f"{leaf.width} of them", "split by 1 before bind")
@@ -182,7 +185,7 @@ class Nest:
     def run(self, stage: Stage, box: Box) -> None:
         """Write the nest of a stage for the part of it in `box`."""
         self.active[stage.name] = box
-        # Tiles at loops bound to cores are computed once a core, in front of all other loops.
+        # Tiles at loops bound to cores are computed once per core, in front of all other loops.
         places = ("", *stage.bound)
         guests = [g for place in places for g in self.guests[stage.name, place]]
         loops = [x for x in stage.loops[: self.counts[stage.name]] if x.name not in stage.bound]
@@ -202,7 +205,7 @@ class Nest:
         del self.active[stage.name]
 
     def level(self, stage: Stage, loops: Sequence[Leaf], folds: list[isa.Affine]) -> None:
-        """Write one loop and all inside it; `folds` are the indices of the fold loops around it."""
+        """Write one loop and its body; `folds` are the indices of the enclosing fold loops."""
         if not loops:
             self.instructions(stage, folds)
             return
@@ -231,7 +234,7 @@ class Nest:
         elif full_steps:
             with self.builder.loop(name, full_steps) as index:
                 yield Range(span.start + index * leaf.width, leaf.width), index
-        # Moved back until it is whole: 68..99 computes 68..95 a second time, with the same result.
+        # The last step is moved back until it is whole: 68..99 computes 68..95 a second time.
         if rest_elements and leaf.tail == "guard" and full_steps:
             back = isa.Affine(span.count - leaf.width)
             yield Range(span.start + back, leaf.width), isa.Affine(full_steps)
@@ -257,8 +260,8 @@ class Nest:
             self.open(stage, box)
             self.run(stage, box)
             group = self.tiles.fill(stage.name)
-            # All tiles of the group are full: their ends are repaired, then their readers may
-            # start.
+            # All tiles of the group are full: the ends of their rows are repaired, then their
+            # readers may start.
             if group is not None:
                 self.hand_over(group, stage)
             self.read_by(stage.name, readers)
@@ -344,8 +347,8 @@ class Nest:
             assert isinstance(tile, Stage)
             sizes = [box[a.name].count for a in stage.axes]
             rows = rows_of(dst, src, sizes, tile.align if self.tiles.by_blocks(tile) else 0)
-            # Rows loaded by whole blocks hold something up to the next block, so instructions may
-            # run over it.
+            # The padding of rows that were loaded by whole blocks may be read, so instructions may
+            # include it.
             if rows.by_blocks and rows.loads:
                 self.tiles.filled.add(tile.name)
             self.tiles.check_ends(tile, rows.has_leftover)
@@ -356,7 +359,7 @@ class Nest:
             out = self.tiles.room(stage, box)
             narrow = self.tiles.is_narrow(stage)
             block_sizes = filled_up([box[a.name].count for a in stage.axes], stage.align, (out,))
-            # Stores of narrow rows write whole blocks, so what follows a row must hold something.
+            # Stores of narrow rows write whole blocks, so the padding of a row must be initialised.
             if narrow and block_sizes and not folds:
                 emit_vector.apply(self.unit, emit_vector.Op("vdup", 0.0), out, (), block_sizes)
             sizes = [box[a.name].count for a in axes]

@@ -1,4 +1,4 @@
-"""The published TBE operations on whole tensors that move, fold or multiply: reshape, matmul."""
+"""TBE operations on whole tensors that move, reduce or multiply: reshape, reduce_sum, matmul."""
 
 import math
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from ascend_lab.operators.dsl.formulas import (
 from ascend_lab.operators.dsl.tensor import Axis, Call, Compute, Load, Shape, Template, Tensor
 
 
-# -- moves: what computes nothing ------------------------------------------------------------------
+# -- moves: operations that compute nothing --------------------------------------------------------
 def template(
     kind: str, inputs: Sequence[Tensor], shape: Shape, dtype: str, **attrs: object
 ) -> Tensor:
-    """Return a tensor that a kernel of its own computes."""
+    """Return a tensor that a hand-written kernel computes."""
     body = Template(kind, tuple(inputs), tuple(sorted(attrs.items())))
     return Tensor("", shape, dtype, body, kind)
 
@@ -73,8 +73,8 @@ def transpose(a: Tensor, perm: Sequence[int] | None = None) -> Tensor:
     # Only axes of size 1 change places: the elements keep their order.
     if moved == sorted(moved):
         return reshape(a, shape)
-    # The innermost axis stays: rows are copied whole. Else every element moves, by a kernel of its
-    # own.
+    # If the innermost axis stays, rows are copied whole. Else a hand-written kernel moves every
+    # element.
     if order[-1] == rank - 1:
         names = axis_names(rank)
         back = [order.index(d) for d in range(rank)]
@@ -165,7 +165,7 @@ def gather(a: Tensor, indices: Tensor, axis: int = 0, *, from_end: bool = False)
 
 
 def scatter(a: Tensor, indices: Tensor, updates: Tensor, mode: str = "update") -> Tensor:
-    """Return a with rows indices[i] replaced by updates[i] ("update": the last wins) or added to.
+    """Return a with updates[i] written to rows indices[i] ("update": the last wins), or added.
 
     a is (rows, ...), indices (count,), updates (count, ...).
     """
@@ -259,7 +259,8 @@ def matmul(
 ) -> Tensor:
     """Return C[..., m, n] = sum over k of A[..., m, k] * B[..., k, n], added in fp32 or int32.
 
-    `trans_a`/`trans_b`: the operand is stored (k, m) / (n, k). Leading axes are a batch and agree.
+    With `trans_a` A is stored as (k, m), with `trans_b` B as (n, k). Leading axes are a batch, and
+    must agree.
     """
     if len(a.shape) < 2 or len(b.shape) != len(a.shape) or a.shape[:-2] != b.shape[:-2]:
         needed = "matmul: matrices, or equal batches of them"
@@ -357,8 +358,8 @@ def pooling2d(
     n, c1, h, w, c0 = x.shape
     oh = window_out(h, top, bottom, kh, sh)
     ow = window_out(w, left, right, kw, sw)
-    # The padding must lose against every element: with 0, windows of negative numbers would return
-    # 0.
+    # The padding must be smaller than every element: with 0, windows of negative numbers would
+    # return 0.
     floor = -65504.0 if x.dtype == "fp16" else -3.0e38
     edges = ((0, 0), (0, 0), (top, bottom), (left, right), (0, 0))
     source = _padded(x, edges, floor if mode == "max" else 0.0)

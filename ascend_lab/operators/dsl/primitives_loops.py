@@ -1,7 +1,7 @@
-"""Primitives that change loops and who runs them: split, fuse, bind, vectorise, rfactor, ...
+"""Schedule primitives that change loops and who runs them: split, fuse, bind, vectorise, rfactor.
 
-Each is a function from a state to a state that first checks that it is legal; `primitive` makes it
-a step of schedules.
+Each is a function from a state (all stages with their loops) to a new state, which first checks
+that the change is legal; the decorator `primitive` makes it a step of schedules.
 """
 
 from dataclasses import replace
@@ -70,7 +70,7 @@ def reorder(state: State, stage: str, *axes: str) -> State:
 
 
 def tile(s: Schedule, stage: str, i: str, j: str, rows: int, columns: int) -> Schedule:
-    """Walk a matrix in tiles: split both axes and put the tile loops inside.
+    """Compute a matrix in tiles: split both axes and put the tile loops inside.
 
     before: `for i: for j: body`   after: `for i_o: for j_o: for i_i: for j_i: body`
     """
@@ -116,7 +116,7 @@ def fuse(state: State, stage: str, first: str, second: str) -> State:
 
 
 def _check_nest_of_its_own(state: State, s: Stage) -> None:
-    """Two outputs in one nest have the same axes: neither may lose one."""
+    """Raise unless the stage is alone in its nest: two outputs there must keep the same axes."""
     guests = [guest for guest in state.guests(s.name) if guest.output]
     host = s.attach[0] if s.output and s.attach else ""
     partner = host or (guests[0].name if guests else "")
@@ -292,9 +292,9 @@ def rfactor(state: State, stage: str, axis: str, *, inner: bool = False) -> Stat
     return state.put(total).insert(partial, before=stage)
 
 
-# -- what must hold ---------------------------------------------------------------------------
+# -- conditions -------------------------------------------------------------------------------
 def _check_free(state: State, stage: Stage, leaf: Leaf) -> None:
-    """Refuse to change a loop that something already hangs on."""
+    """Raise `ScheduleError` for a loop to which a tile, a core or an instruction is attached."""
     loop_place = (stage.name, leaf.name)
     guest = next((s.name for s in state.stages if s.attach == loop_place), None)
     if guest is not None or leaf.name in stage.bound or leaf.name == stage.vector_at:
@@ -303,14 +303,17 @@ def _check_free(state: State, stage: Stage, leaf: Leaf) -> None:
 
 
 def check_no_guests(state: State, stage: str, primitive: str) -> None:
-    """Refuse to rebuild a nest in which other tiles are computed."""
+    """Raise `ScheduleError` if other tiles are computed in the nest of `stage`."""
     for guest in state.guests(stage):
         needed = f"{primitive} {stage}: no tile computed in it"
         raise ScheduleError(needed, guest.name, "do this step earlier")
 
 
 def check_nest(state: State, s: Stage) -> None:
-    """Cores outermost, attached tiles in front of the vectorised part."""
+    """Raise unless core loops are outermost and tiles are attached outside vectorised loops.
+
+    A guarded loop of a fold must not stand inside the fold's loops.
+    """
     for place, leaf in enumerate(s.loops):
         outside = s.loops[:place]
         if leaf.name in s.bound and any(x.name not in s.bound for x in outside):

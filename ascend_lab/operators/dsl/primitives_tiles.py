@@ -1,4 +1,7 @@
-"""Primitives that place values: cache_read, compute_at, inline; and `unchain` for folds."""
+"""Schedule primitives that decide where values are computed and kept: cache_read, inline, ...
+
+`unchain` lets the parts of a fold (a reduction) begin before an earlier fold has finished.
+"""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -95,7 +98,7 @@ def cache_write(state: State, stage: str, scope: str) -> State:
 
 @schedule.primitive
 def materialise(state: State, stage: str, number: int = 0) -> State:
-    """Store what a stage reads in the order it reads it (a strided copy through GM).
+    """Copy an operand of a stage into the order in which the stage reads it, in GM.
 
     before: `y[i, j] = f(x[j, i])`   after: `x_as_y[i, j] = x[j, i]`, `y[i, j] = f(x_as_y[i, j])`
     """
@@ -122,7 +125,7 @@ def materialise(state: State, stage: str, number: int = 0) -> State:
 
 @schedule.primitive
 def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
-    """Compute, inside a loop of the consumer, only the tile which that step needs.
+    """Compute a stage inside a loop of its consumer, each time only the tile that the step needs.
 
     before: `for i: t[i] = ...` then `for i_o: for i_i: y[i] = t[i]`
     after: `for i_o: (for i_i: t[i_i] = ...; for i_i: y[i] = t[i_i])`
@@ -246,7 +249,7 @@ def _without_copies(expr: Expr) -> Expr:
 
 @schedule.primitive
 def hoist(state: State, stage: str) -> State:
-    """Compute what is the same for a whole row in a tensor of its own, a block for each row.
+    """Compute values that are the same for a whole row once, in a new tensor of a block per row.
 
     before: `y[i, j] = a[i, j] * f(t[i])`
     after: `y_row[i, b] = f(t[i])`, `y[i, j] = a[i, j] * y_row[i, 0]`
@@ -279,7 +282,7 @@ def hoist(state: State, stage: str) -> State:
 
 @schedule.primitive
 def duplicate(state: State, stage: str, reader: str) -> State:
-    """Give one reader of a stage a copy of it for itself.
+    """Give one reader of a stage its own copy of the stage, which is computed separately.
 
     before: `t = f(x)`, `y = g(t)`, `z = h(t)`   after: `t_2 = f(x)`, `t = f(x)`, `y = g(t_2)`, ...
     """
@@ -330,12 +333,13 @@ LEAST = {"fp16": -65504.0, "fp32": -3.4028234663852886e38}
 
 @schedule.primitive
 def unchain(state: State, stage: str, parts: str, first: str, first_parts: str) -> State:
-    """Let the parts of a fold begin without the result of the fold `first`, its parts beside them.
+    """Let the parts of a fold begin without the result of an earlier fold, `first`.
 
     before: `m = max of m_rf[p]`, `s_rf[p] = sum of exp(x - m)`, `s = sum of s_rf[p]`
     after: `s_rf[p] = sum of exp(x - m_rf[p])`, `s = sum of s_rf[p] * exp(m_rf[p] - m)`
 
-    Squares off the mean are taken off c, the mean of each row's first elements, instead:
+    In a sum of squared distances from the mean, the mean is replaced by c, the mean of each row's
+    first elements, and the sum is corrected:
     `s_rf[p] = sum of (x - c)^2`, `s = sum of s_rf[p] - (c - mean)^2 * n / parts`, at least 0
     """
     partial = state.stage(parts)
@@ -363,10 +367,10 @@ def unchain(state: State, stage: str, parts: str, first: str, first_parts: str) 
 
 
 class Begun(NamedTuple):
-    """What changes where the parts of a fold begin without the result of the fold before.
+    """The changes by which the parts of a fold can begin without the result of the earlier fold.
 
-    `centred` is what the parts contain, value - result; they get value - `reference` instead.
-    `total` is what the whole fold adds up: each part, corrected once the result is there.
+    In the parts `centred`, which is value - result, is replaced by value - `reference`. `total` is
+    the expression that the whole fold adds up: each part, corrected by the result.
     """
 
     centred: Expr
@@ -406,7 +410,7 @@ def _sums_squares(partial: Stage, base: Stage, value: Expr, result: Read) -> boo
 
 
 def _without_mean(state: State, partial: Stage, value: Expr, result: Read) -> tuple[State, Begun]:
-    """Return the change for parts that sum (value - mean)^2, and the state with c beside them."""
+    """Return the state with c added, and the change for parts that sum (value - mean)^2."""
     size = _elements_of(partial)
     mean = result * (1.0 / size)
     state, reference = _head(state, partial, value, result.source)
@@ -418,7 +422,7 @@ def _without_mean(state: State, partial: Stage, value: Expr, result: Read) -> tu
 
 
 def _at_least_zero(state: State, stage: str) -> State:
-    """Let all readers of a sum of squares take 0 where rounding leaves it below."""
+    """Let all readers of a sum of squares take 0 if rounding has left it below 0."""
     for reader in map(state.stage, [r.name for r in state.readers(stage)]):
         for read in {r for r in reader.reads if r.source == stage}:
             positive = _with(reader.expr, read, Call("vmaxs", (read,), read.dtype, 0.0))
@@ -429,7 +433,7 @@ def _at_least_zero(state: State, stage: str) -> State:
 def _value_apart(
     state: State, partial: Stage, base: Stage, value: Expr
 ) -> tuple[State, Stage, Stage]:
-    """Make what both folds begin with a stage of its own, which both read."""
+    """Compute the value that both folds use in a separate stage, which both read."""
     axes = (*partial.axes, Axis(partial.reduce[0].name, partial.reduce[0].extent))
     name = state.new_name(f"{base.name}_of")
     value_stage = Stage(name, value.dtype, axes, value, loops=fresh(axes))
@@ -440,7 +444,7 @@ def _value_apart(
 
 
 def _in_terms(expr: Expr, stage: Stage, target: Stage) -> Expr:
-    """Return what a stage computes with the names of another's axes, in the same order."""
+    """Return `expr` of `stage` with its axes renamed to those of `target`, in the same order."""
     names = zip((*stage.axes, *stage.reduce), (*target.axes, *target.reduce), strict=False)
     return apply_index(expr, {mine.name: var(theirs.name) for mine, theirs in names})
 
@@ -453,7 +457,7 @@ def _with(expr: Expr, replaced: Expr, replacement: Expr) -> Expr:
 
 
 def _head(state: State, partial: Stage, value: Expr, first: str) -> tuple[State, Call]:
-    """Add the sum of the first elements of each row; return their mean too."""
+    """Return the state with a sum of each row's first elements, and the mean of these elements."""
     name = state.new_name(f"{first}_head")
     axes = partial.axes[:-1]
     folded = (Axis(partial.reduce[0].name, min(HEAD, partial.reduce[0].extent), True),)

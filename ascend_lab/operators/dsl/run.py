@@ -1,8 +1,8 @@
 """Execute a schedule on arrays: its kernel on the simulator, or its loop nests in NumPy.
 
-`interpret` is the oracle of what a schedule computes: no instructions, no pipes, no addresses. A
-tile is an array and the index it begins at, so a nest that needs an element its tile does not hold
-fails here instead of reading a neighbour.
+`interpret` is the reference for what a schedule computes: it uses no instructions, pipes or
+addresses. A tile is an array with the index at which it begins, so that a nest that needs an
+element outside its tile fails here instead of reading a neighbouring tile.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -82,7 +82,8 @@ def _check_inputs(inputs: Mapping[str, Shape], arrays: Mapping[str, Values]) -> 
 def interpret(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, Values]:
     """Return the outputs of a schedule by name, from row-major arrays of its inputs.
 
-    Loops, tails, attached tiles and folds are walked as the lowering walks them; cores take turns.
+    Loops, tails, attached tiles and folds run in the same order as in the lowered program, except
+    that one core runs after the other.
     Raises `InputError` for missing arrays, `ScheduleError` for stages with a hand-written kernel.
     """
     memory = _inputs(schedule, arrays)
@@ -124,7 +125,7 @@ def _inputs(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, "Held
 
 # -- nests, step by step --------------------------------------------------------------------------
 def steps(leaf: stages.Leaf, box: Range) -> Iterator[Range]:
-    """Yield the parts of a range a loop walks: whole ones, then the tail, cut or moved back."""
+    """Yield the parts of a range over which a loop steps: whole ones, then the tail."""
     full_steps, remainder = divmod(box.count, leaf.width)
     for trip in range(full_steps):
         yield Range(box.start + trip * leaf.width, leaf.width)
@@ -136,7 +137,7 @@ def steps(leaf: stages.Leaf, box: Range) -> Iterator[Range]:
 
 @dataclass(slots=True)
 class _Walk:
-    """One phase: the tensors and tiles alive, and the box every active stage is at."""
+    """The execution of one phase: the live tensors and tiles, and every active stage's box."""
 
     state: stages.State
     memory: dict[str, "Held"]
@@ -170,7 +171,7 @@ class _Walk:
         del self.active[stage.name]
 
     def level(self, stage: stages.Stage, loops: Sequence[stages.Leaf]) -> None:
-        """Run one loop and what is inside it; the statement where no loop is left."""
+        """Run one loop with its body; run the statement if no loop is left."""
         if not loops:
             self.statement(stage)
             return
@@ -183,7 +184,7 @@ class _Walk:
         self.active[stage.name] = box
 
     def produce(self, host: stages.Stage, places: Sequence[str]) -> None:
-        """Compute what is attached to a place of the nest, outputs last."""
+        """Compute the stages attached to some places of the host's nest, outputs last."""
         # Outputs last: they may copy tiles that are computed at the same place.
         for stage in sorted(self.state.guests(host.name, *places), key=lambda s: s.scope == "GM"):
             box = needed(self.state, stage, self.active)
@@ -194,7 +195,7 @@ class _Walk:
             self.run(stage, box)
 
     def fetch(self, read: Read, ranges: Mapping[str, Range]) -> Values:
-        """Return what a read gives; raise `ScheduleError` if nothing computed it yet."""
+        """Return the values of a read; raise `ScheduleError` if they are not computed yet."""
         name = read.source
         if name not in self.memory:
             needed = f"{name} computed before it is read"
@@ -202,7 +203,7 @@ class _Walk:
         return self.memory[name].read(read, ranges)
 
     def statement(self, stage: stages.Stage) -> None:
-        """Compute the active box of a stage, or fold it into what the tile holds."""
+        """Compute the active box of a stage, or fold it into the values in the tile."""
         box = self.active[stage.name]
         ranges = {a.name: box[a.name] for a in (*stage.axes, *stage.reduce)}
         # Whole boxes at once, with one dimension per axis: NumPy broadcasts what does not depend on
@@ -228,13 +229,13 @@ class Held:
     start: tuple[int, ...]
 
     def part(self, stage: stages.Stage, box: Box) -> Values:
-        """Return the view of what a box of its own stage covers."""
+        """Return the view of these elements that a box of their own stage covers."""
         ranges = [box[a.name] for a in stage.axes]
         low = [r.start.const - begin for r, begin in zip(ranges, self.start, strict=True)]
         return self.values[tuple(slice(n, n + r.count) for n, r in zip(low, ranges, strict=True))]
 
     def read(self, read: Read, box: Mapping[str, Range]) -> Values:
-        """Return what a read gives over a box: one dimension per axis, 1 where it is constant."""
+        """Return the values of a read over a box: one dimension per axis, of size 1 if constant."""
         values = self.values.reshape(read.view) if read.view else self.values
         starts = (0,) * len(read.view) if read.view else self.start
         walk = [slice(r.start.const, r.start.const + r.count) for r in box.values()]
@@ -258,7 +259,7 @@ class Held:
 def poisoned(stage: stages.Stage, box: Box) -> Held:
     """Return a tile for a box of a stage, full of NaN or of the smallest whole number."""
     kind = numpy_type(stage.dtype)
-    # What is read before it is written shows up in the result.
+    # An element that is read before it is written shows up in the result.
     poison = np.iinfo(kind).min if np.dtype(kind).kind in "iu" else np.nan
     ranges = [box[a.name] for a in stage.axes]
     values = np.full([r.count for r in ranges], poison, kind)
@@ -268,7 +269,7 @@ def poisoned(stage: stages.Stage, box: Box) -> Held:
 def evaluated(expr: Expr, fetch: Callable[[Read], Values]) -> Values:
     """Return the value of a formula in the hardware's formats: fp32 inside, one cast per operation.
 
-    `fetch` gives what each of its reads stands for.
+    `fetch` returns the values of a read.
     """
     if isinstance(expr, Read):
         return fetch(expr)

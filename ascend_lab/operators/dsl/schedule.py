@@ -1,7 +1,7 @@
-"""Schedules: tensors plus a list of steps, each a frozen record that prints, stores and replays.
+"""Schedules: output tensors plus a list of steps, records that can be printed, stored and replayed.
 
-`complete` adds what a schedule does not say: a tile in UB for every tensor that the vector unit
-reads or writes.
+`complete` adds the tiles that a schedule leaves implicit: one in UB for every tensor that the
+vector unit reads or writes.
 """
 
 import json
@@ -39,7 +39,7 @@ PRIMITIVES: dict[str, tuple[Callable[..., State], Signature]] = {}
 def primitive(
     change: Callable[Concatenate[State, P], State],
 ) -> Callable[Concatenate["Schedule", P], "Schedule"]:
-    """Turn a change of state into a step of schedules that bears its name and arguments."""
+    """Turn a function on states into a function on schedules that adds a step of the same name."""
     name = change.__name__
     # `split(state, stage, axis, factor)` becomes the step `split(s, stage, axis, factor)` of a
     # schedule.
@@ -97,9 +97,9 @@ def _show(value: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """Outputs, the chip they are for, the steps so far, and the state these lead to.
+    """Outputs, the chip, the steps so far, and the state to which these lead.
 
-    Two schedules are equal when outputs, chip name and steps are.
+    Two schedules are equal if outputs, chip name and steps are equal.
     """
 
     outputs: tuple[Tensor, ...]
@@ -135,7 +135,7 @@ class Schedule:
 
 
 def create_schedule(outputs: Tensor | Sequence[Tensor], chip: Chip | str) -> Schedule:
-    """Return the empty schedule of one or several outputs: every stage a nest of its own in GM."""
+    """Return the empty schedule of one or several outputs: each stage is a separate nest in GM."""
     chip = load_chip(chip) if isinstance(chip, str) else chip
     tensors = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
     return Schedule(tensors, chip, (), with_conversions(nests.initial_state(tensors)))
@@ -172,7 +172,7 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
-# -- what is left unsaid ---------------------------------------------------------------------------
+# -- implicit loops and tiles ----------------------------------------------------------------------
 def loop_count(state: State, stage: Stage) -> int:
     """Return how many loops of a stage become loops of the program, outside its instructions.
 
@@ -205,7 +205,7 @@ def members(state: State, root: str) -> list[str]:
 
 
 def roots(state: State) -> list[Stage | Fixed]:
-    """Return the stages with a phase of their own, in GM and not attached, in order of execution.
+    """Return the stages that have their own phase (in GM, not attached), in order of execution.
 
     A phase runs after all phases whose tensors a stage of its nest reads: where y1 = g(t) is
     computed in the nest of y0 = f(x), the phase of y0 waits for that of t. Raises `ScheduleError`
@@ -301,8 +301,8 @@ def _compute_in_tile(state: State, stage: Stage, root: str) -> State:
             ", ".join(x.name for x in stage.loops[:count]),
             f"split {stage.attach[0]} instead",
         )
-    # Loops from the first fold loop on go with the tile: sums are stored once, after the fold.
-    # for i_o: for k_o (fold): the store stands behind k_o, inside i_o.
+    # Loops from the first fold loop on belong to the tile: sums are stored once, after the fold.
+    # for i_o: for k_o (fold): the store comes after the loop k_o, inside i_o.
     first_fold = next((n for n, x in enumerate(stage.loops[:count]) if x.reduce), count)
     outer_loops = stage.loops[:first_fold]
     inner_loops = stage.loops[first_fold:]
@@ -359,7 +359,7 @@ def _load_through_tiles(state: State, stage: Stage) -> State:
 def _serves(
     state: State, stage: Stage, tile: Stage | Fixed, read: Read, attach: tuple[str, str]
 ) -> bool:
-    """True if `stage` can do the read in a tile that is already loaded.
+    """True if a tile that is already loaded can serve the read of `stage`.
 
     The tile must copy the same tensor in the same loop, for readers on the same pipe (MTE3 stores,
     the vector unit computes), and other reads of it must move in the same steps. x[i, j + 1] needs
@@ -381,7 +381,7 @@ def _walk(read: Read) -> tuple[object, ...]:
 
 
 def _axes_apart(read: Read, shape: Shape, extents: Mapping[str, int]) -> Read:
-    """Give every axis of a mixed index a dimension of its own, so that rows can be aligned.
+    """Give every axis of a mixed index a separate dimension, so that rows can be aligned.
 
     x[8 i + j] with j < 8 and 32 elements becomes x[i, j] in a view of shape (4, 8).
     """

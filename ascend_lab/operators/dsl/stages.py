@@ -1,4 +1,4 @@
-"""What a schedule transforms: stages (one loop nest each), and which stage reads which."""
+"""The state that a schedule transforms: stages, which are tensors with their loops, and readers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -39,12 +39,12 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """What a tensor holds: out[axes] = expr, or the `fold` of expr over the axes `reduce`.
+    """The contents of a tensor: out[axes] = expr, or the `fold` of expr over the axes `reduce`.
 
     The row sums of a (100, 64) matrix, y[i] = sum over k of x[i, k], have the axes (i: 100,), the
     expression x[i, k], the fold "sum", and reduce (k: 64,).
 
-    Derived from these: sizes of the axes, elements that the formula reads, the names of their
+    Other fields are derived: sizes of the axes, elements that the formula reads, the names of their
     tensors, whether it only moves elements, whether it is a sum of products for the cube unit.
     """
 
@@ -61,7 +61,7 @@ class Formula:
     is_cube: bool = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Derive once what other modules ask for often: sizes, elements read, sources, kind."""
+        """Derive once the fields that are used often: sizes, elements read, sources, flags."""
         reads = tuple([e for e in leaves(self.expr) if isinstance(e, Read)])
         derived = {
             "shape": tuple([a.extent for a in self.axes]),
@@ -97,12 +97,12 @@ class Placed(Formula):
 
 @dataclass(frozen=True, slots=True)
 class Stage(Placed):
-    """One tensor of a schedule: a placed formula, and what a few kinds of formulas need besides.
+    """One tensor of a schedule: a placed formula, with fields that only some formulas need.
 
     For a matrix product on the cube unit the axes are rounded up to fractals (m = 100 becomes 112);
     `logical` is then the shape without padding, and `relu` says that negative sums become 0 on the
     way out of L0C. `last_fold_extent` belongs to the partial folds of `rfactor`, whose last axis
-    counts the parts of a row: if not 0, the last part is shorter and folds only so many elements.
+    counts the parts of a row: if not 0, it is the number of elements of the shorter last part.
     """
 
     output: bool = False
@@ -122,7 +122,7 @@ class Stage(Placed):
         return 1 < self.align == self.shape[-1] and not reads_lane
 
     def loop(self, name: str) -> Leaf:
-        """Return a loop by name; raise `ScheduleError` naming those there are."""
+        """Return a loop by name; raise `ScheduleError` with the names of the existing loops."""
         for leaf in self.loops:
             if leaf.name == name:
                 return leaf
@@ -197,7 +197,7 @@ def _first_call(expr: Expr, lane: str) -> Call | None:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A stage that a hand-written kernel computes: kind of the kernel, its inputs, its settings."""
+    """A stage that a hand-written kernel computes: name of the kernel, its inputs, its settings."""
 
     name: str
     dtype: str

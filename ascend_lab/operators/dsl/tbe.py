@@ -1,8 +1,9 @@
-"""The names an operator in the published TBE style uses, over this package's DSL.
+"""The names that operators in CANN's TBE style use, implemented with this package's DSL.
 
-`tvm.placeholder`, `tvm.target.cce()`, `generic.auto_schedule`, `te.lang.cce.*`, `util.*`,
-`fusion_manager.register` (CANN TBE developer guide); import lines apart, such operators run as they
-are. `build(schedule, config)` returns, and `built(name)` finds, the kernel of a finished operator.
+They are `tvm.placeholder`, `tvm.target.cce()`, `generic.auto_schedule`, `te.lang.cce.*`, `util.*`
+and `fusion_manager.register` (CANN TBE developer guide). Such operators run unchanged, except for
+their import lines. `build(schedule, config)` returns the kernel of a finished operator, and
+`built(name)` finds it again.
 """
 
 import math
@@ -57,7 +58,7 @@ class FusionManager:
         return keep
 
     def get(self, name: str) -> Callable[..., Any]:
-        """Return a registered compute function; raise `InputError` naming those there are."""
+        """Return a registered compute function; raise `InputError` with the registered names."""
         if name not in self.functions:
             names = ", ".join(self.functions) or "none yet"
             raise InputError(f"a registered compute function ({names})", repr(name), "register it")
@@ -78,7 +79,7 @@ def cce(chip: Chip | str = "Ascend310") -> Iterator[Chip]:
 
 
 def placeholder(shape: Sequence[int], name: str = "", dtype: str = "float16") -> tensor.Tensor:
-    """Return an input tensor; the argument order of tvm.placeholder."""
+    """Return an input tensor, with the argument order of tvm.placeholder."""
     return formulas.placeholder(shape, dtype, name)
 
 

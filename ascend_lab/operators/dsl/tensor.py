@@ -39,7 +39,7 @@ def dtype_of(name: str) -> str:
 
 
 class Expr:
-    """Base class of expressions: `+ - * /` and unary minus build vector operations."""
+    """Base class of expressions, on which `+ - * /` and unary minus build vector operations."""
 
     __slots__ = ()
 
@@ -265,7 +265,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """An operator with a hand-written kernel of its own: conv2d, transpose, gather, pad, ..."""
+    """An operator with a hand-written kernel: conv2d, transpose, gather, pad, ..."""
 
     kind: str
     inputs: tuple[Tensor, ...]
@@ -295,7 +295,7 @@ class Tensor:
         return f"Tensor({self.label}, {self.shape}, {self.dtype})"
 
     def __getattr__(self, name: str) -> Any:
-        """Explain the most common mistake: passing a tensor where a schedule belongs."""
+        """Raise an error that explains a common mistake: a tensor in place of a schedule."""
         if name in ("then", "state", "steps"):
             remedy = "te.create_schedule(tensor, chip) makes one"
             raise ScheduleError("a schedule", f"the tensor {self.label}", remedy)

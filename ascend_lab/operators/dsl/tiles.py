@@ -1,4 +1,4 @@
-"""Tiles of a nest: where they lie, which pipes fill and empty them, which pipe waits for which.
+"""Tiles of a loop nest: where they lie, which pipes fill and empty them, and who waits for whom.
 
 Tiles in UB that the same pipes fill and empty in the same loop share one queue: one flag says that
 all of them are full, another that all are free.
@@ -99,8 +99,8 @@ class Tiles:
             # x[8 i + j] moves by 8 strides with i and by one with j.
             for name, coefficient in index.terms:
                 strides[name] += coefficient * stride
-        # A tile whose rows are one block of equal numbers is read as the block itself, again and
-        # again.
+        # A tile whose rows are one block of equal numbers is read as this block, repeatedly along
+        # the row.
         repeats = getattr(self.state.find(read.source), "repeats", False)
         by_blocks = repeats and not read.index[-1].terms
         return View(
@@ -179,7 +179,7 @@ class Tiles:
             s.name
             for s in self.state.stages
             if isinstance(s, Stage)
-            # One flag for all tiles that are loaded in one loop: with a flag each, three operands
+            # All tiles that are loaded in one loop share a flag: with separate flags three operands
             # would need three of the few event ids.
             and (s.scope, s.attach, s.depth) == ("UB", stage.attach, stage.depth)
             and (self.writer(s), self.reader(s)) == (writer, reader)
@@ -290,8 +290,8 @@ class Tiles:
         return group if len(group.filled) == len(group.names) else None
 
     def pass_on(self, group: Group) -> None:
-        """Tell the readers that all tiles of a group are full; the tiles are theirs from now on."""
-        # From here the memory belongs to the readers' pipe, until they free the slot.
+        """Signal the readers that all tiles of a group are full."""
+        # From here on only the readers' pipe may use the memory, until it frees the slot.
         group.queue.enqueue()
         slot = group.queue.dequeue()
         for name in group.filled:

@@ -1,4 +1,4 @@
-"""Kernels written by hand with the builder; here the one of the first chapters and of the tests."""
+"""Kernels written by hand; this file has the elementwise kernel of the first chapters and tests."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -90,9 +90,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Elementwise:
-    """The work of a kernel on vectors: y = op(x1, x2), or op(x1) for operations on one operand.
+    """What an elementwise kernel computes: y = op(x1, x2), or op(x1) for unary operations.
 
-    `tile` is in elements, whole repeats of 256 bytes; each queue has `depth` slots of UB.
+    `tile` is in elements, a multiple of 256 bytes; each queue has `depth` slots of UB.
     """
 
     op: str = "vadd"
@@ -102,12 +102,12 @@ class Elementwise:
 
 
 def elementwise_program(chip: Chip, elements: int, **options: Any) -> Program:
-    """Return the program of one core on `elements`, tile by tile; options as `Elementwise`."""
+    """Return one core's program for `elements` elements; `options` are fields of `Elementwise`."""
     return _elementwise(chip, elements, 1, Elementwise(**options))
 
 
 def _elementwise(chip: Chip, elements: int, cores: int, work: Elementwise) -> Program:
-    """Return the program of each of `cores` cores with so many elements."""
+    """Return the program that each of `cores` cores runs on `elements` elements of its own."""
     dtype = work.dtype
     tile = work.tile
     lanes = chip.vector_bytes_per_repeat // DTYPE_BYTES[dtype]
@@ -126,7 +126,7 @@ def _elementwise(chip: Chip, elements: int, cores: int, work: Elementwise) -> Pr
         for name in names
     ]
     store = k.queue("y_ub", "UB", dtype, tile, src="V", dst="MTE3", depth=work.depth)
-    # All cores run one program: the parameter says which share of the tensors is theirs.
+    # All cores run one program: its parameter says which share of the tensors a core computes.
     base = k.param("core", cores) * elements
     with k.loop("i", elements // tile) as i:
         for queue, tensor in zip(loads, sources, strict=True):
@@ -146,7 +146,7 @@ def _elementwise(chip: Chip, elements: int, cores: int, work: Elementwise) -> Pr
 
 
 def elementwise_launch(chip: Chip, elements: int, **options: Any) -> Launch:
-    """Spread `elements` evenly over all vector cores; options as `Elementwise`."""
+    """Return a launch that divides `elements` evenly over all vector cores; see `Elementwise`."""
     cores = chip.cores_of("vector")
     if elements % cores:
         raise InputError(f"a multiple of {cores} elements", str(elements), "pad the tensor")

@@ -1,23 +1,24 @@
-"""A hand-written convolution as a matrix product whose A matrix is never stored.
+"""A hand-written convolution kernel: a matrix product whose left matrix (im2col) is never stored.
 
-M = output pixels, K = (C1, kh, kw, C0), N = output channels. The feature map (N, C1, H, W, C0) goes
-to L1 as rows, `load3d` forms tiles of the im2col matrix on the way to L0A, weights come in
-FRACTAL_Z (C1*kh*kw, N1, 16, C0), the result leaves as (N, Cout1, OH*OW, 16).
+The product has M = output pixels, K = (C1, kh, kw, C0), N = output channels. The feature map
+(N, C1, H, W, C0) is copied to L1 as rows, `load3d` forms tiles of the im2col matrix on the way to
+L0A, weights lie in FRACTAL_Z (C1*kh*kw, N1, 16, C0), the result is (N, Cout1, OH*OW, 16).
 
-The cores form a grid: its rows share the pixels, its columns the output channels. Pixel tiles end
-with their image, unless rows of several images are interleaved (`stacked`). Tiles whose windows
-differ by a shift are one loop. Groups are bundled until they fill channel blocks; each bundle is a
-product of its own.
+The cores form a grid: its rows divide the pixels, its columns the output channels. A pixel tile
+ends with its image, unless rows of several images are interleaved (`stacked`). Tiles whose windows
+differ by a shift are one loop. A bundle is as many groups as fill whole channel blocks; each bundle
+is a separate product.
 
-`beside` is a 1 x 1 convolution of another image whose result is added to that of the first; int8
-keeps its sums apart, since scales differ. A unit is the smallest part of the depth that a stage can
-hold: whole channel blocks of both. A strip is a pixel tile within one row of the output.
+Terms: a stage is the part of K that one slot of L1 holds. `beside` is a 1 x 1 convolution of a
+second image whose result is added to that of the first; int8 keeps two sets of sums, as the scales
+differ. A unit is the smallest part of K that a stage can hold: whole channel blocks of both
+images. A strip is a pixel tile within one row of the output.
 
 What stays on the core:
 - If one stage holds all channel blocks, rows stay in L1 for all output channels of their pixels. If
-  moreover a core has one tile of output channels, weights stay for all its pixels.
+  moreover a core has only one tile of output channels, weights stay for all its pixels.
 - In order "nm" it is the other way round: weights stay for all pixels, and rows only if there is
-  one pixel tile.
+  only one pixel tile.
 - Weights that several pixel tiles use stay in L0B, if two slots with all their taps and channel
   blocks fit.
 - If a tile takes several stages, the rows and weights of a stage share a slot of L1, of which there
@@ -84,7 +85,7 @@ def conv_launch(
     applies `epilogue` to the sums before it stores them; its operands are tensors of the launch.
     """
     sums = isa.ACCUMULATOR[shape.dtype]
-    # The fix pipe or the vector unit of the cube's core does the head; separate vector cores, if
+    # The cube's own core does the head, by its fix pipe or vector unit; separate vector cores, if
     # any, do the tail.
     head, tail = halves(epilogue, chip, sums)
     check_epilogue(head, chip, sums)
@@ -92,7 +93,7 @@ def conv_launch(
     schedule = schedule or conv_schedules.conv_schedule(shape, chip, epilogue)
     if schedule.window == "stacked":
         shape, place = conv_schedules.as_stacked(shape, place)
-    # A bias takes some of L1: what fits is checked against the rest.
+    # A bias takes some of L1, and the tiling must fit the rest.
     free_chip = chip_left(chip, demand_of(epilogue, chip, sums))
     conv_schedules.check_conv(shape, schedule, free_chip)
     strip = conv_schedules.takes_strips(shape, schedule, free_chip)
@@ -163,8 +164,8 @@ def _part_of(
 ) -> isa.Part:
     """Return a program with the values of its parameters on each of its cores.
 
-    `places` are the places of the cores, which are numbered from `first_core` on; `aiv` is the
-    number of the vector core, -1 for the cube core.
+    `places` has the parameter values of each core, from core `first_core` on; `aiv` is the number
+    of the vector core in its AI core, -1 for the cube core.
     """
     names = [name for name, _ in program.params]
     bindings = []
@@ -175,7 +176,7 @@ def _part_of(
 
 
 class _Writer(TileWalk):
-    """The programs of cube cores that own `n_own` output blocks, and their tensors and queues."""
+    """Writes the programs of cube cores that own `n_own` output blocks; has tensors and queues."""
 
     def __init__(self, job: Job, n_own: int) -> None:
         """Allocate tensors and queues."""
@@ -189,7 +190,7 @@ class _Writer(TileWalk):
         units = self.units = units_of(shape)
         self.tile_k = min(schedule.base_k // self.c0, units_per_stage * units.depth)
         own_elements, beside_elements = conv_windows.unit_elements(shape, job.tile, strip=job.strip)
-        # A slot of rows: those of the image, then those of the image beside it.
+        # A slot has rows of the image, then rows of the second image (`beside`), if there is one.
         self.image_elements = units_per_stage * own_elements
         rows = units_per_stage * (own_elements + beside_elements)
         weights = units_per_stage * units.depth * tile_n * self.fractal
@@ -201,7 +202,7 @@ class _Writer(TileWalk):
         self._allocate_drain(tile_m, tile_n)
 
     def _allocate_l1(self, rows: int, weights: int) -> None:
-        """Allocate slots of L1 of so many elements: for rows and weights together, or for each."""
+        """Allocate slots of L1 for `rows` and `weights` elements, in one queue or in two."""
         k = self.k
         dtype = self.shape.dtype
         a_slots = self.job.schedule.a_l1_slots
@@ -482,8 +483,8 @@ class _Writer(TileWalk):
     ) -> None:
         """Copy the rows of a tile's windows, of the units in `stage`, to a slot of L1.
 
-        Those of the image beside follow. Where weights share the slot, those of blocks `n_span` do,
-        too.
+        Rows of the second image (`beside`) follow. If weights share the slot, the weights of output
+        blocks `n_span` come after them.
         """
         slot = self.rows.alloc()
         (first_unit, unit_count) = stage
@@ -505,14 +506,14 @@ class _Writer(TileWalk):
         self.rows.enqueue()
 
     def _stage_weights(self, bundle: BundlePlace, n_span: Span, stage: Span) -> None:
-        """Copy the weights of a stage and of output blocks `n_span` to a slot of their own."""
+        """Copy the weights of a stage and of output blocks `n_span` to a separate slot."""
         self._copy_weights(bundle, n_span, stage, self.weights.alloc())
         self.weights.enqueue()
 
     def _copy_weights(self, bundle: BundlePlace, n_span: Span, stage: Span, slot: isa.Tile) -> None:
         """Copy the weights of a stage and of output blocks `n_span` to a slot of L1.
 
-        Weights of the convolution beside follow.
+        Weights of the second convolution (`beside`) follow.
         """
         # FRACTAL_Z is (depth, N1, 16, C0): one row has all output blocks of the bundle, of which
         # the slot gets n[1].
@@ -528,8 +529,8 @@ class _Writer(TileWalk):
             sizes = (stage[1] * depth, slot_row_elements)
             weights = addend.weight.region(weight_start, sizes, (row_elements, 1))
             self.k.copy(slot.region(slot_start, sizes), weights)
-            # Weights of the convolution beside are a tensor of their own, with one bundle: from 0
-            # on.
+            # Weights of the second convolution are a separate tensor with one bundle, so they
+            # start at 0.
             weight_start = isa.Affine()
             slot_start += stage[1] * depth * slot_row_elements
 

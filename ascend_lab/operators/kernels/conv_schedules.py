@@ -1,12 +1,14 @@
-"""The default tiling of a convolution: an estimate ranks every plausible one.
+"""Choose the default tiling of a convolution: estimate every plausible one, take the quickest.
 
-The rule is that of products (`default_schedules`), with five differences:
+The estimate is that of products (`default_schedules`), with five differences:
 
 - A tile of output pixels ends with its image, unless images are stacked (`conv_shape.stacked`).
 - L1 holds image rows, not the im2col matrix.
 - One load3d fills a tile of A in L0.
 - A stage (what one slot of L1 holds) is a whole number of units of depth, mostly channel blocks.
-- Groups are bundled until they fill channel blocks; each bundle is a matrix product of its own.
+- Groups are bundled until they fill channel blocks; each bundle is a separate matrix product.
+
+`strip` or `strips` below says whether pixel tiles are strips: pieces of one output row.
 """
 
 from contextlib import suppress
@@ -59,8 +61,8 @@ def stages_ahead(
 ) -> int:
     """Return how many slots of L1 hold the rows and the weights of a stage together.
 
-    It is 0 where rows and weights have slots of their own. They share a slot if every tile loads
-    both in several stages. A slot takes one of `ids` event ids.
+    It is 0 if rows and weights have separate slots. They share a slot if every tile loads both in
+    several stages. A slot takes one of `ids` event ids.
     """
     slots = schedule.a_l1_slots, schedule.b_l1_slots
     if slots != (2, 2) or c1_stage(shape, schedule) >= units_of(shape).count:
@@ -78,9 +80,10 @@ def area_bytes(shape: ConvShape) -> int:
 def takes_strips(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> bool:
     """Return whether pixel tiles are strips, pieces of one row.
 
-    They are if rows are at least two tiles long: a flat tile loads whole rows, most of which
-    other tiles compute. They also are if the output is one row, if whole rows do not fit in L1, or
-    if the schedule's window says so. Images of few lanes are always read by whole rows.
+    They are strips if rows are at least two tiles long: a flat tile (16 * tile consecutive pixels)
+    would load whole rows, most of whose pixels other tiles compute. They also are strips if the
+    output is one row, if whole rows do not fit in L1, or if the schedule's window says so. Images
+    with fewer lanes than C0 are always read by whole rows.
     """
     if shape.lanes or shape.pool:
         return False
@@ -100,8 +103,8 @@ def check_conv(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> None:
             "what fits one stage stays in L1 by itself: raise step_k",
         )
     c_l0_slots = max(shape.sums, schedule.c_l0_slots)
-    # `check_schedule` would count a stage of the im2col matrix, which L1 never holds: give it the
-    # smallest step; the bytes of image rows follow below.
+    # `check_schedule` would count a stage of the im2col matrix, which L1 never holds: so it gets
+    # the smallest step; the bytes of image rows are checked below.
     one_step = replace(schedule, step_k=min(schedule.step_k, 1), c_l0_slots=c_l0_slots)
     check_schedule(shape.gemm, one_step, chip)
     if shape.pool and shape.pool.r * shape.out_hw[1] > schedule.base_m:
@@ -158,11 +161,11 @@ def conv_schedule(shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None
 def schedule_for_l2(
     shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None
 ) -> GemmSchedule | None:
-    """Return the candidate with the least estimate for an image in L2, if it gains `L2_GAIN`.
+    """Return the candidate that is quickest for an image in L2, if it is quicker by `L2_GAIN`.
 
-    The default assumes that images come from memory, as in a kernel alone. In a network the kernel
-    before has just written them to L2. Returns None where the default is about as good even then.
-    Raises `CapacityError` if nothing fits.
+    The default assumes that images are read from memory, as for a kernel run alone. In a network
+    the kernel before has just written them to L2. Returns None if the default is about as good
+    even then. Raises `CapacityError` if nothing fits.
     """
     demand = _demand(shape, chip, epilogue)
     free_chip = chip_left(chip, demand)
@@ -176,10 +179,10 @@ def schedule_for_l2(
 
 
 def _demand(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> Demand | None:
-    """Return the epilogue's demand per element of the tile, before pooling drops most of them.
+    """Return the epilogue's demand per element of a tile, counted before pooling.
 
-    Pooling takes the maximum along columns, then along rows; the epilogue's steps run on what is
-    left. 2 x 2 windows with stride 2 leave 1/2 of the elements, then 1/4.
+    Pooling takes the maximum along columns, then along rows; the epilogue's steps run on the
+    results. 2 x 2 windows with stride 2 leave 1/2 of the elements, then 1/4.
     """
     demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
     pool = shape.pool
@@ -209,10 +212,10 @@ def _demand(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> Demand |
 def stacked_schedule(
     shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None
 ) -> GemmSchedule | None:
-    """Return the best candidate that treats several images as one, or None.
+    """Return the best candidate that interleaves rows of several images, or None.
 
-    None means that no images can be stacked, or that the estimate is no better than that of tiles
-    which end with their image.
+    None means that no images can be stacked so, or that the estimate is no better than with tiles
+    that end with their image.
     """
     demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
     stacked_shape = stacked(shape)
@@ -235,9 +238,9 @@ def stacked_schedule(
 def as_stacked(
     shape: ConvShape, place: conv_windows.Placement | None
 ) -> tuple[ConvShape, conv_windows.Placement]:
-    """Return the convolution with several images as one, and where its pixels go.
+    """Return the convolution with several images stacked to one, and where its pixels go.
 
-    Raises `InputError` where that fills tiles no better, or where planes of the result have gaps.
+    Raises `InputError` if that fills tiles no better, or if planes of the result have gaps.
     """
     stacked_shape = stacked(shape)
     if stacked_shape == shape:
@@ -441,10 +444,10 @@ def conv_estimate(
     *,
     image_in_l2: bool = False,
 ) -> Floats:
-    """Return the cycles of the busiest core.
+    """Return the estimated cycles of the busiest core for each candidate.
 
-    A core takes its tiles times the longest of cube, MTE1, MTE2 and drain on one, plus one fill
-    and one drain of the pipeline. With `image_in_l2` no read of the image goes to memory.
+    They are its number of tiles times the longest of cube, MTE1, MTE2 and drain of one tile, plus
+    one fill and one drain of the pipeline. With `image_in_l2` the image is read from L2 only.
     """
     bundle = bundles_of(shape)
     units = units_of(shape)

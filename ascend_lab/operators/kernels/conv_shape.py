@@ -1,4 +1,4 @@
-"""What to convolve: sizes, window geometry, groups, and the matrix product it amounts to."""
+"""Describe a convolution: sizes, window geometry, groups, and the matrix product it becomes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -32,20 +32,21 @@ class ConvShape:
       columns) on both sides, or (top, bottom, left, right). They are stored in the shortest form
       and read through `strides`, `dilations` and `pads`.
     - `groups` g: output channels i*k/g .. (i+1)*k/g - 1 read input channels i*c/g .. (i+1)*c/g - 1.
-    - `crop` allows a negative pad, which cuts rows or columns off; `pad_value` surrounds the image.
+    - `crop` allows a negative pad, which cuts rows or columns off; padding has value `pad_value`.
     - `beside` is a convolution of another image, with one tap and no padding, whose result is added
       to the sums.
-    - `pool` gives pooling windows, as of a depthwise convolution, the core applies to the result.
+    - `pool` gives the windows of a max pooling that the core applies to the result, in the form of
+      a depthwise convolution.
 
     How the image lies in memory:
 
-    - `lanes` are the channels of a pixel if fewer than C0: 4, for a first layer of few channels.
-    - `stored` (rows, step): a channel block has so many rows, of which every step-th is read
-      (`thinned`); rows 0 stands for h.
-    - `mixed` m: every image is m images whose rows take turns (`stacked`).
+    - `lanes` are the stored channels of a pixel if fewer than C0: 4, for images of few channels.
+    - `stored` is (rows, step): a channel block has `rows` rows in memory, of which every `step`-th
+      is read (see `thinned`); 0 rows stand for h.
+    - `mixed` m: every image consists of m images with interleaved rows (see `stacked`).
 
-    The result has `out_hw` rows (of all mixed images) and columns, each
-    (size + pads - reach) // stride + 1. Raises `InputError`.
+    The result has `out_hw` rows (of all interleaved images) and columns, each
+    (size + pads - reach) // stride + 1. Raises `InputError` for sizes that do not fit together.
     """
 
     n: int
@@ -144,7 +145,7 @@ class ConvShape:
 
     @property
     def sums(self) -> int:
-        """Tiles of sums per output tile: 2 of int32 with a convolution beside, as scales differ."""
+        """Tiles of sums per output tile: 2 for int8 with `beside`, as the scales differ, else 1."""
         return 1 + (self.beside is not None and self.dtype == "int8")
 
     @property
@@ -216,7 +217,7 @@ class ConvShape:
 
 
 def thinned(shape: ConvShape) -> ConvShape:
-    """Return a convolution of those image rows that it reads, if its stride leaves some out.
+    """Return a convolution of only those image rows that are read, if its stride skips some.
 
     A 1 x 1 kernel with stride 2 reads every second row: the result has half the rows and a vertical
     stride of 1. Grouped convolutions stay as they are, and so does one with one channel in and out:
@@ -231,15 +232,15 @@ def thinned(shape: ConvShape) -> ConvShape:
 
 
 def stacked(shape: ConvShape) -> ConvShape:
-    """Return a convolution that treats several images as one, or the same one if none can.
+    """Return a convolution that treats several images as one, or `shape` if that is impossible.
 
     Fractals of 16 pixels then go on in the next image: 16 images of 7 x 7 pixels fill 49 fractals
-    instead of 64. Rows take turns: first row 0 of every image, then row 1. To load3d the windows of
-    m images have m times the dilation, and m times the rows of zeros above and below.
+    instead of 64. Rows are interleaved: row 0 of every image, then row 1, and so on. For load3d the
+    windows of m images have m times the dilation, and m times the rows of zeros above and below.
 
-    m is the smallest number of images that leaves the fewest fractals and fills a large tile. With
-    a vertical stride there is none: windows would have to move by one row from image to image, but
-    by more from the last image to the next row of the first.
+    m is the smallest number of images that leads to the fewest fractals and fills a large tile.
+    With a vertical stride this is impossible: windows would have to move by one row from image to
+    image, but by more from the last image to the next row of the first.
     """
     has_int8 = "int8" in (shape.dtype, shape.out_dtype)
     if shape.n == 1 or shape.groups > 1 or shape.lanes or has_int8 or shape.pool:
@@ -262,7 +263,7 @@ def stacked(shape: ConvShape) -> ConvShape:
 
 
 def pair(value: int | Pair) -> Pair:
-    """Return (vertical, horizontal) of one number for both, or of two."""
+    """Return (vertical, horizontal): a pair as it is, one number twice."""
     return value if isinstance(value, tuple) else (value, value)
 
 
@@ -293,10 +294,10 @@ def _shortest_form(name: str, value: object, lengths: tuple[int, ...]) -> int | 
 
 @dataclass(frozen=True, slots=True)
 class Bundles:
-    """Groups put together until their channels fill whole blocks, each bundle one product.
+    """Groups put together until their channels fill whole blocks; each bundle is one product.
 
-    `count` bundles in all; each has `groups` groups, `c1` input and `n1` output channel blocks,
-    the last one maybe fewer: `last_groups`, `last_c1`, `last_n1`.
+    There are `count` bundles of `groups` groups, `c1` input and `n1` output channel blocks each;
+    the last one may have fewer: `last_groups`, `last_c1`, `last_n1`.
     """
 
     count: int
@@ -338,8 +339,8 @@ def bundles_of(shape: ConvShape) -> Bundles:
 class Units:
     """The smallest part of a bundle's depth that a stage of L1 can hold.
 
-    A unit has `c1` channel blocks of the image and `beside` of the image beside; it is `depth`
-    fractals deep, and `count` units are a bundle.
+    A unit has `c1` channel blocks of the image and `beside` ones of the second image; it is `depth`
+    fractals deep, and a bundle has `count` units.
     """
 
     count: int
@@ -355,9 +356,9 @@ class Units:
 
 @lru_cache(maxsize=256)
 def units_of(shape: ConvShape) -> Units:
-    """Return the units of a convolution: its channel blocks, unless another one is beside it.
+    """Return the units of a convolution: single channel blocks, unless it has a second image.
 
-    With 4 channel blocks, and 6 beside, there are gcd(4, 6) = 2 units of 2 and 3 blocks.
+    With 4 channel blocks, and 6 in `beside`, there are gcd(4, 6) = 2 units of 2 and 3 blocks.
     """
     c1 = bundles_of(shape).c1
     beside = shape.beside

@@ -1,8 +1,8 @@
 """Which output tiles of a convolution a core computes, and in which order.
 
-The programs of a cube core and of the vector cores that follow it walk through the same tiles. The
-last section brings operands to L0. The A matrix, im2col, is never stored: load3d forms a tile of it
-from rows of the image in L1.
+The programs of a cube core and of the vector cores that follow it loop over the same tiles. The
+last section loads operands to L0. The left matrix (im2col) is never stored: load3d forms a tile of
+it from rows of the image in L1. A bundle is as many groups as fill whole channel blocks.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ class BundleShare:
     """The bundles of one core: `full_bundles` whole ones, plus the short last one if `tail`.
 
     A bundle has `n1` output blocks, which `columns` cores divide. The next core's bundles begin
-    `pitch` bundles further (0 where one share holds all bundles).
+    `pitch` bundles further on (0 if one share holds all bundles).
     """
 
     full_bundles: int
@@ -80,10 +80,10 @@ class BundlePlace:
 # -- the order of tiles ---------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What all programs of a launch have in common; each has `pixel_tiles` pixel tiles at least.
+    """What all programs of a launch have in common; each has at least `pixel_tiles` pixel tiles.
 
     The cube core does `epilogue`, its vector cores `vector_tail`. `stages_ahead` slots of L1 hold
-    rows and weights of a stage together (0: rows and weights have slots of their own).
+    rows and weights of a stage together (0: rows and weights have separate slots).
     """
 
     shape: ConvShape
@@ -130,7 +130,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """What an outer loop has loaded for a tile; None: the tile loads its own.
+    """What an outer loop has loaded for a tile; a field is None if the tile loads that itself.
 
     `weights` and `rows` lie in L1, with all channel blocks; `l0b_weights` lie in L0B, followed by
     the bias that the cube adds; `channels` are the epilogue's numbers per channel.
@@ -216,8 +216,8 @@ class TileWalk:
     ) -> isa.Program:
         """Return the program of the cores with these pixel tiles and bundles.
 
-        A program's parameters tell its cores apart: `counts` are the numbers of columns and of
-        shares, `col_pitch` output blocks lie from one column of cores to the next.
+        The cores differ in the program's parameters: `counts` are the numbers of columns and of
+        shares; each column of cores begins `col_pitch` output blocks after the one before.
         """
         k = self.k
         bundle = self.bundle
@@ -297,7 +297,7 @@ class TileWalk:
                         yield Pixels(base[0] + image, pixel, windows, run, turn, base[1])
 
     def _images(self, tiles: tuple[int, int]) -> Iterator[tuple[isa.Affine, int, int]]:
-        """Yield (image, first tile, end): a part image, a loop over whole images, a part image.
+        """Yield (image, first tile, end): part of an image, a loop over whole ones, another part.
 
         With 4 tiles an image, tiles 3 .. 12 are tile 3 of image 0, images 1 and 2 (one loop), and
         tile 0 of image 3.
@@ -327,9 +327,9 @@ def rows_view(shape: ConvShape, x: isa.Tile, window: Window, blocks: int, start:
 class Addend:
     """One of the convolutions whose results are added: its tensors, its places in L1 and L0C.
 
-    A unit of depth has `unit_blocks` channel blocks of it. Its rows begin at element `rows_start`
-    of a slot of L1, its sums at `sums_start` of a tile of L0C. `sums_begun`: something is in these
-    sums before its first product.
+    A unit of depth has `unit_blocks` of its channel blocks. Its rows begin at element `rows_start`
+    of a slot of L1, its sums at `sums_start` of a tile of L0C. `sums_begun` says that these sums
+    are not empty before its first product.
     """
 
     shape: ConvShape
@@ -361,7 +361,7 @@ class WindowFeed(SlotFeed):
             kernel=(shape.r, shape.s),
             stride=shape.strides,
             pad=(rows.before, rows.after, columns.before, columns.after),
-            # Rows of m images take turns, so rows of one image are m apart: a dilation to load3d.
+            # Rows of m images are interleaved, so rows of one image are m apart: a dilation.
             dilation=(shape.dilations[0] * shape.mixed, shape.dilations[1]),
             m_start=self.window.m_start,
             pad_value=shape.pad_value,

@@ -1,12 +1,12 @@
-"""How a convolution is divided: windows of pixel tiles, shares of cores, places of the output.
+"""How a convolution is divided: the windows of pixel tiles, the cores' shares, the output's places.
 
 Pixel tiles are flat or strips. A flat tile is 16 * tile pixels in row-major order, whatever rows it
 crosses; it reads whole image rows. A strip is a piece of one output row; it reads only some columns
 of the image, which suits wide rows. With 20 output columns a flat tile of 32 pixels is a row and
-12 pixels of the next; strips of 32 pixels are the rows.
+12 pixels of the next row; a strip of 32 pixels is one row.
 
-Where the core pools its result, a tile is the output rows that some rows of pooling windows read.
-Two tiles both compute the rows that windows of both read.
+If the core pools its result, a tile is the output rows that some rows of pooling windows read. Rows
+that windows of two tiles read are computed in both.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Seen:
     skipped: int
 
     def times(self, mixed: int) -> Seen:
-        """Return the same rows of `mixed` images whose rows take turns."""
+        """Return the same rows of `mixed` images with interleaved rows."""
         return Seen(*(mixed * size for size in astuple(self))) if mixed > 1 else self
 
 
@@ -73,7 +73,7 @@ def _read_range(size: int, stride: int, pad: int, reach: int, outputs: tuple[int
     """
     low = outputs[0] * stride - pad
     high = outputs[1] * stride - pad + reach - 1
-    # All rows lie below the image: start so many outputs earlier that the last real row is in. With
+    # If all rows lie below the image, start earlier, so that the last real row is included. With
     # 5 rows, a kernel of 1 and padding 3 output 8 reads row 5, which is padding: start at output 7.
     skipped = max(0, ceil_div(low - size + 1, stride))
     start = low - skipped * stride
@@ -141,8 +141,8 @@ def pooled_rows(shape: ConvShape, tile: Array | int) -> Array:
 class Run:
     """`count` repetitions of `tiles`, each `rows` image rows and `pixels` output pixels further.
 
-    A tile is its first pixel and its windows: in its own image and, if there is one, in the image
-    beside.
+    A tile is its first pixel and its windows: in its image and, if there is one, in the second
+    image (`beside`).
     """
 
     count: int
@@ -173,7 +173,7 @@ def runs_of(
     tile_of = cache(partial(_tile, shape, tile, strip))
 
     def repeats(tile_at: int, k: int) -> bool:
-        """Tell whether the tiles of the period at tile i come again, shifted, k periods further."""
+        """Tell whether the period that begins at `tile_at` repeats, shifted, `k` periods later."""
         block = range(tile_at, tile_at + period)
         return all(
             tile_of(t + k * period)[1] == _shifted(shape, tile_of(t)[1], k * rows_down)
@@ -203,7 +203,10 @@ def runs_of(
 
 
 def _shifted(shape: ConvShape, windows: tuple[Window, ...], outputs: int) -> tuple[Window, ...]:
-    """Return windows of a shape, and of the one beside or its pool, `outputs` rows further down."""
+    """Return the windows of a tile `outputs` output rows further down.
+
+    The second window, if any, is that of `beside` or of the pooling.
+    """
     # A pooled tile's second window counts rows of the output itself: they move one by one.
     second_stride = 1 if shape.pool else (shape.beside or shape).strides[0]
     steps = (step * outputs for step in (shape.strides[0], second_stride))
@@ -211,7 +214,7 @@ def _shifted(shape: ConvShape, windows: tuple[Window, ...], outputs: int) -> tup
 
 
 def _tile(shape: ConvShape, tile: int, strip: bool, index: int) -> tuple[int, tuple[Window, ...]]:
-    """Return (first pixel, windows) of tile t of an image."""
+    """Return (first pixel, windows) of tile `index` of an image."""
     oh, ow = shape.out_hw
     if shape.pool:
         (ph, pw) = shape.pool.out_hw
@@ -350,9 +353,10 @@ class RowShare:
 def row_shares(shape: ConvShape, tile: int, grid_rows: int, *, strip: bool) -> tuple[RowShare, ...]:
     """Divide all pixel tiles evenly; rows of cores whose windows differ by a shift are one share.
 
-    So are rows that own equally many whole images, and rows that own pieces of an image with the
-    same windows. A row whose tiles begin in one image and end in another is a share of its own.
-    8 tiles an image, 2 images, 4 rows of cores: rows 0 and 2 have the upper halves of images.
+    Rows of cores that own equally many whole images are one share, and so are rows that own parts
+    of images with the same windows. A row whose tiles begin in one image and end in another is a
+    separate share. With 8 tiles per image, 2 images and 4 rows of cores, rows 0 and 2 are one
+    share: the upper halves of images.
     """
     per_image = tiles_per_image(shape, tile, strip=strip)
     ow = shape.out_hw[1]
@@ -401,8 +405,8 @@ def _share(owners: list[tuple[int, int, Tiles]], pitch: int) -> RowShare:
 class Pixels:
     """A tile of pixels in a program: its image, first pixel and windows, and where loops move it.
 
-    It is the `turn`-th repetition of its `run`, and `down` output rows below what the windows say,
-    as a core's share is. A second window is that of the image beside.
+    It is the `turn`-th repetition of its `run`, and lies `down` output rows below its windows, as
+    the core's share does. A second window is that of the second image (`beside`).
     """
 
     image: Affine
@@ -414,7 +418,7 @@ class Pixels:
 
     @property
     def window(self) -> Window:
-        """What the tile reads of its own image."""
+        """The window that the tile reads in the first image."""
         return self.windows[0]
 
 
@@ -425,8 +429,8 @@ class Placement:
 
     A plain convolution fills its plane. A phase of a transposed convolution with stride 2 fills
     every second pixel of every second row. `weight` names the tensor of weights, because several
-    launches of one kernel need several. `mixed` is how many images' rows take turns, and the pixels
-    from one image to the next.
+    launches of one kernel need several. `mixed` is the number of images with interleaved rows, and
+    the pixels from one of them to the next.
     """
 
     start: int

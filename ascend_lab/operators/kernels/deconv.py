@@ -65,7 +65,7 @@ class DeconvShape:
 
     @property
     def windows(self) -> ConvShape:
-        """A convolution with these windows on a large image: its strides, dilations and pads."""
+        """A convolution with the same windows on a large image: strides, dilations and pads."""
         return ConvShape(
             self.n,
             self.c,
@@ -129,7 +129,7 @@ def _axis(phase: int, size: int, out: int, windows: tuple[int, int, int, int]) -
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One phase: the convolution it is, its taps of the kernel, where its pixels go."""
+    """One phase: its convolution, its taps of the kernel, and where its pixels go in the output."""
 
     conv: ConvShape
     rows: tuple[int, ...]

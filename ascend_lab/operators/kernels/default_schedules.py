@@ -1,7 +1,7 @@
-"""The default tiling of a product: an estimate ranks every plausible one.
+"""Choose the default tiling of a matrix product: estimate every plausible one, take the quickest.
 
-No kernel is simulated. The rule balances the work over the cores, fills L0, and shortens whichever
-of three units takes longest on a tile: the cube, MTE1 (L1 to L0) or MTE2 (GM to L1).
+No kernel is simulated. The estimate prefers tilings that balance the work over the cores, fill L0,
+and shorten the slowest of three pipes on a tile: the cube, MTE1 (L1 to L0) or MTE2 (GM to L1).
 """
 
 from collections.abc import Collection
@@ -57,9 +57,9 @@ def no_room(chip: Chip) -> CapacityError:
 
 
 def candidates(shape: GemmShape, chip: Chip) -> Tilings:
-    """Tiles with sides from SIDES, as deep as L0 allows, L1 stages from STEPS, full grids.
+    """Return tilings: sides from SIDES, as deep as L0 allows, L1 stages from STEPS, full grids.
 
-    A grid uses all cores, or all that get a tile where the problem is small.
+    A grid uses all cores, or in a small problem all cores that get a tile.
     """
     return counted_candidates(shape, chip)[0]
 
@@ -196,9 +196,9 @@ def estimate(
 ) -> Floats:
     """Return the cycles of the busiest core, or of memory if that takes longer.
 
-    A core takes its tiles times the longest of cube, MTE1, MTE2 and drain on one, plus one fill
-    and one drain of the pipeline. It loads the operand `keep` once for all tiles of C along its
-    side. L2 holds `operands_in_l2` from the beginning.
+    A core's cycles are its number of tiles times the longest of cube, MTE1, MTE2 and drain of one
+    tile, plus one fill and one drain of the pipeline. A core loads the operand `keep` once for all
+    tiles of C along its side. `operands_in_l2` lie in L2 from the beginning.
     """
     m1, k1, n1 = shape.fractals
     tiles_down = ceil_div_array(ceil_div_array(m1, t.m), t.rows)
@@ -333,8 +333,8 @@ def promising(
 ) -> tuple[tuple[float, GemmSchedule], ...]:
     """Return (estimated cycles, schedule) of the tilings worth timing, the quickest first.
 
-    There are up to `count` of each kind: those that keep nothing, A's rows or B's columns in L1.
-    L2 holds `operands_in_l2` from the beginning. Raises `CapacityError` if none fits.
+    There are up to `count` each of the tilings that keep nothing, A's rows, or B's columns in L1.
+    `operands_in_l2` lie in L2 from the beginning. Raises `CapacityError` if none fits.
     """
     demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
     chip = chip_left(chip, demand)

@@ -27,12 +27,12 @@ SUM_DTYPE = "fp16"
 
 
 def lines_of(shape: ConvShape, chip: Chip) -> Lines:
-    """Return how rows lie in UB: output rows as far apart as image rows if that is quicker."""
+    """Return the distances of rows in UB: for output rows that of image rows if that is quicker."""
     line = planes.columns_seen(shape)[0]
     (oh, ow) = shape.out_hw
     output_line = isa.ceil_div(ow, planes.PIXELS) * planes.PIXELS
-    # Output rows in whole repeats, one behind the other; or as far apart as image rows, so that one
-    # instruction runs over all rows and the gaps between them.
+    # Either output rows are whole repeats, one behind the other, or they are as far apart as image
+    # rows, so that one instruction runs over all rows and the gaps between them.
     candidates = [Lines(line, output_line, output_line)]
     if shape.strides[0] == shape.strides[1]:
         candidates.append(Lines(line, line, ow))
@@ -42,7 +42,7 @@ def lines_of(shape: ConvShape, chip: Chip) -> Lines:
 def depthwise_launch(
     shape: ConvShape, chip: Chip, *, dense: bool = False, epilogue: Epilogue | None = None
 ) -> isa.Launch:
-    """Convolve each channel with its own kernel on all vector cores.
+    """Return the launch that convolves each channel with its own kernel on all vector cores.
 
     Tensors are x (N, C1, H, W, C0), weight (C1, r, s, C0) and y (N, C1, pixels, C0), pixels
     rounded up to 16 as the cube's convolution leaves them (`unpack_conv` reads them), or exactly
@@ -158,7 +158,7 @@ class _VectorEpilogue:
 
 # -- one core -------------------------------------------------------------------------------------
 class _Writer(RowWriter):
-    """The program of one core: sums of products with the taps of one channel block at a time.
+    """Writes the program of one core: sums of products with the taps of a channel block at a time.
 
     The taps of a channel block stay in UB while the block's planes, one per image, are computed.
     """

@@ -1,6 +1,6 @@
-"""What happens to the sums of a tile before they are stored: vector steps as data.
+"""Describe an epilogue: what happens to the sums of a tile before they are stored.
 
-An epilogue is a straight line of lane-by-lane vector operations on the tile the cube has summed.
+An epilogue is a sequence of lane-by-lane vector operations on a tile that the cube has summed.
 Where the vector unit shares the cube's core, it runs in UB between L0C and memory, so that bias,
 residual and activation cost no trip through memory; the copy out of L0C can apply ReLU and convert.
 Where cube and vector cores are separate, the fix pipe between L0C and memory can also scale, and
@@ -42,11 +42,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor that the steps read.
+    """A tensor that the steps read; `kind` says what it has numbers for.
 
-    Kind "channel" has a number per output channel, (n1, 16) in memory, for all pixels or rows.
-    Kind "tile" has a number per output element, laid out as the output. Kind "sums" is not in
-    memory: it is a second tile of sums in L0C, that of a convolution beside.
+    "channel": a number per output channel, (n1, 16) in memory, the same for all pixels or rows.
+    "tile": a number per output element, laid out like the output.
+    "sums": not in memory, but a second tile of sums in L0C, that of a second convolution.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Operand:
 class Deq:
     """How int32 sums leave L0C: round(relu((sums + bias) scale)) + offset, in a format.
 
-    `scale` and `bias` ("": none) name operands with a number per channel, in fp32 and int32. Only
+    `scale` (fp32) and `bias` (int32; "" for none) name operands with a number per channel. Only
     int8 results are rounded and get the offset.
     """
 
@@ -86,7 +86,7 @@ class Epilogue:
     `bias` names a tensor that the cube of a convolution adds before the first step (`pack_bias`);
     it takes `bias_bytes` of L1.
 
-    Raises `InputError` for a step whose operation, sources or number do not go together.
+    Raises `InputError` for a step whose operation, sources and number do not fit together.
     """
 
     operands: tuple[Operand, ...]
@@ -295,8 +295,8 @@ def fix_of(epilogue: Epilogue) -> Fix | str:
 def unsupported_reason(epilogue: Epilogue, chip: Chip, sums: str = "fp32") -> str:
     """Return "" if the chip can fuse this epilogue into a product, otherwise the reason.
 
-    `sums` is the accumulator's format: fp32, or int32 for int8 operands. Whether the tiles fit is
-    the schedule's matter (`CapacityError`).
+    `sums` is the accumulator's format: fp32, or int32 for int8 operands. Whether the tiles fit the
+    buffers is checked elsewhere, with the schedule (`CapacityError`).
     """
     try:
         step_formats(epilogue, sums)
@@ -326,7 +326,7 @@ def halves(
     """Return the part of an epilogue for the cube's own core, and the part for vector cores.
 
     None stands for an empty part. The cut is as late as the fix pipe allows. Raises
-    `TypeMismatchError` where number formats differ, `PathError` for what neither can do.
+    `TypeMismatchError` if number formats differ, `PathError` if neither part can do a step.
     """
     if epilogue is None or chip.combined or not unsupported_reason(epilogue, chip, sums):
         return epilogue, None
@@ -359,7 +359,7 @@ def _with_deq_as_steps(epilogue: Epilogue, deq: Deq) -> Epilogue:
     deq_steps += (
         [Step("vconv", (len(deq_steps) - 1,), dtype=deq.dtype)] if deq.dtype != "fp32" else []
     )
-    # The steps that follow read the last of these instead of the sums, and count from behind them.
+    # The later steps read the last of these instead of the sums, and are numbered after them.
     renumbered: dict[str | int, str | int] = {SUMS: len(deq_steps) - 1}
     renumbered |= {index: index + len(deq_steps) for index in range(len(epilogue.steps))}
     steps = [
@@ -370,9 +370,9 @@ def _with_deq_as_steps(epilogue: Epilogue, deq: Deq) -> Epilogue:
 
 
 def _cut(epilogue: Epilogue, cut: int, dtype: str) -> tuple[Epilogue, Epilogue] | None:
-    """Return the first `cut` steps and the others as two epilogues, or None.
+    """Return the first `cut` steps and the others as two epilogues; None if that is impossible.
 
-    The others may read only the last of the first steps, as "sums", and operands of their own.
+    The second epilogue may read only the last of the first steps, as "sums", and its own operands.
     """
     first_steps = epilogue.steps[:cut]
     other_steps = epilogue.steps[cut:]
@@ -382,7 +382,7 @@ def _cut(epilogue: Epilogue, cut: int, dtype: str) -> tuple[Epilogue, Epilogue] 
         o.name for o in epilogue.operands
     }:
         return None
-    # Step cut - 1 is what arrives: to the others it is the sums, and step `cut` is their step 0.
+    # The result of step cut - 1 is the sums of the second epilogue, and step `cut` its step 0.
     renumbered: dict[str | int, str | int] = {cut - 1: SUMS}
     renumbered |= {index: index - cut for index in range(cut, len(epilogue.steps))}
     renumbered_steps = [
@@ -397,7 +397,7 @@ def _cut(epilogue: Epilogue, cut: int, dtype: str) -> tuple[Epilogue, Epilogue] 
 
 
 def check_epilogue(epilogue: Epilogue | None, chip: Chip, sums: str) -> None:
-    """Raise `TypeMismatchError` or `PathError` with the reason `supported` gives."""
+    """Raise `TypeMismatchError` or `PathError` with the reason from `unsupported_reason`."""
     if epilogue is None:
         return
     step_formats(epilogue, sums)
@@ -409,7 +409,7 @@ def check_epilogue(epilogue: Epilogue | None, chip: Chip, sums: str) -> None:
 def pattern(dtype: str) -> int:
     """Return the elements of UB for 16 channels: a 32-byte block, or a repeat if 16 need more.
 
-    An instruction can read one block again and again, or one repeat; 16 fp32 are neither.
+    An instruction can reread one block or one repeat; 16 fp32 numbers (64 bytes) are neither.
     """
     # 16 fp16 numbers are one block of 32 bytes; 16 fp32 numbers are two.
     exceeds_block = FRACTAL * DTYPE_BYTES[dtype] > BLOCK_BYTES

@@ -1,7 +1,7 @@
-"""How sums leave L0C: plain, through an epilogue, or to vector cores.
+"""Move sums out of L0C: unchanged, through an epilogue, or to vector cores.
 
-Where cube and vector unit share a core, sums go by UB and the vector unit does the steps. Where
-they are separate, the bias table and the fix pipe do what they can.
+Where cube and vector unit share a core, sums go through UB, where the vector unit does the steps.
+Where they are separate, the bias table and the fix pipe do the steps that they support.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,7 +50,7 @@ REPEATS_PER_START = 6
 class Piece:
     """A piece of a tile in UB: `count` blocks of `run` elements.
 
-    `tiles` are those of the plan, `named` the operands per element, `rates` the operands per
+    `tiles` are the tiles of the plan, `named` the operands per element, `rates` the operands per
     channel. Block `first_block` of the rates belongs to the first block of the piece.
     """
 
@@ -199,10 +199,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class SecondSums:
-    """The second tile of sums in L0C, that of a convolution beside.
+    """The second tile of sums in L0C, that of a second convolution (`beside`).
 
-    It leaves as `deq` says, comes to `buffer` in UB, where steps read it by `name`, and begins at
-    element `start` of a tile of L0C.
+    It begins at element `start` of a tile of L0C, is dequantised as `deq` says, and is copied to
+    `buffer` in UB, where steps read it by `name`.
     """
 
     deq: Deq
@@ -219,7 +219,7 @@ class Finish:
     from which results leave, `scratch` the other tiles of the plan. `units` are the elements of a
     block of each channel operand. `second` is the second tile of sums, if there is one.
 
-    On chips with a fix pipe `fix` says what that does, and `table` passes the bias to the cube.
+    On chips with a fix pipe `fix` is its setting, and `table` passes the bias to the cube.
     """
 
     builder: KernelBuilder
@@ -246,11 +246,11 @@ class Channels:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What an epilogue's buffers depend on.
+    """The sizes on which an epilogue's buffers depend.
 
     A tile has `tile_m` x `tile_n` fractals, a core owns `n_own` output blocks, the whole output has
     `blocks` and `elements`. If a kernel has several epilogues, each has a `prefix` for the names of
-    its buffers and one of `shares` equal shares of UB, without the bytes `taken` by other buffers.
+    its buffers, and gets 1 / `shares` of UB after the bytes `taken` by other buffers.
     """
 
     tile_m: int
@@ -332,8 +332,8 @@ def _new_second_sums(
 def _piece_elements(k: KernelBuilder, demand: Demand, sizes: Sizes, blocks: int) -> int:
     """Return the elements of a tile that the epilogue has in UB at a time.
 
-    They are as many columns of fractals as fit beside two slots of numbers for `blocks` blocks of
-    channels.
+    They are as many columns of fractals as fit UB together with two slots of numbers for `blocks`
+    blocks of channels.
     """
     ub_bytes = (k.chip.buffers["UB"] - sizes.taken) // sizes.shares
     ub_bytes -= 2 * blocks * demand.block_bytes
@@ -469,7 +469,7 @@ def _block_elements(finish: Finish, area: Area) -> int:
     """Return the elements from block to block in UB: those of the pixels, or rounded up to repeats.
 
     A few more repeats are quicker than another instruction for the remainder. The added rows of
-    L0C hold sums of no pixel, which nobody stores.
+    L0C hold sums that belong to no pixel and are never stored.
     """
     run = area.pixels * area.width
     lanes = finish.builder.chip.vector_bytes_per_repeat // 2
@@ -518,7 +518,7 @@ def _copy_second_sums(
 def _block_pairs(c: Tile, area: Area, blocks: Span, start: int) -> Region:
     """Return `blocks` (first, count) of sums that begin at element `start` of a tile of L0C.
 
-    Blocks of 32 channels are two neighbouring fractals of L0C: `halves` is 2.
+    A block of 32 channels is two neighbouring fractals of L0C, a block of 16 channels is one.
     """
     (first_block, count) = blocks
     halves = area.width // FRACTAL
@@ -555,15 +555,16 @@ def load_tiles(group: Group, k: KernelBuilder, area: Area, at: Affine, count: in
     group.queue.enqueue()
 
 
-# -- all ways out of L0C --------------------------------------------------------------------------
+# -- all paths out of L0C -------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Leave:
     """How a kernel's finished tiles of sums leave the slots `acc` of L0C.
 
-    Plain to GM, through an epilogue on the way to GM, or through a ring of slots to vector cores.
+    They go unchanged to GM, through an epilogue to GM, or through a ring of slots to vector cores.
 
-    `ring` goes to vector cores, which store the `result`: then a kernel has none. `finish` are the
-    buffers of an epilogue. `out` are slots of UB for plain sums on chips without a fix pipe.
+    If there is a `ring`, vector cores read it and store the result, so that `result` is None.
+    `finish` has the buffers of an epilogue. `out` has slots of UB for unchanged sums on chips
+    without a fix pipe.
     """
 
     k: KernelBuilder

@@ -1,15 +1,15 @@
-"""What an epilogue asks of a core: tiles of UB for its values, cycles, bytes, room.
+"""Plan an epilogue: the tiles of UB that its values need, and its cycles, bytes and room.
 
-The last section is a bias that the cube adds, as one more step of depth, where the vector unit has
-more to do than the cube:
+The last section is about a bias that the cube adds, as one more step of K. This is used where the
+vector unit has more to do than the cube:
 
     sums (pixels, channels) += ones (pixels, 1) @ bias (1, channels)
 
 In fp16 the first column of the left fractal is 1, the first row of the right fractal is the bias,
 and the rest of both is 0. An int8 fractal is 32 deep and holds numbers up to 127 only: there the
 other 31 columns of the left fractal are 127, and an integer bias is b = l + 127 (h1 + ... + h31).
-The bias comes to L1 before all else, so that whoever waits for rows or weights has waited for it:
-it needs no flag of its own, of which some chips have few.
+The bias is copied to L1 before everything else, so that a pipe that waits for rows or weights has
+also waited for the bias: it needs no flag of its own. Some chips have few flags.
 """
 
 from dataclasses import dataclass, replace
@@ -53,8 +53,8 @@ class Placed:
 class Plan:
     """The steps of an epilogue on as few tiles of UB as possible.
 
-    `tiles` are the tiles' formats; tile 0 is stored. The copy out of L0C brings the sums to tile
-    `start` in its format; with `relu` it also makes negative ones 0.
+    `tiles` are the tiles' formats; tile 0 is stored. The copy out of L0C writes the sums to tile
+    `start` in its format; with `relu` it also sets negative sums to 0.
     """
 
     steps: tuple[Placed, ...]
@@ -64,9 +64,10 @@ class Plan:
 
 
 def plan_of(epilogue: Epilogue, sums: str) -> Plan:
-    """Give every value a tile: that of a source read for the last time, or a new one.
+    """Return a plan: each value takes the tile of a source that is read no more, or a new tile.
 
-    Where all steps that read the sums narrow them to one format, the copy out of L0C does that.
+    If all steps that read the sums convert them to one narrower format, the copy out of L0C does
+    that.
     """
     formats = [epilogue.deq.dtype if epilogue.deq else sums, *step_formats(epilogue, sums)]
     value_of = {SUMS: 0} | {i: i + 1 for i in range(len(epilogue.steps))}
@@ -93,7 +94,7 @@ def plan_of(epilogue: Epilogue, sums: str) -> Plan:
         tile_sources = tuple(
             tile_of[source] if isinstance(source, int) else source for source in sources
         )
-        # A step may write over a source: the last reader frees its tile, then takes one.
+        # A step may write over a source: the last reader frees the source's tile, then takes one.
         free_tiles += sorted(
             {
                 tile_of[source]
@@ -108,9 +109,9 @@ def plan_of(epilogue: Epilogue, sums: str) -> Plan:
 
 
 def drain_plan(epilogue: Epilogue, sums: str) -> Plan:
-    """Return the plan for sums that leave L0C for UB: the copy does a ReLU that comes first.
+    """Return the plan for sums copied from L0C to UB, where the copy does a ReLU that comes first.
 
-    Where another step reads the sums too, the ReLU writes a tile of its own and stays a step.
+    If another step reads the sums too, the ReLU writes a separate tile and stays a step.
     """
     plan = plan_of(epilogue, sums)
     first_step = plan.steps[0] if plan.steps and not epilogue.deq else None
@@ -204,7 +205,7 @@ def _take_tile(dtype: str, tiles: list[str], free_tiles: list[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What an epilogue asks of a core that tiles a product.
+    """What an epilogue costs a core that computes a product in tiles.
 
     Per element of a tile: `tile_bytes` of UB, `cycles` of the vector unit, `loaded_bytes` from and
     `stored_bytes` to memory. Per 16 channels: `block_bytes` of UB or of the bias table for one
@@ -261,7 +262,7 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
 
 
 def _split_demand(epilogue: Epilogue, chip: Chip, sums: str) -> Demand:
-    """Return the demand where cube and vector cores are separate: mainly the vector cores' pace."""
+    """Return the demand where cube and vector cores are separate: mainly the vector cores' time."""
     head, tail = halves(epilogue, chip, sums)
     stored_bytes = DTYPE_BYTES[epilogue.out_dtype]
     cycles = 0.0
@@ -392,7 +393,7 @@ class OnesFeed(SlotFeed):
 class CubeBias:
     """The bias of a core's output blocks in L1, `n_own` of each of its bundles of groups.
 
-    MTE1 learns from `queue` that it has arrived, or else from what MTE2 copies after it.
+    MTE1 learns from `queue` that the bias has arrived, or else from what MTE2 copies after it.
     """
 
     k: isa.KernelBuilder

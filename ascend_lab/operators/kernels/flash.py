@@ -1,15 +1,17 @@
-"""FlashAttention for cores with cube and vector unit together: scores never reach GM.
+"""FlashAttention for cores that have both a cube and a vector unit: scores never reach GM.
 
-A block of rows of Q stays in L1 while blocks of K and V pass by, in three steps each:
+A block of rows of Q stays in L1 while blocks of K and V are loaded one after another. Each takes
+three steps ("the cube:" and "VU:", the vector unit, say who does what):
 
-    scores   the cube: S = Q K^T into L0C; V: the maxima of its rows, through L1 back to the cube
-    weights  the cube: S - m, in place; V: P = exp(S - m) as fp16, through L1 back to the cube
-    product  the cube: P V added to the running output in L0C, which V has multiplied by f
+    scores   the cube: S = Q K^T into L0C; VU: the maxima of its rows, through L1 back to the cube
+    weights  the cube: S - m, in place; VU: P = exp(S - m) as fp16, through L1 back to the cube
+    product  the cube: P V added to the running output in L0C, which VU has multiplied by f
 
-Steps of blocks take turns, so that V hardly ever waits for the cube: the weights of a block, the
-scores of the next one, be it of the next rows, the product of the one before. V has 16 columns
-more, of ones: the cube adds up the rows of P as well. It also adds a mask of one row to all rows of
-scores: two more rows of K^T, which the two halves of 1 / scale meet.
+The steps of three blocks alternate, so that the vector unit hardly ever waits for the cube: the
+weights of a block, the scores of the next one (even if it belongs to the next rows), the product of
+the one before. The matrix V gets 16 more columns, of ones, so that the cube also sums the rows of
+P. The cube also adds a mask of one row to all rows of scores: K^T gets two more rows, the mask,
+and Q two more columns, 1 / scale as a sum of two fp16 numbers.
 
 Source: Dao et al. 2022, "FlashAttention".
 """
@@ -82,9 +84,9 @@ class _Writer:
     ) -> None:
         """Declare the tensors, allocate queues and state.
 
-        Two blocks of K and V are in use, others on their way; Q comes with the first of its own.
-        All share their flags, because a pair of pipes may have only 4 event ids. Scores have one
-        slot: the cube subtracts in place.
+        Two blocks of K and V are in use while others are loaded; Q is loaded with the first block
+        of its keys. All share their flags, because a pair of pipes may have only 4 event ids.
+        Scores have one slot: the cube subtracts in place.
         """
         rows = tiling.rows
         keys = tiling.keys
@@ -124,7 +126,7 @@ class _Writer:
         self.state = soft.State.make(k, shape, tiling)
 
     def _allocate_mask(self) -> None:
-        """Allocate what a mask needs: V adds one of all rows, the cube adds one of one row."""
+        """Allocate buffers of a mask: the vector unit adds a full one, the cube one of one row."""
         k = self.k
         keys = self.tiling.keys
         self.mask: Queue | None = None
@@ -136,7 +138,7 @@ class _Writer:
             self.share = k.buffer("share_l1", "L1", "fp16", flash_shape.AREA)
 
     def program(self, share: flash_shape.Own) -> isa.Program:
-        """Walk blocks, three of them at a time."""
+        """Return the program, which goes over the blocks of keys, three of them at a time."""
         self._constants()
         side = self.tiling.rows // FRACTAL
         matrices, blocks = soft.axes(share, soft.places(self.k, share), side)
@@ -154,7 +156,7 @@ class _Writer:
         return self.k.finish()
 
     def _walk(self, previous: Place | None, place: Place | None, following: Place | None) -> None:
-        """Take turns at the blocks of a place, the last before it and the first behind it."""
+        """Write the turns of the rows at `place`, with the block before and the first one after."""
         full_blocks, last_fractals, _ = self.cut
         last_number = full_blocks - (not last_fractals)
         previous_block = previous and self._block(previous, last_number)
@@ -174,7 +176,7 @@ class _Writer:
             self._turn(now(n - 1), now(n), now(n + 1) if n < last_number else following_block)
 
     def _block(self, place: Place, number: Affine | int) -> soft.Block:
-        """Return a block of keys of a place."""
+        """Return block `number` of the keys that belong to the rows of `place`."""
         (matrix, rows) = place
         (full_blocks, last_fractals, ragged) = self.cut
         block_number = Affine() + number
@@ -192,7 +194,7 @@ class _Writer:
     def _turn(
         self, previous: soft.Block | None, current: soft.Block | None, following: soft.Block | None
     ) -> None:
-        """The weights of a block, the scores of the next, the product of the one before."""
+        """Write the weights of a block, the scores of the next, the product of the one before."""
         if current:
             self._weights(current)
         if following:
@@ -208,14 +210,14 @@ class _Writer:
             self.product.free()
 
     def _constants(self) -> None:
-        """Fill places in L1 with numbers: rows of a mask, what it and maxima meet, ones of V."""
+        """Write constants to L1: rows of a mask, factors of mask and maxima, the ones behind V."""
         size = self.tiling.keys * FRACTAL
         area = flash_shape.AREA
         self.peaks.alloc()
         slots = [Affine(slot) for slot in range(self.keys.buffer.slots)]
         if self.shape.mask == "rows":
             self._fill([Tile(self.row, slot).region(0, size) for slot in slots], (0.0, ALL))
-            # Masks come to the same places by MTE2: not before these zeros are there.
+            # MTE2 loads masks to the same places, but only after these zeros are written.
             self.k.set_flag("MTE3", "MTE2", 0)
             self.k.wait_flag("MTE3", "MTE2", 0)
             high, low = flash_shape.mask_shares(self.shape.scale)
@@ -232,7 +234,7 @@ class _Writer:
         self.peaks.free()
 
     def _fill(self, places: list[Region], *numbers: tuple[float, int]) -> None:
-        """Fill places in L1 with numbers, each where a lane's bit says so."""
+        """Write to each of `places` in L1 every number at the lanes whose bits are set."""
         tile = self.result.alloc()
         for number, mask in numbers:
             self.k.each("vdup", places[0].elements, (tile, 0), scalar=number, mask=mask)
@@ -243,19 +245,19 @@ class _Writer:
         self.result.free()
 
     def _send(self, to: Region) -> None:
-        """Move what V has written elsewhere."""
+        """Copy the tile that the vector unit has written to `to`."""
         self.result.enqueue()
         self.k.copy(to, self.result.dequeue().region(0, to.sizes))
         self.result.free()
 
     def _load(self, tile: Tile, name: str, block: soft.Block, rows: tiles.Span) -> None:
-        """Rows of q, k or v from GM to a tile, in FRACTAL_NZ on both sides."""
+        """Load rows of q, k or v from GM to a tile, in FRACTAL_NZ on both sides."""
         region = self.gm.block(name, block.matrix, rows)
         pitch = (self.block if name == "v" else rows[1]) * flash_shape.AREA
         self.k.copy(tile.region(0, region.sizes, (pitch, 1)), region)
 
     def _scores(self, block: soft.Block) -> None:
-        """Scores of a block in L0C and their maxima in L1; the first brings a block of rows."""
+        """Write a block's scores to L0C and their maxima to L1; the first block also loads Q."""
         k = self.k
         state = self.state
         one_row = self.shape.mask == "rows"
@@ -270,7 +272,7 @@ class _Writer:
             self._load(Tile(self.q, tile.slot), "q", block, block.rows)
         self.keys.enqueue()
         tile = self.keys.dequeue()
-        # Q came with the first of these blocks of keys, so many slots before.
+        # Q was loaded with the first of these blocks of keys, `block.number` slots earlier.
         q = Tile(self.q, tile.slot - block.number)
         a_slot = self.a_l0.alloc()
         b_slot = self.b_l0.alloc()
@@ -289,7 +291,7 @@ class _Writer:
             soft.take_factor(state, rows, block.number)
 
     def _load_mask(self, block: soft.Block, slot: Affine | int) -> None:
-        """A mask of one row to the first two rows of fractals of L1."""
+        """Load a mask of one row to the first two rows of fractals in L1."""
         src = self.gm.mask(block.matrix, block.rows, block.keys)
         for row in (0, 1):
             target = row * FRACTAL, src.sizes, (flash_shape.AREA, 1)
@@ -298,7 +300,7 @@ class _Writer:
     def _feed_mask(
         self, a_slot: Tile, b_slot: Tile, rows: int, keys: int, slot: Affine | int
     ) -> None:
-        """The shares of a mask behind Q in L0A, and its fractals, transposed, behind K in L0B."""
+        """Load a mask's factors behind Q in L0A, and its fractals, transposed, behind K in L0B."""
         area = flash_shape.AREA
         sizes = (rows, flash_shape.AREA)
         square = (FRACTAL, FRACTAL)
@@ -308,7 +310,7 @@ class _Writer:
         self.k.load2d(b_slot.region(keys * self.depth * area, (keys, *square)), mask)
 
     def _complete(self, tile: Tile, block: soft.Block) -> None:
-        """Scores to UB; what a mask of all rows or the end of keys changes there goes back."""
+        """Copy scores to UB; copy back those that a full mask or the end of the keys changes."""
         k = self.k
         (start, rows) = block.rows
         (_, keys) = block.keys
@@ -331,7 +333,7 @@ class _Writer:
             k.copy(tile.region(*stretch), wide.region(*stretch))
 
     def _weights(self, block: soft.Block) -> None:
-        """Scores of a block less their maxima, and the weights in L1."""
+        """Subtract the maxima from a block's scores, and write the weights to L1."""
         k = self.k
         (_, rows) = block.rows
         (_, keys) = block.keys
@@ -350,7 +352,7 @@ class _Writer:
         self.weights.enqueue()
 
     def _product(self, block: soft.Block) -> None:
-        """P V of a block: both to L0, and multiplied; the first one begins the output."""
+        """Load P and V of a block to L0 and multiply them; the first product begins the output."""
         (_, rows) = block.rows
         (_, keys) = block.keys
         # V lies in the slot of K that is freed next.
@@ -363,7 +365,7 @@ class _Writer:
         self._multiply(self.product, (rows, keys, self.width), block.number)
 
     def _finish(self, block: soft.Block) -> None:
-        """The quotient of a block of rows to GM."""
+        """Divide the output of a block of rows by its sums, and store it to GM."""
         soft.finish(
             self.state, self.product.dequeue(), self.result.alloc(), block.rows[1], self.width
         )
@@ -373,7 +375,7 @@ class _Writer:
     def _multiply(
         self, sums: Queue, sizes: tuple[int, int, int], accumulate: Affine | int = 0
     ) -> None:
-        """Multiply what has come to L0A and L0B; a mask stands behind Q and K."""
+        """Multiply the operands in L0A and L0B; a mask lies behind Q and K."""
         self.a_l0.enqueue()
         self.b_l0.enqueue()
         a = self.a_l0.dequeue()

@@ -1,10 +1,11 @@
-"""Causal FlashAttention on split chips: tiles that a block of rows does not see are left out.
+"""Causal FlashAttention on chips with separate cube and vector cores: invisible tiles are skipped.
 
 Rows are queries, or several heads of each query side by side. Query i of s sees the keys up to
-number i + t - s: the last query sees all t. A block of rows meets tiles that all of its rows see,
-then tiles on the diagonal, to which a staircase of minus infinities is added; it ends there.
+number i + t - s: the last query sees all t keys. A tile is a range of keys. A block of rows takes
+first the tiles that all of its rows see, then those on the diagonal, to whose scores a staircase of
+minus infinities is added; later tiles are skipped.
 
-Blocks have unlike numbers of tiles then. So a core takes the tiles of all its blocks as one
+So blocks differ in their numbers of tiles. A core takes the tiles of all its blocks as one
 sequence, block by block and matrix by matrix, and the first stage is some tiles ahead in it:
 
     tiles   a0 | b0 b1 | c0 c1 c2 | a0 of the next matrix ...
@@ -26,11 +27,11 @@ from ascend_lab.operators.kernels.flash_steps import LANES, LEAST, Axis, Piece, 
 from ascend_lab.operators.kernels.tiles import repeat
 
 
-# -- who does what ---------------------------------------------------------------------------------
+# -- which core does which blocks ------------------------------------------------------------------
 def blocks_of_cores(shape: FlashShape, side: int, cores: int) -> list[tuple[Piece, ...]]:
-    """Return the blocks of `side` fractals of rows for each of so many cores that share a matrix.
+    """Return the blocks of `side` fractals of rows for each of `cores` cores that share a matrix.
 
-    The longest block goes first, each to the core that has least to do so far.
+    Blocks are dealt from the longest on, each to the core that has the least work so far.
     """
     rows = shape.fractals[0]
     starts: list[list[int]] = [[] for _ in range(cores)]
@@ -51,7 +52,7 @@ def blocks_of_cores(shape: FlashShape, side: int, cores: int) -> list[tuple[Piec
 
 def _work(shape: FlashShape, start: int, side: int) -> int:
     """Return the scores of a block of rows, in fractals."""
-    # The last row of a block sees most keys: tiles go up to those.
+    # The last row of a block sees the most keys, which determine the tiles.
     size = min(side, shape.fractals[0] - start)
     return size * ceil_div(shape.seen((start + size) * FRACTAL - 1), FRACTAL)
 
@@ -59,7 +60,7 @@ def _work(shape: FlashShape, start: int, side: int) -> int:
 def causal_grid(shape: FlashShape, side: int, cores: int) -> tuple[int, int, int]:
     """Return cores over entries, row blocks and heads: the least work for the busiest core.
 
-    Among equals the most cores over matrices, whose programs are alike.
+    Among equal ones it is the grid with the most cores over matrices, whose programs are alike.
     """
     entries = shape.batch // shape.heads
     blocks = ceil_div(shape.fractals[0], side)
@@ -77,8 +78,8 @@ def causal_grid(shape: FlashShape, side: int, cores: int) -> tuple[int, int, int
 
 
 def visible_tiles(shape: FlashShape, block: Piece, side: int) -> tuple[int, int, int]:
-    """Return the tiles of `side` fractals that all rows of a block see, all its tiles, and the
-    fractals of the last one."""
+    """Return how many tiles of `side` fractals all rows of a block see, how many any row sees, and
+    the fractals of the last one."""
     first_row = block.start.const * FRACTAL
     full_tiles = shape.seen(first_row) // (side * FRACTAL)
     fractals = ceil_div(shape.seen(first_row + block.size * FRACTAL - 1), FRACTAL)
@@ -89,10 +90,10 @@ def visible_tiles(shape: FlashShape, block: Piece, side: int) -> tuple[int, int,
 # -- the sequence of tiles -------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A tile in the sequence of one matrix: its block, its number there, and what it begins, ends.
+    """A tile in the sequence of one matrix: its block, its number there, if it is first or last.
 
-    Loops write neighbours that are alike: neither first nor last, and, in the first stage, seen by
-    all rows.
+    A loop writes neighbouring tiles that are alike: neither first nor last and, in the first stage,
+    seen by all rows.
     """
 
     block: Piece
@@ -107,8 +108,8 @@ class Step:
 class CausalTiles:
     """Tiles of all blocks, one after another; the first stage is `lead` tiles ahead.
 
-    `in_flight` tiles it has begun and the second not ended, at most: as many on every core, whose
-    rings are one tensor, though a core may have fewer tiles.
+    At most `in_flight` tiles are begun by the first stage and not ended by the second. The number
+    is the same on every core, because their rings are one tensor, even if a core has fewer tiles.
     """
 
     matrices: Axis
@@ -135,7 +136,7 @@ class CausalTiles:
         return cls(matrices, tuple(steps), len(blocks), side, ahead, lead + 1)
 
     def number(self, at: Place) -> Affine:
-        """Number a block, or a tile by its place in the sequence."""
+        """Return the number of a block, or of a tile in the sequence."""
         matrix, block, *tile = at
         if tile:
             return matrix.number * len(self.steps) + tile[0].number
@@ -149,7 +150,7 @@ class CausalTiles:
             count - 1 + self.lead
         ) // count  # matrices that the first stage may be ahead
         matrices_ahead = min(matrices_ahead, matrices)
-        # The first stage begins alone.
+        # The first stage runs alone at the beginning.
         for at in range(self.lead):
             matrix, tile_number = divmod(at, count)
             self._tile(first, self._matrix(k, matrix), tile_number, Affine())
@@ -192,7 +193,7 @@ class CausalTiles:
             yield places[0], len(places)
 
     def _tile(self, stage: Stage, matrix: Piece, at: int, turn: Affine) -> None:
-        """Write tile `at` + `more` of a matrix, with the beginning and the end of its block."""
+        """Write tile `at` + `turn` of a matrix, and the beginning and end of its block, if due."""
         step = self.steps[at]
         start = (turn + step.number) * self.side
         tile = Piece(turn + at, start, step.columns, step.is_masked)
@@ -205,9 +206,9 @@ class CausalTiles:
 
 # -- the diagonal ----------------------------------------------------------------------------------
 def staircase_rows(shape: FlashShape, rows: int) -> int:
-    """Return the rows of the staircase for blocks of so many rows.
+    """Return the rows of the staircase for blocks of `rows` rows.
 
-    0: none is needed, because a block is part of the heads of one query.
+    It is 0 if no staircase is needed, because a block is part of the heads of one query.
     """
     if not shape.causal or shape.causal % rows == 0:
         return 0
@@ -251,7 +252,7 @@ class Diagonal:
         """Emit s += LEAST where a row does not see a key, for rows from `line` of the block on."""
         _, block, keys = at
         first_row = block.start.const * FRACTAL
-        # Keys that the first row sees all rows see.
+        # All rows see the keys that the first row sees.
         keys_of_first_row = self.shape.seen(first_row)
         if not keys.is_rest:  # all rows see all keys of the tile
             return
@@ -272,6 +273,6 @@ class Diagonal:
 
 
 def lanes_from(lane: int) -> int:
-    """Return the bits of the lanes from one on in each 16 of a repeat."""
+    """Return the bits of lanes `lane` .. 15 in each group of 16 lanes of a repeat."""
     fractal = ((1 << FRACTAL) - 1) >> lane << lane
     return sum(fractal << at for at in range(0, LANES, FRACTAL))

@@ -1,8 +1,9 @@
-"""What the vector cores do in FlashAttention on split chips: softmax of scores, and their sums.
+"""The vector cores' part of FlashAttention on chips with separate cores: softmax and weighted sums.
 
-A tile of scores lies in UB as (keys / 16, rows, 16). Maxima and sums fold its columns, half onto
-half, then its 16 lanes; what is left, one number a row, stays one number a row: maximum m, sum l,
-factor f. Before it meets a tile, 16 lanes take it.
+A tile of scores lies in UB as (keys / 16, rows, 16). Maxima and sums are taken first over its
+columns, half of them combined with the other half, and so on, then over its 16 lanes. The results
+are stored as one number per row: maximum m, sum l, factor f. To combine them with a tile, they are
+first copied to 16 lanes.
 
     P:   m' = max(m, max(s)),  f = exp(m - m'),  p = exp(s - m'),  l' = f l + sum(p)
     GU:  o' = f o + p v,  in the end y = o / l
@@ -40,16 +41,16 @@ GROUP = 8
 
 
 def slice_rows(shape: FlashShape, chip: Chip, rows: int, keys: int, slots: int) -> int:
-    """Return how many of a vector core's rows its UB holds at a time (0: not even 8)."""
+    """Return how many of a vector core's rows its UB holds at a time, 0 if not even 8."""
     width = shape.fractals[3] * FRACTAL
     # 64 rows in 1, 2, 3, ... slices of whole groups of 8: 64, 32, 24, 16, ... rows.
     for parts in range(1, rows // GROUP + 1):
         size = ceil_div(rows, GROUP * parts) * GROUP
-        # Of a row in a slice: a tile twice in fp32, twice in 2 bytes, and the folded columns.
+        # Each row of a slice has a tile twice in fp32, twice in 2 bytes, and the folded columns.
         row_bytes = 12 * max(keys, width) + 4 * FRACTAL * (ceil_div(keys, 2 * FRACTAL) + 1) + 4
         mask_bytes = {"": 0, "rows": 8 * keys, "full": size * (4 * keys + 4 * FRACTAL)}[shape.mask]
         mask_bytes += 4 * FRACTAL * staircase_rows(shape, 2 * rows)
-        # Of every row, in a slice or not: its sums, its maximum, totals and factors in flight.
+        # Every row, in a slice or not, has its sums, its maximum, and totals and factors in flight.
         state_bytes = rows * 4 * (width + 1 + 2 * slots)
         if size * row_bytes + state_bytes + mask_bytes <= chip.buffers["UB"]:
             return size
@@ -58,11 +59,11 @@ def slice_rows(shape: FlashShape, chip: Chip, rows: int, keys: int, slots: int) 
 
 @dataclass(frozen=True, slots=True)
 class RowState:
-    """Buffers of UB in fp32 that stay with the rows of a block from tile to tile of keys.
+    """Buffers of UB in fp32 that keep the state of a block's rows from tile to tile of keys.
 
-    `peak`, `total` and `factor` hold a number a row, `sums` slices of (width / 16, rows, 16);
-    totals and factors have a slot for everything in flight. For one slice `work` holds columns
-    that are folded, `wide` 16 equal lanes a row, `row` a number a row.
+    `peak`, `total` and `factor` hold one number per row, `sums` slices of (width / 16, rows, 16);
+    totals and factors have a slot for each tile or block in flight. For one slice, `work` holds
+    columns that are folded, `wide` 16 equal lanes per row, `row` one number per row.
     """
 
     sums: Buffer
@@ -76,10 +77,10 @@ class RowState:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A vector core's half of the rows of every block, on their way through UB.
+    """A vector core's half of the rows of every block, and the buffers through which they pass.
 
-    Vector core `aiv` takes up to `slice_rows` of them at a time. `tiles` are slots of what arrives,
-    `out` of what leaves.
+    The vector core takes up to `slice_rows` of them at a time. `tiles` has slots for tiles that
+    arrive, `out` for results that leave.
     """
 
     k: KernelBuilder
@@ -128,18 +129,18 @@ class Rows:
             yield at * GROUP, size * GROUP
 
     def take(self, src: Region) -> Tile:
-        """Bring a slice of a ring to UB."""
+        """Load a slice of a ring's slot to UB."""
         self.k.copy(self.tiles.alloc().region(0, src.sizes), src)
         self.tiles.enqueue()
         return self.tiles.dequeue()
 
     def put(self, to: Region) -> None:
-        """Hand the finished slice on, and move it to GM."""
+        """Pass the finished slice to MTE3, which stores it to `to` in GM."""
         self.out.enqueue()
         self.k.copy(to, self.out.dequeue().region(0, to.sizes))
         self.out.free()
 
-    # -- a number a row, and its 16 lanes ----------------------------------------------------------
+    # -- one number per row, and its 16 lanes ------------------------------------------------------
     def across(self, op: str, source: Buffer | Tile, rows: int) -> Region:
         """Emit row = max or sum over 16 lanes of `source` (rows, 16); return it as one repeat."""
         halves = [
@@ -164,14 +165,14 @@ class Rows:
         """Emit tile = tile op wide for a tile (columns, rows, 16), by columns or groups of rows."""
         groups = rows * FRACTAL // LANES
         pitch = rows * FRACTAL
-        # An instruction a column: it meets all groups of 4 rows, each with its own 64 lanes.
+        # One instruction per column: it takes all groups of 4 rows, each with its own 64 lanes.
         count = columns
         step = pitch
         shape = (groups, LANES)
         strides = (LANES, 1)
         wide_strides = (LANES, 1)
         wide_step = 0
-        # Fewer groups than columns: an instruction a group, whose lanes serve all columns.
+        # If there are fewer groups than columns: one instruction per group for all columns.
         if groups < columns:
             count = groups
             step = LANES
@@ -187,9 +188,9 @@ class Rows:
     def fold(
         self, op: str, source: Buffer | Tile, to: Buffer | Tile, columns: int, rows: int
     ) -> None:
-        """Emit the first column of `to` = max or sum over the columns of a tile, half onto half."""
+        """Emit the first column of `to` = max or sum over a tile's columns, by repeated halving."""
         column = rows * FRACTAL
-        # 5 columns: 2 and 2 are folded to `to`, so the third must be there, too.
+        # 5 columns: two pairs are combined into `to`, so the fifth must be copied there, too.
         if to is not source and columns % 2:
             middle = columns // 2 * column
             self.k.each("vcopy", column, (to, middle), (source, middle))
@@ -205,7 +206,7 @@ class Weigh:
     """Stage P: a ring of scores becomes a ring of weights, and the statistics of their rows."""
 
     def __init__(self, rows: Rows, scores: RingEnd, weights: RingEnd, pitch: int) -> None:
-        """Pass tiles on whose columns lie `pitch` elements apart."""
+        """Read `scores` and write `weights`, whose columns lie `pitch` elements apart."""
         self.rows = rows
         self.scores = scores
         self.weights = weights
@@ -224,10 +225,10 @@ class Weigh:
         r.k.vector("vdup", total, scalar=0.0)
 
     def close(self, at: Place) -> None:
-        """Leave the statistics to the other stage."""
+        """Do nothing: the other stage uses the statistics."""
 
     def tile(self, at: Place) -> None:
-        """Wait for a tile of scores, and send their weights."""
+        """Wait for a tile of scores, and write its weights to the other ring."""
         r = self.rows
         half = at[1].size * GROUP
         scores = self.scores.dequeue()
@@ -238,7 +239,7 @@ class Weigh:
             tile = r.take(scores.region(*place))
             if self.mask:
                 self.mask.add(tile, at, r.aiv * half + line, rows)
-            # The diagonal drops what stands behind the last key, too.
+            # The diagonal also drops the padding behind the last key.
             if self.diagonal:
                 self.diagonal.drop(tile, at, r.aiv * half + line, rows)
             else:
@@ -250,17 +251,17 @@ class Weigh:
         self.weights.enqueue()
 
     def _drop_padding(self, tile: Tile, at: Place, rows: int) -> None:
-        """Emit LEAST for the scores of the keys behind the last one."""
+        """Emit LEAST for the scores of the padding behind the last key."""
         ragged_keys = self.rows.shape.keys % FRACTAL
         keys = at[2]
-        # 100 keys: lanes 4 to 15 of the seventh column are no keys.
+        # With 100 keys, lanes 4 to 15 of the seventh column are padding.
         if keys.is_rest and ragged_keys:
             bits = lanes_from(ragged_keys)
             last_column = (keys.size - 1) * rows * FRACTAL
             self.rows.k.each("vdup", rows * FRACTAL, (tile, last_column), scalar=LEAST, mask=bits)
 
     def _weigh(self, tile: Tile, at: Place, line: Affine, rows: int) -> None:
-        """Emit p = exp(s - m') of a slice, and bring m, f and l up to date."""
+        """Emit p = exp(s - m') of a slice, and update m, f and l."""
         r = self.rows
         k = self.rows.k
         columns = at[2].size
@@ -290,7 +291,7 @@ class Weigh:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """What is added to the scores: a queue of it in 2 bytes, and room for some of it in fp32."""
+    """The mask that is added to the scores: a queue in its 2-byte format, and a buffer in fp32."""
 
     rows: Rows
     queue: Queue
@@ -337,10 +338,10 @@ class Mask:
 
 
 class Gather:
-    """Stage GU: products of weights and values are added to what came before, and divided."""
+    """Stage GU: products of weights and values are added up, and divided by l at the end."""
 
     def __init__(self, rows: Rows, products: RingEnd, pitch: int) -> None:
-        """Read a ring of tiles whose columns lie `pitch` elements apart."""
+        """Read the ring `products`, in whose tiles columns lie `pitch` elements apart."""
         self.rows = rows
         self.products = products
         self.pitch = pitch

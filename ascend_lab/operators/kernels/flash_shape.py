@@ -1,4 +1,4 @@
-"""What FlashAttention computes and how it is cut: problem, blocks, cores, GM tensors.
+"""Describe a FlashAttention problem: sizes, blocks, division over cores, tensors in GM.
 
 All tensors lie in GM as FRACTAL_NZ, (columns / 16, rows, 16); a mask of one row is a vector.
 """
@@ -27,7 +27,7 @@ SCALES = 2.0**-11, 16.0
 
 
 class FlashView(NamedTuple):
-    """Elements from an entry of the batch, a head and a column of fractals to the next."""
+    """Strides in elements between batch entries, between heads and between columns of fractals."""
 
     entry: int
     head: int
@@ -35,9 +35,9 @@ class FlashView(NamedTuple):
 
     @classmethod
     def of(cls, shape: Sequence[int], digits: Iterable[tuple[int, int]]) -> "FlashView | None":
-        """Return where matrices (entry, head, row, column) lie; None: rows are not side by side.
+        """Return the strides of matrices (entry, head, row, column), or None if rows have gaps.
 
-        `digits` are strides of an address where all lie side by side, and what each is here.
+        `digits` are pairs: a stride in a contiguous tensor, and the stride that replaces it here.
         """
         matrix_elements = shape[-2] * shape[-1]
         # Steps of an address from entry to entry, head to head, column to column of fractals, row
@@ -62,13 +62,13 @@ class FlashShape:
     """softmax(scale q k^T + mask) v for `batch` pairs of q (rows, depth) and k (keys, depth).
 
     v is (keys, width). `mask` is "" (none), "rows" (one row for all of q) or "full". Tensors named
-    in `shared` have one matrix for the whole batch, else `heads` an entry, side by side unless
-    `views` tells where those of q, k, v or y lie. All tensors are in `dtype`: bf16 needs separate
-    vector cores.
+    in `shared` have one matrix for the whole batch; others have `heads` matrices per batch entry,
+    one after another unless `views` tells where those of q, k, v or y lie. All tensors are in
+    `dtype`: bf16 needs separate vector cores.
 
-    Rows may be several queries' heads that share keys, query by query: `causal` is how many heads a
-    query has then, and each query sees the keys up to its own, the last one all of them. 0: every
-    row sees all keys.
+    If `causal` is 0, every row sees all keys. Otherwise `causal` is the number of heads per query
+    that share keys: the rows are these heads, query by query, and each query sees the keys up to
+    its own position, the last query all of them.
     """
 
     batch: int
@@ -101,7 +101,7 @@ class FlashShape:
 
     @property
     def queries(self) -> int:
-        """Queries of a causal shape: rows of different keys."""
+        """Number of queries of a causal shape, each of which sees a different number of keys."""
         return self.rows // max(self.causal, 1)
 
     def seen(self, row: int) -> int:
@@ -130,7 +130,7 @@ class FlashShape:
 
 @dataclass(frozen=True, slots=True)
 class FlashTiling:
-    """Rows of Q and of K and V in a block; the grid of cores over entries, row blocks, heads."""
+    """Rows of Q, and of K and V, in a block; the grid of cores over entries, row blocks, heads."""
 
     rows: int
     keys: int
@@ -147,8 +147,8 @@ class FlashTiling:
 def tile_bytes(shape: FlashShape, tiling: FlashTiling) -> dict[str, int]:
     """Return the bytes each on-chip memory needs; see `kernels.flash` for the buffers.
 
-    UB: two tiles on their way out, the maxima of every 8 keys, 16 lanes and
-    six numbers a row of statistics, and the mask.
+    UB holds two tiles that are being stored, the maxima of every 8 keys, 16 lanes and six numbers
+    of statistics per row, and the mask.
     """
     depth = shape.fractals[2] * FRACTAL
     width = (shape.fractals[3] + 1) * FRACTAL
@@ -175,26 +175,26 @@ def tile_bytes(shape: FlashShape, tiling: FlashTiling) -> dict[str, int]:
 
 
 def row_lanes(rows: int) -> int:
-    """Return the lanes of a number a row: whole repeats, if there is more than one."""
+    """Return the lanes that one number per row takes: whole repeats, if more than one repeat."""
     # A repeat of fp32 is 64 lanes: 80 rows take 2 repeats, 128 lanes.
     return rows if rows < 64 else ceil_div(rows, 64) * 64
 
 
 def key_slots(shape: FlashShape, tiling: FlashTiling) -> int:
-    """Return the slots of K and V in L1: 4, or 3 if the next block of rows would meet its own Q.
+    """Return the slots of K and V in L1: 3 if a multiple of 4 blocks has all keys, else 4.
 
-    A slot is filled when the product of 3 or 4 blocks before, and the scores 2 behind that one,
-    have been taken: the last but one, or the last.
+    Q lies in the slot of its first block of keys. With 4 slots and a multiple of 4 blocks, the Q of
+    the next rows would need the slot in which the Q of these rows still lies.
     """
     return 3 + (ceil_div(shape.keys, tiling.keys) % 4 > 0)
 
 
 def traffic_bytes(shape: FlashShape, tiling: FlashTiling) -> int:
-    """Return the bytes between GM and the cores: q and y once, k and v once a block of rows.
+    """Return the bytes between GM and the cores: q and y once, k and v once per block of rows.
 
-    2 (n d + n e + ceil(n / r) t (d + e)) a matrix for blocks of r rows, all sizes in whole
-    fractals; a mask is read as often as k, or once in all if it has all rows. With blocks as tall
-    as an on-chip memory of M bytes allows, r ~ M / d, this is O(n t d^2 / M)  (Dao et al. 2022).
+    They are 2 (n d + n e + ceil(n / r) t (d + e)) per matrix for blocks of r rows, all sizes in
+    whole fractals. A mask of one row is read as often as k, a full mask once. With blocks as tall
+    as an on-chip memory of M bytes allows, r ~ M / d, this is O(n t d^2 / M) (Dao et al. 2022).
     """
     rows, keys, depth, width = (n * FRACTAL for n in shape.fractals)
     blocks = ceil_div(rows, tiling.rows)
@@ -240,10 +240,10 @@ def fits(shape: FlashShape, tiling: FlashTiling, chip: Chip) -> bool:
 
 
 def default_tiling(shape: FlashShape, chip: Chip) -> FlashTiling:
-    """Return the blocks that fit, keep the busiest core's vector unit busy least, and move least.
+    """Return the blocks that fit and need the fewest vector cycles on the busiest core.
 
-    The fewest bytes count among those within 3 %, then the most keys, whose maxima are brought up
-    to date least. Raises as `check_tiling`.
+    Among tilings within 3 % it is the one that moves the fewest bytes, then the one with the most
+    keys per block, which updates maxima least often. Raises the errors of `check_tiling`.
     """
     check_tiling(shape, FlashTiling(FRACTAL, FRACTAL), chip)
     rows, keys = shape.fractals[:2]
@@ -259,9 +259,9 @@ def default_tiling(shape: FlashShape, chip: Chip) -> FlashTiling:
 def vector_cycles(shape: FlashShape, tiling: FlashTiling) -> int:
     """Estimate the vector unit's cycles on the busiest core, from instructions and repeats.
 
-    A block takes 16 cycles for 16 x 16 scores, 20 more with a mask of all rows, some more for its
-    maxima; a block of rows 20 for its 16 x 16 numbers, and 16 for each block of keys but the first.
-    Before the first block and behind the last V waits.
+    A block takes 16 cycles per 16 x 16 scores, 20 more with a full mask, and some for its maxima. A
+    block of rows takes 20 cycles per 16 x 16 outputs, and 16 for each block of keys after the
+    first. Before the first block and after the last one the vector unit waits.
     """
     rows, keys, _, width = shape.fractals
     block_rows = tiling.rows // FRACTAL
@@ -287,7 +287,7 @@ def vector_cycles(shape: FlashShape, tiling: FlashTiling) -> int:
 
 
 def _equal_blocks(fractals: int) -> list[int]:
-    """Return the sizes of blocks, in elements, that cut so many fractals into equal parts."""
+    """Return the sizes of blocks, in elements, that cut `fractals` fractals into equal parts."""
     return sorted({ceil_div(fractals, n) * FRACTAL for n in range(1, fractals + 1)})
 
 
@@ -297,7 +297,7 @@ def default_scale(depth: int) -> float:
 
 
 def mask_shares(scale: float) -> tuple[float, float]:
-    """Return two positive numbers of fp16 of the sum 1 / scale, so that infinities stay."""
+    """Return two positive fp16 numbers with the sum 1 / scale, so that infinities keep signs."""
     # 1 / scale = 8 for depth 64: 7.992 in fp16, and 0.008 more: both are positive.
     mantissa, exponent = math.frexp(1.0 / scale)
     high = math.ldexp(math.ceil(mantissa * 2048) - 1, exponent - 11)
@@ -308,7 +308,8 @@ def mask_shares(scale: float) -> tuple[float, float]:
 def grid(shape: FlashShape, blocks: int, cores: int) -> tuple[int, int, int]:
     """Return cores over entries, row blocks and heads: the fewest blocks for the busiest core.
 
-    Among equals the most cores over matrices, then those with all of one head or one entry.
+    Among equal ones it is the grid with the most cores over matrices, then one in which a core has
+    whole heads or whole entries.
     """
     entries = shape.batch // shape.heads
 
@@ -330,7 +331,7 @@ def grid(shape: FlashShape, blocks: int, cores: int) -> tuple[int, int, int]:
 
 
 def shares(shape: FlashShape, block: int, cores: tuple[int, int, int]) -> dict[str, list[int]]:
-    """Return what the cores of a grid own: entries, rows in blocks, and heads."""
+    """Return the shares of the cores of a grid along entries, rows (in whole blocks) and heads."""
     axes = ((shape.batch // shape.heads, 1), (shape.fractals[0], block), (shape.heads, 1))
     return {
         name: chunks(*axis, cores_of_axis)
@@ -360,7 +361,7 @@ class Tensors:
         return cls(shape, buffers)
 
     def view(self, name: str) -> FlashView:
-        """Return how the matrices of a tensor lie."""
+        """Return the strides between the matrices of a tensor."""
         if view := dict(self.shape.views).get(name):
             return view
         # A shared matrix is the same for every entry and head: a step of 0.
@@ -373,7 +374,7 @@ class Tensors:
         return matrix[0] * view.entry + matrix[1] * view.head
 
     def block(self, name: str, matrix: Matrix, rows: Span, columns: Span | None = None) -> Region:
-        """Return rows, in fractals, of q, k, v or y: (columns / 16, rows x 16); some columns."""
+        """Return rows (in fractals) and `columns` of q, k, v or y: (columns / 16, rows x 16)."""
         all_columns = self.lines(name, matrix, (rows[0] * FRACTAL, rows[1] * FRACTAL))
         if columns is None:
             return all_columns
@@ -382,7 +383,7 @@ class Tensors:
         return self.buffers[name].region(start, (columns[1], all_columns.sizes[1]), strides)
 
     def lines(self, name: str, matrix: Matrix, rows: Span) -> Region:
-        """Return the same of single rows."""
+        """Return rows of a tensor, counted one by one, as (columns / 16, rows x 16)."""
         (_, columns) = _matrix(self.shape, name)
         (at, size) = rows
         start = self.start(name, matrix) + at * FRACTAL
@@ -390,7 +391,7 @@ class Tensors:
         return self.buffers[name].region(start, (columns, size * FRACTAL), (pitch, 1))
 
     def mask(self, matrix: Matrix, rows: Span, keys: Span) -> Region:
-        """Return the mask of scores, (keys / 16, rows x 16), or one row of keys.
+        """Return the mask of a block of scores, (keys / 16, rows x 16), or one row of keys.
 
         Rows are counted one by one, keys in fractals.
         """
@@ -405,7 +406,7 @@ class Tensors:
 
 
 def _matrix(shape: FlashShape, name: str) -> tuple[int, int]:
-    """Return rows and columns in fractals; no rows of a mask that is a vector."""
+    """Return rows and columns of a tensor in fractals; 0 rows for a mask of one row."""
     rows, keys, depth, width = shape.fractals
     mask = rows if shape.mask == "full" else 0, keys
     sizes = {"q": (rows, depth), "k": (keys, depth), "v": (keys, width), "y": (rows, width)}
@@ -415,8 +416,8 @@ def _matrix(shape: FlashShape, name: str) -> tuple[int, int]:
 def cut_keys(shape: FlashShape, block: int) -> tuple[int, int, int]:
     """Return full blocks of keys, fractals of the last one, and keys in its last fractal.
 
-    The last is a block of its own where it is shorter (0: it is not) or ends inside a fractal (0:
-    it does not).
+    The last block is counted separately if it is shorter than the others or ends inside a fractal;
+    the second number is 0 if there is no such block, the third if it ends with a fractal.
     """
     # 100 keys in blocks of 2 fractals: 7 fractals are 3 full blocks and 1 fractal, of which 4 keys
     # count.

@@ -1,17 +1,17 @@
-"""FlashAttention where cube and vector cores are separate: four stages hand tiles on through L2.
+"""FlashAttention where cube and vector cores are separate: four stages pass tiles through L2.
 
-A block of rows of q stays in the L1 of a cube core while tiles of keys and values pass by:
+A block of rows of q stays in the L1 of a cube core while tiles of keys and values are loaded:
 
     QK  cube     s = scale q k^T in fp32, scaled on its way out by the fix pipe
-    P   vectors  online softmax: p = exp(s - m) as fp16, and the factor f of what came before
+    P   vectors  online softmax: p = exp(s - m) as fp16, and the factor f for earlier sums
     PV  cube     o = p v in fp32
     GU  vectors  sum = f sum + o; after the last tile y = sum / l
 
 (QK, P, PV and GU are the names of the stages in the source.) Each stage writes its tiles to a ring,
 a few slots of GM that are reused so soon that they stay in L2, and a flag says that a slot is
-filled. The cube does QK some tiles ahead of PV, and the vector cores P as many ahead of GU, so that
-no core waits for a tile's way through L2. Where a matrix has few keys, the first stage is whole
-blocks of rows, or whole matrices, ahead.
+filled. The cube does QK some tiles ahead of PV, and the vector cores do P equally far ahead of GU,
+so that no core waits while a tile goes through L2. If a matrix has few keys, the first stage is
+whole blocks of rows, or whole matrices, ahead.
 
 Source: hw-native-sys/pto-isa, kernels/manual/common/flash_atten (stages, preload, tile sizes).
 """
@@ -61,7 +61,7 @@ class SplitTiling:
 
 
 class CubeParts(NamedTuple):
-    """How much one cube instruction and one copy to L1 take, in fractals; and slots of q in L1.
+    """Sizes in fractals of one cube instruction and of one copy to L1; and the slots of q in L1.
 
     An instruction multiplies `keys` keys and `columns` of the depth (QK) or of the width (PV). A
     copy loads `k_rows` keys, or all keys of a tile in `v_columns` columns of v.
@@ -82,7 +82,7 @@ Eight copies are short: only for widths that have no room otherwise (the 576 of 
 
 
 def cube_parts(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> CubeParts | None:
-    """Return the largest parts with which a tiling fits L0 and L1, None if there are none.
+    """Return the largest parts with which a tiling fits L0 and L1; None if it never fits.
 
     See `COPIES`.
     """
@@ -129,8 +129,8 @@ def fits_split(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> bool:
 def split_tilings(shape: FlashShape, chip: Chip) -> list[SplitTiling]:
     """Return tilings that fit: for blocks of 128, 64, 32 and 16 rows the one with the most keys.
 
-    They cut rows and keys into blocks of equal size. Where one tile has all keys, no stage is ahead
-    inside a block: there are more blocks then, with fewer rows, so that no core is idle.
+    They cut rows and keys into blocks of equal size. If one tile has all keys, no stage is ahead
+    inside a block: then blocks have fewer rows, so that there is work for every core.
     """
     rows, keys = shape.fractals[:2]
     cores_per_matrix = chip.core_count // shape.batch if shape.keys <= KEYS else 1
@@ -158,7 +158,7 @@ def split_tiling(shape: FlashShape, chip: Chip) -> SplitTiling:
 
 
 def check_split(shape: FlashShape, t: SplitTiling, chip: Chip) -> None:
-    """Raise `InputError` or `CapacityError` for a tiling that the kernel cannot have."""
+    """Raise `InputError` or `CapacityError` for a tiling with which the kernel cannot run."""
     sizes = (t.rows, t.keys)
     if min(sizes) < FRACTAL or any(n % FRACTAL for n in sizes) or not 0 <= t.ahead < MAX_IN_FLIGHT:
         needed = f"rows and keys in multiples of {FRACTAL}, 0 to {MAX_IN_FLIGHT - 1} tiles ahead"
@@ -173,8 +173,8 @@ def flash_pipeline_launch(
 ) -> isa.Launch:
     """Return attention as a launch of cube and vector cores together: GM tensors q, k, v, y.
 
-    Beside these and a mask there are the rings s, p and o. Raises `CapacityError` for matrices too
-    wide, `InputError` for a wrong tiling.
+    Further tensors are a mask, if there is one, and the rings s, p and o. Raises `CapacityError` if
+    matrices are too wide, `InputError` for a wrong tiling.
     """
     t = tiling or split_tiling(shape, chip)
     check_split(shape, t, chip)
@@ -262,7 +262,7 @@ class Plan:
             ("p", self.shape.dtype, rows * keys),
             ("o", "fp32", rows * width),
         )
-        # A slot for every tile that the first stage has begun and the second not ended.
+        # A slot for every tile that the first stage has begun and the second has not ended.
         slots = nest.in_flight
         cores = self.cores[0] * self.cores[1] * self.cores[2]
         s, p, o = (
@@ -351,7 +351,7 @@ class Cube:
         )
 
     def load(self, queue: isa.Queue, src: isa.Region) -> isa.Tile:
-        """Bring an operand from GM to L1."""
+        """Load an operand from GM to L1."""
         self.k.copy(queue.alloc().region(0, src.sizes), src)
         queue.enqueue()
         return queue.dequeue()
@@ -437,7 +437,7 @@ class Scores:
             c.multiply(sums, (rows, columns, count), first_column)
 
     def close(self, at: Place) -> None:
-        """Give the slot of q back."""
+        """Free the slot of q."""
         self.cube.q.free()
 
 
@@ -501,7 +501,7 @@ class Products:
         self.ring.enqueue()
 
     def _product(self, at: Place, weights: isa.Tile, values: Fractals, width: int) -> None:
-        """Multiply the weights of a tile by some columns of its values, a part of the keys each."""
+        """Multiply the weights of a tile by some columns of its values, some keys at a time."""
         c = self.cube
         rows = at[1].size
         sums = c.c.alloc()

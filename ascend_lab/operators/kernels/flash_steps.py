@@ -1,21 +1,22 @@
-"""Steps of FlashAttention: online softmax on one block of scores, and two stages in one nest.
+"""Steps of FlashAttention: online softmax on one block of scores, and a loop nest of two stages.
 
-Scores lie in L0C as (keys / 16, rows, 16). The vector unit copies them twice, for their maxima and
-as fp16, and in between the cube subtracts the maxima: a product with -128, 16 times. Maximum m
-and factor f are a number a row; m is two halves, the second what the first leaves. The last 16
-columns of v are ones, those of o are l.
+Scores lie in L0C as (keys / 16, rows, 16). The vector unit copies them twice, first for their
+maxima, then as fp16, and in between the cube subtracts the maxima: it adds 16 products with -128.
+Maximum m and factor f are one number per row; m is stored as a sum of two fp16 numbers, high and
+low. The last 16 columns of v are ones, so that those of o are l.
 
     m' = max(m, max(s)),  p = exp(c (s - m')),  f = exp(c (m - m')),  o' = f o + p v,  y = o / l
 
-c scales products to scores. The first block of keys finds no m and o: m' = max(s), but finite, o' =
-p v. s - m' is rounded to fp16 before its exponential is taken: e^-x is off by x e^-x 2^-11 at most,
-no more than 1.8e-4, where rounding p itself may take 2.4e-4; three times, if c is no power of two.
+c scales products to scores. For the first block of keys m' = max(s), but finite, and o' = p v.
+s - m' is rounded to fp16 before its exponential is taken. The error of e^-x is at most
+x e^-x 2^-11, no more than 1.8e-4, while rounding p itself may cost 2.4e-4; it is three times as
+large if c is not a power of two.
 
 Sources: Milakov and Gimelshein 2018 (online softmax), Dao et al. 2022 (FlashAttention).
 
-Products run some steps ahead of what the vector unit does with them. The nest goes over matrices,
-blocks of rows and tiles of keys. On the axis that runs ahead, the first stage does `lead` pieces
-more, then both take turns, and the second stage ends alone:
+Products are computed some steps before the vector unit uses them. The nest loops over matrices,
+blocks of rows and tiles of keys. On one of these axes the first stage begins with `lead` pieces
+alone, then both stages alternate, and the second stage ends alone:
 
     0 1 2 3 4  then 5, 0'; 6, 1'; ...  then the last five of the second stage
 """
@@ -49,9 +50,10 @@ LOWEST = -65504.0
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Buffers of UB that only the vector unit uses, fp32 but for `halves`.
+    """Buffers of UB that only the vector unit uses, in fp32 except for `halves`.
 
-    `wide` has a tile of L0C, `work` 16 numbers a row, others one; `best` one for 8 keys.
+    `wide` has a tile of L0C, `work` 16 numbers per row, the others one number per row, and `best`
+    one number per 8 keys.
     """
 
     builder: KernelBuilder
@@ -108,7 +110,7 @@ def add_mask(s: State, mask: Tile, fractals: int) -> None:
 
 
 def drop_padding(s: State, rows: int, keys: int, ragged_keys: int) -> None:
-    """Emit scores of the keys behind the last one, from lane `kept` of the last fractal: LEAST."""
+    """Emit LEAST for the scores of padding: lanes from `ragged_keys` on of the last fractal."""
     # 4 keys in the last fractal: lanes 4 to 15 of every 16.
     fractal = ((1 << FRACTAL) - 1) >> ragged_keys << ragged_keys
     bits = sum(fractal << at for at in range(0, LANES, FRACTAL))
@@ -117,7 +119,7 @@ def drop_padding(s: State, rows: int, keys: int, ragged_keys: int) -> None:
 
 
 def take_peaks(s: State, out: Tile, rows: int, keys: int, block: Affine) -> None:
-    """Emit m' of the scores in UB, in steps, and its halves in 16 equal lanes of `out`."""
+    """Emit m' of the scores in UB, divided by STEP, and to `out` its high and low parts."""
     k = s.builder
     lanes_of_rows = flash_shape.row_lanes(rows * FRACTAL)
     best = (s.best, 0)
@@ -142,7 +144,7 @@ def take_peaks(s: State, out: Tile, rows: int, keys: int, block: Affine) -> None
 
 
 def tallest(s: State, rows: int, keys: int) -> None:
-    """Emit best (rows) = the maxima over keys: of 8 lanes at once, then half onto half."""
+    """Emit best (rows) = the maxima over keys: of 8 lanes at once, then by repeated halving."""
     k = s.builder
     # vcgmax leaves a maximum of 8 lanes: two for each fractal of 16 keys.
     count = 2 * keys
@@ -161,7 +163,7 @@ def tallest(s: State, rows: int, keys: int) -> None:
 
 
 def take_factor(s: State, rows: int, block: Affine) -> None:
-    """Emit f of block `block`, a number a row; two blocks are under way at a time."""
+    """Emit f of block `block`, one number per row; two blocks are in progress at a time."""
     k = s.builder
     count = flash_shape.row_lanes(rows * FRACTAL)
     factor = (Tile(s.factor, block), 0)
@@ -182,7 +184,7 @@ def weigh(s: State, out: Tile, fractals: int) -> None:
 
 
 def rescale(s: State, out: Tile, rows: int, width: int, block: Affine) -> None:
-    """Emit o = f o, from L0C and back there, with the factor of block `block`."""
+    """Emit o = f o, from L0C to UB and back, with the factor of block `block`."""
     k = s.builder
     count = rows * FRACTAL
     all_sums = (0, width * rows * AREA)
@@ -217,9 +219,9 @@ def finish(s: State, sums: Tile, out: Tile, rows: int, width: int) -> None:
 
 # -- two stages of one nest ------------------------------------------------------------------------
 class Piece(NamedTuple):
-    """One step along an axis: its number, where it starts, its size, whether it is the rest.
+    """One step along an axis: its number, where it starts, its size, whether it is the remainder.
 
-    Of matrices it starts at an entry of the batch, of a head.
+    For matrices `start` is the entry of the batch.
     """
 
     number: Affine
@@ -250,9 +252,9 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """From `first` on, `full` pieces of `each`, then a rest of its own (0: none).
+    """From `first` on, `full` pieces of size `each`, then a remainder of another size (0: none).
 
-    Pieces are numbered head by head: there are as many of each, from `head` on.
+    Pieces are numbered head by head, from `head` on, with equally many per head.
     """
 
     name: str
@@ -274,9 +276,9 @@ class Axis:
             yield Piece(Affine(self.full), self.first + self.full * self.each, self.rest, True)
 
     def turns(self, k: KernelBuilder, count: int, *shifts: int) -> Iterator[list[Piece]]:
-        """Yield full piece n + shift for every shift, n up to `count`: loops where none carries."""
-        # Pieces of one head: loops run inside a head, so that a shifted piece carries into the next
-        # one.
+        """Yield full pieces n + shift, one per shift, for all n < `count`, in loops if possible."""
+        # Loops run inside a head, and must be cut where a shifted piece would carry into the next
+        # head.
         head_pieces = self.full // self.heads or 1
         # A shift of 4 in heads of 10 pieces carries from piece 6 on: loops over 0 .. 5 and 6 .. 9.
         cuts = {0, *(-shift % head_pieces for shift in shifts)}
@@ -307,7 +309,7 @@ class Axis:
         yield from self.last()
 
     def threes(self, k: KernelBuilder) -> Iterator[tuple[Piece | None, ...]]:
-        """Yield each piece between the one before and the next; None stands at both ends, twice."""
+        """Yield (previous, piece, next) for each piece; None stands for pieces beyond the ends."""
         first_numbers = range(self.full) if self.full < 2 else (0, 1)
         first_pieces = [None, None, *(next(self.turns(k, 1, n))[0] for n in first_numbers)]
         if self.full > 1:
@@ -319,7 +321,7 @@ class Axis:
         yield from zip(last_pieces, last_pieces[1:], last_pieces[2:], strict=False)
 
     def staggered(self, k: KernelBuilder, lead: int) -> Iterator[tuple[int, Piece]]:
-        """Yield (stage, piece) with stage 0 ahead of stage 1 by `lead` pieces, if there are."""
+        """Yield (stage, piece) with stage 0 ahead of stage 1 by `lead` pieces, or by all pieces."""
         # With lead 2 and 5 pieces: 0 1, then 2 0', 3 1', 4 2', then 3' 4'.
         lead = min(lead, self.full)
         for (piece,) in self.turns(k, lead, 0):
@@ -336,7 +338,7 @@ class Axis:
 
 
 def places(k: KernelBuilder, shares: Own) -> tuple[Affine, ...]:
-    """Return where a core stands in the grid, along each axis."""
+    """Return the coordinates of a core in the grid, one per axis."""
     return tuple(k.param(name, share[2]) for name, share in zip(GRID, shares, strict=True))
 
 
@@ -377,9 +379,10 @@ class Nest:
 
     @classmethod
     def of(cls, axes: tuple[Axis, Axis, Axis], tiles: int, max_in_flight: int) -> "Nest":
-        """Return the nest whose first stage is about `tiles` tiles ahead, of `most` in flight.
+        """Return the nest whose first stage is about `tiles` tiles ahead of the second.
 
-        Tiles run ahead where a block has enough of them, else matrices or blocks.
+        At most `max_in_flight` tiles may be in flight. Single tiles run ahead if a block has enough
+        of them, else whole blocks or matrices.
         """
         _, blocks, keys = (axis.count for axis in axes)
         if tiles < keys:
@@ -394,7 +397,7 @@ class Nest:
 
     @property
     def in_flight(self) -> int:
-        """Tiles that the first stage has begun and the second not ended, at most."""
+        """Most tiles that the first stage has begun and the second has not ended."""
         inner = 1
         for axis in self.axes[self.ahead + 1 :]:
             inner *= axis.count
@@ -439,15 +442,15 @@ class Nest:
             stage.close(at)
 
 
-# -- two kinds of work in turns -------------------------------------------------------------------
+# -- two pieces of work, interleaved --------------------------------------------------------------
 Work = tuple[int, Callable[[Affine], None]]
 """How many pieces there are, and what writes one of them."""
 NOTHING: Work = 0, lambda _: None
 
 
 def mixed(k: KernelBuilder, main: Work, beside: Work = NOTHING) -> None:
-    """Emit two kinds of work in turns, so that they end together."""
-    # 12 pieces and 4 others: 4 turns of 3 and 1.
+    """Emit the pieces of `main` and of `beside` interleaved, so that both end together."""
+    # 12 pieces and 4 others: 4 turns, each with 3 pieces of the one and 1 of the other.
     turns = min(main[0], beside[0]) or max(main[0], beside[0], 1)
     with tiles.repeat(k, "turn", turns) as i:
         for count, write in (main, beside):

@@ -1,10 +1,11 @@
 """A hand-written matrix multiplication for every chip: C = A @ B on all cores.
 
-Operands lie in GM in the private layouts the cube reads fastest (16 x C0 fractals, C0 = 32 bytes):
-A as (K1, M1, 16, C0), B as (K1, N1, 16, C0) with the last two axes (n, k), C as (N1, M1, 16, 16).
-The time excludes conversion from row-major. The tiling is the published one of the PTO GEMM
-example: base tiles in L0, `step_k` of them staged in L1, double buffers, cores in a grid. With
-`split_k` > 1 there are so many such grids: each takes a share of K and stores partial sums.
+Operands lie in GM in the layouts that the cube reads fastest (fractals of 16 x C0, where C0 numbers
+are 32 bytes): A as (K1, M1, 16, C0), B as (K1, N1, 16, C0) with the last two axes (n, k), C as
+(N1, M1, 16, 16). The kernel's time excludes conversion from row-major. The tiling is that of the
+PTO GEMM example: base tiles in L0, `step_k` of them in a slot (a stage) of L1, double buffers,
+cores in a grid. With `split_k` > 1 there are `split_k` such grids: each takes a share of K and
+stores partial sums.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -52,7 +53,7 @@ LoadKept = Callable[[int, Span], AbstractContextManager[isa.Tile | None]]
 class Job:
     """What all programs of a launch have in common.
 
-    They compute `area` of C; the cube's core does `epilogue`.
+    They compute `area` of C; the core with the cube applies `epilogue`.
     """
 
     shape: gemm_schedule.GemmShape
@@ -69,7 +70,7 @@ def gemm_launch(
     epilogue: Epilogue | None = None,
     area: gemm_schedule.Stretches | None = None,
 ) -> isa.Launch:
-    """Return the kernel as a launch: full cores and tail cores are separate parts.
+    """Return the kernel as a launch; cores with smaller shares are separate parts of it.
 
     The kernel applies `epilogue` to the sums before it stores them; the epilogue's operands are
     tensors of the launch. With `split_k` the launch writes "partial", in the accumulator's format,
@@ -127,7 +128,7 @@ def tiles_in_order(
     base: tuple[isa.Affine, isa.Affine],
     keep: LoadKept = lambda side, at: nullcontext(),
 ) -> Iterator[tuple[tuple[Span, Span], ResidentTiles, epilogue_emit.Channels | None]]:
-    """Loop over a core's tiles of C in the schedule's order, the tails last.
+    """Loop over a core's tiles of C in the schedule's order, with the smaller tiles last.
 
     Yields the tile's (span of rows, span of columns), the L1 tiles of A and B that `keep` holds
     for the inner loop, and the epilogue's numbers per column if they are already loaded.
@@ -140,8 +141,8 @@ def tiles_in_order(
         for at, size in segments(k, "mn"[side], shares[side][0], tile_side):
             yield base[side] + at, size
 
-    # Numbers per column for all columns of the core, if UB has room; else order "nm" loads them
-    # once per n tile, and order "mn" leaves it to each tile.
+    # If UB has room, numbers per column are loaded for all columns of the core; else order "nm"
+    # loads them once per n tile, and in order "mn" each tile loads its own.
     with epilogue_emit.held_channels(
         finish, (base[1], shares[1][0]), isa.Affine(), None
     ) as core_channels:
@@ -166,7 +167,7 @@ def tiles_in_order(
 class _Operand:
     """A or B: its tensor, and its queues in L1 (None where it bypasses L1) and L0.
 
-    The tensor has `row_fractals` fractals for each C0 of k: M1 of A, N1 of B.
+    The tensor has `row_fractals` fractals for each C0 of k: M1 for A, N1 for B.
     """
 
     tensor: Buffer
@@ -177,12 +178,12 @@ class _Operand:
 
 
 def partial_count(shape: gemm_schedule.GemmShape, schedule: gemm_schedule.GemmSchedule) -> int:
-    """Return how many partial results the cores write: 1 if each sums over all of K."""
+    """Return how many partial results the cores write: 1 if every core sums over all of K."""
     return len(chunks(shape.fractals[1], 1, schedule.split_k))
 
 
 class _Writer:
-    """The program of cores with equal shares of C's rows, of its columns and of K.
+    """Writes the program of cores with equal shares of C's rows, of its columns and of K.
 
     All sizes are in fractals. A share is (size, step from core to core, cores).
     """
@@ -192,7 +193,7 @@ class _Writer:
     ) -> None:
         """Declare the tensors; allocate the queues.
 
-        Tiles leave by a ring of slots if vector cores do the `vector_tail` of the epilogue.
+        If vector cores do a `vector_tail` of the epilogue, tiles are written to a ring of slots.
         """
         shape = job.shape
         chip = job.chip
@@ -234,14 +235,14 @@ class _Writer:
     def _allocate_leave(
         self, job: Job, c: Buffer | None, ring: RingEnd | None, tile: tuple[int, int]
     ) -> None:
-        """Allocate the sums of a tile (rows, columns) in L0C, and what they need on their way."""
+        """Allocate L0C for the sums of a tile (rows, columns), and the buffers for storing them."""
         k = self.k
         tile_m, tile_n = tile
         schedule = job.schedule
         sums = ACCUMULATOR[job.shape.dtype]
         self.acc = tiles.sum_queue(k, "c_l0", sums, tile_m, tile_n, schedule.c_l0_slots)
         out = None
-        # Plain sums cross UB unchanged where cube and vector unit share a core.
+        # Without an epilogue, sums pass through UB unchanged if the core has a vector unit.
         if c is not None and job.chip.combined and not job.epilogue:
             out = tiles.out_queue(k, c.dtype, tile_m, tile_n)
         elements = self.n1 * self.m1 * 256
@@ -261,7 +262,7 @@ class _Writer:
         return self.k.tensor("c", out_dtype, self.n1 * block_elements)
 
     def _l1(self, tensor: Buffer, side: int) -> Queue | None:
-        """Allocate slots of tensor a or b in L1, none where it bypasses L1."""
+        """Allocate slots of tensor a or b in L1; None if it bypasses L1."""
         operand = tensor.name
         schedule = self.schedule
         if operand in schedule.bypass:
@@ -295,7 +296,7 @@ class _Writer:
         return share * size, (share * columns - first) * (self.m1 * 256)
 
     def program(self) -> Program:
-        """Walk the tiles of C in the order of the schedule."""
+        """Return the program, which loops over the tiles of C in the order of the schedule."""
         shares = self.rows, self.cols
         tiles_of_c = tiles_in_order(
             self.finish, self.k, self.schedule, shares, self.base, self._resident_tile
@@ -333,7 +334,7 @@ class _Writer:
         return Area(start, (piece,), blocks, self.m1 * FRACTAL, 1, m, rows, width)
 
     def _stage(self, operand: _Operand, at: Span, depth: Span) -> None:
-        """Bring a piece of A or B to L1: `at` along m or n, `depth` along k."""
+        """Load a piece of A or B to L1: `at` along m or n, `depth` along k."""
         assert operand.l1 is not None
         src = operand.tensor.region(
             ((self.first_k + depth[0]) * operand.row_fractals + at[0]) * self.area,
@@ -345,7 +346,7 @@ class _Writer:
 
     @contextmanager
     def _resident_tile(self, side: int, at: Span) -> Iterator[Tile | None]:
-        """Load all K of A (side 0) or B once, for all tiles of C inside, where it is kept."""
+        """If A (side 0) or B is kept, load all its K once for all tiles of C in the loop inside."""
         operand = self.operands[side]
         if not operand.keep or operand.l1 is None:
             yield None
@@ -357,9 +358,9 @@ class _Writer:
     def _reduce(
         self, c: Tile, spans: tuple[Span, Span], resident: ResidentTiles, bias: Region | None
     ) -> None:
-        """C tile = sum over k (+ bias): stages GM -> L1, tiles L1 -> L0, mmad."""
+        """Write a C tile = sum over k (+ bias): stages GM -> L1, tiles L1 -> L0, mmad."""
         sides = list(zip(self.operands, spans, resident, strict=True))
-        # What an outer loop keeps, or what bypasses L1, needs no stage of its own.
+        # An operand that an outer loop keeps, or that bypasses L1, is not loaded in stages.
         staged = [
             (o, span)
             for o, span, resident_tile in sides

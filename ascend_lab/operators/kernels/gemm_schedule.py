@@ -1,4 +1,4 @@
-"""A matrix product and its tiling: the problem's size, the schedule, the check that it fits.
+"""Describe a matrix product and its tiling, and check that the tiling fits the chip.
 
 `Tilings` are many schedules as arrays, for estimates of thousands of candidates at once.
 """
@@ -45,12 +45,12 @@ class GemmSchedule:
     `order`: "mn" loops over the n tiles inside each m tile, "nm" over the m tiles inside each n
     tile. `keep` (products only): "a" loads all K of an m tile's rows once for all n tiles (order
     mn), "b" all K of an n tile's columns (order nm). L1 and L0 have 2 slots for A and for B (loads
-    and use overlap) or 1 (they alternate, and tiles may be larger); c_l0_slots 0 takes two where
-    they fit. `window` (convolutions only): pixel tiles are "flat" (across rows) or "strip" (inside
-    a row), "stacked" ones go across images, "" chooses. `bypass` (products only, where the chip has
-    the path): "a", "b" or "ab" go from GM straight to L0. `split_k` (products without an epilogue
-    only): so many grids of cores divide K; each writes a tensor of partial sums, and a second phase
-    adds them.
+    and use overlap) or 1 (they alternate, and tiles may be larger); c_l0_slots 0 means two slots if
+    they fit. `window` (convolutions only): pixel tiles are "flat" (across rows), "strip" (inside a
+    row) or "stacked" (across images); "" lets the kernel choose. `bypass` (products only, if the
+    chip has the path): "a", "b" or "ab" go from GM straight to L0. `split_k` (products without an
+    epilogue only) is the number of grids of cores that divide K; each grid writes a tensor of
+    partial sums, and a second phase adds them.
     """
 
     base_m: int
@@ -80,12 +80,12 @@ class GemmSchedule:
         return cls(**data)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the tiling, and of the other fields those that are not the default."""
+        """Return the tiling fields, and those other fields that differ from their defaults."""
         sizes = [f for f in fields(self) if f.default is MISSING]
         return {f.name: getattr(self, f.name) for f in sizes} | self.extras
 
     def __repr__(self) -> str:
-        """Return the call that makes it, defaults left out."""
+        """Return the constructor call that makes the schedule, without default values."""
         return f"GemmSchedule({', '.join(f'{k}={v!r}' for k, v in self.as_dict().items())})"
 
     @property
@@ -179,7 +179,7 @@ def check_schedule(shape: GemmShape, schedule: GemmSchedule, chip: Chip) -> None
 
 
 def _check_choices(schedule: GemmSchedule, chip: Chip) -> None:
-    """Raise `InputError` for a value that a field cannot take, or that does not go with others."""
+    """Raise `InputError` for a value that a field cannot have, alone or together with others."""
     for name, allowed in CHOICES.items():
         value = getattr(schedule, name)
         if value not in allowed:
@@ -198,7 +198,7 @@ def _check_choices(schedule: GemmSchedule, chip: Chip) -> None:
 
 
 def tile_bytes(shape: GemmShape, schedule: GemmSchedule) -> dict[str, int]:
-    """Bytes each buffer needs: the slots of A and B, one tile of C at least."""
+    """Return the bytes that each buffer needs: the slots of A and B, and at least one tile of C."""
     s = schedule
     element_bytes = DTYPE_BYTES[shape.dtype]
     m = s.base_m
@@ -225,7 +225,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Tilings:
-    """Candidates as arrays of one length: tile sides in fractals, K tiles a stage, core grid."""
+    """Candidates as arrays of one length: tile sides in fractals, K tiles per stage, core grid."""
 
     m: Array
     k: Array
@@ -248,7 +248,7 @@ class Tilings:
 
 
 def _units(dtype: str) -> tuple[int, ...]:
-    """Elements in one unit of each of the first six fields: a fractal's sides, else 1."""
+    """Return by how many elements each of the first six fields is counted in a `Tilings`."""
     return FRACTAL, c0_of(dtype), FRACTAL, 1, 1, 1
 
 
@@ -261,10 +261,11 @@ def tilings_of(schedules: Sequence[GemmSchedule], dtype: str) -> Tilings:
 
 
 def memory_traffic(shape: GemmShape, chip: Chip, t: Tilings) -> tuple[dict[str, Floats], Array]:
-    """Return, per candidate, which share of A's and B's reads miss L2, and all memory bytes.
+    """Return, per candidate, the shares of A's and B's reads that miss L2, and all memory bytes.
 
-    The rule of `sim.cost` written out for this nest: the outermost loop whose body fits in L2
-    fetches every byte once. Exact for tilings that divide the problem evenly.
+    This is the rule of `sim.cost`, written out for this loop nest: the outermost loop whose body
+    fits in L2 reads every byte from memory once. It is exact for tilings that divide the problem
+    evenly.
     """
     m1, k1, n1 = shape.fractals
     fractal_bytes = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
@@ -300,11 +301,11 @@ def memory_traffic(shape: GemmShape, chip: Chip, t: Tilings) -> tuple[dict[str, 
 
 
 def load_cycles_per_byte(chip: Chip, miss_share: Floats, cores: Array) -> Floats:
-    """Cycles a byte takes from GM to L1, where the share `miss_share` of bytes misses L2.
+    """Return the cycles per byte from GM to L1, if the share `miss_share` of bytes misses L2.
 
-    The rule of `sim.cost` on arrays: all `cores` share the rates of L2 and of memory equally.
+    This is the rule of `sim.cost` on arrays: `cores` share the rates of L2 and of memory equally.
     """
-    # A byte takes the longest of its stations: the path into the core, its share of L2, of memory.
+    # The slowest of three limits counts: the path into the core, its share of L2, that of memory.
     path_cycles = 1.0 / chip.path("GM", "L1").rate_bytes_per_cycle
     hit_cycles = np.maximum(path_cycles, cores * chip.clock_hz / chip.l2.rate_bytes_per_s)
     memory_bytes_per_cycle = chip.device_memory.rate_bytes_per_s / cores / chip.clock_hz
@@ -314,7 +315,7 @@ def load_cycles_per_byte(chip: Chip, miss_share: Floats, cores: Array) -> Floats
 
 
 def store_cycles_per_byte(chip: Chip, cores: Array) -> Floats:
-    """Cycles a byte takes on the last hop to GM."""
+    """Return the cycles per byte of the last copy to GM."""
     path_cycles = 1.0 / chip.path("UB" if chip.combined else "L0C", "GM").rate_bytes_per_cycle
     cycles: Floats = np.maximum(path_cycles, cores * chip.clock_hz / chip.l2.rate_bytes_per_s)
     return cycles

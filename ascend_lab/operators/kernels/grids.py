@@ -1,4 +1,4 @@
-"""The quickest grid of cores for a tile that a reader chose."""
+"""Find the quickest grid of cores for a tile size that the user chose."""
 
 from dataclasses import replace
 from itertools import product
@@ -17,9 +17,10 @@ SIMULATED_GRIDS = 8
 
 
 def best_grid(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) -> GemmSchedule:
-    """Return the schedule with the quickest grid, its own among equals; raises as its launch.
+    """Return the schedule with the quickest grid, or its own grid if that is equally quick.
 
-    Estimates order the grids; simulated are its own and the TRIED ones with the least.
+    The grids are ordered by estimated cycles; the schedule's own grid and the `SIMULATED_GRIDS`
+    with the lowest estimates are simulated. Raises the errors of the kernel's launch.
     """
     if isinstance(shape, ConvShape):
         conv_schedules.check_conv(shape, schedule, chip)
@@ -40,7 +41,7 @@ def best_grid(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) 
 
 
 def _grids(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) -> list[GemmSchedule]:
-    """Return the schedule on every grid; of those that give a core the same work, the smallest."""
+    """Return the schedule on every grid; of grids with the same work per core, on the smallest."""
     tile_m = schedule.base_m // isa.FRACTAL
     tile_n = schedule.base_n // isa.FRACTAL
     if isinstance(shape, GemmShape):
@@ -57,8 +58,8 @@ def _grids(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) -> 
     by_work: dict[tuple[int, ...], GemmSchedule] = {}
     for rows, cols in product(range(1, chip.core_count + 1), repeat=2):
         if rows * cols <= chip.core_count:
-            # Grid columns divide the bundles of groups first; what columns are left over divide a
-            # bundle: 8 columns and 2 bundles are 2 shares of 4 columns.
+            # Grid columns first divide the bundles of groups; further columns divide each bundle:
+            # 8 columns and 2 bundles are 2 shares of 4 columns.
             shares = min(cols, bundles)
             # (rows of tiles, bundles, columns of tiles) of the busiest core: 5 rows of cores give 8
             # rows of tiles no less work than 4 do.
@@ -72,7 +73,7 @@ def _grids(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) -> 
 
 
 def _estimate(shape: GemmShape | ConvShape, chip: Chip, schedules: list[GemmSchedule]) -> Floats:
-    """Return the cycles that the default's rule gives schedules of one tile."""
+    """Return the cycles that the default schedule's estimate gives, for one tile size."""
     tilings = gemm_schedule.tilings_of(schedules, shape.dtype)
     if isinstance(shape, GemmShape):
         return estimate(shape, chip, tilings)

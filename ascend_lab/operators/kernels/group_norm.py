@@ -1,6 +1,6 @@
-"""Group norm, then SiLU, on the vector unit: a core has whole groups, and reads each twice.
+"""Group norm, then SiLU, on the vector unit: a core has whole groups, and reads each group twice.
 
-With the E = channels x pixels numbers of a group, and the factors a and b of its channels,
+For the E = channels x pixels numbers x of a group, with scale a and bias b of each channel:
 
     m = sum(x) / E,   v = sum(x x) / E - m^2,   s = a / sqrt(v + epsilon),   t = b - m s
     y = x s + t,      z = y / (1 + e^-y)
@@ -37,7 +37,7 @@ Place = tuple[Buffer | Tile, Affine | int]
 
 @dataclass(frozen=True, slots=True)
 class GroupNorm:
-    """Images (images, groups, channels of a group, pixels), and what is added to the variance."""
+    """Sizes of the images (images, groups, channels of a group, pixels), and the epsilon."""
 
     images: int
     groups: int
@@ -48,18 +48,19 @@ class GroupNorm:
 
     @property
     def size(self) -> int:
-        """Numbers of a group."""
+        """How many numbers a group has."""
         return self.channels * self.pixels
 
 
 def group_norm_launch(shape: GroupNorm, chip: Chip) -> isa.Launch:
-    """Return the launch: x, scale and bias per channel, y; raises `PathError` for coupled cores.
+    """Return the launch on tensors x, scale and bias (per channel) and y.
 
-    Images and groups are divided over cores so that the core with most groups has few.
+    Images and groups are divided over cores so that the busiest core has as few groups as possible.
+    Raises `PathError` for chips on which a core has both a cube and a vector unit.
     """
     cores = chip.cores_of("vector")
-    # 2 images of 32 groups on 48 cores: one row of 32 cores with a group of both images each takes
-    # as long as two rows of 24 with up to 2 groups of one.
+    # 2 images of 32 groups on 48 cores: 32 cores with one group of both images each take as long
+    # as 24 cores for each image, which have up to 2 groups.
     images = min(
         range(1, min(shape.images, cores) + 1),
         key=lambda n: (
@@ -75,7 +76,7 @@ def group_norm_launch(shape: GroupNorm, chip: Chip) -> isa.Launch:
 
 
 class _Writer:
-    """The program of cores with equal shares."""
+    """Writes the program of cores with equal shares."""
 
     def __init__(self, shape: GroupNorm, chip: Chip) -> None:
         """Declare tensors, allocate queues and tiles."""
@@ -107,7 +108,7 @@ class _Writer:
         self.shifts = k.buffer("shifts", "UB", "fp32", CHANNELS * BLOCK)
 
     def program(self, images: isa.Share, groups: isa.Share) -> isa.Program:
-        """Write the groups of a core, one after the other."""
+        """Return the program, which does the groups of a core one after the other."""
         k = self.k
         first_image = k.param("image", images[2]) * images[1]
         first_group = k.param("group", groups[2]) * groups[1]
@@ -122,7 +123,7 @@ class _Writer:
 
     # -- moves ------------------------------------------------------------------------------------
     def _load(self, queue: Queue, parts: list[tuple[Buffer, Region]]) -> None:
-        """Bring regions to the buffers of a queue's slot."""
+        """Load regions to the buffers of a queue's slot."""
         slot = queue.alloc().slot
         for buffer, source in parts:
             target = Tile(buffer, slot).region(0, source.elements)
@@ -130,14 +131,14 @@ class _Writer:
         queue.enqueue()
 
     def _tiles(self, name: str, start: Affine, count: int) -> Iterator[tuple[Affine, int, Tile]]:
-        """Yield (first, numbers, tile) of a run of x, each loaded, and freed behind its use."""
+        """Yield (first, numbers, tile) for a run of x: each tile is loaded, and freed after use."""
         for at, size in segments(self.k, name, count, TILE):
             self._load(self.loaded, [(self.loaded.buffer, self.x.region(start + at, size))])
             yield start + at, size, self.loaded.dequeue()
             self.loaded.free()
 
     def _widened(self, tile: Tile | Buffer, target: Buffer, size: int) -> Place:
-        """Return numbers in fp32, cast where they are narrower."""
+        """Return `size` numbers in fp32, cast to `target` if they are in a narrower format."""
         if self.shape.dtype == "fp32":
             return tile, 0
         self.k.each("vconv", size, (target, 0), (tile, 0))
@@ -145,7 +146,7 @@ class _Writer:
 
     # -- first reading ----------------------------------------------------------------------------
     def _statistics(self, start: Affine) -> None:
-        """Leave the mean and 1 / sqrt(variance + epsilon) of a group in a block each."""
+        """Write a group's mean and 1 / sqrt(variance + epsilon), each to all lanes of a block."""
         k = self.k
         squares = (self.scratch, 0)
         for buffer in self.sums:
@@ -160,7 +161,7 @@ class _Writer:
         square = (self.square, 0)
         rate = (self.rate, 0)
         for buffer, total in zip(self.sums, (self.mean, self.square), strict=True):
-            # vcadd adds up a repeat of 64 lanes: first to one sum a repeat, then to one in all.
+            # vcadd adds up a repeat of 64 lanes: first to one sum per repeat, then to a single sum.
             rows = SUMS // LANES
             k.vector("vcadd", self.block_sums.region(0, rows), buffer.region(0, (rows, LANES)))
             k.vector("vcadd", total.region(0, 1), self.block_sums.region(0, (1, rows)))
@@ -174,7 +175,7 @@ class _Writer:
         self._spread(self.rates, self.rate, 1)
 
     def _add_up(self, sums: Buffer, terms: Buffer | Tile, size: int) -> None:
-        """Add blocks of terms to sums, one each, and what fills no block behind them."""
+        """Add the sum of each block of `terms` to `sums`, then the terms that fill no block."""
         k = self.k
         # vcgadd adds up blocks of 8 numbers; fewer at the end are added lane by lane.
         in_blocks = size // BLOCK * BLOCK
@@ -186,12 +187,12 @@ class _Writer:
         k.each("vadd", size - in_blocks, behind, behind, (terms, in_blocks))
 
     def _spread(self, blocks: Buffer, numbers: Buffer, count: int) -> None:
-        """Emit a block of equal numbers for each of `count`."""
+        """Emit, for each of `count` numbers, a block filled with this number."""
         self.k.vector("vbrcb", blocks.region(0, (count, BLOCK)), numbers.region(0, count))
 
     # -- second reading ---------------------------------------------------------------------------
     def _factors(self, channel: Affine, count: int) -> None:
-        """Leave s and t of `count` channels in blocks."""
+        """Write s and t of `count` channels, each to a block of equal numbers."""
         k = self.k
         slope = (self.slope, 0)
         shift = (self.shift, 0)
@@ -213,7 +214,8 @@ class _Writer:
     def _channels(self, start: Affine, count: int) -> None:
         """Write z of `count` channels whose factors lie in UB.
 
-        Short ones share a tile where each begins a block: all but the factors is done to all.
+        Short channels share a tile if each begins at a block; only the multiplication by s and the
+        addition of t are then done channel by channel.
         """
         pixels = self.shape.pixels
         # 96 * 64 = 6144 numbers: 24 channels of 256 pixels in one tile.
@@ -228,7 +230,7 @@ class _Writer:
             )
 
     def _run(self, start: Affine, size: int, channels: int, first_channel: Affine) -> None:
-        """Write z of a run of numbers, of one channel or of several whole ones."""
+        """Write z of a run of numbers: part of one channel, or several whole channels."""
         k = self.k
         y = (self.wide, 0)
         below = (self.scratch, 0)
@@ -257,7 +259,7 @@ class _Writer:
             self.out.free()
 
     def _by_block(self, op: str, count: int, target: Place, source: Place, block: Place) -> None:
-        """Emit an operation on a run of numbers with one that stands in all lanes of a block."""
+        """Emit an operation on a run of numbers and the one number that fills `block`."""
         # 100 numbers: 1 repeat of 64, 4 blocks of 8, and 4 more.
         full_repeats, remainder = divmod(count, LANES)
         blocks, last_numbers = divmod(remainder, BLOCK)

@@ -1,4 +1,4 @@
-"""Programs that gather or scatter rows, and the loading of the indices that address their copies.
+"""Programs that gather or scatter rows by indices that are read at run time.
 
 Indices are loaded to UB in batches. The scalar unit S reads them, one per step, and then sets a
 flag for the pipe that copies the rows. On chips whose copies need whole 32-byte blocks, the tail of
@@ -30,7 +30,7 @@ STEPS_FROM_END = 3
 
 
 def l2_trip_steps(chip: Chip) -> int:
-    """Return scalar steps as long as one trip of S to L2."""
+    """Return the number of scalar steps that take as long as one access of S to L2."""
     return max(chip.l2.latency_cycles // max(chip.scalar_cycles, 1), 1)
 
 
@@ -61,7 +61,7 @@ class IndexFeed:
         """Allocate batches of up to `most` indices for `pipes`, MTE2 and/or MTE3."""
         name = tensor.name
         size = min(most, -(-tensor.elements // 8) * 8)
-        # A store that needs an index follows S; without one S is the last to use a batch.
+        # A store that needs an index comes after S; if no store does, S is the last to use a batch.
         via, end = ("S", "MTE3") if "MTE3" in pipes else ("", "S")
         batch = k.queue(f"{name}_batch", "UB", "int32", size, src="MTE2", dst=end, depth=1, via=via)
         read_signal = None
@@ -95,7 +95,7 @@ class IndexFeed:
                 source = self.tensor.region(start + s, 1)
                 k.scalar(tile.region(s, 1), source, steps=l2_trip_steps(chip) + self.steps - 1)
         else:
-            # S reads the indices, one a step; the copies use them later.
+            # S reads the indices, one per step; the copies use them later.
             k.scalar(steps=count * self.steps)
         if self.batch.middle is not None:
             self.batch.enqueue()
@@ -153,7 +153,7 @@ class Table:
 
     @property
     def steps_per_index(self) -> int:
-        """Scalar steps until an index is a row."""
+        """Scalar steps to turn an index into a row number."""
         return STEPS_FROM_END if self.from_end else 1
 
     @property
@@ -166,8 +166,8 @@ class Table:
 class CoreShare:
     """The indices and columns of a core.
 
-    Each is a `Share`: elements, step from core to core, cores up to the last owner. The latter two
-    are 0 for an axis that is not cut.
+    Each is a `Share`: elements, step from core to core, number of cores. The last two are 0 for an
+    axis that is not divided.
     """
 
     indices: Share
@@ -207,7 +207,7 @@ class RowWriter:
         size = item_bytes(table.dtype)
         block = table.block
         room = chip.buffers["UB"] // 2
-        # Half of UB holds two slots of 8 rows at least, each one block longer than the piece.
+        # Half of UB holds two slots of at least 8 rows, each one block longer than the piece.
         widest = room // (2 * 8 * size) // block * block - block
         self.max_columns = min(share.columns[0], widest)
         self.pitch = -(-self.max_columns // block) * block
@@ -218,7 +218,7 @@ class RowWriter:
     def tiles(self, feed: IndexFeed) -> Iterator[RowTile]:
         """Yield the tiles of the share, while the indices of their batch are in UB.
 
-        Pieces of a row are as wide as fits a tile.
+        Pieces of a row are as wide as a tile allows.
         """
         start = 0
         width = self.share.columns[0]
@@ -278,7 +278,7 @@ class RowWriter:
 
 
 def gather_program(chip: Chip, table: Table, share: CoreShare) -> Program:
-    """y[i] = x[index[i]] for the indices and columns of `share`."""
+    """Return the program of y[i] = x[index[i]] for the indices and columns of `share`."""
     writer = RowWriter("gather", chip, table, share)
     k = writer.k
     columns = table.columns
@@ -307,10 +307,10 @@ def gather_program(chip: Chip, table: Table, share: CoreShare) -> Program:
 def scatter_program(
     chip: Chip, table: Table, share: CoreShare, *, mode: str, atomic: bool = False
 ) -> Program:
-    """y[index[i]] = u[i] or += u[i], in the order of i, for the indices and columns of `share`.
+    """Return the program of y[index[i]] = u[i] ("update") or += u[i] ("add"), in the order of i.
 
-    With `atomic` the memory adds. Otherwise "add" loads the row, adds, stores, and the next load
-    waits for that: it may be the same row.
+    It does the indices and columns of `share`. With `atomic` the memory adds. Otherwise "add" loads
+    a row, adds and stores it, and the next load waits for the store, as it may be the same row.
     """
     writer = RowWriter(f"scatter_{mode}", chip, table, share)
     k = writer.k
@@ -353,7 +353,7 @@ def scatter_program(
 
 
 class _RowPiece(NamedTuple):
-    """A piece of a row: its region in the table, where it is in a tile, where in a single row."""
+    """A piece of a row: its region in the table, its place in a tile, its place in a single row."""
 
     in_table: Region
     place_in_tile: Affine
@@ -361,7 +361,7 @@ class _RowPiece(NamedTuple):
 
 
 class _Adder:
-    """Load a row of y, add a row of the tile, store it; the next row waits for the store."""
+    """Loads a row of y, adds a row of the tile, stores it; the next row waits for the store."""
 
     def __init__(self, writer: RowWriter) -> None:
         self.writer = writer
@@ -406,7 +406,9 @@ class _Adder:
 
 # -- element by element ---------------------------------------------------------------------------
 def single_program(chip: Chip, table: Table, share: CoreShare, *, mode: str) -> Program:
-    """y[i] = x[index[i]] ("gather"), y[index[i]] = u[i] ("update") or += u[i] ("add").
+    """Return the program of `mode`, which moves single elements, for rows shorter than a block.
+
+    "gather" is y[i] = x[index[i]], "update" y[index[i]] = u[i], "add" y[index[i]] += u[i].
 
     For every element, S waits for L2 once per load and once per store; V adds.
     """
@@ -422,7 +424,7 @@ def single_program(chip: Chip, table: Table, share: CoreShare, *, mode: str) -> 
 
 
 class _SingleWriter:
-    """Moves single elements between `table_tensor` and `picked_rows`, one row after another."""
+    """Writes moves of single elements between `table_tensor` and `picked_rows`, row after row."""
 
     def __init__(self, chip: Chip, table: Table, mode: str) -> None:
         self.k = KernelBuilder(f"single_{mode}", chip)

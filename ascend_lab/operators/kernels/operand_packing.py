@@ -1,4 +1,4 @@
-"""Row-major arrays laid out as products and convolutions read and write them.
+"""Convert row-major arrays to and from the layouts of the product and convolution kernels.
 
 The cube's operands lie in GM as FRACTAL_NZ (A), FRACTAL_ZN (B) and FRACTAL_NZ (C), the last in
 blocks of 16 columns for every accumulator format. Images are NC1HWC0, convolution weights
@@ -37,7 +37,8 @@ def unpack_gemm(shape: GemmShape, tensors: Mapping[str, np.ndarray]) -> np.ndarr
 def pack_conv(shape: ConvShape, x: np.ndarray, weight: np.ndarray) -> dict[str, np.ndarray]:
     """Lay NCHW x and (K, C/groups, R, S) weights out as NC1HWC0 and FRACTAL_Z, zeros as padding.
 
-    Grouped weights become one FRACTAL_Z a bundle of groups, block-diagonal, one after another.
+    Grouped weights become one block-diagonal FRACTAL_Z per bundle of groups, one after another. A
+    bundle is as many groups as fill whole channel blocks.
     """
     if x.shape != (shape.n, shape.c, shape.h, shape.w):
         raise InputError("x as (n, c, h, w)", str(x.shape), "reshape it")
@@ -61,8 +62,9 @@ def pack_weights(shape: ConvShape, weight: np.ndarray) -> np.ndarray:
 def bundle_weights(shape: ConvShape, weight: np.ndarray) -> list[np.ndarray]:
     """Return the dense kernels (k_b, c_b, r, s) of each bundle from weights (k, c/groups, r, s).
 
-    Off the diagonal blocks they are zero, and the cube multiplies these zeros too. Where pixels
-    have few lanes, taps and channels are one axis: (k, r s lanes, 1, 1), padded to whole fractals.
+    Outside the diagonal blocks they are zero, and the cube multiplies these zeros too. If pixels
+    have fewer lanes than C0, taps and channels become one axis: (k, r s lanes, 1, 1), padded to
+    whole fractals.
     """
     if shape.lanes:
         # Taps before lanes: 3 channels of a 7 x 7 kernel become (k, 49 taps, 4 lanes), 49 * 4 = 196
@@ -93,8 +95,8 @@ def unpack_conv(
 ) -> np.ndarray:
     """Return the output as (n, k, oh, ow).
 
-    In memory each image is a matrix with a row per pixel, in FRACTAL_NZ; with `dense` it is what
-    `dense_placement` left, NC1HWC0 in blocks of 16 channels.
+    In memory each image is a matrix with a row per pixel, in FRACTAL_NZ; with `dense` the kernel
+    used `dense_placement`, so that images are in NC1HWC0 in blocks of 16 channels.
     """
     (oh, ow) = shape.out_hw
     stored = tensors["y"].reshape(-1)

@@ -1,7 +1,7 @@
-"""Vector work on NC1HWC0 images: which core takes which planes and rows, and row blocks in UB.
+"""Divide vector work on NC1HWC0 images: planes and rows over cores, rows into blocks that fit UB.
 
 A plane is one channel block of one image, (H, W, C0). Channel blocks, images and rows are divided
-over the vector cores; each core walks its planes in blocks of rows.
+over the vector cores; each core loops over its planes in blocks of rows.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ of all divisions on average, 9 % at most, where counting no such rows took 9 % a
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """What the cores of a part own: channel blocks and images, rows low .. high-1, a band each."""
+    """The share of one core: channel blocks and images, and rows low .. high-1 of them (a band)."""
 
     channels: Share
     images: Share
@@ -55,16 +55,17 @@ def dealt(
     large_folds: bool = False,
     rows_beside: float = 0.0,
 ) -> tuple[list[int], list[int], list[int]]:
-    """Divide channel blocks, images and rows over cores: least work of a core, then fewest bands.
+    """Return the sizes of shares of channel blocks, images and rows over at most `cores` cores.
 
-    A block of rows takes as long as its rows and `rows_beside` more: loads that reach beyond it,
-    and what begins and ends with it. Among equals few channel blocks go together, with
-    `large_folds` many.
+    The busiest core gets the least work possible; among equal divisions the one with the fewest
+    bands of rows is taken. The work of a block of rows is its rows plus `rows_beside`, for loads
+    that reach beyond the block and for its start and end. Among still equal divisions a core gets
+    few channel blocks, or with `large_folds` many.
     """
     options = []
     for c in range(1, min(totals[0], cores) + 1):
         for n in range(1, min(totals[1], cores // c) + 1):
-            # All cores that channel blocks and images leave go to bands of rows.
+            # The cores that channel blocks and images do not use divide the rows into bands.
             rows = min(totals[2], cores // (c * n))
             core_blocks = ceil_div(totals[0], c)
             planes = core_blocks * ceil_div(totals[1], n)
@@ -111,10 +112,10 @@ def walk(
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """Output rows start .. start+rows-1 and the image rows they see.
+    """Output rows start .. start+rows-1 and the image rows they read.
 
-    Of `seen` rows in all, `count` rows from `first` on are in the image; `before` rows of zeros
-    lie above them, the rest below.
+    They read `seen` rows, of which `count` rows from `first` on are in the image; `before` rows of
+    zeros lie above these, the other rows of zeros below.
     """
 
     start: int
@@ -131,7 +132,7 @@ class RowBlock:
 
 
 def _row_block(shape: ConvShape, start: int, rows: int) -> RowBlock:
-    """Return what `rows` output rows from `start` on see of the image."""
+    """Return the image rows that `rows` output rows from `start` on read."""
     seen = (rows - 1) * shape.strides[0] + shape.reach[0]
     top_row = start * shape.strides[0] - shape.pads[0]
     first_row = max(top_row, 0)
@@ -145,7 +146,7 @@ def _row_block(shape: ConvShape, start: int, rows: int) -> RowBlock:
 def row_blocks(
     k: KernelBuilder, shape: ConvShape, share: Own, size: int
 ) -> Iterator[tuple[RowBlock, Affine]]:
-    """Yield a core's blocks of `size` output rows, equal ones in a loop, and the turn in it."""
+    """Yield a core's blocks of `size` output rows, equal ones in a loop, with its counter."""
     runs: list[tuple[int, RowBlock]] = []
     for start in range(share.rows[0], share.rows[1], size):
         block = _row_block(shape, start, min(size, share.rows[1] - start))
@@ -165,18 +166,18 @@ def row_blocks(
 
 
 def rows_per_block(share: Own, rows_that_fit: int) -> int:
-    """Rows of a block: as many as fit, but four blocks a core where that is possible."""
+    """Return the rows of a block: as many as fit, but few enough for four blocks per core."""
     rows = share.rows[1] - share.rows[0]
     return max(1, min(rows_that_fit, _rows_of_four_blocks(rows, share.planes)))
 
 
 def _rows_of_four_blocks(rows: int, planes: int) -> int:
-    """Return the rows of a block if a core has four, so many `rows` of each of its planes."""
+    """Return the rows of a block for four blocks in all, of `planes` planes of `rows` rows."""
     return ceil_div(rows, ceil_div(4, planes))
 
 
 def columns_seen(shape: ConvShape) -> tuple[int, int, int]:
-    """Return (columns all windows of a row span, zeros on the left, image columns among them)."""
+    """Return (columns that a row of windows spans, zeros on the left, image columns among them)."""
     # 3 windows of 3 with stride 2 span 7 columns.
     columns = (shape.out_hw[1] - 1) * shape.strides[1] + shape.reach[1]
     zeros_left = min(shape.pads[2], columns)

@@ -1,4 +1,4 @@
-"""Pooling of NC1HWC0 images on the vector unit, fp16: the largest of each window, and gradients.
+"""Max pooling of NC1HWC0 fp16 images on the vector unit, and gradients of max and average pooling.
 
 A window of r x s is folded in two steps: the largest of s neighbours in every row of the image, for
 as many columns as the output has, then the largest of r such rows. Rows are shared by windows that
@@ -6,10 +6,10 @@ overlap: 3 x 3 with a stride of 2 takes 6 comparisons for each result instead of
 
 Gradient of the maximum, tap by tap: hit = (x at the tap == y), part = hit * left, left = left -
 part, and part is added to dx at the tap. `left` starts as the gradient: after a window's first hit
-it is zero, so that later equal elements get nothing. Average: the gradient, divided by what its
-window averaged, is added at every tap. The image gradient of a depthwise convolution is the same
-with a weight per tap and channel. Rows of dx are walked in blocks; windows that reach across the
-end of a block are computed in both.
+it is zero, so that later equal elements get nothing. Gradient of the average: grad, divided by the
+number of elements in the window, is added at every tap. The image gradient of a depthwise
+convolution is the same, with a weight per tap and channel instead of the division. dx is computed
+in blocks of rows; windows that reach into two blocks are computed in both.
 """
 
 from collections.abc import Callable, Iterator
@@ -43,10 +43,10 @@ from ascend_lab.operators.kernels.tiles import repeat
 
 
 def max_pool_launch(shape: conv_shape.ConvShape, chip: Chip) -> Launch:
-    """Return the largest number of each window, x (N, C1, H, W, C0) to y, on all vector cores.
+    """Return the launch from x (N, C1, H, W, C0) to the maxima y, on all vector cores.
 
-    The windows are those of a depthwise convolution in fp16. Raises `CapacityError` where one
-    output row does not fit UB.
+    `shape` gives the windows in the form of a depthwise convolution in fp16. Raises `CapacityError`
+    if one output row does not fit UB.
     """
     shape = _stacked(shape)
     lines = largest_lines(shape)
@@ -70,7 +70,7 @@ def row_fits(shape: conv_shape.ConvShape, chip: Chip) -> bool:
 
 
 def _stacked(shape: conv_shape.ConvShape) -> conv_shape.ConvShape:
-    """Return all planes as one image where no window reaches from one to the next."""
+    """Return all planes as one image if no window would reach from one plane into the next."""
     (top, bottom, *_) = shape.pads
     planes = shape.n * shape.blocks[0]
     # Windows that touch but do not overlap, in whole rows: 2 x 2 with stride 2 on 56 rows.
@@ -102,11 +102,12 @@ class _Largest(RowWriter):
 
 @dataclass(frozen=True, slots=True)
 class PoolGradient:
-    """What to do: the pooling as a convolution with a group per channel, and its kind.
+    """The gradient to compute: `shape` is the pooling as a convolution with one group per channel.
 
-    `share` is what the gradient of an average is multiplied by, 0 where that differs from window
-    to window: then `rate` holds it for each, (OH, OW, 16). `weighted` is the gradient of a
-    depthwise convolution's image: each tap has a weight per channel, (C1, r, s, 16).
+    `maximum` tells max pooling from average pooling. For averages, `share` is the factor of the
+    gradient, 0 if it differs between windows: then the tensor `rate` (OH, OW, 16) holds the
+    factors. With `weighted` it is the gradient of a depthwise convolution's image: each tap has a
+    weight per channel, (C1, r, s, 16).
     """
 
     shape: conv_shape.ConvShape
@@ -117,7 +118,7 @@ class PoolGradient:
 
 @dataclass(frozen=True, slots=True)
 class GradientRows:
-    """`rows` rows of dx and the `windows` that see them; all row numbers count from `base`.
+    """`rows` rows of dx and the `windows` that read them; all row numbers count from `base`.
 
     Relative to the block's first row of dx: `base` is the first row in UB, `window` the first
     window's first row; `first` .. `end`-1 of `span` rows in UB are in the image.
@@ -139,8 +140,8 @@ def block_of(shape: conv_shape.ConvShape, rows: int, index: int) -> GradientRows
     oh = shape.out_hw[0]
     start = index * rows
     end = min(start + rows, shape.h)
-    # Window i begins in row i * stride - top; the first one that reaches row `start` is the first
-    # that ends behind it.
+    # Window i begins in row i * stride - top; the first window that ends behind row `start` is the
+    # first one that contains it.
     first_window = max(0, ceil_div(start + top - shape.r + 1, stride))
     # Windows up to the last one that begins before the end of the block.
     windows = max(0, min(oh - 1, (end - 1 + top) // stride) - first_window + 1)
@@ -161,13 +162,13 @@ def _largest(shape: conv_shape.ConvShape, rows: int) -> tuple[int, int]:
 
 
 def line_of(shape: conv_shape.ConvShape) -> int:
-    """Pixels of a row in UB: what windows see, and all of the image."""
+    """Return the pixels of a row in UB, which has all that windows read and all of the image."""
     columns = (shape.out_hw[1] - 1) * shape.strides[1] + shape.s
     return max(columns, shape.pads[2] + shape.w)
 
 
 def _needed(job: PoolGradient, rows: int) -> int:
-    """32-byte blocks of UB: dx and the gradient twice; of maximum also x and y, and the hits."""
+    """Return the 32-byte blocks of UB: two slots of dx, of grad and, for a maximum, of x and y."""
     shape = job.shape
     (span, windows) = _largest(job.shape, rows)
     # 2 slots of dx, and of x; 2 slots of the gradient, and of y, and the hits.
@@ -179,11 +180,11 @@ def _needed(job: PoolGradient, rows: int) -> int:
 
 
 def rows_of_block(job: PoolGradient, chip: Chip) -> int:
-    """Most rows of dx that fit UB, whole strides where there are several."""
+    """Return the most rows of dx that fit UB: all rows, or a multiple of the stride."""
     shape = job.shape
     room = chip.buffers["UB"] // BLOCK_BYTES
     stride = job.shape.strides[0]
-    # Rows of dx in whole strides see the same windows in every block.
+    # If blocks are multiples of the stride, their rows meet the same windows in every block.
     sizes = [r for r in range(1, shape.h + 1) if r % stride == 0 or r == shape.h]
     fitting = [r for r in sizes if _needed(job, r) <= room]
     if not fitting:
@@ -197,11 +198,11 @@ def rows_of_block(job: PoolGradient, chip: Chip) -> int:
 
 
 def pool_gradient_launch(job: PoolGradient, chip: Chip) -> Launch:
-    """Return the kernel: grad (N, C1, OH, OW, 16) to y (N, C1, H, W, 16).
+    """Return the kernel from grad (N, C1, OH, OW, 16) to y (N, C1, H, W, 16).
 
-    Maximum also reads x (like y) and `top` (like grad), what pooling read and wrote; depthwise
-    convolutions `weight` (C1, r, s, 16); averages of different size `rate` (OH, OW, 16). Raises
-    `CapacityError` where one block of rows does not fit UB.
+    For a maximum it also reads x (shaped like y) and `top` (like grad), the pooling's input and
+    output; for a depthwise convolution `weight` (C1, r, s, 16); for averages of windows of
+    different size `rate` (OH, OW, 16). Raises `CapacityError` if one block of rows does not fit UB.
     """
     shape = job.shape
     rows = rows_of_block(job, chip)
@@ -218,10 +219,10 @@ View = Callable[[Tile], Region]
 
 @dataclass(frozen=True, slots=True)
 class _GradientWriter:
-    """What the parts of one core's kernel share; `line` pixels of x and dx lie from row to row.
+    """Writes the programs of the kernel; rows of x and dx lie `line` pixels apart in UB.
 
-    `beside` is what is read beside the gradient: top, rate or weight; `tiles` hold x, top and hits,
-    or the rates, or weights and products.
+    `beside` is the tensor that is read along with the gradient: top, rate or weight; `tiles` hold
+    x, top and hits, or the rates, or weights and products.
     """
 
     job: PoolGradient
@@ -250,7 +251,7 @@ class _GradientWriter:
         planes = shape.n * c1 * C0
         hw = shape.h * shape.w
         grads = k.queue("left", "UB", "fp16", pixels, src="MTE2", dst="V")
-        # What is read beside the gradient shares its slots, so that one flag announces both.
+        # The tensor read along with the gradient shares its slots, so that one flag announces both.
         x = beside = None
         tiles: tuple[Buffer, ...] = ()
         if job.maximum:
@@ -271,7 +272,7 @@ class _GradientWriter:
         return cls(job, k, x, beside, grad, y, grads, tiles, sums, line, rows)
 
     def program(self, share: Own) -> Program:
-        """Walk the planes; loads of x leave the columns around the image alone."""
+        """Return the program, which loops over planes; loads of x do not touch border columns."""
         if self.job.maximum:
             for slot in range(2):
                 x = Tile(self.tiles[0], slot)
@@ -288,7 +289,7 @@ class _GradientWriter:
         return self.k.finish()
 
     def _block(self, block: GradientRows, place: tuple[Affine, Affine], index: Affine) -> None:
-        """One block of rows of one plane; `place` is the plane and its channel block."""
+        """Write one block of rows of one plane; `place` is (plane, its channel block)."""
         k = self.k
         shape = self.job.shape
         row = self.line * C0
@@ -318,7 +319,7 @@ class _GradientWriter:
     def _load(
         self, slot: Affine | int, block: GradientRows, place: tuple[Affine, Affine], index: Affine
     ) -> None:
-        """Bring rows of x between the borders, the windows' gradients and y, rates or weights."""
+        """Load rows of x between their borders, the windows' gradients, and y, rates or weights."""
         k = self.k
         shape = self.job.shape
         (oh, ow) = self.job.shape.out_hw
@@ -349,7 +350,7 @@ class _GradientWriter:
         k.copy(tile.region(0, size), self.beside.region(at, size))
 
     def _divide(self, grads: Tile, elements: int) -> None:
-        """Divide the gradients of averages by how many elements each window averaged."""
+        """Divide the gradients of averages by the number of elements of each window."""
         share = self.job.share
         place = (grads, 0)
         if self.job.maximum or share == 1.0:
@@ -364,7 +365,7 @@ class _GradientWriter:
         k = self.k
         shape = self.job.shape
         ow = self.job.shape.out_hw[1]
-        # The tap's row and column in UB, of the first window.
+        # Where the first window's tap lies in UB: its row and column.
         tap_start = ((block.window - block.base + tap[0]) * self.line + tap[1]) * C0
         pitch = shape.strides[0] * self.line * C0
         step = shape.strides[1]
@@ -387,7 +388,7 @@ class _GradientWriter:
                 k.vector("vadd", strided(dx), strided(dx), dense(addends))
 
     def _weighted(self, grads: Tile, pixels: int, tap: tuple[int, int]) -> Tile:
-        """Return the gradients times the weights of one tap, one for each of 16 channels."""
+        """Return the gradients times the weights of one tap, which has one per channel."""
         weights = Tile(self.tiles[0], grads.slot)
         products = Tile(self.tiles[1], 0)
         for at, shape in self.k.runs(pixels, PIXELS):
@@ -401,7 +402,7 @@ class _GradientWriter:
     def _lines(
         self, dense_start: Affine, strided_start: Affine, step: int
     ) -> Iterator[tuple[View, View]]:
-        """Yield views of one row of windows: side by side and `step` apart, from both starts on."""
+        """Yield pairs of views of a row of windows: pixels side by side, and `step` apart."""
         for at, shape in self.k.runs(self.job.shape.out_hw[1], PIXELS):
             sizes = (*shape, C0)
 

@@ -1,11 +1,11 @@
 """Operators that only move data: strided moves, and rows picked by indices at run time.
 
 Slice, concat, split, pad and reshape are lists of strided moves. Gather, scatter and one-hot pick
-rows by indices that the scalar unit reads.
+rows by indices that the scalar unit S reads.
 
-Who may write a row? If two cores get updates of the same row, the result depends on who comes last,
-or, for sums, one of two updates is lost. Three ways out: one owner per element, memory that adds by
-itself (atomic), or indices sorted before (chapter 12 shows that).
+If two cores update the same row, the result depends on which core comes last; for sums, one of two
+updates may be lost. There are three solutions: only one core writes an element (its owner), memory
+adds by itself (atomic), or indices are sorted beforehand (see chapter 12).
 """
 
 import math
@@ -33,10 +33,10 @@ def slice_launch(
     *,
     step: Sequence[int] | None = None,
 ) -> isa.Launch:
-    """y = x[begin:end:step], element by axis; steps may be negative, as in NumPy.
+    """Return the launch of y = x[begin:end:step], with one begin, end and step per axis.
 
-    `begin` and `end` are positions, not counted from the end: 0 <= begin < n, and end may be -1 for
-    a negative step. Raises `ShapeError` for positions outside `shape` or an empty result.
+    `begin` and `end` count from the start of an axis: 0 <= begin < n, and end may be -1 for a
+    negative step. Raises `ShapeError` for positions outside `shape` or an empty result.
     """
     steps = tuple(step) if step is not None else (1,) * len(shape)
     if not len(shape) == len(begin) == len(end) == len(steps) or 0 in steps:
@@ -73,7 +73,7 @@ def slice_launch(
 def concat_launch(
     chip: Chip, shapes: Sequence[Sequence[int]], axis: int, dtype: str, *, name: str = "concat"
 ) -> isa.Launch:
-    """y = concatenate(x0, x1, ..) along `axis`; inputs are the tensors x0, x1, ...
+    """Return the launch of y = concatenate(x0, x1, ...) along `axis`.
 
     Raises `ShapeError` unless the shapes agree on all other axes.
     """
@@ -85,7 +85,10 @@ def concat_launch(
 def split_launch(
     chip: Chip, shape: Sequence[int], parts: Sequence[int], axis: int, dtype: str
 ) -> isa.Launch:
-    """y0, y1, .. = x cut along `axis` into pieces of `parts` rows. Raises `ShapeError`."""
+    """Return the launch that cuts x along `axis` into y0, y1, ... of sizes `parts`.
+
+    Raises `ShapeError` if the sizes do not add up.
+    """
     axis = axis_of(shape, axis)
     if sum(parts) != shape[axis] or min(parts, default=0) < 1:
         needed = f"parts of 1 or more that sum to {shape[axis]}"
@@ -100,7 +103,7 @@ def split_launch(
 def _pieces(
     shapes: Sequence[Sequence[int]], axis: int, *, split: bool
 ) -> tuple[tuple[int, ...], list[layout.Move]]:
-    """Return the joint shape, and a move per piece to or from it."""
+    """Return the shape of all pieces together, and one move per piece to or from it."""
     if not shapes:
         raise ShapeError("at least one tensor to join", "none", "pass the shapes")
     axis = axis_of(shapes[0], axis)
@@ -131,7 +134,10 @@ def pad_launch(
     *,
     value: float = 0.0,
 ) -> isa.Launch:
-    """y = x with (before, after) elements of `value` added on every axis. Raises `ShapeError`."""
+    """Return the launch of y = x with (before, after) elements of `value` added on every axis.
+
+    Raises `ShapeError` if `pads` do not fit the shape.
+    """
     if len(pads) != len(shape) or any(len(p) != 2 or min(p) < 0 for p in pads):
         needed = f"(before, after) >= 0 for each axis of {tuple(shape)}"
         got = str(tuple(pads))
@@ -148,7 +154,7 @@ def pad_launch(
     )
     moves = [body] if math.prod(shape) else []
     for axis, (n, (lo, hi)) in enumerate(zip(shape, pads, strict=True)):
-        # Frames of the axes before this one are written already: begin inside them.
+        # The padding of earlier axes is written already: begin inside it.
         corner = sum(pads[a][0] * strides[a] for a in range(axis))
         for thickness, start in ((lo, 0), (hi, lo + n)):
             frame = (*shape[:axis], thickness, *sizes[axis + 1 :])
@@ -159,7 +165,10 @@ def pad_launch(
 
 
 def reshape_launch(chip: Chip, shape: Sequence[int], to: Sequence[int], dtype: str) -> isa.Launch:
-    """y = x.reshape(to): one contiguous copy. Raises `ShapeError` for another element count."""
+    """Return the launch of y = x.reshape(to), one contiguous copy.
+
+    Raises `ShapeError` if the number of elements differs.
+    """
     elements = math.prod(shape)
     if math.prod(to) != elements:
         needed = f"a shape of {elements} elements, as {tuple(shape)}"
@@ -197,13 +206,14 @@ def check_indices(indices: NDArray[Any], bound: int, name: str = "index") -> NDA
 def gather_launch(
     chip: Chip, rows: int, columns: int, picks: int, dtype: str, *, from_end: bool = False
 ) -> isa.Launch:
-    """y[i, :] = x[index[i], :]: tensors x (rows, columns), index (picks) int32, y (picks, columns).
+    """Return the launch of y[i, :] = x[index[i], :].
 
-    The picks are cut over all vector cores, the columns where picks are few. An embedding is this
-    with x as its table. With `from_end` an index below 0 counts from the end of the table.
+    Tensors are x (rows, columns), index (picks) in int32 and y (picks, columns). The picks are
+    divided over all vector cores or, if there are few, the columns. An embedding is a gather from
+    its table x. With `from_end` an index below 0 counts from the end of the table.
 
-    A bad index is a `SimulationError` at run time; `check_indices` finds it
-    before.
+    An index outside the table raises `SimulationError` at run time; `check_indices` finds it
+    beforehand.
     """
     table = replace(_table(rows, columns, picks, dtype), from_end=from_end)
     # 4 picks on 32 cores would leave 28 idle: cut the columns, if each core gets enough of them.
@@ -233,13 +243,14 @@ def scatter_launch(
     mode: str = "update",
     method: str = "owner",
 ) -> isa.Launch:
-    """y[index[i], :] = u[i, :] ("update") or += u[i, :] ("add"); tensors u, index, y.
+    """Return the launch of y[index[i], :] = u[i, :] ("update") or += u[i, :] ("add").
 
-    Duplicates are defined: an update leaves the last one in the order of i, an add sums them all.
-    `method` "owner" cuts the columns over the cores, so each element has one owner, who goes
-    through all indices in order. "atomic" (add only, fp32 fp16 int32) cuts the updates instead and
-    lets memory add, in no certain order. "auto" takes the one that `simulate` finds faster of those
-    that can do it. Raises `InputError`, `ShapeError`, `TypeMismatchError`.
+    For equal indices the result is defined: "update" keeps the last one in the order of i, "add"
+    sums them all. `method` "owner" divides the columns over the cores, so that each element has one
+    owner, which processes all indices in order. "atomic" (only "add" in fp32, fp16 or int32)
+    divides the updates instead, and memory adds them in no defined order. "auto" takes the method
+    that is faster in simulation. Raises `InputError`, `ShapeError` or `TypeMismatchError` for wrong
+    arguments.
     """
     table = _table(rows, columns, picks, dtype)
     if mode not in ("update", "add") or method not in ("owner", "atomic", "auto"):
@@ -256,7 +267,7 @@ def scatter_launch(
 
 
 def _owner_launch(chip: Chip, table: indexed_rows.Table, mode: str) -> isa.Launch:
-    """Cut the columns over the cores: an owner goes through all indices."""
+    """Return the launch in which cores divide the columns, and each processes all indices."""
     columns = table.columns
     picks = table.index_count
     # Rows shorter than 32 bytes cannot be copied on these chips: S moves elements.
@@ -274,13 +285,13 @@ def _owner_launch(chip: Chip, table: indexed_rows.Table, mode: str) -> isa.Launc
 
 
 def _memory_adds(chip: Chip, table: indexed_rows.Table, mode: str) -> bool:
-    """Tell whether memory can add the updates: the mode, the format and the ends of rows."""
+    """Tell whether memory can add the updates, given the mode, the format and the ends of rows."""
     ragged = table.columns % table.block != 0
     return mode == "add" and table.dtype in ATOMIC_FORMATS and not (chip.combined and ragged)
 
 
 def _atomic_launch(chip: Chip, table: indexed_rows.Table, mode: str) -> isa.Launch:
-    """Cut the updates over the cores, or their columns where that keeps more cores busy."""
+    """Return the launch in which cores divide the updates, or columns if that busies more cores."""
     if mode != "add" or table.dtype not in ATOMIC_FORMATS:
         needed = f"atomic: mode add in {', '.join(ATOMIC_FORMATS)}"
         got = f"{mode} in {table.dtype}"
@@ -291,8 +302,8 @@ def _atomic_launch(chip: Chip, table: indexed_rows.Table, mode: str) -> isa.Laun
 
     by_picks = _pick_shares(chip, table.index_count)
     by_columns = _column_shares(chip, table)
-    # Cutting the picks needs fewer copies; cut columns only where that busies more than twice the
-    # cores.
+    # Dividing the picks needs fewer copies, so columns are divided only if that busies more than
+    # twice as many cores.
     cuts_columns = len(by_columns) > 2 * len(by_picks)
 
     def program(share: isa.Share) -> isa.Program:
@@ -314,14 +325,14 @@ def _table(rows: int, columns: int, picks: int, dtype: str) -> indexed_rows.Tabl
 
 
 def _pick_shares(chip: Chip, picks: int) -> list[int]:
-    """Cut the picks over the cores in whole blocks of 8 indices."""
+    """Return the picks of each core, in whole blocks of 8 indices."""
     # Indices come in blocks of 32 bytes: 8 of int32.
     core_picks = -(-picks // chip.cores_of("vector"))
     return _cut(picks, -(-core_picks // 8) * 8 if picks > 8 else picks)
 
 
 def _column_shares(chip: Chip, table: indexed_rows.Table) -> list[int]:
-    """Cut the columns over the cores in whole blocks of 32 bytes; a last piece below one joins."""
+    """Return the columns of each core, in blocks of 32 bytes; a rest below one joins the last."""
     units = max(table.columns // table.block, 1)
     core_columns = -(-units // chip.cores_of("vector")) * table.block
     shares = _cut(table.columns, core_columns)
@@ -332,15 +343,16 @@ def _column_shares(chip: Chip, table: indexed_rows.Table) -> list[int]:
 
 
 def _cut(total: int, size: int) -> list[int]:
-    """Cut `total` in pieces of `size`; the last piece is what remains."""
+    """Return the sizes of pieces of `total`: all `size`, except that the last may be smaller."""
     return [min(size, total - start) for start in range(0, total, size)]
 
 
 def one_hot_launch(chip: Chip, picks: int, classes: int, dtype: str) -> isa.Launch:
-    """y[i, j] = 1 where j = index[i], else 0: tensors index (picks) int32, y (picks, classes).
+    """Return the launch of y[i, j] = 1 where j = index[i], else 0.
 
-    Zeros are written in bulk, then S places one element a row. Rows are cut over all vector cores.
-    Raises `ShapeError` for empty shapes.
+    Tensors are index (picks) in int32 and y (picks, classes). Zeros are written in bulk, then the
+    scalar unit S writes one element per row. Rows are divided over all vector cores. Raises
+    `ShapeError` for empty shapes.
     """
     if min(picks, classes) < 1:
         raise ShapeError("indices and classes, one or more", f"{picks}, {classes}", "leave it out")
@@ -369,7 +381,7 @@ def _one_hot(chip: Chip, shape: tuple[int, int], dtype: str, share: isa.Share) -
     feed = indexed_rows.IndexFeed.make(k, k.tensor("index", "int32", picks))
     first_pick = k.param("core", cores) * pitch
     writer.emit(job, job.box.dims, isa.Affine(), first_pick * classes)
-    # S must find the zeros written, and the ones in UB.
+    # S must wait until the zeros are written and the ones are in UB.
     k.barrier()
     for at, batch_picks in indexed_rows.batches(k, "t", count, indexed_rows.BATCH):
         feed.open(first_pick + at, batch_picks)

@@ -1,17 +1,18 @@
-"""Tokens in the order of ranks put in that of experts: runs of them copied by vector cores.
+"""Reorder tokens from the order of ranks to the order of experts, as copies by vector cores.
 
-Core i has the ranks i, i + cores, and so on. Where the tokens of rank r for expert e come from, and
-where they go, are sums of the counts n (ranks, experts),
+In a mixture of experts on several devices (ranks), tokens arrive rank by rank, and an expert needs
+its tokens from all ranks. Core i does the ranks i, i + cores, and so on. Where the tokens of rank r
+for expert e come from, and where they go, are sums of the counts n (ranks, experts):
 
     from = sum of n[i, j] over i < r, and n[r, j] over j < e
     to   = sum of n[i, j] over j < e, and n[i, e] over i < r
 
-which its scalar unit adds up, one trip to L2 a number. Core 0 adds up the tokens of each expert,
-too. Programs do not depend on data, so that here all counts are equal; tokens that are left over
-lie behind, and one core moves them at the end.
+The core's scalar unit adds up the counts, with one access to L2 per number. Core 0 also adds up the
+tokens of each expert. Programs here do not depend on data, so that all counts are equal; tokens
+that are left over lie behind the others, and one core moves them at the end.
 
 Source of the division into ranks, of the sums and of the moves: CANN toolkit 8.1, Ascend C operator
-MoeReRouting (moe_re_routing.h). The places of tokens, which it writes as well, are left out.
+MoeReRouting (moe_re_routing.h). That operator also writes the places of tokens; this one does not.
 """
 
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ SCALE_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Rerouting:
-    """Tokens of `hidden` elements from ranks for experts; with `scaled` a number in fp32 each."""
+    """Tokens of `hidden` elements from ranks for experts; with `scaled` each has an fp32 scale."""
 
     tokens: int
     hidden: int
@@ -49,9 +50,10 @@ class Rerouting:
 
 
 def rerouting_kernel(shape: Rerouting, chip: Chip) -> isa.Kernel:
-    """Return the kernel: counts (ranks experts), x, y, and with scales scale and scale_out.
+    """Return the kernel on tensors counts (ranks experts), x, y and, if scaled, scale, scale_out.
 
-    Raises `CapacityError` where no token fits UB, `PathError` for ragged tokens on coupled cores.
+    Raises `CapacityError` if no token fits UB, and `PathError` if a token is not whole blocks of 32
+    bytes on chips whose copies need whole blocks.
     """
     phases = []
     if shape.run_tokens:
@@ -63,7 +65,7 @@ def rerouting_kernel(shape: Rerouting, chip: Chip) -> isa.Kernel:
 
 
 def _parts(shape: Rerouting, chip: Chip) -> tuple[isa.Part, ...]:
-    """Return the programs: of core 0, which also adds up the totals, and of cores as full."""
+    """Return the parts: core 0, which also adds up the totals, and groups of cores alike."""
     cores = min(shape.ranks, chip.cores_of("vector"))
     groups: dict[int, list[int]] = {}
     for core in range(1, cores):
@@ -109,11 +111,11 @@ class _Writer:
         self.buffers = [self.queue.buffer]
         if shape.scaled:
             self.buffers.append(self.queue.join("scales", "fp32", self.tile))
-        # The scalar unit goes on to the next run while the copies of one are on their way.
+        # The scalar unit works on the next run while the copies of one run proceed.
         self.known = k.queue("known", "UB", "int32", 1, src="S", dst="MTE2", depth=2)
 
     def program(self, turns: int, cores: int, last: int) -> isa.Program:
-        """Write so many ranks of cores up to the `last`, which reads most counts."""
+        """Return the program for `turns` ranks per core; core `last` reads the most counts."""
         k = self.k
         shape = self.shape
         core = k.param("core", last + 1)
@@ -131,22 +133,22 @@ class _Writer:
                 self._move(f"tile{turn}", source, target, shape.run_tokens)
                 self.known.free()
         if last == 0:
-            # The tokens of each expert, in GM: a count is read, and the sum that it is added to.
+            # The totals of the experts lie in GM: for each count, the count and its sum are read.
             self._add_up(2 * shape.ranks * shape.experts)
         return k.finish()
 
     def remaining_program(self) -> isa.Program:
-        """Write the tokens that are left over."""
+        """Return the program that moves the tokens that are left over."""
         # 23 tokens, 2 ranks, 3 experts: runs of 3, and 5 tokens are left over from token 18 on.
         first_token = Affine(self.shape.tokens - self.shape.remaining_tokens)
         self._move("tile", first_token, first_token, self.shape.remaining_tokens)
         return self.k.finish()
 
     def _add_up(self, count: int) -> None:
-        """Read numbers of GM, a trip to L2 each; only the first is in the program."""
-        if not count:  # nothing stands before the first rank
+        """Read `count` numbers of GM, one access to L2 each; the program loads only the first."""
+        if not count:  # there are no counts before the first rank
             return
-        # Each number waits for its own trip to L2.
+        # Each number waits for its own access to L2.
         steps = count * l2_trip_steps(self.k.chip)
         self.k.scalar(self.count.region(0, 1), self.counts.region(0, 1), steps=steps)
 

@@ -1,15 +1,16 @@
-"""Rotary embedding on the vector unit: pairs (a, b) of q and k turned by the angles of their row.
+"""Rotary embedding on the vector unit: rotate pairs (a, b) of q and k by the angles of their row.
 
-    a cos - b sin,  b cos + a sin
+    a, b  ->  a cos - b sin,  b cos + a sin
 
-A core has rows of q and k with their cosines and sines, which are read once for all heads. Pairs
-are element i and i + d / 2 of a head, which lie at other addresses, or neighbours 2 i and 2 i + 1,
-which lie in other lanes. Lanes change places in three steps, 16 blocks of 32 bytes at a time: a
-transpose makes rows of lanes, rows are copied crosswise, a transpose makes lanes of rows.
+A core has rows of q and k with their cosines and sines, which are read once for all heads. A pair
+is element i and i + d / 2 of a head, or the neighbours 2 i and 2 i + 1. Neighbours lie in two lanes
+of one repeat and must be exchanged, in three steps, 16 blocks of 32 bytes at a time: a transpose
+turns lanes into rows, rows are copied crosswise, and a transpose turns rows into lanes again.
 
 fp16 is computed in fp16, bf16 in fp32. Source: CANN toolkit 8.1, Ascend C operator
-ApplyRotaryPosEmb (apply_rotary_pos_emb.cpp, apply_rotary_pos_emb_compute_ab.h). It changes q and
-k in place, as ours does (aclnn_apply_rotary_pos_emb.h): L2 holds a tensor less of each.
+ApplyRotaryPosEmb (apply_rotary_pos_emb.cpp, apply_rotary_pos_emb_compute_ab.h). That operator
+changes q and k in place (aclnn_apply_rotary_pos_emb.h), and so does this one: L2 then needs room
+for one tensor less of each.
 """
 
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ Place = tuple[Memory, Affine | int]
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """Rows, the heads of q and k in each, and the size of a head; which elements are pairs."""
+    """Number of rows, heads of q and of k per row, and size of a head; which elements are pairs."""
 
     rows: int
     heads: tuple[int, int]
@@ -44,15 +45,15 @@ class Rotary:
 
     @property
     def halves(self) -> tuple[int, int]:
-        """Runs of a head and the length of each: its halves, or the whole one of neighbours."""
+        """How many runs a head has, and their length: two halves, or one whole if `neighbours`."""
         return (1, self.head_columns) if self.neighbours else (2, self.head_columns // 2)
 
 
 def rotary_launch(shape: Rotary, chip: Chip) -> isa.Launch:
     """Return the launch, which changes q and k in place; cos and sin are (rows, head_columns).
 
-    Raises `UnsupportedError` for neighbours in heads that end within a block of 32 bytes,
-    `PathError` for coupled cores, `CapacityError` where no head fits UB.
+    Raises `UnsupportedError` for pairs of neighbours in heads that end within a block of 32 bytes,
+    `PathError` for chips whose cores have both units, `CapacityError` if not one head fits UB.
     """
     if shape.neighbours and shape.head_columns * DTYPE_BYTES[shape.dtype] % BLOCK_BYTES:
         needed = f"rotary: heads of whole blocks of {BLOCK_BYTES} bytes for neighbours"
@@ -62,7 +63,7 @@ def rotary_launch(shape: Rotary, chip: Chip) -> isa.Launch:
 
 
 class _Writer:
-    """The program of cores with equal shares."""
+    """Writes the program of cores with equal shares."""
 
     def __init__(self, shape: Rotary, chip: Chip, share: isa.Share) -> None:
         """Declare tensors, choose rows and heads of a tile, allocate queues and tiles."""
@@ -93,7 +94,7 @@ class _Writer:
         table_bytes = 2 * self.head * (2 * stored_bytes + computed_bytes * is_cast)
         # Two slots in and two out; two scratch tiles; x in fp32 where it is cast.
         head_bytes = self.head * (4 * stored_bytes + 2 * computed_bytes + computed_bytes * is_cast)
-        # Behind a tile stands room for whole squares; its slots begin with blocks.
+        # Behind a tile there is room for whole 16 x 16 squares; its slots begin with blocks.
         room = chip.buffers["UB"] - 8 * SQUARE * BLOCK_BYTES
         heads = min(max(self.shape.heads), chip.max_repeat)
         while heads > 1 and table_bytes + heads * head_bytes > room:
@@ -118,7 +119,7 @@ class _Writer:
         self.out = k.queue("y_ub", "UB", dtype, tile, src="V", dst="MTE3")
         self.scratch = k.buffer("other", "UB", self.compute, tile)
         self.crossed = k.buffer("crossed", "UB", self.compute, tile)
-        # Crossing ends in one of both, and the other is free for what is to be cast.
+        # Exchanged numbers end in one of the two buffers; the other one is free for casts.
         self.result = self.scratch if self.shape.neighbours else self.crossed
         sources = [self.loaded.buffer, self.scratch, self.crossed]
         if self.compute != dtype:
@@ -133,7 +134,7 @@ class _Writer:
             }
 
     def program(self) -> isa.Program:
-        """Write tiles of rows; in each q, then k, by tiles of heads."""
+        """Return the program: tiles of rows; in each tile q, then k, by tiles of heads."""
         k = self.k
         first_row = k.param("row", self.share[2]) * self.share[1]
         for at, rows in segments(k, "tile", self.share[0], self.rows):
@@ -153,7 +154,7 @@ class _Writer:
         return k.finish()
 
     def _move(self, tile: Tile, tensor: Buffer, start: Affine, sizes: tuple[int, int, int]) -> None:
-        """Bring (rows, heads of the tile, heads of a row) to UB, halves at whole blocks."""
+        """Load (rows, heads of the tile, heads of a row) to UB, with halves at whole blocks."""
         in_tile, in_memory = self._regions(tile, tensor, start, sizes)
         self.k.copy(in_tile, in_memory, pad=self._is_ragged)
 
@@ -165,7 +166,7 @@ class _Writer:
     def _regions(
         self, tile: Tile, tensor: Buffer, start: Affine, sizes: tuple[int, int, int]
     ) -> tuple[Region, Region]:
-        """Return heads in a tile, and in GM."""
+        """Return the regions of some heads in a tile, and in GM."""
         rows, tile_heads, heads = sizes
         runs, length = self.shape.halves
         size = self.shape.head_columns
@@ -175,7 +176,7 @@ class _Writer:
         return in_tile, in_memory
 
     def _tables(self, tiles: list[Tile], rows: int) -> list[Memory]:
-        """Return cosines and sines ready to multiply by: those of even lanes negative."""
+        """Return cosines and sines as factors; for pairs of neighbours even sines are negated."""
         ready: list[Memory] = [*tiles]
         if self.compute != self.shape.dtype:
             for wide, tile in zip(self.wide_tables, tiles, strict=True):
@@ -193,7 +194,7 @@ class _Writer:
     def _turn(
         self, place: int, start: Affine, sizes: tuple[int, int, int], tables: list[Memory]
     ) -> None:
-        """Load, turn and store (rows, heads of the tile, heads of a row) of q or k."""
+        """Load, rotate and store (rows, heads of the tile, heads of a row) of q or k."""
         k = self.k
         self._move(self.loaded.alloc(), self.operands[place], start, sizes)
         self.loaded.enqueue()
@@ -220,7 +221,7 @@ class _Writer:
     def _turn_halves(
         self, sizes: tuple[int, int, int], x: Memory, y: Memory, tables: list[Memory]
     ) -> None:
-        """Turn element i of each head with i + d / 2."""
+        """Rotate the pairs of elements i and i + d / 2 of each head."""
         cos, sin = tables
         product = self.scratch
         for at, lanes in self._runs(self.shape.head_columns // 2):
@@ -241,7 +242,7 @@ class _Writer:
     def _turn_neighbours(
         self, sizes: tuple[int, int, int], x: Memory, y: Memory, tables: list[Memory]
     ) -> None:
-        """Turn elements 2 i and 2 i + 1 of each head; the sines of even lanes are negative."""
+        """Rotate the pairs 2 i and 2 i + 1 of each head; the sines of even lanes are negated."""
         cos, sin = tables
         count = sizes[0] * sizes[1] * self.head
         self._cross(x, count)
@@ -252,12 +253,12 @@ class _Writer:
         self.k.each("vadd", count, (y, 0), (y, 0), (crossed, 0))
 
     def _cross(self, x: Memory, count: int) -> None:
-        """Leave x in `crossed` with each two neighbouring numbers exchanged.
+        """Write x to `crossed` with each two neighbouring numbers exchanged.
 
         A number of 4 bytes is two rows of a transposed square, one of 2 bytes is one.
         """
         k = self.k
-        # A number of 4 bytes is 2 halves: exchange rows 0, 1 with rows 2, 3.
+        # A number of 4 bytes is two 2-byte rows: exchange rows 0, 1 with rows 2, 3.
         step = DTYPE_BYTES[self.compute] // 2
         area = SQUARE * SQUARE
         squares = isa.ceil_div(count * step, area)
@@ -294,7 +295,7 @@ class _Writer:
         return self.halves[memory.name]
 
     def _cast(self, sizes: tuple[int, int, int], target: Memory, source: Memory) -> None:
-        """Emit the cast of heads; what pads their halves has no value."""
+        """Emit the cast of heads, without the padding of their halves."""
         if not self._is_ragged:
             count = sizes[0] * sizes[1] * self.head
             self.k.each("vconv", count, (target, 0), (source, 0))
@@ -306,7 +307,7 @@ class _Writer:
                 self._emit("vconv", sizes, lanes, (target, at), (source, at))
 
     def _runs(self, length: int) -> Iterator[tuple[int, int]]:
-        """Yield (first, lanes) of what instructions take of a run."""
+        """Yield (first, lanes) for each piece of a run that one instruction takes."""
         for at in range(0, length, self.lanes):
             yield at, min(self.lanes, length - at)
 
@@ -318,9 +319,9 @@ class _Writer:
         *places: Place,
         table: Place | None = None,
     ) -> None:
-        """Emit an operation on the same lanes of all heads; of a table, on its row's for each.
+        """Emit an operation on the same lanes of all heads; with a table, on its lanes of that row.
 
-        An instruction takes all rows of a head or all heads of a row, whatever is more.
+        An instruction takes all rows of a head or all heads of a row, whichever is more.
         """
         rows, heads, _ = sizes
         by_head = heads <= rows

@@ -1,11 +1,11 @@
-"""Rows of NC1HWC0 images in UB, and the instructions that run over them.
+"""Rows of NC1HWC0 images in UB: their distances, vector instructions over them, and max pooling.
 
 In NC1HWC0 a block of 32 bytes holds 16 channels of one pixel, so that a repeat takes 8 pixels that
-lie equally far apart. Planes are walked in blocks of rows: what stands around the image is written
-once, loads skip it.
+lie equally far apart. A program loops over planes in blocks of rows. The border around the image
+(zeros, or -inf for a maximum) is written to UB once, and loads do not overwrite it.
 
-What a convolution makes may be pooled before it leaves. What else is done to sums comes last, to
-few numbers, which is the same where it rises: f(max(x, y)) = max(f(x), f(y)).
+The result of a convolution may be pooled on the core before it is stored. The epilogue f comes
+last, on fewer numbers. The result is the same if f is increasing: f(max(x, y)) = max(f(x), f(y)).
 
     L0C -> UB rows -> largest of each window -> epilogue -> GM
 """
@@ -52,7 +52,10 @@ ReadWritten = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """`turns` instructions of `repeats` x `pixels` from 8 `column` on, and how far each goes on."""
+    """`turns` instructions, each of `repeats` x `pixels`, that begin at pixel 8 * `column`.
+
+    Further fields are the distances from turn to turn and from repeat to repeat.
+    """
 
     column: int
     turns: int
@@ -64,14 +67,14 @@ class Sweep:
     def cycles(self, chip: Chip) -> int:
         """Return the cycles of instructions with two sources."""
         cost = chip.vector_costs["vmax"]
-        # An instruction has at most 255 repeats: each further one has a head of its own.
+        # An instruction has at most 255 repeats; each further one has start-up cycles, too.
         heads = isa.ceil_div(self.repeats, chip.max_repeat) * cost.head_cycles
         return self.turns * (heads + self.repeats * cost.slope_cycles)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one instruction takes: the first pixels, and a part of a sweep."""
+    """The work of one instruction: its first pixels, and a part of a sweep."""
 
     first: tuple[isa.Affine, isa.Affine]
     repeats: int
@@ -79,24 +82,25 @@ class Run:
     step: int
 
     def read(self, tile: isa.Buffer | isa.Tile, tap: int = 0) -> isa.Region:
-        """Return what is read, `tap` pixels further on."""
+        """Return the region of `tile` that is read, `tap` pixels further on."""
         sizes = (self.repeats, self.sweep.pixels, C0)
         strides = (self.sweep.apart[0] * C0, self.step * C0, 1)
         return tile.region((self.first[0] + tap) * C0, sizes, strides)
 
     def written(self, tile: isa.Buffer | isa.Tile) -> isa.Region:
-        """Return what is written."""
+        """Return the region of `tile` that is written."""
         sizes = (self.repeats, self.sweep.pixels, C0)
         return tile.region(self.first[1] * C0, sizes, (self.sweep.apart[1] * C0, C0, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """`rows` x `width` pixels to compute, each row `written` pixels behind the one before.
+    """`rows` x `width` pixels to compute, with rows written `written` pixels apart.
 
-    What is read lies `read` pixels from row to row, `step` from column to column. An instruction
-    takes a row, 8 columns of all rows or, where strides are equal, all rows and what lies between,
-    the first choice: what is done to all pixels later finds no gaps.
+    The pixels read lie `read` pixels apart from row to row, and `step` from column to column. An
+    instruction takes one row, or 8 columns of all rows, or, if the distances of rows agree, all
+    rows and the gaps between them. The last form comes first among equals: it leaves no gaps for
+    later instructions on all pixels.
     """
 
     rows: int
@@ -110,7 +114,7 @@ class Grid:
         full_repeats, last_pixels = divmod(self.width, PIXELS)
         row_moves = (self.read, self.written)
         column_moves = (PIXELS * self.step, PIXELS)
-        # Rows lie equally far apart in what is read and written: take the gaps between them, too.
+        # Rows lie equally far apart where they are read and written: include the gaps.
         if self.read == self.step * self.written:
             # 10 rows 24 pixels apart, of 20 pixels: 236 pixels are 30 repeats, gaps included.
             repeats = isa.ceil_div((self.rows - 1) * self.written + self.width, PIXELS)
@@ -120,21 +124,21 @@ class Grid:
             (0, self.rows, row_moves, full_repeats, PIXELS, column_moves),
             (full_repeats, self.rows, row_moves, 1, last_pixels, column_moves),
         )
-        # 8 columns of all rows at a time: few instructions where rows are short and many.
+        # 8 columns of all rows at a time: few instructions if there are many short rows.
         yield _not_empty(
             (0, full_repeats, column_moves, self.rows, PIXELS, row_moves),
             (full_repeats, 1, column_moves, self.rows, last_pixels, row_moves),
         )
 
     def best_sweeps(self, chip: Chip) -> tuple[int, list[Sweep]]:
-        """Return the fewest cycles of one instruction on all pixels, and what it sweeps."""
+        """Return the fewest cycles of an operation on all pixels, and the sweeps that do it."""
         timed = (
             (sum(sweep.cycles(chip) for sweep in sweeps), sweeps) for sweeps in self._candidates()
         )
         return min(timed, key=itemgetter(0))
 
     def runs(self, k: isa.KernelBuilder) -> Iterator[Run]:
-        """Yield what the instructions take."""
+        """Yield the work of each instruction of the best sweeps, in loops."""
         for sweep in self.best_sweeps(k.chip)[1]:
             read = sweep.column * PIXELS * self.step
             written = sweep.column * PIXELS
@@ -155,10 +159,10 @@ def _not_empty(*sweeps: tuple[int, int, ReadWritten, int, int, ReadWritten]) -> 
 # -- blocks of rows --------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """How rows lie in UB, in pixels: `line` a row of the image, `pitch` from output to output row.
+    """Distances in UB in pixels: `line` between image rows, `pitch` between output rows.
 
-    Of a row `width` results are computed. The largest of each window is sought in the rows of the
-    image first, `folded`: these become as short as output rows.
+    `width` results are computed per row. With `folded`, a maximum is taken first along each image
+    row, which leaves rows as short as output rows, then over such rows.
     """
 
     line: int
@@ -167,11 +171,11 @@ class Lines:
     folded: bool = False
 
     def outputs(self, rows: int) -> int:
-        """Pixels of rows of results, whole repeats."""
+        """Return the pixels of `rows` rows of results, in whole repeats."""
         return _whole((rows - 1) * self.pitch + self.width)
 
     def beside(self, shape: ConvShape, rows: int) -> int:
-        """Pixels of what is computed on the way: products, or rows folded."""
+        """Return the pixels of the scratch buffer: products, or folded rows."""
         output_pixels = self.outputs(rows)
         if not self.folded:
             return output_pixels
@@ -180,7 +184,7 @@ class Lines:
         )
 
     def grid(self, shape: ConvShape, rows: int) -> Grid:
-        """Return what instructions compute of the image: output rows, or all rows if `folded`."""
+        """Return the grid that instructions compute: output rows, or all image rows if `folded`."""
         (sh, sw) = shape.strides
         line = self.line
         if self.folded:
@@ -188,7 +192,7 @@ class Lines:
         return Grid(rows, self.width, sh * line, self.pitch, sw)
 
     def seen(self, shape: ConvShape, rows: int) -> int:
-        """Pixels of image rows, with what whole repeats read past the last row."""
+        """Return the pixels of the image rows, including those that repeats read past the end."""
         grid = self.grid(shape, rows)
         (down, right) = shape.reach
         # Flat: one instruction runs over all rows and gaps, so it also reads past the last row.
@@ -207,10 +211,10 @@ def _whole(pixels: int) -> int:
 def most_rows(
     shape: ConvShape, chip: Chip, lines: Lines, *, blocks_per_result: int = 0, fixed: int = 0
 ) -> int:
-    """Return the most output rows of a block: image rows and results twice, one row buffer.
+    """Return the most output rows of a block: UB holds image rows and results twice, and scratch.
 
-    `blocks_per_result` blocks of 32 bytes stand beside each result, `fixed` beside all. Raises
-    `CapacityError` where one output row does not fit UB.
+    Further buffers take `blocks_per_result` blocks of 32 bytes per result, and `fixed` blocks in
+    all. Raises `CapacityError` if one output row does not fit UB.
     """
     (oh, ow) = shape.out_hw
     room = chip.buffers["UB"] // BLOCK_BYTES - fixed
@@ -236,10 +240,10 @@ def most_rows(
 
 
 class RowWriter(ABC):
-    """The program of a core: its planes in blocks of rows, x (N, C1, H, W, C0) to y.
+    """Writes the program of a core, from x (N, C1, H, W, C0) to y, in blocks of rows of each plane.
 
-    `around` stands beside the image, `plane` are the pixels of a plane of y, `beside` is room for
-    what is computed on the way.
+    `around` is the value of the border of the image, `plane` the number of pixels of a plane of y,
+    `beside` a scratch buffer.
     """
 
     def __init__(
@@ -265,11 +269,11 @@ class RowWriter(ABC):
         """Write the instructions of a block of rows."""
 
     def around_planes(self, channel: isa.Affine) -> AbstractContextManager[object]:
-        """Hold what all planes of a channel block need."""
+        """Hold the operands that all planes of a channel block need."""
         return nullcontext()
 
     def program(self, share: Own) -> isa.Program:
-        """Walk the planes in blocks of rows; borders are written once, loads skip them."""
+        """Return the program over planes in blocks of rows; borders are written at the start."""
         buffer = self.rows.buffer
         blocks = self.shape.blocks[0]
         self.y = self.k.tensor("y", "fp16", self.shape.n * blocks * self.plane * C0)
@@ -296,7 +300,7 @@ class RowWriter(ABC):
         x = self.rows.dequeue()
         results = self.results.alloc()
         row = lines.line * C0
-        # Rows of zeros above and below the image, or of -inf where the largest is sought.
+        # Rows of zeros above and below the image, or of -inf for a maximum.
         if block.before:
             k.each("vdup", block.before * row, (x, 0), scalar=self.around)
         if block.after:
@@ -313,7 +317,7 @@ class RowWriter(ABC):
         self.results.free()
 
     def _load(self, plane: isa.Affine, block: RowBlock, turn: isa.Affine) -> None:
-        """Bring the image rows of a block to their place between what stands around."""
+        """Load the image rows of a block to their places inside the border."""
         shape = self.shape
         line = self.lines.line
         _, zeros_left, columns = columns_seen(shape)
@@ -333,7 +337,7 @@ def _rows(tensor: isa.Buffer, start: isa.Affine, rows: int, pixels: int, pitch: 
 
 # -- the largest of each window -------------------------------------------------------------------
 def largest_lines(shape: ConvShape) -> Lines:
-    """Return rows whose results lie as far apart as what they read of the image."""
+    """Return the distances of rows for max pooling: output rows as far apart as image rows."""
     pitch = isa.ceil_div(columns_seen(shape)[0], shape.strides[1])
     # A 3 x 3 window: largest of 3 in a row, then of 3 rows: 4 comparisons instead of 8.
     folded = min(shape.r, shape.s) > 1
@@ -348,7 +352,10 @@ def fold_largest(
     target: Place,
     start: tuple[isa.Affine | int, isa.Affine | int] = (0, 0),
 ) -> None:
-    """Write the largest of what lies so many pixels behind each place of a grid from `start` on."""
+    """Write to each place of a grid the maximum of the pixels at distances `taps` behind it.
+
+    `start` gives the first pixels in `source` and in `target`.
+    """
     for unshifted in grid.runs(k):
         run = replace(
             unshifted, first=(unshifted.first[0] + start[0], unshifted.first[1] + start[1])
@@ -361,7 +368,7 @@ def fold_largest(
 
 
 def check_pool(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> None:
-    """Raise `UnsupportedError` for what is not pooled on the core."""
+    """Raise `UnsupportedError` if the core cannot pool the result of the convolution."""
     pool = shape.pool
     if pool is None:
         return
@@ -383,7 +390,7 @@ def check_pool(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> None:
 
 
 class Pooled:
-    """Tiles of sums that leave as the largest of each window, some rows of those a tile."""
+    """Max pooling of tiles of sums before they are stored; a tile has some rows of windows."""
 
     def __init__(
         self,
@@ -430,7 +437,7 @@ class Pooled:
         self.out = finish.out
 
     def begin(self) -> None:
-        """Write what stands around rows and is read between them, which no tile overwrites."""
+        """Write the border around the rows, which no tile overwrites."""
         for buffer in (self.x, *([self.beside] if self.shape.strides[0] == 1 else [])):
             self.k.each("vdup", buffer.elements, (buffer, 0), scalar=LEAST)
 
@@ -443,16 +450,16 @@ class Pooled:
         first_block: isa.Affine,
         loaded: Channels | None,
     ) -> None:
-        """Move a tile, (blocks, fractals in L0C of each, windows), to a plane's rows, its `place`.
+        """Pool a tile (blocks, fractals of each in L0C, windows) and store it at `place` in y.
 
-        Its first block, and the numbers per channel, are as in `epilogue_emit.drain`.
+        `first_block` and the numbers per channel, `loaded`, are as in `epilogue_emit.drain`.
         """
         k = self.k
         (plane, down) = place
         (blocks, fractals, window) = tile
         c = acc.dequeue()
         (oh, pw) = self.shape.out_hw
-        # The first row of windows of this tile: its first image row, padding included, by the
+        # The tile's first row of windows is its first image row, padding included, divided by the
         # stride.
         top_row = window.rows.first - window.rows.before + self.shape.pads[0]
         row = divided(down + top_row, self.shape.strides[0])
@@ -479,7 +486,7 @@ class Pooled:
             acc.free()
 
     def _copy_sums(self, c: isa.Tile, fractals: int, window: Window, blocks: Span) -> None:
-        """Copy the rows of some channel blocks from L0C to their places between what stands around.
+        """Copy the rows of some channel blocks from L0C to their places inside the border.
 
         A block of 16 channels is `fractals` high in L0C.
         """
@@ -495,7 +502,7 @@ class Pooled:
         self.k.copy(target, source, relu=self.finish.plan.relu)
 
     def _fold(self, to: Place, window: Window, blocks: int) -> None:
-        """Find the largest of each window of some channel blocks, a plane behind the other."""
+        """Write the maximum of each window of some channel blocks, one plane after the other."""
         k = self.k
         shape = self.shape
         lines = self.lines

@@ -1,4 +1,4 @@
-"""Run a kernel from a file: values against its reference, cycles, sanitizer findings.
+"""Run a kernel from a file: compare its values with a reference, time it, check for races.
 
 The file defines `kernel(chip)` returning a `Program` or `Launch`, `inputs(rng)` returning arrays
 by tensor name, and `reference(inputs)` returning the expected output arrays by name.
@@ -61,7 +61,7 @@ class KernelReport:
 
     @property
     def text(self) -> str:
-        """The values, the time, the longest stalls and the findings, a line each."""
+        """The values, the time, the longest stalls and the findings, one line each."""
         verdict = "correct" if self.values_ok else "WRONG"
         errors = ", ".join(f"{name} {error:.3g}" for name, error in self.errors.items())
         lines = [f"values {verdict}, largest error: {errors}", *map(str, self.mismatches)]
@@ -112,7 +112,7 @@ def run_kernel_file(
         if not isinstance(value, dict):
             raise InputError(f"{file}: {name} returning a dict of arrays", type(value).__name__)
     findings = tuple(isa.sanitize(program, chip, filled=arrays)) if check_sync else ()
-    # Values of a program that leaves its buffers mean nothing: stop before they are computed.
+    # If a program accesses memory outside its buffers, its values mean nothing: stop here.
     if any(f.kind == "out-of-bounds" for f in findings):
         raise InputError(f"{file}: accesses inside their buffers", str(findings[0]), "correct it")
     outputs = sim.execute(program, arrays, chip)
@@ -146,10 +146,10 @@ def _numbers(file: str | Path, name: str, expected: Any) -> Any:
 
 
 def roundings(program: isa.Program | isa.Launch) -> int | None:
-    """Return how often an element is rounded, at most; None if the kernel adds elements up.
+    """Return how often an element is rounded at most; None if the kernel adds elements up.
 
-    Only vector instructions are counted, each once: y = 1.5 x + 2 in two of them rounds twice. The
-    cube, reductions and sums over the turns of a loop make longer chains.
+    Only vector instructions are counted, each once: y = 1.5 x + 2 in two instructions rounds twice.
+    With the cube, reductions, or sums over a loop the number of roundings is not known.
     """
     programs = [program] if isinstance(program, isa.Program) else [p.program for p in program.parts]
     # an element goes through one core's program: the longest chain counts, not the sum

@@ -1,4 +1,4 @@
-"""What every product on the cube does: loops with tails, loads to L0, mmad, stores from L0C.
+"""The parts that all products on the cube share: loops, loads to L0, mmad, stores from L0C.
 
 The innermost loop of a product is the same for all (`accumulate`):
 
@@ -7,8 +7,8 @@ The innermost loop of a product is the same for all (`accumulate`):
         L0B <- a tile of B
         L0C += L0A @ L0B                            (mmad)
 
-What differs is how a tile comes to L0. A `Feed` is an object that knows it for one operand: the
-rows of a matrix come by load2d, the windows of an image by load3d; weights come tile by tile, or
+Products differ in how a tile is loaded to L0. A `Feed` is an object that does this for one operand:
+a matrix is loaded by load2d, the windows of an image by load3d; weights are loaded tile by tile, or
 stay in L0B.
 """
 
@@ -86,7 +86,7 @@ def sum_queue(
 
 
 def out_queue(builder: KernelBuilder, dtype: str, tile_m: int, tile_n: int) -> Queue:
-    """Allocate two slots of UB through which C leaves: as many 16-wide columns as fit twice."""
+    """Allocate two slots of UB through which C is stored: as many 16-wide columns as fit twice."""
     # A column of fp32 sums of 8 fractals is 8 * 1024 bytes.
     column_bytes = tile_m * 256 * chip.DTYPE_BYTES[dtype]
     columns = max(1, min(tile_n, builder.chip.buffers["UB"] // (2 * column_bytes)))
@@ -122,8 +122,8 @@ def feed_a(k: KernelBuilder, dst: Tile, src: Fractals, m: int, depth: int) -> No
     area = FRACTAL * c0_of(dst.buffer.dtype)
     memory = src.memory
     start = src.start
-    # L0A wants the fractals of one row of A side by side, L1 holds those of one C0 of k side by
-    # side. A load2d can read or write with a stride, so it transposes one row or column at a time.
+    # In L0A the fractals of one row of A are side by side, in L1 those of one C0 of k. A load2d
+    # can read or write with a stride, so it transposes one row or column at a time.
     if depth <= m:
         with repeat(k, "fractal", depth) as i:
             to = dst.region(i * area, (m, area), (depth * area, 1))
@@ -286,17 +286,17 @@ def store_area(
 
 # -- the innermost loop of a product -------------------------------------------------------------
 class Feed(Protocol):
-    """How tiles of one operand of a product come to L0."""
+    """The interface for loading tiles of one operand of a product to L0."""
 
     def load(self, k_at: Affine, depth: int) -> None:
-        """Bring `depth` fractals of k, from `k_at` on, to L0."""
+        """Load `depth` fractals of k, from `k_at` on, to L0."""
 
     def take(self, k_at: Affine, depth: int) -> Region:
-        """Return them as mmad reads them: (M1, K1, 16, C0) of A, (K1, N1, 16, C0) of B."""
+        """Return the loaded region as mmad reads it: (M1, K1, 16, C0) or (K1, N1, 16, C0)."""
         raise NotImplementedError
 
     def free(self) -> None:
-        """Give their slot back, since the cube has read it."""
+        """Free the slot, since the cube has read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,14 +316,14 @@ class SlotFeed(ABC):
         self.queue.enqueue()
 
     def take(self, k_at: Affine, depth: int) -> Region:
-        """Wait for the slot."""
+        """Wait for the slot and return its region."""
         c0 = c0_of(self.queue.buffer.dtype)
         is_left = self.queue.buffer.space == "L0A"
         sides = (self.side, depth) if is_left else (depth, self.side)
         return self.queue.dequeue().region(0, (*sides, FRACTAL, c0))
 
     def free(self) -> None:
-        """Give the slot back."""
+        """Free the slot."""
         self.queue.free()
 
     @abstractmethod
@@ -375,7 +375,7 @@ class ResidentFeed:
         """Load nothing."""
 
     def take(self, k_at: Affine, depth: int) -> Region:
-        """Return the fractals where they lie."""
+        """Return the region of the fractals."""
         c0 = c0_of(self.tile.buffer.dtype)
         start = k_at * (self.n * FRACTAL * c0) + self.start
         return self.tile.region(start, (depth, self.n, FRACTAL, c0))

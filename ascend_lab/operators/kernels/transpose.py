@@ -1,11 +1,12 @@
-"""Transpose and permute: strided copies, or blocks turned in UB, shared out over all cores.
+"""Transpose and permute: strided copies, or blocks transposed in UB, divided over all cores.
 
 Two axes matter: the one whose elements are neighbours in x and the one whose elements are
 neighbours in y. If they are the same, runs stay runs and a strided copy is good. If not, a strided
-copy moves single elements, 32 bytes on the wires for each. The block method reads runs, turns a
-tile on the vector unit in blocks of 16 x 16 two-byte elements, and writes runs. Both moved axes end
-where they like: the last tile starts earlier, so that it is whole, and what it shares with its
-neighbour is not stored again (rows of y) or stored twice alike (columns of y).
+copy moves single elements, and each costs a transfer of 32 bytes. The block method reads runs,
+transposes a tile on the vector unit in blocks of 16 x 16 two-byte elements, and writes runs. The
+two axes may have any length: the last tile starts earlier, so that it is whole. The elements it
+shares with its neighbour are not stored again (rows of y), or stored twice with equal values
+(columns of y).
 """
 
 import math
@@ -37,7 +38,7 @@ TILES_PER_CORE = 4
 
 @dataclass(frozen=True, slots=True)
 class Permutation:
-    """What a permute really does, with axes that move together joined.
+    """A permutation of axes, in which axes that move together are joined to one.
 
     `dims` are counters with both strides, y's innermost last; `kept_run` is the number of elements
     that stay neighbours; `start` is where x is read first and y written.
@@ -63,7 +64,7 @@ class Permutation:
         return tuple(d for d in self.dims if d not in (self.row, self.column))
 
     def fits(self, dtype: str) -> bool:
-        """Tell whether blocks can be turned: single elements move, two axes are long enough."""
+        """Tell whether the block method applies: single elements move, two axes are long enough."""
         turn = turn_of(dtype)
         is_long = self.row.count >= turn.rows and self.column.count >= turn.columns
         return self.kept_run == 1 and is_long and self.row != self.column
@@ -87,9 +88,9 @@ def permutation(shape: Sequence[int], perm: Sequence[int]) -> Permutation:
 def transpose_launch(
     chip: Chip, shape: Sequence[int], perm: Sequence[int], dtype: str, method: str = "auto"
 ) -> Launch:
-    """y = x.transpose(perm) on all vector cores; tensors x and y, row-major.
+    """Return the launch of y = x.transpose(perm) on all vector cores; x and y are row-major.
 
-    `method`: "strided" copies runs or single elements; "blocks" turns tiles in UB, and needs both
+    `method`: "strided" copies runs or elements; "blocks" transposes tiles in UB, and needs both
     moved axes to be at least one unit long (16 x 16 for 2 bytes, 128 rows x 8 columns for 4, 32 x
     32 for 1); "auto" takes the one that `simulate` finds faster. Raises `ShapeError`, `InputError`.
     """
@@ -123,13 +124,14 @@ def transpose_launch(
 def maps_phases(
     source: AddressMap, target: AddressMap, chip: Chip, name: str
 ) -> tuple[Launch, ...]:
-    """Move tensor `x` from one map to another, in `y`, by strided copies or turned in blocks.
+    """Return the phases that move tensor `x` from one address map to another one, in `y`.
 
-    What padding leaves of a block follows in a second phase. `simulate` finds what is faster.
+    They are strided copies, or transposes of blocks with a second phase for the blocks that padding
+    cuts off. The faster of the two in simulation is taken.
     """
     strided = (layout.maps_launch(source, target, chip, name),)
     boxes = layout.copy_boxes(source, target)
-    # The largest box is turned in blocks; the ends that padding leaves are small.
+    # The largest box is transposed in blocks; the other boxes, at the padding, are small.
     box = max(boxes, key=lambda candidate: candidate.elements)
     if not (plan := Permutation(box.dims, box.run, (box.source, box.target))).fits(source.dtype):
         return strided
@@ -149,22 +151,22 @@ def maps_phases(
 def block_launch(
     chip: Chip, dtype: str, plan: Permutation, elements: int, written: int, *, relu: bool = False
 ) -> Launch:
-    """Turn blocks on all vector cores, cut along the counter that `simulate` finds quickest.
+    """Return the launch that transposes blocks on all vector cores.
 
-    Tried are the counter that keeps the cores busiest, and of the outer ones, whose tiles stay
-    long, the busiest. The tensors are `elements` and `written` long. With `relu` the tiles are
-    rectified too.
+    The cores divide one counter of `plan`. Two are simulated: the counter that keeps the cores
+    busiest, and the busiest of the outer counters, with which tiles stay long. The tensors have
+    `elements` and `written` elements. With `relu` negative numbers become 0.
     """
     job = _Job(plan, dtype, elements, written, relu)
     turn = turn_of(dtype)
     cores = chip.cores_of("vector")
     counts = [d.count for d in (*plan.outer, plan.column, plan.row)]
-    # An outer counter may be cut anywhere, the two that blocks turn only between units.
+    # An outer counter may be cut anywhere, the two that blocks transpose only between units.
     steps = [1] * len(plan.outer) + [turn.columns, turn.rows]
     units = [count // step for count, step in zip(counts, steps, strict=True)]
 
     def busy_share(i: int) -> tuple[float, int]:
-        """Share of the cores' time that is work when the units of counter i are dealt out."""
+        """Return the busy share of the cores' time if they divide the units of counter i."""
         # 6 units on 4 cores take 2 turns: 6 of 8 places have work, 0.75.
         return units[i] / (cores * -(-units[i] // cores)), -i
 
@@ -186,10 +188,10 @@ def block_launch(
 
 
 def _shares(count: int, step: int, cores: int) -> list[int]:
-    """Deal out a counter in multiples of `step`; the ragged end goes to the last core.
+    """Return each core's share of a counter, in multiples of `step`, with the rest on the last.
 
-    Rows may end ragged on any core; the last core's columns take the ragged end as well, so that a
-    block written twice is written by one core.
+    So the last core also has the columns of the last, partial block: a block that is written twice
+    is written by one core.
     """
     # 100 rows in steps of 16 on 3 cores: 6 units, 2 a core: 32, 32, and 32 + 4 for the last.
     units = count // step
@@ -204,7 +206,7 @@ def _shares(count: int, step: int, cores: int) -> list[int]:
 # -- one core -------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A way to transpose tiles of units, `rows` of the source by `columns`; a tile is (b1, a1).
+    """A way to transpose tiles of (b1, a1) units, each `rows` of the source by `columns`.
 
     `order` lists (count, source rows, source columns) for the counters of a unit as it is loaded,
     outermost first; empty: the tile is loaded row by row. `scratch_items` counts elements of 2
@@ -238,7 +240,7 @@ def turn_of(dtype: str) -> Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Strip:
-    """Tiles of `units` along one axis, `count` of them from `start`; the first `skip` are done."""
+    """`count` tiles of `units` units along one axis from `start`; `skip` elements are done."""
 
     count: int
     units: int
@@ -247,7 +249,7 @@ class _Strip:
 
 
 def _strips(size: int, unit: int, tile_units: int) -> Iterator[_Strip]:
-    """Cut `size` elements into tiles of `tile_units`, one of what units are left, and the end."""
+    """Yield the tiles of `size` elements: those of `tile_units` units, the units left, the end."""
     # 150 in units of 16 and tiles of 4: 2 tiles of 4 units, 1 of 1 unit, then the unit that begins
     # at 134 and skips the 10 elements that are done.
     units, end = divmod(size, unit)
@@ -274,7 +276,7 @@ class _Job:
 
 
 class _Writer:
-    """The program of cores with equal shares of the counter `along`."""
+    """Writes the program of cores with equal shares of the counter `along`."""
 
     def __init__(self, chip: Chip, job: _Job, along: int, share: Share) -> None:
         dtype = job.dtype
@@ -287,14 +289,14 @@ class _Writer:
         dims = [*plan.outer, plan.column, plan.row]
         self.sizes = [d.count for d in dims]
         self.sizes[along] = share[0]
-        # The core's share begins so many elements of x and of y after the first core's.
+        # The distance of the core's share from the first core's, along the counter.
         place = self.k.param("core", share[2]) * share[1]
         steps = dims[along].source, dims[along].target
         self.start = [low + place * step for low, step in zip(plan.start, steps, strict=True)]
         self.item = DTYPE_BYTES[dtype]
         self.relu = job.relu
         self.names = 0
-        # Bytes are turned as fp16, so a repeat holds 128 of them.
+        # Bytes are transposed as fp16, so a repeat holds 128 of them.
         self.lanes = chip.vector_bytes_per_repeat // max(self.item, 2)
         self.tile = self._tile(chip)
         size = math.prod(self.tile) * self.turn.area
@@ -303,7 +305,7 @@ class _Writer:
         self.scratch = self._scratch(size)
 
     def _tile(self, chip: Chip) -> tuple[int, int]:
-        """Units (along row, along column) of a tile: as square as can be, four tiles a core."""
+        """Return the units of a tile (along row, along column): square, four tiles per core."""
         turn = self.turn
         # Two slots in, two out, and scratch elements of 2 bytes.
         element_bytes = 4 * self.item + 2 * self.turn.scratch_items
@@ -326,7 +328,7 @@ class _Writer:
         return self.k.finish()
 
     def _loops(self, level: int, source: Affine, target: Affine) -> None:
-        """Open a loop per outer counter, then cut the plane into strips and tiles."""
+        """Write a loop for each outer counter, and inside them the tiles of the two inner axes."""
         if level < len(self.plan.outer):
             dim = self.plan.outer[level]
             with self.k.loop(f"o{level}", self.sizes[level]) as i:
@@ -351,7 +353,7 @@ class _Writer:
         return f"t{self.names}"
 
     def _move(self, source: Affine, target: Affine, units: tuple[int, int], skip: int) -> None:
-        """Load a tile, turn it, store all but the first `skip` of its rows of y."""
+        """Load a tile, transpose it, and store all but the first `skip` of its rows of y."""
         row = self.plan.row
         column = self.plan.column
         turn = self.turn
@@ -380,9 +382,9 @@ class _Writer:
         self.k.copy(self.y.region(target + skip * column.target, sizes, steps), tile_rows)
         self.store.free()
 
-    # -- three ways to turn -----------------------------------------------------------------------
+    # -- three ways to transpose ------------------------------------------------------------------
     def _scratch(self, size: int) -> tuple[Buffer, ...]:
-        """Allocate what turning needs beside the tiles."""
+        """Allocate the scratch buffers that transposing needs besides the tiles."""
         if self.item == 1:
             return tuple(self.k.buffer(name, "UB", "fp16", size) for name in ("wide", "blocks"))
         if self.item == 2:
@@ -393,7 +395,7 @@ class _Writer:
         return loaded_halves, result_halves, self.k.buffer("halves", "UB", "fp16", 2 * size)
 
     def _blocks(self, target: Tile | Buffer, source: Tile | Buffer, count: int) -> None:
-        """Turn every 512-byte block of `source`: block i of `target` is its transpose."""
+        """Transpose every 512-byte block of `source` to block i of `target`."""
         with self.k.loop(self._name(), count) as i:
             turned_block, block = (m.region(i * AREA, (BLOCK, BLOCK)) for m in (target, source))
             self.k.vector("vtranspose", turned_block, block)
@@ -402,10 +404,11 @@ class _Writer:
         self._blocks(result, loaded, units[0] * units[1])
 
     def _words(self, loaded: Tile, result: Tile, units: tuple[int, int]) -> None:
-        """(q, p, (j, h)) -> (q, (j, h), p) -> (j, (q, h), p) -> (j, p, (q, h)), row = 8 p + q.
+        """Transpose 4-byte elements as pairs of 2-byte halves h; a row is 8 p + q, a column j.
 
-        Row p, q of column j is two halves h. The first round of blocks brings h in front of p, a
-        copy of whole 32-byte blocks brings (q, h) together, the second round puts h last again.
+        (q, p, (j, h)) -> (q, (j, h), p) -> (j, (q, h), p) -> (j, p, (q, h)): the first transpose of
+        blocks moves h in front of p, a copy of whole 32-byte blocks brings (q, h) together, and the
+        second transpose moves h to the end again.
         """
         loaded_halves = Tile(self.scratch[0], loaded.slot)
         result_halves = Tile(self.scratch[1], result.slot)
@@ -419,7 +422,7 @@ class _Writer:
         self._blocks(result_halves, loaded_halves, 8 * count)
 
     def _bytes(self, loaded: Tile, result: Tile, units: tuple[int, int]) -> None:
-        """To fp16, into blocks, turn, back into rows, to bytes."""
+        """Transpose bytes: convert to fp16, form blocks, transpose, form rows, convert to bytes."""
         wide, blocks = self.scratch
         rows = units[0] * 2
         columns = units[1] * 2
@@ -433,7 +436,7 @@ class _Writer:
         self._blocks(wide, blocks, rows * columns)
         sizes = (units[0], width, 2, BLOCK)
         strip = width * BLOCK
-        # Two blocks one above the other make the 32 rows of a unit: bring their lines side by side.
+        # Two blocks one above the other are the 32 rows of a unit: put their lines side by side.
         pieces = wide.region(0, sizes, (2 * strip, BLOCK, strip, 1))
         self.k.copy(blocks.region(0, sizes), pieces)
         self.k.each("vconv", elements, (result, 0), (blocks, 0))

@@ -1,12 +1,13 @@
-"""What vector cores do to the sums of a cube core where both are cores of their own.
+"""The part of an epilogue that vector cores do, on chips with separate cube and vector cores.
 
-The fix pipe of the cube core takes what it can of an epilogue: bias, scale, ReLU, a conversion. A
-special kernel may do the rest on vector cores in the same launch; tiles reach them through a ring:
+The fix pipe of the cube core does what it can of an epilogue: bias, scale, ReLU, a conversion. A
+special kernel may do the rest (the tail) on vector cores in the same launch; tiles of sums reach
+them through a ring:
 
     cube core -> ring of slots in GM, which stays in L2 -> vector cores -> GM
 
-The kernel plugs in: modules of `ascend_lab.fused` list their programs as TAIL_PROGRAMS. Without it
-such an epilogue has no kernel, and what follows the cube is a kernel of its own.
+The programs of the vector cores are optional: modules of `ascend_lab.fused` list them as
+TAIL_PROGRAMS. Without them, the operators that follow the cube become a separate kernel.
 """
 
 from collections.abc import Callable
@@ -25,10 +26,10 @@ AREA = isa.FRACTAL * isa.FRACTAL
 
 @dataclass(frozen=True, slots=True)
 class VectorTail:
-    """What the vector cores of a `grid` of AI cores do after a cube that leaves `sums`.
+    """The work of the vector cores of a `grid` of AI cores, on tiles in the format `sums`.
 
-    Tiles are `tile` fractals (high, wide) at most; the result has `blocks` of 16 columns, and
-    `elements` in all.
+    Tiles have at most `tile` fractals (high, wide); the result has `blocks` blocks of 16 columns,
+    and `elements` elements in all.
     """
 
     tail: epilogue.Epilogue
@@ -45,7 +46,7 @@ class VectorTail:
 
     @property
     def ring(self) -> isa.Ring:
-        """The ring of tiles, in the format the steps want: the fix pipe converts."""
+        """The ring of tiles, in the format in which the steps read them: the fix pipe converts."""
         (m, n) = self.tile
         (rows, cols) = self.grid
         plan = self.plan
@@ -57,10 +58,11 @@ class VectorTail:
 
 
 def tail_programs(kind: str) -> Callable[..., Any]:
-    """Return the writer of the vector cores' programs behind a kind of cube kernel.
+    """Return the function that writes the vector cores' programs after a cube kernel.
 
-    "product": from its job, shares and tail to programs; "convolution": from its job and columns
-    to writers. Raises `UnsupportedError` without such a special kernel.
+    For `kind` "product" it takes the job, shares and tail and returns programs; for "convolution"
+    it takes the job and columns and returns writers. Raises `UnsupportedError` if no module
+    provides such a function.
     """
     writers: dict[str, Callable[..., Any]] = dict(listed("TAIL_PROGRAMS"))
     if kind in writers:

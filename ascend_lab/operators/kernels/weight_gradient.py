@@ -1,13 +1,13 @@
 """The gradient of a convolution's weights on the cube.
 
 dW (k, c r s) = grad (k, pixels) x im2col(x) (pixels, c r s). x and the gradient lie in GM as
-NC1HWC0 and come to L1 as flat planes of pixels with zeros between the lines (`weight_plan`):
+NC1HWC0 and are loaded to L1 as flat planes of pixels with zeros between the lines (`weight_plan`):
 each tap then reads its operand as a shifted view, and load2d transposes the fractals of 16 pixels
-by 16 channels on their way to L0. dW leaves as (C1 r s, K1, 16, 16), FRACTAL_Z. Where cores share
-the pixels of one result each writes fp32 partial sums, which a second phase adds.
+by 16 channels on their way to L0. dW is stored as (C1 r s, K1, 16, 16), FRACTAL_Z. If cores divide
+the pixels of one result, each writes fp32 partial sums, which a second phase adds.
 
-`zeros` is a tensor of zeros in GM: what pads the planes is copied from it, once, and at the first
-and last rows of an image.
+`zeros` is a tensor of zeros in GM, from which the padding of the planes is copied: once at the
+start, and again at the first and last rows of an image.
 """
 
 from collections.abc import Iterator
@@ -38,10 +38,10 @@ Sides = tuple[tiles.Span, tiles.Span]
 def weight_gradient_launch(
     shape: conv_shape.ConvShape, chip: Chip, plan: WeightPlan | None = None
 ) -> isa.Launch:
-    """Return the product: x, grad, zeros to y, or to `partial` sums where the plan splits pixels.
+    """Return the launch from x, grad and zeros to y, or to `partial` if the plan splits the pixels.
 
     `partial` is (splits, C1 r s, K1, 16, 16) in fp32. The shape has one group, or one per channel:
-    then K1 is 1, and dW lies on the diagonals. Raises `CapacityError` where no plan fits.
+    then K1 is 1, and dW lies on the diagonals. Raises `CapacityError` if no plan fits.
     """
     chosen = plan or plans.weight_plan(shape, chip)
     c_all, m_all = tile_blocks(shape)
@@ -74,7 +74,7 @@ def splits_of(shape: conv_shape.ConvShape, plan: WeightPlan) -> int:
 
 
 class _Writer:
-    """The program of cores with equal shares; `blocks` channel blocks of x fill a slot of L1."""
+    """Writes the program of cores with equal shares; a slot of L1 has `blocks` blocks of x."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class _Writer:
         self.rows, self.columns = plans.axes_of(shape)
         self.phases = list(product(range(len(self.rows.phases)), range(len(self.columns.phases))))
         self.pixels = plans.image_pixels(shape, plan.stage)
-        # Stride 2 has 2 x 2 phases: each is a plane of its own for every channel block.
+        # Stride 2 has 2 x 2 phases: each is a separate plane for every channel block.
         x_slot = len(self.phases) * c * self.pixels * C0
         grad_slot = m * grad_plane(shape, plan.stage).pixels * C0
         step = self.step = plans.columns_per_step(chip, plan)
@@ -124,7 +124,7 @@ class _Writer:
         self.out = tiles.out_queue(k, out_dtype, m, c * shape.taps) if chip.combined else None
 
     def program(self, groups: isa.Share, band: isa.Share, bands: int) -> isa.Program:
-        """Hold each tile of dW in L0C while the pixels of a band are walked, then store it."""
+        """Return the program: sum each tile of dW in L0C over a band's pixels, and store it."""
         k = self.k
         plan = self.plan
         taps = self.shape.taps
@@ -158,7 +158,7 @@ class _Writer:
         return k.finish()
 
     def _bands(self, band_range: tuple[int, int]) -> Iterator[tuple[Band, isa.Affine]]:
-        """Loop over a core's bands, equal ones in a loop; also how many are done."""
+        """Yield a core's bands, equal ones in a loop, and the number of bands before each."""
         size = self.plan.stage.rows
         count = size + self.rows.reach
 
@@ -173,7 +173,7 @@ class _Writer:
 
     # -- L1 ---------------------------------------------------------------------------------------
     def _clear(self) -> None:
-        """Write zeros between the lines of all slots: loads leave them alone."""
+        """Write zeros between the lines of all slots, which loads do not overwrite."""
         shape = self.shape
         stage = self.plan.stage
         plane = grad_plane(shape, stage)
@@ -204,7 +204,7 @@ class _Writer:
             self.k.copy(target, self.zeros.region(0, sizes, (0, 0, 0, 1)))
 
     def _load_stage(self, sides: Sides, group: isa.Affine, band: Band) -> None:
-        """Bring the pixels of a stage to L1: the gradient's, and each phase of x."""
+        """Load the pixels of a stage to L1: those of the gradient, and each phase of x."""
         shape = self.shape
         stage = self.plan.stage
         ((m_at, m), channels) = sides
@@ -236,7 +236,7 @@ class _Writer:
         channels: tiles.Span,
         band: Band,
     ) -> None:
-        """Bring one phase of x: its rows inside the image, zeros for those outside."""
+        """Load one phase of x: its rows inside the image, and zeros for those outside."""
         shape = self.shape
         stage = self.plan.stage
         rows = self.rows
@@ -256,7 +256,7 @@ class _Writer:
                     self._zero(tile, start, (c, pixels), Gap(gap_start, (1, 1), (0, 0), length))
         (height, width) = plane.sizes
         hw = shape.h * shape.w
-        # The phase may lie in the padding altogether: its zeros are there.
+        # The phase may lie completely in the padding, whose zeros are already written.
         if not height or not width:
             return
         # The first entry of the phase that the stage reads, inside the image.
@@ -272,7 +272,7 @@ class _Writer:
 
     # -- L0 ---------------------------------------------------------------------------------------
     def _reduce(self, sizes: tuple[int, int], total: isa.Tile, done: isa.Affine) -> None:
-        """Add the products of the pixels in L1 to the sums; the first where `done` is 0."""
+        """Add the products of the pixels in L1 to the sums, or begin the sums if `done` is 0."""
         k = self.k
         plan = self.plan
         (m, c) = sizes
@@ -309,7 +309,7 @@ class _Writer:
             queue.free()
 
     def _views(self, c: int) -> Iterator[int]:
-        """Yield the first pixel of each column of dW, (c1, r, s): a block, the shift of a tap."""
+        """Yield the first pixel in L1 for each column (c1, r, s) of dW: a block, a tap's shift."""
         rows = self.rows
         columns = self.columns
         for block in range(c):

@@ -1,14 +1,14 @@
-"""The tiling of the weight gradient: planes of pixels in L1, tiles of the result, cores.
+"""Plan the weight gradient of a convolution: planes of pixels in L1, tiles of the result, cores.
 
-The product is (k, pixels) x (pixels, c r s). A core keeps a tile of m blocks of output channels by
-c1 blocks of input channels, all taps, in L0C and walks its pixels: stages of whole images, or of
-bands of rows of one image. Where cores divide the pixels, each writes partial sums.
+The product is (k, pixels) x (pixels, c r s). A core keeps in L0C a tile of m blocks of output
+channels by c1 blocks of input channels, for all taps, and loops over its pixels in stages: whole
+images, or bands of rows of one image. If cores divide the pixels, each writes partial sums.
 
-In L1 every tap is a shifted view of flat pixels. One axis at a time: output o and tap i meet at
-x[o stride + i dilation - pad]. Split by the remainder p = (i dilation) mod stride into phases; in
-phase p entry a is x[a stride + p - pad], and the tap reads entry o + (i dilation) div stride: a
-shift, whatever the stride. Entries beyond the image are zeros. Neighbouring lines share them where
-one's zeros at the end can be the next one's at the start.
+In L1 every tap is a shifted view of flat pixels. Along one axis, output o and tap i read
+x[o stride + i dilation - pad]. The axis is split into phases by the remainder
+p = (i dilation) mod stride. In phase p entry a is x[a stride + p - pad], and the tap reads entry
+o + (i dilation) div stride: a shift, whatever the stride. Entries beyond the image are zeros. The
+zeros at the end of a line also serve as those at the start of the next line.
 """
 
 import math
@@ -38,7 +38,7 @@ class Phase:
     first: int
 
     def inside(self, start: int, count: int) -> tuple[int, int]:
-        """Return which of `count` entries from `start` on lie in the image, from `start`."""
+        """Return the range of `count` entries from `start` on that lies in the image."""
         first_inside = min(max(self.low - start, 0), count)
         return first_inside, max(min(self.high - start, count), first_inside)
 
@@ -47,7 +47,7 @@ class Phase:
 class Axis:
     """One axis: outputs, phases, and for each tap its phase and shift.
 
-    `pitch` entries from line to line of whole axes; `reach` is the largest shift.
+    `pitch` is the distance of lines in entries; `reach` is the largest shift.
     """
 
     outputs: int
@@ -92,7 +92,7 @@ def _axis(shape: ConvShape, i: int) -> Axis:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """`counts[0]` times `counts[1]` runs of `length` pixels, `steps` apart, from `start` on."""
+    """`counts[0]` x `counts[1]` runs of `length` pixels, `steps` pixels apart, from `start` on."""
 
     start: int
     counts: tuple[int, int]
@@ -102,9 +102,9 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """Rectangles of a flat plane of `pixels`: `images` of them, `image_pitch` apart.
+    """A flat plane of `pixels` pixels with one rectangle per image, `image_pitch` pixels apart.
 
-    Each is rows rows[0] .. rows[1]-1 of `pitch` pixels, columns columns[0] .. columns[1]-1.
+    A rectangle is rows[0] .. rows[1]-1 (of `pitch` pixels) by columns[0] .. columns[1]-1.
     """
 
     pixels: int
@@ -145,7 +145,7 @@ class Plane:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Pixels in L1 at once: `images` whole ones, or `rows` output rows of one."""
+    """The pixels that are in L1 at once: `images` whole images, or `rows` output rows of one."""
 
     images: int
     rows: int
@@ -167,7 +167,7 @@ def grad_plane(shape: ConvShape, stage: Stage) -> Plane:
 
 
 def image_pixels(shape: ConvShape, stage: Stage) -> int:
-    """Pixels of a channel block of one phase of x in a stage: what the shifted views reach."""
+    """Return the pixels of a block of one phase of x in a stage: all that shifted views read."""
     rows, columns = axes_of(shape)
     return fractals_of(shape, stage) * isa.FRACTAL + rows.reach * columns.pitch + columns.reach
 
@@ -186,7 +186,7 @@ def image_plane(
 # -- plans ----------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class WeightPlan:
-    """m and c1 in channel blocks, `depth` fractals of pixels a step.
+    """A tile of `m` by `c1` channel blocks; each step multiplies `depth` fractals of pixels.
 
     `grid` counts cores along output channels, input channels, images and rows.
     """
@@ -204,10 +204,10 @@ class WeightPlan:
 
 
 def tile_blocks(shape: ConvShape) -> Pair:
-    """Return the blocks of input and of output channels that a result is tiled in.
+    """Return how many blocks of input and of output channels the result has.
 
-    With a group per channel, 16 channels of x meet their own 16 of the gradient and no others: the
-    result is one block high, and its diagonal is what is wanted.
+    With one group per channel, 16 channels of x are multiplied only by the same 16 channels of the
+    gradient: the result is one block high, and only its diagonals are used.
     """
     return (shape.blocks[0], 1) if shape.groups > 1 else shape.blocks
 
@@ -241,7 +241,7 @@ def _pixel_bytes(shape: ConvShape) -> int:
 
 
 def _slot_bytes(shape: ConvShape, stage: Stage, m: int, c1: int) -> int:
-    """L1 bytes of one slot of x and of the gradient."""
+    """Return the bytes of L1 that one slot of x and one of the gradient take."""
     rows, columns = axes_of(shape)
     # x has a plane for each phase of rows and of columns, the gradient one.
     x = len(rows.phases) * len(columns.phases) * c1 * image_pixels(shape, stage)
@@ -268,13 +268,13 @@ def _tiles(shape: ConvShape, chip: Chip) -> Iterator[WeightPlan]:
             continue  # a larger tile reads less
         for stage in stages:
             if 2 * _slot_bytes(shape, stage, m, c1) <= chip.buffers["L1"]:
-                # Half of L0 each for two slots; more than 16 fractals hide no more.
+                # Two slots take half of L0 each; beyond 16 fractals nothing is gained.
                 depth = min(slot_fractals // m, 16, fractals_of(shape, stage))
                 yield WeightPlan(m, c1, depth, stage, (1, 1, 1, 1))
 
 
 def _sides(shape: ConvShape, tile: WeightPlan) -> tuple[int, int, int, int]:
-    """Return what a grid divides: tiles along both kinds of channels, groups of images, bands."""
+    """Return what a grid divides: tiles of output and input channels, groups of images, bands."""
     (c_all, m_all) = tile_blocks(shape)
     stage = tile.stage
     tiles = isa.ceil_div(m_all, tile.m), isa.ceil_div(c_all, tile.c1)
@@ -300,7 +300,7 @@ def _busy(shape: ConvShape, chip: Chip, tile: WeightPlan) -> int:
     size = fractals_of(shape, tile.stage)
     steps = isa.ceil_div(size, tile.depth)
     across = isa.ceil_div(n, columns_per_step(chip, tile))
-    # Each mmad has a head; a fractal product takes a cycle.
+    # Each mmad has start-up cycles; a product of two fractals takes one cycle.
     cube = steps * across * (chip.cube_head_cycles + 4) + tile.m * n * size
     mte1 = steps * (n + tile.m) * chip.path("L1", "L0B").startup_cycles
     return max(cube, mte1 + size * (2 * n + tile.m) + steps * across * 4)
@@ -309,10 +309,11 @@ def _busy(shape: ConvShape, chip: Chip, tile: WeightPlan) -> int:
 def _best_grid(
     shape: ConvShape, chip: Chip, tile: WeightPlan, least_cycles: float
 ) -> tuple[float, WeightPlan]:
-    """Return the least time of a tile on any grid, and the plan; none is sought above `enough`.
+    """Return the least time of a tile on any grid, and the plan.
 
-    A time is an estimate of the busiest core: the longest of cube, MTE1 and MTE2 in each stage,
-    and stores. No grid divides the work of cube and MTE1 better than evenly.
+    A time is an estimate for the busiest core: the longest of cube, MTE1 and MTE2 in each stage,
+    and stores. No grid can divide cube and MTE1 better than evenly: if even that time exceeds
+    `least_cycles`, the search stops.
     """
     busy = _busy(shape, chip, tile)
     sides = _sides(shape, tile)
@@ -348,7 +349,7 @@ def _best_grid(
 
 
 def columns_per_step(chip: Chip, plan: WeightPlan) -> int:
-    """Columns of fractals (a tap of a channel block each) in one slot of L0B."""
+    """Return the columns of fractals (one tap of a channel block each) in one slot of L0B."""
     return max(1, chip.buffers["L0B"] // (2 * 512 * plan.depth))
 
 

@@ -1,11 +1,12 @@
-"""Numbers times weights in bytes: vector cores make the weights wide, the cube multiplies them.
+"""A product with int8 weights: vector cores convert the weights, the cube multiplies.
 
     y = x ((w + offset) scale) + bias        x in fp16 or bf16, w in int8, the others by column
 
-Weights cross the memory interface as bytes. Tile by tile, each vector core of an AI core converts
-its share of the rows to fp16, adds the offsets and multiplies by the scales: in fp32 where x is in
-bf16, in which no instruction multiplies. Tiles pass to the cube core through a ring of slots that
-never leaves L2, in blocks of 16 columns; the cube multiplies some while others are made.
+Weights are read from memory as bytes. Tile by tile, each vector core of an AI core converts its
+share of the rows to fp16, adds the offsets and multiplies by the scales. If x is in bf16, this is
+done in fp32, because no vector instruction multiplies bf16. Tiles go to the cube core through a
+ring of slots that stays in L2, in blocks of 16 columns; the cube multiplies some tiles while the
+vector cores convert others.
 
 x (K1, M1, 16, 16) and y (N1, M1, 16, 16) are fractals. w is row-major, filled up with zeros to
 whole fractals of rows and blocks of 32 columns: two fractals side by side.
@@ -35,7 +36,7 @@ DEPTHS = (8, 4, 2)
 
 @dataclass(frozen=True, slots=True)
 class WeightQuantShape:
-    """Sizes, format of x and y, and which numbers by column there are beside the scales.
+    """Sizes, format of x and y, and whether there are offsets and a bias besides the scales.
 
     Raises `InputError` for a size below 1 or another format.
     """
@@ -61,7 +62,7 @@ class WeightQuantShape:
 
     @property
     def epilogue(self) -> Epilogue:
-        """What the fix pipe does to the sums."""
+        """The epilogue that the fix pipe applies to the sums."""
         rounded = Step("vconv", (0 if self.bias else SUMS,), dtype=self.dtype)
         if not self.bias:
             return Epilogue((), (rounded,), self.dtype)
@@ -71,7 +72,7 @@ class WeightQuantShape:
 
 @dataclass(frozen=True, slots=True)
 class _Tiling:
-    """Fractals of a tile of sums, high and wide, of K in a slot; cores along m and n."""
+    """Fractals of a tile of sums (high, wide) and of K in a slot; cores along m and n."""
 
     m: int
     n: int
@@ -80,14 +81,15 @@ class _Tiling:
 
 
 def _tiling(shape: WeightQuantShape, chip: Chip) -> _Tiling:
-    """Return tiles as high as L0C allows, so that weights are made once, and as deep as UB does.
+    """Return tiles 8 fractals high, as wide as the columns of a core, and as deep as UB allows.
 
-    All cores divide the columns, because each makes the weights of its own.
+    Cores divide the rows of x by tiles; further cores divide the columns, as each core converts the
+    weights of its own columns.
     """
     m1, k1, n1 = shape.fractals
     # Tiles are 8 fractals high: 128 rows of x.
     rows = min(ceil_div(m1, ROWS), chip.core_count)
-    # Blocks of 32 columns a core, from which tiles of equal width are made.
+    # Blocks of 32 columns per core, from which tiles of equal width are made.
     core_pairs = ceil_div(n1 // 2, min(n1 // 2, chip.core_count // rows))
     tile_columns = 2 * ceil_div(core_pairs, ceil_div(2 * core_pairs, COLUMNS))
     grid = rows, ceil_div(n1 // 2, core_pairs)
@@ -160,7 +162,7 @@ class _Plan:
 
 
 class _Vector:
-    """The program of both vector cores: bytes become weights, each its share of the rows."""
+    """Writes the program of both vector cores, each of which converts its share of the rows."""
 
     def __init__(self, plan: _Plan) -> None:
         """Allocate UB."""
@@ -192,7 +194,7 @@ class _Vector:
             self.single = k.buffer("single_ub", "UB", "fp32", size)
 
     def program(self) -> isa.Program:
-        """Make the tiles in the order in which the cube multiplies them."""
+        """Return the program, which converts tiles in the order in which the cube uses them."""
         plan = self.plan
         k = self.k
         m, n, max_depth = plan.tile
@@ -211,7 +213,7 @@ class _Vector:
         return k.finish()
 
     def _tile(self, n: Span, depth: Span, number_slot: Affine | int) -> None:
-        """Make some rows of a tile with the numbers by column of slot `numbers`."""
+        """Convert some rows of a tile with the scales and offsets in slot `number_slot`."""
         k = self.k
         width = n[1] * FRACTAL
         rows = depth[1] * FRACTAL // self.plan.chip.vector_cores_per_core
@@ -224,7 +226,7 @@ class _Vector:
         self.bytes.enqueue()
         loaded = self.bytes.dequeue()
         out = self.out.alloc()
-        # fp16 results are made in place; for bf16 the halves need a buffer of their own.
+        # fp16 results are computed in place; for bf16 the fp16 numbers need a separate buffer.
         halves = self.half or out
         scale = isa.Tile(self.numbers.buffer, number_slot)
         k.each("vconv", rows * width, (halves, 0), (loaded, 0))
@@ -252,7 +254,7 @@ class _Vector:
     def _by_column(
         self, op: str, values: isa.Tile | isa.Buffer, numbers: isa.Tile, sizes: tuple[int, int]
     ) -> None:
-        """Do `op` to values (rows, columns) and a number by column: a repeat a row."""
+        """Apply `op` to values (rows, columns) and one number per column, one repeat per row."""
         rows, width = sizes
         lanes = self.k.chip.vector_bytes_per_repeat // numbers.buffer.itemsize
         for at in range(0, width, lanes):
@@ -263,10 +265,10 @@ class _Vector:
 
 
 class _Cube:
-    """The program of the cube core: x times the tiles that come through the ring."""
+    """Writes the program of the cube core: x times the tiles that come through the ring."""
 
     def __init__(self, plan: _Plan) -> None:
-        """Allocate slots in L1 and L0, and the way of the bias."""
+        """Allocate slots in L1 and L0, and buffers for the bias."""
         self.plan = plan
         shape = plan.shape
         m, n, depth = plan.tile
@@ -296,7 +298,7 @@ class _Cube:
         self.finish = epilogue_emit.new_finish(k, shape.epilogue, "fp32", sizes)
 
     def program(self) -> isa.Program:
-        """Walk the tiles of sums, columns outside."""
+        """Return the program over the tiles of sums, with columns in the outer loop."""
         plan = self.plan
         k = self.k
         m, n, _ = plan.tile
@@ -308,7 +310,7 @@ class _Cube:
         return k.finish()
 
     def _sums(self, m: Span, n: Span, channels: epilogue_emit.Channels | None) -> None:
-        """One tile of y: the sum over K, a slot of the ring at a time."""
+        """Write one tile of y: the sum over K, one slot of the ring at a time."""
         k = self.k
         m1, k1, _ = self.plan.shape.fractals
         bias = epilogue_emit.bias_of(self.finish, channels, n)
@@ -346,6 +348,6 @@ class _Cube:
         epilogue_emit.drain(self.finish, self.acc, ((self.y, area),), n[0], channels)
 
     def _load(self, queue: isa.Queue, source: isa.Region) -> None:
-        """Bring a part of an operand to L1."""
+        """Load a part of an operand to L1."""
         self.k.copy(queue.alloc().region(0, source.sizes), source)
         queue.enqueue()

@@ -251,18 +251,18 @@ define(
     weights=(1, 2),
     domains=_POSITIVE,
     tolerances=_NORM_TOLERANCE,
-    # one value per channel has variance 0, and y hangs on rounding alone
+    # one value per channel has variance 0, and y depends on rounding alone
     examples=EXAMPLES[1:],
 )
 
 
-# -- the sums behind a batch norm that is trained --------------------------------------------------
+# -- the sums that batch norm needs in training ----------------------------------------------------
 # With m = n h w elements in a channel, r = 1 / sqrt(variance + epsilon), sums over n, h and w:
 #     bn_training_reduce(x):                              mean = sum(x) / m, variance (biased)
 #     bn_training_update_grad(grad, x, mean, variance):   dscale = sum(grad (x - mean)) r,
 #                                                         dbias = sum(grad)
-# Images are (n, c, h, w); what there is one of per channel is fp32, (1, c, 1, 1), and so lies
-# beside the image in any layout. Source: CANN operator list, BNTrainingReduce and
+# Images are (n, c, h, w). Numbers per channel are fp32 tensors of shape (1, c, 1, 1), so that they
+# can have the layout of the image. Source: CANN operator list, BNTrainingReduce and
 # BNTrainingUpdateGrad.
 SUMMED_AXES = (0, 2, 3)
 

@@ -1,4 +1,4 @@
-"""The gradients of a convolution as operators: that of its image and that of its weights.
+"""The two gradients of a convolution as operators: with respect to its image, and its weights.
 
 The gradient of the image is conv_transpose2d(grad, weight), the transposed convolution, in which
 every input pixel adds its weighted kernel to the output. It has the attributes of conv2d and, if
@@ -188,7 +188,7 @@ def _dx_expression(
     step, pads, spread = geometry(**attrs)
     spans = reach((weight.shape[2], weight.shape[3]), spread)
     extra = _output_pads(attrs["output_padding"])
-    # pads of the convolution before and behind: reach - 1 - pad, output padding behind in addition
+    # the convolution pads reach - 1 - pad on both sides, and adds the output padding at the end
     # 3 x 3, pad 1, output padding 1: sides (1, 2).
     sides = [(spans[i] - 1 - pads[i][0], spans[i] - 1 - pads[i][1] + extra[i]) for i in range(2)]
     image = with_gaps(x, step)
@@ -428,7 +428,7 @@ def weight_shape(call: Call) -> kernels.ConvShape:
 
 
 def is_depthwise(shape: kernels.ConvShape) -> bool:
-    """Return whether every channel is a group of its own."""
+    """Return whether every channel is a separate group."""
     return 1 < shape.groups == shape.c == shape.k
 
 

@@ -226,7 +226,7 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 
 def check_attribute(where: str, value: Any, default: Any, limits: Range | None = None) -> None:
-    """Raise `InputError` unless a value is of the same kind as the default: flag, text or number.
+    """Raise `InputError` unless a value is of the same type as the default: flag, text or number.
 
     A number must lie in `limits`, by default in the finite range of fp32; integer limits ask for
     an integer. An attribute whose default is None may be None. Shape rules check sizes and axes.

@@ -1,4 +1,4 @@
-"""Grouped products: one kernel that multiplies each group of rows with a matrix of its own.
+"""Grouped products: one kernel that multiplies each group of rows g by its own matrix w[g].
 
     y[rows of g] = x[rows of g] w[g]
 

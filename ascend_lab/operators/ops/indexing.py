@@ -227,7 +227,7 @@ def _scatter_slices(shapes: tuple[Shape, ...]) -> SliceRules:
 
 
 def _scatter(mode: str, x: te.Tensor, indices: te.Tensor, updates: te.Tensor) -> te.Tensor:
-    # Indices (2, 3): 6 rows of updates in a row, as the kernel knows no shape of indices.
+    # Indices (2, 3) are 6 rows of updates one after another: the kernel takes a vector of indices.
     count = forms.elements(indices.shape)
     flat_indices = te.reshape(indices, (count,))
     return te.scatter(x, flat_indices, te.reshape(updates, (count, *x.shape[1:])), mode)

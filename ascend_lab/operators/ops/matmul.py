@@ -8,7 +8,7 @@ adds them and applies the epilogue.
 The last tiles are not balanced: with 40 tiles on 32 cores, 8 cores compute a second tile while 24
 wait. Stream-K (CUTLASS, CATLASS) would divide K of those last 8 tiles over all cores.
 
-The default schedule is the fastest in simulation of a few that have the lowest estimates.
+The default schedule is the one that is fastest in simulation, among a few with low estimates.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -329,7 +329,7 @@ def default_product(
 ) -> GemmSchedule:
     """Return the fastest schedule in simulation, with the tensors `warm` in L2.
 
-    On chips with separate cube and vector cores, a split-K kernel needs both kinds of cores, which
+    On chips with separate cube and vector cores, a split-K kernel needs both types of cores, which
     makes its `start` longer. Split-K is not tried if there is an epilogue but no `finish` to apply
     it to the sums. Raises the errors of `default_schedule`.
     """

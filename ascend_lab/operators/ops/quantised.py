@@ -1,4 +1,4 @@
-"""Quantised integers: bytes that stand for floats, and sums of products of bytes.
+"""Operators on quantised numbers: int8 or uint8 numbers that stand for floats, and int32 sums.
 
 Quantisation with scale s and offset o is q = clip(round(x / s) + o), and dequantisation
 x = (q - o) s.
@@ -8,9 +8,10 @@ x = (q - o) s.
     requantise(sums)         q of int32 sums of products       AscendRequant
     add_dequantised(x, q)    x + (q - o) s, a residual         the vendor's fused vadd
 
-The scale of a whole tensor is an attribute; `scales` of its channels are an input. A `bias` is an
+The scale of a whole tensor is an attribute; `scales`, one per channel, are an input. A `bias` is an
 integer that is added to the sums before they are scaled, as the cube does it. `small_bias` states
-that the cube can add the bias as one more step of K (`kernels.epilogue_plan`); it changes no value.
+that the cube can add the bias as one more step of K (`kernels.epilogue_plan`); it does not change
+any value.
 Source: hicann/amct, docs and graph_based custom_op; ONNX QuantizeLinear and DequantizeLinear.
 """
 

@@ -2,8 +2,8 @@
 
 For example, rows 4 .. 7 of a 3 x 3 convolution with pad 1 need rows 3 .. 8 of the image. The
 patterns and their names are those of CANN's graph compiler (Elemwise, ElemwiseBroadcast, Broadcast,
-SlidingWindow, SlidingWindowDeconv, CubeMatmul, Reduce, Scatter, Segment), and one of our own,
-Transpose. A rule is data, and `cut` turns it into the input ranges of one piece. The same rules are
+SlidingWindow, SlidingWindowDeconv, CubeMatmul, Reduce, Scatter, Segment); Transpose is added
+here. A rule is data, and `cut` turns it into the input ranges of one piece. The same rules are
 used for splitting over cores, over blocks that fit into L2, and over devices.
 """
 
@@ -78,7 +78,7 @@ class Source:
 class AxisRule:
     """The rule for splitting one axis of output 0.
 
-    The kinds are `free`: any pieces; `halo`: pieces read overlapping inputs; `reduce`: each element
+    A rule is `free`: any pieces; `halo`: pieces read overlapping inputs; `reduce`: each element
     depends on the whole axis, so a split needs a reduction across cores first; `indices`: values
     known only at run time determine the accesses; `whole`: pieces cannot simply be joined. Pieces
     are multiples of `grain`. `joins` is, for every output, the axis along which pieces are joined.

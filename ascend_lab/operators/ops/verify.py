@@ -156,7 +156,7 @@ def check_program(
         )
 
 
-# -- tolerances of an operator that states none ----------------------------------------------------
+# -- tolerances of an operator that declares none --------------------------------------------------
 LIBRARY = frozenset(OPERATORS)
 """The operators of the package; what is registered later is a reader's own."""
 ROUNDING_OPS = frozenset(
