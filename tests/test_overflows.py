@@ -213,9 +213,9 @@ def test_sums_of_dynamically_quantised_products_are_scaled_before_they_are_halve
 
 # -- outputs that are not finite: the right cause --------------------------------------------------
 NOT_FINITE = {
-    "pow": ("p: Pow x y -> h; Relu h -> z", [-2.0, 4.0], "from node p (pow) on"),
-    "log": ("l: Log x -> h; Add h y -> z", [-2.0, 4.0], "from node l (log) on"),
-    "input": ("Add x y -> z", [np.inf, 1.0], "from inputs or weights on"),
+    "pow": ("p: Pow x y -> h; Relu h -> z", [-2.0, 4.0], "node p (pow) makes them of finite numbers"),
+    "log": ("l: Log x -> h; Add h y -> z", [-2.0, 4.0], "node l (log) makes them of finite numbers"),
+    "input": ("Add x y -> z", [np.inf, 1.0], "inputs or weights are not finite already"),
     "fp16": ("Mul x y -> z", [60000.0, 30.0], "numbers left what fp16 holds (65504), see above"),
 }
 

@@ -149,7 +149,7 @@ def _cause(graph: Graph, inputs: Arrays, overflows: Sequence[Overflow]) -> str:
     # Exact evaluation tells whether the fault is the model's or that of fp16.
     origin = not_finite_from(graph, inputs)
     if origin is not None:
-        return f"the model's own values are not finite either, from {origin} on"
+        return f"the model's own values are not finite either: {origin}"
     where = "see above" if overflows else "inside a kernel; compare without --compiled"
     return f"numbers left what fp16 holds (65504), {where}"
 

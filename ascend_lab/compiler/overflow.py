@@ -137,5 +137,5 @@ def not_finite_from(graph: ir.Graph, inputs: Mapping[str, Any]) -> str | None:
     for node in graph.nodes:
         # e.g. a division by zero, or the logarithm of a negative number
         if not_finite.isdisjoint(node.inputs) and not not_finite.isdisjoint(node.outputs):
-            return f"node {node.name} ({node.op}), which reads finite numbers"
-    return "inputs or weights that are not finite"
+            return f"node {node.name} ({node.op}) makes them of finite numbers"
+    return "inputs or weights are not finite already"
