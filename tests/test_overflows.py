@@ -213,8 +213,8 @@ def test_sums_of_dynamically_quantised_products_are_scaled_before_they_are_halve
 
 # -- outputs that are not finite: the right cause --------------------------------------------------
 NOT_FINITE = {
-    "pow": ("p: Pow x y -> h; Relu h -> z", [-2.0, 4.0], "node p (pow) makes them of finite numbers"),
-    "log": ("l: Log x -> h; Add h y -> z", [-2.0, 4.0], "node l (log) makes them of finite numbers"),
+    "pow": ("p: Pow x y -> h; Relu h -> z", [-2.0, 4.0], "node p (pow) makes them"),
+    "log": ("l: Log x -> h; Add h y -> z", [-2.0, 4.0], "node l (log) makes them"),
     "input": ("Add x y -> z", [np.inf, 1.0], "inputs or weights are not finite already"),
     "fp16": ("Mul x y -> z", [60000.0, 30.0], "numbers left what fp16 holds (65504), see above"),
 }
