@@ -166,8 +166,9 @@ def stay_in_fractals(graph: ir.Graph, chip: Chip, start: Start = "queued") -> ir
 def _on_fractals(graph: ir.Graph, node: ir.Node) -> tuple[ir.Graph, str] | None:
     """Return the graph with one operator on fractals, and its name there.
 
-    Returns None if neither the operand nor any reader of the result is in fractals, or if a row
-    has padding.
+    Returns None if neither the operand nor any reader of the result is in fractals, if a row has
+    padding, if another operand is computed, or if the operator works along another axis than the
+    last.
     """
     x = node.inputs[0]
     kind = graph.types[node.output]

@@ -70,7 +70,7 @@ def overflow_of(
             )
         if node.op in ("add", "sub") and overflowed.any():
             for array in arrays:
-                # a lane whose operand is already the lowest number is masked: no overflow
+                # a lane whose operand is the lowest (or largest) number is masked: no overflow
                 is_lowest = np.abs(array.astype(np.float64)) >= LARGEST_FINITE[dtype]
                 overflowed &= ~np.broadcast_to(is_lowest, overflowed.shape)
         if overflowed.any():

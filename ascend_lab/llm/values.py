@@ -183,7 +183,7 @@ class Runner:
         self.batch = 0
 
     def generate(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-        """Return the next `count` words of each prompt, always the word with the highest score."""
+        """Return the next `count` >= 1 words of each prompt, always that of the highest score."""
         scores = self.prefill(prompts)
         words = [scores.argmax(axis=1)]
         while len(words) < count:

@@ -164,7 +164,7 @@ def gemm_work(shape: GemmShape, chip: Chip, t: Columns, warm: Collection[str] = 
     cores = t["rows"] * t["cols"]
     m_all = ceil_div_array(m1, t["m"])
     n_all = ceil_div_array(n1, t["n"])
-    # 10 fractals in tiles of 4 on 2 rows of cores: 3 tiles, 2 or 8 fractals for the first row
+    # 10 fractals in tiles of 4 on 2 rows of cores: 3 tiles, of which the first row gets 2
     core_m = np.minimum(ceil_div_array(m_all, t["rows"]) * t["m"], m1)
     core_n = np.minimum(ceil_div_array(n_all, t["cols"]) * t["n"], n1)
     m_tiles = ceil_div_array(core_m, t["m"])
@@ -321,7 +321,7 @@ PIXEL_COLUMNS = (
     "pixels",
     "windows",
 )
-"""Columns about the tiles of one row of cores: start and length of its list, then sums."""
+"""Columns about tiles: start and length of the list of one row of cores, its sums, and totals."""
 
 
 def _pixels(shape: ConvShape, t: Columns) -> tuple[TileList, Columns]:

@@ -8,7 +8,7 @@ Williams, "Gaussian Processes for Machine Learning", 2006, chapter 2). The covar
 
 where the distance d adds up over the decisions: 1 if the values differ, and for numbers in addition
 the number of doublings between them / MAX_DOUBLINGS, at most 1. Tile sizes (128, 64) and (256, 64)
-differ in one decision by one doubling: d = 1 + 1/4.
+differ in one decision by about one doubling: d is about 1 + 1/4.
 
 The covariance matrix K of the trials has the Cholesky factor L. The model stores R, the inverse of
 L, and adds rows to it as trials arrive, in place of factoring K anew. Products use `einsum` because
@@ -111,7 +111,7 @@ class Surrogate:
             self.learn(points[start : start + 16], costs[start : start + 16])
 
     def _coded(self, points: Sequence[Point]) -> tuple[Reals, Reals]:
-        """Return two arrays (points, decisions): codes of the values, and their base-2 logarithms.
+        """Return arrays (points, decisions): codes of the values v, sign(v) log2(1 + |v|).
 
         The first value of a decision that occurs has the code 0, the second 1, and so on. Values
         that are not numbers have the logarithm 0.

@@ -32,7 +32,8 @@ def version_of(model: ModelProto) -> int:
 def check_sound(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
     """Raise `GraphError` for the first node that the standard does not allow.
 
-    Nodes of branches and bodies are checked as well; unknown operators are not.
+    Nodes of branches and bodies are checked as well; unknown operators are not. Attributes that are
+    out of range raise `InputError`.
     """
     sizes = {tensor.name: math.prod(tensor.dims) for tensor in model.graph.initializer}
     opset = version_of(model)

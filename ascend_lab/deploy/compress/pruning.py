@@ -27,7 +27,7 @@ UNIT = 16
 """Channels of a block in memory: 40 channels take as much room and time as 48."""
 LAYERS = ("conv2d", "depthwise_conv2d", "matmul", "gemm")
 FOLLOWED = ("max_pool2d", "avg_pool2d", "global_avg_pool", "global_max_pool", "batch_norm")
-"""Operators whose output has the channels of their input, and zeros where that has zeros."""
+"""Operators whose output has the channels of their input, each computed from that channel."""
 Segments = tuple[tuple[str, int], ...]
 """Channels of a tensor in order: (a set, number of neighbours that each channel became)."""
 Removed = Mapping[str, tuple[int, ...]]
@@ -257,8 +257,8 @@ def prune(
 ) -> Pruned:
     """Return the graph without the channels of least score, the same share of each set.
 
-    `keep` names layers whose channels all stay. Raises `InputError` for a ratio outside 0..1, a
-    name that is not a layer, or weights that are not finite.
+    `keep` names nodes whose channels all stay. Raises `InputError` for a ratio outside 0..1, a
+    name that is not a node's, or weights that are not finite.
     """
     names = {node.name for node in graph.nodes}
     if keep - names:

@@ -3,7 +3,8 @@
     aipp_op { aipp_mode: static  input_format: YUV420SP_U8  crop: true  crop_size_w: 224 ... }
 
 A missing key has the default of the published template. The colour matrix of that template gives
-blue, green and red in this order, and it also fills in the missing entries of a matrix. Sizes of
+blue, green and red in this order; for YUV420SP_U8 it also fills in the missing entries of a
+matrix. Sizes of
 crop and padding are ignored without `crop: true` or `padding: true`. Keys that the documents call
 reserved are accepted with their default only.
 

@@ -1,7 +1,7 @@
 """A discrete-event simulation of a server: of one model, of an ensemble, or of two versions.
 
-Arrivals, service times, levels (priorities) and failures have separate random streams, so that two
-policies can be compared on the same requests (common random numbers). The first requests warm the
+Arrivals, service times and levels (priorities) have separate random streams, so that two policies
+can be compared on the same requests (common random numbers). The first requests warm the
 system up and are not measured. `interval` gives the confidence interval of a mean.
 """
 
@@ -50,7 +50,9 @@ class Served:
         return (self.finish_s - self.arrival_s)[~self.lost]
 
     def batches(self, name: str = "") -> NDArray[np.int64]:
-        """Return the sizes of a step's batches in the window; by default of the first step."""
+        """Return the sizes of the batches that a step starts once the window has begun.
+
+        The default is the first step. Batches that start after the window's end are included."""
         batches = self.stations[name or next(iter(self.stations))][1]
         return np.array(batches.items, np.int64)[np.array(batches.start_s) >= self.window_s[0]]
 

@@ -243,7 +243,7 @@ def in_pieces(state: State, stage: Stage, sizes: Sequence[int], chip: Chip) -> i
     """
     piece = max(chip.buffers["UB"] // 7 // 16384 * 16384, 4096)
     row_bytes = sizes[-1] * DTYPE_BYTES[stage.expr.dtype]
-    # 65,536 numbers in fp32 are 256 KiB: the row comes in pieces of 16 KiB or a little less.
+    # 65,536 numbers in fp32 are 256 KiB: the row comes in 16 pieces of 16 KiB.
     too_long = bool(stage.reduce) and row_bytes > piece
     fold_axis = stage.reduce[-1].name if too_long else ""
     folded_sources = [r.source for r in stage.reads if dict(r.index[-1].terms).get(fold_axis) == 1]

@@ -1,4 +1,4 @@
-"""Depthwise convolution on the vector unit: one multiply and one add per kernel tap.
+"""Depthwise convolution on the vector unit: a multiply for each kernel tap, and additions.
 
 In NC1HWC0 a block of 32 bytes holds the channels of one pixel, so one repeat multiplies 8
 neighbouring pixels by the weights of one tap (a stride of 0 repeats them). A 3 x 3 kernel takes 9

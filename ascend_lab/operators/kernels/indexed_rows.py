@@ -166,8 +166,8 @@ class Table:
 class CoreShare:
     """The indices and columns of a core.
 
-    Each is a `Share`: elements, step from core to core, number of cores. The last two are 0 for an
-    axis that is not divided.
+    Each is a `Share`: elements, step from core to core, cores up to its last owner. The last two
+    are 0 for an axis that is not divided.
     """
 
     indices: Share
