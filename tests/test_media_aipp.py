@@ -320,7 +320,7 @@ def test_limits_of_a_chip():
     with pytest.raises(InputError, match="at most 1080 on Ascend310; got 1101"):
         m.check_aipp(wide, load_chip("Ascend310"))
     odd = m.Aipp("YUV420SP_U8", 64, 48, crop=(3, 1, 8, 8))
-    assert m.check_aipp(odd, replace(load_chip("Ascend910B2"), name="Ascend950PR")) is odd
+    assert m.check_aipp(odd, load_chip("Ascend950PR")) is odd
 
 
 @pytest.mark.parametrize("frames", [np.zeros(5, np.uint8), np.zeros(0, np.uint8), np.zeros(6)])
