@@ -28,11 +28,10 @@ from functools import partial
 
 from ascend_lab.compare.row_writer import Rows, RowWriter, TileWriter, aligned, row_launch
 from ascend_lab.compare.rows import Work
+from ascend_lab.compare.unaligned import ARCH22_FAMILIES
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import Affine, Launch, ceil_div
 
-CHIPS = ("Ascend910B", "Ascend910C")
-"""Families of arch22, by how their names begin; for arch35 the library has other kernels."""
 HALF = ("fp16", "bf16")
 RESERVED_BYTES = 1024
 """Bytes of UB that the tilings of RmsNorm and DynamicQuant do not use."""
@@ -40,7 +39,7 @@ RESERVED_BYTES = 1024
 
 def row_kernel(work: Work, chip: Chip) -> Launch | None:
     """Return the vendor's kernel for a row's work, or None if it is not written here."""
-    if work.operator not in KERNELS or not chip.family.startswith(CHIPS):
+    if work.operator not in KERNELS or not chip.family.startswith(ARCH22_FAMILIES):
         return None
     if work.l2 == "warm" or work.kernels or "cores" in work.attributes:
         # such rows were not measured on this kernel alone

@@ -21,7 +21,8 @@ from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 if TYPE_CHECKING:
     from ascend_lab.machine.isa import Kernel
 
-CHIPS = ("Ascend910B", "Ascend910C")
+ARCH22_FAMILIES = ("Ascend910B", "Ascend910C")
+"""Families of arch22, by how their names begin; for arch35 the library has other kernels."""
 PRODUCTS = ("matmul", "batch_matmul")
 ROW_BYTES = 256
 CONVERTED_ROW_BYTES = (32, 64, 96, 128, 160, 192, 224, 384)
@@ -61,7 +62,7 @@ def with_conversions(
     The unaligned tensors are called `a_rows` and `b_rows`. Raises `AscendLabError` for an operand
     that cannot be converted.
     """
-    if not chip.family.startswith(CHIPS):
+    if not chip.family.startswith(ARCH22_FAMILIES):
         return kernel
     phases = kernel.phases
     # a left operand goes to NZ, or to ZN if it is transposed; a right operand the other way round

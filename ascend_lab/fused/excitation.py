@@ -220,7 +220,7 @@ class _ByVector:
         """Allocate; `sizes` are (count, pixels, elements from plane to plane)."""
         self.k = k
         self.x = x
-        (self.count, self.pixels, self.plane) = sizes
+        self.count, self.pixels, self.plane = sizes
         lanes = self.lanes = self.count * FRACTAL
         pixels_that_fit = (k.chip.buffers["UB"] - k.used_bytes("UB")) // (PIXEL_BYTES * lanes)
         # 1 / TILES of the pixels, so that loads and sums overlap, but no tile under SMALL numbers
@@ -266,10 +266,11 @@ class _ByCube:
         """Allocate; `sizes` are (count, pixels, elements from plane to plane)."""
         self.k = k
         self.x = x
-        (self.count, self.pixels, self.plane) = sizes
+        self.count, self.pixels, self.plane = sizes
         # 50 pixels: fractals at 0, 16, 32; 48 pixels: at 0, 16; the last one is counted separately
         self.whole_fractals = ceil_div(self.pixels, FRACTAL) - 1
-        self.depth, line = max(1, min(self.whole_fractals, LOAD_FRACTALS)), self.pixels * FRACTAL
+        self.depth = max(1, min(self.whole_fractals, LOAD_FRACTALS))
+        line = self.pixels * FRACTAL
         self.tile_planes = (
             self.count if self.count * line <= SMALL * TILES else ceil_div(self.count, TILES)
         )

@@ -88,7 +88,8 @@ def _distance(value: Any, other: Any) -> float:
 
 def _spread(values: Sequence[float], count: int) -> set[int]:
     """Return the places of `count` values between the ends, evenly or by an even factor."""
-    low, high = values[0], values[-1]
+    low = values[0]
+    high = values[-1]
     steps = [i / (count - 1) for i in range(count)]
     if low > 0 and high >= WIDE_RANGE * low and len(values) > 2 * count:
         targets = [low * (high / low) ** step for step in steps]

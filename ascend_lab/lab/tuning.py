@@ -359,7 +359,8 @@ class Workbench:
 
     def __init__(self, chip: str) -> None:
         self._folder = TemporaryDirectory()
-        self.chip, self.path = chip, Path(self._folder.name)
+        self.chip = chip
+        self.path = Path(self._folder.name)
         (self.path / "bank").mkdir()
 
     def aoe(self, *arguments: object, bank: str = "bank") -> str:

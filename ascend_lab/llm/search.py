@@ -112,6 +112,7 @@ def _points(
             shard_of(decoder, plan)
         except InputError:  # this plan does not divide the decoder
             continue
+        # an unknown format is refused here, by name: no plan would help
         model = Model(decoder, machine, plan, number_format, timer)
         batch = plan.dp
         while batch <= LARGEST_BATCH:

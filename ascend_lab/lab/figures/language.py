@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
 from ascend_lab.lab.figures import style as st
 
 if TYPE_CHECKING:
@@ -61,6 +63,10 @@ def fig_frontier(plans: Plans) -> st.LabFigure:
             label=f"tp {tp}",
         )
     ax.set(xlabel="time of a decode step (ms)", ylabel="tokens per second", yscale="log")
+    # 200, 500 and 1,000 in place of 2 x 10^2 and the like
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    ax.yaxis.set_minor_formatter(NullFormatter())
     ax.legend(loc="lower right")
     first = steps[0]
     last = steps[-1]

@@ -115,7 +115,8 @@ class Compiler:
 
     def begin(self, pipes: Sequence[str], prefix: str = "") -> None:
         """Begin the program of a core; `prefix` stands before the names of its pipes."""
-        self.prefix, start = prefix, len(self.names)
+        self.prefix = prefix
+        start = len(self.names)
         self.pipes = {pipe: start + number for number, pipe in enumerate(pipes)}
         self.names += [prefix + pipe for pipe in pipes]
         self.last_latency += [0] * len(pipes)

@@ -220,9 +220,12 @@ class _Writer:
             k.tensor(name, shape.dtype, side1 * all_k * self.area)
             for name, side1 in (("a", m1), ("b", n1))
         )
-        row, col = core = k.param("row", rows[2]), k.param("col", cols[2])
+        row = k.param("row", rows[2])
+        col = k.param("col", cols[2])
         self.base = row * rows[1] + area[0][0], col * cols[1] + area[1][0]
-        ring = k.ring_out(vector_tail.ring, vector_tail.core(*core), "FIX") if vector_tail else None
+        ring = None
+        if vector_tail:
+            ring = k.ring_out(vector_tail.ring, vector_tail.core(row, col), "FIX")
         # Vector cores, if any, store the result.
         c = None if vector_tail else self._result(job)
         self.first_k, self.first_c = self._share_starts(*area[1])
