@@ -10,8 +10,8 @@ from command_lines import run
 from onnx_models import model_of, run_onnx
 
 from ascend_lab.compiler import Road, compile_graph, run_tasks
-from ascend_lab.compiler.onnx import import_model
-from ascend_lab.compiler.overflow import Overflow
+from ascend_lab.compiler.onnx import import_model, import_onnx
+from ascend_lab.compiler.overflow import Overflow, broken_constants
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import load_chip
 
@@ -215,7 +215,7 @@ def test_sums_of_dynamically_quantised_products_are_scaled_before_they_are_halve
 NOT_FINITE = {
     "pow": ("p: Pow x y -> h; Relu h -> z", [-2.0, 4.0], "node p (pow) makes them"),
     "log": ("l: Log x -> h; Add h y -> z", [-2.0, 4.0], "node l (log) makes them"),
-    "input": ("Add x y -> z", [np.inf, 1.0], "inputs or weights are not finite already"),
+    "input": ("Add x y -> z", [np.inf, 1.0], "input x is not finite already"),
     "fp16": ("Mul x y -> z", [60000.0, 30.0], "numbers left what fp16 holds (65504), see above"),
 }
 
@@ -230,3 +230,20 @@ def test_what_is_not_finite_is_told_with_its_cause(capsys, how):
     assert code == 0
     (line,) = [one for one in out.splitlines() if "not finite:" in one]
     assert cause in line
+
+
+def test_weights_that_are_not_finite_are_named_when_compiled_and_when_run(capsys):
+    weights = {"w": np.array([[1.0, np.nan], [np.inf, 2.0]], np.float32)}
+    made = model_of("m: MatMul x w -> z", {"x": (2, 2)}, ["z"], weights)
+    onnx.save(made, "m.onnx")
+    cause = "constant w, read by node m (matmul): 2 of its numbers not finite"
+    code, out, _ = run(capsys, "compile", "m.onnx", "--soc_version", CHIP, "--output", "m.alm")
+    assert code == 0 and f"warning: {cause}" in out
+    code, out, _ = run(capsys, "run", "m.onnx")
+    assert code == 0 and cause in out
+
+
+def test_an_infinity_that_an_operator_has_a_use_for_is_no_fault():
+    bound = {"top": np.array(np.inf, np.float32)}
+    made = model_of("Min x top -> z", {"x": (2,)}, ["z"], bound)
+    assert broken_constants(import_onnx(made)) == []

@@ -68,6 +68,7 @@ RECORDED = (
 
 def _compile(arguments: argparse.Namespace) -> int:
     """Compile the model for every gear, write the file and print what is in it."""
+    from ascend_lab.compiler.overflow import broken_constants
     from ascend_lab.deploy.runtime import OfflineModel, compile_offline, unpack_parts
 
     _check_flags(arguments)
@@ -90,6 +91,8 @@ def _compile(arguments: argparse.Namespace) -> int:
         "file_bytes": len(packed),
         "kernels": len(model.kernels),
         "gears": _gear_rows(model),
+        # all gears have the same constants
+        "not_finite": broken_constants(next(iter(gears.values())).graph),
     }
     emit(arguments.json, data, _lines(data, model))
     return 0
@@ -124,6 +127,7 @@ def _lines(data: Mapping[str, Any], model: OfflineModel) -> list[str]:
         f"{data['name']} for {data['chip']}: {data['file_bytes']:,} bytes in {output}",
         f"  {constant_bytes:,} of them {_CONSTANTS}",
         *map(_gear_line, data["gears"]),
+        *(f"  warning: {line}" for line in data["not_finite"]),
     ]
 
 

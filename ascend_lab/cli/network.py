@@ -87,7 +87,7 @@ def _run_graph(arguments: argparse.Namespace, model: Imported, feeds: Arrays | N
     title = f"{graph.name}: {len(graph.nodes)} nodes, {count}"
     overflow_report = _overflow_report(graph, inputs, overflows, kept_nodes(arguments.keep_dtype))
     finite = all(np.isfinite(array.astype(np.float64)).all() for array in outputs.values())
-    if arguments.compiled and not finite:
+    if not finite:
         overflow_report.setdefault("lines", []).append(
             f"  not finite: {_cause(graph, inputs, overflows)}"
         )

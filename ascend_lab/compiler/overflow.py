@@ -106,6 +106,30 @@ def constants_beyond(graph: ir.Graph, dtype: str) -> list[Overflow]:
     return overflows
 
 
+MAY_READ_INFINITY = MASKING_OPS | {"min", "max", "clip", "less", "greater", "equal", "pad"}
+"""Operators that models give an infinite constant on purpose, such as a bound that never holds."""
+
+
+def broken_constants(graph: ir.Graph) -> list[str]:
+    """Return a line for each constant that holds NaN, or an infinity no operator has a use for.
+
+    Every kernel that reads such a weight computes NaN or infinities, without an error.
+    """
+    lines = []
+    for name, constant in graph.constants.items():
+        readers = graph.readers.get(name, ())
+        if not readers or not formats.is_float(constant.type.dtype):
+            continue
+        values = constant.array().astype(np.float64)
+        broken = np.isnan(values)
+        if not all(node.op in MAY_READ_INFINITY for node in readers):
+            broken |= np.isinf(values)
+        if broken.any():
+            reader = f"read by node {readers[0].name} ({readers[0].op})"
+            lines.append(f"constant {name}, {reader}: {broken.sum():,} of its numbers not finite")
+    return lines
+
+
 def overflows_in(graph: ir.Graph, inputs: Mapping[str, Any], dtype: str) -> list[Overflow]:
     """Return the nodes of a graph whose floats would overflow a narrower format."""
     # all tensors become outputs, so that evaluation returns their values
@@ -138,4 +162,8 @@ def not_finite_from(graph: ir.Graph, inputs: Mapping[str, Any]) -> str | None:
         # e.g. a division by zero, or the logarithm of a negative number
         if not_finite.isdisjoint(node.inputs) and not not_finite.isdisjoint(node.outputs):
             return f"node {node.name} ({node.op}) makes them of finite numbers"
-    return "inputs or weights are not finite already"
+    for name in graph.inputs:
+        if name in not_finite:
+            return f"input {name} is not finite already"
+    # what is left are constants: an infinity that only some operators have a use for, or NaN
+    return next(iter(broken_constants(graph)), "a weight is not finite already")
