@@ -204,7 +204,7 @@ def run_batch(
 
 def run_fast(program: Compiled) -> int:
     """Return the cycles of one program; raises `SimulationError` if its times might overflow."""
-    _check_work(program, program.cycles)
+    _check_work(program)
     runner = _Runner(program, program.cycles, program.latency, program.counts, 0)
     return int(runner.ends(np.array(program.tail_latency, np.int64)[:, None])[0])
 
@@ -389,24 +389,9 @@ def run_quickest(program: Compiled) -> int:
         return run_reference(program)[0]
 
 
-def run_candidates(program: Compiled, cycles: Array) -> Array:
-    """Return the cycles of one program under each column of durations (steps, candidates).
-
-    A program of several cores, or one that the (max, +) form cannot express, is timed column by
-    column instead of all at once.
-    """
-    try:
-        if not program.cores:
-            return _run_columns(program, cycles)
-    except NotComposableError:
-        pass
-    candidates = (replace(program, cycles=tuple(column)) for column in cycles.T.tolist())
-    return np.array(list(map(run_quickest, candidates)), np.int64)
-
-
-def _check_work(program: Compiled, longest: Sequence[int]) -> None:
+def _check_work(program: Compiled) -> None:
     """Raise `SimulationError` if all steps one after another might take over MAX_TIME_CYCLES."""
-    rows = zip(program.runs(), longest, program.latency, strict=True)
+    rows = zip(program.runs(), program.cycles, program.latency, strict=True)
     work = sum(runs * (cycles + latency) for runs, cycles, latency in rows)
     if work > MAX_TIME_CYCLES:
         raise SimulationError(
@@ -414,21 +399,11 @@ def _check_work(program: Compiled, longest: Sequence[int]) -> None:
         )
 
 
-def _run_columns(program: Compiled, cycles: Array) -> Array:
-    _check_work(program, cycles.max(axis=1, initial=0).tolist())
-    # candidates differ only in durations: the other numbers are repeated for each of them
-    shared = (program.latency, program.tail_latency, program.counts)
-    repeated = [np.repeat(np.array(r, np.int64)[:, None], cycles.shape[1], axis=1) for r in shared]
-    return run_batch(program, cycles, *repeated)
-
-
 # -- launches that are limited by device memory ----------------------------------------------------
 MAX_SLOWDOWN = 1024.0
 """The search for the slowdown of memory ends here."""
-INTERVALS = 16
-"""Each round divides the interval that contains the slowdown into this many."""
-ROUNDS = 3
-"""Three rounds reduce the interval 1.0 .. 2.0 to 1 / 16^3 = 0.00024."""
+HALVINGS = 12
+"""Twelve halvings reduce the interval 1.0 .. 2.0 to 1 / 2^12 = 0.00024."""
 
 
 class Stretched(NamedTuple):
@@ -443,40 +418,40 @@ def stretch(
 ) -> Stretched:
     """Return the largest slowdown of memory with which all parts still end within `cycles`.
 
-    The time never falls as the slowdown rises. So the slowdown is doubled until the time is
-    exceeded, and the last step is then divided into smaller and smaller intervals. All slowdowns of
-    a round are timed as one batch.
+    The time never falls as the slowdown rises. So the slowdown is doubled until a part ends too
+    late, and the last step is then halved again and again.
     """
 
-    def times(slowdowns: Sequence[float]) -> Array:
-        durations = [_slowed(part, chip, surroundings, slowdowns) for part in parts]
-        return np.array([run_candidates(p, d) for p, d in zip(parts, durations, strict=True)])
-
-    def count_fitting(slowdowns: Sequence[float]) -> int:
-        # the slowdowns rise along the list, so that those within `cycles` come first
-        return int((times(slowdowns).max(axis=0) <= cycles).sum())
+    def cycles_of(part: Compiled, slowdown: float) -> int:
+        return run_quickest(_slowed(part, chip, surroundings, slowdown))
 
     low = 1.0
-    while 2.0 * low < MAX_SLOWDOWN and count_fitting([2.0 * low]):
+    # only parts that are late at the upper end of the interval can be late inside of it
+    candidates = list(parts)
+    while 2.0 * low < MAX_SLOWDOWN:
+        late = [part for part in parts if cycles_of(part, 2.0 * low) > cycles]
+        if late:
+            candidates = late
+            break
         low *= 2.0
     width = low
-    for _ in range(ROUNDS):
-        width /= INTERVALS
-        low += width * count_fitting([low + width * i for i in range(1, INTERVALS)])
-    slowest = parts[int(times([low])[:, 0].argmax())]
-    durations = _slowed(slowest, chip, surroundings, [low])[:, 0].tolist()
-    return Stretched(low, replace(slowest, cycles=tuple(durations)))
+    for _ in range(HALVINGS):
+        width /= 2.0
+        late = [part for part in candidates if cycles_of(part, low + width) > cycles]
+        if late:
+            candidates = late
+        else:
+            low += width
+    slowest = max(parts, key=lambda part: cycles_of(part, low))
+    return Stretched(low, _slowed(slowest, chip, surroundings, low))
 
 
-def _slowed(
-    part: Compiled, chip: Chip, surroundings: Surroundings, slowdowns: Sequence[float]
-) -> Array:
-    """Return the durations (steps, slowdowns) of a part; only copies from GM take longer."""
-    cycles = np.repeat(np.array(part.cycles, np.int64)[:, None], len(slowdowns), axis=1)
-    settings = [replace(surroundings, memory_slowdown=s) for s in slowdowns]
+def _slowed(part: Compiled, chip: Chip, surroundings: Surroundings, slowdown: float) -> Compiled:
+    """Return the part with longer copies from GM; all else takes as long as before."""
+    slowed_down = replace(surroundings, memory_slowdown=slowdown)
+    cycles = list(part.cycles)
     for number, step in enumerate(part.steps):
         source = part.sources[step.source]
         if source.event is None and any(r.space == "GM" for r in source.srcs):
-            costs = [instruction_cost(chip, source, setting) for setting in settings]
-            cycles[number] = [cost.occupancy_cycles for cost in costs]
-    return cycles
+            cycles[number] = instruction_cost(chip, source, slowed_down).occupancy_cycles
+    return replace(part, cycles=tuple(cycles))
