@@ -1,9 +1,9 @@
 """The measured tables that come with the package beside the model: groups, worst rows, refusals."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
-from ascend_lab.compare import Compared, Comparison, compare
+from ascend_lab.compare import Compared, Comparison, compare, compare_rows, read_measured
 from ascend_lab.data import data_path
 
 KERNEL_TABLES = ("kernels_910b2", "gemm_910b2_warm")
@@ -23,15 +23,25 @@ SHORT_S = 3e-5
 """Seconds below which a task is mostly its start."""
 
 
-def measured(*tables: str, like: str = "") -> Comparison:
-    """Return the rows of some tables of the package beside the model, as one comparison.
-
-    `like` "cann" compiles networks and products as the vendor's documents say.
-    """
+def measured(*tables: str) -> Comparison:
+    """Return the rows of some tables of the package beside the model, as one comparison."""
     rows: list[Compared] = []
     for table in tables:
-        rows.extend(compare(data_path(f"measured/{table}.csv"), like=like).rows)
+        rows.extend(compare(data_path(f"measured/{table}.csv")).rows)
     return Comparison(", ".join(tables), tuple(rows))
+
+
+def measured_networks(batches: Container[int], like: str = "") -> Comparison:
+    """Return the networks of the package's table that were measured with these batches.
+
+    `like` "cann" compiles them as the vendor's documents say. A row takes about a second.
+    """
+    rows = [
+        row
+        for row in read_measured(data_path("measured/networks.csv"))
+        if row.work is not None and row.work.attributes.get("batch") in batches
+    ]
+    return Comparison("networks", tuple(compare_rows(rows, like=like)))
 
 
 def worst_lines(found: Comparison, each: int = 2) -> list[str]:
