@@ -318,6 +318,7 @@ def check_ex_19_2(rng: ex.Rng) -> ex.Case:
 
 @ex.judged(
     lambda got, case: _follows(got, case["tilings"], [(value,) for value in case["wanted"]]),
+    edges=[(_forced(row)["tilings"], (1, 1, 2, 8)) for row in FORCED],
     cases=60,
 )
 def check_ex_20_1(rng: ex.Rng) -> ex.Case:
