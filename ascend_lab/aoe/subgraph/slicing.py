@@ -163,8 +163,8 @@ class SlicePlan:
             low = positions[region.first]
             high = positions[region.last]
             if not end < low <= high:
-                needed = f"regions in order, each behind node {end}"
-                raise InputError(needed, f"{region.first} .. {region.last}: {low} .. {high}")
+                needed = "regions in order, each from an earlier node to a later one"
+                raise InputError(needed, f"{region.first} .. {region.last}: nodes {low} .. {high}")
             placed.append((low, high, region))
             end = high
         return placed

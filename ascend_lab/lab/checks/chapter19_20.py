@@ -164,8 +164,9 @@ def check_ex_19_5(got: Any, case: ex.Case) -> str | None:
 SEEDS = 30
 BUDGET = 150
 SIZES = (1, 2, 4, 8, 16, 32)
-FORCED = ((3, 16), (4, 64))
-"""Options of which one must be chosen for 8: the larger is closer in ratio, then the smaller."""
+FORCED = ((3, 16), (4, 64), (2, 3))
+"""Options of which one must be chosen for 8: the larger is closer in ratio, then the smaller.
+Of 2 and 3 the first is closer to the other parent's 1, the second to 8."""
 STUDENT_95 = 2.045
 """97.5 % point of Student's t with 29 degrees of freedom."""
 
@@ -317,6 +318,7 @@ def check_ex_19_2(rng: ex.Rng) -> ex.Case:
 
 @ex.judged(
     lambda got, case: _follows(got, case["tilings"], [(value,) for value in case["wanted"]]),
+    edges=[(_forced(row)["tilings"], (1, 1, 2, 8)) for row in FORCED],
     cases=60,
 )
 def check_ex_20_1(rng: ex.Rng) -> ex.Case:

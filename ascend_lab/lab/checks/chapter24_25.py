@@ -101,6 +101,8 @@ def check_ex_24_1(rng: ex.Rng) -> ex.Case:
         ([0.0, 0.9, 1.8], [10, 0, 0], 1.0, 1.0),
         ([0.0, 5.0], [1, 1], 1.0, 1.0),
         ([0.0, 1.0], [1, 1], 1.0, 1.0),
+        # The second joins, so the first bucket starts at 0.75 and is sent at 3.75; the last joins.
+        ([0.0, 0.75, 2.0, 4.5], [1, 1, 1, 1], 1.0, 1.0),
     ],
 )
 def check_ex_24_2(rng: ex.Rng) -> ex.Case:

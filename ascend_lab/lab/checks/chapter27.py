@@ -47,7 +47,7 @@ def check_ex_27_3(memory: float, weights: float, sequence: float, tp: int) -> in
 
 
 @ex.against(
-    edges=[([], 4), ([4], 4), ([5], 4), ([1, 1], 128)],
+    edges=[([], 4), ([4], 4), ([5], 4), ([0, 5], 4), ([1, 1], 128)],
     lengths=lambda rng: rng.integers(1, 900, int(rng.integers(1, 9))).tolist(),
     page=[16, 128, 256],
 )
@@ -73,7 +73,14 @@ LARGEST = 1024
 
 
 @ex.against(
-    edges=[(16.0, 1.0, 8.0, 1e9, 0.0, 1.0), (16.0, 0.1, 64.0, 1.0, 0.0, 1.0)],
+    edges=[
+        (16.0, 1.0, 8.0, 1e9, 0.0, 1.0),
+        (16.0, 0.1, 64.0, 1.0, 0.0, 1.0),
+        # 48 GB on eight devices fill them; 35 GB take the whole limit; all parts give as much.
+        (16.0, 1.0, 6.0, 1e9, 0.0, 1.0),
+        (3.0, 1.0, 100.0, 1.0, 0.0, 4.375),
+        (16.0, 1.0, 2000.0, 1e9, 0.0, 1.0),
+    ],
     weights=ex.between(1.0, 130.0),
     sequence=ex.between(0.05, 2.0),
     memory=[32.0, 64.0],
