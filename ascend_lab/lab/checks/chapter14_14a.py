@@ -97,6 +97,7 @@ CHAIN_3 = [(f"n{i}", "relu", (f"n{i - 1}" if i else "x",)) for i in range(5)]
         (CHAIN_3, ["n2"], set()),
         (CHAIN_3, ["x"], set()),
         ([("a", "exp", ("x",)), ("b", "print", ("a",)), ("c", "relu", ("x",))], ["c"], {"print"}),
+        ([("a", "exp", ("x",)), ("b", "select", ("x", "x", "a"))], ["b"], set()),
     ],
     cases=30,
 )
@@ -106,7 +107,7 @@ def check_ex_14_1(rng: ex.Rng) -> ex.Case:
     names = ["x"]
     nodes = []
     for i in range(int(rng.integers(1, 12))):
-        inputs = tuple(names[int(k)] for k in rng.integers(0, len(names), rng.integers(1, 3)))
+        inputs = tuple(names[int(k)] for k in rng.integers(0, len(names), rng.integers(1, 4)))
         nodes.append((f"n{i}", ops[int(rng.integers(len(ops)))], inputs))
         names.append(f"n{i}")
     outputs = [names[int(k)] for k in rng.integers(0, len(names), rng.integers(1, 3))]
@@ -281,6 +282,7 @@ def _combined(perms: Sequence[Sequence[int]], shape: Sequence[int]) -> tuple[int
         ([(0, 2, 3, 1)], (1, 64, 1, 1)),
         ([(1, 2, 0)], (2, 3, 4)),
         ([(1, 0), (1, 0), (1, 0)], (3, 3)),
+        ([], (2, 3)),
     ],
 )
 def check_ex_14a_2(rng: ex.Rng) -> ex.Case:
