@@ -306,6 +306,8 @@ def _on_core(fn: Any) -> Any:
 
         def load(name: str, first: int, last: int) -> Array:
             nonlocal moved
+            if not 0 <= first <= last <= (there := len(given[name])):
+                raise IndexError(f"rows of {name} from 0 to {there}; got {first} to {last}")
             rows = given[name][first:last].copy()
             moved += rows.nbytes
             return rows
@@ -402,7 +404,7 @@ _HEADS = [
     for sizes in ((64, 64, 16, 16, 1.0), (100, 333, 32, 24, 1.0), (65, 50, 16, 32, 60.0))
 ]
 # every score far below zero, so that a maximum that begins at 0 leaves no weight at all
-_FAR_BELOW = {**_HEADS[2], "q": np.abs(_HEADS[2]["q"]), "k": -np.abs(_HEADS[2]["k"])}
+_FAR_BELOW = {**_HEADS[2], "q": 99 * np.abs(_HEADS[2]["q"]), "k": -np.abs(_HEADS[2]["k"])}
 
 
 @ex.judged(
