@@ -194,7 +194,10 @@ def check_ex_10_3(got: Any, case: ex.Case) -> str | None:
     with suppress(errors.AscendLabError):
         if (phases := len(dsl.lower(got).phases)) > 1:
             return f"expected one phase, there are {phases}: t goes through memory"
-    return chapter06_06a.wrong_schedule(got, feed, right, 0.01, _our_gradient(count), SLACK)
+    wrong = chapter06_06a.wrong_schedule(got, feed, right, 0.01, _our_gradient(count), SLACK)
+    if wrong is None and "t" not in [stage.name for stage in got.state.stages]:
+        wrong = "expected a stage t, computed in a tile: it is inlined"
+    return wrong
 
 
 @ex.judged(

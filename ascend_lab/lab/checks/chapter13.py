@@ -157,7 +157,7 @@ def _model(kinds: Sequence[str], batch: int) -> Any:
     held = dict[str, Values]()
     nodes = list[Any]()
     held |= {
-        "to": np.array([0, -1]),
+        "to": np.array([0, -1] if len(kinds) % 4 else [-1, 5, 1]),
         "zero": np.array(0),
         "one": np.array(1),
         "rest": np.array([-1]),
@@ -172,16 +172,23 @@ def _model(kinds: Sequence[str], batch: int) -> Any:
         return name
 
     stem = weight("stem.w", 4, 3, 3, 3), weight("stem.b", 4)
-    at = skip = put("Conv", "stem", "x", *stem, pads=[1] * 4)
+    picture = f"picture{len(kinds)}"  # an input may have any name
+    at = skip = put("Conv", "stem", picture, *stem, pads=[1] * 4)
     for i, kind in enumerate(kinds):
-        more: tuple[str, ...] = (skip,) if kind == "Add" else ()
-        if kind in ("Conv", "Mul"):
-            more = (weight(f"w{i}", *((4, 4, 3, 3) if kind == "Conv" else (4, 1, 1))),)
-        at = put(kind, f"n{i}", at, *more, **({"pads": [1] * 4} if kind == "Conv" else {}))
+        if kind == "Conv":  # two of them read the same weights
+            at = put(kind, f"n{i}", at, weight("shared", 4, 4, 3, 3), pads=[1] * 4)
+        elif kind == STRIDED:
+            wide = weight(f"w{i}", 4, 4, 5, 5)
+            at = skip = put("Conv", f"n{i}", at, wide, pads=[2] * 4, strides=[2, 2])
+        elif kind == "Mul":  # the constant is the first or the second operand
+            factors = [at, weight(f"w{i}", 4, 1, 1)]
+            at = put(kind, f"n{i}", *factors[:: 1 if i % 2 else -1])
+        else:
+            at = put(kind, f"n{i}", *((at, skip) if kind == "Add" else (at,)))
         skip = at if kind == "Relu" else skip
     # ONNX: a stride that the file does not state is 1
     strides = {"strides": [2, 2]} if len(kinds) % 2 == 0 else {}
-    at = put("MaxPool", "pool", at, kernel_shape=[2, 2], **strides)
+    at = put("MaxPool", "pool", at, kernel_shape=[2 + len(kinds) % 3 // 2] * 2, **strides)
     at = put("Conv", "classes", at, weight("classes.w", 5, 4, 1, 1), strides=[1, 1])
     at = put("GlobalAveragePool", "mean", at)
     to = "to"
@@ -194,14 +201,19 @@ def _model(kinds: Sequence[str], batch: int) -> Any:
             columns = put("Unsqueeze", "columns", classes, axes=[0])
         to = put("Concat", "both", put("Unsqueeze", "vector", count, axes=[0]), columns, axis=0)
     put("Reshape", "y", at, to)
-    ends = {"x": [batch, 3, 6, 6], "y": [batch, 5]}
+    put("Identity", "spare", at)  # the last node need not write the output
+    ends: dict[str, list[int | None]] = {
+        picture: [batch, 3, 12, 12],
+        "y": [None] * (2 if to != "to" else len(held["to"])),
+    }
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in ends.items())
     constants = [numpy_helper.from_array(values, name) for name, values in held.items()]
     graph = helper.make_graph(nodes, "network", [x], [y], constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=8)
 
 
-KINDS_5 = "Conv", "Relu", "Add", "Mul", "Dropout", "Identity"
+STRIDED = "Conv, stride 2"
+KINDS_5 = "Conv", STRIDED, "Relu", "Add", "Mul", "Dropout", "Identity"
 
 
 @ex.judged(
@@ -210,6 +222,7 @@ KINDS_5 = "Conv", "Relu", "Add", "Mul", "Dropout", "Identity"
         (["Relu", "Conv", "Add", "Relu"], 2),
         (["Dropout", "Identity", "Mul"], 1),
         (["Relu", "Identity", "Conv", "Dropout", "Add"], 3),
+        (["Conv", STRIDED, "Mul", "Conv"], 2),
     ],
     cases=4,
     wrap=lambda fn: lambda kinds, batch: fn(_model(kinds, batch)),
@@ -223,10 +236,10 @@ def check_ex_13_5(got: Any, case: ex.Case) -> str | None:
     from onnx.reference import ReferenceEvaluator
 
     model = _model(case["kinds"], case["batch"])
-    x = np.random.default_rng(1).standard_normal((case["batch"], 3, 6, 6)).astype(np.float32)
-    (given,) = ReferenceEvaluator(model).run(None, {"x": x})
+    x = np.random.default_rng(1).standard_normal((case["batch"], 3, 12, 12)).astype(np.float32)
+    (given,) = ReferenceEvaluator(model).run(None, {model.graph.input[0].name: x})
     wanted = np.asarray(given)
-    (found,) = evaluate(got, {"x": x}).values()
+    (found,) = evaluate(got, {got.inputs[0]: x}).values()
     if found.shape != wanted.shape:
         return f"whose scores are of shape {found.shape}, expected {wanted.shape}"
     if not np.allclose(found, wanted, rtol=1e-4, atol=1e-4):

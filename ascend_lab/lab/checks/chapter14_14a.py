@@ -18,7 +18,8 @@ from ascend_lab.lab.checks import core as ex
 
 Values = np.ndarray
 Step = tuple[Any, ...]
-PERMS = tuple(itertools.permutations(range(3)))
+TRANSPOSES = 6
+"""Orders of three axes."""
 PLAIN = ("exp", "relu", "neg")
 
 
@@ -34,15 +35,17 @@ def merge_transposes(rw: passes.Draft, node: Any) -> bool:
     return rw.become(node, "transpose", first.inputs, {"perm": perm})
 
 
-def chain_graph(steps: Sequence[int], reads: Sequence[int]) -> Graph:
+def chain_graph(steps: Sequence[int], reads: Sequence[int], rank: int = 3) -> Graph:
     """Return a chain: steps 0 to 5 transpose, the others are `PLAIN`; `reads` are outputs, too."""
     net = GraphBuilder("chain")
-    value = net.input("x", (2, 3, 4))
+    value = net.input("x", (2, 3, 4, 5)[:rank])
+    perms = list(itertools.permutations(range(rank)))
     for place, step in enumerate(steps):
-        if step < len(PERMS):
-            value = net.transpose(value, perm=PERMS[step], name=f"t{place}")
+        if step < TRANSPOSES:  # of four axes every fourth permutation
+            perm = perms[step * len(perms) // TRANSPOSES]
+            value = net.transpose(value, perm=perm, name=f"t{place}")
         else:
-            value = getattr(net, PLAIN[step - len(PERMS)])(value, name=f"e{place}")
+            value = getattr(net, PLAIN[step - TRANSPOSES])(value, name=f"e{place}")
         if place in reads:
             net.output(net.tanh(value, name=f"out{place}"))
     net.output(net.tanh(value, name="y"))
@@ -97,6 +100,7 @@ CHAIN_3 = [(f"n{i}", "relu", (f"n{i - 1}" if i else "x",)) for i in range(5)]
         (CHAIN_3, ["n2"], set()),
         (CHAIN_3, ["x"], set()),
         ([("a", "exp", ("x",)), ("b", "print", ("a",)), ("c", "relu", ("x",))], ["c"], {"print"}),
+        ([("a", "exp", ("x",)), ("b", "select", ("x", "x", "a"))], ["b"], set()),
     ],
     cases=30,
 )
@@ -106,7 +110,7 @@ def check_ex_14_1(rng: ex.Rng) -> ex.Case:
     names = ["x"]
     nodes = []
     for i in range(int(rng.integers(1, 12))):
-        inputs = tuple(names[int(k)] for k in rng.integers(0, len(names), rng.integers(1, 3)))
+        inputs = tuple(names[int(k)] for k in rng.integers(0, len(names), rng.integers(1, 4)))
         nodes.append((f"n{i}", ops[int(rng.integers(len(ops)))], inputs))
         names.append(f"n{i}")
     outputs = [names[int(k)] for k in rng.integers(0, len(names), rng.integers(1, 3))]
@@ -114,15 +118,16 @@ def check_ex_14_1(rng: ex.Rng) -> ex.Case:
 
 
 @ex.judged(
-    edges=[([2, 5], []), ([3, 4], []), ([3, 6, 4], []), ([3, 3, 3], [1])],
+    edges=[([2, 5], [], 3), ([3, 4], [], 3), ([3, 6, 4], [], 3), ([3, 3, 3], [1], 3)],
     cases=20,
-    wrap=lambda fn: lambda steps, reads: rewritten(fn, chain_graph(steps, reads)),
+    wrap=lambda fn: lambda steps, reads, rank: rewritten(fn, chain_graph(steps, reads, rank)),
     steps=lambda rng: rng.integers(0, 7, rng.integers(1, 8)).tolist(),
     reads=lambda rng: rng.integers(0, 8, rng.integers(0, 3)).tolist(),
+    rank=range(3, 5),
 )
 def check_ex_14_2(got: Graph, case: ex.Case) -> str | None:
     """Check `fn(rw, node)`, a rule that merges transposes of transposes."""
-    before = chain_graph(case["steps"], case["reads"])
+    before = chain_graph(case["steps"], case["reads"], case["rank"])
     best = rewritten(merge_transposes, before)
     wanted, found = (evaluate(graph, random_inputs(before, 14)) for graph in (before, got))
     for name, values in wanted.items():
@@ -230,6 +235,7 @@ def _managed(fn: Any) -> Any:
         ([8, 7] * 12 + [3], [], False),
         ([7, 6, 7], [], True),
         ([3, 8, 8, 4] * 8, [], False),
+        ([8, 0, 0, 8], [1, 3], False),  # who reads what was forwarded has to be looked at again
     ],
     cases=20,
     wrap=_managed,
@@ -281,6 +287,7 @@ def _combined(perms: Sequence[Sequence[int]], shape: Sequence[int]) -> tuple[int
         ([(0, 2, 3, 1)], (1, 64, 1, 1)),
         ([(1, 2, 0)], (2, 3, 4)),
         ([(1, 0), (1, 0), (1, 0)], (3, 3)),
+        ([], (2, 3)),
     ],
 )
 def check_ex_14a_2(rng: ex.Rng) -> ex.Case:

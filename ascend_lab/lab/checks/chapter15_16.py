@@ -136,7 +136,15 @@ def trap(ratio: float) -> list[Life]:
     return [(0, 1, n), (0, 2, 1), (1, 2, n + 1)]
 
 
-@ex.against(peak, edges=[([],), ([(0, 2, 4), (2, 3, 5)],), ([(0, 9, 1), (1, 3, 2), (4, 6, 3)],)])
+@ex.against(
+    peak,
+    edges=[
+        ([],),
+        ([(0, 2, 4), (2, 3, 5)],),
+        ([(0, 9, 1), (1, 3, 2), (4, 6, 3)],),
+        ([(10**6, 10**6 + 2, 4), (10**6 + 1, 10**6 + 3, 5)],),
+    ],
+)
 def check_ex_15_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(lives)`: the most bytes alive at one time."""
     return draw_lives(rng)
@@ -298,6 +306,8 @@ def _on_core(fn: Any) -> Any:
 
         def load(name: str, first: int, last: int) -> Array:
             nonlocal moved
+            if not 0 <= first <= last <= (there := len(given[name])):
+                raise IndexError(f"rows of {name} from 0 to {there}; got {first} to {last}")
             rows = given[name][first:last].copy()
             moved += rows.nbytes
             return rows
@@ -340,6 +350,15 @@ def _heads(rng: np.random.Generator, n: int, t: int, d: int, rows: int, spread: 
     return {"q": q, "k": k, "v": rng.normal(0, 1, (t, d)), "room": room}
 
 
+def _read_only(fn: Any) -> Any:
+    def merged(a: State, b: State) -> Any:
+        for state in (a, b):
+            state[2].flags.writeable = False  # whoever writes in place is told so
+        return fn(a, b)
+
+    return merged
+
+
 EMPTY_1 = (-math.inf, 0.0, np.zeros(3))
 SOME_1 = _state(np.random.default_rng(1), 4, 2.0)
 
@@ -348,6 +367,7 @@ SOME_1 = _state(np.random.default_rng(1), 4, 2.0)
     merge,
     edges=[(a, b) for a, b in ((SOME_1, EMPTY_1), (EMPTY_1, SOME_1), (EMPTY_1, EMPTY_1))],
     rel_tol=1e-9,
+    wrap=_read_only,
 )
 def check_ex_16_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(a, b)`: the state (m, l, o) of two blocks of scores from the states of each."""
@@ -384,7 +404,7 @@ _HEADS = [
     for sizes in ((64, 64, 16, 16, 1.0), (100, 333, 32, 24, 1.0), (65, 50, 16, 32, 60.0))
 ]
 # every score far below zero, so that a maximum that begins at 0 leaves no weight at all
-_FAR_BELOW = {**_HEADS[2], "q": np.abs(_HEADS[2]["q"]), "k": -np.abs(_HEADS[2]["k"])}
+_FAR_BELOW = {**_HEADS[2], "q": 99 * np.abs(_HEADS[2]["q"]), "k": -np.abs(_HEADS[2]["k"])}
 
 
 @ex.judged(

@@ -98,6 +98,8 @@ def _flags(rng: ex.Rng, length: int) -> list[list[Step]]:
         ([[("set", 0)], [("wait", 0), ("wait", 0)]],),
         ([[("set", 0), ("set", 0)], [("wait", 0)]],),
         ([[], []],),
+        ([[("wait", 0), ("set", 0)]],),  # a core may wait for itself
+        ([[("set", 0), ("wait", 0)]],),
         ([[("wait", 0)], [("wait", 1), ("set", 0)], [("set", 1)]],),
     ],
 )

@@ -156,7 +156,10 @@ _TWO_GROUPS = {
 """Six operators belong on the host and six on the device; to move three at once does not help."""
 
 
-@ex.judged(_judge_18a_4, edges=[_SWITCH, _TWICE, _BACK, _TOGETHER, _TWO_GROUPS], cases=20)
+_ALONE = {"times": [(3.0, 1.0)], "edges": []}
+
+
+@ex.judged(_judge_18a_4, edges=[_SWITCH, _TWICE, _BACK, _TOGETHER, _TWO_GROUPS, _ALONE], cases=20)
 def check_ex_18a_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(times, edges)`: the side, 0 or 1, of each operator, at the least cost."""
     return _drawn(rng, MAX_OPERATORS)
