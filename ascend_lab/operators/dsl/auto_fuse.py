@@ -207,13 +207,13 @@ def row_axes(state: State, phase: Phase) -> list[str]:
 
 def _follows(state: State, root: Stage, tile: str, axis: str) -> bool:
     """True if a step along `axis` of the root needs another part of the tile."""
-    if boxes.whole(root)[axis].count == 1:
+    if boxes.whole_box(root)[axis].count == 1:
         return True
     # One step of the axis: if the tile it needs starts at a place that depends on the step, the
     # tile follows, and cutting the axis computes nothing twice.
-    active = {root.name: boxes.whole(root) | {axis: boxes.Range(isa.var(axis), 1)}}
+    active = {root.name: boxes.whole_box(root) | {axis: boxes.Range(isa.var(axis), 1)}}
     try:
-        box = boxes.needed(state, state.stage(tile), active)
+        box = boxes.needed_box(state, state.stage(tile), active)
     except errors.ScheduleError:
         return False  # one reader needs all of it, another a part
     return any(name == axis for part in box.values() for name, _ in part.start.terms)

@@ -133,13 +133,13 @@ def schedule_phase(
     phase: Phase,
     *,
     merge: bool = True,
-    share: float = 1.0,
+    ub_share: float = 1.0,
     tiles: int = TILES_PER_CORE,
     line_bytes: int = LINE_BYTES,
 ) -> Schedule:
     """Schedule one nest: merge axes, choose tile sizes, divide tiles over cores, fuse stages.
 
-    Tiles take at most a `share` of UB; a core has `tiles` tiles, if that does not make them small.
+    Tiles take at most `ub_share` of UB; a core has `tiles` tiles, if that does not make them small.
     Folds over rows keep at least `line_bytes` of a row together.
     """
     if moves_only(s.state, s.state.stage(phase.root)) and not phase.tiles:
@@ -149,7 +149,7 @@ def schedule_phase(
     rows = row_axes(s.state, phase)
     # Two slots let loads and arithmetic overlap; if not even narrow tiles fit twice, one slot.
     for depth in (2, 1) if rows or not (phase.tiles or phase.outputs) else ():
-        best = largest(s, phase, rows, depth, share, line_bytes)
+        best = largest(s, phase, rows, depth, ub_share, line_bytes)
         if best is not None and not _cuts_blocks(s, phase, best.widths):
             return arrange(s, phase, rows, best, depth, tiles)
     return _apart(unmerged, phase)
@@ -209,7 +209,7 @@ def largest(
     phase: Phase,
     rows: list[str],
     depth: int = 2,
-    share: float = 1.0,
+    ub_share: float = 1.0,
     line_bytes: int = LINE_BYTES,
 ) -> TileSizes | None:
     """Return the sizes of the widest tile of `depth` slots that fits; None if none does."""
@@ -226,7 +226,7 @@ def largest(
         return TileSizes({n: sizes[n] for n in extents}, {n: sizes[n] for n in folds})
 
     def fits(sizes: Widths) -> bool:
-        return tile_bytes(s, phase, *both(sizes), depth) <= share * s.chip.buffers["UB"]
+        return tile_bytes(s, phase, *both(sizes), depth) <= ub_share * s.chip.buffers["UB"]
 
     # Whole fold axes first: a fold in steps needs a partial result between them.
     for cut in (False, True) if folds else (False,):

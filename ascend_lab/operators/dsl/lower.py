@@ -13,7 +13,7 @@ from ascend_lab import errors
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import Chip
 from ascend_lab.operators.dsl import emit_cube, emit_vector
-from ascend_lab.operators.dsl.boxes import Box, Range, in_pieces, needed, whole
+from ascend_lab.operators.dsl.boxes import Box, Range, needed_box, row_piece_bytes, whole_box
 from ascend_lab.operators.dsl.emit_folds import start_of
 from ascend_lab.operators.dsl.emit_formula import TileWork, compute_tile, filled_up
 from ascend_lab.operators.dsl.emit_rows import (
@@ -116,7 +116,7 @@ def _phase(state: State, root: str, chip: Chip, tensors: tuple[tuple[str, int], 
 def _part(nest: "Nest", bound: Sequence[Leaf], core_shares: Sequence[CoreShare]) -> isa.Part:
     """Return the program of the cores with these shares of the bound loops, and their bindings."""
     stage = nest.state.stage(nest.root)
-    box = whole(stage)
+    box = whole_box(stage)
     for leaf, (first, count, elements) in zip(bound, core_shares, strict=True):
         # The core's number is a parameter of the program, so that all cores with equal shares run
         # one.
@@ -252,7 +252,7 @@ class Nest:
         """
         readers = {s.name: {r.name for r in self.state.readers(s.name)} for s in stages}
         for stage in stages if self.how is main_part else ():
-            box = needed(self.state, stage, self.active)
+            box = needed_box(self.state, stage, self.active)
             if stage.scope == "GM":
                 self.run(stage, box)
                 self.read_by(stage.name, readers)
@@ -323,7 +323,7 @@ class Nest:
             self.active[stage.name] = box
             self.pending[stage.name] = loops
             return
-        self.active[stage.name] = needed(self.state, stage, self.active)
+        self.active[stage.name] = needed_box(self.state, stage, self.active)
         self.level(stage, stage.loops[: self.counts[stage.name]], [])
         del self.active[stage.name]
 
@@ -363,7 +363,7 @@ class Nest:
             if narrow and block_sizes and not folds:
                 emit_vector.apply(self.unit, emit_vector.Op("vdup", 0.0), out, (), block_sizes)
             sizes = [box[a.name].count for a in axes]
-            piece_bytes = in_pieces(self.state, stage, sizes, self.builder.chip)
+            piece_bytes = row_piece_bytes(self.state, stage, sizes, self.builder.chip)
             work = TileWork(stage, sizes, out, views, bool(folds), piece_bytes)
             rows_filled = compute_tile(self.unit, work)
             if rows_filled or (narrow and block_sizes):

@@ -17,7 +17,7 @@ from ascend_lab.machine.layout import pack, unpack
 from ascend_lab.machine.sim import execute
 from ascend_lab.machine.sim.values import COMPARE, ELEMENTWISE, ROUND
 from ascend_lab.operators.dsl import fractals, stages
-from ascend_lab.operators.dsl.boxes import Box, Range, needed, whole
+from ascend_lab.operators.dsl.boxes import Box, Range, needed_box, whole_box
 from ascend_lab.operators.dsl.emit_folds import start_of
 from ascend_lab.operators.dsl.lower import lower
 from ascend_lab.operators.dsl.schedule import Schedule, complete, loop_count, roots
@@ -150,7 +150,7 @@ class _Walk:
 
     def cores(self, root: stages.Stage) -> None:
         """Run the root nest once per core, in any order; here one after another."""
-        self.memory[root.name] = poisoned(root, whole(root))
+        self.memory[root.name] = poisoned(root, whole_box(root))
 
         def share(bound: Sequence[stages.Leaf], box: Box) -> None:
             if not bound:
@@ -158,7 +158,7 @@ class _Walk:
             for part in steps(bound[0], box[bound[0].root]) if bound else ():
                 share(bound[1:], box | {bound[0].root: part})
 
-        share([leaf for leaf in root.loops if leaf.name in root.bound], whole(root))
+        share([leaf for leaf in root.loops if leaf.name in root.bound], whole_box(root))
 
     def run(self, stage: stages.Stage, box: Box) -> None:
         """Run the nest of a stage for a box of it."""
@@ -187,11 +187,11 @@ class _Walk:
         """Compute the stages attached to some places of the host's nest, outputs last."""
         # Outputs last: they may copy tiles that are computed at the same place.
         for stage in sorted(self.state.guests(host.name, *places), key=lambda s: s.scope == "GM"):
-            box = needed(self.state, stage, self.active)
+            box = needed_box(self.state, stage, self.active)
             if stage.scope != "GM":
                 self.memory[stage.name] = poisoned(stage, box)
             elif stage.name not in self.memory:
-                self.memory[stage.name] = poisoned(stage, whole(stage))
+                self.memory[stage.name] = poisoned(stage, whole_box(stage))
             self.run(stage, box)
 
     def fetch(self, read: Read, ranges: Mapping[str, Range]) -> Values:
