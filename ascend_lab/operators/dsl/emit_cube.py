@@ -83,20 +83,20 @@ def _load_l1(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
     (columns, rows) = _sizes(matrix, ranges)
     # The fractals of one column lie behind each other: one burst brings `rows` of them.
     region = source.memory.region(at * area, (columns, rows * area), (pitch * area, 1))
-    tiles.builder.copy(tiles.held[stage.name].memory.region(0, region.sizes), region)
+    tiles.builder.copy(tiles.open_tiles[stage.name].memory.region(0, region.sizes), region)
 
 
 def _load_l0(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
     """Write the copy L1 -> L0A or L0B: one load2d per row or column of fractals."""
     role = fractals.role_of(tiles.state, stage)
     matrix = fractals.matrix_of(fractals.product_of(tiles.state, stage), role)
-    held = tiles.held[stage.sources[0]]
+    held = tiles.open_tiles[stage.sources[0]]
     area = matrix.area
     (start, pitch) = _fractal(matrix, held, ranges)
     (depth, rows) = _sizes(matrix, ranges)
     k = tiles.builder
     unit = tiles.unit
-    dst = tiles.held[stage.name].memory
+    dst = tiles.open_tiles[stage.name].memory
     src = held.memory
     if role == "B":
         with unit.repeat(depth) as i:
@@ -127,12 +127,12 @@ def _multiply(tiles: Tiles, stage: Stage, box: boxes.Box, folds: list[isa.Affine
             raise ScheduleError(needed, got, f'cache_read it to "L1", then to "{scope}"')
     c0 = isa.c0_of(stage.reads[0].dtype)
     matrix = fractals.matrix_of(stage, "C")
-    sums_tile = tiles.held[stage.name]
+    sums_tile = tiles.open_tiles[stage.name]
     ranges = [box[a.name] for a in stage.axes]
     (at, top) = _fractal(matrix, sums_tile, ranges)
     (n, m) = _sizes(matrix, ranges)
     k = box["k"].count // c0
-    a, b = (tiles.held[r.source].memory for r in stage.reads)
+    a, b = (tiles.open_tiles[r.source].memory for r in stage.reads)
     # C lies in L0C as columns of fractals: n outermost, then m, then 16 x 16 numbers.
     steps = (top * AREA_C, AREA_C, isa.FRACTAL, 1)
     tiles.builder.mmad(
@@ -150,13 +150,13 @@ def _drain(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
     k = tiles.builder
     assert read is not None
     matrix = fractals.matrix_of(fractals.product_of(tiles.state, stage), "C")
-    held = tiles.held[read.source]
+    held = tiles.open_tiles[read.source]
     (columns, rows) = _sizes(matrix, ranges)
     at, pitch = _fractal(matrix, held, ranges)
     box = (columns, rows * AREA_C)
     source = held.memory.region(at * AREA_C, box, (pitch * AREA_C, 1))
     if stage.scope == "UB":
-        out = emit_vector.View(tiles.held[stage.name].memory, stage.dtype, 0, (1,))
+        out = emit_vector.View(tiles.open_tiles[stage.name].memory, stage.dtype, 0, (1,))
         k.copy(out.memory.region(0, box), source, relu=fractals.has_relu(stage.expr))
         return
     tensor = tiles.place(stage.name)

@@ -17,12 +17,12 @@ from ascend_lab.operators.dsl.boxes import Box, Range, needed_box, row_piece_byt
 from ascend_lab.operators.dsl.emit_folds import start_of
 from ascend_lab.operators.dsl.emit_formula import TileWork, compute_tile, filled_up
 from ascend_lab.operators.dsl.emit_rows import (
-    Copy,
-    ends_apart,
-    ends_in_place,
-    leftover,
-    main_part,
-    rows_of,
+    EmitCopy,
+    copy_leftover,
+    copy_main_part,
+    rows_of_box,
+    shift_loaded_ends,
+    shift_stored_ends,
 )
 from ascend_lab.operators.dsl.fractals import stored
 from ascend_lab.operators.dsl.schedule import (
@@ -126,7 +126,7 @@ def _part(nest: "Nest", bound: Sequence[Leaf], core_shares: Sequence[CoreShare])
         )
         start = isa.Affine(first) if is_last_step else start
         box[leaf.root] = Range(start, elements)
-    nest.run(stage, box)
+    nest.write_nest(stage, box)
     program = nest.builder.finish()
     steps = [range(first, first + count) for first, count, _ in core_shares]
     names = [leaf.name for leaf in bound]
@@ -152,14 +152,25 @@ def _shares(stage: Stage, leaf: Leaf) -> list[CoreShare]:
             needed = f"{stage.name}: a core for each step of {leaf.root}, the last one is shorter"
             raise errors.ScheduleError(needed, f"{leaf.width} of them", "split by 1 before bind")
         return [(0, full_steps - 1, 1), (full_steps - 1, 1, 1)]
-    return [(0, full_steps, leaf.width)] * bool(full_steps) + [
-        (full_steps, 1, last_elements)
-    ] * bool(last_elements)
+    shares: list[CoreShare] = []
+    if full_steps:
+        shares.append((0, full_steps, leaf.width))
+    if last_elements:
+        shares.append((full_steps, 1, last_elements))
+    return shares
 
 
 # -- a nest: loops, tiles, whole-tile instructions ------------------------------------------------
 class Nest:
-    """The program of all cores that have equal shares of the phase of one root stage."""
+    """The program of all cores that have equal shares of the phase of one root stage.
+
+    - active: the box of each stage whose loops are open
+    - pending: of such a stage, the loops that are not open yet
+    - counts: how many loops of a stage are loops of the program
+    - guests: by (stage, loop), the stages that are computed inside that loop, in order
+    - emit_copy: the function that writes a copy between GM and UB: usually its main part, now and
+      then what the ends of its rows need (see `emit_rows`)
+    """
 
     def __init__(self, state: State, root: str, chip: Chip, tensors: Mapping[str, int]) -> None:
         self.state = state
@@ -169,7 +180,7 @@ class Nest:
         self.tiles = Tiles(state, root, self.unit, tensors)
         self.active: dict[str, Box] = {}
         self.pending: dict[str, Sequence[Leaf]] = {}
-        self.how: Copy = main_part
+        self.emit_copy: EmitCopy = copy_main_part
         stages = [s for s in state.stages if isinstance(s, Stage)]
         self.counts = {s.name: loop_count(state, s) for s in stages}
         self.guests: dict[tuple[str, str], list[Stage]] = defaultdict(list)
@@ -182,7 +193,7 @@ class Nest:
         return 2 if stage.scope == "GM" else int(self.tiles.writer(stage) == "V")
 
     # -- loops ----------------------------------------------------------------------------------
-    def run(self, stage: Stage, box: Box) -> None:
+    def write_nest(self, stage: Stage, box: Box) -> None:
         """Write the nest of a stage for the part of it in `box`."""
         self.active[stage.name] = box
         # Tiles at loops bound to cores are computed once per core, in front of all other loops.
@@ -190,7 +201,7 @@ class Nest:
         guests = [g for place in places for g in self.guests[stage.name, place]]
         loops = [x for x in stage.loops[: self.counts[stage.name]] if x.name not in stage.bound]
         self.pending[stage.name] = loops
-        self.produce(guests)
+        self.write_guests(guests)
         if stage.fold and not stage.is_cube and any(x.reduce for x in loops):
             # Sums start at 0, maxima at -inf, before the first step of the loops that fold.
             sizes = [box[a.name].count for a in stage.axes]
@@ -200,25 +211,28 @@ class Nest:
                 filled_up(sizes, stage.align, (out,)) if self.tiles.is_narrow(stage) else None
             )
             emit_vector.apply(self.unit, init, out, (), block_sizes or sizes)
-        self.level(stage, loops, [])
+        self.write_loops(stage, loops, [])
         self.release(guests)
         del self.active[stage.name]
 
-    def level(self, stage: Stage, loops: Sequence[Leaf], folds: list[isa.Affine]) -> None:
-        """Write one loop and its body; `folds` are the indices of the enclosing fold loops."""
+    def write_loops(self, stage: Stage, loops: Sequence[Leaf], folds: list[isa.Affine]) -> None:
+        """Write the first of some loops with its body; without loops, the instructions.
+
+        `folds` are the step numbers of the enclosing fold loops.
+        """
         if not loops:
-            self.instructions(stage, folds)
+            self.write_instructions(stage, folds)
             return
         leaf = loops[0]
         box = self.active[stage.name]
         guests = self.guests[stage.name, leaf.name]
-        for part, trip in self.steps(stage, leaf, box[leaf.root]):
-            self.active[stage.name] = box | {leaf.root: part}
+        for step_range, step_number in self.steps(stage, leaf, box[leaf.root]):
+            self.active[stage.name] = box | {leaf.root: step_range}
             self.pending[stage.name] = loops[1:]
-            self.produce(guests)
+            self.write_guests(guests)
             # The cube needs the step numbers of fold loops: in the first step of all it overwrites
             # its sums.
-            self.level(stage, loops[1:], [*folds, trip] if leaf.reduce else folds)
+            self.write_loops(stage, loops[1:], [*folds, step_number] if leaf.reduce else folds)
             self.release(guests)
         self.active[stage.name] = box
 
@@ -227,7 +241,7 @@ class Nest:
 
         100 elements in steps of 32: a loop over 0..95, then 96..99 (cut) or 68..99 (guard).
         """
-        full_steps, rest_elements = divmod(span.count, leaf.width)
+        full_steps, last_elements = divmod(span.count, leaf.width)
         name = f"{stage.name}_{leaf.name}" if stage.name != self.root else leaf.name
         if full_steps == 1:
             yield Range(span.start, leaf.width), isa.Affine()
@@ -235,43 +249,43 @@ class Nest:
             with self.builder.loop(name, full_steps) as index:
                 yield Range(span.start + index * leaf.width, leaf.width), index
         # The last step is moved back until it is whole: 68..99 computes 68..95 a second time.
-        if rest_elements and leaf.tail == "guard" and full_steps:
-            back = isa.Affine(span.count - leaf.width)
-            yield Range(span.start + back, leaf.width), isa.Affine(full_steps)
-        elif rest_elements:
+        if last_elements and leaf.tail == "guard" and full_steps:
+            first_moved_back = isa.Affine(span.count - leaf.width)
+            yield Range(span.start + first_moved_back, leaf.width), isa.Affine(full_steps)
+        elif last_elements:
             yield (
-                Range(span.start + full_steps * leaf.width, rest_elements),
+                Range(span.start + full_steps * leaf.width, last_elements),
                 isa.Affine(full_steps),
             )
 
     # -- tiles ----------------------------------------------------------------------------------
-    def produce(self, stages: Sequence[Stage]) -> None:
+    def write_guests(self, stages: Sequence[Stage]) -> None:
         """Load or compute the tiles attached to one loop; store those that are outputs.
 
         A tile that only other tiles of this loop read is released after the last of them.
         """
         readers = {s.name: {r.name for r in self.state.readers(s.name)} for s in stages}
-        for stage in stages if self.how is main_part else ():
+        for stage in stages if self.emit_copy is copy_main_part else ():
             box = needed_box(self.state, stage, self.active)
             if stage.scope == "GM":
-                self.run(stage, box)
-                self.read_by(stage.name, readers)
+                self.write_nest(stage, box)
+                self.note_read(stage.name, readers)
                 continue
-            self.open(stage, box)
-            self.run(stage, box)
+            self.reserve(stage, box)
+            self.write_nest(stage, box)
             group = self.tiles.fill(stage.name)
             # All tiles of the group are full: the ends of their rows are repaired, then their
             # readers may start.
             if group is not None:
-                self.hand_over(group, stage)
-            self.read_by(stage.name, readers)
+                self.pass_to_readers(group, stage)
+            self.note_read(stage.name, readers)
 
-    def open(self, stage: Stage, box: Box) -> None:
+    def reserve(self, stage: Stage, box: Box) -> None:
         """Reserve a slot for a tile."""
         ranges = [box[a.name] for a in stage.axes]
         self.tiles.open(stage, tuple(r.start for r in ranges), tuple(r.count for r in ranges))
 
-    def read_by(self, reader: str, readers: dict[str, set[str]]) -> None:
+    def note_read(self, reader: str, readers: dict[str, set[str]]) -> None:
         """Note that a stage has read its tiles; release those of which it was the last reader."""
         for pending_readers in readers.values():
             pending_readers.discard(reader)
@@ -280,7 +294,7 @@ class Nest:
             if not any(readers.get(n) for n in (group.names if group else ())):
                 self.tiles.release(name)
 
-    def hand_over(self, group: Group, filled_last: Stage) -> None:
+    def pass_to_readers(self, group: Group, filled_last: Stage) -> None:
         """Pass full tiles to their readers, after repairing the ends of ragged rows.
 
         Copies move whole 32-byte blocks, so a row of 197 elements needs help at its end (see
@@ -289,82 +303,91 @@ class Nest:
         copies them one by one, between the two.
         """
         tiles = list(map(self.state.stage, group.filled))
-        computed = self.tiles.writer(filled_last) == "V"
+        is_computed = self.tiles.writer(filled_last) == "V"
         readers = {r.name: r for tile in tiles for r in self.state.readers(tile.name)}
         stores = [r for r in readers.values() if isinstance(r, Stage) and r.scope == "GM"]
-        ragged = not (self.tiles.smooth or self.tiles.fractal)
+        may_be_ragged = not (self.tiles.has_whole_blocks or self.tiles.fractal)
         # Before the store: elements behind the row's last whole block, at the place where GM wants
         # them.
-        if computed and ragged:
-            self.again(stores, ends_apart)
+        if is_computed and may_be_ragged:
+            self.repeat_copies(stores, shift_stored_ends)
         if group.queue.middle is not None:
-            group.queue.hand()
+            group.queue.hand()  # to the scalar unit, which copies single elements
             loaded = tiles if self.tiles.writer(filled_last) == "MTE2" else []
-            self.again([*loaded, *stores], leftover)
+            self.repeat_copies([*loaded, *stores], copy_leftover)
         self.tiles.pass_on(group)
         # After the load: the last block has arrived where it ends in GM, and moves to where the row
         # ends.
-        if ragged and self.tiles.writer(filled_last) == "MTE2":
-            self.again(tiles, ends_in_place)
+        if may_be_ragged and self.tiles.writer(filled_last) == "MTE2":
+            self.repeat_copies(tiles, shift_loaded_ends)
 
-    def again(self, stages: Sequence[Stage], copy_ends: Copy) -> None:
+    def repeat_copies(self, stages: Sequence[Stage], copy_ends: EmitCopy) -> None:
         """Write the loops of some copies once more, with `copy_ends` for the ends of their rows."""
         for stage in stages if self.builder.chip.combined else ():
-            self.how = copy_ends
-            self.walk(stage)
-        self.how = main_part
+            self.emit_copy = copy_ends
+            self.repeat_loops(stage)
+        self.emit_copy = copy_main_part
 
-    def walk(self, stage: Stage) -> None:
+    def repeat_loops(self, stage: Stage) -> None:
         """Write the loops of a copy from the current loop inwards, for the elements left over."""
         if stage.name in self.active:  # inside its nest: only the loops not yet entered
             box = self.active[stage.name]
             loops = self.pending[stage.name]
-            self.level(stage, loops, [])
+            self.write_loops(stage, loops, [])
             self.active[stage.name] = box
             self.pending[stage.name] = loops
             return
         self.active[stage.name] = needed_box(self.state, stage, self.active)
-        self.level(stage, stage.loops[: self.counts[stage.name]], [])
+        self.write_loops(stage, stage.loops[: self.counts[stage.name]], [])
         del self.active[stage.name]
 
     def release(self, stages: Sequence[Stage]) -> None:
         """Release the tiles attached to one loop."""
-        for stage in stages if self.how is main_part else ():
+        for stage in stages if self.emit_copy is copy_main_part else ():
             self.tiles.release(stage.name)
 
     # -- instructions ---------------------------------------------------------------------------
-    def instructions(self, stage: Stage, folds: list[isa.Affine]) -> None:
+    def write_instructions(self, stage: Stage, folds: list[isa.Affine]) -> None:
         """Write the whole-tile instructions of a stage for its active box."""
         box = self.active[stage.name]
         if stage.name in self.tiles.fractal:
             emit_cube.instructions(self.tiles, stage, box, folds)
         elif stage.scope == "GM" or self.tiles.writer(stage) == "MTE2":
-            read = bare(stage.expr)
-            assert read is not None
-            dst = self.tiles.own_view(stage, box)
-            src = self.tiles.view(read, box, stage.axes)
-            tile = self.state.stage(read.source) if stage.scope == "GM" else stage
-            assert isinstance(tile, Stage)
-            sizes = [box[a.name].count for a in stage.axes]
-            rows = rows_of(dst, src, sizes, tile.align if self.tiles.by_blocks(tile) else 0)
-            # The padding of rows that were loaded by whole blocks may be read, so instructions may
-            # include it.
-            if rows.by_blocks and rows.loads:
-                self.tiles.filled.add(tile.name)
-            self.tiles.check_ends(tile, rows.has_leftover)
-            self.how(self.unit, rows)
+            self._write_copy(stage, box)
         else:
-            axes = (*stage.axes, *stage.reduce)
-            views = {r: self.tiles.view(r, box, axes) for r in stage.reads}
-            out = self.tiles.room(stage, box)
-            narrow = self.tiles.is_narrow(stage)
-            block_sizes = filled_up([box[a.name].count for a in stage.axes], stage.align, (out,))
-            # Stores of narrow rows write whole blocks, so the padding of a row must be initialised.
-            if narrow and block_sizes and not folds:
-                emit_vector.apply(self.unit, emit_vector.Op("vdup", 0.0), out, (), block_sizes)
-            sizes = [box[a.name].count for a in axes]
-            piece_bytes = row_piece_bytes(self.state, stage, sizes, self.builder.chip)
-            work = TileWork(stage, sizes, out, views, bool(folds), piece_bytes)
-            rows_filled = compute_tile(self.unit, work)
-            if rows_filled or (narrow and block_sizes):
-                self.tiles.filled.add(stage.name)
+            self._write_vector_work(stage, box, is_partial=bool(folds))
+
+    def _write_copy(self, stage: Stage, box: Box) -> None:
+        """Write the copy of a box between GM and UB."""
+        read = bare(stage.expr)
+        assert read is not None
+        dst = self.tiles.own_view(stage, box)
+        src = self.tiles.view(read, box, stage.axes)
+        tile = self.state.stage(read.source) if stage.scope == "GM" else stage
+        assert isinstance(tile, Stage)
+        sizes = [box[a.name].count for a in stage.axes]
+        block = tile.align if self.tiles.by_blocks(tile) else 0
+        rows = rows_of_box(dst, src, sizes, block)
+        # The padding of rows that were loaded by whole blocks may be read, so instructions may
+        # include it.
+        if rows.by_blocks and rows.is_load:
+            self.tiles.filled.add(tile.name)
+        self.tiles.check_ends(tile, rows.has_leftover)
+        self.emit_copy(self.unit, rows)
+
+    def _write_vector_work(self, stage: Stage, box: Box, *, is_partial: bool) -> None:
+        """Write a stage's formula on a box; if `is_partial`, it is folded into earlier results."""
+        axes = (*stage.axes, *stage.reduce)
+        views = {r: self.tiles.view(r, box, axes) for r in stage.reads}
+        out = self.tiles.room(stage, box)
+        is_narrow = self.tiles.is_narrow(stage)
+        block_sizes = filled_up([box[a.name].count for a in stage.axes], stage.align, (out,))
+        # Stores of narrow rows write whole blocks, so the padding of a row must be initialised.
+        if is_narrow and block_sizes and not is_partial:
+            emit_vector.apply(self.unit, emit_vector.Op("vdup", 0.0), out, (), block_sizes)
+        sizes = [box[a.name].count for a in axes]
+        piece_bytes = row_piece_bytes(self.state, stage, sizes, self.builder.chip)
+        work = TileWork(stage, sizes, out, views, is_partial, piece_bytes)
+        has_filled_rows = compute_tile(self.unit, work)
+        if has_filled_rows or (is_narrow and block_sizes):
+            self.tiles.filled.add(stage.name)

@@ -46,7 +46,16 @@ class Group:
 
 
 class Tiles:
-    """All tiles of one program, and the GM tensors behind them."""
+    """All tiles of one program, and the GM tensors that they are copied from or to.
+
+    - elements: the size of each GM tensor; `tensors` holds those that the program has used so far
+    - first_boxes: the box of each stage in its first step (empty until it is needed)
+    - has_whole_blocks: whether all rows of all tiles are whole blocks
+    - fractal: the names of the stages of a matrix product, whose tiles are fractals
+    - open_tiles: the tiles that are in use now, by stage
+    - filled: the tiles whose padding behind each row has been written, so that it may be read
+    - groups: the queue that each of the tiles with a queue belongs to
+    """
 
     def __init__(self, state: State, root: str, unit: Unit, elements: Mapping[str, int]) -> None:
         self.state = state
@@ -55,20 +64,20 @@ class Tiles:
         self.builder = unit.builder
         self.elements = elements
         self.tensors: dict[str, isa.Buffer] = {}
-        self.first: dict[str, boxes.Box] = {}
+        self.first_boxes: dict[str, boxes.Box] = {}
         stages = [s for s in state.stages if isinstance(s, Stage)]
         block = math.lcm(32, *(s.align for s in stages))
-        self.smooth = all(_whole_blocks(state, s, block) for s in stages)
+        self.has_whole_blocks = all(_whole_blocks(state, s, block) for s in stages)
         self.fractal = {s.name for s in stages if fractals.role_of(state, s)}
-        self.held: dict[str, OpenTile] = {}
+        self.open_tiles: dict[str, OpenTile] = {}
         self.filled: set[str] = set()
         self.groups: dict[str, Group] = {}
 
     # -- operands -------------------------------------------------------------------------------
     def place(self, name: str, view: tuple[int, ...] = ()) -> OpenTile:
         """Return a tile, or a GM tensor as if it were one, under the shape `view` if given."""
-        if name in self.held:
-            return self.held[name]
+        if name in self.open_tiles:
+            return self.open_tiles[name]
         # A tensor in GM is a tile that holds everything: it starts at 0 in every dimension.
         entry = self.state.find(name)
         if entry.scope != "GM":
@@ -130,7 +139,7 @@ class Tiles:
         memory: Memory
         # b = exp(a) may take the memory of a, if nobody reads a afterwards.
         overwritten = overwrites(self.state, stage)
-        old_tile = None if overwritten in self.groups else self.held.get(overwritten)
+        old_tile = None if overwritten in self.groups else self.open_tiles.get(overwritten)
         # In place needs equal bytes: same format, sizes and strides, of tiles only vectors touch.
         may_overwrite = sizes[-1] > 1 and self.writer(stage) == self.reader(stage) == "V"
         if (
@@ -143,7 +152,7 @@ class Tiles:
             memory = self._slot(self.groups[stage.name], stage.name)
         else:
             memory = self._allocate(stage, sizes, elements)
-        self.held[stage.name] = OpenTile(memory, stage.dtype, starts, sizes, strides)
+        self.open_tiles[stage.name] = OpenTile(memory, stage.dtype, starts, sizes, strides)
         self.filled.discard(stage.name)
 
     def _slot(self, group: Group, name: str) -> isa.Tile:
@@ -192,7 +201,7 @@ class Tiles:
         It does on chips whose copies move whole blocks only, if a row may end inside a block and
         the vector unit cannot repair that end (`by_blocks`).
         """
-        if not self.builder.chip.combined or stage.name in self.fractal or self.smooth:
+        if not self.builder.chip.combined or stage.name in self.fractal or self.has_whole_blocks:
             return False
         row_sizes = self._row_sizes(stage)
         whole_blocks = not any(n % isa.c0_of(stage.dtype) for n, _ in row_sizes)
@@ -242,16 +251,16 @@ class Tiles:
 
         A loop over 100 columns in steps of 32 makes tiles with rows of 32 and, at its end, of 4.
         """
-        if not self.first:
-            self.first = boxes.first_boxes(self.state, self.root)
+        if not self.first_boxes:
+            self.first_boxes = boxes.first_boxes(self.state, self.root)
         row_sizes: set[tuple[int, int]] = set()
         row = boxes.row_of(stage.shape)
-        for host, box in self.first.items():
+        for host, box in self.first_boxes.items():
             nest = self.state.stage(host)
             for axis in (*nest.axes, *nest.reduce) if host != stage.name else ():
                 for width in _parts(nest.loops[: schedule.loop_count(self.state, nest)], axis):
                     cut_box = box | {axis.name: boxes.Range(isa.Affine(), width)}
-                    other_boxes = {} if host == self.root else self.first
+                    other_boxes = {} if host == self.root else self.first_boxes
                     sizes = boxes.tile_sizes(self.state, stage, {**other_boxes, host: cut_box})
                     first_axis = row if sizes[row] < stage.shape[row] else max(row - 1, 0)
                     row_sizes.add((sizes[row], math.prod(sizes[first_axis : row + 1])))
@@ -295,7 +304,7 @@ class Tiles:
         group.queue.enqueue()
         slot = group.queue.dequeue()
         for name in group.filled:
-            self.held[name] = replace(self.held[name], memory=group.tile(name, slot))
+            self.open_tiles[name] = replace(self.open_tiles[name], memory=group.tile(name, slot))
 
     def release(self, name: str) -> None:
         """Release a tile; a group frees its slot when its first tile is released.
@@ -303,8 +312,8 @@ class Tiles:
         A tile that only the vector unit touches becomes scratch again, unless another tile was
         computed in its memory.
         """
-        tile = self.held.pop(name, None)
-        if tile is not None and all(t.memory is not tile.memory for t in self.held.values()):
+        tile = self.open_tiles.pop(name, None)
+        if tile is not None and all(t.memory is not tile.memory for t in self.open_tiles.values()):
             self.unit.give(tile.memory)
         group = self.groups.get(name)
         if group is not None and group.slot is not None:
