@@ -14,8 +14,8 @@ from ascend_lab.machine import isa
 from ascend_lab.machine.chip import Chip
 from ascend_lab.operators.dsl import emit_cube, emit_vector
 from ascend_lab.operators.dsl.boxes import Box, Range, needed_box, row_piece_bytes, whole_box
-from ascend_lab.operators.dsl.emit_folds import start_of
-from ascend_lab.operators.dsl.emit_formula import TileWork, compute_tile, filled_up
+from ascend_lab.operators.dsl.emit_folds import neutral_number
+from ascend_lab.operators.dsl.emit_formula import TileWork, compute_tile, whole_row_sizes
 from ascend_lab.operators.dsl.emit_rows import (
     EmitCopy,
     copy_leftover,
@@ -205,10 +205,10 @@ class Nest:
         if stage.fold and not stage.is_cube and any(x.reduce for x in loops):
             # Sums start at 0, maxima at -inf, before the first step of the loops that fold.
             sizes = [box[a.name].count for a in stage.axes]
-            init = emit_vector.Op("vdup", start_of(stage.fold, stage.dtype))
+            init = emit_vector.Op("vdup", neutral_number(stage.fold, stage.dtype))
             out = self.tiles.room(stage, box)
             block_sizes = (
-                filled_up(sizes, stage.align, (out,)) if self.tiles.is_narrow(stage) else None
+                whole_row_sizes(sizes, stage.align, (out,)) if self.tiles.is_narrow(stage) else None
             )
             emit_vector.apply(self.unit, init, out, (), block_sizes or sizes)
         self.write_loops(stage, loops, [])
@@ -381,7 +381,7 @@ class Nest:
         views = {r: self.tiles.view(r, box, axes) for r in stage.reads}
         out = self.tiles.room(stage, box)
         is_narrow = self.tiles.is_narrow(stage)
-        block_sizes = filled_up([box[a.name].count for a in stage.axes], stage.align, (out,))
+        block_sizes = whole_row_sizes([box[a.name].count for a in stage.axes], stage.align, (out,))
         # Stores of narrow rows write whole blocks, so the padding of a row must be initialised.
         if is_narrow and block_sizes and not is_partial:
             emit_vector.apply(self.unit, emit_vector.Op("vdup", 0.0), out, (), block_sizes)

@@ -18,7 +18,7 @@ from ascend_lab.machine.sim import execute
 from ascend_lab.machine.sim.values import COMPARE, ELEMENTWISE, ROUND
 from ascend_lab.operators.dsl import fractals, stages
 from ascend_lab.operators.dsl.boxes import Box, Range, needed_box, whole_box
-from ascend_lab.operators.dsl.emit_folds import start_of
+from ascend_lab.operators.dsl.emit_folds import neutral_number
 from ascend_lab.operators.dsl.lower import lower
 from ascend_lab.operators.dsl.schedule import Schedule, complete, loop_count, roots
 from ascend_lab.operators.dsl.tensor import Call, Expr, Read, Shape, topological, unique_names
@@ -166,7 +166,7 @@ class _Walk:
         self.produce(stage, ("", *stage.bound))
         loops = self.loops(stage)
         if any(leaf.reduce for leaf in loops):
-            self.memory[stage.name].part(stage, box)[...] = start_of(stage.fold, stage.dtype)
+            self.memory[stage.name].part(stage, box)[...] = neutral_number(stage.fold, stage.dtype)
         self.level(stage, loops)
         del self.active[stage.name]
 
