@@ -1,5 +1,8 @@
-"""Tensors from formulas: `te.compute`, what a formula may use on elements, and the published TBE
-operations on whole tensors that go element by element: vadd, vrelu, broadcast, ...
+"""Tensors from formulas on elements: `te.compute`, and the operations that go element by element.
+
+`te.compute((64, 100), lambda i, j: te.exp(a[i, j]) + b[j])` is a tensor of 64 x 100 numbers. The
+functions on elements (exp, maximum, te.sum, ...) are for such formulas. The others take and return
+whole tensors, under the published names of TBE: vadd, vrelu, broadcast, ...
 """
 
 import inspect
@@ -12,7 +15,7 @@ from ascend_lab.machine.isa import Affine, var
 from ascend_lab.operators.dsl import tensor
 from ascend_lab.operators.dsl.tensor import FLOATS, Call, Expr, Shape, Tensor, binary, unary
 
-F = TypeVar("F", bound=Callable[..., Any])
+Operation = TypeVar("Operation", bound=Callable[..., Any])
 AXES = "ijklmnpq"
 
 
@@ -181,7 +184,7 @@ def minimum(left: Expr, right: Expr | float) -> Call:
 
 
 # -- whole tensors, element by element -------------------------------------------------------------
-def _map(name: str, tensors: Sequence[Tensor], formula: Callable[..., Expr]) -> Tensor:
+def _elementwise(name: str, tensors: Sequence[Tensor], formula: Callable[..., Expr]) -> Tensor:
     """Return out[index] = formula(a[index], b[index], ...) for tensors of one shape."""
     example = tensors[0]
     for operand in tensors:
@@ -198,10 +201,10 @@ def _map(name: str, tensors: Sequence[Tensor], formula: Callable[..., Expr]) -> 
     return computed(example.shape, names, formula(*(t[index] for t in tensors)), "", name)
 
 
-def _named(name: str, doc: str) -> Callable[[F], F]:
+def _named(name: str, doc: str) -> Callable[[Operation], Operation]:
     """Return a decorator that gives an operation its published name and docstring."""
 
-    def rename(operation: F) -> F:
+    def rename(operation: Operation) -> Operation:
         operation.__name__ = name
         operation.__doc__ = doc
         return operation
@@ -209,7 +212,7 @@ def _named(name: str, doc: str) -> Callable[[F], F]:
     return rename
 
 
-def _check_whole(op: str, a: Tensor, whole_numbers: bool) -> None:
+def _check_whole_numbers(op: str, a: Tensor, whole_numbers: bool) -> None:
     if whole_numbers and a.dtype in FLOATS:
         raise TypeMismatchError(f"{op}: a whole-number format", a.dtype, "cast to int32")
 
@@ -219,8 +222,8 @@ def _binary(
 ) -> Callable[[Tensor, Tensor], Tensor]:
     @_named(op, f"Return {op}(a, b) {description}.")
     def operation(a: Tensor, b: Tensor) -> Tensor:
-        _check_whole(op, a, whole_numbers)
-        return _map(op, (a, b), lambda x, y: binary(op, x, y))
+        _check_whole_numbers(op, a, whole_numbers)
+        return _elementwise(op, (a, b), lambda x, y: binary(op, x, y))
 
     return operation
 
@@ -230,8 +233,8 @@ def _unary(op: str, name: str = "", whole_numbers: bool = False) -> Callable[[Te
 
     @_named(name, f"Return {name}(a) element by element.")
     def operation(a: Tensor) -> Tensor:
-        _check_whole(op, a, whole_numbers)
-        return _map(name, (a,), lambda x: unary(op, x))
+        _check_whole_numbers(op, a, whole_numbers)
+        return _elementwise(name, (a,), lambda x: unary(op, x))
 
     return operation
 
@@ -239,7 +242,7 @@ def _unary(op: str, name: str = "", whole_numbers: bool = False) -> Callable[[Te
 def _scalar(op: str) -> Callable[[Tensor, float], Tensor]:
     @_named(f"{op}s", f"Return {op}(a, number) element by element.")
     def operation(a: Tensor, number: float) -> Tensor:
-        return _map(f"{op}s", (a,), lambda x: binary(op, x, number))
+        return _elementwise(f"{op}s", (a,), lambda x: binary(op, x, number))
 
     return operation
 
@@ -249,7 +252,7 @@ def _rounding(name: str, mode: str) -> Callable[[Tensor], Tensor]:
     def operation(a: Tensor) -> Tensor:
         if a.dtype not in FLOATS:
             raise TypeMismatchError(f"{name}: a float format", a.dtype, "it is whole already")
-        return _map(name, (a,), lambda x: unary("vconv", x, mode=mode, dtype="int32"))
+        return _elementwise(name, (a,), lambda x: unary("vconv", x, mode=mode, dtype="int32"))
 
     return operation
 
@@ -273,12 +276,12 @@ def vcmp(a: Tensor, b: Tensor, op: str) -> Tensor:
     """Return 1 where a op b holds, else 0, in a's format; op is gt, ge, lt, le, eq or ne."""
     if op not in ("gt", "ge", "lt", "le", "eq", "ne"):
         raise TypeMismatchError("vcmp: gt, ge, lt, le, eq or ne", repr(op), "choose one")
-    return _map("vcmp", (a, b), lambda x, y: replace(_of_one_format("vcmp", x, y), mode=op))
+    return _elementwise("vcmp", (a, b), lambda x, y: replace(_of_one_format("vcmp", x, y), mode=op))
 
 
 def select(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Return a where the condition is not 0, else b; all three have one number format."""
-    return _map("vsel", (condition, a, b), lambda c, x, y: _of_one_format("vsel", c, x, y))
+    return _elementwise("vsel", (condition, a, b), lambda c, x, y: _of_one_format("vsel", c, x, y))
 
 
 def _of_one_format(op: str, *args: Expr) -> Call:
@@ -294,7 +297,7 @@ def cast_to(a: Tensor, dtype: str) -> Tensor:
     target = tensor.dtype_of(dtype)
     if target == a.dtype:
         return a
-    return _map("cast_to", (a,), lambda x: unary("vconv", x, mode="rint", dtype=target))
+    return _elementwise("cast_to", (a,), lambda x: unary("vconv", x, mode="rint", dtype=target))
 
 
 def broadcast_shapes(a: Sequence[int], b: Sequence[int]) -> Shape:

@@ -1,7 +1,8 @@
 """Schedule primitives that change loops and who runs them: split, fuse, bind, vectorise, rfactor.
 
 Each is a function from a state (all stages with their loops) to a new state, which first checks
-that the change is legal; the decorator `primitive` makes it a step of schedules.
+that the change is legal; the decorator `primitive` makes it a step of schedules. A leaf is one loop
+of a stage. A stage that is computed inside a loop of another one is a guest, the other is its host.
 """
 
 from dataclasses import replace
@@ -105,7 +106,7 @@ def fuse(state: State, stage: str, first: str, second: str) -> State:
         raise ScheduleError(needed, f"{first}, {second}", "choose")
     # for i in 64: for j in 100: y[i, j] = x[i, j]   becomes   for ij in 6400: y[ij] = x[ij].
     axis = Axis(f"{first}{second}", a.extent * b.extent, a.reduce)
-    _check_nest_of_its_own(state, s)
+    _check_alone_in_nest(state, s)
     expr = rewrite(s.expr, lambda read: _merged(state, stage, read, first, second, b.extent))
     changed = (*group[:place], axis, *group[place + 2 :])
     loops = (*s.loops[:at], *fresh((axis,)), *s.loops[at + 2 :])
@@ -115,7 +116,7 @@ def fuse(state: State, stage: str, first: str, second: str) -> State:
     return _reindexed(changed_state, stage, place, b.extent)
 
 
-def _check_nest_of_its_own(state: State, s: Stage) -> None:
+def _check_alone_in_nest(state: State, s: Stage) -> None:
     """Raise unless the stage is alone in its nest: two outputs there must keep the same axes."""
     guests = [guest for guest in state.guests(s.name) if guest.output]
     host = s.attach[0] if s.output and s.attach else ""
@@ -257,8 +258,9 @@ def rfactor(state: State, stage: str, axis: str, *, inner: bool = False) -> Stat
 
     before: `y = sum over k_o, k_i`   after: `y_rf[p] = sum over k_i`, `y = sum over p of y_rf[p]`
 
-    `inner`: p is the last axis of `y_rf`. Then the last part of a single fold axis may be shorter:
-    the steps of p run on different cores.
+    With `inner`, p is the last axis of `y_rf`, and the last part of a single fold axis may be
+    shorter: p must then be bound to cores, so that the core with the shorter part has a program of
+    its own.
     """
     s = state.stage(stage)
     check_no_guests(state, stage, "rfactor")
@@ -284,7 +286,14 @@ def rfactor(state: State, stage: str, axis: str, *, inner: bool = False) -> Stat
     index = Affine(0, ((label, leaf.width), (fold_axis.name, 1)))
     expr = apply_index(s.expr, {fold_axis.name: index})
     partial = Stage(
-        name, s.dtype, axes, expr, s.fold, folds, fresh(axes, folds), last_fold_extent=remainder
+        name,
+        s.dtype,
+        axes,
+        expr,
+        fold=s.fold,
+        reduce=folds,
+        loops=fresh(axes, folds),
+        last_fold_extent=remainder,
     )
     part_folds = (replace(part_axis, reduce=True),)
     read = Read(name, s.dtype, identity(axes))

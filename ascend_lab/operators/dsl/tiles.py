@@ -7,7 +7,6 @@ all of them are full, another that all are free.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from ascend_lab.errors import ScheduleError
 from ascend_lab.machine import isa, layout
@@ -123,8 +122,8 @@ class Tiles:
         row = boxes.row_of(tile.sizes)
         start = box[stage.axes[row].name].start
         size = tile.sizes[row]
-        whole_rows = start == tile.starts[row] and box[stage.axes[row].name].count == size
-        return replace(view, row=size if whole_rows and stage.align > 1 else 0)
+        has_whole_rows = start == tile.starts[row] and box[stage.axes[row].name].count == size
+        return replace(view, row=size if has_whole_rows and stage.align > 1 else 0)
 
     def own_view(self, stage: Stage, box: boxes.Box) -> View:
         """Return where a stage writes."""
@@ -136,12 +135,12 @@ class Tiles:
         strides, elements = boxes.row_steps(stage, sizes)
         if stage.name in self.fractal:
             elements = math.prod(sizes)
-        memory: Memory
         # b = exp(a) may take the memory of a, if nobody reads a afterwards.
         overwritten = overwrites(self.state, stage)
         old_tile = None if overwritten in self.groups else self.open_tiles.get(overwritten)
         # In place needs equal bytes: same format, sizes and strides, of tiles only vectors touch.
         may_overwrite = sizes[-1] > 1 and self.writer(stage) == self.reader(stage) == "V"
+        memory: Memory
         if (
             may_overwrite
             and old_tile
@@ -171,9 +170,16 @@ class Tiles:
         group = next((self.groups[n] for n in partners if n in self.groups), None)
         if group is None:
             by_scalar = any(self._by_scalar(self.state.stage(n)) for n in partners)
-            pipes: dict[str, Any] = {"src": writer, "dst": reader, "via": "S" if by_scalar else ""}
-            tile_fields = (stage.name, stage.scope, stage.dtype, elements)
-            queue = self.builder.queue(*tile_fields, depth=stage.depth, **pipes)
+            queue = self.builder.queue(
+                stage.name,
+                stage.scope,
+                stage.dtype,
+                elements,
+                src=writer,
+                dst=reader,
+                depth=stage.depth,
+                via="S" if by_scalar else "",
+            )
             group = Group(queue, partners, {stage.name: queue.buffer})
         else:
             group.buffers[stage.name] = group.queue.join(stage.name, stage.dtype, elements)
@@ -227,8 +233,10 @@ class Tiles:
             # y[i, j] = t[j] stores one row of the tile for every i: again after it was shifted.
             if any(a.extent > 1 and a.name not in used_axes for a in copy.axes):
                 return False
-        only_vector = len(stores) == len(readers) if self.writer(stage) == "V" else not stores
-        return stage.dtype in ("fp16", "fp32") and stage.align > 1 and only_vector
+        has_other_readers = bool(stores)
+        if self.writer(stage) == "V":
+            has_other_readers = len(stores) < len(readers)
+        return stage.dtype in ("fp16", "fp32") and stage.align > 1 and not has_other_readers
 
     def is_narrow(self, stage: Stage) -> bool:
         """True for a tile with rows shorter than a block that is stored by whole blocks."""
@@ -270,8 +278,8 @@ class Tiles:
         """Return the pipe that fills the tile of a stage."""
         if stage.scope != "UB":
             return PIPE_INTO[stage.scope]
-        loads = stage.is_copy and self.state.find(stage.sources[0]).scope == "GM"
-        return "MTE2" if loads else "V"
+        is_load = stage.is_copy and self.state.find(stage.sources[0]).scope == "GM"
+        return "MTE2" if is_load else "V"
 
     def reader(self, stage: Stage) -> str:
         """Return the pipe that empties the tile of a stage: "V" if only the vector unit uses it."""
