@@ -174,6 +174,7 @@ PRESETS = (
 )
 PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
 SPACES = ("GM", "L1", "L0A", "L0B", "L0C", "UB", "BT")
+REQUIRED_BUFFERS = ("L1", "L0A", "L0B", "L0C", "UB")
 
 Record = TypeVar("Record", Path, Memory, Link, VectorCost)
 CUBE_FORMATS = ("fp16", "int8", "bf16", "fp32")
@@ -240,11 +241,17 @@ def _cube(reader: Reader) -> dict[str, tuple[int, int, int]]:
 
 
 def _buffer_sizes(reader: Reader, section: str) -> dict[str, int]:
-    """Read `size_bytes` of each on-chip memory in the section "buffer" or "alignment"."""
+    """Read `size_bytes` of each on-chip memory in the section "buffer" or "alignment".
+
+    Raises `ChipError` if a buffer is missing that every chip has.
+    """
     sizes = {}
     for name in reader.table(section, set(SPACES) - {"GM"}):
         reader.table(f"{section}.{name}", {"size_bytes"})
         sizes[name] = reader.integer(f"{section}.{name}.size_bytes")
+    for name in REQUIRED_BUFFERS if section == "buffer" else ():
+        if name not in sizes:
+            raise reader.error(f"buffer.{name}", "an entry", None, "add its size_bytes")
     return sizes
 
 
@@ -375,6 +382,12 @@ def _vector_costs(reader: Reader) -> dict[str, VectorCost]:
     return costs
 
 
+def _links(reader: Reader) -> dict[str, Link]:
+    """Read the links between devices; there are none if the file has no section about them."""
+    names = reader.table("link") if "link" in reader.data else {}
+    return {name: _record(reader, Link, f"link.{name}") for name in names}
+
+
 def _check_sections(reader: Reader) -> None:
     """Check that all sections and their keys are known; check name, summary and `combined`."""
     known_names = set(SECTIONS) | OPTIONAL_SECTIONS
@@ -403,10 +416,6 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip", family: str = "") -
     _check_sections(reader)
     buffers = _buffer_sizes(reader, "buffer")
     repeat_bytes, vector_cores = _vector_unit(reader)
-    for name in ("L1", "L0A", "L0B", "L0C", "UB"):
-        if name not in buffers:
-            raise reader.error(f"buffer.{name}", "an entry", None, "add its size_bytes")
-    links = reader.table("link") if "link" in data else {}
     cube = _cube(reader)
     paths = _paths(reader)
     l2 = _memory(reader, "l2", "cache", "buffer")
@@ -439,7 +448,7 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip", family: str = "") -
         mac_energy_pj=MappingProxyType({d: reader.number(f"cube.{d}_energy_pj") for d in cube}),
         vector_energy_pj_per_byte=reader.number("vector.energy_pj_per_byte"),
         power_w=reader.number("power.typical_w") if "power" in data else None,
-        links=MappingProxyType({n: _record(reader, Link, f"link.{n}") for n in links}),
+        links=MappingProxyType(_links(reader)),
         facts=MappingProxyType(reader.facts),
         sources=MappingProxyType(reader.sources),
     )

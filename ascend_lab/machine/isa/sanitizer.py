@@ -17,6 +17,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,8 +177,19 @@ class _Checker:
 
     A crew is a group of cores that may wait for each other; their steps are interleaved. State that
     belongs to a core is a list with one entry per core of the crew; the name of a pipe begins with
-    the number of its core ("0.MTE2"). Steps are numbered over all crews: `ops[step]` is the
-    instruction of a step, `starts[i]` the last step before crew i.
+    the number of its core ("0.MTE2"). Steps are numbered over all crews.
+
+    - spaces: the shadow of each memory, by core (-1 for GM) and name
+    - walks: the steps of programs that run on one core alone, by the program's identity
+    - lanes: the sources that a destination may overlap, by the instruction's identity
+    - ops: the instruction of each step; `starts[i]` is the last step before crew i
+    - core: the number in its crew of the core whose step is checked now
+    - cross: the flags between the cores of the crew
+    - clocks: by pipe, its vector clock
+    - names: by pipe, its name with the number of the core
+    - raised: by event, the clocks of the flags that are set and not yet waited for
+    - waited: by event, the clocks after each of its waits
+    - sets: by event, how often it was set
     """
 
     def __init__(self, launch: Launch, filled: Collection[str], report: _Report) -> None:
@@ -253,6 +265,7 @@ class _Checker:
         return space
 
     def _step(self, name: str, pipe: str, instruction: Instruction, env: Mapping[str, int]) -> None:
+        """Check one step of a core's pipe `name`, which is called `pipe` within the crew."""
         clocks = self.clocks[self.core]
         step = len(self.ops)
         if name == "ALL":  # after a barrier the steps of all pipes before it are known to be over
@@ -386,9 +399,19 @@ def _written_lanes(instruction: Instruction, dst: Region) -> NDArray[np.bool_] |
 #     reads.
 # Example: vadds with 128 fp16 lanes per repeat, whose dst begins 64 elements after src, is unsafe:
 # repeat 0 writes elements 64..191 of the source, of which repeat 1 reads those from 128 on.
-Lanes = tuple[tuple[int, ...], tuple[int, ...], int, int, int, bool]
-"""Sizes, strides in bytes, bytes of an element, elements a repeat, mask (-1: all lanes), and
-whether a lane of the destination depends on the same lane of the source only."""
+class Lanes(NamedTuple):
+    """The lanes of one operand of a vector instruction, in the order in which it works on them.
+
+    `mask` is -1 for all lanes. `lane_by_lane` says that a lane of the destination depends on the
+    same lane of the source only.
+    """
+
+    sizes: tuple[int, ...]
+    byte_strides: tuple[int, ...]
+    item_bytes: int
+    lanes_per_repeat: int
+    mask: int
+    lane_by_lane: bool
 
 
 def overlaps(
@@ -435,8 +458,8 @@ def _lanes(instruction: Instruction, region: Region) -> Lanes:
     if op == "vsel" or (op in REDUCING and region is instruction.dst):
         mask = -1
     lane_by_lane = op not in (*REDUCING, *programs.WHOLE_BLOCKS, "vconv")
-    strides = tuple(s * item for s in region.strides)
-    return region.sizes, strides, item, per_repeat, mask, lane_by_lane
+    byte_strides = tuple(s * item for s in region.strides)
+    return Lanes(region.sizes, byte_strides, item, per_repeat, mask, lane_by_lane)
 
 
 @lru_cache(4096)
@@ -462,7 +485,7 @@ def _first_clash(written: Lanes, read: Lanes, gap: int) -> int | None:
     if gap == 0:
         # In place a byte may be written by its own lane or in a later repeat. Reads by a later lane
         # are faults, and so are reads by an earlier lane of the same repeat.
-        per_repeat = written[3] if written[5] else 1
+        per_repeat = written.lanes_per_repeat if written.lane_by_lane else 1
         same_repeat = readers // per_repeat == writer // per_repeat
         bad &= (readers > writer) | ((readers < writer) & same_repeat)
     return int(read_bytes[bad].min()) if bad.any() else None
@@ -470,8 +493,9 @@ def _first_clash(written: Lanes, read: Lanes, gap: int) -> int | None:
 
 def _byte_range(lanes: Lanes) -> tuple[int, int]:
     """Return the first byte and the byte behind the last, counted from the start of lane 0."""
-    ends = [(size - 1) * stride for size, stride in zip(*lanes[:2], strict=True)]
-    return sum(min(e, 0) for e in ends), sum(max(e, 0) for e in ends) + lanes[2]
+    pairs = zip(lanes.sizes, lanes.byte_strides, strict=True)
+    ends = [(size - 1) * stride for size, stride in pairs]
+    return sum(min(e, 0) for e in ends), sum(max(e, 0) for e in ends) + lanes.item_bytes
 
 
 def _touched(lanes: Lanes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -480,14 +504,16 @@ def _touched(lanes: Lanes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     Where lanes depend on each other (reductions, transposes) the number of the repeat stands for
     the lane.
     """
-    sizes, strides, item, per_repeat, mask, lane_by_lane = lanes
     starts = np.zeros(1, np.int64)
-    for size, stride in zip(sizes, strides, strict=True):
+    for size, stride in zip(lanes.sizes, lanes.byte_strides, strict=True):
         starts = np.add.outer(starts, np.arange(size) * stride).ravel()
     index = np.arange(len(starts))
-    if mask >= 0:
-        active = np.array([mask >> i & 1 for i in range(per_repeat)], bool)[index % per_repeat]
-        starts = starts[active]
-        index = index[active]
-    index = index if lane_by_lane else index // per_repeat
-    return np.add.outer(starts, np.arange(item)).ravel(), np.repeat(index, item)
+    per_repeat = lanes.lanes_per_repeat
+    if lanes.mask >= 0:
+        active = np.array([lanes.mask >> i & 1 for i in range(per_repeat)], bool)
+        is_active = active[index % per_repeat]
+        starts = starts[is_active]
+        index = index[is_active]
+    numbers = index if lanes.lane_by_lane else index // per_repeat
+    item = lanes.item_bytes
+    return np.add.outer(starts, np.arange(item)).ravel(), np.repeat(numbers, item)

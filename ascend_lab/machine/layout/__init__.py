@@ -189,17 +189,17 @@ def conversion_launch(
 
 
 def maps_launch(
-    source: AddressMap, target: AddressMap, chip: Chip, name: str, but: Box | None = None
+    source: AddressMap, target: AddressMap, chip: Chip, name: str, excluded: Box | None = None
 ) -> Launch:
     """Copy every element of tensor `x` in layout `source` to tensor `y` in layout `target`.
 
-    Padding of `y` becomes zero. `but` is one of the boxes of `copy_boxes` that is not copied,
+    Padding of `y` becomes zero. `excluded` is one of the boxes of `copy_boxes` that is not copied,
     because another kernel moves it.
     """
-    jobs = [Job(box, "y", "x") for box in copy_boxes(source, target) if box != but]
+    jobs = [Job(box, "y", "x") for box in copy_boxes(source, target) if box != excluded]
     jobs += [Job(box, "y") for box in zero_boxes(target)]
     tensors = {"x": source.elements, "y": target.elements}
-    return _deal(name, chip, source.dtype, tensors, jobs, by_lanes=True)
+    return _divided_launch(name, chip, source.dtype, tensors, jobs, by_lanes=True)
 
 
 def copy_launch(
@@ -244,10 +244,10 @@ def moves_launch(
     jobs = [move.job for move in moves if math.prod(move.sizes)]
     if not jobs:
         raise ShapeError(f"{name}: an element to move", "none", "leave the operator out")
-    return _deal(name, chip, dtype, tensors, jobs)
+    return _divided_launch(name, chip, dtype, tensors, jobs)
 
 
-def _deal(
+def _divided_launch(
     name: str,
     chip: Chip,
     dtype: str,

@@ -128,10 +128,10 @@ class _Crew(Compiler):
         """Add a cross_set, a flag for every pipe of every core it signals, or a cross_wait."""
         self.sources.append(node)
         flag = node.number("id")
-        this = self.member
+        core = self.member
         if node.op == "cross_wait":
             flag_senders = self._senders_of(flag)
-            waits = [(p, self._number(m, this, p, flag)) for p in self.pipes for m in flag_senders]
+            waits = [(p, self._number(m, core, p, flag)) for p in self.pipes for m in flag_senders]
             return [self.step(self.pipes[p], WAIT, number, 0, 0) for p, number in waits]
         pipe = self.pipes[node.pipe]
         mode = node.number("mode")
@@ -139,9 +139,9 @@ class _Crew(Compiler):
         self.tail_latency[pipe] = 0
         numbers: list[int] = []
         for receiver in self.members:
-            if this in self.senders_to[receiver.place, mode]:
+            if core in self.senders_to[receiver.place, mode]:
                 receiving_pipes = self.pipe_names[receiver.place]
-                numbers += [self._number(this, receiver, p, flag) for p in receiving_pipes]
+                numbers += [self._number(core, receiver, p, flag) for p in receiving_pipes]
         return [
             self.step(pipe, WORK, -1, self.chip.flag_cycles, 0),
             *(self.step(pipe, SET, number, 0, latency) for number in numbers),

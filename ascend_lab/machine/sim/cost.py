@@ -390,14 +390,14 @@ def analyse(launch: Launch, chip: Chip) -> Traffic:
     fetched = {n: min(m, read[n]) for n, m in missed.items() if read.get(n)}
     write_once = {n: min(w, sizes[n]) for n, w in written.items()}
     return Traffic(
-        path_bytes,
-        {n: min(1.0, missed.get(n, 0) / r) for n, r in read.items() if r},
-        sum(fetched.values()),
+        path_bytes=path_bytes,
+        memory_share={n: min(1.0, missed.get(n, 0) / r) for n, r in read.items() if r},
+        memory_read_bytes=sum(fetched.values()),
         # If all data that are touched fit in L2, the results stay there after the launch.
-        sum(write_once.values()) if touched > capacity else 0,
-        fetched,
-        {n: min(r, sizes[n]) for n, r in read_by_all.items()},
-        write_once,
+        memory_write_bytes=sum(write_once.values()) if touched > capacity else 0,
+        fetched=fetched,
+        read_once={n: min(r, sizes[n]) for n, r in read_by_all.items()},
+        write_once=write_once,
     )
 
 

@@ -54,7 +54,7 @@ Work changes only the offset, so that rows are computed at waits alone.
 def _max_plus_product(a: Array, x: Array) -> Array:
     """Return y_ik = max_j (a_ij + x_jk) for each of the candidates b on the last axis."""
     out: Array = (a[:, :, None, :] + x[None]).max(axis=1)
-    # NEVER + NEVER must stay NEVER: repeated squaring would leave the range of int64.
+    # The sum of two minus infinities must not fall below one: repeated squaring would leave int64.
     return np.maximum(out, MINUS_INFINITY, out=out)
 
 

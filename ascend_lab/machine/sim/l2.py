@@ -208,43 +208,52 @@ class L2:
         Bytes of reads that hit are added to `hit_bytes` by tensor.
         """
         written = 0
-        pieces = self._pieces
         for _, is_write, index, key, low, stop in sorted(
             self._piece_accesses(accesses, begin, end)
         ):
-            # Popped here and put back below, so that it becomes the most recently used piece.
-            cached_ranges = pieces.pop(key, ())
-            # usually a piece has one range and the access adjoins it: then no tuples are built
-            adjoining = cached_ranges
-            apart = cached_ranges[:0]
-            if len(cached_ranges) > 1 or (
-                cached_ranges and not _adjoins(cached_ranges[0], low, stop)
-            ):
-                adjoining = tuple(r for r in cached_ranges if _adjoins(r, low, stop))
-                apart = tuple(r for r in cached_ranges if not _adjoins(r, low, stop))
-            overlap_bytes = 0
-            for range_first, range_end, _, _ in adjoining:
-                overlap_bytes += max(0, min(range_end, stop) - max(range_first, low))
-                self.held_bytes -= range_end - range_first
+            access = accesses[index]
+            overlap_bytes = self._touch_piece(access, key, low, stop)
             if not is_write:
-                name = accesses[index].name
-                hit_bytes[name] = hit_bytes.get(name, 0) + overlap_bytes
-            if accesses[index].is_last:
-                updated = tuple(
-                    remainder for cached in adjoining for remainder in _without(cached, low, stop)
-                )
-            else:
-                updated = (_merged(adjoining, low, stop, is_write),)
-            for range_first, range_end, _, _ in updated:
-                self.held_bytes += range_end - range_first
-            if remaining := (*apart, *updated):
-                pieces[key] = remaining
-            while self.held_bytes > self.size_bytes:
-                # the first entry is the least recently used one
-                evicted = pieces.popitem(last=False)[1]
-                for range_first, range_end, dirty, dirty_end in evicted:
-                    self.held_bytes -= range_end - range_first
-                    written += dirty_end - dirty
+                hit_bytes[access.name] = hit_bytes.get(access.name, 0) + overlap_bytes
+            if self.held_bytes > self.size_bytes:
+                written += self._evict()
+        return written
+
+    def _touch_piece(self, access: Access, key: int, low: int, stop: int) -> int:
+        """Read or write bytes low .. stop-1 of a piece; return how many of them L2 held before."""
+        # Popped here and put back below, so that it becomes the most recently used piece.
+        cached_ranges = self._pieces.pop(key, ())
+        # usually a piece has one range and the access adjoins it: then no tuples are built
+        adjoining = cached_ranges
+        apart = cached_ranges[:0]
+        if len(cached_ranges) > 1 or (cached_ranges and not _adjoins(cached_ranges[0], low, stop)):
+            adjoining = tuple(r for r in cached_ranges if _adjoins(r, low, stop))
+            apart = tuple(r for r in cached_ranges if not _adjoins(r, low, stop))
+        overlap_bytes = 0
+        for range_first, range_end, _, _ in adjoining:
+            overlap_bytes += max(0, min(range_end, stop) - max(range_first, low))
+            self.held_bytes -= range_end - range_first
+        if access.is_last:
+            updated = tuple(
+                remainder for cached in adjoining for remainder in _without(cached, low, stop)
+            )
+        else:
+            updated = (_merged(adjoining, low, stop, access.is_write),)
+        for range_first, range_end, _, _ in updated:
+            self.held_bytes += range_end - range_first
+        if remaining := (*apart, *updated):
+            self._pieces[key] = remaining
+        return overlap_bytes
+
+    def _evict(self) -> int:
+        """Evict the least recently used pieces until all fit; return their dirty bytes."""
+        written = 0
+        while self.held_bytes > self.size_bytes:
+            # the first entry is the least recently used one
+            evicted = self._pieces.popitem(last=False)[1]
+            for range_first, range_end, dirty, dirty_end in evicted:
+                self.held_bytes -= range_end - range_first
+                written += dirty_end - dirty
         return written
 
 

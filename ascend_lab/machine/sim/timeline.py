@@ -233,7 +233,16 @@ class Timeline(Timed):
             event = str(program.events[step.event]) if stall else ""
             # without another cause it began as soon as its pipe had ended the one before
             previous = cause if stall or cause >= 0 else last_of_pipe.get(step.pipe, -1)
-            spans.append(Span(program.pipes[step.pipe], name, start, end, stall, event, previous))
+            span = Span(
+                program.pipes[step.pipe],
+                name,
+                start,
+                end,
+                stall_cycles=stall,
+                cause=event,
+                previous=previous,
+            )
+            spans.append(span)
             last_of_pipe[step.pipe] = index
         return tuple(spans)
 
