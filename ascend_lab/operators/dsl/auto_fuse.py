@@ -37,12 +37,12 @@ def fuse_stages(s: Schedule) -> tuple[Schedule, list[Phase]]:
     A value that is used twice in one nest becomes a tile of that nest.
     """
     for stage in s.state.stages:
-        if _should_inline(s.state, stage):
+        if _inlines(s.state, stage):
             s = _try_inline(s, stage)
     cores = s.chip.core_count * s.chip.vector_cores_per_core
     groups = _groups(s.state, cores)
     for stage in s.state.stages:
-        if groups[stage.name] == stage.name and _should_inline(s.state, stage, cheap=True):
+        if groups[stage.name] == stage.name and _inlines(s.state, stage, cheap=True):
             s = _try_inline(s, stage)
             groups = _groups(s.state, cores)
     loops = [x for x in s.state.stages if isinstance(x, Stage)]
@@ -80,7 +80,7 @@ def _reads(state: State, name: str) -> list[tensor.Read] | None:
     return reads
 
 
-def _should_inline(state: State, stage: Stage | Fixed, *, cheap: bool = False) -> bool:
+def _inlines(state: State, stage: Stage | Fixed, *, cheap: bool = False) -> bool:
     """True for elementwise stages that are read once, and for plain copies.
 
     With `cheap` it is true for stages of at most one operation that no stage reads in another

@@ -341,7 +341,7 @@ def arrange(
     shares = {a.name: a.extent for a in root.axes}
     widths = {a.name: min(sizes.widths[a.name], a.extent) for a in root.axes}
     if tiles is not None:
-        shares, widths = _even_tiles(s, phase, rows, sizes, depth, tiles)
+        shares, widths = _evened(s, phase, rows, sizes, depth, tiles)
     core_loops = list[str]()
     row_loops = list[str]()
     other_loops = list[str]()
@@ -369,7 +369,7 @@ def arrange(
     return s
 
 
-def _even_tiles(
+def _evened(
     s: Schedule, phase: Phase, rows: list[str], sizes: TileSizes, depth: int, tiles: int
 ) -> tuple[Widths, Widths]:
     """Return the elements of each axis for a core, and for a tile of it: tiles of about one size.

@@ -201,7 +201,7 @@ class Nest:
         guests = [g for place in places for g in self.guests[stage.name, place]]
         loops = [x for x in stage.loops[: self.counts[stage.name]] if x.name not in stage.bound]
         self.pending[stage.name] = loops
-        self.write_guests(guests)
+        self.produce(guests)
         if stage.fold and not stage.is_cube and any(x.reduce for x in loops):
             # Sums start at 0, maxima at -inf, before the first step of the loops that fold.
             sizes = [box[a.name].count for a in stage.axes]
@@ -211,11 +211,11 @@ class Nest:
                 whole_row_sizes(sizes, stage.align, (out,)) if self.tiles.is_narrow(stage) else None
             )
             emit_vector.apply(self.unit, init, out, (), block_sizes or sizes)
-        self.write_loops(stage, loops, [])
+        self.level(stage, loops, [])
         self.release(guests)
         del self.active[stage.name]
 
-    def write_loops(self, stage: Stage, loops: Sequence[Leaf], folds: list[isa.Affine]) -> None:
+    def level(self, stage: Stage, loops: Sequence[Leaf], folds: list[isa.Affine]) -> None:
         """Write the first of some loops with its body; without loops, the instructions.
 
         `folds` are the step numbers of the enclosing fold loops.
@@ -229,10 +229,10 @@ class Nest:
         for step_range, step_number in self.steps(stage, leaf, box[leaf.root]):
             self.active[stage.name] = box | {leaf.root: step_range}
             self.pending[stage.name] = loops[1:]
-            self.write_guests(guests)
+            self.produce(guests)
             # The cube needs the step numbers of fold loops: in the first step of all it overwrites
             # its sums.
-            self.write_loops(stage, loops[1:], [*folds, step_number] if leaf.reduce else folds)
+            self.level(stage, loops[1:], [*folds, step_number] if leaf.reduce else folds)
             self.release(guests)
         self.active[stage.name] = box
 
@@ -259,7 +259,7 @@ class Nest:
             )
 
     # -- tiles ----------------------------------------------------------------------------------
-    def write_guests(self, stages: Sequence[Stage]) -> None:
+    def produce(self, stages: Sequence[Stage]) -> None:
         """Load or compute the tiles attached to one loop; store those that are outputs.
 
         A tile that only other tiles of this loop read is released after the last of them.
@@ -333,12 +333,12 @@ class Nest:
         if stage.name in self.active:  # inside its nest: only the loops not yet entered
             box = self.active[stage.name]
             loops = self.pending[stage.name]
-            self.write_loops(stage, loops, [])
+            self.level(stage, loops, [])
             self.active[stage.name] = box
             self.pending[stage.name] = loops
             return
         self.active[stage.name] = needed_box(self.state, stage, self.active)
-        self.write_loops(stage, stage.loops[: self.counts[stage.name]], [])
+        self.level(stage, stage.loops[: self.counts[stage.name]], [])
         del self.active[stage.name]
 
     def release(self, stages: Sequence[Stage]) -> None:
