@@ -126,7 +126,7 @@ def _part(nest: "Nest", bound: Sequence[Leaf], core_shares: Sequence[CoreShare])
         )
         start = isa.Affine(first) if is_last_step else start
         box[leaf.root] = Range(start, elements)
-    nest.write_nest(stage, box)
+    nest.run(stage, box)
     program = nest.builder.finish()
     steps = [range(first, first + count) for first, count, _ in core_shares]
     names = [leaf.name for leaf in bound]
@@ -193,7 +193,7 @@ class Nest:
         return 2 if stage.scope == "GM" else int(self.tiles.writer(stage) == "V")
 
     # -- loops ----------------------------------------------------------------------------------
-    def write_nest(self, stage: Stage, box: Box) -> None:
+    def run(self, stage: Stage, box: Box) -> None:
         """Write the nest of a stage for the part of it in `box`."""
         self.active[stage.name] = box
         # Tiles at loops bound to cores are computed once per core, in front of all other loops.
@@ -221,7 +221,7 @@ class Nest:
         `folds` are the step numbers of the enclosing fold loops.
         """
         if not loops:
-            self.write_instructions(stage, folds)
+            self.instructions(stage, folds)
             return
         leaf = loops[0]
         box = self.active[stage.name]
@@ -268,11 +268,11 @@ class Nest:
         for stage in stages if self.emit_copy is copy_main_part else ():
             box = needed_box(self.state, stage, self.active)
             if stage.scope == "GM":
-                self.write_nest(stage, box)
+                self.run(stage, box)
                 self.note_read(stage.name, readers)
                 continue
             self.reserve(stage, box)
-            self.write_nest(stage, box)
+            self.run(stage, box)
             group = self.tiles.fill(stage.name)
             # All tiles of the group are full: the ends of their rows are repaired, then their
             # readers may start.
@@ -347,7 +347,7 @@ class Nest:
             self.tiles.release(stage.name)
 
     # -- instructions ---------------------------------------------------------------------------
-    def write_instructions(self, stage: Stage, folds: list[isa.Affine]) -> None:
+    def instructions(self, stage: Stage, folds: list[isa.Affine]) -> None:
         """Write the whole-tile instructions of a stage for its active box."""
         box = self.active[stage.name]
         if stage.name in self.tiles.fractal:
