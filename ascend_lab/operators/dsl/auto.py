@@ -70,7 +70,7 @@ def auto_schedule(
 
 
 def _quickest(s: Schedule, phase: Phase, parts: bool) -> Schedule:
-    """Return the schedule that is quickest in simulation: the usual one, or one for long rows."""
+    """Return the schedule that is quickest in simulation: the usual one, or an alternative."""
     trials = [_first_that_lowers(s, phase)]
     for scheduler in _alternatives(s, phase, parts):
         # From all of UB downwards: the first share whose program can be written is taken.
@@ -297,8 +297,8 @@ def _through_ub(s: Schedule, name: str, drained: str, rows: int, columns: int) -
 
 
 # -- rows that are too long for tiles of whole ones, or too few for all cores ---------------------
-PARTS = (32768, 24576, 16384, 12288, 8192, 6144, 4096, 2048)
-"""Elements of a row that goes through UB in parts, the widest first."""
+PART_LENGTHS = (32768, 24576, 16384, 12288, 8192, 6144, 4096, 2048)
+"""Lengths, in elements, of the parts in which a long row goes through UB, the longest first."""
 PART_UNIT = 128
 """The length of a part of a row is a multiple of this many elements."""
 PART_OVERHEAD = 16 * PART_UNIT
@@ -364,18 +364,20 @@ def _without_cheapest(
     values = [x for x in row_tiles if not x.fold]
     recomputed = min(values, key=lambda x: weight(x.expr), default=None)
     if recomputed is None:
-        raise ScheduleError(f"parts of {phase.root} that fit in UB", str(PARTS), "cut its rows")
+        raise ScheduleError(
+            f"parts of {phase.root} that fit in UB", str(PART_LENGTHS), "cut its rows"
+        )
     smaller_phase = Phase(phase.root, tuple(n for n in phase.tiles if n != recomputed.name))
     return primitives_tiles.inline(s, recomputed.name), smaller_phase
 
 
 def _widest_part(row_elements: int, fits: Callable[[int], bool]) -> int:
-    """Return the width of the parts of a row, all about equal, or 0 if no width of `PARTS` fits.
+    """Return the length of the parts of a row, all about equal; 0 if none of `PART_LENGTHS` fits.
 
     A row of 50,000 elements, of which 16,384 fit at a time, goes in 4 parts of 12,544.
     """
     # Bisection needs "fits" to be monotone: 0 stands for the end of the list and always fits.
-    widths = [*(w for w in PARTS if w < row_elements), 0]
+    widths = [*(w for w in PART_LENGTHS if w < row_elements), 0]
     widest = widths[bisect_left(widths, True, key=lambda w: w == 0 or fits(w))]
     if not widest:
         return 0

@@ -153,12 +153,10 @@ def _boxes(
         """Return the box of a stage's tile; recursive, as an output may precede its host."""
         if name not in tile_boxes:
             stage = state.stage(name)
-            is_root = name == root
-            tile_boxes[name] = (
-                whole_box(stage)
-                if is_root
-                else needed_box(state, stage, active_boxes(stage.attach))
-            )
+            if name == root:
+                tile_boxes[name] = whole_box(stage)
+            else:
+                tile_boxes[name] = needed_box(state, stage, active_boxes(stage.attach))
         return tile_boxes[name]
 
     def step_box(name: str, count: int) -> Box:
@@ -258,11 +256,11 @@ def _fold_bytes(stage: Stage, sizes: Sequence[int], piece_bytes: int, chip: Chip
     `piece_bytes` is the length of the pieces in which a long row is folded (`row_piece_bytes`).
     """
     formula_bytes = _padded_bytes(stage.expr, sizes, stage.align)
-    row_count = math.prod(sizes) // max(*sizes, 1)
+    folds_rows = _folds_rows(stage)
+    # A fold of whole rows combines them in place, with no block per row.
+    row_count = 0 if folds_rows else math.prod(sizes) // max(*sizes, 1)
     fold_bytes = 0
-    if _folds_rows(stage):
-        row_count = 0  # rows are added to one row in place: no block per row
-    else:
+    if not folds_rows:
         # Folding blocks of 8 leaves 1/8, then 1/64, ...: 1/7 in all; more if rows are padded.
         divisor = 7 if piece_bytes or row_count < sizes[-1] else 6
         fold_bytes += formula_bytes // divisor + 4 * BLOCK_BYTES * (row_count + 1)
@@ -306,10 +304,10 @@ def _folds_lanes(stage: Stage) -> bool:
     """True if every folded operand is folded along its contiguous elements, by groups of blocks."""
     folded = {a.name for a in stage.reduce}
     used_axes = zip(stage.reads, _axes_used(stage), strict=True)
-    lanes_only = all(
+    folds_only_lanes = all(
         {n for n, _ in r.index[-1].terms} <= folded for r, names in used_axes if names & folded
     )
-    return lanes_only and len(folded) == 1 and stage.fold in ("sum", "max")
+    return folds_only_lanes and len(folded) == 1 and stage.fold in ("sum", "max")
 
 
 def _folds_rows(stage: Stage) -> bool:

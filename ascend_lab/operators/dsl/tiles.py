@@ -110,9 +110,13 @@ class Tiles:
         # A tile whose rows are one block of equal numbers is read as this block, repeatedly along
         # the row.
         repeats = getattr(self.state.find(read.source), "repeats", False)
-        by_blocks = repeats and not read.index[-1].terms
         return View(
-            tile.memory, tile.dtype, offset, tuple(strides.values()), by_blocks, row_elements
+            tile.memory,
+            tile.dtype,
+            offset,
+            tuple(strides.values()),
+            blocks=repeats and not read.index[-1].terms,
+            row=row_elements,
         )
 
     def room(self, stage: Stage, box: boxes.Box) -> View:
@@ -210,10 +214,9 @@ class Tiles:
         if not self.builder.chip.combined or stage.name in self.fractal or self.has_whole_blocks:
             return False
         row_sizes = self._row_sizes(stage)
-        whole_blocks = not any(n % isa.c0_of(stage.dtype) for n, _ in row_sizes)
-        return not whole_blocks and (
-            not self.by_blocks(stage) or min(n for _, n in row_sizes) < stage.align
-        )
+        if not any(n % isa.c0_of(stage.dtype) for n, _ in row_sizes):
+            return False
+        return not self.by_blocks(stage) or min(n for _, n in row_sizes) < stage.align
 
     def by_blocks(self, stage: Stage) -> bool:
         """True if ragged rows can be copied by whole blocks and repaired by the vector unit.
@@ -241,9 +244,9 @@ class Tiles:
     def is_narrow(self, stage: Stage) -> bool:
         """True for a tile with rows shorter than a block that is stored by whole blocks."""
         row = stage.shape[boxes.row_of(stage.shape)]
-        stored = any(getattr(r, "scope", "") == "GM" for r in self.state.readers(stage.name))
-        combined = self.builder.chip.combined and stage.name not in self.fractal
-        return combined and stored and row < stage.align and self.by_blocks(stage)
+        is_stored = any(getattr(r, "scope", "") == "GM" for r in self.state.readers(stage.name))
+        needs_blocks = self.builder.chip.combined and stage.name not in self.fractal
+        return needs_blocks and is_stored and row < stage.align and self.by_blocks(stage)
 
     def check_ends(self, stage: Stage, has_leftover: bool) -> None:
         """Raise `ScheduleError` if elements need the scalar unit, which the queue leaves out."""
