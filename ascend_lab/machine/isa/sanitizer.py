@@ -1,8 +1,10 @@
 """The sanitizer finds races, uninitialised reads, deadlocks and misused flags in a program.
 
-Happens-before is computed with one vector clock per pipe, from two rules: the instructions of a
-pipe run in order, and a wait comes after the set it waits for. Two accesses to the same byte, one
-of them a write, are a race unless one of them happens before the other.
+If the vector unit reads a tile that MTE2 loads, and no flag makes it wait for the load, that is a
+race: on hardware the result may be right or wrong. Happens-before is computed with one vector clock
+per pipe, from two rules: the instructions of a pipe run in order, and a wait comes after the set it
+waits for. Two accesses to the same byte, one of them a write, are a race unless one of them happens
+before the other.
 
 Nothing orders the cores of a launch: no core may touch what another core writes. There are two
 exceptions: in a mix launch flags order the cores of an AI core, and atomic adds of several cores to

@@ -1,8 +1,9 @@
 """Yields the instructions of programs one by one, in an order that real cores could take.
 
-Each pipe runs its instructions in order; between pipes only flags and barriers decide the order. A
-core that waits for other cores issues no further instruction until the wait is over; its pipes
-finish what was issued before. The unit that issues instructions is modelled as one more pipe,
+If MTE2 loads a tile and sets a flag for which V waits, V's work on the tile is yielded after the
+load. Each pipe runs its instructions in order; between pipes only flags and barriers decide the
+order. A core that waits for other cores issues no further instruction until the wait is over; its
+pipes finish what was issued before. The unit that issues instructions is modelled as one more pipe,
 ISSUE. Its stream holds only the barriers and the waits for other cores.
 """
 

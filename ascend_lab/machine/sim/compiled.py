@@ -1,9 +1,10 @@
 """The reference simulator: every pipe steps through its instructions, one event at a time.
 
-The time of a program depends on its pipes, flags and loops, and on the cycles of each instruction.
-`Compiler` reduces a program to these. The result of `run_reference` is by definition the time of a
-program: the fast simulator (`fast`) must give the same cycles. The same function runs on Python
-lists and, if Numba is installed, compiled on arrays.
+If MTE2 loads from cycle 0 to 100 and then sets a flag, V, which waits for the flag, cannot begin
+before cycle 100 plus the latency of the load. The time of a program depends on its pipes, flags and
+loops, and on the cycles of each instruction. `Compiler` reduces a program to these. The result of
+`run_reference` is by definition the time of a program: the fast simulator (`fast`) must give the
+same cycles. The same function runs on Python lists and, if Numba is installed, compiled on arrays.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -269,8 +270,8 @@ def _run(code: Any, pipes: Any, flags: Any, record: bool, records: Any) -> int:
                 if kind == END:
                     # 0 passes left means the end of the first pass, as a finished loop leaves 0.
                     # Of 3 passes, `passes_left` is 2, 1, 0 after each.
-                    left = passes_left[position]
-                    passes_left[position] = (left if left > 0 else cycles[position]) - 1
+                    remaining = passes_left[position]
+                    passes_left[position] = (remaining if remaining > 0 else cycles[position]) - 1
                     position = argument if passes_left[position] > 0 else position + 1
                     continue
                 if kind == WAIT and wait_count[argument] == set_count[argument]:

@@ -1,10 +1,11 @@
 """Results of a simulation: cycles, busy shares, bytes, energy, the time of every instruction.
 
 The time of a kernel is the sum of its start, its phases, and a barrier over all cores between any
-two phases. There are five types of start. The host starts a "cold" kernel, the device's queue a
-"queued" one. Inside a super kernel the start is a barrier after the previous kernel: "inside" if
-both kernels use the same type of core, "across" if the types differ, and "both" if each of the two
-kernels uses cube and vector cores together.
+two phases: phases of 800 and 300 cycles with a barrier of 100 take 1,200 cycles after the start.
+There are five types of start. The host starts a "cold" kernel, the device's queue a "queued" one.
+Inside a super kernel the start is a barrier after the previous kernel: "inside" if both kernels use
+the same type of core, "across" if the types differ, and "both" if each of the two kernels uses cube
+and vector cores together.
 """
 
 import json

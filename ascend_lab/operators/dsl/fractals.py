@@ -1,5 +1,6 @@
 """Matrix products in schedules: which operand a stage holds, its fractal layout, and conversions.
 
+A fractal is a block of 16 x 16 numbers in fp16, so that a matrix of 100 x 60 takes 7 x 4 of them.
 Inputs that only the cube reads, and outputs that only the cube writes, are kept in fractals by the
 caller (`run` packs and unpacks them). A tensor that other stages use as well is row-major, and a
 separate phase converts it.

@@ -1,6 +1,8 @@
 """Lower a schedule to a kernel: one phase per loop nest, one program for all cores of equal shares.
 
-A tile is the part of a stage's tensor that lies in an on-chip buffer during one step of a loop.
+100 rows in steps of 32, one step for each of four cores, become two programs: one for the three
+cores with 32 rows, another for the core with 4. A tile is the part of a stage's tensor that lies in
+an on-chip buffer during one step of a loop.
 """
 
 import math

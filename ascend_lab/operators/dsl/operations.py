@@ -1,4 +1,7 @@
-"""TBE operations on whole tensors that move, reduce or multiply: reshape, reduce_sum, matmul."""
+"""TBE operations on whole tensors that move, reduce or multiply: reshape, reduce_sum, matmul.
+
+For example, `reduce_sum(a, 0)` of a tensor (64, 100) describes the tensor (100,) of column sums.
+"""
 
 import math
 from collections.abc import Sequence

@@ -1,6 +1,7 @@
 """Schedule primitives that change loops and who runs them: split, fuse, bind, vectorise, rfactor.
 
-Each is a function from a state (all stages with their loops) to a new state, which first checks
+For example, `split(s, "y", "i", 32)` makes of a loop i of 100 steps one of 4 steps around one of
+32. Each is a function from a state (all stages with their loops) to a new state, which first checks
 that the change is legal; the decorator `primitive` makes it a step of schedules. A leaf is one loop
 of a stage. A stage that is computed inside a loop of another one is a guest, the other is its host.
 """

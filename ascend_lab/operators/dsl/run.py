@@ -1,8 +1,9 @@
 """Execute a schedule on arrays: its kernel on the simulator, or its loop nests in NumPy.
 
-`interpret` is the reference for what a schedule computes: it uses no instructions, pipes or
-addresses. A tile is an array with the index at which it begins, so that a nest that needs an
-element outside its tile fails here instead of reading a neighbouring tile.
+`run(schedule, {"x": array})["y"]` is the output y that the kernel computes from x. `interpret` is
+the reference for what a schedule computes: it uses no instructions, pipes or addresses. A tile is
+an array with the index at which it begins, so that a nest that needs an element outside its tile
+fails here instead of reading a neighbouring tile.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,8 @@
 """Tiles of a loop nest: where they lie, which pipes fill and empty them, and who waits for whom.
 
-Tiles in UB that the same pipes fill and empty in the same loop share one queue: one flag says that
-all of them are full, another that all are free.
+For y = a + b the tiles of a and b are filled by MTE2 and emptied by the vector unit, that of y is
+filled by the vector unit and emptied by MTE3. Tiles in UB that the same pipes fill and empty in the
+same loop share one queue: one flag says that all of them are full, another that all are free.
 """
 
 import math

@@ -1,4 +1,7 @@
-"""Casts: conversions of number formats, which round once, as the vector unit's vconv does."""
+"""Casts: conversions of number formats, which round once, as the vector unit's vconv does.
+
+For example, 2.5 in fp32 becomes 2 in int32, and 300 becomes 127 in int8.
+"""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,7 @@
-"""Operators that move data without computing: transpose, reshape, expand, slice, pad, concat."""
+"""Operators that move data without computing: transpose, reshape, expand, slice, pad, concat.
+
+For example, `transpose` of a tensor (2, 3, 5) with perm (0, 2, 1) has the shape (2, 5, 3).
+"""
 
 import math
 from itertools import accumulate, pairwise

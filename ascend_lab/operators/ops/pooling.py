@@ -1,4 +1,8 @@
-"""Pooling of (n, c, h, w) images: maximum and average of windows, and of the whole image."""
+"""Pooling of (n, c, h, w) images: maximum and average of windows, and of the whole image.
+
+For example, the maxima of the 2 x 2 windows of a 6 x 6 image, which do not overlap, are 3 x 3
+numbers.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,8 @@
-"""Reductions over axes, and normalisations built from them: softmax, layer norm, LRN."""
+"""Reductions over axes, and normalisations built from them: softmax, layer norm, LRN.
+
+For example, the sum of a tensor (5, 33) over axis 1 has the shape (5,), and the softmax of
+(0, ln 3) is (1/4, 3/4).
+"""
 
 import math
 from collections.abc import Callable
