@@ -94,7 +94,7 @@ def sanitize(
         except AscendLabError as error:
             report.add("illegal", str(error))
             return list(report.findings.values())
-    written = [_written(phase) for phase in kernel.phases]
+    written = [_written_tensors(phase) for phase in kernel.phases]
     names = {tensor.name for tensor in kernel.tensors}
     filled_now = names.difference(*written) if filled is None else set(filled)
     if not report.has("out-of-bounds"):  # shadow memory is as large as the buffers, no larger
@@ -150,7 +150,7 @@ def _check_static(program: Program, chip: Chip, report: _Report) -> None:
                 report.add("out-of-bounds", str(error), instruction)
 
 
-def _written(launch: Launch) -> set[str]:
+def _written_tensors(launch: Launch) -> set[str]:
     """Return the GM tensors a launch writes; an atomic add reads as well, so it does not count."""
     return {
         i.dst.buffer.name
@@ -223,7 +223,7 @@ class _Checker:
         try:
             for core, pipe, instruction, values in self._steps(crew, team):
                 self.core = core
-                self._step(pipe, self.names[core][pipe], instruction, values)
+                self._check_step(pipe, self.names[core][pipe], instruction, values)
         except SyncError as error:
             # counters that overflow in the walk add nothing to an event-overflow found before
             if "deadlock" in str(error) or not self.report.has("event-overflow"):
@@ -266,7 +266,9 @@ class _Checker:
             space = self.spaces[key] = Space(self.buffers[name], filled=filled)
         return space
 
-    def _step(self, name: str, pipe: str, instruction: Instruction, env: Mapping[str, int]) -> None:
+    def _check_step(
+        self, name: str, pipe: str, instruction: Instruction, env: Mapping[str, int]
+    ) -> None:
         """Check one step of a core's pipe `name`, which is called `pipe` within the crew."""
         clocks = self.clocks[self.core]
         step = len(self.ops)
@@ -281,37 +283,37 @@ class _Checker:
         clock[pipe] = step
         self.ops.append(instruction.op)
         if instruction.event is not None:
-            self._flag(instruction, instruction.event, clock)
+            self._check_flag(instruction, instruction.event, clock)
             return
         if instruction.op in CROSS:
-            self._cross(name, pipe, instruction, clock)
+            self._check_cross_flag(name, pipe, instruction, clock)
             return
         access = Access(step, pipe, clock, self.starts[-1], len(self.starts))
         for region in instruction.srcs:
-            self._read(region, instruction, env, access)
+            self._check_read(region, instruction, env, access)
         if id(instruction) not in self.lanes:
-            self.lanes[id(instruction)] = sources_beside(instruction)
+            self.lanes[id(instruction)] = sources_in_same_memory(instruction)
         for message in overlaps(instruction, self.lanes[id(instruction)], env):
             self.report.add("overlap", message, instruction)
         dst = instruction.dst
         if dst is not None:
             if instruction.at("accumulate", env):  # C += A @ B reads C
-                self._read(dst, instruction, env, access)
+                self._check_read(dst, instruction, env, access)
             space = self._space(dst)
             lanes = _written_lanes(instruction, dst)
             cut = space.cut(reach_of(instruction, dst), env)
             kind = _write_kind(instruction)
             for fault in space.write(cut, access, lanes, kind):
-                self._fault(fault, "overwrites", space, instruction)
+                self._report_fault(fault, "overwrites", space, instruction)
 
-    def _read(
+    def _check_read(
         self, region: Region, instruction: Instruction, env: Mapping[str, int], access: Access
     ) -> None:
         space = self._space(region)
         for fault in space.read(space.cut(reach_of(instruction, region), env), access):
-            self._fault(fault, "reads", space, instruction)
+            self._report_fault(fault, "reads", space, instruction)
 
-    def _flag(self, instruction: Instruction, event: Event, clock: Clock) -> None:
+    def _check_flag(self, instruction: Instruction, event: Event, clock: Clock) -> None:
         """Pass a pipe's clock from a set to its wait, and check that no flag is set twice.
 
         The sets of an event use its `count` ids in turn: set number k (from 0) has the same id as
@@ -334,7 +336,9 @@ class _Checker:
                 self.report.add("event-overflow", message, instruction)
         raised.append(dict(clock))
 
-    def _cross(self, name: str, pipe: str, instruction: Instruction, clock: Clock) -> None:
+    def _check_cross_flag(
+        self, name: str, pipe: str, instruction: Instruction, clock: Clock
+    ) -> None:
         if instruction.op == "cross_set":
             for message in self.cross.set(self.core, instruction, clock):
                 self.report.add("event-overflow", message, instruction)
@@ -343,7 +347,9 @@ class _Checker:
         else:
             self.cross.passing(self.core, pipe, clock)
 
-    def _fault(self, fault: Fault, verb: str, space: Space, instruction: Instruction) -> None:
+    def _report_fault(
+        self, fault: Fault, verb: str, space: Space, instruction: Instruction
+    ) -> None:
         location = f"{space.name} byte {fault.byte}"
         if fault.kind == "uninitialised":
             message = f"{instruction.op} reads {location} that nothing has written"
@@ -421,8 +427,8 @@ def overlaps(
 ) -> Iterator[str]:
     """Yield a message for each source that the destination overlaps in an unsafe way.
 
-    `sources` comes from `sources_beside`, which depends on the instruction only; `env` gives the
-    loop variables, on which the distance between the regions depends.
+    `sources` comes from `sources_in_same_memory`, which depends on the instruction only; `env`
+    gives the loop variables, on which the distance between the regions depends.
     """
     for src, written, read in sources:
         dst = instruction.out
@@ -436,7 +442,7 @@ def overlaps(
             )
 
 
-def sources_beside(instruction: Instruction) -> list[tuple[Region, Lanes, Lanes]]:
+def sources_in_same_memory(instruction: Instruction) -> list[tuple[Region, Lanes, Lanes]]:
     """Return the sources in the destination's memory, each with the lanes written and read."""
     dst = instruction.dst
     if dst is None or instruction.op not in programs.VECTOR_OPS:

@@ -181,7 +181,7 @@ def evaluate(unit: Unit, expr: Expr, out: View, views: Views, sizes: Sizes) -> N
         place = free_places.pop() if in_place else _scratch(unit, arg.dtype, arg_sizes, views)
         evaluate(unit, arg, place, views, arg_sizes)
         repeats = zip(arg_sizes, sizes, place.strides, strict=True)
-        steps = tuple(0 if n < full else step for n, full, step in repeats)
+        steps = tuple(0 if n < box_size else step for n, box_size, step in repeats)
         values[arg] = place if in_place else place.stepping(steps)
     apply(unit, Op(expr.op, expr.number, expr.mode), out, [values[a] for a in expr.args], sizes)
     for arg, place in values.items():

@@ -100,12 +100,9 @@ def _phase(state: State, root: str, chip: Chip, tensors: tuple[tuple[str, int], 
     has_cube = any(s.is_cube for s in map(state.stage, members(state, root)))
     available_cores = chip.core_count * (1 if has_cube else chip.vector_cores_per_core)
     if used_cores > available_cores:
-        needed = (
-            f"{root}: bound loops of at most {available_cores} steps, one per core of {chip.name}"
-        )
-        raise errors.ScheduleError(
-            needed, str(used_cores), "split with a larger factor before bind"
-        )
+        limit = f"at most {available_cores} steps, one per core of {chip.name}"
+        remedy = "split with a larger factor before bind"
+        raise errors.ScheduleError(f"{root}: bound loops of {limit}", str(used_cores), remedy)
     # 100 rows in steps of 32 over 4 cores: one program for the three cores with 32 rows, another
     # for the core with 4.
     parts = [
@@ -123,10 +120,10 @@ def _part(nest: "Nest", bound: Sequence[Leaf], core_shares: Sequence[CoreShare])
         # The core's number is a parameter of the program, so that all cores with equal shares run
         # one.
         start = nest.builder.param(leaf.name, first + count) * leaf.width
-        is_last_step = (
-            stage.last_fold_extent and leaf.root == stage.axes[-1].name and first + 1 == leaf.extent
-        )
-        start = isa.Affine(first) if is_last_step else start
+        counts_parts = stage.last_fold_extent and leaf.root == stage.axes[-1].name
+        if counts_parts and first + 1 == leaf.extent:
+            # the last part of a row, which is shorter: its core has a program of its own
+            start = isa.Affine(first)
         box[leaf.root] = Range(start, elements)
     nest.run(stage, box)
     program = nest.builder.finish()
@@ -209,9 +206,9 @@ class Nest:
             sizes = [box[a.name].count for a in stage.axes]
             init = emit_vector.Op("vdup", neutral_number(stage.fold, stage.dtype))
             out = self.tiles.room(stage, box)
-            block_sizes = (
-                whole_row_sizes(sizes, stage.align, (out,)) if self.tiles.is_narrow(stage) else None
-            )
+            block_sizes = None
+            if self.tiles.is_narrow(stage):
+                block_sizes = whole_row_sizes(sizes, stage.align, (out,))
             emit_vector.apply(self.unit, init, out, (), block_sizes or sizes)
         self.level(stage, loops, [])
         self.release(guests)

@@ -51,23 +51,22 @@ def cache_read(state: State, tensor: str, scope: str, *readers: str) -> State:
     source_scope = entry.scope
     if source_scope not in origins or (source_scope == "GM" and entry.attach):
         needed = f"cache_read {tensor} into {scope}: a tensor in {' or '.join(origins)}"
-        got = (
-            f"one in {source_scope}" if source_scope != "GM" else "one computed inside another nest"
-        )
+        got = f"one in {source_scope}"
+        if source_scope == "GM":
+            got = "one computed inside another nest"
         raise ScheduleError(needed, got, "cache what it is made from")
-    reading = [r for r in state.readers(tensor) if not readers or r.name in readers]
-    loops = [r for r in reading if isinstance(r, Stage)]
-    if not reading or len(loops) < len(reading):
+    chosen = [r for r in state.readers(tensor) if not readers or r.name in readers]
+    stages = [r for r in chosen if isinstance(r, Stage)]
+    if not chosen or len(stages) < len(chosen):
         needed = f"cache_read {tensor}: stages with loops that read it"
-        raise ScheduleError(
-            needed, ", ".join(r.name for r in reading) or "none", "name its readers"
-        )
+        got = ", ".join(r.name for r in chosen) or "none"
+        raise ScheduleError(needed, got, "name its readers")
     name = state.new_name(f"{tensor}_{scope.lower()}")
     # for i: y[i] = f(x[i])   becomes   for i: x_ub[i] = x[i]   for i: y[i] = f(x_ub[i]), to be
     # joined by compute_at.
-    for reader in loops:
+    for reader in stages:
         state = state.put(redirect(reader, tensor, name))
-    return state.insert(replace(copy_of(name, entry), scope=scope), before=loops[0].name)
+    return state.insert(replace(copy_of(name, entry), scope=scope), before=stages[0].name)
 
 
 def _check_scope(scope: str) -> None:
@@ -92,9 +91,10 @@ def cache_write(state: State, stage: str, scope: str) -> State:
     dtype = s.expr.dtype if s.is_cube and scope == "L0C" else s.dtype
     local = replace(s, name=name, dtype=dtype, scope=scope, output=False)
     read = Read(name, dtype, identity(s.axes))
-    op = Call("vcopy" if dtype == s.dtype else "vconv", (read,), s.dtype)
-    op = Call("vrelu", (op,), s.dtype) if s.relu and scope == "L0C" else op
-    copy = replace(s, expr=op, fold="", reduce=(), loops=fresh(s.axes))
+    copied = Call("vcopy" if dtype == s.dtype else "vconv", (read,), s.dtype)
+    if s.relu and scope == "L0C":
+        copied = Call("vrelu", (copied,), s.dtype)
+    copy = replace(s, expr=copied, fold="", reduce=(), loops=fresh(s.axes))
     return state.put(copy).insert(local, before=stage)
 
 

@@ -33,15 +33,15 @@ from ascend_lab.operators.dsl.stages import (
 )
 from ascend_lab.operators.dsl.tensor import Call, Expr, Read, Shape, Tensor, swap
 
-P = ParamSpec("P")
+Arguments = ParamSpec("Arguments")
 POSITIONAL = Parameter.POSITIONAL_OR_KEYWORD
 PRIMITIVES: dict[str, tuple[Callable[..., State], Signature]] = {}
 """Per primitive: the function that changes the state, and the signature of its other arguments."""
 
 
 def primitive(
-    change: Callable[Concatenate[State, P], State],
-) -> Callable[Concatenate["Schedule", P], "Schedule"]:
+    change: Callable[Concatenate[State, Arguments], State],
+) -> Callable[Concatenate["Schedule", Arguments], "Schedule"]:
     """Turn a function on states into a function on schedules that adds a step of the same name."""
     name = change.__name__
     # `split(state, stage, axis, factor)` becomes the step `split(s, stage, axis, factor)` of a
@@ -51,7 +51,7 @@ def primitive(
     PRIMITIVES[name] = change, Signature(parameters)
 
     @wraps(change)
-    def step(s: Schedule, /, *args: P.args, **kwargs: P.kwargs) -> Schedule:
+    def step(s: Schedule, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Schedule:
         call = PRIMITIVES[name][1].bind(*args, **kwargs)
         # Steps are stored complete, so that a changed default does not change an old schedule.
         call.apply_defaults()
