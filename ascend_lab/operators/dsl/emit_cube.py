@@ -79,7 +79,7 @@ def _load_l1(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
     matrix = fractals.matrix_of(
         fractals.product_of(tiles.state, stage), fractals.role_of(tiles.state, stage)
     )
-    source = tiles.place(stage.sources[0])
+    source = tiles.tile_of(stage.sources[0])
     area = matrix.area
     start, pitch = _fractal(matrix, source, ranges)
     columns, rows = _sizes(matrix, ranges)
@@ -160,7 +160,7 @@ def _drain(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
         target = tiles.open_tiles[stage.name].memory.region(0, sizes)
         tiles.builder.copy(target, source, relu=fractals.has_relu(stage.expr))
         return
-    tensor = tiles.place(stage.name)
+    tensor = tiles.tile_of(stage.name)
     start_in_gm, pitch_in_gm = _fractal(matrix, tensor, ranges)
     target = tensor.memory.region(start_in_gm * AREA_C, sizes, (pitch_in_gm * AREA_C, 1))
     # Chips with a fix pipe write sums from L0C to GM themselves; others go through UB.

@@ -205,7 +205,7 @@ class Nest:
             # Sums start at 0, maxima at -inf, before the first step of the loops that fold.
             sizes = [box[a.name].count for a in stage.axes]
             init = emit_vector.Op("vdup", neutral_number(stage.fold, stage.dtype))
-            out = self.tiles.room(stage, box)
+            out = self.tiles.output_view(stage, box)
             block_sizes = None
             if self.tiles.is_narrow(stage):
                 block_sizes = whole_row_sizes(sizes, stage.align, (out,))
@@ -360,7 +360,7 @@ class Nest:
         """Write the copy of a box between GM and UB."""
         read = bare(stage.expr)
         assert read is not None
-        dst = self.tiles.own_view(stage, box)
+        dst = self.tiles.exact_output_view(stage, box)
         src = self.tiles.view(read, box, stage.axes)
         tile = self.state.stage(read.source) if stage.scope == "GM" else stage
         assert isinstance(tile, Stage)
@@ -378,7 +378,7 @@ class Nest:
         """Write a stage's formula on a box; if `is_partial`, it is folded into earlier results."""
         axes = (*stage.axes, *stage.reduce)
         views = {r: self.tiles.view(r, box, axes) for r in stage.reads}
-        out = self.tiles.room(stage, box)
+        out = self.tiles.output_view(stage, box)
         is_narrow = self.tiles.is_narrow(stage)
         block_sizes = whole_row_sizes([box[a.name].count for a in stage.axes], stage.align, (out,))
         # Stores of narrow rows write whole blocks, so the padding of a row must be initialised.

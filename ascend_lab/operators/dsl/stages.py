@@ -88,7 +88,7 @@ class Placed(Formula):
     rounded up. `attach` is (stage, loop) if this tile is computed inside that loop of that stage,
     ("y", "") if in front of its loops; `bound` are the loops shared over the cores. Loops in front
     of `vector_at` become loops of the program; whole-tile instructions do `vector_at` and the loops
-    behind it.
+    behind it, for a stage that is `tensorized` those of the cube.
     """
 
     loops: tuple[Leaf, ...] = ()

@@ -74,7 +74,7 @@ class Tiles:
         self.groups: dict[str, Group] = {}
 
     # -- operands -------------------------------------------------------------------------------
-    def place(self, name: str, view: tuple[int, ...] = ()) -> OpenTile:
+    def tile_of(self, name: str, view: tuple[int, ...] = ()) -> OpenTile:
         """Return a tile, or a GM tensor as if it were one, under the shape `view` if given."""
         if name in self.open_tiles:
             return self.open_tiles[name]
@@ -91,7 +91,7 @@ class Tiles:
 
     def view(self, read: Read, box: boxes.Box, axes: Sequence[Axis]) -> View:
         """Return what `read` addresses while `axes` run through a box."""
-        tile = self.place(read.source, read.view)
+        tile = self.tile_of(read.source, read.view)
         offset = isa.Affine()
         strides = dict.fromkeys((a.name for a in axes), 0)
         filled_row = boxes.row_of(tile.sizes) if read.source in self.filled else -1
@@ -120,18 +120,18 @@ class Tiles:
             row=row_elements,
         )
 
-    def room(self, stage: Stage, box: boxes.Box) -> View:
-        """Return where a stage writes, noting whole rows whose padding may be overwritten too."""
-        view = self.own_view(stage, box)
-        tile = self.place(stage.name)
+    def output_view(self, stage: Stage, box: boxes.Box) -> View:
+        """Return where a stage writes; whole rows are marked, whose padding may be written, too."""
+        view = self.exact_output_view(stage, box)
+        tile = self.tile_of(stage.name)
         row = boxes.row_of(tile.sizes)
         start = box[stage.axes[row].name].start
         size = tile.sizes[row]
         has_whole_rows = start == tile.starts[row] and box[stage.axes[row].name].count == size
         return replace(view, row=size if has_whole_rows and stage.align > 1 else 0)
 
-    def own_view(self, stage: Stage, box: boxes.Box) -> View:
-        """Return where a stage writes."""
+    def exact_output_view(self, stage: Stage, box: boxes.Box) -> View:
+        """Return where a stage writes, without the padding of rows."""
         return self.view(Read(stage.name, stage.dtype, identity(stage.axes)), box, stage.axes)
 
     # -- slots ----------------------------------------------------------------------------------
