@@ -116,15 +116,15 @@ def even_width(width: int, share: int, taken_bytes: int, unit: int, tiles: int) 
     `taken_bytes` is what a tile of `width` takes of UB; widths are multiples of `unit`.
     """
     # The width at which a tile takes 32 KiB: halving smaller ones only adds instructions.
-    small = max(1, SMALL_BYTES * width // max(taken_bytes, 1))
+    small_width = max(1, SMALL_BYTES * width // max(taken_bytes, 1))
     # A share of 1,000 rows in 4 tiles: 250 each. With tiles of at most 96 there are 11, of 91 rows.
-    aimed = min(width, max(small, isa.ceil_div(share, tiles)))
-    if aimed >= share:
+    aimed_width = min(width, max(small_width, isa.ceil_div(share, tiles)))
+    if aimed_width >= share:
         return share
     step = unit if width >= unit else 1
-    if width >= unit and aimed >= 64 * unit:
+    if width >= unit and aimed_width >= 64 * unit:
         step = 8 * unit
-    parts = isa.ceil_div(share, aimed)
+    parts = isa.ceil_div(share, aimed_width)
     part_width = isa.ceil_div(isa.ceil_div(share, parts), step) * step
     return min(part_width, max(width // step * step, 1), share)
 
@@ -153,8 +153,8 @@ def schedule_phase(
     """
     if moves_only(s.state, s.state.stage(phase.root)) and not phase.tiles:
         return s  # a strided copy has a hand-written kernel
-    unmerged = s = _split_folds(s, phase)
-    s = merge_axes(s, phase) if merge else s
+    unmerged = _split_folds(s, phase)
+    s = merge_axes(unmerged, phase) if merge else unmerged
     rows = row_axes(s.state, phase)
     # Two slots let loads and arithmetic overlap; if not even narrow tiles fit twice, one slot.
     for depth in (2, 1) if rows or not (phase.tiles or phase.outputs) else ():
@@ -207,6 +207,7 @@ def _part_for_cores(s: Schedule, stage: Stage, extent: int) -> int:
     units = max(1, results * itemsize // LINE_BYTES) if keeps_lanes(stage) else results
     # Equal parts only: 4,096 elements on 20 cores are 16 parts of 256.
     parts = max(d for d in range(1, core_count(s) + 1) if extent % d == 0)
+    # "p" is the axis of parts that `rfactor` has made: this fold is cut already.
     is_cut = any(a.name == "p" for a in (*stage.axes, *stage.reduce))
     if is_cut or 2 * units > core_count(s) or folded_bytes < 4 * SMALL_BYTES:
         return 0

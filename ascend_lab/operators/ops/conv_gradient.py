@@ -66,13 +66,13 @@ def _output_pads(output_padding: Any) -> Pair:
 
 
 def _output_size(
-    size: Pair, kernel: Pair, strides: Pair, pads: Pairs, dilations: Pair, extra: Pair
+    size: Pair, kernel: Pair, strides: Pair, pads: Pairs, dilations: Pair, output_pads: Pair
 ) -> Pair:
-    """Return (size - 1) stride + reach - pads + extra per axis."""
+    """Return (size - 1) stride + reach - pads + output_pads per axis."""
     spans = reach(kernel, dilations)
     # 3 rows, 3 x 3 kernel, stride 2, no pads, output padding 1: (3 - 1) 2 + 3 + 1 = 8.
     rows, columns = (
-        (size[i] - 1) * strides[i] + spans[i] - sum(pads[i]) + extra[i] for i in range(2)
+        (size[i] - 1) * strides[i] + spans[i] - sum(pads[i]) + output_pads[i] for i in range(2)
     )
     return rows, columns
 
@@ -81,17 +81,19 @@ def _dx_shape(x: Shape, weight: Shape, *bias: Shape, output_padding: Any, **attr
     check_rank("x (n, c, h, w)", x, 4)
     check_rank("weight (c, k / groups, r, s)", weight, 4)
     groups = attrs["groups"]
-    extra = _output_pads(output_padding)
+    output_pads = _output_pads(output_padding)
     strides, pads, dilations = geometry(**attrs)
     check_groups(x[1], weight[1] * groups, groups)
     if weight[0] != x[1]:
         needed = f"weights of {x[1]} input channels, as x {x}"
         raise errors.ShapeError(needed, f"weight {weight}", "(c, k/groups, r, s)")
-    if any(extra[i] >= max(strides[i], dilations[i]) for i in range(2)):
+    if any(output_pads[i] >= max(strides[i], dilations[i]) for i in range(2)):
         needed = f"output_padding below stride {strides} or dilation {dilations}"
-        raise errors.ShapeError(needed, str(extra), "reduce it")
+        raise errors.ShapeError(needed, str(output_pads), "reduce it")
     convolution.check_bias(bias, weight[1] * groups)
-    out_hw = _output_size((x[2], x[3]), (weight[2], weight[3]), strides, pads, dilations, extra)
+    out_hw = _output_size(
+        (x[2], x[3]), (weight[2], weight[3]), strides, pads, dilations, output_pads
+    )
     if min(out_hw) < 1:
         raise errors.ShapeError("an output of at least 1 x 1", str(out_hw), "use less padding")
     return (x[0], weight[1] * groups, *out_hw)
@@ -102,8 +104,8 @@ def _dx_values(
 ) -> Values:
     strides, pads, dilations = geometry(**attrs)
     kernel = (weight.shape[2], weight.shape[3])
-    extra = _output_pads(output_padding)
-    size = _output_size((x.shape[2], x.shape[3]), kernel, strides, pads, dilations, extra)
+    output_pads = _output_pads(output_padding)
+    size = _output_size((x.shape[2], x.shape[3]), kernel, strides, pads, dilations, output_pads)
     # Each pixel (i, j) of x times the kernel: (n, g, k, i, j, r, s), added where it falls below.
     parts = np.einsum(
         "ngcij,gckrs->ngkijrs", grouped(x, groups, 1), grouped(weight, groups, 0), optimize=True
@@ -142,10 +144,10 @@ def _reached_grad(s: gradients.Site, grad: Any) -> Any:
     Output padding may exceed the stride if the dilation is larger. conv2d_grad_weight takes a
     remainder below the stride only, so whole strides are cut off.
     """
-    extra = _output_pads(s.attrs["output_padding"])
+    output_pads = _output_pads(s.attrs["output_padding"])
     strides = pair("stride", s.attrs["stride"])
     # Output padding 3 at stride 2: 2 rows are cut off, and 1 is left as the remainder.
-    unreached = tuple(e - e % n for e, n in zip(extra, strides, strict=True))
+    unreached = tuple(e - e % n for e, n in zip(output_pads, strides, strict=True))
     end = (*grad.shape[:2], grad.shape[2] - unreached[0], grad.shape[3] - unreached[1])
     return s.net.slice(grad, begin=(0, 0, 0, 0), end=end)
 
@@ -190,10 +192,12 @@ def _dx_expression(
     """
     strides, pads, dilations = geometry(**attrs)
     spans = reach((weight.shape[2], weight.shape[3]), dilations)
-    extra = _output_pads(attrs["output_padding"])
+    output_pads = _output_pads(attrs["output_padding"])
     # the convolution pads reach - 1 - pad on both sides, and adds the output padding at the end
     # 3 x 3, pad 1, output padding 1: sides (1, 2).
-    sides = [(spans[i] - 1 - pads[i][0], spans[i] - 1 - pads[i][1] + extra[i]) for i in range(2)]
+    sides = [
+        (spans[i] - 1 - pads[i][0], spans[i] - 1 - pads[i][1] + output_pads[i]) for i in range(2)
+    ]
     image = with_zeros_between(x, strides)
     if min(map(min, sides)) < 0:
         ends = (n - max(0, -high) for n, (_, high) in zip(image.shape[2:], sides, strict=True))
@@ -222,7 +226,7 @@ def _dx_slices(
     shapes: tuple[Shape, ...], *, output_padding: Any, groups: int, **attrs: Any
 ) -> SliceRules:
     weight = shapes[1]
-    extra = _output_pads(output_padding)
+    output_pads = _output_pads(output_padding)
     strides, pads, dilations = geometry(**attrs)
     spans = reach((weight[2], weight[3]), dilations)
     windows = [
@@ -251,7 +255,7 @@ def _dx_slices(
         low = piece[0] + pads[i][0] - first * strides[i]
         high = (last - first - 1) * strides[i] + spans[i] - low - (piece[1] - piece[0])
         padding = list(pads)
-        filling = list(extra)
+        filling = list(output_pads)
         padding[i] = (low, max(0, high))
         filling[i] = max(0, -high)
         return {"pad": tuple(padding), "output_padding": tuple(filling)}
