@@ -290,7 +290,10 @@ class KernelBuilder:
             got = f"{capacity - address} of {capacity} bytes left on {self.chip.name}"
             raise CapacityError(needed, got, "use a smaller tile or fewer slots")
         self._used_bytes[space] = address + slot_bytes * slots
-        return self._add(Buffer(name, space, dtype, elements, slots, address, slot_bytes))
+        buffer = Buffer(
+            name, space, dtype, elements, slots=slots, address=address, slot_bytes=slot_bytes
+        )
+        return self._add(buffer)
 
     def used_bytes(self, space: str) -> int:
         """Return how many bytes of an on-chip memory are allocated so far."""

@@ -343,31 +343,45 @@ def arrange(
     widths = {a.name: min(sizes.widths[a.name], a.extent) for a in root.axes}
     if tiles is not None:
         shares, widths = _evened(s, phase, rows, sizes, depth, tiles)
-    core_loops = list[str]()
-    row_loops = list[str]()
-    other_loops = list[str]()
-    tile_axes = list[str]()
-    for axis in root.axes:
+    s, loops = _cut_axes(s, name, rows, shares, widths)
+    s, fold_steps, fold_axes = fold_loops(s, name, root.reduce, folds)
+    outer_loops = (*loops.of_cores, *loops.of_rows, *loops.of_other_axes)
+    s = reorder(s, name, *outer_loops, *fold_steps, *loops.in_tile, *fold_axes)
+    for loop in loops.of_cores:
+        s = bind(s, name, loop)
+    s = vectorise(s, name, loops.in_tile[0])
+    if phase.tiles or phase.outputs:
+        s = attach_tiles(s, phase, [*loops.of_cores, *loops.of_rows], folds, depth)
+    for output_name in (name, *phase.outputs):
+        s = primitives_tiles.double_buffer(s, output_name, depth)
+    return s
+
+
+class _Loops(NamedTuple):
+    """The loops of a nest: over cores, over tiles along the row axes and others, within a tile."""
+
+    of_cores: list[str]
+    of_rows: list[str]
+    of_other_axes: list[str]
+    in_tile: list[str]
+
+
+def _cut_axes(
+    s: Schedule, name: str, rows: list[str], shares: Widths, widths: Widths
+) -> tuple[Schedule, _Loops]:
+    """Split each axis of a stage into shares of cores, and these into tiles."""
+    loops = _Loops([], [], [], [])
+    for axis in s.state.stage(name).axes:
         share = shares[axis.name]
         width = widths[axis.name]
         inner_loop = axis.name
         if share < axis.extent:
-            s, inner_loop = _cut(s, name, inner_loop, share, core_loops)
+            s, inner_loop = _cut(s, name, inner_loop, share, loops.of_cores)
         if width < share or (width == 1 and axis.name in rows):
-            outer_loops = row_loops if axis.name in rows else other_loops
-            s, inner_loop = _cut(s, name, inner_loop, width, outer_loops)
-        tile_axes.append(inner_loop)
-    s, fold_steps, fold_axes = fold_loops(s, name, root.reduce, folds)
-    order = (*core_loops, *row_loops, *other_loops, *fold_steps, *tile_axes, *fold_axes)
-    s = reorder(s, name, *order)
-    for loop in core_loops:
-        s = bind(s, name, loop)
-    s = vectorise(s, name, tile_axes[0])
-    if phase.tiles or phase.outputs:
-        s = attach_tiles(s, phase, [*core_loops, *row_loops], folds, depth)
-    for output_name in (name, *phase.outputs):
-        s = primitives_tiles.double_buffer(s, output_name, depth)
-    return s
+            tile_loops = loops.of_rows if axis.name in rows else loops.of_other_axes
+            s, inner_loop = _cut(s, name, inner_loop, width, tile_loops)
+        loops.in_tile.append(inner_loop)
+    return s, loops
 
 
 def _evened(

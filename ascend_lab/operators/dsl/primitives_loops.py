@@ -276,15 +276,13 @@ def rfactor(state: State, stage: str, axis: str, *, inner: bool = False) -> Stat
     if leaf.width == 1 or len(parts) != 2 or (remainder and not (inner and len(s.reduce) == 1)):
         needed = f"rfactor {stage}: {leaf.root} split once, by a divisor of {fold_axis.extent}"
         raise ScheduleError(needed, f"parts of {leaf.width}", "choose a factor that divides it")
-    taken = {a.name for a in (*s.axes, *s.reduce)}
-    label = next(n for n in ("p", *(f"p{d}" for d in range(2, 99))) if n not in taken)
-    part_axis = Axis(label, leaf.extent)
+    part_axis = Axis(_free_part_name(s), leaf.extent)
     short_axis = Axis(fold_axis.name, leaf.width, True)
     folds = tuple(short_axis if a is fold_axis else a for a in s.reduce)
     name = state.new_name(f"{stage}_rf")
     axes = (*s.axes, part_axis) if inner else (part_axis, *s.axes)
     # The old k is 512 p + k, with the new k counting inside a part.
-    index = Affine(0, ((label, leaf.width), (fold_axis.name, 1)))
+    index = Affine(0, ((part_axis.name, leaf.width), (fold_axis.name, 1)))
     expr = apply_index(s.expr, {fold_axis.name: index})
     partial = Stage(
         name,
@@ -300,6 +298,12 @@ def rfactor(state: State, stage: str, axis: str, *, inner: bool = False) -> Stat
     read = Read(name, s.dtype, identity(axes))
     total = replace(s, expr=read, reduce=part_folds, loops=fresh(s.axes, part_folds))
     return state.put(total).insert(partial, before=stage)
+
+
+def _free_part_name(s: Stage) -> str:
+    """Return a name for the axis of the parts of a fold: p, or p2, p3, ... if p is taken."""
+    taken = {a.name for a in (*s.axes, *s.reduce)}
+    return next(n for n in ("p", *(f"p{d}" for d in range(2, 99))) if n not in taken)
 
 
 # -- conditions -------------------------------------------------------------------------------

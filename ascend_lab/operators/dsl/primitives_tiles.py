@@ -476,6 +476,7 @@ def _head(state: State, partial: Stage, value: Expr, first: str) -> tuple[State,
     axes = partial.axes[:-1]
     folded = (Axis(partial.reduce[0].name, min(HEAD_ELEMENTS, partial.reduce[0].extent), True),)
     expr = apply_index(value, {partial.axes[-1].name: Affine()})
-    head = Stage(name, partial.dtype, axes, expr, "sum", folded, fresh(axes, folded))
+    loops = fresh(axes, folded)
+    head = Stage(name, partial.dtype, axes, expr, fold="sum", reduce=folded, loops=loops)
     mean = Read(name, partial.dtype, identity(axes)) * (1.0 / folded[0].extent)
     return state.insert(head, before=state.stages[0].name), mean

@@ -199,13 +199,14 @@ def _roundings(tensor: te.Tensor) -> int:
     if not isinstance(body, Compute):  # an input, or a kernel written by hand
         return 0
     in_sum = math.prod(axis.extent for axis in body.reduce) if body.fold in ("sum", "prod") else 0
-    return _calls(body.expr) + in_sum
+    return _longest_path(body.expr) + in_sum
 
 
-def _calls(expr: Any) -> int:
+def _longest_path(expr: Any) -> int:
     """Return the number of rounding operations on the longest path through a formula."""
     args = getattr(expr, "args", ())
-    return int(getattr(expr, "op", "") in ROUNDING_OPS) + max(map(_calls, args), default=0)
+    own_rounding = 1 if getattr(expr, "op", "") in ROUNDING_OPS else 0
+    return own_rounding + max(map(_longest_path, args), default=0)
 
 
 # -- gradients ------------------------------------------------------------------------------------
@@ -243,12 +244,7 @@ def check_gradient(
             )
         # One direction checks all elements at once: two evaluations, not two for each element.
         direction = rng.uniform(-1, 1, arrays[i].shape)
-        ahead, behind = (
-            loss([*arrays[:i], arrays[i] + sign * step * direction, *arrays[i + 1 :]])
-            for sign in (1, -1)
-        )
-        # Central differences: the error falls with step^2, where one-sided ones fall with step.
-        numeric = (ahead - behind) / (2 * step)
+        numeric = _central_difference(loss, arrays, i, step * direction) / (2 * step)
         analytic = float((grad * direction).sum())
         # `not <=` rather than `>`: a NaN on either side must fail.
         if not abs(numeric - analytic) <= 1e-5 * (1 + abs(numeric)):
@@ -257,6 +253,19 @@ def check_gradient(
                 f"central differences give {numeric}"
             )
     return len(float_inputs)
+
+
+def _central_difference(
+    loss: Callable[[Sequence[Values]], float], arrays: Sequence[Values], place: int, change: Values
+) -> float:
+    """Return loss(x + change) - loss(x - change), where x is one of the inputs."""
+    # The error falls with the square of the change, where that of one-sided differences falls with
+    # the change.
+    ahead, behind = (
+        loss([*arrays[:place], arrays[place] + sign * change, *arrays[place + 1 :]])
+        for sign in (1, -1)
+    )
+    return ahead - behind
 
 
 def _away_from_kinks(operator: Operator, arrays: Sequence[Values]) -> list[Values]:
