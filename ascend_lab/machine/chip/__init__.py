@@ -221,7 +221,7 @@ def _merge(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _cube(reader: Reader) -> dict[str, tuple[int, int, int]]:
+def _cube_shapes(reader: Reader) -> dict[str, tuple[int, int, int]]:
     """Read, by number format, the sides (m, k, n) of the product that the cube does in a cycle."""
     shapes = {}
     for dtype in CUBE_FORMATS:
@@ -287,7 +287,7 @@ def _record(reader: Reader, kind: type[Record], key: str, /, **texts: Any) -> Re
     All fields are numbers, except those in `texts`, which the caller has read and checked.
     """
     types = {field.name: field.type for field in fields(kind)}
-    # `peak_bytes_per_s` is read by `_peak`
+    # `peak_bytes_per_s` is read by `_peak_rate`
     other_keys = {"peak_bytes_per_s"} if key == "memory" else set()
     reader.table(key, set(types) | other_keys)
     read_as: dict[Any, Callable[[str], Any]] = {int: reader.integer, float: reader.number}
@@ -306,7 +306,7 @@ def _memory(reader: Reader, key: str, *kinds: str) -> Memory:
     return _record(reader, Memory, key, kind=kind)
 
 
-def _peak(reader: Reader) -> float:
+def _peak_rate(reader: Reader) -> float:
     """Read the peak rate of the memory interface, by default the rate that kernels reach."""
     reached = reader.number("memory.rate_bytes_per_s")
     if "peak_bytes_per_s" not in reader.table("memory"):
@@ -318,7 +318,7 @@ def _peak(reader: Reader) -> float:
     return peak
 
 
-def _launches(
+def _launch_costs(
     reader: Reader, paths: Mapping[tuple[str, str], Path], l2: Memory
 ) -> dict[str, float]:
     """Read the costs of starting kernels; two of them have defaults from other numbers of the file.
@@ -416,7 +416,7 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip", family: str = "") -
     _check_sections(reader)
     buffers = _buffer_sizes(reader, "buffer")
     repeat_bytes, vector_cores = _vector_unit(reader)
-    cube = _cube(reader)
+    cube = _cube_shapes(reader)
     paths = _paths(reader)
     l2 = _memory(reader, "l2", "cache", "buffer")
     return Chip(
@@ -438,13 +438,13 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip", family: str = "") -
         max_repeat=255,  # the repeat count of a vector instruction is a byte
         event_ids=reader.integer("sync.event_ids_count"),
         cross_flag_cycles=0 if data["combined"] else reader.integer("sync.cross_flag_cycles"),
-        **_launches(reader, paths, l2),
+        **_launch_costs(reader, paths, l2),
         buffers=MappingProxyType(buffers),
         alignment=MappingProxyType(_buffer_sizes(reader, "alignment")),
         paths=MappingProxyType(paths),
         l2=l2,
         device_memory=_memory(reader, "memory", "memory"),
-        memory_peak_bytes_per_s=_peak(reader),
+        memory_peak_bytes_per_s=_peak_rate(reader),
         mac_energy_pj=MappingProxyType({d: reader.number(f"cube.{d}_energy_pj") for d in cube}),
         vector_energy_pj_per_byte=reader.number("vector.energy_pj_per_byte"),
         power_w=reader.number("power.typical_w") if "power" in data else None,
@@ -471,7 +471,7 @@ def _with_base(data: dict[str, Any], file: str) -> dict[str, Any]:
     return _merge(_preset(base, as_borrowed=borrows), data)
 
 
-def _borrowed(node: Any) -> Any:
+def _with_borrowed_trust(node: Any) -> Any:
     """Return a table of a chip file with the trust of every number lowered to "borrowed".
 
     Assumed numbers are less trusted than borrowed ones and stay as they are.
@@ -480,7 +480,7 @@ def _borrowed(node: Any) -> Any:
         return node
     if "value" in node and node.get("trust") != "assumed":
         return {**node, "trust": "borrowed"}
-    return {key: _borrowed(value) for key, value in node.items()}
+    return {key: _with_borrowed_trust(value) for key, value in node.items()}
 
 
 def _preset_text(name: str) -> str:
@@ -493,7 +493,7 @@ def _preset_text(name: str) -> str:
 def _preset(name: str, as_borrowed: bool = False) -> dict[str, Any]:
     """Return the tables of a preset, merged over those of its own base."""
     data = tomllib.loads(_preset_text(name))
-    return _with_base(_borrowed(data) if as_borrowed else data, f"{name}.toml")
+    return _with_base(_with_borrowed_trust(data) if as_borrowed else data, f"{name}.toml")
 
 
 @cache

@@ -169,7 +169,7 @@ def interleave_cores(
     while True:
         ready = [pipe.name for pipe in pipes.values() if pipe.can_step]
         if ready:
-            yield from _run(pipes[pick(ready)], cores, pick is first)
+            yield from _take_steps(pipes[pick(ready)], cores, pick is first)
             continue
         unfinished = [p for p in pipes.values() if p.next is not None]
         if not unfinished:
@@ -185,7 +185,7 @@ def interleave_cores(
         yield stopped.number, "ALL", *barrier
 
 
-def _run(
+def _take_steps(
     pipe: _Pipe, cores: Sequence[_Core], to_next_flag: bool
 ) -> Iterator[tuple[int, str, Instruction, dict[str, int]]]:
     """Take one step of a pipe, or all its steps up to and including the next flag.

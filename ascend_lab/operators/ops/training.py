@@ -376,26 +376,30 @@ def _update_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     return axis_rules("Elemwise", sources, outputs=len(shapes) - 1)
 
 
-def _sgd(param: Values, grad: Values, velocity: Values, **a: Any) -> tuple[Values, Values]:
+def _sgd(param: Values, grad: Values, velocity: Values, **attrs: Any) -> tuple[Values, Values]:
     """Return p' = p - lr v' and v' = momentum v + g; with nesterov p - lr (g + momentum v').
 
     Here g is the gradient plus weight_decay p.
     """
-    slope = grad + a["weight_decay"] * param
+    slope = grad + attrs["weight_decay"] * param
     # p 1, g 0.5, v 1, momentum 0.9, lr 0.1: v' = 1.4 and p' = 1 - 0.14 = 0.86.
-    new_velocity = a["momentum"] * velocity + slope
-    step = slope + a["momentum"] * new_velocity if a["nesterov"] else new_velocity
-    return param - a["lr"] * step, new_velocity
+    new_velocity = attrs["momentum"] * velocity + slope
+    step = slope + attrs["momentum"] * new_velocity if attrs["nesterov"] else new_velocity
+    return param - attrs["lr"] * step, new_velocity
 
 
 def _sgd_expression(
-    param: te.Tensor, grad: te.Tensor, velocity: te.Tensor, **a: Any
+    param: te.Tensor, grad: te.Tensor, velocity: te.Tensor, **attrs: Any
 ) -> tuple[te.Tensor, te.Tensor]:
-    decay = a["weight_decay"]
+    decay = attrs["weight_decay"]
     slope = te.vadd(grad, te.vmuls(param, decay)) if decay else grad
-    new_velocity = te.vadd(te.vmuls(velocity, a["momentum"]), slope)
-    step = te.vadd(slope, te.vmuls(new_velocity, a["momentum"])) if a["nesterov"] else new_velocity
-    return te.vsub(param, te.vmuls(step, a["lr"])), new_velocity
+    new_velocity = te.vadd(te.vmuls(velocity, attrs["momentum"]), slope)
+    step = (
+        te.vadd(slope, te.vmuls(new_velocity, attrs["momentum"]))
+        if attrs["nesterov"]
+        else new_velocity
+    )
+    return te.vsub(param, te.vmuls(step, attrs["lr"])), new_velocity
 
 
 def _corrections(*, beta1: float, beta2: float, step: int, **others: Any) -> tuple[float, float]:
@@ -409,29 +413,31 @@ def _corrections(*, beta1: float, beta2: float, step: int, **others: Any) -> tup
 
 
 def _adam(
-    param: Values, grad: Values, mean: Values, square: Values, **a: Any
+    param: Values, grad: Values, mean: Values, square: Values, **attrs: Any
 ) -> tuple[Values, ...]:
-    mean_correction, square_correction = _corrections(**a)
+    mean_correction, square_correction = _corrections(**attrs)
     # First step from mean = square = 0 with g = 0.5: m / 0.1 = 0.5 and sqrt(s / 0.001) = 0.5, so p
     # moves by lr, whatever the size of g.
-    m = a["beta1"] * mean + (1 - a["beta1"]) * grad
-    s = a["beta2"] * square + (1 - a["beta2"]) * grad**2
-    update = m / mean_correction / (np.sqrt(s / square_correction) + a["epsilon"])
-    return param - a["lr"] * (update + a["weight_decay"] * param), m, s
+    m = attrs["beta1"] * mean + (1 - attrs["beta1"]) * grad
+    s = attrs["beta2"] * square + (1 - attrs["beta2"]) * grad**2
+    update = m / mean_correction / (np.sqrt(s / square_correction) + attrs["epsilon"])
+    return param - attrs["lr"] * (update + attrs["weight_decay"] * param), m, s
 
 
 def _adam_expression(
-    param: te.Tensor, grad: te.Tensor, mean: te.Tensor, square: te.Tensor, **a: Any
+    param: te.Tensor, grad: te.Tensor, mean: te.Tensor, square: te.Tensor, **attrs: Any
 ) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
-    mean_correction, square_correction = _corrections(**a)
-    decay = a["weight_decay"]
-    m = te.vadd(te.vmuls(mean, a["beta1"]), te.vmuls(grad, 1.0 - a["beta1"]))
-    s = te.vadd(te.vmuls(square, a["beta2"]), te.vmuls(te.vmul(grad, grad), 1.0 - a["beta2"]))
+    mean_correction, square_correction = _corrections(**attrs)
+    decay = attrs["weight_decay"]
+    m = te.vadd(te.vmuls(mean, attrs["beta1"]), te.vmuls(grad, 1.0 - attrs["beta1"]))
+    s = te.vadd(
+        te.vmuls(square, attrs["beta2"]), te.vmuls(te.vmul(grad, grad), 1.0 - attrs["beta2"])
+    )
     # sqrt(s / (1 - b2^t)) = sqrt(s) / sqrt(1 - b2^t): one factor, known before the launch
-    root = te.vadds(te.vmuls(te.vsqrt(s), 1.0 / math.sqrt(square_correction)), a["epsilon"])
-    update = te.vdiv(te.vmuls(m, a["lr"] / mean_correction), root)
+    root = te.vadds(te.vmuls(te.vsqrt(s), 1.0 / math.sqrt(square_correction)), attrs["epsilon"])
+    update = te.vdiv(te.vmuls(m, attrs["lr"] / mean_correction), root)
     # p - lr (u + decay p) = (1 - lr decay) p - lr u
-    decayed = te.vmuls(param, 1.0 - a["lr"] * decay) if decay else param
+    decayed = te.vmuls(param, 1.0 - attrs["lr"] * decay) if decay else param
     return te.vsub(decayed, update), m, s
 
 
