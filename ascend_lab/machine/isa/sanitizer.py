@@ -182,7 +182,7 @@ class _Checker:
     the number of its core ("0.MTE2"). Steps are numbered over all crews.
 
     - spaces: the shadow of each memory, by core (-1 for GM) and name
-    - walks: the steps of programs that run on one core alone, by the program's identity
+    - walks: the steps of a crew, by the identity of its first program
     - lanes: the sources that a destination may overlap, by the instruction's identity
     - ops: the instruction of each step; `starts[i]` is the last step before crew i
     - core: the number in its crew of the core whose step is checked now

@@ -106,11 +106,12 @@ class _Crew(Compiler):
         self.member = members[0]
         cores = team * (members[-1].place // team + 1)
         # for each core and mode of cross_set, the timed cores whose sets it receives
-        self.senders_to = {
-            (m.place, mode): [s for s in members if s.place in senders(m.place, mode, cores, team)]
-            for m in members
-            for mode in MODES
-        }
+        self.senders_to: dict[tuple[int, int], list[_Member]] = {}
+        for receiver in members:
+            for mode in MODES:
+                places = senders(receiver.place, mode, cores, team)
+                timed_senders = [m for m in members if m.place in places]
+                self.senders_to[receiver.place, mode] = timed_senders
         self.sets = {m.place: set(pipes_by_cross_flag(m.program)) for m in members}
         self.pipe_names = {m.place: m.program.pipes for m in members}
 

@@ -1,8 +1,8 @@
 """Fusion in the default schedule: stages move into the loops of others, neighbouring axes join.
 
-For y = exp(x) + 1 there is one nest, in which exp(x) is computed element by element as it is added
-to; the axes of a 64 x 100 tensor join to one of 6,400. A stage is a tensor with its loops, a nest
-the loops of one stage and of all stages computed inside them, a fold a reduction.
+For y = exp(x) + 1 there is one nest: exp(x) is computed inside the loops of y. The two axes of a
+64 x 100 tensor become one of 6,400. A stage is a tensor with its loops, a nest the loops of one
+stage and of all stages computed inside them, a fold a reduction.
 """
 
 import math
@@ -173,7 +173,7 @@ def _fuse_everywhere(s: Schedule, names: Sequence[str], first: str, second: str)
     for name in names:
         stage = trial.state.stage(name)
         present = {first, second} & {a.name for a in stage.axes}
-        read_axes = [present & {n for i in r.index for n, _ in i.terms} for r in stage.reads]
+        read_axes = [present & read.axis_names for read in stage.reads]
         if 1 in map(len, (present, *read_axes)):
             return s
         if present:

@@ -87,10 +87,12 @@ def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
 def long_rows(state: State, phase: Phase, least_bytes: int = LONG_FOLD_BYTES) -> bool:
     """True if one element of the result needs `least_bytes` or more of one operand."""
     folds = [x for x in map(state.stage, (*phase.tiles, phase.root)) if x.fold]
-    sizes = (
-        math.prod(a.extent for a in f.reduce) * DTYPE_BYTES[r.dtype] for f in folds for r in f.reads
-    )
-    return max(sizes, default=0) >= least_bytes
+    longest = 0
+    for fold in folds:
+        folded_elements = math.prod(a.extent for a in fold.reduce)
+        item_bytes = max((DTYPE_BYTES[read.dtype] for read in fold.reads), default=0)
+        longest = max(longest, folded_elements * item_bytes)
+    return longest >= least_bytes
 
 
 def _core_share(extent: int, cores: int, unit: int) -> int:
@@ -259,7 +261,7 @@ def keeps_lanes(stage: Stage) -> bool:
     """True if the fold's source is contiguous along an axis that stays: no fold across lanes."""
     folded = {a.name for a in stage.reduce}
     lane = stage.axes[-1].name
-    sources = [r for r in stage.reads if folded & {n for i in r.index for n, _ in i.terms}]
+    sources = [r for r in stage.reads if folded & r.axis_names]
     return any(dict(r.index[-1].terms).get(lane) == 1 for r in sources)
 
 

@@ -318,7 +318,7 @@ def _folds_rows(stage: Stage) -> bool:
 
 def _axes_used(stage: Stage) -> list[set[str]]:
     """Return the axes that each operand uses."""
-    return [{name for i in r.index for name, _ in i.terms} for r in stage.reads]
+    return [read.axis_names for read in stage.reads]
 
 
 def _side_by_side_bytes(stage: Stage, box: Box, chip: Chip) -> int:

@@ -271,7 +271,7 @@ def hoist(state: State, stage: str) -> State:
     def hoisted(expr: Expr) -> Expr:
         """Return an expression that reads the new tensors; add these to `row_stages`."""
         reads = [element for element in leaves(expr) if isinstance(element, Read)]
-        used_axes = {name for read in reads for i in read.index for name, _ in i.terms}
+        used_axes = set[str]().union(*(read.axis_names for read in reads))
         # An expression that reads nothing along the lanes is the same for the whole row.
         if used_axes and not used_axes & {a.name for a in lanes}:
             name = state.new_name(f"{stage}_row{len(row_stages) or ''}")

@@ -124,7 +124,7 @@ class Stage(Placed):
         """
         # A formula that reads nothing along the innermost axis gives each row one number.
         lane = self.axes[-1].name
-        reads_lane = any(lane == n for r in self.reads for i in r.index for n, _ in i.terms)
+        reads_lane = any(lane in read.axis_names for read in self.reads)
         return 1 < self.align == self.shape[-1] and not reads_lane
 
     def loop(self, name: str) -> Leaf:
@@ -195,7 +195,7 @@ def _first_call(expr: Expr, lane: str) -> Call | None:
 def _reads_along(expr: Call, lane: str) -> bool:
     """True if an element that an expression reads has the axis `lane` in its index."""
     reads = [element for element in leaves(expr) if isinstance(element, Read)]
-    return any(lane in dict(index.terms) for read in reads for index in read.index)
+    return any(lane in read.axis_names for read in reads)
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,11 @@ class Read(Expr):
         """Number format of the tensor."""
         return self.format
 
+    @property
+    def axis_names(self) -> set[str]:
+        """Names of the axes in the index: i and j for x[8 i + j, 0]."""
+        return {name for entry in self.index for name, _ in entry.terms}
+
     def __str__(self) -> str:
         return f"{self.source}[{', '.join(map(str, self.index))}]"
 

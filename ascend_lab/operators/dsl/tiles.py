@@ -233,7 +233,7 @@ class Tiles:
         if any(leaf.tail == "guard" and leaf.width > 1 for copy in copies for leaf in copy.loops):
             return False  # its last step is moved back over the one before
         for copy in stores:
-            used_axes = {name for r in copy.reads for i in r.index for name, _ in i.terms}
+            used_axes = set[str]().union(*(read.axis_names for read in copy.reads))
             # y[i, j] = t[j] stores one row of the tile for every i: again after it was shifted.
             if any(a.extent > 1 and a.name not in used_axes for a in copy.axes):
                 return False
