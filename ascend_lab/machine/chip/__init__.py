@@ -249,9 +249,10 @@ def _buffer_sizes(reader: Reader, section: str) -> dict[str, int]:
     for name in reader.table(section, set(SPACES) - {"GM"}):
         reader.table(f"{section}.{name}", {"size_bytes"})
         sizes[name] = reader.integer(f"{section}.{name}.size_bytes")
-    for name in REQUIRED_BUFFERS if section == "buffer" else ():
-        if name not in sizes:
-            raise reader.error(f"buffer.{name}", "an entry", None, "add its size_bytes")
+    if section == "buffer":
+        for name in REQUIRED_BUFFERS:
+            if name not in sizes:
+                raise reader.error(f"buffer.{name}", "an entry", None, "add its size_bytes")
     return sizes
 
 

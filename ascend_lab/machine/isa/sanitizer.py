@@ -263,7 +263,8 @@ class _Checker:
         space = self.spaces.get(key)
         if space is None:
             filled = region.space == "GM" and region.buffer.name in self.filled
-            space = self.spaces[key] = Space(self.buffers[name], filled=filled)
+            space = Space(self.buffers[name], filled=filled)
+            self.spaces[key] = space
         return space
 
     def _check_step(

@@ -386,8 +386,12 @@ class MoveWriter:
         if largest_copy:
             elements = self.tile_elements
             self.queue = self.builder.queue("tile", "UB", dtype, elements, src="MTE2", dst="MTE3")
-        # V writes the fill tiles once, and the pipes that copy from them wait for it
-        for pipe in ("MTE3", "S") if self.fill_tiles else ():
+        if self.fill_tiles:
+            self._wait_for_fills()
+
+    def _wait_for_fills(self) -> None:
+        """Let the pipes that copy from the fill tiles wait until V has written them."""
+        for pipe in ("MTE3", "S"):
             self.builder.set_flag("V", pipe, 0)
             self.builder.wait_flag("V", pipe, 0)
 

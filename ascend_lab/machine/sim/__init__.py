@@ -184,7 +184,9 @@ def _members(teams: Sequence[tuple[Part, ...]]) -> list[_Member]:
         for place, part in enumerate(team[:2] if has_equal_vectors else team):
             # Core 0 of a team is the cube core (AIC). The vector cores are AIV0 and AIV1, or AIV
             # for both if they run the same program.
-            kind = ("AIV" if has_equal_vectors else f"AIV{place - 1}") if place else "AIC"
+            kind = "AIC"
+            if place:
+                kind = "AIV" if has_equal_vectors else f"AIV{place - 1}"
             members.append(_Member(kind + suffix, number * len(team) + place, part.program))
     return members
 
@@ -427,10 +429,9 @@ def shortest_latencies(chip: Chip) -> Mapping[str, tuple[float, float, float]]:
     # Shortest paths between all pairs (Floyd and Warshall): `via` must be the outermost loop.
     for via, a, b in product(buffers, repeat=3):
         cycles[a, b] = min(cycles[a, b], cycles[a, via] + cycles[via, b])
-    to_cube = {
-        a: min(cycles[a, "L0A"], cycles[a, "L0B"]) + flags + signal_cycles * (a == "UB")
-        for a in buffers
-    }
+    to_cube = {a: min(cycles[a, "L0A"], cycles[a, "L0B"]) + flags for a in buffers}
+    if "UB" in to_cube:
+        to_cube["UB"] += signal_cycles
     to_vector = {a: cycles[a, "UB"] + (flags if a != "UB" else 0) for a in buffers}
     to_vector["L0C"] = cycles["L0C", "UB"] + (0.0 if chip.combined else flags + signal_cycles)
     return {a: (to_cube[a], to_vector[a], cycles[a, "GM"]) for a in buffers}

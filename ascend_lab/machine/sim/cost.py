@@ -316,7 +316,9 @@ def _footprint(
                 _add_footprint(reads, inner[0], sizes)
                 _add_footprint(writes, inner[1], sizes)
             continue
-        for region, is_write in _gm_regions(node) if node.dst else ():
+        if not node.dst:
+            continue
+        for region, is_write in _gm_regions(node):
             sizes.setdefault(region.buffer.name, region.buffer.size_bytes)
             touched = {region.buffer.name: _touched_bytes(node, region, inside)}
             _add_footprint(writes if is_write else reads, touched, sizes)

@@ -111,10 +111,12 @@ class L2:
         stop = address_bytes + size_bytes
         pieces = self._pieces
         keys = range(low // self.piece_bytes, isa.ceil_div(stop, self.piece_bytes))
-        # whichever is fewer: the pieces of the range, or those that L2 holds
-        for key in keys if len(keys) < len(pieces) else [key for key in pieces if key in keys]:
-            if key not in pieces:
-                continue
+        # whichever is fewer is searched: the pieces of the range, or those that L2 holds
+        if len(keys) < len(pieces):
+            held_keys = [key for key in keys if key in pieces]
+        else:
+            held_keys = [key for key in pieces if key in keys]
+        for key in held_keys:
             remaining = tuple(
                 remainder for cached in pieces[key] for remainder in _without(cached, low, stop)
             )
@@ -271,12 +273,13 @@ def _merged(adjoining: Sequence[CachedRange], low: int, stop: int, is_write: boo
         first = min(first, range_first)
         end = max(end, range_end)
         if range_dirty < range_dirty_end:
-            # Clean bytes between two dirty ranges become dirty: 0..99 and 200..299 make 0..299.
-            dirty, dirty_end = (
-                (min(dirty, range_dirty), max(dirty_end, range_dirty_end))
-                if dirty < dirty_end
-                else (range_dirty, range_dirty_end)
-            )
+            if dirty < dirty_end:
+                # Clean bytes between two dirty ranges become dirty: 0..99 and 200..299 make 0..299.
+                dirty = min(dirty, range_dirty)
+                dirty_end = max(dirty_end, range_dirty_end)
+            else:
+                dirty = range_dirty
+                dirty_end = range_dirty_end
     return (first, end, dirty, dirty_end) if dirty < dirty_end else (first, end, first, first)
 
 
@@ -288,11 +291,10 @@ def _without(cached: CachedRange, low: int, stop: int) -> Iterator[CachedRange]:
         if left_first < left_end:
             left_dirty = max(left_first, dirty)
             left_dirty_end = min(left_end, dirty_end)
-            yield (
-                (left_first, left_end, left_dirty, left_dirty_end)
-                if left_dirty < left_dirty_end
-                else (left_first, left_end, left_first, left_first)
-            )
+            if left_dirty < left_dirty_end:
+                yield left_first, left_end, left_dirty, left_dirty_end
+            else:
+                yield left_first, left_end, left_first, left_first
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,8 +361,9 @@ class DeviceMemory:
         for buffer in buffers:
             if buffer.name not in self.tensors:
                 # 1,000 is rounded up to 1,024
-                first_byte[buffer.name] = top = -(-top // ALIGN_BYTES) * ALIGN_BYTES
-                top += buffer.size_bytes
+                address = isa.ceil_div(top, ALIGN_BYTES) * ALIGN_BYTES
+                first_byte[buffer.name] = address
+                top = address + buffer.size_bytes
                 continue
             low, size = self.tensors[buffer.name]
             if low < 0 or size < buffer.size_bytes:

@@ -44,8 +44,9 @@ def start_cycles(chip: Chip, start: Start, mix_cycles: int = 0) -> int:
         "across": 2 * chip.barrier_s,
         "both": 3 * chip.barrier_s,
     }
+    cycles = round(costs[start] * chip.clock_hz)
     # a kernel inside a super kernel is not launched again, so that it pays no mix_cycles
-    return round(costs[start] * chip.clock_hz) + mix_cycles * (start in ("cold", "queued"))
+    return cycles + mix_cycles if start in ("cold", "queued") else cycles
 
 
 @dataclass(frozen=True, slots=True)

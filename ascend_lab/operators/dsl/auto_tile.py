@@ -159,7 +159,8 @@ def schedule_phase(
     s = merge_axes(unmerged, phase) if merge else unmerged
     rows = row_axes(s.state, phase)
     # Two slots let loads and arithmetic overlap; if not even narrow tiles fit twice, one slot.
-    for depth in (2, 1) if rows or not (phase.tiles or phase.outputs) else ():
+    can_be_cut = bool(rows) or not (phase.tiles or phase.outputs)
+    for depth in (2, 1) if can_be_cut else ():
         best = largest(s, phase, rows, depth, ub_share, line_bytes)
         if best is not None and not _cuts_blocks(s, phase, best.widths):
             return arrange(s, phase, rows, best, depth, tiles)
@@ -190,7 +191,9 @@ def _split_phase(s: Schedule, phase: Phase) -> Schedule:
 
 def _split_folds(s: Schedule, phase: Phase) -> Schedule:
     """Cut long folds that leave most cores idle into one partial fold per core."""
-    for name in (*phase.tiles, phase.root) if len(phase.tiles) < 2 else ():
+    if len(phase.tiles) > 1:
+        return s
+    for name in (*phase.tiles, phase.root):
         stage = s.state.stage(name)
         axis = max(stage.reduce, key=lambda a: a.extent, default=None)
         width = _part_for_cores(s, stage, axis.extent) if axis else 0

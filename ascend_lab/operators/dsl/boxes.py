@@ -355,9 +355,12 @@ def _peak_bytes(expr: tensor.Expr, sizes: Sequence[int], out: str, align: int) -
     The first operand of the result's format `out` is computed in the result's own tile. For
     exp(a) * log(b) that is exp(a), and log(b) needs scratch.
     """
-    live_bytes = peak_bytes = 0
+    if not isinstance(expr, tensor.Call):
+        return 0
+    live_bytes = 0
+    peak_bytes = 0
     result_is_free = True
-    for arg in dict.fromkeys(expr.args) if isinstance(expr, tensor.Call) else ():
+    for arg in dict.fromkeys(expr.args):
         if isinstance(arg, tensor.Read):
             continue
         in_result = result_is_free and arg.dtype == out

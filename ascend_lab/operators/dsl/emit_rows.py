@@ -221,9 +221,11 @@ def _copy_by_blocks(unit: Unit, rows: Rows) -> None:
 
 def shift_loaded_ends(unit: Unit, rows: Rows) -> None:
     """Shift the last block of loaded rows from where it ends in GM to where it begins in UB."""
+    if not rows.by_blocks:
+        return
     size = rows.counts[-1]
     block = rows.block
-    for piece in rows.special_rows(unit) if rows.by_blocks else ():
+    for piece in rows.special_rows(unit):
         for rows_behind, row in piece:
             block_elements = size - rows.tail
             skipped = block - rows.tail
@@ -238,12 +240,14 @@ def shift_stored_ends(unit: Unit, rows: Rows) -> None:
 
     Nothing reads the tile but the store.
     """
+    if not rows.by_blocks:
+        return
     size = rows.counts[-1]
     block = rows.block
     c0 = c0_of(rows.src.dtype)
     # A row of 100: the last block in GM is 84..99, and begins at 80 in UB, at a whole block.
     start = max(size - block, 0) // c0 * c0
-    for piece in rows.special_rows(unit) if rows.by_blocks else ():
+    for piece in rows.special_rows(unit):
         last_row = piece[0][1]
         for rows_behind, row in piece:
             if size >= block:

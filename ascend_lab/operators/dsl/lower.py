@@ -263,8 +263,10 @@ class Nest:
 
         A tile that only other tiles of this loop read is released after the last of them.
         """
+        if self.emit_copy is not copy_main_part:
+            return  # only the ends of rows are being copied: the tiles are there
         readers = {s.name: {r.name for r in self.state.readers(s.name)} for s in stages}
-        for stage in stages if self.emit_copy is copy_main_part else ():
+        for stage in stages:
             box = needed_box(self.state, stage, self.active)
             if stage.scope == "GM":
                 self.run(stage, box)
@@ -322,8 +324,10 @@ class Nest:
 
     def repeat_copies(self, stages: Sequence[Stage], copy_ends: EmitCopy) -> None:
         """Write the loops of some copies once more, with `copy_ends` for the ends of their rows."""
-        for stage in stages if self.builder.chip.combined else ():
-            self.emit_copy = copy_ends
+        if not self.builder.chip.combined:
+            return  # such a chip copies ragged rows exactly
+        self.emit_copy = copy_ends
+        for stage in stages:
             self.repeat_loops(stage)
         self.emit_copy = copy_main_part
 
@@ -342,8 +346,9 @@ class Nest:
 
     def release(self, stages: Sequence[Stage]) -> None:
         """Release the tiles attached to one loop."""
-        for stage in stages if self.emit_copy is copy_main_part else ():
-            self.tiles.release(stage.name)
+        if self.emit_copy is copy_main_part:
+            for stage in stages:
+                self.tiles.release(stage.name)
 
     # -- instructions ---------------------------------------------------------------------------
     def instructions(self, stage: Stage, folds: list[isa.Affine]) -> None:

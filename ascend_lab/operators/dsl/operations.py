@@ -337,7 +337,8 @@ def conv2d(
         raise ShapeError(needed, f"weights over {cg}", "check groups")
     sh, sw = _pair(stride, "stride")
     dh, dw = _pair(dilation, "dilation")
-    top, bottom, left, right = pads = pads_of(pad)
+    pads = pads_of(pad)
+    top, bottom, left, right = pads
     oh = window_out(h, top, bottom, r, sh, dh)
     ow = window_out(w, left, right, s, sw, dw)
     out = _out_dtype("conv2d", x, weight, out_dtype)

@@ -284,10 +284,12 @@ def _align_rows_to_one_unit(state: State) -> State:
     A block of 32 bytes holds 16 elements in fp16 and 8 in fp32. With rows of 20 elements, both
     tiles get rows of 32 (24 would do in fp32), so an instruction over whole rows fits both.
     """
-    tiles = [s for s in state.stages if isinstance(s, Stage) and s.scope == "UB"]
-    tiles = [s for s in tiles if not role_of(state, s) and DTYPE_BYTES[s.dtype] > 1]
+    in_ub = [s for s in state.stages if isinstance(s, Stage) and s.scope == "UB"]
+    tiles = [s for s in in_ub if not role_of(state, s) and DTYPE_BYTES[s.dtype] > 1]
     unit = max((c0_of(s.dtype) for s in tiles), default=1)
-    for tile in tiles if any(t.shape[-1] % unit for t in tiles) else ():
+    if not any(tile.shape[-1] % unit for tile in tiles):
+        return state
+    for tile in tiles:
         state = state.put(replace(tile, align=math.lcm(tile.align, unit)))
     return state
 
@@ -324,7 +326,9 @@ def _compute_in_tile(state: State, stage: Stage, root: str) -> State:
         bound=(),
         vector_at=stage.vector_at if first_fold < count else tile_vector_at,
     )
-    for guest in state.guests(stage.name, *(x.name for x in inner_loops)) if inner_loops else ():
+    inner_names = [x.name for x in inner_loops]
+    guests = state.guests(stage.name, *inner_names) if inner_names else ()
+    for guest in guests:
         loop = guest.attach[1] if guest.attach else ""
         state = state.put(replace(guest, attach=(local.name, loop)))
     copy = Call("vcopy", (Read(local.name, stage.dtype, identity(stage.axes)),), stage.dtype)

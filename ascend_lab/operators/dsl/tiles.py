@@ -268,8 +268,10 @@ class Tiles:
         row_sizes: set[tuple[int, int]] = set()
         row = boxes.row_of(stage.shape)
         for host, box in self.first_boxes.items():
+            if host == stage.name:
+                continue
             nest = self.state.stage(host)
-            for axis in (*nest.axes, *nest.reduce) if host != stage.name else ():
+            for axis in (*nest.axes, *nest.reduce):
                 for width in _parts(nest.loops[: schedule.loop_count(self.state, nest)], axis):
                     cut_box = box | {axis.name: boxes.Range(isa.Affine(), width)}
                     other_boxes = {} if host == self.root else self.first_boxes

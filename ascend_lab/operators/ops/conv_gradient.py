@@ -367,7 +367,8 @@ def _dw_expression(
     image = wide(te.pad(x, ((0, 0), (0, 0), *pads)) if np.any(pads) else x)
     image = te.reshape(image, (n, groups, x.shape[1] // groups, *image.shape[2:]))
     slope = te.reshape(wide(grad), (n, groups, k // groups, oh, ow))
-    b, i, j = pixels = _reduced_axes(n, oh, ow)
+    pixels = _reduced_axes(n, oh, ow)
+    b, i, j = pixels
 
     def formula(g: Any, f: Any, c: Any, p: Any, q: Any) -> Any:
         row = i * strides[0] + p * dilations[0]
@@ -399,7 +400,8 @@ def weight_gradient_in_blocks(
     n, k1, oh, ow, lanes = grad.shape
     slope = wide(grad)
     image = wide(te.pad(x, ((0, 0), (0, 0), *pads, (0, 0))))
-    b, i, j = pixels = _reduced_axes(n, oh, ow)
+    pixels = _reduced_axes(n, oh, ow)
+    b, i, j = pixels
 
     def formula(c: Any, p: Any, q: Any, f: Any, row: Any, lane: Any) -> Any:
         pixel = i * strides[0] + p * dilations[0], j * strides[1] + q * dilations[1]

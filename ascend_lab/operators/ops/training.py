@@ -122,7 +122,8 @@ def _max_expression(x: te.Tensor, y: te.Tensor, grad: te.Tensor, **attrs: Any) -
     image = wide(te.pad(x, ((0, 0), (0, 0), *pads), LEAST))
     maxima = wide(y)
     slope = wide(grad)
-    unassigned = total = None
+    unassigned = None
+    total = None
     for tap in product(range(size[0]), range(size[1])):
         # Tap (1, 0), 3 x 3 windows at stride 2: rows 1, 3, 5 and columns 0, 2, 4 of the image.
         end = (tap[0] + (oh - 1) * strides[0] + 1, tap[1] + (ow - 1) * strides[1] + 1)
@@ -394,11 +395,9 @@ def _sgd_expression(
     decay = attrs["weight_decay"]
     slope = te.vadd(grad, te.vmuls(param, decay)) if decay else grad
     new_velocity = te.vadd(te.vmuls(velocity, attrs["momentum"]), slope)
-    step = (
-        te.vadd(slope, te.vmuls(new_velocity, attrs["momentum"]))
-        if attrs["nesterov"]
-        else new_velocity
-    )
+    step = new_velocity
+    if attrs["nesterov"]:
+        step = te.vadd(slope, te.vmuls(new_velocity, attrs["momentum"]))
     return te.vsub(param, te.vmuls(step, attrs["lr"])), new_velocity
 
 
