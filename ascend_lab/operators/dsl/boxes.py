@@ -1,7 +1,7 @@
 """Compute which box (part) of each tensor one step of a loop nest needs, and the UB its tiles take.
 
 A nest is the loops of one stage and of the stages computed inside them. With y[i] = x[i] + x[i + 2]
-in steps of 32 elements, a step at i needs x[i .. i + 33]: a tile of 34 elements of x in UB.
+in steps of 32 elements, the step that begins at i needs 34 elements of x, x[i .. i + 33].
 """
 
 import math
