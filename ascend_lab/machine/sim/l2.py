@@ -227,10 +227,10 @@ class L2:
         cached_ranges = self._pieces.pop(key, ())
         # usually a piece has one range and the access adjoins it: then no tuples are built
         adjoining = cached_ranges
-        apart = cached_ranges[:0]
+        other_ranges = cached_ranges[:0]
         if len(cached_ranges) > 1 or (cached_ranges and not _adjoins(cached_ranges[0], low, stop)):
             adjoining = tuple(r for r in cached_ranges if _adjoins(r, low, stop))
-            apart = tuple(r for r in cached_ranges if not _adjoins(r, low, stop))
+            other_ranges = tuple(r for r in cached_ranges if not _adjoins(r, low, stop))
         overlap_bytes = 0
         for range_first, range_end, _, _ in adjoining:
             overlap_bytes += max(0, min(range_end, stop) - max(range_first, low))
@@ -243,7 +243,7 @@ class L2:
             updated = (_merged(adjoining, low, stop, access.is_write),)
         for range_first, range_end, _, _ in updated:
             self.held_bytes += range_end - range_first
-        if remaining := (*apart, *updated):
+        if remaining := (*other_ranges, *updated):
             self._pieces[key] = remaining
         return overlap_bytes
 

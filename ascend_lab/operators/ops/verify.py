@@ -291,7 +291,7 @@ def _away_from_kinks(operator: Operator, arrays: Sequence[Values]) -> list[Value
 def check_slices(
     operator: Operator, shapes: Sequence[Shape], attrs: Any, dtype: str, seed: int = 0
 ) -> int:
-    """Raise unless pieces that are cut by the slice rules and computed apart join to the whole.
+    """Raise unless pieces cut by the slice rules and computed separately join to the whole.
 
     Returns the number of axes that were cut into several pieces.
     """
